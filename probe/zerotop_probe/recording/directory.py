@@ -1,0 +1,74 @@
+"""The session directory: where it lies, what it is called, its ``session.json``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Sequence
+from typing import Any, Optional
+
+from zerotop_probe.recording import clock, redact
+from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
+
+SESSION_FILE = "session.json"
+
+# Named PYTHON...: DeepSpeed's multi-node launchers carry no other variables of ours to the ranks.
+ENVIRONMENT = "PYTHONZEROTOP_SESSION"
+
+
+def default_root() -> str:
+    """Where sessions lie by default: ``zerotop/sessions`` in the user's state directory (XDG base directories)."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(state, "zerotop", "sessions")
+
+
+def script_name(command: Sequence[str]) -> str:
+    """A short word for what a command runs: the stem of its first Python file, else of the program."""
+    for argument in command:
+        if argument.endswith(".py"):
+            return _word(os.path.basename(argument)[:-3])
+    return _word(os.path.basename(command[0])) if command else "job"
+
+
+def _word(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", text).strip("_.-")[:40] or "job"
+
+
+def create(command: Sequence[str], *, path: Optional[str] = None, launcher: str = "", **facts: Any) -> str:
+    """Makes a new session directory for ``command`` and returns its path.
+
+    The directory is private to the user (mode 0700). ``path`` is taken as it is if given (it may exist if it is empty);
+    by default the session is named after the time and the script. ``facts`` are added to ``session.json``.
+
+    Raises FileExistsError if ``path`` holds something already, OSError if the directory cannot be made.
+    """
+    if path is None:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        base = os.path.join(default_root(), f"{stamp}-{script_name(command)}")
+        path, number = base, 1
+        while os.path.exists(path):
+            number += 1
+            path = f"{base}-{number}"
+    elif os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
+        raise FileExistsError(f"{path} exists and is not empty")
+    path = os.path.abspath(path)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    content = {
+        "zerotop": [FORMAT_MAJOR, FORMAT_MINOR],
+        "name": os.path.basename(path),
+        "command": redact.command(command),
+        "launcher": launcher,
+        "working_directory": os.getcwd(),
+        "host": clock.hostname(),
+        "boot": clock.boot_id(),
+        "clock": clock.clock_pair(),
+        **facts,
+    }
+    descriptor = os.open(os.path.join(path, SESSION_FILE), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(content, file, indent=1)
+        file.write("\n")
+    return path

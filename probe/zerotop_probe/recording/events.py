@@ -1,0 +1,67 @@
+"""The rare facts: every event's name and what it carries besides ``time_ns`` and ``event``.
+
+Written by :class:`~zerotop_probe.recording.writer.EventWriter` as JSON lines. A reader keeps events that it does not know.
+Bytes and nanoseconds are integers. A fact that could not be had is null or absent, never guessed.
+"""
+
+from __future__ import annotations
+
+# --- by a rank -----------------------------------------------------------------------------------------------------------
+
+# The probe has woken because an engine is being made here.
+# rank, local_rank, node_rank, world_size: int; launcher: str; python, torch, deepspeed, transformers, accelerate: str
+# versions (transformers and accelerate only where imported); arguments: the script's own, redacted;
+# environment: the few variables that steer memory and threads (PYTORCH_ALLOC_CONF, OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES...)
+HELLO = "hello"
+
+# An engine exists; its facts, once. engine: int (order of creation); engine_class, zero_stage: int;
+# offload_optimizer, offload_parameters: "none" | "cpu" | "nvme"; dtype: "fp32" | "fp16" | "bf16"; micro_batch,
+# gradient_accumulation, train_batch, world_size, data_parallel: int; parameters, trainable_parameters,
+# rank_parameters (stage 3: elements this rank keeps): int; model: str; optimizer, inner_optimizer: str; device: str;
+# devices: [{ordinal, uuid, name, total_bytes}] of this process; activation_checkpointing: bool;
+# config: the whole effective DeepSpeed configuration, redacted
+ENGINE = "engine"
+
+# How many optimizer steps are planned. steps: int; source: "trainer" | "config"
+TOTAL_STEPS = "total_steps"
+
+# An fp16 update was skipped. step: int; loss_scale_before, loss_scale_after: float
+OVERFLOW = "overflow"
+
+# Something inside the probe failed and was switched off; training went on. where, error: str
+PROBE_ERROR = "probe_error"
+
+# The rank's interpreter ended in good order.
+GOODBYE = "goodbye"
+
+# --- by a node's sampler ---------------------------------------------------------------------------------------------------
+
+# The sampler runs. host: str; cores: int (usable by this job); memory_bytes: int; kernel, cpu: str;
+# driver: str | null; gpus: [{index, uuid, name, total_bytes}]; gpu_notice: str | null, why no GPU is seen, as a sentence;
+# sampler_pid, sampler_start: int
+NODE = "node"
+
+# The command was started. pid, start: int (start in clock ticks since boot); command: redacted
+JOB_STARTED = "job_started"
+
+# A rank's process was found. rank, local_rank: int | null; pid, start: int
+RANK_FOUND = "rank_found"
+
+# A process that looks like a rank has not reported although an engine could have been made. rank, pid: int; why: str
+RANK_SILENT = "rank_silent"
+
+# A rank's process is gone. rank, pid: int
+RANK_GONE = "rank_gone"
+
+# Somebody asked for the job to be stopped; which signal was sent. signal: str
+STOP_SENT = "stop_sent"
+
+# The command ended. exit_code: int (128 + n after signal n); signal: str | null; seconds: float;
+# oom_kills: int, processes of the control group that the kernel killed for memory meanwhile; text: str, one sentence
+JOB_ENDED = "job_ended"
+
+# The sampler itself failed in one of its parts; the rest goes on. where, error: str
+SAMPLER_ERROR = "sampler_error"
+
+# The sampler stops in good order, after the job.
+SAMPLER_ENDED = "sampler_ended"

@@ -1,0 +1,1 @@
+"""Watch, explain, replay and export DeepSpeed training from the terminal."""
