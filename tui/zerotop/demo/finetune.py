@@ -1,0 +1,339 @@
+"""Fine-tunes a causal language model with the Hugging Face Trainer and DeepSpeed: one file, yours to copy.
+
+    deepspeed --num_gpus 2 finetune.py --model tiny --deepspeed zero2_offload_optimizer_bf16.json
+    torchrun --nproc_per_node 2 finetune.py --model qwen-0.5b --deepspeed zero3_bf16.json --eval-every 10
+    python finetune.py --model my-model/ --dataset notes.txt more.txt --steps 200 --save-every 50
+
+A preset (tiny, gpt2, qwen-0.5b, llama-8b) has the real model's shape and random weights and reads bytes as tokens, so that it
+needs no download and takes as much memory as the real one. It runs on CPU where there is no GPU.
+Input that cannot be used ends with one sentence and exit code 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import socket
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+PRESETS = {
+    "tiny": {
+        "model_type": "llama",
+        "vocab_size": 512,
+        "hidden_size": 256,
+        "intermediate_size": 704,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 2048,
+    },
+    "gpt2": {
+        "model_type": "gpt2",
+        "vocab_size": 50257,
+        "n_embd": 768,
+        "n_layer": 12,
+        "n_head": 12,
+        "n_positions": 1024,
+    },
+    "qwen-0.5b": {
+        "model_type": "qwen2",
+        "vocab_size": 151936,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+    },
+    "llama-8b": {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+    },
+}
+FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
+EVAL_BATCHES = 4  # per rank: enough to see what an evaluation costs, not so many that it takes long
+CHARACTERS_PER_TOKEN = 8  # more than any usual tokenizer makes of a token, so that the text read suffices
+
+
+class BadInput(Exception):
+    """What the user asked for cannot be done; the message says why."""
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="finetune.py", description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add, count = parser.add_argument, positive_integer
+    add("--model", default="tiny", help=f"preset ({', '.join(PRESETS)}), local folder, or hub id")
+    add("--dataset", nargs="+", metavar="SOURCE", help="hub id, or local files (text, json, csv, parquet); "
+        "without it, the source text of this machine's Python library")  # fmt: skip
+    add("--seq-length", type=count, default=256, help="tokens in a row of the batch")
+    add("--micro-batch", type=count, default=4, help="rows a rank works on at a time")
+    add("--eval-micro-batch", type=count, default=None, help="rows at a time in evaluation; twice --micro-batch if not given")
+    add("--eval-every", type=count, default=None, metavar="STEPS", help="evaluate every so many steps; never if not given")
+    add("--steps", type=count, default=100, help="optimizer steps to train")
+    add("--gradient-accumulation", type=count, default=1, help="micro-batches in a step")
+    add("--gradient-checkpointing", action="store_true", help="recompute activations in backward to save memory")
+    add("--save-every", type=count, default=None, metavar="STEPS", help="save a checkpoint every so many steps; never if not given")
+    add("--deepspeed", metavar="CONFIG", help="DeepSpeed config, a JSON file; it also says bf16 or fp16")
+    add("--learning-rate", type=float, default=1e-4, help="at the first step; it falls linearly to zero")
+    add("--seed", type=int, default=42, help="of weights and of the order of the data")
+    add("--output-dir", help="where checkpoints go; a temporary folder, removed at the end, if not given")
+    add("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)  # the deepspeed launcher passes it
+    options = parser.parse_args()
+    options.eval_micro_batch = options.eval_micro_batch or 2 * options.micro_batch
+    options.deepspeed = options.deepspeed or os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
+    return options
+
+
+def positive_integer(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return number
+
+
+def read_config(path: str | None) -> dict:
+    """The DeepSpeed config as a dictionary; empty without a file."""
+    if path is None:
+        return {}
+    try:
+        config = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise BadInput(f"cannot read the DeepSpeed config {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise BadInput(f"the DeepSpeed config {path} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise BadInput(f"the DeepSpeed config {path} is not a JSON object")
+    return config
+
+
+def prepare_environment() -> None:
+    """Fills in what a launcher would have set; has to come before torch and deepspeed are imported."""
+    # DeepSpeed compiles its operators with the ninja that pip put beside this Python.
+    os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if "RANK" not in os.environ and "OMPI_COMM_WORLD_RANK" not in os.environ:  # plain python: a world of one rank
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        one = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        os.environ.update({name: str(value) for name, value in one.items()})
+
+
+def on_cpu() -> bool:
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    return os.environ.get("DS_ACCELERATOR") == "cpu"
+
+
+def is_enabled(config: dict, section: str) -> bool:
+    return config.get(section, {}).get("enabled", False) in (True, "auto")
+
+
+def training_arguments(options: argparse.Namespace, config: dict):
+    """Made before the model: under ZeRO-3 the Trainer's integration then partitions the model while it is built."""
+    from transformers import TrainingArguments
+
+    bf16 = is_enabled(config, "bf16")
+    return TrainingArguments(
+        output_dir=options.output_dir or tempfile.gettempdir(),
+        deepspeed=config or None,
+        use_cpu=on_cpu(),
+        bf16=bf16,
+        fp16=is_enabled(config, "fp16") and not bf16,
+        max_steps=options.steps,
+        per_device_train_batch_size=options.micro_batch,
+        per_device_eval_batch_size=options.eval_micro_batch,
+        gradient_accumulation_steps=options.gradient_accumulation,
+        gradient_checkpointing=options.gradient_checkpointing,
+        learning_rate=options.learning_rate,
+        eval_strategy="steps" if options.eval_every else "no",
+        eval_steps=options.eval_every,
+        save_strategy="steps" if options.save_every else "no",
+        save_steps=options.save_every or 500,
+        save_total_limit=1,
+        prediction_loss_only=True,  # the predictions of a large vocabulary would fill the memory
+        logging_steps=1,
+        report_to="none",
+        seed=options.seed,
+    )
+
+
+def build_model(name: str, seq_length: int, dtype, device):
+    """The model, in ``dtype``. A preset is made on ``device`` at once: eight billion random numbers take minutes on a CPU."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.integrations import is_deepspeed_zero3_enabled
+
+    if name in PRESETS:
+        config = AutoConfig.for_model(**PRESETS[name])
+    else:
+        config = from_hub(AutoConfig.from_pretrained, name, "model")
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None and seq_length > limit:
+        raise BadInput(f"--seq-length {seq_length} is more than the {limit} tokens that the model {name} can take")
+    config.use_cache = False  # of use when generating text only
+    if name not in PRESETS:
+        return from_hub(AutoModelForCausalLM.from_pretrained, name, "model", config=config, dtype=dtype)
+    if is_deepspeed_zero3_enabled():  # chooses the device itself, and keeps this rank's part only
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+
+
+def from_hub(load, name: str, what: str, **arguments):
+    try:
+        return load(name, **arguments)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        choice = f" (it is not a preset either: {', '.join(PRESETS)})" if what == "model" else ""
+        raise BadInput(f"cannot load the {what} {name}{choice}: {reason}") from error
+
+
+def tokenize_with(name: str):
+    """A function from text to a list of token numbers."""
+    if name in PRESETS:
+        return lambda text: list(text.encode())  # a token a byte
+    from transformers import AutoTokenizer
+
+    tokenizer = from_hub(AutoTokenizer.from_pretrained, name, "tokenizer")
+    return lambda text: tokenizer(text, verbose=False)["input_ids"]
+
+
+def read_texts(sources: list[str] | None, characters: int) -> list[str]:
+    """Texts from the sources, at most a little more than so many characters."""
+    texts, read = [], 0
+    for text in library_texts() if sources is None else dataset_texts(sources):
+        texts.append(text)
+        read += len(text)
+        if read >= characters:
+            break
+    if not read:
+        raise BadInput(f"there is no text in {' '.join(sources) if sources else 'the Python library of this machine'}")
+    return texts
+
+
+def library_texts():
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
+        yield path.read_text(encoding="utf-8", errors="replace")
+
+
+def dataset_texts(sources: list[str]):
+    """The text column of the files or of the hub's data set, read row by row: nothing is copied to a cache."""
+    import datasets
+
+    try:
+        if is_file_name(sources[0]):
+            kind = FORMATS.get(Path(sources[0]).suffix.lower(), "text")
+            rows = datasets.load_dataset(kind, data_files=sources, split="train", streaming=True)
+        else:
+            rows = datasets.load_dataset(*sources[:2], split="train", streaming=True)
+        for row in rows:
+            yield row[text_column(row, sources)]
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise BadInput(f"cannot read the data set {' '.join(sources)}: {reason}") from error
+
+
+def is_file_name(source: str) -> bool:
+    return os.path.exists(source) or Path(source).suffix.lower() in {".txt", ".md", *FORMATS}
+
+
+def text_column(row: dict, sources: list[str]) -> str:
+    columns = [name for name, value in row.items() if isinstance(value, str)]
+    if not columns:
+        raise BadInput(f"no column of {' '.join(sources)} holds text; its columns are {', '.join(row)}")
+    return "text" if "text" in columns else columns[0]
+
+
+def make_blocks(texts: list[str], tokenize, seq_length: int, cache: str):
+    """A data set of rows of exactly ``seq_length`` tokens, kept in the folder ``cache``."""
+    import datasets
+
+    def pack(batch: dict) -> dict:
+        tokens = [token for text in batch["text"] for token in tokenize(text)]
+        starts = range(0, len(tokens) - seq_length + 1, seq_length)
+        rows = [tokens[start : start + seq_length] for start in starts]
+        return {"input_ids": rows, "labels": rows}
+
+    texts_set = datasets.Dataset.from_dict({"text": texts})
+    return texts_set.map(pack, batched=True, remove_columns="text", cache_file_name=os.path.join(cache, "blocks.arrow"))
+
+
+def make_datasets(options: argparse.Namespace, args, folder: str) -> tuple:
+    """(what is trained on, what is evaluated on or None): as much of the text as the steps need, packed by one rank a node."""
+    eval_rows = EVAL_BATCHES * options.eval_micro_batch * args.world_size if options.eval_every else 0
+    rows = eval_rows + options.steps * options.gradient_accumulation * options.micro_batch * args.world_size
+    texts = read_texts(options.dataset, rows * options.seq_length * CHARACTERS_PER_TOKEN)
+    cache = os.path.join(folder, "data")
+    with args.main_process_first(desc="packing the text"):
+        os.makedirs(cache, exist_ok=True)
+        blocks = make_blocks(texts, tokenize_with(options.model), options.seq_length, cache)
+    if len(blocks) < (2 if eval_rows else 1):
+        raise BadInput(f"the data set has {len(blocks)} rows of {options.seq_length} tokens: too few; lower --seq-length")
+    eval_rows = min(eval_rows, len(blocks) // 2)
+    train = blocks.select(range(eval_rows, min(rows, len(blocks))))
+    return train, blocks.select(range(eval_rows)) if eval_rows else None
+
+
+def train(options: argparse.Namespace, config: dict) -> None:
+    import torch
+    from accelerate.utils import broadcast_object_list
+    from transformers import Trainer, default_data_collator, set_seed
+
+    args = training_arguments(options, config)
+    folder = broadcast_object_list([tempfile.mkdtemp(prefix="finetune-") if args.process_index == 0 else None])[0]
+    args.output_dir = options.output_dir or os.path.join(folder, "checkpoints")
+    try:
+        train_set, eval_set = make_datasets(options, args, folder)
+        set_seed(options.seed)
+        dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
+        model = build_model(options.model, options.seq_length, dtype, args.device)
+        trainer = Trainer(
+            model=model,
+            args=args,
+            train_dataset=train_set,
+            eval_dataset=eval_set,
+            data_collator=default_data_collator,
+        )
+        trainer.train()
+        if args.process_index == 0:
+            losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+            print(f"final loss {losses[-1]:.4f} after {trainer.state.global_step} steps", flush=True)
+        args.distributed_state.wait_for_everyone()  # nobody may still be writing to the folder that is removed now
+    finally:
+        if args.local_process_index == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+def main() -> int:
+    options = parse_arguments()
+    try:
+        config = read_config(options.deepspeed)
+        prepare_environment()
+        train(options, config)
+    except BadInput as error:
+        print(f"finetune.py: {error}", file=sys.stderr, flush=True)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
