@@ -4,8 +4,8 @@
     torchrun --nproc_per_node 2 finetune.py --model qwen-0.5b --deepspeed zero3_bf16.json --eval-every 10
     python finetune.py --model my-model/ --dataset notes.txt more.txt --steps 200 --save-every 50
 
-A preset (tiny, gpt2, qwen-0.5b, llama-8b) has the real model's shape and random weights and reads bytes as tokens, so that it
-needs no download and takes as much memory as the real one. It runs on CPU where there is no GPU.
+A preset (tiny, gpt2, qwen-0.5b, llama-8b) has the real model's shape and random weights and reads bytes as
+tokens: it needs no download and takes as much memory as the real one. Without a GPU it runs on the CPU.
 Input that cannot be used ends with one sentence and exit code 2.
 """
 
@@ -72,25 +72,27 @@ class BadInput(Exception):
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="finetune.py", description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = argparse.ArgumentParser(prog="finetune.py", description=__doc__.splitlines()[0])
     add, count = parser.add_argument, positive_integer
-    add("--model", default="tiny", help=f"preset ({', '.join(PRESETS)}), local folder, or hub id")
-    add("--dataset", nargs="+", metavar="SOURCE", help="hub id, or local files (text, json, csv, parquet); "
-        "without it, the source text of this machine's Python library")  # fmt: skip
-    add("--seq-length", type=count, default=256, help="tokens in a row of the batch")
-    add("--micro-batch", type=count, default=4, help="rows a rank works on at a time")
-    add("--eval-micro-batch", type=count, default=None, help="rows at a time in evaluation; twice --micro-batch if not given")
-    add("--eval-every", type=count, default=None, metavar="STEPS", help="evaluate every so many steps; never if not given")
-    add("--steps", type=count, default=100, help="optimizer steps to train")
-    add("--gradient-accumulation", type=count, default=1, help="micro-batches in a step")
-    add("--gradient-checkpointing", action="store_true", help="recompute activations in backward to save memory")
-    add("--save-every", type=count, default=None, metavar="STEPS", help="save a checkpoint every so many steps; never if not given")
-    add("--deepspeed", metavar="CONFIG", help="DeepSpeed config, a JSON file; it also says bf16 or fp16")
-    add("--learning-rate", type=float, default=1e-4, help="at the first step; it falls linearly to zero")
-    add("--seed", type=int, default=42, help="of weights and of the order of the data")
-    add("--output-dir", help="where checkpoints go; a temporary folder, removed at the end, if not given")
+    add("--model", default="tiny", help=f"preset ({', '.join(PRESETS)}), local folder, or hub id [tiny]")
+    add("--dataset", nargs="+", metavar="SOURCE", help="hub id, or local files: text, json, csv, parquet "
+        "[the source text of this machine's Python library]")  # fmt: skip
+    add("--seq-length", type=count, default=256, help="tokens in a row [256]")
+    add("--micro-batch", type=count, default=4, help="rows a rank works on at a time [4]")
+    add("--eval-micro-batch", type=count, help="the same in evaluation [twice --micro-batch]")
+    add("--eval-every", type=count, metavar="STEPS", help="evaluate every so many steps [never]")
+    add("--steps", type=count, default=100, help="optimizer steps to train [100]")
+    add("--gradient-accumulation", type=count, default=1, help="micro-batches in a step [1]")
+    add("--gradient-checkpointing", action="store_true", help="recompute activations to save memory")
+    add("--save-every", type=count, metavar="STEPS", help="save a checkpoint every so many steps [never]")
+    add(
+        "--deepspeed",
+        metavar="CONFIG",
+        help="DeepSpeed config, a JSON file; it also says bf16 or fp16 [none]",
+    )
+    add("--learning-rate", type=float, default=1e-4, help="at the first step; falls linearly to 0 [1e-4]")
+    add("--seed", type=int, default=42, help="of random weights and of the order of the rows [42]")
+    add("--output-dir", help="where checkpoints go [a temporary folder, removed at the end]")
     add("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)  # the deepspeed launcher passes it
     options = parser.parse_args()
     options.eval_micro_batch = options.eval_micro_batch or 2 * options.micro_batch
@@ -121,11 +123,14 @@ def read_config(path: str | None) -> dict:
 
 
 def prepare_environment() -> None:
-    """Fills in what a launcher would have set; has to come before torch and deepspeed are imported."""
+    """Fills in what a launcher would have set: without one this is a world of one rank.
+
+    Has to come before torch and deepspeed are imported.
+    """
     # DeepSpeed compiles its operators with the ninja that pip put beside this Python.
     os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if "RANK" not in os.environ and "OMPI_COMM_WORLD_RANK" not in os.environ:  # plain python: a world of one rank
+    if "RANK" not in os.environ and "OMPI_COMM_WORLD_RANK" not in os.environ:  # plain python
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -146,7 +151,7 @@ def is_enabled(config: dict, section: str) -> bool:
 
 
 def training_arguments(options: argparse.Namespace, config: dict):
-    """Made before the model: under ZeRO-3 the Trainer's integration then partitions the model while it is built."""
+    """Has to come before the model: under ZeRO-3 the integration then splits the model while it is built."""
     from transformers import TrainingArguments
 
     bf16 = is_enabled(config, "bf16")
@@ -160,7 +165,7 @@ def training_arguments(options: argparse.Namespace, config: dict):
         per_device_train_batch_size=options.micro_batch,
         per_device_eval_batch_size=options.eval_micro_batch,
         gradient_accumulation_steps=options.gradient_accumulation,
-        gradient_checkpointing=options.gradient_checkpointing,
+        gradient_checkpointing=options.gradient_checkpointing or None,
         learning_rate=options.learning_rate,
         eval_strategy="steps" if options.eval_every else "no",
         eval_steps=options.eval_every,
@@ -175,7 +180,7 @@ def training_arguments(options: argparse.Namespace, config: dict):
 
 
 def build_model(name: str, seq_length: int, dtype, device):
-    """The model, in ``dtype``. A preset is made on ``device`` at once: eight billion random numbers take minutes on a CPU."""
+    """The model, in ``dtype``; a preset on ``device``: 8 billion random numbers take minutes on a CPU."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.integrations import is_deepspeed_zero3_enabled
@@ -186,7 +191,7 @@ def build_model(name: str, seq_length: int, dtype, device):
         config = from_hub(AutoConfig.from_pretrained, name, "model")
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and seq_length > limit:
-        raise BadInput(f"--seq-length {seq_length} is more than the {limit} tokens that the model {name} can take")
+        raise BadInput(f"--seq-length {seq_length} is more than the {limit} tokens that {name} can take")
     config.use_cache = False  # of use when generating text only
     if name not in PRESETS:
         return from_hub(AutoModelForCausalLM.from_pretrained, name, "model", config=config, dtype=dtype)
@@ -224,7 +229,7 @@ def read_texts(sources: list[str] | None, characters: int) -> list[str]:
         if read >= characters:
             break
     if not read:
-        raise BadInput(f"there is no text in {' '.join(sources) if sources else 'the Python library of this machine'}")
+        raise BadInput(f"there is no text in {' '.join(sources or ['the Python library of this machine'])}")
     return texts
 
 
@@ -234,7 +239,7 @@ def library_texts():
 
 
 def dataset_texts(sources: list[str]):
-    """The text column of the files or of the hub's data set, read row by row: nothing is copied to a cache."""
+    """The text column of the files or of the hub's data set, row by row: nothing is copied to a cache."""
     import datasets
 
     try:
@@ -271,12 +276,12 @@ def make_blocks(texts: list[str], tokenize, seq_length: int, cache: str):
         rows = [tokens[start : start + seq_length] for start in starts]
         return {"input_ids": rows, "labels": rows}
 
-    texts_set = datasets.Dataset.from_dict({"text": texts})
-    return texts_set.map(pack, batched=True, remove_columns="text", cache_file_name=os.path.join(cache, "blocks.arrow"))
+    rows = datasets.Dataset.from_dict({"text": texts})
+    return rows.map(pack, batched=True, remove_columns="text", cache_file_name=f"{cache}/blocks.arrow")
 
 
 def make_datasets(options: argparse.Namespace, args, folder: str) -> tuple:
-    """(what is trained on, what is evaluated on or None): as much of the text as the steps need, packed by one rank a node."""
+    """(train set, eval set or None): as much of the text as the steps need, packed by one rank a node."""
     eval_rows = EVAL_BATCHES * options.eval_micro_batch * args.world_size if options.eval_every else 0
     rows = eval_rows + options.steps * options.gradient_accumulation * options.micro_batch * args.world_size
     texts = read_texts(options.dataset, rows * options.seq_length * CHARACTERS_PER_TOKEN)
@@ -285,7 +290,9 @@ def make_datasets(options: argparse.Namespace, args, folder: str) -> tuple:
         os.makedirs(cache, exist_ok=True)
         blocks = make_blocks(texts, tokenize_with(options.model), options.seq_length, cache)
     if len(blocks) < (2 if eval_rows else 1):
-        raise BadInput(f"the data set has {len(blocks)} rows of {options.seq_length} tokens: too few; lower --seq-length")
+        raise BadInput(
+            f"the text fills {len(blocks)} rows of {options.seq_length} tokens: too few to train on"
+        )
     eval_rows = min(eval_rows, len(blocks) // 2)
     train = blocks.select(range(eval_rows, min(rows, len(blocks))))
     return train, blocks.select(range(eval_rows)) if eval_rows else None
@@ -297,7 +304,12 @@ def train(options: argparse.Namespace, config: dict) -> None:
     from transformers import Trainer, default_data_collator, set_seed
 
     args = training_arguments(options, config)
-    folder = broadcast_object_list([tempfile.mkdtemp(prefix="finetune-") if args.process_index == 0 else None])[0]
+    if config and args.use_cpu:  # on CPU the Trainer makes the process group without DeepSpeed's knowing
+        import deepspeed
+
+        deepspeed.init_distributed()
+    own_folder = tempfile.mkdtemp(prefix="finetune-") if args.process_index == 0 else None
+    folder = broadcast_object_list([own_folder])[0]
     args.output_dir = options.output_dir or os.path.join(folder, "checkpoints")
     try:
         train_set, eval_set = make_datasets(options, args, folder)
@@ -315,7 +327,7 @@ def train(options: argparse.Namespace, config: dict) -> None:
         if args.process_index == 0:
             losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
             print(f"final loss {losses[-1]:.4f} after {trainer.state.global_step} steps", flush=True)
-        args.distributed_state.wait_for_everyone()  # nobody may still be writing to the folder that is removed now
+        args.distributed_state.wait_for_everyone()  # before the folder goes that others may still write to
     finally:
         if args.local_process_index == 0:
             shutil.rmtree(folder, ignore_errors=True)
