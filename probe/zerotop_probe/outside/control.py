@@ -1,0 +1,125 @@
+"""Asking about and stopping the job of a session, from any process of the same user on the same node."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from zerotop_probe.outside.proc import Process
+from zerotop_probe.outside.stop import STOP_REQUEST, signal_job
+from zerotop_probe.recording import clock, events
+from zerotop_probe.recording.writer import EventWriter, Identity
+
+_STAGES = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+
+
+class NotHere(ProcessLookupError):
+    """The job of this session cannot be reached from here; the text is a sentence that says why."""
+
+
+@dataclass
+class Facts:
+    """What the events of this node's samplers say about who runs."""
+
+    samplers: list[Process] = field(default_factory=list)
+    job: Process | None = None
+    ranks: list[Process] = field(default_factory=list)
+    stops_sent: int = 0
+    ended: bool = False
+    elsewhere: str = ""  # the host of a job that runs on another machine, or ran before this one was started anew
+
+
+def read_facts(session: str) -> Facts:
+    """Reads the events of all samplers (and of earlier calls of ``request_stop``) of this node and boot."""
+    facts = Facts()
+    for path in sorted(glob.glob(os.path.join(glob.escape(session), "events-[nc]*.jsonl"))):
+        lines = _lines(path)
+        writer = next(lines, {}).get("writer", {})
+        if (writer.get("host"), writer.get("boot")) != (clock.hostname(), clock.boot_id()):
+            facts.elsewhere = str(writer.get("host") or "")
+            continue
+        if writer.get("role") == "node":
+            facts.samplers.append(Process(int(writer["pid"]), int(writer["start"])))
+        for event in lines:
+            _note(facts, event)
+    return facts
+
+
+def _lines(path: str) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a file; torn and foreign lines are left out."""
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                try:
+                    value = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(value, dict):
+                    yield value
+    except OSError:
+        return
+
+
+def _note(facts: Facts, event: dict[str, Any]) -> None:
+    name = event.get("event")
+    if name in (events.JOB_STARTED, events.RANK_FOUND):
+        process = Process(int(event.get("pid") or 0), int(event.get("start") or 0))
+        if name == events.JOB_STARTED:
+            facts.job = process
+        else:
+            facts.ranks.append(process)
+    elif name == events.STOP_SENT:
+        facts.stops_sent += 1
+    elif name == events.JOB_ENDED:
+        facts.ended = True
+
+
+def sampler_alive(session: str) -> bool:
+    """Whether a sampler of this session runs on this node."""
+    return any(sampler.alive() for sampler in read_facts(session).samplers)
+
+
+def job_alive(session: str) -> bool:
+    """Whether the job's root, or a rank that outlived it, runs on this node."""
+    facts = read_facts(session)
+    return (facts.job is not None and facts.job.alive()) or any(rank.alive() for rank in facts.ranks)
+
+
+def request_stop(session: str) -> None:
+    """Asks for the job to be stopped: gently the first time, harder each further time.
+
+    A living sampler does it and goes on by itself from SIGINT to SIGTERM to SIGKILL (see ``stop.Stopper``). Without one each
+    call sends the next of these signals. Returns at once; nothing happens to a job that has ended.
+
+    Raises NotHere if the session's job was started on another machine or never, PermissionError if it is somebody else's.
+    """
+    facts = read_facts(session)
+    for sampler in facts.samplers:
+        if sampler.send(STOP_REQUEST):
+            return
+    if facts.job is None:
+        raise NotHere(f"The job of {session} cannot be stopped from here: {_why_not_here(facts)}")
+    _stop_without_sampler(session, facts, facts.job)
+
+
+def _why_not_here(facts: Facts) -> str:
+    if not facts.elsewhere:
+        return "its recording does not say that it was started"
+    if facts.elsewhere == clock.hostname():
+        return "it ran before this machine was restarted"
+    return f"it was started on {facts.elsewhere}"
+
+
+def _stop_without_sampler(session: str, facts: Facts, root: Process) -> None:
+    number = _STAGES[min(facts.stops_sent, len(_STAGES) - 1)]
+    if signal_job(root, session, number):
+        identity = Identity.of_this_process("control")
+        writer = EventWriter(session, identity)
+        writer.write(time.monotonic_ns(), events.STOP_SENT, signal=number.name)
+        writer.close()

@@ -1,0 +1,189 @@
+"""Finding the rank processes of a job.
+
+A rank is the topmost Python process below the job's root whose launcher gave it a rank number; or any process from which an
+engine has reported (it has an events file of its own in the session directory). What lies below a rank (data-loader workers,
+compilers) is not looked at. Variables that our own environment holds with the same value, as in an sbatch script, say nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from zerotop_probe.outside import proc, silence
+from zerotop_probe.outside.proc import Process
+from zerotop_probe.outside.processes import Member
+from zerotop_probe.recording import clock, events
+from zerotop_probe.recording.directory import ENVIRONMENT
+from zerotop_probe.recording.writer import EventWriter
+
+# By launcher: torchrun, deepspeed and accelerate; Open MPI; MPICH and its kin; Slurm. See DeepSpeed's launcher_helper.py.
+RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+LOCAL_RANK_VARIABLES = (
+    "LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "PALS_LOCAL_RANKID",
+    "SLURM_LOCALID",
+)
+
+_FAST_S, _SLOW_S, _FAST_FOR_S = 0.5, 5.0, 60.0
+# Launchers are sampled too, as rank -1: a plain `python train.py` is one until its engine reports. Not every helper is.
+_MOST_LAUNCHERS = 4
+_HELLO = re.compile(r"events-rank(\d+)-(.+)-(\d+)(?:\.\d+)?\.jsonl")
+
+
+class Rank(NamedTuple):
+    """A rank process as found from outside."""
+
+    process: Process
+    rank: int
+    local_rank: int | None
+    found_s: float
+
+
+def number(environment: Mapping[str, str], names: tuple[str, ...], ours: Mapping[str, str]) -> int | None:
+    """The first of these variables that a launcher has set, as a number."""
+    for name in names:
+        value = environment.get(name, "")
+        if value.isdigit() and ours.get(name) != value:
+            return int(value)
+    return None
+
+
+class Ranks:
+    """Follows the ranks of one job; writes RANK_FOUND, RANK_GONE and RANK_SILENT."""
+
+    def __init__(
+        self, session: str, root: Process, writer: EventWriter, *, ours: Mapping[str, str] = os.environ
+    ) -> None:
+        """``ours`` is the environment that the job was started from."""
+        self.found: dict[int, Rank] = {}
+        self._session = session
+        self._root = root
+        self._writer = writer
+        self._ours = ours
+        self._table = proc.Table()
+        self._launchers: list[Process] = [root]
+        self._reports: dict[str, Process] = {}  # by file
+        self._reported_s: dict[Process, float] = {}
+        self._silent: set[Process] = set()
+        self._next_s = 0.0
+        self._fast_until_s = time.monotonic() + _FAST_FOR_S
+
+    def members(self) -> list[Member]:
+        """What is to be sampled: all ranks, and the launchers above them as rank -1."""
+        ranks = [Member(rank.process, rank.rank) for rank in self.found.values()]
+        return ranks + [Member(process, -1) for process in self._launchers if process.pid not in self.found]
+
+    def alive(self) -> bool:
+        """Whether a rank that was found still runs."""
+        return any(rank.process.alive() for rank in list(self.found.values()))
+
+    def look(self, *, now: bool = False) -> None:
+        """Looks for ranks that have come or gone, if it is time to, or ``now``: twice a second at first, later rarely."""
+        now_s = time.monotonic()
+        if now:
+            self._fast_until_s = now_s + _FAST_FOR_S
+        elif now_s < self._next_s:
+            return
+        self._next_s = now_s + (_FAST_S if now_s < self._fast_until_s else _SLOW_S)
+        self._drop_ended()
+        self._find_reported(now_s)
+        self._find_below_root(now_s)
+        self._say_who_is_late(now_s)
+
+    def _drop_ended(self) -> None:
+        for rank in [rank for rank in self.found.values() if not rank.process.alive()]:
+            del self.found[rank.process.pid]
+            self._event(events.RANK_GONE, rank=rank.rank, pid=rank.process.pid)
+
+    def _find_reported(self, now_s: float) -> None:
+        """Takes up the processes that have an events file of their own."""
+        try:
+            names = os.listdir(self._session)
+        except OSError:
+            return
+        for name in names:
+            match = _HELLO.fullmatch(name)
+            if match is None or name in self._reports:
+                continue
+            process = _writer_of(os.path.join(self._session, name))
+            if process is None:  # its header is not written yet
+                continue
+            self._reports[name] = process
+            self._reported_s[process] = now_s
+            if process.pid not in self.found and process.alive():
+                local = number(proc.environment(process.pid), LOCAL_RANK_VARIABLES, self._ours)
+                self._add(Rank(process, int(match[1]), local, now_s))
+
+    def _find_below_root(self, now_s: float) -> None:
+        self._table.refresh()
+        children = self._table.children()
+        self._launchers = []
+        waiting = [self._root.pid]
+        for pid in waiting:
+            if pid not in self.found and not self._classify(pid, now_s):
+                waiting.extend(children.get(pid, ()))
+
+    def _classify(self, pid: int, now_s: float) -> bool:
+        """Whether this process, new or not, is a rank. Looked at again each time: a launcher's child becomes one by exec."""
+        arguments = proc.command_line(pid)
+        if not silence.is_python(arguments):
+            if pid == self._root.pid:
+                self._note_launcher(pid)
+            return False
+        environment = proc.environment(pid)
+        rank = number(environment, RANK_VARIABLES, self._ours)
+        process = Process.of(pid)
+        if rank is None or process is None:
+            self._note_launcher(pid)
+            return False
+        self._add(Rank(process, rank, number(environment, LOCAL_RANK_VARIABLES, self._ours), now_s))
+        why = silence.why_blind(arguments, carries_session=environment.get(ENVIRONMENT) == self._session)
+        if why is not None:
+            self._say_silent(self.found[pid], why)
+        return True
+
+    def _note_launcher(self, pid: int) -> None:
+        process = Process.of(pid)
+        if process is not None and len(self._launchers) < _MOST_LAUNCHERS:
+            self._launchers.append(process)
+
+    def _add(self, rank: Rank) -> None:
+        self.found[rank.process.pid] = rank
+        pid, start = rank.process
+        self._event(events.RANK_FOUND, rank=rank.rank, local_rank=rank.local_rank, pid=pid, start=start)
+
+    def _say_who_is_late(self, now_s: float) -> None:
+        # Peers are ranks that still run: after an elastic restart the reports of those before say nothing.
+        peers = [self._reported_s[rank.process] for rank in self.found.values() if rank.process in self._reported_s]
+        if not peers:
+            return
+        why = silence.why_late(len(peers), now_s - min(peers))
+        for rank in self.found.values():
+            if why and rank.process not in self._reported_s and rank.found_s <= min(peers):
+                self._say_silent(rank, why)
+
+    def _say_silent(self, rank: Rank, why: str) -> None:
+        if rank.process not in self._silent:
+            self._silent.add(rank.process)
+            text = f"Rank {rank.rank} is silent: {why}."
+            self._event(events.RANK_SILENT, rank=rank.rank, pid=rank.process.pid, why=text)
+
+    def _event(self, name: str, **facts: object) -> None:
+        self._writer.write(time.monotonic_ns(), name, **facts)
+
+
+def _writer_of(path: str) -> Process | None:
+    """The process that an events file says it is of. One of another machine is given a pid that none here has."""
+    try:
+        writer = json.loads(proc.read(path).partition(b"\n")[0])["writer"]
+        here = (writer["host"], writer["boot"]) == (clock.hostname(), clock.boot_id())
+        return Process(int(writer["pid"]) if here else -1, int(writer["start"]))
+    except (ValueError, KeyError, TypeError):
+        return None
