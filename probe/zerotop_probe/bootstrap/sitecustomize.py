@@ -1,0 +1,93 @@
+"""First file that every interpreter under a watched job runs: awaits DeepSpeed, then loads the probe.
+
+It may not raise, print, leave a name behind or cost time, in whatever Python meets it. Therefore it imports
+only what the interpreter has loaded already, and its syntax is the oldest. Without a session it only steps
+aside.
+"""
+
+import os
+import sys
+
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+_AWAITED = ("deepspeed.runtime.engine", "deepspeed.runtime.pipe.engine", "transformers.trainer")
+
+MYPY = False
+if MYPY:
+    from typing import Any  # noqa: F401
+
+
+class _Finder(object):  # noqa: UP004
+    """Lets every import pass, and has the probe told when a module of ``_AWAITED`` has been executed."""
+
+    def find_spec(self, name, path=None, target=None):
+        # type: (str, Any, Any) -> Any
+        if name not in _AWAITED:
+            return None
+        for finder in sys.meta_path:
+            search = None if finder is self else getattr(finder, "find_spec", None)
+            spec = search and search(name, path, target)
+            if spec is not None:
+                try:
+                    _tell_after_execution(spec.loader)
+                except Exception:
+                    _complain(name)
+                return spec
+        return None
+
+
+def _tell_after_execution(loader):
+    # type: (Any) -> None
+    execute = loader.exec_module
+
+    def exec_module(module):
+        # type: (Any) -> None
+        loader.__dict__.pop("exec_module", None)
+        execute(module)
+        try:
+            _probe().inside.install.imported(module)
+        except Exception:
+            _complain(module.__name__)
+
+    loader.exec_module = exec_module
+
+
+def _probe():
+    # type: () -> Any
+    """The package ``zerotop_probe``, by file path: the job's environment need not have it."""
+    import importlib.util
+
+    package = sys.modules.get("zerotop_probe")
+    if package is None:
+        root = os.path.dirname(_FOLDER)
+        spec = importlib.util.spec_from_file_location(
+            "zerotop_probe", os.path.join(root, "__init__.py"), submodule_search_locations=[root]
+        )  # type: Any
+        package = sys.modules["zerotop_probe"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(package)
+    importlib.import_module("zerotop_probe.inside.install")
+    return package
+
+
+def _complain(where):
+    # type: (str) -> None
+    if os.environ.get("PYTHONZEROTOP_DEBUG") == "1":
+        import traceback
+
+        sys.stderr.write("zerotop: no probe in %s\n%s" % (where, traceback.format_exc()))  # noqa: UP031
+
+
+def _step_aside():
+    # type: () -> None
+    """Leaves this process as if we had not been on its path; children inherit the environment."""
+    folders = (_FOLDER, os.path.dirname(__file__))
+    sys.path[:] = [entry for entry in sys.path if entry not in folders]
+    sys.modules.pop("sitecustomize", None)
+
+
+if os.environ.get("PYTHONZEROTOP_SESSION") and sys.version_info >= (3, 9):
+    sys.meta_path.insert(0, _Finder())
+_step_aside()
+
+# The one that ours displaced, under its own name. Where there is none, or it fails, the exception is what
+# site.py would have got from importing it, and is treated as such.
+import sitecustomize  # type: ignore  # noqa: E402, F401

@@ -1,0 +1,62 @@
+"""What the probe knows of each DeepSpeed engine of this process."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from zerotop_probe.inside.recorder import Span
+
+# The engine's number is one byte in a record.
+_LAST_INDEX = 255
+
+
+class Engine:
+    """One engine: its number, its facts that matter at every boundary, and our count of its backwards."""
+
+    def __init__(self, engine: Any, index: int) -> None:
+        self._reference = weakref.ref(engine)
+        self.index = min(index, _LAST_INDEX)
+        # Backwards since the last optimizer step; the engine's own micro_steps counts calls of step().
+        self.backwards = 0
+        # The backward in progress that loss.backward() has begun, not the engine.
+        self.direct: Span | None = None
+        self.loss_scaled = False
+        self.offloads_optimizer = False
+        self.parameters_on_device = True
+        self.trains = False
+
+    def is_of(self, engine: Any) -> bool:
+        """Whether this is about that object, and not about one that lay at the same address before."""
+        return self._reference() is engine
+
+    def place(self, *, after_backward: bool = False) -> tuple[int, int, int]:
+        """(engine, step, micro-step) of what begins now; ``after_backward``: of the micro-step just done."""
+        engine = self._reference()
+        step = engine.global_steps if engine is not None else 0
+        return self.index, step, max(0, self.backwards - after_backward)
+
+
+class Engines:
+    """All engines of this process, by identity; none is kept alive."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, Engine] = {}
+        self.made = 0
+        # The one that trained last: what is not done by an engine is counted to its step.
+        self.current: Engine | None = None
+
+    def add(self, engine: Any) -> Engine:
+        """Takes a new engine in."""
+        known = self._by_id[id(engine)] = Engine(engine, self.made)
+        self.made += 1
+        return known
+
+    def of(self, engine: Any) -> Engine | None:
+        """What is known of an engine, or None."""
+        known = self._by_id.get(id(engine))
+        return known if known is not None and known.is_of(engine) else None
+
+    def place(self) -> tuple[int, int, int]:
+        """Where the engine that trained last is."""
+        return self.current.place() if self.current is not None else (0, 0, 0)

@@ -1,0 +1,53 @@
+"""Evaluation in a loop of the user's own, which nothing announces: recognised by forwards that cannot train.
+
+The phase is taken to last from the first such forward to the last one before training goes on. So its end is
+known only afterwards, and whether a batch that was fetched in between was still for it, only with the next
+forward.
+"""
+
+from __future__ import annotations
+
+from zerotop_probe.inside.recorder import Recorder, Span
+
+
+class Guess:
+    """The evaluation that seems to be in progress, if any."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._span: Span | None = None
+        self._last_ns = 0
+        self._held: list[tuple[Span, int]] = []
+
+    @property
+    def open(self) -> bool:
+        """Whether an evaluation seems to be in progress."""
+        return self._span is not None
+
+    def forward_begins(self, time_ns: int, place: tuple[int, int, int]) -> None:
+        """A forward outside of any phase that cannot train."""
+        if self._span is None:
+            self._span = self._recorder.begin(time_ns, "eval", place)
+        self._release(self._span.depth + 1)
+
+    def forward_ended(self, time_ns: int) -> None:
+        """That forward has ended."""
+        self._last_ns = time_ns
+
+    def hold(self, span: Span, end_ns: int) -> None:
+        """Keeps a finished fetch of data until it is known whom it was for."""
+        self._recorder.stack.remove(span)
+        self._held.append((span, end_ns))
+
+    def close(self) -> None:
+        """Training goes on, or the process ends: the evaluation ended with its last forward."""
+        span, self._span = self._span, None
+        if span is not None:
+            self._recorder.end(span, self._last_ns)
+            self._release(span.depth)
+
+    def _release(self, depth: int) -> None:
+        for span, end_ns in self._held:
+            span.depth = depth
+            self._recorder.write(span, end_ns)
+        self._held.clear()

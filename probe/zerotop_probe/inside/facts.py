@@ -1,0 +1,154 @@
+"""What a DeepSpeed engine is: read once, without collectives, through the methods that all versions share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from zerotop_probe.inside.engines import Engine
+from zerotop_probe.inside.part import now
+from zerotop_probe.inside.probe import Probe, attribute_device
+from zerotop_probe.recording import events, redact
+
+
+def record_engine(probe: Probe, known: Engine, engine: Any) -> None:
+    """Records the ``engine`` event, and the planned steps where the configuration tells them."""
+    facts = engine_facts(engine)
+    known.loss_scaled = facts["dtype"] == "fp16" or facts["autocast"] == "fp16"
+    known.offloads_optimizer = facts["offload_optimizer"] not in (None, "none")
+    known.parameters_on_device = facts["offload_parameters"] in (None, "none")
+    known.trains = bool(facts["optimizer"])
+    probe.watch_allocator(attribute_device(getattr(engine, "device", None)))
+    if probe.recorder is None:
+        return
+    probe.recorder.event(now(), events.ENGINE, engine=known.index, **facts)
+    steps = planned_steps(facts["config"])
+    if steps is not None:
+        probe.recorder.event(now(), events.TOTAL_STEPS, steps=steps, source="config")
+
+
+def engine_facts(engine: Any) -> dict[str, Any]:
+    """The facts of the ``engine`` event; what this version of DeepSpeed does not tell is null."""
+    distributed = _or_none(lambda: __import__("torch").distributed.get_world_size())
+    return {
+        "engine_class": type(engine).__name__,
+        "zero_stage": _or_none(lambda: int(engine.zero_optimization_stage())),
+        "offload_optimizer": _offload(engine.zero_offload_optimizer),
+        "offload_parameters": _offload(engine.zero_offload_param),
+        "dtype": _dtype(engine),
+        "autocast": _autocast(engine),
+        "micro_batch": _or_none(lambda: int(engine.train_micro_batch_size_per_gpu())),
+        "gradient_accumulation": _or_none(lambda: int(engine.gradient_accumulation_steps())),
+        "train_batch": _or_none(lambda: int(engine.train_batch_size())),
+        "world_size": distributed,
+        "data_parallel": _or_none(lambda: int(engine.dp_world_size)),
+        "rank": _or_none(lambda: int(engine.global_rank)),
+        "local_rank": _or_none(lambda: int(engine.local_rank)),
+        **_parameters(engine),
+        "model": _or_none(lambda: type(engine.module).__name__),
+        "optimizer": _or_none(lambda: _class_name(engine.optimizer)),
+        "inner_optimizer": _or_none(lambda: _class_name(engine.basic_optimizer)),
+        "device": _or_none(lambda: str(engine.device)),
+        "devices": _or_none(lambda: _devices(engine)) or [],
+        "activation_checkpointing": _or_none(lambda: _checkpoints_activations(engine)),
+        "wall_clock_breakdown": _or_none(lambda: bool(engine.wall_clock_breakdown())),
+        "global_steps": _or_none(lambda: int(engine.global_steps)),
+        "config": redact.tree(_or_none(lambda: _configuration(engine)) or {}),
+    }
+
+
+def planned_steps(config: dict[str, Any]) -> int | None:
+    """The optimizer steps that the configuration's scheduler is planned for, or None."""
+    steps = _or_none(lambda: config["scheduler"]["params"]["total_num_steps"])
+    return steps if isinstance(steps, int) and steps > 0 else None
+
+
+def _or_none(read: Callable[[], Any]) -> Any:
+    """One fact that cannot be had is no reason to give up the others."""
+    try:
+        return read()
+    except Exception:
+        return None
+
+
+def _class_name(value: Any) -> str:
+    # An engine without an optimizer has None, or a stand-in that only partitions parameters.
+    name = "" if value is None else type(value).__name__
+    return "" if name in ("DummyOptim", "DeepSpeedZeRoOffload") else name
+
+
+def _offload(configuration: Callable[[], Any]) -> str | None:
+    def read() -> str:
+        offload = configuration()
+        return "none" if offload is None else str(getattr(offload.device, "value", offload.device))
+
+    device: str | None = _or_none(read)
+    return device
+
+
+def _dtype(engine: Any) -> str | None:
+    if _or_none(lambda: bool(engine.fp16_enabled())):
+        return "fp16"
+    return "bf16" if _or_none(lambda: bool(engine.bfloat16_enabled())) else "fp32"
+
+
+def _autocast(engine: Any) -> str | None:
+    """The type that torch.autocast computes in where DeepSpeed was told to use it, else null."""
+    if not _or_none(lambda: bool(engine.torch_autocast_enabled())):
+        return None
+    name = str(_or_none(engine.torch_autocast_dtype))
+    return {"torch.bfloat16": "bf16", "torch.float16": "fp16"}.get(name, name)
+
+
+def _parameters(engine: Any) -> dict[str, Any]:
+    """Elements in all parameters, in those that train, and in what this rank keeps of them.
+
+    ZeRO stage 3 leaves empty tensors in the module and hangs the true size and this rank's share on each.
+    """
+    total = trainable = kept = 0
+    try:
+        for parameter in engine.module.parameters():
+            whole = getattr(parameter, "ds_numel", None)
+            size = int(parameter.numel() if whole is None else whole)
+            share = getattr(parameter, "ds_tensor", None)
+            total += size
+            trainable += size if parameter.requires_grad else 0
+            kept += size if share is None else int(share.numel())
+    except Exception:
+        return {"parameters": None, "trainable_parameters": None, "rank_parameters": None}
+    return {"parameters": total, "trainable_parameters": trainable, "rank_parameters": kept}
+
+
+def _devices(engine: Any) -> list[dict[str, Any]]:
+    import torch
+
+    ordinal = attribute_device(engine.device)
+    if ordinal is None:
+        return []
+    properties = torch.cuda.get_device_properties(ordinal)
+    uuid = str(getattr(properties, "uuid", None) or "")
+    if uuid and not uuid.startswith(("GPU-", "MIG-")):
+        uuid = "GPU-" + uuid  # as NVML writes it
+    facts = {"ordinal": ordinal, "uuid": uuid or None, "name": properties.name}
+    return [{**facts, "total_bytes": properties.total_memory}]
+
+
+def _checkpoints_activations(engine: Any) -> bool:
+    import deepspeed
+
+    if any(getattr(module, "gradient_checkpointing", False) for module in engine.module.modules()):
+        return True
+    return bool(deepspeed.checkpointing.is_configured())
+
+
+def _configuration(engine: Any) -> dict[str, Any]:
+    """The user's configuration, with ZeRO's defaults and the batch sizes that DeepSpeed derived filled in."""
+    config = dict(engine._config._param_dict)
+    for name in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
+        config[name] = _or_none(getattr(engine, name))
+    zero = _or_none(lambda: json.loads(engine._config.zero_config.model_dump_json()))
+    if zero:
+        config["zero_optimization"] = zero
+    text: dict[str, Any] = json.loads(json.dumps(config, default=str))
+    return text

@@ -1,0 +1,120 @@
+"""Who this process is in its job: rank, node, launcher, versions."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from zerotop_probe.recording import redact
+
+_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+_LOCAL_RANK = (
+    "LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "PALS_LOCAL_RANKID",
+    "SLURM_LOCALID",
+)
+_LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+_NODE = ("GROUP_RANK", "CROSS_RANK", "SLURM_NODEID")
+_WORLD = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+
+# What steers memory, threads and devices, and is no secret.
+_TELLING = (
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_HIP_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "DS_ACCELERATOR",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "KMP_AFFINITY",
+    "GOMP_CPU_AFFINITY",
+    "MALLOC_ARENA_MAX",
+    "MALLOC_CONF",
+    "TOKENIZERS_PARALLELISM",
+    "NCCL_DEBUG",
+    "NCCL_P2P_DISABLE",
+    "NCCL_IB_DISABLE",
+    "NCCL_BUFFSIZE",
+)
+
+
+def rank(environment: Mapping[str, str]) -> int:
+    """The global rank: torch.distributed's where it is initialized, else the launcher's, else 0."""
+    distributed = sys.modules.get("torch.distributed")
+    try:
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return int(distributed.get_rank())
+    except (RuntimeError, ValueError):
+        pass
+    return _number(environment, _RANK) or 0
+
+
+def who(environment: Mapping[str, str]) -> dict[str, Any]:
+    """rank, local_rank, node_rank, world_size, launcher; an integer that no launcher tells is null."""
+    number = rank(environment)
+    local_size = _number(environment, _LOCAL_SIZE)
+    node = _number(environment, _NODE)
+    if node is None and local_size:
+        node = number // local_size
+    return {
+        "rank": number,
+        "local_rank": _number(environment, _LOCAL_RANK),
+        "node_rank": node,
+        "world_size": _number(environment, _WORLD),
+        "launcher": launcher(_at_start() or environment),
+    }
+
+
+def launcher(environment: Mapping[str, str]) -> str:
+    """Who started this rank, judged by the environment that it was started with."""
+    if "ACCELERATE_MIXED_PRECISION" in environment or "ACCELERATE_USE_DEEPSPEED" in environment:
+        return "accelerate"
+    if "TORCHELASTIC_RUN_ID" in environment:
+        return "torchrun"
+    if "CROSS_SIZE" in environment and "RANK" in environment:
+        return "deepspeed"
+    if "OMPI_COMM_WORLD_RANK" in environment or "PMI_RANK" in environment or "PMIX_RANK" in environment:
+        return "mpi"
+    return "slurm" if "SLURM_PROCID" in environment else "python"
+
+
+def _at_start() -> dict[str, str]:
+    """This process's first environment: the Trainer adds variables that accelerate's launcher also sets."""
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            entries = file.read().decode("utf-8", "replace").split("\0")
+    except OSError:
+        return {}
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+
+def software() -> dict[str, Any]:
+    """Versions of what this process has imported, its script's own arguments, the variables that matter."""
+    names = ("torch", "deepspeed", "transformers", "accelerate")
+    versions = {
+        name: str(getattr(sys.modules[name], "__version__", "")) for name in names if name in sys.modules
+    }
+    return {
+        "python": platform.python_version(),
+        **versions,
+        "arguments": redact.command(list(sys.argv)),
+        "environment": {name: redact.text(os.environ[name]) for name in _TELLING if name in os.environ},
+    }
+
+
+def _number(environment: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    for name in names:
+        text = environment.get(name, "")
+        if text.isdigit():
+            return int(text)
+    return None

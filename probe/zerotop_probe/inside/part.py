@@ -1,0 +1,106 @@
+"""Wraps the job's functions without changing what they do: same result, same exceptions, same signature.
+
+Whatever the probe does around a call runs under a guard. An error in it is reported once, switches off that
+one part, and is never seen by the job.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+from zerotop_probe.recording.tables import FAILED
+
+now: Callable[[], int] = time.monotonic_ns
+
+# Called as ``before(time_ns, self, args, kwargs)``; None means that this call is none of our business.
+Before = Callable[[int, Any, tuple[Any, ...], dict[str, Any]], Any]
+# Called as ``after(token, time_ns, flags, result)`` with what ``before`` gave; flags is FAILED or 0, result
+# None if failed.
+After = Callable[[Any, int, int, Any], None]
+
+_MARK = "__zerotop__"
+
+
+class Meter:
+    """What the probe costs and how it fares; ``report(where, error)`` is told each part's first error."""
+
+    def __init__(self) -> None:
+        self.cost_ns = 0
+        self.boundaries = 0
+        self.errors = 0
+        self.report: Callable[[str, BaseException], None] = lambda where, error: None
+
+
+class Part:
+    """One place of the probe's work in the job, which goes off by itself when it fails."""
+
+    def __init__(self, name: str, meter: Meter) -> None:
+        self.name = name
+        self.on = True
+        self._meter = meter
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls ``function`` if this part is on, and accounts for its time. None where that failed."""
+        if not self.on:
+            return None
+        entered = now()
+        try:
+            return function(*arguments)
+        except Exception as error:
+            self.fail(error)
+            return None
+        finally:
+            self._meter.cost_ns += now() - entered
+
+    def fail(self, error: BaseException) -> None:
+        """Switches this part off and says why."""
+        self.on = False
+        self._meter.errors += 1
+        try:
+            self._meter.report(self.name, error)
+        except Exception:
+            self._meter.errors += 1
+
+
+def around(owner: Any, name: str, before: Before, after: After, meter: Meter) -> bool:
+    """Has a method of the class ``owner`` call ``before`` and ``after``. False where the class itself has no
+    such method.
+
+    The arguments are not touched, and ``after`` runs however the method is left.
+    """
+    original = vars(owner).get(name)
+    if original is None or hasattr(original, _MARK):
+        return False
+    setattr(owner, name, wrapped(original, f"{owner.__name__}.{name}", before, after, meter))
+    return True
+
+
+def wrapped(
+    original: Callable[..., Any], where: str, before: Before, after: After, meter: Meter
+) -> Callable[..., Any]:
+    """``original`` with ``before`` and ``after`` around it."""
+    part = Part(where, meter)
+
+    @functools.wraps(original)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        token = part.run(_timed, before, self, args, kwargs)
+        if token is None:
+            return original(self, *args, **kwargs)
+        try:
+            result = original(self, *args, **kwargs)
+        except BaseException as error:
+            # The end of an iterator is how a loop is left, not a failure.
+            part.run(after, token, now(), 0 if isinstance(error, StopIteration) else FAILED, None)
+            raise
+        part.run(after, token, now(), 0, result)
+        return result
+
+    setattr(wrapper, _MARK, True)
+    return wrapper
+
+
+def _timed(before: Before, self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return before(now(), self, args, kwargs)

@@ -1,0 +1,26 @@
+"""Pipeline parallelism: its engine trains by a schedule of instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from zerotop_probe.inside.part import After, Before, around, wrapped
+from zerotop_probe.inside.probe import Probe
+from zerotop_probe.inside.training import Hooks
+
+
+def install_pipeline(engine_class: Any, hooks: Hooks, probe: Probe) -> None:
+    """Wraps the functions that carry out the instructions; forward is done by the base engine's own."""
+    around_instruction: dict[str, tuple[Before, After]] = {
+        "BackwardPass": (hooks.backward_begins, hooks.backward_ends),
+        "OptimizerStep": (hooks.step_begins, hooks.step_ends),
+        "LoadMicroBatch": (hooks.phase("data"), hooks.ends),
+    }
+    instructions: dict[type, Callable[..., Any]] = engine_class._INSTRUCTION_MAP
+    for instruction, function in list(instructions.items()):
+        if instruction.__name__ in around_instruction:
+            before, after = around_instruction[instruction.__name__]
+            where = f"{engine_class.__name__}.{instruction.__name__}"
+            instructions[instruction] = wrapped(function, where, before, after, probe.meter)
+    around(engine_class, "eval_batch", hooks.phase("eval"), hooks.ends, probe.meter)

@@ -1,0 +1,107 @@
+"""The probe of one process: asleep until a DeepSpeed engine is made in it, and in forked children."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import traceback
+from typing import Any
+
+from zerotop_probe.inside import identity
+from zerotop_probe.inside.allocator import Allocator
+from zerotop_probe.inside.engines import Engines
+from zerotop_probe.inside.evaluation import Guess
+from zerotop_probe.inside.part import Meter, Part, now
+from zerotop_probe.inside.recorder import Recorder
+from zerotop_probe.recording import events, redact
+from zerotop_probe.recording.directory import ENVIRONMENT
+from zerotop_probe.recording.writer import Identity
+
+_ERROR_LENGTH = 500
+
+
+class Probe:
+    """State that every hook shares. ``recorder`` is None while asleep."""
+
+    def __init__(self) -> None:
+        self.meter = Meter()
+        self.meter.report = self._report
+        self.engines = Engines()
+        self.recorder: Recorder | None = None
+        self.guess: Guess | None = None
+        # The thread that trains. Boundaries in others (prefetching, checkpoints in the background) are not
+        # its phases.
+        self.thread = 0
+        self._session = ""
+        self._identity: Identity | None = None
+        os.register_at_fork(after_in_child=self._forked)
+
+    def wake(self, session: str | None = None) -> bool:
+        """Creates this rank's files, once. False without a session."""
+        if self.recorder is not None:
+            return True
+        session = session or os.environ.get(ENVIRONMENT)
+        if not session:
+            return False
+        time_ns = now()
+        who = identity.who(os.environ)
+        self._session, self._identity = session, Identity.of_this_process("rank", who["rank"])
+        self.thread = threading.get_ident()
+        recorder = Recorder(session, self._identity, self.meter)
+        self.guess = Guess(recorder)
+        self.recorder = recorder
+        atexit.register(self._leave)
+        recorder.event(time_ns, events.HELLO, **who, **identity.software())
+        return True
+
+    def in_training_thread(self) -> bool:
+        """Whether the caller runs in the thread whose phases are recorded."""
+        return threading.get_ident() == self.thread
+
+    def watch_allocator(self, device: int | None) -> None:
+        """Begins to record the CUDA allocator of that ordinal, if there is one and CUDA is in use."""
+        if self.recorder is None or self.recorder.allocator is not None or device is None:
+            return
+        assert self._identity is not None
+        allocator = Allocator(self._session, self._identity, device, self.meter)
+        self.recorder.allocator = allocator
+        allocator.start_ticker(self.recorder.stack)
+
+    def _report(self, where: str, error: BaseException) -> None:
+        if self.recorder is not None:
+            # An outer phase may never hear of its end now; what follows begins with a clean stack.
+            self.recorder.stack.clear()
+            text = redact.text(f"{type(error).__name__}: {error}")[:_ERROR_LENGTH]
+            self.recorder.event(now(), events.PROBE_ERROR, where=where, error=text)
+        if os.environ.get("PYTHONZEROTOP_DEBUG") == "1":
+            lines = traceback.format_exception(type(error), error, error.__traceback__)
+            sys.stderr.write(f"zerotop: {where} is no longer measured\n" + "".join(lines))
+
+    def _leave(self) -> None:
+        """The interpreter ends in good order."""
+        if self.recorder is not None:
+            Part("exit", self.meter).run(self._say_goodbye, self.recorder)
+
+    def _say_goodbye(self, recorder: Recorder) -> None:
+        if recorder.allocator is not None:
+            recorder.allocator.stop_ticker()
+        if self.guess is not None:
+            self.guess.close()
+        recorder.event(now(), events.GOODBYE)
+
+    def _forked(self) -> None:
+        """A child has these descriptors too; it sleeps until it makes an engine of its own."""
+        recorder, self.recorder, self.guess = self.recorder, None, None
+        if recorder is not None:
+            recorder.close()
+            self.engines = Engines()
+
+
+def attribute_device(device: Any) -> int | None:
+    """The ordinal of a torch CUDA device once CUDA is in use here, else None. Never initializes CUDA."""
+    torch = sys.modules.get("torch")
+    if torch is None or getattr(device, "type", "") != "cuda" or not torch.cuda.is_initialized():
+        return None
+    return int(device.index if device.index is not None else torch.cuda.current_device())

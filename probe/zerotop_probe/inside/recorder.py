@@ -1,0 +1,133 @@
+"""Writes what one rank does: phases as they begin and end, the allocator at their edges, rare facts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zerotop_probe.inside.allocator import Allocator
+from zerotop_probe.inside.part import Meter
+from zerotop_probe.recording import tables
+from zerotop_probe.recording.tables import BEGIN, END, FAILED, PHASE_CODE, UNKNOWN
+from zerotop_probe.recording.writer import EventWriter, Identity, RecordWriter
+
+# The allocator is read at the edges of phases down to this depth; one reading costs more than all the rest.
+_ALLOCATOR_DEPTH = 1
+
+
+class Span:
+    """A phase in progress. ``loose``: no function's return ends it, so an exception can leave it behind."""
+
+    __slots__ = (
+        "begin_ns",
+        "depth",
+        "engine",
+        "flags",
+        "loose",
+        "micro_step",
+        "phase",
+        "rows",
+        "sequence",
+        "step",
+        "tokens",
+    )
+
+    def __init__(
+        self, begin_ns: int, phase: int, depth: int, place: tuple[int, int, int], loose: bool
+    ) -> None:
+        """``place`` is (engine, step, micro-step)."""
+        self.begin_ns = begin_ns
+        self.phase = phase
+        self.depth = depth
+        self.engine, self.step, self.micro_step = place
+        self.loose = loose
+        self.flags = 0
+        self.rows = self.sequence = self.tokens = UNKNOWN
+
+
+class Recorder:
+    """The files of this process and the stack of the phases in progress, outermost first."""
+
+    def __init__(self, session: str, identity: Identity, meter: Meter) -> None:
+        self.stack: list[Span] = []
+        self.allocator: Allocator | None = None
+        self.events = EventWriter(session, identity)
+        self._meter = meter
+        self._spans = RecordWriter(session, tables.SPANS, identity)
+        self._begins = RecordWriter(session, tables.BEGINS, identity)
+        self._probe = RecordWriter(session, tables.PROBE, identity)
+
+    def begin(self, time_ns: int, phase: str, place: tuple[int, int, int], *, loose: bool = False) -> Span:
+        """Records that a phase has begun inside those in progress."""
+        span = Span(time_ns, PHASE_CODE[phase], len(self.stack), place, loose)
+        self.stack.append(span)
+        self._begins.write(time_ns, span.step, span.micro_step, span.phase, span.depth, span.engine, 0)
+        self._meter.boundaries += 1
+        self._sample(span, BEGIN)
+        return span
+
+    def end(self, span: Span, time_ns: int, flags: int = 0) -> None:
+        """Records that a phase has ended, and with it whatever an exception left open inside it."""
+        if span in self.stack:
+            while self.stack[-1] is not span:
+                self.end(self.stack[-1], time_ns, flags)
+            self._sample(span, END)
+            self.stack.pop()
+        span.flags |= flags
+        self.write(span, time_ns)
+
+    def write(self, span: Span, end_ns: int) -> None:
+        """Records a whole span that is not, or no longer, in progress."""
+        self._spans.write(
+            span.begin_ns,
+            end_ns,
+            span.tokens,
+            span.step,
+            span.micro_step,
+            span.rows,
+            span.sequence,
+            span.phase,
+            span.flags,
+            span.depth,
+            span.engine,
+            0,
+        )
+        self._meter.boundaries += 1
+
+    def settle(self, time_ns: int) -> None:
+        """Ends as failed what an exception has left open on top."""
+        while self.stack and self.stack[-1].loose:
+            self.end(self.stack[-1], time_ns, FAILED)
+
+    def inside(self, phase: str) -> Span | None:
+        """The innermost phase of that name in progress, if any."""
+        code = PHASE_CODE[phase]
+        for span in reversed(self.stack):
+            if span.phase == code:
+                return span
+        return None
+
+    def probe(self, time_ns: int) -> None:
+        """Records what the probe has cost so far."""
+        meter = self._meter
+        self._probe.write(time_ns, meter.cost_ns, meter.boundaries, self.lost, meter.errors)
+
+    @property
+    def lost(self) -> int:
+        """Records that could not be written so far, in all files."""
+        lost = sum(writer.lost for writer in (self.events, self._spans, self._begins, self._probe))
+        return lost + (self.allocator.lost if self.allocator else 0)
+
+    def close(self) -> None:
+        """Closes every file; what comes later counts as lost."""
+        if self.allocator:
+            self.allocator.close()
+        for writer in (self.events, self._spans, self._begins, self._probe):
+            writer.close()
+
+    def _sample(self, span: Span, edge: int) -> None:
+        if self.allocator is not None and span.depth <= _ALLOCATOR_DEPTH:
+            self.allocator.sample(span, edge)
+
+    def event(self, time_ns: int, event: str, **facts: Any) -> None:
+        """Records a rare fact."""
+        self.events.write(time_ns, event, **facts)

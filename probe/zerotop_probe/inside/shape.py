@@ -1,0 +1,66 @@
+"""How large a micro-batch is, from the arguments of a forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from zerotop_probe.recording.tables import UNKNOWN
+
+# A list of thousands of objects without a tensor is not searched to its end.
+_SEARCHED = 16
+
+
+def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int, int]:
+    """(rows, sequence length, tokens) of a micro-batch; -1 where it cannot be told.
+
+    Token ids are looked for by their name first. Sequence and tokens are known only for a 2-D tensor of
+    integers.
+    """
+    tensor = _token_ids(args, kwargs)
+    if tensor is None:
+        tensor = _first_tensor(kwargs.values(), 2)
+    if tensor is None:
+        tensor = _first_tensor(args, 2)
+    if tensor is None or tensor.dim() == 0:
+        return UNKNOWN, UNKNOWN, UNKNOWN
+    rows = int(tensor.size(0))
+    if tensor.dim() != 2 or not _counts(tensor):
+        return rows, UNKNOWN, UNKNOWN
+    sequence = int(tensor.size(1))
+    return rows, sequence, rows * sequence
+
+
+def _token_ids(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any | None:
+    tensor = kwargs.get("input_ids")
+    if _is_tensor(tensor):
+        return tensor
+    for value in (*args, *kwargs.values()):
+        # A tokenizer's BatchEncoding is no dict, but has its methods.
+        if not _is_tensor(value) and hasattr(value, "keys") and hasattr(value, "get"):
+            tensor = value.get("input_ids")
+            if _is_tensor(tensor):
+                return tensor
+    return None
+
+
+def _first_tensor(values: Iterable[Any], depth: int) -> Any | None:
+    for number, value in enumerate(values):
+        if number == _SEARCHED:
+            return None
+        if _is_tensor(value):
+            return value
+        if depth and isinstance(value, (list, tuple, dict)):
+            found = _first_tensor(value.values() if isinstance(value, dict) else value, depth - 1)
+            if found is not None:
+                return found
+    return None
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "dim") and hasattr(value, "is_floating_point")
+
+
+def _counts(tensor: Any) -> bool:
+    """Whether the elements are integers; masks of booleans are not token ids."""
+    return not tensor.is_floating_point() and not tensor.is_complex() and tensor.element_size() > 1

@@ -1,0 +1,210 @@
+"""The inside of an optimizer step: which part of it computes, which moves data, and whether it was skipped.
+
+DeepSpeed brackets the parts with timers of its own that do nothing unless its wall-clock breakdown is on;
+ours stand in for them. The inner optimizer is seen through torch's hooks for all optimizers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from zerotop_probe.inside.engines import Engine
+from zerotop_probe.inside.part import Part, around, now
+from zerotop_probe.inside.probe import Probe
+from zerotop_probe.inside.recorder import Span
+from zerotop_probe.inside.timers import Timers
+from zerotop_probe.recording import events
+from zerotop_probe.recording.tables import BOUNDARY, SKIPPED
+
+
+class _Update(NamedTuple):
+    """What was so before an update."""
+
+    known: Engine
+    engine: Any
+    span: Span | None
+    step: int
+    skipped_steps: int
+    loss_scale: float | None
+
+
+class Updates:
+    """Hooks on what happens within ``step()`` of the engines of one process."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self._now: _Update | None = None
+        self._inner: Span | None = None
+        self._moving: Span | None = None
+        self._moves_after_inner = False
+        self._listening = False
+        self._hook = Part("optimizer hooks", probe.meter)
+
+    # --- the update as a whole ------------------------------------------------------------------------------
+
+    def begins(self, time_ns: int, engine: Any, args: Any, kwargs: Any) -> _Update | None:
+        """DeepSpeed calls ``_take_model_step`` only at a gradient-accumulation boundary, in every version."""
+        recorder, known = self._probe.recorder, self._probe.engines.of(engine)
+        if recorder is None or known is None:
+            return None
+        span = recorder.inside("step")
+        if span is not None:
+            span.flags |= BOUNDARY
+        scale = loss_scale(engine) if known.loss_scaled else None
+        self._now = _Update(known, engine, span, engine.global_steps, engine.skipped_steps, scale)
+        return self._now
+
+    def ends(self, update: _Update, time_ns: int, flags: int, result: Any) -> None:
+        """Counts anew, and says if the gradients overflowed."""
+        self._now = self._inner = self._moving = None
+        self._moves_after_inner = False
+        if flags:
+            return
+        update.known.backwards = 0
+        if update.engine.skipped_steps <= update.skipped_steps:
+            return
+        if update.span is not None:
+            update.span.flags |= SKIPPED
+        if self._probe.recorder is not None:
+            after = loss_scale(update.engine)
+            facts = {
+                "engine": update.known.index,
+                "loss_scale_before": update.loss_scale,
+                "loss_scale_after": after,
+            }
+            self._probe.recorder.event(time_ns, events.OVERFLOW, step=update.step, **facts)
+
+    def step_ended(self, span: Span, time_ns: int) -> None:
+        """After the span of a step has been written."""
+        if span.flags & BOUNDARY and self._probe.recorder is not None:
+            self._probe.recorder.probe(time_ns)
+
+    # --- its parts ------------------------------------------------------------------------------------------
+
+    def open_up(self, engine: Any, known: Engine) -> None:
+        """Makes the parts of this engine's updates visible."""
+        self._listen_to_optimizers()
+        optimizer = engine.optimizer
+        timers = getattr(optimizer, "timers", None)
+        if timers is not None:
+            optimizer.timers = Timers(timers, self._watchers(optimizer, known), self._probe.meter)
+        meter, kind = self._probe.meter, type(optimizer)
+        if kind.__name__ == "BF16_Optimizer":
+            around(kind, "update_lp_params", self._part_begins("allgather"), self._part_ends, meter)
+        if known.offloads_optimizer:
+            around(
+                kind, "_wait_for_offload_copies", self._part_begins("grads_to_cpu"), self._part_ends, meter
+            )
+            if known.parameters_on_device:
+                name = "_reassign_or_swap_out_partitioned_parameters"
+                around(kind, name, self._part_begins("params_to_gpu"), self._part_ends, meter)
+
+    def _part_begins(self, phase: str) -> Any:
+        def begins(time_ns: int, optimizer: Any, args: Any, kwargs: Any) -> Span | None:
+            update, recorder = self._now, self._probe.recorder
+            if update is None or recorder is None or update.engine.optimizer is not optimizer:
+                return None
+            return recorder.begin(time_ns, phase, update.known.place(after_backward=True))
+
+        return begins
+
+    def _part_ends(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
+        if self._probe.recorder is not None:
+            self._probe.recorder.end(span, time_ns, flags)
+
+    def _watchers(self, optimizer: Any, known: Engine) -> dict[str, tuple[Any, Any]]:
+        """By DeepSpeed's name of a timer: what to do when it starts and stops."""
+        watchers = {"optimizer_allgather": self._timed(optimizer, "allgather")}
+        if known.offloads_optimizer:
+            # Under offload these are the gradients' last touch on the CPU before the optimizer: unscaling and
+            # clipping.
+            watchers["optimizer_gradients"] = self._timed(optimizer, "grads_to_cpu")
+            if not hasattr(optimizer, "_reassign_or_swap_out_partitioned_parameters"):
+                watchers["optimizer_step"] = (self._copying_may_follow, self._copying_ends)
+        return watchers
+
+    def _timed(self, optimizer: Any, phase: str) -> tuple[Any, Any]:
+        begins = self._part_begins(phase)
+        spans: list[Span] = []
+
+        def starts() -> None:
+            # After an overflow DeepSpeed starts and stops all its timers with nothing in between.
+            span = None if getattr(optimizer, "overflow", False) else begins(now(), optimizer, (), {})
+            if span is not None:
+                span.loose = True
+                spans.append(span)
+
+        def stops() -> None:
+            if spans:
+                self._part_ends(spans.pop(), now(), 0, None)
+
+        return starts, stops
+
+    # --- the inner optimizer, and the copy of what it made that follows -------------------------------------
+
+    def _copying_may_follow(self) -> None:
+        self._moves_after_inner = True
+
+    def _copying_ends(self) -> None:
+        self._moves_after_inner = False
+        moving, self._moving = self._moving, None
+        if moving is not None:
+            self._part_ends(moving, now(), 0, None)
+
+    def _listen_to_optimizers(self) -> None:
+        if self._listening:
+            return
+        self._listening = True
+        from torch.optim import optimizer as torch_optimizer
+
+        register_before = getattr(torch_optimizer, "register_optimizer_step_pre_hook", None)
+        register_after = getattr(torch_optimizer, "register_optimizer_step_post_hook", None)
+        if register_before is not None and register_after is not None:
+            register_before(self._before_inner)
+            register_after(self._after_inner)
+
+    def _before_inner(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._now is not None:
+            self._hook.run(self._inner_begins, optimizer, self._now)
+
+    def _inner_begins(self, optimizer: Any, update: _Update) -> None:
+        recorder = self._probe.recorder
+        if recorder is None or self._inner is not None or not self._probe.in_training_thread():
+            return
+        phase = "cpu_optimizer" if on_cpu(optimizer, update.known, update.engine) else "optimizer"
+        self._inner = recorder.begin(now(), phase, update.known.place(after_backward=True), loose=True)
+
+    def _after_inner(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._inner is not None:
+            self._hook.run(self._inner_ends)
+
+    def _inner_ends(self) -> None:
+        time_ns = now()
+        inner, self._inner = self._inner, None
+        if inner is None:
+            return
+        self._part_ends(inner, time_ns, 0, None)
+        if self._moves_after_inner and self._now is not None and self._probe.recorder is not None:
+            place = self._now.known.place(after_backward=True)
+            self._moving = self._probe.recorder.begin(time_ns, "params_to_gpu", place, loose=True)
+
+
+def on_cpu(optimizer: Any, known: Engine, engine: Any) -> bool:
+    """Whether this inner optimizer computes on the CPU for want of room elsewhere."""
+    if type(optimizer).__name__.startswith("DeepSpeedCPU"):
+        return True
+    if not known.offloads_optimizer and getattr(engine.device, "type", "cpu") == "cpu":
+        return False
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    first = next(parameters, None)
+    return first is not None and first.device.type == "cpu"
+
+
+def loss_scale(engine: Any) -> float | None:
+    """The loss scale in force, or None. Optimizers of all versions have it under one of these names."""
+    optimizer = engine.optimizer
+    for owner, name in ((optimizer, "cur_scale"), (optimizer, "loss_scale")):
+        value = getattr(owner, name, None)
+        if isinstance(value, (int, float)):
+            return float(value)
+    return None
