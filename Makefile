@@ -1,0 +1,49 @@
+# make demo    opens the monitor on a real two-rank DeepSpeed fine-tune, which it launches itself
+# make test    checks everything
+# Both install into .venv first. Needed: Python 3.10 or newer, make, a C++ compiler. PYTHON=... chooses the Python.
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+# The first of the usual names that is new enough.
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 10))
+PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11 python3.10; do \
+	$$name -c '$(NEW_ENOUGH)' 2>/dev/null && { echo $$name; break; }; done)
+CXX_FOUND = command -v $${CXX:-c++} || command -v g++
+HEADER := import os, sysconfig; open(os.path.join(sysconfig.get_path("include"), "Python.h"))
+
+.PHONY: install demo test bench clean
+.DELETE_ON_ERROR:
+
+install: $(INSTALLED)
+
+# DeepSpeed compiles its operators when they are first used: hence the compiler and Python's headers.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c '$(NEW_ENOUGH)' 2>/dev/null || { echo "zerotop needs Python 3.10 or newer:" \
+		"install it, or name it with: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) has no venv module:" \
+		"install it (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	@$(PYTHON) -c '$(HEADER)' 2>/dev/null || { echo "$(PYTHON) has no C headers, which DeepSpeed's operators" \
+		"need: install them (Debian, Ubuntu: apt install python3-dev)" >&2; exit 1; }
+	@$(CXX_FOUND) >/dev/null || { echo "there is no C++ compiler, which DeepSpeed's operators need:" \
+		"install one (Debian, Ubuntu: apt install g++)" >&2; exit 1; }
+	@echo "installing zerotop, torch and DeepSpeed into $(VENV)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
+	@touch $@
+
+demo: install
+	@$(BIN)/zerotop demo
+
+test: install
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest
+
+bench: install
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
