@@ -1,1 +1,1 @@
-"""Runs on each node beside the job, in its own process: launching, the NVML and /proc samplers, the job's output."""
+"""Runs on each node beside the job, in its own process: launching, sampling NVML and /proc, recording output."""

@@ -1,4 +1,4 @@
-"""The control group of the job: memory in use, its limit, how many cores it may use, how many processes it lost to it."""
+"""The control group of the job: memory in use, its limit, processes killed for it, usable cores."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class ControlGroup:
 
 
 def _path_of(pid: int, controller: str) -> str | None:
-    """The folder of the group of ``pid`` for a controller of version 1, or for version 2 if ``controller`` is empty."""
+    """The folder of the group of ``pid`` for a controller of version 1; for version 2 if it is empty."""
     for line in os.fsdecode(proc.read(f"/proc/{pid}/cgroup")).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -82,13 +82,14 @@ def _path_of(pid: int, controller: str) -> str | None:
 
 
 def _mounted(controller: str, path: str) -> str | None:
-    """Where a group's files lie. In a container the mount shows a part of the tree, ``root`` and what is below it."""
+    """Where a group's files lie. In a container the mount shows only ``root`` of the tree and what is below."""
     for line in os.fsdecode(proc.read("/proc/self/mountinfo", 1 << 20)).splitlines():
         left, _, right = line.partition(" - ")
         kind, _, options = right.partition(" ")
         root, mount = left.split()[3:5]
-        wanted = kind == "cgroup" and controller in options.split()[-1].split(",") if controller else kind == "cgroup2"
-        if not wanted:
+        if kind != ("cgroup" if controller else "cgroup2"):
+            continue
+        if controller and controller not in options.split()[-1].split(","):
             continue
         inside = posixpath.relpath(path, root) if path.startswith(root) else "."
         folder = posixpath.normpath(posixpath.join(mount, inside))
@@ -106,7 +107,7 @@ def system_oom_kills() -> int:
 
 
 def usable_cores() -> int:
-    """Cores that this process and its children may run on: by affinity, and by the processor quota of a container."""
+    """Cores that this process and its children may use: by affinity, and by a container's processor quota."""
     cores = len(os.sched_getaffinity(0))
     quota = _quota()
     return max(1, min(cores, quota)) if quota else cores

@@ -32,7 +32,7 @@ class Facts:
     ranks: list[Process] = field(default_factory=list)
     stops_sent: int = 0
     ended: bool = False
-    elsewhere: str = ""  # the host of a job that runs on another machine, or ran before this one was started anew
+    elsewhere: str = ""  # the host of a job of another machine, or from before this one was restarted
 
 
 def read_facts(session: str) -> Facts:
@@ -94,10 +94,12 @@ def job_alive(session: str) -> bool:
 def request_stop(session: str) -> None:
     """Asks for the job to be stopped: gently the first time, harder each further time.
 
-    A living sampler does it and goes on by itself from SIGINT to SIGTERM to SIGKILL (see ``stop.Stopper``). Without one each
-    call sends the next of these signals. Returns at once; nothing happens to a job that has ended.
+    A living sampler does it and goes on by itself from SIGINT to SIGTERM to SIGKILL (see ``stop.Stopper``).
+    Without one each call sends the next of these signals. Returns at once; nothing happens to a job that has
+    ended.
 
-    Raises NotHere if the session's job was started on another machine or never, PermissionError if it is somebody else's.
+    Raises NotHere if the session's job was started on another machine or never, PermissionError if it is
+    somebody else's.
     """
     facts = read_facts(session)
     for sampler in facts.samplers:

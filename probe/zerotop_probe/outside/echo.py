@@ -16,8 +16,8 @@ _CHUNK = 1 << 16
 class Echo(threading.Thread):
     """Copies one stream to one of our descriptors.
 
-    A thread of its own, because a paused terminal or a slow pipe blocks the write while sampling and recording must go on.
-    A closed downstream ends the echo, not the job.
+    A thread of its own, because a paused terminal or a slow pipe blocks the write while sampling and
+    recording must go on. A closed downstream ends the echo, not the job.
     """
 
     def __init__(self, stream: Stream, descriptor: int) -> None:

@@ -1,10 +1,11 @@
-"""Sampling GPUs through NVML. No driver, no library, MIG, a GPU that is lost while we look: all are normal states."""
+"""Sampling GPUs through NVML. No driver, no library, MIG, a GPU that is lost meanwhile: all are normal."""
 
 from __future__ import annotations
 
 import ctypes
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pynvml
@@ -16,8 +17,8 @@ from zerotop_probe.recording.writer import Identity, RecordWriter
 _TICKS_PER_SLOW = 5
 _TICKS_PER_PROCESSES = 2
 
-# Field values, all read by one call: instant power (mW) and the PCIe byte counters. pynvml has names for them from version
-# 12.5 on only; nvmlDeviceGetPcieThroughput blocks for 20 ms and is never used.
+# Field values, all read by one call: instant power (mW) and the PCIe byte counters. pynvml has names for them
+# from version 12.5 on only; nvmlDeviceGetPcieThroughput blocks for 20 ms and is never used.
 _POWER_INSTANT, _PCIE_TX, _PCIE_RX = 186, 197, 198
 _FIELDS = (_POWER_INSTANT, _PCIE_TX, _PCIE_RX)
 _VALUE_OF_TYPE = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
@@ -34,7 +35,8 @@ _NEVER = (
 )
 
 
-class Gpu(NamedTuple):
+@dataclass(frozen=True)
+class Gpu:
     """What identifies a GPU of this node."""
 
     index: int
@@ -163,7 +165,7 @@ class GpuSampler:
         on_seen: Callable[[Seen], None],
         on_lost: Callable[[str], None],
     ) -> None:
-        """``on_seen`` is told once what there is; ``on_lost`` gets a sentence for each GPU that stops answering."""
+        """``on_seen`` is told once what there is; ``on_lost`` a sentence for each GPU that stops answering."""
         self._session = session
         self._identity = identity
         self._on_seen = on_seen
@@ -225,7 +227,7 @@ def look() -> tuple[Seen, list[Device]]:
         refused.append(f"The NVIDIA driver {driver} shows no GPU.")
     if any(device.mig for device in devices):
         names = ", ".join(str(device.gpu.index) for device in devices if device.mig)
-        refused.append(f"MIG is on for GPU {names}: memory is the whole GPU's, and its utilization is not known.")
+        refused.append(f"MIG is on for GPU {names}: memory is the whole GPU's, utilization is not known.")
     return Seen(driver, tuple(device.gpu for device in devices), " ".join(refused) or None), devices
 
 
@@ -236,7 +238,7 @@ def _why_no_driver(error: Exception) -> str:
     if value == pynvml.NVML_ERROR_DRIVER_NOT_LOADED:
         return "The NVIDIA driver is installed but not loaded: host memory and processors are what is shown."
     if value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
-        return "The NVIDIA library and the loaded driver differ in version, as after an update: restart the machine."
+        return "The NVIDIA library and the loaded driver differ in version: restart the machine."
     if value == pynvml.NVML_ERROR_NO_PERMISSION:
         return "This user may not use the NVIDIA driver: host memory and processors are what is shown."
     return f"The NVIDIA driver does not answer ({error}): host memory and processors are what is shown."

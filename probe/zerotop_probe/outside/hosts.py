@@ -31,7 +31,8 @@ def processor_name() -> str | None:
 def _busy_ns() -> int:
     """Processor time used by everything on this machine since boot."""
     fields = [int(field) for field in proc.read("/proc/stat", 512).split(b"\n")[0].split()[1:9]]
-    # user nice system idle iowait irq softirq steal: idle and waiting for disks is not busy, stolen is somebody else's.
+    # user nice system idle iowait irq softirq steal: idle and waiting for disks is not busy, stolen is
+    # somebody else's.
     return sum(fields[index] for index in (0, 1, 2, 5, 6)) * TICK_NS if len(fields) > 6 else 0
 
 

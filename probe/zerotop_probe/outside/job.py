@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import zerotop_probe
 from zerotop_probe.outside.proc import Process, stat
@@ -38,11 +38,12 @@ def _explain(program: str, number: int) -> CommandError:
     sentences = {
         errno.ENOENT: f"There is no command {program!r}" + ("" if "/" in program else " on the PATH"),
         errno.EISDIR: f"{program!r} is a directory, not a command",
-        errno.EACCES: f"{program!r} is not executable: run it with its interpreter (python {program}) or chmod +x it",
-        errno.ENOEXEC: f"{program!r} is neither a program nor a script that begins with #! and its interpreter",
+        errno.EACCES: f"{program!r} is not executable: run it as python {program}, or chmod +x it",
+        errno.ENOEXEC: f"{program!r} is neither a program nor a script that begins with #!",
         errno.E2BIG: "The command line and the environment together are longer than the system allows",
     }
-    return CommandError(number, sentences.get(number, f"{program!r} cannot be executed: {os.strerror(number)}"))
+    otherwise = f"{program!r} cannot be executed: {os.strerror(number)}"
+    return CommandError(number, sentences.get(number, otherwise))
 
 
 def environment(session: str, base: Mapping[str, str]) -> dict[str, str]:
@@ -64,13 +65,13 @@ def spawn(
     *,
     stdout: int,
     stderr: int,
-    signal_mask: set[signal.Signals],
+    signal_mask: Collection[int],
     own_session: bool,
 ) -> ChildJob:
     """Starts ``command`` with two descriptors as its output and ``signal_mask`` as its mask.
 
-    With ``own_session`` it gets a session and process group of its own. The call is posix_spawn, which tells at once
-    whether the command could be executed. Raises CommandError if not.
+    With ``own_session`` it gets a session and process group of its own. The call is posix_spawn, which tells
+    at once whether the command could be executed. Raises CommandError if not.
     """
     actions = [(os.POSIX_SPAWN_DUP2, stdout, 1), (os.POSIX_SPAWN_DUP2, stderr, 2)]
     check_command(command)
@@ -146,7 +147,7 @@ def signal_name(returncode: int | None) -> str | None:
 
 
 def describe_end(returncode: int | None, oom_kills: int, where: str = "its control group") -> str:
-    """One sentence about how the job ended; ``oom_kills`` processes were ended by the kernel for lack of memory."""
+    """One sentence about how the job ended; the kernel killed ``oom_kills`` processes for lack of memory."""
     name = signal_name(returncode)
     if returncode is None:
         text = "The job has ended; its exit code is not known because its sampler had been restarted"
@@ -160,5 +161,6 @@ def describe_end(returncode: int | None, oom_kills: int, where: str = "its contr
             inner = signal_name(128 - returncode)
             text += f", as after {inner}" if inner and inner.startswith("SIG") else ""
     if oom_kills > 0:
-        text += f"; the kernel's OOM killer ended {oom_kills} process{'es' if oom_kills > 1 else ''} of {where}"
+        processes = "1 process" if oom_kills == 1 else f"{oom_kills} processes"
+        text += f"; the kernel's OOM killer ended {processes} of {where}"
     return text + "."

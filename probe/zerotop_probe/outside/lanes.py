@@ -14,7 +14,7 @@ class Sampler(Protocol):
         """Called once, in the sampling thread, before the first tick."""
 
     def sample(self, time_ns: int, tick: int) -> None:
-        """Records the state now; ``time_ns`` is the tick's time, shared with the other samplers of this node."""
+        """Records the state now; ``time_ns`` is the tick's time, shared by all samplers of this node."""
 
     def close(self) -> None:
         """Called once, in the sampling thread, after the last tick."""
@@ -23,11 +23,14 @@ class Sampler(Protocol):
 class Lane(threading.Thread):
     """Runs one sampler. A tick that comes while the one before is still being sampled is left out.
 
-    So a driver that hangs, or a process whose files under /proc do not answer, cannot keep the agent from passing on the
-    job's output, its signals and its exit code. A sampler that raises is reported once and ends; the others go on.
+    So a driver that hangs, or a process whose files under /proc do not answer, cannot keep the agent from
+    passing on the job's output, its signals and its exit code. A sampler that raises is reported once and
+    ends; the others go on.
     """
 
-    def __init__(self, name: str, sampler: Sampler, *, on_error: Callable[[str, BaseException], None]) -> None:
+    def __init__(
+        self, name: str, sampler: Sampler, *, on_error: Callable[[str, BaseException], None]
+    ) -> None:
         super().__init__(name=name, daemon=True)
         self._sampler = sampler
         self._on_error = on_error
@@ -60,7 +63,8 @@ class Lane(threading.Thread):
 
     def _wait(self) -> tuple[int, int] | None:
         with self._changed:
-            # The ticks of the time that the last sample took are gone: what they would see now is not their time's.
+            # The ticks of the time that the last sample took are gone: what they would see now is not their
+            # time's.
             self._next = None
             self._changed.wait_for(lambda: self._closing or self._next is not None)
             return None if self._closing else self._next

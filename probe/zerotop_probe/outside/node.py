@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 import time
@@ -76,13 +77,15 @@ class Node:
     @property
     def lost_records(self) -> int:
         """Records that could not be written."""
-        return sum(part.lost_records for part in (self._gpus, self._processes, self._hosts)) + self._writer.lost
+        parts = (self._gpus, self._processes, self._hosts)
+        return sum(part.lost_records for part in parts) + self._writer.lost
 
     def tick(self, time_ns: int, number: int) -> None:
         """Asks all samplers for a sample of now."""
         for lane in self._lanes:
             lane.tick(time_ns, number)
-        if not self._overdue and not self._seen.is_set() and time.monotonic() - self._started_s > _DRIVER_PATIENCE_S:
+        late = time.monotonic() - self._started_s > _DRIVER_PATIENCE_S
+        if late and not self._overdue and not self._seen.is_set():
             self._overdue = True
             self._write_node(Seen(None, (), "The NVIDIA driver has not answered yet."))
 
@@ -100,7 +103,7 @@ class Node:
             kernel=os.uname().release,
             cpu=processor_name(),
             driver=seen.driver,
-            gpus=[gpu._asdict() for gpu in seen.gpus],
+            gpus=[dataclasses.asdict(gpu) for gpu in seen.gpus],
             gpu_notice=seen.notice,
             sampler_pid=self._identity.pid,
             sampler_start=self._identity.start,

@@ -1,7 +1,9 @@
-"""Recording the job's output: its bytes into ``output-<writer>.log``, what came when into the ``output`` table."""
+"""Recording the job's output: bytes into ``output-<writer>.log``, what came when into the ``output`` table."""
 
 from __future__ import annotations
 
+import glob
+import json
 import os
 from collections.abc import Callable, Sequence
 
@@ -11,7 +13,8 @@ from zerotop_probe.recording.writer import Identity, RecordWriter, create
 
 # At most this is held in our memory at once.
 _CHUNK = 1 << 18
-# At most so much is copied in one poll, so that a job that prints without end does not keep us from looking at its end.
+# At most so much is copied in one poll, so that a job that prints without end does not keep us from looking
+# at its end.
 _CHUNKS_PER_POLL = 64
 
 
@@ -39,7 +42,7 @@ class OutputRecorder:
         return self._index.lost
 
     def poll(self, time_ns: int) -> bool:
-        """Takes what has been written since the last poll, seen at ``time_ns``; True if there is still more."""
+        """Takes what was written since the last poll, seen at ``time_ns``; True if there is still more."""
         more = [self._copy(stream, time_ns) for stream in self._streams]
         return any(more)
 
@@ -86,3 +89,18 @@ class OutputRecorder:
         if self._log is not None:
             os.close(self._log)
             self._log = None
+
+
+def recorded_bytes(session: str, host: str, stream: str) -> int:
+    """How many bytes of a stream this host's samplers have recorded: where a restarted one goes on."""
+    code = STREAMS.index(stream)
+    lengths = [field.name for field in OUTPUT.fields].index("length")
+    streams = [field.name for field in OUTPUT.fields].index("stream")
+    total = 0
+    for path in glob.glob(os.path.join(glob.escape(session), f"{OUTPUT.name}-node-{host}-*.rec")):
+        with open(path, "rb") as file:
+            json.loads(file.readline())
+            records = file.read()
+        whole = OUTPUT.layout.iter_unpack(records[: len(records) - len(records) % OUTPUT.layout.size])
+        total += sum(record[lengths] for record in whole if record[streams] == code)
+    return total

@@ -1,4 +1,4 @@
-"""Reading /proc: one process, all processes, who is whose child. Nothing here raises when a process is gone."""
+"""Reading /proc: one process, all processes, who is whose child. Nothing raises when a process is gone."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Process(NamedTuple):
         return Process.of(self.pid) == self
 
     def send(self, number: int) -> bool:
-        """Sends a signal to exactly this process; False if it is gone. Raises PermissionError if it is somebody else's."""
+        """Sends a signal to exactly this process; False if it is gone. PermissionError if it is somebody else's."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:

@@ -34,7 +34,7 @@ class Member(NamedTuple):
 
 
 def raise_descriptor_limit() -> int:
-    """Lets this process open as many files as it may; returns how many. To be called after the job was started."""
+    """Lets us open as many files as we may; returns how many. To be called after the job was started."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -51,7 +51,8 @@ class Sampled:
         pid = member.process.pid
         self._budget = budget
         self._status = budget.open(f"/proc/{pid}/status")
-        # The kernel's id of another process's processor clock: see CPUCLOCK_SCHED in linux/posix-timers_types.h.
+        # The kernel's id of another process's processor clock: see CPUCLOCK_SCHED in
+        # linux/posix-timers_types.h.
         self._clock = (~pid << 3) | 2
         self._has_clock = True
         self._time_ns = self._row_ns = time.monotonic_ns()
@@ -144,7 +145,8 @@ class ProcessSampler:
     def sample(self, time_ns: int, tick: int, members: Sequence[Member]) -> bool:
         """Records the processes followed so far, then follows ``members``; True if one of them has ended.
 
-        So a process's first row comes one tick after it was found, when there is a time that its rates refer to.
+        So a process's first row comes one tick after it was found, when there is a time that its rates refer
+        to.
         """
         ended = False
         for sampled in self._sampled.values():

@@ -1,8 +1,9 @@
 """Finding the rank processes of a job.
 
-A rank is the topmost Python process below the job's root whose launcher gave it a rank number; or any process from which an
-engine has reported (it has an events file of its own in the session directory). What lies below a rank (data-loader workers,
-compilers) is not looked at. Variables that our own environment holds with the same value, as in an sbatch script, say nothing.
+A rank is the topmost Python process below the job's root whose launcher gave it a rank number; or any process
+from which an engine has reported (it has an events file of its own in the session directory). What lies below
+a rank (data-loader workers, compilers) is not looked at. Variables that our own environment holds with the
+same value, as in an sbatch script, say nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from zerotop_probe.recording import clock, events
 from zerotop_probe.recording.directory import ENVIRONMENT
 from zerotop_probe.recording.writer import EventWriter
 
-# By launcher: torchrun, deepspeed and accelerate; Open MPI; MPICH and its kin; Slurm. See DeepSpeed's launcher_helper.py.
+# By launcher: torchrun, deepspeed and accelerate; Open MPI; MPICH and its kin; Slurm. See DeepSpeed's
+# launcher_helper.py.
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 LOCAL_RANK_VARIABLES = (
     "LOCAL_RANK",
@@ -32,7 +34,8 @@ LOCAL_RANK_VARIABLES = (
 )
 
 _FAST_S, _SLOW_S, _FAST_FOR_S = 0.5, 5.0, 60.0
-# Launchers are sampled too, as rank -1: a plain `python train.py` is one until its engine reports. Not every helper is.
+# Launchers are sampled too, as rank -1: a plain `python train.py` is one until its engine reports. Not every
+# helper is.
 _MOST_LAUNCHERS = 4
 _HELLO = re.compile(r"events-rank(\d+)-(.+)-(\d+)(?:\.\d+)?\.jsonl")
 
@@ -85,7 +88,7 @@ class Ranks:
         return any(rank.process.alive() for rank in list(self.found.values()))
 
     def look(self, *, now: bool = False) -> None:
-        """Looks for ranks that have come or gone, if it is time to, or ``now``: twice a second at first, later rarely."""
+        """Looks for ranks that have come or gone, if it is time or ``now``: often at first, later rarely."""
         now_s = time.monotonic()
         if now:
             self._fast_until_s = now_s + _FAST_FOR_S
@@ -131,7 +134,7 @@ class Ranks:
                 waiting.extend(children.get(pid, ()))
 
     def _classify(self, pid: int, now_s: float) -> bool:
-        """Whether this process, new or not, is a rank. Looked at again each time: a launcher's child becomes one by exec."""
+        """Whether this process is a rank. Asked again each time: a launcher's child becomes one by exec."""
         arguments = proc.command_line(pid)
         if not silence.is_python(arguments):
             if pid == self._root.pid:
@@ -161,7 +164,8 @@ class Ranks:
 
     def _say_who_is_late(self, now_s: float) -> None:
         # Peers are ranks that still run: after an elastic restart the reports of those before say nothing.
-        peers = [self._reported_s[rank.process] for rank in self.found.values() if rank.process in self._reported_s]
+        running = {rank.process for rank in self.found.values()}
+        peers = [reported_s for process, reported_s in self._reported_s.items() if process in running]
         if not peers:
             return
         why = silence.why_late(len(peers), now_s - min(peers))
@@ -180,7 +184,7 @@ class Ranks:
 
 
 def _writer_of(path: str) -> Process | None:
-    """The process that an events file says it is of. One of another machine is given a pid that none here has."""
+    """The process that an events file is of. One of another machine is given a pid that none here has."""
     try:
         writer = json.loads(proc.read(path).partition(b"\n")[0])["writer"]
         here = (writer["host"], writer["boot"]) == (clock.hostname(), clock.boot_id())

@@ -1,12 +1,13 @@
 """When a rank that has not reported is worth a word, and which.
 
-A rank reports when it makes its engine, which may be an hour after its start (downloads, tokenizing, a queue), or never
-(it is not a DeepSpeed job at all). So silence alone says nothing, and no time limit is a rule. What is said, once per rank:
+A rank reports when it makes its engine, which may be an hour after its start (downloads, tokenizing, a
+queue), or never (it is not a DeepSpeed job at all). So silence alone says nothing, and no time limit is a
+rule. What is said, once per rank:
 
-1. At once, if the rank cannot report: it runs Python with ``-E``, ``-I`` or ``-S``, or its launcher has not passed on the
-   variables that the probe needs. This is seen on its command line and in its environment.
-2. When other ranks have reported ``PEERS_S`` ago and this one has not: engines are made together, since making one is a
-   collective operation.
+1. At once, if the rank cannot report: it runs Python with ``-E``, ``-I`` or ``-S``, or its launcher has not
+   passed on the variables that the probe needs. This is seen on its command line and in its environment.
+2. When other ranks have reported ``PEERS_S`` ago and this one has not: engines are made together, since
+   making one is a collective operation.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def is_python(arguments: Sequence[str]) -> bool:
 
 
 def blind_option(arguments: Sequence[str]) -> str | None:
-    """The option on a Python command line that keeps the probe out, for example "-I"; None if there is none."""
+    """The option on a Python command line that keeps the probe out, for example "-I", or None."""
     position = 1
     while position < len(arguments):
         argument = arguments[position]
@@ -52,12 +53,12 @@ def why_blind(arguments: Sequence[str], *, carries_session: bool) -> str | None:
     if option is not None:
         return f"it runs python {option}, which {_BLIND[option[1]]}: it is seen from outside only"
     if not carries_session:
-        return "its launcher did not pass on PYTHONZEROTOP_SESSION and PYTHONPATH: it is seen from outside only"
+        return "its launcher did not pass on PYTHONZEROTOP_SESSION: it is seen from outside only"
     return None
 
 
 def why_late(peers: int, since_s: float) -> str | None:
-    """Why a rank that can report should have by now; ``peers`` others have, the first ``since_s`` seconds ago."""
+    """Why a rank should have reported by now; ``peers`` others have, the first ``since_s`` seconds ago."""
     if peers and since_s > PEERS_S:
         others = "another rank has" if peers == 1 else f"{peers} other ranks have"
         return f"{others} made an engine, the first {since_s:.0f} s ago, and it has not"

@@ -9,10 +9,12 @@ from collections.abc import Callable
 from zerotop_probe.outside.proc import Process, environment, family, pids, stat
 from zerotop_probe.recording.directory import ENVIRONMENT
 
-# What asks an agent to stop its job, whatever runs it. SIGTERM cannot be it: in the foreground that belongs to the job.
+# What asks an agent to stop its job, whatever runs it. SIGTERM cannot be it: in the foreground that belongs
+# to the job.
 STOP_REQUEST = signal.SIGRTMIN + 3
 
-# Seconds from SIGINT to SIGTERM, and from SIGTERM to SIGKILL. DeepSpeed's launcher gives its ranks up to 30 s, most end in 2.
+# Seconds from SIGINT to SIGTERM, and from SIGTERM to SIGKILL. DeepSpeed's launcher gives its ranks up to 30
+# s, most end in 2.
 GRACE_S = (10.0, 20.0)
 
 _STAGES = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
@@ -20,7 +22,7 @@ _KILL_AGAIN_S = 0.5
 
 
 def job_processes(root: Process, session: str) -> list[Process]:
-    """All living processes of a job: the root, its descendants, and whoever else carries the session in its environment.
+    """All living processes of a job: the root, its descendants, and who else carries the session's variable.
 
     The last finds ranks whose launcher has died. The calling process is never among them.
     """

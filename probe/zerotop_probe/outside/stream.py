@@ -1,8 +1,9 @@
 """Where the job writes: a file in memory that nobody's death, no full disk and no slow reader can break.
 
-A pipe would kill the job (SIGPIPE) or block it when its reader dies; a file on disk fails when the disk is full. A write to
-a memfd always succeeds. The recorder copies from it and gives the memory of what was copied back by punching holes.
-When nobody copies (the sampler was killed), output stays in memory until a restarted sampler takes it up.
+A pipe would kill the job (SIGPIPE) or block it when its reader dies; a file on disk fails when the disk is
+full. A write to a memfd always succeeds. The recorder copies from it and gives the memory of what was copied
+back by punching holes. When nobody copies (the sampler was killed), output stays in memory until a restarted
+sampler takes it up.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from zerotop_probe.outside.proc import Process
 _PREFIX = "zerotop-"
 _PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-# Holes are punched in pieces of at least this many bytes: a call costs 2 us, a page of text a second is not worth it.
+# Holes are punched in pieces of at least this many bytes: a call costs 2 us, a page of text a second is not
+# worth it.
 _PUNCH_BYTES = 1 << 16
 
 
@@ -42,7 +44,8 @@ class Stream:
             with tempfile.TemporaryFile(prefix=_PREFIX + name) as file:
                 descriptor = os.dup(file.fileno())
         try:
-            # Above the standard descriptors, which a caller may have closed: echoing into ourselves would never end.
+            # Above the standard descriptors, which a caller may have closed: echoing into ourselves would
+            # never end.
             return cls(name, fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3))
         finally:
             os.close(descriptor)
@@ -60,11 +63,11 @@ class Stream:
         return cls(name, descriptor, position)
 
     def writer(self) -> int:
-        """A new descriptor for the job to write to. Appending, so that processes sharing it do not overwrite each other."""
+        """A new descriptor for the job to write to. Appending, so that processes do not overwrite each other."""
         return os.open(f"/proc/self/fd/{self.descriptor}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
     def size(self) -> int:
-        """Bytes written so far. A job that truncates its own output starts again from 0, and so do the readers."""
+        """Bytes written so far. When a job truncates its own output, readers start again from 0."""
         size = os.fstat(self.descriptor).st_size
         if size < self.recorded:
             self.recorded = self._punched = 0
@@ -98,7 +101,7 @@ def _libc_fallocate() -> Callable[[int, int, int, int], int] | None:
         return None
     function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     function.restype = ctypes.c_int
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 _fallocate = _libc_fallocate()

@@ -1,9 +1,9 @@
 """The threads of one process: how long each ran and how long it waited for a core, at little cost.
 
-``task/TID/schedstat`` has nanoseconds since the thread began: running, and runnable but waiting. Reading it through a kept
-descriptor costs 0.8 us. Still, of the 200 threads of a rank few run at any time, so only those are read at every sample; the
-process's own clock tells when another one must have run, and then all are read. Where a kernel has no schedstat, ``stat``
-is read instead: in clock ticks (10 ms), and without waiting times.
+``task/TID/schedstat`` has nanoseconds since the thread began: running, and runnable but waiting. Reading it
+through a kept descriptor costs 0.8 us. Still, of the 200 threads of a rank few run at any time, so only those
+are read at every sample; the process's own clock tells when another one must have run, and then all are read.
+Where a kernel has no schedstat, ``stat`` is read instead: in clock ticks (10 ms), and without waiting times.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import NamedTuple
 from zerotop_probe.outside import proc
 
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-# Processor time that the threads read do not explain, per wall time and per time of the process: above, all are read.
+# Processor time that the threads read do not explain, per wall time and per time of the process: above, all
+# are read.
 _UNEXPLAINED = 0.03
 _UNEXPLAINED_SHARE = 0.05
 # A thread that used more of a core than this since all were read is read at every sample.
@@ -53,7 +54,7 @@ class Budget:
 
 
 class Thread:
-    """Counters of one thread in nanoseconds: now, when read before, when all were read, when a row was written."""
+    """Counters of one thread: now, when read before, when all were read, when a row was written."""
 
     __slots__ = ("before_ns", "cpu_ns", "descriptor", "gone", "hot", "row_ns", "scan_ns", "tid", "wait_ns")
 
@@ -164,7 +165,7 @@ class Threads:
                 self._hot.append(thread)
 
     def busiest(self, count: int, least_ns: float) -> list[Busiest]:
-        """Those of the threads that ran most since the last call, and at least ``least_ns``; the busiest first."""
+        """The threads that ran most since the last call, and at least ``least_ns``; the busiest first."""
         ran = []
         for thread in self._all.values():
             ran_ns = thread.cpu_ns - thread.row_ns

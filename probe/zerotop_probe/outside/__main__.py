@@ -1,0 +1,53 @@
+"""``python -m zerotop_probe.outside [options] SESSION -- COMMAND``: the agent as a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from zerotop_probe.outside import agent, daemon
+from zerotop_probe.outside.proc import Process
+from zerotop_probe.outside.stop import GRACE_S
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m zerotop_probe.outside",
+        description="Runs COMMAND and records it in the directory SESSION.",
+        usage="%(prog)s [options] SESSION -- COMMAND ...",
+    )
+    parser.add_argument("session", metavar="SESSION")
+    parser.add_argument("--foreground", action="store_true", help="pass the job's output and our signals on")
+    parser.add_argument("--daemon", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--watch", nargs=2, type=int, metavar=("PID", "START"), help="take up a running job")
+    parser.add_argument("--grace", nargs=2, type=float, default=GRACE_S, help="seconds between stop signals")
+    return parser
+
+
+def main() -> int:
+    """Returns the job's exit code, 1 if it could not be started, 2 for wrong usage."""
+    arguments = sys.argv[1:]
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    options = _parser().parse_args(arguments[:split])
+    command = arguments[split + 1 :]
+    grace_s = (options.grace[0], options.grace[1])
+
+    def prepare() -> Callable[[], int]:
+        if options.watch:
+            return agent.prepare_watch(options.session, Process(*options.watch))
+        return agent.prepare_in_background(options.session, command, grace_s=grace_s)
+
+    if options.daemon:
+        return daemon.serve(prepare)
+    try:
+        if options.foreground:
+            return agent.run_in_foreground(options.session, command, grace_s=grace_s)
+        return prepare()()
+    except OSError as error:
+        print(error.strerror or error, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
