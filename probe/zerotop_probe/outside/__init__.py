@@ -1,1 +1,1 @@
-"""Runs on each node beside the job, in its own process: launching, sampling NVML and /proc, recording output."""
+"""Runs on each node beside the job, in its own process: launching, sampling NVML and /proc, its output."""

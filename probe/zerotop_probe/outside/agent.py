@@ -106,7 +106,7 @@ def prepare_in_background(
 
 
 def prepare_watch(session: str, root: Process) -> Callable[[], int]:
-    """Takes up a job that runs; the result records it to its end. Raises ProcessLookupError if it has ended."""
+    """Takes up a running job; the result records it to its end. Raises ProcessLookupError if it has ended."""
     if not root.alive():
         raise ProcessLookupError(f"There is no process {root.pid} that started when the job of {session} did")
     wanted = _background_signals()
@@ -115,7 +115,7 @@ def prepare_watch(session: str, root: Process) -> Callable[[], int]:
 
 
 def watch(session: str, root_pid: int) -> int:
-    """Samples the running job whose root process is ``root_pid`` until it ends; takes up its output if it is ours.
+    """Samples the running job whose root is ``root_pid`` until it ends; takes up its output if that is ours.
 
     What the job printed since its agent died has stayed in memory and is recorded now, dated now. What it
     printed in the foreground is recorded but no longer passed on. The exit code of a job that somebody else
@@ -177,7 +177,7 @@ class Agent:
         echoes: Sequence[Echo] = (),
         grace_s: tuple[float, float] = GRACE_S,
     ) -> None:
-        """``signals`` are blocked by the caller. With ``echoes`` the job is in the foreground and gets them."""
+        """``signals`` are blocked by the caller; with ``echoes``, in the foreground, the job gets them."""
         self._job = job
         self._signals = signals
         self._echoes = echoes

@@ -82,7 +82,7 @@ def _path_of(pid: int, controller: str) -> str | None:
 
 
 def _mounted(controller: str, path: str) -> str | None:
-    """Where a group's files lie. In a container the mount shows only ``root`` of the tree and what is below."""
+    """Where a group's files lie. In a container the mount shows only the tree from ``root`` down."""
     for line in os.fsdecode(proc.read("/proc/self/mountinfo", 1 << 20)).splitlines():
         left, _, right = line.partition(" - ")
         kind, _, options = right.partition(" ")

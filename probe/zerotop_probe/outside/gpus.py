@@ -165,7 +165,7 @@ class GpuSampler:
         on_seen: Callable[[Seen], None],
         on_lost: Callable[[str], None],
     ) -> None:
-        """``on_seen`` is told once what there is; ``on_lost`` a sentence for each GPU that stops answering."""
+        """``on_seen`` is told once what there is; ``on_lost`` a sentence for each GPU that is lost."""
         self._session = session
         self._identity = identity
         self._on_seen = on_seen

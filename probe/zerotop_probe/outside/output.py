@@ -1,4 +1,4 @@
-"""Recording the job's output: bytes into ``output-<writer>.log``, what came when into the ``output`` table."""
+"""Recording the job's output: bytes into ``output-<writer>.log``, what came when into the table ``output``."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class Process(NamedTuple):
         return Process.of(self.pid) == self
 
     def send(self, number: int) -> bool:
-        """Sends a signal to exactly this process; False if it is gone. PermissionError if it is somebody else's."""
+        """Sends a signal to exactly this process; False if it is gone. Raises PermissionError."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:

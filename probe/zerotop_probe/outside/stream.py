@@ -63,7 +63,7 @@ class Stream:
         return cls(name, descriptor, position)
 
     def writer(self) -> int:
-        """A new descriptor for the job to write to. Appending, so that processes do not overwrite each other."""
+        """A new descriptor for the job, appending, so that its processes do not overwrite each other."""
         return os.open(f"/proc/self/fd/{self.descriptor}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
     def size(self) -> int:
