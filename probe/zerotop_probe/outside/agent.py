@@ -266,7 +266,7 @@ class Agent:
             signal=jobs.signal_name(returncode),
             seconds=(ended_ns - self._started_ns) / 1e9,
             oom_kills=kills,
-            text=jobs.describe_end(returncode, kills, where),
+            text=jobs.describe_end(returncode, kills, where, asked=self._stopper.requested),
         )
 
     def _finish_echo(self) -> None:

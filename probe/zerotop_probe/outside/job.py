@@ -19,6 +19,9 @@ _PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 class CommandError(OSError):
     """The command cannot be executed; the text is a sentence that says why and how to mend it."""
 
+    def __str__(self) -> str:
+        return str(self.strerror)
+
 
 def check_command(command: Sequence[str]) -> None:
     """Raises CommandError if it is plain before starting anything that ``command`` cannot be executed."""
@@ -146,8 +149,12 @@ def signal_name(returncode: int | None) -> str | None:
         return f"signal {-returncode}"
 
 
-def describe_end(returncode: int | None, oom_kills: int, where: str = "its control group") -> str:
-    """One sentence about how the job ended; the kernel killed ``oom_kills`` processes for lack of memory."""
+def describe_end(returncode: int | None, oom_kills: int, where: str, *, asked: bool) -> str:
+    """One sentence about how the job ended.
+
+    The kernel killed ``oom_kills`` processes of ``where`` for lack of memory; ``asked`` says that it was
+    asked to stop.
+    """
     name = signal_name(returncode)
     if returncode is None:
         text = "The job has ended; its exit code is not known because its sampler had been restarted"
@@ -160,6 +167,8 @@ def describe_end(returncode: int | None, oom_kills: int, where: str = "its contr
         if returncode > 128:
             inner = signal_name(128 - returncode)
             text += f", as after {inner}" if inner and inner.startswith("SIG") else ""
+    if asked:
+        text += ", after it had been asked to stop"
     if oom_kills > 0:
         processes = "1 process" if oom_kills == 1 else f"{oom_kills} processes"
         text += f"; the kernel's OOM killer ended {processes} of {where}"

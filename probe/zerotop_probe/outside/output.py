@@ -1,4 +1,4 @@
-"""Recording the job's output: bytes into ``output-<writer>.log``, what came when into the table ``output``."""
+"""Recording the job's output: bytes into ``output-<writer>.log``, what came when into its table."""
 
 from __future__ import annotations
 

@@ -1,0 +1,201 @@
+"""The job's output through a real agent: every byte is passed on and recorded, whatever becomes of readers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from zerotop_probe.outside import agent
+from zerotop_probe.recording.tables import STREAMS
+
+AGENT = [sys.executable, "-m", "zerotop_probe.outside"]
+
+
+def foreground(session: Path, code: str, **options: object) -> subprocess.CompletedProcess[bytes]:
+    command = [*AGENT, "--foreground", str(session), "--", sys.executable, "-c", code]
+    return subprocess.run(command, check=False, timeout=60, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def recorded(session: Path, stream: str) -> bytes:
+    """The bytes of one stream as a reader puts them together from the index and the log."""
+    (log,) = session.glob("output-*.log")
+    text = log.read_bytes()
+    with log.with_suffix(".rec").open("rb") as file:
+        dtype = [(name, code) for name, code in json.loads(file.readline())["dtype"]]
+        index = np.frombuffer(file.read(), dtype)
+    assert np.all(np.diff(index["time_ns"]) >= 0)
+    wanted = index[index["stream"] == STREAMS.index(stream)]
+    return b"".join(text[row["offset"] : row["offset"] + row["length"]] for row in wanted)
+
+
+def events(session: Path) -> list[dict[str, object]]:
+    lines = [line for path in session.glob("events-node-*.jsonl") for line in path.read_text().splitlines()]
+    return [value for value in map(json.loads, lines) if "event" in value]
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_streams_apart_and_byte_exact(tmp_path: Path) -> None:
+    code = """
+import os, sys
+for i in range(300):
+    os.write(1, bytes(range(256)) + b"\\r%d%%" % i)
+    os.write(2, b"\\x1b[31mwarning %d\\x1b[0m [red]\\xff\\n" % i)
+"""
+    done = foreground(tmp_path, code, capture_output=True)
+    assert done.returncode == 0
+    assert done.stdout == b"".join(bytes(range(256)) + b"\r%d%%" % i for i in range(300))
+    assert done.stderr == b"".join(b"\x1b[31mwarning %d\x1b[0m [red]\xff\n" % i for i in range(300))
+    assert recorded(tmp_path, "stdout") == done.stdout
+    assert recorded(tmp_path, "stderr") == done.stderr
+    assert recorded(tmp_path, "output") == b""
+
+
+def test_one_file_for_both_keeps_their_order(tmp_path: Path) -> None:
+    code = "import os\nfor i in range(500): os.write(1 + i % 2, b'line %d\\n' % i)"
+    done = foreground(tmp_path, code, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert done.stdout == b"".join(b"line %d\n" % i for i in range(500))
+    assert recorded(tmp_path, "output") == done.stdout
+
+
+def test_fifty_megabytes_pass_through_little_memory(tmp_path: Path) -> None:
+    size = 50 << 20
+    code = f"import os\npiece = os.urandom(1 << 20)\nfor _ in range({size >> 20}): os.write(1, piece)"
+    script = (
+        "import re, sys\nfrom zerotop_probe.outside.agent import run_in_foreground\n"
+        f"run_in_foreground({str(tmp_path)!r}, [sys.executable, '-c', {code!r}])\n"
+        "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, timeout=60)
+    assert len(done.stdout) == size
+    assert hashlib.sha256(done.stdout).digest() == hashlib.sha256(recorded(tmp_path, "stdout")).digest()
+    # 50 MB held at once would show in the peak, which is else the interpreter, NVML and a chunk or two.
+    assert int(done.stderr) < 48 << 10
+
+
+def test_memory_of_copied_output_is_given_back(tmp_path: Path) -> None:
+    """The job asks what its own output occupies, once the agent has had time to copy it."""
+    code = """
+import os, time
+for _ in range(20): os.write(1, b"x" * (1 << 20))
+deadline = time.monotonic() + 20
+while os.fstat(1).st_blocks * 512 > 1 << 20 and time.monotonic() < deadline: time.sleep(0.05)
+os.write(2, b"%d %d" % (os.fstat(1).st_size, os.fstat(1).st_blocks * 512))
+"""
+    done = foreground(tmp_path, code, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    size, occupied = map(int, done.stderr.split())
+    assert size == 20 << 20
+    assert occupied <= 1 << 20
+
+
+def test_a_closed_downstream_ends_the_echo_only(tmp_path: Path) -> None:
+    code = "import time\nfor i in range(20): print('word', i); time.sleep(0.05)"
+    command = [*AGENT, "--foreground", str(tmp_path), "--", sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"word 0\n"
+        process.stdout.close()
+        assert process.wait(30) == 0
+    assert recorded(tmp_path, "stdout") == b"".join(b"word %d\n" % i for i in range(20))
+
+
+def test_a_stuck_downstream_keeps_nothing_else_waiting(tmp_path: Path) -> None:
+    """Nobody reads the pipe: the job ends and is recorded all the same; later all of it can be read."""
+    size = 1 << 20
+    code = f"import os\nos.write(1, b'y' * {size})"
+    command = [*AGENT, "--foreground", str(tmp_path), "--", sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        wait_for(lambda: any(event["event"] == "job_ended" for event in events(tmp_path)))
+        assert len(recorded(tmp_path, "stdout")) == size
+        assert process.poll() is None
+        assert process.stdout is not None
+        assert process.stdout.read() == b"y" * size
+        assert process.wait(10) == 0
+
+
+def test_a_job_that_truncates_its_output_goes_on_being_recorded(tmp_path: Path) -> None:
+    code = """
+import os, time
+def copied(): return os.path.getsize(log) if (log := next(iter(logs()), None)) else 0
+def logs(): return [os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".log")]
+folder = os.environ["PYTHONZEROTOP_SESSION"]
+os.write(1, b"before " * 100)
+while copied() < 700: time.sleep(0.02)
+os.close(os.open("/dev/stdout", os.O_WRONLY | os.O_TRUNC))
+os.write(1, b"after")
+"""
+    assert foreground(tmp_path, code, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+    assert recorded(tmp_path, "output") == b"before " * 100 + b"after"
+
+
+def test_a_restarted_sampler_takes_the_output_up_where_the_dead_one_was(tmp_path: Path) -> None:
+    flag = tmp_path / "go on"
+    session = tmp_path / "session"
+    session.mkdir()
+    code = f"""
+import os, time
+for i in range(100): print("first", i)
+while not os.path.exists({str(flag)!r}): time.sleep(0.02)
+for i in range(100): print("second", i)
+while os.path.exists({str(flag)!r}): time.sleep(0.02)
+"""
+    first = agent.launch_in_background(str(session), [sys.executable, "-c", code])
+    wait_for(lambda: list(session.glob("output-*.rec")) and b"first 99\n" in recorded(session, "output"))
+    os.kill(first.pid, signal.SIGKILL)
+    wait_for(lambda: not first.alive())
+    flag.touch()
+    second = agent.watch_in_background(str(session))
+    assert second is not None
+    expected = b"".join(b"%s %d\n" % (word, i) for word in (b"first", b"second") for i in range(100))
+
+    def both() -> bytes:
+        logs = [next(session.glob(f"output-node-*-{who.pid}.log")) for who in (first, second)]
+        return b"".join(log.read_bytes() for log in logs)
+
+    wait_for(lambda: both() == expected)
+    assert agent.watch_in_background(str(session)) is None
+    flag.unlink()
+    wait_for(lambda: not second.alive())
+    (end,) = [event for event in events(session) if event["event"] == "job_ended"]
+    assert end["exit_code"] is None
+    assert "not known" in str(end["text"])
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB of our own."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder], capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"cannot mount a small file system here: {done.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_full_disk_costs_the_recording_not_the_job(small_disk: Path) -> None:
+    code = "import sys\nfor i in range(20000): print('a line of output', i)\nsys.exit(7)"
+    done = foreground(small_disk, code, capture_output=True)
+    assert done.returncode == 7
+    assert done.stdout == b"".join(b"a line of output %d\n" % i for i in range(20000))
+    kept = recorded(small_disk, "stdout")
+    assert kept
+    assert len(kept) < len(done.stdout)
+    assert done.stdout.startswith(kept)
