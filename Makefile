@@ -20,15 +20,15 @@ install: $(INSTALLED)
 
 # DeepSpeed compiles its operators when they are first used: hence the compiler and Python's headers.
 $(INSTALLED): pyproject.toml constraints.txt
-	@$(PYTHON) -c '$(NEW_ENOUGH)' 2>/dev/null || { echo "zerotop needs Python 3.10 or newer:" \
+	@{ $(PYTHON) -c '$(NEW_ENOUGH)'; } 2>/dev/null || { echo "zerotop needs Python 3.10 or newer:" \
 		"install it, or name it with: make PYTHON=/path/to/python3" >&2; exit 1; }
-	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) has no venv module:" \
+	@{ $(PYTHON) -c 'import venv, ensurepip'; } 2>/dev/null || { echo "$(PYTHON) has no venv module:" \
 		"install it (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
-	@$(PYTHON) -c '$(HEADER)' 2>/dev/null || { echo "$(PYTHON) has no C headers, which DeepSpeed's operators" \
+	@{ $(PYTHON) -c '$(HEADER)'; } 2>/dev/null || { echo "$(PYTHON) has no C headers, which DeepSpeed's operators" \
 		"need: install them (Debian, Ubuntu: apt install python3-dev)" >&2; exit 1; }
-	@$(CXX_FOUND) >/dev/null || { echo "there is no C++ compiler, which DeepSpeed's operators need:" \
+	@{ $(CXX_FOUND); } >/dev/null || { echo "there is no C++ compiler, which DeepSpeed's operators need:" \
 		"install one (Debian, Ubuntu: apt install g++)" >&2; exit 1; }
-	@echo "installing zerotop, torch and DeepSpeed into $(VENV)"
+	@echo "installing zerotop, torch and DeepSpeed into $(VENV): the first time this takes some minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
 	@touch $@

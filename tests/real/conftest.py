@@ -1,0 +1,36 @@
+"""Real DeepSpeed runs, each distinct one made once a test session and shared by all tests that look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from real_jobs import Run, environment, finetune_command, prepared_config, remove_stale_locks, run_recorded
+
+
+@pytest.fixture(scope="session")
+def job_environment() -> dict[str, str]:
+    """The environment of a real run: CPU, one thread a rank, no network, the tools of this Python on PATH."""
+    found = environment()
+    remove_stale_locks(found)
+    return found
+
+
+@pytest.fixture(scope="session")
+def finetune_run(
+    tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str, str]
+) -> Callable[..., Run]:
+    """``finetune_run(config, launcher="deepspeed", options=())`` is a real_jobs.Run of finetune.py."""
+    made: dict[tuple[str | None, str, tuple[str, ...]], Run] = {}
+
+    def run(config: str | None, *, launcher: str = "deepspeed", options: tuple[str, ...] = ()) -> Run:
+        key = (config, launcher, options)
+        if key not in made:
+            folder: Path = tmp_path_factory.mktemp(f"{config}-{launcher}")
+            path = None if config is None else prepared_config(config, folder)
+            made[key] = run_recorded(finetune_command(launcher, path, options), folder, job_environment)
+        return made[key]
+
+    return run

@@ -1,0 +1,141 @@
+"""Starts real training jobs under zerotop, the way users start them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zerotop import demo
+from zerotop_probe.recording import directory
+
+BIN = Path(sys.executable).parent
+LAUNCHERS = ("deepspeed", "torchrun", "accelerate", "python")
+RANKS = 2
+# The first run of all compiles DeepSpeed's operators: a minute or two here, more on a loaded machine.
+TIMEOUT_S = 900.0
+# A build that was killed leaves its lock, and torch waits for a lock without end.
+LOCK_IS_STALE_S = 900.0
+SMALL = ("--model", "tiny", "--steps", "3", "--seq-length", "64", "--micro-batch", "2")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished job: its exit code, its stdout and stderr together, its recording, and how long it took."""
+
+    returncode: int
+    output: str
+    session: Path
+    seconds: float
+    folder: Path
+    """Of this run alone. Its part ``tmp`` was the job's TMPDIR, ``checkpoints`` is free for --output-dir."""
+
+
+def environment() -> dict[str, str]:
+    """What a real run sees. Operators are compiled into torch's usual folder and stay there for next time."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHONZEROTOP")}
+    return inherited | {
+        "DS_ACCELERATOR": "cpu",
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+    }
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def launch(launcher: str, script: Sequence[str], *, ranks: int = RANKS) -> list[str]:
+    """The command that runs ``script`` (a path and its arguments) by ``launcher``; python is one rank."""
+    several = {
+        "deepspeed": ("deepspeed --num_gpus", "--master_port"),
+        "torchrun": ("torchrun --nproc_per_node", "--master_port"),
+        "accelerate": ("accelerate launch --use_deepspeed --num_processes", "--main_process_port"),
+    }
+    if launcher == "python":
+        return [sys.executable, *script]
+    head, port = several[launcher]
+    program, *arguments = head.split()
+    return [str(BIN / program), *arguments, str(ranks), port, str(free_port()), *script]
+
+
+def finetune_command(launcher: str, config: Path | None, options: Sequence[str]) -> list[str]:
+    """finetune.py on the tiny model for three steps, unless ``options`` say otherwise."""
+    chosen = [] if config is None else ["--deepspeed", str(config)]
+    return launch(launcher, [str(demo.SCRIPT), *SMALL, *chosen, *options])
+
+
+def prepared_config(name: str, folder: Path) -> Path:
+    """The ready config of that name; one that swaps to NVMe gets a folder to swap to."""
+    path = demo.config_path(name)
+    content = json.loads(path.read_text())
+    swaps = [
+        part
+        for part in content["zero_optimization"].values()
+        if isinstance(part, dict) and "nvme_path" in part
+    ]
+    if not swaps:
+        return path
+    for part in swaps:
+        part["nvme_path"] = str(folder / "nvme")
+    (folder / "nvme").mkdir()
+    edited = folder / path.name
+    edited.write_text(json.dumps(content))
+    return edited
+
+
+def run_recorded(command: Sequence[str], folder: Path, environment: dict[str, str]) -> Run:
+    """Runs ``command`` headless under zerotop with its recording in ``folder/session``; waits for its end.
+
+    Raises subprocess.TimeoutExpired after TIMEOUT_S, with everything of the job killed.
+    """
+    session = Path(directory.create(command, path=str(folder / "session")))
+    arguments = [sys.executable, "-m", "zerotop_probe.outside", "--foreground", str(session), "--", *command]
+    (folder / "tmp").mkdir()
+    begin = time.monotonic()
+    with open(folder / "output", "w+b") as output:
+        process = subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env=environment | {"TMPDIR": str(folder / "tmp")},
+            start_new_session=True,
+        )
+        try:
+            returncode = process.wait(TIMEOUT_S)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        seconds = time.monotonic() - begin
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+    return Run(returncode, text, session, seconds, folder)
+
+
+def remove_stale_locks(environment: dict[str, str]) -> None:
+    """Removes what killed builds of operators left behind."""
+    for lock in _build_locks(environment):
+        try:
+            if time.time() - lock.stat().st_mtime > LOCK_IS_STALE_S:
+                lock.unlink()
+        except FileNotFoundError:
+            pass
+
+
+def _build_locks(environment: dict[str, str]) -> Iterator[Path]:
+    chosen = environment.get("TORCH_EXTENSIONS_DIR")
+    cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    yield from Path(chosen or cache / "torch_extensions").glob("**/lock")
