@@ -7,6 +7,7 @@ peaks are those since the process began or since its user reset them.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from zerotop_probe.inside.part import Meter, Part, now
@@ -18,15 +19,16 @@ if TYPE_CHECKING:
 
 _TICK_SECONDS = 0.1
 
+# The allocator's counters of a device, nested as PyTorch's C function gives them.
+Read = Callable[[int], "dict[str, Any]"]
+
 
 class Allocator:
     """Reads and records the allocator of one device."""
 
-    def __init__(self, session: str, identity: Identity, device: int, meter: Meter) -> None:
-        """``device`` is the process's own ordinal. Raises AttributeError where torch has no such counters."""
-        import torch
-
-        self._read: Any = torch._C._cuda_memoryStats
+    def __init__(self, session: str, identity: Identity, device: int, read: Read, meter: Meter) -> None:
+        """``device`` is the process's own ordinal; ``read`` is ``torch._C._cuda_memoryStats``, or alike."""
+        self._read = read
         self._device = device
         self._writer = RecordWriter(session, ALLOCATOR, identity)
         self._part = Part("allocator", meter)
@@ -47,8 +49,6 @@ class Allocator:
                 self._part.fail(error)
 
     def _record(self, step: int, micro_step: int, phase: int, edge: int) -> None:
-        # One C call for all of it; torch.cuda.memory_stats() and its like flatten and sort this dictionary in
-        # Python.
         stats = self._read(self._device)
         allocated, reserved = _counter(stats, "allocated_bytes"), _counter(stats, "reserved_bytes")
         self._writer.write(

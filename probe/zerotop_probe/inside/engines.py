@@ -23,7 +23,7 @@ class Engine:
         self.direct: Span | None = None
         self.loss_scaled = False
         self.offloads_optimizer = False
-        self.parameters_on_device = True
+        self.offloads_parameters = False
         self.trains = False
 
     def is_of(self, engine: Any) -> bool:

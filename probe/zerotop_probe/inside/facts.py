@@ -17,7 +17,7 @@ def record_engine(probe: Probe, known: Engine, engine: Any) -> None:
     facts = engine_facts(engine)
     known.loss_scaled = facts["dtype"] == "fp16" or facts["autocast"] == "fp16"
     known.offloads_optimizer = facts["offload_optimizer"] not in (None, "none")
-    known.parameters_on_device = facts["offload_parameters"] in (None, "none")
+    known.offloads_parameters = facts["offload_parameters"] not in (None, "none")
     known.trains = bool(facts["optimizer"])
     probe.watch_allocator(attribute_device(getattr(engine, "device", None)))
     if probe.recorder is None:

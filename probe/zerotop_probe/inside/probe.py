@@ -65,7 +65,9 @@ class Probe:
         if self.recorder is None or self.recorder.allocator is not None or device is None:
             return
         assert self._identity is not None
-        allocator = Allocator(self._session, self._identity, device, self.meter)
+        # One C call; torch.cuda.memory_stats() and its like flatten and sort what it gives in Python.
+        read = sys.modules["torch"]._C._cuda_memoryStats
+        allocator = Allocator(self._session, self._identity, device, read, self.meter)
         self.recorder.allocator = allocator
         allocator.start_ticker(self.recorder.stack)
 

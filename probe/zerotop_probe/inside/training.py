@@ -77,7 +77,8 @@ class Hooks:
         probe, recorder, known = self._probe, self._probe.recorder, self._probe.engines.of(engine)
         if recorder is None or known is None:
             return None
-        recorder.settle(time_ns) if probe.in_training_thread() else None
+        if probe.in_training_thread():
+            recorder.settle(time_ns)
         trains = engine.module.training and sys.modules["torch"].is_grad_enabled()
         if not self._is_ours(recorder, trains) or recorder.inside("forward"):
             return None

@@ -16,6 +16,9 @@ from zerotop_probe.inside.timers import Timers
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import BOUNDARY, SKIPPED
 
+# Stage 3's name for copying what the optimizer made to where the parameters are used.
+_REASSIGN = "_reassign_or_swap_out_partitioned_parameters"
+
 
 class _Update(NamedTuple):
     """What was so before an update."""
@@ -92,21 +95,26 @@ class Updates:
         if kind.__name__ == "BF16_Optimizer":
             around(kind, "update_lp_params", self._part_begins("allgather"), self._part_ends, meter)
         if known.offloads_optimizer:
-            around(
-                kind, "_wait_for_offload_copies", self._part_begins("grads_to_cpu"), self._part_ends, meter
-            )
-            if known.parameters_on_device:
-                name = "_reassign_or_swap_out_partitioned_parameters"
-                around(kind, name, self._part_begins("params_to_gpu"), self._part_ends, meter)
+            around(kind, "_wait_for_offload_copies", self._wait_begins, self._part_ends, meter)
+            around(kind, _REASSIGN, self._move_begins, self._part_ends, meter)
+
+    def _wait_begins(self, time_ns: int, optimizer: Any, args: Any, kwargs: Any) -> Span | None:
+        return self._begin(time_ns, optimizer, "grads_to_cpu") if optimizer._pending_offload_events else None
+
+    def _move_begins(self, time_ns: int, optimizer: Any, args: Any, kwargs: Any) -> Span | None:
+        known = self._now.known if self._now is not None else None
+        moves = known is not None and known.offloads_optimizer and not known.offloads_parameters
+        return self._begin(time_ns, optimizer, "params_to_gpu") if moves else None
 
     def _part_begins(self, phase: str) -> Any:
-        def begins(time_ns: int, optimizer: Any, args: Any, kwargs: Any) -> Span | None:
-            update, recorder = self._now, self._probe.recorder
-            if update is None or recorder is None or update.engine.optimizer is not optimizer:
-                return None
-            return recorder.begin(time_ns, phase, update.known.place(after_backward=True))
+        return lambda time_ns, optimizer, args, kwargs: self._begin(time_ns, optimizer, phase)
 
-        return begins
+    def _begin(self, time_ns: int, optimizer: Any, phase: str, *, loose: bool = False) -> Span | None:
+        """Begins a part of the update in progress, if it is this optimizer's."""
+        update, recorder = self._now, self._probe.recorder
+        if update is None or recorder is None or update.engine.optimizer is not optimizer:
+            return None
+        return recorder.begin(time_ns, phase, update.known.place(after_backward=True), loose=loose)
 
     def _part_ends(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
         if self._probe.recorder is not None:
@@ -119,19 +127,18 @@ class Updates:
             # Under offload these are the gradients' last touch on the CPU before the optimizer: unscaling and
             # clipping.
             watchers["optimizer_gradients"] = self._timed(optimizer, "grads_to_cpu")
-            if not hasattr(optimizer, "_reassign_or_swap_out_partitioned_parameters"):
+            if not hasattr(optimizer, _REASSIGN):
                 watchers["optimizer_step"] = (self._copying_may_follow, self._copying_ends)
         return watchers
 
     def _timed(self, optimizer: Any, phase: str) -> tuple[Any, Any]:
-        begins = self._part_begins(phase)
         spans: list[Span] = []
 
         def starts() -> None:
             # After an overflow DeepSpeed starts and stops all its timers with nothing in between.
-            span = None if getattr(optimizer, "overflow", False) else begins(now(), optimizer, (), {})
+            overflow = getattr(optimizer, "overflow", False)
+            span = None if overflow else self._begin(now(), optimizer, phase, loose=True)
             if span is not None:
-                span.loose = True
                 spans.append(span)
 
         def stops() -> None:
