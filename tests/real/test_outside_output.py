@@ -1,53 +1,24 @@
-"""The job's output through a real agent: every byte is passed on and recorded, whatever becomes of readers."""
+"""The job's output through a real agent: every byte is passed on and recorded, whatever readers do."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
+from agents import AGENT, events, in_foreground, python, recorded, wait_for
 from zerotop_probe.outside import agent
-from zerotop_probe.recording.tables import STREAMS
-
-AGENT = [sys.executable, "-m", "zerotop_probe.outside"]
 
 
-def foreground(session: Path, code: str, **options: object) -> subprocess.CompletedProcess[bytes]:
-    command = [*AGENT, "--foreground", str(session), "--", sys.executable, "-c", code]
-    return subprocess.run(command, check=False, timeout=60, **options)  # type: ignore[call-overload,no-any-return]
-
-
-def recorded(session: Path, stream: str) -> bytes:
-    """The bytes of one stream as a reader puts them together from the index and the log."""
-    (log,) = session.glob("output-*.log")
-    text = log.read_bytes()
-    with log.with_suffix(".rec").open("rb") as file:
-        dtype = [(name, code) for name, code in json.loads(file.readline())["dtype"]]
-        index = np.frombuffer(file.read(), dtype)
-    assert np.all(np.diff(index["time_ns"]) >= 0)
-    wanted = index[index["stream"] == STREAMS.index(stream)]
-    return b"".join(text[row["offset"] : row["offset"] + row["length"]] for row in wanted)
-
-
-def events(session: Path) -> list[dict[str, object]]:
-    lines = [line for path in session.glob("events-node-*.jsonl") for line in path.read_text().splitlines()]
-    return [value for value in map(json.loads, lines) if "event" in value]
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
+def foreground(session: Path, code: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    return in_foreground(session, *python(code), **options)
 
 
 def test_streams_apart_and_byte_exact(tmp_path: Path) -> None:
@@ -120,7 +91,7 @@ def test_a_stuck_downstream_keeps_nothing_else_waiting(tmp_path: Path) -> None:
     code = f"import os\nos.write(1, b'y' * {size})"
     command = [*AGENT, "--foreground", str(tmp_path), "--", sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        wait_for(lambda: any(event["event"] == "job_ended" for event in events(tmp_path)))
+        wait_for(lambda: events(tmp_path, "job_ended"))
         assert len(recorded(tmp_path, "stdout")) == size
         assert process.poll() is None
         assert process.stdout is not None
@@ -171,7 +142,7 @@ while os.path.exists({str(flag)!r}): time.sleep(0.02)
     assert agent.watch_in_background(str(session)) is None
     flag.unlink()
     wait_for(lambda: not second.alive())
-    (end,) = [event for event in events(session) if event["event"] == "job_ended"]
+    (end,) = events(session, "job_ended")
     assert end["exit_code"] is None
     assert "not known" in str(end["text"])
 

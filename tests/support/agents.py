@@ -1,0 +1,67 @@
+"""For tests of the process beside a job: starting real agents on real little jobs, reading what they recorded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotop_probe.recording.tables import STREAMS
+
+AGENT = [sys.executable, "-m", "zerotop_probe.outside"]
+
+
+def python(code: str) -> list[str]:
+    """A job: this interpreter with a program."""
+    return [sys.executable, "-c", code]
+
+
+def in_foreground(session: Path, *command: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    """Runs a command to its end under an agent in the foreground."""
+    arguments = [*AGENT, "--foreground", str(session), "--", *command]
+    return subprocess.run(arguments, check=False, timeout=60, **options)
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """Waits until a condition holds; returns its value."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+    return value
+
+
+def events(session: Path, *names: str) -> list[dict[str, Any]]:
+    """The events of the session's agents, of these names or of all."""
+    paths = sorted(session.glob("events-node-*.jsonl"))
+    values = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    return [value for value in values if value.get("event") in names or (not names and "event" in value)]
+
+
+def table(path: Path) -> NDArray[Any]:
+    """The records of one file, read as its header says."""
+    with path.open("rb") as file:
+        dtype = np.dtype([(name, code) for name, code in json.loads(file.readline())["dtype"]])
+        content = file.read()
+    return np.frombuffer(content[: len(content) - len(content) % dtype.itemsize], dtype)
+
+
+def records(session: Path, name: str) -> NDArray[Any]:
+    """The records of the only agent of this session; waits until there is a file."""
+    return table(wait_for(lambda: next(session.glob(f"{name}-node-*.rec"), None)))
+
+
+def recorded(session: Path, stream: str) -> bytes:
+    """The bytes of one stream as a reader puts them together from the index and the log."""
+    (log,) = session.glob("output-node-*.log")
+    index, text = table(log.with_suffix(".rec")), log.read_bytes()
+    assert np.all(np.diff(index["time_ns"]) >= 0)
+    wanted = index[index["stream"] == STREAMS.index(stream)]
+    return b"".join(text[row["offset"] : row["offset"] + row["length"]] for row in wanted)
