@@ -1,0 +1,305 @@
+"""The program on the terminal: one timer that reads and draws, and the keys that move through time."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.filter import LineFilter
+from textual.screen import Screen
+
+from zerotop.ui.drawing.glyphs import Glyphs, choose_glyphs
+from zerotop.ui.filters import PlainText
+from zerotop.ui.ports import Controller, Leaving, Source
+from zerotop.ui.screens.dialog import Page
+from zerotop.ui.screens.go_to import GoToDialog, Place
+from zerotop.ui.screens.leave import LeaveDialog
+from zerotop.ui.screens.live import LiveScreen
+from zerotop.ui.screens.pages import help_text, job_text
+from zerotop.ui.theme import DARK, DARK_NAME, LIGHT, LIGHT_NAME
+from zerotop.ui.viewer import Viewer
+from zerotop.ui.widgets.panels import Keys, Transport
+
+FRAME_S = 1 / 6  # between looks at the recording: what was written is on screen within this and one drawing
+HEARTBEAT_S = 0.5  # a frame at least this often, so that times go on counting
+
+
+class ZerotopApp(App[Leaving]):
+    """Shows one source. ``run()`` returns how the user left.
+
+    Args:
+        source: the recording to show.
+        controller: the running job; None for a replay.
+        title: the terminal's title, usually the session's name.
+        play_from_ns: begin by playing from here (unix ns); None goes along with the end.
+        speed: of playing, one of ``playhead.SPEEDS``.
+        glyphs: characters to draw with; None chooses by locale.
+        clock: monotonic seconds.
+    """
+
+    CSS_PATH = "app.tcss"
+    ENABLE_COMMAND_PALETTE = True
+    COMMAND_PALETTE_BINDING = "ctrl+p"
+    ESCAPE_TO_MINIMIZE = False
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(
+            "space",
+            "toggle_play",
+            "Pause",
+            id="time.play",
+            tooltip="Play or pause; pausing a live job only holds the picture",
+        ),
+        Binding(
+            "left", "steps(-1)", "Step back", id="time.step.back", tooltip="To the end of the step before"
+        ),
+        Binding("right", "steps(1)", "Step on", id="time.step.on", tooltip="To the end of the next step"),
+        Binding("shift+left", "steps(-10)", "10 steps back", id="time.steps.back", tooltip="Ten steps back"),
+        Binding("shift+right", "steps(10)", "10 steps on", id="time.steps.on", tooltip="Ten steps on"),
+        Binding("comma", "seconds(-10)", "10 s back", id="time.seconds.back", tooltip="Ten seconds back"),
+        Binding("full_stop", "seconds(10)", "10 s on", id="time.seconds.on", tooltip="Ten seconds on"),
+        Binding(
+            "less_than_sign,minus",
+            "speed(-1)",
+            "Slower",
+            id="time.slower",
+            tooltip="Play more slowly, down to 0.25×",
+        ),
+        Binding(
+            "greater_than_sign,equals_sign,plus",
+            "speed(1)",
+            "Faster",
+            id="time.faster",
+            tooltip="Play faster, up to 1000×",
+        ),
+        Binding("g", "go_to", "Go to", id="time.go", tooltip="Go to a step or a time"),
+        Binding("home", "begin", "Begin", id="time.begin", tooltip="To the recording's begin"),
+        Binding(
+            "end", "follow", "End", id="time.end", tooltip="To the end; while the job runs, along with it"
+        ),
+        Binding(
+            "f", "follow", "Follow", id="time.follow", tooltip="To the end; while the job runs, along with it"
+        ),
+        Binding(
+            "r",
+            "restart_sampler",
+            "Restart sampler",
+            id="job.sampler",
+            tooltip="Start another sampler on this node",
+        ),
+        Binding(
+            "i",
+            "job",
+            "Info",
+            id="job.info",
+            tooltip="Everything known about the job, and every message in full",
+        ),
+        Binding(
+            "s",
+            "screenshot",
+            "Screenshot",
+            id="app.screenshot",
+            tooltip="Save this screen as SVG in the current folder",
+        ),
+        Binding(
+            "t",
+            "switch_theme",
+            "Dark or light",
+            id="app.theme",
+            tooltip="Switch between the dark and the light theme",
+        ),
+        Binding("question_mark", "help", "Help", id="app.help", tooltip="Keys, and the words of this screen"),
+        Binding(
+            "q",
+            "leave",
+            "Leave",
+            id="app.leave",
+            tooltip="Leave; while the job runs, asks what becomes of it",
+        ),
+        Binding(
+            "ctrl+c,ctrl+q",
+            "leave",
+            "Leave",
+            id="app.leave.always",
+            tooltip="Leave",
+            show=False,
+            priority=True,
+        ),
+    ]
+
+    def __init__(
+        self,
+        source: Source,
+        controller: Controller | None = None,
+        *,
+        title: str = "",
+        play_from_ns: int | None = None,
+        speed: float = 1.0,
+        glyphs: Glyphs | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.glyphs = glyphs or choose_glyphs(os.environ, getattr(sys.__stdout__, "encoding", None))
+        super().__init__()
+        self.register_theme(DARK)
+        self.register_theme(LIGHT)
+        self.theme = DARK_NAME
+        self.title = title or "zerotop"
+        self.viewer = Viewer(source, controller, clock)
+        self.viewer.playhead.speed = speed
+        if play_from_ns is not None:
+            self.viewer.playhead.play(play_from_ns)
+        self._clock = clock
+        self._live_screen = LiveScreen(self.glyphs)
+        self._ticks = 0
+        self._plain = [PlainText(self.glyphs)] if self.glyphs.name == "ascii" else []
+
+    def get_default_screen(self) -> Screen[None]:
+        return self._live_screen
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        """Our palettes' names for any other theme."""
+        return DARK.variables
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        return [*super().get_line_filters(), *self._plain]
+
+    def on_mount(self) -> None:
+        self.viewer.poll()
+        self.viewer.check_sampler()
+        self.draw()
+        self.set_interval(FRAME_S, self.tick, name="collector")
+
+    def tick(self) -> None:
+        """Reads what is new and draws it. The only timer there is."""
+        self._ticks += 1
+        beat = max(1, round(HEARTBEAT_S / FRAME_S))
+        if self._ticks % (2 * beat) == 0:
+            self.viewer.check_sampler()
+        if self.viewer.poll() or self._ticks % beat == 0:
+            self.draw()
+        if isinstance(self.screen, LeaveDialog):
+            self.screen.note_job(self.viewer.source.live)
+
+    def draw(self) -> None:
+        """Draws the frame of this moment."""
+        self._live_screen.frame = self.viewer.frame()
+
+    # Time
+
+    def action_toggle_play(self) -> None:
+        self.viewer.toggle_play()
+        self.draw()
+
+    def action_steps(self, number: int) -> None:
+        self.viewer.seek_steps(number)
+        self.draw()
+
+    def action_seconds(self, seconds: float) -> None:
+        self.viewer.seek_seconds(seconds)
+        self.draw()
+
+    def action_speed(self, direction: int) -> None:
+        self.viewer.change_speed(direction)
+        self.draw()
+
+    def action_begin(self) -> None:
+        self.viewer.go_to_share(0.0)
+        self.draw()
+
+    def action_follow(self) -> None:
+        self.viewer.playhead.follow()
+        self.draw()
+
+    def action_go_to(self) -> None:
+        self.push_screen(GoToDialog(self.viewer.source.last_step, self.glyphs), self._go_to)
+
+    def _go_to(self, place: Place | None) -> None:
+        if place is not None:
+            kind, number = place
+            (self.viewer.go_to_step if kind == "step" else self.viewer.go_to_seconds)(number)
+            self.draw()
+
+    def on_transport_scrubbed(self, event: Transport.Scrubbed) -> None:
+        self.viewer.go_to_share(event.share)
+        self.draw()
+
+    async def on_keys_pressed(self, event: Keys.Pressed) -> None:
+        await self.run_action(event.action)
+
+    # The job and the program
+
+    def action_leave(self) -> None:
+        """Quits, or asks first while there is a job to ask about."""
+        if isinstance(self.screen, LeaveDialog):
+            self.screen.action_again()
+        elif self.viewer.controller is not None and self.viewer.source.live:
+            self.push_screen(LeaveDialog(self.viewer.controller, self.glyphs, self._clock), self._leave)
+        else:
+            self.exit(Leaving.QUIT)
+
+    def _leave(self, leaving: Leaving | None) -> None:
+        if leaving is not None:
+            self.exit(leaving)
+
+    async def action_quit(self) -> None:
+        self.action_leave()
+
+    def action_help_quit(self) -> None:
+        self.action_leave()
+
+    def action_restart_sampler(self) -> None:
+        if self.viewer.controller is None:
+            return
+        try:
+            self.viewer.controller.restart_sampler()
+        except OSError as error:
+            self.notify(f"The sampler cannot be started: {error}", severity="error", markup=False)
+
+    def action_job(self) -> None:
+        if self._live_screen.frame is not None:
+            self.push_screen(
+                Page("This job", job_text(self._live_screen.frame.view, self.glyphs), self.glyphs)
+            )
+
+    def action_help(self) -> None:
+        bindings = [binding for _, binding, _, _ in self._live_screen.active_bindings.values()]
+        known = [binding for binding in bindings if binding.id and binding.tooltip]
+        self.push_screen(Page("Help", help_text(known, self.glyphs), self.glyphs))
+
+    def action_switch_theme(self) -> None:
+        self.theme = LIGHT_NAME if self.theme == DARK_NAME else DARK_NAME
+
+    def action_screenshot(self, filename: str | None = None, path: str | None = None) -> None:
+        """Saves the screen as SVG and says where."""
+        try:
+            place = os.path.abspath(self.save_screenshot(filename, path))
+        except OSError as error:
+            self.notify(f"The screenshot cannot be saved: {error}", severity="error", markup=False)
+        else:
+            self.notify(f"Saved as {place}", title="Screenshot", markup=False)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "restart_sampler":
+            return self.viewer.sampler_missing
+        return True
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """Every action of the live screen, by name."""
+        seen: set[str] = set()
+        for _, binding, enabled, _ in screen.active_bindings.values():
+            if binding.id and enabled and binding.action not in seen and binding.tooltip:
+                seen.add(binding.action)
+                yield SystemCommand(binding.description, binding.tooltip, self._runner(binding.action))
+
+    def _runner(self, action: str) -> Callable[[], None]:
+        def run() -> None:
+            self.call_next(
+                self.run_action, action, self._live_screen if "output" in action or "zoom" in action else self
+            )
+
+        return run

@@ -1,0 +1,123 @@
+"""The bottom rows: what watching costs, where in time the screen looks, and the keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zerotop.analysis.view import Cost, LiveView
+from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.rows import Row, Span, both_ends, choose, filled, merged, row_width, spaced
+from zerotop.ui.drawing.words import ending
+from zerotop.ui.format import clock, count, fixed, grouped, known, share
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where the screen looks, as the bottom row needs it. Times are seconds since the recording's begin."""
+
+    at_s: float
+    end_s: float
+    live: bool  # somebody still writes
+    following: bool  # at the end, and going along with it
+    playing: bool
+    speed: float
+
+
+def draw_status(cost: Cost, fps: float, width: int, glyphs: Glyphs) -> Row:
+    """Cost of the probe, records and rate, what was lost, frames each second."""
+    left: list[tuple[int, Row]] = []
+    if known(cost.probe_us_per_step):
+        probe = f"{fixed(cost.probe_us_per_step, 0, 3).strip()} {glyphs.micro}s/step"
+        left.append((8, (("probe ", "muted"), (probe, "text"))))
+        left.append((6, ((share(cost.probe_share), "text"), (" of the step", "muted"))))
+    if cost.lost_records:
+        left.append((9, ((f"{grouped(cost.lost_records)} records lost", "alert"),)))
+    if cost.errors:
+        left.append((9, ((f"{grouped(cost.errors)} probe errors", "alert"),)))
+    left.append((5, ((grouped(cost.records), "text"), (" records", "muted"))))
+    if known(cost.records_per_s):
+        left.append((4, ((count(cost.records_per_s).rjust(4), "text"), ("/s", "muted"))))
+    right: Row = ((f"{fps:.0f}", "text"), (" fps ", "muted"))
+    room = width - row_width(right) - 2
+    return both_ends(((" ", "text"), *spaced(choose(left, room, 3), 3)), right, width, glyphs)
+
+
+def draw_badge(view: LiveView, moment: Moment, glyphs: Glyphs) -> Row:
+    """``● LIVE``, ``−0:42``, ``REPLAY 4×``, ``PAUSED``, ``ENDED 0``: now, or which past."""
+    if moment.following:
+        word, style = ending(view.job)
+        if word:
+            return ((f" {word} ", style),)
+        return ((f" {glyphs.dot} LIVE ", "badge-live"),) if moment.live else ((" END ", "badge-past"),)
+    behind = f"{glyphs.minus}{clock(moment.end_s - moment.at_s)} " if moment.live else ""
+    if moment.playing:
+        word = "" if moment.live else "REPLAY "
+        return ((f" {glyphs.play} {word}{behind}{speed_text(moment.speed, glyphs)} ", "badge-past"),)
+    return ((f" {glyphs.pause} {behind or 'PAUSED '}", "badge-past"),)
+
+
+def speed_text(speed: float, glyphs: Glyphs) -> str:
+    """``0.25×``, ``1×``, ``1000×``."""
+    return f"{speed:g}{glyphs.times}"
+
+
+def track(width: int, moment: Moment) -> tuple[int, int]:
+    """(begin, length) in cells of the part of the transport row that stands for the recording's time."""
+    length = max(0, width - _left_width(moment) - _right_width(moment))
+    return _left_width(moment), length
+
+
+def _left_width(moment: Moment) -> int:
+    return 12 + len(clock(moment.end_s))
+
+
+def _right_width(moment: Moment) -> int:
+    return 3 + len(clock(moment.end_s))
+
+
+def draw_transport(moment: Moment, width: int, glyphs: Glyphs) -> Row:
+    """Play or pause, speed, time here, the track with a knob, the whole length."""
+    begin, length = track(width, moment)
+    state = glyphs.play if moment.playing or moment.following else glyphs.pause
+    end = clock(moment.end_s)
+    left: Row = (
+        (f" {state} ", "accent"),
+        (("" if moment.following else speed_text(moment.speed, glyphs)).rjust(5), "text"),
+        ("  ", "text"),
+        (clock(moment.at_s).rjust(len(end)), "value"),
+        ("  ", "text"),
+    )
+    if length < 6:
+        return filled((*left, ("/ ", "muted"), (end, "muted")), width, glyphs)
+    place = round(min(1.0, max(0.0, moment.at_s / moment.end_s if moment.end_s > 0 else 1.0)) * (length - 1))
+    bar: list[Span] = [
+        (glyphs.track * place, "accent"),
+        (glyphs.knob, "value"),
+        (glyphs.rest * (length - 1 - place), "rule"),
+    ]
+    return filled((*left, *merged(bar), ("  ", "text"), (end, "muted")), width, glyphs)
+
+
+@dataclass(frozen=True)
+class Key:
+    """One entry of the bottom row."""
+
+    key: str
+    word: str
+    action: str
+    importance: int
+
+
+def draw_keys(keys: Sequence[Key], width: int, glyphs: Glyphs) -> tuple[Row, list[tuple[int, int, str]]]:
+    """(the row, where each entry lies: begin, end, action)."""
+    kept = list(keys)
+    while kept and sum(len(key.key) + len(key.word) + 3 for key in kept) > width - 1:
+        kept.remove(min(reversed(kept), key=lambda key: key.importance))
+    spans: list[Span] = [(" ", "keys")]
+    places: list[tuple[int, int, str]] = []
+    for key in kept:
+        begin = row_width(spans)
+        spans.extend([(key.key, "key"), (f" {key.word}", "keys"), ("  ", "keys")])
+        places.append((begin, row_width(spans) - 2, key.action))
+    return filled(merged(spans), width, glyphs, "keys"), places

@@ -1,0 +1,147 @@
+"""Characters to draw with. Which set a terminal gets is decided once, when the program starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+PARTS_TEXTURED = {
+    "memory-allocated": "█",
+    "memory-reserved": "▓",
+    "memory-other": "▒",
+    "memory-free": "·",
+    "phase-data": "░",
+    "phase-forward": "▒",
+    "phase-backward": "▓",
+    "phase-step": "█",
+    "phase-other": ":",
+    "load": "█",
+    "load-free": "·",
+}
+PARTS_ASCII = {
+    "memory-allocated": "#",
+    "memory-reserved": "=",
+    "memory-other": "-",
+    "memory-free": ".",
+    "phase-data": ":",
+    "phase-forward": "f",
+    "phase-backward": "b",
+    "phase-step": "S",
+    "phase-other": ".",
+    "load": "#",
+    "load-free": ".",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Glyphs:
+    """A set of characters, each one cell wide (``ellipsis`` and ``arrow`` may be wider)."""
+
+    name: str
+    smooth: bool  # cells may be split between two colours; otherwise every part has a character of its own
+    parts: Mapping[str, str] = field(default_factory=dict)  # part of a bar -> character, where not smooth
+    right: str = " ▏▎▍▌▋▊▉█"  # a cell filled from the left, by eighths
+    up: str = " ▁▂▃▄▅▆▇█"  # a cell filled from below, by eighths
+    rule: str = "─"
+    line: str = "│"
+    corner: str = "└"
+    tick: str = "┤"
+    peak: str = "▕"
+    swatch: str = "■"
+    skipped: str = "×"
+    clipped: str = "▲"
+    times: str = "×"
+    arrow: str = "→"
+    sent: str = "↑"
+    received: str = "↓"
+    ellipsis: str = "…"
+    dot: str = "●"
+    play: str = "▶"
+    pause: str = "Ⅱ"
+    knob: str = "●"
+    track: str = "━"
+    rest: str = "─"
+    bullet: str = "·"
+    degree: str = "°"
+    micro: str = "µ"
+    prompt: str = "›"
+    minus: str = "−"
+    unsafe: str = "\ufffd"
+
+    def part(self, name: str) -> str:
+        """The character of a whole cell of this part."""
+        return "█" if self.smooth else self.parts.get(name, "#" if self.name == "ascii" else "█")
+
+    def plain(self, text: str) -> str:
+        """Text of our own, in characters this set allows."""
+        return text.translate(_PLAIN) if self.name == "ascii" else text
+
+
+BLOCKS = Glyphs("blocks", smooth=True)
+TEXTURES = Glyphs("textures", smooth=False, parts=PARTS_TEXTURED, peak="│")
+ASCII = Glyphs(
+    "ascii",
+    smooth=False,
+    parts=PARTS_ASCII,
+    right="    #####",
+    up="    #####",
+    rule="-",
+    line="|",
+    corner="+",
+    tick="+",
+    peak="|",
+    swatch="#",
+    skipped="x",
+    clipped="^",
+    times="x",
+    arrow="->",
+    sent="^",
+    received="v",
+    ellipsis="..",
+    dot="*",
+    play=">",
+    pause="=",
+    knob="O",
+    track="=",
+    rest="-",
+    bullet=".",
+    degree=" ",
+    micro="u",
+    prompt=">",
+    minus="-",
+    unsafe="?",
+)
+
+_PLAIN = str.maketrans(
+    {
+        "–": "-",
+        "—": "-",
+        "−": "-",
+        "…": "..",
+        "→": "->",
+        "←": "<-",
+        "↑": "^",
+        "↓": "v",
+        "×": "x",
+        "·": ".",
+        "µ": "u",
+        "°": " ",
+        "’": "'",
+        "\u00a0": " ",
+        "\u2009": " ",
+    }
+)
+
+
+def choose_glyphs(environment: Mapping[str, str], encoding: str | None) -> Glyphs:
+    """The characters this terminal can show, from its locale and the encoding of its stream.
+
+    Without any locale set, as in most containers, UTF-8 is assumed, as Python itself does.
+    """
+    locale = next(
+        (environment[key] for key in ("LC_ALL", "LC_CTYPE", "LANG") if environment.get(key)), "utf-8"
+    )
+    names = (locale, encoding or "utf-8")
+    if not all("utf8" in name.lower().replace("-", "") for name in names):
+        return ASCII
+    return TEXTURES if environment.get("NO_COLOR") else BLOCKS

@@ -1,0 +1,150 @@
+"""The two top rows: who is running, and how far and how fast it is; and the sentences under them."""
+
+from __future__ import annotations
+
+import math
+import shlex
+
+from zerotop.analysis.view import Job, LiveView, Progress, State
+from zerotop.ui.drawing import words
+from zerotop.ui.drawing.bars import stacked_bar
+from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.rows import Row, both_ends, choose, filled, row_width, spaced
+from zerotop.ui.drawing.text import cells, fit, literal, wrap
+from zerotop.ui.format import about, clock, count, known, speed
+
+
+def draw_header(view: LiveView, badge: Row, width: int, height: int, glyphs: Glyphs) -> list[Row]:
+    """One or two rows. ``badge`` says whether this is now or the past, and is drawn at the right edge."""
+    if height < 2:
+        items = [item for item in _progress_items(view.progress, view.job, 0, glyphs) if item[0] > 4]
+        room = width - row_width(badge) - 3
+        left = spaced(choose([(5, ((literal(view.job.name, glyphs), "name"),)), *items], room), style="band")
+        return [_band(left, badge, width, glyphs)]
+    return [
+        _band(_who(view.job, width - row_width(badge) - 3, glyphs), badge, width, glyphs),
+        _band(_how(view, width - 2, glyphs), (), width, glyphs),
+    ]
+
+
+def _band(left: Row, right: Row, width: int, glyphs: Glyphs) -> Row:
+    edge = ((" ", "band"),)
+    return both_ends((*edge, *left), (*right, *edge), width, glyphs, "band")
+
+
+def _who(job: Job, width: int, glyphs: Glyphs) -> Row:
+    """Name, model, stage, offload, dtype, batch, and as much of the command as there is room for."""
+    name = fit(literal(job.name, glyphs), max(8, width // 2), glyphs)
+    model = literal(words.model(job), glyphs)
+    facts: list[tuple[int, Row]] = [
+        (9, ((name, "name"),)),
+        (6, ((model, "band"),)),
+        (8, ((words.stage(job), "band"),)),
+        (7, ((words.offload(job, glyphs), "band"),)),
+        (5, ((job.dtype or "", "band"),)),
+        (4, ((words.batch(job, glyphs), "band"),)),
+    ]
+    if width >= 60:
+        facts.insert(0, (3, (("zerotop", "brand"),)))
+    row = spaced(choose(facts, width), style="band")
+    room = width - row_width(row) - 3
+    if room < 12:
+        return row
+    command = fit(literal(shlex.join(job.command), glyphs), room, glyphs)
+    return (*row, ("   ", "band"), (command, "band-muted"))
+
+
+def _how(view: LiveView, width: int, glyphs: Glyphs) -> Row:
+    items = _progress_items(view.progress, view.job, _bar_width(width), glyphs)
+    return spaced(
+        choose(items, width, gap=3 if width > 100 else 2), gap=3 if width > 100 else 2, style="band"
+    )
+
+
+def _bar_width(width: int) -> int:
+    return 0 if width < 70 else min(40, (width - 60) // 2)
+
+
+def _progress_items(progress: Progress, job: Job, bar: int, glyphs: Glyphs) -> list[tuple[int, Row]]:
+    """(importance, row) in drawing order."""
+    items: list[tuple[int, Row]] = [(9, _step(progress, glyphs))]
+    if progress.total_steps and bar >= 4:
+        done = ((progress.step if progress.step is not None else -1) + 1) / progress.total_steps
+        items.append((2, stacked_bar([("progress", done)], 1.0, bar, glyphs, rest="progress-rest")))
+    if known(progress.iteration_s):
+        items.append((8, ((speed(progress.iteration_s), "band-value"),)))
+    if known(progress.tokens_per_s):
+        items.append((6, ((count(progress.tokens_per_s), "band-value"), (" tok/s", "band"))))
+    if known(progress.eta_s) and job.state is State.RUNNING:
+        items.append((7, (("ETA ", "band-muted"), (about(progress.eta_s), "band-value"))))
+    if known(progress.elapsed_s):
+        items.append((5, (("elapsed ", "band-muted"), (clock(progress.elapsed_s), "band"))))
+    if progress.skipped_steps:
+        items.append((4, ((f"{progress.skipped_steps} skipped", "band-warn"),)))
+    return items
+
+
+def _step(progress: Progress, glyphs: Glyphs) -> Row:
+    """``step  13/616``, as wide for the first step as for the last."""
+    if progress.step is None:
+        text = (
+            glyphs.plain("no step yet") if progress.total_steps is None else f"step –/{progress.total_steps}"
+        )
+        return ((glyphs.plain(text), "band-muted"),)
+    if progress.total_steps is None:
+        return (("step ", "band-muted"), (str(progress.step), "band-value"))
+    total = str(progress.total_steps)
+    return (
+        ("step ", "band-muted"),
+        (str(progress.step).rjust(len(total)), "band-value"),
+        (f"/{total}", "band"),
+    )
+
+
+def notices(view: LiveView, problems: tuple[str, ...] = ()) -> list[tuple[str, str, str]]:
+    """(mark, sentence, style), the most pressing first. ``problems`` are the screen's own, such as a dead sampler."""
+    job = view.job
+    result: list[tuple[str, str, str]] = []
+    if job.exit_text:
+        over = job.state in (State.ENDED, State.LOST)
+        bad = job.state is State.LOST or (over and job.exit_code != 0)
+        result.append(("!" if bad else "", job.exit_text, "alert" if bad else "good" if over else "text"))
+    result.extend(("!", sentence, "warn") for sentence in problems)
+    result.extend(("", sentence, "muted") for sentence in job.notices)
+    return result
+
+
+def notice_rows(sentences: list[tuple[str, str, str]], width: int, most: int) -> int:
+    """How many rows ``draw_notices`` wants, at most ``most``."""
+    if not sentences:
+        return 0
+    wanted = sum(
+        1 if style != "alert" else math.ceil((cells(text) + 4) / max(1, width))
+        for _, text, style in sentences
+    )
+    return min(wanted, most)
+
+
+def draw_notices(sentences: list[tuple[str, str, str]], width: int, height: int, glyphs: Glyphs) -> list[Row]:
+    """The sentences in ``height`` rows; the first one may take several, the rest one each."""
+    rows: list[Row] = []
+    for number, (mark, sentence, style) in enumerate(sentences):
+        left = height - len(rows)
+        if left <= 0:
+            break
+        most = max(1, left - (len(sentences) - number - 1)) if style == "alert" else 1
+        more = len(sentences) - number - 1 if left == 1 else 0
+        rows.extend(_notice(mark, sentence, style, more, width, most, glyphs))
+    return [filled(row, width, glyphs) for row in rows] + [filled((), width, glyphs)] * (height - len(rows))
+
+
+def _notice(
+    mark: str, sentence: str, style: str, more: int, width: int, most: int, glyphs: Glyphs
+) -> list[Row]:
+    tail: Row = ((f"  +{more} more, i ", "muted"),) if more else ()
+    lead = f" {mark or glyphs.bullet} "
+    lines = wrap(literal(sentence, glyphs), width - len(lead) - row_width(tail), most, glyphs) or [""]
+    rows = [((lead if number == 0 else "   ", style), (line, style)) for number, line in enumerate(lines)]
+    if tail:
+        rows[-1] = both_ends(rows[-1], tail, width, glyphs)  # type: ignore[assignment]
+    return list(rows)

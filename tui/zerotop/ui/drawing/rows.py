@@ -1,0 +1,80 @@
+"""A row of a panel: spans of text, each with the name of a style. Themes turn names into colours elsewhere.
+
+A style name may be ``a/b``: the foreground of ``a`` on the foreground of ``b`` as background, for a cell split in two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.text import cells, fit
+
+Span = tuple[str, str]
+Row = tuple[Span, ...]
+
+EMPTY: Row = ()
+
+
+def row_width(row: Iterable[Span]) -> int:
+    """Cells a row takes."""
+    return sum(cells(text) for text, _ in row)
+
+
+def row_text(row: Iterable[Span]) -> str:
+    """A row without its styles."""
+    return "".join(text for text, _ in row)
+
+
+def merged(spans: Iterable[Span]) -> Row:
+    """Neighbours of the same style become one span; empty ones go."""
+    result: list[Span] = []
+    for text, style in spans:
+        if result and result[-1][1] == style:
+            result[-1] = (result[-1][0] + text, style)
+        elif text:
+            result.append((text, style))
+    return tuple(result)
+
+
+def filled(row: Row, width: int, glyphs: Glyphs, style: str = "text") -> Row:
+    """Exactly ``width`` cells: padded on the right, or cut with an ellipsis."""
+    missing = width - row_width(row)
+    if missing == 0:
+        return row
+    if missing > 0:
+        return merged((*row, (" " * missing, style)))
+    result: list[Span] = []
+    for text, span_style in row:
+        room = width - row_width(result)
+        if cells(text) > room or (text, span_style) is row[-1]:
+            result.append((fit(text, room, glyphs), span_style))
+            break
+        result.append((text, span_style))
+    return filled(merged(result), width, glyphs, style) if row_width(result) < width else merged(result)
+
+
+def both_ends(left: Row, right: Row, width: int, glyphs: Glyphs, style: str = "text") -> Row:
+    """``left`` at the left edge, ``right`` at the right one; ``left`` gives way."""
+    room = width - row_width(right)
+    if room < 0:
+        return filled(right, width, glyphs, style)
+    return merged((*filled(left, room, glyphs, style), *right))
+
+
+def choose(items: Sequence[tuple[int, Row]], width: int, gap: int = 2) -> list[Row]:
+    """Of (importance, row) in drawing order, the rows that fit side by side, the least important ones left out."""
+    kept = [(importance, index, row) for index, (importance, row) in enumerate(items) if row_width(row)]
+    while kept and sum(row_width(row) for _, _, row in kept) + gap * (len(kept) - 1) > width:
+        kept.remove(min(kept, key=lambda item: (item[0], -item[1])))
+    return [row for _, _, row in kept]
+
+
+def spaced(rows: Sequence[Row], gap: int = 2, style: str = "text") -> Row:
+    """Rows side by side with ``gap`` cells in between."""
+    spans: list[Span] = []
+    for row in rows:
+        if spans:
+            spans.append((" " * gap, style))
+        spans.extend(row)
+    return merged(spans)

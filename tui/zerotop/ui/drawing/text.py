@@ -1,0 +1,68 @@
+"""Text that others wrote, made safe to draw: literally, one cell after the other."""
+
+from __future__ import annotations
+
+import unicodedata
+from functools import lru_cache
+
+from rich.cells import cell_len, set_cell_size
+
+from zerotop.ui.drawing.glyphs import Glyphs
+
+# Bidirectional overrides and other invisible characters can make a line read as something it is not.
+_INVISIBLE = {"Cf", "Cs", "Co", "Cn"}
+
+
+@lru_cache(maxsize=4096)
+def literal(text: str, glyphs: Glyphs) -> str:
+    """The same text without anything a terminal would obey: no controls, no escapes, no invisible characters."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_safe(character, glyphs) for character in text.expandtabs(8))
+
+
+def _safe(character: str, glyphs: Glyphs) -> str:
+    category = unicodedata.category(character)
+    if category == "Cc" or category in _INVISIBLE or category in ("Zl", "Zp"):
+        return "" if category == "Cf" else glyphs.unsafe
+    if glyphs.name == "ascii" and not character.isascii():
+        return glyphs.plain(character) if glyphs.plain(character).isascii() else glyphs.unsafe
+    return character
+
+
+def cells(text: str) -> int:
+    """How many cells a text takes."""
+    return len(text) if text.isascii() else cell_len(text)
+
+
+def fit(text: str, width: int, glyphs: Glyphs, *, words: bool = True) -> str:
+    """The text in at most ``width`` cells, shortened with an ellipsis, between words where one ends near the end."""
+    if cells(text) <= width:
+        return text
+    room = width - len(glyphs.ellipsis)
+    if room <= 0:
+        return set_cell_size(text, max(0, width))
+    short = set_cell_size(text, room).rstrip()
+    if words:
+        space = short.rfind(" ")
+        short = (
+            short[:space].rstrip()
+            if space >= room * 2 // 3 and text[len(short) : len(short) + 1] != " "
+            else short
+        )
+    return short + glyphs.ellipsis
+
+
+def wrap(text: str, width: int, most: int, glyphs: Glyphs) -> list[str]:
+    """The text in at most ``most`` lines of at most ``width`` cells, broken between words."""
+    lines: list[str] = []
+    words = text.split()
+    while words and len(lines) < most:
+        if len(lines) == most - 1:
+            lines.append(fit(" ".join(words), width, glyphs))
+            break
+        line = words.pop(0)
+        while words and cells(line) + 1 + cells(words[0]) <= width:
+            line += " " + words.pop(0)
+        lines.append(fit(line, width, glyphs))
+    return lines

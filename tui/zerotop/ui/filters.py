@@ -1,0 +1,51 @@
+"""What keeps a terminal without UTF-8 readable: nothing but ASCII leaves the program, whoever drew it."""
+
+from __future__ import annotations
+
+from rich.segment import Segment
+from textual.color import Color
+from textual.filter import LineFilter
+
+from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.text import cells
+
+_FRAMES = str.maketrans(
+    {
+        **dict.fromkeys("─━═▁▔▀▄▂", "-"),
+        **dict.fromkeys("│┃║▏▕▎▌▐▊", "|"),
+        **dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╯╰┏┓┗┛╋", "+"),
+        **dict.fromkeys("█▉▇▓", "#"),
+        **dict.fromkeys("▒░", ":"),
+        **dict.fromkeys("●•", "*"),
+    }
+)
+
+
+class PlainText(LineFilter):
+    """Replaces every character that is not ASCII, cell for cell."""
+
+    def __init__(self, glyphs: Glyphs) -> None:
+        super().__init__()
+        self.glyphs = glyphs
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        return [
+            segment
+            if segment.text.isascii()
+            else Segment(self._plain(segment.text), segment.style, segment.control)
+            for segment in segments
+        ]
+
+    def _plain(self, text: str) -> str:
+        return "".join(self._character(character) for character in text)
+
+    def _character(self, character: str) -> str:
+        if character.isascii():
+            return character
+        width = cells(character)
+        plain = character.translate(_FRAMES)
+        if not plain.isascii():
+            plain = self.glyphs.plain(character)
+        if plain.isascii() and len(plain) == width:
+            return plain
+        return "?" * width

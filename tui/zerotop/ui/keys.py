@@ -1,0 +1,32 @@
+"""Which keys the bottom row names at a moment: those that someone would want now."""
+
+from __future__ import annotations
+
+from zerotop.ui.drawing.footer import Key, Moment
+from zerotop.ui.ports import Controller
+
+
+def entries(moment: Moment, controller: Controller | None, sampler_missing: bool) -> tuple[Key, ...]:
+    """The bottom row's entries, in drawing order."""
+    playing = moment.playing or (moment.following and moment.live)
+    keys = [
+        Key("q", "leave", "app.leave", 9),
+        Key("space", "pause" if playing else "play", "app.toggle_play", 7),
+        Key("←→", "step", "app.steps(-1)", 6),
+        Key(",.", "10 s", "app.seconds(-10)", 2),
+    ]
+    if not moment.following:
+        keys.append(Key("<>", "speed", "app.speed(1)", 5))
+        keys.append(Key("f", "follow" if moment.live else "end", "app.follow", 8))
+    if sampler_missing and controller is not None:
+        keys.append(Key("r", "restart sampler", "app.restart_sampler", 8))
+    keys += [
+        Key("g", "go to", "app.go_to", 4),
+        Key("z", "zoom", "screen.zoom", 3),
+        Key("i", "info", "app.job", 3),
+        Key("s", "screenshot", "app.screenshot", 1),
+        Key("t", "theme", "app.switch_theme", 0),
+        Key("?", "help", "app.help", 8),
+        Key("^p", "palette", "app.command_palette", 2),
+    ]
+    return tuple(keys)

@@ -1,0 +1,135 @@
+"""Where panels go, as a pure function of the terminal's size and of how much there is to show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TWO_COLUMNS_FROM = 76
+GAP = 2
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the layout depends on."""
+
+    width: int
+    height: int
+    gpus: int
+    ranks: int
+    hosts: int
+    notices: int  # rows the sentences under the header want
+    past: bool  # looking at the past, so the transport row must be there
+    zoomed: str = ""  # the one panel that takes the whole middle
+
+
+@dataclass(frozen=True)
+class Box:
+    """A panel's place in cells."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+
+
+def arrange(shape: Shape) -> dict[str, Box]:
+    """Panel -> place, without those there is no room for. Panels never overlap and never leave the terminal."""
+    boxes: dict[str, Box] = {}
+    width, height = shape.width, shape.height
+    top = 0
+    for name, rows in (("header", 2 if height >= 12 else 1), ("notices", _notice_rows(shape))):
+        if rows and top + rows <= height:
+            boxes[name] = Box(0, top, width, rows)
+            top += rows
+    bottom = height
+    for name in _bottom_rows(shape):
+        if bottom - 1 > top:
+            bottom -= 1
+            boxes[name] = Box(0, bottom, width, 1)
+    middle = bottom - top
+    if middle <= 0:
+        return boxes
+    if shape.zoomed:
+        boxes[shape.zoomed] = Box(0, top, width, middle)
+    elif width >= TWO_COLUMNS_FROM and middle >= 7:
+        boxes.update(_two_columns(shape, top, middle))
+    else:
+        boxes.update(_one_column(shape, top, middle))
+    return {name: box for name, box in boxes.items() if box.width > 0 and box.height > 0}
+
+
+def _notice_rows(shape: Shape) -> int:
+    return min(shape.notices, max(0, shape.height // 8))
+
+
+def _bottom_rows(shape: Shape) -> list[str]:
+    """From the lowest up. In a low terminal the transport takes the status row's place."""
+    rows = ["keys"] if shape.height >= 8 else []
+    if shape.height >= 30:
+        return [*rows, "status", "transport"]
+    if shape.height >= 10:
+        rows.append("transport" if shape.past else "status")
+    return rows
+
+
+def _two_columns(shape: Shape, top: int, middle: int) -> dict[str, Box]:
+    """Memory and CPU at the left, iterations and GPUs at the right, output below."""
+    left = (shape.width - GAP) // 2
+    right_x, right = left + GAP, shape.width - left - GAP
+    upper, lower = _heights(shape, middle)
+    output = middle - upper - lower
+    boxes = {
+        "memory": Box(0, top, left, upper),
+        "cpu": Box(0, top + upper, left, lower),
+        "iteration": Box(right_x, top, right, upper),
+        "output": Box(0, top + upper + lower, shape.width, output),
+    }
+    if shape.gpus:
+        boxes["gpu"] = Box(right_x, top + upper, right, lower)
+    else:
+        boxes["iteration"] = Box(right_x, top, right, upper + lower)
+    return boxes
+
+
+def _heights(shape: Shape, middle: int) -> tuple[int, int]:
+    """(upper, lower) rows of the two columns; what they leave is the output's."""
+    upper = 1 + (
+        shape.gpus + (shape.hosts if middle >= 24 else 0) if shape.gpus else shape.ranks + shape.hosts
+    )
+    lower = 1 + max(shape.ranks, shape.gpus, 1)
+    spare = 1 if middle < 22 else max(3, middle // 5)
+    room = max(4, middle - spare)
+    if upper + lower > room:
+        upper = min(upper, max(6, room - lower, room * 9 // 20 if shape.ranks > 12 else (room + 1) // 2))
+        lower = min(lower, max(2, room - upper))
+        upper = min(upper, room - lower)
+    # A chart wants height: it gets what is free, up to 2/5 of the middle.
+    wanted = min(max(upper, 9), room - lower)
+    upper = max(upper, wanted, min(room - lower, middle * 2 // 5 - (0 if shape.gpus else lower)))
+    return upper, lower
+
+
+def _one_column(shape: Shape, top: int, middle: int) -> dict[str, Box]:
+    """One under another, what matters least left out."""
+    wants = {
+        "memory": 1 + (shape.gpus or shape.ranks + shape.hosts),
+        "iteration": 8,
+        "cpu": 1 + max(1, shape.ranks),
+        "output": max(3, middle // 5),
+    }
+    least = {"memory": 3, "iteration": 5, "cpu": 3, "output": 1}
+    for name in ("output", "cpu", "iteration"):
+        if sum(least[name] for name in wants) > middle:
+            del wants[name]
+    heights = {name: min(wants[name], least[name]) for name in wants}
+    for name in ("memory", "iteration", "cpu", "output"):
+        if name in heights:
+            heights[name] += max(0, min(wants[name] - heights[name], middle - sum(heights.values())))
+    heights = {name: min(rows, middle) for name, rows in heights.items()}
+    last = list(heights)[-1]
+    heights[last] += middle - sum(heights.values())
+    boxes, y = {}, top
+    for name, rows in heights.items():
+        boxes[name] = Box(0, y, shape.width, rows)
+        y += rows
+    return boxes

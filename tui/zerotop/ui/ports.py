@@ -1,0 +1,70 @@
+"""What the screens need from the rest of the program: something to look at, and, while a job runs, something to steer it."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Protocol
+
+from zerotop.analysis.view import LiveView
+
+
+class Source(Protocol):
+    """One recording, live or not. Times are unix nanoseconds."""
+
+    @property
+    def live(self) -> bool:
+        """True while somebody still writes the recording."""
+
+    @property
+    def begin_ns(self) -> int:
+        """The earliest moment there is something to show of."""
+
+    @property
+    def end_ns(self) -> int:
+        """The latest one. It grows while the recording is live."""
+
+    @property
+    def last_step(self) -> int | None:
+        """The last finished step in the whole recording, None before the first one."""
+
+    def refresh(self) -> bool:
+        """Reads what was written since the last call. True when there was anything."""
+
+    def view(self, cursor_ns: int | None) -> LiveView:
+        """What is known at the cursor; None is the end, which for a live recording is now."""
+
+    def step_time(self, step: int) -> int | None:
+        """The moment at which ``step`` has just finished on all ranks, or None when there is no such step."""
+
+
+class Controller(Protocol):
+    """The running job. A replay has none."""
+
+    @property
+    def attach_command(self) -> str:
+        """What to type to come back after leaving, for example ``zerotop attach brisk-otter``."""
+
+    def stop(self) -> None:
+        """Asks the job to end; the second call ends it hard. Returns at once.
+
+        Raises:
+            OSError: the job cannot be reached; the text says why.
+        """
+
+    def sampler_alive(self) -> bool:
+        """False when the process that samples this node is gone while the job still runs."""
+
+    def restart_sampler(self) -> None:
+        """Starts another sampler on the running job.
+
+        Raises:
+            OSError: it cannot be started; the text says why.
+        """
+
+
+class Leaving(Enum):
+    """How the user left the screen: what the program returns."""
+
+    QUIT = "quit"  # nothing was running
+    DETACHED = "detached"  # the job goes on
+    STOPPED = "stopped"  # the user stopped the job

@@ -1,0 +1,59 @@
+"""What all boxes over the live screen have in common."""
+
+from __future__ import annotations
+
+from typing import ClassVar, TypeVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from zerotop.ui.drawing.glyphs import Glyphs
+
+Result = TypeVar("Result")
+
+
+class Dialog(ModalScreen[Result]):
+    """A titled box in the middle; escape closes it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "close", "Close", id="dialog.close", tooltip="Back to the live screen")
+    ]
+
+    def __init__(self, title: str, glyphs: Glyphs, *, page: bool = False) -> None:
+        super().__init__(classes=("page " if page else "") + ("ascii" if glyphs.name == "ascii" else ""))
+        self.heading = title
+        self.glyphs = glyphs
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="box") as box:
+            box.border_title = Text(self.heading).plain
+            yield from self.contents()
+
+    def contents(self) -> ComposeResult:
+        """What is in the box."""
+        raise NotImplementedError
+
+    def action_close(self) -> None:
+        self.dismiss(None)
+
+
+class Page(Dialog[None]):
+    """A box to read."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(
+            "q,question_mark,i,enter", "close", "Close", id="page.close", tooltip="Back to the live screen"
+        ),
+    ]
+
+    def __init__(self, title: str, text: Text, glyphs: Glyphs) -> None:
+        super().__init__(title, glyphs, page=True)
+        self.text = text
+
+    def contents(self) -> ComposeResult:
+        with VerticalScroll():
+            yield Static(self.text, id="text", markup=False)

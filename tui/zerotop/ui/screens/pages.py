@@ -1,0 +1,95 @@
+"""The pages to read: help, and everything known about the job."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+
+from rich.text import Text
+from textual.binding import Binding
+
+from zerotop.analysis.view import LiveView
+from zerotop.ui.drawing import words
+from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.text import literal
+from zerotop.ui.format import GIB
+from zerotop.ui.screens.terms import TERMS
+
+_KEY_WORDS = {
+    "question_mark": "?",
+    "less_than_sign": "<",
+    "greater_than_sign": ">",
+    "comma": ",",
+    "full_stop": ".",
+    "minus": "-",
+    "equals_sign": "=",
+    "plus": "+",
+    "left": "left",
+    "right": "right",
+}
+
+
+def key_text(key: str) -> str:
+    """How a key is written: ``shift+left``, ``?``, ``ctrl+c``."""
+    return " ".join(_KEY_WORDS.get(part, part) for part in key.split(","))
+
+
+def help_text(bindings: Iterable[Binding], glyphs: Glyphs) -> Text:
+    """Keys, then terms."""
+    text = Text()
+    text.append("Keys\n\n", "bold")
+    rows: dict[str, tuple[list[str], Binding]] = {}
+    for binding in bindings:
+        rows.setdefault(binding.action, ([], binding))[0].append(key_text(binding.key))
+    for keys, binding in rows.values():
+        text.append(f"  {'  '.join(keys):<24}", "bold")
+        text.append(f" {glyphs.plain(binding.tooltip or binding.description)}\n")
+    text.append("\nWords of this screen\n", "bold")
+    for term, meaning in TERMS:
+        text.append(f"\n  {glyphs.plain(term)}\n", "bold")
+        text.append("".join(f"    {line}\n" for line in glyphs.plain(meaning).split("\n")))
+    return text
+
+
+def job_text(view: LiveView, glyphs: Glyphs) -> Text:
+    """What is known about the job, its engine and its hosts, and every notice in full."""
+    job = view.job
+    text = Text()
+    for label, value in (
+        ("name", job.name),
+        ("command", shlex.join(job.command)),
+        ("launcher", job.launcher),
+        ("state", f"{job.state.value}" + ("" if job.exit_code is None else f", exit code {job.exit_code}")),
+        ("model", words.model(job)),
+        ("stage", words.stage(job)),
+        ("offload", words.offload(job, glyphs) or ("none" if job.zero_stage is not None else "")),
+        ("dtype", job.dtype or ""),
+        ("batch", _batch(view)),
+        ("hosts", "\n".join(_host(host.name, host.cores, host.memory_limit_bytes) for host in view.hosts)),
+    ):
+        if value:
+            text.append(f"{label:<10}", "bold")
+            text.append(literal_lines(value, glyphs).replace("\n", "\n" + " " * 10) + "\n")
+    for sentence in (job.exit_text, *job.notices):
+        if sentence:
+            text.append("\n" + literal_lines(sentence, glyphs) + "\n")
+    return text
+
+
+def _batch(view: LiveView) -> str:
+    job = view.job
+    parts = (
+        ("micro-batch", job.micro_batch),
+        ("accumulation", job.gradient_accumulation),
+        ("ranks", job.ranks),
+    )
+    return ", ".join(f"{name} {number}" for name, number in parts if number is not None)
+
+
+def _host(name: str, cores: int, memory: int) -> str:
+    return f"{name}: {cores} cores, {memory / GIB:.1f} GiB"
+
+
+def literal_lines(text: str, glyphs: Glyphs) -> str:
+    """Safe text that may have several lines."""
+    return "\n".join(literal(line, glyphs) for line in text.split("\n"))

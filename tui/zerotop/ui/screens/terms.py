@@ -1,0 +1,71 @@
+"""The live screen's own words, explained in two lines each."""
+
+from __future__ import annotations
+
+TERMS: tuple[tuple[str, str], ...] = (
+    (
+        "step",
+        "One optimizer step: gradient-accumulation many forward and backward passes, then the update.\n"
+        "Counted from 0. × marks one whose update was skipped because fp16 gradients overflowed.",
+    ),
+    (
+        "2×1×8",
+        "Micro-batch per rank × gradient accumulation × ranks.\n"
+        "Their product is the number of samples behind one update.",
+    ),
+    (
+        "alloc, rsrvd",
+        "PyTorch's own figures: bytes in live tensors, and bytes it holds from the driver to serve them.\n"
+        "Reserved but not allocated is cache; the thin lines are the highest of each so far.",
+    ),
+    (
+        "used, other",
+        "What NVML says the device has given away. Other is used but not reserved by PyTorch:\n"
+        "CUDA contexts, NCCL, cuBLAS workspaces, and other people's processes.",
+    ),
+    (
+        "RSS, shared",
+        "Host memory resident for a rank; shared is the part of it in shared segments,\n"
+        "where pinned buffers often lie. The host's bar also holds everyone else's memory.",
+    ),
+    (
+        "pinned",
+        "Host memory locked for fast copies to a GPU. Offloading needs much of it,\n"
+        "and what is pinned cannot be swapped.",
+    ),
+    (
+        "Iteration",
+        "One column per step, the newest at the right, its phases stacked: data, forward, backward, step, other.\n"
+        "The slowest rank is shown. ▲ marks a column taller than the chart.",
+    ),
+    (
+        "other (time)",
+        "What an iteration has beyond its phases: logging, callbacks, evaluation, saving, waiting for data\n"
+        "outside the engine's sight.",
+    ),
+    (
+        "cores, busy, wait",
+        "Processor time per wall time; threads that ran at least half of the time;\n"
+        "and threads ready to run without a core. The bar is the rank's fair share of the host's cores.",
+    ),
+    (
+        "now, for s",
+        "The innermost phase the rank is in, and for how many seconds.\n"
+        "A rank that stays far longer than the others is the one they wait for, or it hangs.",
+    ),
+    (
+        "GPU %",
+        "Share of the last 200 ms in which any kernel ran: 100 % does not mean that the GPU is full.\n"
+        "Next to it power, temperature, and PCIe traffic to (↑) and from (↓) the host.",
+    ),
+    (
+        "probe",
+        "What zerotop itself takes from the training thread, measured by itself, per step and as a share.\n"
+        "Records lost are facts that could not be written, for example on a full disk.",
+    ),
+    (
+        "LIVE, −0:42, REPLAY",
+        "Whether this is now, how far behind now it is, or a finished recording being played.\n"
+        "Every moment can be seen again; f or end comes back to the latest.",
+    ),
+)

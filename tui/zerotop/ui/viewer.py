@@ -1,0 +1,132 @@
+"""The screen's state without the screen: a source, a playhead, and what the keys do to them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from zerotop.analysis.view import LiveView
+from zerotop.ui.drawing.footer import Moment
+from zerotop.ui.frame import Frame
+from zerotop.ui.keys import entries
+from zerotop.ui.playhead import Playhead
+from zerotop.ui.ports import Controller, Source
+
+_FPS_WINDOW_S = 2.0
+
+
+class Viewer:
+    """Makes frames and moves through time. Knows no terminal, so that tests need none."""
+
+    def __init__(self, source: Source, controller: Controller | None, clock: Callable[[], float]) -> None:
+        self.source = source
+        self.controller = controller
+        self.playhead = Playhead(clock)
+        self._clock = clock
+        self._drawn: deque[float] = deque()
+        self._view: LiveView | None = None
+        self._sampler_alive = True
+
+    def poll(self) -> bool:
+        """Reads what is new; True when the screen would look different."""
+        fresh = self.source.refresh()
+        if self.playhead.playing and self._cursor() >= self.source.end_ns:
+            self.playhead.follow()
+            return True
+        return self.playhead.playing or (fresh and self.playhead.following)
+
+    def check_sampler(self) -> None:
+        """Asks whether the node's sampler still works; a few system calls, so not for every frame."""
+        running = self.controller is not None and self.source.live
+        self._sampler_alive = not running or self.controller is None or self.controller.sampler_alive()
+
+    @property
+    def sampler_missing(self) -> bool:
+        """True when the job runs and nobody samples this node."""
+        return not self._sampler_alive
+
+    def frame(self) -> Frame:
+        """What to draw now."""
+        now = self._clock()
+        self._drawn.append(now)
+        while now - self._drawn[0] > _FPS_WINDOW_S:
+            self._drawn.popleft()
+        self._view = self.source.view(None if self.playhead.following else self._cursor())
+        moment = self._moment()
+        keys = entries(moment, self.controller, self.sampler_missing)
+        return Frame(self._view, moment, self._fps(), self._problems(), keys)
+
+    def _fps(self) -> float:
+        passed = self._drawn[-1] - self._drawn[0]
+        return (len(self._drawn) - 1) / passed if passed > 0 else 0.0
+
+    def _problems(self) -> tuple[str, ...]:
+        if not self.sampler_missing:
+            return ()
+        return ("The sampler has stopped, so CPU, host and GPU figures stand still: r starts another one.",)
+
+    def _moment(self) -> Moment:
+        begin, end, head = self.source.begin_ns, self.source.end_ns, self.playhead
+        return Moment(
+            at_s=(self._cursor() - begin) / 1e9,
+            end_s=max(0, end - begin) / 1e9,
+            live=self.source.live,
+            following=head.following,
+            playing=head.playing,
+            speed=head.speed,
+        )
+
+    def _cursor(self) -> int:
+        return self.playhead.cursor(self.source.begin_ns, self.source.end_ns)
+
+    def toggle_play(self) -> None:
+        """Play or pause; at the end of a recording that no longer grows, play again from its begin."""
+        head = self.playhead
+        if head.playing:
+            head.pause(self._cursor())
+        elif head.following and not self.source.live:
+            head.play(self.source.begin_ns)
+        elif head.following:
+            head.pause(self._cursor())
+        else:
+            head.play(self._cursor())
+
+    def seek_steps(self, number: int) -> None:
+        """Stands where the step ``number`` after (or before) the one shown has just finished."""
+        shown = self._view.progress.step if self._view is not None else None
+        self.go_to_step((-1 if shown is None else shown) + number)
+
+    def go_to_step(self, step: int) -> None:
+        """Stands where ``step`` has just finished, or at the begin or end where there is no such step."""
+        if step < 0:
+            self.playhead.pause(self.source.begin_ns)
+            return
+        moment = self.source.step_time(step)
+        if moment is None:
+            self.playhead.follow()
+        else:
+            self.playhead.pause(moment)
+
+    def seek_seconds(self, seconds: float) -> None:
+        """Moves by seconds; playing goes on."""
+        self.go_to_ns(self._cursor() + int(seconds * 1e9))
+
+    def go_to_seconds(self, seconds: float) -> None:
+        """Goes to a time since the recording's begin."""
+        self.go_to_ns(self.source.begin_ns + int(seconds * 1e9))
+
+    def go_to_share(self, share: float) -> None:
+        """Goes to a share of the recording's length."""
+        begin, end = self.source.begin_ns, self.source.end_ns
+        self.go_to_ns(begin + int((end - begin) * share))
+
+    def go_to_ns(self, cursor_ns: int) -> None:
+        """Goes to a moment; at the end or beyond it, goes along with the end."""
+        if cursor_ns >= self.source.end_ns:
+            self.playhead.follow()
+        else:
+            self.playhead.seek(max(self.source.begin_ns, cursor_ns))
+
+    def change_speed(self, direction: int) -> None:
+        """Faster (1) or slower (-1)."""
+        self.playhead.change_speed(direction, self._cursor())

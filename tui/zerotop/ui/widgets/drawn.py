@@ -1,0 +1,108 @@
+"""Widgets that draw rows of styled text themselves, and repaint only the cells that changed."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Region
+from textual.reactive import reactive
+from textual.strip import Strip
+from textual.widget import Widget
+
+from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.rows import Row, row_width
+from zerotop.ui.frame import Frame
+from zerotop.ui.theme import STYLES
+
+
+class Drawn(Widget):
+    """A widget whose picture is a pure function of the frame, its size and the glyphs."""
+
+    ALLOW_SELECT = False
+    COMPONENT_CLASSES: ClassVar[set[str]] = {f"drawn--{name}" for name in STYLES}
+
+    frame: reactive[Frame | None] = reactive[Frame | None](
+        None, always_update=True, repaint=False, init=False
+    )
+
+    def __init__(self, glyphs: Glyphs, *, id: str) -> None:
+        super().__init__(id=id)
+        self.glyphs = glyphs
+        self._rows: list[Row] = []
+        self._strips: list[Strip | None] = []
+        self._styles_by_name: dict[str, Style] = {}
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        """The picture: ``height`` rows of exactly ``width`` cells."""
+        raise NotImplementedError
+
+    def watch_frame(self) -> None:
+        self.redraw()
+
+    def on_resize(self) -> None:
+        self.redraw()
+
+    def on_focus(self) -> None:
+        self.redraw()
+
+    def on_blur(self) -> None:
+        self.redraw()
+
+    def redraw(self) -> None:
+        """Draws anew and asks for a repaint of the cells that are different."""
+        width, height = self.size
+        if self.frame is None or not width or not height:
+            return
+        rows = self.draw(self.frame, width, height)
+        before, self._rows = self._rows, rows
+        if len(before) != len(rows):
+            self._strips = [None] * len(rows)
+            self.refresh()
+            return
+        changed = [y for y, (old, new) in enumerate(zip(before, rows, strict=True)) if old != new]
+        for y in changed:
+            self._strips[y] = None
+        if changed:
+            self.refresh(*(_difference(before[y], rows[y], y) for y in changed))
+
+    def render_line(self, y: int) -> Strip:
+        if y >= len(self._rows):
+            return Strip.blank(self.size.width, self.rich_style)
+        strip = self._strips[y]
+        if strip is None:
+            row = self._rows[y]
+            strip = Strip([Segment(text, self._style(name)) for text, name in row], row_width(row))
+            self._strips[y] = strip
+        return strip
+
+    def _style(self, name: str) -> Style:
+        """A component class's style; ``a/b`` puts the foreground of ``a`` on that of ``b``."""
+        style = self._styles_by_name.get(name)
+        if style is None:
+            over, _, under = name.partition("/")
+            style = self.get_component_rich_style(f"drawn--{over}")
+            if under:
+                style += Style(bgcolor=self.get_component_rich_style(f"drawn--{under}").color)
+            self._styles_by_name[name] = style
+        return style
+
+    def notify_style_update(self) -> None:
+        """The theme changed: no style that was looked up holds any more."""
+        super().notify_style_update()
+        self._styles_by_name.clear()
+        self._strips = [None] * len(self._rows)
+
+
+def _difference(old: Row, new: Row, y: int) -> Region:
+    """The cells of row ``y`` from the first to the last span that differs."""
+    first = 0
+    while first < min(len(old), len(new)) and old[first] == new[first]:
+        first += 1
+    last = 0
+    while last < min(len(old), len(new)) - first and old[-1 - last] == new[-1 - last]:
+        last += 1
+    begin = row_width(new[:first])
+    end = row_width(new) - row_width(new[len(new) - last :])
+    return Region(begin, y, max(1, end - begin), 1)

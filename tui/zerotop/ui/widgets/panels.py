@@ -1,0 +1,156 @@
+"""The panels of the live screen: each hands its size and the frame to its drawing function."""
+
+from __future__ import annotations
+
+from textual import events
+from textual.message import Message
+from textual.reactive import reactive
+
+from zerotop.ui.drawing.footer import draw_badge, draw_keys, draw_status, draw_transport, track
+from zerotop.ui.drawing.header import draw_header, draw_notices, notices
+from zerotop.ui.drawing.iteration import draw_iteration
+from zerotop.ui.drawing.memory import draw_memory
+from zerotop.ui.drawing.output import draw_output, furthest_back
+from zerotop.ui.drawing.processors import draw_cpu, draw_gpu
+from zerotop.ui.drawing.rows import Row
+from zerotop.ui.frame import Frame
+from zerotop.ui.widgets.drawn import Drawn
+
+
+class Header(Drawn):
+    """Who is running, how far and how fast, and whether this is now."""
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        badge = draw_badge(frame.view, frame.moment, self.glyphs)
+        return draw_header(frame.view, badge, width, height, self.glyphs)
+
+
+class Notices(Drawn):
+    """Sentences about what happened."""
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        return draw_notices(notices(frame.view, frame.problems), width, height, self.glyphs)
+
+
+class Memory(Drawn, can_focus=True):
+    """Memory of each GPU, or of the host."""
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        return draw_memory(frame.view, width, height, self.glyphs, focused=self.has_focus)
+
+
+class Iteration(Drawn, can_focus=True):
+    """Time per step."""
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        return draw_iteration(frame.view, width, height, self.glyphs, focused=self.has_focus)
+
+
+class Cpu(Drawn, can_focus=True):
+    """Each rank's CPU side."""
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        return draw_cpu(frame.view, width, height, self.glyphs, focused=self.has_focus)
+
+
+class Gpus(Drawn, can_focus=True):
+    """Each GPU's utilization."""
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        return draw_gpu(frame.view, width, height, self.glyphs, focused=self.has_focus)
+
+
+class Output(Drawn, can_focus=True):
+    """The job's own output. Scrolled back, it keeps the lines it shows while new ones arrive."""
+
+    back: reactive[int] = reactive(0, repaint=False)  # lines between the last one and the last one shown
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        return draw_output(frame.view.output, self.back, width, height, self.glyphs, focused=self.has_focus)
+
+    def watch_back(self) -> None:
+        self.redraw()
+
+    def scroll_lines(self, lines: int) -> None:
+        """Scrolls towards older lines (positive) or newer ones, as far as there are any."""
+        if self.frame is not None:
+            furthest = furthest_back(len(self.frame.view.output), self.size.height)
+            self.back = max(0, min(furthest, self.back + lines))
+
+    def page(self) -> int:
+        """Lines of one page."""
+        return max(1, self.size.height - 2)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.stop()
+        self.scroll_lines(3)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.stop()
+        self.scroll_lines(-3)
+
+
+class Status(Drawn):
+    """What watching costs."""
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        return [draw_status(frame.view.cost, frame.fps, width, self.glyphs)]
+
+
+class Transport(Drawn):
+    """Where in the recording the screen looks; the mouse moves it."""
+
+    class Scrubbed(Message):
+        """The mouse chose a place, as a share of the recording's length."""
+
+        def __init__(self, share: float) -> None:
+            super().__init__()
+            self.share = share
+
+    _held = False
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        return [draw_transport(frame.moment, width, self.glyphs)]
+
+    def on_mouse_down(self, event: events.MouseDown) -> None:
+        self._held = True
+        self.capture_mouse()
+        self._scrub(event.x)
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        if self._held:
+            self._scrub(event.x)
+
+    def on_mouse_up(self) -> None:
+        self._held = False
+        self.release_mouse()
+
+    def _scrub(self, x: int) -> None:
+        if self.frame is None:
+            return
+        begin, length = track(self.size.width, self.frame.moment)
+        if length >= 6:
+            self.post_message(self.Scrubbed(max(0.0, min(1.0, (x - begin) / (length - 1)))))
+
+
+class Keys(Drawn):
+    """The keys that work here; the mouse presses them."""
+
+    _places: tuple[tuple[int, int, str], ...] = ()
+
+    class Pressed(Message):
+        """An entry was clicked."""
+
+        def __init__(self, action: str) -> None:
+            super().__init__()
+            self.action = action
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        row, places = draw_keys(frame.keys, width, self.glyphs)
+        self._places = tuple(places)
+        return [row]
+
+    def on_click(self, event: events.Click) -> None:
+        for begin, end, action in self._places:
+            if begin <= event.x < end:
+                self.post_message(self.Pressed(action))
