@@ -37,6 +37,7 @@ class Probe:
         self._session = ""
         self._identity: Identity | None = None
         os.register_at_fork(after_in_child=self._forked)
+        atexit.register(self._leave)
 
     def wake(self, session: str | None = None) -> bool:
         """Creates this rank's files, once. False without a session."""
@@ -52,7 +53,6 @@ class Probe:
         recorder = Recorder(session, self._identity, self.meter)
         self.guess = Guess(recorder)
         self.recorder = recorder
-        atexit.register(self._leave)
         recorder.event(time_ns, events.HELLO, **who, **identity.software())
         return True
 

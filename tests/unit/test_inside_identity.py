@@ -1,0 +1,145 @@
+"""Who a rank is, from what its launcher leaves in the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rank_recordings import Rank
+from zerotop_probe.inside import identity
+
+DEEPSPEED = {
+    "RANK": "5",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "8",
+    "CROSS_RANK": "1",
+    "CROSS_SIZE": "2",
+    "LOCAL_SIZE": "4",
+}
+TORCHRUN = {
+    "RANK": "5",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "8",
+    "GROUP_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "TORCHELASTIC_RUN_ID": "none",
+}
+OPENMPI = {
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+}
+SLURM = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8", "SLURM_NODEID": "1"}
+
+
+@pytest.mark.parametrize("environment", [DEEPSPEED, TORCHRUN, OPENMPI, SLURM])
+def test_every_launcher_says_the_same_in_its_words(environment: dict[str, str]) -> None:
+    told = identity.who(environment)
+    del told["launcher"]
+    assert told == {"rank": 5, "local_rank": 1, "node_rank": 1, "world_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [
+        (DEEPSPEED, "deepspeed"),
+        (TORCHRUN, "torchrun"),
+        (TORCHRUN | {"ACCELERATE_MIXED_PRECISION": "bf16"}, "accelerate"),
+        (OPENMPI, "mpi"),
+        (SLURM, "slurm"),
+        ({}, "python"),
+    ],
+)
+def test_launchers_by_name(environment: dict[str, str], name: str) -> None:
+    assert identity.launcher(environment) == name
+
+
+def test_nobody_says_anything() -> None:
+    told = identity.who({"RANK": "", "LOCAL_RANK": "none"})
+    assert told | {"launcher": ""} == {
+        "rank": 0,
+        "local_rank": None,
+        "node_rank": None,
+        "world_size": None,
+        "launcher": "",
+    }
+
+
+# An engine stands for DeepSpeed's here: what is tested is the process around it.
+SCRIPT = """
+import os, sys
+from zerotop_probe.inside.install import PROBE
+assert PROBE.wake() and PROBE.wake()
+PROBE.recorder.end(PROBE.recorder.begin(1, "forward", (0, 0, 0)), 2)
+child = os.fork()
+if child == 0:
+    assert PROBE.recorder is None
+    {child}
+    sys.stdout.flush()
+    sys.exit(0)
+os.waitpid(child, 0)
+PROBE.recorder.end(PROBE.recorder.begin(3, "forward", (0, 0, 0)), 4)
+"""
+
+
+def run(tmp_path: Path, script: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONZEROTOP_SESSION": str(tmp_path), "RANK": "0"} | more
+    command = [sys.executable, "-W", "error", "-c", script, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+
+
+def test_a_forked_child_writes_nothing_and_spoils_nothing(tmp_path: Path) -> None:
+    run(tmp_path, SCRIPT.format(child="pass"))
+    rank = Rank(tmp_path, 0)
+    assert rank.spans["begin_ns"].tolist() == [1, 3]
+    assert [event["event"] for event in rank.events] == ["hello", "goodbye"]
+
+
+def test_a_forked_child_that_makes_an_engine_has_files_of_its_own(tmp_path: Path) -> None:
+    run(tmp_path, SCRIPT.format(child='os.environ["RANK"] = "1"; assert PROBE.wake()'))
+    assert [event["event"] for event in Rank(tmp_path, 1).events] == ["hello", "goodbye"]
+    assert Rank(tmp_path, 0).spans["begin_ns"].tolist() == [1, 3]
+
+
+def test_without_a_session_it_stays_asleep(tmp_path: Path) -> None:
+    code = "from zerotop_probe.inside.install import PROBE; print(PROBE.wake(), PROBE.recorder)"
+    assert run(tmp_path, code, PYTHONZEROTOP_SESSION="").stdout == "False None\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hello_tells_what_matters_and_no_secret(tmp_path: Path) -> None:
+    code = "from zerotop_probe.inside.install import PROBE; PROBE.wake()"
+    secret = "hf_abcdefghijklmnop"
+    more = {"OMP_NUM_THREADS": "3", "HF_TOKEN": secret, "WORLD_SIZE": "1"}
+    run(tmp_path, code, "--steps", "3", "--hub_token", secret, f"--api-key={secret}", **more)
+    (hello,) = Rank(tmp_path, 0).event("hello")
+    assert secret not in json.dumps(hello)
+    assert hello["arguments"][1:3] == ["--steps", "3"]
+    assert hello["environment"]["OMP_NUM_THREADS"] == "3"
+    assert (hello["rank"], hello["world_size"]) == (0, 1)
+    assert hello["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
+    assert "torch" not in hello  # it was not imported
+
+
+def test_an_internal_error_is_recorded_once_with_its_place(tmp_path: Path) -> None:
+    code = (
+        "from zerotop_probe.inside.install import PROBE\n"
+        "from zerotop_probe.inside.part import Part\n"
+        "PROBE.wake()\n"
+        "part = Part('somewhere', PROBE.meter)\n"
+        "for _ in range(3): part.run(lambda: {}['a key of hf_abcdefghijklmnop'])\n"
+    )
+    done = run(tmp_path, code)
+    assert (done.stdout, done.stderr) == ("", "")
+    (error,) = Rank(tmp_path, 0).event("probe_error")
+    assert error["where"] == "somewhere"
+    assert error["error"] == "KeyError: 'a key of <redacted>'"
+    loud: Any = run(tmp_path, code, PYTHONZEROTOP_DEBUG="1", RANK="1")
+    assert "somewhere is no longer measured" in loud.stderr
