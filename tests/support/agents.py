@@ -1,4 +1,4 @@
-"""For tests of the process beside a job: starting real agents on real little jobs, reading what they recorded."""
+"""For tests of the process beside a job: starting real agents on little jobs, reading what they recorded."""
 
 from __future__ import annotations
 

@@ -1,0 +1,217 @@
+"""Stopping real jobs: asking, insisting, killing; and passing signals on in the foreground."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from agents import AGENT, events, python, recorded, wait_for
+from zerotop_probe.outside import agent, control
+from zerotop_probe.outside.proc import Process
+
+# Says which signals it got; ends at the last of them.
+LISTENER = """
+import os, signal, sys, time
+names, last = sys.argv[1].split(","), sys.argv[2]
+def note(number, frame):
+    print(signal.Signals(number).name)
+    if signal.Signals(number).name == last: sys.exit(9)
+for name in names: signal.signal(getattr(signal, name), note)
+print("ready")
+while True: time.sleep(0.05)
+"""
+
+# A launcher whose rank has moved to a process group of its own and ignores whatever can be ignored.
+STUBBORN = """
+import os, signal, subprocess, sys, time
+code = "import signal, time; [signal.signal(n, 1) for n in (2, 15)]; print('ready'); time.sleep(600)"
+environment = {**os.environ, "RANK": "0"}
+child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, env=environment)
+open("child", "w").write(str(child.pid))
+sys.exit(child.wait() and 1)
+"""
+
+
+def listener(signals: str, last: str) -> list[str]:
+    return [*python(LISTENER), signals, last]
+
+
+def signals_sent(session: Path) -> list[str]:
+    return [event["signal"] for event in events(session, "stop_sent")]
+
+
+def ready(session: Path) -> bool:
+    return bool(list(session.glob("output-*.rec"))) and b"ready\n" in recorded(session, "output")
+
+
+def test_a_gentle_stop_is_an_interrupt_as_from_the_keyboard(tmp_path: Path) -> None:
+    started = agent.launch_in_background(str(tmp_path), listener("SIGINT,SIGTERM", "SIGINT"))
+    wait_for(lambda: ready(tmp_path))
+    control.request_stop(str(tmp_path))
+    wait_for(lambda: not started.alive())
+    assert recorded(tmp_path, "output") == b"ready\nSIGINT\n"
+    assert signals_sent(tmp_path) == ["SIGINT"]
+    (end,) = events(tmp_path, "job_ended")
+    assert end["exit_code"] == 9
+    assert end["text"] == "The job failed with exit code 9, after it had been asked to stop."
+    control.request_stop(str(tmp_path))  # of a job that has ended: nothing happens
+
+
+def test_a_stop_insists_by_itself(tmp_path: Path) -> None:
+    started = agent.launch_in_background(str(tmp_path), listener("SIGINT,SIGTERM", ""), grace_s=(0.3, 0.3))
+    wait_for(lambda: ready(tmp_path))
+    control.request_stop(str(tmp_path))
+    wait_for(lambda: not started.alive())
+    assert recorded(tmp_path, "output") == b"ready\nSIGINT\nSIGTERM\n"
+    assert signals_sent(tmp_path) == ["SIGINT", "SIGTERM", "SIGKILL"]
+    assert events(tmp_path, "job_ended")[0]["signal"] == "SIGKILL"
+
+
+def test_asking_again_does_not_wait(tmp_path: Path) -> None:
+    started = agent.launch_in_background(
+        str(tmp_path), listener("SIGINT,SIGTERM", "SIGTERM"), grace_s=(600, 600)
+    )
+    wait_for(lambda: ready(tmp_path))
+    control.request_stop(str(tmp_path))
+    wait_for(lambda: b"SIGINT" in recorded(tmp_path, "output"))
+    control.request_stop(str(tmp_path))
+    wait_for(lambda: not started.alive())
+    assert recorded(tmp_path, "output") == b"ready\nSIGINT\nSIGTERM\n"
+
+
+def test_a_termination_of_the_agent_in_the_background_is_a_stop(tmp_path: Path) -> None:
+    started = agent.launch_in_background(str(tmp_path), listener("SIGINT,SIGTERM", "SIGINT"))
+    wait_for(lambda: ready(tmp_path))
+    assert started.send(signal.SIGHUP)  # the terminal it was started from is gone
+    assert started.send(signal.SIGTERM)
+    wait_for(lambda: not started.alive())
+    assert recorded(tmp_path, "output") == b"ready\nSIGINT\n"
+
+
+@pytest.fixture
+def stubborn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Process, Process]:
+    """A session whose launcher ends when interrupted and leaves a rank; the agent and that rank."""
+    session = tmp_path / "session"
+    session.mkdir()
+    monkeypatch.chdir(tmp_path)
+    started = agent.launch_in_background(str(session), python(STUBBORN), grace_s=(0.3, 0.3))
+    wait_for(lambda: ready(session) and events(session, "rank_found"))
+    rank = Process.of(int((tmp_path / "child").read_text()))
+    assert rank is not None
+    return session, started, rank
+
+
+def test_what_has_left_the_launcher_is_killed_too(stubborn: tuple[Path, Process, Process]) -> None:
+    session, started, rank = stubborn
+    control.request_stop(str(session))
+    wait_for(lambda: not started.alive())
+    assert not rank.alive()
+    assert signals_sent(session) == ["SIGINT", "SIGTERM", "SIGKILL"]
+    assert [event["rank"] for event in events(session, "rank_gone")] == [0]
+
+
+def test_stopping_without_an_agent(stubborn: tuple[Path, Process, Process]) -> None:
+    session, started, rank = stubborn
+    os.kill(started.pid, signal.SIGKILL)
+    wait_for(lambda: not control.sampler_alive(str(session)))
+    facts = control.read_facts(str(session))
+    assert facts.job is not None
+    root = facts.job
+    control.request_stop(str(session))  # the launcher is interrupted, its rank stays
+    wait_for(lambda: not root.alive())
+    assert rank.alive()
+    assert control.job_alive(str(session))
+    control.request_stop(str(session))  # terminated: ignored
+    assert rank.alive()
+    control.request_stop(str(session))
+    wait_for(lambda: not rank.alive())
+    assert not control.job_alive(str(session))
+
+
+def test_nothing_to_stop(tmp_path: Path) -> None:
+    with pytest.raises(control.NotHere, match="does not say that it was started"):
+        control.request_stop(str(tmp_path))
+    assert not control.sampler_alive(str(tmp_path))
+    assert not control.job_alive(str(tmp_path / "nowhere"))
+
+
+def test_in_the_foreground_sent_signals_reach_the_job_once(tmp_path: Path) -> None:
+    names = "SIGINT,SIGTERM,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
+    command = [*AGENT, "--foreground", str(tmp_path), "--", *listener(names, "SIGTERM")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        for name in ("SIGUSR1", "SIGHUP", "SIGUSR2", "SIGQUIT", "SIGINT", "SIGTERM"):
+            process.send_signal(getattr(signal, name))
+            assert process.stdout.readline() == f"{name}\n"
+        assert process.stdout.read() == ""
+        assert process.wait(10) == 9
+
+
+def test_in_the_foreground_a_stop_request_spares_the_callers_group(tmp_path: Path) -> None:
+    """The job shares its process group with us and whoever called us; only the job is meant."""
+    command = [*AGENT, "--foreground", str(tmp_path), "--", *listener("SIGINT", "SIGINT")]
+    script = "trap 'echo caller interrupted' INT; \"$@\"; echo ended $?"
+    with subprocess.Popen(
+        ["bash", "-c", script, "_", *command], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        control.request_stop(str(tmp_path))
+        assert process.stdout.read() == "SIGINT\nended 9\n"
+
+
+def test_a_hangup_that_the_caller_ignores_stays_ignored(tmp_path: Path) -> None:
+    command = [
+        *AGENT,
+        "--foreground",
+        str(tmp_path),
+        "--",
+        *python("import time; print('ready'); time.sleep(600)"),
+    ]
+    with subprocess.Popen(["nohup", *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.3)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 128 + 15
+
+
+def test_a_key_at_the_terminal_interrupts_the_job_once(tmp_path: Path) -> None:
+    """Ctrl-C reaches the whole group from the terminal: passing it on as well would be a second one."""
+    ours, theirs = pty.openpty()
+    job = listener("SIGINT,SIGTERM", "SIGTERM")
+    command = [*AGENT, "--foreground", str(tmp_path), "--", *job]
+    take_terminal = """
+import fcntl, os, sys, termios
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+    leader = [*python(take_terminal), *command]
+    process = subprocess.Popen(leader, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    seen = b""
+
+    def shows(text: bytes) -> bool:
+        nonlocal seen
+        seen += os.read(ours, 1000)
+        return text in seen
+
+    wait_for(lambda: shows(b"ready"))
+    os.write(ours, b"\x03")
+    wait_for(lambda: shows(b"SIGINT"))
+    process.send_signal(signal.SIGTERM)
+    wait_for(lambda: shows(b"SIGTERM"))
+    assert process.wait(10) == 9
+    assert seen.count(b"SIGINT") == 1
+    assert recorded(tmp_path, "output") == b"ready\nSIGINT\nSIGTERM\n"
+    os.close(ours)
