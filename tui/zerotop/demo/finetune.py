@@ -101,10 +101,9 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def positive_integer(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of 1 or more")
+    return int(text)
 
 
 def read_config(path: str | None) -> dict:
@@ -179,11 +178,8 @@ def training_arguments(options: argparse.Namespace, config: dict):
     )
 
 
-def build_model(name: str, seq_length: int, dtype, device):
-    """The model, in ``dtype``; a preset on ``device``: 8 billion random numbers take minutes on a CPU."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.integrations import is_deepspeed_zero3_enabled
+def load_model_config(name: str, seq_length: int):
+    from transformers import AutoConfig
 
     if name in PRESETS:
         config = AutoConfig.for_model(**PRESETS[name])
@@ -193,6 +189,15 @@ def build_model(name: str, seq_length: int, dtype, device):
     if limit is not None and seq_length > limit:
         raise BadInput(f"--seq-length {seq_length} is more than the {limit} tokens that {name} can take")
     config.use_cache = False  # of use when generating text only
+    return config
+
+
+def build_model(name: str, config, dtype, device):
+    """The model, in ``dtype``; a preset on ``device``: 8 billion random numbers take minutes on a CPU."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.integrations import is_deepspeed_zero3_enabled
+
     if name not in PRESETS:
         return from_hub(AutoModelForCausalLM.from_pretrained, name, "model", config=config, dtype=dtype)
     if is_deepspeed_zero3_enabled():  # chooses the device itself, and keeps this rank's part only
@@ -303,6 +308,7 @@ def train(options: argparse.Namespace, config: dict) -> None:
     from accelerate.utils import broadcast_object_list
     from transformers import Trainer, default_data_collator, set_seed
 
+    model_config = load_model_config(options.model, options.seq_length)
     args = training_arguments(options, config)
     if config and args.use_cpu:  # on CPU the Trainer makes the process group without DeepSpeed's knowing
         import deepspeed
@@ -315,7 +321,7 @@ def train(options: argparse.Namespace, config: dict) -> None:
         train_set, eval_set = make_datasets(options, args, folder)
         set_seed(options.seed)
         dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
-        model = build_model(options.model, options.seq_length, dtype, args.device)
+        model = build_model(options.model, model_config, dtype, args.device)
         trainer = Trainer(
             model=model,
             args=args,

@@ -1,0 +1,30 @@
+"""Under ZeRO-3 the fine-tuning script's model is split while it is built: no rank ever holds a whole one."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from real_jobs import TIMEOUT_S, launch
+from zerotop import demo
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
+
+
+def test_no_rank_holds_a_whole_model(root: Path, job_environment: dict[str, str]) -> None:
+    script = root / "tests" / "support" / "partitioned_model.py"
+    command = launch("torchrun", [str(script), str(demo.config_path("zero3_bf16"))])
+    run = subprocess.run(
+        command, env=job_environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    held = [json.loads(found) for found in re.findall(r"^held (.*)$", run.stdout, re.MULTILINE)]
+    assert sorted(rank["rank"] for rank in held) == [0, 1]
+    for rank in held:
+        assert rank["whole"] > 5_000_000
+        assert rank["materialized"] == 0
+        assert rank["partition"] == pytest.approx(rank["whole"] / 2, rel=0.01)
