@@ -44,7 +44,7 @@ def test_how_a_job_ended(tmp_path: Path, code: str, exit_code: int, signal_name:
 
 
 def test_what_a_job_gets_from_us_is_what_a_shell_would_give_it(tmp_path: Path) -> None:
-    """Signal mask and dispositions, limits, folder, input: the caller's. The environment: with three variables."""
+    """Signals, limits, folder, input are the caller's, and so is the environment but for three variables."""
     code = """
 import json, os, resource, signal, sys
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))

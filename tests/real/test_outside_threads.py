@@ -1,0 +1,136 @@
+"""Reading the threads of a real process: that leaving out the sleeping ones misses nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from agents import python, wait_for
+from zerotop_probe.outside.threads import Budget, Threads, has_schedstat
+
+# 50 threads sleep; at each line of input two of them work for as many seconds as it says, and it answers when
+# they begin.
+CHILD = """
+import hashlib, sys, threading, time
+work = threading.Semaphore(0)
+def run():
+    while True:
+        work.acquire()
+        stop = time.monotonic() + seconds
+        while time.monotonic() < stop: hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000)
+for _ in range(50): threading.Thread(target=run, daemon=True).start()
+print("ready", flush=True)
+for line in sys.stdin:
+    seconds = float(line)
+    if seconds < 0: threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    else: work.release(2)
+    print("done", flush=True)
+"""
+
+
+class Child:
+    """A process whose threads work when told to, and one reader of them."""
+
+    def __init__(self, budget: Budget, *, schedstat: bool = True) -> None:
+        self.process = subprocess.Popen(
+            python(CHILD), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        self._answer()
+        self._clock = (~self.process.pid << 3) | 2
+        self.threads = Threads(self.process.pid, budget, schedstat=schedstat, now_ns=time.monotonic_ns())
+        self._before = self._now()
+
+    def _answer(self) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline()
+
+    def _now(self) -> tuple[int, int]:
+        return time.monotonic_ns(), time.clock_gettime_ns(self._clock)
+
+    def work(self, seconds: float) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{seconds}\n")
+        self._answer()
+
+    def ran_ns(self) -> int:
+        """What the process ran since the last sample."""
+        return self._now()[1] - self._before[1]
+
+    def sample(self) -> int:
+        """Samples as at most ticks, without reading everything; returns what the process ran meanwhile."""
+        now = self._now()
+        ran_ns = now[1] - self._before[1]
+        self.threads.sample(now[0], now[0] - self._before[0], ran_ns, everything=False)
+        self._before = now
+        return ran_ns
+
+    def close(self) -> None:
+        self.threads.close()
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    if not has_schedstat():
+        pytest.skip("this kernel has no schedstat")
+    child = Child(Budget(1000))
+    yield child
+    child.close()
+
+
+def test_sleepers_that_wake_are_read_at_once(child: Child) -> None:
+    for _ in range(3):
+        time.sleep(0.05)
+        child.sample()
+    assert child.threads.busiest(8, 1e6) == []
+    child.work(30)
+    wait_for(lambda: child.ran_ns() > 100e6)
+    ran_ns = child.sample()
+    busiest = child.threads.busiest(8, 1e6)
+    assert sum(thread.ran_ns for thread in busiest) == pytest.approx(ran_ns, rel=0.2)
+    assert len([thread for thread in busiest if thread.ran_ns > 0.2 * ran_ns]) == 2
+
+
+def test_threads_that_are_born_and_end(child: Child) -> None:
+    assert len(child.threads) == 51
+    child.work(-1)
+    child.threads.list_again()
+    assert len(child.threads) == 52
+    child.process.kill()
+    child.process.wait()
+    child.threads.sample(time.monotonic_ns(), 10**8, 10**8, everything=True)
+    child.threads.list_again()
+    assert len(child.threads) == 0
+
+
+def test_descriptors_are_given_back_and_never_exceed_the_budget() -> None:
+    def opened() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = opened()
+    child = Child(Budget(20))
+    assert opened() - before == 20 + 2  # and the two pipes
+    child.work(30)
+    wait_for(lambda: child.ran_ns() > 100e6)
+    ran_ns = child.sample()
+    assert sum(thread.ran_ns for thread in child.threads.busiest(8, 1e6)) == pytest.approx(ran_ns, rel=0.2)
+    child.close()
+    assert opened() == before
+
+
+def test_a_kernel_without_schedstat() -> None:
+    """Ticks of 10 ms instead of nanoseconds, and nothing about waiting."""
+    child = Child(Budget(1000), schedstat=False)
+    child.work(30)
+    wait_for(lambda: child.ran_ns() > 500e6)
+    now, ran_ns = time.monotonic_ns(), child.ran_ns()
+    use = child.threads.sample(now, 10**8, ran_ns, everything=True)
+    assert use.waited_ns is None
+    busiest = child.threads.busiest(8, 1e6)
+    child.close()
+    assert sum(thread.ran_ns for thread in busiest) == pytest.approx(ran_ns, rel=0.2)
