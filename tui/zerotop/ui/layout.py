@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 TWO_COLUMNS_FROM = 76
 GAP = 2
@@ -50,16 +50,27 @@ def arrange(shape: Shape) -> dict[str, Box]:
     if middle <= 0:
         return boxes
     if shape.zoomed:
-        boxes[shape.zoomed] = Box(0, top, width, middle)
+        inner = {shape.zoomed: Box(0, top, _inner(shape), middle)}
     elif width >= TWO_COLUMNS_FROM and middle >= 7:
-        boxes.update(_two_columns(shape, top, middle))
+        inner = _two_columns(shape, top, middle)
     else:
-        boxes.update(_one_column(shape, top, middle))
+        inner = _one_column(shape, top, middle)
+    margin = _margin(shape)
+    boxes.update({name: replace(box, x=box.x + margin) for name, box in inner.items()})
     return {name: box for name, box in boxes.items() if box.width > 0 and box.height > 0}
 
 
+def _margin(shape: Shape) -> int:
+    """Air at the left and right of panels, where there is enough of it."""
+    return 1 if shape.width >= 96 else 0
+
+
+def _inner(shape: Shape) -> int:
+    return shape.width - 2 * _margin(shape)
+
+
 def _notice_rows(shape: Shape) -> int:
-    return min(shape.notices, max(0, shape.height // 8))
+    return min(shape.notices, max(0, shape.height // 6))
 
 
 def _bottom_rows(shape: Shape) -> list[str]:
@@ -74,15 +85,16 @@ def _bottom_rows(shape: Shape) -> list[str]:
 
 def _two_columns(shape: Shape, top: int, middle: int) -> dict[str, Box]:
     """Memory and CPU at the left, iterations and GPUs at the right, output below."""
-    left = (shape.width - GAP) // 2
-    right_x, right = left + GAP, shape.width - left - GAP
+    width = _inner(shape)
+    left = (width - GAP) // 2
+    right_x, right = left + GAP, width - left - GAP
     upper, lower = _heights(shape, middle)
     output = middle - upper - lower
     boxes = {
         "memory": Box(0, top, left, upper),
         "cpu": Box(0, top + upper, left, lower),
         "iteration": Box(right_x, top, right, upper),
-        "output": Box(0, top + upper + lower, shape.width, output),
+        "output": Box(0, top + upper + lower, width, output),
     }
     if shape.gpus:
         boxes["gpu"] = Box(right_x, top + upper, right, lower)
@@ -93,20 +105,28 @@ def _two_columns(shape: Shape, top: int, middle: int) -> dict[str, Box]:
 
 def _heights(shape: Shape, middle: int) -> tuple[int, int]:
     """(upper, lower) rows of the two columns; what they leave is the output's."""
-    upper = 1 + (
-        shape.gpus + (shape.hosts if middle >= 24 else 0) if shape.gpus else shape.ranks + shape.hosts
-    )
-    lower = 1 + max(shape.ranks, shape.gpus, 1)
-    spare = 1 if middle < 22 else max(3, middle // 5)
-    room = max(4, middle - spare)
+    if not shape.gpus:
+        return _heights_without_gpus(shape, middle)
+    upper = 1 + shape.gpus + (shape.hosts if middle >= 24 else 0)
+    lower = 1 + max(shape.ranks, shape.gpus)
+    room = middle - _least_output(middle)
     if upper + lower > room:
-        upper = min(upper, max(6, room - lower, room * 9 // 20 if shape.ranks > 12 else (room + 1) // 2))
-        lower = min(lower, max(2, room - upper))
-        upper = min(upper, room - lower)
-    # A chart wants height: it gets what is free, up to 2/5 of the middle.
-    wanted = min(max(upper, 9), room - lower)
-    upper = max(upper, wanted, min(room - lower, middle * 2 // 5 - (0 if shape.gpus else lower)))
-    return upper, lower
+        upper = min(upper, max(6, room - lower, room // 2))
+        lower = min(lower, room - upper)
+    # A chart wants height: it gets some of what is free.
+    return max(upper, min(room - lower, max(9, min(22, middle // 3)))), lower
+
+
+def _heights_without_gpus(shape: Shape, middle: int) -> tuple[int, int]:
+    """The chart stands beside both panels of the other column, which share its height."""
+    memory, cpu = 1 + shape.hosts + shape.ranks, 1 + max(1, shape.ranks)
+    both = min(middle - _least_output(middle), max(memory + cpu, 9, middle * 2 // 5))
+    memory = min(memory, both // 2 if cpu > both - memory else memory)
+    return memory, both - memory
+
+
+def _least_output(middle: int) -> int:
+    return 1 if middle < 22 else max(3, middle // 5)
 
 
 def _one_column(shape: Shape, top: int, middle: int) -> dict[str, Box]:
@@ -130,6 +150,6 @@ def _one_column(shape: Shape, top: int, middle: int) -> dict[str, Box]:
     heights[last] += middle - sum(heights.values())
     boxes, y = {}, top
     for name, rows in heights.items():
-        boxes[name] = Box(0, y, shape.width, rows)
+        boxes[name] = Box(0, y, _inner(shape), rows)
         y += rows
     return boxes

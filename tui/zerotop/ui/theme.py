@@ -26,7 +26,7 @@ DARK = Theme(
     variables={
         "muted": "#7d8797",
         "rule-line": "#3a4454",
-        "free": "#28303c",
+        "free": "#222a35",
         "phase-data": "#f2ea6a",
         "phase-forward": "#84d5f5",
         "phase-backward": "#3f7fe0",
@@ -96,6 +96,7 @@ STYLES = (
     "heading",
     "output",
     "rule",
+    "grid",
     "title",
     "title-focused",
     "title-value",

@@ -55,12 +55,17 @@ def _cell(edges: Sequence[tuple[str, int]], rest: str, cell: int, glyphs: Glyphs
         covers = [cover for index, cover in enumerate(covers) if index not in smallest]
     covered, style = covers[0]
     if len(covers) == 1:
-        return glyphs.part(style), style
+        return _whole(style, style == rest, glyphs)
     if not glyphs.smooth:
         best = max(covers)[1] if covered != covers[1][0] else style
-        return glyphs.part(best), best
+        return _whole(best, best == rest, glyphs)
     eighth = round(covered * 8 / (covered + covers[1][0]))
     return glyphs.right[min(7, max(1, eighth))], f"{style}/{covers[1][1]}"
+
+
+def _whole(style: str, is_rest: bool, glyphs: Glyphs) -> Span:
+    """A cell of one part. What is not used is a background, so that it reads as nothing where text is copied."""
+    return (" ", f"text/{style}") if is_rest and glyphs.smooth else (glyphs.part(style), style)
 
 
 def _mark(spans: list[Span], place: float, glyphs: Glyphs) -> None:

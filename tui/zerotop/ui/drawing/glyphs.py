@@ -46,6 +46,7 @@ class Glyphs:
     line: str = "│"
     corner: str = "└"
     tick: str = "┤"
+    grid: str = "▔"  # the upper edge of a cell
     peak: str = "▕"
     swatch: str = "■"
     skipped: str = "×"
@@ -78,7 +79,7 @@ class Glyphs:
 
 
 BLOCKS = Glyphs("blocks", smooth=True)
-TEXTURES = Glyphs("textures", smooth=False, parts=PARTS_TEXTURED, peak="│")
+TEXTURES = Glyphs("textures", smooth=False, parts=PARTS_TEXTURED, peak="│", grid=" ")
 ASCII = Glyphs(
     "ascii",
     smooth=False,
@@ -89,6 +90,7 @@ ASCII = Glyphs(
     line="|",
     corner="+",
     tick="+",
+    grid=" ",
     peak="|",
     swatch="#",
     skipped="x",

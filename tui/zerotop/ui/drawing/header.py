@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 
 from zerotop.analysis.view import Job, LiveView, Progress, State
@@ -10,8 +9,10 @@ from zerotop.ui.drawing import words
 from zerotop.ui.drawing.bars import stacked_bar
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, both_ends, choose, filled, row_width, spaced
-from zerotop.ui.drawing.text import cells, fit, literal, wrap
+from zerotop.ui.drawing.text import fit, literal, wrap
 from zerotop.ui.format import about, clock, count, known, speed
+
+Notice = tuple[str, str, str]  # mark, sentence, style
 
 
 def draw_header(view: LiveView, badge: Row, width: int, height: int, glyphs: Glyphs) -> list[Row]:
@@ -101,10 +102,10 @@ def _step(progress: Progress, glyphs: Glyphs) -> Row:
     )
 
 
-def notices(view: LiveView, problems: tuple[str, ...] = ()) -> list[tuple[str, str, str]]:
+def notices(view: LiveView, problems: tuple[str, ...] = ()) -> list[Notice]:
     """(mark, sentence, style), the most pressing first. ``problems`` are the screen's own, such as a dead sampler."""
     job = view.job
-    result: list[tuple[str, str, str]] = []
+    result: list[Notice] = []
     if job.exit_text:
         over = job.state in (State.ENDED, State.LOST)
         bad = job.state is State.LOST or (over and job.exit_code != 0)
@@ -114,37 +115,31 @@ def notices(view: LiveView, problems: tuple[str, ...] = ()) -> list[tuple[str, s
     return result
 
 
-def notice_rows(sentences: list[tuple[str, str, str]], width: int, most: int) -> int:
+def notice_rows(sentences: list[Notice], width: int, most: int, glyphs: Glyphs) -> int:
     """How many rows ``draw_notices`` wants, at most ``most``."""
-    if not sentences:
-        return 0
-    wanted = sum(
-        1 if style != "alert" else math.ceil((cells(text) + 4) / max(1, width))
-        for _, text, style in sentences
-    )
-    return min(wanted, most)
+    return min(most, sum(len(_lines(text, width, most, glyphs)) for _, text, _ in sentences))
 
 
-def draw_notices(sentences: list[tuple[str, str, str]], width: int, height: int, glyphs: Glyphs) -> list[Row]:
-    """The sentences in ``height`` rows; the first one may take several, the rest one each."""
+def draw_notices(sentences: list[Notice], width: int, height: int, glyphs: Glyphs) -> list[Row]:
+    """The sentences in ``height`` rows: one each at least, and what is left to the first; all to an alert."""
     rows: list[Row] = []
-    for number, (mark, sentence, style) in enumerate(sentences):
-        left = height - len(rows)
-        if left <= 0:
+    told = 0
+    shown = sentences[:height]
+    for number, (mark, sentence, style) in enumerate(shown):
+        most = height - len(rows) - (0 if style == "alert" else len(shown) - number - 1)
+        if most <= 0:
             break
-        most = max(1, left - (len(sentences) - number - 1)) if style == "alert" else 1
-        more = len(sentences) - number - 1 if left == 1 else 0
-        rows.extend(_notice(mark, sentence, style, more, width, most, glyphs))
+        lines = _lines(sentence, width, most, glyphs)
+        lead = f" {mark or glyphs.bullet} "
+        rows.extend(
+            ((lead if place == 0 else "   ", style), (line, style)) for place, line in enumerate(lines)
+        )
+        told += 1
+    hidden = len(sentences) - told
+    if hidden and rows:
+        rows[-1] = both_ends(rows[-1], ((f" +{hidden} more: i ", "muted"),), width, glyphs)
     return [filled(row, width, glyphs) for row in rows] + [filled((), width, glyphs)] * (height - len(rows))
 
 
-def _notice(
-    mark: str, sentence: str, style: str, more: int, width: int, most: int, glyphs: Glyphs
-) -> list[Row]:
-    tail: Row = ((f"  +{more} more, i ", "muted"),) if more else ()
-    lead = f" {mark or glyphs.bullet} "
-    lines = wrap(literal(sentence, glyphs), width - len(lead) - row_width(tail), most, glyphs) or [""]
-    rows = [((lead if number == 0 else "   ", style), (line, style)) for number, line in enumerate(lines)]
-    if tail:
-        rows[-1] = both_ends(rows[-1], tail, width, glyphs)  # type: ignore[assignment]
-    return list(rows)
+def _lines(sentence: str, width: int, most: int, glyphs: Glyphs) -> list[str]:
+    return wrap(literal(sentence, glyphs), max(1, width - 4), most, glyphs) or [""]

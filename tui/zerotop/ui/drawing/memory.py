@@ -34,7 +34,9 @@ def draw_gpu_memory(
     """Allocated, reserved, other and free for each GPU, with the highest so far as thin lines."""
     columns = _gpu_columns(view.gpus, width, glyphs)
     placed = place(columns, width)
-    rows = [rule(panel_title("GPU memory GiB", focused), width, glyphs, placed)]
+    rows = [
+        rule(panel_title("GPU memory GiB" if width >= 46 else "Memory GiB", focused), width, glyphs, placed)
+    ]
     room = height - 1
     hosts = list(view.hosts) if room >= len(view.gpus) + len(view.hosts) else []
     shown, hidden = most_telling(view.gpus, room - len(hosts), _gpu_tellings(view.gpus))
@@ -42,7 +44,7 @@ def draw_gpu_memory(
     if hidden:
         text = f"{glyphs.ellipsis} {len(hidden)} more, {_used_range(hidden)} GiB used"
         rows.append(filled(((text, "muted"),), width, glyphs))
-    host_columns = place(_host_columns(view.hosts, placed.columns[0][2], glyphs), width)
+    host_columns = place(_host_columns(view.hosts, placed.columns[0][2], placed.columns[1][2], glyphs), width)
     rows.extend(host_columns.row(host, width, glyphs) for host in hosts)
     return _to_height(rows, width, height, glyphs)
 
@@ -54,8 +56,10 @@ def draw_host_memory(
     limit = max((host.memory_limit_bytes for host in view.hosts), default=0)
     largest = max((rank.rss_peak_bytes for rank in view.ranks), default=0)
     placed = place(_rank_columns(view.ranks, limit or largest, largest, glyphs), width)
-    rows = [rule(panel_title("Host memory GiB", focused), width, glyphs, placed)]
-    host_columns = place(_host_columns(view.hosts, placed.columns[0][2], glyphs), width)
+    rows = [
+        rule(panel_title("Host memory GiB" if width >= 46 else "Memory GiB", focused), width, glyphs, placed)
+    ]
+    host_columns = place(_host_columns(view.hosts, placed.columns[0][2], placed.columns[1][2], glyphs), width)
     hosts = view.hosts[: max(1, height - 2)] if height > 2 else ()
     rows.extend(host_columns.row(host, width, glyphs) for host in hosts)
     shown, hidden = most_telling(view.ranks, height - len(rows), _rank_tellings(view.ranks))
@@ -91,7 +95,8 @@ def _rank_tellings(ranks: Sequence[Rank]) -> list[int]:
 
 def _used_range(gpus: Sequence[Gpu]) -> str:
     used = [gpu.used_bytes / GIB for gpu in gpus]
-    return f"{min(used):.1f} to {max(used):.1f}"
+    least, most = f"{min(used):.1f}", f"{max(used):.1f}"
+    return least if least == most else f"{least} to {most}"
 
 
 def gpu_name(gpu: Gpu, several: bool, short: bool, glyphs: Glyphs) -> str:
@@ -126,7 +131,7 @@ def _gpu_columns(gpus: Sequence[Gpu], width: int, glyphs: Glyphs) -> list[Column
     longest = max(len(name) for name in names.values())
     return [
         Column((), longest, 9, lambda gpu, _: ((names[id(gpu)].rjust(longest), "label"),), left=True),
-        Column((), 8, 9, bar, grows=True),
+        Column((), max(8, width * 2 // 7), 9, bar, grows=True),
         Column(
             swatch("memory-allocated", "alloc"),
             6,
@@ -157,7 +162,9 @@ def _gpu_columns(gpus: Sequence[Gpu], width: int, glyphs: Glyphs) -> list[Column
     ]
 
 
-def _host_columns(hosts: Sequence[Host], name_width: int, glyphs: Glyphs) -> list[Column[Host]]:
+def _host_columns(
+    hosts: Sequence[Host], name_width: int, bar_width: int, glyphs: Glyphs
+) -> list[Column[Host]]:
     several = len(hosts) > 1
 
     def name(host: Host, cells: int) -> Row:
@@ -174,13 +181,13 @@ def _host_columns(hosts: Sequence[Host], name_width: int, glyphs: Glyphs) -> lis
         decimals = decimals_for(largest)
         swap = f"swap {gib(host.swap_used_bytes).strip()}  " if host.swap_used_bytes > GIB // 20 else ""
         text = f"{gib(host.memory_used_bytes, decimals).strip()} of {gib(host.memory_limit_bytes, decimals).strip()}"
+        swap = swap if len(swap) + len(text) <= cells else ""
         return (("".rjust(cells - len(swap) - len(text)), "text"), (swap, "warn"), (text, "value"))
 
-    wide = 16 + (12 if any(host.swap_used_bytes > GIB // 20 for host in hosts) else 0)
     return [
         Column((), name_width, 9, name),
-        Column((), 6, 9, bar, grows=True),
-        Column((), wide, 9, used),
+        Column((), bar_width, 9, bar),
+        Column((), 0, 9, used, grows=True),
     ]
 
 

@@ -16,12 +16,19 @@ from zerotop.ui.drawing.words import cores, phase_style, phase_word
 from zerotop.ui.format import GIB, decimals_for, fixed, gib
 
 
+_BUSIEST: Row = (("busiest threads", "heading"),)
+
+
 def draw_cpu(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
     """One row for each rank: what it does now, with how many cores and threads, and which threads."""
     placed = place(_rank_columns(view, width, glyphs), width)
     rows = [rule(_cpu_title(view, width, focused), width, glyphs, placed)]
     shown, hidden = most_telling(view.ranks, height - 1, _tellings(view.ranks))
-    rows.extend(placed.row(rank, width, glyphs) for rank in shown)
+    threads = len(shown) * 2 < height and all(column.heading != _BUSIEST for column, _, _ in placed.columns)
+    for rank in shown:
+        rows.append(placed.row(rank, width, glyphs))
+        if threads and rank.alive:
+            rows.append(filled((("    ", "text"), *_busiest(rank, width - 4, glyphs)), width, glyphs))
     if hidden:
         rows.append(filled(((_more(hidden, glyphs), "muted"),), width, glyphs))
     if not view.ranks:
@@ -35,13 +42,13 @@ def _cpu_title(view: LiveView, width: int, focused: bool) -> Row:
     if not there:
         return panel_title("CPU", focused)
     text = f" {used:.1f} of {there}" + (" cores" if width >= 50 else "")
-    style = "title-warn" if used > there * 0.95 else "title-value"
-    return (*panel_title("CPU", focused), (text, style))
+    return (*panel_title("CPU", focused), (text, "title-value"))
 
 
 def _more(hidden: Sequence[Rank], glyphs: Glyphs) -> str:
     used = [rank.cores_used for rank in hidden]
-    return f"{glyphs.ellipsis} {len(hidden)} more ranks, {min(used):.1f} to {max(used):.1f} cores each"
+    least, most = f"{min(used):.1f}", f"{max(used):.1f}"
+    return f"{glyphs.ellipsis} {len(hidden)} more ranks, {least if least == most else f'{least} to {most}'} cores each"
 
 
 def _tellings(ranks: Sequence[Rank]) -> list[int]:
@@ -124,7 +131,7 @@ def _rank_columns(view: LiveView, width: int, glyphs: Glyphs) -> list[Column[Ran
             4,
             lambda rank, cells: ((gib(rank.pinned_bytes, decimals, cells), "muted"),),
         ),
-        Column((("busiest threads", "heading"),), busy_width, 2, busiest, left=True),
+        Column(_BUSIEST, busy_width, 2, busiest, left=True),
     ]
 
 

@@ -73,10 +73,10 @@ def rule(title: Row, width: int, glyphs: Glyphs, placed: Placed[Item] | None = N
     for column, begin, size in placed.columns if placed else ():
         heading = row_width(column.heading)
         start = begin if column.left else begin + size - heading
-        if not heading or start < at + 1 or start + heading > width:
+        if not heading or start < at or start + heading > width:
             continue
         lead = start - at
-        spans.extend([(glyphs.rule * (lead - 1), "rule"), (" ", "rule"), *column.heading])
+        spans.extend([(glyphs.rule * (lead - 1), "rule"), (" " * min(lead, 1), "rule"), *column.heading])
         at = start + heading
         if at < width:
             spans.append((" ", "rule"))

@@ -21,6 +21,7 @@ class LiveScreen(Screen[None]):
     """Lays panels out for the terminal's size and hands every frame down to them."""
 
     ALLOW_SELECT = False
+    AUTO_FOCUS = ""  # nothing stands out until tab is pressed
     HELP = "The live screen: memory, iterations, processors and output of one job."
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -99,7 +100,7 @@ class LiveScreen(Screen[None]):
             gpus=len(view.gpus),
             ranks=len(view.ranks),
             hosts=len(view.hosts),
-            notices=notice_rows(notices(view, self.frame.problems), width, 3),
+            notices=notice_rows(notices(view, self.frame.problems), width, 5, self.glyphs),
             past=not self.frame.moment.following or not self.frame.moment.live,
             zoomed=self.zoomed,
         )
