@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zerotop.analysis.view import Cost, LiveView
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -69,7 +69,7 @@ def track(width: int, moment: Moment) -> tuple[int, int]:
 
 
 def _left_width(moment: Moment) -> int:
-    return 12 + len(clock(moment.end_s))
+    return 13 + len(clock(moment.end_s))
 
 
 def _right_width(moment: Moment) -> int:
@@ -82,7 +82,7 @@ def draw_transport(moment: Moment, width: int, glyphs: Glyphs) -> Row:
     state = glyphs.play if moment.playing or (moment.following and moment.live) else glyphs.pause
     end = clock(moment.end_s)
     left: Row = (
-        (f" {state} ", "accent"),
+        (f" {state.ljust(2)} ", "accent"),
         (("" if moment.following else speed_text(moment.speed, glyphs)).rjust(5), "text"),
         ("  ", "text"),
         (clock(moment.at_s).rjust(len(end)), "value"),
@@ -111,7 +111,7 @@ class Key:
 
 def draw_keys(keys: Sequence[Key], width: int, glyphs: Glyphs) -> tuple[Row, list[tuple[int, int, str]]]:
     """(the row, where each entry lies: begin, end, action)."""
-    kept = list(keys)
+    kept = [replace(key, key=glyphs.plain(key.key)) for key in keys]
     while kept and sum(len(key.key) + len(key.word) + 3 for key in kept) > width - 1:
         kept.remove(min(reversed(kept), key=lambda key: key.importance))
     spans: list[Span] = [(" ", "keys")]

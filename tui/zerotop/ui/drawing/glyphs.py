@@ -35,7 +35,7 @@ PARTS_ASCII = {
 
 @dataclass(frozen=True, eq=False)
 class Glyphs:
-    """A set of characters, each one cell wide (``ellipsis`` and ``arrow`` may be wider)."""
+    """A set of characters, each one cell wide (``ellipsis``, ``arrow`` and ``pause`` may be wider)."""
 
     name: str
     smooth: bool  # cells may be split between two colours; otherwise every part has a character of its own
@@ -58,7 +58,7 @@ class Glyphs:
     ellipsis: str = "…"
     dot: str = "●"
     play: str = "▶"
-    pause: str = "Ⅱ"
+    pause: str = "▮▮"
     knob: str = "●"
     track: str = "━"
     rest: str = "─"
@@ -102,7 +102,7 @@ ASCII = Glyphs(
     ellipsis="..",
     dot="*",
     play=">",
-    pause="=",
+    pause="||",
     knob="O",
     track="=",
     rest="-",

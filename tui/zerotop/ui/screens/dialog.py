@@ -12,6 +12,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.text import literal
 
 Result = TypeVar("Result")
 
@@ -36,6 +37,16 @@ class Dialog(ModalScreen[Result]):
     def contents(self) -> ComposeResult:
         """What is in the box."""
         raise NotImplementedError
+
+    def problem(self) -> ComposeResult:
+        """The line in which ``tell`` says what went wrong; without it there is no line."""
+        yield Static(id="problem", markup=False)
+
+    def tell(self, sentence: str) -> None:
+        """Says what went wrong."""
+        line = self.query_one("#problem", Static)
+        line.update(Text(literal(sentence, self.glyphs)))
+        line.add_class("told")
 
     def action_close(self) -> None:
         self.dismiss(None)

@@ -40,7 +40,7 @@ class GoToDialog(Dialog[Place]):
             Text(f"A step ({steps}), or a time since the begin such as 1:30."), id="text", markup=False
         )
         yield Input(id="place", select_on_focus=False)
-        yield Static(id="problem", markup=False)
+        yield from self.problem()
 
     def on_mount(self) -> None:
         self.query_one(Input).focus()
@@ -50,6 +50,6 @@ class GoToDialog(Dialog[Place]):
         if place is not None:
             self.dismiss(place)
         elif event.value.strip():
-            self.query_one("#problem", Static).update(Text("Neither a step number nor a time."))
+            self.tell("Neither a step number nor a time.")
         else:
             self.dismiss(None)

@@ -40,7 +40,7 @@ class LeaveDialog(Dialog[Leaving]):
     def contents(self) -> ComposeResult:
         yield Static(id="text", markup=False)
         yield OptionList(id="choices", markup=False)
-        yield Static(id="problem", markup=False)
+        yield from self.problem()
 
     def on_mount(self) -> None:
         self._show()
@@ -78,9 +78,7 @@ class LeaveDialog(Dialog[Leaving]):
         try:
             self.controller.stop()
         except OSError as error:
-            self.query_one("#problem", Static).update(
-                Text(literal(f"The job cannot be stopped: {error}", self.glyphs))
-            )
+            self.tell(f"The job cannot be stopped: {error}")
             return
         self.asked += 1
         self._asked_at = self._clock()

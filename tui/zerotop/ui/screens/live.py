@@ -75,11 +75,15 @@ class LiveScreen(Screen[None]):
     def __init__(self, glyphs: Glyphs) -> None:
         super().__init__(id="live")
         self.glyphs = glyphs
+        self._body = Panels()
 
     def compose(self) -> ComposeResult:
-        with Panels():
+        with self._body:
             for name, kind in _PANELS.items():
                 yield kind(self.glyphs, id=name).data_bind(LiveScreen.frame)
+
+    def on_mount(self) -> None:
+        self._arrange()
 
     def watch_frame(self) -> None:
         self._arrange()
@@ -91,7 +95,8 @@ class LiveScreen(Screen[None]):
         self._arrange()
 
     def _arrange(self) -> None:
-        if self.frame is None or not self.is_mounted:
+        # Frames may come before the panels do, and after they went.
+        if self.frame is None or not self._body.children:
             return
         view, (width, height) = self.frame.view, self.app.size
         shape = Shape(
@@ -104,10 +109,9 @@ class LiveScreen(Screen[None]):
             past=not self.frame.moment.following or not self.frame.moment.live,
             zoomed=self.zoomed,
         )
-        body = self.query_one(Panels)
         boxes = arrange(shape)
-        if boxes != body.boxes:
-            body.boxes = boxes
+        if boxes != self._body.boxes:
+            self._body.boxes = boxes
 
     def action_zoom(self) -> None:
         """The focused panel, or without focus the iterations, takes the screen."""
