@@ -56,11 +56,23 @@ class Budget:
 class Thread:
     """Counters of one thread: now, when read before, when all were read, when a row was written."""
 
-    __slots__ = ("before_ns", "cpu_ns", "descriptor", "gone", "hot", "row_ns", "scan_ns", "tid", "wait_ns")
+    __slots__ = (
+        "before_ns",
+        "cpu_ns",
+        "descriptor",
+        "gone",
+        "hot",
+        "row_ns",
+        "scan_ns",
+        "text",
+        "tid",
+        "wait_ns",
+    )
 
     def __init__(self, tid: int, descriptor: int | None) -> None:
         self.tid = tid
         self.descriptor = descriptor
+        self.text = b""
         self.hot = self.gone = False
         self.cpu_ns = self.wait_ns = self.before_ns = self.scan_ns = self.row_ns = 0
 
@@ -136,7 +148,11 @@ class Threads:
         return thread.wait_ns - waited
 
     def _read_schedstat(self, thread: Thread) -> None:
-        fields = self._text(thread).split()
+        text = self._text(thread)
+        if text == thread.text:  # it slept: most do
+            return
+        thread.text = text
+        fields = text.split()
         if len(fields) > 1:
             thread.cpu_ns, thread.wait_ns = int(fields[0]), int(fields[1])
 

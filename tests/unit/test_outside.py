@@ -1,0 +1,365 @@
+"""The sampler's rules: what a rank is, when silence means something, how an end is told, where limits lie."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from zerotop_probe.outside import cgroup, gpus, job, proc, ranks, silence
+from zerotop_probe.outside.lanes import Lane
+from zerotop_probe.outside.proc import Process
+from zerotop_probe.outside.ranks import Ranks
+from zerotop_probe.outside.stream import Stream
+from zerotop_probe.recording.writer import EventWriter, Identity
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["python", "-E", "train.py"], "-E"),
+        (["python3.11", "-uI", "-m", "train"], "-I"),
+        (["python", "-X", "importtime", "-S", "train.py"], "-S"),
+        (["python", "-Ximporttime", "-Wignore", "-BS", "train.py"], "-S"),
+        (["python", "-u", "train.py", "-E"], None),
+        (["python", "-m", "package", "-I"], None),
+        (["python", "-c", "pass", "-S"], None),
+        (["python", "-W", "-I", "train.py"], None),
+        (["python", "--help-all", "-I"], None),
+        (["python", "-", "-I"], None),
+        (["python"], None),
+    ],
+)
+def test_options_that_keep_the_probe_out(arguments: list[str], option: str | None) -> None:
+    assert silence.blind_option(arguments) == option
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        (["/usr/bin/python3.12", "x.py"], True),
+        (["pypy3"], True),
+        (["bash", "python.sh"], False),
+        (["numactl", "-C", "0", "python"], False),
+        ([], False),
+    ],
+)
+def test_what_is_a_python(arguments: list[str], answer: bool) -> None:
+    assert silence.is_python(arguments) is answer
+
+
+def test_silence_means_something_only_when_peers_spoke_long_ago() -> None:
+    assert silence.why_late(0, 1e6) is None
+    assert silence.why_late(3, 29.0) is None
+    assert (
+        silence.why_late(3, 31.0) == "3 other ranks have made an engine, the first 31 s ago, and it has not"
+    )
+    assert silence.why_blind(["python", "x.py"], carries_session=True) is None
+
+
+def test_rank_variables_in_order_and_only_if_not_our_own() -> None:
+    names = ranks.RANK_VARIABLES
+    assert ranks.number({"SLURM_PROCID": "5", "RANK": "2"}, names, {}) == 2
+    assert ranks.number({"SLURM_PROCID": "5"}, names, {}) == 5
+    assert ranks.number({"SLURM_PROCID": "5"}, names, {"SLURM_PROCID": "5"}) is None
+    assert ranks.number({"RANK": "1"}, names, {"RANK": "0"}) == 1
+    assert ranks.number({"RANK": "many"}, names, {}) is None
+
+
+class _Recorder(EventWriter):
+    """An event writer whose events can be looked at."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(str(folder), Identity.of_this_process("node"))
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def write(self, time_ns: int, event: str, **facts: Any) -> None:
+        self.events.append((event, facts))
+
+
+def test_a_late_rank_is_named_once_and_only_if_it_was_there(tmp_path: Path) -> None:
+    """Rank 1 was there when rank 0 reported; rank 2 came later, as after an elastic restart."""
+    recorder = _Recorder(tmp_path)
+    watcher = Ranks(str(tmp_path), Process(1, 1), recorder)
+    watcher._reported_s[Process(10, 1)] = 100.0
+    for rank, found_s in ((0, 90.0), (1, 95.0), (2, 101.0)):
+        watcher.found[10 + rank] = ranks.Rank(Process(10 + rank, 1), rank, None, found_s)
+    watcher._say_who_is_late(125.0)
+    assert recorder.events == []
+    for now_s in (131.0, 150.0):
+        watcher._say_who_is_late(now_s)
+    assert [(event, facts["rank"]) for event, facts in recorder.events] == [("rank_silent", 1)]
+    recorder.close()
+
+
+@pytest.mark.parametrize(
+    ("returncode", "kills", "asked", "text"),
+    [
+        (0, 0, False, "The job ended with exit code 0."),
+        (2, 0, False, "The job failed with exit code 2."),
+        (200, 0, False, "The job failed with exit code 200."),
+        (
+            -9,
+            1,
+            False,
+            "The job was killed by signal 9 (SIGKILL); "
+            "the kernel's OOM killer ended 1 process of its control group.",
+        ),
+        (
+            1,
+            2,
+            True,
+            "The job failed with exit code 1, after it had been asked to stop; "
+            "the kernel's OOM killer ended 2 processes of its control group.",
+        ),
+    ],
+)
+def test_how_an_end_is_told(returncode: int, kills: int, asked: bool, text: str) -> None:
+    assert job.describe_end(returncode, kills, "its control group", asked=asked) == text
+
+
+def test_exit_codes_are_a_shells() -> None:
+    assert [job.exit_code(code) for code in (0, 3, 255, -9, -11)] == [0, 3, 255, 137, 139]
+
+
+def test_a_name_with_parentheses_and_spaces() -> None:
+    fields = " ".join(
+        ["S", "7", "8"] + ["0"] * 8 + ["3", "4"] + ["0"] * 6 + ["99"] + ["0"] * 16 + ["5"] + ["0"] * 10
+    )
+    facts = proc.parse_stat(f"12 (a) b (c)) {fields}\n".encode())
+    assert facts is not None
+    assert (facts.name, facts.parent, facts.group, facts.cpu_ticks) == (b"a) b (c)", 7, 8, 7)
+    assert (facts.start, facts.processor, facts.dead) == (99, 5, False)
+    assert proc.parse_stat(b"12 (torn) S 1 2") is None
+    assert proc.parse_stat(b"") is None
+
+
+class TestControlGroup:
+    """On folders laid out like the kernel's."""
+
+    @pytest.fixture
+    def tree(self, tmp_path: Path) -> Path:
+        leaf = tmp_path / "slurm" / "job" / "task"
+        leaf.mkdir(parents=True)
+        for folder, limit, used in (
+            (leaf, "max", 100),
+            (leaf.parent, 5000, 400),
+            (leaf.parent.parent, 9000, 800),
+        ):
+            (folder / "memory.max").write_text(f"{limit}\n")
+            (folder / "memory.current").write_text(f"{used}\n")
+            (folder / "memory.events").write_text(f"low 0\nhigh 0\nmax 3\noom 2\noom_kill {used // 100}\n")
+        return leaf
+
+    def group(self, leaf: Path | None, monkeypatch: pytest.MonkeyPatch) -> cgroup.ControlGroup:
+        path = None if leaf is None else str(leaf)
+        monkeypatch.setattr(cgroup, "_path_of", lambda pid, controller: None if controller else path)
+        return cgroup.ControlGroup(os.getpid())
+
+    def test_the_lowest_limit_above_counts(self, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        group = self.group(tree, monkeypatch)
+        assert group.memory() == (400, 5000)
+        assert group.oom_kills() == 1
+
+    def test_no_limit(self, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for folder in (tree, tree.parent, tree.parent.parent):
+            (folder / "memory.max").write_text("max\n")
+        assert self.group(tree, monkeypatch).memory() == (100, -1)
+
+    def test_no_group(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        group = self.group(None, monkeypatch)
+        assert group.memory() == (-1, -1)
+        assert group.oom_kills() == -1
+
+
+def test_a_container_shows_a_part_of_the_tree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    files = {
+        "/proc/7/cgroup": b"5:cpu,memory:/docker/abc/inner\n0::/docker/abc\n",
+        "/proc/self/mountinfo": (
+            f"30 20 0:1 /docker/abc {tmp_path} rw - cgroup cgroup rw,cpu,memory\n"
+            "31 20 0:2 / /sys rw - cgroup2 x rw\n"
+        ).encode(),
+    }
+    monkeypatch.setattr(proc, "read", lambda path, limit=0: files.get(path, b""))
+    assert cgroup._path_of(7, "memory") == f"{tmp_path}/inner"
+    assert cgroup._path_of(7, "") == "/sys"
+    assert cgroup._path_of(7, "pids") is None
+
+
+class _Steps:
+    """A sampler that says what was asked of it; sampling takes as long as a test wants."""
+
+    def __init__(self, seconds: float = 0.0, *, fails: bool = False) -> None:
+        self.said: list[Any] = []
+        self._seconds = seconds
+        self._fails = fails
+
+    def prepare(self) -> None:
+        self.said.append("prepare")
+
+    def sample(self, time_ns: int, tick: int) -> None:
+        if self._fails:
+            raise ZeroDivisionError("no")
+        time.sleep(self._seconds)
+        self.said.append(tick)
+
+    def close(self) -> None:
+        self.said.append("close")
+
+
+def _run_lane(sampler: _Steps, ticks: int) -> list[str]:
+    errors: list[str] = []
+    lane = Lane("lane", sampler, on_error=lambda where, error: errors.append(f"{where}: {error}"))
+    lane.start()
+    for number in range(ticks):
+        lane.tick(number, number)
+        time.sleep(0.01)
+    lane.finish(5.0)
+    return errors
+
+
+def test_a_slow_sampler_leaves_ticks_out() -> None:
+    sampler = _Steps(0.05)
+    assert _run_lane(sampler, 20) == []
+    assert sampler.said[0] == "prepare"
+    assert sampler.said[-1] == "close"
+    ticks = sampler.said[1:-1]
+    assert ticks == sorted(set(ticks))
+    assert 1 < len(ticks) < 10
+
+
+def test_a_failing_sampler_is_reported_once() -> None:
+    sampler = _Steps(fails=True)
+    assert _run_lane(sampler, 5) == ["lane: no"]
+    assert sampler.said == ["prepare"]
+
+
+def test_a_hanging_sampler_does_not_hold_the_end_up() -> None:
+    lane = Lane("lane", _Steps(60.0), on_error=lambda where, error: None)
+    lane.start()
+    lane.tick(0, 0)
+    time.sleep(0.05)
+    before = time.monotonic()
+    lane.finish(0.1)
+    assert time.monotonic() - before < 5.0
+
+
+def test_a_stream_falls_back_to_a_file_where_there_is_no_memfd(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(name: str, flags: int) -> int:
+        raise PermissionError("by a sandbox")
+
+    monkeypatch.setattr(os, "memfd_create", forbidden)
+    stream = Stream.create("output")
+    writer = stream.writer()
+    os.write(writer, b"one ")
+    os.write(writer, b"two")
+    assert stream.read(0, 100) == b"one two"
+    assert stream.size() == 7
+    os.close(writer)
+    stream.close()
+
+
+class TestGpus:
+    """NVML's answers that cannot be had on a machine at will: unsupported queries, a GPU that is lost."""
+
+    @pytest.fixture
+    def answers(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+        """What NVML answers, by function; an exception is raised. Counts calls under ``("calls", name)``."""
+        unsupported = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        table: dict[Any, Any] = {
+            "nvmlInit": None,
+            "nvmlShutdown": None,
+            "nvmlDeviceGetCount": 1,
+            "nvmlSystemGetDriverVersion": b"580.1",
+            "nvmlDeviceGetHandleByIndex": "handle",
+            "nvmlDeviceGetUUID": b"GPU-1",
+            "nvmlDeviceGetName": "H200",
+            "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=100, used=40),
+            "nvmlDeviceGetMigMode": unsupported,
+            "nvmlDeviceGetUtilizationRates": unsupported,
+            "nvmlDeviceGetFieldValues": unsupported,
+            "nvmlDeviceGetPowerUsage": 250_000,
+            "nvmlDeviceGetTemperature": 60,
+            "nvmlDeviceGetClockInfo": 1980,
+            "nvmlDeviceGetCurrentClocksThrottleReasons": 4,
+            "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=7, usedGpuMemory=None)],
+        }
+
+        def replace(name: str) -> None:
+            def call(*arguments: Any) -> Any:
+                table["calls", name] = table.get(("calls", name), 0) + 1
+                if isinstance(table[name], Exception):
+                    raise table[name]
+                return table[name]
+
+            monkeypatch.setattr(pynvml, name, call)
+
+        for name in list(table):
+            replace(name)
+        return table
+
+    def test_unsupported_queries_are_made_once(self, answers: dict[Any, Any]) -> None:
+        _, (device,) = gpus.look()
+        rows = [device.row(1000 + tick, tick) for tick in range(3)]
+        assert rows[0][:6] == (1000, 40, 100, -1, -1, 4)
+        assert str(rows[0][6]) == str(rows[0][7]) == "nan"
+        assert rows[2][8:] == (250.0, 60, 1980, 0)
+        assert answers["calls", "nvmlDeviceGetUtilizationRates"] == 1
+        assert answers["calls", "nvmlDeviceGetFieldValues"] == 1
+        assert answers["calls", "nvmlDeviceGetTemperature"] == 1
+        assert device.process_rows(5) == [(5, -1, 7, 0)]
+
+    def test_a_passing_failure_is_asked_again(self, answers: dict[Any, Any]) -> None:
+        _, (device,) = gpus.look()
+        answers["nvmlDeviceGetPowerUsage"] = pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+        assert str(device.row(0, 1)[8]) == "nan"
+        answers["nvmlDeviceGetPowerUsage"] = 100_000
+        assert device.row(0, 2)[8] == 100.0
+
+    def test_a_lost_gpu_is_said_once(self, answers: dict[Any, Any], tmp_path: Path) -> None:
+        seen: list[gpus.Seen] = []
+        lost: list[str] = []
+        identity = Identity.of_this_process("node")
+        sampler = gpus.GpuSampler(str(tmp_path), identity, on_seen=seen.append, on_lost=lost.append)
+        sampler.prepare()
+        assert seen == [gpus.Seen("580.1", (gpus.Gpu(0, "GPU-1", "H200", 100),), None)]
+        sampler.sample(1, 0)
+        answers["nvmlDeviceGetMemoryInfo"] = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        for tick in (1, 2, 3):
+            sampler.sample(tick, tick)
+        assert lost == ["GPU 0 (H200) does not answer any more: GPU is lost"]
+        assert sampler.lost_records == 0
+        sampler.close()
+
+    def test_mig_is_said(self, answers: dict[Any, Any]) -> None:
+        answers["nvmlDeviceGetMigMode"] = [1, 1]
+        seen, _ = gpus.look()
+        assert seen.notice == "MIG is on for GPU 0: memory is the whole GPU's, utilization is not known."
+
+    def test_a_gpu_that_is_not_ours_leaves_the_others(self, answers: dict[Any, Any]) -> None:
+        answers["nvmlDeviceGetHandleByIndex"] = pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+        seen, devices = gpus.look()
+        assert (seen.driver, seen.gpus, devices) == ("580.1", (), [])
+        assert str(seen.notice).startswith("GPU 0 cannot be watched: ")
+
+    @pytest.mark.parametrize(
+        ("error", "begins"),
+        [
+            (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "There is no NVIDIA driver"),
+            (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "The NVIDIA driver is installed but not loaded"),
+            (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "The NVIDIA library and the loaded driver differ"),
+            (pynvml.NVML_ERROR_NO_PERMISSION, "This user may not use"),
+            (pynvml.NVML_ERROR_UNKNOWN, "The NVIDIA driver does not answer ("),
+        ],
+    )
+    def test_no_driver(self, answers: dict[Any, Any], error: int, begins: str) -> None:
+        answers["nvmlInit"] = pynvml.NVMLError(error)
+        seen, devices = gpus.look()
+        assert str(seen.notice).startswith(begins)
+        assert (seen.driver, seen.gpus, devices) == (None, (), [])
