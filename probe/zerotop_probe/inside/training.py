@@ -6,6 +6,7 @@ Every ``before`` returns the span that its ``after`` ends, or None where the cal
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
 from zerotop_probe.inside import shape, update
@@ -13,7 +14,7 @@ from zerotop_probe.inside.engines import Engine
 from zerotop_probe.inside.facts import record_engine
 from zerotop_probe.inside.part import around
 from zerotop_probe.inside.probe import Probe
-from zerotop_probe.inside.recorder import Recorder, Span
+from zerotop_probe.inside.recorder import Span
 from zerotop_probe.recording.tables import EVAL, FAILED
 
 _SAVES = ("save_checkpoint", "save_16bit_model", "save_fp16_model", "_zero3_consolidated_16bit_state_dict")
@@ -77,10 +78,11 @@ class Hooks:
         probe, recorder, known = self._probe, self._probe.recorder, self._probe.engines.of(engine)
         if recorder is None or known is None:
             return None
-        if probe.in_training_thread():
-            recorder.settle(time_ns)
         trains = engine.module.training and sys.modules["torch"].is_grad_enabled()
-        if not self._is_ours(recorder, trains) or recorder.inside("forward"):
+        if not self._in_training_thread(trains and known.trains):
+            return None
+        recorder.settle(time_ns)
+        if recorder.inside("forward"):
             return None
         if trains:
             self._go_on(time_ns, known)
@@ -91,10 +93,11 @@ class Hooks:
         span.flags = 0 if trains else EVAL
         return span
 
-    def _is_ours(self, recorder: Recorder, trains: bool) -> bool:
-        """A training forward with nothing in progress shows which thread trains."""
-        if not self._probe.in_training_thread() and trains and not recorder.stack:
-            self._probe.thread = _thread()
+    def _in_training_thread(self, shows_it: bool) -> bool:
+        """Whether the caller's is the thread that trains; what ``shows_it`` tells which one that is now."""
+        recorder = self._probe.recorder
+        if shows_it and recorder is not None and not recorder.stack:
+            self._probe.thread = threading.get_ident()
         return self._probe.in_training_thread()
 
     def _forward_ends(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
@@ -105,7 +108,7 @@ class Hooks:
     def backward_begins(
         self, time_ns: int, engine: Any, args: Any, kwargs: Any
     ) -> tuple[Engine, Span] | None:
-        known = self._enter(time_ns, engine)
+        known = self._enter(time_ns, engine, trains=True)
         if known is None or self._probe.recorder is None or self._probe.recorder.inside("backward"):
             return None
         return known, self._probe.recorder.begin(time_ns, "backward", known.place())
@@ -149,7 +152,7 @@ class Hooks:
 
     def step_begins(self, time_ns: int, engine: Any, args: Any, kwargs: Any) -> Span | None:
         """A call of step(), which updates only at a gradient-accumulation boundary."""
-        known = self._enter(time_ns, engine)
+        known = self._enter(time_ns, engine, trains=True)
         if known is None or self._probe.recorder is None or self._probe.recorder.inside("step"):
             return None
         return self._probe.recorder.begin(time_ns, "step", known.place(after_backward=True))
@@ -176,10 +179,10 @@ class Hooks:
         if mode and self._probe.engines.of(engine) is not None and self._probe.in_training_thread():
             self._go_on(time_ns)
 
-    def _enter(self, time_ns: int, engine: Any) -> Engine | None:
+    def _enter(self, time_ns: int, engine: Any, *, trains: bool = False) -> Engine | None:
         """What is known of the engine of a call in the training thread."""
         known = self._probe.engines.of(engine)
-        if known is None or self._probe.recorder is None or not self._probe.in_training_thread():
+        if known is None or self._probe.recorder is None or not self._in_training_thread(trains):
             return None
         self._go_on(time_ns, known)
         return known
@@ -196,9 +199,3 @@ class Hooks:
     def ends(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
         if self._probe.recorder is not None:
             self._probe.recorder.end(span, time_ns, flags)
-
-
-def _thread() -> int:
-    import threading
-
-    return threading.get_ident()

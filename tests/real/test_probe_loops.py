@@ -1,0 +1,303 @@
+"""Hand-written loops under real DeepSpeed: what was recorded against what script and engine counted."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loop_runs import Counted, run
+from rank_recordings import Rank
+from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, PHASES, SKIPPED
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
+
+BOTH = pytest.mark.parametrize("number", [0, 1])
+OFFLOADED = (
+    *("--stage", "2", "--offload", "--dtype", "bf16"),
+    *("--accumulation", "2", "--evaluate-every", "2", "--stumble", "5"),
+)
+
+
+def folder(factory: pytest.TempPathFactory) -> Path:
+    return factory.mktemp("loop")
+
+
+@pytest.fixture(scope="module")
+def offloaded(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    """Stage 2, optimizer on the CPU, accumulation, evaluations, a failing forward, a data loader's worker."""
+    return run("hand_written", folder(tmp_path_factory), *OFFLOADED, "--workers", "1")
+
+
+@pytest.fixture(scope="module")
+def direct(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    """Stage 3, ``loss.backward()``, accumulation."""
+    options = ("--stage", "3", "--dtype", "bf16", "--direct", "--accumulation", "2", "--steps", "3")
+    return run("hand_written", folder(tmp_path_factory), *options)
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    """Stage 1, a checkpoint saved and loaded, DeepSpeed's own timers on."""
+    path = folder(tmp_path_factory)
+    options = ("--stage", "1", "--dtype", "bf16", "--checkpoint", str(path / "checkpoint"))
+    return run("hand_written", path, *options, "--wall-clock-breakdown")
+
+
+@pytest.fixture(scope="module", params=["2", "3"])
+def overflowed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    """fp16 with a first loss scale that is too high, in stages 2 and 3."""
+    options = ("--dtype", "fp16", "--scale-power", "24", "--steps", "8", "--stage", request.param)
+    return run("hand_written", folder(tmp_path_factory), *options)
+
+
+def nested(rank: Rank) -> bool:
+    """Whether every span lies within one of the next lower depth."""
+    spans = rank.spans
+    for span in spans[spans["depth"] > 0]:
+        outer = spans[spans["depth"] == span["depth"] - 1]
+        if not np.any((outer["begin_ns"] <= span["begin_ns"]) & (outer["end_ns"] >= span["end_ns"])):
+            return False
+    return True
+
+
+def forwards(rank: Rank, *, evaluation: bool) -> list[list[int]]:
+    spans = rank.phase("forward")
+    chosen = spans[((spans["flags"] & EVAL) > 0) == evaluation]
+    chosen = chosen[(chosen["flags"] & FAILED) == 0]
+    return [list(row) for row in chosen[["step", "rows", "sequence"]].tolist()]
+
+
+def every_run(counted: Counted, number: int) -> None:
+    """What holds for every run: nothing lost, nothing open, nothing outside of anything."""
+    rank, own = counted.rank(number)
+    assert forwards(rank, evaluation=False) == own["forwards"]
+    assert forwards(rank, evaluation=True) == own["evaluations"]
+    assert nested(rank)
+    begun = {tuple(row) for row in rank.begins[["time_ns", "phase"]].tolist()}
+    assert begun == {tuple(row) for row in rank.spans[["begin_ns", "phase"]].tolist()}
+    last = rank.probe[-1]
+    assert (last["lost"], last["errors"]) == (0, 0)
+    assert len(rank.probe) == len(own["steps"])
+    assert last["boundaries"] <= len(rank.begins) + len(rank.spans)
+    assert [event["event"] for event in rank.events if event["event"] in ("hello", "goodbye")] == [
+        "hello",
+        "goodbye",
+    ]
+    assert not rank.event("probe_error")
+
+
+@BOTH
+def test_offloaded_counts(offloaded: Counted, number: int) -> None:
+    every_run(offloaded, number)
+    rank, own = offloaded.rank(number)
+    steps = rank.phase("step")
+    assert (steps["flags"] & BOUNDARY).tolist() == [0, BOUNDARY] * 4
+    assert steps["step"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert steps["micro_step"].tolist() == [0, 1] * 4
+    assert rank.phase("backward")["micro_step"].tolist() == [0, 1] * 4
+    training = rank.phase("forward")
+    training = training[(training["flags"] & (EVAL | FAILED)) == 0]
+    assert training["micro_step"].tolist() == [0, 1] * 4
+    assert training["tokens"].sum() == sum(rows * length for _, rows, length in own["forwards"])
+
+
+@BOTH
+def test_a_forward_that_fails_and_is_repeated(offloaded: Counted, number: int) -> None:
+    rank, own = offloaded.rank(number)
+    assert own["stumbles"] == 1
+    (failed,) = rank.spans[(rank.spans["flags"] & FAILED) > 0]
+    assert (PHASES[failed["phase"]], failed["step"], failed["micro_step"], failed["depth"]) == (
+        "forward",
+        2,
+        1,
+        0,
+    )
+
+
+@BOTH
+def test_the_inside_of_an_offloaded_step(offloaded: Counted, number: int) -> None:
+    rank, _ = offloaded.rank(number)
+    for step in rank.phase("step"):
+        inside = [] if not step["flags"] & BOUNDARY else OFFLOADED_PARTS
+        assert rank.inside(step) == inside
+
+
+OFFLOADED_PARTS = ["grads_to_cpu", "cpu_optimizer", "params_to_gpu", "allgather"]
+
+
+@BOTH
+def test_evaluations_last_from_their_first_forward_to_their_last(offloaded: Counted, number: int) -> None:
+    rank, _ = offloaded.rank(number)
+    evaluations = rank.phase("eval")
+    assert evaluations[["step", "depth"]].tolist() == [(0, 0), (2, 0)]
+    seen = rank.phase("forward")
+    for evaluation in evaluations:
+        within = seen[(seen["begin_ns"] >= evaluation["begin_ns"]) & (seen["end_ns"] <= evaluation["end_ns"])]
+        assert len(within) == 3
+        assert within["begin_ns"][0] == evaluation["begin_ns"]
+        assert within["end_ns"][-1] == evaluation["end_ns"]
+        assert rank.inside(evaluation) == ["forward", "data", "forward", "data", "forward"]
+
+
+@BOTH
+def test_every_batch_was_fetched_and_data_loader_workers_write_nothing(
+    offloaded: Counted, number: int
+) -> None:
+    rank, own = offloaded.rank(number)
+    # Each evaluation's loader is also asked once more, to say that it has no more.
+    assert len(rank.phase("data")) == len(own["forwards"]) + len(own["evaluations"]) + 2
+    assert not np.any(rank.phase("data")["flags"])
+    assert len(list(offloaded.session.glob(f"*rank{number}-*"))) == 4
+
+
+@BOTH
+def test_engine_facts(offloaded: Counted, number: int) -> None:
+    rank, own = offloaded.rank(number)
+    (engine,) = rank.event("engine")
+    expected = {
+        "engine": 0,
+        "zero_stage": 2,
+        "offload_optimizer": "cpu",
+        "offload_parameters": "none",
+        "dtype": "bf16",
+        "micro_batch": 2,
+        "gradient_accumulation": 2,
+        "train_batch": 8,
+        "world_size": 2,
+        "data_parallel": 2,
+        "rank": number,
+        "parameters": own["parameters"],
+        "trainable_parameters": own["parameters"],
+        "rank_parameters": own["parameters"],
+        "model": "Model",
+        "inner_optimizer": "DeepSpeedCPUAdam",
+        "activation_checkpointing": False,
+        "device": "cpu",
+        "devices": [],
+    }
+    assert {name: engine[name] for name in expected} == expected
+    assert engine["config"]["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+    assert engine["config"]["train_batch_size"] == 8
+    assert "not-for-recordings" not in json.dumps(engine)
+
+
+@BOTH
+def test_hello(offloaded: Counted, number: int) -> None:
+    rank, own = offloaded.rank(number)
+    (hello,) = rank.event("hello")
+    assert (hello["rank"], hello["local_rank"], hello["node_rank"], hello["world_size"]) == (
+        number,
+        number,
+        0,
+        2,
+    )
+    assert hello["launcher"] == "deepspeed"
+    assert {"python", "torch", "deepspeed"} <= hello.keys()
+    assert next(offloaded.session.glob(f"spans-rank{number}-*-{own['pid']}.rec")).exists()
+
+
+def test_a_session_that_is_not_there_changes_nothing(
+    offloaded: Counted, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Nothing is written, nothing is said, and the training comes out the same to the bit."""
+    blind = run("hand_written", folder(tmp_path_factory), *OFFLOADED, session=tmp_path / "missing")
+    assert not (tmp_path / "missing").exists()
+    for number in (0, 1):
+        for name in ("losses", "weights", "steps"):
+            assert blind.by_rank[number][name] == offloaded.by_rank[number][name]
+
+
+@BOTH
+def test_loss_backward_without_the_engine(direct: Counted, number: int) -> None:
+    every_run(direct, number)
+    rank, own = direct.rank(number)
+    backwards = rank.phase("backward")
+    assert backwards[["step", "micro_step"]].tolist() == [(s, m) for s in range(3) for m in range(2)]
+    assert not np.any(backwards["flags"])
+    assert [rank.inside(span) for span in backwards] == [["reduce"]] * 6
+    (engine,) = rank.event("engine")
+    assert engine["rank_parameters"] == own["parameters"] / 2
+
+
+@BOTH
+def test_checkpoints_and_the_steps_after_them(resumed: Counted, number: int) -> None:
+    every_run(resumed, number)
+    rank, own = resumed.rank(number)
+    assert rank.phase("checkpoint_save")["step"].tolist() == [2]
+    assert rank.phase("checkpoint_load")["step"].tolist() == [4]
+    assert rank.phase("step")["step"].tolist() == [step for step, *_ in own["steps"]] == [0, 1, 2, 3, 2]
+    assert rank.event("engine")[0]["wall_clock_breakdown"] is True
+    for step in rank.phase("step"):
+        assert rank.inside(step) == ["optimizer", "allgather"]
+
+
+def test_deepspeeds_own_timers_still_work(resumed: Counted) -> None:
+    assert "optimizer_allgather: " in resumed.output
+    assert "optimizer_step: " in resumed.output
+
+
+@BOTH
+def test_overflows(overflowed: Counted, number: int) -> None:
+    every_run(overflowed, number)
+    rank, own = overflowed.rank(number)
+    skipped_before = 0
+    expected: list[dict[str, Any]] = []
+    scale = 2.0**24
+    for step, skipped, after in own["steps"]:
+        if skipped > skipped_before:
+            expected.append({"step": step, "loss_scale_before": scale, "loss_scale_after": after})
+        skipped_before, scale = skipped, after
+    assert len(expected) == own["skipped_steps"] > 2
+    assert [{name: event[name] for name in expected[0]} for event in rank.event("overflow")] == expected
+    steps = rank.phase("step")
+    assert np.all(steps["flags"] & BOUNDARY)
+    assert steps["step"][(steps["flags"] & SKIPPED) > 0].tolist() == [event["step"] for event in expected]
+    for step in steps:
+        assert ("optimizer" in rank.inside(step)) is not bool(step["flags"] & SKIPPED)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rank, dict[str, Any]]:
+    """Two engines, exceptions, threads and forks in one process."""
+    return run("two_engines", folder(tmp_path_factory), ranks=1).rank(0)
+
+
+def test_two_engines_are_told_apart(two: tuple[Rank, dict[str, Any]]) -> None:
+    rank, _ = two
+    assert [(event["engine"], bool(event["optimizer"])) for event in rank.event("engine")] == [
+        (0, True),
+        (1, False),
+    ]
+    assert rank.phase("init")["engine"].tolist() == [0, 1]
+    steps = rank.phase("step")
+    assert steps["engine"].tolist() == [0, 0, 0, 1]
+    assert steps["flags"].tolist() == [BOUNDARY] * 3 + [FAILED]
+
+
+def test_a_reference_model_evaluates_nothing(two: tuple[Rank, dict[str, Any]]) -> None:
+    rank, own = two
+    spans = rank.phase("forward")
+    assert len(spans[spans["engine"] == 1]) == own["steps"]
+    assert np.all(spans["flags"][spans["engine"] == 1] == EVAL)
+    assert not len(rank.phase("eval"))
+
+
+def test_a_backward_that_fails_is_no_micro_step(two: tuple[Rank, dict[str, Any]]) -> None:
+    rank, own = two
+    backwards = rank.phase("backward")
+    assert (backwards["flags"] & FAILED).tolist() == [FAILED, 0] * own["failures"]
+    assert backwards["micro_step"].tolist() == [0, 0] * own["failures"]
+    assert np.all(backwards["depth"] == 0)
+
+
+def test_other_threads_and_forked_children_are_not_the_training(two: tuple[Rank, dict[str, Any]]) -> None:
+    rank, own = two
+    assert len(rank.phase("data")) == own["steps"] + 1
+    assert not rank.event("probe_error")
+    assert {path.stem.rsplit("-", 1)[1] for path in rank.session.glob("*rank*")} == {str(own["pid"])}
+    assert os.listdir(rank.session) != []

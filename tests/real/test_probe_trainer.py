@@ -1,0 +1,80 @@
+"""The Hugging Face Trainer under real DeepSpeed: what was recorded against what it counted."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from loop_runs import Counted, run
+from zerotop_probe.recording.tables import BOUNDARY, EVAL
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
+
+BOTH = pytest.mark.parametrize("number", [0, 1])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    folder = tmp_path_factory.mktemp("trainer")
+    auto = "auto"
+    config = {
+        "zero_optimization": {"stage": 2},
+        "optimizer": {
+            "type": "AdamW",
+            "params": {"lr": auto, "betas": auto, "eps": auto, "weight_decay": auto},
+        },
+        "train_micro_batch_size_per_gpu": auto,
+        "gradient_accumulation_steps": auto,
+        "train_batch_size": auto,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return run("with_trainer", folder, str(folder / "config.json"), str(folder / "output_dir"))
+
+
+@BOTH
+def test_steps_and_micro_steps(trained: Counted, number: int) -> None:
+    rank, own = trained.rank(number)
+    steps = rank.phase("step")
+    assert own["global_step"] == own["engine_steps"] == len(steps) == 4
+    assert steps[["step", "micro_step", "flags"]].tolist() == [(step, 1, BOUNDARY) for step in range(4)]
+    backwards = rank.phase("backward")
+    assert backwards[["step", "micro_step"]].tolist() == [(s, m) for s in range(4) for m in range(2)]
+    assert [event["steps"] for event in rank.event("total_steps")] == [4]
+    assert rank.event("total_steps")[0]["source"] == "trainer"
+
+
+def test_tokens_of_all_ranks_are_what_the_trainer_says(trained: Counted) -> None:
+    total = 0
+    for number in (0, 1):
+        spans = trained.rank(number)[0].phase("forward")
+        total += spans["tokens"][(spans["flags"] & EVAL) == 0].sum()
+    assert total == trained.by_rank[0]["tokens_of_all_ranks"] > 0
+
+
+@BOTH
+def test_evaluations(trained: Counted, number: int) -> None:
+    rank, own = trained.rank(number)
+    evaluations = rank.phase("eval")
+    assert evaluations[["step", "depth", "flags"]].tolist() == [(2, 0, 0), (4, 0, 0)]
+    spans = rank.phase("forward")
+    spans = spans[(spans["flags"] & EVAL) > 0]
+    assert [list(row) for row in spans[["rows", "sequence"]].tolist()] == own["predictions"]
+    assert np.all(spans["depth"] == 1)
+    for evaluation in evaluations:
+        assert rank.inside(evaluation).count("forward") == len(own["predictions"]) / 2
+
+
+@BOTH
+def test_saves_hello_and_nothing_wrong(trained: Counted, number: int) -> None:
+    rank, own = trained.rank(number)
+    assert set(rank.phase("checkpoint_save")["step"].tolist()) == {4}
+    (hello,) = rank.event("hello")
+    assert {"transformers", "accelerate"} <= hello.keys()
+    assert hello["launcher"] == "deepspeed"
+    (engine,) = rank.event("engine")
+    assert (engine["model"], engine["parameters"]) == ("LlamaForCausalLM", own["parameters"])
+    assert (engine["micro_batch"], engine["gradient_accumulation"]) == (2, 2)
+    assert rank.probe["errors"].tolist() == [0] * 4
+    assert not rank.event("probe_error")

@@ -1,0 +1,64 @@
+"""Runs the loops in tests/real/loops with the probe inside, as ``zerotop run`` does it: by two variables."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zerotop_probe
+from rank_recordings import Rank
+from real_jobs import TIMEOUT_S, environment, launch
+from zerotop_probe.recording.directory import ENVIRONMENT
+
+LOOPS = Path(__file__).resolve().parent.parent / "real" / "loops"
+BOOTSTRAP = Path(zerotop_probe.__file__).parent / "bootstrap"
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A finished run: its recording, and by rank what the script counted itself."""
+
+    session: Path
+    output: str
+    by_rank: dict[int, dict[str, Any]]
+
+    def rank(self, number: int) -> tuple[Rank, dict[str, Any]]:
+        """What a rank recorded, and what it counted."""
+        return Rank(self.session, number), self.by_rank[number]
+
+
+def run(name: str, folder: Path, *options: str, ranks: int = 2, session: Path | None = None) -> Counted:
+    """Runs a loop to its end, with its recording in ``folder/session`` unless told otherwise.
+
+    Raises AssertionError with the output if it fails.
+    """
+    if session is None:
+        session = folder / "session"
+        session.mkdir()
+    variables = {ENVIRONMENT: str(session), "PYTHONPATH": str(BOOTSTRAP), "PYTHONZEROTOP_DEBUG": "1"}
+    script = [str(LOOPS / f"{name}.py"), *options]
+    command = launch("deepspeed", script, ranks=ranks)
+    with open(folder / "output", "w+b") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment() | variables,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            process.wait(TIMEOUT_S)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    text = (folder / "output").read_text(errors="replace")
+    lines = [json.loads(line[8:]) for line in text.splitlines() if line.startswith("COUNTED ")]
+    assert len(lines) == ranks, text
+    assert "zerotop:" not in text, text
+    return Counted(session, text, {line.get("rank", 0): line for line in lines})
