@@ -1,8 +1,8 @@
 """What the viewer itself costs: processor time, memory, frames, and how late a fact is on screen.
 
-The program runs in a real pseudo-terminal on a made-up job with 8 ranks and 8 GPUs in which everything changes all the
-time, which is the worst case. Reading a recording is not part of it. Every EVENT_S a fact becomes known; when its mark
-leaves the terminal's other end, it is on screen.
+The program runs in a real pseudo-terminal on a made-up job with 8 ranks and 8 GPUs in which everything changes
+all the time, which is the worst case. Reading a recording is not part of it. Every EVENT_S a fact becomes known;
+when its mark leaves the terminal's other end, it is on screen.
 
     python benchmarks/viewer_cost.py [--seconds 20] [--size 120x40 ...]
 """

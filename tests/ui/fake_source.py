@@ -1,6 +1,6 @@
-"""A source for tests of the screens: views as a pure function of the cursor, from stories told by a few numbers.
+"""A source for tests of the screens: views as a pure function of the cursor, from stories of a few numbers.
 
-Test material only. The stories have the shape of real runs, so that pictures drawn from them look like real ones.
+Test material only. The stories have the shape of real runs, so that pictures of them look like real ones.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def job(name: str, command: str, **facts: object) -> Job:
     return Job(name=name, command=tuple(command.split()), **{**usual, **facts})  # type: ignore[arg-type]
 
 
-_LLAMA_COMMAND = "deepspeed --num_gpus 8 finetune.py --model llama-8b --deepspeed zero2_optimizer_cpu_fp16.json"
+_LLAMA_COMMAND = (
+    "deepspeed --num_gpus 8 finetune.py --model llama-8b --deepspeed zero2_optimizer_cpu_fp16.json"
+)
 _SKIPPED_STEP, _FIRST_STEP, _STEP = (
     (0.004, 0.05, 0.86, 0.03, 0.01),
     (0.004, 0.05, 0.9, 6.1, 0.02),
@@ -80,7 +82,7 @@ def _wobble(step: tuple[float, ...], number: int) -> tuple[float, ...]:
 
 
 def offload_story(**changes: object) -> Story:
-    """8 H200, 8 B parameters, ZeRO-2 with the optimizer on the CPU, fp16: six skipped steps, then the CPU's Adam."""
+    """8 H200, 8 B parameters, ZeRO-2, optimizer on the CPU, fp16: six skipped steps, then the CPU's Adam."""
     steps = [_SKIPPED_STEP] * 6 + [_FIRST_STEP] + [_STEP] * 600
     return replace(
         Story(
@@ -108,7 +110,9 @@ def cpu_story(**changes: object) -> Story:
     notice = "No NVIDIA driver on this machine: host memory and CPU are shown instead of GPUs."
     return replace(
         Story(
-            job=job("calm-finch", "deepspeed finetune.py --model tiny --steps 40", notices=(notice,), **facts),
+            job=job(
+                "calm-finch", "deepspeed finetune.py --model tiny --steps 40", notices=(notice,), **facts
+            ),
             engine_s=9.0,
             step_s=tuple(_wobble(step, number) for number, step in enumerate(steps)),
             skipped=0,
@@ -130,8 +134,9 @@ def cpu_story(**changes: object) -> Story:
 def killed_story() -> Story:
     """The same two ranks, ended by the kernel for want of memory."""
     text = (
-        "Rank 1 was killed by the kernel for want of host memory (SIGKILL, 1 OOM kill in the job's control group) "
-        "in step of step 11: 14.9 of 15.6 GiB were in use. Offload less to the host, or give the job more memory."
+        "Rank 1 was killed by the kernel for want of host memory (SIGKILL, 1 OOM kill in the job's control "
+        "group) in step of step 11: 14.9 of 15.6 GiB were in use. Offload less to the host, or give the job "
+        "more memory."
     )
     story = cpu_story()
     return replace(story, step_s=story.step_s[:12], exit_code=137, exit_text=text, model_gib=6.4)
@@ -139,14 +144,16 @@ def killed_story() -> Story:
 
 def failed_story() -> Story:
     """A script that fails in its imports: no engine ever."""
-    text = "The job failed after 3 s with exit code 1, before any engine was made: ModuleNotFoundError: No module named 'x'."
+    text = "The job failed after 3 s with exit code 1, before any engine was made: No module named 'x'."
     return replace(cpu_story(), engine_s=3.0, step_s=(), exit_code=1, exit_text=text)
 
 
 def many_story(ranks: int = 64) -> Story:
     """Many ranks on several hosts."""
     facts = {"ranks": ranks, "micro_batch": 1}
-    return offload_story(job=job("wide-heron", _LLAMA_COMMAND, **facts), gpus=ranks, ranks=ranks, hosts=ranks // 8)
+    return offload_story(
+        job=job("wide-heron", _LLAMA_COMMAND, **facts), gpus=ranks, ranks=ranks, hosts=ranks // 8
+    )
 
 
 class FakeSource:
@@ -195,13 +202,17 @@ class FakeSource:
     def view(self, cursor_ns: int | None) -> LiveView:
         self.views += 1
         cursor = self.end_ns if cursor_ns is None else cursor_ns
-        return Telling(self.story, (cursor - self.begin_ns) / 1e9, cursor, self._begins, self._finished).view()
+        return Telling(
+            self.story, (cursor - self.begin_ns) / 1e9, cursor, self._begins, self._finished
+        ).view()
 
 
 class Telling:
     """A story at one moment."""
 
-    def __init__(self, story: Story, at_s: float, cursor: int, begins: np.ndarray, finished: np.ndarray) -> None:
+    def __init__(
+        self, story: Story, at_s: float, cursor: int, begins: np.ndarray, finished: np.ndarray
+    ) -> None:
         self.story, self.at, self.cursor = story, at_s, cursor
         self.begins, self.finished = begins, finished
         self.done = int(np.searchsorted(finished, at_s, side="right"))
@@ -224,12 +235,21 @@ class Telling:
     def job(self) -> Job:
         job = self.story.job
         if not self.started:
-            facts = dict.fromkeys(("model", "parameters", "zero_stage", "offload_optimizer", "offload_parameters", "dtype"))
-            waiting = {"micro_batch": None, "gradient_accumulation": None, "ranks": None, "state": State.STARTING}
+            facts = dict.fromkeys(
+                ("model", "parameters", "zero_stage", "offload_optimizer", "offload_parameters", "dtype")
+            )
+            waiting = {
+                "micro_batch": None,
+                "gradient_accumulation": None,
+                "ranks": None,
+                "state": State.STARTING,
+            }
             text = "Waiting for the job to make its DeepSpeed engine."
             job = replace(job, **facts, **waiting, exit_text=text)  # type: ignore[arg-type]
         if self.over:
-            job = replace(job, state=State.ENDED, exit_code=self.story.exit_code, exit_text=self.story.exit_text)
+            job = replace(
+                job, state=State.ENDED, exit_code=self.story.exit_code, exit_text=self.story.exit_text
+            )
         return job
 
     def progress(self) -> Progress:
@@ -327,7 +347,11 @@ class Telling:
             waiting_cores=abs(self.wave(number, 0.4)),
             thread_count=207 if offloaded else 41,
             busy_threads=round(used),
-            busiest=(("pt_main_thread", min(1.0, used)), ("omp_worker-3", min(1.0, used) * 0.97), ("nccl-watchdog", 0.02)),
+            busiest=(
+                ("pt_main_thread", min(1.0, used)),
+                ("omp_worker-3", min(1.0, used) * 0.97),
+                ("nccl-watchdog", 0.02),
+            ),
         )
 
     def iterations(self) -> Iterations:
@@ -354,7 +378,10 @@ class Telling:
     def output(self) -> tuple[str, ...]:
         if self.story.output:
             return self.story.output
-        lines = ["[INFO] [config.py:722] Using DeepSpeed ZeRO-2 with optimizer offload", "Loading checkpoint shards: 100%"]
+        lines = [
+            "[INFO] [config.py:722] Using DeepSpeed ZeRO-2 with optimizer offload",
+            "Loading checkpoint shards: 100%",
+        ]
         if self.started:
             lines.append(f"***** Running training *****  Num batches each epoch = {self.story.total_steps}")
         lines += [

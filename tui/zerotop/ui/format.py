@@ -1,4 +1,4 @@
-"""Numbers for people. Every function returns text of a fixed or bounded width, so that what changes does not jump.
+"""Numbers for people, of a fixed or bounded width, so that what changes does not jump.
 
 Unknown values (None, NaN) become an en dash, which is not a zero.
 """

@@ -33,7 +33,7 @@ class Box:
 
 
 def arrange(shape: Shape) -> dict[str, Box]:
-    """Panel -> place, without those there is no room for. Panels never overlap and never leave the terminal."""
+    """Panel -> place, without those there is no room for. Panels neither overlap nor leave the terminal."""
     boxes: dict[str, Box] = {}
     width, height = shape.width, shape.height
     top = 0

@@ -8,7 +8,7 @@ SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.
 
 
 class Playhead:
-    """Playing never drifts: the cursor is computed from where and when playing began, not added up frame by frame."""
+    """A cursor that never drifts: it is computed from where and when playing began, not added up."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock  # seconds, monotonic

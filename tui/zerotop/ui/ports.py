@@ -1,4 +1,4 @@
-"""What the screens need from the rest of the program: something to look at, and, while a job runs, something to steer it."""
+"""What the screens need from the rest: something to look at, and, while a job runs, something to steer it."""
 
 from __future__ import annotations
 

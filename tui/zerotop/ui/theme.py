@@ -1,7 +1,7 @@
 """Colours: one palette for phases, one for memory, and both themes. Everything else refers to these by name.
 
-Hues are told apart by lightness too (orange, blue and light blue; violet fading to grey), so that they can be read by the
-colour-blind, and they stay different when a terminal has sixteen colours.
+Hues are told apart by lightness too (orange, blue and light blue; violet fading to grey), so that the colour-blind
+can read them, and they stay different when a terminal has sixteen colours.
 """
 
 from __future__ import annotations

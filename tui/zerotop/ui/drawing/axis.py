@@ -18,7 +18,10 @@ LABEL_WIDTH = 4
 
 @dataclass(frozen=True)
 class TimeScale:
-    """A vertical axis from zero. ``distance`` (of ticks) and ``top`` are in ``unit``, ``factor`` of which are a second."""
+    """A vertical axis from zero.
+
+    ``distance`` (of ticks) and ``top`` are in ``unit``, ``factor`` of which are a second.
+    """
 
     unit: str
     factor: float
@@ -48,7 +51,7 @@ class TimeScale:
 def time_scale(seconds: Floats, height: int) -> TimeScale:
     """A scale for these durations.
 
-    A few much longer than the others (a first step that compiles) are to be clipped, not made the measure of all.
+    A few much longer than the others (a first step that compiles) are to be clipped, not the measure of all.
     """
     seconds = seconds[~np.isnan(seconds)]
     longest = float(seconds.max()) if len(seconds) else 0.0

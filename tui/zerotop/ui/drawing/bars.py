@@ -8,6 +8,7 @@ from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, Span, merged
 
 Part = tuple[str, float]  # style name, amount
+Edge = tuple[str, int]  # style name, where the part ends, in eighths of a cell
 
 
 def stacked_bar(
@@ -19,19 +20,28 @@ def stacked_bar(
     rest: str = "memory-free",
     marks: Sequence[float] = (),
 ) -> Row:
-    """Parts side by side on a scale from 0 to ``total``; ``rest`` fills what they leave; ``marks`` are thin lines."""
+    """Parts side by side on a scale from 0 to ``total``.
+
+    ``rest`` fills what they leave; ``marks`` are thin lines at amounts.
+    """
     if width <= 0:
         return ()
-    edges = _edges(parts, total, width * 8)
-    spans = [_cell(edges, rest, cell, glyphs) for cell in range(width)]
-    for mark in marks:
-        _mark(spans, mark / total if total > 0 else 0.0, glyphs)
+    edges = [*_edges(parts, total, width * 8), (rest, width * 8)]
+    stops = sorted({min(width - 1, max(0, int(mark / total * width - 1e-9))) for mark in marks if total > 0})
+    spans: list[Span] = []
+    cell = 0
+    for stop in stops:
+        spans.extend(_run(edges, cell, stop, rest, glyphs))
+        under = _run(edges, stop, stop + 1, rest, glyphs)[0][1].split("/")[-1]
+        spans.append((glyphs.peak, f"peak/{under}" if glyphs.smooth else "peak"))
+        cell = stop + 1
+    spans.extend(_run(edges, cell, width, rest, glyphs))
     return merged(spans)
 
 
-def _edges(parts: Sequence[Part], total: float, eighths: int) -> list[tuple[str, int]]:
-    """(style, where it ends in eighths of a cell); something that is not nothing takes at least one."""
-    edges: list[tuple[str, int]] = []
+def _edges(parts: Sequence[Part], total: float, eighths: int) -> list[Edge]:
+    """Where parts end; something that is not nothing takes at least an eighth of a cell."""
+    edges: list[Edge] = []
     amount, end = 0.0, 0
     for style, part in parts:
         amount += max(0.0, part)
@@ -41,35 +51,43 @@ def _edges(parts: Sequence[Part], total: float, eighths: int) -> list[tuple[str,
     return edges
 
 
-def _cell(edges: Sequence[tuple[str, int]], rest: str, cell: int, glyphs: Glyphs) -> Span:
-    """The character of one cell, which the two largest parts in it share."""
+def _run(edges: Sequence[Edge], begin: int, end: int, rest: str, glyphs: Glyphs) -> list[Span]:
+    """The cells from ``begin`` to before ``end``: stretches of one part, and cells that parts share."""
+    spans: list[Span] = []
+    cell = begin
+    while cell < end:
+        style, edge = next(edge for edge in edges if edge[1] > cell * 8)
+        whole = min(end, edge // 8) - cell
+        if whole > 0:
+            spans.append(_whole(style, style == rest, whole, glyphs))
+            cell += whole
+        else:
+            spans.append(_shared(edges, cell, rest, glyphs))
+            cell += 1
+    return spans
+
+
+def _whole(style: str, is_rest: bool, count: int, glyphs: Glyphs) -> Span:
+    """Cells of one part. What is free is a background, so that it reads as nothing where text is copied."""
+    return (
+        (" " * count, f"text/{style}") if is_rest and glyphs.smooth else (glyphs.part(style) * count, style)
+    )
+
+
+def _shared(edges: Sequence[Edge], cell: int, rest: str, glyphs: Glyphs) -> Span:
+    """A cell that several parts lie in: the two largest share it, in order."""
     covers: list[tuple[int, str]] = []
     begin = cell * 8
-    for style, end in (*edges, (rest, (cell + 1) * 8)):
-        covered = min(end, (cell + 1) * 8) - begin
+    for style, edge in edges:
+        covered = min(edge, (cell + 1) * 8) - begin
         if covered > 0:
             covers.append((covered, style))
             begin += covered
-    if len(covers) > 2:
-        smallest = sorted(range(len(covers)), key=lambda index: covers[index][0])[: len(covers) - 2]
-        covers = [cover for index, cover in enumerate(covers) if index not in smallest]
-    covered, style = covers[0]
-    if len(covers) == 1:
-        return _whole(style, style == rest, glyphs)
+    while len(covers) > 2:
+        covers.remove(min(covers))
+    (first, left), (second, right) = covers
     if not glyphs.smooth:
-        best = max(covers)[1] if covered != covers[1][0] else style
-        return _whole(best, best == rest, glyphs)
-    eighth = round(covered * 8 / (covered + covers[1][0]))
-    return glyphs.right[min(7, max(1, eighth))], f"{style}/{covers[1][1]}"
-
-
-def _whole(style: str, is_rest: bool, glyphs: Glyphs) -> Span:
-    """A cell of one part. What is not used is a background, so that it reads as nothing where text is copied."""
-    return (" ", f"text/{style}") if is_rest and glyphs.smooth else (glyphs.part(style), style)
-
-
-def _mark(spans: list[Span], place: float, glyphs: Glyphs) -> None:
-    """A thin line at a share of the bar's length, over whatever colour lies there."""
-    cell = min(len(spans) - 1, max(0, int(place * len(spans) - 1e-9)))
-    style = spans[cell][1].split("/")[-1]
-    spans[cell] = (glyphs.peak, f"peak/{style}" if glyphs.smooth else "peak")
+        best = left if first >= second else right
+        return _whole(best, best == rest, 1, glyphs)
+    eighth = round(first * 8 / (first + second))
+    return glyphs.right[min(7, max(1, eighth))], f"{left}/{right}"

@@ -10,7 +10,7 @@ from zerotop.ui.drawing.rows import Span
 
 
 def stacked_column(parts: Sequence[Part], top: float, height: int, glyphs: Glyphs) -> list[Span]:
-    """One cell for each row, the uppermost first, of parts stacked from the bottom on a scale from 0 to ``top``."""
+    """One cell for each row, the uppermost first, of parts stacked upwards on a scale from 0 to ``top``."""
     edges: list[tuple[str, float]] = []
     amount = 0.0
     for style, part in parts:
@@ -22,7 +22,7 @@ def stacked_column(parts: Sequence[Part], top: float, height: int, glyphs: Glyph
 
 
 def _cell(edges: Sequence[tuple[str, float]], row: int, glyphs: Glyphs) -> Span:
-    """The cell between ``row`` and ``row + 1``: the two parts that cover most of it, or one and the background."""
+    """The cell above ``row`` rows: the two parts that cover most of it, or one and the background."""
     covers: list[tuple[float, str]] = []
     bottom, top = row * 8.0, row * 8.0 + 8
     for style, end in edges:

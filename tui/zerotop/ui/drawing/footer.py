@@ -78,7 +78,7 @@ def _right_width(moment: Moment) -> int:
 
 def draw_transport(moment: Moment, width: int, glyphs: Glyphs) -> Row:
     """Play or pause, speed, time here, the track with a knob, the whole length."""
-    begin, length = track(width, moment)
+    _, length = track(width, moment)
     state = glyphs.play if moment.playing or (moment.following and moment.live) else glyphs.pause
     end = clock(moment.end_s)
     left: Row = (

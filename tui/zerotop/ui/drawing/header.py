@@ -103,7 +103,7 @@ def _step(progress: Progress, glyphs: Glyphs) -> Row:
 
 
 def notices(view: LiveView, problems: tuple[str, ...] = ()) -> list[Notice]:
-    """(mark, sentence, style), the most pressing first. ``problems`` are the screen's own, such as a dead sampler."""
+    """Sentences, the most pressing first. ``problems`` are the screen's own, such as a dead sampler."""
     job = view.job
     result: list[Notice] = []
     if job.exit_text:

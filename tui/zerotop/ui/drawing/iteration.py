@@ -51,7 +51,7 @@ def _chart(view: LiveView, width: int, height: int, glyphs: Glyphs, focused: boo
 
 
 def _step_width(total: int | None, room: int) -> int:
-    """Cells for each step: more than one only where the job's whole run fits, so that nothing is rescaled later."""
+    """Cells for each step: more than one only where the whole run fits, so that nothing is rescaled later."""
     return max(1, min(4, room // total)) if total else 1
 
 

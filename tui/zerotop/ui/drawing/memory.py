@@ -180,7 +180,8 @@ def _host_columns(
         largest = host.memory_limit_bytes / GIB
         decimals = decimals_for(largest)
         swap = f"swap {gib(host.swap_used_bytes).strip()}  " if host.swap_used_bytes > GIB // 20 else ""
-        text = f"{gib(host.memory_used_bytes, decimals).strip()} of {gib(host.memory_limit_bytes, decimals).strip()}"
+        amounts = (gib(size, decimals).strip() for size in (host.memory_used_bytes, host.memory_limit_bytes))
+        text = " of ".join(amounts)
         swap = swap if len(swap) + len(text) <= cells else ""
         return (("".rjust(cells - len(swap) - len(text)), "text"), (swap, "warn"), (text, "value"))
 

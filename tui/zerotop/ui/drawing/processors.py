@@ -15,7 +15,6 @@ from zerotop.ui.drawing.text import literal
 from zerotop.ui.drawing.words import cores, phase_style, phase_word
 from zerotop.ui.format import GIB, decimals_for, fixed, gib
 
-
 _BUSIEST: Row = (("busiest threads", "heading"),)
 
 
@@ -48,7 +47,8 @@ def _cpu_title(view: LiveView, width: int, focused: bool) -> Row:
 def _more(hidden: Sequence[Rank], glyphs: Glyphs) -> str:
     used = [rank.cores_used for rank in hidden]
     least, most = f"{min(used):.1f}", f"{max(used):.1f}"
-    return f"{glyphs.ellipsis} {len(hidden)} more ranks, {least if least == most else f'{least} to {most}'} cores each"
+    between = least if least == most else f"{least} to {most}"
+    return f"{glyphs.ellipsis} {len(hidden)} more ranks, {between} cores each"
 
 
 def _tellings(ranks: Sequence[Rank]) -> list[int]:

@@ -1,6 +1,6 @@
 """A row of a panel: spans of text, each with the name of a style. Themes turn names into colours elsewhere.
 
-A style name may be ``a/b``: the foreground of ``a`` on the foreground of ``b`` as background, for a cell split in two.
+A style name may be ``a/b``: the colour of ``a`` on that of ``b`` as background, for a cell split in two.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ EMPTY: Row = ()
 
 def row_width(row: Iterable[Span]) -> int:
     """Cells a row takes."""
-    return sum(cells(text) for text, _ in row)
+    width = 0
+    for text, _ in row:
+        width += len(text) if text.isascii() else cells(text)
+    return width
 
 
 def row_text(row: Iterable[Span]) -> str:
@@ -45,13 +48,15 @@ def filled(row: Row, width: int, glyphs: Glyphs, style: str = "text") -> Row:
     if missing > 0:
         return merged((*row, (" " * missing, style)))
     result: list[Span] = []
+    room = width
     for text, span_style in row:
-        room = width - row_width(result)
-        if cells(text) > room or (text, span_style) is row[-1]:
-            result.append((fit(text, room, glyphs), span_style))
+        if cells(text) > room:
+            short = fit(text, room, glyphs)
+            result.extend([(short, span_style), (" " * (room - cells(short)), style)])
             break
         result.append((text, span_style))
-    return filled(merged(result), width, glyphs, style) if row_width(result) < width else merged(result)
+        room -= cells(text)
+    return merged(result)
 
 
 def both_ends(left: Row, right: Row, width: int, glyphs: Glyphs, style: str = "text") -> Row:
@@ -63,7 +68,7 @@ def both_ends(left: Row, right: Row, width: int, glyphs: Glyphs, style: str = "t
 
 
 def choose(items: Sequence[tuple[int, Row]], width: int, gap: int = 2) -> list[Row]:
-    """Of (importance, row) in drawing order, the rows that fit side by side, the least important ones left out."""
+    """Of (importance, row) in drawing order, the rows that fit side by side, the least important left out."""
     kept = [(importance, index, row) for index, (importance, row) in enumerate(items) if row_width(row)]
     while kept and sum(row_width(row) for _, _, row in kept) + gap * (len(kept) - 1) > width:
         kept.remove(min(kept, key=lambda item: (item[0], -item[1])))

@@ -16,8 +16,8 @@ Item = TypeVar("Item")
 class Column(Generic[Item]):
     """A column. ``cell`` gets the item and the width to fill.
 
-    ``width`` is in cells; a column with ``grows`` gets more. The least important columns go first where there is no room;
-    importance 9 always stays.
+    ``width`` is in cells; a column with ``grows`` gets more. The least important columns go first where there is
+    no room; importance 9 always stays.
     """
 
     heading: Row
@@ -37,11 +37,11 @@ class Placed(Generic[Item]):
     def row(self, item: Item, width: int, glyphs: Glyphs) -> Row:
         """One item's row, exactly ``width`` cells."""
         spans: list[Span] = []
+        at = 0
         for column, begin, size in self.columns:
-            gap = begin - row_width(spans)
-            if gap > 0:
-                spans.append((" " * gap, "text"))
+            spans.append((" " * (begin - at), "text"))
             spans.extend(filled(column.cell(item, size), size, glyphs))
+            at = begin + size
         return filled(merged(spans), width, glyphs)
 
 

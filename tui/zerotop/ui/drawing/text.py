@@ -15,7 +15,7 @@ _INVISIBLE = {"Cf", "Cs", "Co", "Cn"}
 
 @lru_cache(maxsize=4096)
 def literal(text: str, glyphs: Glyphs) -> str:
-    """The same text without anything a terminal would obey: no controls, no escapes, no invisible characters."""
+    """The same text without what a terminal would obey: no controls, no escapes, no invisible characters."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_safe(character, glyphs) for character in text.expandtabs(8))
@@ -36,7 +36,7 @@ def cells(text: str) -> int:
 
 
 def fit(text: str, width: int, glyphs: Glyphs, *, words: bool = True) -> str:
-    """The text in at most ``width`` cells, shortened with an ellipsis, between words where one ends near the end."""
+    """The text in at most ``width`` cells, shortened with an ellipsis, between words where one ends nearby."""
     if cells(text) <= width:
         return text
     room = width - len(glyphs.ellipsis)

@@ -15,7 +15,10 @@ Place = tuple[str, int]  # ("step", number) or ("time", seconds since the begin)
 
 
 def parse_place(text: str) -> Place | None:
-    """``13`` is a step; ``1:30``, ``1:02:03``, ``90s``, ``5m``, ``2h`` are times since the begin. None: not understood."""
+    """``13`` is a step; ``1:30``, ``1:02:03``, ``90s``, ``5m``, ``2h`` are times since the begin.
+
+    None: not understood.
+    """
     text = text.strip().lower()
     if re.fullmatch(r"\d{1,15}", text):
         return "step", int(text)

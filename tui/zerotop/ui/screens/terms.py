@@ -35,8 +35,8 @@ TERMS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Iteration",
-        "One column per step, the newest at the right, its phases stacked: data, forward, backward, step, other.\n"
-        "The slowest rank is shown. ▲ marks a column taller than the chart.",
+        "One column per step, the newest at the right, its phases stacked: data, forward, backward, step,\n"
+        "other. The slowest rank is shown. ▲ marks a column taller than the chart.",
     ),
     (
         "other (time)",

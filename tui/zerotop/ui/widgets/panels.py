@@ -42,7 +42,15 @@ class Memory(Drawn, can_focus=True):
 class Iteration(Drawn, can_focus=True):
     """Time per step."""
 
+    _drawn: tuple[object, ...] = ()
+
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        iterations, total = frame.view.iterations, frame.view.progress.total_steps
+        drawn = (iterations, total, width, height, self.has_focus)
+        # A source may hand out the same steps again until another one is finished.
+        if self._drawn and drawn[0] is self._drawn[0] and drawn[1:] == self._drawn[1:]:
+            return self._rows
+        self._drawn = drawn
         return draw_iteration(frame.view, width, height, self.glyphs, focused=self.has_focus)
 
 
