@@ -129,6 +129,9 @@ def prepare_environment() -> None:
     # DeepSpeed compiles its operators with the ninja that pip put beside this Python.
     os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # accelerate launch --cpu says so by a variable that makes accelerate leave DeepSpeed out.
+    if os.environ.pop("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes"):
+        os.environ["DS_ACCELERATOR"] = "cpu"
     if "RANK" not in os.environ and "OMPI_COMM_WORLD_RANK" not in os.environ:  # plain python
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
