@@ -32,7 +32,14 @@ class Counted:
         return Rank(self.session, number), self.by_rank[number]
 
 
-def run(name: str, folder: Path, *options: str, ranks: int = 2, session: Path | None = None) -> Counted:
+def run(
+    name: str,
+    folder: Path,
+    *options: str,
+    ranks: int = 2,
+    session: Path | None = None,
+    accelerator: str = "cpu",
+) -> Counted:
     """Runs a loop to its end, with its recording in ``folder/session`` unless told otherwise.
 
     Raises AssertionError with the output if it fails.
@@ -40,6 +47,9 @@ def run(name: str, folder: Path, *options: str, ranks: int = 2, session: Path | 
     if session is None:
         session = folder / "session"
         session.mkdir()
+    inherited = environment() | {"DS_ACCELERATOR": accelerator}
+    if accelerator == "cuda":
+        del inherited["CUDA_VISIBLE_DEVICES"]
     variables = {ENVIRONMENT: str(session), "PYTHONPATH": str(BOOTSTRAP), "PYTHONZEROTOP_DEBUG": "1"}
     script = [str(LOOPS / f"{name}.py"), *options]
     command = launch("deepspeed", script, ranks=ranks)
@@ -47,7 +57,7 @@ def run(name: str, folder: Path, *options: str, ranks: int = 2, session: Path | 
         process = subprocess.Popen(
             command,
             cwd=folder,
-            env=environment() | variables,
+            env=inherited | variables,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,

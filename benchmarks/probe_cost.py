@@ -1,0 +1,185 @@
+"""What the probe costs a training rank, per phase boundary and per micro-step.
+
+    python benchmarks/probe_cost.py [--steps 400] [--accumulation 4] [--width 256]
+
+One process trains a small model with a real engine, in blocks of steps with the probe and without it, turn by
+turn, so that both see the same machine. The difference is the cost as the training feels it; the cost as the
+probe measures itself is beside it. Differences of a few microseconds drown in the noise of a busy machine:
+the spread of the paired differences is printed with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import zerotop_probe
+
+BOOTSTRAP = Path(zerotop_probe.__file__).parent / "bootstrap"
+BUDGET_BOUNDARY_US = 20.0
+BUDGET_MICRO_STEP_US = 150.0
+
+
+def main() -> None:
+    options = parse()
+    if "RANK" not in os.environ:
+        raise SystemExit(start_rank())
+    measure(options)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=400, help="optimizer steps in all [400]")
+    parser.add_argument("--block", type=int, default=10, help="steps in a block [10]")
+    parser.add_argument("--accumulation", type=int, default=4, help="micro-steps in a step [4]")
+    parser.add_argument("--width", type=int, default=256, help="of the model's layers [256]")
+    parser.add_argument("--stage", type=int, default=1, help="of ZeRO [1]")
+    parser.add_argument("--offload", action="store_true", help="the optimizer to the CPU")
+    parser.add_argument("--torch-adam", action="store_true", help="an optimizer that needs no compiler")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    return parser.parse_args()
+
+
+def start_rank() -> int:
+    """Runs this file again as the only rank of a job that is being recorded."""
+    with socket.socket() as probe, tempfile.TemporaryDirectory() as session:
+        probe.bind(("127.0.0.1", 0))
+        rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+        variables = {"MASTER_PORT": str(probe.getsockname()[1]), "PYTHONZEROTOP_SESSION": session}
+        probe.close()
+        environment = os.environ | rank | variables | {"PYTHONPATH": str(BOOTSTRAP)}
+        return subprocess.run([sys.executable, *sys.argv], env=environment, check=False).returncode
+
+
+def make_engine(options: argparse.Namespace) -> Any:
+    import deepspeed
+    import torch
+
+    layers = [torch.nn.Linear(options.width, options.width) for _ in range(4)]
+    model = torch.nn.Sequential(torch.nn.Embedding(1000, options.width), *layers)
+    zero: dict[str, Any] = {"stage": options.stage}
+    if options.offload:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    config = {
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": options.accumulation,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": options.torch_adam}},
+        "zero_optimization": zero,
+        "bf16": {"enabled": True},
+        "steps_per_print": 1000000000,
+    }
+    return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
+
+
+def wrapped_methods() -> list[tuple[Any, str, Any]]:
+    """Where the probe stands: (class, name of the method, what stands there)."""
+    import deepspeed.runtime.engine as engine_module
+    import torch.utils.data.dataloader as data
+
+    classes = (engine_module.DeepSpeedEngine, data._BaseDataLoaderIter)
+    found = [(owner, name, value) for owner in classes for name, value in vars(owner).items()]
+    return [entry for entry in found if hasattr(entry[2], "__zerotop__")]
+
+
+def switch(engine: Any) -> Callable[[bool], None]:
+    """A function that takes the probe out of this process and puts it back."""
+    methods = wrapped_methods()
+    assert methods, "the probe is not installed here"
+    timers = getattr(engine.optimizer, "timers", None)
+
+    def turn(on: bool) -> None:
+        for owner, name, method in methods:
+            setattr(owner, name, method if on else method.__wrapped__)
+        if timers is not None:
+            engine.optimizer.timers = timers if on else timers._inner
+
+    return turn
+
+
+def batches(options: argparse.Namespace, engine: Any) -> Iterator[Any]:
+    import torch
+
+    ids = torch.randint(1000, (64, 32))
+    while True:
+        for batch in torch.utils.data.DataLoader(ids, batch_size=4):
+            yield batch.to(engine.device)
+
+
+def block(engine: Any, source: Iterator[Any], options: argparse.Namespace) -> float:
+    """Microseconds per micro-step over one block of steps."""
+    begin = time.perf_counter_ns()
+    for _ in range(options.block * options.accumulation):
+        loss = engine(next(source)).float().square().mean()
+        engine.backward(loss)
+        engine.step()
+    return (time.perf_counter_ns() - begin) / 1000 / options.block / options.accumulation
+
+
+def measure(options: argparse.Namespace) -> None:
+    from zerotop_probe.inside.install import PROBE
+
+    engine = make_engine(options)
+    turn, source, meter = switch(engine), batches(options, engine), PROBE.meter
+    for _ in range(3):
+        block(engine, source, options)
+    without, differences, cost, boundaries = [], [], 0, 0
+    for number in range(max(2, options.steps // options.block // 2)):
+        times = {}
+        # Whichever comes first in a pair comes second in the next.
+        for on in (True, False) if number % 2 else (False, True):
+            turn(on)
+            before = (meter.cost_ns, meter.boundaries)
+            times[on] = block(engine, source, options)
+            cost += meter.cost_ns - before[0]
+            boundaries += meter.boundaries - before[1]
+        without.append(times[False])
+        differences.append(times[True] - times[False])
+    turn(True)
+    show(figures(without, differences, cost, boundaries, options), options)
+    import torch
+
+    torch.distributed.destroy_process_group()
+
+
+def figures(
+    without: list[float], differences: list[float], cost: int, boundaries: int, options: argparse.Namespace
+) -> dict[str, float]:
+    micro_steps = len(without) * options.block * options.accumulation
+    quarters = statistics.quantiles(differences, n=4)
+    return {
+        "micro_step_without_us": statistics.median(without),
+        "felt_per_micro_step_us": statistics.median(differences),
+        "felt_lower_quartile_us": quarters[0],
+        "felt_upper_quartile_us": quarters[2],
+        "measured_per_micro_step_us": cost / 1000 / micro_steps,
+        "measured_per_boundary_us": cost / 1000 / boundaries,
+        "boundaries_per_micro_step": boundaries / micro_steps,
+        "pairs": len(without),
+    }
+
+
+def show(found: dict[str, float], options: argparse.Namespace) -> None:
+    if options.json:
+        print(json.dumps(found))
+        return
+    base = found["micro_step_without_us"]
+    for name, value in found.items():
+        print(f"{name:32}{value:12.2f}")
+    print(f"{'felt / training':32}{found['felt_per_micro_step_us'] / base:12.2%}")
+    print(f"{'measured / training':32}{found['measured_per_micro_step_us'] / base:12.2%}")
+    print(f"{'boundary / budget':32}{found['measured_per_boundary_us'] / BUDGET_BOUNDARY_US:12.2f}")
+    print(f"{'micro-step / budget':32}{found['measured_per_micro_step_us'] / BUDGET_MICRO_STEP_US:12.2f}")
+
+
+if __name__ == "__main__":
+    main()

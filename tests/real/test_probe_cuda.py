@@ -1,0 +1,93 @@
+"""The probe on a real GPU: the allocator's table, and that nobody else sees it reading."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from loop_runs import Counted, run
+from rank_recordings import table
+
+from zerotop_probe.recording.tables import BEGIN, END, PHASES, TICK
+
+torch = pytest.importorskip("torch")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.real,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here"),
+]
+
+DIRECT = (
+    "--stage",
+    "2",
+    "--dtype",
+    "bf16",
+    "--direct",
+    "--accumulation",
+    "2",
+    "--steps",
+    "20",
+    "--torch-adam",
+)
+OFFLOAD = ("--stage", "2", "--dtype", "bf16", "--offload", "--width", "1024", "--torch-adam")
+
+
+def trained(factory: pytest.TempPathFactory, *options: str, session: Path | None = None) -> Counted:
+    folder = factory.mktemp("cuda")
+    return run("hand_written", folder, *options, ranks=1, session=session, accelerator="cuda")
+
+
+@pytest.fixture(scope="module")
+def direct(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    """``loss.backward()``: on a GPU its beginning and end are told by autograd's own thread."""
+    return trained(tmp_path_factory, *DIRECT)
+
+
+@pytest.fixture(scope="module")
+def offloaded(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    return trained(tmp_path_factory, *OFFLOAD)
+
+
+def test_backwards_in_autograds_thread(direct: Counted) -> None:
+    rank, own = direct.rank(0)
+    backwards = rank.phase("backward")
+    assert backwards[["step", "micro_step"]].tolist() == [(s, m) for s in range(20) for m in range(2)]
+    assert not np.any(backwards["flags"])
+    assert not np.any(backwards["depth"])
+    assert len(rank.probe) == own["global_steps"] == 20
+    assert rank.probe[-1][["lost", "errors"]].tolist() == (0, 0)
+
+
+def test_the_allocator_at_every_edge_and_in_between(direct: Counted) -> None:
+    rank, _ = direct.rank(0)
+    (path,) = direct.session.glob("allocator-*.rec")
+    rows = table(path)
+    assert np.all(rows["allocated_bytes"] <= rows["reserved_bytes"])
+    assert np.all(rows["allocated_bytes"] <= rows["allocated_peak_bytes"])
+    assert np.all(np.diff(rows["allocated_peak_bytes"][rows["edge"] != TICK]) >= 0)
+    for edge in (BEGIN, END):
+        for phase in ("forward", "backward", "reduce", "step"):
+            seen = (rows["edge"] == edge) & (rows["phase"] == PHASES.index(phase))
+            assert np.count_nonzero(seen) == len(rank.phase(phase))
+    assert rows["allocated_peak_bytes"][-1] == direct.by_rank[0]["memory"]["allocated_bytes.all.peak"]
+
+
+def test_nobody_sees_it(direct: Counted, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The same allocations, peaks, losses and weights as without a recording."""
+    blind = trained(tmp_path_factory, *DIRECT, session=tmp_path / "missing")
+    for name in ("memory", "losses", "weights"):
+        assert blind.by_rank[0][name] == direct.by_rank[0][name]
+
+
+def test_the_device_and_an_optimizer_on_the_cpu(offloaded: Counted) -> None:
+    rank, _ = offloaded.rank(0)
+    (engine,) = rank.event("engine")
+    (device,) = engine["devices"]
+    properties = torch.cuda.get_device_properties(0)
+    assert (device["ordinal"], device["total_bytes"]) == (0, properties.total_memory)
+    assert device["uuid"].startswith("GPU-")
+    parts = [part for part in rank.inside(rank.phase("step")[-1]) if part != "grads_to_cpu"]
+    assert parts == ["cpu_optimizer", "params_to_gpu", "allgather"]
