@@ -81,9 +81,7 @@ print(json.dumps({
 
 
 def test_a_background_job_has_a_session_of_its_own_and_no_input(tmp_path: Path) -> None:
-    code = (
-        "import os, sys\nprint(os.getsid(0) == os.getpid() == os.getpgrp(), [sys.stdin.read()], os.getcwd())"
-    )
+    code = "import os, sys; print(os.getsid(0) == os.getpid() == os.getpgrp(), [sys.stdin.read()])"
     started = agent.launch_in_background(str(tmp_path), python(code))
     wait_for(lambda: not started.alive())
     assert recorded(tmp_path, "output") == b"True ['']\n"

@@ -306,7 +306,7 @@ class TestGpus:
 
     def test_unsupported_queries_are_made_once(self, answers: dict[Any, Any]) -> None:
         _, (device,) = gpus.look()
-        rows = [device.row(1000 + tick, tick) for tick in range(3)]
+        rows = [device.row(1000 + tick, 2 * tick) for tick in range(3)]
         assert rows[0][:6] == (1000, 40, 100, -1, -1, 4)
         assert str(rows[0][6]) == str(rows[0][7]) == "nan"
         assert rows[2][8:] == (250.0, 60, 1980, 0)
@@ -314,6 +314,30 @@ class TestGpus:
         assert answers["calls", "nvmlDeviceGetFieldValues"] == 1
         assert answers["calls", "nvmlDeviceGetTemperature"] == 1
         assert device.process_rows(5) == [(5, -1, 7, 0)]
+
+    def test_byte_counters_of_32_bits_do_not_wrap_for_us(self, answers: dict[Any, Any]) -> None:
+        _, (device,) = gpus.look()
+        kept = []
+        for raw in ((1 << 32) - 10, 5, 1000):
+            value = SimpleNamespace(fieldId=197, nvmlReturn=0, valueType=1, value=SimpleNamespace(uiVal=raw))
+            answers["nvmlDeviceGetFieldValues"] = [value]
+            kept.append(device.row(0, 1)[3])
+        assert kept == [(1 << 32) - 10, (1 << 32) + 5, (1 << 32) + 1000]
+        assert device.row(0, 1)[4] == -1
+
+    def test_a_counter_is_read_twice_a_tick_only_while_bytes_flow(self, answers: dict[Any, Any]) -> None:
+        _, (device,) = gpus.look()
+        value = SimpleNamespace(fieldId=198, nvmlReturn=0, valueType=1, value=SimpleNamespace(uiVal=0))
+        answers["nvmlDeviceGetFieldValues"] = [value]
+
+        def reads_between(flown: int) -> bool:
+            value.value.uiVal = (value.value.uiVal + flown) % (1 << 32)
+            device.row(0, 1)
+            before = answers["calls", "nvmlDeviceGetFieldValues"]
+            device.count_between()
+            return bool(answers["calls", "nvmlDeviceGetFieldValues"] > before)
+
+        assert [reads_between(flown) for flown in (0, 10, 3 << 30, 0)] == [False, False, True, False]
 
     def test_a_passing_failure_is_asked_again(self, answers: dict[Any, Any]) -> None:
         _, (device,) = gpus.look()
@@ -331,7 +355,7 @@ class TestGpus:
         assert seen == [gpus.Seen("580.1", (gpus.Gpu(0, "GPU-1", "H200", 100),), None)]
         sampler.sample(1, 0)
         answers["nvmlDeviceGetMemoryInfo"] = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
-        for tick in (1, 2, 3):
+        for tick in (2, 4, 6):
             sampler.sample(tick, tick)
         assert lost == ["GPU 0 (H200) does not answer any more: GPU is lost"]
         assert sampler.lost_records == 0

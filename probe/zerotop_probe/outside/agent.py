@@ -213,8 +213,7 @@ class Agent:
             now_ns = time.monotonic_ns()
             more = self._output.poll(now_ns)
             if now_ns >= next_s * 1e9:
-                if half_ticks % 2 == 0:
-                    self._node.tick(now_ns, half_ticks // 2)
+                self._node.half_tick(now_ns, half_ticks)
                 half_ticks += 1
                 # After a pause (Ctrl-Z, a suspended machine) what was missed is not made up for.
                 next_s = max(next_s + _PERIOD_S, now_ns / 1e9)

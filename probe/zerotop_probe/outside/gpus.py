@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,14 +14,20 @@ import pynvml
 from zerotop_probe.recording.tables import GPU_PROCESSES, GPUS, UNKNOWN
 from zerotop_probe.recording.writer import Identity, RecordWriter
 
-# What changes slowly, or costs 40 us and more a GPU, is read at every fifth or second tick.
-_TICKS_PER_SLOW = 5
-_TICKS_PER_PROCESSES = 2
+# In half ticks of 50 ms: how often there is a row, the processes, and what changes slowly.
+_PER_ROW = 2
+_PER_PROCESSES = 4
+_PER_SLOW = 10
 
 # Field values, all read by one call: instant power (mW) and the PCIe byte counters. pynvml has names for them
 # from version 12.5 on only; nvmlDeviceGetPcieThroughput blocks for 20 ms and is never used.
 _POWER_INSTANT, _PCIE_TX, _PCIE_RX = 186, 197, 198
 _FIELDS = (_POWER_INSTANT, _PCIE_TX, _PCIE_RX)
+# The byte counters have 32 bits: at the 55 GB/s of a PCIe 5 link they wrap every 78 ms (seen on an H200: read
+# every 93 ms they said 16 GB/s of 60). Reading one takes 160 us of processor time, so it is read at every
+# half tick only while bytes flow, more than this many a second.
+_COUNTER_MODULUS = 1 << 32
+_FLOWING_BYTES_PER_S = 1e9
 _VALUE_OF_TYPE = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
 
 _LOST = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_ERROR_GPU_NOT_FOUND)
@@ -61,6 +68,26 @@ class Lost(Exception):
     """The GPU does not answer any more."""
 
 
+class Counter:
+    """A byte counter of a PCIe direction that does not wrap; ``total`` is -1 until it was read."""
+
+    def __init__(self) -> None:
+        self.total = UNKNOWN
+        self.flows = False
+        self._raw = 0
+        self._time_ns = 0
+
+    def advance(self, raw: int, now_ns: int) -> None:
+        """Takes the driver's counter, read at ``now_ns``."""
+        if self.total == UNKNOWN:
+            self.total = raw
+        else:
+            more = (raw - self._raw) % _COUNTER_MODULUS
+            self.total += more
+            self.flows = more * 1e9 > _FLOWING_BYTES_PER_S * (now_ns - self._time_ns)
+        self._raw, self._time_ns = raw, now_ns
+
+
 class Device:
     """One GPU. A query that it does not support is made once and never again."""
 
@@ -68,6 +95,7 @@ class Device:
         """Raises NVMLError if the driver does not give it to us."""
         self._handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         self._off: set[str] = set()
+        self._links = {_PCIE_TX: Counter(), _PCIE_RX: Counter()}
         self._slow: tuple[float, float, int] = (math.nan, math.nan, UNKNOWN)
         total = self._ask("memory", pynvml.nvmlDeviceGetMemoryInfo)
         uuid = _text(pynvml.nvmlDeviceGetUUID(self._handle))
@@ -89,20 +117,20 @@ class Device:
                 self._off.add(name)
         return None
 
-    def row(self, time_ns: int, tick: int) -> tuple[object, ...]:
+    def row(self, time_ns: int, half_tick: int) -> tuple[object, ...]:
         """The next row of GPUS. Raises Lost."""
         memory = self._ask("memory", pynvml.nvmlDeviceGetMemoryInfo)
         use = self._ask("utilization", pynvml.nvmlDeviceGetUtilizationRates)
-        fields = self._fields()
-        if tick % _TICKS_PER_SLOW == 0:
+        fields = self._fields(_FIELDS)
+        if half_tick % _PER_SLOW == 0:
             self._slow = self._read_slow()
         temperature, clock, reasons = self._slow
         return (
             time_ns,
             UNKNOWN if memory is None else memory.used,
             UNKNOWN if memory is None else memory.total,
-            _counter(fields.get(_PCIE_TX)),
-            _counter(fields.get(_PCIE_RX)),
+            self._links[_PCIE_TX].total,
+            self._links[_PCIE_RX].total,
             reasons,
             math.nan if use is None else use.gpu,
             math.nan if use is None else use.memory,
@@ -112,16 +140,26 @@ class Device:
             self.gpu.index,
         )
 
-    def _fields(self) -> dict[int, float]:
-        """The field values that could be had, by their numbers."""
-        wanted = [field for field in _FIELDS if f"field {field}" not in self._off]
+    def count_between(self) -> None:
+        """Half a tick after a row: keeps the counters that run fast from wrapping unseen. Raises Lost."""
+        flowing = [field for field, link in self._links.items() if link.flows]
+        if flowing:
+            self._fields(flowing)
+
+    def _fields(self, numbers: Sequence[int]) -> dict[int, float]:
+        """The field values that could be had, by their numbers; byte counters are brought forward."""
+        wanted = [number for number in numbers if f"field {number}" not in self._off]
         values = self._ask("fields", pynvml.nvmlDeviceGetFieldValues, wanted) if wanted else None
         result = {}
+        now_ns = time.monotonic_ns()
         for value in values or ():
             if value.nvmlReturn == pynvml.NVML_SUCCESS:
                 result[value.fieldId] = getattr(value.value, _VALUE_OF_TYPE.get(value.valueType, "ullVal"))
             elif value.nvmlReturn in _NEVER:
                 self._off.add(f"field {value.fieldId}")
+        for number, link in self._links.items():
+            if number in result:
+                link.advance(int(result[number]), now_ns)
         return result
 
     def _power(self, instant_mw: float | None) -> float:
@@ -150,12 +188,8 @@ class Device:
         return rows
 
 
-def _counter(value: float | None) -> int:
-    return UNKNOWN if value is None else int(value)
-
-
 class GpuSampler:
-    """Writes GPUS at every tick and GPU_PROCESSES at every second."""
+    """Writes GPUS at every tick and GPU_PROCESSES at every second; called twice a tick."""
 
     def __init__(
         self,
@@ -189,17 +223,26 @@ class GpuSampler:
         self._on_seen(seen)
 
     def sample(self, time_ns: int, tick: int) -> None:
-        """Records all GPUs that still answer."""
+        """Records all GPUs that still answer; ``tick`` counts half ticks."""
         if self._writers is None:
             return
         for device in list(self._devices):
             try:
-                self._writers[0].write(*device.row(time_ns, tick))
-                for row in device.process_rows(time_ns) if tick % _TICKS_PER_PROCESSES == 0 else ():
-                    self._writers[1].write(*row)
+                self._sample_one(device, *self._writers, time_ns, tick)
             except Lost as error:
                 self._devices.remove(device)
                 self._on_lost(f"GPU {device.gpu.index} ({device.gpu.name}) does not answer any more: {error}")
+
+    def _sample_one(
+        self, device: Device, rows: RecordWriter, processes: RecordWriter, time_ns: int, half_tick: int
+    ) -> None:
+        if half_tick % _PER_ROW:
+            device.count_between()
+            return
+        rows.write(*device.row(time_ns, half_tick))
+        if half_tick % _PER_PROCESSES == 0:
+            for row in device.process_rows(time_ns):
+                processes.write(*row)
 
     def close(self) -> None:
         """Closes the files and NVML."""

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Sequence
 
 from zerotop_probe.outside.cgroup import ControlGroup, system_oom_kills, usable_cores
 from zerotop_probe.outside.gpus import GpuSampler, Seen
@@ -18,6 +17,7 @@ from zerotop_probe.outside.ranks import Ranks
 from zerotop_probe.recording import clock, events
 from zerotop_probe.recording.writer import EventWriter, Identity
 
+# Samplers tick ten times a second; what must be looked at more often is, twice a tick.
 TICK_S = 0.1
 _TICKS_PER_HOST = 5
 # A driver that has not answered by then is reported as silent; if it answers later, that is reported too.
@@ -60,6 +60,7 @@ class Node:
         self._seen = threading.Event()
         self._started_s = time.monotonic()
         self._overdue = False
+        self._has_gpus = False
         self._group = ControlGroup(root.pid)
         self._kills_before = self._kills()
         self.ranks = Ranks(session, root, writer)
@@ -67,12 +68,10 @@ class Node:
         self._processes = ProcessSampler(session, identity)
         self._hosts = HostSampler(session, identity, self._group)
         host_lane = HostLane(self.ranks, self._processes, self._hosts)
-        self._lanes: Sequence[Lane] = (
-            Lane("gpus", self._gpus, on_error=self.note_error),
-            Lane("processes", host_lane, on_error=self.note_error),
-        )
-        for lane in self._lanes:
-            lane.start()
+        self._gpu_lane = Lane("gpus", self._gpus, on_error=self.note_error)
+        self._host_lane = Lane("processes", host_lane, on_error=self.note_error)
+        self._gpu_lane.start()
+        self._host_lane.start()
 
     @property
     def lost_records(self) -> int:
@@ -80,16 +79,19 @@ class Node:
         parts = (self._gpus, self._processes, self._hosts)
         return sum(part.lost_records for part in parts) + self._writer.lost
 
-    def tick(self, time_ns: int, number: int) -> None:
-        """Asks all samplers for a sample of now."""
-        for lane in self._lanes:
-            lane.tick(time_ns, number)
+    def half_tick(self, time_ns: int, number: int) -> None:
+        """Asks all samplers for a sample of now, those of processes and the host at every second call."""
+        if self._has_gpus:
+            self._gpu_lane.tick(time_ns, number)
+        if number % 2 == 0:
+            self._host_lane.tick(time_ns, number // 2)
         late = time.monotonic() - self._started_s > _DRIVER_PATIENCE_S
         if late and not self._overdue and not self._seen.is_set():
             self._overdue = True
             self._write_node(Seen(None, (), "The NVIDIA driver has not answered yet."))
 
     def _note_gpus(self, seen: Seen) -> None:
+        self._has_gpus = bool(seen.gpus)
         self._seen.set()
         self._write_node(seen)
 
@@ -129,5 +131,5 @@ class Node:
 
     def finish(self) -> None:
         """Ends sampling. A driver that hangs is left to hang."""
-        for lane in self._lanes:
-            lane.finish(_LANE_PATIENCE_S)
+        self._host_lane.finish(_LANE_PATIENCE_S)
+        self._gpu_lane.finish(_LANE_PATIENCE_S)
