@@ -9,13 +9,14 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import zerotop_probe
-from agents import events, in_foreground, python, recorded, wait_for
-from zerotop_probe.outside import agent, control
+from agents import AGENT, events, in_foreground, python, recorded, records, wait_for
+from zerotop_probe.outside import agent, cgroup, control
 from zerotop_probe.outside.job import CommandError
 from zerotop_probe.outside.proc import Process
 
@@ -210,3 +211,62 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], file=sys.stderr)
 """
     done = subprocess.run(python(code), capture_output=True, check=True, timeout=30)
     assert (done.stdout, done.stderr) == (b"100\n", f"{hard}\n".encode())
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """A control group of our own whose memory ends at 96 MiB."""
+    own = cgroup._path_of(os.getpid(), "memory") or cgroup._path_of(os.getpid(), "")
+    if own is None:
+        pytest.skip("there are no control groups here")
+    name = "memory.max" if Path(own, "memory.max").exists() else "memory.limit_in_bytes"
+    group = Path(own, f"test-{os.getpid()}")
+    try:
+        group.mkdir()
+        (group / name).write_text(str(96 << 20))
+    except OSError as error:
+        pytest.skip(f"no control group with a memory limit can be made here: {error}")
+    yield group
+    wait_for(lambda: not (group / "cgroup.procs").read_text())
+    group.rmdir()
+
+
+def test_a_job_that_the_kernel_kills_for_memory(tmp_path: Path, small_group: Path) -> None:
+    enter = f'echo $$ > {small_group}/cgroup.procs && exec "$@"'
+    job = python("import time; time.sleep(0.7); held = bytearray(300 << 20)")
+    command = ["sh", "-c", enter, "_", *AGENT, "--foreground", str(tmp_path), "--", *job]
+    done = subprocess.run(command, check=False, timeout=60, stderr=subprocess.DEVNULL)
+    assert done.returncode == 137
+    (end,) = events(tmp_path, "job_ended")
+    assert end["oom_kills"] == 1
+    assert end["text"] == (
+        "The job was killed by signal 9 (SIGKILL); "
+        "the kernel's OOM killer ended 1 process of its control group."
+    )
+    rows = records(tmp_path, "hosts")
+    assert set(rows["cgroup_limit_bytes"].tolist()) == {96 << 20}
+    assert ((rows["cgroup_used_bytes"] > 0) & (rows["cgroup_used_bytes"] <= 96 << 20)).all()
+    assert rows["cgroup_oom_kills"][0] == 0
+
+
+def test_watching_a_job_that_somebody_else_started(tmp_path: Path) -> None:
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    with subprocess.Popen(["sleep", "1"]) as child:
+        assert agent.watch(str(tmp_path), child.pid) == 0
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
+    assert [event["event"] for event in events(tmp_path)] == ["node", "job_ended", "sampler_ended"]
+    assert len(records(tmp_path, "processes")) > 5
+    with pytest.raises(ProcessLookupError, match="There is no process"):
+        agent.watch(str(tmp_path), child.pid)
+
+
+def test_nothing_stays_open_in_the_caller(tmp_path: Path) -> None:
+    def opened() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = opened()
+    for command, code in ((["true"], 0), (["false"], 1)):
+        assert agent.run_in_foreground(str(tmp_path), command) == code
+    with pytest.raises(CommandError):
+        agent.run_in_foreground(str(tmp_path), ["no-such-command"])
+    assert opened() == before

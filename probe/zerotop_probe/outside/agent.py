@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 from zerotop_probe.outside import daemon
 from zerotop_probe.outside import job as jobs
@@ -75,19 +76,26 @@ def run_in_foreground(session: str, command: Sequence[str], *, grace_s: tuple[fl
     """Runs ``command`` in our terminal and process group; returns its exit code, 128 + n after signal n.
 
     Its output is passed on byte for byte. To be called from the main thread of a process that has no other
-    threads: signals are blocked and waited for meanwhile. Raises CommandError if the command cannot be
-    executed.
+    threads: signals are blocked and waited for meanwhile. Raises CommandError if it cannot be executed.
     """
+    check_command(command)
     apart = not same_file(1, 2)
     streams = [Stream.create(name) for name in (("stdout", "stderr") if apart else ("output",))]
     wanted = _not_ignored(_TO_JOB) | {signal.SIGCHLD, STOP_REQUEST}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
-    try:
+    with _signals_blocked(wanted) as mask:
         job = _launch(session, command, streams, mask, own_session=False)
         echoes = [Echo(stream, number) for number, stream in enumerate(streams, 1)]
         agent = Agent(session, job, streams, signals=wanted, echoes=echoes, grace_s=grace_s)
         agent.note_start(command)
         return agent.run()
+
+
+@contextmanager
+def _signals_blocked(numbers: Collection[int]) -> Iterator[Collection[int]]:
+    """Blocks signals; gives the mask of before, which comes back at the end."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield mask
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
@@ -124,7 +132,8 @@ def watch(session: str, root_pid: int) -> int:
     root = Process.of(root_pid)
     if root is None:
         raise ProcessLookupError(f"There is no process {root_pid}")
-    return prepare_watch(session, root)()
+    with _signals_blocked(_background_signals()):
+        return prepare_watch(session, root)()
 
 
 def _adopt_streams(session: str, root: Process) -> list[Stream]:
@@ -159,6 +168,10 @@ def _launch(
         return jobs.spawn(
             command, environ, stdout=writers[0], stderr=writers[-1], signal_mask=mask, own_session=own_session
         )
+    except CommandError:
+        for stream in streams:
+            stream.close()
+        raise
     finally:
         for writer in writers:
             os.close(writer)
@@ -179,6 +192,7 @@ class Agent:
     ) -> None:
         """``signals`` are blocked by the caller; with ``echoes``, in the foreground, the job gets them."""
         self._job = job
+        self._streams = streams
         self._signals = signals
         self._echoes = echoes
         self._started_ns = time.monotonic_ns()
@@ -250,9 +264,15 @@ class Agent:
             lost_records=self._node.lost_records + self._output.lost_records,
             lost_output_bytes=self._output.lost_bytes,
         )
+        self._close()
+        return jobs.exit_code(self._job.returncode or 0)
+
+    def _close(self) -> None:
         self._output.close()
         self._events.close()
-        return jobs.exit_code(self._job.returncode or 0)
+        if not any(echo.is_alive() for echo in self._echoes):
+            for stream in self._streams:
+                stream.close()
 
     def _note_end(self) -> None:
         returncode = self._job.returncode

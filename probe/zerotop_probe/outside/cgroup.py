@@ -86,7 +86,10 @@ def _mounted(controller: str, path: str) -> str | None:
     for line in os.fsdecode(proc.read("/proc/self/mountinfo", 1 << 20)).splitlines():
         left, _, right = line.partition(" - ")
         kind, _, options = right.partition(" ")
-        root, mount = left.split()[3:5]
+        fields = left.split()
+        if len(fields) < 5 or not options.split():  # torn: there are more mounts than are read
+            continue
+        root, mount = fields[3:5]
         if kind != ("cgroup" if controller else "cgroup2"):
             continue
         if controller and controller not in options.split()[-1].split(","):
