@@ -57,7 +57,8 @@ def start_rank() -> int:
         rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
         variables = {"MASTER_PORT": str(probe.getsockname()[1]), "PYTHONZEROTOP_SESSION": session}
         probe.close()
-        environment = os.environ | rank | variables | {"PYTHONPATH": str(BOOTSTRAP)}
+        path = [str(BOOTSTRAP), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = os.environ | rank | variables | {"PYTHONPATH": os.pathsep.join(path)}
         return subprocess.run([sys.executable, *sys.argv], env=environment, check=False).returncode
 
 

@@ -69,7 +69,8 @@ def train(arguments: tuple[str, ...], options: argparse.Namespace, probe: bool) 
     head = [launcher, "--num_gpus", str(options.ranks), "--master_port", port, str(LOOP)]
     with tempfile.TemporaryDirectory() as session:
         variables = {"PYTHONZEROTOP_SESSION": session, "PYTHONPATH": str(BOOTSTRAP)} if probe else {}
-        path = {"PATH": f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+        tools = os.path.dirname(sys.executable)
+        path = {"PATH": os.pathsep.join((tools, os.environ.get("PATH", os.defpath)))}
         done = subprocess.run(
             [*head, *arguments, "--steps", str(options.steps)],
             env=os.environ | path | variables,
@@ -87,7 +88,7 @@ def train(arguments: tuple[str, ...], options: argparse.Namespace, probe: bool) 
 def verdict(
     before: list[dict[str, Any]], with_probe: list[dict[str, Any]], after: list[dict[str, Any]]
 ) -> tuple[str, str, str]:
-    """(losses, weights, what was compared): "same", "differ", or "-" where training does not repeat itself."""
+    """(losses, weights, how many losses): "same", "differ", or "-" where training does not repeat itself."""
     words = []
     for name in ("losses", "weights"):
         values = [[rank[name] for rank in ranks] for ranks in (before, with_probe, after)]

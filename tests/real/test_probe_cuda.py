@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from loop_runs import Counted, run
 from rank_recordings import table
-
 from zerotop_probe.recording.tables import BEGIN, END, PHASES, TICK
 
 torch = pytest.importorskip("torch")

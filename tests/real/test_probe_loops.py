@@ -301,3 +301,39 @@ def test_other_threads_and_forked_children_are_not_the_training(two: tuple[Rank,
     assert not rank.event("probe_error")
     assert {path.stem.rsplit("-", 1)[1] for path in rank.session.glob("*rank*")} == {str(own["pid"])}
     assert os.listdir(rank.session) != []
+
+
+def test_a_script_can_ask_to_be_recorded(tmp_path: Path) -> None:
+    rank, own = run("attached", tmp_path, ranks=1, bootstrap=False).rank(0)
+    assert own["answers"] == [True, True]
+    assert rank.phase("step")[["step", "flags"]].tolist() == [(1, BOUNDARY), (2, BOUNDARY), (3, BOUNDARY)]
+    assert rank.inside(rank.phase("step")[0]) == ["optimizer", "allgather"]
+    (engine,) = rank.event("engine")
+    assert engine["global_steps"] == 1
+    assert len(rank.phase("backward")) == len(rank.phase("forward")) == own["steps"] - 1
+
+
+def test_a_script_that_asks_without_a_session_trains_on(tmp_path: Path) -> None:
+    asked = run("attached", tmp_path, ranks=1, bootstrap=False, session=Path())
+    assert asked.by_rank[0] | {"pid": 0} == {"answers": [False, False], "steps": 4, "pid": 0}
+
+
+@pytest.fixture(scope="module")
+def pipelined(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    return run("pipelined", folder(tmp_path_factory))
+
+
+@BOTH
+def test_a_pipeline(pipelined: Counted, number: int) -> None:
+    rank, own = pipelined.rank(number)
+    assert rank.phase("step")[["step", "micro_step", "flags"]].tolist() == [
+        (step, 2, BOUNDARY) for step in range(own["steps"])
+    ]
+    assert rank.phase("backward")["micro_step"].tolist() == [0, 1, 2] * own["steps"]
+    forward = rank.phase("forward")
+    assert forward["flags"].tolist() == [0] * 6 + [EVAL] * 3
+    assert np.all(forward["rows"] == 2)
+    (evaluation,) = rank.phase("eval")
+    assert rank.inside(evaluation).count("forward") == 3
+    assert nested(rank)
+    assert not rank.event("probe_error")

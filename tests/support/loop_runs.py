@@ -39,8 +39,12 @@ def run(
     ranks: int = 2,
     session: Path | None = None,
     accelerator: str = "cpu",
+    bootstrap: bool = True,
 ) -> Counted:
     """Runs a loop to its end, with its recording in ``folder/session`` unless told otherwise.
+
+    Without ``bootstrap`` the script has the package on its path instead, to ask for it itself. An empty
+    ``session`` is none.
 
     Raises AssertionError with the output if it fails.
     """
@@ -50,7 +54,10 @@ def run(
     inherited = environment() | {"DS_ACCELERATOR": accelerator}
     if accelerator == "cuda":
         del inherited["CUDA_VISIBLE_DEVICES"]
-    variables = {ENVIRONMENT: str(session), "PYTHONPATH": str(BOOTSTRAP), "PYTHONZEROTOP_DEBUG": "1"}
+    path = BOOTSTRAP if bootstrap else BOOTSTRAP.parent.parent
+    variables = {"PYTHONPATH": str(path), "PYTHONZEROTOP_DEBUG": "1"}
+    if session != Path():
+        variables[ENVIRONMENT] = str(session)
     script = [str(LOOPS / f"{name}.py"), *options]
     command = launch("deepspeed", script, ranks=ranks)
     with open(folder / "output", "w+b") as output:

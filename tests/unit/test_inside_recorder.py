@@ -11,7 +11,7 @@ import pytest
 from rank_recordings import Rank
 from zerotop_probe.inside.allocator import Allocator
 from zerotop_probe.inside.evaluation import Guess
-from zerotop_probe.inside.part import Meter
+from zerotop_probe.inside.part import Meter, now
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.recording.tables import BEGIN, END, FAILED, PHASES
 from zerotop_probe.recording.writer import Identity
@@ -181,6 +181,23 @@ class TestAllocator:
         fields = ("allocated_bytes", "allocated_peak_bytes", "reserved_bytes", "reserved_peak_bytes")
         more = ("inactive_split_bytes", "retries", "ooms", "device", "step", "micro_step")
         assert rows[0][[*fields, *more]].tolist() == (100, 300, 400, 500, 7, 2, 1, 3, 3, 1)
+
+    def test_a_reading_serves_the_edges_right_after_it(self, tmp_path: Path, recorder: Recorder) -> None:
+        taken = []
+
+        def read(device: int) -> dict[str, Any]:
+            taken.append(device)
+            return {"allocated_bytes": {"all": {"current": len(taken)}}}
+
+        recorder.allocator = Allocator(str(tmp_path), ME, 0, read, Meter())
+        end = now() + 20_000_000
+        while now() < end:
+            recorder.end(recorder.begin(now(), "forward", HERE), now())
+        rows = recorder_table(tmp_path)
+        assert len(taken) < len(rows)
+        assert rows["allocated_bytes"].tolist() == sorted(rows["allocated_bytes"].tolist())
+        assert rows["allocated_bytes"].max() == len(taken) > 1
+        assert len(set(rows["time_ns"].tolist())) == len(taken)
 
     def test_counters_that_this_torch_has_not_are_unknown(self, tmp_path: Path, recorder: Recorder) -> None:
         self.allocator(tmp_path, recorder, {"allocated_bytes": {"all": {"current": 1}}})

@@ -40,6 +40,7 @@ class Data:
         if recorder is None:
             return
         if guess is not None and guess.open and span in recorder.stack:
+            span.flags |= flags
             guess.hold(span, time_ns)
         else:
             recorder.end(span, time_ns, flags)

@@ -84,23 +84,35 @@ def wrapped(
     """``original`` with ``before`` and ``after`` around it."""
     part = Part(where, meter)
 
+    # Written out, not split up: this runs at every boundary, and each further call would cost all of them.
     @functools.wraps(original)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        token = part.run(_timed, before, self, args, kwargs)
+        if not part.on:
+            return original(self, *args, **kwargs)
+        begin_ns = now()
+        try:
+            token = before(begin_ns, self, args, kwargs)
+        except Exception as error:
+            token = None
+            part.fail(error)
+        meter.cost_ns += now() - begin_ns
         if token is None:
             return original(self, *args, **kwargs)
+        result, flags = None, FAILED
         try:
             result = original(self, *args, **kwargs)
-        except BaseException as error:
-            # The end of an iterator is how a loop is left, not a failure.
-            part.run(after, token, now(), 0 if isinstance(error, StopIteration) else FAILED, None)
+            flags = 0
+            return result
+        except StopIteration:
+            flags = 0  # the end of an iterator is how a loop is left, not a failure
             raise
-        part.run(after, token, now(), 0, result)
-        return result
+        finally:
+            end_ns = now()
+            try:
+                after(token, end_ns, flags, result)
+            except Exception as error:
+                part.fail(error)
+            meter.cost_ns += now() - end_ns
 
     setattr(wrapper, _MARK, True)
     return wrapper
-
-
-def _timed(before: Before, self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return before(now(), self, args, kwargs)

@@ -146,7 +146,9 @@ class Hooks:
         recorder, known = self._probe.recorder, self._probe.engines.of(engine)
         if recorder is None or known is None or recorder.inside("reduce"):
             return None
-        return recorder.begin(time_ns, "reduce", known.place())
+        # Outside of a backward it finishes the micro-step before, as in a pipeline.
+        place = known.place(after_backward=recorder.inside("backward") is None)
+        return recorder.begin(time_ns, "reduce", place)
 
     # --- step -----------------------------------------------------------------------------------------------
 
