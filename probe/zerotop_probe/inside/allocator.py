@@ -88,7 +88,7 @@ class Allocator:
             self._thread.join(1.0)
 
     def close(self) -> None:
-        """Closes the file. In a forked child the thread is gone, perhaps with the lock of the event that stops it."""
+        """Closes the file and touches no lock: in a forked child the ticker is gone, perhaps holding one."""
         self._writer.close()
 
 
