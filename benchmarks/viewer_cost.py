@@ -1,8 +1,8 @@
 """What the viewer itself costs: processor time, memory, frames, and how late a fact is on screen.
 
-The program runs in a real pseudo-terminal on a made-up job with 8 ranks and 8 GPUs in which everything changes
-all the time, which is the worst case. Reading a recording is not part of it. Every EVENT_S a fact becomes known;
-when its mark leaves the terminal's other end, it is on screen.
+The program runs in a real pseudo-terminal on a made-up job with 8 ranks and 8 GPUs in which everything
+changes all the time, which is the worst case. Reading a recording is not part of it. Every EVENT_S a fact
+becomes known; when its mark leaves the terminal's other end, it is on screen.
 
     python benchmarks/viewer_cost.py [--seconds 20] [--size 120x40 ...]
 """
@@ -30,7 +30,7 @@ EVENT_S = 0.0371  # not a divisor of the viewer's own rhythm
 
 def child(seconds: float, report: int) -> None:
     """The viewer; writes its figures as one JSON line to the descriptor ``report``."""
-    sys.path.insert(0, str(ROOT / "tests" / "ui"))
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
     from fake_source import FakeSource, offload_story
 
     from zerotop.analysis.view import LiveView

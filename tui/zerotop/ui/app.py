@@ -126,7 +126,7 @@ class ZerotopApp(App[Leaving]):
             "leave",
             "Leave",
             id="app.leave.always",
-            tooltip="Leave",
+            tooltip="Leave; while the job runs, asks what becomes of it",
             show=False,
             priority=True,
         ),

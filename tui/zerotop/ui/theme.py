@@ -1,7 +1,7 @@
 """Colours: one palette for phases, one for memory, and both themes. Everything else refers to these by name.
 
-Hues are told apart by lightness too (orange, blue and light blue; violet fading to grey), so that the colour-blind
-can read them, and they stay different when a terminal has sixteen colours.
+Hues are told apart by lightness too (orange, blue and light blue; violet fading to grey), so that the
+colour-blind can read them, and they stay different when a terminal has sixteen colours.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DARK = Theme(
     variables={
         "muted": "#7d8797",
         "rule-line": "#3a4454",
-        "free": "#222a35",
+        "free": "#202833",
         "phase-data": "#f2ea6a",
         "phase-forward": "#84d5f5",
         "phase-backward": "#3f7fe0",
@@ -36,8 +36,8 @@ DARK = Theme(
         "phase-eval": "#3fae7c",
         "phase-checkpoint": "#c9cfd9",
         "phase-other": "#5d6778",
-        "memory-allocated": "#c58af5",
-        "memory-reserved": "#7e4fb3",
+        "memory-allocated": "#cc80fa",
+        "memory-reserved": "#8c3fb0",
         "memory-other": "#8b95a5",
         "load": "#57b88a",
         "past": "#3d6fb6",
@@ -62,20 +62,20 @@ LIGHT = Theme(
     warning="#8a6100",
     error="#c4221c",
     variables={
-        "muted": "#68727f",
+        "muted": "#626c79",
         "rule-line": "#b9c1cd",
         "free": "#dde2e9",
-        "phase-data": "#b3a400",
+        "phase-data": "#5c9c1c",
         "phase-forward": "#55b7e0",
         "phase-backward": "#1f57b8",
-        "phase-step": "#d9741a",
+        "phase-step": "#e2731c",
         "phase-transfer": "#a33a22",
         "phase-communication": "#b5539a",
         "phase-eval": "#1d8457",
         "phase-checkpoint": "#4a5261",
-        "phase-other": "#98a2b0",
+        "phase-other": "#a9b3bf",
         "memory-allocated": "#7a2fb8",
-        "memory-reserved": "#b98ae0",
+        "memory-reserved": "#d68af2",
         "memory-other": "#7d8797",
         "load": "#2f9467",
         "past": "#2a5f9e",

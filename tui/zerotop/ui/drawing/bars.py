@@ -27,7 +27,8 @@ def stacked_bar(
     if width <= 0:
         return ()
     edges = [*_edges(parts, total, width * 8), (rest, width * 8)]
-    stops = sorted({min(width - 1, max(0, int(mark / total * width - 1e-9))) for mark in marks if total > 0})
+    places = (int(_share(mark, total) * width - 1e-9) for mark in marks if total > 0)
+    stops = sorted({min(width - 1, max(0, place)) for place in places})
     spans: list[Span] = []
     cell = 0
     for stop in stops:
@@ -39,13 +40,18 @@ def stacked_bar(
     return merged(spans)
 
 
+def _share(amount: float, total: float) -> float:
+    """From 0 to 1, whatever the numbers are."""
+    return min(1.0, amount / total) if total > 0 else 0.0
+
+
 def _edges(parts: Sequence[Part], total: float, eighths: int) -> list[Edge]:
     """Where parts end; something that is not nothing takes at least an eighth of a cell."""
     edges: list[Edge] = []
     amount, end = 0.0, 0
     for style, part in parts:
         amount += max(0.0, part)
-        exact = round(amount / total * eighths) if total > 0 else 0
+        exact = round(_share(amount, total) * eighths)
         end = min(eighths, max(end + (1 if part > 0 else 0), exact))
         edges.append((style, end))
     return edges

@@ -15,7 +15,7 @@ def stacked_column(parts: Sequence[Part], top: float, height: int, glyphs: Glyph
     amount = 0.0
     for style, part in parts:
         amount += max(0.0, part)
-        edges.append((style, min(height * 8.0, amount / top * height * 8) if top > 0 else 0.0))
+        edges.append((style, min(1.0, amount / top) * height * 8 if top > 0 else 0.0))
     if edges and 0 < edges[-1][1] < 1:
         edges[-1] = (max(parts, key=lambda part: part[1])[0], 1.0)
     return [_cell(edges, row, glyphs) for row in reversed(range(height))]

@@ -16,8 +16,8 @@ Item = TypeVar("Item")
 class Column(Generic[Item]):
     """A column. ``cell`` gets the item and the width to fill.
 
-    ``width`` is in cells; a column with ``grows`` gets more. The least important columns go first where there is
-    no room; importance 9 always stays.
+    ``width`` is in cells; a column with ``grows`` gets more. The least important columns go first where there
+    is no room; importance 9 always stays.
     """
 
     heading: Row

@@ -36,7 +36,7 @@ def cells(text: str) -> int:
 
 
 def fit(text: str, width: int, glyphs: Glyphs, *, words: bool = True) -> str:
-    """The text in at most ``width`` cells, shortened with an ellipsis, between words where one ends nearby."""
+    """The text in at most ``width`` cells, shortened with an ellipsis, between words where possible."""
     if cells(text) <= width:
         return text
     room = width - len(glyphs.ellipsis)

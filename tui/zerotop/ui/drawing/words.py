@@ -101,9 +101,8 @@ def last_phases(iterations: Iterations) -> dict[str, float]:
     if len(iterations.step) == 0:
         return {}
     seconds = {name: float(values[-1]) for name, values in iterations.phase_s.items()}
-    if "other" not in seconds:
-        seconds["other"] = float(iterations.iteration_s[-1]) - sum(seconds.values())
-    return {name: value for name, value in seconds.items() if not math.isnan(value)}
+    known = {name: value for name, value in seconds.items() if not math.isnan(value)}
+    return {"other": float(iterations.iteration_s[-1]) - sum(known.values()), **known}
 
 
 def cores(view: LiveView) -> tuple[float, int]:

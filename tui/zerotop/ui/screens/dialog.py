@@ -31,7 +31,7 @@ class Dialog(ModalScreen[Result]):
 
     def compose(self) -> ComposeResult:
         with Vertical(id="box") as box:
-            box.border_title = Text(self.heading).plain
+            box.border_title = self.heading
             yield from self.contents()
 
     def contents(self) -> ComposeResult:

@@ -177,7 +177,7 @@ class FakeSource:
         end_s = self.story.ends_s if self.now_s is None else self.now_s()
         if self.story.ends:
             end_s = min(end_s, self.story.ends_s)
-        return self.begin_ns + int(end_s * 1e9)
+        return self.begin_ns + int(end_s * 1e9) + 2
 
     @property
     def last_step(self) -> int | None:

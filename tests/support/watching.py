@@ -1,0 +1,54 @@
+"""For tests of the screens: a job that can be stopped, a clock that stands still, an app over a story."""
+
+from __future__ import annotations
+
+from fake_source import FakeSource, Story
+from zerotop.ui.app import ZerotopApp
+from zerotop.ui.drawing.glyphs import BLOCKS, Glyphs
+
+
+class FakeJob:
+    """Implements ``ports.Controller`` and writes down what it was asked."""
+
+    attach_command = "zerotop attach brisk-otter"
+
+    def __init__(self) -> None:
+        self.stops = 0
+        self.sampler = True
+        self.restarts = 0
+        self.trouble: OSError | None = None
+
+    def stop(self) -> None:
+        if self.trouble:
+            raise self.trouble
+        self.stops += 1
+
+    def sampler_alive(self) -> bool:
+        return self.sampler
+
+    def restart_sampler(self) -> None:
+        if self.trouble:
+            raise self.trouble
+        self.restarts += 1
+        self.sampler = True
+
+
+class Watch:
+    """An app over a story whose time passes when told to."""
+
+    def __init__(self, story: Story, seconds: float | None, *, glyphs: Glyphs = BLOCKS) -> None:
+        self.seconds = seconds
+        self.clock = 1000.0
+        self.job = FakeJob()
+        self.source = FakeSource(story, None if seconds is None else lambda: self.seconds or 0.0)
+        self.app = ZerotopApp(
+            self.source,
+            None if seconds is None else self.job,
+            title="brisk-otter",
+            glyphs=glyphs,
+            clock=lambda: self.clock,
+        )
+
+    def text(self) -> str:
+        """The screen without its colours."""
+        return "\n".join(strip.text for strip in self.app.screen._compositor.render_strips())

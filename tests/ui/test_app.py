@@ -1,0 +1,479 @@
+"""The program in a terminal that is not there: keys, mouse, sizes, leaving, and what must never happen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from textual.events import MouseScrollUp
+from textual.pilot import Pilot
+from textual.widgets import Input, OptionList
+
+from fake_source import cpu_story, failed_story, killed_story, many_story, offload_story
+from watching import Watch
+from zerotop.ui.drawing.glyphs import ASCII, TEXTURES
+from zerotop.ui.ports import Leaving
+from zerotop.ui.screens.dialog import Page
+from zerotop.ui.screens.go_to import GoToDialog
+from zerotop.ui.screens.leave import LeaveDialog
+from zerotop.ui.theme import DARK_NAME, LIGHT_NAME
+from zerotop.ui.widgets.panels import Output, Transport
+
+
+async def until(pilot: Pilot[Leaving], true: Callable[[], bool]) -> None:
+    """Waits for what is shown a moment later; a test's own time limit ends it."""
+    while not true():
+        await pilot.pause(0.05)
+
+
+async def test_what_is_written_is_drawn_at_the_next_tick() -> None:
+    seen = Watch(offload_story(), 75.0)
+    async with seen.app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        assert "14/616" in seen.text()
+        seen.seconds = 90.0
+        seen.app.tick()
+        await pilot.pause()
+        assert "20/616" in seen.text()
+        assert "● LIVE" in seen.text()
+
+
+async def test_quiet_recordings_still_get_a_heartbeat() -> None:
+    seen = Watch(offload_story(), 75.0)
+    async with seen.app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        seen.app.viewer.source.refresh()
+        views = seen.source.views
+        for _ in range(6):
+            seen.app.tick()
+        assert seen.source.views - views >= 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "step", "badge"),
+    [
+        (["space"], 14, "▮▮ −0:00"),
+        (["space", "space"], 14, "▶ −0:00 1×"),
+        (["left"], 13, "▮▮ −0:"),
+        (["left", "left", "right"], 13, "▮▮ −0:"),
+        (["shift+left"], 4, "▮▮ −0:"),
+        (["shift+left", "shift+right"], 14, "▮▮ −0:"),
+        (["comma"], 11, "▮▮ −0:10"),
+        (["comma", "comma", "full_stop"], 11, "▮▮ −0:10"),
+        (["left", "f"], 14, "● LIVE"),
+        (["left", "end"], 14, "● LIVE"),
+        (["g", *"7", "enter"], 7, "▮▮ −0:"),
+        (["g", *"1:05", "enter"], 11, "▮▮ −0:10"),
+        (["left", "space"], 13, "▶ −0:"),
+        (["left", "less_than_sign", "space"], 13, "0.5×"),
+        (["left", "greater_than_sign", "greater_than_sign", "space"], 13, "4×"),
+        (["left", "minus", "space"], 13, "0.5×"),
+        (["left", "equals_sign", "space"], 13, "2×"),
+    ],
+)
+async def test_keys_move_through_time(keys: list[str], step: int, badge: str) -> None:
+    seen = Watch(offload_story(), 75.0)
+    async with seen.app.run_test(size=(120, 40)) as pilot:
+        await pilot.press(*keys)
+        await pilot.pause()
+        assert f"{step:>3}/616" in seen.text()
+        assert badge in seen.text()
+
+
+async def test_home_is_the_begin() -> None:
+    seen = Watch(offload_story(), 75.0)
+    async with seen.app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("home")
+        await pilot.pause()
+        assert "no step yet" in seen.text()
+        assert "−1:15" in seen.text()
+
+
+async def test_the_mouse_scrubs() -> None:
+    seen = Watch(offload_story(), 75.0)
+    async with seen.app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        assert await pilot.mouse_down(Transport, offset=(64, 0))
+        await pilot.pause()
+        first = seen.app.viewer.frame().moment.at_s
+        assert first == pytest.approx(75 * (64 - 17) / (120 - 17 - 7 - 1), abs=1.0)
+        assert await pilot.hover(Transport, offset=(40, 0))
+        await pilot.pause()
+        assert seen.app.viewer.frame().moment.at_s < first
+        assert await pilot.mouse_up(Transport, offset=(40, 0))
+        await pilot.hover(Transport, offset=(100, 0))
+        await pilot.pause()
+        assert seen.app.viewer.frame().moment.at_s < first
+
+
+async def test_a_replay_plays_and_ends() -> None:
+    seen = Watch(cpu_story(), None)
+    async with seen.app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        assert "ENDED 0" in seen.text()
+        await pilot.press("space")
+        await pilot.pause()
+        assert "▶ REPLAY 1×" in seen.text()
+        seen.clock += 12
+        seen.app.tick()
+        await pilot.pause()
+        assert " 8/40" in seen.text()
+        seen.clock += 60
+        seen.app.tick()
+        await pilot.pause()
+        assert "ENDED 0" in seen.text()
+        assert "The job ended well after 40 steps." in seen.text()
+        await pilot.press("q")
+    assert seen.app.return_value is Leaving.QUIT
+
+
+async def test_go_to_says_what_it_does_not_understand() -> None:
+    seen = Watch(offload_story(), 75.0)
+    async with seen.app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("g", "x", "enter")
+        await pilot.pause()
+        assert isinstance(seen.app.screen, GoToDialog)
+        assert "Neither a step number nor a time." in seen.text()
+        assert "steps 0 to 14" in seen.text()
+        seen.app.screen.query_one(Input).value = ""
+        await pilot.press("enter")
+        await pilot.pause()
+        assert not isinstance(seen.app.screen, GoToDialog)
+        await pilot.press("g", "escape")
+        await pilot.pause()
+        assert "● LIVE" in seen.text()
+
+
+async def test_output_scrolls_back() -> None:
+    seen = Watch(cpu_story(output=tuple(f"line {number:03}" for number in range(200))), 12.0)
+    async with seen.app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        assert "line 199" in seen.text()
+        await pilot.press("up", "up")
+        await pilot.pause()
+        assert "2 newer below" in seen.text()
+        assert "line 199" not in seen.text()
+        await pilot.press("pageup")
+        assert seen.app.screen.query_one(Output).back > 2
+        await pilot.press("pagedown", "down", "down")
+        await pilot.pause()
+        assert "line 199" in seen.text()
+        output = seen.app.screen.query_one(Output)
+        await pilot._post_mouse_events([MouseScrollUp], Output)
+        await pilot.pause()
+        assert output.back == 3
+
+
+async def test_tab_moves_and_z_zooms() -> None:
+    seen = Watch(offload_story(), 75.0)
+    async with seen.app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        assert seen.app.focused is None
+        order = []
+        for _ in range(5):
+            await pilot.press("tab")
+            assert seen.app.focused is not None
+            order.append(seen.app.focused.id)
+        assert order == ["memory", "iteration", "cpu", "gpu", "output"]
+        await pilot.press("shift+tab", "shift+tab", "z")
+        await pilot.pause()
+        assert "rank 7" in seen.text()
+        assert "Iteration" not in seen.text()
+        await pilot.press("escape")
+        await pilot.pause()
+        assert "Iteration" in seen.text()
+        await pilot.press("z", "z")
+        await pilot.pause()
+        assert "Iteration" in seen.text()
+
+
+async def test_hidden_panels_take_no_focus() -> None:
+    seen = Watch(cpu_story(), 12.0)
+    async with seen.app.run_test(size=(80, 24)) as pilot:
+        order = []
+        for _ in range(4):
+            await pilot.press("tab")
+            order.append(seen.app.focused.id if seen.app.focused else None)
+        assert order == ["memory", "iteration", "cpu", "output"]
+
+
+async def test_keys_can_be_clicked() -> None:
+    seen = Watch(offload_story(), 75.0)
+    async with seen.app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        row = seen.text().split("\n")[-1]
+        await pilot.click("#keys", offset=(row.index("space"), 0))
+        await pilot.pause()
+        assert "▮▮" in seen.text()
+        await pilot.click("#keys", offset=(seen.text().split("\n")[-1].index("help"), 0))
+        await pilot.pause()
+        assert isinstance(seen.app.screen, Page)
+
+
+async def test_help_explains_every_key_and_term() -> None:
+    seen = Watch(offload_story(), 75.0)
+    async with seen.app.run_test(size=(120, 100)) as pilot:
+        await pilot.press("question_mark")
+        await pilot.pause()
+        text = seen.text()
+        for binding in seen.app.BINDINGS:
+            assert not isinstance(binding, tuple)
+            assert binding.id
+            assert binding.description
+            assert binding.tooltip
+            assert binding.tooltip in text or binding.id == "job.sampler"
+        assert "Reserved but not allocated is cache" in text
+        await pilot.press("escape")
+        assert not isinstance(seen.app.screen, Page)
+
+
+async def test_info_has_the_whole_command_and_every_message() -> None:
+    seen = Watch(killed_story(), 60.0)
+    async with seen.app.run_test(size=(100, 40)) as pilot:
+        await pilot.press("i")
+        await pilot.pause()
+        for part in (
+            "deepspeed finetune.py --model tiny --steps 40",
+            "exit code 137",
+            "more memory.",
+            "No NVIDIA driver",
+        ):
+            assert part in seen.text()
+
+
+async def test_the_palette_has_every_action() -> None:
+    seen = Watch(offload_story(), 75.0)
+    async with seen.app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        titles = {command.title for command in seen.app.get_system_commands(seen.app.screen)}
+        assert {
+            "Pause",
+            "Step back",
+            "Go to",
+            "Leave",
+            "Help",
+            "Zoom",
+            "Screenshot",
+            "Older output",
+        } <= titles
+        assert "Restart sampler" not in titles
+        await pilot.press("ctrl+p", *"step back", "enter", "enter")
+        await pilot.pause()
+        assert "13/616" in seen.text()
+
+
+async def test_themes_switch() -> None:
+    seen = Watch(offload_story(), 75.0)
+    async with seen.app.run_test(size=(80, 24)) as pilot:
+        dark = seen.app.export_screenshot()
+        assert seen.app.theme == DARK_NAME
+        await pilot.press("t")
+        await pilot.pause()
+        assert seen.app.theme == LIGHT_NAME
+        assert seen.app.export_screenshot() != dark
+        seen.app.theme = "nord"  # any other theme has our names too
+        await pilot.pause()
+        assert "GPU" in seen.text()
+
+
+async def test_a_screenshot_is_saved_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen = Watch(offload_story(), 75.0)
+    async with seen.app.run_test(size=(120, 40), notifications=True) as pilot:
+        await pilot.press("s")
+        await pilot.pause()
+        (saved,) = tmp_path.glob("*.svg")
+        assert "Iteration" in saved.read_text(encoding="utf-8")
+        await until(pilot, lambda: "Saved as" in seen.text())
+        monkeypatch.chdir("/proc")  # where nothing can be saved
+        await pilot.press("s")
+        await until(pilot, lambda: "cannot be saved" in seen.text())
+
+
+class TestLeaving:
+    """While a job runs, leaving asks."""
+
+    @pytest.mark.parametrize("key", ["q", "ctrl+c", "ctrl+q"])
+    async def test_every_way_out_asks(self, key: str) -> None:
+        seen = Watch(offload_story(), 75.0)
+        async with seen.app.run_test(size=(80, 24)) as pilot:
+            await pilot.press(key)
+            await pilot.pause()
+            assert isinstance(seen.app.screen, LeaveDialog)
+            assert "zerotop attach brisk-otter" in seen.text()
+            await pilot.press(key)  # again: what harms nothing
+        assert seen.app.return_value is Leaving.DETACHED
+        assert seen.job.stops == 0
+
+    @pytest.mark.parametrize("keys", [["d"], ["enter"]])
+    async def test_detach(self, keys: list[str]) -> None:
+        seen = Watch(offload_story(), 75.0)
+        async with seen.app.run_test(size=(80, 24)) as pilot:
+            await pilot.press("q", *keys)
+        assert seen.app.return_value is Leaving.DETACHED
+
+    @pytest.mark.parametrize("keys", [["c"], ["escape"], ["down", "down", "enter"]])
+    async def test_cancel(self, keys: list[str]) -> None:
+        seen = Watch(offload_story(), 75.0)
+        async with seen.app.run_test(size=(80, 24)) as pilot:
+            await pilot.press("q", *keys)
+            await pilot.pause()
+            assert not isinstance(seen.app.screen, LeaveDialog)
+            assert seen.app.is_running
+        assert seen.job.stops == 0
+
+    async def test_stop_shows_its_progress_then_forces_then_ends(self) -> None:
+        seen = Watch(cpu_story(), 12.0)
+        async with seen.app.run_test(size=(80, 24)) as pilot:
+            await pilot.press("q", "s")
+            await pilot.pause()
+            assert seen.job.stops == 1
+            seen.clock += 3
+            seen.app.tick()
+            await pilot.pause()
+            assert "asked to end 3 s ago" in seen.text()
+            await pilot.press("s")
+            await pilot.pause()
+            assert seen.job.stops == 2
+            assert "Stopping hard" in seen.text()
+            seen.seconds = 500.0
+            seen.app.tick()
+            await pilot.pause()
+            assert "The job has ended." in seen.text()
+            await pilot.press("s", "c")  # nothing is left to stop
+            await pilot.pause()
+            assert seen.job.stops == 2
+            assert "ENDED 0" in seen.text()
+            await pilot.press("q")
+        assert seen.app.return_value is Leaving.QUIT
+
+    async def test_leaving_after_stopping(self) -> None:
+        seen = Watch(cpu_story(), 12.0)
+        async with seen.app.run_test(size=(80, 24)) as pilot:
+            await pilot.press("q", "s")
+            seen.seconds = 500.0
+            seen.app.tick()
+            await pilot.pause()
+            assert [option.id for option in seen.app.screen.query_one(OptionList).options] == [
+                "leave",
+                "cancel",
+            ]
+            await pilot.press("enter")
+        assert seen.app.return_value is Leaving.STOPPED
+
+    async def test_a_job_that_cannot_be_stopped(self) -> None:
+        seen = Watch(offload_story(), 75.0)
+        seen.job.trouble = PermissionError(1, "Operation not permitted [red]")
+        async with seen.app.run_test(size=(80, 24)) as pilot:
+            await pilot.press("q", "s")
+            await pilot.pause()
+            assert "The job cannot be stopped: [Errno 1] Operation not permitted [red]" in seen.text()
+
+    async def test_when_the_job_is_over_leaving_does_not_ask(self) -> None:
+        seen = Watch(failed_story(), 60.0)
+        async with seen.app.run_test(size=(80, 24)) as pilot:
+            await pilot.pause()
+            assert "ENDED 1" in seen.text()
+            assert "No module named 'x'" in " ".join(seen.text().split())
+            await pilot.press("q")
+        assert seen.app.return_value is Leaving.QUIT
+
+
+async def test_a_dead_sampler_is_said_and_started_again() -> None:
+    seen = Watch(offload_story(), 75.0)
+    async with seen.app.run_test(size=(120, 40), notifications=True) as pilot:
+        await pilot.press("r")
+        assert seen.job.restarts == 0  # there is nothing to restart
+        seen.job.sampler = False
+        for _ in range(12):
+            seen.app.tick()
+        await pilot.pause()
+        assert "The sampler has stopped" in seen.text()
+        assert "restart sampler" in seen.text()
+        seen.job.trouble = OSError("no more processes")
+        await pilot.press("r")
+        await until(pilot, lambda: "no more processes" in seen.text())
+        seen.job.trouble = None
+        await pilot.press("r")
+        assert seen.job.restarts == 1
+        for _ in range(12):
+            seen.app.tick()
+        await pilot.pause()
+        assert "The sampler has stopped" not in seen.text()
+
+
+NASTY = "[red]x[/red] [link=file:///]y \x1b]0;title\x07\x1b[2J \u202e rtl 损失 e\u0301 \x00"
+
+
+@pytest.mark.parametrize("glyphs", [None, ASCII], ids=["utf8", "ascii"])
+async def test_what_others_wrote_is_drawn_literally(glyphs: object) -> None:
+    story = offload_story()
+    job = replace(story.job, name=NASTY, command=(NASTY, NASTY), model=NASTY, notices=(NASTY,))
+    story = replace(story, job=job, output=(NASTY,) * 5)
+    seen = Watch(story, 75.0, **({"glyphs": glyphs} if glyphs else {}))
+    async with seen.app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        for keys in ([], ["i"], ["escape", "q"]):
+            await pilot.press(*keys)
+            await pilot.pause()
+            text = seen.text()
+            assert "[red]x[/red] [link=file:///]y" in text or keys == ["escape", "q"]
+            assert not re.search("[\x00-\x09\x0b-\x1f\x7f\u202e]", text)
+            assert glyphs is None or text.isascii()
+        assert {len(line) for line in seen.text().split("\n")} == {120} or glyphs is None
+
+
+@pytest.mark.parametrize("keys", [[], ["question_mark"], ["q"], ["g"], ["ctrl+p"], ["i"], ["s"]])
+async def test_without_utf8_only_ascii_leaves(
+    keys: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen = Watch(offload_story(), 75.0, glyphs=ASCII)
+    async with seen.app.run_test(size=(100, 30)) as pilot:
+        await pilot.press(*keys)
+        await pilot.pause()
+        assert seen.text().isascii()
+
+
+@pytest.mark.parametrize("glyphs", [None, ASCII, TEXTURES], ids=["blocks", "ascii", "textures"])
+@pytest.mark.parametrize(
+    "size", [(80, 24), (120, 40), (200, 50), (300, 90), (40, 24), (40, 10), (20, 6), (8, 3), (3, 1), (1, 1)]
+)
+async def test_sizes(size: tuple[int, int], glyphs: object) -> None:
+    stories = ((offload_story(), 75.0), (killed_story(), 60.0)) if glyphs is None else ((many_story(), 75.0),)
+    for story, seconds in stories:
+        seen = Watch(story, seconds, **({"glyphs": glyphs} if glyphs else {}))
+        async with seen.app.run_test(size=size) as pilot:
+            for keys in ([], ["left"], ["q"]):
+                await pilot.press(*keys)
+                await pilot.pause()
+                assert [len(line) for line in seen.text().split("\n")] == [size[0]] * size[1]
+
+
+async def test_resizing() -> None:
+    seen = Watch(offload_story(), 75.0)
+    async with seen.app.run_test(size=(200, 50)) as pilot:
+        for size in ((40, 12), (120, 40), (10, 2), (80, 24)):
+            await pilot.resize_terminal(*size)
+            await pilot.pause()
+            assert [len(line) for line in seen.text().split("\n")] == [size[0]] * size[1]
+        assert "Memory GiB" in seen.text()
+        assert "14/616" in seen.text()
+
+
+async def test_only_what_changed_is_repainted(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Watch(offload_story(), 75.0)
+    async with seen.app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        iteration = seen.app.screen.query_one("#iteration")
+        repainted = []
+        monkeypatch.setattr(type(iteration), "refresh", lambda self, *regions, **_: repainted.extend(regions))
+        seen.seconds = 75.1  # within the same step
+        seen.app.tick()
+        assert repainted == []
+        seen.seconds = 77.9  # one step more
+        seen.app.tick()
+        assert 0 < sum(region.area for region in repainted) < iteration.size.area

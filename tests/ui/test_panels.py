@@ -1,0 +1,261 @@
+"""Panels as the strings they draw."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fake_source import FakeSource, Story, cpu_story, failed_story, killed_story, many_story, offload_story
+from zerotop.analysis.view import LiveView
+from zerotop.ui.drawing.footer import Moment, draw_badge, draw_keys, draw_status, draw_transport
+from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
+from zerotop.ui.drawing.header import draw_header, draw_notices, notices
+from zerotop.ui.drawing.iteration import draw_iteration
+from zerotop.ui.drawing.memory import draw_memory
+from zerotop.ui.drawing.output import draw_output, furthest_back
+from zerotop.ui.drawing.processors import draw_cpu, draw_gpu
+from zerotop.ui.drawing.rows import Row, row_text
+from zerotop.ui.keys import entries
+
+
+def at(story: Story, seconds: float) -> LiveView:
+    return FakeSource(story, lambda: seconds).view(None)
+
+
+def texts(rows: list[Row]) -> list[str]:
+    return [row_text(row) for row in rows]
+
+
+BADGE: Row = ((" LIVE ", "badge-live"),)
+
+
+def test_header() -> None:
+    view = at(offload_story(), 75.0)
+    assert texts(draw_header(view, BADGE, 80, 2, BLOCKS)) == [
+        " brisk-otter  llama-8b 8.03B  ZeRO-2  optimizer→CPU  fp16  2×1×8          LIVE  ",
+        " step  14/616  2.99 s/it  2.74k tok/s  ETA 30 min  elapsed 1:15  6 skipped      ",
+    ]
+    assert texts(draw_header(view, BADGE, 40, 1, BLOCKS)) == [" step  14/616  2.99 s/it          LIVE  "]
+
+
+def test_header_before_there_is_an_engine() -> None:
+    assert texts(draw_header(at(offload_story(), 5.0), BADGE, 80, 2, BLOCKS)) == [
+        " zerotop  brisk-otter   deepspeed --num_gpus 8 finetune.py --model…       LIVE  ",
+        " no step yet  elapsed 0:05                                                      ",
+    ]
+
+
+def test_gpu_memory() -> None:
+    view = at(offload_story(), 75.0)
+    rows = texts(draw_memory(view, 56, 10, BLOCKS))
+    assert rows[:2] == [
+        "GPU memory GiB ───────── ■alloc ▕peak ■rsrvd ■used total",
+        "GPU 0 ████▕█▕              23.2  38.7   46.4  51.0 139.8",
+    ]
+    assert rows[-1] == " host █████▋                                 593 of 1900"
+    assert texts(draw_memory(view, 39, 3, ASCII)) == [
+        "Memory GiB -- #alloc =rsrvd -used total",
+        "0 ##=||......   23.2   46.4  51.0 139.8",
+        ".. 7 more, 49.5 GiB used               ",
+    ]
+
+
+def test_gpus_of_which_no_rank_reported() -> None:
+    view = at(offload_story(), 5.0)
+    assert texts(draw_memory(view, 39, 2, ASCII))[1] == ".. 8 more, 5.4 to 6.9 GiB used         "
+    assert "    –" in texts(draw_memory(view, 56, 10, BLOCKS))[1]
+
+
+def test_host_memory_without_gpus() -> None:
+    assert texts(draw_memory(at(cpu_story(), 12.0), 56, 4, BLOCKS)) == [
+        "Host memory GiB ────────────── ■RSS ▕peak ■shared pinned",
+        "  host ██████▉                               4.9 of 15.6",
+        "rank 0 ▊▕                      0.72  0.78    0.22   0.00",
+        "rank 1 ▊▕                      0.73  0.76    0.21   0.00",
+    ]
+
+
+def test_swap_is_said() -> None:
+    view = at(cpu_story(), 12.0)
+    host = replace(view.hosts[0], swap_used_bytes=3 * 1024**3)
+    row = draw_memory(replace(view, hosts=(host,)), 56, 4, BLOCKS)[1]
+    assert ("swap 3.0  ", "warn") in row
+
+
+def test_iterations() -> None:
+    assert texts(draw_iteration(at(offload_story(), 75.0), 50, 10, BLOCKS)) == [
+        "Iteration s ──────────────────────────────────────",
+        "   4┤▔▔▔▔▔▔▲▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔  step 14      2.73",
+        "    │      █                     ■ other      0.02",
+        "   3┤▔▔▔▔▔▔█▄▅▃▅▄▃▅▄▔▔▔▔▔▔▔▔▔▔▔  ■ step       1.77",
+        "    │      █████████             ■ backward   0.89",
+        "   2┤▔▔▔▔▔▔█████████▔▔▔▔▔▔▔▔▔▔▔  ■ forward    0.05",
+        "    │××××××█████████             ■ data       0.00",
+        "   1┤▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▔▔▔▔▔▔▔▔▔▔▔  × skipped       6",
+        "    │▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁                              ",
+        "    └0────5────10──────────────                   ",
+    ]
+
+
+def test_iterations_in_milliseconds_and_ascii() -> None:
+    assert texts(draw_iteration(at(cpu_story(), 12.0), 60, 8, ASCII)) == [
+        "Iteration ms -----------------------------------------------",
+        " 400+                                      step 8        329",
+        "    |SSSSSSSSS                             . other        10",
+        "    |bbbbbbbbb                             S step         51",
+        " 200+bbbbbbbbb                             b backward    175",
+        "    |bbbbbbbbb                             f forward      91",
+        "    |fffffffff                             : data          2",
+        "    +0----5------------------------------                   ",
+    ]
+
+
+def test_a_short_run_gets_wide_columns_from_its_first_step_on() -> None:
+    view = at(cpu_story(total_steps=10), 9.5)
+    assert texts(draw_iteration(view, 60, 5, BLOCKS))[-1].rstrip() == "    └0" + "─" * 35
+    assert texts(draw_iteration(view, 60, 5, BLOCKS))[-2].startswith(" 200┤▄▄▔")
+
+
+def test_phases_nobody_recorded_are_not_drawn() -> None:
+    view = at(offload_story(), 75.0)
+    unknown = np.full(len(view.iterations.step), np.nan)
+    phases = {"forward": unknown, "backward": unknown, "step": unknown}
+    rows = draw_iteration(replace(view, iterations=replace(view.iterations, phase_s=phases)), 50, 10, BLOCKS)
+    assert texts(rows)[2].endswith("■ other      2.73")
+    assert texts(rows)[3].endswith("■ step          –")
+    styles = {style for row in rows for _, style in row}
+    assert "phase-other" in styles  # the whole iteration is what the phases leave
+
+
+def test_cpu() -> None:
+    assert texts(draw_cpu(at(offload_story(), 75.0), 72, 4, BLOCKS)) == [
+        "CPU 63.4 of 64 cores ────────────────────── cores busy  thr ─ RSS pinned",
+        "rank 0 ■ cpu optim    1.4 ████████████████▊   7.9    8  207  61.2   24.1",
+        "rank 1 ■ cpu optim    1.4 ████████████████▊   7.9    8  207  61.2   24.1",
+        "… 6 more ranks, 7.9 cores each                                          ",
+    ]
+
+
+def test_few_ranks_with_room_show_their_threads() -> None:
+    rows = texts(draw_cpu(at(cpu_story(), 12.0), 58, 6, BLOCKS))
+    assert rows[2] == "    pt_main_thread 1.0  omp_worker-3 1.0".ljust(58)
+
+
+def test_dead_and_late_ranks_come_first() -> None:
+    view = at(many_story(), 75.0)
+    ranks = list(view.ranks)
+    ranks[40] = replace(ranks[40], alive=False)
+    ranks[50] = replace(ranks[50], step=11)
+    ranks[60] = replace(ranks[60], rss_peak_bytes=ranks[60].rss_peak_bytes * 2)
+    rows = texts(draw_cpu(replace(view, ranks=tuple(ranks)), 80, 6, BLOCKS))
+    assert [row.split()[1] for row in rows[1:5]] == ["40", "50", "60", "0"]
+    assert rows[1].split()[3] == "exited"
+    assert rows[5].startswith("… 60 more ranks")
+
+
+def test_gpus() -> None:
+    assert texts(draw_gpu(at(offload_story(), 75.0), 60, 3, BLOCKS)) == [
+        "GPU ───────────────────────────────── % ── W  °C ↑GB/s ↓GB/s",
+        "GPU 0 ▉                               3  147  56  23.0  13.2",
+        "… 7 more, 0 to 3 %                                          ",
+    ]
+
+
+def test_output_is_literal_and_scrolls() -> None:
+    lines = (*tuple(f"line {number}" for number in range(20)), "[red]\x1b[31mloss[/red]")
+    assert texts(draw_output(lines, 0, 24, 3, BLOCKS)) == [
+        "Output ─────────────────",
+        "line 19                 ",
+        "[red]�[31mloss[/red]    ",
+    ]
+    assert texts(draw_output(lines, 5, 40, 3, BLOCKS))[:2] == [
+        "Output 5 newer below ───────────────────",
+        "line 14                                 ",
+    ]
+    assert texts(draw_output(lines, 0, 12, 1, ASCII)) == ["> [red]?[31."[:10] + ".."]
+    assert furthest_back(21, 3) == 19
+    assert texts(draw_output((), 0, 24, 3, BLOCKS))[1].strip() == "nothing printed yet"
+
+
+def test_an_alert_is_told_in_full() -> None:
+    sentences = notices(at(killed_story(), 60.0))
+    rows = draw_notices(sentences, 80, 4, BLOCKS)
+    assert " ".join(row_text(row)[3:].strip() for row in rows[:3]) == sentences[0][1]
+    assert {style for row in rows[:3] for text, style in row if text.strip()} == {"alert"}
+    assert row_text(draw_notices(sentences, 80, 3, BLOCKS)[-1]).endswith("+1 more: i ")
+
+
+def test_calm_sentences_are_not_loud() -> None:
+    assert [style for _, _, style in notices(at(cpu_story(), 5.0))] == ["text", "muted"]
+    assert [style for _, _, style in notices(at(cpu_story(), 500.0))] == ["good", "muted"]
+    assert [style for _, _, style in notices(at(failed_story(), 500.0))] == ["alert", "muted"]
+    assert [style for _, _, style in notices(at(offload_story(), 75.0), ("dead sampler",))] == ["warn"]
+
+
+@pytest.mark.parametrize(
+    ("moment", "seconds", "badge", "style"),
+    [
+        (Moment(75, 75, True, True, False, 1.0), 75, " ● LIVE ", "badge-live"),
+        (Moment(33, 75, True, False, False, 1.0), 33, " ▮▮ −0:42 ", "badge-past"),
+        (Moment(33, 75, True, False, True, 4.0), 33, " ▶ −0:42 4× ", "badge-past"),
+        (Moment(33, 75, False, False, True, 0.25), 33, " ▶ REPLAY 0.25× ", "badge-past"),
+        (Moment(33, 75, False, False, False, 1.0), 33, " ▮▮ PAUSED ", "badge-past"),
+        (Moment(75, 75, False, True, False, 1.0), 75, " END ", "badge-past"),
+    ],
+)
+def test_badge(moment: Moment, seconds: float, badge: str, style: str) -> None:
+    assert draw_badge(at(offload_story(), seconds), moment, BLOCKS) == ((badge, style),)
+
+
+def test_badge_of_an_ended_job() -> None:
+    end = Moment(60, 60, False, True, False, 1.0)
+    assert draw_badge(at(cpu_story(), 500.0), end, BLOCKS) == ((" ENDED 0 ", "badge-good"),)
+    assert draw_badge(at(killed_story(), 500.0), end, BLOCKS) == ((" ENDED 137 ", "badge-bad"),)
+
+
+def test_transport() -> None:
+    playing = Moment(30, 60, False, False, True, 4.0)
+    assert row_text(draw_transport(playing, 45, BLOCKS)) == " ▶     4×  0:30  ━━━━━━━━━━●──────────  1:00 "
+    assert row_text(draw_transport(playing, 18, ASCII)) == " >     4x  0:30  / 1:00"[:18]
+
+
+def test_status_is_loud_about_losses_only() -> None:
+    cost = at(offload_story(), 75.0).cost
+    text = " probe 61 µs/step   0.002 % of the step   36 000 records    480/s"
+    assert row_text(draw_status(cost, 6.0, 80, BLOCKS)) == text.ljust(74) + "6 fps "
+    lossy = draw_status(replace(cost, lost_records=1234, errors=1), 6.0, 100, BLOCKS)
+    assert [text for text, style in lossy if style == "alert"] == ["1 234 records lost", "1 probe errors"]
+
+
+def test_keys_fit_and_lie_where_they_say() -> None:
+    keys = entries(Moment(75, 75, True, True, False, 1.0), None, False)
+    row, places = draw_keys(keys, 40, BLOCKS)
+    assert row_text(row) == " q leave  space pause  ←→ step  ? help  "
+    assert [row_text(row)[begin:end] for begin, end, _ in places] == [
+        "q leave",
+        "space pause",
+        "←→ step",
+        "? help",
+    ]
+    assert row_text(draw_keys(keys, 40, ASCII)[0]).isascii()
+
+
+@pytest.mark.parametrize("width", [1, 7, 12, 20, 39, 58, 77, 118, 148, 298])
+@pytest.mark.parametrize("height", [1, 2, 3, 5, 9, 14, 40])
+@pytest.mark.parametrize("glyphs", [BLOCKS, ASCII])
+def test_every_panel_fills_its_box(width: int, height: int, glyphs: object) -> None:
+    assert glyphs is BLOCKS or glyphs is ASCII
+    for story, seconds in (
+        (offload_story(), 75.0),
+        (cpu_story(), 1.0),
+        (killed_story(), 60.0),
+        (many_story(), 75.0),
+    ):
+        view = at(story, seconds)
+        for draw in (draw_memory, draw_iteration, draw_cpu, draw_gpu):
+            rows = draw(view, width, height, glyphs)
+            assert [len(row_text(row)) for row in rows] == [width] * height, draw
+        rows = draw_output(view.output, 0, width, height, glyphs)
+        assert [len(row_text(row)) for row in rows] == [width] * height

@@ -1,0 +1,167 @@
+"""Moving through time, without a terminal."""
+
+from __future__ import annotations
+
+import pytest
+
+from fake_source import BEGIN_NS, FakeSource, cpu_story, offload_story
+from zerotop.ui.playhead import SPEEDS, Playhead
+from zerotop.ui.screens.go_to import parse_place
+from zerotop.ui.viewer import Viewer
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def viewer(clock: Clock, *, live: bool = True) -> Viewer:
+    begun = clock.now
+    source = FakeSource(
+        offload_story() if live else cpu_story(), (lambda: 75.0 + clock.now - begun) if live else None
+    )
+    return Viewer(source, None, clock)
+
+
+def step(viewer: Viewer) -> int | None:
+    return viewer.frame().view.progress.step
+
+
+def test_playing_never_drifts(clock: Clock) -> None:
+    head = Playhead(clock)
+    head.speed = 4.0
+    head.play(10**9)
+    for _ in range(10_000):
+        clock.now += 0.001
+        head.cursor(0, 10**12)
+    clock.now = 1010.0
+    assert head.cursor(0, 10**12) == 41 * 10**9
+
+
+def test_the_cursor_stays_in_the_recording(clock: Clock) -> None:
+    head = Playhead(clock)
+    head.play(50)
+    clock.now += 1000
+    assert head.cursor(0, 100) == 100
+    head.seek(-5)
+    assert head.cursor(0, 100) == 0
+
+
+def test_speeds_end_at_both_ends_and_keep_the_place(clock: Clock) -> None:
+    head = Playhead(clock)
+    head.play(0)
+    clock.now += 10
+    place = head.cursor(0, 10**15)
+    for _ in SPEEDS:
+        head.change_speed(1, head.cursor(0, 10**15))
+    assert (head.speed, head.cursor(0, 10**15)) == (1000.0, place)
+    for _ in range(20):
+        head.change_speed(-1, head.cursor(0, 10**15))
+    assert head.speed == 0.25
+
+
+def test_live_follows_until_someone_looks_back(clock: Clock) -> None:
+    watched = viewer(clock)
+    assert step(watched) == 14
+    clock.now += 60
+    assert watched.poll()
+    assert step(watched) == 36
+    watched.toggle_play()
+    clock.now += 60
+    frame = watched.frame()
+    assert frame.view.progress.step == 36
+    assert frame.moment.end_s - frame.moment.at_s == pytest.approx(60)
+    watched.playhead.follow()
+    assert step(watched) == 58
+
+
+def test_steps_back_and_on(clock: Clock) -> None:
+    watched = viewer(clock)
+    watched.frame()
+    watched.seek_steps(-1)
+    assert step(watched) == 13
+    watched.seek_steps(-10)
+    assert step(watched) == 3
+    watched.seek_steps(1)
+    assert step(watched) == 4
+    watched.seek_steps(-10)
+    assert step(watched) is None
+    watched.seek_steps(1)
+    assert step(watched) == 0
+    watched.seek_steps(1000)
+    assert watched.playhead.following
+
+
+def test_every_step_can_be_gone_to(clock: Clock) -> None:
+    watched = viewer(clock, live=False)
+    for number in range(40):
+        watched.go_to_step(number)
+        assert step(watched) == number
+
+
+def test_a_replay_plays_to_its_end_and_again_from_its_begin(clock: Clock) -> None:
+    watched = viewer(clock, live=False)
+    watched.toggle_play()
+    assert watched.playhead.playing
+    assert step(watched) is None
+    clock.now += 12.0
+    assert watched.poll()
+    assert step(watched) == 8
+    clock.now += 1000.0
+    assert watched.poll()
+    assert watched.playhead.following
+    assert step(watched) == 39
+    assert not watched.poll()
+
+
+def test_times(clock: Clock) -> None:
+    watched = viewer(clock)
+    watched.go_to_seconds(60)
+    assert watched.frame().view.cursor_ns == BEGIN_NS + 60 * 10**9
+    watched.seek_seconds(-10)
+    assert watched.frame().view.cursor_ns == BEGIN_NS + 50 * 10**9
+    watched.seek_seconds(-1000)
+    assert watched.frame().view.cursor_ns == BEGIN_NS
+    watched.go_to_share(0.5)
+    assert watched.frame().view.cursor_ns == pytest.approx(BEGIN_NS + 75 * 10**9 // 2, abs=2)
+    watched.go_to_share(1.0)
+    assert watched.playhead.following
+
+
+def test_frames_each_second(clock: Clock) -> None:
+    watched = viewer(clock)
+    for _ in range(20):
+        clock.now += 0.2
+        frame = watched.frame()
+    assert frame.fps == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("13", ("step", 13)),
+        (" 0 ", ("step", 0)),
+        ("1:30", ("time", 90)),
+        ("1:02:03", ("time", 3723)),
+        ("90s", ("time", 90)),
+        ("5 m", ("time", 300)),
+        ("2H", ("time", 7200)),
+        ("", None),
+        ("-1", None),
+        ("x", None),
+        ("1:2:3:4", None),
+        ("9" * 400, None),
+    ],
+)
+def test_places(text: str, place: tuple[str, int] | None) -> None:
+    assert parse_place(text) == place

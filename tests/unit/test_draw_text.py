@@ -1,0 +1,85 @@
+"""What others wrote is drawn literally, and fits."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs, choose_glyphs
+from zerotop.ui.drawing.text import fit, literal, wrap
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("[red]loss[/red]", "[red]loss[/red]"),
+        ("\x1b[31mred", "�[31mred"),
+        ("a\tb", "a       b"),
+        ("bell\x07\x00", "bell��"),
+        ("left\u202eright", "leftright"),  # an override that would turn the text around
+        ("zero\u200bwidth", "zerowidth"),
+        ("损失 1.5 é", "损失 1.5 é"),
+    ],
+)
+def test_literal(text: str, shown: str) -> None:
+    assert literal(text, BLOCKS) == shown
+
+
+def test_literal_without_utf8() -> None:
+    assert literal("损 → 5µs – ok", ASCII) == "? -> 5us - ok"
+
+
+@given(st.text(max_size=60))
+def test_literal_has_nothing_a_terminal_obeys(text: str) -> None:
+    for glyphs in (BLOCKS, ASCII):
+        for character in literal(text, glyphs):
+            assert unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
+            assert glyphs is BLOCKS or character.isascii()
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "shown"),
+    [
+        ("short", 10, "short"),
+        ("one two three", 9, "one two…"),
+        ("one two three", 8, "one two…"),
+        ("unbreakableword", 8, "unbreak…"),
+        ("损失损失", 5, "损失…"),
+        ("ab", 1, "a"),
+        ("ab", 0, ""),
+    ],
+)
+def test_fit(text: str, width: int, shown: str) -> None:
+    assert fit(text, width, BLOCKS) == shown
+
+
+@given(st.text(max_size=40), st.integers(0, 30))
+def test_fit_never_takes_more(text: str, width: int) -> None:
+    assert cell_len(fit(literal(text, BLOCKS), width, BLOCKS)) <= width
+
+
+def test_wrap_breaks_between_words_and_says_that_there_is_more() -> None:
+    text = "rank 2 ran out of GPU memory in backward of step 24"
+    assert wrap(text, 20, 3, BLOCKS) == ["rank 2 ran out of", "GPU memory in", "backward of step 24"]
+    assert wrap(text, 20, 2, BLOCKS) == ["rank 2 ran out of", "GPU memory in…"]
+    assert wrap("", 20, 2, BLOCKS) == []
+
+
+@pytest.mark.parametrize(
+    ("environment", "encoding", "glyphs"),
+    [
+        ({"LANG": "en_US.UTF-8"}, "utf-8", BLOCKS),
+        ({"LC_ALL": "de_DE.utf8", "LANG": "C"}, "utf-8", BLOCKS),
+        ({}, "utf-8", BLOCKS),  # a container: nothing is set
+        ({"LC_ALL": "C", "LANG": "en_US.UTF-8"}, "utf-8", ASCII),
+        ({"LANG": "de_DE.ISO-8859-1"}, "utf-8", ASCII),
+        ({"LANG": "en_US.UTF-8"}, "ascii", ASCII),
+        ({"LANG": "en_US.UTF-8", "NO_COLOR": "1"}, "utf-8", TEXTURES),
+    ],
+)
+def test_glyphs_follow_the_locale(environment: dict[str, str], encoding: str, glyphs: Glyphs) -> None:
+    assert choose_glyphs(environment, encoding) is glyphs

@@ -1,0 +1,123 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zerotop.ui import format as form
+
+GIB = 1024**3
+
+
+@pytest.mark.parametrize(
+    ("value", "decimals", "width", "text"),
+    [
+        (21.84, 1, 5, " 21.8"),
+        (139.8, 1, 5, "139.8"),
+        (1024.5, 1, 5, " 1024"),  # a decimal goes before the width does
+        (0.0, 2, 5, " 0.00"),
+        (None, 1, 5, "    –"),
+        (math.nan, 1, 5, "    –"),
+    ],
+)
+def test_fixed_keeps_its_width(value: float | None, decimals: int, width: int, text: str) -> None:
+    assert form.fixed(value, decimals, width) == text
+
+
+@given(st.floats(min_value=0, max_value=99999), st.integers(0, 3))
+def test_fixed_never_changes_its_width(value: float, decimals: int) -> None:
+    assert len(form.fixed(value, decimals, 6)) == 6
+
+
+def test_gib_is_binary() -> None:
+    assert form.gib(GIB) == "  1.0"
+    assert form.gib(None) == "    –"
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0"),
+        (823, "823"),
+        (999.6, "1.00k"),
+        (1490, "1.49k"),
+        (63_200_000, "63.2M"),
+        (494_032_768, "494M"),
+        (8_030_261_248, "8.03B"),
+        (1.2e12, "1.20T"),
+        (math.nan, "–"),
+    ],
+)
+def test_counts(number: float, text: str) -> None:
+    assert form.count(number) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (2.75, "2.75 s/it"),
+        (13.04, "13.0 s/it"),
+        (0.25, "4.00 it/s"),
+        (0.0123, "81.3 it/s"),
+        (math.nan, "– s/it"),
+    ],
+)
+def test_speed_in_the_unit_people_use(seconds: float, text: str) -> None:
+    assert form.speed(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00"), (42.9, "0:42"), (754, "12:34"), (3723, "1:02:03"), (183_840, "2d 03:04"), (-5, "0:00")],
+)
+def test_clock(seconds: float, text: str) -> None:
+    assert form.clock(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(45.2, "45 s"), (1620, "27 min"), (11_520, "3.2 h"), (181_440, "2.1 d"), (math.nan, "–")],
+)
+def test_about(seconds: float, text: str) -> None:
+    assert form.about(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [(0.0, "0.00 %"), (2.2e-5, "0.002 %"), (0.0031, "0.31 %"), (0.042, "4.2 %"), (0.64, "64 %")],
+)
+def test_share(part: float, text: str) -> None:
+    assert form.share(part) == text
+
+
+def test_time_units() -> None:
+    assert form.time_unit(0.3) == ("ms", 1000.0)
+    assert form.time_unit(2.75) == ("s", 1.0)
+    assert form.time_unit(900) == ("min", 1 / 60)
+
+
+@pytest.mark.parametrize(
+    ("longest", "most", "expected"),
+    [
+        (2.75, 4, (1.0, 3.0)),
+        (0.95, 2, (0.5, 1.0)),
+        (320.0, 4, (100.0, 400.0)),
+        (7.0, 2, (5.0, 10.0)),
+        (0.0, 4, (1.0, 1.0)),
+    ],
+)
+def test_ticks(longest: float, most: int, expected: tuple[float, float]) -> None:
+    assert form.ticks(longest, most) == pytest.approx(expected)
+
+
+@given(st.floats(min_value=1e-6, max_value=1e9), st.integers(2, 6))
+def test_ticks_reach_over_the_longest_in_1_2_5_steps(longest: float, most: int) -> None:
+    distance, top = form.ticks(longest, most)
+    assert top >= longest * (1 - 1e-6)
+    assert round(top / distance) <= most
+    first_digit = distance / 10.0 ** math.floor(math.log10(distance) + 1e-9)
+    assert min(abs(first_digit - digit) for digit in (1, 2, 5, 10)) < 1e-6
