@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from zerotop_probe.inside.part import Meter, Part, now
-from zerotop_probe.recording.tables import ALLOCATOR, TICK, UNKNOWN
+from zerotop_probe.recording.tables import ALLOCATOR, BEGIN, END, TICK, UNKNOWN
 from zerotop_probe.recording.writer import Identity, RecordWriter
 
 if TYPE_CHECKING:
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 _TICK_SECONDS = 0.1
 
-# One phase often ends where the next begins. A reading took 8 us beside an H200, most of what a boundary
-# costs there and about what launching a kernel takes: so one serves for both.
-_FRESH_NS = 30_000
+# A reading takes 9 us beside an H200, the larger part of what a boundary costs there. One phase often begins
+# soon after another has ended, with little but the loop's own code in between: then the reading at that end
+# serves for the beginning too, and says when it was taken. An end, where peaks are told, is read anew unless
+# the reading before it took place within about the time of launching a kernel.
+_FRESH_NS = {BEGIN: 150_000, END: 30_000, TICK: 30_000}
 
 # The allocator's counters of a device, nested as PyTorch's C function gives them.
 Read = Callable[[int], "dict[str, Any]"]
@@ -35,7 +37,7 @@ class Allocator:
         self._read = read
         self._device = device
         self._counters: tuple[int, ...] = ()
-        self._read_ns = -_FRESH_NS - 1
+        self._read_ns = -max(_FRESH_NS.values()) - 1
         self._writer = RecordWriter(session, ALLOCATOR, identity)
         self._part = Part("allocator", meter)
         self._stop = threading.Event()
@@ -56,7 +58,7 @@ class Allocator:
 
     def _record(self, step: int, micro_step: int, phase: int, edge: int) -> None:
         time_ns = now()
-        if time_ns - self._read_ns > _FRESH_NS:
+        if time_ns - self._read_ns > _FRESH_NS[edge]:
             # In this order, so that another thread never takes old counters for new ones.
             self._counters = _counters(self._read(self._device))
             self._read_ns = time_ns

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 from zerotop_probe.recording.tables import UNKNOWN
 
 # A list of thousands of objects without a tensor is not searched to its end.
 _SEARCHED = 16
+
+# Token ids come in these; bytes and booleans are masks or pixels.
+_TOKEN_TYPES = frozenset(("torch.int64", "torch.int32", "torch.int16", "torch.uint16", "torch.uint32"))
 
 
 def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int, int]:
@@ -22,20 +26,19 @@ def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int, int]:
         tensor = _first_tensor(kwargs.values(), 2)
     if tensor is None:
         tensor = _first_tensor(args, 2)
-    if tensor is None or tensor.dim() == 0:
+    if tensor is None or not tensor.shape:
         return UNKNOWN, UNKNOWN, UNKNOWN
-    rows = int(tensor.size(0))
-    if tensor.dim() != 2 or not _counts(tensor):
-        return rows, UNKNOWN, UNKNOWN
-    sequence = int(tensor.size(1))
-    return rows, sequence, rows * sequence
+    sizes = tensor.shape
+    if len(sizes) != 2 or str(tensor.dtype) not in _TOKEN_TYPES:
+        return sizes[0], UNKNOWN, UNKNOWN
+    return sizes[0], sizes[1], sizes[0] * sizes[1]
 
 
 def _token_ids(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any | None:
     tensor = kwargs.get("input_ids")
     if _is_tensor(tensor):
         return tensor
-    for value in (*args, *kwargs.values()):
+    for value in chain(args, kwargs.values()):
         # A tokenizer's BatchEncoding is no dict, but has its methods.
         if not _is_tensor(value) and hasattr(value, "keys") and hasattr(value, "get"):
             tensor = value.get("input_ids")
@@ -58,9 +61,4 @@ def _first_tensor(values: Iterable[Any], depth: int) -> Any | None:
 
 
 def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "dim") and hasattr(value, "is_floating_point")
-
-
-def _counts(tensor: Any) -> bool:
-    """Whether the elements are integers; masks of booleans are not token ids."""
-    return not tensor.is_floating_point() and not tensor.is_complex() and tensor.element_size() > 1
+    return hasattr(value, "is_floating_point")
