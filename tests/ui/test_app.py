@@ -453,6 +453,22 @@ async def test_sizes(size: tuple[int, int], glyphs: object) -> None:
                 assert [len(line) for line in seen.text().split("\n")] == [size[0]] * size[1]
 
 
+async def test_panels_move_when_there_is_more_or_less_to_say() -> None:
+    seen = Watch(cpu_story(), 8.0)
+    async with seen.app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        memory = seen.app.screen.query_one("#memory")
+        assert memory.region.y == 5  # two sentences, of which one takes two rows
+        seen.seconds = 12.0
+        seen.app.tick()
+        await pilot.pause()
+        assert memory.region.y == 4
+        assert seen.text().split("\n")[4].startswith("Memory GiB")
+        await pilot.press("home")  # before there were any ranks
+        await pilot.pause()
+        assert memory.region.y == 5
+
+
 async def test_resizing() -> None:
     seen = Watch(offload_story(), 75.0)
     async with seen.app.run_test(size=(200, 50)) as pilot:

@@ -40,6 +40,13 @@ def test_header() -> None:
     assert texts(draw_header(view, BADGE, 40, 1, BLOCKS)) == [" step  14/616  2.99 s/it          LIVE  "]
 
 
+def test_progress_is_seen_without_colours_too() -> None:
+    view = at(cpu_story(), 12.0)
+    assert texts(draw_header(view, BADGE, 80, 2, ASCII))[1] == (
+        " step  8/40  ##.......  3.10 it/s  3.18k tok/s  ETA 10 s  elapsed 0:12          "
+    )
+
+
 def test_header_before_there_is_an_engine() -> None:
     assert texts(draw_header(at(offload_story(), 5.0), BADGE, 80, 2, BLOCKS)) == [
         " zerotop  brisk-otter   deepspeed --num_gpus 8 finetune.py --model…       LIVE  ",

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from fake_source import cpu_story, killed_story, many_story, offload_story
 from watching import Watch
-
 from zerotop.ui.drawing.glyphs import ASCII
 
 

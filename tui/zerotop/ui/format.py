@@ -63,7 +63,7 @@ def speed(iteration_s: float) -> str:
 
 def clock(seconds: float) -> str:
     """Time passed: ``0:42``, ``12:34``, ``1:02:03``, ``2d 03:04``."""
-    if math.isnan(seconds):
+    if not math.isfinite(seconds):
         return MISSING
     whole = int(max(0.0, seconds))
     minutes, second = divmod(whole, 60)
@@ -76,7 +76,7 @@ def clock(seconds: float) -> str:
 
 def about(seconds: float) -> str:
     """A time to come, as one says it: ``45 s``, ``27 min``, ``3.2 h``, ``2.1 d``."""
-    if math.isnan(seconds):
+    if not math.isfinite(seconds):
         return MISSING
     for limit, factor, unit, decimals in ((99.5, 1, "s", 0), (5970, 60, "min", 0), (172800, 3600, "h", 1)):
         if seconds < limit:

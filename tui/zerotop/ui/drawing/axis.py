@@ -53,7 +53,7 @@ def time_scale(seconds: Floats, height: int) -> TimeScale:
 
     A few much longer than the others (a first step that compiles) are to be clipped, not the measure of all.
     """
-    seconds = seconds[~np.isnan(seconds)]
+    seconds = seconds[np.isfinite(seconds)]
     longest = float(seconds.max()) if len(seconds) else 0.0
     if len(seconds) >= 8:
         usual = float(np.quantile(seconds, 0.9))

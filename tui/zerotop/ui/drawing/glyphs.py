@@ -15,6 +15,8 @@ PARTS_TEXTURED = {
     "phase-backward": "▓",
     "phase-step": "█",
     "phase-other": ":",
+    "progress": "█",
+    "progress-rest": "░",
     "load": "█",
     "load-free": "·",
 }
@@ -28,6 +30,8 @@ PARTS_ASCII = {
     "phase-backward": "b",
     "phase-step": "S",
     "phase-other": ".",
+    "progress": "#",
+    "progress-rest": ".",
     "load": "#",
     "load-free": ".",
 }

@@ -41,8 +41,8 @@ def _who(job: Job, width: int, glyphs: Glyphs) -> Row:
         (9, ((name, "name"),)),
         (6, ((model, "band"),)),
         (8, ((words.stage(job), "band"),)),
-        (7, ((words.offload(job, glyphs), "band"),)),
-        (5, ((job.dtype or "", "band"),)),
+        (7, ((literal(words.offload(job, glyphs), glyphs), "band"),)),
+        (5, ((literal(job.dtype or "", glyphs), "band"),)),
         (4, ((words.batch(job, glyphs), "band"),)),
     ]
     if width >= 60:

@@ -6,6 +6,7 @@ import math
 
 from zerotop.analysis.view import Iterations, Job, LiveView, State
 from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.text import literal
 from zerotop.ui.format import MISSING, count
 
 # Drawing order, from the bottom of a column up.
@@ -39,7 +40,7 @@ _DEVICES = {"cpu": "CPU", "nvme": "NVMe"}
 
 def phase_word(phase: str, glyphs: Glyphs) -> str:
     """A phase's name in at most ten cells."""
-    return glyphs.plain(_PHASE_WORDS.get(phase, phase)[:10])
+    return glyphs.plain(_PHASE_WORDS.get(phase) or literal(phase, glyphs))[:10]
 
 
 def phase_style(phase: str) -> str:

@@ -22,7 +22,8 @@ class Panels(Widget):
     def watch_boxes(self) -> None:
         for child in self.children:
             child.display = child.id in self.boxes
-        self.refresh(layout=True)
+            # Asked of a child, because only that makes the parent forget where it had put its children.
+            child.refresh(layout=True)
 
 
 class _Boxes(Layout):

@@ -1,0 +1,168 @@
+"""Whatever a recording says, the screen draws it: no value makes a panel fail or leave its box."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from zerotop.analysis.view import Cost, Gpu, Host, Iterations, Job, LiveView, Progress, Rank, State
+from zerotop.ui.drawing.footer import draw_status
+from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
+from zerotop.ui.drawing.header import draw_header, draw_notices, notice_rows, notices
+from zerotop.ui.drawing.iteration import draw_iteration
+from zerotop.ui.drawing.memory import draw_memory
+from zerotop.ui.drawing.output import draw_output
+from zerotop.ui.drawing.processors import draw_cpu, draw_gpu
+from zerotop.ui.drawing.rows import Row, row_text
+from zerotop.ui.screens.pages import job_text
+
+sizes = st.integers(0, 2**50)
+numbers = st.one_of(st.floats(min_value=0, max_value=1e12), st.just(float("nan")), st.just(float("inf")))
+few = st.integers(0, 300)
+words = st.text(max_size=12)
+maybe_sizes = st.one_of(st.none(), sizes)
+maybe_few = st.one_of(st.none(), few)
+maybe_words = st.one_of(st.none(), words)
+
+jobs = st.builds(
+    Job,
+    name=words,
+    command=st.lists(words, max_size=4).map(tuple),
+    launcher=words,
+    state=st.sampled_from(State),
+    exit_code=st.one_of(st.none(), st.integers(-1, 255)),
+    exit_text=st.text(max_size=200),
+    model=maybe_words,
+    parameters=maybe_sizes,
+    zero_stage=st.one_of(st.none(), st.integers(0, 3)),
+    offload_optimizer=maybe_words,
+    offload_parameters=maybe_words,
+    dtype=maybe_words,
+    micro_batch=maybe_few,
+    gradient_accumulation=maybe_few,
+    ranks=maybe_few,
+    notices=st.lists(st.text(max_size=120), max_size=3).map(tuple),
+)
+progresses = st.builds(
+    Progress,
+    step=maybe_few,
+    total_steps=maybe_few,
+    skipped_steps=few,
+    iteration_s=numbers,
+    tokens_per_s=numbers,
+    eta_s=numbers,
+    elapsed_s=numbers,
+)
+gpus = st.builds(
+    Gpu,
+    host=words,
+    index=few,
+    name=words,
+    total_bytes=sizes,
+    used_bytes=sizes,
+    allocated_bytes=maybe_sizes,
+    allocated_peak_bytes=maybe_sizes,
+    reserved_bytes=maybe_sizes,
+    reserved_peak_bytes=maybe_sizes,
+    process_bytes=maybe_sizes,
+    utilization_percent=numbers,
+    power_w=numbers,
+    temperature_c=numbers,
+    pcie_tx_bytes_per_s=numbers,
+    pcie_rx_bytes_per_s=numbers,
+)
+ranks = st.builds(
+    Rank,
+    rank=few,
+    host=words,
+    pid=few,
+    alive=st.booleans(),
+    phase=st.sampled_from(("", "forward", "cpu_optimizer", "checkpoint_save", "a phase of a newer format")),
+    phase_s=numbers,
+    step=maybe_few,
+    rss_bytes=sizes,
+    rss_peak_bytes=sizes,
+    shared_bytes=sizes,
+    pinned_bytes=sizes,
+    cores_used=numbers,
+    waiting_cores=numbers,
+    thread_count=few,
+    busy_threads=few,
+    busiest=st.lists(st.tuples(words, numbers), max_size=3).map(tuple),
+)
+hosts = st.builds(
+    Host,
+    name=words,
+    cores=few,
+    cores_used=numbers,
+    memory_limit_bytes=sizes,
+    memory_used_bytes=sizes,
+    swap_used_bytes=sizes,
+)
+
+
+@st.composite
+def iterations(draw: st.DrawFn) -> Iterations:
+    rows = draw(st.lists(st.tuples(numbers, numbers, numbers, st.booleans()), max_size=40))
+    phases = draw(st.sampled_from((("forward", "step"), ("step", "other"), ())))
+    columns = {
+        name: np.array([row[place + 1] for row in rows], dtype=np.float64)
+        for place, name in enumerate(phases)
+    }
+    return Iterations(
+        step=np.arange(len(rows), dtype=np.int64) + draw(few),
+        begin_s=np.arange(len(rows), dtype=np.float64),
+        iteration_s=np.array([row[0] for row in rows], dtype=np.float64),
+        phase_s=columns,
+        skipped=np.array([row[3] for row in rows], dtype=np.bool_),
+    )
+
+
+views = st.builds(
+    LiveView,
+    cursor_ns=sizes,
+    job=jobs,
+    progress=progresses,
+    gpus=st.lists(gpus, max_size=4).map(tuple),
+    hosts=st.lists(hosts, max_size=2).map(tuple),
+    ranks=st.lists(ranks, max_size=4).map(tuple),
+    iterations=iterations(),
+    cost=st.builds(
+        Cost,
+        probe_us_per_step=numbers,
+        probe_share=numbers,
+        lost_records=few,
+        errors=few,
+        records=sizes,
+        records_per_s=numbers,
+    ),
+    output=st.lists(st.text(max_size=40), max_size=5).map(tuple),
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(views, st.integers(1, 130), st.integers(1, 14), st.sampled_from((BLOCKS, TEXTURES, ASCII)))
+def test_any_view_is_drawn(view: LiveView, width: int, height: int, glyphs: Glyphs) -> None:
+    badge: Row = ((" LIVE ", "badge-live"),)
+    sentences = notices(view)
+    pictures = {
+        "header": draw_header(view, badge, width, min(height, 2), glyphs),
+        "notices": draw_notices(sentences, width, notice_rows(sentences, width, 5, glyphs), glyphs),
+        "status": [draw_status(view.cost, 5.0, width, glyphs)],
+        "output": draw_output(view.output, 0, width, height, glyphs),
+    }
+    for draw in (draw_memory, draw_iteration, draw_cpu, draw_gpu):
+        pictures[draw.__name__] = draw(view, width, height, glyphs)
+        assert len(pictures[draw.__name__]) == height
+    for name, rows in pictures.items():
+        assert {cell_len(row_text(row)) for row in rows} <= {width}, name
+    job_text(view, glyphs)
+
+
+@pytest.mark.parametrize("glyphs", [BLOCKS, ASCII])
+def test_output_of_wide_and_combining_characters_keeps_its_cells(glyphs: Glyphs) -> None:
+    rows = draw_output(("损失" * 30, "e\u0301" * 50, "👩\u200d🔬" * 20), 0, 31, 4, glyphs)
+    assert [cell_len(row_text(row)) for row in rows] == [31] * 4
