@@ -32,7 +32,6 @@ def child(seconds: float, report: int) -> None:
     """The viewer; writes its figures as one JSON line to the descriptor ``report``."""
     sys.path.insert(0, str(ROOT / "tests" / "support"))
     from fake_source import FakeSource, offload_story
-
     from zerotop.analysis.view import LiveView
     from zerotop.ui.app import ZerotopApp
 

@@ -167,6 +167,7 @@ class FakeSource:
         starts = np.cumsum([0.0, *(sum(step) for step in story.step_s)]) + story.engine_s
         self._begins, self._finished = starts[:-1], starts[1:]
         self._seen = -1.0
+        self._iterations: dict[int, Iterations] = {}
 
     @property
     def live(self) -> bool:
@@ -202,9 +203,8 @@ class FakeSource:
     def view(self, cursor_ns: int | None) -> LiveView:
         self.views += 1
         cursor = self.end_ns if cursor_ns is None else cursor_ns
-        return Telling(
-            self.story, (cursor - self.begin_ns) / 1e9, cursor, self._begins, self._finished
-        ).view()
+        telling = Telling(self.story, (cursor - self.begin_ns) / 1e9, cursor, self._begins, self._finished)
+        return telling.view(self._iterations)
 
 
 class Telling:
@@ -219,7 +219,10 @@ class Telling:
         self.over = story.ends and at_s >= story.ends_s - 1e-6
         self.started = at_s >= story.engine_s and len(story.step_s) > 0
 
-    def view(self) -> LiveView:
+    def view(self, known: dict[int, Iterations]) -> LiveView:
+        """The view; ``known`` keeps iterations by the number of finished steps, to hand out the same again."""
+        if self.done not in known:
+            known[self.done] = self.iterations()
         return LiveView(
             cursor_ns=self.cursor,
             job=self.job(),
@@ -227,7 +230,7 @@ class Telling:
             gpus=tuple(self.gpu(number) for number in range(self.story.gpus)),
             hosts=self.hosts(),
             ranks=tuple(self.rank(number) for number in range(self.story.ranks)) if self.at > 2 else (),
-            iterations=self.iterations(),
+            iterations=known[self.done],
             cost=self.cost(),
             output=self.output(),
         )

@@ -1,0 +1,86 @@
+"""The keys that work on every screen of the program; those of one screen are declared there."""
+
+from __future__ import annotations
+
+from textual.binding import Binding, BindingType
+
+APP_BINDINGS: list[BindingType] = [
+    Binding(
+        "space",
+        "toggle_play",
+        "Pause",
+        id="time.play",
+        tooltip="Play or pause; pausing a live job only holds the picture",
+    ),
+    Binding("left", "steps(-1)", "Step back", id="time.step.back", tooltip="To the end of the step before"),
+    Binding("right", "steps(1)", "Step on", id="time.step.on", tooltip="To the end of the next step"),
+    Binding("shift+left", "steps(-10)", "10 steps back", id="time.steps.back", tooltip="Ten steps back"),
+    Binding("shift+right", "steps(10)", "10 steps on", id="time.steps.on", tooltip="Ten steps on"),
+    Binding("comma", "seconds(-10)", "10 s back", id="time.seconds.back", tooltip="Ten seconds back"),
+    Binding("full_stop", "seconds(10)", "10 s on", id="time.seconds.on", tooltip="Ten seconds on"),
+    Binding(
+        "less_than_sign,minus",
+        "speed(-1)",
+        "Slower",
+        id="time.slower",
+        tooltip="Play more slowly, down to 0.25×",
+    ),
+    Binding(
+        "greater_than_sign,equals_sign,plus",
+        "speed(1)",
+        "Faster",
+        id="time.faster",
+        tooltip="Play faster, up to 1000×",
+    ),
+    Binding("g", "go_to", "Go to", id="time.go", tooltip="Go to a step or a time"),
+    Binding("home", "begin", "Begin", id="time.begin", tooltip="To the recording's begin"),
+    Binding("end", "follow", "End", id="time.end", tooltip="To the end; while the job runs, along with it"),
+    Binding(
+        "f", "follow", "Follow", id="time.follow", tooltip="To the end; while the job runs, along with it"
+    ),
+    Binding(
+        "r",
+        "restart_sampler",
+        "Restart sampler",
+        id="job.sampler",
+        tooltip="Start another sampler on this node",
+    ),
+    Binding(
+        "i",
+        "job",
+        "Info",
+        id="job.info",
+        tooltip="Everything known about the job, and every message in full",
+    ),
+    Binding(
+        "s",
+        "screenshot",
+        "Screenshot",
+        id="app.screenshot",
+        tooltip="Save this screen as SVG in the current folder",
+    ),
+    Binding(
+        "t",
+        "switch_theme",
+        "Dark or light",
+        id="app.theme",
+        tooltip="Switch between the dark and the light theme",
+    ),
+    Binding("question_mark", "help", "Help", id="app.help", tooltip="Keys, and the words of this screen"),
+    Binding(
+        "q",
+        "leave",
+        "Leave",
+        id="app.leave",
+        tooltip="Leave; while the job runs, asks what becomes of it",
+    ),
+    Binding(
+        "ctrl+c,ctrl+q",
+        "leave",
+        "Leave",
+        id="app.leave.always",
+        tooltip="Leave; while the job runs, asks what becomes of it",
+        show=False,
+        priority=True,
+    ),
+]
