@@ -220,7 +220,7 @@ class Telling:
         self.started = at_s >= story.engine_s and len(story.step_s) > 0
 
     def view(self, known: dict[int, Iterations]) -> LiveView:
-        """The view; ``known`` keeps iterations by the number of finished steps, to hand out the same again."""
+        """The view; ``known`` keeps iterations by the number of finished steps, to hand them out again."""
         if self.done not in known:
             known[self.done] = self.iterations()
         return LiveView(
