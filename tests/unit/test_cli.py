@@ -1,0 +1,66 @@
+"""The command line: what it returns, and that a headless job is as it would be without us."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ZEROTOP = [sys.executable, "-m", "zerotop"]
+
+
+def zerotop(state: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    environ = os.environ | {"XDG_STATE_HOME": str(state)}
+    return subprocess.run([*ZEROTOP, *arguments], check=False, timeout=60, capture_output=True, env=environ)
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("fly",), ("run",), ("run", "--"), ("run", "--fast", "--", "true"), ("demo", "--steps", "0")]
+)
+def test_wrong_usage_exits_2_and_says_why(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    result = zerotop(tmp_path, *arguments)
+    assert result.returncode == 2
+    assert b"error:" in result.stderr
+    assert result.stdout == b""
+
+
+def test_an_unknown_command_is_one_sentence_and_leaves_no_session(tmp_path: Path) -> None:
+    result = zerotop(tmp_path, "run", "--headless", "--", "no-such-command")
+    assert result.returncode == 2
+    assert result.stderr == b"zerotop: There is no command 'no-such-command' on the PATH\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_program_that_turns_out_not_to_be_one_leaves_no_session(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_bytes(b"\x00\x01 neither")
+    script.chmod(0o755)
+    session = tmp_path / "session"
+    result = zerotop(tmp_path, "run", "--headless", "--session", str(session), "--", str(script))
+    assert result.returncode == 2
+    assert b"neither a program nor a script" in result.stderr
+    assert not session.exists()
+
+
+def test_a_headless_job_keeps_its_bytes_and_its_exit_code(tmp_path: Path) -> None:
+    said = bytes(range(256)) * 3 + b"\rhalf a line"
+    code = f"import os, sys; os.write(1, {said!r}); os.write(2, b'oh'); sys.exit(7)"
+    session = tmp_path / "session"
+    arguments = ("run", "--headless", "--session", str(session), "--", sys.executable, "-c", code)
+    result = zerotop(tmp_path, *arguments)
+    assert result.returncode == 7
+    assert result.stdout == said
+    assert result.stderr.startswith(b"oh")
+    assert result.stderr.endswith(f"zerotop: recorded in {session}\n".encode())
+    assert (session / "session.json").is_file()
+
+
+def test_a_full_session_directory_is_refused_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    result = zerotop(tmp_path, "run", "--session", str(tmp_path), "--", "true")
+    assert result.returncode == 1
+    assert b"is not empty" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]

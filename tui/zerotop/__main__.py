@@ -1,0 +1,10 @@
+"""``python -m zerotop``: the same as the command ``zerotop``."""
+
+from __future__ import annotations
+
+import sys
+
+from zerotop.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

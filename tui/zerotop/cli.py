@@ -1,0 +1,99 @@
+"""The command line: parses it, and imports only what the command needs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from zerotop.commands.problems import FAILED, USAGE, Problem, sentence
+
+_INTERRUPTED = 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="zerotop", description="Watch, explain, replay and export DeepSpeed training from the terminal."
+    )
+    commands = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
+    run = commands.add_parser(
+        "run", help="start a job and watch it", usage="zerotop run [--session DIR] [--headless] -- COMMAND ..."
+    )
+    run.add_argument("--session", metavar="DIR", help="record here [a new folder in the state directory]")
+    run.add_argument("--headless", action="store_true", help="no screen: the job's output passes through")
+    attach = commands.add_parser("attach", help="watch a job that was left running")
+    attach.add_argument("session", nargs="?", metavar="SESSION", help="its name, its beginning, or its path")
+    listing = commands.add_parser("sessions", help="list what was recorded")
+    listing.add_argument("--json", action="store_true", help="for programs")
+    replay = commands.add_parser("replay", help="look at a recording")
+    replay.add_argument("session", metavar="SESSION", help="its name, its beginning, or its path")
+    replay.add_argument("--speed", type=float, default=1.0, help="from 0.25 to 1000 [1]")
+    _add_export(commands.add_parser("export", help="write a recording's tables to files"))
+    doctor = commands.add_parser("doctor", help="say what this machine lets us see")
+    doctor.add_argument("--json", action="store_true", help="for programs")
+    demo = commands.add_parser("demo", help="watch a real two-rank fine-tune")
+    demo.add_argument("--steps", type=_steps, default=24, help="optimizer steps to train [24]")
+    return parser
+
+
+def _add_export(export: argparse.ArgumentParser) -> None:
+    export.add_argument("session", metavar="SESSION", help="its name, its beginning, or its path")
+    export.add_argument("--table", default="steps", metavar="NAME", help="a table, or all [steps]")
+    export.add_argument("--format", choices=("csv", "parquet", "jsonl"), default="csv", help="[csv]")
+    export.add_argument("-o", "--output", metavar="PATH", help="file, or directory [standard output]")
+
+
+def _steps(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of 1 or more")
+    return int(text)
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments[:split])
+    command = list(arguments[split + 1 :])
+    if options.name == "run":
+        if not command:
+            parser.error("there is no command to run: zerotop run -- COMMAND ...")
+        options.command = command
+    elif command:
+        parser.error(f"{options.name} takes no command after --")
+    return options
+
+
+def _perform(options: argparse.Namespace) -> int:
+    module = importlib.import_module(f"zerotop.commands.{options.name}")
+    return int(getattr(module, options.name)(options))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: the job's, 0, 1 for what failed, 2 for wrong usage."""
+    try:
+        options = _parse(sys.argv[1:] if argv is None else argv)
+    except SystemExit as end:  # argparse has said why, or has printed its help
+        return end.code if isinstance(end.code, int) else USAGE
+    try:
+        return _perform(options)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read us has gone; Python would complain once more when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return FAILED
+    except Exception as error:
+        if not _is_expected(error):
+            raise
+        print(f"zerotop: {sentence(error)}", file=sys.stderr)
+        return error.code if isinstance(error, Problem) else FAILED
+
+
+def _is_expected(error: Exception) -> bool:
+    if isinstance(error, (Problem, OSError)):
+        return True
+    # Not imported for this alone: what was raised has been imported.
+    reader = sys.modules.get("zerotop.session.reader")
+    return reader is not None and isinstance(error, reader.SessionError)

@@ -1,0 +1,55 @@
+"""``zerotop export``: a recording's tables as CSV, Parquet or JSON lines."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from zerotop.analysis.export import TABLES
+from zerotop.analysis.export import export as write_table
+from zerotop.commands.problems import USAGE, Problem
+from zerotop.session import catalog
+from zerotop.session.reader import Session
+
+
+def export(options: argparse.Namespace) -> int:
+    """Writes to standard output, a file, or (all tables) a directory. Returns 0."""
+    table, form = options.table, options.format
+    if table != "all" and table not in TABLES:
+        raise Problem(f"There is no table {table!r}; there are: {', '.join(TABLES)}, and all", USAGE)
+    to_stdout = options.output in (None, "-")
+    if to_stdout and table == "all":
+        raise Problem("All tables need a directory to be written to: -o DIRECTORY", USAGE)
+    if to_stdout and form == "parquet" and sys.stdout.isatty():
+        raise Problem("Parquet is not for a terminal: name a file with -o FILE", USAGE)
+    session = Session.open(catalog.find(options.session))
+    if to_stdout:
+        write_table(session, table, form, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+        return 0
+    output = Path(options.output)
+    if table != "all" and not output.is_dir():
+        _write_file(session, table, form, output)
+        return 0
+    output.mkdir(parents=True, exist_ok=True)
+    for name in TABLES if table == "all" else (table,):
+        _write_file(session, name, form, output / f"{name}.{form}")
+    return 0
+
+
+def _write_file(session: Session, table: str, form: str, path: Path) -> None:
+    if path.exists() and not path.is_file():  # /dev/null, a named pipe
+        with path.open("wb") as stream:
+            write_table(session, table, form, stream)
+        return
+    # Written beside and moved: a full disk leaves no half table under the name asked for.
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with partial.open("wb") as stream:
+            rows = write_table(session, table, form, stream)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    print(f"{path}: {rows} rows", file=sys.stderr)

@@ -1,0 +1,20 @@
+"""What goes wrong in a command: one sentence, and the code the program exits with."""
+
+from __future__ import annotations
+
+FAILED, USAGE = 1, 2
+
+
+class Problem(Exception):
+    """A command cannot be done; the text is a sentence for the user."""
+
+    def __init__(self, sentence: str, code: int = FAILED) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+def sentence(error: BaseException) -> str:
+    """An exception's text without Python's ``[Errno 13]``."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
+    return str(error) or type(error).__name__

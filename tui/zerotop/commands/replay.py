@@ -1,0 +1,29 @@
+"""``zerotop replay``: the same screen on a recording, from its beginning."""
+
+from __future__ import annotations
+
+import argparse
+
+from zerotop.commands.problems import USAGE, Problem
+from zerotop.commands.run import has_terminal
+from zerotop.session import catalog
+from zerotop.session.reader import Session
+
+
+def replay(options: argparse.Namespace) -> int:
+    """Returns 0 when the screen was left in good order."""
+    from zerotop.ui.playhead import SPEEDS
+
+    if options.speed not in SPEEDS:
+        known = ", ".join(f"{speed:g}" for speed in SPEEDS)
+        raise Problem(f"There is no speed {options.speed:g}; there are: {known}", USAGE)
+    session = Session.open(catalog.find(options.session))
+    if not has_terminal():
+        raise Problem("Replay needs a terminal; zerotop export writes the same data to files")
+    from zerotop.analysis.source import RecordingSource
+    from zerotop.ui.app import ZerotopApp
+
+    source = RecordingSource(session)
+    app = ZerotopApp(source, title=session.name, play_from_ns=source.begin_ns, speed=options.speed)
+    app.run()
+    return app.return_code or 0
