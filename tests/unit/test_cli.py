@@ -18,7 +18,8 @@ def zerotop(state: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
 
 
 @pytest.mark.parametrize(
-    "arguments", [(), ("fly",), ("run",), ("run", "--"), ("run", "--fast", "--", "true"), ("demo", "--steps", "0")]
+    "arguments",
+    [(), ("fly",), ("run",), ("run", "--"), ("run", "--fast", "--", "true"), ("demo", "--steps", "0")],
 )
 def test_wrong_usage_exits_2_and_says_why(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     result = zerotop(tmp_path, *arguments)

@@ -19,7 +19,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
     run = commands.add_parser(
-        "run", help="start a job and watch it", usage="zerotop run [--session DIR] [--headless] -- COMMAND ..."
+        "run", help="start a job and watch it", usage="%(prog)s [--session DIR] [--headless] -- COMMAND"
     )
     run.add_argument("--session", metavar="DIR", help="record here [a new folder in the state directory]")
     run.add_argument("--headless", action="store_true", help="no screen: the job's output passes through")

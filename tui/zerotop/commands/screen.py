@@ -28,7 +28,7 @@ def exit_code(session: Session) -> int | None:
 
 
 def watch_job(path: str | Path) -> int:
-    """Shows a job that runs. Returns its exit code if it has ended, 0 if it goes on, 1 if the screen failed."""
+    """Shows a job that runs. Returns its exit code, 0 if it goes on, 1 if the screen failed."""
     session = Session.open(Path(path))
     controller = JobController(session.path)
     app = ZerotopApp(RecordingSource(session), controller, title=session.name)
