@@ -1,0 +1,203 @@
+"""The recording as the screens see it: a view at any cursor, the same live and in replay."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from zerotop.analysis import places
+from zerotop.analysis.iterations import Joined
+from zerotop.analysis.steps import StepTable
+from zerotop.analysis.view import Cost, Job, LiveView, Progress, State
+from zerotop.session import terminal
+from zerotop.session.reader import Event, Session
+
+# Iterations that a rate is taken over.
+_WINDOW = 10
+_OUTPUT_LINES = 200
+_RATE_NS = 2_000_000_000
+
+
+class RecordingSource:
+    """Implements ``zerotop.ui.ports.Source`` over a session."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._steps = StepTable(session)
+        self._peaks = places.Peaks()
+        self._joined = Joined({})
+        self._events: dict[str, list[Event]] = {}
+        self._event_count = -1
+        self._output: tuple[int, tuple[str, ...]] = (-1, ())
+        self._digest()
+
+    @property
+    def live(self) -> bool:
+        """True while somebody still writes the recording."""
+        return self.session.live
+
+    @property
+    def begin_ns(self) -> int:
+        """When the session was made."""
+        return self.session.begin_ns
+
+    @property
+    def end_ns(self) -> int:
+        """The latest moment there is something to show of; now while live."""
+        return self.session.end_ns
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step that all ranks have finished."""
+        rows = self._joined.rows
+        return int(rows["step"][-1]) if len(rows) else None
+
+    def refresh(self) -> bool:
+        """Reads what was written since the last call. True when there was anything."""
+        if not self.session.refresh():
+            return False
+        self._digest()
+        return True
+
+    def _digest(self) -> None:
+        if self._steps.update():
+            self._joined = Joined(self._steps.by_rank())
+        if len(self.session.events) != self._event_count:
+            self._event_count = len(self.session.events)
+            self._events = {}
+            for event in self.session.events:
+                self._events.setdefault(event.name, []).append(event)
+
+    def step_time(self, step: int) -> int | None:
+        """The moment at which ``step`` has just finished on all ranks."""
+        found = np.flatnonzero(self._joined.rows["step"] == step)
+        return int(self._joined.known_ns[found[0]]) if len(found) else None
+
+    def view(self, cursor_ns: int | None) -> LiveView:
+        """What was known at the cursor; None is the end, which for a live recording is now."""
+        cursor = self.end_ns if cursor_ns is None else cursor_ns
+        count = self._joined.count_known(cursor)
+        nodes, engines = self._until("node", cursor), self._until("engine", cursor)
+        job = self._job(cursor)
+        return LiveView(
+            cursor_ns=cursor,
+            job=job,
+            progress=self._progress(cursor, count, job),
+            gpus=places.gpus(self.session, cursor, nodes, engines),
+            hosts=places.hosts(self.session, cursor),
+            ranks=places.ranks(self.session, cursor, self._peaks, ended=job.state is State.ENDED),
+            iterations=self._joined.upto(count),
+            cost=self._cost(cursor),
+            output=self._output_lines(cursor),
+        )
+
+    def _until(self, name: str, cursor: int) -> list[Event]:
+        return [event for event in self._events.get(name, ()) if event.unix_ns <= cursor]
+
+    def _first_engine(self, cursor: int) -> dict[str, Any]:
+        engines = [e for e in self._until("engine", cursor) if not e.facts.get("engine")]
+        return min(engines, key=lambda e: e.rank).facts if engines else {}
+
+    def _job(self, cursor: int) -> Job:
+        facts = self._first_engine(cursor)
+        state, code, text = self._state(cursor, bool(facts))
+        info = self.session.info
+        return Job(
+            name=self.session.name,
+            command=tuple(str(word) for word in info.get("command") or ()),
+            launcher=str(info.get("launcher") or ""),
+            state=state,
+            exit_code=code,
+            exit_text=text,
+            model=facts.get("model"),
+            parameters=facts.get("parameters"),
+            zero_stage=facts.get("zero_stage"),
+            offload_optimizer=facts.get("offload_optimizer"),
+            offload_parameters=facts.get("offload_parameters"),
+            dtype=facts.get("dtype"),
+            micro_batch=facts.get("micro_batch"),
+            gradient_accumulation=facts.get("gradient_accumulation"),
+            ranks=facts.get("world_size"),
+            notices=self._notices(cursor),
+        )
+
+    def _state(self, cursor: int, engine: bool) -> tuple[State, int | None, str]:
+        ended = self._until("job_ended", cursor)
+        if ended:
+            facts = ended[-1].facts
+            return State.ENDED, facts.get("exit_code"), str(facts.get("text") or "")
+        if not self.session.live and cursor >= self.session.last_written_ns:
+            return State.LOST, None, "The recording stops here: nobody saw how the job ended."
+        if not engine:
+            return State.STARTING, None, "Waiting for a rank to make its DeepSpeed engine."
+        return State.RUNNING, None, ""
+
+    def _notices(self, cursor: int) -> tuple[str, ...]:
+        found = [str(e.facts["gpu_notice"]) for e in self._until("node", cursor) if e.facts.get("gpu_notice")]
+        found += [f"Rank {e.facts.get('rank')}: {e.facts.get('why')}" for e in self._until("rank_silent", cursor)]
+        for event in self._until("probe_error", cursor) + self._until("sampler_error", cursor):
+            found.append(f"Recording is partial: {event.facts.get('where')}: {event.facts.get('error')}")
+        if self.session.damaged_files:
+            found.append(f"{self.session.damaged_files} damaged files of this recording were passed over.")
+        return tuple(dict.fromkeys(found))
+
+    def _progress(self, cursor: int, count: int, job: Job) -> Progress:
+        rows = self._joined.rows[:count]
+        last = rows[-_WINDOW:]
+        seconds = float(last["iteration_s"].mean()) if len(last) else math.nan
+        tokens = float(self._joined.tokens[:count][-_WINDOW:].mean()) if len(last) else math.nan
+        planned = self._until("total_steps", cursor)
+        total = int(planned[-1].facts["steps"]) if planned else None
+        step = int(rows["step"][-1]) if len(rows) else None
+        left = total - step - 1 if total is not None and step is not None else math.nan
+        ended = self._until("job_ended", cursor)
+        return Progress(
+            step=step,
+            total_steps=total,
+            skipped_steps=int(rows["skipped"].sum()),
+            iteration_s=seconds,
+            tokens_per_s=tokens / seconds if seconds and tokens > 0 else math.nan,
+            eta_s=math.nan if job.state is State.ENDED else left * seconds,
+            elapsed_s=max(0.0, ((ended[-1].unix_ns if ended else cursor) - self.begin_ns) / 1e9),
+        )
+
+    def _cost(self, cursor: int) -> Cost:
+        per_step, shares, lost, errors = [], [], 0, 0
+        for source in self.session.sources["probe"]:
+            known = source.count_known(cursor)
+            if known:
+                first, last = source.array[max(0, known - 100)], source.array[known - 1]
+                lost, errors = lost + int(last["lost"]), errors + int(last["errors"])
+                span = int(last["time_ns"]) - int(first["time_ns"])
+                if span > 0:
+                    cost = int(last["cost_ns"]) - int(first["cost_ns"])
+                    per_step.append(cost / 1e3 / (min(known, 101) - 1))
+                    shares.append(cost / span)
+        records = self._records(cursor)
+        return Cost(
+            probe_us_per_step=_mean(per_step),
+            probe_share=_mean(shares),
+            lost_records=lost,
+            errors=errors,
+            records=records,
+            records_per_s=(records - self._records(cursor - _RATE_NS)) / (_RATE_NS / 1e9),
+        )
+
+    def _records(self, cursor: int) -> int:
+        return sum(s.count_known(cursor) for sources in self.session.sources.values() for s in sources)
+
+    def _output_lines(self, cursor: int) -> tuple[str, ...]:
+        known = sum(source.count_known(cursor) for source in self.session.sources["output"])
+        if self._output[0] != known:
+            self._output = (known, terminal.lines(self.session.output_tail(cursor), _OUTPUT_LINES))
+        return self._output[1]
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found) if found else math.nan
+
+
