@@ -57,7 +57,7 @@ def examine() -> list[Finding]:
         _state_folder(),
         *_gpus(),
         *map(_package, _PACKAGES),
-        _program("C++ compiler", (os.environ.get("CXX", "c++"), "c++", "g++"), "apt install g++, or the like"),
+        _program("C++ compiler", (os.environ.get("CXX", "c++"), "c++", "g++"), "apt install g++, or alike"),
         _program("ninja", ("ninja",), "pip install ninja"),
         _ptrace(),
         _memfd(),
