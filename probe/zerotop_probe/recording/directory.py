@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
 from zerotop_probe.recording import clock, redact
 from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
@@ -36,7 +36,7 @@ def _word(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", text).strip("_.-")[:40] or "job"
 
 
-def create(command: Sequence[str], *, path: Optional[str] = None, launcher: str = "", **facts: Any) -> str:
+def create(command: Sequence[str], *, path: str | None = None, launcher: str = "", **facts: Any) -> str:
     """Makes a new session directory for ``command`` and returns its path.
 
     The directory is private to the user (mode 0700). ``path`` is taken as it is if given (it may exist if it is empty);

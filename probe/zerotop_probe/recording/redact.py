@@ -38,7 +38,7 @@ def command(arguments: Sequence[str]) -> list[str]:
     shown = []
     hide_next = False
     for argument in arguments:
-        name, equals, value = argument.partition("=")
+        name, equals, _value = argument.partition("=")
         if hide_next and not argument.startswith("-"):
             shown.append(HIDDEN)
             hide_next = False

@@ -6,10 +6,11 @@ removed) is counted and swallowed: the job that is being measured goes on.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from zerotop_probe.recording import clock
 from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR, Table
@@ -71,7 +72,7 @@ class RecordWriter:
         """Creates the file and writes its header; ``more`` goes into the header. On failure every record is lost."""
         self.lost = 0
         self._layout = table.layout
-        self._descriptor: Optional[int] = None
+        self._descriptor: int | None = None
         line = json.dumps(header(table.name, identity, dtype=table.dtype, **more), default=str).encode()
         line = line.ljust(-(-(len(line) + 1) // HEADER_ALIGNMENT) * HEADER_ALIGNMENT - 1) + b"\n"
         self._header_size = len(line)
@@ -107,10 +108,8 @@ class RecordWriter:
         """Closes the file; later records count as lost. Also what a forked child calls."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            try:
+            with contextlib.suppress(OSError):
                 os.close(descriptor)
-            except OSError:
-                pass
 
 
 class EventWriter:
@@ -120,7 +119,7 @@ class EventWriter:
         """Creates ``events-<writer>.jsonl`` with its header line."""
         self.lost = 0
         self._torn = False
-        self._descriptor: Optional[int] = None
+        self._descriptor: int | None = None
         try:
             self._descriptor = create(directory, f"events-{identity.stem}", ".jsonl")
         except OSError:
@@ -149,7 +148,5 @@ class EventWriter:
         """Closes the file; later events count as lost."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            try:
+            with contextlib.suppress(OSError):
                 os.close(descriptor)
-            except OSError:
-                pass
