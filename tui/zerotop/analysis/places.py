@@ -13,6 +13,8 @@ from zerotop_probe.recording.tables import PHASES, UNKNOWN
 FRESH_NS = 3_000_000_000
 # How far back an enclosing phase is looked for; phases nest three deep.
 _NESTED = 24
+# Samples looked back through for the last of a process that is gone: minutes, with a few ranks.
+_TAIL = 4096
 _RATE_NS = 1_000_000_000
 # Counters jump when a GPU is reset; a PCIe link moves no more than this in a second.
 _FASTEST_LINK = 1e12
@@ -86,13 +88,13 @@ def ranks(session: Session, cursor_ns: int, peaks: Peaks, *, ended: bool) -> tup
 
 
 def _last_of_each(source: Source, cursor_ns: int) -> list[Any]:
-    """The last sample of each process in the last ticks: one whose process died is still shown for a while."""
+    """The last sample of each rank's process, dead or alive, and of launchers that were just there."""
     known = source.count_known(cursor_ns)
     if not known:
         return []
-    tail = source.array[max(0, known - 4096) : known]
+    tail = source.array[max(0, known - _TAIL) : known]
     since = tail["time_ns"][-1] - FRESH_NS
-    return list({int(row["pid"]): row for row in tail[tail["time_ns"] >= since]}.values())
+    return list({int(row["pid"]): row for row in tail[(tail["time_ns"] >= since) | (tail["rank"] >= 0)]}.values())
 
 
 def _rank(session: Session, source: Source, row: Any, cursor_ns: int, peaks: Peaks, ended: bool) -> Rank | None:

@@ -107,7 +107,7 @@ class RecordingSource:
         info = self.session.info
         return Job(
             name=self.session.name,
-            command=tuple(str(word) for word in info.get("command") or ()),
+            command=_shown(info.get("command") or ()),
             launcher=str(info.get("launcher") or ""),
             state=state,
             exit_code=code,
@@ -194,6 +194,12 @@ class RecordingSource:
         if self._output[0] != known:
             self._output = (known, terminal.lines(self.session.output_tail(cursor), _OUTPUT_LINES))
         return self._output[1]
+
+
+def _shown(command: Iterable[Any]) -> tuple[str, ...]:
+    """The command without the folder of its program, which says little and takes the line."""
+    words = [str(word) for word in command]
+    return tuple(word.rpartition("/")[2] if place == 0 else word for place, word in enumerate(words))
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -121,7 +121,11 @@ class RankSteps:
         rows["begin_unix_ns"] = begins + self._spans.offset_ns
         rows["end_unix_ns"] = ends + self._spans.offset_ns
         rows["begin_unix_s"] = rows["begin_unix_ns"] / 1e9
-        rows["iteration_s"] = (ends - begins) / 1e9 - rows["eval_s"] - rows["checkpoint_s"]
+        between = rows["eval_s"] + rows["checkpoint_s"]
+        # A checkpoint loaded before the first iteration began takes nothing from it.
+        early = (spans["phase"] == PHASE_CODE["checkpoint_load"]) & (spans["depth"] == 0) & (spans["end_ns"] <= begins[0])
+        between[0] -= ((spans["end_ns"] - spans["begin_ns"])[early] / 1e9).sum()
+        rows["iteration_s"] = (ends - begins) / 1e9 - between
         self._add_memory(rows)
         return rows
 
@@ -210,15 +214,18 @@ class StepTable:
         return new
 
     def by_rank(self) -> dict[int, Rows]:
-        """Each rank's steps in order; a rank that was restarted has those of all its processes."""
+        """Each rank's steps in order, none where none is finished; a restarted rank has those of all its processes."""
         found: dict[int, list[Rows]] = {}
         for steps in self._by_source.values():
-            if len(steps.rows):
-                found.setdefault(steps.rank, []).append(steps.rows)
+            found.setdefault(steps.rank, []).append(steps.rows)
         return {
-            rank: parts[0] if len(parts) == 1 else np.concatenate(sorted(parts, key=lambda p: int(p["end_unix_ns"][0])))
+            rank: parts[0] if len(parts) == 1 else np.concatenate(sorted(parts, key=_begin))
             for rank, parts in sorted(found.items())
         }
+
+
+def _begin(rows: Rows) -> int:
+    return int(rows["end_unix_ns"][0]) if len(rows) else 0
 
 
 def steps(session: Session) -> Rows:

@@ -94,6 +94,8 @@ class Source:
         needed = {item.name for item in TABLES[self.table].fields if item.name != "pad"}
         if not needed <= set(self._dtype.names or ()):
             raise ValueError(f"{path.name} lacks columns")
+        if self._dtype.hasobject:
+            raise ValueError(f"{path.name} has columns that are no plain values")
         self.array: NDArray[Any] = np.empty(0, self._dtype)
         self._known = TABLES[self.table].known
         self.refresh()
@@ -173,7 +175,7 @@ class _EventFile:
             writer = self._header["writer"]
             time_ns, name = int(facts.pop("time_ns")) + self._offset_ns, str(facts.pop("event"))
             return Event(time_ns, name, facts, writer["role"], writer["rank"], writer["host"], writer["pid"])
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             self.damaged += 1
             return None
 
@@ -205,13 +207,12 @@ class Session:
         try:
             info = json.loads((path / SESSION_FILE).read_bytes())
             check_format(info, SESSION_FILE)
-            if "clock" not in info:
-                raise ValueError
+            Clocks().offset_ns(info)
         except FileNotFoundError:
             raise SessionError(f"{path} holds no recording: it has no {SESSION_FILE}.") from None
         except OSError as error:
             raise SessionError(f"{path} cannot be read: {error.strerror}.") from None
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, KeyError, TypeError, OverflowError, RecursionError):
             raise SessionError(f"{path / SESSION_FILE} is damaged: the recording cannot be read.") from None
         return cls(path, info)
 
@@ -256,7 +257,7 @@ class Session:
                 return True
         except SessionError:
             raise
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             self.damaged_files += 1
         return False
 

@@ -47,7 +47,7 @@ def _obey(screen: list[str], row: int, column: int, match: re.Match[str]) -> tup
             screen.append("")
         return row + 1, 0
     count, final = match.group(2) or "", match.group(3)
-    amount = min(int(count), 1000) if count.isdigit() else 1
+    amount = min(int(count[:4]), 1000) if count.isdigit() else 1
     if final == "A":
         return max(0, row - amount), column
     if final == "B":
