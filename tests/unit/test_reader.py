@@ -1,0 +1,200 @@
+"""Reading recordings: whole, torn, growing, damaged, of the future."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerotop.session.reader import Session, SessionError
+from zerotop_probe.recording import directory, tables
+from zerotop_probe.recording.writer import EventWriter, Identity, RecordWriter
+
+WHO = Identity("rank", 0, "node1", 100, 1, "")
+
+
+def make(folder: Path) -> Path:
+    return Path(directory.create(["python", "train.py"], path=str(folder / "session")))
+
+
+def probe(folder: Path, *times: int, who: Identity = WHO) -> RecordWriter:
+    writer = RecordWriter(str(folder), tables.PROBE, who)
+    for time in times:
+        writer.write(time, 1, 2, 0, 0)
+    return writer
+
+
+def times(session: Session) -> list[list[int]]:
+    return [source.array["time_ns"].tolist() for source in session.sources["probe"]]
+
+
+def test_truncated_anywhere(tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    probe(folder, 1, 2, 3).close()
+    (path,) = folder.glob("*.rec")
+    data, size = path.read_bytes(), tables.PROBE.layout.size
+    header = len(data) - 3 * size
+    for length in [*range(header + 1), *range(len(data) - size, len(data) + 1)]:
+        path.write_bytes(data[:length])
+        session = Session.open(folder)
+        assert times(session) == ([] if length < header else [[1, 2, 3][: (length - header) // size]])
+        assert session.damaged_files == 0
+
+
+def test_a_torn_record_and_a_torn_header_wait(tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    probe(folder, 1, 2).close()
+    (path,) = folder.glob("*.rec")
+    data = path.read_bytes()
+    path.write_bytes(data[:20])
+    session = Session.open(folder)
+    assert times(session) == []
+    for length, expected in ((len(data) - 5, [[1]]), (len(data), [[1, 2]])):
+        with path.open("ab") as file:
+            file.write(data[path.stat().st_size : length])
+        assert session.refresh()
+        assert times(session) == expected
+    assert not session.refresh()
+
+
+def test_growing(tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    session = Session.open(folder)
+    assert session.records == 0
+    assert not session.refresh()
+    first = probe(folder, 1)
+    assert session.refresh()
+    assert times(session) == [[1]]
+    first.write(2, 1, 2, 0, 0)
+    second = probe(folder, 7, who=WHO._replace(rank=1))
+    events = EventWriter(str(folder), WHO)
+    events.write(5, "late")
+    events.write(4, "early")
+    assert session.refresh()
+    assert times(session) == [[1, 2], [7]]
+    assert [event.name for event in session.events] == ["early", "late"]
+    assert not session.refresh()
+    source = session.sources["probe"][0]
+    assert [source.count_known(source.offset_ns + time) for time in (0, 1, 2, 3)] == [0, 1, 2, 2]
+    for writer in (first, second, events):
+        writer.close()
+
+
+def change(folder: Path, **facts: Any) -> None:
+    path = folder / "session.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | facts))
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(SessionError) as caught:
+        Session.open(path)
+    text = str(caught.value)
+    assert text.endswith(".")
+    return text
+
+
+def test_no_recording(tmp_path: Path) -> None:
+    assert "no session" in refused(tmp_path / "missing")
+    assert "session.json" in refused(tmp_path)
+    (tmp_path / "file").write_text("x")
+    assert "no session" in refused(tmp_path / "file")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "1", "{}", '{"zerotop": [1, 0]}', "\xff", '{"zerotop": "1"}'])
+def test_damaged_session_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "session.json").write_text(text, encoding="latin-1")
+    assert "damaged" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("clock", [None, 5, [], {}, {"unix_ns": 1}, {"unix_ns": "x", "monotonic_ns": 1}])
+def test_damaged_clock(tmp_path: Path, clock: Any) -> None:
+    folder = make(tmp_path)
+    change(folder, clock=clock)
+    assert "damaged" in refused(folder)
+
+
+def test_newer_formats(tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    change(folder, zerotop=[tables.FORMAT_MAJOR, tables.FORMAT_MINOR + 9], more="facts")
+    Session.open(folder)
+    change(folder, zerotop=[tables.FORMAT_MAJOR + 1, 0])
+    assert "newer zerotop" in refused(folder)
+    change(folder, zerotop=[tables.FORMAT_MAJOR, 0])
+    probe(folder, 1).close()
+    (path,) = folder.glob("*.rec")
+    path.write_bytes(path.read_bytes().replace(b'"zerotop": [1,', b'"zerotop": [2,'))
+    assert "newer zerotop" in refused(folder)
+
+
+def test_what_is_unknown_is_passed_over(tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    extra = tables.Field("new", "q", "something of the future")
+    wider = tables.PROBE._replace(fields=(*tables.PROBE.fields, extra))
+    writer = RecordWriter(str(folder), wider, WHO)
+    writer.write(1, 2, 3, 4, 5, 6)
+    other = RecordWriter(str(folder), tables.PROBE._replace(name="future"), WHO)
+    other.write(1, 2, 3, 4, 5)
+    events = EventWriter(str(folder), WHO)
+    events.write(1, "future", fact=[1])
+    session = Session.open(folder)
+    assert times(session) == [[1]]
+    assert session.sources["probe"][0].array["new"].tolist() == [6]
+    assert [(event.name, event.facts) for event in session.events] == [("future", {"fact": [1]})]
+    assert session.damaged_files == 0
+    for each in (writer, other, events):
+        each.close()
+
+
+@pytest.mark.parametrize("head", [b"", b"{}", b"[]", b"\xff", b'{"zerotop": [1, 0], "clock": 1, "table": "probe"}'])
+def test_damaged_files_are_counted(tmp_path: Path, head: bytes) -> None:
+    folder = make(tmp_path)
+    (folder / "probe-x.rec").write_bytes(head + b"\n")
+    probe(folder, 1).close()
+    session = Session.open(folder)
+    assert times(session) == [[1]]
+    assert session.damaged_files == 1
+
+
+def test_objects_are_never_read(tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    probe(folder, 1).close()
+    (path,) = folder.glob("*.rec")
+    path.write_bytes(path.read_bytes().replace(b'["lost", "<i4"]', b'["lost", "|O8"]'))
+    session = Session.open(folder)
+    assert times(session) == []
+    assert session.damaged_files == 1
+
+
+def test_torn_and_damaged_events(tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    events = EventWriter(str(folder), WHO)
+    events.write(1, "one")
+    (path,) = folder.glob("*.jsonl")
+    with path.open("ab") as file:
+        file.write(b'{"time_ns": 2, "ev\n[]\n{}\n\xff\n{"time_ns": Infinity, "event": "x"}\n')
+    events.write(3, "three")
+    with path.open("ab") as file:
+        file.write(b'{"time_ns": 4, "event"')
+    session = Session.open(folder)
+    assert [event.name for event in session.events] == ["one", "three"]
+    with path.open("ab") as file:
+        file.write(b': "four"}\n')
+    assert session.refresh()
+    assert [event.name for event in session.events] == ["one", "three", "four"]
+    events.close()
+
+
+def test_read_only(tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    probe(folder, 1).close()
+    for path in folder.iterdir():
+        path.chmod(0o400)
+    folder.chmod(0o500)
+    before = sorted(folder.iterdir())
+    try:
+        assert times(Session.open(folder)) == [[1]]
+        assert sorted(folder.iterdir()) == before
+    finally:
+        folder.chmod(0o700)
