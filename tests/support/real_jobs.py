@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zerotop import demo
-from zerotop_probe.recording import directory
 
 BIN = Path(sys.executable).parent
 LAUNCHERS = ("deepspeed", "torchrun", "accelerate", "python")
@@ -100,8 +99,8 @@ def run_recorded(command: Sequence[str], folder: Path, environment: dict[str, st
 
     Raises subprocess.TimeoutExpired after TIMEOUT_S, with everything of the job killed.
     """
-    session = Path(directory.create(command, path=str(folder / "session")))
-    arguments = [sys.executable, "-m", "zerotop_probe.outside", "--foreground", str(session), "--", *command]
+    session = folder / "session"
+    arguments = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(session), "--", *command]
     (folder / "tmp").mkdir()
     begin = time.monotonic()
     with open(folder / "output", "w+b") as output:

@@ -1,0 +1,159 @@
+"""What a whole recording says of a job, by each launcher, against what the job was asked to do."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from config_runs import ACCUMULATE, EVALUATE, RUNS, SAVE, skip_if_impossible_here
+from real_jobs import RANKS, SMALL, Run
+from zerotop import demo
+from zerotop.analysis.export import export
+from zerotop.analysis.steps import steps
+from zerotop.session.reader import Session
+from zerotop_probe.recording.tables import PHASE_CODE
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
+
+# The same runs as in test_configs. Plain python is in no entry of RUNS: there it has a test of its own.
+CHOSEN: dict[str, tuple[str, tuple[str, ...]]] = {
+    "zero0_bf16": RUNS["zero0_bf16"],
+    "zero1_bf16": RUNS["zero1_bf16"],
+    "zero2_offload_optimizer_bf16": ("python", EVALUATE),
+    "zero3_offload_optimizer_bf16": RUNS["zero3_offload_optimizer_bf16"],
+    "zero3_bf16": RUNS["zero3_bf16"],  # evaluates, saves and accumulates, all in one
+}
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A finished run, its recording, and what was asked of it."""
+
+    config: str
+    launcher: str
+    options: tuple[str, ...]
+    run: Run
+    session: Session
+
+    @property
+    def ranks(self) -> list[int]:
+        return list(range(1 if self.launcher == "python" else RANKS))
+
+    def asked(self, option: str) -> int:
+        words = (*SMALL, *self.options)
+        return int(words[words.index(option) + 1])
+
+    @property
+    def accumulation(self) -> int:
+        return self.asked(ACCUMULATE[0]) if ACCUMULATE[0] in self.options else 1
+
+    def spans(self, rank: int, phase: str) -> NDArray[Any]:
+        (source,) = [source for source in self.session.sources["spans"] if source.rank == rank]
+        array: NDArray[Any] = source.array
+        found: NDArray[Any] = array[array["phase"] == PHASE_CODE[phase]]
+        return found
+
+    def facts(self, event: str) -> list[dict[str, Any]]:
+        return [found.facts for found in self.session.events if found.name == event]
+
+
+@pytest.fixture(params=list(CHOSEN))
+def recorded(request: pytest.FixtureRequest, finetune_run: Callable[..., Run]) -> Recorded:
+    config: str = request.param
+    skip_if_impossible_here(config)
+    launcher, options = CHOSEN[config]
+    run = finetune_run(config, launcher=launcher, options=options)
+    assert run.returncode == 0, run.output[-4000:]
+    return Recorded(config, launcher, options, run, Session.open(run.session))
+
+
+def test_the_job_ended_well_and_nothing_of_ours_failed(recorded: Recorded) -> None:
+    (ended,) = recorded.facts("job_ended")
+    assert (ended["exit_code"], ended["signal"]) == (0, None)
+    assert not recorded.session.live
+    assert recorded.session.info["launcher"] == ("" if recorded.launcher == "python" else recorded.launcher)
+    assert recorded.session.damaged_files == 0
+    assert not recorded.facts("probe_error") + recorded.facts("sampler_error") + recorded.facts("rank_silent")
+
+
+def test_each_rank_says_hello_and_describes_its_engine(recorded: Recorded) -> None:
+    for name in ("hello", "engine", "goodbye"):
+        found = [event.rank for event in recorded.session.events if event.name == name]
+        assert sorted(found) == recorded.ranks, name
+    content = json.loads(demo.config_path(recorded.config).read_text())
+    zero = content["zero_optimization"]
+    expected = {
+        "zero_stage": zero["stage"],
+        "offload_optimizer": zero.get("offload_optimizer", {}).get("device", "none"),
+        "offload_parameters": zero.get("offload_param", {}).get("device", "none"),
+        "dtype": next(kind for kind in ("bf16", "fp16") if content.get(kind, {}).get("enabled")),
+        "micro_batch": recorded.asked("--micro-batch"),
+        "gradient_accumulation": recorded.accumulation,
+        "world_size": len(recorded.ranks),
+    }
+    for engine in recorded.facts("engine"):
+        assert {name: engine[name] for name in expected} == expected
+
+
+def test_steps_are_those_asked_for(recorded: Recorded) -> None:
+    table = steps(recorded.session)
+    count = recorded.asked("--steps")
+    expected = [(rank, step) for rank in recorded.ranks for step in range(count)]
+    assert table[["rank", "step"]].tolist() == expected
+    rows = recorded.asked("--micro-batch") * recorded.accumulation
+    assert table["micro_steps"].tolist() == [recorded.accumulation] * len(expected)
+    assert table["rows"].tolist() == [rows] * len(expected)
+    assert table["tokens"].tolist() == [rows * recorded.asked("--seq-length")] * len(expected)
+    assert not table["skipped"].any()
+    for column in ("iteration_s", "forward_s", "backward_s", "step_s", "host_rss_bytes"):
+        assert np.all(table[column] > 0), column
+
+
+def test_evaluations_and_checkpoints_are_where_asked(recorded: Recorded) -> None:
+    for phase, option in (("eval", EVALUATE), ("checkpoint_save", SAVE)):
+        for rank in recorded.ranks:
+            spans = recorded.spans(rank, phase)
+            if option[0] in recorded.options:
+                assert int(option[1]) in spans["step"], (phase, rank)
+                assert np.all(spans["end_ns"] > spans["begin_ns"])
+            else:
+                assert not len(spans), (phase, rank)
+
+
+def test_the_sampler_found_all_ranks_with_their_memory(recorded: Recorded) -> None:
+    found = {facts["rank"]: facts["pid"] for facts in recorded.facts("rank_found")}
+    said = {event.rank: event.pid for event in recorded.session.events if event.name == "hello"}
+    assert found == said
+    (processes,) = recorded.session.sources["processes"]
+    for rank, pid in said.items():
+        samples = processes.array[(processes.array["rank"] == rank) & (processes.array["pid"] == pid)]
+        assert len(samples) > 1, rank
+        # The last sample may be of a process that is ending, when the kernel has taken its memory already.
+        assert np.all(samples["rss_bytes"][:-1] > 0), rank
+
+
+def test_the_recorded_output_is_what_the_job_printed(recorded: Recorded) -> None:
+    printed = (recorded.run.folder / "output").read_bytes()
+    ours = f"zerotop: recorded in {recorded.run.session}\n".encode()
+    assert printed.endswith(ours)
+    tail = recorded.session.output_tail(recorded.session.last_written_ns, size=len(printed))
+    assert tail == printed.removesuffix(ours)
+    assert f"after {recorded.asked('--steps')} steps".encode() in tail
+    assert b"final loss" in tail
+
+
+def test_exported_steps_are_the_steps(recorded: Recorded) -> None:
+    table = steps(recorded.session)
+    stream = io.BytesIO()
+    assert export(recorded.session, "steps", "csv", stream) == len(table)
+    lines = list(csv.DictReader(io.StringIO(stream.getvalue().decode())))
+    columns = ["rank", "step", "micro_steps", "rows", "tokens"]
+    assert [tuple(int(line[name]) for name in columns) for line in lines] == table[columns].tolist()
