@@ -1,4 +1,4 @@
-"""How long a recording of ten million records takes to open, and to seek in; plain NumPy reading of the same bytes beside it."""
+"""How long a recording of ten million records takes to open, and to seek in; NumPy reading of the same bytes beside it."""
 
 from __future__ import annotations
 
