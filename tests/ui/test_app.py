@@ -56,7 +56,7 @@ async def test_quiet_recordings_still_get_a_heartbeat() -> None:
     ("keys", "step", "badge"),
     [
         (["space"], 14, "▮▮ −0:00"),
-        (["space", "space"], 14, "▶ −0:00 1×"),
+        (["left", "space", "space"], 13, "▮▮ −0:"),
         (["left"], 13, "▮▮ −0:"),
         (["left", "left", "right"], 13, "▮▮ −0:"),
         (["shift+left"], 4, "▮▮ −0:"),
