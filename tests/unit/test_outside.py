@@ -16,6 +16,7 @@ from zerotop_probe.outside.lanes import Lane
 from zerotop_probe.outside.proc import Process
 from zerotop_probe.outside.ranks import Ranks
 from zerotop_probe.outside.stream import Stream
+from zerotop_probe.recording import launchers
 from zerotop_probe.recording.writer import EventWriter, Identity
 
 
@@ -63,12 +64,15 @@ def test_silence_means_something_only_when_peers_spoke_long_ago() -> None:
 
 
 def test_rank_variables_in_order_and_only_if_not_our_own() -> None:
-    names = ranks.RANK_VARIABLES
-    assert ranks.number({"SLURM_PROCID": "5", "RANK": "2"}, names, {}) == 2
-    assert ranks.number({"SLURM_PROCID": "5"}, names, {}) == 5
-    assert ranks.number({"SLURM_PROCID": "5"}, names, {"SLURM_PROCID": "5"}) is None
-    assert ranks.number({"RANK": "1"}, names, {"RANK": "0"}) == 1
-    assert ranks.number({"RANK": "many"}, names, {}) is None
+    def rank(environment: dict[str, str], **ours: str) -> int | None:
+        return launchers.number(environment, launchers.RANK, inherited=ours)
+
+    assert rank({"SLURM_PROCID": "5", "RANK": "2"}) == 2
+    assert rank({"SLURM_PROCID": "5"}) == 5
+    assert rank({"SLURM_PROCID": "5"}, SLURM_PROCID="5") is None
+    assert rank({"RANK": "1"}, RANK="0") == 1
+    assert rank({"RANK": "many"}) is None
+    assert rank({"RANK": "\N{SUPERSCRIPT TWO}"}) is None  # a digit, and no number
 
 
 class _Recorder(EventWriter):

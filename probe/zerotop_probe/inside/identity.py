@@ -8,19 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from zerotop_probe.recording import redact
-
-_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
-_LOCAL_RANK = (
-    "LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "PALS_LOCAL_RANKID",
-    "SLURM_LOCALID",
-)
-_LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
-_NODE = ("GROUP_RANK", "CROSS_RANK", "SLURM_NODEID")
-_WORLD = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+from zerotop_probe.recording import launchers, redact
 
 # What steers memory, threads and devices, and is no secret.
 _TELLING = (
@@ -56,21 +44,21 @@ def rank(environment: Mapping[str, str]) -> int:
             return int(distributed.get_rank())
     except (RuntimeError, ValueError):
         pass
-    return _number(environment, _RANK) or 0
+    return launchers.number(environment, launchers.RANK) or 0
 
 
 def who(environment: Mapping[str, str]) -> dict[str, Any]:
     """rank, local_rank, node_rank, world_size, launcher; an integer that no launcher tells is null."""
     number = rank(environment)
-    local_size = _number(environment, _LOCAL_SIZE)
-    node = _number(environment, _NODE)
+    local_size = launchers.number(environment, launchers.LOCAL_SIZE)
+    node = launchers.number(environment, launchers.NODE_RANK)
     if node is None and local_size:
         node = number // local_size
     return {
         "rank": number,
-        "local_rank": _number(environment, _LOCAL_RANK),
+        "local_rank": launchers.number(environment, launchers.LOCAL_RANK),
         "node_rank": node,
-        "world_size": _number(environment, _WORLD),
+        "world_size": launchers.number(environment, launchers.WORLD_SIZE),
         "launcher": launcher(_at_start() or environment),
     }
 
@@ -110,11 +98,3 @@ def software() -> dict[str, Any]:
         "arguments": redact.command(list(sys.argv)),
         "environment": {name: redact.text(os.environ[name]) for name in _TELLING if name in os.environ},
     }
-
-
-def _number(environment: Mapping[str, str], names: tuple[str, ...]) -> int | None:
-    for name in names:
-        text = environment.get(name, "")
-        if text.isdigit():
-            return int(text)
-    return None

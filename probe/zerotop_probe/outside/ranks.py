@@ -18,20 +18,9 @@ from typing import NamedTuple
 from zerotop_probe.outside import proc, silence
 from zerotop_probe.outside.proc import Process
 from zerotop_probe.outside.processes import Member
-from zerotop_probe.recording import clock, events
+from zerotop_probe.recording import clock, events, launchers
 from zerotop_probe.recording.directory import ENVIRONMENT
 from zerotop_probe.recording.writer import EventWriter
-
-# By launcher: torchrun, deepspeed and accelerate; Open MPI; MPICH and its kin; Slurm. See DeepSpeed's
-# launcher_helper.py.
-RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
-LOCAL_RANK_VARIABLES = (
-    "LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "PALS_LOCAL_RANKID",
-    "SLURM_LOCALID",
-)
 
 _FAST_S, _SLOW_S, _FAST_FOR_S = 0.5, 5.0, 60.0
 # Launchers are sampled too, as rank -1: a plain `python train.py` is one until its engine reports. Not every
@@ -47,15 +36,6 @@ class Rank(NamedTuple):
     rank: int
     local_rank: int | None
     found_s: float
-
-
-def number(environment: Mapping[str, str], names: tuple[str, ...], ours: Mapping[str, str]) -> int | None:
-    """The first of these variables that a launcher has set, as a number."""
-    for name in names:
-        value = environment.get(name, "")
-        if value.isdigit() and ours.get(name) != value:
-            return int(value)
-    return None
 
 
 class Ranks:
@@ -121,7 +101,7 @@ class Ranks:
             self._reports[name] = process
             self._reported_s[process] = now_s
             if process.pid not in self.found and process.alive():
-                local = number(proc.environment(process.pid), LOCAL_RANK_VARIABLES, self._ours)
+                local = self._number(proc.environment(process.pid), launchers.LOCAL_RANK)
                 self._add(Rank(process, int(match[1]), local, now_s))
 
     def _find_below_root(self, now_s: float) -> None:
@@ -141,16 +121,19 @@ class Ranks:
                 self._note_launcher(pid)
             return False
         environment = proc.environment(pid)
-        rank = number(environment, RANK_VARIABLES, self._ours)
+        rank = self._number(environment, launchers.RANK)
         process = Process.of(pid)
         if rank is None or process is None:
             self._note_launcher(pid)
             return False
-        self._add(Rank(process, rank, number(environment, LOCAL_RANK_VARIABLES, self._ours), now_s))
+        self._add(Rank(process, rank, self._number(environment, launchers.LOCAL_RANK), now_s))
         why = silence.why_blind(arguments, carries_session=environment.get(ENVIRONMENT) == self._session)
         if why is not None:
             self._say_silent(self.found[pid], why)
         return True
+
+    def _number(self, environment: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+        return launchers.number(environment, names, inherited=self._ours)
 
     def _note_launcher(self, pid: int) -> None:
         process = Process.of(pid)
