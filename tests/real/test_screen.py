@@ -58,14 +58,21 @@ class Terminal:
         raise AssertionError("the program did not end")
 
 
-def environment(folder: Path) -> dict[str, str]:
-    return os.environ | {"XDG_STATE_HOME": str(folder), "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"}
+def opened(folder: Path, *arguments: str) -> Terminal:
+    """The program on a terminal; sessions without a path of their own lie in ``folder``."""
+    environment = os.environ | {"XDG_STATE_HOME": str(folder), "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"}
+    return Terminal(*arguments, environment=environment)
+
+
+def running(folder: Path, script: str) -> tuple[Terminal, Path]:
+    """The program watching a job that it launched, and the job's session."""
+    session = folder / "session"
+    return opened(folder, "run", "--session", str(session), "--", sys.executable, "-c", script), session
 
 
 def test_job_is_watched_to_its_end_and_its_exit_code_is_ours(tmp_path: Path) -> None:
-    job = [sys.executable, "-c", "import time; print('loss', 6 * 7, flush=True); time.sleep(2); raise SystemExit(3)"]
-    session = tmp_path / "session"
-    terminal = Terminal("run", "--session", str(session), "--", *job, environment=environment(tmp_path))
+    script = "import time; print('loss', 6 * 7, flush=True); time.sleep(2); raise SystemExit(3)"
+    terminal, session = running(tmp_path, script)
     terminal.wait_for("loss 42")
     terminal.wait_for("exit code 3")
     terminal.type("q")
@@ -74,16 +81,15 @@ def test_job_is_watched_to_its_end_and_its_exit_code_is_ours(tmp_path: Path) -> 
 
 
 def test_detached_job_goes_on_and_is_attached_again(tmp_path: Path) -> None:
-    job = [sys.executable, "-c", "import time; print('at work', flush=True); time.sleep(8); print('work done', flush=True)"]
-    session = tmp_path / "session"
-    terminal = Terminal("run", "--session", str(session), "--", *job, environment=environment(tmp_path))
+    script = "import time; print('at work', flush=True); time.sleep(8); print('work done', flush=True)"
+    terminal, session = running(tmp_path, script)
     terminal.wait_for("at work")
     terminal.type("q")
     terminal.wait_for("Detach")
     terminal.type("d")
     assert terminal.exit_code() == 0
     assert Session.open(session).live
-    again = Terminal("attach", str(session), environment=environment(tmp_path))
+    again = opened(tmp_path, "attach", str(session))
     again.wait_for("work done")
     again.wait_for("exit code 0")
     again.type("q")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import ClassVar, TypeVar
 
 from rich.text import Text
@@ -34,9 +35,9 @@ class Dialog(ModalScreen[Result]):
             box.border_title = self.heading
             yield from self.contents()
 
+    @abstractmethod
     def contents(self) -> ComposeResult:
         """What is in the box."""
-        raise NotImplementedError
 
     def problem(self) -> ComposeResult:
         """The line in which ``tell`` says what went wrong; without it there is no line."""

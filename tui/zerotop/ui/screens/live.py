@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -15,6 +16,7 @@ from zerotop.ui.frame import Frame
 from zerotop.ui.layout import Shape, arrange
 from zerotop.ui.widgets import panels
 from zerotop.ui.widgets.body import Panels
+from zerotop.ui.widgets.drawn import Drawn
 
 
 class LiveScreen(Screen[None]):
@@ -132,7 +134,7 @@ class LiveScreen(Screen[None]):
         return bool(self.zoomed) if action == "unzoom" else True
 
 
-_PANELS = {
+_PANELS: dict[str, Callable[..., Drawn]] = {
     "header": panels.Header,
     "notices": panels.Notices,
     "memory": panels.Memory,

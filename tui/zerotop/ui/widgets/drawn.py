@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import ClassVar
 
 from rich.segment import Segment
@@ -34,9 +35,9 @@ class Drawn(Widget):
         self._strips: list[Strip | None] = []
         self._styles_by_name: dict[str, Style] = {}
 
+    @abstractmethod
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         """The picture: ``height`` rows of exactly ``width`` cells."""
-        raise NotImplementedError
 
     def watch_frame(self) -> None:
         self.redraw()
