@@ -1,139 +1,148 @@
-"""What the viewer itself costs: processor time, memory, frames, and how late a fact is on screen.
+"""What the viewer costs: processor time, memory, and how late a fact is on screen, with 8 ranks and 8 GPUs at 20 Hz.
 
-The program runs in a real pseudo-terminal on a made-up job with 8 ranks and 8 GPUs in which everything
-changes all the time, which is the worst case. Reading a recording is not part of it. Every EVENT_S a fact
-becomes known; when its mark leaves the terminal's other end, it is on screen.
+``zerotop attach`` runs in a real pseudo-terminal on a recording that another process writes meanwhile with the real writers.
+27 times a second the job prints a number; a fact is late by the time from its record's to when that number, or a later one,
+has left the terminal's other end. Processor time and memory are the kernel's figures for the viewer's process.
 
-    python benchmarks/viewer_cost.py [--seconds 20] [--size 120x40 ...]
+    python benchmarks/viewer_cost.py [--seconds 20] [--warm-up 5] [--size 80x24 200x50 ...] [--ranks 8]
 """
 
 from __future__ import annotations
 
 import argparse
 import fcntl
-import json
 import os
 import pty
 import re
 import select
+import signal
 import struct
+import subprocess
 import sys
+import tempfile
 import termios
 import time
-from dataclasses import replace
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-WARM_UP_S = 4.0
-EVENT_S = 0.0371  # not a divisor of the viewer's own rhythm
+import numpy as np
+
+from zerotop.session.reader import Session
+
+WRITER = Path(__file__).resolve().parent.parent / "tests" / "support" / "growing_recording.py"
+_FACT = re.compile(rb"fact (\d{8})")
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def child(seconds: float, report: int) -> None:
-    """The viewer; writes its figures as one JSON line to the descriptor ``report``."""
-    sys.path.insert(0, str(ROOT / "tests" / "support"))
-    from fake_source import FakeSource, offload_story
-    from zerotop.analysis.view import LiveView
-    from zerotop.ui.app import ZerotopApp
+class Terminal:
+    """The viewer on a pseudo-terminal of a size."""
 
-    class Marked(FakeSource):
-        """The last output line names the last event that is known."""
+    def __init__(self, session: Path, width: int, height: int) -> None:
+        self.pid, self._end = pty.fork()
+        if self.pid == 0:
+            time.sleep(0.2)  # until the size is set
+            environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", "LC_ALL": "C.UTF-8"}
+            os.execve(sys.executable, [sys.executable, "-m", "zerotop", "attach", str(session)], environment)
+        fcntl.ioctl(self._end, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+        self.written = 0
+        self._tail = b""
 
-        def view(self, cursor_ns: int | None) -> LiveView:
-            view = super().view(cursor_ns)
-            return replace(view, output=(*view.output, f"event {int(time.monotonic() / EVENT_S):012d}"))
+    def watch(self, seconds: float) -> list[tuple[int, int]]:
+        """(number, when it was seen, ns of CLOCK_MONOTONIC) of the facts that are drawn meanwhile, in order."""
+        seen: list[tuple[int, int]] = []
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if not select.select([self._end], [], [], left)[0]:
+                break
+            data = os.read(self._end, 65536)
+            now = time.monotonic_ns()
+            self.written += len(data)
+            numbers = _FACT.findall(self._tail + data)
+            self._tail = (self._tail + data)[-len("fact 0000000") :]
+            seen.extend((int(number), now) for number in numbers[-1:])
+        return seen
 
-    start = time.monotonic()
-    source = Marked(offload_story(), lambda: 60.0 + time.monotonic() - start)
-    app = ZerotopApp(source)
-    figures: dict[str, float] = {}
+    def processor_s(self) -> float:
+        """Seconds of processor time so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
 
-    def begin() -> None:
-        figures.update(cpu=time.process_time(), at=time.monotonic(), frames=source.views)
+    def memory_mb(self, name: str) -> float:
+        """One of the memory figures of the process's status, in 10^6 bytes."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(re.findall(rf"{name}:\s+(\d+)", status)[0]) * 1024 / 1e6
 
-    def end() -> None:
-        passed = time.monotonic() - figures["at"]
-        status = Path("/proc/self/status").read_text()
-        result = {
-            "cpu_percent": 100 * (time.process_time() - figures["cpu"]) / passed,
-            "fps": (source.views - figures["frames"]) / passed,
-            "rss_mb": int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) * 1024 / 1e6,
-        }
-        os.write(report, json.dumps(result).encode())
-        app.exit()
-
-    app.call_later(app.set_timer, WARM_UP_S, begin)
-    app.call_later(app.set_timer, WARM_UP_S + seconds, end)
-    app.run()
-
-
-def measure(width: int, height: int, seconds: float) -> dict[str, float]:
-    """Runs the viewer in a pseudo-terminal of this size and adds what its other end saw."""
-    receive, send = os.pipe()
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.set_inheritable(send, True)
-        environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", "LC_ALL": "C.UTF-8"}
-        command = [sys.executable, __file__, "--child", str(seconds), str(send)]
-        time.sleep(0.2)  # until the size is set
-        os.execve(sys.executable, command, environment)
-    os.close(send)
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
-    seen, written, began = _watch(terminal, time.monotonic() + WARM_UP_S)
-    os.waitpid(pid, 0)
-    figures: dict[str, float] = json.loads(os.read(receive, 4096))
-    os.close(receive)
-    os.close(terminal)
-    return {**figures, **_lateness(seen), "kb_per_s": written / 1e3 / (time.monotonic() - began)}
+    def close(self) -> None:
+        """Ends the viewer."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        os.close(self._end)
 
 
-def _watch(terminal: int, warm: float) -> tuple[list[tuple[int, float]], int, float]:
-    """((event, when its mark was seen) in order, bytes written, since when), after the warm-up."""
-    seen: list[tuple[int, float]] = []
-    tail, written = b"", 0
-    while True:
-        select.select([terminal], [], [])
-        try:
-            data = os.read(terminal, 65536)
-        except OSError:  # the other end is closed
-            return seen, written, warm
-        now = time.monotonic()
-        marks = [int(mark) for mark in re.findall(rb"event (\d{12})", tail + data)]
-        tail = (tail + data)[-18:]
-        if now > warm:
-            written += len(data)
-            seen.extend((mark, now) for mark in marks[-1:])
+def facts_written(path: Path) -> dict[int, int]:
+    """Number -> when its record was written, from the recording itself."""
+    (source,) = Session.open(path).sources["output"]
+    log = source.path.with_name(source.path.stem + ".log").read_bytes()
+    found: dict[int, int] = {}
+    for piece in source.array:
+        for number in _FACT.findall(log[piece["offset"] : piece["offset"] + piece["length"]]):
+            found[int(number)] = int(piece["time_ns"])
+    return found
 
 
-def _lateness(seen: list[tuple[int, float]]) -> dict[str, float]:
-    """How late events were on screen: each counts when it or a later one was seen first."""
+def lateness_ms(seen: list[tuple[int, int]], written: dict[int, int]) -> np.ndarray:
+    """How late each fact between the first and the last seen one was on screen: when it or a later one was drawn."""
     late: list[float] = []
-    last = seen[0][0] if seen else 0
-    for event, when in seen:
-        late.extend(when - number * EVENT_S for number in range(last + 1, event + 1))
-        last = max(last, event)
-    late.sort()
-    if not late:
-        return {}
-    return {"late_p50_ms": 1000 * late[len(late) // 2], "late_p99_ms": 1000 * late[int(len(late) * 0.99)]}
+    last = seen[0][0]
+    for number, when in seen:
+        late.extend((when - written[fact]) / 1e6 for fact in range(last + 1, number + 1))
+        last = max(last, number)
+    return np.array(late)
+
+
+def measure(size: str, options: argparse.Namespace) -> str:
+    """One line of figures for a terminal of this size."""
+    width, height = (int(part) for part in size.split("x"))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "session"
+        command = [sys.executable, str(WRITER), str(path), "--ranks", str(options.ranks)]
+        writer = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert writer.stdout is not None
+        assert writer.stdout.readline()
+        time.sleep(1.0)
+        terminal = Terminal(path, width, height)
+        try:
+            terminal.watch(options.warm_up)
+            before, since, written = terminal.processor_s(), time.monotonic(), terminal.written
+            seen = terminal.watch(options.seconds)
+            passed = time.monotonic() - since
+            share = (terminal.processor_s() - before) / passed
+            memory = terminal.memory_mb("VmRSS"), terminal.memory_mb("RssAnon")
+            rate = (terminal.written - written) / 1e3 / passed
+        finally:
+            terminal.close()
+            writer.kill()
+            writer.wait()
+        late = lateness_ms(seen, facts_written(path))
+        p50, p99 = np.quantile(late, [0.5, 0.99])
+    return (
+        f"{size:>8} {share:7.1%} {memory[0]:8.0f} {memory[1]:8.0f} {len(seen) / passed:6.1f} {p50:9.0f} {p99:6.0f}"
+        f" {late.max():6.0f} {len(late):6d} {rate:6.1f}"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--warm-up", type=float, default=5.0)
     parser.add_argument("--size", nargs="*", default=["80x24", "120x40", "200x50"])
-    parser.add_argument("--child", nargs=2, metavar=("SECONDS", "FD"), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.child:
-        child(float(arguments.child[0]), int(arguments.child[1]))
-        return
-    print(f"{'size':>8} {'CPU %':>7} {'RSS MB':>7} {'fps':>5} {'late p50 ms':>12} {'p99':>6} {'kB/s':>6}")
-    for size in arguments.size:
-        width, height = (int(part) for part in size.split("x"))
-        figures = measure(width, height, arguments.seconds)
-        print(
-            f"{size:>8} {figures['cpu_percent']:7.1f} {figures['rss_mb']:7.0f} {figures['fps']:5.1f} "
-            f"{figures['late_p50_ms']:12.0f} {figures['late_p99_ms']:6.0f} {figures['kb_per_s']:6.1f}"
-        )
+    parser.add_argument("--ranks", type=int, default=8)
+    options = parser.parse_args()
+    print(
+        f"{'size':>8} {'1 core':>7} {'RSS MB':>8} {'anon MB':>8} {'drawn/s':>6} {'p50 ms':>8} {'p99':>6}"
+        f" {'worst':>6} {'facts':>6} {'kB/s':>6}"
+    )
+    for size in options.size:
+        print(measure(size, options), flush=True)
 
 
 if __name__ == "__main__":
