@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import re
@@ -42,33 +44,65 @@ def create(command: Sequence[str], *, path: str | None = None, launcher: str = "
     The directory is private to the user (mode 0700). ``path`` is taken as it is if given (it may exist if it is empty);
     by default the session is named after the time and the script. ``facts`` are added to ``session.json``.
 
-    Raises FileExistsError if ``path`` holds something already, OSError if the directory cannot be made.
+    Raises FileExistsError if ``path`` holds something already, OSError if the directory cannot be made; nothing new is
+    left behind then.
     """
-    if path is None:
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        base = os.path.join(default_root(), f"{stamp}-{script_name(command)}")
-        path, number = base, 1
-        while os.path.exists(path):
-            number += 1
-            path = f"{base}-{number}"
-    elif os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
-        raise FileExistsError(f"{path} exists and is not empty")
-    path = os.path.abspath(path)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    os.makedirs(path, mode=0o700, exist_ok=True)
+    existed = path is not None and os.path.isdir(path)
+    path = _make_default(command) if path is None else _make_chosen(path)
     content = {
         "zerotop": [FORMAT_MAJOR, FORMAT_MINOR],
         "name": os.path.basename(path),
         "command": redact.command(command),
         "launcher": launcher,
-        "working_directory": os.getcwd(),
+        "working_directory": _working_directory(),
         "host": clock.hostname(),
         "boot": clock.boot_id(),
         "clock": clock.clock_pair(),
         **facts,
     }
-    descriptor = os.open(os.path.join(path, SESSION_FILE), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        _write(os.path.join(path, SESSION_FILE), content)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(path, SESSION_FILE))
+        with contextlib.suppress(OSError):
+            if not existed:
+                os.rmdir(path)
+        raise
+    return path
+
+
+def _make_default(command: Sequence[str]) -> str:
+    root = os.path.abspath(default_root())
+    os.makedirs(root, exist_ok=True)
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{script_name(command)}"
+    for number in itertools.count(1):
+        path = os.path.join(root, name if number == 1 else f"{name}-{number}")
+        # Jobs of an array start in the same second: whoever makes the directory has the name.
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+            break
+    return path
+
+
+def _make_chosen(path: str) -> str:
+    if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
+        raise FileExistsError(f"{path} exists and is not empty")
+    path = os.path.abspath(path)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    return path
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed under us
+        return ""
+
+
+def _write(path: str, content: dict[str, Any]) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         json.dump(content, file, indent=1)
         file.write("\n")
-    return path
