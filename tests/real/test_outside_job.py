@@ -9,14 +9,14 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import zerotop_probe
 from agents import AGENT, events, in_foreground, python, recorded, records, wait_for
-from zerotop_probe.outside import agent, cgroup, control
+from machine import inside, small_group
+from zerotop_probe.outside import agent, control
 from zerotop_probe.outside.job import CommandError
 from zerotop_probe.outside.proc import Process
 
@@ -213,29 +213,11 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], file=sys.stderr)
     assert (done.stdout, done.stderr) == (b"100\n", f"{hard}\n".encode())
 
 
-@pytest.fixture
-def small_group() -> Iterator[Path]:
-    """A control group of our own whose memory ends at 96 MiB."""
-    own = cgroup._path_of(os.getpid(), "memory") or cgroup._path_of(os.getpid(), "")
-    if own is None:
-        pytest.skip("there are no control groups here")
-    name = "memory.max" if Path(own, "memory.max").exists() else "memory.limit_in_bytes"
-    group = Path(own, f"test-{os.getpid()}")
-    try:
-        group.mkdir()
-        (group / name).write_text(str(96 << 20))
-    except OSError as error:
-        pytest.skip(f"no control group with a memory limit can be made here: {error}")
-    yield group
-    wait_for(lambda: not (group / "cgroup.procs").read_text())
-    group.rmdir()
-
-
-def test_a_job_that_the_kernel_kills_for_memory(tmp_path: Path, small_group: Path) -> None:
-    enter = f'echo $$ > {small_group}/cgroup.procs && exec "$@"'
+def test_a_job_that_the_kernel_kills_for_memory(tmp_path: Path) -> None:
     job = python("import time; time.sleep(0.7); held = bytearray(300 << 20)")
-    command = ["sh", "-c", enter, "_", *AGENT, "--foreground", str(tmp_path), "--", *job]
-    done = subprocess.run(command, check=False, timeout=60, stderr=subprocess.DEVNULL)
+    with small_group(96 << 20) as group:
+        command = inside(group, *AGENT, "--foreground", str(tmp_path), "--", *job)
+        done = subprocess.run(command, check=False, timeout=60, stderr=subprocess.DEVNULL)
     assert done.returncode == 137
     (end,) = events(tmp_path, "job_ended")
     assert end["oom_kills"] == 1
@@ -252,7 +234,7 @@ def test_a_job_that_the_kernel_kills_for_memory(tmp_path: Path, small_group: Pat
 def test_watching_a_job_that_somebody_else_started(tmp_path: Path) -> None:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     with subprocess.Popen(["sleep", "1"]) as child:
-        assert agent.watch(str(tmp_path), child.pid) == 0
+        assert agent.watch(str(tmp_path), child.pid).exit_code is None
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
     assert [event["event"] for event in events(tmp_path)] == ["node", "job_ended", "sampler_ended"]
     assert len(records(tmp_path, "processes")) > 5
@@ -266,7 +248,7 @@ def test_nothing_stays_open_in_the_caller(tmp_path: Path) -> None:
 
     before = opened()
     for command, code in ((["true"], 0), (["false"], 1)):
-        assert agent.run_in_foreground(str(tmp_path), command) == code
+        assert agent.run_in_foreground(str(tmp_path), command).exit_code == code
     with pytest.raises(CommandError):
         agent.run_in_foreground(str(tmp_path), ["no-such-command"])
     assert opened() == before

@@ -7,13 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from agents import AGENT, events, in_foreground, python, recorded, wait_for
+from machine import small_disk
 from zerotop_probe.outside import agent
 
 
@@ -153,26 +151,43 @@ while os.path.exists({str(flag)!r}): time.sleep(0.02)
     assert "not known" in str(end["text"])
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB of our own."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder], capture_output=True, check=False
-    )
-    if done.returncode:
-        pytest.skip(f"cannot mount a small file system here: {done.stderr.decode().strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
-
-
-def test_a_full_disk_costs_the_recording_not_the_job(small_disk: Path) -> None:
+def test_a_full_disk_costs_the_recording_not_the_job(tmp_path: Path) -> None:
     code = "import sys\nfor i in range(20000): print('a line of output', i)\nsys.exit(7)"
-    done = foreground(small_disk, code, capture_output=True)
+    with small_disk(tmp_path / "small", "256k") as session:
+        done = foreground(session, code, capture_output=True)
+        kept = recorded(session, "stdout")
+        (ended,) = events(session, "sampler_ended")
     assert done.returncode == 7
     assert done.stdout == b"".join(b"a line of output %d\n" % i for i in range(20000))
-    kept = recorded(small_disk, "stdout")
     assert kept
-    assert len(kept) < len(done.stdout)
     assert done.stdout.startswith(kept)
+    assert ended["lost_output_bytes"] == len(done.stdout) - len(kept)
+
+
+# Fills the disk of its recording, then has more ranks than one page of events can tell of (blind ones, at that).
+FILLER = """
+import os, subprocess, sys, time
+time.sleep(0.5)
+with open(sys.argv[1], "wb", buffering=0) as filler:
+    try:
+        while filler.write(bytes(4096)): pass
+    except OSError: pass
+command = [sys.executable, "-S", "-c", "import time; time.sleep(1.5)"]
+ranks = [subprocess.Popen(command, env={**os.environ, "RANK": str(rank)}) for rank in range(16)]
+for rank in ranks: rank.wait()
+raise SystemExit(7)
+"""
+
+
+def test_the_end_and_what_was_lost_are_recorded_on_a_disk_that_others_have_filled(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small", "512k") as disk:
+        session = disk / "session"
+        session.mkdir()
+        done = in_foreground(session, *python(FILLER), str(disk / "filler"), capture_output=True)
+        (file,) = session.glob("events-node-*.jsonl")
+        assert (done.returncode, done.stderr) == (7, b"")
+        assert file.stat().st_size > 4096
+        assert len(events(session, "rank_found")) == 16
+        assert [event["exit_code"] for event in events(session, "job_ended")] == [7]
+        assert events(session, "sampler_ended")[0]["lost_records"] > 0
+        assert file.stat().st_blocks * 512 < file.stat().st_size + 4096, "what was kept and not needed is given back"

@@ -229,7 +229,7 @@ go.set()
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))
 from zerotop_probe.outside.agent import run_in_foreground
-sys.exit(run_in_foreground({str(tmp_path)!r}, [sys.executable, "-c", {code!r}]))
+sys.exit(run_in_foreground({str(tmp_path)!r}, [sys.executable, "-c", {code!r}]).exit_code)
 """
     done = subprocess.run(python(script), capture_output=True, check=False, timeout=120)
     if b"can't start new thread" in done.stderr:

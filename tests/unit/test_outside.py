@@ -107,6 +107,14 @@ def test_a_late_rank_is_named_once_and_only_if_it_was_there(tmp_path: Path) -> N
         (0, 0, False, "The job ended with exit code 0."),
         (2, 0, False, "The job failed with exit code 2."),
         (200, 0, False, "The job failed with exit code 200."),
+        (143, 0, False, "The job failed with exit code 143, as after SIGTERM."),
+        (
+            None,
+            0,
+            True,
+            "The job has ended, after it had been asked to stop; "
+            "its exit code is not known, as this sampler had not started it.",
+        ),
         (
             -9,
             1,
@@ -123,7 +131,7 @@ def test_a_late_rank_is_named_once_and_only_if_it_was_there(tmp_path: Path) -> N
         ),
     ],
 )
-def test_how_an_end_is_told(returncode: int, kills: int, asked: bool, text: str) -> None:
+def test_how_an_end_is_told(returncode: int | None, kills: int, asked: bool, text: str) -> None:
     assert job.describe_end(returncode, kills, "its control group", asked=asked) == text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -72,6 +73,7 @@ def _perform(options: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: the job's, 0, 1 for what failed, 2 for wrong usage."""
+    _print_anything()
     try:
         options = _parse(sys.argv[1:] if argv is None else argv)
     except SystemExit as end:  # argparse has said why, or has printed its help
@@ -89,6 +91,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"zerotop: {sentence(error)}", file=sys.stderr)
         return error.code if isinstance(error, Problem) else FAILED
+
+
+def _print_anything() -> None:
+    """A path or a command line may hold what the locale cannot show, or bytes that are no text: they come escaped."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _is_expected(error: Exception) -> bool:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 
 from zerotop_probe.outside import agent, daemon
+from zerotop_probe.outside.job import End
 from zerotop_probe.outside.proc import Process
 from zerotop_probe.outside.stop import GRACE_S
 
@@ -26,27 +27,28 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Returns the job's exit code, 1 if it could not be started, 2 for wrong usage."""
+    """Returns the job's exit code, 1 if that is not known or the job could not be started, 2 for wrong usage."""
     arguments = sys.argv[1:]
     split = arguments.index("--") if "--" in arguments else len(arguments)
     options = _parser().parse_args(arguments[:split])
     command = arguments[split + 1 :]
     grace_s = (options.grace[0], options.grace[1])
 
-    def prepare() -> Callable[[], int]:
+    def prepare() -> Callable[[], End]:
         if options.watch:
             return agent.prepare_watch(options.session, Process(*options.watch))
         return agent.prepare_in_background(options.session, command, grace_s=grace_s)
 
     if options.daemon:
-        return daemon.serve(prepare)
+        daemon.serve(prepare)
+        return 0
     try:
-        if options.foreground:
-            return agent.run_in_foreground(options.session, command, grace_s=grace_s)
-        return prepare()()
+        foreground = options.foreground
+        end = agent.run_in_foreground(options.session, command, grace_s=grace_s) if foreground else prepare()()
     except OSError as error:
         print(error.strerror or error, file=sys.stderr)
         return 1
+    return 1 if end.exit_code is None else end.exit_code
 
 
 if __name__ == "__main__":

@@ -91,6 +91,11 @@ def job_alive(session: str) -> bool:
     return (facts.job is not None and facts.job.alive()) or any(rank.alive() for rank in facts.ranks)
 
 
+def started_here(session: str) -> bool:
+    """Whether the job was started on this node since its last boot, so that the other answers mean something."""
+    return read_facts(session).job is not None
+
+
 def request_stop(session: str) -> None:
     """Asks for the job to be stopped: gently the first time, harder each further time.
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import zerotop_probe
-from zerotop_probe.outside.job import CommandError
+from zerotop_probe.outside.job import CommandError, End
 from zerotop_probe.outside.proc import Process
 from zerotop_probe.recording import clock
 
@@ -68,7 +68,7 @@ def _understand(said: list[str]) -> Process:
     return Process(answer["pid"], answer["start"])
 
 
-def serve(prepare: Callable[[], Callable[[], int]]) -> int:
+def serve(prepare: Callable[[], Callable[[], End]]) -> None:
     """The agent's side of ``start``: ``prepare`` launches the job and returns what is then to be run."""
     if os.fork():
         os._exit(0)  # whoever started us need not wait for us, and gets no zombie
@@ -76,10 +76,10 @@ def serve(prepare: Callable[[], Callable[[], int]]) -> int:
         run = prepare()
     except CommandError as error:
         _answer({"errno": error.errno, "error": error.strerror})
-        return 1
+        return
     _answer({"pid": os.getpid(), "start": clock.process_start(os.getpid())})
     _leave_terminal()
-    return run()
+    run()
 
 
 def _answer(value: dict[str, object]) -> None:

@@ -22,6 +22,8 @@ class Echo(threading.Thread):
 
     def __init__(self, stream: Stream, descriptor: int) -> None:
         super().__init__(name=f"echo-{stream.name}", daemon=True)
+        # Why it ended early; nothing for a closed downstream: whoever read has read enough.
+        self.error = ""
         self._stream = stream
         self._descriptor = descriptor
         self._finish = threading.Event()
@@ -35,8 +37,10 @@ class Echo(threading.Thread):
                 self._copy()
                 if finishing:
                     return
-        except OSError:  # nobody reads any more
+        except BrokenPipeError:
             return
+        except OSError as error:
+            self.error = error.strerror or str(error)
         finally:
             self._stream.echoed = None
 
@@ -61,6 +65,16 @@ class Echo(threading.Thread):
     def finish(self) -> None:
         """Says that the job writes no more; what is left is passed on, then the thread ends."""
         self._finish.set()
+
+
+def fill_standard_descriptors() -> None:
+    """Opens /dev/null for those of the descriptors 0, 1 and 2 that our caller has closed.
+
+    Or the first files that we open would take these numbers, and the job's output would go into a recording.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
 
 
 def same_file(first: int, second: int) -> bool:

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import zerotop_probe
 from zerotop_probe.outside.proc import Process, stat
@@ -14,6 +15,16 @@ from zerotop_probe.recording.directory import ENVIRONMENT
 
 # Python ignores these two for its own use; the job gets them as a shell would have given them.
 _PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
+
+
+class End(NamedTuple):
+    """How a job ended, and what there is to say about its recording."""
+
+    exit_code: int | None  # 128 + n after signal n; None where nobody knows
+    text: str  # one sentence
+    lost_records: int  # of this node's sampler: they could not be written
+    lost_output_bytes: int  # of the job's output, not recorded
+    echo_error: str  # why its output was not passed on to the end; "" if it was, or nobody read it any more
 
 
 class CommandError(OSError):
@@ -106,7 +117,7 @@ class ChildJob:
         if self._status is None:
             try:
                 pid, status = os.waitpid(self.root.pid, os.WNOHANG)
-            except ChildProcessError:  # the caller ignores SIGCHLD, so that the kernel reaped it and forgot
+            except ChildProcessError:  # somebody else in this process has waited for it
                 return not self.root.alive()
             if pid:
                 self._status = status
@@ -155,21 +166,25 @@ def describe_end(returncode: int | None, oom_kills: int, where: str, *, asked: b
     The kernel killed ``oom_kills`` processes of ``where`` for lack of memory; ``asked`` says that it was
     asked to stop.
     """
-    name = signal_name(returncode)
-    if returncode is None:
-        text = "The job has ended; its exit code is not known because its sampler had been restarted"
-    elif name is not None:
-        text = f"The job was killed by signal {-returncode} ({name})"
-    elif returncode == 0:
-        text = "The job ended with exit code 0"
-    else:
-        text = f"The job failed with exit code {returncode}"
-        if returncode > 128:
-            inner = signal_name(128 - returncode)
-            text += f", as after {inner}" if inner and inner.startswith("SIG") else ""
+    text = _how(returncode)
     if asked:
         text += ", after it had been asked to stop"
+    if returncode is None:
+        text += "; its exit code is not known, as this sampler had not started it"
     if oom_kills > 0:
         processes = "1 process" if oom_kills == 1 else f"{oom_kills} processes"
         text += f"; the kernel's OOM killer ended {processes} of {where}"
     return text + "."
+
+
+def _how(returncode: int | None) -> str:
+    name = signal_name(returncode)
+    if returncode is None:
+        return "The job has ended"
+    if name is not None:
+        return f"The job was killed by signal {-returncode} ({name})"
+    if returncode == 0:
+        return "The job ended with exit code 0"
+    inner = signal_name(128 - returncode) if returncode > 128 else None
+    behind = f", as after {inner}" if inner and inner.startswith("SIG") else ""
+    return f"The job failed with exit code {returncode}{behind}"

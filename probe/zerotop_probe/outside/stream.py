@@ -8,16 +8,14 @@ sampler takes it up.
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import tempfile
-from collections.abc import Callable
 
+from zerotop_probe.outside import disk
 from zerotop_probe.outside.proc import Process
 
 _PREFIX = "zerotop-"
-_PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 # Holes are punched in pieces of at least this many bytes: a call costs 2 us, a page of text a second is not
 # worth it.
@@ -86,28 +84,9 @@ class Stream:
         done = self.recorded if echoed is None else min(self.recorded, echoed)
         done -= done % _PAGE
         if done - self._punched >= _PUNCH_BYTES:
-            _punch(self.descriptor, self._punched, done - self._punched)
+            disk.punch(self.descriptor, self._punched, done - self._punched)
             self._punched = done
 
     def close(self) -> None:
         """Closes our side; the job's goes on."""
         os.close(self.descriptor)
-
-
-def _libc_fallocate() -> Callable[[int, int, int, int], int] | None:
-    try:
-        function = ctypes.CDLL(None).fallocate
-    except (OSError, AttributeError):
-        return None
-    function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    function.restype = ctypes.c_int
-    return function
-
-
-_fallocate = _libc_fallocate()
-
-
-def _punch(descriptor: int, offset: int, length: int) -> None:
-    # A failure costs memory and nothing else, so the result is not looked at.
-    if _fallocate is not None:
-        _fallocate(descriptor, _PUNCH_HOLE_KEEP_SIZE, offset, length)

@@ -56,12 +56,13 @@ RANK_GONE = "rank_gone"
 # Somebody asked for the job to be stopped; which signal was sent. signal: str
 STOP_SENT = "stop_sent"
 
-# The command ended. exit_code: int (128 + n after signal n); signal: str | null; seconds: float;
+# The command ended. exit_code: int (128 + n after signal n) | null, not known because a sampler that had not started it
+# saw it end; signal: str | null; seconds: float;
 # oom_kills: int, processes of the control group that the kernel killed for memory meanwhile; text: str, one sentence
 JOB_ENDED = "job_ended"
 
 # The sampler itself failed in one of its parts; the rest goes on. where, error: str
 SAMPLER_ERROR = "sampler_error"
 
-# The sampler stops in good order, after the job.
+# The sampler stops in good order, after the job. lost_records, lost_output_bytes: int, what it could not write
 SAMPLER_ENDED = "sampler_ended"

@@ -72,6 +72,7 @@ class RecordWriter:
         """Creates the file and writes its header; ``more`` goes into the header. On failure every record is lost."""
         self.lost = 0
         self._layout = table.layout
+        self._pack = self._layout.pack
         self._descriptor: int | None = None
         line = json.dumps(header(table.name, identity, dtype=table.dtype, **more), default=str).encode()
         line = line.ljust(-(-(len(line) + 1) // HEADER_ALIGNMENT) * HEADER_ALIGNMENT - 1) + b"\n"
@@ -91,7 +92,7 @@ class RecordWriter:
             self.lost += 1
             return
         try:
-            record = self._layout.pack(*values)
+            record = self._pack(*values)
             if os.write(descriptor, record) != len(record):
                 self._drop_torn_tail()
         except Exception:
@@ -126,6 +127,10 @@ class EventWriter:
             self.lost = 1
             return
         self._append(header("events", identity))
+
+    def fileno(self) -> int | None:
+        """The file's descriptor; None when it could not be made or is closed."""
+        return self._descriptor
 
     def write(self, time_ns: int, event: str, **facts: Any) -> None:
         """Records that ``event`` happened at ``time_ns`` (CLOCK_MONOTONIC); ``facts`` are any JSON values."""

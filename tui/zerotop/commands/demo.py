@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import importlib.util
 import os
+import re
 import socket
 import sys
-import time
 from pathlib import Path
 
 import pynvml
 
+from zerotop.commands.builds import extensions_folder, remove_stale_locks
 from zerotop.commands.launching import new_session
-from zerotop.commands.problems import FAILED, Problem
+from zerotop.commands.problems import Problem
 from zerotop.commands.run import has_terminal
 from zerotop.demo import SCRIPT, config_path
-from zerotop.ui.ports import Source
-from zerotop_probe.outside import agent, control
+from zerotop_probe.outside import agent
 
 _NEEDED = ("torch", "deepspeed", "transformers", "datasets", "accelerate")
 _CONFIG = "zero2_offload_optimizer_bf16"
 _RANKS = 2
-_LOOK_S = 2.0
 _EVAL_EVERY = 5
-_BUILD_NOTE = (
-    "If DeepSpeed has not yet compiled its CPU optimizer on this machine, it does so now: a minute or two"
-)
+_BUILD_NOTE = "If DeepSpeed has not yet compiled its CPU optimizer on this machine, it does so now: a minute or two"
 
 
 def demo(options: argparse.Namespace) -> int:
@@ -35,13 +31,18 @@ def demo(options: argparse.Namespace) -> int:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise Problem(f"The demo trains, and needs {', '.join(missing)}: pip install 'zerotop[train]'")
-    gpus = _gpu_count()
+    gpus = _usable_gpus()
+    for lock in remove_stale_locks(extensions_folder(os.environ)):
+        print(f"Removed the lock of a build that was killed: {lock}", flush=True)
     os.environ.update(_environment(gpus))
     command = command_line(options.steps, gpus)
     with new_session(command, None) as session:
         agent.launch_in_background(session, command)
     if not has_terminal():
-        return _follow(Path(session))
+        from zerotop.commands.progress import follow
+
+        print(f"Recording in {session}", _BUILD_NOTE, sep="\n", flush=True)
+        return follow(Path(session))
     from zerotop.commands.screen import watch_job
 
     return watch_job(session)
@@ -65,11 +66,28 @@ def _environment(gpus: int) -> dict[str, str]:
     return {"PATH": path} if gpus else {"PATH": path, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
 
 
-def _gpu_count() -> int:
-    """How many GPUs the training can use: 0 as well where torch was built for the CPU alone."""
+def _usable_gpus() -> int:
+    """How many GPUs the training can use. Says so where there are some and torch was built without them."""
+    count = _visible_gpus()
+    if not count or _torch_has_cuda():
+        return count
+    there = "1 GPU" if count == 1 else f"{count} GPUs"
+    print(f"This machine has {there}, but the torch installed here was built without CUDA: the demo trains on the CPU")
+    return 0
+
+
+def _torch_has_cuda() -> bool:
+    """As ``torch.version.cuda`` says, without the seconds that importing torch takes."""
+    spec = importlib.util.find_spec("torch")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        text = Path(folder, "version.py").read_text()
+        return re.search(r"^cuda\b.*=\s*['\"]", text, re.MULTILINE) is not None
+    return False
+
+
+def _visible_gpus() -> int:
+    """How many NVIDIA GPUs this process may use."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible in ("", "-1") or "+cpu" in importlib.metadata.version("torch"):
-        return 0
     try:
         pynvml.nvmlInit()
         try:
@@ -78,47 +96,20 @@ def _gpu_count() -> int:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return 0
-    return count if visible is None else min(count, len(visible.split(",")))
+    return count if visible is None else min(count, len(visible_devices(visible)))
+
+
+def visible_devices(text: str) -> list[str]:
+    """The devices of ``CUDA_VISIBLE_DEVICES``: those before the first that is none, as CUDA reads it."""
+    devices = []
+    for device in text.split(","):
+        if not device.strip() or device.strip().startswith("-"):
+            break
+        devices.append(device.strip())
+    return devices
 
 
 def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
-
-
-def _follow(path: Path) -> int:
-    """Prints progress until the job has ended, then what was measured."""
-    from zerotop.analysis.source import RecordingSource
-    from zerotop.analysis.summary import summary
-    from zerotop.commands.screen import exit_code
-    from zerotop.session.reader import Session
-
-    print(f"Recording in {path}", _BUILD_NOTE, sep="\n", flush=True)
-    session = Session.open(path)
-    source = RecordingSource(session)
-    while control.job_alive(str(path)) or control.sampler_alive(str(path)):
-        try:
-            time.sleep(_LOOK_S)
-            source.refresh()
-            print(progress_line(source), flush=True)
-        except KeyboardInterrupt:
-            control.request_stop(str(path))
-    source.refresh()
-    code = exit_code(session)
-    if code:
-        print(*source.view(None).output[-20:], sep="\n", file=sys.stderr)
-    print(summary(session))
-    return FAILED if code is None else code
-
-
-def progress_line(source: Source) -> str:
-    """Step, rate and time of the end of a recording, in a line."""
-    view = source.view(None)
-    progress = view.progress
-    elapsed = f"{progress.elapsed_s:4.0f} s"
-    if progress.step is None:
-        return f"{elapsed}  {view.job.exit_text or 'starting'}"
-    total = "" if progress.total_steps is None else f" of {progress.total_steps}"
-    rate = f"  {1 / progress.iteration_s:.2f} it/s" if progress.iteration_s > 0 else ""
-    return f"{elapsed}  step {progress.step}{total}{rate}"

@@ -36,7 +36,7 @@ def new_session(command: Sequence[str], path: str | None) -> Iterator[str]:
     except CommandError as error:
         raise Problem(str(error), USAGE) from error
     existed = path is not None and os.path.isdir(path)
-    session = directory.create(command, path=path, launcher=launcher_of(command))
+    session = _create(command, path)
     try:
         yield session
     except CommandError as error:
@@ -45,6 +45,22 @@ def new_session(command: Sequence[str], path: str | None) -> Iterator[str]:
     except AgentError as error:
         _discard(Path(session), keep_folder=existed)
         raise Problem(str(error)) from error
+
+
+def _create(command: Sequence[str], path: str | None) -> str:
+    where = directory.default_root() if path is None else path
+    try:
+        return directory.create(command, path=path, launcher=launcher_of(command))
+    except FileExistsError as error:
+        if error.errno is None:  # it holds something: said by whoever found it
+            raise
+        raise _cannot_record(where, "there is a file in its way") from error
+    except OSError as error:
+        raise _cannot_record(where, str(error.strerror or error)) from error
+
+
+def _cannot_record(where: str, why: str) -> Problem:
+    return Problem(f"Nothing was started, for it cannot be recorded in {where}: {why}; name a folder with --session DIR")
 
 
 def _discard(session: Path, *, keep_folder: bool) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
+from zerotop.commands.closing import Ending, last_words, say
 from zerotop.commands.launching import new_session
+from zerotop.commands.problems import FAILED
 from zerotop_probe.outside import agent
 
 
@@ -28,6 +30,9 @@ def run(options: argparse.Namespace) -> int:
 def _headless(options: argparse.Namespace) -> int:
     # Nothing with threads may be imported here: the agent waits for signals in this very process.
     with new_session(options.command, options.session) as session:
-        code = agent.run_in_foreground(session, options.command)
-    print(f"zerotop: recorded in {session}", file=sys.stderr)
-    return code
+        end = agent.run_in_foreground(session, options.command)
+    words = last_words(Ending(end.exit_code, end.text, end.lost_records, end.lost_output_bytes))
+    if end.echo_error:
+        words.append(f"The job's output could not be passed on to its end: {end.echo_error}.")
+    say(*words, f"recorded in {session}")
+    return FAILED if end.exit_code is None else end.exit_code

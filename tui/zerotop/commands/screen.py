@@ -6,48 +6,45 @@ import time
 from pathlib import Path
 
 from zerotop.analysis.source import RecordingSource
+from zerotop.commands.closing import ending, last_words
 from zerotop.commands.controller import JobController
 from zerotop.commands.problems import FAILED
+from zerotop.commands.running import RunningSession
 from zerotop.session.reader import Session
 from zerotop.ui.app import ZerotopApp
 from zerotop.ui.ports import Leaving
 from zerotop_probe.outside import control
-from zerotop_probe.recording import events
 
 # After a stop: how long we stay to learn the exit code.
 _STOPPED_S = 5.0
 
 
-def exit_code(session: Session) -> int | None:
-    """The job's, as its sampler recorded it; None while it runs or where nobody knows."""
-    for event in reversed(session.events):
-        if event.name == events.JOB_ENDED:
-            code = event.facts.get("exit_code")
-            return code if isinstance(code, int) else None
-    return None
-
-
 def watch_job(path: str | Path) -> int:
-    """Shows a job that runs. Returns its exit code, 0 if it goes on, 1 if the screen failed."""
-    session = Session.open(Path(path))
+    """Shows a job that runs. Returns its exit code, 0 if it goes on, 1 if the screen failed or nobody knows."""
+    session = RunningSession.open(Path(path))
     controller = JobController(session.path)
     app = ZerotopApp(RecordingSource(session), controller, title=session.name)
     leaving = app.run()
-    if leaving is Leaving.STOPPED:
+    folder = str(session.path)
+    if leaving is Leaving.STOPPED or not control.job_alive(folder):
         _await_end(session)
+    session.refresh()
     print(f"Recorded in {session.path}")
-    if control.job_alive(str(session.path)):
+    if control.job_alive(folder) if control.started_here(folder) else session.live:
         print(f"The job goes on. To come back: {controller.attach_command}")
         return app.return_code or 0
-    session.refresh()
-    code = exit_code(session)
-    if code is None:
-        return app.return_code or (0 if leaving is not None else FAILED)
-    return code
+    end = ending(session)
+    for words in last_words(end):
+        print(words)
+    return FAILED if end.exit_code is None else end.exit_code
 
 
 def _await_end(session: Session) -> None:
+    """Stays while somebody may still record how the job ended."""
+    folder = str(session.path)
     deadline = time.monotonic() + _STOPPED_S
-    while time.monotonic() < deadline and exit_code(session) is None:
+    while time.monotonic() < deadline and not ending(session).text:
+        if not control.sampler_alive(folder) and not control.job_alive(folder):
+            return
         time.sleep(0.1)
         session.refresh()

@@ -1,0 +1,58 @@
+"""Little pieces of machine that a test may break: small disks, read-only ones, control groups. Skips where not allowed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from agents import wait_for
+from zerotop_probe.outside import cgroup
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """A file system of its own, of this size ("1m"), mounted at ``folder``."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot mount a file system here: {done.stderr.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def make_read_only(folder: Path) -> None:
+    """Turns what ``small_disk`` gave into a file system that nobody can write to."""
+    subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+
+
+@contextmanager
+def small_group(limit_bytes: int) -> Iterator[Path]:
+    """A control group whose memory ends there; to be entered through its ``cgroup.procs``."""
+    own = cgroup._path_of(os.getpid(), "memory") or cgroup._path_of(os.getpid(), "")
+    if own is None:
+        pytest.skip("there are no control groups here")
+    name = "memory.max" if Path(own, "memory.max").exists() else "memory.limit_in_bytes"
+    group = Path(own, f"test-{os.getpid()}")
+    try:
+        group.mkdir()
+        (group / name).write_text(str(limit_bytes))
+    except OSError as error:
+        pytest.skip(f"no control group with a memory limit can be made here: {error}")
+    try:
+        yield group
+    finally:
+        wait_for(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
+
+
+def inside(group: Path, *command: str) -> list[str]:
+    """``command``, run in that control group."""
+    return ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "_", *command]

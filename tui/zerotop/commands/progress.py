@@ -1,0 +1,63 @@
+"""Following a job without a terminal: a line when there is news, and the closing summary."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from zerotop.analysis.source import RecordingSource
+from zerotop.analysis.summary import summary
+from zerotop.commands.closing import ending
+from zerotop.commands.problems import FAILED
+from zerotop.commands.running import RunningSession
+from zerotop.ui.ports import Source
+from zerotop_probe.outside import control
+
+_LOOK_S = 2.0
+# A line at least this often: whoever reads a log sees that it is not stuck.
+_QUIET_S = 30.0
+_LAST_LINES = 20
+
+
+def follow(path: Path) -> int:
+    """Prints progress until the job has ended, then what was measured. Returns the exit code, 1 if nobody knows it."""
+    session = RunningSession.open(path)
+    source = RecordingSource(session)
+    news = News(time.monotonic)
+    while control.job_alive(str(path)) or control.sampler_alive(str(path)):
+        try:
+            time.sleep(_LOOK_S)
+            source.refresh()
+            if line := news.line(source):
+                print(line, flush=True)
+        except KeyboardInterrupt:
+            control.request_stop(str(path))
+    source.refresh()
+    code = ending(session).exit_code
+    if code != 0:
+        print(*source.view(None).output[-_LAST_LINES:], sep="\n", file=sys.stderr)
+    print(summary(session))
+    return FAILED if code is None else code
+
+
+class News:
+    """Says what is new about a job since it was asked before."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._said = ""
+        self._said_s = clock()
+
+    def line(self, source: Source) -> str:
+        """Time, step and rate at the end of a recording; "" if there is no other step, and no silence to break."""
+        progress, job = source.view(None).progress, source.view(None).job
+        total = "" if progress.total_steps is None else f" of {progress.total_steps}"
+        what = job.exit_text or "Starting." if progress.step is None else f"step {progress.step}{total}"
+        now_s = self._clock()
+        if what == self._said and now_s - self._said_s < _QUIET_S:
+            return ""
+        self._said, self._said_s = what, now_s
+        rate = f"  {1 / progress.iteration_s:.2f} it/s" if progress.iteration_s > 0 else ""
+        return f"{progress.elapsed_s:4.0f} s  {what}{rate}"
