@@ -1,0 +1,205 @@
+"""Whatever goes wrong, through the whole program: a sentence, the job's own exit code and bytes, no traceback of ours."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agents import events, python, recorded
+from machine import inside, make_read_only, small_disk, small_group
+from programs import ZEROTOP, environment, headless, zerotop
+from rank_recordings import Rank
+
+# Jobs
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "sentence"),
+    [
+        ("import no_such_module", 1, "The job failed with exit code 1."),
+        ("import ctypes; ctypes.string_at(0)", 139, "The job was killed by signal 11 (SIGSEGV)."),
+        ("import os; os.kill(os.getpid(), 9)", 137, "The job was killed by signal 9 (SIGKILL)."),
+        ("import os; os.abort()", 134, "The job was killed by signal 6 (SIGABRT)."),
+        ("print('I never import torch')", 0, None),
+    ],
+)
+def test_a_job_that_dies_is_told_of(tmp_path: Path, code: str, exit_code: int, sentence: str | None) -> None:
+    session = tmp_path / "sessions" / "mine"
+    plain = subprocess.run(python(code), capture_output=True, check=False)
+    done = headless(session, python(code))
+    assert (done.returncode, done.stdout) == (exit_code, plain.stdout)
+    ours = [sentence] if sentence else []
+    said = "".join(f"zerotop: {line}\n" for line in [*ours, f"recorded in {session}"])
+    assert done.stderr == plain.stderr + said.encode()
+
+
+def test_the_kernels_oom_killer_is_named(tmp_path: Path) -> None:
+    job = python("import time; time.sleep(0.5); held = bytearray(300 << 20)")
+    with small_group(120 << 20) as group:
+        command = inside(group, *ZEROTOP, "run", "--headless", "--session", str(tmp_path / "s"), "--", *job)
+        done = subprocess.run(command, check=False, timeout=60, capture_output=True)
+    assert done.returncode == 137
+    assert b"zerotop: The job was killed by signal 9 (SIGKILL); the kernel's OOM killer ended 1 process of" in done.stderr
+
+
+# What the probe does in a rank, without DeepSpeed: an engine is made, two steps are trained, then it is killed.
+RANK = """
+import os, sys, time
+from zerotop_probe.inside.install import PROBE
+from zerotop_probe.recording.tables import BOUNDARY
+PROBE.wake()
+for step in range(2):
+    for phase in ("forward", "backward", "step"):
+        span = PROBE.recorder.begin(time.monotonic_ns(), phase, (0, step, 0))
+        time.sleep(0.2)
+        PROBE.recorder.end(span, time.monotonic_ns(), BOUNDARY if phase == "step" else 0)
+PROBE.recorder.begin(time.monotonic_ns(), "forward", (0, 2, 0))
+print("step 2 begins", flush=True)
+os.kill(os.getpid(), 9)
+"""
+LAUNCHER = f"""
+import os, subprocess, sys
+sys.exit(subprocess.call([sys.executable, "-c", {RANK!r}], env={{**os.environ, "RANK": "0", "LOCAL_RANK": "0"}}) and 3)
+"""
+
+
+def test_a_killed_rank_leaves_all_it_did(tmp_path: Path) -> None:
+    session = tmp_path / "session"
+    done = headless(session, python(LAUNCHER))
+    assert (done.returncode, done.stdout) == (3, b"step 2 begins\n")
+    assert [event["rank"] for event in events(session, "rank_found", "rank_gone")] == [0, 0]
+    rank = Rank(session, 0)
+    assert (len(rank.spans), len(rank.begins)) == (6, 7)
+    exported = zerotop(tmp_path, "export", str(session))
+    assert len(exported.stdout.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("shell", "exit_code"),
+    [
+        ("trap '' CHLD; {} -c 'exit 5'", 5),  # the kernel would forget how the job ended
+        ("{} -c 'exit 7' 2>/dev/full", 7),
+        ("{} -c 'echo hi; exit 7' >/dev/full", 7),
+        ("{} -c 'echo hi; exit 7' <&- >&- 2>&-", 7),
+        ("{} -c 'exit 7' 2>&1 | true; exit ${{PIPESTATUS[0]}}", 7),
+    ],
+)
+def test_the_exit_code_is_the_jobs_whatever_we_are_started_with(tmp_path: Path, shell: str, exit_code: int) -> None:
+    command = shell.format(f"{' '.join(ZEROTOP)} run --headless --session {tmp_path / 's'} -- sh")
+    done = subprocess.run(["bash", "-c", command], check=False, capture_output=True, timeout=60)
+    assert done.returncode == exit_code
+
+
+def test_nothing_of_ours_comes_into_the_jobs_output_where_standard_error_is_closed(tmp_path: Path) -> None:
+    command = f"{' '.join(ZEROTOP)} run --headless --session {tmp_path / 's'} -- echo hi 2>&-"
+    done = subprocess.run(["bash", "-c", command], check=True, stdout=subprocess.PIPE, timeout=60)
+    assert done.stdout == recorded(tmp_path / "s", "stdout") == b"hi\n"
+
+
+def test_output_that_could_not_be_passed_on_is_told_of_and_recorded(tmp_path: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        done = headless(tmp_path / "s", ["echo", "hi"], stdout=full)
+    assert done.returncode == 0
+    assert b"zerotop: The job's output could not be passed on to its end: No space left on device.\n" in done.stderr
+    assert recorded(tmp_path / "s", "stdout") == b"hi\n"
+
+
+# A user's own modules
+
+
+def test_a_users_own_modules_are_the_users_own(tmp_path: Path) -> None:
+    """With them on the path, beside the script, and in the working directory, where ``python -m zerotop`` looks too."""
+    for name in ("sitecustomize", "probe", "tui", "recording", "train"):
+        (tmp_path / f"{name}.py").write_text(f"import sys; sys.stderr.write('{name} of the user\\n')")
+    (tmp_path / "train.py").write_text("import probe, tui, recording; print(probe.__file__, tui.__file__)")
+    path = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    chosen = {"env": environment(tmp_path, PYTHONPATH=os.pathsep.join(path)), "cwd": tmp_path}
+    command = [sys.executable, "train.py"]
+    plain = subprocess.run(command, check=True, capture_output=True, **chosen)  # type: ignore[call-overload]
+    done = headless(tmp_path / "sessions" / "s", command, **chosen)
+    assert done.stdout == plain.stdout
+    # Our own Python has found it too.
+    ours = f"zerotop: recorded in {tmp_path}/sessions/s\n"
+    assert done.stderr == b"sitecustomize of the user\n" + plain.stderr + ours.encode()
+
+
+# Disks
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_nothing_is_started_that_cannot_be_recorded(tmp_path: Path, chosen: bool) -> None:
+    flag = tmp_path / "started"
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        make_read_only(disk)
+        folder = ["--session", str(disk / "s")] if chosen else []
+        done = zerotop(disk, "run", "--headless", *folder, "--", "touch", str(flag))
+        where = disk / "s" if chosen else disk / "zerotop" / "sessions"
+    assert done.returncode == 1
+    assert done.stderr.decode() == (
+        f"zerotop: Nothing was started, for it cannot be recorded in {where}: Read-only file system; "
+        "name a folder with --session DIR\n"
+    )
+    assert not flag.exists()
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_a_disk_that_is_full_from_the_start_keeps_no_half_session(tmp_path: Path, chosen: bool) -> None:
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        (disk / "zerotop" / "sessions").mkdir(parents=True)
+        with (disk / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError, match="No space"):
+            list(iter(lambda: filler.write(bytes(4096)), 0))
+        folder = ["--session", str(disk / "s")] if chosen else []
+        done = zerotop(disk, "run", "--headless", *folder, "--", "true")
+        assert done.returncode == 1
+        assert b": No space left on device; name a folder" in done.stderr
+        assert [path for path in disk.rglob("*") if path.is_file()] == [disk / "filler"]
+        assert not (disk / "s").exists()
+
+
+def test_a_disk_that_runs_full_costs_the_recording_only_and_that_is_said(tmp_path: Path) -> None:
+    code = "import sys\nfor i in range(300): sys.stdout.write(f'{i:09999}\\n')\nsys.exit(5)"
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        session = disk / "zerotop" / "sessions" / "full"
+        done = headless(session, python(code))
+        kept = recorded(session, "stdout")
+        listed = zerotop(disk, "sessions").stdout.decode()
+    assert done.returncode == 5
+    assert done.stdout == b"".join(b"%09999d\n" % i for i in range(300))
+    assert done.stdout.startswith(kept)
+    sentence = f"The recording is incomplete: {len(done.stdout) - len(kept)} bytes of the job's output could not be written."
+    assert f"zerotop: {sentence}\n" in done.stderr.decode()
+    assert "full  exit 5" in listed
+    assert f"\n  {sentence}\n" in listed
+
+
+# Locales
+
+
+@pytest.mark.parametrize(
+    "locale",
+    [
+        {"LC_ALL": "C"},
+        {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"},
+        {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii:strict"},
+    ],
+)
+def test_a_locale_without_utf8(tmp_path: Path, locale: dict[str, str]) -> None:
+    """Arguments, paths and output beyond ASCII, and bytes that are no text at all."""
+    chosen = {"env": environment(tmp_path, **locale)}
+    said = "Größe 日本 [red]\x1b[31m".encode() + b"\xff\n"
+    words = [sys.executable, "-c", f"import os; os.write(1, {said!r})", "Größe", "日本", "two\nlines"]
+    done = zerotop(tmp_path, "run", "--headless", "--", *words, **chosen)
+    assert (done.returncode, done.stdout) == (0, said)
+    strange = headless(tmp_path / "日本", ["true"], **chosen)
+    assert strange.returncode == 0
+    assert strange.stderr.isascii() or locale == {"LC_ALL": "C"}
+    for arguments in (["sessions"], ["sessions", "--json"], ["doctor"], ["export", str(tmp_path / "日本")]):
+        result = zerotop(tmp_path, *arguments, **chosen)
+        assert (result.stderr, bool(result.stdout)) == (b"", True)
+    assert zerotop(tmp_path, "sessions", **chosen).stdout.count(b"\n") == 1
+    assert b"There is no session" in zerotop(tmp_path, "replay", "Größe", **chosen).stderr
+    assert zerotop(tmp_path, "run", "--", "日本", **chosen).returncode == 2

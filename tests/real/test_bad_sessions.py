@@ -1,0 +1,130 @@
+"""Recordings that are missing, of another kind, damaged, cut off anywhere, or on a disk that cannot be written to."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from machine import make_read_only, small_disk
+from programs import zerotop
+from zerotop.analysis.export import TABLES
+from zerotop.analysis.source import RecordingSource
+from zerotop.cli import main
+from zerotop.session.reader import Session
+
+GROWING = Path(__file__).parent.parent / "support" / "growing_recording.py"
+
+
+@pytest.fixture(scope="module")
+def small_recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording of every table, some seconds long, whose writer was killed."""
+    session = tmp_path_factory.mktemp("small") / "session"
+    command = [sys.executable, str(GROWING), str(session), "--ranks", "1", "--hertz", "2"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as writer:
+        time.sleep(2.5)
+        writer.kill()
+    return session
+
+
+def newer(session: Path) -> None:
+    path = session / "session.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"zerotop": [2, 0]}))
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (shutil.rmtree, "There is no session"),
+    "a file": (lambda path: (shutil.rmtree(path), path.write_text("hello")), "There is no session"),
+    "empty": (lambda path: (shutil.rmtree(path), path.mkdir()), "holds no recording: it has no session.json"),
+    "of a newer format": (newer, "has recording format 2, this zerotop reads up to 1: use a newer zerotop"),
+    "no JSON": (lambda path: (path / "session.json").write_text("{"), "is damaged: the recording cannot be read"),
+    "other JSON": (lambda path: (path / "session.json").write_text("[1]"), "is damaged: the recording cannot be read"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.parametrize("command", ["replay", "export", "attach"])
+def test_a_session_that_cannot_be_read_is_one_sentence(
+    tmp_path: Path, small_recording: Path, capfd: pytest.CaptureFixture[str], command: str, kind: str
+) -> None:
+    session = Path(shutil.copytree(small_recording, tmp_path / "session"))
+    damage, sentence = BROKEN[kind]
+    damage(session)
+    assert main([command, str(session)]) == 1
+    said, errors = capfd.readouterr()
+    assert said == ""
+    assert sentence in errors
+    assert errors.count("\n") == 1
+
+
+def test_sessions_lists_what_it_cannot_read_with_the_reason(
+    tmp_path: Path, small_recording: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    folder = tmp_path / "zerotop" / "sessions"
+    newer(Path(shutil.copytree(small_recording, folder / "of-tomorrow")))
+    (folder / "not-a-session").mkdir()
+    assert main(["sessions"]) == 0
+    (line,) = capfd.readouterr().out.splitlines()
+    assert line.startswith("of-tomorrow  unreadable  ?")
+    assert line.endswith("session.json has recording format 2, this zerotop reads up to 1: use a newer zerotop.")
+
+
+def look(session: Path, table: str) -> None:
+    """What every command does with a recording, short of drawing it."""
+    source = RecordingSource(Session.open(session))
+    for cursor in (None, source.begin_ns, source.begin_ns + 1_500_000_000):
+        source.view(cursor)
+    assert main(["export", str(session), "--table", "steps"]) == 0
+    assert main(["export", str(session), "--table", table if table in TABLES else "gpus"]) == 0
+    assert main(["sessions"]) == 0
+
+
+def test_cut_off_anywhere(
+    tmp_path: Path, small_recording: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """session.json at every byte; every other file at every byte of its last record or line, and here and there before."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    session = Path(shutil.copytree(small_recording, tmp_path / "zerotop" / "sessions" / "cut"))
+    for path in sorted(session.iterdir()):
+        data = path.read_bytes()
+        whole = path.name == "session.json"
+        for length in {*range(0, len(data), 1 if whole else 173), *range(max(0, len(data) - 48), len(data))}:
+            path.write_bytes(data[:length])
+            if whole and length < len(data) - 1:
+                assert main(["export", str(session)]) == 1
+                assert "is damaged" in capfd.readouterr().err
+            else:
+                look(session, path.name.split("-")[0])
+        path.write_bytes(data)
+        capfd.readouterr()
+
+
+def test_cut_off_everywhere_at_once(
+    tmp_path: Path, small_recording: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    chance = random.Random(1)
+    session = Path(shutil.copytree(small_recording, tmp_path / "zerotop" / "sessions" / "cut"))
+    for _ in range(40):
+        for path in small_recording.iterdir():
+            data = path.read_bytes()
+            if path.name != "session.json":
+                (session / path.name).write_bytes(data[: chance.randrange(len(data) + 1)])
+        look(session, "events")
+        capfd.readouterr()
+
+
+def test_a_recording_on_a_read_only_disk_is_read(tmp_path: Path, small_recording: Path) -> None:
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        session = Path(shutil.copytree(small_recording, disk / "zerotop" / "sessions" / "kept"))
+        make_read_only(disk)
+        assert zerotop(disk, "export", str(session)).stdout.startswith(b"rank,step,")
+        assert zerotop(disk, "sessions").stdout.startswith(b"kept  exit ?")

@@ -1,0 +1,42 @@
+"""Running the whole program as a user does, on little jobs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from terminals import Terminal
+
+ZEROTOP = [sys.executable, "-m", "zerotop"]
+
+
+def environment(state: Path, **more: str) -> dict[str, str]:
+    """Sessions lie in ``state``; nothing of a job that runs these tests is passed on."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHONZEROTOP")}
+    return kept | {"XDG_STATE_HOME": str(state), "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"} | more
+
+
+def zerotop(state: Path, *arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    """The program run to its end, its output caught unless ``options`` say otherwise."""
+    chosen: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment(state)}
+    done = subprocess.run([*ZEROTOP, *arguments], check=False, timeout=60, **chosen | options)
+    assert b"Traceback" not in (done.stderr or b"") or b"\nzerotop: " in done.stderr, done.stderr.decode()
+    return done
+
+
+def headless(session: Path, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+    """``command`` run as a batch job and recorded in ``session``."""
+    return zerotop(session.parent, "run", "--headless", "--session", str(session), "--", *command, **options)
+
+
+def on_terminal(
+    state: Path, *arguments: str, rows: int = 30, columns: int = 100, folder: Path | None = None, **more: str
+) -> Terminal:
+    """The program on a terminal of this size; ``more`` are variables of its environment."""
+    return Terminal(
+        [*ZEROTOP, *arguments], environment=environment(state, **more), folder=folder or state, rows=rows, columns=columns
+    )

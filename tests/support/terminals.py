@@ -1,0 +1,79 @@
+"""The program in a real terminal: started, read, typed at, left."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import termios
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+PATIENCE_S = 60
+_ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])")
+
+
+class Terminal:
+    """A child on a pseudo-terminal of its own."""
+
+    def __init__(
+        self, command: Sequence[str], *, environment: dict[str, str], folder: Path, rows: int = 30, columns: int = 100
+    ) -> None:
+        self.pid, self.master = pty.fork()
+        if self.pid == 0:
+            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+            os.chdir(folder)
+            os.execve(command[0], list(command), environment)
+        self._drawn = b""
+
+    @property
+    def text(self) -> str:
+        """What was drawn since the last key, without escapes and without the order that they give it."""
+        return _ESCAPES.sub(b"", self._drawn).decode("utf-8", "replace")
+
+    @property
+    def drawn(self) -> bytes:
+        """The same as it came."""
+        return self._drawn
+
+    def wait_for(self, *texts: str) -> None:
+        """Reads what is drawn until all of ``texts`` were among it."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not all(text in self.text for text in texts):
+            assert time.monotonic() < deadline, self.text[-3000:]
+            assert self._read(), f"it ended: {self.text[-3000:]}"
+
+    def _read(self) -> bool:
+        """Takes what there is, for a moment; False once nobody can write any more."""
+        if not select.select([self.master], [], [], 0.2)[0]:
+            return True
+        try:
+            data = os.read(self.master, 1 << 16)
+        except OSError:  # all of the other side is closed
+            return False
+        self._drawn += data
+        return bool(data)
+
+    def type(self, keys: str) -> None:
+        """Types; what was drawn before is forgotten."""
+        self._drawn = b""
+        os.write(self.master, keys.encode())
+
+    def exit_code(self) -> int:
+        """Reads on until the child has ended."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                while self._read() and select.select([self.master], [], [], 0)[0]:
+                    pass
+                os.close(self.master)
+                return os.waitstatus_to_exitcode(status)
+            if time.monotonic() > deadline:
+                os.kill(self.pid, signal.SIGKILL)
+            self._read()
