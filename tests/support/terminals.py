@@ -30,6 +30,7 @@ class Terminal:
             os.chdir(folder)
             os.execve(command[0], list(command), environment)
         self._drawn = b""
+        self._status: int | None = None
 
     @property
     def text(self) -> str:
@@ -46,6 +47,13 @@ class Terminal:
         deadline = time.monotonic() + PATIENCE_S
         while not all(text in self.text for text in texts):
             assert time.monotonic() < deadline, self.text[-3000:]
+            assert self._read(), f"it ended: {self.text[-3000:]}"
+
+    def watch(self, seconds: float) -> None:
+        """Reads what is drawn for a while; what was drawn before is forgotten."""
+        self._drawn = b""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
             assert self._read(), f"it ended: {self.text[-3000:]}"
 
     def _read(self) -> bool:
@@ -67,13 +75,31 @@ class Terminal:
     def exit_code(self) -> int:
         """Reads on until the child has ended."""
         deadline = time.monotonic() + PATIENCE_S
-        while True:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                while self._read() and select.select([self.master], [], [], 0)[0]:
-                    pass
-                os.close(self.master)
-                return os.waitstatus_to_exitcode(status)
+        while not self.ended():
             if time.monotonic() > deadline:
                 os.kill(self.pid, signal.SIGKILL)
             self._read()
+        while self._read() and select.select([self.master], [], [], 0)[0]:
+            pass
+        assert self._status is not None
+        return os.waitstatus_to_exitcode(self._status)
+
+    def ended(self) -> bool:
+        """Whether the child has ended."""
+        if self._status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._status = status if pid else None
+        return self._status is not None
+
+    def hang_up(self) -> None:
+        """Closes the terminal, as a lost connection does."""
+        if self.master >= 0:
+            os.close(self.master)
+            self.master = -1
+
+    def close(self) -> None:
+        """Ends what is left."""
+        if not self.ended():
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        self.hang_up()

@@ -1,0 +1,230 @@
+"""Leaving the screen and coming back, stopping a job, losing its sampler: in a real terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agents import events, python, recorded, wait_for
+from programs import on_terminal, zerotop
+from terminals import Terminal
+from zerotop_probe.outside import control
+
+# Works until a file appears; says when it is asked to end, and ends then unless told to go on.
+WORKER = """
+import os, signal, sys, time
+def asked(number, frame):
+    print("asked by", signal.Signals(number).name, flush=True)
+    if not int(sys.argv[2]): raise SystemExit(4)
+for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, asked)
+print("at work", flush=True)
+while not os.path.exists(sys.argv[1]): time.sleep(0.05)
+print("work done", flush=True)
+raise SystemExit(6)
+"""
+
+
+class Work:
+    """A job watched on a terminal, in the session "mine" of a state directory of its own."""
+
+    def __init__(self, folder: Path, *, stubborn: bool = False) -> None:
+        self.folder = folder
+        self.session = folder / "zerotop" / "sessions" / "mine"
+        self._flag = folder / "end"
+        job = [*python(WORKER), str(self._flag), str(int(stubborn))]
+        self.terminal = on_terminal(folder, "run", "--session", str(self.session), "--", *job)
+        self.terminal.wait_for("at work")
+
+    def attach(self) -> Terminal:
+        self.terminal.close()
+        self.terminal = on_terminal(self.folder, "attach", "mine")
+        return self.terminal
+
+    def wait_until_said(self, word: bytes) -> None:
+        wait_for(lambda: word in recorded(self.session, "output"))
+
+    def listed(self) -> dict[str, object]:
+        (row,) = json.loads(zerotop(self.folder, "sessions", "--json").stdout)
+        assert isinstance(row, dict)
+        return row
+
+    def end(self) -> None:
+        self._flag.touch()
+
+    def close(self) -> None:
+        self.end()
+        self.terminal.close()
+        if (job := control.read_facts(str(self.session)).job) is not None:
+            wait_for(lambda: not job.alive())
+
+    def kill_sampler(self) -> None:
+        (sampler,) = [process for process in control.read_facts(str(self.session)).samplers if process.alive()]
+        os.kill(sampler.pid, signal.SIGKILL)
+        wait_for(lambda: not sampler.alive())
+
+
+Start = Callable[..., Work]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a Work; whatever a test leaves of it is ended."""
+    works: list[Work] = []
+
+    def begin(**options: bool) -> Work:
+        works.append(Work(tmp_path, **options))
+        return works[-1]
+
+    yield begin
+    for work in works:
+        work.close()
+
+
+def test_a_detached_job_goes_on_and_is_found_again(start: Start) -> None:
+    work = start()
+    work.terminal.type("q")
+    work.terminal.wait_for("Detach", "zerotop attach mine")
+    work.terminal.type("d")
+    assert work.terminal.exit_code() == 0
+    assert "The job goes on. To come back: zerotop attach mine" in work.terminal.text
+    assert work.listed()["state"] == "live"
+    again = work.attach()
+    again.wait_for("at work")
+    work.end()
+    again.wait_for("exit code 6")
+    again.type("q")
+    assert again.exit_code() == 6
+    assert "The job failed with exit code 6." in again.text
+    assert (work.listed()["state"], work.listed()["exit_code"]) == ("ended", 6)
+
+
+def test_a_viewer_that_is_killed_takes_nothing_with_it(start: Start) -> None:
+    work = start()
+    os.kill(work.terminal.pid, signal.SIGKILL)
+    assert work.terminal.exit_code() == -signal.SIGKILL
+    assert work.listed()["state"] == "live"
+    work.end()
+    wait_for(lambda: events(work.session, "job_ended"))
+    assert recorded(work.session, "output") == b"at work\nwork done\n"
+
+
+def test_a_terminal_that_is_closed_leaves_the_job_running(start: Start) -> None:
+    work = start()
+    work.terminal.hang_up()
+    wait_for(work.terminal.ended)
+    assert work.listed()["state"] == "live"
+    work.end()
+    wait_for(lambda: events(work.session, "job_ended"))
+
+
+def test_a_job_is_stopped_gently(start: Start) -> None:
+    work = start()
+    work.terminal.type("q")
+    work.terminal.wait_for("Stop the job")
+    work.terminal.type("s")
+    work.terminal.wait_for("The job has ended.")
+    work.terminal.type("l")
+    assert work.terminal.exit_code() == 4
+    assert "The job failed with exit code 4, after it had been asked to stop." in work.terminal.text
+    assert recorded(work.session, "output") == b"at work\nasked by SIGINT\n"
+
+
+def test_a_job_that_does_not_want_to_end_is_killed(start: Start) -> None:
+    work = start(stubborn=True)
+    work.terminal.type("q")
+    work.terminal.wait_for("Stop the job")
+    for told in (b"SIGINT", b"SIGTERM"):
+        work.terminal.type("s")
+        work.wait_until_said(told)
+    work.terminal.wait_for("Kill it now")
+    work.terminal.type("s")
+    work.terminal.wait_for("The job has ended.")
+    work.terminal.type("l")
+    assert work.terminal.exit_code() == 137
+    assert "The job was killed by signal 9 (SIGKILL), after it had been asked to stop." in work.terminal.text
+
+
+def test_a_cancelled_leave_changes_nothing(start: Start) -> None:
+    work = start()
+    work.terminal.type("q")
+    work.terminal.wait_for("Cancel")
+    work.terminal.type("c")
+    work.end()
+    work.terminal.wait_for("work done", "exit code 6")
+    work.terminal.type("q")
+    assert work.terminal.exit_code() == 6
+    assert events(work.session, "stop_sent") == []
+
+
+def test_a_sampler_that_died_is_replaced_from_the_screen(start: Start) -> None:
+    """However long ago: a job that runs is live although nobody has written for more than the seconds of silence."""
+    work = start()
+    work.kill_sampler()
+    work.terminal.watch(7)
+    assert "nobody saw how the job ended" not in work.terminal.text
+    work.terminal.wait_for("The sampler has stopped")
+    work.terminal.type("r")
+    wait_for(lambda: control.sampler_alive(str(work.session)))
+    work.end()
+    work.terminal.wait_for("work done", "its exit code is not known")
+    work.terminal.type("q")
+    assert work.terminal.exit_code() == 1
+    assert (work.listed()["state"], work.listed()["exit_code"]) == ("ended", None)
+    assert "mine  exit ?" in zerotop(work.folder, "sessions").stdout.decode()
+
+
+def test_attaching_replaces_a_sampler_that_died(start: Start) -> None:
+    work = start()
+    work.terminal.type("q")
+    work.terminal.wait_for("Detach")
+    work.terminal.type("d")
+    assert work.terminal.exit_code() == 0
+    work.kill_sampler()
+    again = work.attach()
+    again.wait_for("another one records it from now on", "at work")
+    assert control.sampler_alive(str(work.session))
+    again.type("q")
+    again.wait_for("Stop the job")
+    again.type("s")
+    again.wait_for("The job has ended.")
+    again.type("l")
+    assert again.exit_code() == 1
+    assert "its exit code is not known" in again.text
+    assert recorded_by_all(work.session) == b"at work\nasked by SIGINT\n"
+
+
+def test_attaching_without_a_terminal_still_replaces_the_sampler(start: Start) -> None:
+    work = start()
+    work.kill_sampler()
+    done = zerotop(work.folder, "attach", "mine")
+    assert done.returncode == 1
+    assert done.stderr.decode() == (
+        "zerotop: The job's sampler had died: another one records it from now on.\n"
+        "zerotop: The live screen needs a terminal\n"
+    )
+    assert control.sampler_alive(str(work.session))
+    work.end()
+    wait_for(lambda: events(work.session, "sampler_ended"))
+
+
+def test_a_job_that_ended_unseen_is_no_success(start: Start) -> None:
+    work = start()
+    work.kill_sampler()
+    work.end()
+    wait_for(lambda: not control.job_alive(str(work.session)))
+    work.terminal.wait_for("nobody saw how the job ended")
+    work.terminal.type("q")
+    assert work.terminal.exit_code() == 1
+    assert "Nobody saw how the job ended: its exit code is not known." in work.terminal.text
+    assert work.listed()["exit_code"] is None
+
+
+def recorded_by_all(session: Path) -> bytes:
+    """The job's output by all samplers, in the order of their starts."""
+    logs = sorted(session.glob("output-node-*.log"), key=lambda path: path.stat().st_mtime_ns)
+    return b"".join(log.read_bytes() for log in logs)
