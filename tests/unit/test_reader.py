@@ -62,7 +62,7 @@ def test_a_torn_record_and_a_torn_header_wait(tmp_path: Path) -> None:
 def test_growing(tmp_path: Path) -> None:
     folder = make(tmp_path)
     session = Session.open(folder)
-    assert session.records == 0
+    assert times(session) == []
     assert not session.refresh()
     first = probe(folder, 1)
     assert session.refresh()
@@ -80,6 +80,35 @@ def test_growing(tmp_path: Path) -> None:
     assert [source.count_known(source.offset_ns + time) for time in (0, 1, 2, 3)] == [0, 1, 2, 2]
     for writer in (first, second, events):
         writer.close()
+
+
+def test_what_was_given_back_is_read_again(tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    count = 100_000
+    probe(folder, *range(count)).close()
+    session = Session.open(folder)
+    (source,) = session.sources["probe"]
+    assert source.array["time_ns"].sum() == count * (count - 1) // 2
+    before = resident_file_kib()
+    session.release()
+    assert before - resident_file_kib() > source.array.nbytes / 1024 / 2
+    assert source.array["time_ns"].sum() == count * (count - 1) // 2
+
+
+def resident_file_kib() -> int:
+    """How much of the files that this process has mapped is in its memory."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssFile:")]
+    return int(line.split()[1])
+
+
+def test_a_writer_is_known_by_its_header(tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    clock = {"monotonic_ns": 7, "unix_ns": 1007}
+    RecordWriter(str(folder), tables.ALLOCATOR, WHO, clock=clock, peaks="window").close()
+    (source,) = Session.open(folder).sources["allocator"]
+    assert (source.born_ns, source.offset_ns, source.header["peaks"]) == (1007, 1000, "window")
+    assert (source.role, source.rank, source.host, source.pid) == ("rank", 0, "node1", 100)
+    assert source.last_ns is None
 
 
 def change(folder: Path, **facts: Any) -> None:
@@ -179,6 +208,7 @@ def test_torn_and_damaged_events(tmp_path: Path) -> None:
         file.write(b'{"time_ns": 4, "event"')
     session = Session.open(folder)
     assert [event.name for event in session.events] == ["one", "three"]
+    assert session.damaged_lines == 5
     with path.open("ab") as file:
         file.write(b': "four"}\n')
     assert session.refresh()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zerotop.session.reader import SessionError
+from zerotop.session.headers import SessionError
 from zerotop_probe.recording.directory import SESSION_FILE, default_root
 
 

@@ -1,0 +1,143 @@
+"""The files of a recording: tables of records and lists of events, each whole or still growing."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from bisect import bisect_right
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotop.session.headers import DAMAGED, Clocks, read_header
+from zerotop_probe.recording.tables import TABLES
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One rare fact (see ``zerotop_probe.recording.events``) and who wrote it."""
+
+    unix_ns: int
+    name: str
+    facts: dict[str, Any]
+    role: str
+    rank: int
+    host: str
+    pid: int
+
+
+class Source:
+    """One table of one writer: whole records, memory-mapped, growing with :meth:`refresh`."""
+
+    def __init__(self, path: Path, header: dict[str, Any], data_offset: int, offset_ns: int) -> None:
+        writer = header["writer"]
+        self.path = path
+        self.header = header
+        self.table = str(header["table"])
+        self.role = str(writer["role"])
+        self.rank = int(writer["rank"])
+        self.host = str(writer["host"])
+        self.pid = int(writer["pid"])
+        self.offset_ns = offset_ns
+        self.born_ns = int(header["clock"]["monotonic_ns"]) + offset_ns
+        """When the file was made, in unix time."""
+        self._data_offset = data_offset
+        self._dtype = _dtype(header, path.name)
+        self.array: NDArray[Any] = np.empty(0, self._dtype)
+        self._mapping: mmap.mmap | None = None
+        self._known = TABLES[self.table].known
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Maps what has been added since. True when there was a whole record more."""
+        try:
+            # The folder may be gone; what is mapped stays readable.
+            count = max(0, self.path.stat().st_size - self._data_offset) // self._dtype.itemsize
+            if count <= len(self.array):
+                return False
+            size = self._data_offset + count * self._dtype.itemsize
+            with open(self.path, "rb") as file:
+                self._mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        except (OSError, ValueError):
+            return False
+        self.array = np.frombuffer(self._mapping, self._dtype, count, self._data_offset)
+        return True
+
+    def release(self) -> None:
+        """Gives the memory of what was read back to the system, which has it on disk: mapped pages count as ours."""
+        if self._mapping is not None:
+            self._mapping.madvise(mmap.MADV_DONTNEED)
+
+    def count_known(self, cursor_ns: int) -> int:
+        """How many records could have been read at a moment in unix time: a prefix of :attr:`array`."""
+        return bisect_right(self.array[self._known], cursor_ns - self.offset_ns)
+
+    def last_tick(self, cursor_ns: int, oldest_ns: int = 0) -> NDArray[Any]:
+        """The records of the last sampler tick up to the cursor (they share one time); none if older than ``oldest_ns``."""
+        end = self.count_known(cursor_ns)
+        if not end:
+            return self.array[:0]
+        times = self.array[self._known]
+        time_ns = times[end - 1]
+        begin = end - 1
+        while begin and times[begin - 1] == time_ns:
+            begin -= 1
+        return self.array[begin:end] if time_ns + self.offset_ns >= oldest_ns else self.array[:0]
+
+    @property
+    def last_ns(self) -> int | None:
+        """Unix time of the last record."""
+        return int(self.array[self._known][-1]) + self.offset_ns if len(self.array) else None
+
+
+def _dtype(header: dict[str, Any], name: str) -> np.dtype[Any]:
+    """The type of a table's records. Raises ValueError where it lacks a column, or has one that is no plain value."""
+    dtype = np.dtype([(str(column), str(code)) for column, code in header["dtype"]])
+    needed = {item.name for item in TABLES[str(header["table"])].fields if item.name != "pad"}
+    if not needed <= set(dtype.names or ()):
+        raise ValueError(f"{name} lacks columns")
+    if dtype.hasobject:
+        raise ValueError(f"{name} has columns that are no plain values")
+    return dtype
+
+
+class EventFile:
+    """Tails one JSON-lines file. A line that is no event is counted and passed over."""
+
+    def __init__(self, path: Path, clocks: Clocks) -> None:
+        self.path = path
+        self.damaged = 0
+        self._clocks = clocks
+        self._position = 0
+        self._header: dict[str, Any] | None = None
+        self._offset_ns = 0
+
+    def read(self) -> list[Event]:
+        """The events of the whole lines added since the last call."""
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self._position)
+                data = file.read()
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._position += len(whole)
+        found = [self._event(line) for line in whole.split(b"\n") if line.strip()]
+        return [event for event in found if event is not None]
+
+    def _event(self, line: bytes) -> Event | None:
+        try:
+            if self._header is None:
+                self._header = read_header(line, self.path.name)
+                self._offset_ns = self._clocks.offset_ns(self._header)
+                return None
+            facts = json.loads(line)
+            writer = self._header["writer"]
+            time_ns, name = int(facts.pop("time_ns")) + self._offset_ns, str(facts.pop("event"))
+            return Event(time_ns, name, facts, writer["role"], writer["rank"], writer["host"], writer["pid"])
+        except DAMAGED:
+            self.damaged += 1
+            return None

@@ -1,0 +1,50 @@
+"""The first line of every file of a recording: which format it is of, who wrote it, by which clock."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from zerotop_probe.recording.tables import FORMAT_MAJOR
+
+# What looking for facts in JSON of any shape can raise.
+DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+
+
+class SessionError(Exception):
+    """A recording cannot be read; the text is a sentence for the user."""
+
+
+@dataclass
+class Clocks:
+    """What turns CLOCK_MONOTONIC into unix time. Writers of one boot share one clock, whatever the wall clock did since."""
+
+    offsets: dict[str, int] = field(default_factory=dict)
+
+    def offset_ns(self, header: dict[str, Any]) -> int:
+        """What to add to a monotonic time of the file with this header."""
+        pair = header["clock"]
+        offset = int(pair["unix_ns"]) - int(pair["monotonic_ns"])
+        boot = header.get("writer", header).get("boot") or ""
+        return self.offsets.setdefault(boot, offset) if boot else offset
+
+
+def read_header(line: bytes, name: str) -> dict[str, Any]:
+    """A file's first line. Raises SessionError when it is of a newer format, ValueError when it is no header."""
+    header = json.loads(line)
+    if not isinstance(header, dict) or "clock" not in header:
+        raise ValueError(f"{name} has no header")
+    check_format(header, name)
+    return header
+
+
+def check_format(header: dict[str, Any], name: str) -> None:
+    """Raises SessionError for a recording that a newer zerotop made."""
+    version = header.get("zerotop")
+    if not isinstance(version, list) or not version or not isinstance(version[0], int):
+        raise ValueError(f"{name} does not say its format")
+    if version[0] > FORMAT_MAJOR:
+        raise SessionError(
+            f"{name} has recording format {version[0]}, this zerotop reads up to {FORMAT_MAJOR}: use a newer zerotop."
+        )
