@@ -79,11 +79,15 @@ def every_run(counted: Counted, number: int) -> None:
     assert forwards(rank, evaluation=True) == own["evaluations"]
     assert nested(rank)
     begun = {tuple(row) for row in rank.begins[["time_ns", "phase"]].tolist()}
-    assert begun == {tuple(row) for row in rank.spans[["begin_ns", "phase"]].tolist()}
+    ended = {tuple(row) for row in rank.spans[["begin_ns", "phase"]].tolist()}
+    assert begun <= ended
+    # Only parts of a phase can be so brief that their beginning is not worth a record.
+    outermost = rank.spans[rank.spans["depth"] == 0]
+    assert begun >= {tuple(row) for row in outermost[["begin_ns", "phase"]].tolist()}
     last = rank.probe[-1]
     assert (last["lost"], last["errors"]) == (0, 0)
-    assert len(rank.probe) == len(own["steps"])
-    assert last["boundaries"] <= len(rank.begins) + len(rank.spans)
+    assert 0 < len(rank.probe) <= len(own["steps"]) + 1
+    assert last["boundaries"] == len(rank.begins) + len(rank.spans)
     assert [event["event"] for event in rank.events if event["event"] in ("hello", "goodbye")] == [
         "hello",
         "goodbye",
@@ -96,9 +100,10 @@ def test_offloaded_counts(offloaded: Counted, number: int) -> None:
     every_run(offloaded, number)
     rank, own = offloaded.rank(number)
     steps = rank.phase("step")
-    assert (steps["flags"] & BOUNDARY).tolist() == [0, BOUNDARY] * 4
-    assert steps["step"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert steps["micro_step"].tolist() == [0, 1] * 4
+    # Calls between two updates do nothing, and are not recorded.
+    assert (steps["flags"] & BOUNDARY).tolist() == [BOUNDARY] * 4
+    assert steps["step"].tolist() == [0, 1, 2, 3]
+    assert steps["micro_step"].tolist() == [1] * 4
     assert rank.phase("backward")["micro_step"].tolist() == [0, 1] * 4
     training = rank.phase("forward")
     training = training[(training["flags"] & (EVAL | FAILED)) == 0]
@@ -123,8 +128,7 @@ def test_a_forward_that_fails_and_is_repeated(offloaded: Counted, number: int) -
 def test_the_inside_of_an_offloaded_step(offloaded: Counted, number: int) -> None:
     rank, _ = offloaded.rank(number)
     for step in rank.phase("step"):
-        inside = [] if not step["flags"] & BOUNDARY else OFFLOADED_PARTS
-        assert rank.inside(step) == inside
+        assert rank.inside(step) == OFFLOADED_PARTS
 
 
 OFFLOADED_PARTS = ["grads_to_cpu", "cpu_optimizer", "params_to_gpu", "allgather"]

@@ -76,5 +76,5 @@ def test_saves_hello_and_nothing_wrong(trained: Counted, number: int) -> None:
     (engine,) = rank.event("engine")
     assert (engine["model"], engine["parameters"]) == ("LlamaForCausalLM", own["parameters"])
     assert (engine["micro_batch"], engine["gradient_accumulation"]) == (2, 2)
-    assert rank.probe["errors"].tolist() == [0] * 4
+    assert not np.any(rank.probe["errors"])
     assert not rank.event("probe_error")

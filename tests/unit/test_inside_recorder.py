@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rank_recordings import Rank
-from zerotop_probe.inside.allocator import Allocator
+from zerotop_probe.inside.allocator import Allocator, Read
 from zerotop_probe.inside.evaluation import Guess
 from zerotop_probe.inside.part import Meter, now
 from zerotop_probe.inside.recorder import Recorder
@@ -17,6 +18,8 @@ from zerotop_probe.recording.tables import BEGIN, END, FAILED, PHASES
 from zerotop_probe.recording.writer import Identity
 
 HERE = (0, 3, 1)
+# Nanoseconds of the job's own after which the allocator is read anew.
+FAR = 50_000_000
 ME = Identity.of_this_process("rank", 0)
 
 
@@ -40,6 +43,18 @@ def test_a_begin_is_on_disk_at_once_and_its_span_at_the_end(recorder: Recorder, 
     assert not len(rank.spans)
     recorder.end(span, 30)
     assert drawn(tmp_path) == [("backward", 0, 10, 30, 0)]
+
+
+def test_an_expected_phase_that_was_nothing_leaves_nothing(recorder: Recorder, tmp_path: Path) -> None:
+    recorder.end(recorder.expect(10, "step", HERE), 20)
+    assert not recorder.stack
+    confirmed = recorder.expect(30, "step", HERE)
+    recorder.confirm(confirmed, 35)
+    recorder.confirm(confirmed, 36)
+    assert Rank(tmp_path, 0).begins["time_ns"].tolist() == [30]
+    recorder.end(confirmed, 40)
+    recorder.end(recorder.expect(50, "step", HERE), 60, FAILED)
+    assert drawn(tmp_path) == [("step", 0, 30, 40, 0), ("step", 0, 50, 60, FAILED)]
 
 
 def test_depth_follows_nesting(recorder: Recorder, tmp_path: Path) -> None:
@@ -152,6 +167,7 @@ class TestGuess:
 STATS: dict[str, Any] = {
     "allocated_bytes": {"all": {"current": 100, "peak": 300}, "large_pool": {"current": 90, "peak": 280}},
     "reserved_bytes": {"all": {"current": 400, "peak": 500}},
+    "requested_bytes": {"all": {"current": 95, "peak": 290}},
     "inactive_split_bytes": {"all": {"current": 7, "peak": 9}},
     "num_alloc_retries": 2,
     "num_ooms": 1,
@@ -161,47 +177,79 @@ STATS: dict[str, Any] = {
 class TestAllocator:
     """Its counters at the edges of phases, from one reading each."""
 
-    def allocator(self, tmp_path: Path, recorder: Recorder, stats: dict[str, Any]) -> Meter:
+    def allocator(self, tmp_path: Path, recorder: Recorder, read: Read) -> Meter:
         meter = Meter()
-        recorder.allocator = Allocator(str(tmp_path), ME, 3, lambda device: stats, meter)
+        recorder.allocator = Allocator(str(tmp_path), ME, 3, (read, read), meter, windows=True)
         return meter
 
-    def test_edges_down_to_depth_one(self, tmp_path: Path, recorder: Recorder) -> None:
-        self.allocator(tmp_path, recorder, STATS)
-        spans = [recorder.begin(10, phase, HERE) for phase in ("backward", "reduce", "other")]
-        for span in reversed(spans):
-            recorder.end(span, 20)
+    def test_edges_of_outermost_phases_and_of_a_steps_parts(self, tmp_path: Path, recorder: Recorder) -> None:
+        self.allocator(tmp_path, recorder, lambda: STATS)
+        time_ns = now()
+        for outer, inner in (("data", None), ("backward", "reduce"), ("step", "optimizer")):
+            span = recorder.begin(time_ns := time_ns + FAR, outer, HERE)
+            if inner is not None:
+                recorder.end(recorder.begin(time_ns := time_ns + FAR, inner, HERE), time_ns := time_ns + FAR)
+            recorder.end(span, time_ns := time_ns + FAR)
         rows = recorder_table(tmp_path)
         assert [(PHASES[row["phase"]], int(row["edge"])) for row in rows] == [
             ("backward", BEGIN),
-            ("reduce", BEGIN),
-            ("reduce", END),
             ("backward", END),
+            ("step", BEGIN),
+            ("optimizer", BEGIN),
+            ("optimizer", END),
+            ("step", END),
         ]
         fields = ("allocated_bytes", "allocated_peak_bytes", "reserved_bytes", "reserved_peak_bytes")
-        more = ("inactive_split_bytes", "retries", "ooms", "device", "step", "micro_step")
-        assert rows[0][[*fields, *more]].tolist() == (100, 300, 400, 500, 7, 2, 1, 3, 3, 1)
+        more = ("requested_peak_bytes", "inactive_split_bytes", "retries", "ooms", "device", "step", "micro_step")
+        assert rows[0][[*fields, *more]].tolist() == (100, 300, 400, 500, 290, 7, 2, 1, 3, 3, 1)
+        assert rows["time_ns"].tolist() == sorted(rows["time_ns"].tolist())
 
-    def test_a_reading_serves_the_edges_right_after_it(self, tmp_path: Path, recorder: Recorder) -> None:
+    def test_an_expected_phase_is_looked_at_when_it_is_confirmed(self, tmp_path: Path, recorder: Recorder) -> None:
+        self.allocator(tmp_path, recorder, lambda: STATS)
+        time_ns = now() + FAR
+        recorder.end(recorder.expect(time_ns, "step", HERE), time_ns + FAR)
+        assert not len(recorder_table(tmp_path))
+        span = recorder.expect(time_ns + 2 * FAR, "step", HERE)
+        recorder.confirm(span, time_ns + 3 * FAR)
+        recorder.end(span, time_ns + 4 * FAR)
+        assert recorder_table(tmp_path)["time_ns"].tolist() == [time_ns + 3 * FAR, time_ns + 4 * FAR]
+
+    def test_edges_right_after_a_reading_go_without_one(self, tmp_path: Path, recorder: Recorder) -> None:
         taken = []
 
-        def read(device: int) -> dict[str, Any]:
-            taken.append(device)
-            return {"allocated_bytes": {"all": {"current": len(taken)}}}
+        def read() -> dict[str, Any]:
+            taken.append(now())
+            return STATS
 
-        recorder.allocator = Allocator(str(tmp_path), ME, 0, read, Meter())
+        self.allocator(tmp_path, recorder, read)
         end = now() + 20_000_000
+        edges = 0
         while now() < end:
             recorder.end(recorder.begin(now(), "forward", HERE), now())
+            edges += 2
+        assert len(recorder_table(tmp_path)) == len(taken) <= edges
+        assert edges == 2 or len(taken) < edges
+        time_ns = now()
+        recorder.begin(time_ns + FAR, "forward", HERE)
+        assert recorder_table(tmp_path)["time_ns"][-1] == time_ns + FAR
+
+    def test_short_steps_are_looked_into_one_time_in_four(self, tmp_path: Path, recorder: Recorder) -> None:
+        self.allocator(tmp_path, recorder, lambda: STATS)
+        time_ns = now()
+        for step in range(9):
+            # Two steps far apart, then short ones; what lies between readings is long enough in all.
+            gap = FAR if step < 2 else 2_000_000
+            for phase in ("forward", "backward", "step"):
+                span = recorder.begin(time_ns := time_ns + gap, phase, (0, step, 0))
+                recorder.end(span, time_ns := time_ns + gap)
+            recorder.step_ended(span, time_ns)
         rows = recorder_table(tmp_path)
-        assert len(taken) < len(rows)
-        assert rows["allocated_bytes"].tolist() == sorted(rows["allocated_bytes"].tolist())
-        assert rows["allocated_bytes"].max() == len(taken) > 1
-        assert len(set(rows["time_ns"].tolist())) == len(taken)
+        assert [np.count_nonzero(rows["step"] == step) for step in range(9)] == [6, 6, 6, 1, 6, 1, 1, 1, 6]
+        assert set(rows["phase"][rows["step"] == 5].tolist()) == {PHASES.index("step")}
 
     def test_counters_that_this_torch_has_not_are_unknown(self, tmp_path: Path, recorder: Recorder) -> None:
-        self.allocator(tmp_path, recorder, {"allocated_bytes": {"all": {"current": 1}}})
-        recorder.end(recorder.begin(10, "forward", HERE), 20)
+        self.allocator(tmp_path, recorder, lambda: {"allocated_bytes": {"all": {"current": 1}}})
+        recorder.end(recorder.begin(now(), "forward", HERE), now())
         row = recorder_table(tmp_path)[0]
         assert row[["allocated_bytes", "allocated_peak_bytes", "reserved_bytes", "ooms"]].tolist() == (
             1,
@@ -213,16 +261,15 @@ class TestAllocator:
     def test_a_reading_that_fails_ends_the_readings_and_nothing_else(
         self, tmp_path: Path, recorder: Recorder
     ) -> None:
-        meter = Meter()
-        recorder.allocator = Allocator(str(tmp_path), ME, 0, lambda device: {}["gone"], meter)
+        meter = self.allocator(tmp_path, recorder, lambda: {}["gone"])
         recorder.end(recorder.begin(10, "forward", HERE), 20)
         assert meter.errors == 1
         assert drawn(tmp_path) == [("forward", 0, 10, 20, 0)]
 
     def test_the_ticker_samples_in_between_and_stops(self, tmp_path: Path, recorder: Recorder) -> None:
-        self.allocator(tmp_path, recorder, STATS)
+        self.allocator(tmp_path, recorder, lambda: STATS)
         assert recorder.allocator is not None
-        recorder.begin(10, "forward", HERE)
+        recorder.begin(now(), "forward", HERE)
         recorder.allocator.start_ticker(recorder.stack)
         for _ in range(100):
             if len(recorder_table(tmp_path)) >= 3:

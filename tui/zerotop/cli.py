@@ -23,6 +23,9 @@ def _parser() -> argparse.ArgumentParser:
         "run", help="start a job and watch it", usage="%(prog)s [--session DIR] [--headless] -- COMMAND"
     )
     run.add_argument("--session", metavar="DIR", help="record here [a new folder in the state directory]")
+    run.add_argument(
+        "--no-phase-peaks", action="store_true", help="leave the peak counters of PyTorch's allocator alone"
+    )
     run.add_argument("--headless", action="store_true", help="no screen: the job's output passes through")
     attach = commands.add_parser("attach", help="watch a job that was left running")
     attach.add_argument("session", nargs="?", metavar="SESSION", help="its name, its beginning, or its path")

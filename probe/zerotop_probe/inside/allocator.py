@@ -1,7 +1,6 @@
 """PyTorch's CUDA allocator: its counters at phase boundaries, and ten times a second in between.
 
-Only on CUDA, and only counters the allocator keeps anyway: nothing is synchronized, allocated or reset. The
-peaks are those since the process began or since its user reset them.
+Only on CUDA, and only counters that the allocator keeps anyway: nothing is synchronized or allocated.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from zerotop_probe.inside.part import Meter, Part, now
-from zerotop_probe.recording.tables import ALLOCATOR, BEGIN, END, TICK, UNKNOWN
+from zerotop_probe.recording.tables import ALLOCATOR, BEGIN, END, PHASE_CODE, TICK, UNKNOWN
 from zerotop_probe.recording.writer import Identity, RecordWriter
 
 if TYPE_CHECKING:
@@ -19,26 +18,42 @@ if TYPE_CHECKING:
 
 _TICK_SECONDS = 0.1
 
-# A reading takes 9 us beside an H200, the larger part of what a boundary costs there. One phase often begins
-# soon after another has ended, with little but the loop's own code in between: then the reading at that end
-# serves for the beginning too, and says when it was taken. An end, where peaks are told, is read anew unless
-# the reading before it took place within about the time of launching a kernel.
-_FRESH_NS = {BEGIN: 150_000, END: 30_000, TICK: 30_000}
+# A reading takes 8 us beside an H200 and twice that in a real loop, the larger part of what a boundary costs there. So
+# nothing is read when the job had control for less than this since the last reading, and the window goes on: what it
+# does in the millisecond before a phase counts to that phase.
+_FRESH_NS = {BEGIN: 1_000_000, END: 30_000}
 
-# The allocator's counters of a device, nested as PyTorch's C function gives them.
-Read = Callable[[int], "dict[str, Any]"]
+# Steps this short are looked into one time in so many, else only at their end: 20 us each at their phases' ends would be
+# felt in them.
+_SHORT_STEP_NS = 20_000_000
+_ONE_IN = 4
+_STEP = PHASE_CODE["step"]
+_INNER = frozenset(
+    PHASE_CODE[name]
+    for name in ("forward", "backward", "grads_to_cpu", "cpu_optimizer", "params_to_gpu", "optimizer", "allgather")
+)
+
+# The allocator's counters, nested as PyTorch's C function gives them.
+Read = Callable[[], "dict[str, Any]"]
 
 
 class Allocator:
     """Reads and records the allocator of one device."""
 
-    def __init__(self, session: str, identity: Identity, device: int, read: Read, meter: Meter) -> None:
-        """``device`` is the process's own ordinal; ``read`` is ``torch._C._cuda_memoryStats``, or alike."""
-        self._read = read
+    def __init__(
+        self, session: str, identity: Identity, device: int, reads: tuple[Read, Read], meter: Meter, *, windows: bool
+    ) -> None:
+        """``device`` is the process's own ordinal. ``reads``: what reads at a boundary, and what reads in between.
+
+        ``windows``: the reading at a boundary makes the peaks begin anew.
+        """
+        self._read_at_boundary, self._read_between = reads
         self._device = device
-        self._counters: tuple[int, ...] = ()
-        self._read_ns = -max(_FRESH_NS.values()) - 1
-        self._writer = RecordWriter(session, ALLOCATOR, identity)
+        self._left_ns = -max(_FRESH_NS.values())
+        self._step_ns = -_SHORT_STEP_NS
+        self._closely = True
+        peaks = "window" if windows else "process"
+        self._writer = RecordWriter(session, ALLOCATOR, identity, peaks=peaks)
         self._part = Part("allocator", meter)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -48,21 +63,25 @@ class Allocator:
         """Records that could not be written so far."""
         return self._writer.lost
 
-    def sample(self, span: Span, edge: int) -> None:
-        """Records the counters at an edge of ``span``."""
-        if self._part.on:
-            try:
-                self._record(span.step, span.micro_step, span.phase, edge)
-            except Exception as error:
-                self._part.fail(error)
+    def sample(self, time_ns: int, span: Span, edge: int) -> None:
+        """Records the counters at an edge of ``span``; ``time_ns`` is that edge's time."""
+        if not self._part.on or time_ns - self._left_ns < _FRESH_NS[edge]:
+            return
+        if not self._closely and (span.phase in _INNER or (span.phase == _STEP and edge == BEGIN)):
+            return
+        try:
+            self._record(time_ns, self._read_at_boundary(), span.step, span.micro_step, span.phase, edge)
+        except Exception as error:
+            self._part.fail(error)
+        self._left_ns = now()
 
-    def _record(self, step: int, micro_step: int, phase: int, edge: int) -> None:
-        time_ns = now()
-        if time_ns - self._read_ns > _FRESH_NS[edge]:
-            # In this order, so that another thread never takes old counters for new ones.
-            self._counters = _counters(self._read(self._device))
-            self._read_ns = time_ns
-        self._writer.write(self._read_ns, *self._counters, step, micro_step, phase, edge, self._device, 0)
+    def step_ended(self, step: int, time_ns: int) -> None:
+        """Decides how closely the next step is looked at."""
+        self._closely = step % _ONE_IN == _ONE_IN - 1 or time_ns - self._step_ns >= _SHORT_STEP_NS
+        self._step_ns = time_ns
+
+    def _record(self, time_ns: int, stats: dict[str, Any], step: int, micro_step: int, phase: int, edge: int) -> None:
+        self._writer.write(time_ns, *_counters(stats), step, micro_step, phase, edge, self._device, 0)
 
     def start_ticker(self, stack: list[Span]) -> None:
         """Starts a daemon thread that records the counters too; the innermost of ``stack`` is where it is."""
@@ -78,7 +97,7 @@ class Allocator:
             except IndexError:
                 place = (place[0], place[1], 0)
             try:
-                self._record(*place, TICK)
+                self._record(now(), self._read_between(), *place, TICK)
             except Exception as error:
                 self._part.fail(error)
                 return
@@ -98,12 +117,14 @@ def _counters(stats: dict[str, Any]) -> tuple[int, ...]:
     """The fields of a record from ``allocated_bytes`` to ``ooms``; -1 for what this torch does not count."""
     allocated = stats.get("allocated_bytes", {}).get("all", {})
     reserved = stats.get("reserved_bytes", {}).get("all", {})
+    requested = stats.get("requested_bytes", {}).get("all", {})
     inactive = stats.get("inactive_split_bytes", {}).get("all", {})
     return (
         allocated.get("current", UNKNOWN),
         allocated.get("peak", UNKNOWN),
         reserved.get("current", UNKNOWN),
         reserved.get("peak", UNKNOWN),
+        requested.get("peak", UNKNOWN),
         inactive.get("current", UNKNOWN),
         stats.get("num_alloc_retries", UNKNOWN),
         stats.get("num_ooms", UNKNOWN),

@@ -25,6 +25,8 @@ class Engine:
         self.offloads_optimizer = False
         self.offloads_parameters = False
         self.trains = False
+        # What its inner optimizers' phases are called, by the optimizer's id.
+        self.inner_phases: dict[int, str] = {}
 
     def is_of(self, engine: Any) -> bool:
         """Whether this is about that object, and not about one that lay at the same address before."""

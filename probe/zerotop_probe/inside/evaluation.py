@@ -8,6 +8,7 @@ forward.
 from __future__ import annotations
 
 from zerotop_probe.inside.recorder import Recorder, Span
+from zerotop_probe.recording.tables import END
 
 
 class Guess:
@@ -31,8 +32,10 @@ class Guess:
         self._release(self._span.depth + 1)
 
     def forward_ended(self, time_ns: int) -> None:
-        """That forward has ended."""
+        """That forward has ended, and perhaps the evaluation with it: its last chance to have its peak seen."""
         self._last_ns = time_ns
+        if self._span is not None:
+            self._recorder.look(self._span, time_ns, END)
 
     def hold(self, span: Span, end_ns: int) -> None:
         """Keeps a finished fetch of data until it is known whom it was for."""

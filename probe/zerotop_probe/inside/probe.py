@@ -14,8 +14,9 @@ from zerotop_probe.inside.allocator import Allocator
 from zerotop_probe.inside.engines import Engines
 from zerotop_probe.inside.evaluation import Guess
 from zerotop_probe.inside.part import Meter, Part, now
+from zerotop_probe.inside.peaks import Peaks
 from zerotop_probe.inside.recorder import Recorder
-from zerotop_probe.recording import events, redact
+from zerotop_probe.recording import directory, events, redact
 from zerotop_probe.recording.directory import ENVIRONMENT
 from zerotop_probe.recording.writer import Identity
 
@@ -31,6 +32,7 @@ class Probe:
         self.engines = Engines()
         self.recorder: Recorder | None = None
         self.guess: Guess | None = None
+        self.peaks: Peaks | None = None
         # The thread that trains. Boundaries in others (prefetching, checkpoints in the background) are not
         # its phases.
         self.thread = 0
@@ -65,9 +67,12 @@ class Probe:
         if self.recorder is None or self.recorder.allocator is not None or device is None:
             return
         assert self._identity is not None
-        # One C call; torch.cuda.memory_stats() and its like flatten and sort what it gives in Python.
-        read = sys.modules["torch"]._C._cuda_memoryStats
-        allocator = Allocator(self._session, self._identity, device, read, self.meter)
+        windows = os.environ.get(directory.PHASE_PEAKS) != "0"
+        self.peaks = peaks = Peaks(sys.modules["torch"]._C, device)
+        reads = (peaks.read_and_reset if windows else peaks.read, peaks.read)
+        allocator = Allocator(self._session, self._identity, device, reads, self.meter, windows=windows)
+        if windows:
+            peaks.install()
         self.recorder.allocator = allocator
         allocator.start_ticker(self.recorder.stack)
 
@@ -91,11 +96,15 @@ class Probe:
             recorder.allocator.stop_ticker()
         if self.guess is not None:
             self.guess.close()
+        recorder.cost(now(), at_once=True)
         recorder.event(now(), events.GOODBYE)
 
     def _forked(self) -> None:
         """A child has these descriptors too; it sleeps until it makes an engine of its own."""
         recorder, self.recorder, self.guess = self.recorder, None, None
+        if self.peaks is not None:
+            self.peaks.remove()
+            self.peaks = None
         if recorder is not None:
             recorder.close()
             self.engines = Engines()

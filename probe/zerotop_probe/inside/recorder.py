@@ -10,8 +10,11 @@ from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BEGIN, END, FAILED, PHASE_CODE, UNKNOWN
 from zerotop_probe.recording.writer import EventWriter, Identity, RecordWriter
 
-# The allocator is read at the edges of phases down to this depth; one reading costs more than all the rest.
-_ALLOCATOR_DEPTH = 1
+# One reading of the allocator costs more than all the rest, so it is read at the edges of these only where they are
+# outermost, and at those of an optimizer step's parts.
+_UNMEASURED = frozenset(PHASE_CODE[name] for name in ("data", "other"))
+_STEP = PHASE_CODE["step"]
+_COST_EVERY_NS = 200_000_000
 
 
 class Span:
@@ -23,8 +26,10 @@ class Span:
         "engine",
         "flags",
         "loose",
+        "measured",
         "micro_step",
         "phase",
+        "real",
         "rows",
         "sequence",
         "step",
@@ -40,6 +45,8 @@ class Span:
         self.depth = depth
         self.engine, self.step, self.micro_step = place
         self.loose = loose
+        self.measured = False  # the allocator was looked at when it began
+        self.real = True
         self.flags = 0
         self.rows = self.sequence = self.tokens = UNKNOWN
 
@@ -55,25 +62,62 @@ class Recorder:
         self._spans = RecordWriter(session, tables.SPANS, identity)
         self._begins = RecordWriter(session, tables.BEGINS, identity)
         self._probe = RecordWriter(session, tables.PROBE, identity)
+        self._cost_ns = -_COST_EVERY_NS
 
-    def begin(self, time_ns: int, phase: str, place: tuple[int, int, int], *, loose: bool = False) -> Span:
-        """Records that a phase has begun inside those in progress."""
+    def begin(
+        self, time_ns: int, phase: str, place: tuple[int, int, int], *, loose: bool = False, brief: bool = False
+    ) -> Span:
+        """Records that a phase has begun inside those in progress.
+
+        ``brief``: it is over so soon that nobody need know before, and the allocator is left in peace.
+        """
         span = Span(time_ns, PHASE_CODE[phase], len(self.stack), place, loose)
+        if not brief:
+            self._announce(span)
+            if self.stack[-1].phase == _STEP if self.stack else span.phase not in _UNMEASURED:
+                self._measure(span, time_ns)
         self.stack.append(span)
-        self._begins.write(time_ns, span.step, span.micro_step, span.phase, span.depth, span.engine, 0)
-        self._meter.boundaries += 1
-        self._sample(span, BEGIN)
         return span
+
+    def expect(self, time_ns: int, phase: str, place: tuple[int, int, int]) -> Span:
+        """A phase that may turn out to be nothing: recorded only once :meth:`confirm` says that it is something."""
+        span = Span(time_ns, PHASE_CODE[phase], len(self.stack), place, loose=False)
+        span.real = False
+        self.stack.append(span)
+        return span
+
+    def confirm(self, span: Span, time_ns: int) -> None:
+        """Records an expected phase's beginning."""
+        if not span.real:
+            span.real = True
+            self._announce(span)
+            self._measure(span, time_ns)
+
+    def _announce(self, span: Span) -> None:
+        self._begins.write(span.begin_ns, span.step, span.micro_step, span.phase, span.depth, span.engine, 0)
+        self._meter.boundaries += 1
+
+    def _measure(self, span: Span, time_ns: int) -> None:
+        """Looks at the allocator now, and at the end of ``span``."""
+        span.measured = True
+        self.look(span, time_ns, BEGIN)
+
+    def look(self, span: Span, time_ns: int, edge: int) -> None:
+        """Records the allocator's counters, if there is one."""
+        if self.allocator is not None:
+            self.allocator.sample(time_ns, span, edge)
 
     def end(self, span: Span, time_ns: int, flags: int = 0) -> None:
         """Records that a phase has ended, and with it whatever an exception left open inside it."""
         if span in self.stack:
             while self.stack[-1] is not span:
                 self.end(self.stack[-1], time_ns, flags)
-            self._sample(span, END)
+            if span.measured:
+                self.look(span, time_ns, END)
             self.stack.pop()
         span.flags |= flags
-        self.write(span, time_ns)
+        if span.real or flags & FAILED:
+            self.write(span, time_ns)
 
     def write(self, span: Span, end_ns: int) -> None:
         """Records a whole span that is not, or no longer, in progress."""
@@ -106,8 +150,17 @@ class Recorder:
                 return span
         return None
 
-    def probe(self, time_ns: int) -> None:
-        """Records what the probe has cost so far."""
+    def step_ended(self, span: Span, time_ns: int) -> None:
+        """After an optimizer step's own span."""
+        if self.allocator is not None:
+            self.allocator.step_ended(span.step, time_ns)
+        self.cost(time_ns)
+
+    def cost(self, time_ns: int, *, at_once: bool = False) -> None:
+        """Records what the probe has cost so far, unless it has done so a moment ago."""
+        if time_ns - self._cost_ns < _COST_EVERY_NS and not at_once:
+            return
+        self._cost_ns = time_ns
         meter = self._meter
         self._probe.write(time_ns, meter.cost_ns, meter.boundaries, self.lost, meter.errors)
 
@@ -123,10 +176,6 @@ class Recorder:
             self.allocator.close()
         for writer in (self.events, self._spans, self._begins, self._probe):
             writer.close()
-
-    def _sample(self, span: Span, edge: int) -> None:
-        if self.allocator is not None and span.depth <= _ALLOCATOR_DEPTH:
-            self.allocator.sample(span, edge)
 
     def event(self, time_ns: int, event: str, **facts: Any) -> None:
         """Records a rare fact."""

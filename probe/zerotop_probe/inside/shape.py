@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from itertools import chain
 from typing import Any
@@ -21,7 +22,7 @@ def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int, int]:
     Token ids are looked for by their name first. Sequence and tokens are known only for a 2-D tensor of
     integers.
     """
-    tensor = _token_ids(args, kwargs)
+    tensor = args[0] if len(args) == 1 and not kwargs and _is_tensor(args[0]) else _token_ids(args, kwargs)
     if tensor is None:
         tensor = _first_tensor(kwargs.values(), 2)
     if tensor is None:
@@ -29,9 +30,14 @@ def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int, int]:
     if tensor is None or not tensor.shape:
         return UNKNOWN, UNKNOWN, UNKNOWN
     sizes = tensor.shape
-    if len(sizes) != 2 or str(tensor.dtype) not in _TOKEN_TYPES:
+    if len(sizes) != 2 or not _may_hold_tokens(tensor.dtype):
         return sizes[0], UNKNOWN, UNKNOWN
     return sizes[0], sizes[1], sizes[0] * sizes[1]
+
+
+@functools.cache
+def _may_hold_tokens(dtype: Any) -> bool:
+    return str(dtype) in _TOKEN_TYPES
 
 
 def _token_ids(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any | None:

@@ -147,8 +147,8 @@ class Hooks:
         if recorder is None or known is None or recorder.inside("reduce"):
             return None
         # Outside of a backward it finishes the micro-step before, as in a pipeline.
-        place = known.place(after_backward=recorder.inside("backward") is None)
-        return recorder.begin(time_ns, "reduce", place)
+        within = recorder.inside("backward") is not None
+        return recorder.begin(time_ns, "reduce", known.place(after_backward=not within), brief=within)
 
     # --- step -----------------------------------------------------------------------------------------------
 
@@ -157,7 +157,8 @@ class Hooks:
         known = self._enter(time_ns, engine, trains=True)
         if known is None or self._probe.recorder is None or self._probe.recorder.inside("step"):
             return None
-        return self._probe.recorder.begin(time_ns, "step", known.place(after_backward=True))
+        # Between two updates such a call does nothing; the update itself confirms it.
+        return self._probe.recorder.expect(time_ns, "step", known.place(after_backward=True))
 
     def step_ends(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
         """The end of such a call; an optimizer step also records what the probe has cost."""

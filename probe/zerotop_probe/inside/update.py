@@ -53,6 +53,7 @@ class Updates:
         span = recorder.inside("step")
         if span is not None:
             span.flags |= BOUNDARY
+            recorder.confirm(span, time_ns)
         scale = loss_scale(engine) if known.loss_scaled else None
         self._now = _Update(known, engine, span, engine.global_steps, engine.skipped_steps, scale)
         return self._now
@@ -80,7 +81,7 @@ class Updates:
     def step_ended(self, span: Span, time_ns: int) -> None:
         """After the span of a step has been written."""
         if span.flags & BOUNDARY and self._probe.recorder is not None:
-            self._probe.recorder.probe(time_ns)
+            self._probe.recorder.step_ended(span, time_ns)
 
     # --- its parts ------------------------------------------------------------------------------------------
 
@@ -114,7 +115,8 @@ class Updates:
         update, recorder = self._now, self._probe.recorder
         if update is None or recorder is None or update.engine.optimizer is not optimizer:
             return None
-        return recorder.begin(time_ns, phase, update.known.place(after_backward=True), loose=loose)
+        place = update.known.place(after_backward=True)
+        return recorder.begin(time_ns, phase, place, loose=loose, brief=not update.known.offloads_optimizer)
 
     def _part_ends(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
         if self._probe.recorder is not None:
@@ -178,8 +180,13 @@ class Updates:
         recorder = self._probe.recorder
         if recorder is None or self._inner is not None or not self._probe.in_training_thread():
             return
-        phase = "cpu_optimizer" if on_cpu(optimizer, update.known, update.engine) else "optimizer"
-        self._inner = recorder.begin(now(), phase, update.known.place(after_backward=True), loose=True)
+        known = update.known
+        name = known.inner_phases.get(id(optimizer))
+        if name is None:
+            name = "cpu_optimizer" if on_cpu(optimizer, known, update.engine) else "optimizer"
+            known.inner_phases[id(optimizer)] = name
+        place = known.place(after_backward=True)
+        self._inner = recorder.begin(now(), name, place, loose=True, brief=not known.offloads_optimizer)
 
     def _after_inner(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._inner is not None:

@@ -18,6 +18,8 @@ SESSION_FILE = "session.json"
 
 # Named PYTHON...: DeepSpeed's multi-node launchers carry no other variables of ours to the ranks.
 ENVIRONMENT = "PYTHONZEROTOP_SESSION"
+# "0" leaves the peak counters of PyTorch's allocator alone.
+PHASE_PEAKS = "PYTHONZEROTOP_PHASE_PEAKS"
 
 
 def default_root() -> str:

@@ -121,15 +121,18 @@ BEGINS = Table(
     ),
 )
 
+# The header says what a peak is: with ``peaks`` "window", the highest since the last BEGIN or END of the same file; with
+# "process", the highest since the process began or its user reset it.
 ALLOCATOR = Table(
     "allocator",
     "time_ns",
     (
         Field("time_ns", "q", "when the allocator's counters were read"),
         Field("allocated_bytes", "q", "PyTorch: bytes in live tensors"),
-        Field("allocated_peak_bytes", "q", "highest allocated since the process began or its user reset it"),
+        Field("allocated_peak_bytes", "q", "highest allocated in the window that ends here: see the header's peaks"),
         Field("reserved_bytes", "q", "PyTorch: bytes held from the driver"),
-        Field("reserved_peak_bytes", "q", "highest reserved, as allocated_peak_bytes"),
+        Field("reserved_peak_bytes", "q", "highest reserved, likewise"),
+        Field("requested_peak_bytes", "q", "highest sum of what live tensors asked for, before rounding, likewise"),
         Field("inactive_split_bytes", "q", "reserved bytes in the unused remainders of split blocks"),
         Field("retries", "i", "allocations that succeeded only after the cache was flushed, so far"),
         Field("ooms", "i", "out-of-memory errors so far"),

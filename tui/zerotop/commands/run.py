@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from zerotop.commands.closing import Ending, last_words, say
 from zerotop.commands.launching import new_session
 from zerotop.commands.problems import FAILED
 from zerotop_probe.outside import agent
+from zerotop_probe.recording import directory
 
 
 def has_terminal() -> bool:
@@ -18,6 +20,8 @@ def has_terminal() -> bool:
 
 def run(options: argparse.Namespace) -> int:
     """Returns the job's exit code; 0 when it was left running."""
+    if options.no_phase_peaks:
+        os.environ[directory.PHASE_PEAKS] = "0"
     if options.headless or not has_terminal():
         return _headless(options)
     with new_session(options.command, options.session) as session:

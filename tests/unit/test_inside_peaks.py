@@ -1,0 +1,119 @@
+"""The stand-ins for torch's counters: our windows are exact, and nobody else can tell that we reset."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zerotop_probe.inside.peaks import Peaks
+
+DEVICE = 3
+NAMES = ("allocated_bytes", "reserved_bytes")
+
+
+class Counters:
+    """The counters of one device with the rules of PyTorch's: a peak follows, and a reset sets it to the current."""
+
+    def __init__(self) -> None:
+        self.stats: dict[str, Any] = {name: {"all": {"current": 0, "peak": 0}} for name in NAMES}
+        self.stats["oversize_segments"] = {"current": 0, "peak": 0}
+        self.stats["num_ooms"] = 0
+
+    def each(self) -> list[dict[str, int]]:
+        return [*(self.stats[name]["all"] for name in NAMES), self.stats["oversize_segments"]]
+
+    def add(self, number: int, amount: int) -> None:
+        counter = self.each()[number]
+        counter["current"] = max(0, counter["current"] + amount)
+        counter["peak"] = max(counter["peak"], counter["current"])
+
+    def read(self) -> dict[str, Any]:
+        return copy.deepcopy(self.stats)
+
+    def reset(self) -> None:
+        for counter in self.each():
+            counter["peak"] = counter["current"]
+
+
+def binding(devices: dict[int, Counters]) -> Any:
+    """What ``torch._C`` has of it."""
+
+    def read(device: int) -> dict[str, Any]:
+        return devices[device].read()
+
+    def reset(device: int) -> None:
+        devices[device].reset()
+
+    names = ("_cuda_memoryStats", "_accelerator_getDeviceStats")
+    resets = ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats")
+    return SimpleNamespace(**dict.fromkeys(names, read), **dict.fromkeys(resets, reset))
+
+
+CHANGE = st.tuples(st.just("add"), st.integers(0, 2), st.integers(-100, 100))
+OTHERS = ("read", "accelerator read", "reset", "accelerator reset", "boundary", "tick")
+ACTIONS = st.lists(st.one_of(CHANGE, st.sampled_from(OTHERS)), max_size=60)
+
+
+@given(ACTIONS)
+def test_the_job_sees_what_it_would_have_seen_and_we_see_each_window(actions: list[Any]) -> None:
+    ours, truth = Counters(), Counters()
+    torch_c = binding({DEVICE: ours})
+    peaks = Peaks(torch_c, DEVICE)
+    peaks.install()
+    window = 0  # the highest allocated since the last boundary, counted here
+    for action in actions:
+        if isinstance(action, tuple):
+            ours.add(*action[1:])
+            truth.add(*action[1:])
+            window = max(window, truth.stats["allocated_bytes"]["all"]["current"])
+        elif action.endswith("reset"):
+            (torch_c._cuda_resetPeakMemoryStats if action == "reset" else torch_c._accelerator_resetPeakStats)(DEVICE)
+            truth.reset()
+        elif action.endswith("read"):
+            read = torch_c._cuda_memoryStats if action == "read" else torch_c._accelerator_getDeviceStats
+            assert read(DEVICE) == truth.stats
+        else:
+            stats = peaks.read_and_reset() if action == "boundary" else peaks.read()
+            assert stats["allocated_bytes"]["all"]["peak"] == window
+            assert stats["allocated_bytes"]["all"]["current"] == truth.stats["allocated_bytes"]["all"]["current"]
+            if action == "boundary":
+                window = truth.stats["allocated_bytes"]["all"]["current"]
+    assert torch_c._cuda_memoryStats(DEVICE) == truth.stats
+
+
+def test_other_devices_are_none_of_our_business() -> None:
+    other = Counters()
+    torch_c = binding({DEVICE: Counters(), 0: other})
+    peaks = Peaks(torch_c, DEVICE)
+    peaks.install()
+    other.add(0, 50)
+    other.add(0, -20)
+    peaks.read_and_reset()
+    assert torch_c._cuda_memoryStats(0)["allocated_bytes"]["all"] == {"current": 30, "peak": 50}
+    torch_c._cuda_resetPeakMemoryStats(0)
+    assert torch_c._cuda_memoryStats(0)["allocated_bytes"]["all"] == {"current": 30, "peak": 30}
+
+
+def test_errors_are_those_of_torch() -> None:
+    torch_c = binding({DEVICE: Counters()})
+    Peaks(torch_c, DEVICE).install()
+    with pytest.raises(KeyError):
+        torch_c._cuda_memoryStats(7)
+
+
+def test_an_older_torch_and_a_removal() -> None:
+    counters = Counters()
+    torch_c = binding({DEVICE: counters})
+    del torch_c._accelerator_getDeviceStats, torch_c._accelerator_resetPeakStats
+    before = dict(vars(torch_c))
+    peaks = Peaks(torch_c, DEVICE)
+    peaks.install()
+    assert vars(torch_c).keys() == before.keys()
+    assert vars(torch_c) != before
+    peaks.remove()
+    assert vars(torch_c) == before
