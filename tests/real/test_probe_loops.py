@@ -96,6 +96,21 @@ def every_run(counted: Counted, number: int) -> None:
 
 
 @BOTH
+def test_whose_bytes(offloaded: Counted, number: int) -> None:
+    """The master weights and both moments of this rank's share, in four bytes each."""
+    rank, _ = offloaded.rank(number)
+    (engine,) = rank.event("engine")
+    found = {event["when"]: event["host"] for event in rank.event("tensors")}
+    assert list(found) == ["init", "before_update", "after_update"]
+    share = engine["parameters"] / engine["world_size"]
+    for host in found.values():
+        assert host["master_weights"] == pytest.approx(4 * share, rel=0.05)
+        assert host["parameters"] >= 2 * engine["parameters"]
+    assert found["after_update"]["optimizer_state"] == pytest.approx(8 * share, rel=0.05)
+    assert "optimizer_state" not in found["before_update"]
+
+
+@BOTH
 def test_offloaded_counts(offloaded: Counted, number: int) -> None:
     every_run(offloaded, number)
     rank, own = offloaded.rank(number)

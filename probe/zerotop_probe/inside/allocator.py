@@ -81,7 +81,7 @@ class Allocator:
         self._step_ns = time_ns
 
     def _record(self, time_ns: int, stats: dict[str, Any], step: int, micro_step: int, phase: int, edge: int) -> None:
-        self._writer.write(time_ns, *_counters(stats), step, micro_step, phase, edge, self._device, 0)
+        self._writer.write(time_ns, *counters(stats), step, micro_step, phase, edge, self._device, 0)
 
     def start_ticker(self, stack: list[Span]) -> None:
         """Starts a daemon thread that records the counters too; the innermost of ``stack`` is where it is."""
@@ -113,7 +113,7 @@ class Allocator:
         self._writer.close()
 
 
-def _counters(stats: dict[str, Any]) -> tuple[int, ...]:
+def counters(stats: dict[str, Any]) -> tuple[int, ...]:
     """The fields of a record from ``allocated_bytes`` to ``ooms``; -1 for what this torch does not count."""
     allocated = stats.get("allocated_bytes", {}).get("all", {})
     reserved = stats.get("reserved_bytes", {}).get("all", {})

@@ -27,6 +27,8 @@ class Engine:
         self.trains = False
         # What its inner optimizers' phases are called, by the optimizer's id.
         self.inner_phases: dict[int, str] = {}
+        # The moments of which it is recorded whose the bytes were.
+        self.inventories: set[str] = set()
 
     def is_of(self, engine: Any) -> bool:
         """Whether this is about that object, and not about one that lay at the same address before."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from zerotop_probe.inside import tensors
 from zerotop_probe.inside.engines import Engine
 from zerotop_probe.inside.part import now
 from zerotop_probe.inside.probe import Probe, attribute_device
@@ -26,6 +27,16 @@ def record_engine(probe: Probe, known: Engine, engine: Any) -> None:
     steps = planned_steps(facts["config"])
     if steps is not None:
         probe.recorder.event(now(), events.TOTAL_STEPS, steps=steps, source="config")
+
+
+def record_tensors(probe: Probe, known: Engine, engine: Any, when: str) -> None:
+    """Records the ``tensors`` event of that moment, once."""
+    if probe.recorder is None or when in known.inventories:
+        return
+    known.inventories.add(when)
+    time_ns, step = now(), int(engine.global_steps)
+    told = tensors.facts(engine, attribute_device(engine.device))
+    probe.recorder.event(time_ns, events.TENSORS, engine=known.index, step=step, when=when, **told)
 
 
 def engine_facts(engine: Any) -> dict[str, Any]:

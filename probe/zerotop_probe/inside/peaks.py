@@ -26,7 +26,7 @@ class Peaks:
         """``binding`` is ``torch._C``; ``device`` is the process's own ordinal. Raises AttributeError in a torch
         that has no such functions."""
         self._binding = binding
-        self._device = device
+        self.device = device
         self._read: Callable[[int], Stats] = getattr(binding, _READERS[0])
         self._reset: Callable[[int], None] = getattr(binding, _RESETTERS[0])
         self._originals: dict[str, Any] = {}
@@ -67,7 +67,7 @@ class Peaks:
     def read(self) -> Stats:
         """The allocator's answer as it is, peaks since the last :meth:`read_and_reset`; resets nothing."""
         with self._lock:
-            stats = self._read(self._device)
+            stats = self._read(self.device)
             if self._before is not None:
                 _raise(stats, self._before)
         return stats
@@ -75,8 +75,8 @@ class Peaks:
     def read_and_reset(self) -> Stats:
         """The same, and the peaks begin anew."""
         with self._lock:
-            stats = self._read(self._device)
-            self._reset(self._device)
+            stats = self._read(self.device)
+            self._reset(self.device)
             peaks = [counter["peak"] for counter in _counters(stats)]
             self._highest = list(map(max, self._highest, peaks)) if self._highest else peaks
             if self._before is not None:
@@ -85,7 +85,7 @@ class Peaks:
         return stats
 
     def _job_reads(self, original: Callable[[int], Stats], device: int) -> Stats:
-        if device != self._device:
+        if device != self.device:
             return original(device)
         with self._lock:
             stats = original(device)
@@ -94,7 +94,7 @@ class Peaks:
         return stats
 
     def _job_resets(self, original: Callable[[int], None], device: int) -> None:
-        if device != self._device:
+        if device != self.device:
             return original(device)
         with self._lock:
             stats = self._read(device)

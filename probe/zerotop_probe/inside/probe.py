@@ -13,6 +13,7 @@ from zerotop_probe.inside import identity
 from zerotop_probe.inside.allocator import Allocator
 from zerotop_probe.inside.engines import Engines
 from zerotop_probe.inside.evaluation import Guess
+from zerotop_probe.inside.oom import BlackBox
 from zerotop_probe.inside.part import Meter, Part, now
 from zerotop_probe.inside.peaks import Peaks
 from zerotop_probe.inside.recorder import Recorder
@@ -74,6 +75,7 @@ class Probe:
         if windows:
             peaks.install()
         self.recorder.allocator = allocator
+        Part("out of memory", self.meter).run(BlackBox(self.recorder, peaks, self.meter).listen)
         allocator.start_ticker(self.recorder.stack)
 
     def _report(self, where: str, error: BaseException) -> None:

@@ -57,6 +57,9 @@ class Recorder:
     def __init__(self, session: str, identity: Identity, meter: Meter) -> None:
         self.stack: list[Span] = []
         self.allocator: Allocator | None = None
+        self.open = True
+        # The last forward whose micro-batch was looked at.
+        self.last_forward: Span | None = None
         self.events = EventWriter(session, identity)
         self._meter = meter
         self._spans = RecordWriter(session, tables.SPANS, identity)
@@ -142,6 +145,11 @@ class Recorder:
         while self.stack and self.stack[-1].loose:
             self.end(self.stack[-1], time_ns, FAILED)
 
+    def current(self) -> Span | None:
+        """The innermost phase in progress."""
+        stack = self.stack
+        return stack[-1] if stack else None
+
     def inside(self, phase: str) -> Span | None:
         """The innermost phase of that name in progress, if any."""
         code = PHASE_CODE[phase]
@@ -172,6 +180,7 @@ class Recorder:
 
     def close(self) -> None:
         """Closes every file; what comes later counts as lost."""
+        self.open = False
         if self.allocator:
             self.allocator.close()
         for writer in (self.events, self._spans, self._begins, self._probe):

@@ -49,6 +49,7 @@ class TrainerHooks:
         span = recorder.begin(time_ns, "forward", self._probe.engines.place())
         inputs = kwargs.get("inputs", args[1] if len(args) > 1 else None)
         span.rows, span.sequence, span.tokens = shape.of((inputs,), {})
+        recorder.last_forward = span
         span.flags = EVAL
         return span
 

@@ -71,6 +71,7 @@ class Hooks:
         if known.trains or probe.engines.current is None:
             probe.engines.current = known
         self._updates.open_up(engine, known)
+        self._updates.look_at_tensors(known, engine, "init")
 
     # --- forward and backward -------------------------------------------------------------------------------
 
@@ -90,6 +91,7 @@ class Hooks:
             probe.guess.forward_begins(time_ns, known.place())
         span = recorder.begin(time_ns, "forward", known.place())
         span.rows, span.sequence, span.tokens = shape.of(args, kwargs)
+        recorder.last_forward = span
         span.flags = 0 if trains else EVAL
         return span
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from zerotop_probe.inside.engines import Engine
+from zerotop_probe.inside.facts import record_tensors
 from zerotop_probe.inside.part import Part, around, now
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.inside.recorder import Span
@@ -42,6 +43,7 @@ class Updates:
         self._moves_after_inner = False
         self._listening = False
         self._hook = Part("optimizer hooks", probe.meter)
+        self._tensors = Part("tensors", probe.meter)
 
     # --- the update as a whole ------------------------------------------------------------------------------
 
@@ -54,6 +56,7 @@ class Updates:
         if span is not None:
             span.flags |= BOUNDARY
             recorder.confirm(span, time_ns)
+        self.look_at_tensors(known, engine, "before_update")
         scale = loss_scale(engine) if known.loss_scaled else None
         self._now = _Update(known, engine, span, engine.global_steps, engine.skipped_steps, scale)
         return self._now
@@ -66,6 +69,7 @@ class Updates:
             return
         update.known.backwards = 0
         if update.engine.skipped_steps <= update.skipped_steps:
+            self.look_at_tensors(update.known, update.engine, "after_update")
             return
         if update.span is not None:
             update.span.flags |= SKIPPED
@@ -77,6 +81,11 @@ class Updates:
                 "loss_scale_after": after,
             }
             self._probe.recorder.event(time_ns, events.OVERFLOW, step=update.step, **facts)
+
+    def look_at_tensors(self, known: Engine, engine: Any, when: str) -> None:
+        """Records whose the bytes are, the first time that it is ``when``."""
+        if when not in known.inventories:
+            self._tensors.run(record_tensors, self._probe, known, engine, when)
 
     def step_ended(self, span: Span, time_ns: int) -> None:
         """After the span of a step has been written."""

@@ -28,6 +28,19 @@ TOTAL_STEPS = "total_steps"
 # An fp16 update was skipped. step: int; loss_scale_before, loss_scale_after: float
 OVERFLOW = "overflow"
 
+# Whose the bytes are, by storage, each counted once. engine, step: int; when: "init" | "before_update" | "after_update", the
+# first of each, the last only of an update that was not skipped; host, host_pinned: {category: bytes}; seconds: float.
+# Where CUDA is in use also device: {category: bytes}, sizes of the allocator's blocks; allocated_bytes: all blocks in use;
+# unclaimed_bytes and unclaimed_largest: [bytes], those that belong to no category; pinned_allocator: {allocated_bytes,
+# active_bytes} | null. Categories: parameters, gradients, master_weights, optimizer_state, buffers.
+TENSORS = "tensors"
+
+# PyTorch's allocator ran out of device memory, whether or not the job survives that. device: ordinal; requested_bytes;
+# limit_bytes: the device's capacity, or less where the process was given a fraction; free_bytes: of the device; phase, step,
+# micro_step: where it was; rows, sequence, tokens: of the last micro-batch; allocated_bytes, reserved_bytes,
+# inactive_split_bytes, largest_free_block_bytes, retries, ooms: of the allocator, if it is the one being recorded
+OUT_OF_MEMORY = "out_of_memory"
+
 # Something inside the probe failed and was switched off; training went on. where, error: str
 PROBE_ERROR = "probe_error"
 

@@ -1,0 +1,87 @@
+"""Whose the bytes are: each storage once, by where its tensor hangs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from zerotop_probe.inside.tensors import Inventory, inventory
+
+torch = pytest.importorskip("torch")
+
+
+class Bucket:
+    """Stands for an object of DeepSpeed's own, which may hold tensors in its attributes."""
+
+    __module__ = "deepspeed.runtime.zero.stage_1_and_2"
+
+    def __init__(self, tensor: Any) -> None:
+        self.buffer = [tensor]
+
+
+def trained(**attributes: Any) -> Any:
+    """A model of 24 bf16 parameters, with gradients, whose optimizer keeps a flat fp32 copy and two moments."""
+    module = torch.nn.Linear(5, 4).to(torch.bfloat16)
+    module.register_buffer("steps", torch.zeros(1, dtype=torch.int64))
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    flat = torch.zeros(24)
+    state = {flat: {"step": torch.tensor(1.0), "exp_avg": torch.zeros(24), "exp_avg_sq": torch.zeros(24)}}
+    inner = SimpleNamespace(state=state, param_groups=[{"params": [flat]}])
+    optimizer = SimpleNamespace(optimizer=inner, single_partition_of_fp32_groups=[flat], **attributes)
+    return SimpleNamespace(module=module, optimizer=optimizer)
+
+
+EXPECTED = {"parameters": 24 * 2 + 8, "gradients": 24 * 2, "optimizer_state": 2 * 24 * 4 + 4, "master_weights": 24 * 4}
+
+
+def test_each_has_its_category() -> None:
+    assert inventory(trained()).host() == EXPECTED
+
+
+def test_views_and_second_finders_count_nothing() -> None:
+    engine = trained()
+    engine.optimizer.bit16_groups = [[parameter.data.view(-1) for parameter in engine.module.parameters()]]
+    engine.optimizer.anything = engine.optimizer.single_partition_of_fp32_groups[0][3:9]
+    assert inventory(engine).host() == EXPECTED
+
+
+def test_deepspeeds_own_by_name_and_wherever_they_hang() -> None:
+    engine = trained(
+        averaged_gradients={0: [torch.zeros(10)]},
+        temp_grad_buffer_for_gpu_offload=torch.zeros(100),
+        ipg_buckets={"bf16": Bucket(torch.zeros(1000))},
+        param_buffer_of_bit16_for_cpu_offload_groups=[torch.zeros(7, dtype=torch.bfloat16)],
+        module=torch.nn.Linear(99, 99),
+        others=SimpleNamespace(hidden=torch.zeros(5)),
+    )
+    found = inventory(engine).host()
+    assert found.pop("buffers") == 4400
+    expected = {**EXPECTED, "gradients": EXPECTED["gradients"] + 40, "parameters": EXPECTED["parameters"] + 14}
+    assert found == expected
+
+
+def test_an_engine_without_optimizer_and_things_without_storage() -> None:
+    engine = trained()
+    engine.optimizer = None
+    engine.module.register_buffer("nothing", torch.zeros(0))
+    engine.module.register_buffer("somewhere", torch.zeros(5, device="meta"))
+    assert inventory(engine).host() == {name: EXPECTED[name] for name in ("parameters", "gradients")}
+
+
+def test_circles_end() -> None:
+    ring: list[Any] = [torch.zeros(3)]
+    ring.append(ring)
+    assert inventory(trained(ring=ring)).host()["buffers"] == 12
+
+
+def test_blocks_on_the_device_that_nobody_claims() -> None:
+    found = Inventory()
+    for address, category in ((512, "parameters"), (1024, "gradients")):
+        storage = SimpleNamespace(nbytes=lambda: 100, data_ptr=lambda address=address: address)
+        found.add(SimpleNamespace(device=torch.device("cuda"), untyped_storage=lambda s=storage: s), category)
+    sizes, unclaimed = found.device({512: 512, 1024: 1536, 4096: 2048, 9000: 4096})
+    assert sizes == {"parameters": 512, "gradients": 1536}
+    assert unclaimed == [4096, 2048]
