@@ -11,10 +11,24 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from zerotop.analysis.view import Cost, Gpu, Host, Iterations, Job, LiveView, Progress, Rank, State
+from zerotop.analysis.view import (
+    Cost,
+    Gpu,
+    GpuHistory,
+    History,
+    Host,
+    Iterations,
+    Job,
+    LiveView,
+    Progress,
+    Rank,
+    RankHistory,
+    State,
+)
 
 GIB = 1024**3
 BEGIN_NS = 1_790_000_000 * 10**9
+PIECE_NS, PIECES = 500_000_000, 120
 PHASES = ("data", "forward", "backward", "step", "other")
 
 
@@ -67,9 +81,7 @@ def job(name: str, command: str, **facts: object) -> Job:
     return Job(name=name, command=tuple(command.split()), **{**usual, **facts})  # type: ignore[arg-type]
 
 
-_LLAMA_COMMAND = (
-    "deepspeed --num_gpus 8 finetune.py --model llama-8b --deepspeed zero2_optimizer_cpu_fp16.json"
-)
+_LLAMA_COMMAND = "deepspeed --num_gpus 8 finetune.py --model llama-8b --deepspeed zero2_optimizer_cpu_fp16.json"
 _SKIPPED_STEP, _FIRST_STEP, _STEP = (
     (0.004, 0.05, 0.86, 0.03, 0.01),
     (0.004, 0.05, 0.9, 6.1, 0.02),
@@ -110,9 +122,7 @@ def cpu_story(**changes: object) -> Story:
     notice = "No NVIDIA driver on this machine: host memory and CPU are shown instead of GPUs."
     return replace(
         Story(
-            job=job(
-                "calm-finch", "deepspeed finetune.py --model tiny --steps 40", notices=(notice,), **facts
-            ),
+            job=job("calm-finch", "deepspeed finetune.py --model tiny --steps 40", notices=(notice,), **facts),
             engine_s=9.0,
             step_s=tuple(_wobble(step, number) for number, step in enumerate(steps)),
             skipped=0,
@@ -151,9 +161,7 @@ def failed_story() -> Story:
 def many_story(ranks: int = 64) -> Story:
     """Many ranks on several hosts."""
     facts = {"ranks": ranks, "micro_batch": 1}
-    return offload_story(
-        job=job("wide-heron", _LLAMA_COMMAND, **facts), gpus=ranks, ranks=ranks, hosts=ranks // 8
-    )
+    return offload_story(job=job("wide-heron", _LLAMA_COMMAND, **facts), gpus=ranks, ranks=ranks, hosts=ranks // 8)
 
 
 class FakeSource:
@@ -168,6 +176,7 @@ class FakeSource:
         self._begins, self._finished = starts[:-1], starts[1:]
         self._seen = -1.0
         self._iterations: dict[int, Iterations] = {}
+        self._history: tuple[int, History] | None = None
 
     @property
     def live(self) -> bool:
@@ -203,16 +212,55 @@ class FakeSource:
     def view(self, cursor_ns: int | None) -> LiveView:
         self.views += 1
         cursor = self.end_ns if cursor_ns is None else cursor_ns
-        telling = Telling(self.story, (cursor - self.begin_ns) / 1e9, cursor, self._begins, self._finished)
-        return telling.view(self._iterations)
+        return replace(self._telling(cursor).view(self._iterations), history=self._history_at(cursor // PIECE_NS))
+
+    def _telling(self, cursor: int) -> Telling:
+        return Telling(self.story, (cursor - self.begin_ns) / 1e9, cursor, self._begins, self._finished)
+
+    def _history_at(self, end: int) -> History:
+        """What was told in the middle of each of the last pieces; the same object until one more is over."""
+        if self._history is None or self._history[0] != end:
+            middles = (piece * PIECE_NS + PIECE_NS // 2 for piece in range(end - PIECES, end))
+            told = [self._telling(middle).moment() for middle in middles if middle > self.begin_ns]
+            self._history = (end, History(PIECE_NS / 1e9, end * PIECE_NS / 1e9, _ranks(told), _gpus(told)))
+        return self._history[1]
+
+
+Moment = tuple[tuple[Rank, ...], tuple[Gpu, ...]]
+
+
+def _column(items: list[object], name: str) -> np.ndarray:
+    values = [getattr(item, name) for item in items]
+    return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def _ranks(told: list[Moment]) -> dict[int, RankHistory]:
+    known = {rank.rank for ranks, _ in told for rank in ranks}
+    by_rank = {number: [rank for ranks, _ in told for rank in ranks if rank.rank == number] for number in sorted(known)}
+    return {
+        number: RankHistory(
+            *(_column(list(items), name) for name in ("cores_used", "rss_bytes", "shared_bytes")),
+            phase=tuple(rank.phase for rank in items),
+        )
+        for number, items in by_rank.items()
+    }
+
+
+def _gpus(told: list[Moment]) -> dict[tuple[str, int], GpuHistory]:
+    names = ("utilization_percent", "used_bytes", "allocated_bytes", "reserved_bytes")
+    known = {(gpu.host, gpu.index) for _, gpus in told for gpu in gpus}
+    return {
+        key: GpuHistory(
+            *(_column([gpu for _, gpus in told for gpu in gpus if (gpu.host, gpu.index) == key], name) for name in names)
+        )
+        for key in sorted(known)
+    }
 
 
 class Telling:
     """A story at one moment."""
 
-    def __init__(
-        self, story: Story, at_s: float, cursor: int, begins: np.ndarray, finished: np.ndarray
-    ) -> None:
+    def __init__(self, story: Story, at_s: float, cursor: int, begins: np.ndarray, finished: np.ndarray) -> None:
         self.story, self.at, self.cursor = story, at_s, cursor
         self.begins, self.finished = begins, finished
         self.done = int(np.searchsorted(finished, at_s, side="right"))
@@ -227,20 +275,23 @@ class Telling:
             cursor_ns=self.cursor,
             job=self.job(),
             progress=self.progress(),
-            gpus=tuple(self.gpu(number) for number in range(self.story.gpus)),
+            gpus=self.moment()[1],
             hosts=self.hosts(),
-            ranks=tuple(self.rank(number) for number in range(self.story.ranks)) if self.at > 2 else (),
+            ranks=self.moment()[0],
             iterations=known[self.done],
             cost=self.cost(),
             output=self.output(),
         )
 
+    def moment(self) -> Moment:
+        """The ranks and the GPUs."""
+        ranks = tuple(self.rank(number) for number in range(self.story.ranks)) if self.at > 2 else ()
+        return ranks, tuple(self.gpu(number) for number in range(self.story.gpus))
+
     def job(self) -> Job:
         job = self.story.job
         if not self.started:
-            facts = dict.fromkeys(
-                ("model", "parameters", "zero_stage", "offload_optimizer", "offload_parameters", "dtype")
-            )
+            facts = dict.fromkeys(("model", "parameters", "zero_stage", "offload_optimizer", "offload_parameters", "dtype"))
             waiting = {
                 "micro_batch": None,
                 "gradient_accumulation": None,
@@ -250,9 +301,7 @@ class Telling:
             text = "Waiting for the job to make its DeepSpeed engine."
             job = replace(job, **facts, **waiting, exit_text=text)  # type: ignore[arg-type]
         if self.over:
-            job = replace(
-                job, state=State.ENDED, exit_code=self.story.exit_code, exit_text=self.story.exit_text
-            )
+            job = replace(job, state=State.ENDED, exit_code=self.story.exit_code, exit_text=self.story.exit_text)
         return job
 
     def progress(self) -> Progress:

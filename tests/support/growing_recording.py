@@ -153,7 +153,7 @@ class GrowingRank:
             micro_step=0,
             phase=PHASE_CODE[self.phase],
             edge=edge,
-            device=0,
+            device=self.rank,
         )
 
     @property

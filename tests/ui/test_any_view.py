@@ -8,7 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from zerotop.analysis.view import Cost, Gpu, Host, Iterations, Job, LiveView, Progress, Rank, State
+from zerotop.analysis.view import (
+    Cost,
+    Gpu,
+    GpuHistory,
+    History,
+    Host,
+    Iterations,
+    Job,
+    LiveView,
+    Progress,
+    Rank,
+    RankHistory,
+    State,
+)
 from zerotop.ui.drawing.footer import draw_status
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.drawing.header import draw_header, draw_notices, notice_rows, notices
@@ -108,16 +121,30 @@ hosts = st.builds(
 def iterations(draw: st.DrawFn) -> Iterations:
     rows = draw(st.lists(st.tuples(numbers, numbers, numbers, st.booleans()), max_size=40))
     phases = draw(st.sampled_from((("forward", "step"), ("step", "other"), ())))
-    columns = {
-        name: np.array([row[place + 1] for row in rows], dtype=np.float64)
-        for place, name in enumerate(phases)
-    }
+    columns = {name: np.array([row[place + 1] for row in rows], dtype=np.float64) for place, name in enumerate(phases)}
     return Iterations(
         step=np.arange(len(rows), dtype=np.int64) + draw(few),
         begin_s=np.arange(len(rows), dtype=np.float64),
         iteration_s=np.array([row[0] for row in rows], dtype=np.float64),
         phase_s=columns,
         skipped=np.array([row[3] for row in rows], dtype=np.bool_),
+    )
+
+
+def columns(count: int, *, of: int) -> st.SearchStrategy[list[np.ndarray]]:
+    column = st.lists(numbers, min_size=count, max_size=count).map(np.array)
+    return st.lists(column, min_size=of, max_size=of)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> History:
+    count = draw(st.integers(0, 20))
+    phase = st.lists(st.sampled_from(("", "step", "a newer one")), min_size=count, max_size=count).map(tuple)
+    return History(
+        piece_s=0.5,
+        end_s=1e9,
+        ranks={rank: RankHistory(*draw(columns(count, of=3)), phase=draw(phase)) for rank in draw(st.sets(few, max_size=3))},
+        gpus={("", gpu): GpuHistory(*draw(columns(count, of=4))) for gpu in draw(st.sets(few, max_size=2))},
     )
 
 
@@ -140,6 +167,7 @@ views = st.builds(
         records_per_s=numbers,
     ),
     output=st.lists(st.text(max_size=40), max_size=5).map(tuple),
+    history=histories(),
 )
 
 

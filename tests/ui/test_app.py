@@ -427,9 +427,7 @@ async def test_what_others_wrote_is_drawn_literally(glyphs: object) -> None:
 
 
 @pytest.mark.parametrize("keys", [[], ["question_mark"], ["q"], ["g"], ["ctrl+p"], ["i"], ["s"]])
-async def test_without_utf8_only_ascii_leaves(
-    keys: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_utf8_only_ascii_leaves(keys: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     seen = Watch(offload_story(), 75.0, glyphs=ASCII)
     async with seen.app.run_test(size=(100, 30)) as pilot:

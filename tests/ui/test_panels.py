@@ -59,9 +59,9 @@ def test_gpu_memory() -> None:
     rows = texts(draw_memory(view, 56, 10, BLOCKS))
     assert rows[:2] == [
         "GPU memory GiB ───────── ■alloc ▕peak ■rsrvd ■used total",
-        "GPU 0 ████▕█▕              23.2  38.7   46.4  51.0 139.8",
+        "GPU 0 ▇▇▇▇▕▇▕▇▇▇▇▇▇▇▇▇▇▇   23.2  38.7   46.4  51.0 139.8",
     ]
-    assert rows[-1] == " host █████▋                                 593 of 1900"
+    assert rows[-1] == " host ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇                     593 of 1900"
     assert texts(draw_memory(view, 39, 3, ASCII)) == [
         "Memory GiB -- #alloc =rsrvd -used total",
         "0 ##=||......   23.2   46.4  51.0 139.8",
@@ -78,9 +78,29 @@ def test_gpus_of_which_no_rank_reported() -> None:
 def test_host_memory_without_gpus() -> None:
     assert texts(draw_memory(at(cpu_story(), 12.0), 56, 4, BLOCKS)) == [
         "Host memory GiB ────────────── ■RSS ▕peak ■shared pinned",
-        "  host ██████▉                               4.9 of 15.6",
-        "rank 0 ▊▕                      0.72  0.78    0.22   0.00",
-        "rank 1 ▊▕                      0.73  0.76    0.21   0.00",
+        "  host ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇                4.9 of 15.6",
+        "rank 0 ▇▕▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇  0.72  0.78    0.22   0.00",
+        "rank 1 ▇▕▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇  0.73  0.76    0.21   0.00",
+    ]
+
+
+def test_room_under_the_bars_shows_the_last_while() -> None:
+    rows = texts(draw_memory(at(offload_story(), 75.0), 56, 16, ASCII))[10:]
+    assert rows[1].startswith(" 100+ ")
+    assert rows[3] == "  50+==##====##====#====##===##====##===##====##====#==="
+    assert rows[-1] == "    + 26 s ago --------------- GPU 0 --------------- now"
+
+
+def test_the_ranks_on_the_host_are_shown_together() -> None:
+    rows = texts(draw_memory(at(cpu_story(), 12.0), 56, 11, ASCII))[4:]
+    assert rows == [
+        "   2+                                                   ",
+        "    |                                                   ",
+        "    |                               ====================",
+        "   1+                               ####################",
+        "    |                               ####################",
+        "    |                               ####################",
+        "    + 26 s ago ------------- all ranks ------------- now",
     ]
 
 
@@ -138,16 +158,36 @@ def test_phases_nobody_recorded_are_not_drawn() -> None:
 
 def test_cpu() -> None:
     assert texts(draw_cpu(at(offload_story(), 75.0), 72, 4, BLOCKS)) == [
-        "CPU 63.4 of 64 cores ────────────────────── cores busy  thr ─ RSS pinned",
-        "rank 0 ■ cpu optim    1.4 ████████████████▊   7.9    8  207  61.2   24.1",
-        "rank 1 ■ cpu optim    1.4 ████████████████▊   7.9    8  207  61.2   24.1",
+        "CPU 63.4 of 64 cores ──── last 8 s ──────── cores busy  thr ─ RSS pinned",
+        "rank 0 ■ cpu optim    1.4 ▇▁▁▇▇▇▇▁▁▇▇▇▁▁▇▇▇   7.9    8  207  61.2   24.1",
+        "rank 1 ■ cpu optim    1.4 ▇▁▁▇▇▇▇▁▁▇▇▇▁▁▇▇▇   7.9    8  207  61.2   24.1",
         "… 6 more ranks, 7.9 cores each                                          ",
     ]
 
 
-def test_few_ranks_with_room_show_their_threads() -> None:
-    rows = texts(draw_cpu(at(cpu_story(), 12.0), 58, 6, BLOCKS))
-    assert rows[2] == "    pt_main_thread 1.0  omp_worker-3 1.0".ljust(58)
+def test_the_past_has_the_colours_of_its_phases() -> None:
+    row = draw_cpu(at(offload_story(), 75.0), 72, 4, BLOCKS)[1]
+    strip = [(text[0], style) for text, style in row if set(text) <= set("▁▇")]
+    assert {style for text, style in strip if text == "▇"} == {"phase-step/strip"}
+    assert {style for text, style in strip if text == "▁"} == {"phase-forward/strip", "phase-backward/strip"}
+
+
+def test_few_ranks_with_room_show_their_threads_and_have_tall_strips() -> None:
+    assert texts(draw_cpu(at(cpu_story(), 12.0), 38, 9, BLOCKS))[:5] == [
+        "CPU 2.0 of 2 ─ cores busy  thr ───────",
+        "0 ■ backward     1.0    1   41        ",
+        "     pt_main_thread 1.0               ",
+        "                  ▇▆▆▇▇▇▇▇▆▆▇▇▇▇▇▆▇▇▇▇",
+        "                  ████████████████████",
+    ]
+    assert "pt_main_thread 1.0  omp_worker-3 1.0" in texts(draw_cpu(at(cpu_story(), 12.0), 90, 7, BLOCKS))[1]
+
+
+def test_what_ended_well_is_not_loud() -> None:
+    view = at(cpu_story(), 60.0)
+    assert ("ended".ljust(12), "muted") in draw_cpu(view, 60, 3, BLOCKS)[1]
+    failed = replace(view, job=replace(view.job, exit_code=1))
+    assert ("exited".ljust(12), "alert") in draw_cpu(failed, 60, 3, BLOCKS)[1]
 
 
 def test_dead_and_late_ranks_come_first() -> None:
@@ -164,9 +204,18 @@ def test_dead_and_late_ranks_come_first() -> None:
 
 def test_gpus() -> None:
     assert texts(draw_gpu(at(offload_story(), 75.0), 60, 3, BLOCKS)) == [
-        "GPU ───────────────────────────────── % ── W  °C ↑GB/s ↓GB/s",
-        "GPU 0 ▉                               3  147  56  23.0  13.2",
+        "GPU ─ last 14 s ───────────────────── % ── W  °C ↑GB/s ↓GB/s",
+        "GPU 0 ▁ ▇▇ ▁▁▁▇▇  ▁▇▇▁   ▇▇▁▁ ▇▇ ▁▁   3  147  56  23.0  13.2",
         "… 7 more, 0 to 3 %                                          ",
+    ]
+
+
+def test_one_gpu_with_room_has_a_tall_strip_and_its_name() -> None:
+    assert texts(draw_gpu(at(offload_story(gpus=1, ranks=1), 75.0), 60, 4, BLOCKS)) == [
+        "GPU ───────────────────────────────── % ── W  °C ↑GB/s ↓GB/s",
+        "GPU 0 NVIDIA H200                     3  147  56  23.0  13.2",
+        "           ▆▆    ▆▆   ▇▇    ▇▇   ▆▆    ▆▆   ▇▇    ▇▇   ▆▆   ",
+        "      ▁▁▁▁ ██▁▁▁▁██  ▁██▁   ██▁▁ ██ ▁▁▁██  ▁██▁   ██▁▁ ██ ▁▁",
     ]
 
 

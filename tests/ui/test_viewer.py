@@ -27,9 +27,7 @@ def clock() -> Clock:
 
 def viewer(clock: Clock, *, live: bool = True) -> Viewer:
     begun = clock.now
-    source = FakeSource(
-        offload_story() if live else cpu_story(), (lambda: 75.0 + clock.now - begun) if live else None
-    )
+    source = FakeSource(offload_story() if live else cpu_story(), (lambda: 75.0 + clock.now - begun) if live else None)
     return Viewer(source, None, clock)
 
 

@@ -16,51 +16,46 @@ MEMORY = (("memory-allocated", 4.0), ("memory-reserved", 2.0), ("memory-other", 
 
 
 def test_a_bar_in_whole_cells() -> None:
-    assert row_text(stacked_bar(MEMORY, 10, 10, BLOCKS)) == "███████   "
+    assert row_text(stacked_bar(MEMORY, 10, 10, BLOCKS)) == "▇" * 10
     assert row_text(stacked_bar(MEMORY, 10, 10, TEXTURES)) == "████▓▓▒···"
     assert row_text(stacked_bar(MEMORY, 10, 10, ASCII)) == "####==-..."
 
 
 def test_a_bar_names_the_style_of_every_part() -> None:
     assert stacked_bar(MEMORY, 10, 10, BLOCKS) == (
-        ("████", "memory-allocated"),
-        ("██", "memory-reserved"),
-        ("█", "memory-other"),
-        ("   ", "text/memory-free"),
+        ("▇▇▇▇", "memory-allocated"),
+        ("▇▇", "memory-reserved"),
+        ("▇", "memory-other"),
+        ("▇▇▇", "memory-free"),
     )
 
 
-@pytest.mark.parametrize(
-    ("eighths", "cell"), [(1, "▏"), (2, "▎"), (3, "▍"), (4, "▌"), (5, "▋"), (6, "▊"), (7, "▉")]
-)
-def test_a_bar_is_exact_to_an_eighth(eighths: int, cell: str) -> None:
-    bar = stacked_bar((("load", 8 + eighths),), 32, 4, BLOCKS, rest="load-free")
-    assert bar == (("█", "load"), (cell, "load/load-free"), ("  ", "text/load-free"))
-
-
-def test_two_parts_share_a_cell() -> None:
-    assert stacked_bar((("a", 4), ("b", 12)), 16, 2, BLOCKS)[0] == ("▌", "a/b")
-
-
-def test_three_parts_in_a_cell_leave_the_largest_two() -> None:
-    assert stacked_bar((("a", 4), ("b", 1), ("c", 3)), 8, 1, BLOCKS) == (("▋", "a/c"),)
+@pytest.mark.parametrize(("amount", "cells"), [(24, 2), (28, 3), (31, 3), (32, 3), (37, 4)])
+def test_a_part_ends_at_the_nearest_cell(amount: float, cells: int) -> None:
+    assert stacked_bar((("load", amount),), 100, 10, BLOCKS)[0] == ("▇" * cells, "load")
 
 
 def test_little_is_not_nothing() -> None:
-    assert row_text(stacked_bar((("load", 0.001),), 100, 3, BLOCKS)) == "▏  "
-    assert row_text(stacked_bar((("load", 0.0),), 100, 3, BLOCKS)) == "   "
+    assert row_text(stacked_bar((("load", 0.001),), 100, 3, ASCII)) == "#.."
+    assert row_text(stacked_bar((("load", 0.0),), 100, 3, ASCII)) == "..."
+
+
+def test_a_trace_beside_something_is_not_drawn_as_much() -> None:
+    parts = (("memory-allocated", 0.7), ("memory-reserved", 0.01))
+    assert row_text(stacked_bar(parts, 24, 20, ASCII)) == "#" + "." * 19
+    assert row_text(stacked_bar((("memory-allocated", 0.7), ("memory-reserved", 0.5)), 24, 20, ASCII)) == "#=" + "." * 18
 
 
 def test_marks_lie_on_the_colour_that_is_there() -> None:
     bar = stacked_bar(MEMORY, 10, 10, BLOCKS, marks=[6.0, 9.0])
-    assert row_text(bar) == "█████▕█ ▕ "
+    assert row_text(bar) == "▇▇▇▇▇▕▇▇▕▇"
     assert ("▕", "peak/memory-reserved") in bar
     assert ("▕", "peak/memory-free") in bar
 
 
 def test_too_much_fills_the_bar() -> None:
-    assert row_text(stacked_bar((("load", 300.0),), 100, 4, BLOCKS, marks=[500.0])) == "███▕"
-    assert row_text(stacked_bar((("load", 1.0),), 0, 2, ASCII)) == ".."
+    assert row_text(stacked_bar((("load", 300.0),), 100, 4, BLOCKS, marks=[500.0])) == "▇▇▇▕"
+    assert row_text(stacked_bar((("load", 1.0),), 0, 2, ASCII)) == "#."
 
 
 amounts = st.lists(st.floats(min_value=0, max_value=1e12), min_size=0, max_size=4)
@@ -111,9 +106,7 @@ def test_a_very_short_column_is_still_seen() -> None:
 
 @given(amounts, st.floats(min_value=0, max_value=1e12), st.integers(1, 30), st.sampled_from((BLOCKS, ASCII)))
 def test_a_column_has_one_cell_a_row(parts, top, height, glyphs) -> None:  # type: ignore[no-untyped-def]
-    cells = stacked_column(
-        [(f"part{number}", part) for number, part in enumerate(parts)], top, height, glyphs
-    )
+    cells = stacked_column([(f"part{number}", part) for number, part in enumerate(parts)], top, height, glyphs)
     assert len(cells) == height
     assert all(len(text) == 1 for text, _ in cells)
 

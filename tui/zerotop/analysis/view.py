@@ -58,6 +58,11 @@ class Progress:
     eta_s: float
     elapsed_s: float  # from launch to the cursor or to the job's end
 
+    @property
+    def finished_steps(self) -> int:
+        """How many steps that is: of 24, the last one is step 23."""
+        return 0 if self.step is None else self.step + 1
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
@@ -133,6 +138,39 @@ class Iterations:
     skipped: NDArray[np.bool_]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RankHistory:
+    """One rank in each piece of a :class:`History`; all of shape (n,), NaN where nothing was recorded."""
+
+    cores_used: Floats  # mean
+    rss_bytes: Floats  # highest
+    shared_bytes: Floats  # highest
+    phase: tuple[str, ...]  # the innermost phase it was in for most of the piece; "" before its engine exists
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GpuHistory:
+    """One GPU in each piece of a :class:`History`; all of shape (n,), NaN where nothing was recorded."""
+
+    utilization_percent: Floats  # mean
+    used_bytes: Floats  # highest
+    allocated_bytes: Floats  # highest sampled, summed over the ranks on it
+    reserved_bytes: Floats  # likewise
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The last while before the cursor in pieces of ``piece_s`` seconds, oldest first; the one in progress is left out."""
+
+    piece_s: float
+    end_s: float  # unix time at which the last piece ends
+    ranks: dict[int, RankHistory]  # by rank
+    gpus: dict[tuple[str, int], GpuHistory]  # by host and index
+
+
+NO_HISTORY = History(0.5, 0.0, {}, {})
+
+
 @dataclass(frozen=True, slots=True)
 class Cost:
     """What watching costs, measured by the probe and the reader on themselves."""
@@ -158,3 +196,4 @@ class LiveView:
     iterations: Iterations
     cost: Cost
     output: tuple[str, ...]  # the last lines, carriage returns and escapes already resolved
+    history: History = NO_HISTORY

@@ -180,9 +180,7 @@ class ZerotopApp(App[Leaving]):
 
     def action_job(self) -> None:
         if self._live_screen.frame is not None:
-            self.push_screen(
-                Page("This job", job_text(self._live_screen.frame.view, self.glyphs), self.glyphs)
-            )
+            self.push_screen(Page("This job", job_text(self._live_screen.frame.view, self.glyphs), self.glyphs))
 
     def action_help(self) -> None:
         bindings = [binding for _, binding, _, _ in self._live_screen.active_bindings.values()]
@@ -216,8 +214,6 @@ class ZerotopApp(App[Leaving]):
 
     def _runner(self, action: str) -> Callable[[], None]:
         def run() -> None:
-            self.call_next(
-                self.run_action, action, self._live_screen if "output" in action or "zoom" in action else self
-            )
+            self.call_next(self.run_action, action, self._live_screen if "output" in action or "zoom" in action else self)
 
         return run

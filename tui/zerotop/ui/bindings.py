@@ -35,9 +35,7 @@ APP_BINDINGS: list[BindingType] = [
     Binding("g", "go_to", "Go to", id="time.go", tooltip="Go to a step or a time"),
     Binding("home", "begin", "Begin", id="time.begin", tooltip="To the recording's begin"),
     Binding("end", "follow", "End", id="time.end", tooltip="To the end; while the job runs, along with it"),
-    Binding(
-        "f", "follow", "Follow", id="time.follow", tooltip="To the end; while the job runs, along with it"
-    ),
+    Binding("f", "follow", "Follow", id="time.follow", tooltip="To the end; while the job runs, along with it"),
     Binding(
         "r",
         "restart_sampler",

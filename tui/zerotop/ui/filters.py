@@ -30,9 +30,7 @@ class PlainText(LineFilter):
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         return [
-            segment
-            if segment.text.isascii()
-            else Segment(self._plain(segment.text), segment.style, segment.control)
+            segment if segment.text.isascii() else Segment(self._plain(segment.text), segment.style, segment.control)
             for segment in segments
         ]
 

@@ -96,9 +96,7 @@ def share(part: float) -> str:
     if math.isnan(part):
         return f"{MISSING} %"
     percent = part * 100
-    decimals = (
-        0 if percent >= 9.95 else 1 if percent >= 0.995 else 2 if percent >= 0.01 or percent == 0 else 3
-    )
+    decimals = 0 if percent >= 9.95 else 1 if percent >= 0.995 else 2 if percent >= 0.01 or percent == 0 else 3
     return f"{percent:.{decimals}f} %"
 
 

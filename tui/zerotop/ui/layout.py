@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 TWO_COLUMNS_FROM = 76
 GAP = 2
+TALLEST = 5  # rows of one rank or GPU: its figures, and its strip under them
+PAST = 7  # rows of the memory's chart that it should have
 
 
 @dataclass(frozen=True)
@@ -113,14 +115,24 @@ def _heights(shape: Shape, middle: int) -> tuple[int, int]:
     if upper + lower > room:
         upper = min(upper, max(6, room - lower, room // 2))
         lower = min(lower, room - upper)
-    # A chart wants height: it gets some of what is free.
-    return max(upper, min(room - lower, max(9, min(22, middle // 3)))), lower
+    # A chart wants height: it gets some of what is free. So do strips, if they all can have it.
+    past = upper + PAST - 2 if upper + PAST - 2 <= middle // 2 else upper
+    upper = max(upper, min(room - lower, max(9, past, middle * 2 // 5)))
+    return upper, max(lower, min(room - upper, _tall(max(shape.ranks, shape.gpus), middle // 4)))
+
+
+def _tall(strips: int, room: int) -> int:
+    """Rows of a panel with this many strips, each of several rows if there is room for all."""
+    return 1 + strips * max(1, min(TALLEST, (room - 1) // max(1, strips)))
 
 
 def _heights_without_gpus(shape: Shape, middle: int) -> tuple[int, int]:
     """The chart stands beside both panels of the other column, which share its height."""
     memory, cpu = 1 + shape.hosts + shape.ranks, 1 + max(1, shape.ranks)
-    both = min(middle - _least_output(middle), max(memory + cpu, 9, middle * 2 // 5))
+    both = min(middle - _least_output(middle), max(memory + cpu, 9, middle * 11 // 20))
+    if memory + cpu <= both:
+        cpu = max(cpu, _tall(shape.ranks, both - memory - PAST))
+        return both - cpu, cpu
     memory = min(memory, both // 2 if cpu > both - memory else memory)
     return memory, both - memory
 

@@ -11,16 +11,16 @@ import numpy as np
 from zerotop.analysis.view import Floats
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, Span, merged, row_width
-from zerotop.ui.format import ticks, time_unit
+from zerotop.ui.format import GIB, ticks, time_unit
 
 LABEL_WIDTH = 4
 
 
 @dataclass(frozen=True)
-class TimeScale:
+class Scale:
     """A vertical axis from zero.
 
-    ``distance`` (of ticks) and ``top`` are in ``unit``, ``factor`` of which are a second.
+    ``distance`` (of ticks) and ``top`` are in ``unit``, ``factor`` of which are one of what is measured: a second, a byte.
     """
 
     unit: str
@@ -29,8 +29,8 @@ class TimeScale:
     top: float
 
     @property
-    def top_s(self) -> float:
-        """The top in seconds."""
+    def highest(self) -> float:
+        """The top in what is measured."""
         return self.top / self.factor
 
     def tick_rows(self, height: int) -> dict[int, float]:
@@ -38,9 +38,7 @@ class TimeScale:
         number = round(self.top / self.distance)
         if height < number:
             return {0: self.top}
-        return {
-            height - n * (self.plotted(height) // number): n * self.distance for n in range(1, number + 1)
-        }
+        return {height - n * (self.plotted(height) // number): n * self.distance for n in range(1, number + 1)}
 
     def plotted(self, height: int) -> int:
         """Rows that are drawn on, of ``height``: as many as make all ticks equally far apart."""
@@ -48,7 +46,7 @@ class TimeScale:
         return height - height % number if height >= number else height
 
 
-def time_scale(seconds: Floats, height: int) -> TimeScale:
+def time_scale(seconds: Floats, height: int) -> Scale:
     """A scale for these durations.
 
     A few much longer than the others (a first step that compiles) are to be clipped, not the measure of all.
@@ -60,19 +58,22 @@ def time_scale(seconds: Floats, height: int) -> TimeScale:
         longest = usual * 1.25 if longest > 2 * usual else longest
     unit, factor = time_unit(longest)
     distance, top = ticks(longest * factor, 4 if height >= 8 else 3 if height >= 5 else 2)
-    return TimeScale(unit, factor, distance, top)
+    return Scale(unit, factor, distance, top)
 
 
-def labels(scale: TimeScale, height: int, glyphs: Glyphs) -> list[Row]:
+def memory_scale(size: float, height: int) -> Scale:
+    """A scale in GiB for amounts up to ``size`` bytes."""
+    return Scale("GiB", 1 / GIB, *ticks(size / GIB, 4 if height >= 8 else 3 if height >= 6 else 2))
+
+
+def labels(scale: Scale, height: int, glyphs: Glyphs) -> list[Row]:
     """The axis itself, ``LABEL_WIDTH`` + 1 cells wide."""
     places = scale.tick_rows(height)
     decimals = max(0, -math.floor(math.log10(scale.distance) + 1e-9))
     rows: list[Row] = []
     for row in range(height):
         text = f"{places[row]:.{decimals}f}"[:LABEL_WIDTH] if row in places else ""
-        rows.append(
-            ((text.rjust(LABEL_WIDTH), "axis"), (glyphs.tick if row in places else glyphs.line, "rule"))
-        )
+        rows.append(((text.rjust(LABEL_WIDTH), "axis"), (glyphs.tick if row in places else glyphs.line, "rule")))
     return rows
 
 
@@ -80,9 +81,7 @@ def with_grid(cells: Iterable[Span], width: int, glyphs: Glyphs) -> Row:
     """A tick's row of the chart: its empty cells get a faint line at their upper edge."""
     spans = list(cells)
     spans.append((" " * max(0, width - row_width(spans)), "text"))
-    return merged(
-        (glyphs.grid * len(text), "grid") if not text.strip() else (text, style) for text, style in spans
-    )
+    return merged((glyphs.grid * len(text), "grid") if not text.strip() else (text, style) for text, style in spans)
 
 
 def step_axis(steps: Iterable[int], step_width: int, room: int, glyphs: Glyphs) -> Row:

@@ -44,8 +44,9 @@ class Glyphs:
     name: str
     smooth: bool  # cells may be split between two colours; otherwise every part has a character of its own
     parts: Mapping[str, str] = field(default_factory=dict)  # part of a bar -> character, where not smooth
-    right: str = " ▏▎▍▌▋▊▉█"  # a cell filled from the left, by eighths
+    meter: str = "▇"  # a cell of a bar; not quite full, so that bars under one another stay apart
     up: str = " ▁▂▃▄▅▆▇█"  # a cell filled from below, by eighths
+    levels: str = " ▁▂▃▄▅▆▇█"  # the same in a strip
     rule: str = "─"
     line: str = "│"
     corner: str = "└"
@@ -75,7 +76,7 @@ class Glyphs:
 
     def part(self, name: str) -> str:
         """The character of a whole cell of this part."""
-        return "█" if self.smooth else self.parts.get(name, "#" if self.name == "ascii" else "█")
+        return self.meter if self.smooth else self.parts.get(name, "#" if self.name == "ascii" else "█")
 
     def plain(self, text: str) -> str:
         """Text of our own, in characters this set allows."""
@@ -88,8 +89,8 @@ ASCII = Glyphs(
     "ascii",
     smooth=False,
     parts=PARTS_ASCII,
-    right="    #####",
     up="    #####",
+    levels=" .:-=+*##",
     rule="-",
     line="|",
     corner="+",
@@ -144,9 +145,7 @@ def choose_glyphs(environment: Mapping[str, str], encoding: str | None) -> Glyph
 
     Without any locale set, as in most containers, UTF-8 is assumed, as Python itself does.
     """
-    locale = next(
-        (environment[key] for key in ("LC_ALL", "LC_CTYPE", "LANG") if environment.get(key)), "utf-8"
-    )
+    locale = next((environment[key] for key in ("LC_ALL", "LC_CTYPE", "LANG") if environment.get(key)), "utf-8")
     names = (locale, encoding or "utf-8")
     if not all("utf8" in name.lower().replace("-", "") for name in names):
         return ASCII

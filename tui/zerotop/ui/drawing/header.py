@@ -57,9 +57,7 @@ def _who(job: Job, width: int, glyphs: Glyphs) -> Row:
 
 def _how(view: LiveView, width: int, glyphs: Glyphs) -> Row:
     items = _progress_items(view.progress, view.job, _bar_width(width), glyphs)
-    return spaced(
-        choose(items, width, gap=3 if width > 100 else 2), gap=3 if width > 100 else 2, style="band"
-    )
+    return spaced(choose(items, width, gap=3 if width > 100 else 2), gap=3 if width > 100 else 2, style="band")
 
 
 def _bar_width(width: int) -> int:
@@ -88,9 +86,7 @@ def _progress_items(progress: Progress, job: Job, bar: int, glyphs: Glyphs) -> l
 def _step(progress: Progress, glyphs: Glyphs) -> Row:
     """``step  13/616``, as wide for the first step as for the last."""
     if progress.step is None:
-        text = (
-            glyphs.plain("no step yet") if progress.total_steps is None else f"step –/{progress.total_steps}"
-        )
+        text = glyphs.plain("no step yet") if progress.total_steps is None else f"step –/{progress.total_steps}"
         return ((glyphs.plain(text), "band-muted"),)
     if progress.total_steps is None:
         return (("step ", "band-muted"), (str(progress.step), "band-value"))
@@ -131,9 +127,7 @@ def draw_notices(sentences: list[Notice], width: int, height: int, glyphs: Glyph
             break
         lines = _lines(sentence, width, most, glyphs)
         lead = f" {mark or glyphs.bullet} "
-        rows.extend(
-            ((lead if place == 0 else "   ", style), (line, style)) for place, line in enumerate(lines)
-        )
+        rows.extend(((lead if place == 0 else "   ", style), (line, style)) for place, line in enumerate(lines))
         told += 1
     hidden = len(sentences) - told
     if hidden and rows:

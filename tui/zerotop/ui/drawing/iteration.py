@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from zerotop.analysis.view import Iterations, LiveView
-from zerotop.ui.drawing.axis import LABEL_WIDTH, TimeScale, labels, step_axis, time_scale, with_grid
+from zerotop.ui.drawing.axis import LABEL_WIDTH, Scale, labels, step_axis, time_scale, with_grid
 from zerotop.ui.drawing.columns import stacked_column
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.memory import panel_title
@@ -17,9 +17,7 @@ from zerotop.ui.format import fixed
 LEGEND_WIDTH = 17
 
 
-def draw_iteration(
-    view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False
-) -> list[Row]:
+def draw_iteration(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
     """Title, chart with a y axis and a legend with the last step's values, step numbers below."""
     if height >= 4 and len(view.iterations.step):
         return _chart(view, width, height, glyphs, focused)
@@ -58,7 +56,7 @@ def _step_width(total: int | None, room: int) -> int:
 def _plot(
     iterations: Iterations,
     shown: range,
-    scale: TimeScale,
+    scale: Scale,
     step_width: int,
     room: int,
     height: int,
@@ -66,7 +64,7 @@ def _plot(
 ) -> list[Row]:
     """The chart's rows without axis and legend."""
     above = height - scale.plotted(height)
-    columns = [_column(iterations, index, scale.top_s, height - above, above, glyphs) for index in shown]
+    columns = [_column(iterations, index, scale.highest, height - above, above, glyphs) for index in shown]
     gap = " " * (step_width > 2)
     ticks = scale.tick_rows(height)
     rows: list[Row] = []
@@ -74,14 +72,21 @@ def _plot(
         spans: list[Span] = []
         for column in columns:
             text, style = column[row]
-            spans.extend([(text * (step_width - len(gap)), style), (gap, "text")])
+            spans.extend([*_wide(text, style, step_width - len(gap)), (gap, "text")])
         rows.append(with_grid(merged(spans), room, glyphs) if row in ticks else merged(spans))
     return rows
 
 
-def _column(
-    iterations: Iterations, index: int, top_s: float, height: int, above: int, glyphs: Glyphs
-) -> list[Span]:
+def _wide(text: str, style: str, width: int) -> list[Span]:
+    """A cell as wide as its column; a mark on it stays one mark, in the middle."""
+    over, _, under = style.partition("/")
+    if over not in ("clipped", "skipped") or not under:
+        return [(text * width, style)]
+    left = (width - 1) // 2
+    return [("█" * left, under), (text, style), ("█" * (width - 1 - left), under)]
+
+
+def _column(iterations: Iterations, index: int, top_s: float, height: int, above: int, glyphs: Glyphs) -> list[Span]:
     """One step's cells from the top down, marked where it is too tall for the chart or was skipped."""
     parts = [(f"phase-{name}", _seconds(iterations, name, index)) for name in ITERATION_PHASES]
     cells = [(" ", "text")] * above + stacked_column(parts, top_s, height, glyphs)
@@ -107,15 +112,13 @@ def _seconds(iterations: Iterations, name: str, index: int) -> float:
         value = float(iterations.phase_s[name][index])
     elif name == "other":
         known = (float(values[index]) for values in iterations.phase_s.values())
-        value = float(iterations.iteration_s[index]) - sum(
-            second for second in known if not math.isnan(second)
-        )
+        value = float(iterations.iteration_s[index]) - sum(second for second in known if not math.isnan(second))
     else:
         value = 0.0
     return 0.0 if math.isnan(value) else max(0.0, value)
 
 
-def _legend(iterations: Iterations, scale: TimeScale, height: int, glyphs: Glyphs) -> list[Row]:
+def _legend(iterations: Iterations, scale: Scale, height: int, glyphs: Glyphs) -> list[Row]:
     """The last step's phases from the top of its column down, under their sum."""
     last = last_phases(iterations)
     always = ("forward", "backward", "step")
@@ -129,9 +132,7 @@ def _legend(iterations: Iterations, scale: TimeScale, height: int, glyphs: Glyph
     for name in _largest(names, last, height):
         swatch = glyphs.swatch if glyphs.smooth else glyphs.part(f"phase-{name}")
         figure = _figure(last.get(name, math.nan), scale)
-        rows.append(
-            ((f"{swatch} ", f"phase-{name}"), (name.ljust(LEGEND_WIDTH - 8), "text"), (figure, "value"))
-        )
+        rows.append(((f"{swatch} ", f"phase-{name}"), (name.ljust(LEGEND_WIDTH - 8), "text"), (figure, "value")))
     if skipped and len(rows) < height:
         text = "skipped".ljust(LEGEND_WIDTH - 8)
         rows.append(((f"{glyphs.skipped} ", "warn"), (text, "text"), (str(skipped).rjust(6), "value")))
@@ -144,6 +145,6 @@ def _largest(names: list[str], last: dict[str, float], most: int) -> list[str]:
     return [name for name in names if name not in dropped]
 
 
-def _figure(seconds: float, scale: TimeScale) -> str:
+def _figure(seconds: float, scale: Scale) -> str:
     value = seconds * scale.factor
     return fixed(value, 2 if scale.top < 20 else 1 if scale.top < 200 else 0, 6)

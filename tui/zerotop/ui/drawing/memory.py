@@ -8,15 +8,14 @@ from statistics import median
 from zerotop.analysis.view import Gpu, Host, LiveView, Rank
 from zerotop.ui.drawing.bars import stacked_bar
 from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.past import LEAST_HEIGHT, draw_past
 from zerotop.ui.drawing.rows import Row, filled
 from zerotop.ui.drawing.table import Column, place, rule
 from zerotop.ui.drawing.text import fit, literal
 from zerotop.ui.format import GIB, decimals_for, gib
 
 
-def draw_memory(
-    view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False
-) -> list[Row]:
+def draw_memory(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
     """Title and one row for each GPU, then the host; without GPUs the host and one row for each rank."""
     if view.gpus:
         return draw_gpu_memory(view, width, height, glyphs, focused=focused)
@@ -28,15 +27,11 @@ def panel_title(text: str, focused: bool) -> Row:
     return ((text, "title-focused" if focused else "title"),)
 
 
-def draw_gpu_memory(
-    view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False
-) -> list[Row]:
+def draw_gpu_memory(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
     """Allocated, reserved, other and free for each GPU, with the highest so far as thin lines."""
     columns = _gpu_columns(view.gpus, width, glyphs)
     placed = place(columns, width)
-    rows = [
-        rule(panel_title("GPU memory GiB" if width >= 46 else "Memory GiB", focused), width, glyphs, placed)
-    ]
+    rows = [rule(panel_title("GPU memory GiB" if width >= 46 else "Memory GiB", focused), width, glyphs, placed)]
     room = height - 1
     hosts = list(view.hosts) if room >= len(view.gpus) + len(view.hosts) else []
     shown, hidden = most_telling(view.gpus, room - len(hosts), _gpu_tellings(view.gpus))
@@ -46,19 +41,33 @@ def draw_gpu_memory(
         rows.append(filled(((text, "muted"),), width, glyphs))
     host_columns = place(_host_columns(view.hosts, placed.columns[0][2], placed.columns[1][2], glyphs), width)
     rows.extend(host_columns.row(host, width, glyphs) for host in hosts)
+    fullest = _fullest(view.gpus)
+    name = gpu_name(fullest, len({gpu.host for gpu in view.gpus}) > 1, False, glyphs)
+    return _with_past(rows, view, name, fullest, width, height, glyphs)
+
+
+def _fullest(gpus: Sequence[Gpu]) -> Gpu:
+    """The first of those whose peak is about the highest."""
+    highest = max(gpu.reserved_peak_bytes or 0 for gpu in gpus)
+    return next(gpu for gpu in gpus if (gpu.reserved_peak_bytes or 0) >= highest * 0.98)
+
+
+def _with_past(
+    rows: list[Row], view: LiveView, name: str, gpu: Gpu | None, width: int, height: int, glyphs: Glyphs
+) -> list[Row]:
+    """The rows and, where there is room for it under them, the chart of the last while."""
+    room = height - len(rows)
+    if room >= LEAST_HEIGHT and width >= 24:
+        rows += draw_past(view, name, gpu, width, room, glyphs)
     return _to_height(rows, width, height, glyphs)
 
 
-def draw_host_memory(
-    view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False
-) -> list[Row]:
+def draw_host_memory(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
     """The node's memory, then each rank's resident and shared part of it on the same scale."""
     limit = max((host.memory_limit_bytes for host in view.hosts), default=0)
     largest = max((rank.rss_peak_bytes for rank in view.ranks), default=0)
     placed = place(_rank_columns(view.ranks, limit or largest, largest, glyphs), width)
-    rows = [
-        rule(panel_title("Host memory GiB" if width >= 46 else "Memory GiB", focused), width, glyphs, placed)
-    ]
+    rows = [rule(panel_title("Host memory GiB" if width >= 46 else "Memory GiB", focused), width, glyphs, placed)]
     host_columns = place(_host_columns(view.hosts, placed.columns[0][2], placed.columns[1][2], glyphs), width)
     hosts = view.hosts[: max(1, height - 2)] if height > 2 else ()
     rows.extend(host_columns.row(host, width, glyphs) for host in hosts)
@@ -68,7 +77,9 @@ def draw_host_memory(
         largest_hidden = gib(max(rank.rss_bytes for rank in hidden)).strip()
         text = f"{glyphs.ellipsis} {len(hidden)} more ranks, at most {largest_hidden} GiB each"
         rows.append(filled(((text, "muted"),), width, glyphs))
-    return _to_height(rows, width, height, glyphs)
+    if not view.ranks:
+        return _to_height(rows, width, height, glyphs)
+    return _with_past(rows, view, "all ranks", None, width, height, glyphs)
 
 
 def most_telling(items: Sequence[object], room: int, tellings: Sequence[int]) -> tuple[list, list]:  # type: ignore[type-arg]
@@ -162,9 +173,7 @@ def _gpu_columns(gpus: Sequence[Gpu], width: int, glyphs: Glyphs) -> list[Column
     ]
 
 
-def _host_columns(
-    hosts: Sequence[Host], name_width: int, bar_width: int, glyphs: Glyphs
-) -> list[Column[Host]]:
+def _host_columns(hosts: Sequence[Host], name_width: int, bar_width: int, glyphs: Glyphs) -> list[Column[Host]]:
     several = len(hosts) > 1
 
     def name(host: Host, cells: int) -> Row:
@@ -172,9 +181,7 @@ def _host_columns(
         return ((fit(text, cells, glyphs, words=False).rjust(cells), "label"),)
 
     def bar(host: Host, cells: int) -> Row:
-        return stacked_bar(
-            [("memory-other", float(host.memory_used_bytes))], host.memory_limit_bytes, cells, glyphs
-        )
+        return stacked_bar([("memory-other", float(host.memory_used_bytes))], host.memory_limit_bytes, cells, glyphs)
 
     def used(host: Host, cells: int) -> Row:
         largest = host.memory_limit_bytes / GIB
@@ -201,9 +208,7 @@ def _rank_columns(ranks: Sequence[Rank], scale: int, largest: int, glyphs: Glyph
             ("memory-allocated", float(rank.rss_bytes - rank.shared_bytes)),
             ("memory-reserved", float(rank.shared_bytes)),
         ]
-        return stacked_bar(
-            parts, scale, cells, glyphs, marks=[float(rank.rss_peak_bytes)] if rank.rss_peak_bytes else []
-        )
+        return stacked_bar(parts, scale, cells, glyphs, marks=[float(rank.rss_peak_bytes)] if rank.rss_peak_bytes else [])
 
     def swatch(style: str, text: str) -> Row:
         return ((glyphs.swatch if glyphs.smooth else glyphs.part(style), style), (text, "heading"))

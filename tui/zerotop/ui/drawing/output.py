@@ -26,9 +26,7 @@ def draw_output(
         rows.append(rule(_title(lines, end, focused), width, glyphs))
     lead = "" if titled else f"{glyphs.prompt} "
     rows.extend(
-        filled(
-            ((lead, "muted"), (fit(line, width - len(lead), glyphs, words=False), "output")), width, glyphs
-        )
+        filled(((lead, "muted"), (fit(line, width - len(lead), glyphs, words=False), "output")), width, glyphs)
         for line in shown
     )
     if not lines:

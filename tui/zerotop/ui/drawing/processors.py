@@ -3,36 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from statistics import median
 
-from zerotop.analysis.view import Gpu, LiveView, Rank
-from zerotop.ui.drawing.bars import stacked_bar
+from zerotop.analysis.view import Gpu, LiveView, Rank, State
+from zerotop.ui.drawing.axis import LABEL_WIDTH
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.memory import gpu_name, most_telling, panel_title
 from zerotop.ui.drawing.rows import Row, filled
+from zerotop.ui.drawing.strips import cores_strip, empty_strip, strip_heading, utilization_strip
 from zerotop.ui.drawing.table import Column, place, rule
-from zerotop.ui.drawing.text import literal
+from zerotop.ui.drawing.text import cells, fit, literal
 from zerotop.ui.drawing.words import cores, phase_style, phase_word
-from zerotop.ui.format import GIB, decimals_for, fixed, gib
+from zerotop.ui.format import GIB, MISSING, decimals_for, fixed, gib
+from zerotop.ui.layout import TALLEST
 
+STRIP_FROM = LABEL_WIDTH + 1  # where a tall strip begins: under a chart's plot
 _BUSIEST: Row = (("busiest threads", "heading"),)
 
 
 def draw_cpu(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
-    """One row for each rank: what it does now, with how many cores and threads, and which threads."""
-    placed = place(_rank_columns(view, width, glyphs), width)
-    rows = [rule(_cpu_title(view, width, focused), width, glyphs, placed)]
+    """Each rank: what it does now, with how many cores and threads, and which threads, over the last while.
+
+    Where there is room, a rank has its strip to itself under its figures, at the same times as the memory's chart above.
+    """
     shown, hidden = most_telling(view.ranks, height - 1, _tellings(view.ranks))
-    threads = len(shown) * 2 < height and all(column.heading != _BUSIEST for column, _, _ in placed.columns)
+    tall = tallness(height, len(view.ranks))
+    placed = place(_rank_columns(view, width, tall, glyphs), width)
+    rows = [rule(_cpu_title(view, width, focused), width, glyphs, placed)]
+    told = tall < 3 or any(column.heading == _BUSIEST for column, _, _ in placed.columns)
     for rank in shown:
         rows.append(placed.row(rank, width, glyphs))
-        if threads and rank.alive:
-            rows.append(filled((("    ", "text"), *_busiest(rank, width - 4, glyphs)), width, glyphs))
+        under = [] if told else [_busiest(rank, width - STRIP_FROM, glyphs)]
+        strip = _cores_strip(view, rank, width - STRIP_FROM, tall - 1 - len(under), glyphs)
+        rows.extend(_under([*under, *strip], width, glyphs))
     if hidden:
         rows.append(filled(((_more(hidden, glyphs), "muted"),), width, glyphs))
     if not view.ranks:
         rows.append(filled((("  no rank has said hello yet", "muted"),), width, glyphs))
     return (rows + [filled((), width, glyphs)] * height)[:height]
+
+
+def tallness(height: int, count: int) -> int:
+    """Rows for each of ``count`` strips with its figures, in a panel of ``height``."""
+    return max(1, min(TALLEST, (height - 1) // max(1, count)))
+
+
+def _under(strip: Sequence[Row], width: int, glyphs: Glyphs) -> list[Row]:
+    return [filled(((" " * STRIP_FROM, "text"), *cells), width, glyphs) for cells in strip]
+
+
+def _cores_strip(view: LiveView, rank: Rank, width: int, tall: int, glyphs: Glyphs) -> Sequence[Row]:
+    """Cores in use, on a scale to the rank's fair share of the host's."""
+    history = view.history.ranks.get(rank.rank)
+    if history is None or width <= 0:
+        return empty_strip(width, tall, glyphs)
+    ranks = sum(other.host == rank.host for other in view.ranks)
+    there = sum(host.cores for host in view.hosts if host.name == rank.host)
+    return cores_strip(history, there / max(1, ranks) or 1.0, width, tall, glyphs)
 
 
 def _cpu_title(view: LiveView, width: int, focused: bool) -> Row:
@@ -67,20 +95,18 @@ def _tellings(ranks: Sequence[Rank]) -> list[int]:
     return [telling(rank) for rank in ranks]
 
 
-def _rank_columns(view: LiveView, width: int, glyphs: Glyphs) -> list[Column[Rank]]:
+def _rank_columns(view: LiveView, width: int, tall: int, glyphs: Glyphs) -> list[Column[Rank]]:
     ranks = view.ranks
     several = len(view.hosts) > 1
+    well = view.job.state is State.ENDED and view.job.exit_code == 0
     label = "" if width < 46 else "rank "
     names = {rank.rank: f"{label}{rank.rank}" for rank in ranks}
     longest = max([1, *(len(name) for name in names.values())])
     decimals = decimals_for(max([0, *(rank.rss_peak_bytes for rank in ranks)]) / GIB)
-    fair = {
-        host.name: host.cores / max(1, sum(rank.host == host.name for rank in ranks)) for host in view.hosts
-    }
 
     def phase(rank: Rank, cells: int) -> Row:
         if not rank.alive:
-            return (("exited".ljust(cells), "alert"),)
+            return (("ended".ljust(cells), "muted"),) if well else (("exited".ljust(cells), "alert"),)
         style = phase_style(rank.phase)
         return ((f"{glyphs.swatch} ", style), (phase_word(rank.phase, glyphs).ljust(cells - 2), "text"))
 
@@ -88,17 +114,17 @@ def _rank_columns(view: LiveView, width: int, glyphs: Glyphs) -> list[Column[Ran
         return ((fixed(rank.phase_s, 1, cells) if rank.alive else " " * cells, "muted"),)
 
     def load(rank: Rank, cells: int) -> Row:
-        whole = fair.get(rank.host, 0.0) or max(1.0, rank.cores_used)
-        return stacked_bar([("load", rank.cores_used)], whole, cells, glyphs, rest="load-free")
+        return _cores_strip(view, rank, cells, 1, glyphs)[0]
 
-    def memory(rank: Rank, cells: int) -> Row:
-        return ((gib(rank.rss_bytes, decimals, cells), "value"),)
+    def figure(text: str, rank: Rank, cells: int, style: str = "value") -> Row:
+        """What a process does, if there is one."""
+        return ((text.rjust(cells), style) if rank.alive else (glyphs.plain(MISSING).rjust(cells), "muted"),)
 
     def waiting(rank: Rank, cells: int) -> Row:
-        return ((fixed(rank.waiting_cores, 1, cells), "warn" if rank.waiting_cores > 1 else "muted"),)
+        return figure(fixed(rank.waiting_cores, 1, cells), rank, cells, "warn" if rank.waiting_cores > 1 else "muted")
 
-    def busiest(rank: Rank, cells: int) -> Row:
-        return _busiest(rank, cells, glyphs)
+    def busiest(rank: Rank, room: int) -> Row:
+        return _busiest(rank, room, glyphs)
 
     def host(rank: Rank, cells: int) -> Row:
         return ((literal(rank.host, glyphs).ljust(cells), "muted"),)
@@ -110,49 +136,48 @@ def _rank_columns(view: LiveView, width: int, glyphs: Glyphs) -> list[Column[Ran
         *([Column((("host", "heading"),), host_width, 4, host, left=True)] if several else []),
         Column((("now", "heading"),), 12, 8, phase, left=True),
         Column((("for s", "heading"),), 5, 3, since),
-        Column((), 4, 5 if several or width >= 56 else 1, load, grows=True),
-        Column(
-            (("cores", "heading"),), 5, 9, lambda rank, cells: ((fixed(rank.cores_used, 1, cells), "value"),)
-        ),
+        *([] if tall > 1 else [Column(partial(strip_heading, view.history.piece_s), 7, 7, load, grows=True, left=True)]),
+        *([Column(_BUSIEST, 13, 3, busiest, grows=True, left=True)] if tall > 1 else []),
+        Column((("cores", "heading"),), 5, 9, lambda rank, cells: figure(fixed(rank.cores_used, 1, cells), rank, cells)),
         Column((("wait", "heading"),), 4, 1, waiting),
-        Column(
-            (("busy", "heading"),),
-            4,
-            6,
-            lambda rank, cells: ((str(rank.busy_threads).rjust(cells), "value"),),
-        ),
-        Column(
-            (("thr", "heading"),), 4, 4, lambda rank, cells: ((str(rank.thread_count).rjust(cells), "muted"),)
-        ),
-        Column((("RSS", "heading"),), 5, 7, memory),
-        Column(
-            (("pinned", "heading"),),
-            6,
-            4,
-            lambda rank, cells: ((gib(rank.pinned_bytes, decimals, cells), "muted"),),
-        ),
-        Column(_BUSIEST, busy_width, 2, busiest, left=True),
+        Column((("busy", "heading"),), 4, 6, lambda rank, cells: figure(str(rank.busy_threads), rank, cells)),
+        Column((("thr", "heading"),), 4, 4, lambda rank, cells: figure(str(rank.thread_count), rank, cells, "muted")),
+        *(_memory_columns(decimals) if view.gpus else []),
+        *([] if tall > 1 else [Column(_BUSIEST, busy_width, 2, busiest, left=True)]),
+    ]
+
+
+def _memory_columns(decimals: int) -> list[Column[Rank]]:
+    """Host memory, which without GPUs has a panel of its own."""
+    return [
+        Column((("RSS", "heading"),), 5, 7, lambda rank, cells: ((gib(rank.rss_bytes, decimals, cells), "value"),)),
+        Column((("pinned", "heading"),), 6, 4, lambda rank, cells: ((gib(rank.pinned_bytes, decimals, cells), "muted"),)),
     ]
 
 
 def _busiest(rank: Rank, width: int, glyphs: Glyphs) -> Row:
-    """``pt_autograd_0 1.0  python 0.9``: as many whole ones as fit."""
+    """``pt_autograd_0 1.0  python 0.9``: as many whole ones as fit; the first one's name gives way."""
     text = ""
-    for name, used in rank.busiest:
-        entry = f"{literal(name, glyphs)} {used:.1f}"
-        longer = f"{text}  {entry}" if text else entry
-        if len(longer) > width:
+    for name, used in rank.busiest if rank.alive else ():
+        figure = f" {used:.1f}"
+        if not text:
+            text = fit(literal(name, glyphs), max(0, width - len(figure)), glyphs, words=False) + figure
+        elif cells(f"{text}  {literal(name, glyphs)}{figure}") <= width:
+            text += f"  {literal(name, glyphs)}{figure}"
+        else:
             break
-        text = longer
     return ((text, "muted"),)
 
 
 def draw_gpu(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
-    """One row for each GPU: utilization, power, temperature, PCIe each way."""
-    placed = place(_gpu_columns(view.gpus, width, glyphs), width)
-    rows = [rule(panel_title("GPU", focused), width, glyphs, placed)]
+    """Each GPU: utilization over the last while, power, temperature, PCIe each way."""
     shown, hidden = most_telling(view.gpus, height - 1, [0] * len(view.gpus))
-    rows.extend(placed.row(gpu, width, glyphs) for gpu in shown)
+    tall = tallness(height, max(len(view.gpus), len(view.ranks)))
+    placed = place(_gpu_columns(view, width, tall, glyphs), width)
+    rows = [rule(panel_title("GPU", focused), width, glyphs, placed)]
+    for gpu in shown:
+        rows.append(placed.row(gpu, width, glyphs))
+        rows.extend(_under(_utilization_strip(view, gpu, width - STRIP_FROM, tall - 1, glyphs), width, glyphs))
     if hidden:
         used = [gpu.utilization_percent for gpu in hidden]
         text = f"{glyphs.ellipsis} {len(hidden)} more, {min(used):.0f} to {max(used):.0f} %"
@@ -160,20 +185,28 @@ def draw_gpu(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused
     return (rows + [filled((), width, glyphs)] * height)[:height]
 
 
-def _gpu_columns(gpus: Sequence[Gpu], width: int, glyphs: Glyphs) -> list[Column[Gpu]]:
+def _utilization_strip(view: LiveView, gpu: Gpu, width: int, tall: int, glyphs: Glyphs) -> Sequence[Row]:
+    history = view.history.gpus.get((gpu.host, gpu.index))
+    return utilization_strip(history, width, tall, glyphs) if history and width > 0 else empty_strip(width, tall, glyphs)
+
+
+def _gpu_columns(view: LiveView, width: int, tall: int, glyphs: Glyphs) -> list[Column[Gpu]]:
+    gpus = view.gpus
     several = len({gpu.host for gpu in gpus}) > 1
     names = {id(gpu): gpu_name(gpu, several, width < 46, glyphs) for gpu in gpus}
     longest = max([1, *(len(name) for name in names.values())])
 
-    def bar(gpu: Gpu, cells: int) -> Row:
-        return stacked_bar([("load", gpu.utilization_percent)], 100.0, cells, glyphs, rest="load-free")
+    def load(gpu: Gpu, cells: int) -> Row:
+        if tall > 1:
+            return ((fit(literal(gpu.name, glyphs), cells, glyphs), "muted"),)
+        return _utilization_strip(view, gpu, cells, 1, glyphs)[0]
 
     def rate(value: float, cells: int) -> Row:
         return ((fixed(value / 1e9, 1, cells), "value"),)
 
     return [
         Column((), longest, 9, lambda gpu, _: ((names[id(gpu)].rjust(longest), "label"),), left=True),
-        Column((), 6, 9, bar, grows=True),
+        Column(() if tall > 1 else partial(strip_heading, view.history.piece_s), 6, 9, load, grows=True, left=True),
         Column(
             (("%", "heading"),),
             3,

@@ -20,7 +20,7 @@ class Column(Generic[Item]):
     is no room; importance 9 always stays.
     """
 
-    heading: Row
+    heading: Row | Callable[[int], Row]  # the latter for one that depends on the column's width
     width: int
     importance: int
     cell: Callable[[Item, int], Row]
@@ -71,12 +71,13 @@ def rule(title: Row, width: int, glyphs: Glyphs, placed: Placed[Item] | None = N
     spans: list[Span] = [*title, (" ", "rule")] if title else []
     at = row_width(spans)
     for column, begin, size in placed.columns if placed else ():
-        heading = row_width(column.heading)
+        text = column.heading(size) if callable(column.heading) else column.heading
+        heading = row_width(text)
         start = begin if column.left else begin + size - heading
         if not heading or start < at or start + heading > width:
             continue
         lead = start - at
-        spans.extend([(glyphs.rule * (lead - 1), "rule"), (" " * min(lead, 1), "rule"), *column.heading])
+        spans.extend([(glyphs.rule * (lead - 1), "rule"), (" " * min(lead, 1), "rule"), *text])
         at = start + heading
         if at < width:
             spans.append((" ", "rule"))

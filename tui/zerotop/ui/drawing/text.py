@@ -45,11 +45,7 @@ def fit(text: str, width: int, glyphs: Glyphs, *, words: bool = True) -> str:
     short = set_cell_size(text, room).rstrip()
     if words:
         space = short.rfind(" ")
-        short = (
-            short[:space].rstrip()
-            if space >= room * 2 // 3 and text[len(short) : len(short) + 1] != " "
-            else short
-        )
+        short = short[:space].rstrip() if space >= room * 2 // 3 and text[len(short) : len(short) + 1] != " " else short
     return short + glyphs.ellipsis
 
 

@@ -53,11 +53,7 @@ def offload(job: Job, glyphs: Glyphs) -> str:
     optimizer, parameters = (_target(job.offload_optimizer), _target(job.offload_parameters))
     if optimizer and optimizer == parameters:
         return f"params+optimizer{glyphs.arrow}{optimizer}"
-    parts = [
-        f"{what}{glyphs.arrow}{where}"
-        for what, where in (("params", parameters), ("optimizer", optimizer))
-        if where
-    ]
+    parts = [f"{what}{glyphs.arrow}{where}" for what, where in (("params", parameters), ("optimizer", optimizer)) if where]
     return " ".join(parts)
 
 
@@ -70,9 +66,7 @@ def batch(job: Job, glyphs: Glyphs) -> str:
     if job.micro_batch is None and job.gradient_accumulation is None:
         return f"{job.ranks} ranks" if job.ranks else ""
     numbers = (job.micro_batch, job.gradient_accumulation, job.ranks)
-    return glyphs.times.join(
-        str(number) if number is not None else glyphs.plain(MISSING) for number in numbers
-    )
+    return glyphs.times.join(str(number) if number is not None else glyphs.plain(MISSING) for number in numbers)
 
 
 def model(job: Job) -> str:

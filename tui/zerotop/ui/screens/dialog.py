@@ -57,9 +57,7 @@ class Page(Dialog[None]):
     """A box to read."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(
-            "q,question_mark,i,enter", "close", "Close", id="page.close", tooltip="Back to the live screen"
-        ),
+        Binding("q,question_mark,i,enter", "close", "Close", id="page.close", tooltip="Back to the live screen"),
     ]
 
     def __init__(self, title: str, text: Text, glyphs: Glyphs) -> None:

@@ -39,9 +39,7 @@ class GoToDialog(Dialog[Place]):
 
     def contents(self) -> ComposeResult:
         steps = "no step is finished yet" if self.last_step is None else f"steps 0 to {self.last_step}"
-        yield Static(
-            Text(f"A step ({steps}), or a time since the begin such as 1:30."), id="text", markup=False
-        )
+        yield Static(Text(f"A step ({steps}), or a time since the begin such as 1:30."), id="text", markup=False)
         yield Input(id="place", select_on_focus=False)
         yield from self.problem()
 

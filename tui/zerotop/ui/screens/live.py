@@ -69,9 +69,7 @@ class LiveScreen(Screen[None]):
         Binding("escape", "unzoom", "All panels", id="live.unzoom", tooltip="All panels again", show=False),
     ]
 
-    frame: reactive[Frame | None] = reactive[Frame | None](
-        None, always_update=True, repaint=False, init=False
-    )
+    frame: reactive[Frame | None] = reactive[Frame | None](None, always_update=True, repaint=False, init=False)
     zoomed: reactive[str] = reactive("", repaint=False)
 
     def __init__(self, glyphs: Glyphs) -> None:

@@ -10,8 +10,7 @@ TERMS: tuple[tuple[str, str], ...] = (
     ),
     (
         "2×1×8",
-        "Micro-batch per rank × gradient accumulation × ranks.\n"
-        "Their product is the number of samples behind one update.",
+        "Micro-batch per rank × gradient accumulation × ranks.\nTheir product is the number of samples behind one update.",
     ),
     (
         "alloc, rsrvd",
@@ -30,8 +29,7 @@ TERMS: tuple[tuple[str, str], ...] = (
     ),
     (
         "pinned",
-        "Host memory locked for fast copies to a GPU. Offloading needs much of it,\n"
-        "and what is pinned cannot be swapped.",
+        "Host memory locked for fast copies to a GPU. Offloading needs much of it,\nand what is pinned cannot be swapped.",
     ),
     (
         "Iteration",

@@ -29,9 +29,7 @@ class Panels(Widget):
 class _Boxes(Layout):
     name = "boxes"
 
-    def arrange(
-        self, parent: Widget, children: list[Widget], size: Size, greedy: bool = True
-    ) -> ArrangeResult:
+    def arrange(self, parent: Widget, children: list[Widget], size: Size, greedy: bool = True) -> ArrangeResult:
         assert isinstance(parent, Panels)
         return [
             WidgetPlacement(Region(box.x, box.y, box.width, box.height), NULL_OFFSET, NULL_SPACING, child)

@@ -24,9 +24,7 @@ class Drawn(Widget):
     ALLOW_SELECT = False
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"drawn--{name}" for name in STYLES}
 
-    frame: reactive[Frame | None] = reactive[Frame | None](
-        None, always_update=True, repaint=False, init=False
-    )
+    frame: reactive[Frame | None] = reactive[Frame | None](None, always_update=True, repaint=False, init=False)
 
     def __init__(self, glyphs: Glyphs, *, id: str) -> None:
         super().__init__(id=id)

@@ -1,0 +1,59 @@
+"""Strips, as the strings they are."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
+from zerotop.ui.drawing.rows import Row, row_text, row_width
+from zerotop.ui.drawing.strips import strip, strip_heading
+
+
+def load(*values: float, width: int, height: int = 1, glyphs: Glyphs = BLOCKS) -> list[Row]:
+    return strip(values, ["load"] * len(values), 100.0, width, height, glyphs)
+
+
+def texts(rows: list[Row]) -> list[str]:
+    return [row_text(row) for row in rows]
+
+
+def test_the_newest_is_at_the_right() -> None:
+    assert texts(load(100, 50, 0, 1, width=6)) == ["  ▇▄ ▁"]
+    assert texts(load(1, 50, 100, width=2)) == ["▄▇"]
+
+
+def test_full_never_touches_the_strip_above() -> None:
+    assert texts(load(100, 500, width=2)) == ["▇▇"]
+
+
+def test_several_rows_are_one_column() -> None:
+    assert texts(load(100, 50, 10, 0, width=4, height=2)) == ["▇   ", "██▂ "]
+
+
+def test_what_nobody_recorded_is_empty() -> None:
+    assert texts(load(math.nan, 100, math.nan, width=3)) == [" ▇ "]
+    assert texts(load(width=3)) == ["   "]
+
+
+def test_without_utf8_levels_are_densities() -> None:
+    assert texts(load(0, 1, 20, 50, 80, 100, width=6, glyphs=ASCII)) == [" ..=*#"]
+
+
+def test_every_value_has_its_own_colour() -> None:
+    (row,) = strip((100, 100, 50), ("phase-forward", "phase-step", "phase-step"), 100, 3, 1, BLOCKS)
+    assert row == (("▇", "phase-forward/strip"), ("▇▄", "phase-step/strip"))
+
+
+@pytest.mark.parametrize(("width", "text"), [(48, "last 24 s"), (8, "last 4 s"), (7, "4 s"), (400, "last 3 min")])
+def test_heading(width: int, text: str) -> None:
+    assert row_text(strip_heading(0.5, width)) == text
+
+
+@given(st.lists(st.floats()), st.floats(), st.integers(0, 40), st.integers(1, 5), st.sampled_from((BLOCKS, ASCII)))
+def test_a_strip_always_has_its_size(values: list[float], top: float, width: int, height: int, glyphs: Glyphs) -> None:
+    rows = strip(values, ["load"] * len(values), top, width, height, glyphs)
+    assert [row_width(row) for row in rows] == [width] * height

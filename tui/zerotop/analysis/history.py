@@ -1,0 +1,164 @@
+"""The last while before a cursor, in equal pieces of time: what strips and small charts of the live screen show.
+
+Pieces are aligned to unix time, so that a chart of them moves by whole pieces and never trembles. Only those that are over
+at the cursor are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotop.analysis.phases import innermost
+from zerotop.analysis.view import Floats, GpuHistory, History, Rank, RankHistory
+from zerotop.session.reader import Session, Source
+from zerotop_probe.recording.tables import PHASES
+
+PIECE_NS = 500_000_000
+PIECES = 160
+# The newest pieces are told anew each time: a writer may still be writing what it saw in them.
+_FRESH = 4
+# How often within a piece it is asked which phase a rank was in.
+_GRAIN = 50
+
+GpuKey = tuple[str, int]  # host, NVML index
+Table = NDArray[np.float64]  # (pieces, columns)
+
+
+class Kept:
+    """The table of one rank or GPU. What was told is kept while the cursor goes on."""
+
+    def __init__(self) -> None:
+        self._first = 0  # index of its first piece: unix ns // PIECE_NS
+        self._table: Table = np.empty((0, 0))
+
+    def missing(self, end: int) -> int:
+        """The first piece before ``end`` that has to be told."""
+        begin, told = end - PIECES, self._first + len(self._table) - _FRESH
+        return told if self._first <= begin < told <= end else begin
+
+    def extended(self, begin: int, fresh: Table) -> Table:
+        """Takes in the pieces from ``begin`` on; returns the last ``PIECES``."""
+        kept = self._table[: begin - self._first] if self._first <= begin <= self._first + len(self._table) else fresh[:0]
+        self._table = np.concatenate([kept, fresh])[-PIECES:] if len(kept) else fresh
+        self._first = begin + len(fresh) - len(self._table)
+        return self._table
+
+
+def means(pieces: NDArray[np.int64], values: NDArray[Any], count: int) -> Floats:
+    """The mean of the samples in each of ``count`` pieces; NaN where there is none. ``pieces`` has each sample's place."""
+    number = np.bincount(pieces, minlength=count)
+    total = np.bincount(pieces, values, count)
+    found = np.full(count, np.nan)
+    np.divide(total, number, out=found, where=number > 0)
+    return found
+
+
+def highest(pieces: NDArray[np.int64], values: NDArray[Any], count: int) -> Floats:
+    """The highest of the samples in each piece; NaN where there is none."""
+    found = np.full(count, np.nan)
+    np.fmax.at(found, pieces, values.astype(np.float64))
+    return found
+
+
+class Histories:
+    """Tells the history of a session at any cursor."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._ranks: dict[tuple[str, int], Kept] = {}
+        self._gpus: dict[GpuKey, Kept] = {}
+        self._last: tuple[object, History] | None = None
+
+    def at(self, cursor_ns: int, ranks: Sequence[Rank], gpus: Iterable[GpuKey], lies_on: dict[int, GpuKey]) -> History:
+        """The history of these ranks and GPUs; the same object while no other piece is over.
+
+        ``lies_on`` says of which GPU an allocator's table (its place among the session's) tells.
+        """
+        end, keys = cursor_ns // PIECE_NS, tuple(gpus)
+        known = (end, tuple((rank.host, rank.pid) for rank in ranks), keys, len(lies_on))
+        if self._last is None or self._last[0] != known:
+            told = History(
+                piece_s=PIECE_NS / 1e9,
+                end_s=end * PIECE_NS / 1e9,
+                ranks={rank.rank: self._rank(rank, end) for rank in ranks},
+                gpus={key: self._gpu(key, end, lies_on) for key in keys},
+            )
+            self._last = (known, told)
+        return self._last[1]
+
+    def _rank(self, rank: Rank, end: int) -> RankHistory:
+        kept = self._ranks.setdefault((rank.host, rank.pid), Kept())
+        begin = kept.missing(end)
+        fresh = np.full((end - begin, 4), np.nan)
+        for source in self._session.sources["processes"]:
+            if source.host == rank.host:
+                rows = _between(source, begin, end)
+                rows = rows[rows["pid"] == rank.pid]
+                places = _places(source, rows, begin)
+                fresh[:, 0] = means(places, rows["cores_used"], end - begin)
+                fresh[:, 1] = highest(places, rows["rss_bytes"], end - begin)
+                fresh[:, 2] = highest(places, rows["shared_bytes"], end - begin)
+        fresh[:, 3] = self._phases(rank, begin, end)
+        table = kept.extended(begin, fresh)
+        phases = tuple("" if code < 0 else PHASES[code] for code in table[:, 3].astype(int).tolist())
+        return RankHistory(table[:, 0], table[:, 1], table[:, 2], phases)
+
+    def _phases(self, rank: Rank, begin: int, end: int) -> Floats:
+        """For each piece the phase that the rank was in for most of it; -1 where its probe was not awake."""
+        begins = _of(self._session.sources["begins"], rank)
+        if begins is None:
+            return np.full(end - begin, -1.0)
+        grain = PIECE_NS // _GRAIN
+        moments = np.arange(begin * PIECE_NS + grain // 2, end * PIECE_NS, grain)
+        codes = innermost(begins, _of(self._session.sources["spans"], rank), moments, end * PIECE_NS)
+        votes = (codes.reshape(-1, _GRAIN)[:, :, None] == np.arange(-1, len(PHASES))).sum(axis=1)
+        return np.asarray(votes.argmax(axis=1) - 1, np.float64)
+
+    def _gpu(self, key: GpuKey, end: int, lies_on: dict[int, GpuKey]) -> GpuHistory:
+        kept = self._gpus.setdefault(key, Kept())
+        begin = kept.missing(end)
+        fresh = np.full((end - begin, 4), np.nan)
+        for source in self._session.sources["gpus"]:
+            if source.host == key[0]:
+                rows = _between(source, begin, end)
+                rows = rows[rows["gpu"] == key[1]]
+                places = _places(source, rows, begin)
+                fresh[:, 0] = means(places, rows["utilization_percent"], end - begin)
+                fresh[:, 1] = highest(places, rows["used_bytes"], end - begin)
+        for place, where in lies_on.items():
+            if where == key:
+                self._add_allocator(self._session.sources["allocator"][place], fresh, begin, end)
+        table = kept.extended(begin, fresh)
+        return GpuHistory(*(table[:, column] for column in range(4)))
+
+    @staticmethod
+    def _add_allocator(source: Source, fresh: Table, begin: int, end: int) -> None:
+        """Adds what one rank on the GPU holds: the highest sample of a piece, or the last one before."""
+        rows = _between(source, begin, end)
+        before = source.array[: source.count_known(begin * PIECE_NS - 1)][-1:]
+        for column, name in ((2, "allocated_bytes"), (3, "reserved_bytes")):
+            found = highest(_places(source, rows, begin), rows[name], end - begin)
+            if len(before) and np.isnan(found[:1]).any():
+                found[0] = float(before[name][0])
+            last = np.maximum.accumulate(np.where(np.isnan(found), -1, np.arange(len(found))))
+            held = np.where(last >= 0, found[last], np.nan)
+            fresh[:, column] = np.where(np.isnan(fresh[:, column]), held, fresh[:, column] + np.nan_to_num(held))
+
+
+def _of(sources: Iterable[Source], rank: Rank) -> Source | None:
+    """The table of a rank's process."""
+    return next((source for source in sources if (source.host, source.pid) == (rank.host, rank.pid)), None)
+
+
+def _between(source: Source, begin: int, end: int) -> NDArray[Any]:
+    """The records from the begin of one piece to before that of another."""
+    return source.array[source.count_known(begin * PIECE_NS - 1) : source.count_known(end * PIECE_NS - 1)]
+
+
+def _places(source: Source, rows: NDArray[Any], begin: int) -> NDArray[np.int64]:
+    """Which piece, counted from ``begin``, each record lies in."""
+    return np.asarray((rows["time_ns"] + source.offset_ns) // PIECE_NS - begin, np.int64)

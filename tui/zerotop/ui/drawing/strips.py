@@ -1,0 +1,76 @@
+"""Strips: a value over the last while, a column of cells for each piece of time, the newest at the right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+from zerotop.analysis.view import GpuHistory, RankHistory
+from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.rows import Row, Span, merged
+from zerotop.ui.drawing.words import phase_style
+from zerotop.ui.format import about
+
+GROUND = "strip"  # the style of what is behind
+
+
+def strip(values: Sequence[float], styles: Sequence[str], top: float, width: int, height: int, glyphs: Glyphs) -> list[Row]:
+    """``height`` rows, the uppermost first, of the last ``width`` values on a scale from 0 to ``top``.
+
+    Values without a number leave their column empty. The uppermost row is never quite full, so that strips under one another
+    stay apart.
+    """
+    shown = min(width, len(values))
+    pairs = zip(values[len(values) - shown :], styles[len(styles) - shown :], strict=True)
+    heights = [(_eighths(value, top, height), style) for value, style in pairs]
+    lead: Span = (" " * (width - shown), _on_ground("text", glyphs))
+    return [
+        merged([lead, *(_cell(eighths - 8 * row, style, row == height - 1, glyphs) for eighths, style in heights)])
+        for row in reversed(range(height))
+    ]
+
+
+def _eighths(value: float, top: float, height: int) -> int:
+    """How high a value is drawn; something that is not nothing is seen."""
+    if math.isnan(value) or value <= 0 or top <= 0:
+        return 0
+    most = height * 8 - 1
+    return max(1, round(min(1.0, value / top) * most))
+
+
+def _cell(eighths: int, style: str, uppermost: bool, glyphs: Glyphs) -> Span:
+    if eighths <= 0:
+        return " ", _on_ground("text", glyphs)
+    if eighths >= 8 and not uppermost:
+        return glyphs.levels[8], _on_ground(style, glyphs)
+    return glyphs.levels[min(7, eighths)], _on_ground(style, glyphs)
+
+
+def _on_ground(style: str, glyphs: Glyphs) -> str:
+    return f"{style}/{GROUND}" if glyphs.smooth else style
+
+
+@lru_cache(maxsize=256)
+def cores_strip(history: RankHistory, top: float, width: int, height: int, glyphs: Glyphs) -> tuple[Row, ...]:
+    """A rank's cores in use, in the colours of the phases it was in."""
+    styles = [phase_style(phase) for phase in history.phase]
+    return tuple(strip(history.cores_used.tolist(), styles, top, width, height, glyphs))
+
+
+@lru_cache(maxsize=256)
+def utilization_strip(history: GpuHistory, width: int, height: int, glyphs: Glyphs) -> tuple[Row, ...]:
+    """A GPU's utilization."""
+    values = history.utilization_percent.tolist()
+    return tuple(strip(values, ["load"] * len(values), 100.0, width, height, glyphs))
+
+
+def empty_strip(width: int, height: int, glyphs: Glyphs) -> tuple[Row, ...]:
+    """Where nothing was recorded."""
+    return tuple(strip((), (), 1.0, width, height, glyphs))
+
+
+def strip_heading(piece_s: float, width: int) -> Row:
+    """What a strip is: ``last 24 s``, as far as it reaches."""
+    long, short = f"last {about(width * piece_s)}", about(width * piece_s)
+    return ((long if len(long) <= width else short, "heading"),)
