@@ -87,24 +87,39 @@ def test_sleepers_that_wake_are_read_at_once(child: Child) -> None:
     for _ in range(3):
         time.sleep(0.05)
         child.sample()
-    assert child.threads.busiest(8, 1e6) == []
+    assert child.threads.busiest(8, 0.001) == []
     child.work(30)
     wait_for(lambda: child.ran_ns() > 100e6)
     ran_ns = child.sample()
-    busiest = child.threads.busiest(8, 1e6)
+    busiest = child.threads.busiest(8, 0.001)
     assert sum(thread.ran_ns for thread in busiest) == pytest.approx(ran_ns, rel=0.2)
     assert len([thread for thread in busiest if thread.ran_ns > 0.2 * ran_ns]) == 2
+
+
+def test_a_thread_that_was_not_read_for_a_while_is_not_taken_for_several(child: Child) -> None:
+    """Its rate refers to the time since it was read itself, not to the time since the sample before."""
+    child.threads.busiest(8, 0.001)
+    child.work(30)
+    wait_for(lambda: child.ran_ns() > 500e6)
+    tick_ns = 10**8
+    use = child.threads.sample(time.monotonic_ns(), tick_ns, 0, everything=True)
+    busiest = child.threads.busiest(8, 0.001)
+    assert use.busy <= 2
+    assert len(busiest) >= 2
+    assert 0.05 < sum(thread.cores for thread in busiest) < 2.2
+    assert use.waited_ns is not None
+    assert use.waited_ns <= 4 * tick_ns
 
 
 def test_threads_that_are_born_and_end(child: Child) -> None:
     assert len(child.threads) == 51
     child.work(-1)
-    child.threads.list_again()
+    child.threads.list_again(time.monotonic_ns())
     assert len(child.threads) == 52
     child.process.kill()
     child.process.wait()
     child.threads.sample(time.monotonic_ns(), 10**8, 10**8, everything=True)
-    child.threads.list_again()
+    child.threads.list_again(time.monotonic_ns())
     assert len(child.threads) == 0
 
 
@@ -118,7 +133,7 @@ def test_descriptors_are_given_back_and_never_exceed_the_budget() -> None:
     child.work(30)
     wait_for(lambda: child.ran_ns() > 100e6)
     ran_ns = child.sample()
-    assert sum(thread.ran_ns for thread in child.threads.busiest(8, 1e6)) == pytest.approx(ran_ns, rel=0.2)
+    assert sum(thread.ran_ns for thread in child.threads.busiest(8, 0.001)) == pytest.approx(ran_ns, rel=0.2)
     child.close()
     assert opened() == before
 
@@ -131,6 +146,6 @@ def test_a_kernel_without_schedstat() -> None:
     now, ran_ns = time.monotonic_ns(), child.ran_ns()
     use = child.threads.sample(now, 10**8, ran_ns, everything=True)
     assert use.waited_ns is None
-    busiest = child.threads.busiest(8, 1e6)
+    busiest = child.threads.busiest(8, 0.001)
     child.close()
     assert sum(thread.ran_ns for thread in busiest) == pytest.approx(ran_ns, rel=0.2)

@@ -11,7 +11,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from zerotop_probe.outside import cgroup, gpus, job, proc, ranks, silence
+from agents import table
+from zerotop_probe.outside import cgroup, gpus, job, nvml, pcie, proc, ranks, silence
 from zerotop_probe.outside.lanes import Lane
 from zerotop_probe.outside.proc import Process
 from zerotop_probe.outside.ranks import Ranks
@@ -277,6 +278,41 @@ def test_a_stream_falls_back_to_a_file_where_there_is_no_memfd(monkeypatch: pyte
     stream.close()
 
 
+@pytest.mark.parametrize(
+    ("devices", "look_s", "pace"),
+    [
+        (1, 0.0, (1, 2)),
+        (1, 330e-6, (1, 2)),
+        (2, 330e-6, (2, 4)),
+        (8, 90e-6, (2, 4)),
+        (8, 330e-6, (5, 10)),
+        (64, 1e-3, (10, 10)),
+    ],
+)
+def test_counters_are_looked_at_as_often_as_we_can_afford(devices: int, look_s: float, pace: tuple[int, int]) -> None:
+    assert pcie.pace(devices, look_s) == pace
+    cores = devices * look_s * 20 / pace[0]  # of 20 half ticks a second
+    assert cores <= 0.011 or pace == (10, 10)
+
+
+@pytest.mark.parametrize(
+    ("pace", "begins", "goes_on"),
+    [(pcie.Pace(1, 2), 42e9, 85e9), (pcie.Pace(2, 4), 21e9, 42e9), (pcie.Pace(5, 10), 8.5e9, 17e9)],
+)
+def test_less_than_a_wrap_between_looks_is_counted_to_the_byte(pace: pcie.Pace, begins: float, goes_on: float) -> None:
+    """Bursts of two seconds, in bytes a second: what begins is seen at the pace of the idle, what goes on at the other."""
+    counter = pcie.Counter()
+    sent, first = 0, (1 << 32) - 77
+    counter.look(first, 0, 0, pace)
+    begun = counter.total
+    for half_tick in range(1, 400):
+        at = half_tick % 80
+        sent += 0 if at >= 40 else int(0.05 * (begins if at <= 10 else goes_on))
+        if counter.is_due(half_tick):
+            counter.look((first + sent) % (1 << 32), half_tick * 50_000_000, half_tick, pace)
+            assert counter.total - begun == sent
+
+
 class TestGpus:
     """NVML's answers that cannot be had on a machine at will: unsupported queries, a GPU that is lost."""
 
@@ -317,7 +353,7 @@ class TestGpus:
         return table
 
     def test_unsupported_queries_are_made_once(self, answers: dict[Any, Any]) -> None:
-        _, (device,) = gpus.look()
+        _, (device,) = nvml.look()
         rows = [device.row(1000 + tick, 2 * tick) for tick in range(3)]
         assert rows[0][:6] == (1000, 40, 100, -1, -1, 4)
         assert str(rows[0][6]) == str(rows[0][7]) == "nan"
@@ -325,46 +361,63 @@ class TestGpus:
         assert answers["calls", "nvmlDeviceGetUtilizationRates"] == 1
         assert answers["calls", "nvmlDeviceGetFieldValues"] == 1
         assert answers["calls", "nvmlDeviceGetTemperature"] == 1
-        assert device.process_rows(5) == [(5, -1, 7, 0)]
+        assert device.process_rows(5, again=True) == [(5, -1, 7, 0)]
 
     def test_byte_counters_of_32_bits_do_not_wrap_for_us(self, answers: dict[Any, Any]) -> None:
-        _, (device,) = gpus.look()
+        _, (device,) = nvml.look()
         kept = []
-        for raw in ((1 << 32) - 10, 5, 1000):
+        for tick, raw in enumerate(((1 << 32) - 10, 5, 1000)):
             value = SimpleNamespace(fieldId=197, nvmlReturn=0, valueType=1, value=SimpleNamespace(uiVal=raw))
             answers["nvmlDeviceGetFieldValues"] = [value]
-            kept.append(device.row(0, 1)[3])
+            kept.append(device.row(0, 2 * tick)[3])
         assert kept == [(1 << 32) - 10, (1 << 32) + 5, (1 << 32) + 1000]
-        assert device.row(0, 1)[4] == -1
+        assert device.row(0, 8)[4] == -1
 
-    def test_a_counter_is_read_twice_a_tick_only_while_bytes_flow(self, answers: dict[Any, Any]) -> None:
-        _, (device,) = gpus.look()
+    def test_counters_are_looked_at_between_rows_only_while_bytes_flow(self, answers: dict[Any, Any]) -> None:
+        _, (device,) = nvml.look()
         value = SimpleNamespace(fieldId=198, nvmlReturn=0, valueType=1, value=SimpleNamespace(uiVal=0))
-        answers["nvmlDeviceGetFieldValues"] = [value]
-
-        def reads_between(flown: int) -> bool:
+        unsupported = SimpleNamespace(fieldId=197, nvmlReturn=pynvml.NVML_ERROR_NOT_SUPPORTED)
+        answers["nvmlDeviceGetFieldValues"] = [value, unsupported]
+        device.row(0, 0)
+        due = []
+        for tick, flown in enumerate((0, 10, 3 << 30, 0), 1):
             value.value.uiVal = (value.value.uiVal + flown) % (1 << 32)
-            device.row(0, 1)
-            before = answers["calls", "nvmlDeviceGetFieldValues"]
-            device.count_between()
-            return bool(answers["calls", "nvmlDeviceGetFieldValues"] > before)
+            device.row(0, 2 * tick)
+            due.append(device.is_due(2 * tick + 1))
+        assert due == [False, False, True, False]
 
-        assert [reads_between(flown) for flown in (0, 10, 3 << 30, 0)] == [False, False, True, False]
+    def test_processes_are_asked_for_when_memory_has_changed(self, answers: dict[Any, Any], tmp_path: Path) -> None:
+        answers["nvmlDeviceGetCount"] = 2
+        identity = Identity.of_this_process("node")
+        sampler = gpus.GpuSampler(str(tmp_path), identity, on_seen=lambda seen: None, on_lost=lambda text: None)
+        sampler.prepare()
+        asked = []
+        for tick in range(0, 60, 2):
+            if tick in (30, 32, 36):
+                answers["nvmlDeviceGetMemoryInfo"] = SimpleNamespace(total=100, used=40 + tick)
+            before = answers.get(("calls", "nvmlDeviceGetComputeRunningProcesses"), 0)
+            sampler.sample(tick, tick)
+            if answers["calls", "nvmlDeviceGetComputeRunningProcesses"] > before:
+                asked.append(tick)
+        sampler.close()
+        assert asked == [0, 20, 30, 34, 38, 58]
+        rows = table(next(tmp_path.glob("gpu_processes-*.rec")))
+        assert rows[["time_ns", "gpu"]].tolist() == [(tick, gpu) for tick in asked for gpu in (0, 1)]
 
     def test_a_passing_failure_is_asked_again(self, answers: dict[Any, Any]) -> None:
-        _, (device,) = gpus.look()
+        _, (device,) = nvml.look()
         answers["nvmlDeviceGetPowerUsage"] = pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
         assert str(device.row(0, 1)[8]) == "nan"
         answers["nvmlDeviceGetPowerUsage"] = 100_000
         assert device.row(0, 2)[8] == 100.0
 
     def test_a_lost_gpu_is_said_once(self, answers: dict[Any, Any], tmp_path: Path) -> None:
-        seen: list[gpus.Seen] = []
+        seen: list[nvml.Seen] = []
         lost: list[str] = []
         identity = Identity.of_this_process("node")
         sampler = gpus.GpuSampler(str(tmp_path), identity, on_seen=seen.append, on_lost=lost.append)
         sampler.prepare()
-        assert seen == [gpus.Seen("580.1", (gpus.Gpu(0, "GPU-1", "H200", 100),), None)]
+        assert seen == [nvml.Seen("580.1", (nvml.Gpu(0, "GPU-1", "H200", 100),), None)]
         sampler.sample(1, 0)
         answers["nvmlDeviceGetMemoryInfo"] = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
         for tick in (2, 4, 6):
@@ -375,12 +428,12 @@ class TestGpus:
 
     def test_mig_is_said(self, answers: dict[Any, Any]) -> None:
         answers["nvmlDeviceGetMigMode"] = [1, 1]
-        seen, _ = gpus.look()
+        seen, _ = nvml.look()
         assert seen.notice == "MIG is on for GPU 0: memory is the whole GPU's, utilization is not known."
 
     def test_a_gpu_that_is_not_ours_leaves_the_others(self, answers: dict[Any, Any]) -> None:
         answers["nvmlDeviceGetHandleByIndex"] = pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
-        seen, devices = gpus.look()
+        seen, devices = nvml.look()
         assert (seen.driver, seen.gpus, devices) == ("580.1", (), [])
         assert str(seen.notice).startswith("GPU 0 cannot be watched: ")
 
@@ -396,6 +449,6 @@ class TestGpus:
     )
     def test_no_driver(self, answers: dict[Any, Any], error: int, begins: str) -> None:
         answers["nvmlInit"] = pynvml.NVMLError(error)
-        seen, devices = gpus.look()
+        seen, devices = nvml.look()
         assert str(seen.notice).startswith(begins)
         assert (seen.driver, seen.gpus, devices) == (None, (), [])

@@ -8,9 +8,10 @@ import threading
 import time
 
 from zerotop_probe.outside.cgroup import ControlGroup, system_oom_kills, usable_cores
-from zerotop_probe.outside.gpus import GpuSampler, Seen
+from zerotop_probe.outside.gpus import GpuSampler
 from zerotop_probe.outside.hosts import HostSampler, meminfo, processor_name
 from zerotop_probe.outside.lanes import Lane
+from zerotop_probe.outside.nvml import Seen
 from zerotop_probe.outside.proc import Process
 from zerotop_probe.outside.processes import ProcessSampler
 from zerotop_probe.outside.ranks import Ranks
@@ -81,7 +82,7 @@ class Node:
 
     def half_tick(self, time_ns: int, number: int) -> None:
         """Asks all samplers for a sample of now, those of processes and the host at every second call."""
-        if self._has_gpus:
+        if self._has_gpus and self._gpus.wants(number):
             self._gpu_lane.tick(time_ns, number)
         if number % 2 == 0:
             self._host_lane.tick(time_ns, number // 2)

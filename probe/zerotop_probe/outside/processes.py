@@ -15,9 +15,10 @@ from zerotop_probe.outside.threads import TICK_NS, Budget, Threads, has_schedsta
 from zerotop_probe.recording.tables import PROCESSES, THREADS, UNKNOWN
 from zerotop_probe.recording.writer import Identity, RecordWriter
 
-# Thread rows are written every so many ticks; then all threads are read, not only the running ones.
+# Thread rows are written every so many ticks. More rarely all threads are listed and read, not only the running ones: that
+# is most of the cost, and meanwhile the process's clock tells when another one must have run.
 _TICKS_PER_THREAD_ROWS = 5
-_TICKS_PER_LISTING = 10
+_TICKS_PER_SCAN = 20
 _BUSIEST = 8
 _LEAST_SHARE = 0.005  # of a core; a thread below is not worth a row
 # Kept free of thread files: recordings, NVML, libraries.
@@ -55,7 +56,7 @@ class Sampled:
         # linux/posix-timers_types.h.
         self._clock = (~pid << 3) | 2
         self._has_clock = True
-        self._time_ns = self._row_ns = time.monotonic_ns()
+        self._time_ns = time.monotonic_ns()
         self._cpu_ns = self._read_cpu()
         self.threads = Threads(pid, budget, schedstat=schedstat, now_ns=self._time_ns)
 
@@ -75,13 +76,13 @@ class Sampled:
             return None
         memory = [_kibibytes(status, name) for name in _MEMORY]
         count = _number(status, b"\nThreads:")
-        if tick % _TICKS_PER_LISTING == 0 or count != len(self.threads):
-            self.threads.list_again()
         now_ns = time.monotonic_ns()
+        if tick % _TICKS_PER_SCAN == 0 or count != len(self.threads):
+            self.threads.list_again(now_ns)
         elapsed_ns = max(now_ns - self._time_ns, 1)
         cpu_ns = self._read_cpu()
         ran_ns = max(cpu_ns - self._cpu_ns, 0)
-        everything = tick % _TICKS_PER_THREAD_ROWS == 0 or not self._has_clock
+        everything = tick % _TICKS_PER_SCAN == 0 or not self._has_clock
         use = self.threads.sample(now_ns, elapsed_ns, ran_ns, everything=everything)
         self._time_ns, self._cpu_ns = now_ns, cpu_ns
         waiting = math.nan if use.waited_ns is None else use.waited_ns / elapsed_ns
@@ -98,16 +99,13 @@ class Sampled:
 
     def thread_rows(self, time_ns: int) -> list[tuple[object, ...]]:
         """Rows of THREADS for the busiest since the last call."""
-        elapsed_ns = max(self._time_ns - self._row_ns, 1)
-        self._row_ns = self._time_ns
         pid = self.member.process.pid
         rows: list[tuple[object, ...]] = []
-        for thread in self.threads.busiest(_BUSIEST, _LEAST_SHARE * elapsed_ns):
+        for thread in self.threads.busiest(_BUSIEST, _LEAST_SHARE):
             # Read each time: a thread's name changes after its birth, the core it runs on all the time.
             facts = proc.parse_stat(proc.read(f"/proc/{pid}/task/{thread.tid}/stat", 1024))
             name, processor = (facts.name, facts.processor) if facts is not None else (b"", UNKNOWN)
-            cores = thread.ran_ns / elapsed_ns
-            rows.append((time_ns, thread.cpu_ns, thread.wait_ns, cores, pid, thread.tid, processor, name))
+            rows.append((time_ns, thread.cpu_ns, thread.wait_ns, thread.cores, pid, thread.tid, processor, name))
         return rows
 
     def close(self) -> None:
