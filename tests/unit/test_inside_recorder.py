@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rank_recordings import Rank
+from rank_recordings import Rank, table
 from zerotop_probe.inside.allocator import Allocator, Read
+from zerotop_probe.inside.device import Device
+from zerotop_probe.inside.device_clock import DeviceClock
 from zerotop_probe.inside.evaluation import Guess
 from zerotop_probe.inside.part import Meter, now
 from zerotop_probe.inside.recorder import Recorder
@@ -174,12 +176,86 @@ STATS: dict[str, Any] = {
 }
 
 
+class Cuda:
+    """As much of torch.cuda as a clock needs: a GPU that is always five milliseconds behind the host."""
+
+    class Event:
+        """Its time in milliseconds, once recorded."""
+
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+            self.ms = 0.0
+
+        def record(self) -> None:
+            Cuda.ms += 5.0
+            self.ms = Cuda.ms
+
+        def query(self) -> bool:
+            return self.ms <= Cuda.done_ms
+
+        def elapsed_time(self, end: Cuda.Event) -> float:
+            return end.ms - self.ms
+
+    ms = 0.0
+    done_ms = 0.0
+    device = 3
+    capturing = False
+
+    def current_device(self) -> int:
+        return self.device
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing
+
+
+class TestDeviceClock:
+    """Spans timed by the device, once it has come past them."""
+
+    def spans(self, recorder: Recorder, step: int = 0) -> list[int]:
+        begun = []
+        for phase in ("forward", "backward", "step"):
+            begun.append(now())
+            recorder.end(recorder.begin(begun[-1], phase, (0, step, 0)), now())
+        recorder.step_ended(recorder.begin(now(), "other", (0, step, 0)), now())
+        return begun
+
+    def times(self, tmp_path: Path) -> Any:
+        (path,) = tmp_path.glob("device_times-*.rec")
+        return table(path)
+
+    def test_nothing_is_waited_for(self, tmp_path: Path, recorder: Recorder) -> None:
+        TestAllocator().allocator(tmp_path, recorder, lambda: STATS)
+        Cuda.done_ms = Cuda.ms
+        begun = self.spans(recorder)
+        assert not len(self.times(tmp_path))
+        Cuda.done_ms = Cuda.ms - 6
+        self.spans(recorder, step=1)
+        rows = self.times(tmp_path)
+        assert rows["begin_ns"].tolist() == begun[:2]
+        assert rows["device_ns"].tolist() == [5_000_000] * 2
+        assert rows["time_ns"].tolist() > rows["begin_ns"].tolist()
+
+    @pytest.mark.parametrize("change", [{"device": 2}, {"capturing": True}])
+    def test_what_tells_nothing_is_not_asked(
+        self, tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+    ) -> None:
+        for name, value in change.items():
+            monkeypatch.setattr(Cuda, name, value)
+        TestAllocator().allocator(tmp_path, recorder, lambda: STATS)
+        Cuda.done_ms = float("inf")
+        self.spans(recorder)
+        self.spans(recorder, step=1)
+        assert not len(self.times(tmp_path))
+
+
 class TestAllocator:
     """Its counters at the edges of phases, from one reading each."""
 
     def allocator(self, tmp_path: Path, recorder: Recorder, read: Read) -> Meter:
         meter = Meter()
-        recorder.allocator = Allocator(str(tmp_path), ME, 3, (read, read), meter, windows=True)
+        allocator = Allocator(str(tmp_path), ME, 3, (read, read), meter, windows=True)
+        clock = DeviceClock(str(tmp_path), ME, 3, Cuda(), meter)
+        recorder.device = Device(allocator, clock)
         return meter
 
     def test_edges_of_outermost_phases_and_of_a_steps_parts(self, tmp_path: Path, recorder: Recorder) -> None:
@@ -268,22 +344,20 @@ class TestAllocator:
 
     def test_the_ticker_samples_in_between_and_stops(self, tmp_path: Path, recorder: Recorder) -> None:
         self.allocator(tmp_path, recorder, lambda: STATS)
-        assert recorder.allocator is not None
+        assert recorder.device is not None
         recorder.begin(now(), "forward", HERE)
-        recorder.allocator.start_ticker(recorder.stack)
+        recorder.device.allocator.start_ticker(recorder.stack)
         for _ in range(100):
             if len(recorder_table(tmp_path)) >= 3:
                 break
-            recorder.allocator._stop.wait(0.05)
-        recorder.allocator.stop_ticker()
+            recorder.device.allocator._stop.wait(0.05)
+        recorder.device.allocator.stop_ticker()
         rows = recorder_table(tmp_path)
         assert rows["edge"].tolist()[:3] == [BEGIN, 0, 0]
         assert set(rows["phase"].tolist()) == {PHASES.index("forward")}
 
 
 def recorder_table(tmp_path: Path) -> Any:
-    from rank_recordings import table
-
     (path,) = tmp_path.glob("allocator-*.rec")
     assert json.loads(path.read_bytes().split(b"\n", 1)[0])["table"] == "allocator"
     return table(path)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from zerotop_probe.inside.part import Meter, Part, now
-from zerotop_probe.recording.tables import ALLOCATOR, BEGIN, END, PHASE_CODE, TICK, UNKNOWN
+from zerotop_probe.recording.tables import ALLOCATOR, BEGIN, END, TICK, UNKNOWN
 from zerotop_probe.recording.writer import Identity, RecordWriter
 
 if TYPE_CHECKING:
@@ -22,16 +22,6 @@ _TICK_SECONDS = 0.1
 # nothing is read when the job had control for less than this since the last reading, and the window goes on: what it
 # does in the millisecond before a phase counts to that phase.
 _FRESH_NS = {BEGIN: 1_000_000, END: 30_000}
-
-# Steps this short are looked into one time in so many, else only at their end: 20 us each at their phases' ends would be
-# felt in them.
-_SHORT_STEP_NS = 20_000_000
-_ONE_IN = 4
-_STEP = PHASE_CODE["step"]
-_INNER = frozenset(
-    PHASE_CODE[name]
-    for name in ("forward", "backward", "grads_to_cpu", "cpu_optimizer", "params_to_gpu", "optimizer", "allgather")
-)
 
 # The allocator's counters, nested as PyTorch's C function gives them.
 Read = Callable[[], "dict[str, Any]"]
@@ -50,8 +40,6 @@ class Allocator:
         self._read_at_boundary, self._read_between = reads
         self._device = device
         self._left_ns = -max(_FRESH_NS.values())
-        self._step_ns = -_SHORT_STEP_NS
-        self._closely = True
         peaks = "window" if windows else "process"
         self._writer = RecordWriter(session, ALLOCATOR, identity, peaks=peaks)
         self._part = Part("allocator", meter)
@@ -67,18 +55,11 @@ class Allocator:
         """Records the counters at an edge of ``span``; ``time_ns`` is that edge's time."""
         if not self._part.on or time_ns - self._left_ns < _FRESH_NS[edge]:
             return
-        if not self._closely and (span.phase in _INNER or (span.phase == _STEP and edge == BEGIN)):
-            return
         try:
             self._record(time_ns, self._read_at_boundary(), span.step, span.micro_step, span.phase, edge)
         except Exception as error:
             self._part.fail(error)
         self._left_ns = now()
-
-    def step_ended(self, step: int, time_ns: int) -> None:
-        """Decides how closely the next step is looked at."""
-        self._closely = step % _ONE_IN == _ONE_IN - 1 or time_ns - self._step_ns >= _SHORT_STEP_NS
-        self._step_ns = time_ns
 
     def _record(self, time_ns: int, stats: dict[str, Any], step: int, micro_step: int, phase: int, edge: int) -> None:
         self._writer.write(time_ns, *counters(stats), step, micro_step, phase, edge, self._device, 0)

@@ -8,7 +8,6 @@ forward.
 from __future__ import annotations
 
 from zerotop_probe.inside.recorder import Recorder, Span
-from zerotop_probe.recording.tables import END
 
 
 class Guess:
@@ -34,8 +33,8 @@ class Guess:
     def forward_ended(self, time_ns: int) -> None:
         """That forward has ended, and perhaps the evaluation with it: its last chance to have its peak seen."""
         self._last_ns = time_ns
-        if self._span is not None:
-            self._recorder.look(self._span, time_ns, END)
+        if self._span is not None and self._recorder.device is not None:
+            self._recorder.device.look(time_ns, self._span)
 
     def hold(self, span: Span, end_ns: int) -> None:
         """Keeps a finished fetch of data until it is known whom it was for."""

@@ -20,7 +20,7 @@ def record_engine(probe: Probe, known: Engine, engine: Any) -> None:
     known.offloads_optimizer = facts["offload_optimizer"] not in (None, "none")
     known.offloads_parameters = facts["offload_parameters"] not in (None, "none")
     known.trains = bool(facts["optimizer"])
-    probe.watch_allocator(attribute_device(getattr(engine, "device", None)))
+    probe.watch_device(attribute_device(getattr(engine, "device", None)))
     if probe.recorder is None:
         return
     probe.recorder.event(now(), events.ENGINE, engine=known.index, **facts)

@@ -11,6 +11,8 @@ from typing import Any
 
 from zerotop_probe.inside import identity
 from zerotop_probe.inside.allocator import Allocator
+from zerotop_probe.inside.device import Device
+from zerotop_probe.inside.device_clock import DeviceClock
 from zerotop_probe.inside.engines import Engines
 from zerotop_probe.inside.evaluation import Guess
 from zerotop_probe.inside.oom import BlackBox
@@ -63,18 +65,20 @@ class Probe:
         """Whether the caller runs in the thread whose phases are recorded."""
         return threading.get_ident() == self.thread
 
-    def watch_allocator(self, device: int | None) -> None:
-        """Begins to record the CUDA allocator of that ordinal, if there is one and CUDA is in use."""
-        if self.recorder is None or self.recorder.allocator is not None or device is None:
+    def watch_device(self, device: int | None) -> None:
+        """Begins to ask the GPU of that ordinal, if there is one and CUDA is in use."""
+        if self.recorder is None or self.recorder.device is not None or device is None:
             return
         assert self._identity is not None
         windows = os.environ.get(directory.PHASE_PEAKS) != "0"
-        self.peaks = peaks = Peaks(sys.modules["torch"]._C, device)
+        torch = sys.modules["torch"]
+        self.peaks = peaks = Peaks(torch._C, device)
         reads = (peaks.read_and_reset if windows else peaks.read, peaks.read)
         allocator = Allocator(self._session, self._identity, device, reads, self.meter, windows=windows)
         if windows:
             peaks.install()
-        self.recorder.allocator = allocator
+        clock = DeviceClock(self._session, self._identity, device, torch.cuda, self.meter)
+        self.recorder.device = Device(allocator, clock)
         Part("out of memory", self.meter).run(BlackBox(self.recorder, peaks, self.meter).listen)
         allocator.start_ticker(self.recorder.stack)
 
@@ -94,8 +98,8 @@ class Probe:
             Part("exit", self.meter).run(self._say_goodbye, self.recorder)
 
     def _say_goodbye(self, recorder: Recorder) -> None:
-        if recorder.allocator is not None:
-            recorder.allocator.stop_ticker()
+        if recorder.device is not None:
+            recorder.device.allocator.stop_ticker()
         if self.guess is not None:
             self.guess.close()
         recorder.cost(now(), at_once=True)

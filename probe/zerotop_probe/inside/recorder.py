@@ -1,19 +1,15 @@
-"""Writes what one rank does: phases as they begin and end, the allocator at their edges, rare facts."""
+"""Writes what one rank does: phases as they begin and end, rare facts. Asks the device at the edges of phases."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from zerotop_probe.inside.allocator import Allocator
+from zerotop_probe.inside.device import Device
 from zerotop_probe.inside.part import Meter
 from zerotop_probe.recording import tables
-from zerotop_probe.recording.tables import BEGIN, END, FAILED, PHASE_CODE, UNKNOWN
+from zerotop_probe.recording.tables import FAILED, PHASE_CODE, UNKNOWN
 from zerotop_probe.recording.writer import EventWriter, Identity, RecordWriter
 
-# One reading of the allocator costs more than all the rest, so it is read at the edges of these only where they are
-# outermost, and at those of an optimizer step's parts.
-_UNMEASURED = frozenset(PHASE_CODE[name] for name in ("data", "other"))
-_STEP = PHASE_CODE["step"]
 _COST_EVERY_NS = 200_000_000
 
 
@@ -21,12 +17,13 @@ class Span:
     """A phase in progress. ``loose``: no function's return ends it, so an exception can leave it behind."""
 
     __slots__ = (
+        "asked",
         "begin_ns",
         "depth",
         "engine",
         "flags",
         "loose",
-        "measured",
+        "mark",
         "micro_step",
         "phase",
         "real",
@@ -45,7 +42,8 @@ class Span:
         self.depth = depth
         self.engine, self.step, self.micro_step = place
         self.loose = loose
-        self.measured = False  # the allocator was looked at when it began
+        self.asked = False  # the device is asked at its end
+        self.mark: Any = None  # where the device came to it
         self.real = True
         self.flags = 0
         self.rows = self.sequence = self.tokens = UNKNOWN
@@ -56,7 +54,7 @@ class Recorder:
 
     def __init__(self, session: str, identity: Identity, meter: Meter) -> None:
         self.stack: list[Span] = []
-        self.allocator: Allocator | None = None
+        self.device: Device | None = None
         self.open = True
         # The last forward whose micro-batch was looked at.
         self.last_forward: Span | None = None
@@ -72,13 +70,11 @@ class Recorder:
     ) -> Span:
         """Records that a phase has begun inside those in progress.
 
-        ``brief``: it is over so soon that nobody need know before, and the allocator is left in peace.
+        ``brief``: it is over so soon that nobody need know before, and the device is not asked.
         """
         span = Span(time_ns, PHASE_CODE[phase], len(self.stack), place, loose)
         if not brief:
-            self._announce(span)
-            if self.stack[-1].phase == _STEP if self.stack else span.phase not in _UNMEASURED:
-                self._measure(span, time_ns)
+            self._announce(span, time_ns)
         self.stack.append(span)
         return span
 
@@ -93,30 +89,21 @@ class Recorder:
         """Records an expected phase's beginning."""
         if not span.real:
             span.real = True
-            self._announce(span)
-            self._measure(span, time_ns)
+            self._announce(span, time_ns)
 
-    def _announce(self, span: Span) -> None:
+    def _announce(self, span: Span, time_ns: int) -> None:
         self._begins.write(span.begin_ns, span.step, span.micro_step, span.phase, span.depth, span.engine, 0)
         self._meter.boundaries += 1
-
-    def _measure(self, span: Span, time_ns: int) -> None:
-        """Looks at the allocator now, and at the end of ``span``."""
-        span.measured = True
-        self.look(span, time_ns, BEGIN)
-
-    def look(self, span: Span, time_ns: int, edge: int) -> None:
-        """Records the allocator's counters, if there is one."""
-        if self.allocator is not None:
-            self.allocator.sample(time_ns, span, edge)
+        if self.device is not None:
+            self.device.begins(time_ns, span, self.stack[span.depth - 1] if span.depth else None)
 
     def end(self, span: Span, time_ns: int, flags: int = 0) -> None:
         """Records that a phase has ended, and with it whatever an exception left open inside it."""
         if span in self.stack:
             while self.stack[-1] is not span:
                 self.end(self.stack[-1], time_ns, flags)
-            if span.measured:
-                self.look(span, time_ns, END)
+            if self.device is not None:
+                self.device.ends(time_ns, span)
             self.stack.pop()
         span.flags |= flags
         if span.real or flags & FAILED:
@@ -160,8 +147,8 @@ class Recorder:
 
     def step_ended(self, span: Span, time_ns: int) -> None:
         """After an optimizer step's own span."""
-        if self.allocator is not None:
-            self.allocator.step_ended(span.step, time_ns)
+        if self.device is not None:
+            self.device.step_ended(span.step, time_ns)
         self.cost(time_ns)
 
     def cost(self, time_ns: int, *, at_once: bool = False) -> None:
@@ -176,13 +163,13 @@ class Recorder:
     def lost(self) -> int:
         """Records that could not be written so far, in all files."""
         lost = sum(writer.lost for writer in (self.events, self._spans, self._begins, self._probe))
-        return lost + (self.allocator.lost if self.allocator else 0)
+        return lost + (self.device.lost if self.device else 0)
 
     def close(self) -> None:
         """Closes every file; what comes later counts as lost."""
         self.open = False
-        if self.allocator:
-            self.allocator.close()
+        if self.device:
+            self.device.close()
         for writer in (self.events, self._spans, self._begins, self._probe):
             writer.close()
 

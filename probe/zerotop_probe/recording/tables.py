@@ -144,6 +144,22 @@ ALLOCATOR = Table(
     ),
 )
 
+# Steps that take less than 20 ms have them one time in four.
+DEVICE_TIMES = Table(
+    "device_times",
+    "time_ns",
+    (
+        Field("time_ns", "q", "when it was learnt, some time after the phase"),
+        Field("begin_ns", "q", "which span of this file's writer: its begin_ns"),
+        Field("device_ns", "q", "from where the GPU came to the phase to where it was done with it, on the current stream"),
+        *_PLACE,
+        Field("phase", "H", "index into PHASES"),
+        Field("depth", "B", "as in spans"),
+        Field("engine", "B", "as in spans"),
+        Field("pad", "I", "0"),
+    ),
+)
+
 GPUS = Table(
     "gpus",
     "time_ns",
@@ -256,6 +272,7 @@ TABLES = {
         SPANS,
         BEGINS,
         ALLOCATOR,
+        DEVICE_TIMES,
         GPUS,
         GPU_PROCESSES,
         PROCESSES,

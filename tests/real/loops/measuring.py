@@ -24,6 +24,7 @@ def parse():
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--resets", action="store_true", help="reset the peaks before each phase, read them after it")
     parser.add_argument("--history", action="store_true", help="record every allocation")
+    parser.add_argument("--too-much", type=int, default=0, help="bytes to ask for in the last forward")
     return parser.parse_args()
 
 
@@ -90,6 +91,21 @@ def peaks_of(history):
     return found
 
 
+def run_out(engine, batch, size):
+    """Asks for more than there is in the middle of a forward, and goes on."""
+
+    def ask(module, inputs):
+        torch.empty(size, dtype=torch.uint8, device="cuda")
+
+    hook = engine.module[1].register_forward_pre_hook(ask)
+    try:
+        engine(batch)
+    except torch.OutOfMemoryError as error:
+        print(error, flush=True)
+    finally:
+        hook.remove()
+
+
 def main():
     options = parse()
     torch.cuda.set_device(0)
@@ -97,7 +113,9 @@ def main():
         torch.cuda.memory._record_memory_history("all", context=None, stacks="python", max_entries=1000000)
     engine, measured = make_engine(options), Measured(options)
     batch = torch.randn(4, 64, 256, device="cuda", dtype=torch.bfloat16)
-    for _ in range(options.steps):
+    for step in range(options.steps):
+        if options.too_much and step == options.steps - 1:
+            run_out(engine, batch, options.too_much)
         loss = measured.phase("forward", lambda: engine(batch)).float().square().mean()
         measured.phase("backward", lambda loss=loss: engine.backward(loss))
         measured.phase("step", engine.step)

@@ -1,4 +1,4 @@
-"""The peak of every phase, to the byte, beside torch's own peaks and torch's own history; and nobody else sees a reset."""
+"""What the probe says of a GPU, to the byte, beside torch's own peaks and torch's own history; and nobody else sees it."""
 
 from __future__ import annotations
 
@@ -62,3 +62,44 @@ def test_against_the_history_of_every_allocation(tmp_path_factory: pytest.TempPa
     peaks = [re.findall(r"Max_(?:MA|CA) [\d.]+ GB", counted.output) for counted in (watched, alone)]
     assert peaks[0] == peaks[1]
     assert peaks[0]
+
+
+def test_whose_bytes_the_allocated_ones_are(tmp_path_factory: pytest.TempPathFactory) -> None:
+    rank, _ = trained(tmp_path_factory, "--steps", "2").rank(0)
+    (engine,) = rank.event("engine")
+    found = {event["when"]: event for event in rank.event("tensors")}
+    assert list(found) == ["init", "before_update", "after_update"]
+    for event in found.values():
+        assert sum(event["device"].values()) + event["unclaimed_bytes"] == event["allocated_bytes"]
+    held = found["after_update"]["device"]
+    assert held["master_weights"] == pytest.approx(4 * engine["parameters"], rel=0.02)
+    assert held["optimizer_state"] == pytest.approx(8 * engine["parameters"], rel=0.02)
+    assert found["before_update"]["device"]["gradients"] >= 2 * engine["parameters"]
+
+
+def test_the_black_box_of_an_out_of_memory_error(tmp_path_factory: pytest.TempPathFactory) -> None:
+    total = torch.cuda.get_device_properties(0).total_memory
+    counted = trained(tmp_path_factory, "--steps", "3", "--too-much", str(2 * total))
+    rank, _ = counted.rank(0)
+    (told,) = rank.event("out_of_memory")
+    assert 0 <= told["requested_bytes"] - 2 * total < 2 << 20  # the allocator asks the driver for whole 2 MiB
+    assert (told["limit_bytes"], told["device"]) == (total, 0)
+    assert (told["phase"], told["step"], told["micro_step"], told["rows"], told["ooms"]) == ("forward", 2, 0, 4, 1)
+    assert 0 < told["allocated_bytes"] <= told["reserved_bytes"] < total - told["free_bytes"]
+    assert 0 < told["largest_free_block_bytes"] <= told["reserved_bytes"] - told["allocated_bytes"]
+    assert "out of memory. Tried to allocate" in counted.output
+
+
+def test_the_gpus_own_times(tmp_path_factory: pytest.TempPathFactory) -> None:
+    counted = trained(tmp_path_factory, "--steps", "6")
+    rank, _ = counted.rank(0)
+    (path,) = counted.session.glob("device_times-*.rec")
+    times = {int(row["begin_ns"]): int(row["device_ns"]) for row in table(path)}
+    for name in PHASES:
+        spans = rank.phase(name)[1:-1]  # the last step's are learnt too late, the first are no measure
+        assert len(spans) == 4
+        for span in spans:
+            # Each ends with a synchronization in the loop, so that host and device agree but for that wait.
+            device_ns = times[int(span["begin_ns"])]
+            assert device_ns > 0
+            assert device_ns > (span["end_ns"] - span["begin_ns"]) / 2 - 200_000

@@ -1,0 +1,71 @@
+"""What a rank's GPU says at the edges of phases: its allocator, and its own clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerotop_probe.inside.allocator import Allocator
+from zerotop_probe.inside.device_clock import DeviceClock
+from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE
+
+if TYPE_CHECKING:
+    from zerotop_probe.inside.recorder import Span
+
+# Asking costs more than all the rest of a boundary. So it is done at the edges of outermost phases only, of all but
+# these, and at those of an optimizer step's parts.
+_NOT_ASKED = frozenset(PHASE_CODE[name] for name in ("data", "other"))
+_STEP = PHASE_CODE["step"]
+
+# Steps this short are looked into one time in so many, else only at their end: 20 us at each of their phases' edges would
+# be felt in them.
+_SHORT_STEP_NS = 20_000_000
+_ONE_IN = 4
+_INNER = frozenset(
+    PHASE_CODE[name]
+    for name in ("forward", "backward", "grads_to_cpu", "cpu_optimizer", "params_to_gpu", "optimizer", "allgather")
+)
+
+
+class Device:
+    """One GPU as this rank sees it."""
+
+    def __init__(self, allocator: Allocator, clock: DeviceClock) -> None:
+        self.allocator = allocator
+        self._clock = clock
+        self._step_ns = -_SHORT_STEP_NS
+        self._closely = True
+
+    @property
+    def lost(self) -> int:
+        """Records that could not be written so far."""
+        return self.allocator.lost + self._clock.lost
+
+    def begins(self, time_ns: int, span: Span, outer: Span | None) -> None:
+        """``span`` begins within ``outer``."""
+        if not (outer.phase == _STEP if outer is not None else span.phase not in _NOT_ASKED):
+            return
+        span.asked = self._closely or (span.phase not in _INNER)
+        if self._closely or (span.phase not in _INNER and span.phase != _STEP):
+            self.allocator.sample(time_ns, span, BEGIN)
+            self._clock.begins(span)
+
+    def ends(self, time_ns: int, span: Span) -> None:
+        """``span`` ends."""
+        if span.asked:
+            self._clock.ends(span)
+            self.allocator.sample(time_ns, span, END)
+
+    def look(self, time_ns: int, span: Span) -> None:
+        """Within ``span``: what its windows are from now on begins anew."""
+        self.allocator.sample(time_ns, span, END)
+
+    def step_ended(self, step: int, time_ns: int) -> None:
+        """After an optimizer step: decides how closely the next one is looked at."""
+        self._closely = step % _ONE_IN == _ONE_IN - 1 or time_ns - self._step_ns >= _SHORT_STEP_NS
+        self._step_ns = time_ns
+        self._clock.collect()
+
+    def close(self) -> None:
+        """Closes the files."""
+        self.allocator.close()
+        self._clock.close()
