@@ -160,6 +160,8 @@ DEVICE_TIMES = Table(
     ),
 )
 
+# PCIe bytes never fall: they are made of counters of 32 bits, looked at every 50 to 500 ms. More than 4 GiB between two looks
+# is counted short by whole multiples of 4 GiB.
 GPUS = Table(
     "gpus",
     "time_ns",
@@ -167,8 +169,8 @@ GPUS = Table(
         Field("time_ns", "q", "the sampler's tick; all GPUs of a node share it"),
         Field("used_bytes", "q", "NVML: device memory in use by anyone"),
         Field("total_bytes", "q", "NVML: device memory"),
-        Field("pcie_tx_bytes", "q", "bytes sent to the host so far, a counter that may wrap; -1 unsupported"),
-        Field("pcie_rx_bytes", "q", "bytes received from the host so far; -1 unsupported"),
+        Field("pcie_tx_bytes", "q", "bytes sent to the host so far, at least: see above; -1 unsupported"),
+        Field("pcie_rx_bytes", "q", "bytes received from the host so far, likewise"),
         Field("throttle_reasons", "q", "NVML clocks-event-reasons bit mask; -1 unsupported"),
         Field("utilization_percent", "f", "share of the last 200 ms in which a kernel ran"),
         Field("memory_utilization_percent", "f", "share of the last 200 ms in which device memory was accessed"),
@@ -183,7 +185,7 @@ GPU_PROCESSES = Table(
     "gpu_processes",
     "time_ns",
     (
-        Field("time_ns", "q", "the sampler's tick"),
+        Field("time_ns", "q", "a tick after memory in use has changed, or a second after the last: rows of all GPUs"),
         Field("used_bytes", "q", "NVML: device memory used by this process, context included; -1 unknown"),
         Field("pid", "i", "as NVML says it: in a container this may not be a local pid"),
         Field("gpu", "i", "NVML index on this node"),
@@ -200,7 +202,7 @@ PROCESSES = Table(
         Field("pinned_bytes", "q", "VmPin"),
         Field("locked_bytes", "q", "VmLck"),
         Field("swap_bytes", "q", "VmSwap"),
-        Field("cpu_ns", "q", "processor time used so far by all threads alive"),
+        Field("cpu_ns", "q", "processor time used so far by all its threads, those that have ended included"),
         Field("cores_used", "f", "processor time per wall time since the sample before"),
         Field("waiting_cores", "f", "time threads were runnable but not running, per wall time: more threads than cores"),
         Field("thread_count", "i", "threads alive"),
@@ -217,7 +219,7 @@ THREADS = Table(
         Field("time_ns", "q", "the sampler's tick; only the busiest threads of each rank are recorded"),
         Field("cpu_ns", "q", "processor time of the thread so far"),
         Field("wait_ns", "q", "time runnable but not running so far"),
-        Field("cores_used", "f", "processor time per wall time since the sample before"),
+        Field("cores_used", "f", "processor time per wall time since it was looked at before"),
         Field("pid", "i", "process id on this node"),
         Field("tid", "i", "thread id on this node"),
         Field("processor", "i", "core it last ran on"),
