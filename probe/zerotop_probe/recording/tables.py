@@ -160,8 +160,8 @@ DEVICE_TIMES = Table(
     ),
 )
 
-# PCIe bytes never fall: they are made of counters of 32 bits, looked at every 50 to 500 ms. More than 4 GiB between two looks
-# is counted short by whole multiples of 4 GiB.
+# PCIe bytes never fall: they are made of counters of 32 bits, looked at every 50 to 500 ms. More than 4 GiB between two
+# looks is counted short by whole multiples of 4 GiB.
 GPUS = Table(
     "gpus",
     "time_ns",
