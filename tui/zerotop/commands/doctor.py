@@ -8,6 +8,7 @@ import json
 import locale
 import os
 import platform
+import shlex
 import shutil
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pynvml
 
+from zerotop.commands.builds import extensions_folder, stale_locks
 from zerotop_probe.recording import directory
 
 _TRAIN = "pip install 'zerotop[train]', in the environment that trains"
@@ -59,6 +61,7 @@ def examine() -> list[Finding]:
         *map(_package, _PACKAGES),
         _program("C++ compiler", (os.environ.get("CXX", "c++"), "c++", "g++"), "apt install g++, or alike"),
         _program("ninja", ("ninja",), "pip install ninja"),
+        _builds(),
         _ptrace(),
         _memfd(),
         _locale(),
@@ -128,6 +131,15 @@ def _program(name: str, candidates: tuple[str, ...], how: str) -> Finding:
         if found:
             return Finding(name, True, found)
     return Finding(name, False, "DeepSpeed's offload operators cannot be compiled", how)
+
+
+def _builds() -> Finding:
+    folder = extensions_folder(os.environ)
+    stale = stale_locks(folder)
+    if not stale:
+        return Finding("operator builds", True, f"in {folder}")
+    found = "a build was killed and has left its lock: DeepSpeed would wait for it without end"
+    return Finding("operator builds", False, found, f"rm {shlex.join(map(str, stale))}")
 
 
 def _ptrace() -> Finding:

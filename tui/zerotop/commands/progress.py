@@ -9,7 +9,7 @@ from pathlib import Path
 
 from zerotop.analysis.source import RecordingSource
 from zerotop.analysis.summary import summary
-from zerotop.commands.closing import ending
+from zerotop.commands.closing import ending, loss
 from zerotop.commands.problems import FAILED
 from zerotop.commands.running import RunningSession
 from zerotop.ui.ports import Source
@@ -35,11 +35,13 @@ def follow(path: Path) -> int:
         except KeyboardInterrupt:
             control.request_stop(str(path))
     source.refresh()
-    code = ending(session).exit_code
-    if code != 0:
+    end = ending(session)
+    if end.exit_code != 0:
         print(*source.view(None).output[-_LAST_LINES:], sep="\n", file=sys.stderr)
     print(summary(session))
-    return FAILED if code is None else code
+    if lacking := loss(end.lost_records, end.lost_output_bytes):
+        print(lacking)
+    return FAILED if end.exit_code is None else end.exit_code
 
 
 class News:

@@ -1,0 +1,116 @@
+"""The demo before it trains: which devices, locks of dead builds, and what it says meanwhile."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agents import python
+from zerotop.analysis.source import RecordingSource
+from zerotop.cli import main
+from zerotop.commands import builds, demo, progress
+from zerotop.session.reader import Session
+from zerotop_probe.recording import directory, tables
+from zerotop_probe.recording.writer import Identity, RecordWriter
+
+# Takes a lock as torch.utils.file_baton does.
+HOLDER = "import os, sys, time; os.open(sys.argv[1], os.O_CREAT | os.O_EXCL); print('held', flush=True); time.sleep(600)"
+
+
+def lock_in(folder: Path, name: str) -> Path:
+    (folder / name).mkdir(parents=True)
+    return folder / name / "lock"
+
+
+def test_a_lock_is_stale_when_its_holder_is_dead(tmp_path: Path) -> None:
+    lock = lock_in(tmp_path, "py311_cpu/cpu_adam")
+    with subprocess.Popen([*python(HOLDER), str(lock)], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        assert builds.stale_locks(tmp_path) == []
+        holder.kill()
+        holder.wait()
+    assert builds.remove_stale_locks(tmp_path) == [lock]
+    assert not lock.exists()
+    assert builds.stale_locks(tmp_path / "no such folder") == []
+
+
+def test_doctor_names_a_stale_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "my builds"))
+    assert main(["doctor"]) == 0
+    assert "ok       operator builds" in capsys.readouterr().out
+    lock = lock_in(tmp_path / "my builds", "cpu_adam")
+    lock.touch()
+    assert main(["doctor"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "operator builds" in line]
+    assert line.startswith("missing ")
+    assert line.endswith(f"; rm '{lock}'")
+
+
+def test_another_machine_may_be_building_on_a_shared_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = lock_in(tmp_path, "cpu_adam")
+    lock.touch()
+    monkeypatch.setattr(builds, "_SHARED", ("",))  # whatever this one is
+    assert builds.stale_locks(tmp_path) == []
+    long_ago = time.time() - 3600
+    os.utime(lock, (long_ago, long_ago))
+    assert builds.stale_locks(tmp_path) == [lock]
+
+
+def test_torch_builds_where_its_variables_say() -> None:
+    home = {"HOME": "/home/me"}
+    assert builds.extensions_folder(home | {"TORCH_EXTENSIONS_DIR": "/there"}) == Path("/there")
+    assert builds.extensions_folder(home | {"XDG_CACHE_HOME": "/cache"}) == Path("/cache/torch_extensions")
+    assert builds.extensions_folder({}) == Path.home() / ".cache" / "torch_extensions"
+
+
+@pytest.mark.parametrize(
+    ("text", "devices"),
+    [("0,1", ["0", "1"]), ("", []), ("-1", []), ("1,-1,0", ["1"]), (" GPU-1a , 2", ["GPU-1a", "2"]), ("0,,1", ["0"])],
+)
+def test_visible_devices(text: str, devices: list[str]) -> None:
+    assert demo.visible_devices(text) == devices
+
+
+def test_a_torch_without_cuda_beside_gpus_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    torch = tmp_path / "torch"
+    torch.mkdir()
+    (torch / "__init__.py").touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(demo, "_visible_gpus", lambda: 2)
+    for line, usable in (("cuda: Optional[str] = None", 0), ("cuda: Optional[str] = '12.8'", 2), ("cuda = '11.8'", 2)):
+        (torch / "version.py").write_text(f"__version__ = '2.13.0'\n{line}\nhip = None\n")
+        assert demo._usable_gpus() == usable
+    assert capsys.readouterr().out == (
+        "This machine has 2 GPUs, but the torch installed here was built without CUDA: the demo trains on the CPU\n"
+    )
+
+
+def test_progress_is_told_when_there_is_some(tmp_path: Path) -> None:
+    folder = directory.create(["python", "train.py"], path=str(tmp_path / "session"))
+    source = RecordingSource(Session.open(Path(folder)))
+    seconds = 0.0
+    news = progress.News(lambda: seconds)
+    said = []
+    for seconds in range(0, 80, 2):
+        said.append(news.line(source))
+        if seconds == 70:
+            spans = RecordWriter(folder, tables.SPANS, Identity.of_this_process("rank", 0))
+            now = time.monotonic_ns()
+            spans.write(now - 10**9, now, -1, 0, 0, -1, -1, tables.PHASE_CODE["step"], tables.BOUNDARY, 0, 0, 0)
+            spans.close()
+            source.refresh()
+    lines = [line.partition("s  ")[2] for line in said if line]
+    assert lines[:3] == ["Waiting for a rank to make its DeepSpeed engine."] * 3
+    assert lines[3].startswith("step 0")
+    assert len(lines) == 4
