@@ -199,6 +199,9 @@ class FakeSource:
         seen, self._seen = self._seen, self.now_s()
         return self._seen > seen
 
+    def output(self, cursor_ns: int, most: int) -> tuple[str, ...]:
+        return self._telling(cursor_ns).output(most)
+
     def step_time(self, step: int) -> int | None:
         last = self.last_step
         if last is None or step > last:
@@ -427,9 +430,10 @@ class Telling:
             records_per_s=30.0 * (self.story.ranks + self.story.gpus),
         )
 
-    def output(self) -> tuple[str, ...]:
+    def output(self, most: int = 200) -> tuple[str, ...]:
+        """The last lines."""
         if self.story.output:
-            return self.story.output
+            return self.story.output[-most:]
         lines = [
             "[INFO] [config.py:722] Using DeepSpeed ZeRO-2 with optimizer offload",
             "Loading checkpoint shards: 100%",
@@ -441,4 +445,4 @@ class Telling:
             f"'learning_rate': 1e-05, 'epoch': {step / 616:.2f}}}"
             for step in range(self.done)
         ]
-        return tuple(lines[-200:])
+        return tuple(lines[-most:])

@@ -27,7 +27,7 @@ from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.drawing.header import draw_header, draw_notices, notice_rows, notices
 from zerotop.ui.drawing.iteration import draw_iteration
 from zerotop.ui.drawing.memory import draw_memory
-from zerotop.ui.drawing.output import draw_output
+from zerotop.ui.drawing.output import Pane, draw_output
 from zerotop.ui.drawing.processors import draw_cpu, draw_gpu
 from zerotop.ui.drawing.rows import Row, row_text
 from zerotop.ui.screens.pages import job_text
@@ -180,7 +180,7 @@ def test_any_view_is_drawn(view: LiveView, width: int, height: int, glyphs: Glyp
         "header": draw_header(view, badge, width, min(height, 2), glyphs),
         "notices": draw_notices(sentences, width, notice_rows(sentences, width, 5, glyphs), glyphs),
         "status": [draw_status(view.cost, 5.0, width, glyphs)],
-        "output": draw_output(view.output, 0, width, height, glyphs),
+        "output": draw_output(Pane(view.output), width, height, glyphs),
     }
     for draw in (draw_memory, draw_iteration, draw_cpu, draw_gpu):
         pictures[draw.__name__] = draw(view, width, height, glyphs)
@@ -192,5 +192,5 @@ def test_any_view_is_drawn(view: LiveView, width: int, height: int, glyphs: Glyp
 
 @pytest.mark.parametrize("glyphs", [BLOCKS, ASCII])
 def test_output_of_wide_and_combining_characters_keeps_its_cells(glyphs: Glyphs) -> None:
-    rows = draw_output(("损失" * 30, "e\u0301" * 50, "👩\u200d🔬" * 20), 0, 31, 4, glyphs)
+    rows = draw_output(Pane(("损失" * 30, "e\u0301" * 50, "👩\u200d🔬" * 20)), 31, 4, glyphs)
     assert [cell_len(row_text(row)) for row in rows] == [31] * 4

@@ -55,18 +55,18 @@ async def test_quiet_recordings_still_get_a_heartbeat() -> None:
 @pytest.mark.parametrize(
     ("keys", "step", "badge"),
     [
-        (["space"], 14, "▮▮ −0:00"),
-        (["left", "space", "space"], 13, "▮▮ −0:"),
-        (["left"], 13, "▮▮ −0:"),
-        (["left", "left", "right"], 13, "▮▮ −0:"),
-        (["shift+left"], 4, "▮▮ −0:"),
-        (["shift+left", "shift+right"], 14, "▮▮ −0:"),
-        (["comma"], 11, "▮▮ −0:10"),
-        (["comma", "comma", "full_stop"], 11, "▮▮ −0:10"),
+        (["space"], 14, "▮▮ PAUSED −0:00"),
+        (["left", "space", "space"], 13, "▮▮ PAUSED −0:"),
+        (["left"], 13, "▮▮ PAUSED −0:"),
+        (["left", "left", "right"], 13, "▮▮ PAUSED −0:"),
+        (["shift+left"], 4, "▮▮ PAUSED −0:"),
+        (["shift+left", "shift+right"], 14, "▮▮ PAUSED −0:"),
+        (["comma"], 11, "▮▮ PAUSED −0:10"),
+        (["comma", "comma", "full_stop"], 11, "▮▮ PAUSED −0:10"),
         (["left", "f"], 14, "● LIVE"),
         (["left", "end"], 14, "● LIVE"),
-        (["g", *"7", "enter"], 7, "▮▮ −0:"),
-        (["g", *"1:05", "enter"], 11, "▮▮ −0:10"),
+        (["g", *"7", "enter"], 7, "▮▮ PAUSED −0:"),
+        (["g", *"1:05", "enter"], 11, "▮▮ PAUSED −0:10"),
         (["left", "space"], 13, "▶ −0:"),
         (["left", "less_than_sign", "space"], 13, "0.5×"),
         (["left", "greater_than_sign", "greater_than_sign", "space"], 13, "4×"),
@@ -148,23 +148,42 @@ async def test_go_to_says_what_it_does_not_understand() -> None:
 
 
 async def test_output_scrolls_back() -> None:
-    seen = Watch(cpu_story(output=tuple(f"line {number:03}" for number in range(200))), 12.0)
+    seen = Watch(cpu_story(output=tuple(f"line {number:03}" for number in range(1000))), 12.0)
     async with seen.app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
-        assert "line 199" in seen.text()
+        assert "line 999" in seen.text()
         await pilot.press("up", "up")
         await pilot.pause()
         assert "2 newer below" in seen.text()
-        assert "line 199" not in seen.text()
+        assert "line 999" not in seen.text()
         await pilot.press("pageup")
-        assert seen.app.screen.query_one(Output).back > 2
+        await pilot.pause()
+        assert "line 997" not in seen.text()
         await pilot.press("pagedown", "down", "down")
         await pilot.pause()
-        assert "line 199" in seen.text()
-        output = seen.app.screen.query_one(Output)
+        assert "line 999" in seen.text()
         await pilot._post_mouse_events([MouseScrollUp], Output)
         await pilot.pause()
-        assert output.back == 3
+        assert "3 newer below" in seen.text()
+        await pilot.press("f")
+        await pilot.pause()
+        assert "line 999" in seen.text()
+
+
+async def test_output_scrolled_back_stands_and_reaches_the_begin() -> None:
+    seen = Watch(offload_story(), 75.0)
+    async with seen.app.run_test(size=(80, 40)) as pilot:
+        await pilot.pause()
+        await pilot.press(*["pageup"] * 3)
+        seen.seconds = 300.0
+        seen.app.tick()
+        await pilot.pause()
+        assert "newer below, this is the begin" in seen.text()
+        assert "more than" in seen.text()
+        assert "[INFO] [config.py:722]" in seen.text()
+        await pilot.press(*["pagedown"] * 3)
+        await pilot.pause()
+        assert "newer below" not in seen.text()
 
 
 async def test_tab_moves_and_z_zooms() -> None:

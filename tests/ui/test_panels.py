@@ -14,7 +14,7 @@ from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
 from zerotop.ui.drawing.header import draw_header, draw_notices, notices
 from zerotop.ui.drawing.iteration import draw_iteration
 from zerotop.ui.drawing.memory import draw_memory
-from zerotop.ui.drawing.output import draw_output, furthest_back
+from zerotop.ui.drawing.output import Pane, draw_output, lines_seen
 from zerotop.ui.drawing.processors import draw_cpu, draw_gpu
 from zerotop.ui.drawing.rows import Row, row_text
 from zerotop.ui.keys import entries
@@ -221,18 +221,20 @@ def test_one_gpu_with_room_has_a_tall_strip_and_its_name() -> None:
 
 def test_output_is_literal_and_scrolls() -> None:
     lines = (*tuple(f"line {number}" for number in range(20)), "[red]\x1b[31mloss[/red]")
-    assert texts(draw_output(lines, 0, 24, 3, BLOCKS)) == [
+    assert texts(draw_output(Pane(lines), 24, 3, BLOCKS)) == [
         "Output ─────────────────",
         "line 19                 ",
         "[red]�[31mloss[/red]    ",
     ]
-    assert texts(draw_output(lines, 5, 40, 3, BLOCKS))[:2] == [
+    assert texts(draw_output(Pane(lines, 5), 40, 3, BLOCKS))[:2] == [
         "Output 5 newer below ───────────────────",
         "line 14                                 ",
     ]
-    assert texts(draw_output(lines, 0, 12, 1, ASCII)) == ["> [red]?[31."[:10] + ".."]
-    assert furthest_back(21, 3) == 19
-    assert texts(draw_output((), 0, 24, 3, BLOCKS))[1].strip() == "nothing printed yet"
+    title = texts(draw_output(Pane(lines, 19, growing=True), 60, 3, BLOCKS))[0]
+    assert title.startswith("Output more than 19 newer below, this is the begin ──")
+    assert texts(draw_output(Pane(lines), 12, 1, ASCII)) == ["> [red]?[31."[:10] + ".."]
+    assert [lines_seen(height) for height in (1, 2, 3, 10)] == [1, 2, 2, 9]
+    assert texts(draw_output(Pane(()), 24, 3, BLOCKS))[1].strip() == "nothing printed yet"
 
 
 def test_an_alert_is_told_in_full() -> None:
@@ -254,7 +256,7 @@ def test_calm_sentences_are_not_loud() -> None:
     ("moment", "seconds", "badge", "style"),
     [
         (Moment(75, 75, True, True, False, 1.0), 75, " ● LIVE ", "badge-live"),
-        (Moment(33, 75, True, False, False, 1.0), 33, " ▮▮ −0:42 ", "badge-past"),
+        (Moment(33, 75, True, False, False, 1.0), 33, " ▮▮ PAUSED −0:42 ", "badge-past"),
         (Moment(33, 75, True, False, True, 4.0), 33, " ▶ −0:42 4× ", "badge-past"),
         (Moment(33, 75, False, False, True, 0.25), 33, " ▶ REPLAY 0.25× ", "badge-past"),
         (Moment(33, 75, False, False, False, 1.0), 33, " ▮▮ PAUSED ", "badge-past"),
@@ -313,5 +315,5 @@ def test_every_panel_fills_its_box(width: int, height: int, glyphs: object) -> N
         for draw in (draw_memory, draw_iteration, draw_cpu, draw_gpu):
             rows = draw(view, width, height, glyphs)
             assert [len(row_text(row)) for row in rows] == [width] * height, draw
-        rows = draw_output(view.output, 0, width, height, glyphs)
+        rows = draw_output(Pane(view.output), width, height, glyphs)
         assert [len(row_text(row)) for row in rows] == [width] * height

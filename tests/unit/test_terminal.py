@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerotop.session.terminal import lines
+from zerotop.session.terminal import Screen, trimmed
+
+
+def lines(*pieces: bytes, most: int = 200) -> tuple[str, ...]:
+    """What is shown after all pieces came, one after the other."""
+    screen = Screen(most)
+    for piece in pieces:
+        split = piece.split(b"\n")
+        screen.feed(split, [0] * (len(split) - 1))
+    return trimmed(screen.rows, most)
 
 
 @pytest.mark.parametrize(
@@ -17,6 +26,9 @@ from zerotop.session.terminal import lines
         (b"one\r\ntwo\r\n", ("one", "two")),
         (b"10%\r50%\r100%", ("100%",)),
         (b"longer\rab", ("abnger",)),
+        (b"12345678\rabcdef\rxyz\r", ("xyzdef78",)),
+        (b"ab\r\rc", ("cb",)),
+        ("[█   ]\r[██  ]".encode(), ("[██  ]",)),
         (b"a\nb\x1b[A\rX\nY", ("X", "Y")),
         (b"a\nb\nc\x1b[2A\rX", ("X", "b", "c")),
         (b"a\x1b[99A!", ("a!",)),
@@ -29,7 +41,7 @@ from zerotop.session.terminal import lines
         (b"\x1b[1;31mred\x1b[0m \x1b]0;title\x07x\x1b(B\x1b]8;;u\x1b\\y", ("red xy",)),
         (b"\x00a\x07b\x7f", ("ab",)),
         (b"[red]x[/red]", ("[red]x[/red]",)),
-        (b"a\xff\xc3", ("a��",)),
+        (b"a\xff\xc3\n", ("a��",)),
         ("ä█".encode(), ("ä█",)),
         (b"a\n\n\n", ("a",)),
         (b"a\x1b[" + b"9" * 6000 + b"Ab", ("ab",)),
@@ -43,6 +55,30 @@ def test_only_the_last_lines() -> None:
     assert lines(b"".join(b"%d\n" % n for n in range(9)), most=3) == ("6", "7", "8")
 
 
+def test_pieces_may_end_anywhere() -> None:
+    data = "loss ä\x1b[1;31m red\x1b]0;title\x07\r█ 5%\nab\x1b[A\rX\tY\x1b[K!\n".encode()
+    whole = lines(data)
+    assert whole == ("X 5% ä rY!", "ab")
+    for place in range(len(data)):
+        assert lines(data[:place], data[place:]) == whole
+    assert lines(*(data[place : place + 1] for place in range(len(data)))) == whole
+
+
+def test_an_escape_that_never_ends_holds_nothing_back_for_long() -> None:
+    assert lines(b"\x1b]0;" + b"x" * 600)[0].endswith("xxx")
+    assert lines(b"a\x1b[", b"31mred") == ("ared",)
+
+
+def test_lines_are_forgotten_in_time() -> None:
+    screen = Screen(10)
+    for number in range(1000):
+        screen.feed([b"%d" % number, b""], [number])
+    assert len(screen.rows) <= 21
+    assert screen.rows[-11:] == [*(str(number) for number in range(990, 1000)), ""]
+    assert screen.finished_ns[-1] == 999
+    assert len(screen.finished_ns) == len(screen.rows) - 1
+
+
 @given(st.lists(st.sampled_from([b"\x1b", b"[", b"]", b"2", b"A", b"B", b"K", b"\r", b"\n", b"\b", b"x", b"\xff", b";"])))
 def test_anything_is_printable(pieces: list[bytes]) -> None:
-    assert all(line.isprintable() for line in lines(b"".join(pieces)))
+    assert all(line.isprintable() for line in lines(*pieces))

@@ -156,15 +156,17 @@ def hosts(session: Session, cursor_ns: int) -> tuple[Host, ...]:
     return tuple(found.values())
 
 
-def gpus(session: Session, cursor_ns: int, nodes: Iterable[Event], engines: Iterable[Event]) -> tuple[Gpu, ...]:
-    """Each GPU as last sampled, with what PyTorch's allocators on it say."""
+def gpus(
+    session: Session, cursor_ns: int, nodes: Iterable[Event], lies_on: dict[int, tuple[str, int]]
+) -> tuple[Gpu, ...]:
+    """Each GPU as last sampled, with what PyTorch's allocators on it say; ``lies_on`` is from :func:`allocators`."""
     names = {(node.host, gpu["index"]): gpu for node in nodes for gpu in node.facts.get("gpus") or []}
-    allocators = _allocators(session, cursor_ns, names, list(engines))
+    by_gpu = _samples(session, cursor_ns, lies_on)
     found = {}
     for source in session.sources["gpus"]:
         for row in source.last_tick(cursor_ns):
             key = (source.host, int(row["gpu"]))
-            samples = allocators.get(key)
+            samples = by_gpu.get(key)
             tx, rx = _rates(source, row, cursor_ns)
             found[key] = Gpu(
                 host=source.host,
@@ -190,25 +192,36 @@ def _sum(samples: list[Any] | None, column: str) -> int | None:
     return sum(int(sample[column]) for sample in samples) if samples else None
 
 
-def _allocators(
-    session: Session, cursor_ns: int, names: dict[tuple[str, int], Any], engines: list[Event]
-) -> dict[tuple[str, int], list[Any]]:
-    """The last allocator sample of every rank, by the GPU it lies on: devices are the same when their UUIDs are."""
-    index_of = {(host, _bare(gpu.get("uuid"))): index for (host, index), gpu in names.items()}
+def allocators(session: Session, nodes: Iterable[Event], engines: Iterable[Event]) -> dict[int, tuple[str, int]]:
+    """Place of an allocator's table in the session -> (host, index) of the GPU that its last record tells of.
+
+    Devices are the same when their UUIDs are; without them a rank's ordinal is taken for the index.
+    """
+    index_of = {
+        (node.host, _bare(gpu.get("uuid"))): int(gpu["index"]) for node in nodes for gpu in node.facts.get("gpus") or []
+    }
     devices = {
         (engine.host, engine.pid, device.get("ordinal")): _bare(device.get("uuid"))
         for engine in engines
         for device in engine.facts.get("devices") or []
     }
+    found: dict[int, tuple[str, int]] = {}
+    for place, source in enumerate(session.sources["allocator"]):
+        if len(source.array):
+            ordinal = int(source.array[-1]["device"])
+            uuid = devices.get((source.host, source.pid, ordinal))
+            found[place] = (source.host, index_of.get((source.host, uuid or ""), ordinal))
+    return found
+
+
+def _samples(session: Session, cursor_ns: int, lies_on: dict[int, tuple[str, int]]) -> dict[tuple[str, int], list[Any]]:
+    """The last allocator sample of every rank, by the GPU it lies on."""
     found: dict[tuple[str, int], list[Any]] = {}
-    for source in session.sources["allocator"]:
+    for place, key in lies_on.items():
+        source = session.sources["allocator"][place]
         known = source.count_known(cursor_ns)
         if known:
-            sample = source.array[known - 1]
-            ordinal = int(sample["device"])
-            uuid = devices.get((source.host, source.pid, ordinal))
-            index = index_of.get((source.host, uuid or ""), ordinal)
-            found.setdefault((source.host, index), []).append(sample)
+            found.setdefault(key, []).append(source.array[known - 1])
     return found
 
 

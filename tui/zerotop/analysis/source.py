@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from zerotop.analysis import places
+from zerotop.analysis.history import Histories
 from zerotop.analysis.iterations import Joined
 from zerotop.analysis.steps import StepTable
 from zerotop.analysis.view import Cost, Job, LiveView, Progress, State
-from zerotop.session import terminal
 from zerotop.session.reader import Event, Session
+from zerotop.session.transcript import Transcript
 
 # Iterations that a rate is taken over.
 _WINDOW = 10
@@ -28,10 +29,11 @@ class RecordingSource:
         self.session = session
         self._steps = StepTable(session)
         self._peaks = places.Peaks()
+        self._histories = Histories(session)
         self._joined = Joined({})
         self._events: dict[str, list[Event]] = {}
         self._event_count = -1
-        self._output: tuple[int, tuple[str, ...]] = (-1, ())
+        self._transcript, self._older = Transcript(session), Transcript(session)
         self._digest()
 
     @property
@@ -76,22 +78,30 @@ class RecordingSource:
         found = np.flatnonzero(self._joined.rows["step"] == step)
         return int(self._joined.known_ns[found[0]]) if len(found) else None
 
+    def output(self, cursor_ns: int, most: int) -> tuple[str, ...]:
+        """The last lines of the job's output at the cursor, at most so many: further back than a view has."""
+        return self._older.lines(cursor_ns, most)
+
     def view(self, cursor_ns: int | None) -> LiveView:
         """What was known at the cursor; None is the end, which for a live recording is now."""
         cursor = self.end_ns if cursor_ns is None else cursor_ns
         count = self._joined.count_known(cursor)
         nodes, engines = self._until("node", cursor), self._until("engine", cursor)
         job = self._job(cursor)
+        lies_on = places.allocators(self.session, nodes, engines)
+        gpus = places.gpus(self.session, cursor, nodes, lies_on)
+        ranks = places.ranks(self.session, cursor, self._peaks, ended=job.state is State.ENDED)
         return LiveView(
             cursor_ns=cursor,
             job=job,
             progress=self._progress(cursor, count, job),
-            gpus=places.gpus(self.session, cursor, nodes, engines),
+            gpus=gpus,
             hosts=places.hosts(self.session, cursor),
-            ranks=places.ranks(self.session, cursor, self._peaks, ended=job.state is State.ENDED),
+            ranks=ranks,
             iterations=self._joined.upto(count),
             cost=self._cost(cursor),
-            output=self._output_lines(cursor),
+            output=self._transcript.lines(cursor, _OUTPUT_LINES),
+            history=self._histories.at(cursor, ranks, [(gpu.host, gpu.index) for gpu in gpus], lies_on),
         )
 
     def _until(self, name: str, cursor: int) -> list[Event]:
@@ -188,12 +198,6 @@ class RecordingSource:
 
     def _records(self, cursor: int) -> int:
         return sum(s.count_known(cursor) for sources in self.session.sources.values() for s in sources)
-
-    def _output_lines(self, cursor: int) -> tuple[str, ...]:
-        known = sum(source.count_known(cursor) for source in self.session.sources["output"])
-        if self._output[0] != known:
-            self._output = (known, terminal.lines(self.session.output_tail(cursor), _OUTPUT_LINES))
-        return self._output[1]
 
 
 def _shown(command: Iterable[Any]) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from zerotop.ui.screens.live import LiveScreen
 from zerotop.ui.screens.pages import help_text, job_text
 from zerotop.ui.theme import DARK, DARK_NAME, LIGHT, LIGHT_NAME
 from zerotop.ui.viewer import Viewer
-from zerotop.ui.widgets.panels import Keys, Transport
+from zerotop.ui.widgets.panels import Keys, Output, Transport
 
 FRAME_S = 0.18  # between looks at the recording: what was written is on screen within this and one drawing
 HEARTBEAT_S = 0.5  # a frame at least this often, so that times go on counting
@@ -130,7 +130,7 @@ class ZerotopApp(App[Leaving]):
         self.draw()
 
     def action_follow(self) -> None:
-        self.viewer.playhead.follow()
+        self.viewer.follow()
         self.draw()
 
     def action_go_to(self) -> None:
@@ -144,6 +144,10 @@ class ZerotopApp(App[Leaving]):
 
     def on_transport_scrubbed(self, event: Transport.Scrubbed) -> None:
         self.viewer.go_to_share(event.share)
+        self.draw()
+
+    def on_output_scrolled(self, event: Output.Scrolled) -> None:
+        self.viewer.scroll_output(event.lines, event.room)
         self.draw()
 
     async def on_keys_pressed(self, event: Keys.Pressed) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from zerotop.analysis.view import LiveView
 from zerotop.ui.drawing.footer import Key, Moment
+from zerotop.ui.drawing.output import Pane
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +15,7 @@ class Frame:
 
     view: LiveView
     moment: Moment
+    output: Pane
     fps: float
     problems: tuple[str, ...]  # sentences of the viewer's own: a dead sampler
     keys: tuple[Key, ...]  # the keys worth naming now

@@ -22,6 +22,7 @@ def entries(moment: Moment, controller: Controller | None, sampler_missing: bool
         keys.append(Key("r", "restart sampler", "app.restart_sampler", 8))
     keys += [
         Key("g", "go to", "app.go_to", 4),
+        Key("↑↓", "output", "screen.output(1)", 2),
         Key("z", "zoom", "screen.zoom", 3),
         Key("i", "info", "app.job", 3),
         Key("s", "screenshot", "app.screenshot", 1),

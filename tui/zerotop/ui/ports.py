@@ -33,6 +33,9 @@ class Source(Protocol):
     def view(self, cursor_ns: int | None) -> LiveView:
         """What is known at the cursor; None is the end, which for a live recording is now."""
 
+    def output(self, cursor_ns: int, most: int) -> tuple[str, ...]:
+        """The last lines of the job's output at the cursor, at most ``most``: further back than a view has."""
+
     def step_time(self, step: int) -> int | None:
         """The moment at which ``step`` has just finished on all ranks, or None when there is no such step."""
 

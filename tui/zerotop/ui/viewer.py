@@ -11,6 +11,7 @@ from zerotop.ui.frame import Frame
 from zerotop.ui.keys import entries
 from zerotop.ui.playhead import Playhead
 from zerotop.ui.ports import Controller, Source
+from zerotop.ui.scrollback import Scrollback
 
 _FPS_WINDOW_S = 2.0
 
@@ -22,6 +23,7 @@ class Viewer:
         self.source = source
         self.controller = controller
         self.playhead = Playhead(clock)
+        self.scrollback = Scrollback(source)
         self._clock = clock
         self._drawn: deque[float] = deque()
         self._view: LiveView | None = None
@@ -54,7 +56,8 @@ class Viewer:
         self._view = self.source.view(None if self.playhead.following else self._cursor())
         moment = self._moment()
         keys = entries(moment, self.controller, self.sampler_missing)
-        return Frame(self._view, moment, self._fps(), self._problems(), keys)
+        pane = self.scrollback.pane(self._view.output)
+        return Frame(self._view, moment, pane, self._fps(), self._problems(), keys)
 
     def _fps(self) -> float:
         passed = self._drawn[-1] - self._drawn[0]
@@ -79,6 +82,15 @@ class Viewer:
     def _cursor(self) -> int:
         return self.playhead.cursor(self.source.begin_ns, self.source.end_ns)
 
+    def scroll_output(self, lines: int, room: int) -> None:
+        """Towards older output (positive) or newer; ``room`` is how many lines are seen."""
+        self.scrollback.scroll(lines, room, self._cursor())
+
+    def follow(self) -> None:
+        """Goes to the end, of the output too, and along with it."""
+        self.scrollback.forget()
+        self.playhead.follow()
+
     def toggle_play(self) -> None:
         """Play or pause; at the end of a recording that no longer grows, play again from its begin."""
         head = self.playhead
@@ -98,6 +110,7 @@ class Viewer:
 
     def go_to_step(self, step: int) -> None:
         """Stands where ``step`` has just finished, or at the begin or end where there is no such step."""
+        self.scrollback.forget()
         if step < 0:
             self.playhead.pause(self.source.begin_ns)
             return
@@ -122,6 +135,7 @@ class Viewer:
 
     def go_to_ns(self, cursor_ns: int) -> None:
         """Goes to a moment; at the end or beyond it, goes along with the end."""
+        self.scrollback.forget()
         if cursor_ns >= self.source.end_ns:
             self.playhead.follow()
         else:

@@ -54,7 +54,7 @@ def draw_badge(view: LiveView, moment: Moment, glyphs: Glyphs) -> Row:
     if moment.playing:
         word = "" if moment.live else "REPLAY "
         return ((f" {glyphs.play} {word}{behind}{speed_text(moment.speed, glyphs)} ", "badge-past"),)
-    return ((f" {glyphs.pause} {behind or 'PAUSED '}", "badge-past"),)
+    return ((f" {glyphs.pause} PAUSED {behind}", "badge-past"),)
 
 
 def speed_text(speed: float, glyphs: Glyphs) -> str:

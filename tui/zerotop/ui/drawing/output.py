@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.memory import panel_title
 from zerotop.ui.drawing.rows import Row, filled
 from zerotop.ui.drawing.table import rule
 from zerotop.ui.drawing.text import fit, literal
+from zerotop.ui.format import grouped
 
 
-def draw_output(
-    lines: Sequence[str], back: int, width: int, height: int, glyphs: Glyphs, *, focused: bool = False
-) -> list[Row]:
-    """The last lines, ``back`` lines before the end. In one or two rows there is no title."""
+@dataclass(frozen=True, slots=True)
+class Pane:
+    """Lines, of which the last ``back`` lie below what is seen."""
+
+    lines: tuple[str, ...]
+    back: int = 0
+    growing: bool = False  # lines came since, which are not among these
+
+
+def draw_output(pane: Pane, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
+    """The pane's lines. In one or two rows there is no title."""
     if height <= 0:
         return []
-    titled = height >= 3
-    room = height - titled
-    end = max(min(room, len(lines)), len(lines) - back)
+    lines, room = pane.lines, lines_seen(height)
+    titled = room < height
+    end = max(min(room, len(lines)), len(lines) - pane.back)
     shown = [literal(line, glyphs) for line in lines[max(0, end - room) : end]]
     rows: list[Row] = []
     if titled:
-        rows.append(rule(_title(lines, end, focused), width, glyphs))
+        rows.append(rule((*panel_title("Output", focused), *_place(pane, end, end <= room)), width, glyphs))
     lead = "" if titled else f"{glyphs.prompt} "
     rows.extend(
         filled(((lead, "muted"), (fit(line, width - len(lead), glyphs, words=False), "output")), width, glyphs)
@@ -34,12 +42,16 @@ def draw_output(
     return (rows + [filled((), width, glyphs)] * height)[:height]
 
 
-def _title(lines: Sequence[str], end: int, focused: bool) -> Row:
-    hidden = len(lines) - end
-    note: Row = ((f" {hidden} newer below", "title-warn"),) if hidden else ()
-    return (*panel_title("Output", focused), *note)
+def lines_seen(height: int) -> int:
+    """How many lines a pane of this height shows."""
+    return height - (height >= 3)
 
 
-def furthest_back(lines: int, height: int) -> int:
-    """The largest ``back`` that still shows a whole pane."""
-    return max(0, lines - (height - (height >= 3)))
+def _place(pane: Pane, end: int, at_begin: bool) -> Row:
+    """Says how far back the pane is, if it is."""
+    hidden = len(pane.lines) - end
+    if not hidden:
+        return ()
+    more = "more than " if pane.growing else ""
+    note: Row = ((f" {more}{grouped(hidden)} newer below", "title-warn"),)
+    return (*note, (", this is the begin", "title-value")) if at_begin else note

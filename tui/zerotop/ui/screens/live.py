@@ -125,8 +125,7 @@ class LiveScreen(Screen[None]):
         self.query_one(panels.Output).scroll_lines(lines)
 
     def action_output_page(self, direction: int) -> None:
-        output = self.query_one(panels.Output)
-        output.scroll_lines(direction * output.page())
+        self.query_one(panels.Output).scroll_pages(direction)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         return bool(self.zoomed) if action == "unzoom" else True

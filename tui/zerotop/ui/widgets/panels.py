@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from textual import events
 from textual.message import Message
-from textual.reactive import reactive
 
 from zerotop.ui.drawing.footer import draw_badge, draw_keys, draw_status, draw_transport, track
 from zerotop.ui.drawing.header import draw_header, draw_notices, notices
 from zerotop.ui.drawing.iteration import draw_iteration
 from zerotop.ui.drawing.memory import draw_memory
-from zerotop.ui.drawing.output import draw_output, furthest_back
+from zerotop.ui.drawing.output import draw_output, lines_seen
 from zerotop.ui.drawing.processors import draw_cpu, draw_gpu
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.frame import Frame
@@ -69,25 +68,26 @@ class Gpus(Drawn, can_focus=True):
 
 
 class Output(Drawn, can_focus=True):
-    """The job's own output. Scrolled back, it keeps the lines it shows while new ones arrive."""
+    """The job's own output."""
 
-    back: reactive[int] = reactive(0, repaint=False)  # lines between the last one and the last one shown
+    class Scrolled(Message):
+        """Older lines (positive) or newer ones are wanted; ``room`` is how many the pane shows."""
+
+        def __init__(self, lines: int, room: int) -> None:
+            super().__init__()
+            self.lines = lines
+            self.room = room
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        return draw_output(frame.view.output, self.back, width, height, self.glyphs, focused=self.has_focus)
-
-    def watch_back(self) -> None:
-        self.redraw()
+        return draw_output(frame.output, width, height, self.glyphs, focused=self.has_focus)
 
     def scroll_lines(self, lines: int) -> None:
-        """Scrolls towards older lines (positive) or newer ones, as far as there are any."""
-        if self.frame is not None:
-            furthest = furthest_back(len(self.frame.view.output), self.size.height)
-            self.back = max(0, min(furthest, self.back + lines))
+        """Asks for older lines (positive) or newer ones."""
+        self.post_message(self.Scrolled(lines, lines_seen(self.size.height)))
 
-    def page(self) -> int:
-        """Lines of one page."""
-        return max(1, self.size.height - 2)
+    def scroll_pages(self, pages: int) -> None:
+        """The same by pages, of which one line stays."""
+        self.scroll_lines(pages * max(1, lines_seen(self.size.height) - 1))
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         event.stop()

@@ -1,0 +1,109 @@
+"""The job's lines at any cursor, from recordings made with the real writer."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from zerotop.session.reader import Session
+from zerotop.session.transcript import Transcript
+from zerotop_probe.recording import directory
+from zerotop_probe.recording.tables import OUTPUT, STREAMS
+from zerotop_probe.recording.writer import Identity, RecordWriter, create
+
+
+class Printing:
+    """A job that prints; ``say`` returns the moment at which that was seen."""
+
+    def __init__(self, folder: Path, pid: int = 1, path: Path | None = None) -> None:
+        self.path = path or Path(directory.create(["train.py"], path=str(folder / "session")))
+        identity = Identity.of_this_process("node")._replace(pid=pid)
+        self._index = RecordWriter(str(self.path), OUTPUT, identity)
+        self._log = create(str(self.path), f"output-{identity.stem}", ".log")
+        self._offset = 0
+
+    def say(self, data: bytes, stream: str = "output") -> int:
+        os.write(self._log, data)
+        now = time.monotonic_ns()
+        self._index.write(now, self._offset, len(data), STREAMS.index(stream), 0)
+        self._offset += len(data)
+        return now + time.time_ns() - time.monotonic_ns()
+
+
+def lines(printing: Printing, cursor_ns: int | None = None, most: int = 200) -> tuple[str, ...]:
+    """As a reader sees them that opens the session now."""
+    session = Session.open(printing.path)
+    return Transcript(session).lines(time.time_ns() if cursor_ns is None else cursor_ns, most)
+
+
+def test_lines_at_a_cursor(tmp_path: Path) -> None:
+    job = Printing(tmp_path)
+    assert lines(job) == ()
+    first = job.say(b"one\ntw")
+    time.sleep(0.01)
+    job.say(b"o\nthree")
+    assert lines(job, first + 1_000_000) == ("one", "tw")
+    assert lines(job) == ("one", "two", "three")
+    assert lines(job, first - 1_000_000_000) == ()
+
+
+def test_a_progress_bar_on_another_stream_does_not_run_into_lines(tmp_path: Path) -> None:
+    job = Printing(tmp_path)
+    job.say(b"\r  0%|   | 0/3", "stderr")
+    for step in range(1, 4):
+        job.say(b"{'loss': %d}\n" % step, "stdout")
+        job.say(b"\r %d%%|#  | %d/3" % (step * 33, step), "stderr")
+    assert lines(job) == ("{'loss': 1}", "{'loss': 2}", "{'loss': 3}", " 99%|#  | 3/3")
+    job.say(b"\n", "stderr")
+    job.say(b"done\n", "stdout")
+    assert lines(job)[-2:] == (" 99%|#  | 3/3", "done")
+
+
+def test_output_of_several_nodes_is_in_order_of_time(tmp_path: Path) -> None:
+    first = Printing(tmp_path)
+    second = Printing(tmp_path, pid=2, path=first.path)
+    for number in range(3):
+        first.say(b"first %d\n" % number)
+        second.say(b"second %d\n" % number)
+    assert lines(first) == tuple(f"{node} {number}" for number in range(3) for node in ("first", "second"))
+
+
+def test_going_on_equals_looking_back(tmp_path: Path) -> None:
+    job = Printing(tmp_path)
+    session = Session.open(job.path)
+    live = Transcript(session)
+    seen = []
+    for number in range(300):
+        bar = b"\r%d%%" % number
+        moment = job.say(b"line %d\x1b[" % number + b"0m\n" if number % 3 else bar, "stdout" if number % 2 else "stderr")
+        session.refresh()
+        seen.append((moment, live.lines(time.time_ns(), 20)))
+        time.sleep(0.0005)
+    looking_back = Transcript(Session.open(job.path))
+    for moment, shown in reversed(seen[::7]):
+        assert looking_back.lines(moment + 100_000, 20) == shown
+
+
+def test_many_lines_far_back_behind_a_chatty_progress_bar(tmp_path: Path) -> None:
+    job = Printing(tmp_path)
+    for number in range(400):
+        job.say(b"\r" + b"#" * 2000 + b"\r" + b"." * 2000)
+        job.say(b"\rline %03d\x1b[K\n" % number)
+    assert lines(job) == tuple(f"line {number:03}" for number in range(200, 400))
+    assert lines(job, most=1000) == tuple(f"line {number:03}" for number in range(400))
+    transcript = Transcript(Session.open(job.path))
+    assert transcript.lines(time.time_ns(), 5)[0] == "line 395"
+    assert transcript.lines(time.time_ns(), 300)[0] == "line 100"
+
+
+@pytest.mark.parametrize("damage", ["gone", "short"])
+def test_a_damaged_log_is_nothing_to_fail_on(tmp_path: Path, damage: str) -> None:
+    job = Printing(tmp_path)
+    job.say(b"one\n")
+    job.say(b"two\n", "stderr")
+    (log,) = job.path.glob("*.log")
+    log.unlink() if damage == "gone" else os.truncate(log, 5)
+    assert lines(job) == (() if damage == "gone" else ("one", "t"))

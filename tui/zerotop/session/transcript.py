@@ -1,0 +1,135 @@
+"""What the job printed, as lines, at any cursor."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotop.session.reader import Session, Source
+from zerotop.session.terminal import Screen, trimmed
+
+# How far back in the output lines are first looked for; a progress bar writes hundreds of bytes for one line.
+_FIRST_LOOK = 1 << 18
+_FURTHEST_LOOK = 1 << 25
+_NEVER = 1 << 63
+
+
+class Transcript:
+    """Reads output forward while the cursor goes on, and from further back after it went back.
+
+    Where a job's streams were recorded apart, each is a terminal of its own, so that a progress bar on one does not run into
+    lines of the other; lines are in the order in which they were finished, those in progress last.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._streams: dict[tuple[int, int], _Stream] = {}
+        self._known: tuple[tuple[int, ...], int] | None = None
+        self._lines: tuple[str, ...] = ()
+
+    def lines(self, cursor_ns: int, most: int) -> tuple[str, ...]:
+        """The last lines at the cursor, at most so many."""
+        sources = self._session.sources["output"]
+        known = tuple(source.count_known(cursor_ns) for source in sources), most
+        if known != self._known:
+            self._known = known
+            self._lines = self._merged(list(zip(sources, known[0], strict=True)), most)
+        return self._lines
+
+    def _merged(self, sources: list[tuple[Source, int]], most: int) -> tuple[str, ...]:
+        streams = [self._stream(place, code, count, most) for place, code, count in _streams(sources)]
+        if len(streams) == 1:
+            return trimmed(streams[0].rows, most)
+        rows = heapq.merge(*(stream.finished() for stream in streams), key=lambda row: row[0])
+        return trimmed([text for _, text in rows], most)
+
+    def _stream(self, place: int, code: int, count: int, most: int) -> _Stream:
+        stream = self._streams.get((place, code))
+        if stream is None or stream.count > count or stream.most < most:
+            stream = _Stream(self._session.sources["output"][place], code, most)
+            self._streams[(place, code)] = stream
+        stream.advance(count)
+        return stream
+
+
+class _Stream:
+    """One stream of one node's output, up to a record."""
+
+    def __init__(self, source: Source, code: int, most: int) -> None:
+        self.count = 0  # records of the source that were read or passed over
+        self.most = most
+        self._source = source
+        self._code = code
+        self._screen = Screen(most)
+
+    @property
+    def rows(self) -> list[str]:
+        """Its lines, the one in progress last."""
+        return self._screen.rows
+
+    def finished(self) -> Iterator[tuple[int, str]]:
+        """(when it was finished, line) of its last lines; one in progress is finished in a future far away."""
+        rows, times = self.rows, [*self._screen.finished_ns, _NEVER]
+        if not rows[-1].strip():
+            rows, times = rows[:-1], times[:-1]
+        begin = max(0, len(rows) - self.most - 1)
+        return zip(times[begin:], rows[begin:], strict=True)
+
+    def advance(self, count: int) -> None:
+        """Reads on, up to ``count`` records of the source."""
+        if not self.count:
+            self._begin(count)
+        elif count > self.count:
+            self._screen.feed(*self._read(self.count, count))
+        self.count = count
+
+    def _begin(self, count: int) -> None:
+        """Reads the end of what is known, as much as ``most`` lines need."""
+        ends = self._source.array["offset"][:count] + self._source.array["length"][:count]
+        look = _FIRST_LOOK
+        while True:
+            first = int(np.searchsorted(ends, ends[-1] - look))
+            lines, times = self._read(first, count)
+            if first == 0 or len(times) > self.most or look >= _FURTHEST_LOOK:
+                break
+            look *= 8
+        # Whatever the output is cut in begins in the middle of a line.
+        begin = 1 if first and times else 0
+        self._screen.feed(lines[begin:], times[begin:])
+
+    def _read(self, begin: int, end: int) -> tuple[list[bytes], list[int]]:
+        """The bytes of records of this stream, split at newlines, and when each newline came (unix ns)."""
+        records = self._source.array[begin:end]
+        mine = records[records["stream"] == self._code]
+        data = _pieces(self._source, records, mine)
+        newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
+        pieces = np.searchsorted(np.cumsum(mine["length"]), newlines, "right")
+        return data.split(b"\n"), (mine["time_ns"][pieces] + self._source.offset_ns).tolist()
+
+
+def _pieces(source: Source, records: NDArray[Any], mine: NDArray[Any]) -> bytes:
+    """The bytes of some of these records, which lie in the log one after the other; none where it cannot be read."""
+    if not len(mine):
+        return b""
+    base, end = int(records["offset"][0]), int(records["offset"][-1] + records["length"][-1])
+    try:
+        with open(source.path.with_name(source.path.stem + ".log"), "rb") as file:
+            file.seek(base)
+            data = file.read(end - base)
+    except OSError:
+        return b""
+    if len(mine) == len(records):
+        return data
+    places = zip((mine["offset"] - base).tolist(), mine["length"].tolist(), strict=True)
+    return b"".join(data[place : place + length] for place, length in places)
+
+
+def _streams(sources: list[tuple[Source, int]]) -> Iterator[tuple[int, int, int]]:
+    """(place of the source, stream, records known) of everything printed on."""
+    for place, (source, count) in enumerate(sources):
+        for code in np.unique(source.array["stream"][:count]).tolist():
+            yield place, code, count
