@@ -190,4 +190,5 @@ def test_the_end_and_what_was_lost_are_recorded_on_a_disk_that_others_have_fille
         assert len(events(session, "rank_found")) == 16
         assert [event["exit_code"] for event in events(session, "job_ended")] == [7]
         assert events(session, "sampler_ended")[0]["lost_records"] > 0
+        assert [event["where"] for event in events(session, "sampler_error")] == ["samples"]
         assert file.stat().st_blocks * 512 < file.stat().st_size + 4096, "what was kept and not needed is given back"

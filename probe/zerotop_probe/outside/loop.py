@@ -53,6 +53,7 @@ class Agent:
         self._echoes = echoes
         self._started_ns = time.monotonic_ns()
         self._ended_ns: int | None = None
+        self._loss_noted = False
         for echo in echoes:
             echo.start()
         identity = Identity.of_this_process("node")
@@ -67,6 +68,12 @@ class Agent:
 
     def _note_output_lost(self, reason: str) -> None:
         self._write(events.SAMPLER_ERROR, where="output", error=reason)
+
+    def _note_loss(self) -> None:
+        """Says once, while the job runs, that its recording is not whole."""
+        if not self._loss_noted and (self._node.lost_records or self._output.lost_records):
+            self._loss_noted = True
+            self._write(events.SAMPLER_ERROR, where="samples", error="some could not be written, as on a full disk")
 
     def _note_stop(self, name: str) -> None:
         self._write(events.STOP_SENT, signal=name)
@@ -86,6 +93,7 @@ class Agent:
             if now_ns >= next_s * 1e9:
                 self._node.half_tick(now_ns, half_ticks)
                 half_ticks += 1
+                self._note_loss()
                 # After a pause (Ctrl-Z, a suspended machine) what was missed is not made up for.
                 next_s = max(next_s + _PERIOD_S, now_ns / 1e9)
             self._stopper.poll(time.monotonic())
