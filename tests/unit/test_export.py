@@ -6,39 +6,37 @@ import csv
 import io
 import json
 import math
-import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import numpy as np
 import polars
 import pytest
 
-from zerotop.analysis import export as exporting
+from small_recording import BEGIN_NS, S, identity, read
+from small_recording import span as span_of
+from small_recording import write as write_open
+from zerotop.analysis import frames
 from zerotop.analysis.export import FORMATS, MORE_TABLES, TABLES, export, spreadsheet_safe
 from zerotop.analysis.steps import steps
-from zerotop.session.reader import Session
 from zerotop_probe.recording import tables
-from zerotop_probe.recording.writer import EventWriter, Identity, RecordWriter
-
-OFFSET = 1_700_000_000_000_000_000
-
-
-def identity(rank: int, host: str = "node1") -> Identity:
-    return Identity("rank" if rank >= 0 else "node", rank, host, 100 + rank, 1, "boot")
+from zerotop_probe.recording.tables import BOUNDARY, SKIPPED, UNKNOWN
+from zerotop_probe.recording.writer import EventWriter, Identity
 
 
 def write(folder: Path, table: tables.Table, who: Identity, *records: tuple[Any, ...]) -> None:
-    writer = RecordWriter(str(folder), table, who)
-    for record in records:
-        writer.write(*record)
-    writer.close()
-    assert writer.lost == 0
+    write_open(folder, table, who, *records).close()
 
 
-def read(folder: Path) -> Session:
-    return Session(folder, {"boot": "boot", "clock": {"unix_ns": OFFSET, "monotonic_ns": 0}})
+def record(table: tables.Table, **fields: Any) -> tuple[Any, ...]:
+    """A record in which everything that is not given is unknown."""
+    assert set(fields) <= {field.name for field in table.fields}
+    return tuple(fields.get(field.name, nothing(field)) for field in table.fields)
+
+
+def nothing(field: tables.Field) -> Any:
+    if field.code in "fd":
+        return math.nan
+    return b"" if field.code.endswith("s") else UNKNOWN if field.code in "qi" else 0
 
 
 def rows(session: Any, table: str, fmt: str) -> list[dict[str, Any]]:
@@ -68,8 +66,8 @@ def test_spans(tmp_path: Path, fmt: str) -> None:
     assert list(got[0].items()) == [
         ("rank", 0),
         ("host", "node1"),
-        ("begin_unix_ns", OFFSET + 30),
-        ("end_unix_ns", OFFSET + 35),
+        ("begin_unix_ns", BEGIN_NS + 30),
+        ("end_unix_ns", BEGIN_NS + 35),
         ("duration_ns", 5),
         ("tokens", 256),
         ("step", 3),
@@ -84,46 +82,58 @@ def test_spans(tmp_path: Path, fmt: str) -> None:
         ("depth", 0),
         ("engine", 0),
     ]
-    assert [(row["rank"], row["begin_unix_ns"] - OFFSET, row["tokens"]) for row in got[1:]] == [
+    assert [(row["rank"], row["begin_unix_ns"] - BEGIN_NS, row["tokens"]) for row in got[1:]] == [
         (1, 10, None),
         (1, 20, None),
     ]
 
 
 def test_batches_have_one_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporting, "BATCH_ROWS", 2)
+    monkeypatch.setattr(frames, "BATCH_ROWS", 2)
     write(tmp_path, tables.SPANS, identity(0), *(span(time) for time in range(5)))
     for fmt in FORMATS:
         got = rows(read(tmp_path), "spans", fmt)
-        assert [int(row["begin_unix_ns"]) - OFFSET for row in got] == [0, 1, 2, 3, 4]
+        assert [int(row["begin_unix_ns"]) - BEGIN_NS for row in got] == [0, 1, 2, 3, 4]
 
 
 def test_allocator_names_and_a_phase_of_the_future(tmp_path: Path) -> None:
-    record = (1, 2, 3, 4, 5, 6, 0, 0, 7, 0)
-    write(tmp_path, tables.ALLOCATOR, identity(0), (*record, 3, tables.END, 0, 0), (*record, 99, 0, 0, 0))
+    known = record(tables.ALLOCATOR, time_ns=1, phase=3, edge=tables.END)
+    strange = record(tables.ALLOCATOR, time_ns=1, phase=99, edge=tables.TICK)
+    write(tmp_path, tables.ALLOCATOR, identity(0), known, strange)
     got = rows(read(tmp_path), "allocator", "jsonl")
     assert [(row["phase"], row["edge"]) for row in got] == [("forward", "end"), (None, "tick")]
     assert "pad" not in got[0]
 
 
-def test_unknown_is_null_and_a_launcher_is_not(tmp_path: Path) -> None:
-    record = (1, 10, 20, -1, 0, 0, 9, math.nan, 0.5, 4, 1, 77, -1)
-    write(tmp_path, tables.PROCESSES, identity(-1), record)
-    for fmt, null in (("jsonl", None), ("parquet", None), ("csv", "")):
-        (row,) = rows(read(tmp_path), "processes", fmt)
-        assert list(row)[:3] == ["rank", "host", "time_unix_ns"]
-        assert int(row["rank"]) == -1
-        assert row["pinned_bytes"] == null
-        assert row["cores_used"] == null
-        assert float(row["waiting_cores"]) == 0.5
+EXPORTED = [table for name, table in tables.TABLES.items() if name in TABLES + MORE_TABLES]
 
 
-@pytest.mark.parametrize("name", ["=1+1", "+a", "-a", "@a", "\ta", "\ra", 'a"b,c', "a\nb", "[red]", ""])
+@pytest.mark.parametrize("table", EXPORTED, ids=[table.name for table in EXPORTED])
+@pytest.mark.parametrize(("fmt", "null"), [("csv", ""), ("jsonl", None), ("parquet", None)])
+def test_unknown_is_null_and_a_launcher_is_not(tmp_path: Path, table: tables.Table, fmt: str, null: Any) -> None:
+    times = {field.name: 7 for field in table.fields if field.name in ("time_ns", "begin_ns", "end_ns")}
+    write(tmp_path, table, identity(0 if table.name in ("spans", "allocator", "probe") else -1), record(table, **times))
+    (row,) = rows(read(tmp_path), table.name, fmt)
+    for field in table.fields:
+        if field.code in "qifd" and field.name not in times:
+            launcher = (table.name, field.name) == ("processes", "rank")
+            assert row[field.name] == null if not launcher else int(row[field.name]) == -1, field.name
+
+
+def test_numbers_below_zero_are_no_formulas(tmp_path: Path) -> None:
+    write(tmp_path, tables.GPUS, identity(-1), record(tables.GPUS, time_ns=1, temperature_c=-5.0, gpu=0))
+    assert float(rows(read(tmp_path), "gpus", "csv")[0]["temperature_c"]) == -5
+
+
+RISKY = ("=1+1", "+a", "-a", "@a", "\ta", "\ra", "\na", "\uff1d1")
+
+
+@pytest.mark.parametrize("name", [*RISKY, 'a"b,c', "a\nb", "[red]", "", " =1"])
 def test_text_in_a_spreadsheet(tmp_path: Path, name: str) -> None:
     write(tmp_path, tables.THREADS, identity(-1), (1, 2, 3, 0.5, 4, 5, 6, name.encode()))
     session = read(tmp_path)
     (row,) = rows(session, "threads", "csv")
-    assert row["name"] == spreadsheet_safe(name) == ("'" + name if name[:1] in tuple("=+-@\t\r") else name)
+    assert row["name"] == spreadsheet_safe(name) == ("'" + name if name in RISKY else name)
     assert "rank" not in row
     for fmt in ("jsonl", "parquet"):
         assert rows(session, "threads", fmt)[0]["name"] == name
@@ -136,65 +146,73 @@ def test_a_name_cut_within_a_letter(tmp_path: Path) -> None:
 
 
 def test_events(tmp_path: Path) -> None:
-    ranks = EventWriter(str(tmp_path), identity(1, "-n"))
+    ranks = EventWriter(str(tmp_path), identity(1, host="-n"))
     ranks.write(2, "engine", stage=2, loss=math.nan)
-    node = EventWriter(str(tmp_path), identity(-1, "-n"))
+    node = EventWriter(str(tmp_path), identity(-1, host="-n"))
     node.write(3, "=gpu\ud800")
     session = read(tmp_path)
     first, second = rows(session, "events", "jsonl")
     assert list(first) == ["time_unix_ns", "event", "rank", "host", "pid", "facts"]
-    assert (first["event"], first["rank"], first["host"]) == ("=gpu?", None, "-n")
-    assert (second["time_unix_ns"], second["rank"], second["pid"]) == (OFFSET + 2, 1, 101)
-    assert json.loads(second["facts"]) == {"stage": 2, "loss": None}
-    assert rows(session, "events", "csv")[0]["event"] == "'=gpu?"
-    assert rows(session, "events", "csv")[0]["host"] == "'-n"
+    assert (first["time_unix_ns"], first["rank"], first["pid"]) == (BEGIN_NS + 2, 1, 101)
+    assert json.loads(first["facts"]) == {"stage": 2, "loss": None}
+    assert (second["event"], second["rank"], second["host"]) == ("=gpu?", None, "-n")
+    assert rows(session, "events", "csv")[1]["event"] == "'=gpu?"
+    assert rows(session, "events", "csv")[1]["host"] == "'-n"
     ranks.close()
     node.close()
 
 
-def test_steps_of_a_recording(tmp_path: Path) -> None:
-    step = tables.PHASE_CODE["step"]
-    write(
-        tmp_path,
-        tables.SPANS,
-        identity(0),
-        *((at, at + 5, -1, at // 10, 0, -1, -1, step, tables.BOUNDARY, 0, 0, 0) for at in (0, 10, 20)),
-    )
-    session = read(tmp_path)
-    expected = steps(session)
-    assert len(expected)
-    for fmt in FORMATS:
-        got = rows(session, "steps", fmt)
-        assert list(got[0]) == list(expected.dtype.names or ())
-        assert [int(row["step"]) for row in got] == expected["step"].tolist()
-
-
-def test_steps_are_what_analysis_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    module: Any = ModuleType("zerotop.analysis.steps")
-    array = np.array(
-        [(0, 1.5, -1), (1, math.nan, 3)], [("rank", "i4"), ("iteration_s", "f8"), ("tokens", "i8")]
-    )
-    module.steps = lambda session: array
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    nothing: Any = SimpleNamespace(sources={}, events=[])
-    assert rows(nothing, "steps", "jsonl") == [
-        {"rank": 0, "iteration_s": 1.5, "tokens": None},
-        {"rank": 1, "iteration_s": None, "tokens": 3},
+def step(begin: float, number: int, flags: int = 0) -> list[Any]:
+    return [
+        span_of(begin, begin + 1, "forward", number),
+        span_of(begin + 1, begin + 2, "step", number, BOUNDARY | flags),
     ]
 
 
-@pytest.mark.parametrize("table", [name for name in TABLES + MORE_TABLES if name != "steps"])
-def test_an_empty_recording_has_columns(table: str) -> None:
-    nothing: Any = SimpleNamespace(sources={}, events=[])
+@pytest.mark.parametrize(("fmt", "null"), [("csv", ""), ("jsonl", None), ("parquet", None)])
+def test_steps_of_a_recording(tmp_path: Path, fmt: str, null: Any) -> None:
+    write(tmp_path, tables.SPANS, identity(1), *step(10, 0), *step(20, 1, SKIPPED))
+    write_open(tmp_path, tables.SPANS, identity(0, pid=9), *step(50, 0), born=40).close()
+    write(tmp_path, tables.SPANS, identity(0), *step(30, 0))
+    session = read(tmp_path)
+    got = rows(session, "steps", fmt)
+    assert list(got[0]) == [
+        *("rank", "step", "begin_unix_s", "iteration_s", "data_s", "forward_s", "backward_s", "step_s", "optimizer_s"),
+        *("eval_s", "checkpoint_s", "micro_steps", "rows", "tokens", "skipped", "allocated_peak_bytes"),
+        *("reserved_peak_bytes", "host_rss_bytes", "nvml_process_bytes", "begin_unix_ns", "end_unix_ns"),
+    ]
+    assert [(int(row["rank"]), float(row["begin_unix_s"])) for row in got] == [(0, 1030), (0, 1050), (1, 1010), (1, 1012)]
+    assert [float(row["iteration_s"]) for row in got] == [2, 2, 2, 10]
+    assert [str(row["skipped"]).lower() for row in got] == ["false", "false", "false", "true"]
+    assert [int(row["end_unix_ns"]) for row in got] == (steps(session)["end_unix_ns"]).tolist()
+    assert all(row[name] == null for row in got for name in ("tokens", "rows", "host_rss_bytes", "allocated_peak_bytes"))
+    assert BEGIN_NS == 1000 * S
+
+
+def test_a_number_says_its_unit(tmp_path: Path) -> None:
+    units = ("_ns", "_s", "_bytes", "_percent", "_w", "_c", "_mhz", "_cores", "cores_used")
+    counts = {"tokens", "rows", "sequence", "micro_steps", "thread_count", "busy_threads", "cores", "load", "boundaries"}
+    counts |= {"retries", "ooms", "lost", "errors", "cgroup_oom_kills"}
+    names = {"rank", "step", "micro_step", "depth", "engine", "device", "gpu", "pid", "tid", "processor", "throttle_reasons"}
+    for table in TABLES + MORE_TABLES:
+        stream = io.BytesIO()
+        export(read(tmp_path), table, "parquet", stream)
+        stream.seek(0)
+        for name, kind in polars.read_parquet_schema(stream).items():
+            assert not kind.is_numeric() or name in counts | names or name.endswith(units), (table, name)
+
+
+@pytest.mark.parametrize("table", TABLES + MORE_TABLES)
+def test_an_empty_recording_has_columns(tmp_path: Path, table: str) -> None:
     stream = io.BytesIO()
-    assert export(nothing, table, "csv", stream) == 0
-    assert b"host" in stream.getvalue()
+    assert export(read(tmp_path), table, "csv", stream) == 0
+    assert stream.getvalue().count(b"\n") == 1
+    assert b"rank" in stream.getvalue() or b"host" in stream.getvalue()
     for fmt in ("jsonl", "parquet"):
-        assert rows(nothing, table, fmt) == []
+        assert rows(read(tmp_path), table, fmt) == []
 
 
 @pytest.mark.parametrize(("table", "fmt"), [("nope", "csv"), ("spans", "xlsx")])
-def test_what_there_is_not(table: str, fmt: str) -> None:
-    nothing: Any = SimpleNamespace(sources={}, events=[])
+def test_what_there_is_not(tmp_path: Path, table: str, fmt: str) -> None:
     with pytest.raises(ValueError, match=r"^There is no .*; there are .*\.$"):
-        export(nothing, table, fmt, io.BytesIO())
+        export(read(tmp_path), table, fmt, io.BytesIO())

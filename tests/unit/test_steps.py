@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import time
-from itertools import pairwise
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerotop.analysis.source import RecordingSource
-from zerotop.analysis.steps import StepTable, steps, windowed_max
-from zerotop.session.reader import Session
-from zerotop_probe.recording import directory, tables
+from small_recording import BEGIN_NS, S, identity, read, span, write
+from zerotop.analysis import steps as steps_module
+from zerotop.analysis.steps import StepTable, steps
+from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, PHASE_CODE, SKIPPED, UNKNOWN
-from zerotop_probe.recording.writer import EventWriter, Identity, RecordWriter
-
-S = 10**9
-
-
-def identity(rank: int) -> Identity:
-    return Identity("rank" if rank >= 0 else "node", rank, "node1", 100 + rank, 1, "boot")
-
-
-def span(begin: float, end: float, phase: str, step: int = 0, flags: int = 0, depth: int = 0, tokens: int = -1) -> Any:
-    rows = 2 if tokens >= 0 else -1
-    return (int(begin * S), int(end * S), tokens, step, 0, rows, -1, PHASE_CODE[phase], flags, depth, 0, 0)
-
 
 SPANS = (
     span(0, 5, "init"),
@@ -53,24 +38,12 @@ SPANS = (
 )
 
 
-def write(folder: Path, table: tables.Table, rank: int, *records: Any) -> RecordWriter:
-    writer = RecordWriter(str(folder), table, identity(rank))
-    for record in records:
-        writer.write(*record)
-    return writer
-
-
-def read(folder: Path) -> Session:
-    return Session(folder, {"boot": "boot", "clock": {"unix_ns": 1000 * S, "monotonic_ns": 0}})
-
-
 def test_columns(tmp_path: Path) -> None:
-    write(tmp_path, tables.SPANS, 3, *SPANS).close()
+    write(tmp_path, tables.SPANS, identity(3), *SPANS).close()
     rows = steps(read(tmp_path))
     expected: dict[str, list[Any]] = {
         "rank": [3, 3],
         "step": [0, 1],
-        "begin_unix_s": [1010, 1021],
         "end_unix_ns": [1021 * S, 1033 * S],
         "iteration_s": [11, 5],
         "data_s": [1, 0],
@@ -92,7 +65,7 @@ def test_in_two_parts(tmp_path: Path) -> None:
     for cut in range(len(SPANS)):
         folder = tmp_path / str(cut)
         folder.mkdir()
-        writer = write(folder, tables.SPANS, 0, *SPANS[:cut])
+        writer = write(folder, tables.SPANS, identity(0), *SPANS[:cut])
         session = read(folder)
         table = StepTable(session)
         table.update()
@@ -104,72 +77,113 @@ def test_in_two_parts(tmp_path: Path) -> None:
         np.testing.assert_array_equal(table.by_rank()[0], steps(read(folder)))
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 100)), max_size=30),
-    st.lists(st.integers(-5, 45), min_size=2, max_size=8),
-)
-def test_windowed_max(samples: list[tuple[int, int]], edges: list[int]) -> None:
-    samples, edges = sorted(samples, key=lambda sample: sample[0]), sorted(edges)
-    expected = []
-    for begin, end in pairwise(edges):
-        within = [value for at, value in samples if begin < at <= end]
-        before = [value for at, value in samples if at <= end]
-        expected.append(max(within) if within else before[-1] if before else UNKNOWN)
-    at, values, bounds = (np.array(v, np.int64) for v in ([s[0] for s in samples], [s[1] for s in samples], edges))
-    assert windowed_max(at, values, bounds[:-1], bounds[1:]).tolist() == expected
+INIT, LOAD = PHASE_CODE["init"], PHASE_CODE["checkpoint_load"]
+OF_THE_FUTURE = len(tables.PHASES) + 3
 
 
-def same(one: Any, other: Any) -> bool:
-    if dataclasses.is_dataclass(one):
-        return all(same(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(one))
-    if isinstance(one, np.ndarray):
-        return np.array_equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, float) and math.isnan(one):
-        return math.isnan(other)
-    return bool(one == other)
+class Span(NamedTuple):
+    """A record of SPANS."""
+
+    begin: int
+    end: int
+    tokens: int
+    step: int
+    micro_step: int
+    rows: int
+    sequence: int
+    phase: int
+    flags: int
+    depth: int
+    engine: int
+    pad: int
+
+    @property
+    def ns(self) -> int:
+        return self.end - self.begin
 
 
-def test_a_view_is_the_same_while_growing(tmp_path: Path) -> None:
-    # Times lie ahead, so that the recording is live however slow this machine is.
-    folder = Path(directory.create(["train.py"], path=str(tmp_path / "session"), boot="boot"))
-    base = time.monotonic_ns() / S + 1000
-    spans = {rank: write(folder, tables.SPANS, rank) for rank in (0, 1)}
-    begins = {rank: write(folder, tables.BEGINS, rank) for rank in (0, 1)}
-    node, hosts = write(folder, tables.PROCESSES, -1), write(folder, tables.HOSTS, -1)
-    events = {rank: EventWriter(str(folder), identity(rank)) for rank in (-1, 0)}
-    growing = RecordingSource(Session.open(folder))
-    offset, seen = growing.session.begin_ns - growing.session.info["clock"]["monotonic_ns"], []
+def seconds(spans: list[Span]) -> float:
+    return sum(each.ns for each in spans) / 1e9
 
-    def look(at: float) -> None:
-        growing.refresh()
-        seen.append(growing.view(int(at * S) + offset + 1))
 
-    look(base - 1)
-    events[0].write(int(base * S), "engine", model="tiny", world_size=2)
-    for step in range(5):
-        for rank in (0, 1):
-            at = base + 1 + 4 * step + rank
-            begins[rank].write(int(at * S), step, 0, PHASE_CODE["forward"], 0, 0, 0)
-            look(at)
-            spans[rank].write(*span(at, at + 0.25, "forward", step, tokens=10 + rank))
-            look(at + 0.25)
-            spans[rank].write(*span(at + 0.25, at + 0.5 + rank / 8, "step", step, BOUNDARY))
-            look(at + 0.5 + rank / 8)
-            tick = int((at + 0.75) * S)
-            node.write(tick, 9 - step, 1, 1, 1, 0, 0, 1.0, math.nan, 3, 1, 100 + rank, rank)
-            hosts.write(tick, 100, 50 - step, 0, -1, -1, 1.0, 1.0, 4, 0)
-            look(at + 0.75)
-    events[-1].write(int((base + 30) * S), "job_ended", exit_code=0, text="Done.")
-    look(base + 30)
-    for writer in (*spans.values(), *begins.values(), node, hosts, *events.values()):
+def sum_of_known(sizes: list[int]) -> int:
+    known = [size for size in sizes if size >= 0]
+    return sum(known) if known else UNKNOWN
+
+
+class Slow:
+    """Steps as they are meant, a span at a time."""
+
+    def __init__(self, spans: list[Any]) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.mine: list[Any] = []
+        self.end: int | None = None
+        for record in spans:
+            self.mine.append(Span(*record))
+            if record[7] == PHASE_CODE["step"] and record[8] & BOUNDARY and record[10] == 0:
+                self.rows.append(self.row(self.mine[-1]))
+                self.mine, self.end = [], record[1]
+
+    def row(self, closing: Span) -> dict[str, Any]:
+        forwards = self.training("forward")
+        early = 0
+        begin = self.end
+        if begin is None:
+            begin = min(each.begin for each in self.mine if each.phase not in (INIT, LOAD))
+            early = sum(each.ns for each in self.mine if each.phase == LOAD and each.depth == 0 and each.end <= begin)
+        elsewhere = self.training("eval", "checkpoint_save", "checkpoint_load", outermost=True)
+        return {
+            "step": closing.step,
+            "skipped": closing.flags & SKIPPED != 0,
+            "begin_unix_ns": begin + BEGIN_NS,
+            "end_unix_ns": closing.end + BEGIN_NS,
+            "iteration_s": (closing.end - begin - sum(each.ns for each in elsewhere) + early) / 1e9,
+            "data_s": seconds(self.training("data", outermost=True)),
+            "forward_s": seconds(forwards),
+            "backward_s": seconds(self.training("backward")),
+            "step_s": seconds(self.training("step")),
+            "optimizer_s": seconds(self.training("optimizer", "cpu_optimizer")),
+            "eval_s": seconds(self.training("eval", outermost=True)),
+            "checkpoint_s": seconds(self.training("checkpoint_save", "checkpoint_load", outermost=True)),
+            "micro_steps": len(self.training("backward")),
+            "rows": sum_of_known([each.rows for each in forwards]),
+            "tokens": sum_of_known([each.tokens for each in forwards]),
+        }
+
+    def training(self, *names: str, outermost: bool = False) -> list[Span]:
+        codes = [PHASE_CODE[name] for name in names]
+        found = [each for each in self.mine if each.phase in codes and not each.flags & EVAL]
+        return [each for each in found if each.depth == 0 or not outermost]
+
+
+@st.composite
+def any_spans(draw: st.DrawFn) -> list[Any]:
+    phases = st.sampled_from([*range(len(tables.PHASES)), OF_THE_FUTURE, *[PHASE_CODE["step"]] * 8])
+    flags = st.sampled_from([0, 0, EVAL, SKIPPED, BOUNDARY, BOUNDARY, BOUNDARY | SKIPPED])
+    sizes = st.integers(-1, 100)
+    spans, end = [], 0
+    for number in range(draw(st.integers(0, 60))):
+        begin = end + draw(st.integers(-10, 10**9))
+        end = max(end, begin) + draw(st.integers(0, 10**9))
+        size = (draw(sizes), number // 7, 0, draw(sizes), -1)
+        spans.append((begin, end, *size, draw(phases), draw(flags), draw(st.integers(0, 2)), draw(st.integers(0, 1)), 0))
+    return spans
+
+
+@given(any_spans(), st.integers(1, 20), st.integers(0, 60))
+def test_steps_are_those_of_a_slow_reading(spans: list[Any], at_once: int, cut: int) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(steps_module, "_AT_ONCE", at_once)
+        writer = write(Path(folder), tables.SPANS, identity(0), *spans[:cut])
+        table = StepTable(session := read(Path(folder)))
+        table.update()
+        for record in spans[cut:]:
+            writer.write(*record)
         writer.close()
-    finished = RecordingSource(Session.open(folder))
-    for view in seen:
-        again = finished.view(view.cursor_ns)
-        for name in ("cursor_ns", "job", "progress", "gpus", "hosts", "ranks", "iterations", "output"):
-            assert same(getattr(view, name), getattr(again, name)), name
-    assert len(seen[-1].iterations.step) == 5
+        session.refresh()
+        table.update()
+        rows = table.by_rank()[0]
+    expected = Slow(spans).rows
+    assert len(rows) == len(expected)
+    for name in expected[0] if expected else ():
+        np.testing.assert_allclose(rows[name], [row[name] for row in expected], rtol=1e-14, atol=1e-14, err_msg=name)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.analysis.attempts import Member
+from zerotop.analysis.growing import Growing
 from zerotop.analysis.steps import STEP_DTYPE, Rows
 from zerotop.analysis.view import Floats, Iterations
 
@@ -12,20 +16,60 @@ _PHASES = {"data": "data_s", "forward": "forward_s", "backward": "backward_s", "
 
 
 class Joined:
-    """The steps that every rank has finished, oldest first; a step takes as long as on its slowest rank."""
+    """The steps that every rank process has finished or was gone before, oldest first, extended by :meth:`extend`.
 
-    def __init__(self, by_rank: dict[int, Rows]) -> None:
-        self.count = min((len(rows) for rows in by_rank.values()), default=0)
-        table = np.array([rows[: self.count] for rows in by_rank.values()]) if by_rank else np.empty((0, 0), STEP_DTYPE)
-        ranks, count = table.shape
-        slowest = table["iteration_s"].argmax(axis=0) if ranks and count else np.empty(0, np.intp)
-        self.rows: Rows = table[slowest, np.arange(count)] if ranks else np.empty(0, STEP_DTYPE)
-        self.tokens: NDArray[np.int64] = table["tokens"].sum(axis=0) if ranks else np.empty(0, np.int64)
-        # A step is known when its last rank has finished it.
-        self.known_ns: NDArray[np.int64] = (
-            np.maximum.accumulate(table["end_unix_ns"].max(axis=0)) if ranks and count else np.empty(0, np.int64)
-        )
+    A step takes as long as on its slowest rank, and is known when the last rank has finished it or is gone.
+    """
+
+    def __init__(self) -> None:
+        self._rows = Growing(STEP_DTYPE)
+        self._tokens = Growing(np.int64)
+        self._known_ns = Growing(np.int64)
+        self._attempt = 0  # the one that is being joined,
+        self._done = 0  # and how many of its steps are
         self._seen: tuple[int, Iterations] | None = None
+
+    @property
+    def rows(self) -> Rows:
+        """The steps as on their slowest ranks."""
+        return self._rows.rows
+
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        """Tokens of each step over all ranks, 0 where unknown."""
+        return self._tokens.rows
+
+    @property
+    def known_ns(self) -> NDArray[np.int64]:
+        """From when in unix time each step is known; never falls."""
+        return self._known_ns.rows
+
+    def extend(self, attempts: Sequence[Sequence[Member]]) -> None:
+        """Takes in what the processes have finished since."""
+        for number, members in enumerate(attempts[self._attempt :], self._attempt):
+            if number != self._attempt:
+                self._attempt, self._done = number, 0
+            self._join(members)
+
+    def _join(self, members: Sequence[Member]) -> None:
+        end = _end(members)
+        if end <= self._done:
+            return
+        slowest = self._rows.add(end - self._done)
+        slowest["iteration_s"] = -np.inf
+        tokens = np.zeros(len(slowest), np.int64)
+        known_ns = np.full(len(slowest), max(self.known_ns[-1:], default=0), np.int64)
+        for member in members:
+            rows = member.rows[self._done : min(member.count, end)]
+            count = len(rows)
+            slower = np.flatnonzero(rows["iteration_s"] > slowest["iteration_s"][:count])
+            slowest[slower] = rows[slower]
+            tokens[:count] += np.maximum(rows["tokens"], 0)
+            ends = np.append(rows["end_unix_ns"], np.full(len(slowest) - count, member.gone_ns or 0))
+            known_ns = np.maximum(known_ns, ends)
+        self._tokens.add(len(tokens))[:] = tokens
+        self._known_ns.add(len(known_ns))[:] = np.maximum.accumulate(known_ns)
+        self._done = end
 
     def count_known(self, cursor_ns: int) -> int:
         """How many steps had been finished by all ranks at the cursor."""
@@ -34,12 +78,18 @@ class Joined:
     def upto(self, count: int) -> Iterations:
         """The first ``count`` iterations; the same object as before while the count is the same."""
         if self._seen is None or self._seen[0] != count:
-            self._seen = (count, self._build(self.rows[:count]))
+            self._seen = (count, _iterations(self.rows[:count]))
         return self._seen[1]
 
-    @staticmethod
-    def _build(rows: Rows) -> Iterations:
-        total: Floats = rows["iteration_s"]
-        phases: dict[str, Floats] = {name: rows[column] for name, column in _PHASES.items()}
-        phases["other"] = np.maximum(0.0, total - sum(phases.values(), np.zeros(len(rows))))
-        return Iterations(rows["step"], rows["begin_unix_s"], total, phases, rows["skipped"])
+
+def _end(members: Sequence[Member]) -> int:
+    """How many steps are finished by all that are not gone, or by any where all are."""
+    waited_for = [member.count for member in members if member.gone_ns is None]
+    return min(waited_for) if waited_for else max((member.count for member in members), default=0)
+
+
+def _iterations(rows: Rows) -> Iterations:
+    total: Floats = rows["iteration_s"]
+    phases: dict[str, Floats] = {name: rows[column] for name, column in _PHASES.items()}
+    phases["other"] = np.maximum(0.0, total - sum(phases.values(), np.zeros(len(rows))))
+    return Iterations(rows["step"], rows["begin_unix_ns"] / 1e9, total, phases, rows["skipped"])

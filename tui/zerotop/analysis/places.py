@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
+from zerotop.analysis.peaks import Peaks
 from zerotop.analysis.view import Gpu, Host, Rank
 from zerotop.session.reader import Event, Session, Source
 from zerotop_probe.recording.tables import PHASES, UNKNOWN
@@ -18,26 +21,6 @@ _TAIL = 4096
 _RATE_NS = 1_000_000_000
 # Counters jump when a GPU is reset; a PCIe link moves no more than this in a second.
 _FASTEST_LINK = 1e12
-
-
-class Peaks:
-    """The highest resident memory of each process up to a cursor, read forward once and again after going back."""
-
-    def __init__(self) -> None:
-        self._state: dict[int, tuple[int, dict[int, int]]] = {}
-
-    def upto(self, source: Source, cursor_ns: int) -> dict[int, int]:
-        """Bytes by pid."""
-        count = source.count_known(cursor_ns)
-        done, peaks = self._state.get(id(source), (0, {}))
-        if count < done:
-            done, peaks = 0, {}
-        fresh = source.array[done:count]
-        for pid in set(fresh["pid"].tolist()):
-            highest = int(fresh["rss_bytes"][fresh["pid"] == pid].max())
-            peaks[pid] = max(peaks.get(pid, 0), highest)
-        self._state[id(source)] = (count, peaks)
-        return peaks
 
 
 def current_phase(session: Session, host: str, pid: int, cursor_ns: int) -> tuple[str, float, int | None]:
@@ -79,10 +62,10 @@ def ranks(session: Session, cursor_ns: int, peaks: Peaks, *, ended: bool) -> tup
     """The rank processes last sampled, by rank. After the job's end they are shown as they were, not alive."""
     found: dict[tuple[str, int], Rank] = {}
     for source in session.sources["processes"]:
+        highest = peaks.upto(source, "rss_bytes", cursor_ns, by="pid")
         for row in _last_of_each(source, cursor_ns):
-            rank = _rank(session, source, row, cursor_ns, peaks, ended)
-            if rank is not None:
-                found[(source.host, rank.rank)] = rank
+            rank = _rank(session, source, row, cursor_ns, highest, ended)
+            found[(source.host, rank.rank)] = rank
     known = [rank for rank in found.values() if rank.rank >= 0]
     return tuple(sorted(known or found.values(), key=lambda rank: rank.rank))
 
@@ -93,11 +76,12 @@ def _last_of_each(source: Source, cursor_ns: int) -> list[Any]:
     if not known:
         return []
     tail = source.array[max(0, known - _TAIL) : known]
-    since = tail["time_ns"][-1] - FRESH_NS
-    return list({int(row["pid"]): row for row in tail[(tail["time_ns"] >= since) | (tail["rank"] >= 0)]}.values())
+    tail = tail[(tail["time_ns"] >= tail["time_ns"][-1] - FRESH_NS) | (tail["rank"] >= 0)]
+    _, places = np.unique(tail["pid"][::-1], return_index=True)
+    return list(tail[len(tail) - 1 - np.sort(places)[::-1]])
 
 
-def _rank(session: Session, source: Source, row: Any, cursor_ns: int, peaks: Peaks, ended: bool) -> Rank | None:
+def _rank(session: Session, source: Source, row: Any, cursor_ns: int, highest: dict[int, int], ended: bool) -> Rank:
     pid = int(row["pid"])
     fresh = cursor_ns - (int(row["time_ns"]) + source.offset_ns) < FRESH_NS
     phase, phase_s, step = current_phase(session, source.host, pid, cursor_ns)
@@ -111,7 +95,7 @@ def _rank(session: Session, source: Source, row: Any, cursor_ns: int, peaks: Pea
         phase_s=phase_s,
         step=step,
         rss_bytes=rss,
-        rss_peak_bytes=max(rss, peaks.upto(source, cursor_ns).get(pid, 0)),
+        rss_peak_bytes=max(rss, highest.get(pid, 0)),
         shared_bytes=_or_zero(row["shared_bytes"]),
         pinned_bytes=_or_zero(row["pinned_bytes"]) + _or_zero(row["locked_bytes"]),
         cores_used=float(row["cores_used"]),

@@ -1,0 +1,40 @@
+"""Small recordings written with the real writers, a record at a time. Times in tests are seconds, in files nanoseconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from zerotop.session.reader import Session
+from zerotop_probe.recording.tables import PHASE_CODE, Table
+from zerotop_probe.recording.writer import Identity, RecordWriter
+
+S = 10**9
+BEGIN_NS = 1000 * S
+"""What second 0 is in unix time."""
+
+
+def identity(rank: int, pid: int | None = None, host: str = "node1") -> Identity:
+    """A rank's process, or with -1 a node's sampler."""
+    return Identity("rank" if rank >= 0 else "node", rank, host, 100 + rank if pid is None else pid, 1, "boot")
+
+
+def span(begin: float, end: float, phase: str, step: int = 0, flags: int = 0, depth: int = 0, tokens: int = -1) -> Any:
+    """A record of SPANS; two rows where tokens are given."""
+    rows = 2 if tokens >= 0 else -1
+    return (int(begin * S), int(end * S), tokens, step, 0, rows, -1, PHASE_CODE[phase], flags, depth, 0, 0)
+
+
+def write(folder: Path, table: Table, who: Identity, *records: Any, born: float = 0.0, **header: Any) -> RecordWriter:
+    """Writes a table; the writer is to be closed. ``born``: when the file was made."""
+    clock = {"monotonic_ns": int(born * S), "unix_ns": BEGIN_NS + int(born * S)}
+    writer = RecordWriter(str(folder), table, who, clock=clock, **header)
+    for record in records:
+        writer.write(*record)
+    assert writer.lost == 0
+    return writer
+
+
+def read(folder: Path, *, begin_ns: int = BEGIN_NS) -> Session:
+    """The recording in a folder, without a session file. One that began in the future is live, however slow we are."""
+    return Session(folder, {"boot": "boot", "clock": {"unix_ns": begin_ns, "monotonic_ns": 0}})

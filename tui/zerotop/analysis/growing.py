@@ -1,0 +1,35 @@
+"""An array that grows at its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+
+class Growing:
+    """Rows of one type. Adding some costs as much as they are, however many there are already."""
+
+    def __init__(self, dtype: DTypeLike) -> None:
+        self._room: NDArray[Any] = np.empty(0, dtype)
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def rows(self) -> NDArray[Any]:
+        """All rows so far; stays as it is when more are added."""
+        return self._room[: self._count]
+
+    def add(self, count: int) -> NDArray[Any]:
+        """Room for so many rows at the end, of any content, to be written to."""
+        end = self._count + count
+        if end > len(self._room):
+            room = np.empty(max(end, 2 * self._count), self._room.dtype)
+            room[: self._count] = self.rows
+            self._room = room
+        added = self._room[self._count : end]
+        self._count = end
+        return added

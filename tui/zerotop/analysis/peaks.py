@@ -1,0 +1,39 @@
+"""The highest values up to a cursor, wherever it goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotop.session.reader import Source
+
+# Records between two places of which the highest before are kept: what a cursor anywhere has to read.
+_BLOCK = 8192
+
+
+class Peaks:
+    """The highest values of columns, read once; after that a cursor anywhere costs a block."""
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[Source, str], list[dict[int, int]]] = {}
+
+    def upto(self, source: Source, column: str, cursor_ns: int, *, by: str) -> dict[int, int]:
+        """The highest value of a column of integers up to the cursor for each value of the column ``by``."""
+        count = source.count_known(cursor_ns)
+        before = self._before.setdefault((source, column), [{}])
+        for begin in range((len(before) - 1) * _BLOCK, count - _BLOCK + 1, _BLOCK):
+            before.append(_raised(before[-1], source.array[begin : begin + _BLOCK], column, by))
+        blocks = count // _BLOCK
+        return _raised(before[blocks], source.array[blocks * _BLOCK : count], column, by)
+
+
+def _raised(highest: dict[int, int], rows: NDArray[Any], column: str, by: str) -> dict[int, int]:
+    """A copy of ``highest`` with what is higher in ``rows``."""
+    raised = dict(highest)
+    keys, values = rows[by], rows[column]
+    for key in np.unique(keys).tolist():
+        value = int(values[keys == key].max())
+        raised[key] = max(raised.get(key, value), value)
+    return raised
