@@ -1,67 +1,210 @@
-"""How long a recording of ten million records takes to open, and to seek in; NumPy reading of the same bytes beside it."""
+"""How long a recording of ten million records takes to open, and to seek in; NumPy reading of the same bytes beside it.
+
+Two recordings: a job as it is (every table that eight ranks on a node with eight GPUs write, four steps a second), and one
+of nothing but spans, in which there is the most to compute. Files are in the page cache.
+
+python benchmarks/open_session.py [--records 10000000]
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
-import resource
+import re
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from zerotop.analysis.source import RecordingSource
 from zerotop.session.reader import Session
-from zerotop_probe.recording import directory
-from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE, SPANS
-from zerotop_probe.recording.writer import Identity, RecordWriter
+from zerotop_probe.recording import directory, tables
+from zerotop_probe.recording.tables import BEGIN, BOUNDARY, END, PHASE_CODE, TICK
+from zerotop_probe.recording.writer import EventWriter, Identity, RecordWriter
 
+TARGET_S = 1.0
 RANKS = 8
-PER_STEP = ("data", "forward", "backward", "reduce", "step")
+STEP_NS = 250_000_000
+TICK_NS = 100_000_000
+THREADS, THREADS_EVERY = 8, 5  # the busiest of each rank, every so many ticks
+LAUNCHER = 999
+# The phases of a step and how deep they lie, in the order in which they end: its optimizer is offloaded to the CPU.
+PHASES = (
+    ("data", 0),
+    ("forward", 0),
+    ("reduce", 1),
+    ("backward", 0),
+    ("grads_to_cpu", 1),
+    ("cpu_optimizer", 1),
+    ("params_to_gpu", 1),
+    ("allgather", 1),
+    ("step", 0),
+)
+ONLY_SPANS = (("data", 0), ("forward", 0), ("backward", 0), ("reduce", 0), ("step", 0))
 
 
-def write(path: Path, records: int) -> None:
-    """A recording of hand-made steps of five phases on eight ranks; the files' headers are the real writer's."""
-    count = records // RANKS // len(PER_STEP) * len(PER_STEP)
-    phase = np.tile(np.array([PHASE_CODE[name] for name in PER_STEP]), count // len(PER_STEP))
-    identity = Identity.of_this_process("rank", 0)
-    for rank in range(RANKS):
-        mine = identity._replace(rank=rank, pid=1000 + rank)
-        RecordWriter(str(path), SPANS, mine).close()
-        spans = np.zeros(count, np.dtype([tuple(field) for field in SPANS.dtype]))
-        begin = time.monotonic_ns() + np.arange(count) * 1_000_000
-        spans["begin_ns"], spans["end_ns"], spans["phase"] = begin, begin + 900_000, phase
-        spans["step"] = np.arange(count) // len(PER_STEP)
-        spans["flags"] = np.where(phase == PHASE_CODE["step"], BOUNDARY, 0)
-        with open(path / f"spans-{mine.stem}.rec", "ab") as file:
-            spans.tofile(file)
+class Recording:
+    """Writes made-up tables with the real writer's headers. Times are nanoseconds since a begin that lies in the past."""
+
+    def __init__(self, path: Path, length_ns: int) -> None:
+        self.length_ns = length_ns
+        self.clock = {"monotonic_ns": 0, "unix_ns": time.time_ns() - length_ns - 60 * 10**9}
+        self.path = Path(directory.create(["python", "train.py"], path=str(path), clock=self.clock))
+        self.node = Identity.of_this_process("node")
+        self.records = 0
+
+    def rank(self, number: int) -> Identity:
+        """Who writes as this rank."""
+        return self.node._replace(role="rank", rank=number, pid=1000 + number)
+
+    def table(self, table: tables.Table, who: Identity, count: int, **columns: Any) -> None:
+        """One writer's records; columns that are not given are 0."""
+        RecordWriter(str(self.path), table, who, clock=self.clock, peaks="window").close()
+        rows = np.zeros(count, np.dtype([tuple(field) for field in table.dtype]))
+        for name, values in columns.items():
+            rows[name] = values
+        with open(self.path / f"{table.name}-{who.stem}.rec", "ab") as file:
+            rows.tofile(file)
+        self.records += count
+
+    def spans(self, who: Identity, phases: tuple[tuple[str, int], ...]) -> dict[str, Any]:
+        """The spans of a rank, of evenly long phases; what begins and allocator samples share with them."""
+        steps, each = self.length_ns // STEP_NS, len(phases)
+        place = {
+            "step": np.repeat(np.arange(steps), each),
+            "phase": np.tile([PHASE_CODE[name] for name, _ in phases], steps),
+        }
+        begin = np.arange(steps * each) * (STEP_NS // each)
+        forward = place["phase"] == PHASE_CODE["forward"]
+        self.table(
+            tables.SPANS,
+            who,
+            steps * each,
+            begin_ns=begin,
+            end_ns=begin + STEP_NS // each,
+            depth=np.tile([depth for _, depth in phases], steps),
+            flags=np.where(place["phase"] == PHASE_CODE["step"], BOUNDARY, 0),
+            tokens=np.where(forward, 4096, -1),
+            rows=np.where(forward, 8, -1),
+            **place,
+        )
+        return {"time_ns": begin, **place}
+
+    def allocator(self, who: Identity, begins: dict[str, Any]) -> None:
+        """Samples at the begin and the end of every phase, and at ticks between."""
+        times = [begins["time_ns"], begins["time_ns"] + STEP_NS // len(PHASES), self.ticks()]
+        edges = np.repeat([BEGIN, END, TICK], [len(part) for part in times])
+        order = np.argsort(joined := np.concatenate(times), kind="stable")
+        held = 10**10 + joined % 10**9
+        counts = dict.fromkeys(("allocated_bytes", "allocated_peak_bytes", "reserved_peak_bytes"), held[order])
+        self.table(tables.ALLOCATOR, who, len(order), time_ns=joined[order], edge=edges[order], **counts)
+
+    def ticks(self, each: int = 1, every: int = 1) -> Any:
+        """The sampler's times, for ``each`` things it samples."""
+        return np.repeat(np.arange(0, self.length_ns, TICK_NS * every), each)
+
+    def samples(self, table: tables.Table, each: int, every: int = 1, **columns: Any) -> None:
+        """What the node's sampler writes of ``each`` things; a column is one value, or those of one tick."""
+        times = self.ticks(each, every)
+        whole = {name: np.resize(values, len(times)) for name, values in columns.items()}
+        self.table(table, self.node, len(times), time_ns=times, **whole)
+
+
+def write_job(path: Path, records: int) -> Recording:
+    """Everything that eight ranks and a sampler write, about so many records."""
+    per_step = RANKS * (4 * len(PHASES) + 1)
+    per_tick = 2 * RANKS + RANKS + 1 + 1 + RANKS * (THREADS / THREADS_EVERY + 1)
+    made = Recording(path, int(records / (per_step / STEP_NS + per_tick / TICK_NS)))
+    for number in range(RANKS):
+        who = made.rank(number)
+        begins = made.spans(who, PHASES)
+        made.table(tables.BEGINS, who, len(begins["time_ns"]), **begins)
+        made.allocator(who, begins)
+        steps = made.length_ns // STEP_NS
+        made.table(tables.PROBE, who, steps, time_ns=(np.arange(steps) + 1) * STEP_NS)
+    numbers = np.arange(RANKS)
+    pids = 1000 + numbers
+    made.samples(tables.GPUS, RANKS, gpu=numbers, used_bytes=10**10, total_bytes=10**11)
+    made.samples(tables.GPU_PROCESSES, RANKS, gpu=numbers, pid=pids, used_bytes=10**10)
+    made.samples(tables.PROCESSES, RANKS + 1, pid=[*pids, LAUNCHER], rank=[*numbers, -1], rss_bytes=[*pids * 10**7, 1])
+    made.samples(tables.THREADS, RANKS * THREADS, THREADS_EVERY, pid=np.repeat(pids, THREADS), cores_used=0.5)
+    made.samples(tables.HOSTS, 1, cores=64, memory_total_bytes=10**12, cgroup_limit_bytes=-1)
+    _write_events(made)
+    return made
+
+
+def _write_events(made: Recording) -> None:
+    node = EventWriter(str(made.path), made.node)
+    node.write(0, "node", gpus=[{"index": number, "name": "GPU", "uuid": f"GPU-{number}"} for number in range(RANKS)])
+    node.write(0, "job_started", pid=LAUNCHER)
+    node.write(made.length_ns, "job_ended", exit_code=0, text="The job ended well.")
+    rank = EventWriter(str(made.path), made.rank(0))
+    rank.write(0, "engine", world_size=RANKS, zero_stage=2, model="made up")
+    for writer in (node, rank):
+        writer.close()
+
+
+def write_spans(path: Path, records: int) -> Recording:
+    """Nothing but spans."""
+    made = Recording(path, records // RANKS // len(ONLY_SPANS) * STEP_NS)
+    for number in range(RANKS):
+        made.spans(made.rank(number), ONLY_SPANS)
+    return made
+
+
+def _read_with_numpy(path: Path) -> float:
+    begin = time.perf_counter()
+    for file in path.glob("*.rec"):
+        with open(file, "rb") as opened:
+            header = json.loads(opened.readline())
+            np.fromfile(opened, np.dtype([tuple(field) for field in header["dtype"]]))
+    return time.perf_counter() - begin
+
+
+def _memory(field: str) -> int:
+    """A field of this process's status in MiB."""
+    return int(re.findall(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text())[0]) // 1024
+
+
+def measure(path: Path) -> None:
+    """Opens the recording and prints figures; in a process of its own, whose memory is that of opening."""
+    before = _memory("VmHWM")
+    begin = time.perf_counter()
+    source = RecordingSource(Session.open(path))
+    view = source.view(None)
+    opened = time.perf_counter() - begin
+    peak, mapped = _memory("VmHWM") - before, _memory("RssFile")
+    times = []
+    for share in (0.5, 0.25, 0.75):
+        begin = time.perf_counter()
+        source.view(int(source.begin_ns + share * (source.end_ns - source.begin_ns)))
+        times.append(time.perf_counter() - begin)
+    plain = _read_with_numpy(path)
+    print(f"  {len(view.iterations.step):,} steps on {RANKS} ranks; it ends {view.progress.elapsed_s / 3600:.1f} h in")
+    print(f"  open to first view {opened:.2f} s, target {TARGET_S:.2f} s: ratio {opened / TARGET_S:.2f}")
+    print(f"  reading the same bytes with NumPy {plain:.2f} s: ratio {opened / plain:.1f}")
+    print(f"  a view elsewhere {max(times) * 1e3:.1f} ms, the slowest of {len(times)}")
+    print(f"  highest resident memory {peak} MiB more than before; mapped file pages at the end {mapped} MiB")
 
 
 def main() -> None:
-    """Prints seconds, ratios and the highest resident memory."""
-    records = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000_000
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(directory.create(["python", "train.py"], path=folder + "/session"))
-        write(path, records)
-        begin = time.perf_counter()
-        for file in sorted(path.glob("spans-*.rec")):
-            with open(file, "rb") as opened:
-                header = json.loads(opened.readline())
-                np.fromfile(opened, np.dtype([tuple(field) for field in header["dtype"]]))
-        plain = time.perf_counter() - begin
-        begin = time.perf_counter()
-        source = RecordingSource(Session.open(path))
-        view = source.view(None)
-        ours = time.perf_counter() - begin
-        middle = (source.begin_ns + source.end_ns) // 2
-        begin = time.perf_counter()
-        source.view(middle)
-        seek = time.perf_counter() - begin
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"{records:,} records, {len(view.iterations.step):,} steps on {RANKS} ranks")
-    print(f"open to first view {ours:.2f} s; reading the bytes with NumPy {plain:.2f} s; ratio {ours / plain:.2f}")
-    print(f"seek to the middle {seek * 1e3:.1f} ms; highest resident memory {peak:.0f} MiB, mapped pages included")
+    """Writes both recordings and measures each in a fresh process."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--records", type=int, default=10_000_000)
+    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        measure(options.measure)
+        return
+    for name, write in (("a job as it is", write_job), ("nothing but spans", write_spans)):
+        with tempfile.TemporaryDirectory() as folder:
+            made = write(Path(folder, "session"), options.records)
+            print(f"{name}: {made.records:,} records", flush=True)
+            subprocess.run([sys.executable, __file__, "--measure", str(made.path)], check=True)
 
 
 if __name__ == "__main__":
