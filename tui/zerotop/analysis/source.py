@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from zerotop.analysis import places
+from zerotop.analysis.attempts import attempts
 from zerotop.analysis.history import Histories
 from zerotop.analysis.iterations import Joined
+from zerotop.analysis.peaks import Peaks
 from zerotop.analysis.steps import StepTable
 from zerotop.analysis.view import Cost, Job, LiveView, Progress, State
 from zerotop.session.reader import Event, Session
@@ -28,9 +30,9 @@ class RecordingSource:
     def __init__(self, session: Session) -> None:
         self.session = session
         self._steps = StepTable(session)
-        self._peaks = places.Peaks()
+        self._peaks = Peaks()
         self._histories = Histories(session)
-        self._joined = Joined({})
+        self._joined = Joined()
         self._events: dict[str, list[Event]] = {}
         self._event_count = -1
         self._transcript, self._older = Transcript(session), Transcript(session)
@@ -65,13 +67,14 @@ class RecordingSource:
         return True
 
     def _digest(self) -> None:
-        if self._steps.update():
-            self._joined = Joined(self._steps.by_rank())
         if len(self.session.events) != self._event_count:
             self._event_count = len(self.session.events)
             self._events = {}
             for event in self.session.events:
                 self._events.setdefault(event.name, []).append(event)
+        self._steps.update()
+        over_ns = None if self.session.live else self.session.last_written_ns
+        self._joined.extend(attempts(self._steps.processes, self._events, over_ns))
 
     def step_time(self, step: int) -> int | None:
         """The moment at which ``step`` has just finished on all ranks."""
@@ -152,6 +155,8 @@ class RecordingSource:
             found.append(f"Recording is partial: {event.facts.get('where')}: {event.facts.get('error')}")
         if self.session.damaged_files:
             found.append(f"{self.session.damaged_files} damaged files of this recording were passed over.")
+        if self.session.damaged_lines:
+            found.append(f"{self.session.damaged_lines} damaged lines in this recording's events were passed over.")
         return tuple(dict.fromkeys(found))
 
     def _progress(self, cursor: int, count: int, job: Job) -> Progress:
