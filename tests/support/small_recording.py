@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 from zerotop.session.reader import Session
-from zerotop_probe.recording.tables import PHASE_CODE, Table
+from zerotop_probe.recording.tables import PHASE_CODE, UNKNOWN, Field, Table
 from zerotop_probe.recording.writer import Identity, RecordWriter
 
 S = 10**9
@@ -23,6 +24,18 @@ def span(begin: float, end: float, phase: str, step: int = 0, flags: int = 0, de
     """A record of SPANS; two rows where tokens are given."""
     rows = 2 if tokens >= 0 else -1
     return (int(begin * S), int(end * S), tokens, step, 0, rows, -1, PHASE_CODE[phase], flags, depth, 0, 0)
+
+
+def record(table: Table, **fields: Any) -> tuple[Any, ...]:
+    """A record in which everything that is not given is unknown."""
+    assert set(fields) <= {field.name for field in table.fields}
+    return tuple(fields.get(field.name, _nothing(field)) for field in table.fields)
+
+
+def _nothing(field: Field) -> Any:
+    if field.code in "fd":
+        return math.nan
+    return b"" if field.code.endswith("s") else UNKNOWN if field.code in "qi" else 0
 
 
 def write(folder: Path, table: Table, who: Identity, *records: Any, born: float = 0.0, **header: Any) -> RecordWriter:

@@ -12,31 +12,19 @@ from typing import Any
 import polars
 import pytest
 
-from small_recording import BEGIN_NS, S, identity, read
+from small_recording import BEGIN_NS, S, identity, read, record
 from small_recording import span as span_of
 from small_recording import write as write_open
 from zerotop.analysis import frames
 from zerotop.analysis.export import FORMATS, MORE_TABLES, TABLES, export, spreadsheet_safe
 from zerotop.analysis.steps import steps
 from zerotop_probe.recording import tables
-from zerotop_probe.recording.tables import BOUNDARY, SKIPPED, UNKNOWN
+from zerotop_probe.recording.tables import BOUNDARY, SKIPPED
 from zerotop_probe.recording.writer import EventWriter, Identity
 
 
 def write(folder: Path, table: tables.Table, who: Identity, *records: tuple[Any, ...]) -> None:
     write_open(folder, table, who, *records).close()
-
-
-def record(table: tables.Table, **fields: Any) -> tuple[Any, ...]:
-    """A record in which everything that is not given is unknown."""
-    assert set(fields) <= {field.name for field in table.fields}
-    return tuple(fields.get(field.name, nothing(field)) for field in table.fields)
-
-
-def nothing(field: tables.Field) -> Any:
-    if field.code in "fd":
-        return math.nan
-    return b"" if field.code.endswith("s") else UNKNOWN if field.code in "qi" else 0
 
 
 def rows(session: Any, table: str, fmt: str) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from small_recording import S, identity, read, span, write
+from small_recording import S, identity, read, record, span, write
 from zerotop.analysis.places import FRESH_NS
 from zerotop.analysis.step_memory import Windows
 from zerotop.analysis.steps import steps
@@ -46,11 +46,6 @@ def three_steps(folder: Path) -> None:
     write(folder, tables.SPANS, identity(0), *records).close()
 
 
-def allocator(at: float, **bytes_: int) -> tuple[Any, ...]:
-    values = {"time_ns": int(at * S), **bytes_}
-    return tuple(values.get(field.name, 0) for field in tables.ALLOCATOR.fields)
-
-
 @pytest.mark.parametrize(
     ("header", "peaks", "expected"),
     [
@@ -63,15 +58,16 @@ def test_the_peak_is_of_the_step_it_was_in(
     tmp_path: Path, header: dict[str, str], peaks: tuple[int, ...], expected: list[int]
 ) -> None:
     samples = zip((2, 10, 12, 20, 25, 30), (5, 3, 4, 4, 9, 2), peaks, strict=True)
-    records = [allocator(at, allocated_bytes=now, allocated_peak_bytes=peak) for at, now, peak in samples]
+    records = [
+        record(tables.ALLOCATOR, time_ns=at * S, allocated_bytes=now, allocated_peak_bytes=peak) for at, now, peak in samples
+    ]
     write(tmp_path, tables.ALLOCATOR, identity(0), *records, **header).close()
     three_steps(tmp_path)
     assert steps(read(tmp_path))["allocated_peak_bytes"].tolist() == expected
 
 
 def process(at: float, pid: int, rss: int) -> tuple[Any, ...]:
-    values = {"time_ns": int(at * S), "pid": pid, "rss_bytes": rss}
-    return tuple(values.get(field.name, 0) for field in tables.PROCESSES.fields)
+    return record(tables.PROCESSES, time_ns=int(at * S), pid=pid, rss_bytes=rss)
 
 
 def test_resident_memory_is_of_the_own_process_whichever_sampler_took_it(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from zerotop.analysis import places
 from zerotop.analysis.attempts import attempts
+from zerotop.analysis.gpus import gpus
 from zerotop.analysis.history import Histories
 from zerotop.analysis.iterations import Joined
 from zerotop.analysis.peaks import Peaks
@@ -92,19 +93,19 @@ class RecordingSource:
         nodes, engines = self._until("node", cursor), self._until("engine", cursor)
         job = self._job(cursor)
         lies_on = places.allocators(self.session, nodes, engines)
-        gpus = places.gpus(self.session, cursor, nodes, lies_on)
+        on_gpus = gpus(self.session, cursor, nodes, lies_on, self._peaks)
         ranks = places.ranks(self.session, cursor, self._peaks, ended=job.state is State.ENDED)
         return LiveView(
             cursor_ns=cursor,
             job=job,
             progress=self._progress(cursor, count, job),
-            gpus=gpus,
+            gpus=on_gpus,
             hosts=places.hosts(self.session, cursor),
             ranks=ranks,
             iterations=self._joined.upto(count),
             cost=self._cost(cursor),
             output=self._transcript.lines(cursor, _OUTPUT_LINES),
-            history=self._histories.at(cursor, ranks, [(gpu.host, gpu.index) for gpu in gpus], lies_on),
+            history=self._histories.at(cursor, ranks, [(gpu.host, gpu.index) for gpu in on_gpus], lies_on),
         )
 
     def _until(self, name: str, cursor: int) -> list[Event]:

@@ -1,0 +1,98 @@
+"""GPUs at a cursor, from the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from zerotop.analysis.peaks import Peaks
+from zerotop.analysis.places import FRESH_NS, last_ticks
+from zerotop.analysis.view import Gpu
+from zerotop.session.reader import Event, Session, Source
+from zerotop_probe.recording.tables import UNKNOWN
+
+Key = tuple[str, int]  # host and NVML index
+_RATE_NS = 1_000_000_000
+# Counters jump when a GPU is reset; a PCIe link moves no more than this in a second.
+_FASTEST_LINK = 1e12
+
+
+def gpus(
+    session: Session, cursor_ns: int, nodes: Iterable[Event], lies_on: dict[int, Key], peaks: Peaks
+) -> tuple[Gpu, ...]:
+    """Each GPU as last sampled, with what PyTorch's allocators on it say; ``lies_on`` is from :func:`places.allocators`."""
+    names = {(node.host, gpu["index"]): str(gpu["name"]) for node in nodes for gpu in node.facts.get("gpus") or []}
+    held = _held(session, cursor_ns, lies_on, peaks)
+    used_by_job = _used_by_job(session, cursor_ns)
+    found = {}
+    for host, (source, tick) in last_ticks(session.sources["gpus"], cursor_ns).items():
+        for row in tick:
+            key = (host, int(row["gpu"]))
+            rates = _rates(source, row, cursor_ns)
+            found[key] = _gpu(key, names.get(key, "GPU"), row, rates, held.get(key, {}), used_by_job.get(key))
+    return tuple(found[key] for key in sorted(found))
+
+
+def _gpu(key: Key, name: str, row: Any, rates: tuple[float, float], held: dict[str, int], used_by_job: int | None) -> Gpu:
+    return Gpu(
+        host=key[0],
+        index=key[1],
+        name=name,
+        total_bytes=int(row["total_bytes"]),
+        used_bytes=max(0, int(row["used_bytes"])),
+        allocated_bytes=held.get("allocated_bytes"),
+        allocated_peak_bytes=held.get("allocated_peak_bytes"),
+        reserved_bytes=held.get("reserved_bytes"),
+        reserved_peak_bytes=held.get("reserved_peak_bytes"),
+        process_bytes=used_by_job,
+        utilization_percent=float(row["utilization_percent"]),
+        power_w=float(row["power_w"]),
+        temperature_c=float(row["temperature_c"]),
+        pcie_tx_bytes_per_s=rates[0],
+        pcie_rx_bytes_per_s=rates[1],
+    )
+
+
+def _held(session: Session, cursor_ns: int, lies_on: dict[int, Key], peaks: Peaks) -> dict[Key, dict[str, int]]:
+    """What PyTorch's allocators on each GPU hold and held at most, by column, summed over ranks."""
+    by_rank: dict[tuple[Key, int], dict[str, int]] = {}
+    tables = [(session.sources["allocator"][place], key) for place, key in lies_on.items()]
+    for source, key in sorted(tables, key=lambda table: table[0].born_ns):
+        if known := source.count_known(cursor_ns):
+            held = by_rank.setdefault((key, source.rank), {})
+            # A rank that was started again holds what its last process does.
+            held |= {column: int(source.array[known - 1][column]) for column in ("allocated_bytes", "reserved_bytes")}
+            for column in ("allocated_peak_bytes", "reserved_peak_bytes"):
+                highest = max(peaks.upto(source, column, cursor_ns, by="device").values())
+                held[column] = max(highest, held.get(column, 0))
+    found: dict[Key, dict[str, int]] = {}
+    for (key, _), held in by_rank.items():
+        found[key] = {column: bytes_ + found.get(key, {}).get(column, 0) for column, bytes_ in held.items()}
+    return found
+
+
+def _used_by_job(session: Session, cursor_ns: int) -> dict[Key, int]:
+    """NVML's figure for the ranks' processes on each GPU; none where it is not known."""
+    ranks = {(source.host, source.pid) for source in session.sources["begins"]}
+    found: dict[Key, int] = {}
+    for host, (_, tick) in last_ticks(session.sources["gpu_processes"], cursor_ns, cursor_ns - FRESH_NS).items():
+        for row in tick:
+            if (host, int(row["pid"])) in ranks and row["used_bytes"] != UNKNOWN:
+                key = (host, int(row["gpu"]))
+                found[key] = found.get(key, 0) + int(row["used_bytes"])
+    return found
+
+
+def _rates(source: Source, row: Any, cursor_ns: int) -> tuple[float, float]:
+    """PCIe bytes per second each way over the last second; NaN where not measured."""
+    before = source.last_tick(int(row["time_ns"]) + source.offset_ns - _RATE_NS, cursor_ns - 4 * _RATE_NS)
+    earlier = before[before["gpu"] == row["gpu"]]
+    if not len(earlier):
+        return float("nan"), float("nan")
+    seconds = (int(row["time_ns"]) - int(earlier[0]["time_ns"])) / 1e9
+    rates = []
+    for column in ("pcie_tx_bytes", "pcie_rx_bytes"):
+        now, then = int(row[column]), int(earlier[0][column])
+        rate = (now - then) / seconds if seconds > 0 and now >= then >= 0 else float("nan")
+        rates.append(rate if rate < _FASTEST_LINK else float("nan"))
+    return rates[0], rates[1]
