@@ -33,11 +33,11 @@ async def test_what_is_written_is_drawn_at_the_next_tick() -> None:
     seen = Watch(offload_story(), 75.0)
     async with seen.app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
-        assert "14/616" in seen.text()
+        assert "15/616" in seen.text()
         seen.seconds = 90.0
         seen.app.tick()
         await pilot.pause()
-        assert "20/616" in seen.text()
+        assert "21/616" in seen.text()
         assert "● LIVE" in seen.text()
 
 
@@ -79,7 +79,7 @@ async def test_keys_move_through_time(keys: list[str], step: int, badge: str) ->
     async with seen.app.run_test(size=(120, 40)) as pilot:
         await pilot.press(*keys)
         await pilot.pause()
-        assert f"{step:>3}/616" in seen.text()
+        assert f"{step + 1:>3}/616" in seen.text()
         assert badge in seen.text()
 
 
@@ -120,7 +120,7 @@ async def test_a_replay_plays_and_ends() -> None:
         seen.clock += 12
         seen.app.tick()
         await pilot.pause()
-        assert " 8/40" in seen.text()
+        assert " 9/40" in seen.text()
         seen.clock += 60
         seen.app.tick()
         await pilot.pause()
@@ -281,7 +281,7 @@ async def test_the_palette_has_every_action() -> None:
         assert "Restart sampler" not in titles
         await pilot.press("ctrl+p", *"step back", "enter", "enter")
         await pilot.pause()
-        assert "13/616" in seen.text()
+        assert "14/616" in seen.text()
 
 
 async def test_themes_switch() -> None:
@@ -494,7 +494,7 @@ async def test_resizing() -> None:
             await pilot.pause()
             assert [len(line) for line in seen.text().split("\n")] == [size[0]] * size[1]
         assert "Memory GiB" in seen.text()
-        assert "14/616" in seen.text()
+        assert "15/616" in seen.text()
 
 
 async def test_only_what_changed_is_repainted(monkeypatch: pytest.MonkeyPatch) -> None:

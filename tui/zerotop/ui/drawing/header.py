@@ -68,7 +68,7 @@ def _progress_items(progress: Progress, job: Job, bar: int, glyphs: Glyphs) -> l
     """(importance, row) in drawing order."""
     items: list[tuple[int, Row]] = [(9, _step(progress, glyphs))]
     if progress.total_steps and bar >= 4:
-        done = ((progress.step if progress.step is not None else -1) + 1) / progress.total_steps
+        done = progress.finished_steps / progress.total_steps
         items.append((2, stacked_bar([("progress", done)], 1.0, bar, glyphs, rest="progress-rest")))
     if known(progress.iteration_s):
         items.append((8, ((speed(progress.iteration_s), "band-value"),)))
@@ -84,16 +84,16 @@ def _progress_items(progress: Progress, job: Job, bar: int, glyphs: Glyphs) -> l
 
 
 def _step(progress: Progress, glyphs: Glyphs) -> Row:
-    """``step  13/616``, as wide for the first step as for the last."""
+    """``step  13/616``, how many are finished, as wide for the first step as for the last."""
     if progress.step is None:
         text = glyphs.plain("no step yet") if progress.total_steps is None else f"step –/{progress.total_steps}"
         return ((glyphs.plain(text), "band-muted"),)
     if progress.total_steps is None:
-        return (("step ", "band-muted"), (str(progress.step), "band-value"))
+        return (("step ", "band-muted"), (str(progress.finished_steps), "band-value"))
     total = str(progress.total_steps)
     return (
         ("step ", "band-muted"),
-        (str(progress.step).rjust(len(total)), "band-value"),
+        (str(progress.finished_steps).rjust(len(total)), "band-value"),
         (f"/{total}", "band"),
     )
 
