@@ -74,7 +74,7 @@ def test_in_two_parts(tmp_path: Path) -> None:
         writer.close()
         session.refresh()
         table.update()
-        np.testing.assert_array_equal(table.by_rank()[0], steps(read(folder)))
+        np.testing.assert_array_equal(table.processes[0].rows, steps(read(folder)))
 
 
 INIT, LOAD = PHASE_CODE["init"], PHASE_CODE["checkpoint_load"]
@@ -182,7 +182,7 @@ def test_steps_are_those_of_a_slow_reading(spans: list[Any], at_once: int, cut: 
         writer.close()
         session.refresh()
         table.update()
-        rows = table.by_rank()[0]
+        rows = table.processes[0].rows
     expected = Slow(spans).rows
     assert len(rows) == len(expected)
     for name in expected[0] if expected else ():

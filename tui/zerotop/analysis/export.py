@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 if TYPE_CHECKING:
     from zerotop.session.reader import Session
 
-TABLES = ("steps", "spans", "gpus", "processes", "threads", "allocator", "events")
-MORE_TABLES = ("gpu_processes", "hosts", "probe")
+TABLES = (
+    *("steps", "spans", "gpus", "processes", "threads", "allocator", "events"),
+    *("device_times", "gpu_processes", "hosts", "probe"),
+)
 FORMATS = ("csv", "parquet", "jsonl")
 
 # What a spreadsheet may take for the beginning of a formula, the full-width forms included.
@@ -26,8 +28,8 @@ def export(session: Session, table: str, fmt: str, stream: BinaryIO) -> int:
 
     Raises ValueError, with a sentence for the user, for a table or format there is not.
     """
-    if table not in TABLES + MORE_TABLES:
-        raise ValueError(f"There is no table {table!r} to export; there are {', '.join(TABLES + MORE_TABLES)}.")
+    if table not in TABLES:
+        raise ValueError(f"There is no table {table!r} to export; there are {', '.join(TABLES)}.")
     if fmt not in FORMATS:
         raise ValueError(f"There is no export format {fmt!r}; there are {', '.join(FORMATS)}.")
     rows = 0

@@ -15,14 +15,14 @@ import numpy as np
 import polars
 from numpy.typing import NDArray
 
-from zerotop.analysis.steps import STEP_DTYPE, StepTable
+from zerotop.analysis.steps import STEP_DTYPE, steps_of_ranks
 from zerotop.session.reader import Event, Session
 from zerotop_probe.recording import tables
 
 BATCH_ROWS = 100_000
 
 # Written by the ranks themselves: the writer's rank is a column. (Records of processes have their own.)
-_OF_RANKS = ("spans", "allocator", "probe")
+_OF_RANKS = ("spans", "allocator", "device_times", "probe")
 _TIMES = {"time_ns": "time_unix_ns", "begin_ns": "begin_unix_ns", "end_ns": "end_unix_ns"}
 _FLAGS = {"boundary": tables.BOUNDARY, "skipped": tables.SKIPPED, "eval": tables.EVAL, "failed": tables.FAILED}
 _NAMES = {"phase": tables.PHASES, "edge": ("tick", "begin", "end")}
@@ -57,7 +57,8 @@ def frames(session: Session, table: str, text: Text) -> Iterator[polars.DataFram
     if table == "events":
         yield from (_events(batch, text) for batch in _batches(session.events))
     elif table == "steps":
-        yield from (_steps(batch) for rows in _rank_steps(session) for batch in _batches(rows))
+        yield _steps(np.empty(0, STEP_DTYPE))
+        yield from (_steps(batch) for rows in steps_of_ranks(session) for batch in _batches(rows))
     else:
         layout = tables.TABLES[table]
         empty = np.empty(0, [(field.name, field.dtype) for field in layout.fields])
@@ -70,13 +71,6 @@ def frames(session: Session, table: str, text: Text) -> Iterator[polars.DataFram
 
 def _batches(rows: Any) -> Iterator[Any]:
     return (rows[begin : begin + BATCH_ROWS] for begin in range(0, max(1, len(rows)), BATCH_ROWS))
-
-
-def _rank_steps(session: Session) -> list[Rows]:
-    table = StepTable(session)
-    table.update()
-    processes = sorted(table.processes, key=lambda process: process.source.rank)
-    return [process.rows for process in processes] or [np.empty(0, STEP_DTYPE)]
 
 
 def _steps(rows: Rows) -> polars.DataFrame:

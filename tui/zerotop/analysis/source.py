@@ -14,7 +14,7 @@ from zerotop.analysis.gpus import gpus
 from zerotop.analysis.history import Histories
 from zerotop.analysis.iterations import Joined
 from zerotop.analysis.peaks import Peaks
-from zerotop.analysis.steps import StepTable
+from zerotop.analysis.steps import RankSteps, StepTable
 from zerotop.analysis.view import Cost, Job, LiveView, Progress, State
 from zerotop.session.reader import Event, Session
 from zerotop.session.transcript import Transcript
@@ -53,6 +53,11 @@ class RecordingSource:
     def end_ns(self) -> int:
         """The latest moment there is something to show of; now while live."""
         return self.session.end_ns
+
+    @property
+    def processes(self) -> list[RankSteps]:
+        """The rank processes with their steps, in the order in which they made their engines."""
+        return self._steps.processes
 
     @property
     def last_step(self) -> int | None:

@@ -149,16 +149,14 @@ class StepTable:
             new |= self._processes[source].update()
         return new
 
-    def by_rank(self) -> dict[int, Rows]:
-        """Each rank's steps in order, none where none is finished; a restarted rank has those of all its processes."""
-        found: dict[int, list[Rows]] = {}
-        for process in self.processes:
-            found.setdefault(process.source.rank, []).append(process.rows)
-        return {rank: np.concatenate(parts) for rank, parts in sorted(found.items())}
+
+def steps_of_ranks(session: Session) -> list[Rows]:
+    """All finished steps of each rank process, by rank and then in the order in which they made their engines."""
+    table = StepTable(session)
+    table.update()
+    return [process.rows for process in sorted(table.processes, key=lambda process: process.source.rank)]
 
 
 def steps(session: Session) -> Rows:
     """All finished steps of a session, by rank and then in order (dtype STEP_DTYPE)."""
-    table = StepTable(session)
-    table.update()
-    return np.concatenate([np.empty(0, STEP_DTYPE), *table.by_rank().values()])
+    return np.concatenate([np.empty(0, STEP_DTYPE), *steps_of_ranks(session)])

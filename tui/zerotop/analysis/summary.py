@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 
 from zerotop.analysis.source import RecordingSource
-from zerotop.analysis.steps import Rows, StepTable
+from zerotop.analysis.steps import RankSteps
 from zerotop.analysis.view import Job, LiveView
 from zerotop.session.reader import Session
 
@@ -14,14 +17,9 @@ _GIB = 1 << 30
 
 def summary(session: Session) -> str:
     """What was measured, up to the recording's end; one fact a line."""
-    view = RecordingSource(session).view(None)
-    table = StepTable(session)
-    table.update()
-    parts = list(table.by_rank().values())
-    lines = [_job_line(view.job)]
-    if parts:
-        lines += _step_lines(view, np.concatenate(parts))
-    lines += _gpu_lines(view)
+    source = RecordingSource(session)
+    view = source.view(None)
+    lines = [_job_line(view.job), *_step_lines(view), *_peak_lines(source.processes), *_cost_lines(view), *_gpu_lines(view)]
     lines += [f"zerotop: {notice}" for notice in view.job.notices]
     if view.job.exit_text:
         lines.append(view.job.exit_text)
@@ -41,31 +39,40 @@ def _job_line(job: Job) -> str:
     return f"{job.model}:{size} ZeRO-{job.zero_stage}{offload}, {job.dtype}, batch {batch} (micro x accumulation x ranks)"
 
 
-def _step_lines(view: LiveView, rows: Rows) -> list[str]:
-    iterations = view.iterations
+def _step_lines(view: LiveView) -> list[str]:
+    seconds = view.iterations.iteration_s
+    if not len(seconds):
+        return []
+    phases = ", ".join(f"{name} {np.median(values):.3f}" for name, values in view.iterations.phase_s.items())
+    return [
+        f"{len(seconds)} steps, {view.progress.skipped_steps} skipped: median {np.median(seconds):.3f} s an iteration,"
+        f" slowest {seconds.max():.3f} s at step {view.iterations.step[seconds.argmax()]}",
+        f"seconds in each phase (median, slowest rank): {phases}",
+    ]
+
+
+def _peak_lines(processes: Sequence[RankSteps]) -> list[str]:
     lines = []
-    if len(iterations.step):
-        seconds = iterations.iteration_s
-        phases = ", ".join(f"{name} {np.median(values):.3f}" for name, values in iterations.phase_s.items())
-        lines.append(
-            f"{len(seconds)} steps, {view.progress.skipped_steps} skipped: median {np.median(seconds):.3f} s an iteration,"
-            f" slowest {seconds.max():.3f} s at step {iterations.step[seconds.argmax()]}"
-        )
-        lines.append(f"seconds in each phase (median, slowest rank): {phases}")
     for column, what in (
         ("host_rss_bytes", "host memory (RSS)"),
         ("allocated_peak_bytes", "GPU memory allocated"),
         ("reserved_peak_bytes", "GPU memory reserved"),
     ):
-        if (rows[column] > 0).any():
-            peak = rows[rows[column].argmax()]
+        peaks = [process.rows[process.rows[column].argmax()] for process in processes if len(process.rows)]
+        peak = max(peaks, key=lambda row: int(row[column]), default=None)
+        if peak is not None and peak[column] > 0:
             lines.append(f"peak {what}: {peak[column] / _GIB:.2f} GiB on rank {peak['rank']} at step {peak['step']}")
-    if view.cost.probe_share == view.cost.probe_share:
-        lines.append(
-            f"cost of watching: {view.cost.probe_us_per_step:.0f} us a step, {view.cost.probe_share:.2%} of the time;"
-            f" {view.cost.records} records, {view.cost.lost_records} lost"
-        )
     return lines
+
+
+def _cost_lines(view: LiveView) -> list[str]:
+    cost = view.cost
+    if math.isnan(cost.probe_share):
+        return []
+    return [
+        f"cost of watching: {cost.probe_us_per_step:.0f} us a step, {cost.probe_share:.2%} of the time;"
+        f" {cost.records} records, {cost.lost_records} lost"
+    ]
 
 
 def _gpu_lines(view: LiveView) -> list[str]:

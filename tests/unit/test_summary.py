@@ -1,0 +1,50 @@
+"""A session in a few lines of text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from small_recording import S, identity, read, record, span, write
+from zerotop.analysis.summary import summary
+from zerotop_probe.recording import tables
+from zerotop_probe.recording.tables import BOUNDARY, SKIPPED
+from zerotop_probe.recording.writer import EventWriter
+
+GIB = 1 << 30
+
+
+def test_what_was_measured(tmp_path: Path) -> None:
+    events = EventWriter(str(tmp_path), identity(0))
+    batch = {"micro_batch": 4, "gradient_accumulation": 1, "world_size": 2}
+    events.write(0, "engine", model="tiny", parameters=3_400_000, zero_stage=2, offload_optimizer="cpu", dtype="bf16", **batch)
+    events.close()
+    node = EventWriter(str(tmp_path), identity(-1))
+    node.write(0, "node", gpus=[{"index": 0, "name": "H200", "uuid": "GPU-aa"}], gpu_notice="A notice.")
+    node.write(31 * S, "job_ended", exit_code=0, text="The job ended well.")
+    node.close()
+    for rank in (0, 1):
+        spans = [span(0, 2, "forward"), span(2, 10, "step", 0, BOUNDARY | SKIPPED), span(10, 30 - rank, "step", 1, BOUNDARY)]
+        write(tmp_path, tables.SPANS, identity(rank), *spans).close()
+        held = [{"time_ns": at * S, "allocated_bytes": GIB, "allocated_peak_bytes": (3 + rank) * GIB} for at in (5, 20)]
+        samples = [record(tables.ALLOCATOR, **sample) for sample in held]
+        write(tmp_path, tables.ALLOCATOR, identity(rank), *samples, peaks="window").close()
+        costs = [record(tables.PROBE, time_ns=at * S, cost_ns=at * 10**6, boundaries=1, lost=0, errors=0) for at in (10, 30)]
+        write(tmp_path, tables.PROBE, identity(rank), *costs).close()
+    sizes = {"total_bytes": 8 * GIB, "used_bytes": GIB}
+    write(tmp_path, tables.GPUS, identity(-1), record(tables.GPUS, time_ns=30 * S, gpu=0, **sizes)).close()
+    assert summary(read(tmp_path)).splitlines() == [
+        "tiny: 3.4 M parameters, ZeRO-2, optimizer on cpu, bf16, batch 4 x 1 x 2 (micro x accumulation x ranks)",
+        "2 steps, 1 skipped: median 15.000 s an iteration, slowest 20.000 s at step 1",
+        "seconds in each phase (median, slowest rank): data 0.000, forward 1.000, backward 0.000, step 14.000, other 0.000",
+        "peak GPU memory allocated: 4.00 GiB on rank 1 at step 0",
+        "cost of watching: 20000 us a step, 0.10% of the time; 15 records, 0 lost",
+        "GPU 0 H200: 1.00 of 8.0 GiB in use at the end",
+        "zerotop: A notice.",
+        "The job ended well.",
+    ]
+
+
+def test_nothing_was_measured(tmp_path: Path) -> None:
+    text = summary(read(tmp_path))
+    assert text.startswith("No rank made a DeepSpeed engine")
+    assert "The recording stops here" in text
