@@ -1,0 +1,460 @@
+"""The ledger: rows that add up to the device whatever was recorded, and what each of them is."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memory_recording import GIB, PARTS, Recording, allocator, gib, gpu, holds, record, resident, usual
+from small_recording import BEGIN_NS, S, identity, read, span
+from zerotop.analysis import phase_peaks
+from zerotop.analysis.host_ledger import host_ledger
+from zerotop.analysis.inventories import CATEGORIES
+from zerotop.analysis.ledger import ledger
+from zerotop.analysis.ledger_rows import ALLOCATED, CORRECTIONS, LABELS, GpuLedger, Row
+from zerotop.analysis.peak_ledger import ledger_at_peak
+from zerotop.analysis.phase_peaks import MIXED, rank_peaks
+from zerotop.session.reader import Session
+from zerotop_probe.recording import tables
+from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, PHASE_CODE
+
+
+def at(second: float) -> int:
+    return BEGIN_NS + int(second * S)
+
+
+def told(ledger: GpuLedger) -> dict[str, float]:
+    """Its rows in gibibytes, those that are not 0."""
+    return {row.key: row.bytes / GIB for row in ledger.rows if row.bytes}
+
+
+def check(ledger: GpuLedger) -> GpuLedger:
+    assert sum(row.bytes for row in ledger.rows) == ledger.total_bytes
+    assert ledger.bytes_of(*ALLOCATED) == ledger.allocated_bytes
+    assert all(row.bytes >= 0 or row.key in CORRECTIONS for row in ledger.rows), ledger.rows
+    assert all(row.label == LABELS[row.key] for row in ledger.rows)
+    return ledger
+
+
+def one(session: Session, second: float) -> GpuLedger:
+    (found,) = ledger(session, at(second))
+    return check(found)
+
+
+def row_of(ledger: GpuLedger, key: str) -> Row:
+    (row,) = [row for row in ledger.rows if row.key == key]
+    return row
+
+
+DEVICE = {"free": 51.5, "driver": 1.5, "other_processes": 4, "outside_pytorch": 1}
+
+
+def test_between_two_steps(tmp_path: Path) -> None:
+    found = one(usual(tmp_path).read(), 19.5)
+    assert told(found) == {**DEVICE, "reserved_unallocated": 7.25, **PARTS, "activations": 0.125, "unexplained": 0.125}
+    assert (found.name, found.ranks, found.total_bytes) == ("NVIDIA H200", (0,), gib(80))
+    assert (found.job_bytes, found.reserved_bytes, found.allocated_bytes) == (gib(23), gib(22), gib(14.75))
+    assert found.unexplained_largest == (gib(0.125),)
+    assert found.notes == ()
+
+
+def test_nvmls_figure_for_the_job_is_what_it_holds_inside_and_outside_pytorch(tmp_path: Path) -> None:
+    found = one(usual(tmp_path).read(), 27.5)
+    assert found.job_bytes == found.bytes_of("outside_pytorch", "reserved_unallocated", *ALLOCATED)
+
+
+def test_gradients_are_there_from_the_end_of_the_backward_to_the_end_of_the_update(tmp_path: Path) -> None:
+    session = usual(tmp_path).read()
+    gradients = {second: one(session, second).bytes_of("gradients") / GIB for second in (15, 17.5, 18.9, 19.5, 26, 28, 29.5)}
+    assert gradients == {15: 0, 17.5: 2, 18.9: 2, 19.5: 0, 26: 0, 28: 2, 29.5: 0}
+
+
+def test_a_row_says_what_it_rests_on(tmp_path: Path) -> None:
+    session = usual(tmp_path).read()
+    basis = {second: {row.key: row.basis for row in one(session, second).rows} for second in (5, 17.5, 28)}
+    assert basis[5]["parameters"] == basis[5]["gradients"] == "tensors counted when the engine was made"
+    assert basis[17.5]["gradients"] == "tensors counted before the first update, of step 0"
+    assert basis[28]["optimizer_state"] == "tensors counted after the first update, of step 0"
+    assert basis[28]["gradients"] == "tensors counted before the first update, of step 0"
+
+
+def test_before_an_engine_is_made_and_after_the_job(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    recording.event(recording.node, 29.2, "rank_gone", rank=0, pid=identity(0).pid)
+    session = recording.read()
+    assert told(one(session, 1.5)) == {"free": 79.5, "driver": 0.5}
+    assert told(one(session, 29.5)) == {"free": 51.5, "driver": 1.5, "other_processes": 4, "this_job": 23}
+
+
+def test_less_is_allocated_than_was_counted(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    recording.tensors(19, "after_update", {**PARTS, "buffers": 3})
+    found = one(recording.read(), 19.5)
+    assert (found.bytes_of("freed_since"), found.bytes_of("activations")) == (gib(14.75 - 17), 0)
+    assert found.allocated_bytes == gib(14.75)
+
+
+def test_figures_read_at_different_moments_leave_a_row_that_says_so(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    recording.node_event()
+    recording.engine()
+    recording.write(tables.ALLOCATOR, identity(0), [allocator(2, 1, 4), allocator(4, 1, 4), allocator(4.5, 9, 10)], born=1)
+    recording.write(tables.GPUS, recording.node, [gpu(3, 6), gpu(4.2, 6)])
+    recording.write(tables.GPU_PROCESSES, recording.node, [holds(3, identity(0).pid, 5.5)])
+    found = one(recording.read(), 5)
+    assert found.bytes_of("read_apart") == gib(-6)
+    assert found.bytes_of("outside_pytorch") == gib(1.5)
+    assert "different moments" in row_of(found, "read_apart").note
+
+
+def test_what_is_outside_pytorch_is_taken_where_the_allocator_held_still(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    recording.node_event()
+    recording.engine()
+    readings = [allocator(1, 1, 4), allocator(3, 1, 4), allocator(5, 1, 9), allocator(6, 1, 9)]
+    recording.write(tables.ALLOCATOR, identity(0), readings, born=1)
+    recording.write(tables.GPUS, recording.node, [gpu(2, 6), gpu(4, 10)])
+    recording.write(tables.GPU_PROCESSES, recording.node, [holds(2, identity(0).pid, 5.5), holds(4, identity(0).pid, 9)])
+    session = recording.read()
+    outside = row_of(one(session, 6), "outside_pytorch")
+    assert (outside.bytes, outside.note) == (gib(1.5), "")
+    early = row_of(one(session, 2.5), "outside_pytorch")
+    assert (early.bytes, "while NVML looked" in early.note) == (gib(1.5), True)
+
+
+def container(folder: Path, first: float) -> Recording:
+    """NVML shows one process, by the number that it has outside of the container."""
+    recording = Recording(folder)
+    recording.node_event()
+    recording.engine()
+    recording.write(tables.ALLOCATOR, identity(0), [allocator(2 + i, 1, 4) for i in range(5)], born=1)
+    looks = [gpu(second, 2 if second < 2 else 7.5) for second in range(8) if second >= first]
+    recording.write(tables.GPUS, recording.node, looks)
+    recording.write(tables.GPU_PROCESSES, recording.node, [holds(second, 99999, 5) for second in range(2, 8)])
+    return recording
+
+
+def test_a_container_hides_the_jobs_processes(tmp_path: Path) -> None:
+    found = one(container(tmp_path, 0).read(), 5.5)
+    expected = {"free": 72.5, "before_the_job": 2, "outside_pytorch": 1.5, "reserved_unallocated": 3, "unattributed": 1}
+    assert told(found) == expected
+    assert found.job_bytes is None
+    assert any("as in a container" in note for note in found.notes)
+
+
+def test_a_container_and_no_look_from_before_the_job(tmp_path: Path) -> None:
+    found = one(container(tmp_path, 3).read(), 5.5)
+    assert told(found) == {"free": 72.5, "outside_pytorch": 3.5, "reserved_unallocated": 3, "unattributed": 1}
+    assert any("may be anybody's" in note for note in found.notes)
+
+
+def test_no_nvml(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    recording.engine()
+    recording.write(tables.ALLOCATOR, identity(0), [allocator(2, 1, 4)], born=1)
+    found = one(recording.read(), 5.5)
+    assert told(found) == {"rest_of_device": 75, "reserved_unallocated": 3, "unattributed": 1}
+    assert "NVML was not to be had" in found.notes[0]
+
+
+def test_an_allocator_that_shows_no_blocks(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    recording.tensors(19, "after_update", {}, host={})
+    found = one(recording.read(), 19.5)
+    assert told(found) == {**DEVICE, "reserved_unallocated": 7.25, "unattributed": 14.75}
+    assert "cudaMallocAsync" in found.notes[0]
+
+
+def test_a_mig_slice(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    recording.engine(at=3, devices=[{"ordinal": 0, "uuid": "MIG-1234", "total_bytes": gib(10)}])
+    assert "MIG is on" in one(recording.read(), 19.5).notes[0]
+
+
+def test_two_ranks_on_one_gpu_add_up(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    recording.engine(rank=1)
+    recording.write(tables.ALLOCATOR, identity(1), [allocator(at, 3, 4) for at in range(2, 30)], born=1)
+    recording.tensors(10, "init", {"parameters": 2}, rank=1, unclaimed=0.5)
+    found = one(recording.read(), 19.5)
+    assert found.ranks == (0, 1)
+    assert (found.reserved_bytes, found.allocated_bytes) == (gib(26), gib(17.75))
+    assert (found.bytes_of("parameters"), found.bytes_of("unexplained")) == (gib(4), gib(0.625))
+
+
+def test_two_engines_of_one_process_add_up(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    recording.engine(at=19.1)
+    # The allocator is one: all that the first engine has is unclaimed by the second.
+    recording.tensors(19.2, "init", {"parameters": 0.125}, engine=1, unclaimed=14.625)
+    found = one(recording.read(), 19.5)
+    assert found.bytes_of("parameters") == gib(2.125)
+    assert (found.bytes_of("unexplained"), found.unexplained_largest) == (gib(0.125), ())
+
+
+def test_a_gpu_that_the_job_does_not_use_and_one_renumbered_for_it(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    recording.node_event(gpus=2)
+    recording.engine(on=1)  # CUDA_VISIBLE_DEVICES=1: its ordinal is 0
+    recording.write(tables.ALLOCATOR, identity(0), [allocator(2, 1, 4), allocator(4, 1, 4)], born=1)
+    recording.write(tables.GPUS, recording.node, [gpu(3, 6, index=0), gpu(3, 5, index=1)])
+    recording.write(tables.GPU_PROCESSES, recording.node, [holds(3, 7, 5, 0), holds(3, identity(0).pid, 4.5, 1)])
+    first, second = (check(found) for found in ledger(recording.read(), at(5)))
+    assert told(first) == {"free": 74, "driver": 1, "other_processes": 5}
+    assert (second.ranks, second.bytes_of("outside_pytorch")) == ((0,), gib(0.5))
+
+
+def test_a_rank_started_again_holds_what_its_last_process_does(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    recording.write(tables.ALLOCATOR, identity(0, pid=500), [allocator(28, 1, 2)], born=27.5)
+    found = one(recording.read(), 28.5)
+    assert (found.ranks, found.allocated_bytes) == ((0,), GIB)
+
+
+def test_no_gpu_at_all(tmp_path: Path) -> None:
+    assert ledger(read(tmp_path), at(5)) == ()
+    assert ledger_at_peak(read(tmp_path), at(5)) == ()
+    assert host_ledger(read(tmp_path), at(5)) == ()
+
+
+# --- any recording -------------------------------------------------------------------------------------------------------
+
+amounts = st.floats(0, 90)
+seconds = st.floats(0, 40)
+
+
+@st.composite
+def any_recording(draw: st.DrawFn, folder: Path) -> Session:
+    recording = Recording(folder)
+    recording.node_event(gpus=draw(st.integers(0, 2)))
+    ranks = draw(st.integers(1, 2))
+    for rank in range(ranks):
+        recording.engine(rank=rank, at=draw(seconds), on=draw(st.integers(0, 1)))
+        times = sorted(draw(st.lists(seconds, max_size=6)))
+        readings = [
+            allocator(second, draw(amounts), draw(amounts), phase=draw(st.sampled_from(tables.PHASES)), edge=edge)
+            for second in times
+            for edge in [draw(st.sampled_from(["begin", "end", "tick"]))]
+        ]
+        kind = {"peaks": draw(st.sampled_from(["window", "process"]))}
+        recording.write(tables.ALLOCATOR, identity(rank), readings, born=draw(seconds), **kind)
+        ends = sorted(draw(st.lists(seconds, max_size=4)))
+        phases = draw(st.lists(st.sampled_from(["forward", "backward", "step"]), min_size=4, max_size=4))
+        flags = draw(st.sampled_from([0, BOUNDARY, FAILED]))
+        recording.write(
+            tables.SPANS, identity(rank), [span(max(0, e - 1), e, p, 0, flags) for e, p in zip(ends, phases, strict=False)]
+        )
+        for when in draw(st.lists(st.sampled_from(["init", "before_update", "after_update"]), unique=True)):
+            parts = draw(st.dictionaries(st.sampled_from(CATEGORIES), amounts))
+            host = draw(st.dictionaries(st.sampled_from(CATEGORIES), amounts))
+            recording.tensors(draw(seconds), when, parts, rank=rank, unclaimed=draw(amounts), host=host)
+    for index in draw(st.sets(st.integers(0, 1))):
+        looks = sorted(draw(st.lists(seconds, min_size=1, max_size=6)))
+        sampler = recording.node._replace(pid=1000 + index)
+        recording.write(tables.GPUS, sampler, [gpu(second, draw(amounts), index=index) for second in looks])
+        pids = draw(st.sets(st.sampled_from([100, 101, 7]), max_size=3))
+        held = [holds(second, pid, draw(amounts), index) for second in looks for pid in sorted(pids)]
+        recording.write(tables.GPU_PROCESSES, sampler, held)
+    sampled = [resident(second, 100, draw(amounts)) for second in sorted(draw(st.lists(seconds, max_size=4)))]
+    recording.write(tables.PROCESSES, recording.node, sampled)
+    return recording.read()
+
+
+@given(st.data(), seconds)
+def test_rows_add_up_in_any_recording(data: st.DataObject, second: float) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        session = data.draw(any_recording(Path(folder)))
+        for found in ledger(session, at(second)):
+            check(found)
+        for peak in ledger_at_peak(session, at(second)):
+            check(peak.ledger)
+        for host in host_ledger(session, at(second)):
+            assert sum(row.bytes for row in host.rows) == host.resident_bytes
+            assert all(row.bytes >= 0 or row.key == "not_resident" for row in host.rows)
+
+
+# --- peaks ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_ledger_at_the_peak(tmp_path: Path) -> None:
+    session = usual(tmp_path).read()
+    (found,) = ledger_at_peak(session, at(29.5))
+    check(found.ledger)
+    assert (found.rank, found.peak.phase, found.peak.step, found.peak.exact) == (0, "backward", 1, True)
+    assert found.peak.allocated_bytes == found.ledger.allocated_bytes == gib(19.5)
+    # Gradients that a backward is just making are still its temporaries.
+    parts = {**PARTS, "activations": 4.875, "unexplained": 0.125}
+    assert told(found.ledger) == {**DEVICE, "reserved_unallocated": 2.5, **parts}
+    (earlier,) = ledger_at_peak(session, at(15))
+    assert (earlier.peak.phase, earlier.peak.step, earlier.ledger.allocated_bytes) == ("forward", 0, gib(9.5))
+
+
+def peaks(session: Session, second: float) -> dict[str, float]:
+    (found,) = rank_peaks(session, at(second))
+    assert [peak.allocated_bytes for peak in found.phases] == sorted((p.allocated_bytes for p in found.phases), reverse=True)
+    return {peak.phase: peak.allocated_bytes / GIB for peak in found.phases}
+
+
+def test_the_peak_of_each_phase(tmp_path: Path) -> None:
+    session = usual(tmp_path).read()
+    assert peaks(session, 29.5) == {"backward": 19.5, "step": 18.5, "forward": 17.5, "other": 14.75, "init": 2}
+    assert peaks(session, 15) == {"forward": 9.5, "other": 6.75, "init": 2}
+    (found,) = rank_peaks(session, at(29.5))
+    assert all(peak.exact for peak in found.phases)
+    assert found.reserved is not None
+    assert (found.reserved.phase, found.reserved.reserved_bytes, found.reserved.step) == ("forward", gib(22), 0)
+
+
+def phased(folder: Path, plan: Sequence[tuple[float, float, str, int]], readings: Sequence[Any], **header: Any) -> Session:
+    """One rank with spans (begin, end, phase, depth) and readings of its allocator."""
+    recording, who = Recording(folder), identity(0)
+    recording.engine()
+    spans = [span(begin, end, phase, depth=depth) for begin, end, phase, depth in sorted(plan, key=lambda p: p[1])]
+    begins = [record(tables.BEGINS, begin, phase=PHASE_CODE[p], depth=depth) for begin, _, p, depth in sorted(plan)]
+    recording.write(tables.SPANS, who, spans)
+    recording.write(tables.BEGINS, who, begins)
+    recording.write(tables.ALLOCATOR, who, readings, **{"peaks": "window", **header})
+    return recording.read()
+
+
+def reading(at: float, peak: float, phase: str, edge: str) -> Any:
+    return allocator(at, 1, 50, phase=phase, edge=edge, allocated_peak_bytes=gib(peak), reserved_peak_bytes=gib(50))
+
+
+def test_a_window_that_a_part_of_the_step_ends_or_begins(tmp_path: Path) -> None:
+    plan = [(1, 5, "step", 0), (2, 3, "cpu_optimizer", 1)]
+    readings = [
+        reading(1, 3, "step", "begin"),
+        reading(2, 5, "cpu_optimizer", "begin"),
+        reading(3, 7, "cpu_optimizer", "end"),
+        reading(5, 6, "step", "end"),
+        reading(6, 4, "other", "tick"),
+    ]
+    session = phased(tmp_path, plan, readings)
+    assert peaks(session, 7) == {"cpu_optimizer": 7, "step": 6, "other": 4}
+
+
+def test_evaluation_is_one_phase_whatever_is_in_it(tmp_path: Path) -> None:
+    plan = [(1, 9, "eval", 0), (2, 3, "forward", 1)]
+    readings = [
+        reading(1, 2, "eval", "begin"),
+        reading(2, 3, "forward", "begin"),
+        reading(3, 9, "forward", "end"),
+        reading(9, 5, "eval", "end"),
+    ]
+    assert peaks(phased(tmp_path, plan, readings), 10) == {"eval": 9, "other": 2}
+
+
+def test_a_short_step_that_is_read_at_its_end_only_has_no_owner(tmp_path: Path) -> None:
+    plan = [(1, 1.004, "forward", 0), (1.004, 1.008, "backward", 0), (1.008, 1.012, "step", 0)]
+    readings = [reading(0.999, 1, "other", "begin"), reading(1.012, 8, "step", "end")]
+    session = phased(tmp_path, plan, readings)
+    assert peaks(session, 2) == {MIXED: 8, "other": 1}
+
+
+def test_a_step_that_turns_out_to_be_one_a_moment_after_it_began(tmp_path: Path) -> None:
+    plan = [(1, 2, "backward", 0), (2.5, 3, "step", 0)]
+    readings = [
+        reading(1, 1, "backward", "begin"),
+        reading(2, 8, "backward", "end"),
+        reading(2.5002, 6, "step", "begin"),
+        reading(3, 7, "step", "end"),
+    ]
+    assert peaks(phased(tmp_path, plan, readings), 4) == {"backward": 8, "step": 7, "other": 6}
+
+
+def test_peaks_of_the_process_are_owned_by_the_phase_that_raised_them(tmp_path: Path) -> None:
+    plan = [(1, 2, "forward", 0), (2, 3, "backward", 0), (3, 4, "step", 0)]
+    readings = [
+        reading(1, 2, "forward", "begin"),
+        reading(2, 5, "forward", "end"),
+        reading(3, 9, "backward", "end"),
+        reading(4, 9, "step", "end"),
+    ]
+    session = phased(tmp_path, plan, readings, peaks="process")
+    assert peaks(session, 5) == {"backward": 9, "forward": 5, "other": 2, "step": 1}
+    (found,) = rank_peaks(session, at(5))
+    assert [(peak.phase, peak.exact) for peak in found.phases] == [
+        ("backward", True),
+        ("forward", True),
+        ("other", True),
+        ("step", False),
+    ]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 50)), min_size=1, max_size=40), st.integers(1, 9))
+def test_peaks_are_the_same_in_blocks_of_any_size(plan: list[tuple[int, int]], block: int) -> None:
+    names = ("forward", "backward", "step", "eval")
+    spans = [(float(i), i + 0.9, names[kind], 0) for i, (kind, _) in enumerate(plan, 1)]
+    readings = [
+        row
+        for i, (kind, highest) in enumerate(plan, 1)
+        for row in (reading(i, 1, names[kind], "begin"), reading(i + 0.9, highest, names[kind], "end"))
+    ]
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(phase_peaks, "_BLOCK", block)
+        session = phased(Path(folder), spans, readings)
+        for end in range(len(plan) + 1):
+            expected: dict[str, float] = {"other": 1}
+            for kind, highest in plan[:end]:
+                expected[names[kind]] = max(highest, expected.get(names[kind], 0))
+            if end < len(plan):
+                assert peaks(session, end + 1.1) == expected
+
+
+# --- the host ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_hosts_rows_add_up_to_what_is_resident(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    host = {"master_weights": 0.5, "optimizer_state": 1, "gradients": 0.5}
+    pinned = {"allocated_bytes": gib(3), "active_bytes": gib(2)}
+    facts: dict[str, Any] = {"host": host, "host_pinned": {"master_weights": 0.5, "gradients": 0.5}}
+    recording.tensors(19, "after_update", PARTS, pinned_allocator=pinned, **facts)
+    (found,) = host_ledger(recording.read(), at(19.5))
+    assert (found.rank, found.pid, found.resident_bytes) == (0, identity(0).pid, gib(6))
+    rows = {row.key: (row.bytes / GIB, row.pinned_bytes / GIB) for row in found.rows if row.bytes}
+    assert rows == {
+        "gradients": (0.5, 0.5),
+        "master_weights": (0.5, 0.5),
+        "optimizer_state": (1, 0),
+        "pinned_spare": (2, 2),
+        "rest": (2, 0),
+    }
+    assert found.pinned is not None
+    assert (found.pinned.held_bytes, found.pinned.active_bytes, found.pinned.tensors_bytes) == (gib(3), gib(2), GIB)
+
+
+@pytest.mark.parametrize(("stage", "per"), [(0, 0.5), (1, 4), (2, 4), (3, 4)])
+def test_bytes_for_each_parameter_that_a_rank_updates(tmp_path: Path, stage: int, per: float) -> None:
+    recording = Recording(tmp_path)
+    recording.engine(zero_stage=stage, data_parallel=8)
+    recording.write(tables.SPANS, identity(0), [span(2, 3, "forward")])
+    recording.write(tables.PROCESSES, recording.node, [resident(2, identity(0).pid, 6)])
+    recording.tensors(2, "init", {}, host={"master_weights": 0.5})
+    (found,) = host_ledger(recording.read(), at(3))
+    (row,) = [row for row in found.rows if row.key == "master_weights"]
+    assert (row.per_parameter, found.updated_parameters) == (per, GIB if stage == 0 else GIB // 8)
+
+
+def test_moments_that_were_never_written_to_are_not_resident(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    recording.tensors(19, "after_update", PARTS, host={"optimizer_state": 9})
+    (found,) = host_ledger(recording.read(), at(19.5))
+    assert {row.key: row.bytes / GIB for row in found.rows if row.bytes} == {"optimizer_state": 9, "not_resident": -3}
+
+
+def test_an_engine_without_an_optimizer_updates_nothing(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    recording.engine(optimizer="")
+    recording.write(tables.SPANS, identity(0), [span(2, 3, "eval", flags=EVAL)])
+    recording.write(tables.PROCESSES, recording.node, [resident(2, identity(0).pid, 6)])
+    (found,) = host_ledger(recording.read(), at(3))
+    assert found.updated_parameters is None
+    assert [(row.key, row.bytes) for row in found.rows] == [("rest", gib(6))]

@@ -1,0 +1,260 @@
+"""Where a GPU's memory is at a cursor: rows that add up to the whole device, and what each of them rests on.
+
+::
+
+    device = free + driver + other processes + this job outside PyTorch + reserved but unallocated + allocated
+    allocated = parameters + gradients + master weights + optimizer state + buffers + activations and temporaries
+                + unexplained
+
+The device's part is NVML's, reserved and allocated are the allocators' own counters, the categories are inventories of
+tensors. They were read at different moments; where they disagree for that, a row says so, the only kind that may be below
+zero. Nothing is cut off to make a sum come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from zerotop.analysis import places
+from zerotop.analysis.device_looks import Key, Look, look
+from zerotop.analysis.inventories import CATEGORIES, GRADIENTS, Inventory, inventory
+from zerotop.analysis.ledger_rows import (
+    ACTIVATIONS,
+    ALLOCATED,
+    APART,
+    BEFORE,
+    DRIVER,
+    FREE,
+    FREED,
+    JOB,
+    OTHERS,
+    OUTSIDE,
+    REST,
+    UNALLOCATED,
+    UNATTRIBUTED,
+    UNEXPLAINED,
+    GpuLedger,
+    Row,
+)
+from zerotop.analysis.living import Process, living, process_of
+from zerotop.session.reader import Event, Session, Source
+
+_OLD = "This recording has no inventory of tensors: it was made by an older zerotop, or before the engine was ready."
+_OPAQUE = (
+    "PyTorch shows no blocks of its allocator (cudaMallocAsync, or an allocator of the job's own):"
+    " what is allocated cannot be told apart."
+)
+_HIDDEN = (
+    "NVML does not show this job's processes, as in a container: the job's is what the device uses beyond what it used"
+    " when the recording began."
+)
+_HIDDEN_LATE = (
+    "NVML does not show this job's processes, as in a container, and recording began when they were there already:"
+    " what is used outside PyTorch may be anybody's."
+)
+_NO_NVML = "NVML was not to be had: of the device only what PyTorch holds is known."
+_MIG = "MIG is on: the device's figures are the whole GPU's, not the slice's that this job has."
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """What one rank's allocator on a GPU held at a moment, and the inventory that applies."""
+
+    process: Process
+    source: Source
+    reserved_bytes: int
+    allocated_bytes: int
+    inventory: Inventory | None
+
+
+def ledger(session: Session, cursor_ns: int) -> tuple[GpuLedger, ...]:
+    """All GPUs of the job's nodes, by host and index, as known at the cursor; empty where there are none."""
+    found = holders(session, cursor_ns)
+    return tuple(
+        _gpu_ledger(session, key, cursor_ns, found.get(key, [])) for key in sorted(_gpus(session, cursor_ns) | set(found))
+    )
+
+
+def holders(session: Session, cursor_ns: int) -> dict[Key, list[Holder]]:
+    """The living ranks' allocators by the GPU they lie on."""
+    alive = set(living(session, cursor_ns))
+    found: dict[Key, list[Holder]] = {}
+    for place, key in lies_on(session, cursor_ns).items():
+        source = session.sources["allocator"][place]
+        process, known = process_of(source), source.count_known(cursor_ns)
+        if process in alive and known:
+            last = source.array[known - 1]
+            told = inventory(session, process, cursor_ns)
+            allocated = max(0, int(last["allocated_bytes"]))
+            holder = Holder(process, source, max(allocated, int(last["reserved_bytes"])), allocated, told)
+            found.setdefault(key, []).append(holder)
+    return found
+
+
+def lies_on(session: Session, cursor_ns: int) -> dict[int, Key]:
+    """Place of an allocator's table in the session -> (host, index) of its GPU."""
+    return places.allocators(session, _until(session, "node", cursor_ns), engines_until(session, cursor_ns))
+
+
+def _until(session: Session, name: str, cursor_ns: int) -> list[Event]:
+    return [event for event in session.events if event.name == name and event.unix_ns <= cursor_ns]
+
+
+def engines_until(session: Session, cursor_ns: int) -> list[Event]:
+    """The engines that were made up to the cursor."""
+    return _until(session, "engine", cursor_ns)
+
+
+def _gpus(session: Session, cursor_ns: int) -> set[Key]:
+    ticks = places.last_ticks(session.sources["gpus"], cursor_ns)
+    return {(host, int(index)) for host, (_, tick) in ticks.items() for index in np.unique(tick["gpu"])}
+
+
+def _gpu_ledger(session: Session, key: Key, cursor_ns: int, held: list[Holder]) -> GpuLedger:
+    allocators = [holder.source for holder in held]
+    seen = look(session, key, cursor_ns, pids_of(session, key[0], cursor_ns), allocators)
+    engines = engines_until(session, cursor_ns)
+    reserved = sum(holder.reserved_bytes for holder in held)
+    inside = [Row(UNALLOCATED, reserved - sum(holder.allocated_bytes for holder in held), _ALLOCATOR)] if held else []
+    inside += allocated_rows(held)
+    total = seen.total_bytes if seen is not None else capacity(engines, held, reserved)
+    rows = (*device_rows(seen, total, reserved, read=bool(held)), *inside)
+    return GpuLedger(
+        host=key[0],
+        index=key[1],
+        name=gpu_name(session, key, cursor_ns),
+        ranks=tuple(sorted(holder.process.rank for holder in held)),
+        total_bytes=total,
+        rows=rows,
+        job_bytes=seen.job_bytes if seen is not None else None,
+        reserved_bytes=reserved,
+        allocated_bytes=sum(holder.allocated_bytes for holder in held),
+        unexplained_largest=_largest(held),
+        notes=notes_of(engines, seen, held),
+    )
+
+
+_ALLOCATOR = "PyTorch's allocator, its last reading"
+_NVML = "NVML, its last reading"
+
+
+def device_rows(seen: Look | None, total: int, reserved: int, *, read: bool = True) -> list[Row]:
+    """All of a device but what PyTorch holds: the bytes of the rows are ``total - reserved``.
+
+    ``read``: whether a rank's allocator was.
+    """
+    if seen is None:
+        return [Row(REST, total - reserved, "what is left of the device")]
+    rows = [Row(FREE, max(0, total - seen.used_bytes), _NVML)]
+    if seen.job_bytes is not None:
+        rows.append(Row(DRIVER, max(0, seen.driver_bytes), _NVML))
+        rows.append(Row(OTHERS, seen.others_bytes, _NVML))
+    elif seen.before_bytes is not None:
+        rows.append(Row(BEFORE, seen.before_bytes, "NVML's first reading"))
+    if not read and seen.job_bytes:
+        rows.append(Row(JOB, seen.job_bytes, _NVML))
+    elif seen.outside_bytes is not None:
+        rows.append(_outside_row(seen))
+    elif seen.job_bytes is None:
+        rows.append(Row(OUTSIDE, max(0, seen.used_bytes - reserved), "NVML's device less PyTorch's reserved"))
+    apart = total - reserved - sum(row.bytes for row in rows)
+    if apart:
+        note = "NVML and the allocators were read at different moments, between which memory was taken or given back."
+        rows.append(Row(APART, apart, "what is left of the device", note))
+    return rows
+
+
+def _outside_row(seen: Look) -> Row:
+    what = "NVML's process" if seen.job_bytes is not None else "NVML's device beyond its first reading,"
+    note = "" if seen.settled else "PyTorch took or gave back memory while NVML looked: a few blocks may be counted wrongly."
+    return Row(OUTSIDE, seen.outside_bytes or 0, f"{what} less PyTorch's reserved at that moment", note)
+
+
+def allocated_rows(held: Sequence[Holder]) -> list[Row]:
+    """What the allocators have given out, by category, over all ranks of a GPU."""
+    rows: dict[str, Row] = {}
+    for holder in held:
+        for row in _of_one(holder.allocated_bytes, holder.inventory):
+            before = rows.get(row.key)
+            rows[row.key] = row if before is None else Row(row.key, before.bytes + row.bytes, row.basis, row.note)
+    return [rows[key] for key in ALLOCATED if key in rows]
+
+
+def _of_one(allocated: int, told: Inventory | None) -> list[Row]:
+    if told is None or is_opaque(allocated, told):
+        return [Row(UNATTRIBUTED, allocated, _ALLOCATOR)]
+    rows = [
+        Row(name, told.device.get(name, 0), told.gradients_basis if name == GRADIENTS else told.basis)
+        for name in CATEGORIES
+    ]
+    left = allocated - sum(row.bytes for row in rows)
+    unexplained = min(told.unclaimed_bytes, max(0, left))
+    rows.append(Row(ACTIVATIONS, max(0, left - unexplained), "what is left of allocated"))
+    rows.append(Row(UNEXPLAINED, unexplained, told.basis))
+    if left < 0:
+        note = "Less is allocated than the inventory counted: some of it was moved away or freed since."
+        rows.append(Row(FREED, left, "what is left of allocated", note))
+    return rows
+
+
+def is_opaque(allocated: int, told: Inventory) -> bool:
+    """Whether the allocator shows none of its blocks although it has some."""
+    return allocated > 0 and not told.blocks_bytes
+
+
+def _largest(held: Iterable[Holder]) -> tuple[int, ...]:
+    sizes = [size for holder in held if holder.inventory is not None for size in holder.inventory.unclaimed_largest]
+    return tuple(sorted(sizes, reverse=True)[:10])
+
+
+def pids_of(session: Session, host: str, cursor_ns: int) -> set[int]:
+    """The process ids of the job on a node: its ranks, and the launchers that were sampled."""
+    tables = ("begins", "allocator")
+    pids = {source.pid for name in tables for source in session.sources[name] if source.host == host}
+    for sampled, (_, tick) in places.last_ticks(session.sources["processes"], cursor_ns).items():
+        if sampled == host:
+            pids.update(np.unique(tick["pid"]).tolist())
+    return pids
+
+
+def gpu_name(session: Session, key: Key, cursor_ns: int) -> str:
+    """What NVML calls a GPU."""
+    for event in reversed(_until(session, "node", cursor_ns)):
+        for gpu in event.facts.get("gpus") or [] if event.host == key[0] else []:
+            if gpu.get("index") == key[1]:
+                return str(gpu.get("name") or "GPU")
+    return "GPU"
+
+
+def capacity(engines: Iterable[Event], held: Sequence[Holder], reserved: int) -> int:
+    """What PyTorch says that a device has; where nobody says, what is held of it."""
+    mine = {(holder.process.host, holder.process.pid) for holder in held}
+    sizes: list[Any] = [
+        device.get("total_bytes")
+        for engine in engines
+        if (engine.host, engine.pid) in mine
+        for device in engine.facts.get("devices") or []
+    ]
+    return max([reserved, *(size for size in sizes if isinstance(size, int))])
+
+
+def notes_of(engines: Iterable[Event], seen: Look | None, held: Sequence[Holder]) -> tuple[str, ...]:
+    """What has to be said of a ledger as a whole."""
+    found = []
+    if held and seen is None:
+        found.append(_NO_NVML)
+    if held and seen is not None and seen.job_bytes is None:
+        found.append(_HIDDEN_LATE if seen.before_bytes is None else _HIDDEN)
+    if any(holder.inventory is None for holder in held):
+        found.append(_OLD)
+    if any(h.inventory is not None and is_opaque(h.allocated_bytes, h.inventory) for h in held):
+        found.append(_OPAQUE)
+    mine = {(holder.process.host, holder.process.pid) for holder in held}
+    devices = [d for e in engines if (e.host, e.pid) in mine for d in e.facts.get("devices") or []]
+    if any(str(device.get("uuid") or "").startswith("MIG-") for device in devices):
+        found.append(_MIG)
+    return tuple(found)
