@@ -16,7 +16,8 @@ GIB = 1 << 30
 def test_what_was_measured(tmp_path: Path) -> None:
     events = EventWriter(str(tmp_path), identity(0))
     batch = {"micro_batch": 4, "gradient_accumulation": 1, "world_size": 2}
-    events.write(0, "engine", model="tiny", parameters=3_400_000, zero_stage=2, offload_optimizer="cpu", dtype="bf16", **batch)
+    engine = {"model": "tiny", "parameters": 3_400_000, "zero_stage": 2, "offload_optimizer": "cpu", "dtype": "bf16"}
+    events.write(0, "engine", **engine, **batch)
     events.close()
     node = EventWriter(str(tmp_path), identity(-1))
     node.write(0, "node", gpus=[{"index": 0, "name": "H200", "uuid": "GPU-aa"}], gpu_notice="A notice.")
