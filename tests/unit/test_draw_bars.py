@@ -77,7 +77,7 @@ PHASES = (("phase-forward", 1.0), ("phase-backward", 2.0), ("phase-step", 1.0))
 
 
 def test_a_column_from_the_top_down() -> None:
-    assert stacked_column(PHASES, 8.0, 8, BLOCKS) == [
+    assert list(stacked_column(PHASES, 8.0, 8, BLOCKS)) == [
         *[(" ", "text")] * 4,
         ("█", "phase-step"),
         ("█", "phase-backward"),
@@ -88,12 +88,12 @@ def test_a_column_from_the_top_down() -> None:
 
 
 def test_two_phases_share_a_cell_of_a_column() -> None:
-    assert stacked_column((("low", 0.5), ("high", 0.5)), 1.0, 1, BLOCKS) == [("▄", "low/high")]
-    assert stacked_column((("low", 0.25), ("high", 0.0)), 1.0, 1, BLOCKS) == [("▂", "low")]
+    assert stacked_column((("low", 0.5), ("high", 0.5)), 1.0, 1, BLOCKS) == (("▄", "low/high"),)
+    assert stacked_column((("low", 0.25), ("high", 0.0)), 1.0, 1, BLOCKS) == (("▂", "low"),)
 
 
 def test_a_column_taller_than_the_chart_fills_it() -> None:
-    assert stacked_column(PHASES, 2.0, 3, BLOCKS) == [
+    assert list(stacked_column(PHASES, 2.0, 3, BLOCKS)) == [
         ("█", "phase-backward"),
         ("▄", "phase-forward/phase-backward"),
         ("█", "phase-forward"),
@@ -106,7 +106,7 @@ def test_a_very_short_column_is_still_seen() -> None:
 
 @given(amounts, st.floats(min_value=0, max_value=1e12), st.integers(1, 30), st.sampled_from((BLOCKS, ASCII)))
 def test_a_column_has_one_cell_a_row(parts, top, height, glyphs) -> None:  # type: ignore[no-untyped-def]
-    cells = stacked_column([(f"part{number}", part) for number, part in enumerate(parts)], top, height, glyphs)
+    cells = stacked_column(tuple((f"part{number}", part) for number, part in enumerate(parts)), top, height, glyphs)
     assert len(cells) == height
     assert all(len(text) == 1 for text, _ in cells)
 

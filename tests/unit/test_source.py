@@ -22,7 +22,7 @@ def same(one: Any, other: Any) -> bool:
     if dataclasses.is_dataclass(one):
         return all(same(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(one))
     if isinstance(one, np.ndarray):
-        return np.array_equal(one, other)
+        return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, tuple):
@@ -74,7 +74,7 @@ def test_a_view_is_the_same_while_growing(tmp_path: Path) -> None:
     finished = RecordingSource(Session.open(folder))
     for view in seen:
         again = finished.view(view.cursor_ns)
-        for name in ("cursor_ns", "job", "progress", "gpus", "hosts", "ranks", "iterations", "output"):
+        for name in ("cursor_ns", "job", "progress", "gpus", "hosts", "ranks", "iterations", "output", "history"):
             assert same(getattr(view, name), getattr(again, name)), name
     assert len(seen[-1].iterations.step) == 5
     assert {len(view.iterations.step) for view in seen} == {0, 3, 4, 5}

@@ -138,15 +138,18 @@ class Histories:
     @staticmethod
     def _add_allocator(source: Source, fresh: Table, begin: int, end: int) -> None:
         """Adds what one rank on the GPU holds: the highest sample of a piece, or the last one before."""
-        rows = _between(source, begin, end)
-        before = source.array[: source.count_known(begin * PIECE_NS - 1)][-1:]
+        first = source.count_known(begin * PIECE_NS - 1)
+        rows = source.array[max(0, first - 1) : source.count_known(end * PIECE_NS - 1)]
+        if not len(rows):
+            return
+        places = _places(source, rows, begin)
+        last = np.searchsorted(places, np.arange(end - begin), "right") - 1
+        within = places >= 0
         for column, name in ((2, "allocated_bytes"), (3, "reserved_bytes")):
-            found = highest(_places(source, rows, begin), rows[name], end - begin)
-            if len(before) and np.isnan(found[:1]).any():
-                found[0] = float(before[name][0])
-            last = np.maximum.accumulate(np.where(np.isnan(found), -1, np.arange(len(found))))
-            held = np.where(last >= 0, found[last], np.nan)
-            fresh[:, column] = np.where(np.isnan(fresh[:, column]), held, fresh[:, column] + np.nan_to_num(held))
+            found = highest(places[within], rows[name][within], end - begin)
+            held = np.where(last >= 0, rows[name][last], np.nan)
+            found = np.where(np.isnan(found), held, found)
+            fresh[:, column] = np.where(np.isnan(fresh[:, column]), found, fresh[:, column] + np.nan_to_num(found))
 
 
 def _of(sources: Iterable[Source], rank: Rank) -> Source | None:

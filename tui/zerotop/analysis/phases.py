@@ -1,21 +1,80 @@
-"""Which phase a rank was in at given moments, from its begins and spans."""
+"""Which phase a rank was in at given moments, and is in now, from its begins and spans."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.session.reader import Source
+from zerotop_probe.recording.tables import PHASES
 
 Ints = NDArray[np.int64]
 
 NOT_YET = -1  # before the rank's first phase: its probe was not awake
 OTHER = 0
 
-# Begins looked back through for the phases that are still open; phases nest three deep, an evaluation has many within it.
-_TAIL = 4096
+_DEPTHS = 4  # phases nest three deep
+# Begins looked back through for the phases in progress: usually a step's, in an evaluation all of that.
+_TAILS = (32, 4096)
+
+
+class Begun(NamedTuple):
+    """A phase in progress."""
+
+    time_ns: int  # of the writer's clock
+    depth: int
+    phase: int
+    step: int
+
+
+def current(begins: Source, spans: Source | None, cursor_ns: int) -> tuple[str, float, int | None]:
+    """Name, seconds so far and step of the innermost phase in progress; an empty name where the probe was not awake."""
+    known = begins.count_known(cursor_ns)
+    if not known:
+        return "", 0.0, None
+    step = int(begins.array["step"][known - 1])
+    now = cursor_ns - begins.offset_ns
+    found = in_progress(begins, spans, cursor_ns)
+    if found:
+        return name(found[-1].phase), (now - found[-1].time_ns) / 1e9, step
+    times = spans.array["end_ns"][: spans.count_known(cursor_ns)] if spans is not None else begins.array["time_ns"][:0]
+    latest = times[-1] if len(times) else begins.array["time_ns"][known - 1]
+    return name(OTHER), (now - int(latest)) / 1e9, step
+
+
+def name(phase: int) -> str:
+    """A phase by its code; one that only a newer version knows is some other."""
+    return PHASES[phase] if phase < len(PHASES) else PHASES[OTHER]
+
+
+def in_progress(begins: Source, spans: Source | None, cursor_ns: int) -> list[Begun]:
+    """The phases in progress at the cursor, the outermost first."""
+    known = begins.count_known(cursor_ns)
+    chain: list[Begun] = []
+    for tail in _TAILS:
+        chain = _latest_of_each_depth(begins.array[max(0, known - tail) : known])
+        if known <= tail or (chain and not chain[-1].depth):
+            break
+    if spans is None:
+        return chain[::-1]
+    # What ended after the last begin of its depth is among the last few.
+    ended = spans.array[: spans.count_known(cursor_ns)][-_TAILS[0] :]
+    over = set(zip(ended["begin_ns"].tolist(), ended["depth"].tolist(), strict=True))
+    return [begun for begun in reversed(chain) if (begun.time_ns, begun.depth) not in over]
+
+
+def _latest_of_each_depth(begins: NDArray[Any]) -> list[Begun]:
+    """The last begin, the last one before it of lower depth, and so on to depth 0."""
+    columns = (begins[column].tolist() for column in Begun._fields)
+    chain: list[Begun] = []
+    for begun in map(Begun._make, reversed(list(zip(*columns, strict=True)))):
+        if not chain or begun.depth < chain[-1].depth:
+            chain.append(begun)
+            if not begun.depth:
+                break
+    return chain
 
 
 def innermost(begins: Source, spans: Source | None, moments: Ints, cursor_ns: int) -> NDArray[np.int16]:
@@ -24,55 +83,33 @@ def innermost(begins: Source, spans: Source | None, moments: Ints, cursor_ns: in
     ``moments`` are unix nanoseconds, ascending, shape (n,).
     """
     found = np.full(len(moments), NOT_YET, np.int16)
-    known = begins.array[: begins.count_known(cursor_ns)]
-    if not len(known) or not len(moments):
+    known = begins.count_known(cursor_ns)
+    if not known or not len(moments):
         return found
     own = moments - begins.offset_ns
-    found[own >= known["time_ns"][0]] = OTHER
-    closed = _closed(spans, int(moments[0]), cursor_ns)
-    for depth in range(4):
-        mine = closed[closed["depth"] == depth] if closed is not None else None
-        if mine is not None and len(mine):
-            place = np.searchsorted(mine["begin_ns"], own, "right") - 1
-            inside = (place >= 0) & (own < mine["end_ns"][place])
-            found[inside] = mine["phase"][place[inside]]
-    for begin in _open(known[-_TAIL:], spans, cursor_ns):
-        # What is open began after everything of its depth or deeper that is closed, or holds it.
-        later = own >= begin["time_ns"]
-        found[later & ~_deeper(closed, own, int(begin["depth"]))] = begin["phase"]
+    found[own >= begins.array["time_ns"][0]] = OTHER
+    by_depth = _closed(spans, int(moments[0]), cursor_ns)
+    inside = [_within(mine, own) for mine in by_depth]
+    for mine, place in zip(by_depth, inside, strict=True):
+        found[place >= 0] = mine["phase"][place[place >= 0]]
+    for begun in in_progress(begins, spans, cursor_ns):
+        # What lies in it and deeper has been told.
+        deeper = sum((place >= 0 for place in inside[begun.depth + 1 :]), np.zeros(len(own), np.bool_))
+        found[(own >= begun.time_ns) & ~deeper] = begun.phase
     return found
 
 
-def _closed(spans: Source | None, from_ns: int, cursor_ns: int) -> NDArray[Any] | None:
-    """The spans that ended between a moment and the cursor."""
-    return None if spans is None else spans.array[spans.count_known(from_ns) : spans.count_known(cursor_ns)]
+def _closed(spans: Source | None, from_ns: int, cursor_ns: int) -> list[NDArray[Any]]:
+    """By depth the spans that ended between a moment and the cursor."""
+    if spans is None:
+        return []
+    closed = spans.array[spans.count_known(from_ns) : spans.count_known(cursor_ns)]
+    return [closed[closed["depth"] == depth] for depth in range(_DEPTHS)]
 
 
-def _deeper(closed: NDArray[Any] | None, own: Ints, depth: int) -> NDArray[np.bool_]:
-    """Which moments lie in closed phases below a depth."""
-    inside = np.zeros(len(own), np.bool_)
-    if closed is not None:
-        for below in range(depth + 1, 4):
-            mine = closed[closed["depth"] == below]
-            if len(mine):
-                place = np.searchsorted(mine["begin_ns"], own, "right") - 1
-                inside |= (place >= 0) & (own < mine["end_ns"][place])
-    return inside
-
-
-def _open(begins: NDArray[Any], spans: Source | None, cursor_ns: int) -> list[Any]:
-    """The phases in progress at the cursor, the outermost first."""
-    found: list[Any] = []
-    ended = spans.array[: spans.count_known(cursor_ns)][-_TAIL:] if spans is not None else None
-    for depth in range(4):
-        here = np.flatnonzero(begins["depth"] == depth)
-        if not len(here):
-            break
-        last = begins[here[-1]]
-        if ended is not None:
-            over = ended["begin_ns"][ended["depth"] == depth]
-            if len(over) and over[-1] == last["time_ns"]:
-                break
-        found.append(last)
-        begins = begins[here[-1] + 1 :]
-    return found
+def _within(spans: NDArray[Any], own: Ints) -> Ints:
+    """Which of the spans, which do not overlap, each moment lies in; -1 for none."""
+    if not len(spans):
+        return np.full(len(own), -1, np.int64)
+    place = np.searchsorted(spans["begin_ns"], own, "right") - 1
+    return np.where((place >= 0) & (own < spans["end_ns"][place]), place, -1)

@@ -8,16 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.analysis import phases
 from zerotop.analysis.peaks import Peaks
 from zerotop.analysis.view import Host, Rank
 from zerotop.session.reader import Event, Session, Source
-from zerotop_probe.recording.tables import PHASES
 
 Process = tuple[str, int]  # host and pid
 # A sample older than this no longer says how things are: its process or its sampler is gone.
 FRESH_NS = 3_000_000_000
-# How far back an enclosing phase is looked for; phases nest three deep.
-_NESTED = 24
 # Samples looked back through for the last of a process that is gone: minutes, with a few ranks.
 _TAIL = 4096
 
@@ -35,42 +33,11 @@ def last_ticks(sources: Iterable[Source], cursor_ns: int, oldest_ns: int = 0) ->
 
 def current_phase(session: Session, host: str, pid: int, cursor_ns: int) -> tuple[str, float, int | None]:
     """Name, seconds so far and step of the innermost phase in progress; an empty name where the probe was not awake."""
-    for source in session.sources["begins"]:
-        if (source.host, source.pid) == (host, pid):
-            return _open_phase(session, source, cursor_ns)
-    return "", 0.0, None
-
-
-def _open_phase(session: Session, begins: Source, cursor_ns: int) -> tuple[str, float, int | None]:
-    known = begins.count_known(cursor_ns)
-    if not known:
-        return "", 0.0, None
-    ended = _ended(session, begins, cursor_ns)
-    tail = begins.array[max(0, known - _NESTED) : known]
-    step = int(tail[-1]["step"])
-    latest = int(tail[-1]["time_ns"])
-    for begin in reversed(tail):
-        key = (int(begin["time_ns"]), int(begin["phase"]))
-        if key not in ended:
-            return _name(key[1]), (cursor_ns - begins.offset_ns - key[0]) / 1e9, step
-        latest = max(latest, ended[key])
-        if begin["depth"] == 0:
-            break
-    return "other", (cursor_ns - begins.offset_ns - latest) / 1e9, step
-
-
-def _name(phase: int) -> str:
-    """A phase by its code; one that only a newer version knows is some other."""
-    return PHASES[phase] if phase < len(PHASES) else "other"
-
-
-def _ended(session: Session, begins: Source, cursor_ns: int) -> dict[tuple[int, int], int]:
-    for source in session.sources["spans"]:
-        if (source.host, source.pid, source.rank) == (begins.host, begins.pid, begins.rank):
-            known = source.count_known(cursor_ns)
-            spans = source.array[max(0, known - 4 * _NESTED) : known]
-            return {(int(s["begin_ns"]), int(s["phase"])): int(s["end_ns"]) for s in spans}
-    return {}
+    begins, spans = (
+        next((source for source in session.sources[table] if (source.host, source.pid) == (host, pid)), None)
+        for table in ("begins", "spans")
+    )
+    return ("", 0.0, None) if begins is None else phases.current(begins, spans, cursor_ns)
 
 
 class Sample(NamedTuple):

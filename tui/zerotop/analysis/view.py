@@ -158,7 +158,7 @@ class GpuHistory:
     reserved_bytes: Floats  # likewise
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class History:
     """The last while before the cursor in pieces of ``piece_s`` seconds, oldest first; the one in progress is left out."""
 

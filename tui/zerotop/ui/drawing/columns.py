@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from zerotop.ui.drawing.bars import Part
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Span
 
 
-def stacked_column(parts: Sequence[Part], top: float, height: int, glyphs: Glyphs) -> list[Span]:
+@lru_cache(maxsize=4096)
+def stacked_column(parts: tuple[Part, ...], top: float, height: int, glyphs: Glyphs) -> tuple[Span, ...]:
     """One cell for each row, the uppermost first, of parts stacked upwards on a scale from 0 to ``top``."""
     edges: list[tuple[str, float]] = []
     amount = 0.0
@@ -18,7 +20,7 @@ def stacked_column(parts: Sequence[Part], top: float, height: int, glyphs: Glyph
         edges.append((style, min(1.0, amount / top) * height * 8 if top > 0 else 0.0))
     if edges and 0 < edges[-1][1] < 1:
         edges[-1] = (max(parts, key=lambda part: part[1])[0], 1.0)
-    return [_cell(edges, row, glyphs) for row in reversed(range(height))]
+    return tuple(_cell(edges, row, glyphs) for row in reversed(range(height)))
 
 
 def _cell(edges: Sequence[tuple[str, float]], row: int, glyphs: Glyphs) -> Span:

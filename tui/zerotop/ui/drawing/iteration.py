@@ -88,8 +88,8 @@ def _wide(text: str, style: str, width: int) -> list[Span]:
 
 def _column(iterations: Iterations, index: int, top_s: float, height: int, above: int, glyphs: Glyphs) -> list[Span]:
     """One step's cells from the top down, marked where it is too tall for the chart or was skipped."""
-    parts = [(f"phase-{name}", _seconds(iterations, name, index)) for name in ITERATION_PHASES]
-    cells = [(" ", "text")] * above + stacked_column(parts, top_s, height, glyphs)
+    parts = tuple((f"phase-{name}", _seconds(iterations, name, index)) for name in ITERATION_PHASES)
+    cells = [(" ", "text")] * above + list(stacked_column(parts, top_s, height, glyphs))
     if iterations.iteration_s[index] > top_s * 1.001:
         cells[above] = (glyphs.clipped, _over(cells[above], "clipped", glyphs))
     if iterations.skipped[index]:

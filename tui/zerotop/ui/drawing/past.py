@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from zerotop.analysis.view import Floats, Gpu, GpuHistory, History, LiveView
-from zerotop.ui.drawing.axis import LABEL_WIDTH, labels, memory_scale, with_grid
+from zerotop.ui.drawing.axis import LABEL_WIDTH, Scale, labels, memory_scale, with_grid
 from zerotop.ui.drawing.columns import stacked_column
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, Span, filled, merged
@@ -15,7 +15,7 @@ from zerotop.ui.format import about
 
 LEAST_HEIGHT = 5
 
-Layer = tuple[str, Floats]  # style, bytes of this layer alone in each piece
+Layer = tuple[str, tuple[float, ...]]  # style, bytes of this layer alone in each piece
 
 
 def draw_past(view: LiveView, name: str, gpu: Gpu | None, width: int, height: int, glyphs: Glyphs) -> list[Row]:
@@ -27,7 +27,11 @@ def draw_past(view: LiveView, name: str, gpu: Gpu | None, width: int, height: in
     else:
         layers = _host_layers(view.history)
         least = sum(rank.rss_peak_bytes for rank in view.ranks)
-    return [*_chart(layers, least, width, height - 1, glyphs), _time_axis(view.history, name, width, glyphs)]
+    room = max(0, width - LABEL_WIDTH - 1)
+    shown = tuple((style, amounts[max(0, len(amounts) - room) :]) for style, amounts in layers)
+    highest = max(map(sum, zip(*(amounts for _, amounts in shown), strict=True)), default=0.0)
+    scale = memory_scale(max(least, highest), height - 1)
+    return [*_chart(shown, scale, width, height - 1, glyphs), _time_axis(view.history, name, width, glyphs)]
 
 
 def _known(values: Floats) -> Floats:
@@ -41,39 +45,40 @@ def _gpu_layers(history: GpuHistory) -> tuple[Layer, ...]:
     reserved = np.maximum(_known(history.reserved_bytes), allocated)
     used = np.maximum(_known(history.used_bytes), reserved)
     return (
-        ("memory-allocated", allocated),
-        ("memory-reserved", reserved - allocated),
-        ("memory-other", used - reserved),
+        ("memory-allocated", tuple(allocated.tolist())),
+        ("memory-reserved", tuple((reserved - allocated).tolist())),
+        ("memory-other", tuple((used - reserved).tolist())),
     )
 
 
+@lru_cache(maxsize=16)
 def _host_layers(history: History) -> tuple[Layer, ...]:
     ranks = list(history.ranks.values())
     if not ranks:
         return ()
     shared = sum((_known(rank.shared_bytes) for rank in ranks), np.zeros(len(ranks[0].shared_bytes)))
     resident = sum((_known(rank.rss_bytes) for rank in ranks), np.zeros(len(shared)))
-    return ("memory-allocated", np.maximum(0.0, resident - shared)), ("memory-reserved", shared)
+    own = np.maximum(0.0, resident - shared)
+    return ("memory-allocated", tuple(own.tolist())), ("memory-reserved", tuple(shared.tolist()))
 
 
-def _chart(layers: tuple[Layer, ...], least: float, width: int, height: int, glyphs: Glyphs) -> list[Row]:
-    """The chart's rows with the axis at their left; its top is at least at ``least`` bytes."""
+@lru_cache(maxsize=8)
+def _chart(layers: tuple[Layer, ...], scale: Scale, width: int, height: int, glyphs: Glyphs) -> tuple[Row, ...]:
+    """The chart's rows with the axis at their left."""
     room = max(0, width - LABEL_WIDTH - 1)
-    cut = [(style, values[max(0, len(values) - room) :]) for style, values in layers]
-    total = sum((values for _, values in cut), np.zeros(len(cut[0][1]) if cut else 0))
-    scale = memory_scale(max(least, float(total.max(initial=0.0))), height)
+    count = len(layers[0][1]) if layers else 0
     above = height - scale.plotted(height)
     columns = [
-        stacked_column([(style, float(values[place])) for style, values in cut], scale.highest, height - above, glyphs)
-        for place in range(len(total))
+        stacked_column(tuple((style, amounts[place]) for style, amounts in layers), scale.highest, height - above, glyphs)
+        for place in range(count)
     ]
-    lead: Span = (" " * (room - len(total)), "text")
+    lead: Span = (" " * (room - count), "text")
     ticks = scale.tick_rows(height)
     rows: list[Row] = []
     for row, label in enumerate(labels(scale, height, glyphs)):
         cells = merged([lead, *(column[row - above] for column in columns)] if row >= above else ())
         rows.append(filled((*label, *(with_grid(cells, room, glyphs) if row in ticks else cells)), width, glyphs))
-    return rows
+    return tuple(rows)
 
 
 def _time_axis(history: History, name: str, width: int, glyphs: Glyphs) -> Row:

@@ -1,0 +1,113 @@
+"""The last while in pieces: what strips show."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from small_recording import BEGIN_NS, S, identity, read, record, span, write
+from zerotop.analysis.history import PIECE_NS, PIECES, Histories
+from zerotop.analysis.view import History, Rank
+from zerotop.session.reader import Session
+from zerotop_probe.recording.tables import ALLOCATOR, BEGINS, GPUS, PHASE_CODE, PROCESSES, SPANS
+
+GIB = 1 << 30
+RANK = Rank(0, "node1", 100, True, "", 0.0, None, 0, 0, 0, 0, 0.0, 0.0, 0, 0, ())
+
+
+def at(histories: Histories, seconds: float) -> History:
+    return histories.at(BEGIN_NS + int(seconds * S), [RANK], [("node1", 0)], {0: ("node1", 0)})
+
+
+def rounded(values: np.ndarray, last: int) -> list[float | None]:
+    return [None if math.isnan(value) else round(float(value), 3) for value in values[-last:]]
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    """Three seconds of a rank on a GPU: forward for 0.8 s, a step for 1.4 s, and again a forward that goes on."""
+    ticks = [0.1 * tick for tick in range(1, 31) if not 20 <= tick < 25]  # the sampler slept for half a second
+    write(
+        tmp_path,
+        PROCESSES,
+        identity(-1),
+        *(
+            record(PROCESSES, time_ns=int(t * S), pid=100, rank=0, cores_used=t, rss_bytes=int(t * GIB), shared_bytes=GIB)
+            for t in ticks
+        ),
+    ).close()
+    write(
+        tmp_path,
+        GPUS,
+        identity(-1),
+        *(record(GPUS, time_ns=int(t * S), gpu=0, utilization_percent=10 * t, used_bytes=int(t * GIB)) for t in ticks),
+    ).close()
+    write(
+        tmp_path,
+        ALLOCATOR,
+        identity(0),
+        *(
+            record(ALLOCATOR, time_ns=int(t * S), allocated_bytes=size * GIB, reserved_bytes=9 * GIB, device=0)
+            for t, size in ((0.55, 2), (0.6, 5), (0.9, 1), (2.2, 3))
+        ),
+        peaks="window",
+    ).close()
+    begins = [(0.6, "forward"), (1.4, "step"), (2.8, "forward")]
+    write(
+        tmp_path,
+        BEGINS,
+        identity(0),
+        *(record(BEGINS, time_ns=int(t * S), step=0, phase=PHASE_CODE[what], depth=0) for t, what in begins),
+    ).close()
+    write(tmp_path, SPANS, identity(0), span(0.6, 1.4, "forward"), span(1.4, 2.8, "step")).close()
+    return read(tmp_path)
+
+
+def test_pieces_of_a_rank(session: Session) -> None:
+    rank = at(Histories(session), 3.05).ranks[0]
+    assert rounded(rank.cores_used, 7) == [None, 0.25, 0.7, 1.2, 1.7, None, 2.7]
+    assert rounded(rank.rss_bytes / GIB, 3) == [1.9, None, 2.9]
+    assert rounded(rank.shared_bytes / GIB, 3) == [1.0, None, 1.0]
+    assert rank.phase[-7:] == ("", "", "forward", "forward", "step", "step", "step")
+
+
+def test_pieces_of_a_gpu(session: Session) -> None:
+    gpu = at(Histories(session), 3.05).gpus["node1", 0]
+    assert rounded(gpu.utilization_percent, 3) == [17.0, None, 27.0]
+    assert rounded(gpu.used_bytes / GIB, 3) == [1.9, None, 2.9]
+    # The highest sample, and where there is none what was held before.
+    assert rounded(gpu.allocated_bytes / GIB, 6) == [None, 5.0, 1.0, 1.0, 3.0, 3.0]
+    assert rounded(gpu.reserved_bytes / GIB, 6) == [None, 9.0, 9.0, 9.0, 9.0, 9.0]
+
+
+def test_a_piece_is_told_when_it_is_over(session: Session) -> None:
+    histories = Histories(session)
+    before, after = at(histories, 1.499), at(histories, 1.501)
+    assert before.end_s == BEGIN_NS / S + 1.0
+    assert after.end_s == BEGIN_NS / S + 1.5
+    assert rounded(before.ranks[0].cores_used, 2) == [0.25, 0.7]
+    assert rounded(after.ranks[0].cores_used, 2) == [0.7, 1.2]
+    assert at(histories, 1.9) is after
+
+
+def test_every_cursor_is_told_the_same_on_whatever_way_it_is_reached(session: Session) -> None:
+    cursors = [0.1 * tick for tick in range(1, 60)]
+    on, back = Histories(session), Histories(session)
+    forth = {cursor: at(on, cursor) for cursor in cursors}
+    for cursor in [*reversed(cursors), 90.0, 3.0, *cursors[::7]]:
+        known = forth.get(cursor) or at(Histories(session), cursor)
+        told = at(back, cursor)
+        np.testing.assert_array_equal(told.ranks[0].cores_used, known.ranks[0].cores_used)
+        np.testing.assert_array_equal(told.gpus["node1", 0].allocated_bytes, known.gpus["node1", 0].allocated_bytes)
+        assert told.ranks[0].phase == known.ranks[0].phase
+
+
+def test_what_no_one_recorded_is_unknown(tmp_path: Path) -> None:
+    told = Histories(read(tmp_path)).at(BEGIN_NS, [RANK], [("node1", 0)], {})
+    assert np.isnan(told.ranks[0].cores_used).all()
+    assert set(told.ranks[0].phase) == {""}
+    assert len(told.ranks[0].phase) == PIECES
+    assert told.piece_s == PIECE_NS / S
