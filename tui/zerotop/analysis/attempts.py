@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from zerotop.analysis.steps import RankSteps, Rows
 from zerotop.session.reader import Event, Source
@@ -23,7 +22,7 @@ class Member:
         """How many steps it finished in its time."""
         if self.gone_ns is None:
             return len(self.rows)
-        return int(np.searchsorted(self.rows["end_unix_ns"], self.gone_ns, "right"))
+        return bisect_right(self.rows["end_unix_ns"], self.gone_ns)
 
 
 def attempts(

@@ -23,8 +23,11 @@ class Peaks:
         """The highest value of a column of integers up to the cursor for each value of the column ``by``."""
         count = source.count_known(cursor_ns)
         before = self._before.setdefault((source, column), [{}])
-        for begin in range((len(before) - 1) * _BLOCK, count - _BLOCK + 1, _BLOCK):
+        fresh = range((len(before) - 1) * _BLOCK, count - _BLOCK + 1, _BLOCK)
+        for begin in fresh:
             before.append(_raised(before[-1], source.array[begin : begin + _BLOCK], column, by))
+        if len(fresh) > 1:
+            source.release()
         blocks = count // _BLOCK
         return _raised(before[blocks], source.array[blocks * _BLOCK : count], column, by)
 
