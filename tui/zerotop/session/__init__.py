@@ -1,1 +1,1 @@
-"""Reading recordings: opening, tailing, finding, exporting. Knows files and columns, not their meaning."""
+"""Reading recordings: opening, tailing, finding. Knows files and columns, not their meaning."""
