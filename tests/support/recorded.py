@@ -1,0 +1,23 @@
+"""Real recordings, made on H200s with ``zerotop run``; folders packed into ``tests/recordings/*.tar.xz``."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent.parent / "recordings"
+
+
+def names() -> list[str]:
+    """Of all there are."""
+    return sorted(path.name.removesuffix(".tar.xz") for path in FOLDER.glob("*.tar.xz"))
+
+
+def unpack(name: str, into: Path) -> Path:
+    """Unpacks a recording and returns the session's folder."""
+    with tarfile.open(FOLDER / f"{name}.tar.xz") as archive:
+        for member in archive.getmembers():
+            assert member.isfile()
+            assert ".." not in member.name
+        archive.extractall(into, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+    return into / name

@@ -1,0 +1,223 @@
+"""What is said of the real recordings, and when. The labels were set by hand: the reasons stand beside them."""
+
+from pathlib import Path
+
+import pytest
+
+import recorded
+from zerotop.analysis.annotations import Annotation, Annotator, annotations
+from zerotop.session.reader import Session
+
+GIB = 1024**3
+
+# (finding, step in which it begins) that each recording must have, and nothing else.
+LABELS: dict[str, set[tuple[str, int | None]]] = {
+    # ZeRO-2, optimizer on the GPU. Adam's state (8 bytes a parameter) appears in step 0; the first evaluation, twice the
+    # batch, before step 8 takes 4.6 GiB more and keeps them. The second evaluation takes nothing more: nothing is said.
+    "z2": {("first_real_step", 0), ("validation_jump", 8)},
+    # As z2, with expandable segments: evaluation takes half as much more.
+    "z2-expandable": {("first_real_step", 0), ("validation_jump", 8)},
+    # The optimizer on the CPU: 0.14 to 0.18 s of each iteration of 0.32 s.
+    "z2-offload": {("first_real_step", 0), ("double_spike", 1), ("validation_jump", 8)},
+    # Stage 3: the evaluation came one step earlier.
+    "z3-offload-all": {("first_real_step", 0), ("double_spike", 1), ("validation_jump", 7)},
+    # Loss scale 2^26: steps 0 to 9 are skipped, step 10 is real (11 is skipped once more). No evaluation.
+    "z2-fp16": {("steps_skipped", 0), ("first_real_step", 10), ("skipping_ended", 10)},
+    # Evaluation with four times the batch before step 4 runs out of memory.
+    "z2-oom": {("first_real_step", 0)},
+    # Four ranks.
+    "x4-z3": {("first_real_step", 0), ("double_spike", 1), ("validation_jump", 8)},
+    # Ten steps skipped, then 0.88 s become 2.7 s. Evaluation before step 10 fits in what training holds.
+    "story": {
+        ("steps_skipped", 0),
+        ("first_real_step", 10),
+        ("skipping_ended", 10),
+        ("double_spike", 11),
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def sessions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Session]:
+    """All recordings, open."""
+    folder = tmp_path_factory.mktemp("recordings")
+    return {name: Session.open(recorded.unpack(name, folder)) for name in recorded.names()}
+
+
+@pytest.fixture(scope="module")
+def found(sessions: dict[str, Session]) -> dict[str, tuple[Annotation, ...]]:
+    """What is known of each at its end."""
+    return {name: annotations(session, session.end_ns) for name, session in sessions.items()}
+
+
+def of(findings: tuple[Annotation, ...], name: str) -> Annotation:
+    """The one finding of that name."""
+    (finding,) = [finding for finding in findings if finding.name == name]
+    return finding
+
+
+def test_every_recording_has_its_labels() -> None:
+    assert recorded.names() == sorted(LABELS)
+
+
+@pytest.mark.parametrize("name", sorted(LABELS))
+def test_what_is_found_is_what_is_labelled(found: dict[str, tuple[Annotation, ...]], name: str) -> None:
+    assert sorted((finding.name, finding.step) for finding in found[name]) == sorted(LABELS[name])
+
+
+@pytest.mark.parametrize("name", sorted(LABELS))
+def test_at_any_cursor_stands_what_was_known_by_then(
+    sessions: dict[str, Session], found: dict[str, tuple[Annotation, ...]], name: str
+) -> None:
+    whole, session = found[name], sessions[name]
+    moments = {moment for finding in whole for moment in (finding.begin_ns, finding.known_ns - 1, finding.known_ns)}
+    span = session.end_ns - session.begin_ns
+    moments |= {session.begin_ns + span * part // 40 for part in range(41)}
+    for cursor_ns in sorted(moments):
+        assert annotations(session, cursor_ns) == tuple(finding for finding in whole if finding.known_ns <= cursor_ns)
+
+
+@pytest.mark.parametrize("name", sorted(LABELS))
+def test_an_annotator_chooses_from_what_it_found_once(
+    sessions: dict[str, Session], found: dict[str, tuple[Annotation, ...]], name: str
+) -> None:
+    annotator = Annotator(sessions[name])
+    assert annotator.update()
+    assert not annotator.update()
+    cursor_ns = found[name][0].known_ns
+    assert annotator.at(cursor_ns) == annotations(sessions[name], cursor_ns)
+    assert annotator.at(cursor_ns - 1) == ()
+
+
+@pytest.mark.parametrize("name", sorted(LABELS))
+def test_a_finding_is_whole(found: dict[str, tuple[Annotation, ...]], name: str) -> None:
+    for finding in found[name]:
+        assert finding.begin_ns <= finding.end_ns <= finding.known_ns
+        assert 0 < finding.confidence <= 1
+        assert finding.sentence.endswith(".")
+        assert finding.advice.endswith(".")
+        assert "nan" not in finding.sentence.split()
+        assert finding.evidence
+        assert all(type(value) is float and value == value for value in finding.evidence.values())
+
+
+# --- the optimizer on the CPU --------------------------------------------------------------------------------------------
+
+
+def test_the_story_s_double_spike(found: dict[str, tuple[Annotation, ...]]) -> None:
+    """Steps 11 to 13 took 2.69, 2.67 and 2.66 s, of which step() 1.81, 1.80 and 1.78; 63 of 64 cores were busy."""
+    spike = of(found["story"], "double_spike")
+    assert spike.ranks == (0, 1, 2, 3)
+    assert spike.evidence["gap_s"] == pytest.approx(1.80, abs=0.02)
+    assert spike.evidence["share"] == pytest.approx(0.67, abs=0.02)
+    assert spike.evidence["cores_each"] * 4 == pytest.approx(63, abs=2)
+    # OMP_NUM_THREADS was not set: each rank ran about 60 threads and got a quarter of the cores.
+    assert spike.evidence["threads_each"] == pytest.approx(60, abs=3)
+    assert "4 processes x 59 threads" in spike.sentence
+    assert 'offload_optimizer.device" to "none"' in spike.advice
+
+
+def test_copies_that_the_counters_miss_are_said_by_what_they_must_carry(found: dict[str, tuple[Annotation, ...]]) -> None:
+    """A rank of the story copies 4 GB each way; counters of 32 bits that are read too late saw 0.06 GB back."""
+    spike = of(found["story"], "double_spike")
+    assert spike.evidence["pcie_to_gpu_bytes"] < spike.evidence["copied_each_way_bytes"] == 2 * 8_030_261_248 / 4
+    assert "PCIe" not in spike.sentence
+    assert "3.74 GiB" in spike.sentence
+
+
+def test_one_process_has_as_many_threads_as_cores(found: dict[str, tuple[Annotation, ...]]) -> None:
+    """One rank on 16 cores, sampled with 16 busy threads and 14 to 15.8 cores in step()."""
+    for name in ("z2-offload", "z3-offload-all"):
+        spike = of(found[name], "double_spike")
+        assert "1 process x 16 threads" in spike.sentence
+        assert 13 < spike.evidence["cores_each"] <= 16
+
+
+# --- evaluation ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_evaluation_takes_and_keeps(found: dict[str, tuple[Annotation, ...]]) -> None:
+    """Reserved went from 17,653,825,536 to 22,632,464,384 bytes and stayed; micro-batches of 8 x 512 after 4 x 512."""
+    jump = of(found["z2"], "validation_jump")
+    assert jump.evidence["reserved_before_bytes"] == 17_653_825_536
+    assert jump.evidence["kept_bytes"] == jump.evidence["added_bytes"] == 22_632_464_384 - 17_653_825_536
+    assert jump.evidence["tokens_ratio"] == 2.0
+    assert jump.evidence["left_allocated_bytes"] == 0
+    assert "per_device_eval_batch_size to 4" in jump.advice
+
+
+def test_parameters_that_stage_3_gathered_are_no_leftovers(found: dict[str, tuple[Annotation, ...]]) -> None:
+    """After evaluation 996 MB more are allocated: the 494 M parameters in bf16 take 988 of them until training goes on."""
+    for name in ("x4-z3", "z3-offload-all"):
+        assert of(found[name], "validation_jump").evidence["left_allocated_bytes"] < 10_000_000
+
+
+# --- first real steps ----------------------------------------------------------------------------------------------------
+
+
+def test_the_state_of_the_first_real_step_is_as_expected(found: dict[str, tuple[Annotation, ...]]) -> None:
+    """Two moments in fp32, 8 bytes for each parameter that a rank keeps; 494,032,768 parameters, 8,030,261,248 in four."""
+    for name, where, state in (
+        ("z2", "device", 8 * 494_032_768),
+        ("z2-offload", "host", 8 * 494_032_768),
+        ("x4-z3", "host", 2 * 494_032_768),
+        ("story", "host", 2 * 8_030_261_248),
+    ):
+        evidence = of(found[name], "first_real_step").evidence
+        assert evidence[f"optimizer_state_{where}_bytes"] == pytest.approx(state, rel=1e-3)
+        assert evidence["expected_bytes"] == state
+        assert evidence["bytes_per_parameter"] == pytest.approx(8, abs=0.01)
+
+
+def test_the_story_of_the_skipped_steps(found: dict[str, tuple[Annotation, ...]]) -> None:
+    """Loss scale 2^24, halved ten times; 0.88 s an iteration, then 4.53 s once, then 2.68 s."""
+    ended = of(found["story"], "skipping_ended")
+    assert ended.evidence["skipped_steps"] == 10
+    assert [ended.evidence[f"loss_scale_{step}"] for step in range(10)] == [2.0 ** (24 - step) for step in range(10)]
+    assert ended.evidence["loss_scale_real"] == 2**14
+    assert ended.evidence["iteration_skipped_s"] == pytest.approx(0.88, abs=0.01)
+    assert ended.evidence["iteration_first_real_s"] == pytest.approx(4.53, abs=0.01)
+    assert ended.evidence["iteration_real_s"] == pytest.approx(2.68, abs=0.01)
+    # Adam's two moments of a quarter of the parameters.
+    grown = ended.evidence["host_rss_real_bytes"] - ended.evidence["host_rss_skipped_bytes"]
+    assert grown == pytest.approx(2 * 8_030_261_248, rel=0.01)
+    assert '"fp16.initial_scale_power" to 14 or less (now 24)' in ended.advice
+
+
+def test_while_steps_are_skipped_it_is_said_what_is_to_come(found: dict[str, tuple[Annotation, ...]]) -> None:
+    early, ended = (of(found["story"], name) for name in ("steps_skipped", "skipping_ended"))
+    assert early.known_ns < ended.begin_ns - 5 * 10**9
+    assert early.evidence["expected_state_bytes"] == 2 * 8_030_261_248
+    assert "host memory" in early.sentence
+    assert "GPU memory" in of(found["z2-fp16"], "steps_skipped").sentence
+
+
+# --- bad input -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "missing", ["events-rank", "events-node", "allocator", "gpus", "processes", "hosts", "spans", "begins"]
+)
+@pytest.mark.parametrize("name", ["story", "z2-oom", "x4-z3"])
+def test_what_lacks_its_evidence_is_not_said(
+    tmp_path: Path, found: dict[str, tuple[Annotation, ...]], name: str, missing: str
+) -> None:
+    folder = recorded.unpack(name, tmp_path)
+    for path in folder.glob(f"{missing}-*" if not missing.startswith("events") else f"{missing}*"):
+        path.unlink()
+    session = Session.open(folder)
+    assert {finding.name for finding in annotations(session, session.end_ns)} <= {finding.name for finding in found[name]}
+
+
+def test_rank_0_may_be_missing(tmp_path: Path) -> None:
+    folder = recorded.unpack("story", tmp_path)
+    for path in folder.glob("*-rank0-*"):
+        path.unlink()
+    session = Session.open(folder)
+    spike = of(annotations(session, session.end_ns), "double_spike")
+    assert spike.ranks == (1, 2, 3)
+
+
+def test_an_empty_recording_has_none(tmp_path: Path) -> None:
+    session = Session(tmp_path, {"clock": {"unix_ns": 0, "monotonic_ns": 0}})
+    assert annotations(session, 10**18) == ()

@@ -1,0 +1,67 @@
+"""What the first steps were: which ones fp16 skipped, and which one was the first real one."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zerotop.analysis.annotations.facts import Process
+from zerotop.session.reader import Event
+
+
+class Skips(NamedTuple):
+    """Steps skipped from the first one on, and the loss scale before each and after the last; empty where not told."""
+
+    steps: int
+    scales: tuple[float, ...]
+
+
+def skipped_first(process: Process) -> Skips:
+    """How many steps were skipped before any was real."""
+    skipped = process.steps["skipped"]
+    count = int(np.argmin(skipped)) if len(skipped) and not skipped.all() else len(skipped)
+    return Skips(count, scales(process, count))
+
+
+def scales(process: Process, count: int) -> tuple[float, ...]:
+    """The loss scale before each of the first ``count`` steps, and after the last of them."""
+    steps = set(process.steps["step"][:count].tolist())
+    events = [event.facts for event in process.events("overflow") if event.facts.get("step") in steps]
+    found = [_number(facts.get("loss_scale_before")) for facts in events]
+    found += [_number(facts.get("loss_scale_after")) for facts in events[-1:]]
+    known = [scale for scale in found if scale is not None]
+    return tuple(known) if len(known) == count + 1 else ()
+
+
+def state_bytes(event: Event | None) -> dict[str, int]:
+    """Bytes of optimizer state in an inventory of tensors, by where: ``device`` and ``host``."""
+    if event is None:
+        return {}
+    tables: dict[str, Any] = {where: event.facts.get(where) for where in ("device", "host")}
+    sizes = {where: table.get("optimizer_state") for where, table in tables.items() if isinstance(table, dict)}
+    return {where: size for where, size in sizes.items() if isinstance(size, int) and size > 0}
+
+
+def inventory(process: Process, when: str) -> Event | None:
+    """The first inventory of the first engine's tensors that was made at ``when``."""
+    found = [event for event in process.events("tensors") if not event.facts.get("engine")]
+    return next((event for event in found if event.facts.get("when") == when), None)
+
+
+def expected_state_bytes(engine: dict[str, Any]) -> int | None:
+    """What two moments of Adam in fp32 take on each rank: 8 bytes a parameter, shared by the ranks from stage 1 on."""
+    parameters, optimizer = engine.get("trainable_parameters"), str(engine.get("inner_optimizer") or "")
+    if not isinstance(parameters, int) or "adam" not in optimizer.lower():
+        return None
+    return 8 * parameters // sharers(engine)
+
+
+def sharers(engine: dict[str, Any]) -> int:
+    """Among how many ranks the optimizer's state is divided."""
+    shared_by = engine.get("data_parallel") if engine.get("zero_stage") else 1
+    return shared_by if isinstance(shared_by, int) and shared_by > 0 else 1
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None

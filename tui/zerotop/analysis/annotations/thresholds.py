@@ -1,0 +1,90 @@
+"""From where on something is said. Every figure with its unit and its reason; detectors have none of their own."""
+
+from __future__ import annotations
+
+GIB = 1024**3
+MIB = 1024**2
+
+# --- steps ---------------------------------------------------------------------------------------------------------------
+
+# Steps that have to agree before a level is one. Steps vary by 10 % on a busy machine, single ones by much more.
+SETTLED_STEPS = 5
+# A step agrees when it is within this share of the median: the noise measured between equal steps is 10 %.
+AGREE_SHARE = 0.10
+# Later steps that all have to lie beyond the old level: one or two slow ones in a row are common on a busy machine.
+SHIFT_STEPS = 4
+# A level has changed from this share on, and by this many times the spread of the steps before (median deviation; of
+# normal noise four such are 2.7 standard deviations, and four steps in a row have to be that far on the same side).
+SHIFT_SHARE = 0.10
+SHIFT_SPREADS = 4.0
+# How many steps a level is taken from.
+LEVEL_STEPS = 20
+# Iterations shorter than this (seconds) are the host's jitter; nobody trains a model that size for its speed.
+SHORTEST_ITERATION_S = 0.005
+
+# --- optimizer offload ---------------------------------------------------------------------------------------------------
+
+# Real steps that are averaged. The first real one builds optimizer state and is left out.
+SPIKE_STEPS = 3
+# Below a fifth of the iteration or 20 ms the gap does not show, and nothing is won by mending it.
+SPIKE_SHARE = 0.20
+SPIKE_GAP_S = 0.02
+# The gap is another one, to be told again, when its median has changed by this share.
+SPIKE_CHANGED_SHARE = 0.30
+
+# --- evaluation ----------------------------------------------------------------------------------------------------------
+
+# What evaluation has to add to the memory held, both: a share of it, and more than a cuBLAS workspace or two.
+JUMP_SHARE = 0.05
+JUMP_BYTES = 256 * MIB
+# Share of a device at which the next allocation may fail: the largest single ones of the recorded runs took 3 %.
+EDGE_SHARE = 0.95
+
+# --- fp16 ----------------------------------------------------------------------------------------------------------------
+
+# Skipped steps in a row, from the first step on, after which it is said: one or two are normal with any loss scale.
+SKIPPED_STEPS = 3
+# Real steps that show the time after skipping has ended; the first real one is not typical and left out.
+REAL_STEPS = 2
+
+# --- memory --------------------------------------------------------------------------------------------------------------
+
+# A plateau: as with JUMP. Steps it has to last.
+PLATEAU_STEPS = 3
+# Steps in which memory after the step has to grow without a break; leaks that matter do so in each.
+CREEP_STEPS = 12
+# And by this much in all, which is more than buffers that are made once.
+CREEP_BYTES = 64 * MIB
+# Phases' peaks are the same within this share.
+PEAK_SHARE = 0.02
+# Reserved but not allocated at the peak that counts as fragmented: a quarter of what is held, where the device is short.
+FRAGMENTED_SHARE = 0.25
+SHORT_SHARE = 0.80
+# What a process holds outside PyTorch: context, NCCL and cuBLAS took 1.8 to 2.2 GB on the recorded H200s; twice that is odd.
+OUTSIDE_BYTES = 4 * GIB
+# Somebody else's memory on a GPU of the job: more than a context of an idle process (0.5 GiB).
+OTHERS_BYTES = 1 * GIB
+
+# --- host ----------------------------------------------------------------------------------------------------------------
+
+# Threads of all ranks that want to run, per core of the host, over this long; 1 is full use.
+CROWDED = 1.5
+CROWDED_SECONDS = 1.0
+# Share of the limit of host memory from which the kernel may soon kill.
+HOST_FULL_SHARE = 0.92
+# Swap that was taken since the job began: a page or two always goes.
+SWAP_BYTES = 512 * MIB
+
+# --- others --------------------------------------------------------------------------------------------------------------
+
+# Share of iterations spent waiting for data over SETTLED_STEPS steps; loaders that keep up take under 2 %.
+STALL_SHARE = 0.20
+STALL_SECONDS = 0.02
+# A pause for a checkpoint worth telling: longer than so many seconds and than so many iterations.
+PAUSE_SECONDS = 1.0
+PAUSE_ITERATIONS = 2.0
+# A phase that lasts so many times the longest iteration, and longer than so many seconds, hangs.
+HANG_ITERATIONS = 10.0
+HANG_SECONDS = 30.0
+# A rank holds the others up when its own work takes this share longer than the median rank's in SETTLED_STEPS steps.
+STRAGGLER_SHARE = 0.15

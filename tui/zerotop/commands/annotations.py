@@ -1,0 +1,47 @@
+"""``zerotop annotations``: what happened in a recording and why, as a list or as JSON."""
+
+# No annotations of the future here: that import would take the name of the function.
+import argparse
+import dataclasses
+import json
+import math
+import textwrap
+from typing import Any
+
+from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.annotations import annotations as find
+from zerotop.session import catalog
+from zerotop.session.reader import Session
+
+_WIDTH = 100
+_INDENT = " " * 4
+
+
+def annotations(options: argparse.Namespace) -> int:
+    """Prints to standard output. Returns 0."""
+    session = Session.open(catalog.find(options.session))
+    found = find(session, session.end_ns)
+    if options.json:
+        print(json.dumps([as_dict(finding) for finding in found], indent=1, allow_nan=False))
+    elif found:
+        print("\n".join(_lines(finding, session.begin_ns) for finding in found))
+    else:
+        print("There is nothing to remark on in this recording.")
+    return 0
+
+
+def as_dict(finding: Annotation) -> dict[str, Any]:
+    """A finding as plain values; what is not finite is null."""
+    facts = dataclasses.asdict(finding)
+    facts["severity"] = finding.severity.value
+    facts["evidence"] = {name: value if math.isfinite(value) else None for name, value in finding.evidence.items()}
+    return facts
+
+
+def _lines(finding: Annotation, begin_ns: int) -> str:
+    where = f"step {finding.step}" if finding.step is not None else "no step"
+    head = f"{(finding.known_ns - begin_ns) / 1e9:9.1f} s  {where}  {finding.name}  ({finding.severity.value})"
+    texts = (finding.sentence, "-> " + finding.advice)
+    return "\n".join(
+        [head, *(textwrap.fill(text, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT) for text in texts)]
+    )
