@@ -21,7 +21,7 @@ MASTER_WEIGHTS, OPTIMIZER_STATE, BUFFERS = "master_weights", "optimizer_state", 
 CATEGORIES = (PARAMETERS, GRADIENTS, MASTER_WEIGHTS, OPTIMIZER_STATE, BUFFERS)
 
 INIT, BEFORE_UPDATE, AFTER_UPDATE = "init", "before_update", "after_update"
-_WORDS = {INIT: "when the engine was made", BEFORE_UPDATE: "before the first update", AFTER_UPDATE: "after the first update"}
+WORDS = {INIT: "when the engine was made", BEFORE_UPDATE: "before the first update", AFTER_UPDATE: "after the first update"}
 # Spans looked back through for the last backward: an evaluation in between has many.
 _TAIL = 4096
 _BACKWARD, _STEP = PHASE_CODE["backward"], PHASE_CODE["step"]
@@ -36,6 +36,7 @@ class Inventory:
     host_pinned: dict[str, int]  # of which pinned
     basis: str  # words for when all but gradients were looked at
     gradients_basis: str  # words for when those were
+    gradients_alive: int  # bytes of gradients on its GPU before the first update; 0 before that
     unclaimed_bytes: int  # on the GPU, in no category, at that moment
     unclaimed_largest: tuple[int, ...]  # the sizes of its largest blocks, largest first
     pinned_allocator: dict[str, int] | None  # allocated_bytes, active_bytes; None where this torch does not tell
@@ -61,6 +62,12 @@ def inventory(session: Session, process: Process, cursor_ns: int) -> Inventory |
         host_pinned=_added(looks, "host_pinned"),
         basis=_words(latest),
         gradients_basis=_words(max((gradients for _, gradients in looks), key=lambda event: event.unix_ns)),
+        gradients_alive=sum(
+            _sizes_of(event, "device").get(GRADIENTS, 0)
+            for events in by_engine.values()
+            for event in events
+            if event.facts.get("when") == BEFORE_UPDATE
+        ),
         unclaimed_bytes=unclaimed,
         unclaimed_largest=_sizes(latest.facts.get("unclaimed_largest")) if not by_others else (),
         pinned_allocator=_pinned(latest.facts.get("pinned_allocator")),
@@ -117,7 +124,7 @@ def _words(event: Event) -> str:
     # The engine counts a step when its update is over.
     step = _integer(event.facts.get("step")) - (when == AFTER_UPDATE)
     at = "" if when == INIT else f", of step {step}"
-    return f"tensors counted {_WORDS.get(when, when)}{at}"
+    return f"tensors counted {WORDS.get(when, when)}{at}"
 
 
 def _integer(value: Any) -> int:

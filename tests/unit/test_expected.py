@@ -1,0 +1,234 @@
+"""What formulas say beside what was measured: ZeRO's paper, DeepSpeed's own functions, figures of real runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memory_recording import GIB, gib, usual
+from small_recording import BEGIN_NS, S
+from zerotop.analysis.estimates import Rule, zero2, zero3
+from zerotop.analysis.expected import compare, estimates, expected, is_of, rule_of_thumb, setup
+from zerotop.analysis.host_ledger import host_ledger
+from zerotop.analysis.inventories import inventory
+from zerotop.analysis.ledger import ledger
+from zerotop.analysis.living import living
+from zerotop.analysis.phase_peaks import rank_peaks
+
+SIZES = [
+    {"parameters": parameters, "layer": layer, "gpus": gpus, "nodes": nodes, "factor": factor}
+    for (parameters, layer), gpus, nodes, factor in product(
+        ((1, 1), (494_032_768, 136_134_656), (8_030_261_248, 525_336_576), (175_000_000_001, 617_558_016)),
+        (1, 3, 8),
+        (1, 2, 7),
+        (1.5, 1.1),
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def deepspeeds(root: Path) -> dict[str, Any]:
+    script = root / "tests" / "support" / "deepspeed_estimates.py"
+    run = subprocess.run([sys.executable, script, json.dumps(SIZES)], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-4000:]
+    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return found
+
+
+def test_estimates_are_deepspeeds_own(deepspeeds: dict[str, Any]) -> None:
+    assert len(deepspeeds["estimates"]) == 8 * len(SIZES)
+    for theirs in deepspeeds["estimates"]:
+        where = {"gpus": theirs["gpus"], "nodes": theirs["nodes"], "factor": theirs["factor"]}
+        ours = (*zero2(theirs["parameters"], **where), *zero3(theirs["parameters"], theirs["layer"], **where))
+        options = (theirs["stage"], theirs["optimizer"], theirs["weights"], theirs["zero_init"])
+        (mine,) = [e for e in ours if (e.stage, e.offload_optimizer, e.offload_parameters, e.zero_init) == options]
+        assert [mine.gpu_bytes, mine.host_bytes] == theirs["sizes"], theirs
+
+
+def test_rows_are_called_and_ordered_as_in_deepspeeds_tables(deepspeeds: dict[str, Any]) -> None:
+    (table,) = deepspeeds["tables"]
+    theirs = [line.split("|") for line in table.splitlines() if line.count("|") == 2 and "GB" in line]
+    ours = (*zero2(10**9, gpus=8, nodes=2), *zero3(10**9, 10**8, gpus=8, nodes=2))
+    assert [(host.strip(), gpu.strip(), plain(options)) for host, gpu, options in theirs] == [
+        (f"{e.host_bytes / GIB:.2f}GB", f"{e.gpu_bytes / GIB:.2f}GB", e.options) for e in ours
+    ]
+
+
+def plain(options: str) -> str:
+    """Python versions differ in how they print DeepSpeed's name for the CPU."""
+    return options.strip().replace("OffloadDeviceEnum.", "").replace("cpu ", "cpu")
+
+
+def test_the_papers_example() -> None:
+    """Figure 1 of arXiv:1910.02054: 7.5 billion parameters on 64 GPUs."""
+    for stage, gigabytes in ((0, 120), (1, 31.4), (2, 16.6), (3, 1.9)):
+        facts = engine(zero_stage=stage, parameters=7_500_000_000, trainable_parameters=7_500_000_000, data_parallel=64)
+        assert sum(of(facts).gpu.values()) / 1e9 == pytest.approx(gigabytes, abs=0.05)
+
+
+def engine(**facts: Any) -> dict[str, Any]:
+    usual = {
+        "zero_stage": 2,
+        "offload_optimizer": "none",
+        "offload_parameters": "none",
+        "dtype": "bf16",
+        "data_parallel": 2,
+        "parameters": 1000,
+        "trainable_parameters": 1000,
+        "optimizer": "DeepSpeedZeroOptimizer",
+        "inner_optimizer": "FusedAdam",
+        "device": "cuda:0",
+    }
+    return {**usual, **facts}
+
+
+def of(facts: dict[str, Any]) -> Any:
+    known = setup(facts)
+    assert known is not None
+    return expected(known)
+
+
+def where(facts: dict[str, Any]) -> dict[str, list[int]]:
+    found = of(facts)
+    return {name: [sizes.get(name, 0) for sizes in (found.gpu, found.host, found.nvme)] for name in found.gpu}
+
+
+def test_what_is_offloaded_lies_elsewhere() -> None:
+    assert where(engine(offload_optimizer="cpu")) == {
+        "parameters": [2000, 0, 0],
+        "gradients": [0, 2000, 0],
+        "master_weights": [0, 2000, 0],
+        "optimizer_state": [0, 4000, 0],
+    }
+    assert where(engine(zero_stage=3, offload_optimizer="nvme", offload_parameters="cpu")) == {
+        "parameters": [0, 1000, 0],
+        "gradients": [0, 0, 2000],
+        "master_weights": [0, 0, 2000],
+        "optimizer_state": [0, 0, 4000],
+    }
+
+
+def test_part_of_the_optimizer_is_offloaded() -> None:
+    config = {"zero_optimization": {"offload_optimizer": {"ratio": 0.25}}}
+    found = where(engine(zero_stage=3, offload_optimizer="cpu", config=config))
+    assert (found["master_weights"], found["optimizer_state"]) == ([1500, 500, 0], [3000, 1000, 0])
+
+
+def test_what_does_not_train_has_no_gradients_and_no_state() -> None:
+    found = where(engine(trainable_parameters=10))
+    assert found == {
+        "parameters": [2000, 0, 0],
+        "gradients": [10, 0, 0],
+        "master_weights": [20, 0, 0],
+        "optimizer_state": [40, 0, 0],
+    }
+    assert where(engine(optimizer="")) == {"parameters": [2000, 0, 0]}
+
+
+@pytest.mark.parametrize(("name", "size"), [("FusedLion", 2000), ("DeepSpeedCPUAdagrad", 2000), ("Adam8bit", 1000)])
+def test_other_optimizers_keep_other_states(name: str, size: int) -> None:
+    assert where(engine(inner_optimizer=name))["optimizer_state"] == [size, 0, 0]
+
+
+def test_state_of_an_optimizer_that_is_not_known_is_not_guessed() -> None:
+    assert "optimizer_state" not in where(engine(inner_optimizer="SGD"))
+    assert setup({"zero_stage": None, "parameters": 1}) is None
+
+
+# Of zerotop's demo, 3 213 568 parameters on two ranks of a CPU, where all is in host memory: what the probe counted of rank
+# 0, gradients before the first update and the others after it. DeepSpeed 0.19.8, torch 2.13.
+MEASURED = {
+    "zero0_bf16": (0, "none", "none", "bf16", (6427392, 6427136, 12854272, 25708544)),
+    "zero1_bf16": (1, "none", "none", "bf16", (6427392, 3344384, 6427136, 12854272)),
+    "zero2_bf16": (2, "none", "none", "bf16", (6427392, 3344384, 6427136, 12854272)),
+    "zero3_bf16": (3, "none", "none", "bf16", (3213824, 3213568, 6427136, 12854272)),
+    "zero1_fp32": (1, "none", "none", "fp32", (12854528, 6688768, 6427136, 12854272)),
+    "zero3_fp32": (3, "none", "none", "fp32", (6436608, 6427136, 6427136, 12854272)),
+    "zero1_offload_optimizer_bf16": (1, "cpu", "none", "bf16", (9640960, 6427296, 6427136, 12854272)),
+    "zero2_offload_optimizer_bf16": (2, "cpu", "none", "bf16", (9640960, 6427296, 6427136, 12854272)),
+    "zero3_offload_optimizer_params_bf16": (3, "cpu", "cpu", "bf16", (3218432, 9640704, 6427136, 12854272)),
+}
+# What DeepSpeed does other than the formulas.
+DIFFERS = {
+    # Stage 1 drops the gradients of other ranks' partitions before the update.
+    ("zero1_bf16", "gradients"),
+    ("zero1_fp32", "gradients"),
+    # A 16-bit copy of the partition, to send back from.
+    ("zero1_offload_optimizer_bf16", "parameters"),
+    ("zero2_offload_optimizer_bf16", "parameters"),
+    # Stage 3 keeps the 16-bit gradients that the fp32 ones are made of.
+    ("zero3_offload_optimizer_params_bf16", "gradients"),
+}
+NAMES = ("parameters", "gradients", "master_weights", "optimizer_state")
+
+
+@pytest.mark.parametrize("config", MEASURED)
+def test_formulas_beside_real_runs(config: str) -> None:
+    stage, optimizer, weights, dtype, sizes = MEASURED[config]
+    facts = engine(zero_stage=stage, offload_optimizer=optimizer, offload_parameters=weights, dtype=dtype, device="cpu")
+    found = of({**facts, "parameters": 3213568, "trainable_parameters": 3213568})
+    assert found.gpu == {}
+    for name, measured in zip(NAMES, sizes, strict=True):
+        # Up to one bucket of gradients is on its way.
+        near = found.host[name] == pytest.approx(measured, rel=0.01, abs=140_000)
+        assert near != ((config, name) in DIFFERS), (name, found.host[name], measured)
+
+
+# --- beside a recording --------------------------------------------------------------------------------------------------
+
+
+def test_differences_of_a_gpu(tmp_path: Path) -> None:
+    session = usual(tmp_path).read()
+    facts = engine(parameters=GIB, trainable_parameters=GIB, data_parallel=1)
+    (after,), (before,) = (ledger(session, BEGIN_NS + int(second * S)) for second in (19.5, 28))
+    found = {d.key: d for d in compare(after, of(facts))}
+    assert {name: (d.expected_bytes, d.measured_bytes, d.bytes) for name, d in found.items()} == {
+        "parameters": (gib(2), gib(2), 0),
+        "gradients": (gib(2), 0, -gib(2)),
+        "master_weights": (gib(4), gib(4), 0),
+        "optimizer_state": (gib(8), gib(8), 0),
+        "buffers": (None, gib(0.5), None),
+    }
+    assert found["gradients"].note == "Gradients live from the backward to the update."
+    alive = {d.key: d for d in compare(before, of(facts))}["gradients"]
+    assert (alive.bytes, alive.note) == (0, "")
+
+
+def test_differences_of_a_host(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    recording.tensors(19, "after_update", {}, host={"master_weights": 4, "optimizer_state": 9})
+    (held,) = host_ledger(recording.read(), BEGIN_NS + 19 * S + S // 2)
+    facts = engine(parameters=GIB, trainable_parameters=GIB, data_parallel=1, offload_optimizer="cpu")
+    found = {d.key: d.bytes for d in compare(held, of(facts))}
+    assert (found["master_weights"], found["optimizer_state"]) == (0, GIB)
+
+
+def test_which_estimates_are_of_the_job() -> None:
+    known = setup(engine(zero_stage=3, offload_optimizer="cpu", largest_layer_parameters=100, data_parallel=16))
+    assert known is not None
+    found = estimates(known, nodes=2)
+    assert found == (*zero2(1000, gpus=8, nodes=2), *zero3(1000, 100, gpus=8, nodes=2))
+    assert [estimate.options for estimate in found if is_of(estimate, known)] == [
+        "offload_param=none, offload_optimizer=cpu, zero_init=1",
+        "offload_param=none, offload_optimizer=cpu, zero_init=0",
+    ]
+    without = setup(engine(zero_stage=1))
+    assert without is not None
+    assert {estimate.stage for estimate in estimates(without)} == {2}
+    assert not any(is_of(estimate, without) for estimate in estimates(without))
+
+
+def test_the_rule_of_thumb(tmp_path: Path) -> None:
+    assert Rule(10, 20, 5, 4, 8).bytes == 39
+    assert Rule(10, 20, 5, 4, 80).bytes == 110
+    session, now = usual(tmp_path).read(), BEGIN_NS + 29 * S
+    (process,), (peaks,) = living(session, now), rank_peaks(session, now)
+    told = inventory(session, process, now)
+    assert told is not None
+    assert rule_of_thumb(told, peaks) == Rule(gib(2), gib(12), gib(2), gib(18.5 - 16), gib(17.5 - 14))
