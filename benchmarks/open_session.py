@@ -208,7 +208,7 @@ def report(made: Recording, name: str) -> None:
     )
     print(f"  reading the same bytes with NumPy {run['plain_s']:.2f} s: ratio {run['opened_s'] / run['plain_s']:.1f}")
     print(f"  a view elsewhere {run['elsewhere_s'] * 1e3:.1f} ms, the slowest of three")
-    print(f"  at most {run['peak_mib']} MiB more in memory than before opening, {run['mapped_mib']} MiB of files mapped after")
+    print(f"  memory: at most {run['peak_mib']} MiB more than before; {run['mapped_mib']} MiB of files mapped after")
 
 
 def main() -> None:
