@@ -22,16 +22,19 @@ LABELS: dict[str, set[tuple[str, int | None]]] = {
     # Stage 3: the evaluation came one step earlier.
     "z3-offload-all": {("first_real_step", 0), ("double_spike", 1), ("validation_jump", 7)},
     # Loss scale 2^26: steps 0 to 9 are skipped, step 10 is real (11 is skipped once more). No evaluation.
-    "z2-fp16": {("steps_skipped", 0), ("first_real_step", 10), ("skipping_ended", 10)},
+    # From step 12 on iterations take 0.148 s instead of 0.129: an update of 15 ms.
+    "z2-fp16": {("steps_skipped", 0), ("first_real_step", 10), ("skipping_ended", 10), ("iteration_shift", 12)},
     # Evaluation with four times the batch before step 4 runs out of memory.
-    "z2-oom": {("first_real_step", 0)},
-    # Four ranks.
-    "x4-z3": {("first_real_step", 0), ("double_spike", 1), ("validation_jump", 8)},
+    "z2-oom": {("first_real_step", 0), ("out_of_memory", 4)},
+    # Four ranks on 64 cores, each with an optimizer of as many threads as there are cores: 15 run, 43 wait.
+    "x4-z3": {("first_real_step", 0), ("crowded_cores", 0), ("double_spike", 1), ("validation_jump", 8)},
     # Ten steps skipped, then 0.88 s become 2.7 s. Evaluation before step 10 fits in what training holds.
     "story": {
         ("steps_skipped", 0),
         ("first_real_step", 10),
         ("skipping_ended", 10),
+        ("iteration_shift", 10),
+        ("crowded_cores", 10),
         ("double_spike", 11),
     },
 }
@@ -190,6 +193,38 @@ def test_while_steps_are_skipped_it_is_said_what_is_to_come(found: dict[str, tup
     assert early.evidence["expected_state_bytes"] == 2 * 8_030_261_248
     assert "host memory" in early.sentence
     assert "GPU memory" in of(found["z2-fp16"], "steps_skipped").sentence
+
+
+# --- time, cores, running out of memory ----------------------------------------------------------------------------------
+
+
+def test_the_shift_of_the_story_is_step_s_and_skipping_s(found: dict[str, tuple[Annotation, ...]]) -> None:
+    """forward and backward take 0.87 s before and after; step() takes 1.8 s more from the first real step on."""
+    shift = of(found["story"], "iteration_shift")
+    assert shift.evidence["before_s"] == pytest.approx(0.88, abs=0.01)
+    assert shift.evidence["after_s"] == pytest.approx(2.68, abs=0.01)
+    assert shift.evidence["step_change_s"] == pytest.approx(1.80, abs=0.01)
+    assert "the step phase carries" in shift.sentence
+    assert "fp16 stopped skipping steps" in shift.sentence
+    assert "fp16 stopped skipping steps" in of(found["z2-fp16"], "iteration_shift").sentence
+
+
+def test_threads_take_turns_on_the_cores(found: dict[str, tuple[Annotation, ...]]) -> None:
+    """Nobody set OMP_NUM_THREADS: 4 ranks x 64 threads of the optimizer on 64 cores."""
+    for name in ("story", "x4-z3"):
+        crowd = of(found[name], "crowded_cores")
+        assert 190 < crowd.evidence["threads"] <= 256
+        assert crowd.evidence["cores"] == 64
+        assert "OMP_NUM_THREADS=16" in crowd.advice
+
+
+def test_out_of_memory_by_an_evaluation(found: dict[str, tuple[Annotation, ...]]) -> None:
+    """160 x 1024 tokens after 40 x 1024: logits of 160 x 1024 x 151,936 in fp32 are 99,572,776,960 bytes."""
+    error = of(found["z2-oom"], "out_of_memory")
+    assert error.evidence["requested_bytes"] == 160 * 1024 * 151_936 * 4
+    assert error.evidence["free_bytes"] == 79_466_463_232
+    assert "4.0 times training's 40 x 1024" in error.sentence
+    assert "per_device_eval_batch_size to 40" in error.advice
 
 
 # --- bad input -----------------------------------------------------------------------------------------------------------

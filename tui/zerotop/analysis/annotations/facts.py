@@ -72,6 +72,13 @@ class Process:
         found = [event.facts.get("environment") for event in self.events("hello")]
         return {str(k): str(v) for k, v in found[0].items()} if found and isinstance(found[0], dict) else {}
 
+    def step_at(self, time_ns: int) -> int | None:
+        """The step that was in progress; None before any has been finished, of which the first is known."""
+        finished = int(np.searchsorted(self.steps["end_unix_ns"], time_ns, "right"))
+        if not len(self.steps):
+            return None
+        return int(self.steps["step"][finished - 1]) + 1 if finished else int(self.steps["step"][0])
+
     @property
     def on_gpu(self) -> bool:
         """Whether it trains on a CUDA device, by what its engine says."""

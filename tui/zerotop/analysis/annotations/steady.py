@@ -1,4 +1,6 @@
-"""Levels of a series: where one is settled, and where it changes for good. All windows end at the step they speak of."""
+"""Levels of a series, and where one changes for good. What is said of a value rests on it, SHIFT_STEPS - 1 after it, and
+those before: what comes later changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -19,55 +21,75 @@ from zerotop.analysis.annotations.thresholds import (
 
 Floats = NDArray[np.float64]
 
+# Values looked at together.
+_AT_ONCE = 8192
+
 
 class Shift(NamedTuple):
-    """A change of level: steps ``first`` to ``last`` (both included) lie beyond the level of ``before`` (a slice)."""
+    """A change of level: from ``first`` to ``last``, both included, all values lie beyond the level of ``before``."""
 
     before: slice
     first: int
     last: int
 
 
-def settled(values: Floats) -> NDArray[np.bool_]:
-    """Where the last SETTLED_STEPS values up to here agree, all but one of them (n,)."""
-    found = np.zeros(len(values), np.bool_)
-    if len(values) >= SETTLED_STEPS:
-        windows = np.lib.stride_tricks.sliding_window_view(values, SETTLED_STEPS)
-        middle = np.median(windows, axis=1)[:, None]
-        agree = np.abs(windows - middle) <= AGREE_SHARE * np.abs(middle)
-        found[SETTLED_STEPS - 1 :] = agree.sum(axis=1) >= SETTLED_STEPS - 1
-    return found
-
-
 def shifts(values: Floats) -> Iterator[Shift]:
     """Changes of level, in order."""
     start = 0
-    while (begin := _first(settled(values[start:]))) is not None:
-        begin += start
-        found = next(_candidates(values, start, begin + 1), None)
+    while (settled := _settled(values, start)) is not None:
+        found = _next(values, start, settled + 1)
         if found is None:
             return
         yield found
         start = found.first
 
 
-def _first(flags: NDArray[np.bool_]) -> int | None:
-    found = int(np.argmax(flags)) if len(flags) else 0
-    return found if len(flags) and flags[found] else None
+def _settled(values: Floats, start: int) -> int | None:
+    """The first place from ``start`` on up to which SETTLED_STEPS values agree, all but one of them."""
+    for begin in range(start, len(values) - SETTLED_STEPS + 1, _AT_ONCE):
+        piece = values[begin : begin + _AT_ONCE + SETTLED_STEPS - 1]
+        windows = np.lib.stride_tricks.sliding_window_view(piece, SETTLED_STEPS)
+        middle = np.median(windows, axis=1)[:, None]
+        agree = (np.abs(windows - middle) <= AGREE_SHARE * np.abs(middle)).sum(axis=1) >= SETTLED_STEPS - 1
+        if agree.any():
+            return begin + int(np.argmax(agree)) + SETTLED_STEPS - 1
+    return None
 
 
-def _candidates(values: Floats, start: int, begin: int) -> Iterator[Shift]:
-    """Steps from ``begin`` on after which all of SHIFT_STEPS lie beyond the level since ``start``."""
+def _next(values: Floats, start: int, begin: int) -> Shift | None:
+    """The first shift from ``begin`` on, against the level since ``start``."""
     count = len(values) - SHIFT_STEPS + 1
-    if count <= begin:
-        return
-    after = np.lib.stride_tricks.sliding_window_view(values, SHIFT_STEPS)
-    low, high = after.min(axis=1), after.max(axis=1)
-    # The level moves little from step to step: what is not beyond the widest of a block's cannot be beyond its own.
-    for first in range(begin, count):
-        before = slice(max(start, first - LEVEL_STEPS), first)
-        level = float(np.median(values[before]))
-        spread = float(np.median(np.abs(values[before] - level)))
-        by = max(SHIFT_SHARE * level, SHIFT_SPREADS * spread)
-        if low[first] > level + by or high[first] < level - by:
-            yield Shift(before, first, first + SHIFT_STEPS - 1)
+    whole = min(count, max(begin, start + LEVEL_STEPS))
+    for first in range(begin, whole):
+        if _is_shift(values, start, first):
+            return _shift(start, first)
+    for piece in range(whole, count, _AT_ONCE):
+        for first in _beyond(values, piece, min(piece + _AT_ONCE, count)).tolist():
+            if _is_shift(values, start, first):
+                return _shift(start, first)
+    return None
+
+
+def _beyond(values: Floats, begin: int, end: int) -> NDArray[np.int64]:
+    """Places from begin to end with a whole level before them that SHIFT_STEPS values lie beyond by SHIFT_SHARE."""
+    before = np.lib.stride_tricks.sliding_window_view(values[begin - LEVEL_STEPS : end - 1], LEVEL_STEPS)
+    after = np.lib.stride_tricks.sliding_window_view(values[begin : end + SHIFT_STEPS - 1], SHIFT_STEPS)
+    level = np.median(before, axis=1)
+    above, below = after.min(axis=1) > level * (1 + SHIFT_SHARE), after.max(axis=1) < level * (1 - SHIFT_SHARE)
+    return np.flatnonzero(above | below) + begin
+
+
+def _is_shift(values: Floats, start: int, first: int) -> bool:
+    before, after = values[_before(start, first)], values[first : first + SHIFT_STEPS]
+    level = float(np.median(before))
+    spread = float(np.median(np.abs(before - level)))
+    by = max(SHIFT_SHARE * level, SHIFT_SPREADS * spread)
+    return bool(after.min() > level + by or after.max() < level - by)
+
+
+def _shift(start: int, first: int) -> Shift:
+    return Shift(_before(start, first), first, first + SHIFT_STEPS - 1)
+
+
+def _before(start: int, first: int) -> slice:
+    return slice(max(start, first - LEVEL_STEPS), first)
