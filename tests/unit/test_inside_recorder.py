@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from zerotop_probe.inside.allocator import Allocator, Read
 from zerotop_probe.inside.device import Device
 from zerotop_probe.inside.device_clock import DeviceClock
 from zerotop_probe.inside.evaluation import Guess
+from zerotop_probe.inside.microscope import Microscope
 from zerotop_probe.inside.part import Meter, now
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.recording.tables import BEGIN, END, FAILED, PHASES
@@ -255,7 +257,8 @@ class TestAllocator:
         meter = Meter()
         allocator = Allocator(str(tmp_path), ME, 3, (read, read), meter, windows=True)
         clock = DeviceClock(str(tmp_path), ME, 3, Cuda(), meter)
-        recorder.device = Device(allocator, clock)
+        microscope = Microscope(str(tmp_path), ME, 3, None, recorder.event, meter)
+        recorder.device = Device(allocator, clock, microscope)
         return meter
 
     def test_edges_of_outermost_phases_and_of_a_steps_parts(self, tmp_path: Path, recorder: Recorder) -> None:
@@ -346,12 +349,12 @@ class TestAllocator:
         self.allocator(tmp_path, recorder, lambda: STATS)
         assert recorder.device is not None
         recorder.begin(now(), "forward", HERE)
-        recorder.device.allocator.start_ticker(recorder.stack)
+        recorder.device.start_ticker(recorder.stack, Meter())
         for _ in range(100):
             if len(recorder_table(tmp_path)) >= 3:
                 break
-            recorder.device.allocator._stop.wait(0.05)
-        recorder.device.allocator.stop_ticker()
+            time.sleep(0.05)
+        recorder.device.stop_ticker()
         rows = recorder_table(tmp_path)
         assert rows["edge"].tolist()[:3] == [BEGIN, 0, 0]
         assert set(rows["phase"].tolist()) == {PHASES.index("forward")}

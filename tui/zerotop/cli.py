@@ -37,12 +37,21 @@ def _parser() -> argparse.ArgumentParser:
     notes = commands.add_parser("annotations", help="say what happened in a recording, and why")
     notes.add_argument("session", metavar="SESSION", help="its name, its beginning, or its path")
     notes.add_argument("--json", action="store_true", help="for programs")
+    _add_microscope(commands.add_parser("microscope", help="see every allocation of a running job's next steps"))
     _add_export(commands.add_parser("export", help="write a recording's tables to files"))
     doctor = commands.add_parser("doctor", help="say what this machine lets us see")
     doctor.add_argument("--json", action="store_true", help="for programs")
     demo = commands.add_parser("demo", help="watch a real two-rank fine-tune")
     demo.add_argument("--steps", type=_steps, default=24, help="optimizer steps to train [24]")
     return parser
+
+
+def _add_microscope(microscope: argparse.ArgumentParser) -> None:
+    microscope.add_argument("session", metavar="SESSION", help="its name, its beginning, or its path")
+    microscope.add_argument("--steps", type=_steps, default=1, help="optimizer steps to look at [1]")
+    microscope.add_argument("--stacks", action="store_true", help="with Python stacks, which is slow, for memory_viz")
+    microscope.add_argument("--wait", type=_steps, default=120, metavar="SECONDS", help="for the steps to end [120]")
+    microscope.add_argument("--json", action="store_true", help="for programs")
 
 
 def _add_export(export: argparse.ArgumentParser) -> None:

@@ -5,7 +5,6 @@ Only on CUDA, and only counters that the allocator keeps anyway: nothing is sync
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,6 @@ from zerotop_probe.recording.writer import Identity, RecordWriter
 
 if TYPE_CHECKING:
     from zerotop_probe.inside.recorder import Span
-
-_TICK_SECONDS = 0.1
 
 # A reading takes 8 us beside an H200 and twice that in a real loop, the larger part of what a boundary costs there. So
 # nothing is read when the job had control for less than this since the last reading, and the window goes on: what it
@@ -43,8 +40,6 @@ class Allocator:
         peaks = "window" if windows else "process"
         self._writer = RecordWriter(session, ALLOCATOR, identity, peaks=peaks)
         self._part = Part("allocator", meter)
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
 
     @property
     def lost(self) -> int:
@@ -64,33 +59,12 @@ class Allocator:
     def _record(self, time_ns: int, stats: dict[str, Any], step: int, micro_step: int, phase: int, edge: int) -> None:
         self._writer.write(time_ns, *counters(stats), step, micro_step, phase, edge, self._device, 0)
 
-    def start_ticker(self, stack: list[Span]) -> None:
-        """Starts a daemon thread that records the counters too; the innermost of ``stack`` is where it is."""
-        self._thread = threading.Thread(target=self._tick, args=(stack,), name="zerotop-ticker", daemon=True)
-        self._thread.start()
-
-    def _tick(self, stack: list[Span]) -> None:
-        place = (0, 0, 0)
-        while not self._stop.wait(_TICK_SECONDS):
-            try:
-                span = stack[-1]
-                place = (span.step, span.micro_step, span.phase)
-            except IndexError:
-                place = (place[0], place[1], 0)
-            try:
-                self._record(now(), self._read_between(), *place, TICK)
-            except Exception as error:
-                self._part.fail(error)
-                return
-
-    def stop_ticker(self) -> None:
-        """Stops the thread before the interpreter takes itself apart."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join(1.0)
+    def tick(self, step: int, micro_step: int, phase: int) -> None:
+        """Records the counters in between."""
+        self._record(now(), self._read_between(), step, micro_step, phase, TICK)
 
     def close(self) -> None:
-        """Closes the file and touches no lock: in a forked child the ticker is gone, perhaps holding one."""
+        """Closes the file."""
         self._writer.close()
 
 

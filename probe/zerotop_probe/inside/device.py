@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 from zerotop_probe.inside.allocator import Allocator
 from zerotop_probe.inside.device_clock import DeviceClock
+from zerotop_probe.inside.microscope import Microscope
+from zerotop_probe.inside.part import Meter
+from zerotop_probe.inside.ticker import Task, Ticker
 from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE
 
 if TYPE_CHECKING:
@@ -29,16 +32,29 @@ _INNER = frozenset(
 class Device:
     """One GPU as this rank sees it."""
 
-    def __init__(self, allocator: Allocator, clock: DeviceClock) -> None:
-        self.allocator = allocator
+    def __init__(self, allocator: Allocator, clock: DeviceClock, microscope: Microscope) -> None:
+        self._allocator = allocator
         self._clock = clock
+        self._microscope = microscope
+        self._ticker: Ticker | None = None
         self._step_ns = -_SHORT_STEP_NS
         self._closely = True
 
     @property
     def lost(self) -> int:
         """Records that could not be written so far."""
-        return self.allocator.lost + self._clock.lost
+        return self._allocator.lost + self._clock.lost + self._microscope.lost
+
+    def start_ticker(self, stack: list[Span], meter: Meter) -> None:
+        """Has a thread look in between, too."""
+        tasks: dict[str, Task] = {"allocator ticks": self._allocator.tick, "microscope requests": self._microscope.poll}
+        self._ticker = Ticker(stack, tasks, meter)
+        self._ticker.start()
+
+    def stop_ticker(self) -> None:
+        """Before the interpreter takes itself apart."""
+        if self._ticker is not None:
+            self._ticker.stop()
 
     def begins(self, time_ns: int, span: Span, outer: Span | None) -> None:
         """``span`` begins within ``outer``."""
@@ -46,26 +62,27 @@ class Device:
             return
         span.asked = self._closely or (span.phase not in _INNER)
         if self._closely or (span.phase not in _INNER and span.phase != _STEP):
-            self.allocator.sample(time_ns, span, BEGIN)
+            self._allocator.sample(time_ns, span, BEGIN)
             self._clock.begins(span)
 
     def ends(self, time_ns: int, span: Span) -> None:
         """``span`` ends."""
         if span.asked:
             self._clock.ends(span)
-            self.allocator.sample(time_ns, span, END)
+            self._allocator.sample(time_ns, span, END)
 
     def look(self, time_ns: int, span: Span) -> None:
         """Within ``span``: what its windows are from now on begins anew."""
-        self.allocator.sample(time_ns, span, END)
+        self._allocator.sample(time_ns, span, END)
 
     def step_ended(self, step: int, time_ns: int) -> None:
         """After an optimizer step: decides how closely the next one is looked at."""
         self._closely = step % _ONE_IN == _ONE_IN - 1 or time_ns - self._step_ns >= _SHORT_STEP_NS
         self._step_ns = time_ns
         self._clock.collect()
+        self._microscope.step_ended(step)
 
     def close(self) -> None:
-        """Closes the files."""
-        self.allocator.close()
-        self._clock.close()
+        """Closes the files, and touches no lock: in a forked child the ticker is gone, perhaps holding one."""
+        for part in (self._allocator, self._clock, self._microscope):
+            part.close()

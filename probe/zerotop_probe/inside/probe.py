@@ -15,6 +15,7 @@ from zerotop_probe.inside.device import Device
 from zerotop_probe.inside.device_clock import DeviceClock
 from zerotop_probe.inside.engines import Engines
 from zerotop_probe.inside.evaluation import Guess
+from zerotop_probe.inside.microscope import Microscope
 from zerotop_probe.inside.oom import BlackBox
 from zerotop_probe.inside.part import Meter, Part, now
 from zerotop_probe.inside.peaks import Peaks
@@ -78,9 +79,11 @@ class Probe:
         if windows:
             peaks.install()
         clock = DeviceClock(self._session, self._identity, device, torch.cuda, self.meter)
-        self.recorder.device = Device(allocator, clock)
+        memory, write_event = torch.cuda.memory, self.recorder.event
+        microscope = Microscope(self._session, self._identity, device, memory, write_event, self.meter)
+        self.recorder.device = Device(allocator, clock, microscope)
         Part("out of memory", self.meter).run(BlackBox(self.recorder, peaks, self.meter).listen)
-        allocator.start_ticker(self.recorder.stack)
+        self.recorder.device.start_ticker(self.recorder.stack, self.meter)
 
     def _report(self, where: str, error: BaseException) -> None:
         if self.recorder is not None:
@@ -99,7 +102,7 @@ class Probe:
 
     def _say_goodbye(self, recorder: Recorder) -> None:
         if recorder.device is not None:
-            recorder.device.allocator.stop_ticker()
+            recorder.device.stop_ticker()
         if self.guess is not None:
             self.guess.close()
         recorder.cost(now(), at_once=True)

@@ -18,6 +18,8 @@ SESSION_FILE = "session.json"
 
 # Named PYTHON...: DeepSpeed's multi-node launchers carry no other variables of ours to the ranks.
 ENVIRONMENT = "PYTHONZEROTOP_SESSION"
+# A request to the ranks: {"request": number, "steps": how many, "stacks": whether with Python stacks}.
+MICROSCOPE_FILE = "microscope.json"
 # "0" leaves the peak counters of PyTorch's allocator alone.
 PHASE_PEAKS = "PYTHONZEROTOP_PHASE_PEAKS"
 

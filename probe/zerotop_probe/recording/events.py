@@ -41,6 +41,12 @@ TENSORS = "tensors"
 # inactive_split_bytes, largest_free_block_bytes, retries, ooms: of the allocator, if it is the one being recorded
 OUT_OF_MEMORY = "out_of_memory"
 
+# A look through the microscope is over. request: int, as in the request; state: "recorded" | "refused"; why: str, where it
+# was refused; first_step, steps: int; begin_ns, end_ns: CLOCK_MONOTONIC; baseline: {allocated_bytes, requested_bytes,
+# reserved_bytes} at its beginning; entries: int, in the table ``history``; snapshot: the name of PyTorch's own file beside
+# the recording | null; seconds: float, what writing it down took
+MICROSCOPE = "microscope"
+
 # Something inside the probe failed and was switched off; training went on. where, error: str
 PROBE_ERROR = "probe_error"
 

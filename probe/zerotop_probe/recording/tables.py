@@ -82,6 +82,17 @@ FAILED = 8  # the phase was left by an exception
 # ``edge`` of an allocator sample.
 TICK, BEGIN, END = 0, 1, 2
 
+# ``action`` in the allocator's history. A block asked to be freed is free once other streams have done with it.
+HISTORY_ACTIONS = (
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "segment_map",
+    "segment_unmap",
+)
+
 # ``stream`` of a piece of output.
 STREAMS = ("output", "stdout", "stderr")
 
@@ -141,6 +152,20 @@ ALLOCATOR = Table(
         Field("edge", "B", "BEGIN or END of that phase, or TICK in between"),
         Field("device", "B", "the process's own device ordinal"),
         Field("pad", "I", "0"),
+    ),
+)
+
+# Written in one go when a look through the microscope is over; the event of that name says which steps it was.
+HISTORY = Table(
+    "history",
+    "time_ns",
+    (
+        Field("time_ns", "q", "when the allocator did it, to a microsecond"),
+        Field("address", "q", "of the block or segment on the device"),
+        Field("size_bytes", "q", "what was asked for; of a segment what it has"),
+        Field("request", "i", "which look it belongs to"),
+        Field("action", "H", "index into HISTORY_ACTIONS"),
+        Field("device", "H", "the process's own device ordinal"),
     ),
 )
 
@@ -275,6 +300,7 @@ TABLES = {
         BEGINS,
         ALLOCATOR,
         DEVICE_TIMES,
+        HISTORY,
         GPUS,
         GPU_PROCESSES,
         PROCESSES,

@@ -1,0 +1,149 @@
+"""A look through the microscope, from the request to the curve."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerotop.analysis.microscope import Look, looks
+from zerotop.commands.microscope import ask
+from zerotop.session.reader import Session
+from zerotop_probe.inside.microscope import Microscope
+from zerotop_probe.inside.part import Meter, now
+from zerotop_probe.inside.recorder import Recorder
+from zerotop_probe.recording import directory
+from zerotop_probe.recording.clock import clock_pair
+from zerotop_probe.recording.writer import Identity
+
+ME = Identity.of_this_process("rank", 0)
+
+
+class Memory:
+    """As much of torch.cuda.memory as a microscope needs: a history that a test fills in."""
+
+    def __init__(self) -> None:
+        self.recording: Any = None
+        self.history: list[dict[str, Any]] = []
+
+    def memory_stats(self, device: int) -> dict[str, int]:
+        return {f"{name}_bytes.all.current": 1000 for name in ("allocated", "requested", "reserved")}
+
+    def _record_memory_history(self, enabled: str | None, **options: Any) -> None:
+        self.recording = enabled and options
+        self.history = []
+
+    def _snapshot(self) -> dict[str, Any]:
+        return {"device_traces": [self.history]}
+
+    def did(self, action: str, address: int, size: int) -> None:
+        pair = clock_pair()
+        time_us = (now() + pair["unix_ns"] - pair["monotonic_ns"]) // 1000
+        self.history.append({"action": action, "addr": address, "size": size, "time_us": time_us})
+
+
+class Rank:
+    """A rank with a microscope, taking steps."""
+
+    def __init__(self, session: str) -> None:
+        self.session = session
+        self.memory = Memory()
+        self.recorder = Recorder(session, ME, Meter())
+        self.microscope = Microscope(session, ME, 0, self.memory, self.recorder.event, Meter())
+
+    def step(self, number: int, work: Callable[[], None] = lambda: None) -> None:
+        span = self.recorder.begin(now(), "backward", (0, number, 0))
+        work()
+        self.recorder.end(span, now())
+        self.microscope.poll(number, 0, 0)
+        self.microscope.step_ended(number)
+
+    def looks(self) -> tuple[Look, ...]:
+        session = Session.open(Path(self.session))
+        return looks(session, session.last_written_ns)
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Rank:
+    return Rank(directory.create(["python", "train.py"], path=str(tmp_path / "session")))
+
+
+def test_nobody_asked(rank: Rank) -> None:
+    rank.step(0, lambda: pytest.fail("recorded") if rank.memory.recording else None)
+    assert rank.looks() == ()
+
+
+def test_the_curve_its_peak_and_who_was_alive(rank: Rank) -> None:
+    ask(rank.session, 1, steps=2, stacks=False)
+    rank.step(4)
+    assert rank.memory.recording["context"] is None
+
+    def first() -> None:
+        rank.memory.did("free_completed", 7, 100)  # of a block from before
+        rank.memory.did("segment_alloc", 1 << 20, 1 << 20)
+        rank.memory.did("alloc", 512, 300)
+        rank.memory.did("alloc", 1024, 50)
+        rank.memory.did("free_requested", 512, 300)
+        rank.memory.did("free_completed", 512, 300)
+
+    rank.step(5, first)
+    assert rank.looks() == ()
+    rank.step(6, lambda: rank.memory.did("alloc", 512, 20))
+    assert rank.memory.recording is None
+    (look,) = rank.looks()
+    assert look.curve_bytes.tolist() == [900, 1200, 1250, 950, 970]
+    assert (look.first_step, look.steps, look.peak_bytes, look.peak_phase) == (5, 2, 1250, "backward")
+    assert [(block.size_bytes, block.phase) for block in look.largest] == [(300, "backward"), (50, "backward")]
+    assert look.before_bytes == 900
+    assert look.begin_ns < look.peak_ns < look.end_ns <= look.known_ns
+    rank.step(7)
+    assert len(rank.looks()) == 1
+
+
+def test_another_look_with_stacks_leaves_torchs_own_file(rank: Rank) -> None:
+    for request, stacks in ((1, False), (2, True)):
+        ask(rank.session, request, steps=1, stacks=stacks)
+        os.utime(Path(rank.session) / directory.MICROSCOPE_FILE, ns=(request, request))
+        rank.step(2 * request)
+        rank.step(2 * request + 1, lambda: rank.memory.did("alloc", 512, 20))
+    plain, stacked = rank.looks()
+    assert plain.snapshot is None
+    assert stacked.snapshot is not None
+    assert (Path(rank.session) / stacked.snapshot).stat().st_size
+    assert plain.curve_bytes.tolist() == stacked.curve_bytes.tolist() == [1020]
+
+
+def test_a_job_that_records_its_history_itself_is_left_alone(rank: Rank) -> None:
+    rank.memory.did("alloc", 512, 20)
+    ask(rank.session, 1, steps=1, stacks=False)
+    rank.step(0)
+    rank.step(1)
+    (look,) = rank.looks()
+    assert look.refused == "The job records PyTorch's memory history itself."
+    assert rank.memory.recording is None
+    assert len(rank.memory.history) == 1
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"request": "x", "steps": 1}', '{"steps": 1}', "null"])
+def test_a_request_that_is_none(rank: Rank, text: str) -> None:
+    (Path(rank.session) / directory.MICROSCOPE_FILE).write_text(text)
+    rank.step(0)
+    rank.step(1)
+    assert rank.looks() == ()
+    ask(rank.session, 3, steps=1, stacks=False)
+    rank.step(2)
+    rank.step(3)
+    assert [look.request for look in rank.looks()] == [3]
+
+
+def test_a_request_is_bounded(rank: Rank) -> None:
+    path = Path(rank.session) / directory.MICROSCOPE_FILE
+    path.write_text(json.dumps({"request": 1, "steps": 10**9}))
+    for step in range(102):
+        rank.step(step)
+    (look,) = rank.looks()
+    assert look.steps == 100

@@ -1,0 +1,96 @@
+"""``zerotop microscope``: has a running job record every allocation of its next steps, and tells what was seen."""
+
+# No annotations of the future here: that import would take the name of the function.
+import argparse
+import dataclasses
+import json
+import os
+import time
+from typing import Any
+
+from zerotop.analysis.microscope import Look, looks
+from zerotop.commands.problems import Problem
+from zerotop.commands.running import RunningSession
+from zerotop.session import catalog
+from zerotop.session.reader import Session
+from zerotop_probe.recording.directory import MICROSCOPE_FILE
+
+_POLL_S = 0.2
+_GIB = 1 << 30
+_MIB = 1 << 20
+
+
+def microscope(options: argparse.Namespace) -> int:
+    """Prints what was seen by every rank that has a GPU. Returns 0.
+
+    Raises Problem when the job does not answer.
+    """
+    path = catalog.find(options.session)
+    session = RunningSession.open(path)
+    found = looks(session, session.end_ns)
+    if session.live:
+        request = max((look.request for look in found), default=0) + 1
+        ask(str(path), request, steps=options.steps, stacks=options.stacks)
+        found = _await(session, request, options.wait)
+    if not found:
+        raise Problem("Nobody looked through the microscope in this recording, and its job runs no more.")
+    print(json.dumps([_as_dict(look) for look in found], indent=1) if options.json else _text(found))
+    return 0
+
+
+def ask(session: str, request: int, *, steps: int, stacks: bool) -> None:
+    """Leaves a request for all ranks in the session's directory.
+
+    Raises Problem if it cannot be written.
+    """
+    target = os.path.join(session, MICROSCOPE_FILE)
+    try:
+        with open(target + ".new", "w", encoding="utf-8") as file:
+            json.dump({"request": request, "steps": steps, "stacks": stacks}, file)
+        os.replace(target + ".new", target)
+    except OSError as error:
+        raise Problem(f"The request cannot be written into {session}: {error.strerror}.") from error
+
+
+def _await(session: Session, request: int, wait_s: float) -> tuple[Look, ...]:
+    """What the ranks with a GPU saw, once all have told."""
+    if not session.sources["allocator"]:
+        raise Problem("No rank of this job uses PyTorch's allocator on a GPU, so there is nothing to look at.")
+    deadline = time.monotonic() + wait_s
+    while time.monotonic() < deadline and session.live:
+        session.refresh()
+        answers = [event for event in session.events if event.name == "microscope" and event.facts["request"] == request]
+        if len(answers) == len(session.sources["allocator"]):
+            break
+        time.sleep(_POLL_S)
+    found = tuple(look for look in looks(session, session.end_ns) if look.request == request)
+    if not found:
+        raise Problem(f"No rank has ended the steps within {wait_s:.0f} s: ask again with a longer --wait.")
+    return found
+
+
+def _as_dict(look: Look) -> dict[str, Any]:
+    facts = dataclasses.asdict(look)
+    return {**facts, "times_ns": look.times_ns.tolist(), "curve_bytes": look.curve_bytes.tolist()}
+
+
+def _text(found: tuple[Look, ...]) -> str:
+    return "\n".join(line for look in found for line in _lines(look))
+
+
+def _lines(look: Look) -> list[str]:
+    head = f"look {look.request}, rank {look.rank}, steps {look.first_step} to {look.first_step + look.steps - 1}"
+    if look.refused:
+        return [f"{head}: refused. {look.refused}"]
+    at_s = (look.peak_ns - look.begin_ns) / 1e9
+    lines = [
+        f"{head}: {len(look.curve_bytes)} allocations and frees in {(look.end_ns - look.begin_ns) / 1e9:.3f} s",
+        f"  peak {look.peak_bytes / _GIB:.3f} GiB requested, in {look.peak_phase}, {at_s:.3f} s after the beginning",
+        f"  {look.before_bytes / _GIB:10.3f} GiB there before",
+    ]
+    for block in look.largest:
+        age_ms = block.age_ns / 1e6
+        lines.append(f"  {block.size_bytes / _MIB:10.1f} MiB allocated in {block.phase}, {age_ms:.1f} ms before the peak")
+    if look.snapshot:
+        lines.append(f"  with stacks, for pytorch.org/memory_viz: {look.snapshot}")
+    return lines
