@@ -56,7 +56,7 @@ class News:
         """Time, step and rate at the end of a recording; "" if there is no other step, and no silence to break."""
         progress, job = source.view(None).progress, source.view(None).job
         total = "" if progress.total_steps is None else f" of {progress.total_steps}"
-        what = job.exit_text or "Starting." if progress.step is None else f"step {progress.step}{total}"
+        what = job.exit_text or "Starting." if progress.step is None else f"step {progress.finished_steps}{total}"
         now_s = self._clock()
         if what == self._said and now_s - self._said_s < _QUIET_S:
             return ""
