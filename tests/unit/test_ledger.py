@@ -171,6 +171,29 @@ def test_an_allocator_that_shows_no_blocks(tmp_path: Path) -> None:
     assert "cudaMallocAsync" in found.notes[0]
 
 
+def test_blocks_of_just_the_size_of_cublas_workspaces_are_called_that(tmp_path: Path) -> None:
+    recording, hopper, older = usual(tmp_path), 4096 * 8 * 1024, 4096 * 2 * 1024 + 16 * 8 * 1024
+    largest, total = [gib(0.0625), hopper, hopper, older, 512], gib(0.0625) + 2 * hopper + older + 1024
+    parts = {**PARTS, "buffers": 0.25}
+    recording.tensors(19, "after_update", parts, unclaimed_bytes=total, unclaimed_largest=largest)
+    found = one(recording.read(), 19.5)
+    assert found.bytes_of("cublas_workspaces") == 2 * hopper + older
+    assert found.bytes_of("unexplained") == gib(0.0625) + 1024
+    assert found.unexplained_largest == (gib(0.0625), 512)
+
+
+def test_an_inventory_newer_than_the_last_reading_waits_for_the_next(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    recording.tensors(19.2, "after_update", {"parameters": 70})
+    assert one(recording.read(), 19.5).bytes_of("parameters", "freed_since") == gib(2)
+
+
+def test_who_said_goodbye_is_not_read_any_more(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    recording.event(identity(0), 29.2, "goodbye")
+    assert told(one(recording.read(), 29.5)) == {"free": 51.5, "driver": 1.5, "other_processes": 4, "this_job": 23}
+
+
 def test_a_mig_slice(tmp_path: Path) -> None:
     recording = usual(tmp_path)
     recording.engine(at=3, devices=[{"ordinal": 0, "uuid": "MIG-1234", "total_bytes": gib(10)}])
@@ -190,9 +213,9 @@ def test_two_ranks_on_one_gpu_add_up(tmp_path: Path) -> None:
 
 def test_two_engines_of_one_process_add_up(tmp_path: Path) -> None:
     recording = usual(tmp_path)
-    recording.engine(at=19.1)
+    recording.engine(at=18.8)
     # The allocator is one: all that the first engine has is unclaimed by the second.
-    recording.tensors(19.2, "init", {"parameters": 0.125}, engine=1, unclaimed=14.625)
+    recording.tensors(18.9, "init", {"parameters": 0.125}, engine=1, unclaimed=14.625)
     found = one(recording.read(), 19.5)
     assert found.bytes_of("parameters") == gib(2.125)
     assert (found.bytes_of("unexplained"), found.unexplained_largest) == (gib(0.125), ())
@@ -337,7 +360,7 @@ def test_a_window_that_a_part_of_the_step_ends_or_begins(tmp_path: Path) -> None
         reading(6, 4, "other", "tick"),
     ]
     session = phased(tmp_path, plan, readings)
-    assert peaks(session, 7) == {"cpu_optimizer": 7, "step": 6, "other": 4}
+    assert peaks(session, 7) == {"cpu_optimizer": 7, "step": 6, "other": 4, "init": 3}
 
 
 def test_evaluation_is_one_phase_whatever_is_in_it(tmp_path: Path) -> None:
@@ -348,14 +371,14 @@ def test_evaluation_is_one_phase_whatever_is_in_it(tmp_path: Path) -> None:
         reading(3, 9, "forward", "end"),
         reading(9, 5, "eval", "end"),
     ]
-    assert peaks(phased(tmp_path, plan, readings), 10) == {"eval": 9, "other": 2}
+    assert peaks(phased(tmp_path, plan, readings), 10) == {"eval": 9, "init": 2}
 
 
 def test_a_short_step_that_is_read_at_its_end_only_has_no_owner(tmp_path: Path) -> None:
     plan = [(1, 1.004, "forward", 0), (1.004, 1.008, "backward", 0), (1.008, 1.012, "step", 0)]
     readings = [reading(0.999, 1, "other", "begin"), reading(1.012, 8, "step", "end")]
     session = phased(tmp_path, plan, readings)
-    assert peaks(session, 2) == {MIXED: 8, "other": 1}
+    assert peaks(session, 2) == {MIXED: 8, "init": 1}
 
 
 def test_a_step_that_turns_out_to_be_one_a_moment_after_it_began(tmp_path: Path) -> None:
@@ -366,7 +389,7 @@ def test_a_step_that_turns_out_to_be_one_a_moment_after_it_began(tmp_path: Path)
         reading(2.5002, 6, "step", "begin"),
         reading(3, 7, "step", "end"),
     ]
-    assert peaks(phased(tmp_path, plan, readings), 4) == {"backward": 8, "step": 7, "other": 6}
+    assert peaks(phased(tmp_path, plan, readings), 4) == {"backward": 8, "step": 7, "other": 6, "init": 1}
 
 
 def test_peaks_of_the_process_are_owned_by_the_phase_that_raised_them(tmp_path: Path) -> None:
@@ -378,12 +401,12 @@ def test_peaks_of_the_process_are_owned_by_the_phase_that_raised_them(tmp_path: 
         reading(4, 9, "step", "end"),
     ]
     session = phased(tmp_path, plan, readings, peaks="process")
-    assert peaks(session, 5) == {"backward": 9, "forward": 5, "other": 2, "step": 1}
+    assert peaks(session, 5) == {"backward": 9, "forward": 5, "init": 2, "step": 1}
     (found,) = rank_peaks(session, at(5))
     assert [(peak.phase, peak.exact) for peak in found.phases] == [
         ("backward", True),
         ("forward", True),
-        ("other", True),
+        ("init", True),
         ("step", False),
     ]
 
@@ -401,7 +424,7 @@ def test_peaks_are_the_same_in_blocks_of_any_size(plan: list[tuple[int, int]], b
         patch.setattr(phase_peaks, "_BLOCK", block)
         session = phased(Path(folder), spans, readings)
         for end in range(len(plan) + 1):
-            expected: dict[str, float] = {"other": 1}
+            expected: dict[str, float] = {"init": 1}
             for kind, highest in plan[:end]:
                 expected[names[kind]] = max(highest, expected.get(names[kind], 0))
             if end < len(plan):

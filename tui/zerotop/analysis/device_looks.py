@@ -58,8 +58,9 @@ def look(session: Session, key: Key, cursor_ns: int, pids: set[int], allocators:
     others = _sum(latest, None) - job
     at = _row(rows, key[1], _count_until(rows, int(latest["time_ns"][0])))
     used_then = int(at["used_bytes"]) if at is not None else used
-    looks = ((int(tick["time_ns"][0]) + held.offset_ns, _sum(tick, pids)) for tick in chain((latest,), ticks))
-    outside, settled = _outside(looks, allocators, cursor_ns)
+    earlier = ((int(tick["time_ns"][0]) + held.offset_ns, _sum(tick, pids)) for tick in chain((latest,), ticks))
+    since = _unchanged_since(rows, key[1], int(latest["time_ns"][0]) + held.offset_ns, cursor_ns)
+    outside, settled = _outside(chain(((time_ns, job) for time_ns in since), earlier), allocators, cursor_ns)
     return Look(total, used, job, others, used_then - others - job, None, outside, settled)
 
 
@@ -101,14 +102,26 @@ def _outside(
     return roughly, False
 
 
+def _unchanged_since(rows: Source, gpu: int, time_ns: int, cursor_ns: int) -> list[int]:
+    """Times of NVML's readings of a device from one on, latest first, for as long as it said the same.
+
+    What processes held then is what they hold now: the sampler asks for them anew only when the device's figure changes.
+    """
+    begin, end = rows.count_known(time_ns - 1), rows.count_known(cursor_ns)
+    since = rows.array[begin:end]
+    mine = since[since["gpu"] == gpu]
+    changed = np.flatnonzero(mine["used_bytes"] != mine["used_bytes"][:1])
+    same = mine[: changed[0]] if len(changed) else mine
+    return [int(at) + rows.offset_ns for at in same["time_ns"][::-1]]
+
+
 def _reserved(source: Source, time_ns: int, cursor_ns: int) -> tuple[int | None, bool]:
     """What an allocator held at a moment, and whether the readings before and after agree."""
-    after = source.count_known(time_ns)
-    if not after:
+    after, known = source.count_known(time_ns), source.count_known(cursor_ns)
+    held = source.array["reserved_bytes"][max(0, after - 1) : min(after + 1, known)]
+    if not len(held):
         return None, False
-    before = int(source.array["reserved_bytes"][after - 1])
-    still = after < source.count_known(cursor_ns) and int(source.array["reserved_bytes"][after]) == before
-    return before, still
+    return int(held[0]), len(held) == 2 and held[0] == held[1]
 
 
 def _latest(sources: list[Source], host: str, cursor_ns: int) -> Source | None:

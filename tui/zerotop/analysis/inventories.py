@@ -22,6 +22,9 @@ CATEGORIES = (PARAMETERS, GRADIENTS, MASTER_WEIGHTS, OPTIMIZER_STATE, BUFFERS)
 
 INIT, BEFORE_UPDATE, AFTER_UPDATE = "init", "before_update", "after_update"
 WORDS = {INIT: "when the engine was made", BEFORE_UPDATE: "before the first update", AFTER_UPDATE: "after the first update"}
+# What PyTorch allocates for each stream that cuBLAS works on (aten/src/ATen/cuda/CublasHandlePool.cpp): 4096 x 8 KiB from
+# Hopper on, 4096 x 2 KiB + 16 x 8 KiB before.
+_CUBLAS_WORKSPACES = (33_554_432, 8_519_680)
 # Spans looked back through for the last backward: an evaluation in between has many.
 _TAIL = 4096
 _BACKWARD, _STEP = PHASE_CODE["backward"], PHASE_CODE["step"]
@@ -37,7 +40,8 @@ class Inventory:
     basis: str  # words for when all but gradients were looked at
     gradients_basis: str  # words for when those were
     gradients_alive: int  # bytes of gradients on its GPU before the first update; 0 before that
-    unclaimed_bytes: int  # on the GPU, in no category, at that moment
+    cublas_bytes: int  # on the GPU, in no category, in blocks of just the size of cuBLAS's workspaces
+    unclaimed_bytes: int  # on the GPU, in no category, beside those
     unclaimed_largest: tuple[int, ...]  # the sizes of its largest blocks, largest first
     pinned_allocator: dict[str, int] | None  # allocated_bytes, active_bytes; None where this torch does not tell
     blocks_bytes: int | None  # all blocks in use at that moment; None without CUDA
@@ -55,6 +59,8 @@ def inventory(session: Session, process: Process, cursor_ns: int) -> Inventory |
     latest = max((static for static, _ in looks), key=lambda event: event.unix_ns)
     by_others = sum(_total(static, "device") for static, _ in looks if static is not latest)
     unclaimed = max(0, _integer(latest.facts.get("unclaimed_bytes")) - by_others)
+    largest = _sizes(latest.facts.get("unclaimed_largest"))
+    cublas = min(unclaimed, sum(size for size in largest if size in _CUBLAS_WORKSPACES))
     blocks = latest.facts.get("allocated_bytes")
     return Inventory(
         device=_added(looks, "device"),
@@ -68,8 +74,9 @@ def inventory(session: Session, process: Process, cursor_ns: int) -> Inventory |
             for event in events
             if event.facts.get("when") == BEFORE_UPDATE
         ),
-        unclaimed_bytes=unclaimed,
-        unclaimed_largest=_sizes(latest.facts.get("unclaimed_largest")) if not by_others else (),
+        cublas_bytes=cublas,
+        unclaimed_bytes=unclaimed - cublas,
+        unclaimed_largest=tuple(size for size in largest if size not in _CUBLAS_WORKSPACES) if not by_others else (),
         pinned_allocator=_pinned(latest.facts.get("pinned_allocator")),
         blocks_bytes=blocks if isinstance(blocks, int) else None,
     )

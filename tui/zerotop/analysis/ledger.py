@@ -27,6 +27,7 @@ from zerotop.analysis.ledger_rows import (
     ALLOCATED,
     APART,
     BEFORE,
+    CUBLAS,
     DRIVER,
     FREE,
     FREED,
@@ -88,7 +89,8 @@ def holders(session: Session, cursor_ns: int) -> dict[Key, list[Holder]]:
         process, known = process_of(source), source.count_known(cursor_ns)
         if process in alive and known:
             last = source.array[known - 1]
-            told = inventory(session, process, cursor_ns)
+            # An inventory that is newer than the reading would tell of other bytes.
+            told = inventory(session, process, int(last["time_ns"]) + source.offset_ns)
             allocated = max(0, int(last["allocated_bytes"]))
             holder = Holder(process, source, max(allocated, int(last["reserved_bytes"])), allocated, told)
             found.setdefault(key, []).append(holder)
@@ -192,8 +194,10 @@ def _of_one(allocated: int, told: Inventory | None) -> list[Row]:
         for name in CATEGORIES
     ]
     left = allocated - sum(row.bytes for row in rows)
-    unexplained = min(told.unclaimed_bytes, max(0, left))
-    rows.append(Row(ACTIVATIONS, max(0, left - unexplained), "what is left of allocated"))
+    cublas = min(told.cublas_bytes, max(0, left))
+    unexplained = min(told.unclaimed_bytes, max(0, left - cublas))
+    rows.append(Row(ACTIVATIONS, max(0, left - cublas - unexplained), "what is left of allocated"))
+    rows.append(Row(CUBLAS, cublas, told.basis))
     rows.append(Row(UNEXPLAINED, unexplained, told.basis))
     if left < 0:
         note = "Less is allocated than the inventory counted: some of it was moved away or freed since."

@@ -15,7 +15,7 @@ from zerotop.analysis.inventories import (
 
 FREE, DRIVER, OTHERS, BEFORE, REST = "free", "driver", "other_processes", "before_the_job", "rest_of_device"
 JOB, OUTSIDE, UNALLOCATED = "this_job", "outside_pytorch", "reserved_unallocated"
-ACTIVATIONS, UNEXPLAINED, UNATTRIBUTED = "activations", "unexplained", "unattributed"
+ACTIVATIONS, CUBLAS, UNEXPLAINED, UNATTRIBUTED = "activations", "cublas_workspaces", "unexplained", "unattributed"
 APART, FREED = "read_apart", "freed_since"
 
 LABELS = {
@@ -24,7 +24,7 @@ LABELS = {
     OTHERS: "other processes",
     BEFORE: "in use before the job: driver and others",
     REST: "rest of the device, not seen",
-    JOB: "this job: its allocator was not read",
+    JOB: "this job: its allocator is not read",
     OUTSIDE: "this job outside PyTorch: context, NCCL, cuBLAS",
     UNALLOCATED: "reserved but unallocated",
     PARAMETERS: "parameters",
@@ -33,12 +33,13 @@ LABELS = {
     OPTIMIZER_STATE: "optimizer state",
     BUFFERS: "DeepSpeed buffers",
     ACTIVATIONS: "activations and temporaries",
+    CUBLAS: "cuBLAS workspaces, by their size",
     UNEXPLAINED: "unexplained",
     UNATTRIBUTED: "allocated, not looked into",
     APART: "sources read at different moments",
     FREED: "counted then, freed since",
 }
-ALLOCATED = (*CATEGORIES, ACTIVATIONS, UNEXPLAINED, UNATTRIBUTED, FREED)
+ALLOCATED = (*CATEGORIES, ACTIVATIONS, CUBLAS, UNEXPLAINED, UNATTRIBUTED, FREED)
 CORRECTIONS = (APART, FREED)
 
 
@@ -70,7 +71,7 @@ class GpuLedger:
     job_bytes: int | None  # NVML's figure for the job's processes; None where it does not show them
     reserved_bytes: int  # PyTorch's, over the ranks
     allocated_bytes: int  # likewise: what the rows of ALLOCATED add up to
-    unexplained_largest: tuple[int, ...]  # the largest blocks of that row, at the inventory, largest first
+    unexplained_largest: tuple[int, ...]  # the largest blocks of that row when it was counted, largest first
     notes: tuple[str, ...]  # sentences about the ledger as a whole
 
     def bytes_of(self, *keys: str) -> int:

@@ -24,14 +24,14 @@ def process_of(source: Source) -> Process:
 def living(session: Session, cursor_ns: int) -> list[Process]:
     """The rank processes that hold memory at the cursor, by rank.
 
-    Left out are those that are gone, and those in whose place the job has been started again.
+    Left out are those that are gone or have said goodbye, and those in whose place the job has been started again.
     """
     born: dict[tuple[str, int], Source] = {}
     for source in session.sources["begins"] + session.sources["spans"] + session.sources["allocator"]:
         key = (source.host, source.rank)
         if source.born_ns <= cursor_ns and (key not in born or born[key].born_ns < source.born_ns):
             born[key] = source
-    ends = [e for e in session.events if e.name in ("rank_gone", "job_ended") and e.unix_ns <= cursor_ns]
+    ends = [e for e in session.events if e.name in ("goodbye", "rank_gone", "job_ended") and e.unix_ns <= cursor_ns]
     found = [process_of(source) for source in born.values() if not _is_gone(ends, source)]
     return sorted(found, key=lambda process: (process.rank, process.host))
 
@@ -39,7 +39,7 @@ def living(session: Session, cursor_ns: int) -> list[Process]:
 def _is_gone(ends: Iterable[Event], source: Source) -> bool:
     return any(
         event.unix_ns >= source.born_ns
-        and (event.name == "job_ended" or (event.host, event.facts.get("pid")) == (source.host, source.pid))
+        and (event.name == "job_ended" or (event.host, event.facts.get("pid", event.pid)) == (source.host, source.pid))
         for event in ends
     )
 

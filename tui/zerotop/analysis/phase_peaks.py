@@ -1,7 +1,8 @@
 """Which phase owns the peak: the highest that the allocator had in each, from the exact peaks of its windows.
 
 A window lasts from one reading at a phase's edge to the next. It is a phase's own if no other phase on the outermost level
-lies in it; in very short steps, of which only the ends are read, it may hold several, and is nobody's.
+lies in it; in very short steps, of which only the ends are read, it may hold several, and is nobody's. The first window is
+all that was before the first reading: making the engine, mostly.
 """
 
 from __future__ import annotations
@@ -143,6 +144,8 @@ def _owners(session: Session, source: Source, begin: int, end: int) -> NDArray[n
     around = outermost.at((starts + ends) // 2)
     own = np.where(begins | np.isin(around, list(_WHOLE)), around, rows["phase"].astype(np.int64))
     own[own >= len(PHASES)] = PHASE_CODE["other"]  # a phase that only a newer version knows
+    if begin == 0:
+        own[0] = PHASE_CODE["init"]
     # A step may have begun a moment before it turned out to be one and was read.
     mixed = outermost.edges_between(starts + _FRESH_NS, ends - begins * _FRESH_NS) > 0
     return np.asarray(np.where(mixed, _MIXED, own), np.int64)
