@@ -72,6 +72,12 @@ class Process:
         found = [event.facts.get("environment") for event in self.events("hello")]
         return {str(k): str(v) for k, v in found[0].items()} if found and isinstance(found[0], dict) else {}
 
+    @property
+    def allocator_settings(self) -> str:
+        """What the environment tells PyTorch's allocator, in small letters."""
+        names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+        return " ".join(self.environment.get(name, "") for name in names).lower()
+
     def step_at(self, time_ns: int) -> int | None:
         """The step that was in progress; None before any has been finished, of which the first is known."""
         finished = int(np.searchsorted(self.steps["end_unix_ns"], time_ns, "right"))

@@ -134,7 +134,7 @@ def _in_evaluation(seen: dict[str, float]) -> Why:
 
 def _in_pieces(seen: dict[str, float], process: Process) -> Why:
     text = f"{size(seen['unallocated_bytes'])} of its own were unused, but in pieces too small"
-    if "expandable_segments:true" in _allocator_settings(process):
+    if "expandable_segments:true" in process.allocator_settings:
         return Why(text, "Pad batches to one sequence length, or call torch.cuda.empty_cache() where sizes change.", 0.8)
     return Why(text, "Start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.", 0.9)
 
@@ -158,11 +158,6 @@ def _ratio(seen: dict[str, float]) -> float | None:
 def _shape(seen: dict[str, float], kind: str) -> str:
     rows, sequence = seen.get(f"{kind}rows", 0), seen.get(f"{kind}sequence", 0)
     return f"{rows:.0f} x {sequence:.0f} tokens" if rows and sequence else f"{rows:.0f} rows" if rows else ""
-
-
-def _allocator_settings(process: Process) -> str:
-    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-    return " ".join(process.environment.get(name, "") for name in names).lower()
 
 
 def _sentence(seen: dict[str, float], process: Process, facts: dict[str, Any], why: Why, evaluating: bool) -> str:

@@ -1,0 +1,60 @@
+"""PyTorch's allocator had to give its cache back to get what was asked for: slow, and the last thing before an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from zerotop.analysis.annotations.annotation import Annotation, Severity
+from zerotop.analysis.annotations.facts import Facts, Process
+from zerotop.analysis.annotations.words import plural, size
+from zerotop_probe.recording.tables import PHASES
+
+
+def detect(facts: Facts) -> Iterator[Annotation]:
+    """For each rank at its first, and then at each tenfold of it."""
+    for process in facts.processes:
+        samples = process.allocator
+        if not len(samples):
+            continue
+        retries = samples.rows["retries"]
+        count = int(retries[0]) + 1
+        while len(over := np.flatnonzero(retries >= count)):
+            yield _annotation(process, int(over[0]))
+            count = 10 ** len(str(int(retries[over[0]])))
+
+
+def _annotation(process: Process, at: int) -> Annotation:
+    samples = process.allocator
+    row, before = samples.rows[at], samples.rows[max(0, at - 1)]
+    expandable = "expandable_segments:true" in process.allocator_settings
+    known_ns = int(samples.times[at])
+    evidence = {
+        "retries": float(row["retries"]),
+        "reserved_bytes": float(row["reserved_bytes"]),
+        "reserved_peak_bytes": float(max(row["reserved_peak_bytes"], before["reserved_bytes"])),
+        "allocated_peak_bytes": float(row["allocated_peak_bytes"]),
+    }
+    if process.device_bytes:
+        evidence["device_bytes"] = float(process.device_bytes)
+    phase = PHASES[row["phase"]] if row["phase"] < len(PHASES) else "a phase"
+    text = f"In {phase} rank {process.rank}'s allocator gave its cache back to the device to get memory"
+    text += f" ({plural(int(row['retries']), 'time')} so far)"
+    if "device_bytes" in evidence:
+        text += f": it held up to {size(evidence['reserved_peak_bytes'])} of {size(evidence['device_bytes'])}"
+    return Annotation(
+        name="allocator_retries",
+        begin_ns=int(samples.times[max(0, at - 1)]),
+        end_ns=known_ns,
+        known_ns=known_ns,
+        step=int(row["step"]) if row["step"] >= 0 else None,
+        ranks=(process.rank,),
+        severity=Severity.WARNING,
+        confidence=0.95,
+        sentence=f"{text}; expandable segments are {'on' if expandable else 'off'}.",
+        advice="Lower Trainer's per_device_train_batch_size: it runs at the device's edge."
+        if expandable
+        else "Start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; if it goes on, lower the batch size.",
+        evidence=evidence,
+    )

@@ -1,0 +1,51 @@
+"""A device is nearly full of memory that PyTorch holds and does not use even at its peak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from zerotop.analysis.annotations.annotation import Annotation, Severity
+from zerotop.analysis.annotations.facts import Facts, Process, Rows
+from zerotop.analysis.annotations.thresholds import FRAGMENTED_SHARE, PLATEAU_STEPS, SHORT_SHARE
+from zerotop.analysis.annotations.words import percent, size
+
+
+def detect(facts: Facts) -> Iterator[Annotation]:
+    """At most one finding for each rank: the first PLATEAU_STEPS steps in a row in which it is so."""
+    for process in facts.processes:
+        steps, device = process.steps, process.device_bytes
+        if not device or len(steps) < PLATEAU_STEPS:
+            continue
+        held, used = steps["reserved_peak_bytes"], steps["allocated_peak_bytes"]
+        split = (used >= 0) & (held - used > FRAGMENTED_SHARE * held) & (held > SHORT_SHARE * device)
+        runs = np.lib.stride_tricks.sliding_window_view(split, PLATEAU_STEPS).all(axis=1)
+        if runs.any():
+            first = int(np.argmax(runs))
+            yield _annotation(process, steps[first : first + PLATEAU_STEPS], device)
+
+
+def _annotation(process: Process, rows: Rows, device: int) -> Annotation:
+    held, used = int(rows["reserved_peak_bytes"].max()), int(rows["allocated_peak_bytes"].max())
+    expandable = "expandable_segments:true" in process.allocator_settings
+    known_ns = int(rows["end_unix_ns"][-1])
+    return Annotation(
+        name="fragmentation",
+        begin_ns=int(rows["begin_unix_ns"][0]),
+        end_ns=known_ns,
+        known_ns=known_ns,
+        step=int(rows["step"][0]),
+        ranks=(process.rank,),
+        severity=Severity.WARNING,
+        confidence=0.85,
+        sentence=(
+            f"Rank {process.rank}'s PyTorch holds {size(held)} of the device's {size(device)} and uses {size(used)} at its"
+            f" peak: {percent(1 - used / held)} of what it holds is in pieces or from larger batches before; expandable"
+            f" segments are {'on' if expandable else 'off'}."
+        ),
+        advice="Pad batches to one sequence length (Trainer: group_by_length=True), so that freed blocks fit again."
+        if expandable
+        else "Start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+        evidence={"reserved_bytes": float(held), "allocated_bytes": float(used), "device_bytes": float(device)},
+    )

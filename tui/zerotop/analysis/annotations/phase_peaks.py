@@ -1,0 +1,63 @@
+"""The highest allocation of each phase in each step, where the allocator's peaks are each phase's own."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotop.analysis.annotations.facts import Process
+from zerotop_probe.recording.tables import BEGIN, PHASE_CODE, PHASES
+
+PARTS = ("forward", "backward", "step")
+_OF = {
+    "forward": "forward",
+    "backward": "backward",
+    "reduce": "backward",
+    "step": "step",
+    "grads_to_cpu": "step",
+    "cpu_optimizer": "step",
+    "params_to_gpu": "step",
+    "optimizer": "step",
+    "allgather": "step",
+}
+
+
+def phase_peaks(process: Process) -> NDArray[np.int64]:
+    """Bytes by finished step and part (steps, PARTS); -1 where nothing was sampled."""
+    peaks = np.full((len(process.steps), len(PARTS)), -1, np.int64)
+    samples = process.allocator
+    if not process.exact_peaks or not len(samples) or not len(process.steps):
+        return peaks
+    part_of = np.full(len(PHASES) + 1, -1)
+    for phase, part in _OF.items():
+        part_of[PHASE_CODE[phase]] = PARTS.index(part)
+    part = part_of[np.minimum(samples.rows["phase"], len(PHASES))]
+    step = np.searchsorted(process.steps["end_unix_ns"], samples.times, "left")
+    # A sample at a begin tells of what lay before; an evaluation's forwards are not training's.
+    inside = (
+        (part >= 0) & (samples.rows["edge"] != BEGIN) & (step < len(process.steps)) & ~_evaluating(process, samples.times)
+    )
+    np.maximum.at(peaks, (step[inside], part[inside]), samples.rows["allocated_peak_bytes"][inside])
+    return peaks
+
+
+def _evaluating(process: Process, times: NDArray[np.int64]) -> NDArray[np.bool_]:
+    evaluations = process.phase("eval")
+    if not len(evaluations):
+        return np.zeros(len(times), np.bool_)
+    begins = process.begins_ns(evaluations)
+    of = np.searchsorted(evaluations.times, times, "left")
+    at = np.minimum(of, len(evaluations) - 1)
+    inside: NDArray[np.bool_] = (of < len(evaluations)) & (times >= begins[at])
+    return inside
+
+
+def held_after_steps(process: Process) -> NDArray[np.int64]:
+    """Bytes allocated at the end of each finished step; -1 where it was not sampled within the step."""
+    held = np.full(len(process.steps), -1, np.int64)
+    samples = process.allocator
+    if len(samples) and len(held):
+        last = np.searchsorted(samples.times, process.steps["end_unix_ns"], "right") - 1
+        sampled = (last >= 0) & (samples.times[np.maximum(last, 0)] > process.steps["begin_unix_ns"])
+        held[sampled] = samples.rows["allocated_bytes"][last[sampled]]
+    return held
