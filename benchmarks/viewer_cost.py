@@ -4,6 +4,9 @@
 27 times a second the job prints a number; a fact is late by the time from its record's to when that number, or a later one,
 has left the terminal's other end. Processor time and memory are the kernel's figures for the viewer's process.
 
+"others" is what everything else on the machine used meanwhile, the recording's writer and this program included: where that
+is much, the viewer's figures are of a busy machine.
+
     python benchmarks/viewer_cost.py [--seconds 20] [--warm-up 5] [--size 80x24 200x50 ...] [--ranks 8]
 """
 
@@ -78,6 +81,12 @@ class Terminal:
         os.close(self._end)
 
 
+def machine_s() -> float:
+    """Seconds of processor time that the whole machine used so far."""
+    user, nice, system, _, _, irq, softirq, *_ = Path("/proc/stat").read_text().split()[1:9]
+    return sum(int(ticks) for ticks in (user, nice, system, irq, softirq)) / _TICKS
+
+
 def facts_written(path: Path) -> dict[int, int]:
     """Number -> when its record was written, from the recording itself."""
     (source,) = Session.open(path).sources["output"]
@@ -112,10 +121,11 @@ def measure(size: str, options: argparse.Namespace) -> str:
         terminal = Terminal(path, width, height)
         try:
             terminal.watch(options.warm_up)
-            before, since, written = terminal.processor_s(), time.monotonic(), terminal.written
+            before, machine, since, written = terminal.processor_s(), machine_s(), time.monotonic(), terminal.written
             seen = terminal.watch(options.seconds)
             passed = time.monotonic() - since
             share = (terminal.processor_s() - before) / passed
+            others = (machine_s() - machine) / passed - share
             memory = terminal.memory_mb("VmRSS"), terminal.memory_mb("RssAnon")
             rate = (terminal.written - written) / 1e3 / passed
         finally:
@@ -125,8 +135,8 @@ def measure(size: str, options: argparse.Namespace) -> str:
         late = lateness_ms(seen, facts_written(path))
         p50, p99 = np.quantile(late, [0.5, 0.99])
     return (
-        f"{size:>8} {share:7.1%} {memory[0]:8.0f} {memory[1]:8.0f} {len(seen) / passed:6.1f} {p50:9.0f} {p99:6.0f}"
-        f" {late.max():6.0f} {len(late):6d} {rate:6.1f}"
+        f"{size:>8} {share:7.1%} {others:7.0%} {memory[0]:8.0f} {memory[1]:8.0f} {len(seen) / passed:6.1f}"
+        f" {p50:9.0f} {p99:6.0f} {late.max():6.0f} {len(late):6d} {rate:6.1f}"
     )
 
 
@@ -138,7 +148,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=8)
     options = parser.parse_args()
     print(
-        f"{'size':>8} {'1 core':>7} {'RSS MB':>8} {'anon MB':>8} {'drawn/s':>6} {'p50 ms':>8} {'p99':>6}"
+        f"{'size':>8} {'1 core':>7} {'others':>7} {'RSS MB':>8} {'anon MB':>8} {'drawn/s':>6} {'p50 ms':>8} {'p99':>6}"
         f" {'worst':>6} {'facts':>6} {'kB/s':>6}"
     )
     for size in options.size:

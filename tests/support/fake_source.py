@@ -28,7 +28,7 @@ from zerotop.analysis.view import (
 
 GIB = 1024**3
 BEGIN_NS = 1_790_000_000 * 10**9
-PIECE_NS, PIECES = 500_000_000, 120
+PIECE_NS, PIECES = 500_000_000, 60
 PHASES = ("data", "forward", "backward", "step", "other")
 
 

@@ -14,10 +14,11 @@ _BLOCK = 8192
 
 
 class Peaks:
-    """The highest values of columns, read once; after that a cursor anywhere costs a block."""
+    """The highest values of columns, read once; after that a cursor anywhere costs a block, and one that goes on what is new."""
 
     def __init__(self) -> None:
         self._before: dict[tuple[Source, str], list[dict[int, int]]] = {}
+        self._last: dict[tuple[Source, str], tuple[int, dict[int, int]]] = {}
 
     def upto(self, source: Source, column: str, cursor_ns: int, *, by: str) -> dict[int, int]:
         """The highest value of a column of integers up to the cursor for each value of the column ``by``."""
@@ -28,8 +29,12 @@ class Peaks:
             before.append(_raised(before[-1], source.array[begin : begin + _BLOCK], column, by))
         if len(fresh) > 1:
             source.release()
-        blocks = count // _BLOCK
-        return _raised(before[blocks], source.array[blocks * _BLOCK : count], column, by)
+        begin, highest = self._last.get((source, column), (0, {}))
+        if not count - _BLOCK < begin <= count:
+            begin, highest = count // _BLOCK * _BLOCK, before[count // _BLOCK]
+        highest = _raised(highest, source.array[begin:count], column, by) if begin < count else highest
+        self._last[source, column] = count, highest
+        return highest
 
 
 def _raised(highest: dict[int, int], rows: NDArray[Any], column: str, by: str) -> dict[int, int]:

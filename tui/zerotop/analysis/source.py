@@ -30,7 +30,7 @@ class RecordingSource:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._steps = StepTable(session)
+        self._steps = StepTable(session, memory=False)
         self._peaks = Peaks()
         self._histories = Histories(session)
         self._joined = Joined()

@@ -46,6 +46,8 @@ STEP_DTYPE = np.dtype(
     ]
 )
 
+MEMORY = ("allocated_peak_bytes", "reserved_peak_bytes", "host_rss_bytes", "nvml_process_bytes")
+
 # Spans taken in at once. What is computed of them stays in the processor's cache.
 _AT_ONCE = 16384
 
@@ -53,8 +55,10 @@ _AT_ONCE = 16384
 class RankSteps:
     """The steps of one rank process, extended by :meth:`update`."""
 
-    def __init__(self, session: Session, spans: Source) -> None:
+    def __init__(self, session: Session, spans: Source, *, memory: bool = True) -> None:
+        """``memory``: the columns of memory too, which take as long as all others; without, they are UNKNOWN."""
         self.source = spans
+        self._memory = memory
         self._session = session
         self._used = 0  # spans taken in
         self._open = np.zeros(len(SUMS))  # what those in the step in progress add up to
@@ -70,6 +74,8 @@ class RankSteps:
         """Takes in spans recorded since. True when a step was finished."""
         spans = self.source.array[self._used :]
         closing = _closing(spans)
+        if not len(closing) and len(spans) < _AT_ONCE:
+            return False
         loading_ns = 0
         if len(closing) and not len(self._rows):
             self._end_ns, loading_ns = _begin(self.source.array[: self._used + int(closing[0]) + 1])
@@ -93,7 +99,10 @@ class RankSteps:
             rows["step"] = spans["step"][closing]
             rows["skipped"] = spans["flags"][closing] & SKIPPED != 0
             self._add_times(rows, spans["end_ns"][closing], sums[:-1])
-            add_memory(self._session, self.source, rows)
+            if self._memory:
+                add_memory(self._session, self.source, rows)
+            else:
+                rows[list(MEMORY)] = UNKNOWN
 
     def _add_times(self, rows: Rows, ends: Ints, sums: Floats) -> None:
         begins = np.append(np.int64(self._end_ns), ends[:-1])
@@ -130,8 +139,10 @@ def _begin(spans: Rows) -> tuple[int, int]:
 class StepTable:
     """The steps of all rank processes of a session, extended by :meth:`update`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, memory: bool = True) -> None:
+        """``memory``: see :class:`RankSteps`."""
         self._session = session
+        self._memory = memory
         self._processes: dict[Source, RankSteps] = {}
 
     @property
@@ -144,7 +155,7 @@ class StepTable:
         new = False
         for source in self._session.sources["spans"]:
             if source not in self._processes:
-                self._processes[source] = RankSteps(self._session, source)
+                self._processes[source] = RankSteps(self._session, source, memory=self._memory)
                 new = True
             new |= self._processes[source].update()
         return new

@@ -71,7 +71,7 @@ class Viewer:
     def _moment(self) -> Moment:
         begin, end, head = self.source.begin_ns, self.source.end_ns, self.playhead
         return Moment(
-            at_s=(self._cursor() - begin) / 1e9,
+            at_s=(head.cursor(begin, end) - begin) / 1e9,
             end_s=max(0, end - begin) / 1e9,
             live=self.source.live,
             following=head.following,
