@@ -6,11 +6,12 @@ import sys
 from typing import Any
 
 from zerotop_probe.inside.data import Data
-from zerotop_probe.inside.part import Part
+from zerotop_probe.inside.part import Part, now
 from zerotop_probe.inside.pipeline import install_pipeline
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.inside.trainer import TrainerHooks
 from zerotop_probe.inside.training import Hooks
+from zerotop_probe.recording import events
 
 ENGINE_MODULE = "deepspeed.runtime.engine"
 PIPELINE_MODULE = "deepspeed.runtime.pipe.engine"
@@ -42,6 +43,39 @@ def attach(engine: Any, session: str | None = None) -> bool:
         if name in sys.modules:
             part.run(_install, sys.modules[name])
     return bool(part.run(_adopt, engine, session))
+
+
+def enter(session: str) -> str:
+    """Begins to record a process in which everything exists already. Called by what was put into it from outside.
+
+    Returns "entered"; "early" if DeepSpeed is not imported yet, and nothing was done; or the session in which this process
+    is recorded already. Raises what went wrong.
+    """
+    if PROBE.session:
+        return PROBE.session
+    if ENGINE_MODULE not in sys.modules:
+        return "early"
+    for name in (ENGINE_MODULE, PIPELINE_MODULE, TRAINER_MODULE):
+        if name in sys.modules:
+            _install(sys.modules[name])
+    PROBE.wake(session, late=True)
+    assert PROBE.recorder is not None
+    PROBE.recorder.event(now(), events.ENTERED)
+    return "entered"
+
+
+def leave() -> str:
+    """Has the probe taken out at the next moment at which no phase is in progress.
+
+    Returns "left" if that is now, "leaving" if the next step will do it, "" if there was none.
+    """
+    if not PROBE.session:
+        return ""
+    if PROBE.engines.current is None:
+        PROBE.leave()
+        return "left"
+    PROBE.leaving = True
+    return "leaving"
 
 
 def _adopt(engine: Any, session: str | None) -> bool:

@@ -6,6 +6,7 @@ one part, and is never seen by the job.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable
@@ -22,6 +23,21 @@ Before = Callable[[int, Any, tuple[Any, ...], dict[str, Any]], Any]
 After = Callable[[Any, int, int, Any], None]
 
 _MARK = "__zerotop__"
+
+# How to take out again what was put into the job, in the order in which it was put there.
+_undoing: list[Callable[[], object]] = []
+
+
+def on_removal(undo: Callable[[], object]) -> None:
+    """Has ``undo`` called when the probe is taken out of this process."""
+    _undoing.append(undo)
+
+
+def remove_all() -> None:
+    """Takes out everything that was put into the job, the last first. Raises nothing."""
+    while _undoing:
+        with contextlib.suppress(Exception):
+            _undoing.pop()()
 
 
 class Meter:
@@ -65,6 +81,11 @@ class Part:
             self._meter.errors += 1
 
 
+def is_wrapped(function: Any) -> bool:
+    """Whether this is a wrapper of ours, or one around it."""
+    return hasattr(function, _MARK)
+
+
 def around(owner: Any, name: str, before: Before, after: After, meter: Meter) -> bool:
     """Has a method of the class ``owner`` call ``before`` and ``after``. False where the class itself has no
     such method.
@@ -72,10 +93,18 @@ def around(owner: Any, name: str, before: Before, after: After, meter: Meter) ->
     The arguments are not touched, and ``after`` runs however the method is left.
     """
     original = vars(owner).get(name)
-    if original is None or hasattr(original, _MARK):
+    if original is None or is_wrapped(original):
         return False
-    setattr(owner, name, wrapped(original, f"{owner.__name__}.{name}", before, after, meter))
+    wrapper = wrapped(original, f"{owner.__name__}.{name}", before, after, meter)
+    setattr(owner, name, wrapper)
+    on_removal(lambda: _restore(owner, name, wrapper, original))
     return True
+
+
+def _restore(owner: Any, name: str, wrapper: Any, original: Any) -> None:
+    # Where somebody else has wrapped ours since, it stays, and does nothing.
+    if vars(owner).get(name) is wrapper:
+        setattr(owner, name, original)
 
 
 def wrapped(

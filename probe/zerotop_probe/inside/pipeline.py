@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
-from zerotop_probe.inside.part import After, Before, around, wrapped
+from zerotop_probe.inside.part import After, Before, around, is_wrapped, on_removal, wrapped
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.inside.training import Hooks
 
@@ -19,8 +20,9 @@ def install_pipeline(engine_class: Any, hooks: Hooks, probe: Probe) -> None:
     }
     instructions: dict[type, Callable[..., Any]] = engine_class._INSTRUCTION_MAP
     for instruction, function in list(instructions.items()):
-        if instruction.__name__ in around_instruction:
+        if instruction.__name__ in around_instruction and not is_wrapped(function):
             before, after = around_instruction[instruction.__name__]
             where = f"{engine_class.__name__}.{instruction.__name__}"
             instructions[instruction] = wrapped(function, where, before, after, probe.meter)
+            on_removal(functools.partial(instructions.__setitem__, instruction, function))
     around(engine_class, "eval_batch", hooks.phase("eval"), hooks.ends, probe.meter)

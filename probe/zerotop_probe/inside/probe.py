@@ -17,7 +17,7 @@ from zerotop_probe.inside.engines import Engines
 from zerotop_probe.inside.evaluation import Guess
 from zerotop_probe.inside.microscope import Microscope
 from zerotop_probe.inside.oom import BlackBox
-from zerotop_probe.inside.part import Meter, Part, now
+from zerotop_probe.inside.part import Meter, Part, now, remove_all
 from zerotop_probe.inside.peaks import Peaks
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.recording import directory, events, redact
@@ -40,13 +40,20 @@ class Probe:
         # The thread that trains. Boundaries in others (prefetching, checkpoints in the background) are not
         # its phases.
         self.thread = 0
+        self.late = False
+        # The probe is to be taken out when no phase is in progress.
+        self.leaving = False
         self._session = ""
         self._identity: Identity | None = None
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self._leave)
 
-    def wake(self, session: str | None = None) -> bool:
-        """Creates this rank's files, once. False without a session."""
+    def wake(self, session: str | None = None, *, late: bool = False) -> bool:
+        """Creates this rank's files, once. False without a session.
+
+        ``late``: engines may exist of which we know nothing. They are known from their next whole step on, and nothing
+        is a phase before.
+        """
         if self.recorder is not None:
             return True
         session = session or os.environ.get(ENVIRONMENT)
@@ -55,7 +62,8 @@ class Probe:
         time_ns = now()
         who = identity.who(os.environ)
         self._session, self._identity = session, Identity.of_this_process("rank", who["rank"])
-        self.thread = threading.get_ident()
+        self.late, self.leaving = late, False
+        self.thread = 0 if late else threading.get_ident()
         recorder = Recorder(session, self._identity, self.meter)
         self.guess = Guess(recorder)
         self.recorder = recorder
@@ -73,10 +81,12 @@ class Probe:
         assert self._identity is not None
         windows = os.environ.get(directory.PHASE_PEAKS) != "0"
         torch = sys.modules["torch"]
-        self.peaks = peaks = Peaks(torch._C, device)
+        # Those of an entry before are kept: what the job sees of its peaks rests on them.
+        kept = self.peaks
+        self.peaks = peaks = kept or Peaks(torch._C, device)
         reads = (peaks.read_and_reset if windows else peaks.read, peaks.read)
         allocator = Allocator(self._session, self._identity, device, reads, self.meter, windows=windows)
-        if windows:
+        if windows and kept is None:
             peaks.install()
         clock = DeviceClock(self._session, self._identity, device, torch.cuda, self.meter)
         memory, write_event = torch.cuda.memory, self.recorder.event
@@ -107,6 +117,30 @@ class Probe:
             self.guess.close()
         recorder.cost(now(), at_once=True)
         recorder.event(now(), events.GOODBYE)
+
+    @property
+    def session(self) -> str:
+        """Where this process is recorded, "" while it is not."""
+        return self._session if self.recorder is not None else ""
+
+    def leave(self) -> None:
+        """Takes the probe out of this process, which goes on. To be called while no phase is in progress.
+
+        What the job sees of the allocator's peaks goes on being put right, for ours have begun anew in between.
+        """
+        recorder, self.recorder = self.recorder, None
+        remove_all()
+        self.leaving, self.engines = False, Engines()
+        if recorder is None:
+            return
+        if recorder.device is not None:
+            recorder.device.stop_ticker()
+        if self.guess is not None:
+            self.guess.close()
+            self.guess = None
+        recorder.cost(now(), at_once=True)
+        recorder.event(now(), events.LEFT)
+        recorder.close()
 
     def _forked(self) -> None:
         """A child has these descriptors too; it sleeps until it makes an engine of its own."""

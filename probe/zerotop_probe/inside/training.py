@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 from zerotop_probe.inside import shape, update
 from zerotop_probe.inside.engines import Engine
@@ -18,6 +18,18 @@ from zerotop_probe.inside.recorder import Span
 from zerotop_probe.recording.tables import EVAL, FAILED
 
 _SAVES = ("save_checkpoint", "save_16bit_model", "save_fp16_model", "_zero3_consolidated_16bit_state_dict")
+
+
+class _Stranger(NamedTuple):
+    """A call of step() on an engine that was made before we came."""
+
+    engine: Any
+    step: int
+
+
+def _accumulated(engine: Any) -> int:
+    """Micro-steps done since the last optimizer step. Under newer accelerate this is wrong, and step() tells."""
+    return int(engine.micro_steps) % int(engine.gradient_accumulation_steps())
 
 
 class Hooks:
@@ -70,13 +82,20 @@ class Hooks:
         record_engine(probe, known, engine)
         if known.trains or probe.engines.current is None:
             probe.engines.current = known
+        if probe.late:
+            probe.thread = threading.get_ident()
+            known.inventories.add("init")  # that moment is past
         self._updates.open_up(engine, known)
         self._updates.look_at_tensors(known, engine, "init")
 
     # --- forward and backward -------------------------------------------------------------------------------
 
     def _forward_begins(self, time_ns: int, engine: Any, args: Any, kwargs: Any) -> Span | None:
-        probe, recorder, known = self._probe, self._probe.recorder, self._probe.engines.of(engine)
+        probe, recorder = self._probe, self._probe.recorder
+        if recorder is not None and (probe.late or probe.leaving) and not recorder.stack:
+            self._between_steps(engine)
+            recorder = probe.recorder
+        known = probe.engines.of(engine)
         if recorder is None or known is None:
             return None
         trains = engine.module.training and sys.modules["torch"].is_grad_enabled()
@@ -94,6 +113,13 @@ class Hooks:
         recorder.last_forward = span
         span.flags = 0 if trains else EVAL
         return span
+
+    def _between_steps(self, engine: Any, *, stepped: bool = False) -> None:
+        """Where a whole step may begin: the place to leave, or to take in an engine that was made before we came."""
+        if self._probe.leaving:
+            self._probe.leave()
+        elif self._probe.engines.of(engine) is None and (stepped or _accumulated(engine) == 0):
+            self.adopt(engine)
 
     def _in_training_thread(self, shows_it: bool) -> bool:
         """Whether the caller's is the thread that trains; what ``shows_it`` tells which one that is now."""
@@ -154,18 +180,26 @@ class Hooks:
 
     # --- step -----------------------------------------------------------------------------------------------
 
-    def step_begins(self, time_ns: int, engine: Any, args: Any, kwargs: Any) -> Span | None:
+    def step_begins(self, time_ns: int, engine: Any, args: Any, kwargs: Any) -> Span | _Stranger | None:
         """A call of step(), which updates only at a gradient-accumulation boundary."""
+        if self._probe.late and self._probe.engines.of(engine) is None:
+            return _Stranger(engine, engine.global_steps)
         known = self._enter(time_ns, engine, trains=True)
         if known is None or self._probe.recorder is None or self._probe.recorder.inside("step"):
             return None
         # Between two updates such a call does nothing; the update itself confirms it.
         return self._probe.recorder.expect(time_ns, "step", known.place(after_backward=True))
 
-    def step_ends(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
+    def step_ends(self, span: Span | _Stranger, time_ns: int, flags: int, result: Any) -> None:
         """The end of such a call; an optimizer step also records what the probe has cost."""
+        if isinstance(span, _Stranger):
+            if span.engine.global_steps > span.step:
+                self._between_steps(span.engine, stepped=True)
+            return
         self.ends(span, time_ns, flags, result)
         self._updates.step_ended(span, time_ns)
+        if self._probe.leaving and self._probe.recorder is not None and not self._probe.recorder.stack:
+            self._probe.leave()
 
     # --- what they share ------------------------------------------------------------------------------------
 

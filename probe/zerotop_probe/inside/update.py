@@ -6,11 +6,13 @@ ours stand in for them. The inner optimizer is seen through torch's hooks for al
 
 from __future__ import annotations
 
+import functools
+import weakref
 from typing import Any, NamedTuple
 
 from zerotop_probe.inside.engines import Engine
 from zerotop_probe.inside.facts import record_tensors
-from zerotop_probe.inside.part import Part, around, now
+from zerotop_probe.inside.part import Part, around, now, on_removal
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.inside.recorder import Span
 from zerotop_probe.inside.timers import Timers
@@ -101,6 +103,7 @@ class Updates:
         timers = getattr(optimizer, "timers", None)
         if timers is not None:
             optimizer.timers = Timers(timers, self._watchers(optimizer, known), self._probe.meter)
+            on_removal(functools.partial(_give_back_timers, weakref.ref(optimizer), timers))
         meter, kind = self._probe.meter, type(optimizer)
         if kind.__name__ == "BF16_Optimizer":
             around(kind, "update_lp_params", self._part_begins("allgather"), self._part_ends, meter)
@@ -178,8 +181,13 @@ class Updates:
         register_before = getattr(torch_optimizer, "register_optimizer_step_pre_hook", None)
         register_after = getattr(torch_optimizer, "register_optimizer_step_post_hook", None)
         if register_before is not None and register_after is not None:
-            register_before(self._before_inner)
-            register_after(self._after_inner)
+            handles = register_before(self._before_inner), register_after(self._after_inner)
+            on_removal(lambda: self._stop_listening(handles))
+
+    def _stop_listening(self, handles: tuple[Any, Any]) -> None:
+        self._listening = False
+        for handle in handles:
+            handle.remove()
 
     def _before_inner(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._now is not None:
@@ -210,6 +218,12 @@ class Updates:
         if self._moves_after_inner and self._now is not None and self._probe.recorder is not None:
             place = self._now.known.place(after_backward=True)
             self._moving = self._probe.recorder.begin(time_ns, "params_to_gpu", place, loose=True)
+
+
+def _give_back_timers(reference: weakref.ref[Any], timers: Any) -> None:
+    optimizer = reference()
+    if optimizer is not None and isinstance(optimizer.timers, Timers):
+        optimizer.timers = timers
 
 
 def on_cpu(optimizer: Any, known: Engine, engine: Any) -> bool:

@@ -50,6 +50,12 @@ MICROSCOPE = "microscope"
 # Something inside the probe failed and was switched off; training went on. where, error: str
 PROBE_ERROR = "probe_error"
 
+# The probe was put into this rank while it ran: nothing before is recorded by it, and steps from the next whole one on.
+ENTERED = "entered"
+
+# The probe was taken out of this rank, which went on.
+LEFT = "left"
+
 # The rank's interpreter ended in good order.
 GOODBYE = "goodbye"
 
@@ -62,6 +68,14 @@ NODE = "node"
 
 # The command was started. pid, start: int (start in clock ticks since boot); command: redacted
 JOB_STARTED = "job_started"
+
+# A job that somebody else had started is recorded from now on; stands in the place of JOB_STARTED. pid, start: int, of the
+# launcher; command: redacted; launcher: str; age_s: float, how long it had been running; ranks: [{rank: int | null, pid,
+# start: int}] of this node; text: str, one sentence about what is missing
+ATTACHED = "attached"
+
+# The probe is not in a rank that it was to enter. rank: int | null; pid: int; why: str, one sentence
+NOT_ENTERED = "not_entered"
 
 # A rank's process was found. rank, local_rank: int | null; pid, start: int
 RANK_FOUND = "rank_found"

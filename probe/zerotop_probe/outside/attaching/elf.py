@@ -1,0 +1,112 @@
+"""Where a 64-bit ELF file puts the symbols that one asks for. Reads the file only, never the process."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Iterator
+from typing import BinaryIO, NamedTuple
+
+_DYNAMIC_SYMBOLS, _SYMBOLS = 11, 2
+_LOAD = 1
+_MACHINES = {62: "x86_64", 183: "aarch64"}
+_SYMBOL = struct.Struct("<IBBHQQ")
+
+
+class NotElf(ValueError):
+    """The file is no 64-bit little-endian ELF file."""
+
+
+class _Section(NamedTuple):
+    kind: int
+    offset: int
+    size: int
+    link: int
+
+
+class Symbols(NamedTuple):
+    """The values of symbols, relative to where the file's offset 0 would lie if ``movable``, else absolute."""
+
+    machine: str
+    movable: bool
+    offsets: dict[str, int]
+
+
+def read_symbols(path: str, names: Collection[str]) -> Symbols:
+    """Looks ``names`` up among the exported symbols of a file; what is not there is left out.
+
+    Raises NotElf, OSError.
+    """
+    with open(path, "rb") as file:
+        head = file.read(64)
+        if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
+            raise NotElf(f"{path} is no 64-bit ELF file")
+        kind, machine = struct.unpack_from("<HH", head, 16)
+        movable = kind == 3
+        base = _first_load(file, head) if movable else 0
+        try:
+            values = _search(file, _sections(file, head), names)
+        except struct.error as error:
+            raise NotElf(f"{path} is cut off") from error
+    offsets = {name: value - base for name, value in values.items()}
+    return Symbols(_MACHINES.get(machine, str(machine)), movable, offsets)
+
+
+def _first_load(file: BinaryIO, head: bytes) -> int:
+    """The address that offset 0 of the file is linked for."""
+    (start,) = struct.unpack_from("<Q", head, 32)
+    size, count = struct.unpack_from("<HH", head, 54)
+    file.seek(start)
+    table = file.read(size * count)
+    for position in range(0, len(table) - size + 1, size):
+        kind, _flags, offset, address = struct.unpack_from("<IIQQ", table, position)
+        if kind == _LOAD:
+            return int(address - offset)
+    raise NotElf("It has no part that is loaded")
+
+
+def _sections(file: BinaryIO, head: bytes) -> list[_Section]:
+    (start,) = struct.unpack_from("<Q", head, 40)
+    size, count = struct.unpack_from("<HH", head, 58)
+    file.seek(start)
+    table = file.read(size * count)
+    found = []
+    for number in range(count):
+        fields = struct.unpack_from("<IIQQQQIIQQ", table, number * size)
+        found.append(_Section(fields[1], fields[4], fields[5], fields[6]))
+    return found
+
+
+def _search(file: BinaryIO, sections: list[_Section], names: Collection[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    # The exported ones first: they are few, and stripped files have no others.
+    for wanted in (_DYNAMIC_SYMBOLS, _SYMBOLS):
+        for section in sections:
+            if section.kind == wanted and len(found) < len(names):
+                found.update(_in_section(file, section, sections[section.link], names))
+    return found
+
+
+def _in_section(
+    file: BinaryIO, section: _Section, texts: _Section, names: Collection[str]
+) -> Iterator[tuple[str, int]]:
+    text, table = _content(file, texts), _content(file, section)
+    by_position = {position: name for name in names for position in _positions(text, name)}
+    for fields in _SYMBOL.iter_unpack(table[: len(table) - len(table) % _SYMBOL.size]):
+        name = by_position.get(fields[0])
+        defined = fields[3] != 0 and fields[4] != 0
+        if name is not None and defined:
+            yield name, fields[4]
+
+
+def _positions(text: bytes, name: str) -> Iterator[int]:
+    """Where a name stands; linkers let a name be the tail of a longer one."""
+    needle = name.encode() + b"\0"
+    position = text.find(needle)
+    while position >= 0:
+        yield position
+        position = text.find(needle, position + 1)
+
+
+def _content(file: BinaryIO, section: _Section) -> bytes:
+    file.seek(section.offset)
+    return file.read(section.size)

@@ -1,0 +1,241 @@
+"""A running Python as seen from outside: its version, where its functions lie, and why it may not be entered.
+
+Everything here is read without stopping the process.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import re
+import struct
+from typing import NamedTuple
+
+from zerotop_probe.outside import proc
+from zerotop_probe.outside.attaching import elf
+from zerotop_probe.outside.proc import Process
+
+OLDEST = (3, 9)
+# From here on an interpreter can be asked to run a script: PEP 768.
+ASKED_FROM = (3, 14)
+
+_FUNCTIONS = ("Py_AddPendingCall", "PyRun_SimpleString")
+_VERSION = "Py_Version"  # a constant, from 3.11 on
+_LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) \S+ \d+\s*(.*)")
+_LIBRARY = re.compile(r"libpython3[\d.]*\w?\.so")
+_VERSIONED = re.compile(r"python(\d)\.(\d+)")
+_SYSCALL = b"\x0f\x05"
+
+
+class CannotEnter(Exception):
+    """This process cannot be entered; the text is a sentence that says why and what to do."""
+
+
+class Mapping(NamedTuple):
+    """One line of ``/proc/PID/maps``."""
+
+    begin: int
+    end: int
+    rights: str
+    offset: int
+    path: str
+
+
+class Target(NamedTuple):
+    """What is needed to enter a process."""
+
+    process: Process
+    version: tuple[int, int]
+    executable: str
+    add_pending_call: int = 0
+    run_string: int = 0
+    syscall: int = 0  # the address of a system call instruction
+
+
+def mappings(pid: int) -> list[Mapping]:
+    """The memory map of a process; empty if it is gone or may not be read."""
+    try:
+        # More than one read: a rank has thousands of lines.
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
+            matches = [_LINE.match(line) for line in file]
+    except OSError:
+        return []
+    return [
+        Mapping(int(found[1], 16), int(found[2], 16), found[3], int(found[4], 16), found[5].strip())
+        for found in matches
+        if found
+    ]
+
+
+def examine(process: Process) -> Target:
+    """Finds out how ``process`` can be entered. Raises CannotEnter where it cannot be."""
+    _check_traceable(process)
+    lines = mappings(process.pid)
+    executable = _link(process.pid)
+    files = _candidates(lines, executable)
+    version, found = None, None
+    for path in files:
+        symbols = _symbols(process.pid, path)
+        if symbols is None or not all(name in symbols.offsets for name in _FUNCTIONS):
+            continue
+        base = min(line.begin - line.offset for line in lines if line.path == path) if symbols.movable else 0
+        found = {name: base + offset for name, offset in symbols.offsets.items()}
+        version = _told_version(process.pid, found) or named_version([path, executable, *(m.path for m in lines)])
+        break
+    if found is None:
+        raise CannotEnter(_why_no_python(process.pid, lines))
+    if version is None:
+        raise CannotEnter(f"Process {process.pid} does not tell its Python version: it is seen from outside only.")
+    _check_version(process.pid, version)
+    call = _find_syscall(process.pid, lines)
+    return Target(process, version, executable, found[_FUNCTIONS[0]], found[_FUNCTIONS[1]], call)
+
+
+def _check_traceable(process: Process) -> None:
+    pid = process.pid
+    if not process.alive():
+        raise CannotEnter(f"Process {pid} has ended.")
+    status = read_status(pid)
+    tracer = int(status.get("TracerPid", "0") or 0)
+    if tracer:
+        name = (proc.stat(tracer) or proc.Stat(b"?", "", 0, 0, 0, 0, 0)).name.decode(errors="replace")
+        raise CannotEnter(
+            f"Another program traces process {pid} ({name}, process {tracer}), and there can be only one: let it end first."
+        )
+    if status.get("State", "")[:1] == "T":
+        raise CannotEnter(f"Process {pid} is stopped, as by Ctrl-Z: let it go on with kill -CONT {pid}, then enter it.")
+    if len(status.get("NSpid", "").split()) > len(read_status(os.getpid()).get("NSpid", "").split()):
+        raise CannotEnter(
+            f"Process {pid} lives in a container with process numbers and files of its own: run zerotop inside it."
+        )
+    _check_rights(pid, status)
+
+
+def _check_rights(pid: int, status: dict[str, str]) -> None:
+    owners = set(status.get("Uid", "").split())
+    if os.geteuid() and owners != {str(os.geteuid())}:
+        raise CannotEnter(f"Process {pid} belongs to another user: run zerotop as that user, or as root.")
+    # The kernel asks the same question for this file as for tracing, apart from yama.
+    if not os.access(f"/proc/{pid}/mem", os.R_OK | os.W_OK):
+        raise CannotEnter(
+            f"The kernel does not let us into process {pid} (a sandbox, or a program that may not be traced): "
+            "run zerotop as root, or give the container CAP_SYS_PTRACE."
+        )
+
+
+def why_forbidden(pid: int) -> str:
+    """Why tracing was refused although it is our own process, as a sentence."""
+    scope = proc.read("/proc/sys/kernel/yama/ptrace_scope", 16).strip()
+    if scope in (b"1", b"2"):
+        return (
+            f"The kernel's yama.ptrace_scope is {scope.decode()}, which keeps programs out of each other: run zerotop as "
+            "root, or allow it with sudo sysctl kernel.yama.ptrace_scope=0."
+        )
+    if scope == b"3":
+        return "The kernel's yama.ptrace_scope is 3: nothing can be entered on this machine until it is restarted without."
+    return (
+        f"Tracing process {pid} is forbidden here, as containers do by default: start the container with "
+        "--cap-add SYS_PTRACE, or run zerotop as root on the host."
+    )
+
+
+def read_status(pid: int) -> dict[str, str]:
+    """The fields of ``/proc/PID/status``."""
+    lines = proc.read(f"/proc/{pid}/status", 1 << 13).decode(errors="replace").splitlines()
+    return {name: value.strip() for name, colon, value in (line.partition(":") for line in lines) if colon}
+
+
+def _link(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/exe")
+    except OSError:
+        return ""
+
+
+def _candidates(lines: list[Mapping], executable: str) -> list[str]:
+    """The files that may hold the interpreter: a shared library of it, else the program itself."""
+    paths = dict.fromkeys(line.path for line in lines if line.path)
+    libraries = [path for path in paths if _LIBRARY.search(os.path.basename(path))]
+    return libraries + ([executable] if executable in paths else [])
+
+
+def _symbols(pid: int, path: str) -> elf.Symbols | None:
+    # By way of the process's own root: in another mount namespace another file may have that name.
+    for place in (f"/proc/{pid}/root{path}", f"/proc/{pid}/exe" if path == _link(pid) else ""):
+        try:
+            facts = os.stat(place)
+            return _read(place, facts.st_dev, facts.st_ino, facts.st_mtime_ns)
+        except (OSError, elf.NotElf):
+            continue
+    return None
+
+
+@functools.lru_cache(maxsize=16)
+def _read(path: str, _device: int, _number: int, _changed_ns: int) -> elf.Symbols:
+    return elf.read_symbols(path, (*_FUNCTIONS, _VERSION))
+
+
+def _told_version(pid: int, found: dict[str, int]) -> tuple[int, int] | None:
+    if _VERSION not in found:
+        return None
+    value = read_memory(pid, found[_VERSION], 8)
+    (number,) = struct.unpack("<Q", value) if len(value) == 8 else (0,)
+    return (number >> 24 & 0xFF, number >> 16 & 0xFF) if number >> 24 & 0xFF == 3 else None
+
+
+def named_version(paths: list[str]) -> tuple[int, int] | None:
+    """The version that the first of these paths names, as ``.../libpython3.10.so`` or ``.../lib/python3.10/...`` do."""
+    for path in paths:
+        found = _VERSIONED.search(path)
+        if found:
+            return int(found[1]), int(found[2])
+    return None
+
+
+def read_memory(pid: int, address: int, size: int) -> bytes:
+    """Bytes of a process's memory; fewer or none where they cannot be read."""
+    try:
+        descriptor = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.pread(descriptor, size, address)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
+
+
+def _why_no_python(pid: int, lines: list[Mapping]) -> str:
+    if not lines:
+        return f"The memory map of process {pid} cannot be read: run zerotop as its user, or as root."
+    if any("(deleted)" in line.path and "python" in line.path for line in lines):
+        return (
+            f"The Python of process {pid} was replaced on disk while it runs, so where its functions lie is not known: "
+            "it is seen from outside only."
+        )
+    return (
+        f"Process {pid} shows no functions of CPython: it is another program, or a Python that exports nothing, as some "
+        "static and embedded ones. It is seen from outside only."
+    )
+
+
+def _check_version(pid: int, version: tuple[int, int]) -> None:
+    written = ".".join(map(str, version))
+    if version < OLDEST:
+        raise CannotEnter(f"Process {pid} runs Python {written}; the probe needs 3.9: it is seen from outside only.")
+    if version < ASKED_FROM and platform.machine() != "x86_64":
+        raise CannotEnter(
+            f"Entering Python {written} is known for x86-64 only, and this is {platform.machine()}: start the job with "
+            "zerotop run, or use Python 3.14, which can be entered everywhere."
+        )
+
+
+def _find_syscall(pid: int, lines: list[Mapping]) -> int:
+    for line in lines:
+        if line.path == "[vdso]":
+            position = read_memory(pid, line.begin, line.end - line.begin).find(_SYSCALL)
+            if position >= 0:
+                return line.begin + position
+    raise CannotEnter(f"Process {pid} has no vDSO, which entering it needs: it is seen from outside only.")

@@ -1,0 +1,156 @@
+"""ptrace on x86-64 Linux: one thread held still, its general registers, its memory. See ptrace(2).
+
+Nothing but the general registers is read or written, so the layout of vector registers, which differs between
+processors and breaks other tools, does not matter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import signal
+import time
+
+_CONT, _SINGLESTEP, _GETREGS, _SETREGS, _DETACH = 7, 9, 12, 13, 17
+_SEIZE, _INTERRUPT, _GETSIGMASK, _SETSIGMASK = 0x4206, 0x4207, 0x420A, 0x420B
+_EVENT_STOP = 128
+_WALL = 0x40000000
+_MASK_BYTES = 8
+
+# What a fault in our own call would raise. Blocked, the kernel would put the process's handler aside.
+FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS)
+_BLOCKED = ~sum(1 << (number - 1) for number in FAULTS) & (2**64 - 1)
+
+_NAMES = """
+    r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi orig_rax rip cs eflags rsp ss fs_base gs_base ds es fs gs
+"""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+_libc.ptrace.restype = ctypes.c_long
+
+
+class Registers(ctypes.Structure):
+    """``struct user_regs_struct`` of x86-64."""
+
+    _fields_ = [(name, ctypes.c_ulonglong) for name in _NAMES.split()]
+
+    def changed(self, **values: int) -> Registers:
+        """A copy with some registers set, which the kernel does not take for an interrupted system call."""
+        copy = Registers.from_buffer_copy(self)
+        for name, value in {"orig_rax": -1, **values}.items():
+            setattr(copy, name, value & (2**64 - 1))
+        return copy
+
+
+class DidNotStop(TimeoutError):
+    """The thread did not come to a stop in time."""
+
+
+def _ptrace(request: int, pid: int, address: int = 0, data: int = 0) -> None:
+    if _libc.ptrace(request, pid, address, data) == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+class Held:
+    """One thread, stopped from the end of ``__init__`` to :meth:`release`. All calls come from one thread of ours."""
+
+    def __init__(self, pid: int, *, patience_s: float) -> None:
+        """Stops it. Raises PermissionError, ProcessLookupError; DidNotStop, and then it goes on as before."""
+        self.pid = pid
+        _ptrace(_SEIZE, pid)
+        try:
+            _ptrace(_INTERRUPT, pid)
+            self._await_interrupt(time.monotonic() + patience_s)
+        except BaseException:
+            self._let_go()
+            raise
+        self._registers = self._read_registers()
+        self._mask = ctypes.c_uint64()
+        _ptrace(_GETSIGMASK, pid, _MASK_BYTES, ctypes.addressof(self._mask))
+        # Signals wait in the kernel, whole and in order, until the thread is released.
+        self._set_mask(_BLOCKED)
+
+    def _await_interrupt(self, deadline_s: float) -> None:
+        while True:
+            status = self._wait(deadline_s)
+            if status >> 16 == _EVENT_STOP:
+                return
+            # A signal came first: it is delivered as if we were not there.
+            _ptrace(_CONT, self.pid, 0, os.WSTOPSIG(status))
+
+    def _wait(self, deadline_s: float) -> int:
+        spins = 0
+        while True:
+            pid, status = os.waitpid(self.pid, os.WNOHANG | _WALL)
+            if pid:
+                if not os.WIFSTOPPED(status):
+                    raise ProcessLookupError(errno.ESRCH, f"Process {self.pid} has ended")
+                return status
+            if time.monotonic() > deadline_s:
+                raise DidNotStop(f"Process {self.pid} does not come to a stop")
+            spins += 1
+            time.sleep(0 if spins < 100 else 0.0001)
+
+    @property
+    def registers(self) -> Registers:
+        """As they were when the thread was stopped."""
+        return self._registers
+
+    def _read_registers(self) -> Registers:
+        registers = Registers()
+        _ptrace(_GETREGS, self.pid, 0, ctypes.addressof(registers))
+        return registers
+
+    def _set_registers(self, registers: Registers) -> None:
+        _ptrace(_SETREGS, self.pid, 0, ctypes.addressof(registers))
+
+    def _set_mask(self, mask: int) -> None:
+        value = ctypes.c_uint64(mask)
+        _ptrace(_SETSIGMASK, self.pid, _MASK_BYTES, ctypes.addressof(value))
+
+    def step(self, registers: Registers, *, patience_s: float) -> Registers:
+        """Executes one instruction with these registers and returns what became of them. Raises DidNotStop."""
+        return self._execute(_SINGLESTEP, registers, patience_s)
+
+    def call(self, registers: Registers, *, patience_s: float) -> Registers:
+        """Lets the thread run until it meets a breakpoint; returns its registers there.
+
+        Raises DidNotStop, and ChildProcessError if it came to a fault instead. It is stopped in both cases.
+        """
+        return self._execute(_CONT, registers, patience_s)
+
+    def _execute(self, request: int, registers: Registers, patience_s: float) -> Registers:
+        deadline_s = time.monotonic() + patience_s
+        self._set_registers(registers)
+        _ptrace(request, self.pid)
+        try:
+            status = self._wait(deadline_s)
+            while status >> 16 == _EVENT_STOP:  # the job was stopped meanwhile: that waits until we have left
+                _ptrace(request, self.pid)
+                status = self._wait(deadline_s)
+        except DidNotStop:
+            _ptrace(_INTERRUPT, self.pid)
+            self._await_interrupt(time.monotonic() + patience_s)
+            raise
+        number = os.WSTOPSIG(status)
+        if number != signal.SIGTRAP:
+            raise ChildProcessError(f"Process {self.pid} came to signal {number} in a call of ours")
+        return self._read_registers()
+
+    def release(self) -> None:
+        """Puts registers and signals back as they were, and lets the thread go on."""
+        try:
+            self._set_registers(self._registers)
+            self._set_mask(self._mask.value)
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        try:
+            _ptrace(_DETACH, self.pid)
+        except ProcessLookupError:
+            # It has ended; or it does not stop at all, and the kernel lets it go when we end.
+            return
