@@ -1,0 +1,139 @@
+"""Entering and leaving the ranks of a job: all are asked at once, then their answers are awaited together."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from zerotop_probe.outside.attaching import payload
+from zerotop_probe.outside.attaching.injector import Planted, State, plant
+from zerotop_probe.outside.attaching.target import ASKED_FROM, CannotEnter, Target, examine
+from zerotop_probe.outside.proc import Process
+
+_LOOK_S = 0.005
+# A rank that has not answered by then is in a long call of C, or hangs.
+PATIENCE_S = 5.0
+_ASKING_S = 10.0
+
+_PENDING = (
+    "its main thread has been in one call of C for {seconds:.0f} s, as in a long operator or a collective that waits: it is "
+    "asked, and does it when that call returns; py-spy dump --pid {pid} shows where it is"
+)
+_SILENT = "it was asked and did not answer: it cannot write to {folder}"
+_EARLY = "it has not imported DeepSpeed yet: ask again when it trains"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What came of asking one process."""
+
+    process: Process
+    said: str = ""  # the probe's own word, see ``inside.install``
+    why_not: str = ""  # a sentence; "" if it was done
+    pending: bool = False  # it was asked, and will do it
+    stopped_s: float = 0.0  # how long it was held
+    whole_s: float = 0.0  # from asking to its answer
+
+
+class Asked:
+    """One process that was asked to do something."""
+
+    def __init__(self, process: Process, session: str, action: str, *arguments: str) -> None:
+        """Asks. Raises CannotEnter."""
+        self.process = process
+        self._folder = session
+        self._path = payload.answer_path(session, process)
+        self._began_s = time.monotonic()
+        self._planted: Planted | None = None
+        target = examine(process)
+        payload.expect_answer(self._path)
+        text = payload.text(self._path, action, *arguments)
+        if target.version >= ASKED_FROM:
+            _ask_interpreter(target, text)
+            return
+        try:
+            self._planted = plant(target, text)
+        except CannotEnter:
+            payload.forget(self._path)
+            raise
+
+    def entry(self) -> Entry | None:
+        """What came of it, None so far."""
+        try:
+            done = self._planted is not None and self._planted.state() is State.DONE
+        except ProcessLookupError:
+            payload.forget(self._path)
+            return self._entry(why_not="it has ended")
+        said = payload.take_answer(self._path)
+        if said is None:
+            return self._entry(why_not=_SILENT.format(folder=self._folder)) if done else None
+        if said.startswith("! "):
+            return self._entry(why_not=f"the probe failed there ({said[2:]})")
+        return self._entry(said=said, why_not=_EARLY if said == "early" else "")
+
+    def overdue(self) -> Entry:
+        """For one that has not answered so far."""
+        payload.forget(self._path)
+        seconds = time.monotonic() - self._began_s
+        return self._entry(why_not=_PENDING.format(seconds=seconds, pid=self.process.pid), pending=True)
+
+    def _entry(self, *, said: str = "", why_not: str = "", pending: bool = False) -> Entry:
+        stopped_s = self._planted.stopped_s if self._planted is not None else 0.0
+        return Entry(self.process, said, why_not, pending, stopped_s, time.monotonic() - self._began_s)
+
+
+def ask(
+    processes: Iterable[Process], session: str, action: str, *arguments: str, patience_s: float = PATIENCE_S
+) -> list[Entry]:
+    """Has ``action`` of ``inside.install`` called in each of these; waits at most ``patience_s`` for their answers."""
+    entries: list[Entry] = []
+    waiting: list[Asked] = []
+    for process in processes:
+        try:
+            waiting.append(Asked(process, session, action, *arguments))
+        except CannotEnter as error:
+            entries.append(Entry(process, why_not=str(error)))
+    deadline_s = time.monotonic() + patience_s
+    while waiting:
+        answers = [(asked, asked.entry()) for asked in waiting]
+        entries += [entry for _, entry in answers if entry is not None]
+        waiting = [asked for asked, entry in answers if entry is None]
+        if time.monotonic() > deadline_s:
+            return entries + [asked.overdue() for asked in waiting]
+        time.sleep(_LOOK_S if waiting else 0)
+    return entries
+
+
+def enter(processes: Iterable[Process], session: str, *, patience_s: float = PATIENCE_S) -> list[Entry]:
+    """Puts the probe into each of these ranks, to record to ``session``. One that has it already is left as it is."""
+    folder = os.path.abspath(session)
+    return ask(processes, folder, "enter", folder, patience_s=patience_s)
+
+
+def leave(processes: Iterable[Process], session: str, *, patience_s: float = PATIENCE_S) -> list[Entry]:
+    """Has the probe taken out of each of these ranks."""
+    return ask(processes, os.path.abspath(session), "leave", patience_s=patience_s)
+
+
+def _ask_interpreter(target: Target, text: str) -> None:
+    """PEP 768: an interpreter of the very same version asks. Its own executable is one."""
+    pid = target.process.pid
+    with tempfile.NamedTemporaryFile("w", suffix=".py", prefix="zerotop-", delete=False) as file:
+        file.write(f"__import__('os').unlink({file.name!r})\n{text}")
+    command = [target.executable, "-I", "-S", "-c", f"import sys; sys.remote_exec({pid}, {file.name!r})"]
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_ASKING_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        payload.forget(file.name)
+        raise CannotEnter(f"Process {pid} cannot be asked: {error}.") from error
+    if done.returncode:
+        payload.forget(file.name)
+        said = (done.stderr.strip().splitlines() or ["it gave no reason"])[-1]
+        raise CannotEnter(
+            f"Python {'.'.join(map(str, target.version))} refuses to be asked ({said}): start the job without "
+            "PYTHON_DISABLE_REMOTE_DEBUG, and run zerotop as its user or as root."
+        )

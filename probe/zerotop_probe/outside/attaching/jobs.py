@@ -1,0 +1,219 @@
+"""The training jobs of this node, whoever started them: their launcher and ranks, from any process of theirs.
+
+A rank is a process whose launcher gave it a rank number, which its parent's environment does not hold with that value.
+Its job is what lies below the topmost of the launchers above it; ranks whose launcher has died belong together by what
+their environments say of where they meet. Everything is read from /proc, and nothing is stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from zerotop_probe.outside import proc, silence
+from zerotop_probe.outside.proc import Process
+from zerotop_probe.recording import launchers
+from zerotop_probe.recording.directory import ENVIRONMENT
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+# Programs, and modules run with -m, that start ranks.
+_LAUNCHERS = {
+    "deepspeed": "deepspeed",
+    "torchrun": "torchrun",
+    "accelerate": "accelerate",
+    "accelerate-launch": "accelerate",
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "mpirun": "mpi",
+    "mpiexec": "mpi",
+    "orterun": "mpi",
+    "srun": "slurm",
+}
+# The part of DeepSpeed's launcher on each node.
+_MODULES = ("deepspeed.launcher", "accelerate.commands")
+_MEETING = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "OMPI_MCA_ess_base_jobid")
+
+
+@dataclass(frozen=True)
+class FoundRank:
+    """A rank of this node. ``rank`` is None for a process that no launcher numbered."""
+
+    process: Process
+    rank: int | None
+    environment: Mapping[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class FoundJob:
+    """A job of this node."""
+
+    root: Process  # the topmost launcher, or the first rank where there is none
+    launcher: str  # "deepspeed", "torchrun", "accelerate", "mpi", "slurm", or "python"
+    command: tuple[str, ...]  # of the root, not redacted
+    ranks: tuple[FoundRank, ...]
+    age_s: float
+
+    @property
+    def session(self) -> str:
+        """Where ``zerotop run`` records it, or ""."""
+        return next((found for rank in self.ranks if (found := rank.environment.get(ENVIRONMENT))), "")
+
+    @property
+    def working_directory(self) -> str:
+        """Of its first rank; "" if that cannot be read."""
+        try:
+            return os.readlink(f"/proc/{self.ranks[0].process.pid}/cwd") if self.ranks else ""
+        except OSError:
+            return ""
+
+    @property
+    def script(self) -> str:
+        """The file that its ranks run, as they were told; "" if none is named."""
+        arguments = proc.command_line(self.ranks[0].process.pid) if self.ranks else list(self.command)
+        return next((argument for argument in arguments if argument.endswith(".py")), "")
+
+
+def find_jobs() -> list[FoundJob]:
+    """All jobs with a rank that a launcher numbered, the youngest first."""
+    node = _Node()
+    ranks = [rank for pid in proc.pids() if (rank := node.rank(pid)) is not None]
+    return sorted(node.group(ranks), key=lambda job: job.age_s)
+
+
+def job_of(pid: int) -> FoundJob | None:
+    """The job that a process belongs to: a rank, a launcher, a worker, or any Python, which then is a job by itself.
+
+    None if there is no such process, or it is neither.
+    """
+    process = Process.of(pid)
+    if process is None:
+        return None
+    lineage = _lineage(pid)
+    for job in find_jobs():
+        members = {job.root.pid, *(rank.process.pid for rank in job.ranks)}
+        if members & set(lineage) or pid in proc.family(job.root.pid):
+            return job
+    if not silence.is_python(proc.command_line(pid)):
+        return None
+    return _alone(FoundRank(process, None, proc.environment(pid)))
+
+
+def _alone(rank: FoundRank) -> FoundJob:
+    pid = rank.process.pid
+    return FoundJob(rank.process, "python", tuple(proc.command_line(pid)), (rank,), _age_s(rank.process))
+
+
+def _lineage(pid: int) -> list[int]:
+    """A process and those above it."""
+    found: list[int] = []
+    while pid > 1 and pid not in found:
+        found.append(pid)
+        facts = proc.stat(pid)
+        pid = facts.parent if facts is not None else 0
+    return found
+
+
+def _age_s(process: Process) -> float:
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - process.start / _TICKS)
+
+
+class _Node:
+    """One look at this node: what was read of a process is read once."""
+
+    def __init__(self) -> None:
+        self._environments: dict[int, dict[str, str]] = {}
+
+    def _environment(self, pid: int) -> dict[str, str]:
+        if pid not in self._environments:
+            self._environments[pid] = proc.environment(pid)
+        return self._environments[pid]
+
+    def rank(self, pid: int) -> FoundRank | None:
+        """The process as a rank, None if it is none."""
+        if not silence.is_python(proc.command_line(pid)):
+            return None
+        facts, own = proc.stat(pid), self._environment(pid)
+        if facts is None or facts.dead:
+            return None
+        number = launchers.number(own, launchers.RANK, inherited=self._environment(facts.parent))
+        if number is None or launcher_named(proc.command_line(pid)):
+            return None
+        return FoundRank(Process(pid, facts.start), number, own)
+
+    def group(self, ranks: Iterable[FoundRank]) -> list[FoundJob]:
+        """The jobs that these ranks make up."""
+        below: dict[Process, list[FoundRank]] = {}
+        orphans: dict[tuple[str, ...], list[FoundRank]] = {}
+        for rank in ranks:
+            root = self._root(rank.process.pid)
+            if root is not None:
+                below.setdefault(root, []).append(rank)
+            else:
+                meeting = tuple(rank.environment.get(name, "") for name in _MEETING)
+                orphans.setdefault(meeting, []).append(rank)
+        jobs = [self._job(root, members) for root, members in below.items()]
+        return jobs + [self._job(_first(members).process, members) for members in orphans.values()]
+
+    def _root(self, pid: int) -> Process | None:
+        """The topmost of the launchers that follow each other above a rank. Shells between them do not matter."""
+        above = [number for number in _lineage(pid)[1:] if launcher_named(proc.command_line(number))]
+        return Process.of(above[-1]) if above else None
+
+    def _job(self, root: Process, ranks: list[FoundRank]) -> FoundJob:
+        command = proc.command_line(root.pid)
+        ordered = sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank, rank.process.pid))
+        launcher = launcher_named(command) or "python"
+        return FoundJob(root, launcher, tuple(command), tuple(ordered), _age_s(root))
+
+
+def _first(ranks: list[FoundRank]) -> FoundRank:
+    return min(ranks, key=lambda rank: (rank.rank if rank.rank is not None else -1, rank.process.pid))
+
+
+def launcher_named(arguments: list[str]) -> str:
+    """The launcher that a command line runs; "" if it is something else."""
+    words = arguments[:1]
+    if silence.is_python(arguments):
+        words = _run_by_python(arguments)
+    for word in words:
+        if word.startswith(_MODULES):
+            return word.split(".")[0]
+        found = _LAUNCHERS.get(os.path.basename(word))
+        if found:
+            return found
+    return ""
+
+
+def _run_by_python(arguments: list[str]) -> list[str]:
+    """The script or module that a Python command line runs, with an option's value at most before it."""
+    for position, argument in enumerate(arguments[1:], 1):
+        if argument == "-m":
+            return arguments[position + 1 : position + 2]
+        if argument == "-c":
+            return []
+        if not argument.startswith("-") and arguments[position - 1] not in ("-W", "-X"):
+            return [argument]
+    return []
+
+
+def zero_stage(job: FoundJob) -> int | None:
+    """The ZeRO stage that the configuration named on the ranks' command line asks for; None where that is not readable."""
+    for rank in job.ranks[:1]:
+        for argument in proc.command_line(rank.process.pid):
+            path = argument.partition("=")[2] if argument.startswith("-") else argument
+            if path.endswith(".json"):
+                stage = _stage_in(f"/proc/{rank.process.pid}/root{os.path.join(job.working_directory, path)}")
+                if stage is not None:
+                    return stage
+    return None
+
+
+def _stage_in(path: str) -> int | None:
+    try:
+        stage = json.loads(proc.read(path, 1 << 20))["zero_optimization"]["stage"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return stage if isinstance(stage, int) else None
