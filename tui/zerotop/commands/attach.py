@@ -24,7 +24,10 @@ def attach(options: argparse.Namespace) -> int:
         if options.session.isdecimal():
             raise _not_a_session() from error
         raise
-    if not is_live(Session.open(path)):
+    session = Session.open(path)
+    if path.is_file():
+        raise Problem(f"{path} is a packed recording, in which nothing runs; look back with: zerotop replay {path}")
+    if not is_live(session):
         raise Problem(f"The job of {path.name} has ended; look back with: zerotop replay {path.name}")
     _have_sampler(path)
     if not has_terminal():

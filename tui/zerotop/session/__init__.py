@@ -1,1 +1,1 @@
-"""Reading recordings: opening, tailing, finding. Knows files and columns, not their meaning."""
+"""Reading recordings: opening, tailing, packing, finding. Knows files and columns, not their meaning."""

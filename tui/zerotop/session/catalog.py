@@ -5,31 +5,44 @@ from __future__ import annotations
 from pathlib import Path
 
 from zerotop.session.headers import SessionError
+from zerotop.session.packing import SUFFIX
 from zerotop_probe.recording.directory import SESSION_FILE, default_root
 
 
 def listing(root: Path | None = None) -> list[Path]:
-    """All sessions in ``root`` (by default the user's), newest first."""
+    """All sessions in ``root`` (by default the user's), packed ones too, newest first."""
     folder = root or Path(default_root())
     try:
-        found = [path for path in folder.iterdir() if (path / SESSION_FILE).is_file()]
+        found = [(path, _written(path)) for path in folder.iterdir()]
     except OSError:
         return []
-    return sorted(found, key=lambda path: (path / SESSION_FILE).stat().st_mtime_ns, reverse=True)
+    known = [(path, written) for path, written in found if written is not None]
+    return [path for path, _ in sorted(known, key=lambda pair: pair[1], reverse=True)]
+
+
+def _written(path: Path) -> int | None:
+    """When a session was made (its last change, unix nanoseconds); None for what is none."""
+    packed = path.suffix == SUFFIX and path.is_file()
+    try:
+        return (path if packed else path / SESSION_FILE).stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def find(text: str, root: Path | None = None) -> Path:
-    """The session that ``text`` means: a directory, a name, or the unique beginning of a name.
+    """The session that ``text`` means: a directory, a packed recording, a name, or the unique beginning of a name.
 
     Raises SessionError when there is none or more than one.
     """
     path = Path(text)
-    if path.is_dir():
+    if path.is_dir() or (path.suffix == SUFFIX and path.is_file()):
         return path
     sessions = listing(root)
     matches = [found for found in sessions if found.name == text] or [f for f in sessions if f.name.startswith(text)]
     if len(matches) == 1:
         return matches[0]
+    if not matches and path.is_file():
+        return path
     if not matches:
         raise SessionError(f"There is no session {text!r}: `zerotop sessions` lists them.")
     names = ", ".join(found.name for found in matches[:4])

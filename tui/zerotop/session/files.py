@@ -6,12 +6,12 @@ import json
 import mmap
 from bisect import bisect_right
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.session.folder import Folder
 from zerotop.session.headers import DAMAGED, Clocks, read_header
 from zerotop_probe.recording.tables import TABLES
 
@@ -32,9 +32,10 @@ class Event:
 class Source:
     """One table of one writer: whole records, memory-mapped, growing with :meth:`refresh`."""
 
-    def __init__(self, path: Path, header: dict[str, Any], data_offset: int, offset_ns: int) -> None:
+    def __init__(self, folder: Folder, name: str, header: dict[str, Any], data_offset: int, offset_ns: int) -> None:
         writer = header["writer"]
-        self.path = path
+        self.path = folder.path / name
+        self._folder = folder
         self.header = header
         self.table = str(header["table"])
         self.role = str(writer["role"])
@@ -45,9 +46,9 @@ class Source:
         self.born_ns = int(header["clock"]["monotonic_ns"]) + offset_ns
         """When the file was made, in unix time."""
         self._data_offset = data_offset
-        self._dtype = _dtype(header, path.name)
+        self._dtype = _dtype(header, name)
         self.array: NDArray[Any] = np.empty(0, self._dtype)
-        self._mapping: mmap.mmap | None = None
+        self._mapping: mmap.mmap | bytes | None = None
         self._known = TABLES[self.table].known
         self.refresh()
 
@@ -55,12 +56,11 @@ class Source:
         """Maps what has been added since. True when there was a whole record more."""
         try:
             # The folder may be gone; what is mapped stays readable.
-            count = max(0, self.path.stat().st_size - self._data_offset) // self._dtype.itemsize
+            count = max(0, self._folder.size(self.path.name) - self._data_offset) // self._dtype.itemsize
             if count <= len(self.array):
                 return False
             size = self._data_offset + count * self._dtype.itemsize
-            with open(self.path, "rb") as file:
-                self._mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+            self._mapping = self._folder.view(self.path.name, size)
         except (OSError, ValueError):
             return False
         self.array = np.frombuffer(self._mapping, self._dtype, count, self._data_offset)
@@ -68,8 +68,15 @@ class Source:
 
     def release(self) -> None:
         """Gives the memory of what was read back to the system, which has it on disk: mapped pages count as ours."""
-        if self._mapping is not None:
+        if isinstance(self._mapping, mmap.mmap):
             self._mapping.madvise(mmap.MADV_DONTNEED)
+
+    def read_output(self, begin: int, end: int) -> bytes:
+        """These bytes of what its writer recorded of the job's output; none where that cannot be read."""
+        try:
+            return self._folder.read(self.path.stem + ".log", begin, end)
+        except OSError:
+            return b""
 
     def count_known(self, cursor_ns: int) -> int:
         """How many records could have been read at a moment in unix time: a prefix of :attr:`array`."""
@@ -107,8 +114,9 @@ def _dtype(header: dict[str, Any], name: str) -> np.dtype[Any]:
 class EventFile:
     """Tails one JSON-lines file. A line that is no event is counted and passed over."""
 
-    def __init__(self, path: Path, clocks: Clocks) -> None:
-        self.path = path
+    def __init__(self, folder: Folder, name: str, clocks: Clocks) -> None:
+        self.name = name
+        self._folder = folder
         self.damaged = 0
         self._clocks = clocks
         self._position = 0
@@ -118,9 +126,7 @@ class EventFile:
     def read(self) -> list[Event]:
         """The events of the whole lines added since the last call."""
         try:
-            with open(self.path, "rb") as file:
-                file.seek(self._position)
-                data = file.read()
+            data = self._folder.read(self.name, self._position)
         except OSError:
             return []
         whole = data[: data.rfind(b"\n") + 1]
@@ -131,7 +137,7 @@ class EventFile:
     def _event(self, line: bytes) -> Event | None:
         try:
             if self._header is None:
-                self._header = read_header(line, self.path.name)
+                self._header = read_header(line, self.name)
                 self._offset_ns = self._clocks.offset_ns(self._header)
                 return None
             facts = json.loads(line)

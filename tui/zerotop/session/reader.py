@@ -1,26 +1,26 @@
 """Reading a recording, whole or still growing.
 
-Tables are memory-mapped, so that opening costs nothing however long the job ran. A torn last record waits for its rest, a
-missing file is a table without rows, an unknown newer field is ignored. Nothing read is ever unpickled or evaluated.
+Tables are memory-mapped, so that opening costs nothing however long the job ran; a packed recording is unpacked in memory.
+A torn last record waits for its rest, a missing file is a table without rows, an unknown newer field is ignored. Nothing
+read is ever unpickled or evaluated.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
 
 from zerotop.session.files import Event, EventFile, Source
+from zerotop.session.folder import Directory, Folder, Unpacked, first_line
 from zerotop.session.headers import DAMAGED, Clocks, SessionError, check_format, read_header
+from zerotop.session.packing import unpack
 from zerotop_probe.recording.directory import SESSION_FILE
 from zerotop_probe.recording.tables import TABLES
 
 __all__ = ["Event", "Session", "SessionError", "Source"]
 
-# A header line longer than this is not one of ours.
-_LONGEST_HEADER = 1 << 20
 # Silence after which a recording whose end nobody saw counts as ended. The sampler writes ten times a second.
 _LIVE_NS = 5_000_000_000
 
@@ -28,8 +28,9 @@ _LIVE_NS = 5_000_000_000
 class Session:
     """A recording: its tables by name, its events in order of time, its output."""
 
-    def __init__(self, path: Path, info: dict[str, Any]) -> None:
+    def __init__(self, path: Path, info: dict[str, Any], folder: Folder | None = None) -> None:
         self.path = path
+        self._folder: Folder = folder or Directory(path)
         self.info = info
         self.name = str(info.get("name") or path.name)
         self.sources: dict[str, list[Source]] = {name: [] for name in TABLES}
@@ -43,23 +44,16 @@ class Session:
 
     @classmethod
     def open(cls, path: Path) -> Session:
-        """Opens a session directory.
+        """Opens a session directory or a packed recording.
 
         Raises SessionError, with a sentence, when there is none, it is no session, or it is of a newer format.
         """
-        if not path.is_dir():
+        if path.is_dir():
+            return cls(path, _info(Directory(path)))
+        if not path.is_file():
             raise SessionError(f"There is no session at {path}.")
-        try:
-            info = json.loads((path / SESSION_FILE).read_bytes())
-            check_format(info, SESSION_FILE)
-            Clocks().offset_ns(info)
-        except FileNotFoundError:
-            raise SessionError(f"{path} holds no recording: it has no {SESSION_FILE}.") from None
-        except OSError as error:
-            raise SessionError(f"{path} cannot be read: {error.strerror}.") from None
-        except DAMAGED:
-            raise SessionError(f"{path / SESSION_FILE} is damaged: the recording cannot be read.") from None
-        return cls(path, info)
+        folder = Unpacked(path, unpack(path))
+        return cls(path, _info(folder), folder)
 
     def refresh(self) -> bool:
         """Reads what was written since the last call. True when there was anything."""
@@ -86,30 +80,28 @@ class Session:
 
     def _find_files(self) -> bool:
         try:
-            names = sorted(set(os.listdir(self.path)) - self._known_files)
+            names = sorted(set(self._folder.names()) - self._known_files)
         except OSError:
             return False
         new = False
         for name in names:
-            path = self.path / name
             if name.startswith("events-") and name.endswith(".jsonl"):
-                self._event_files.append(EventFile(path, self._clocks))
+                self._event_files.append(EventFile(self._folder, name, self._clocks))
                 self._known_files.add(name)
             elif name.endswith(".rec"):
-                new |= self._add_source(path)
+                new |= self._add_source(name)
         return new
 
-    def _add_source(self, path: Path) -> bool:
+    def _add_source(self, name: str) -> bool:
         """Opens a table's file; one whose header is not yet whole is looked at again, a damaged one is passed over."""
         try:
-            with open(path, "rb") as file:
-                line = file.readline(_LONGEST_HEADER)
+            line = first_line(self._folder, name)
             if not line.endswith(b"\n"):
                 return False
-            self._known_files.add(path.name)
-            header = read_header(line, path.name)
+            self._known_files.add(name)
+            header = read_header(line, name)
             if header["table"] in self.sources:
-                source = Source(path, header, len(line), self._clocks.offset_ns(header))
+                source = Source(self._folder, name, header, len(line), self._clocks.offset_ns(header))
                 self.sources[source.table].append(source)
                 return True
         except (OSError, *DAMAGED):
@@ -135,7 +127,9 @@ class Session:
 
     @property
     def live(self) -> bool:
-        """Whether somebody still writes it: its end was not recorded and it is not silent."""
+        """Whether somebody still writes it: its end was not recorded and it is not silent. Nobody writes a packed one."""
+        if not self._folder.grows:
+            return False
         turns = [event.name for event in self.events if event.name in ("job_started", "job_ended")]
         if turns and turns[-1] == "job_ended":
             return False
@@ -152,9 +146,20 @@ def _output_tail(source: Source, cursor_ns: int, size: int) -> bytes:
         return b""
     last = source.array[known - 1]
     end = int(last["offset"]) + int(last["length"])
+    return source.read_output(max(0, end - size), end)
+
+
+def _info(folder: Folder) -> dict[str, Any]:
+    """The session file. Raises SessionError."""
+    path = folder.path
     try:
-        with open(source.path.with_suffix(".log"), "rb") as file:
-            file.seek(max(0, end - size))
-            return file.read(min(size, end))
-    except OSError:
-        return b""
+        info: dict[str, Any] = json.loads(folder.read(SESSION_FILE))
+        check_format(info, SESSION_FILE)
+        Clocks().offset_ns(info)
+    except FileNotFoundError:
+        raise SessionError(f"{path} holds no recording: it has no {SESSION_FILE}.") from None
+    except OSError as error:
+        raise SessionError(f"{path} cannot be read: {error.strerror}.") from None
+    except DAMAGED:
+        raise SessionError(f"{path / SESSION_FILE} is damaged: the recording cannot be read.") from None
+    return info

@@ -116,12 +116,7 @@ def _pieces(source: Source, records: NDArray[Any], mine: NDArray[Any]) -> bytes:
     if not len(mine):
         return b""
     base, end = int(records["offset"][0]), int(records["offset"][-1] + records["length"][-1])
-    try:
-        with open(source.path.with_name(source.path.stem + ".log"), "rb") as file:
-            file.seek(base)
-            data = file.read(end - base)
-    except OSError:
-        return b""
+    data = source.read_output(base, end)
     if len(mine) == len(records):
         return data
     places = zip((mine["offset"] - base).tolist(), mine["length"].tolist(), strict=True)

@@ -1,0 +1,50 @@
+"""``zerotop pack``: a session as one small file, which every command reads as it reads the session."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from zerotop.commands.problems import Problem
+from zerotop.commands.sessions import is_live
+from zerotop.session import catalog
+from zerotop.session.folder import Directory
+from zerotop.session.packing import SUFFIX
+from zerotop.session.packing import pack as write_packed
+from zerotop.session.reader import Session
+
+_KIB = 1 << 10
+
+
+def pack(options: argparse.Namespace) -> int:
+    """Writes the file, says how large it is. Returns 0."""
+    path = catalog.find(options.session)
+    session = Session.open(path)
+    if path.is_file():
+        raise Problem(f"{path} is packed already")
+    output = Path(options.output or f"{path.resolve().name}{SUFFIX}")
+    if output.exists():
+        raise Problem(f"{output} exists already: name another file with -o FILE")
+    if is_live(session):
+        print("The job still runs: what was recorded up to now is packed.", file=sys.stderr)
+    left_out = _write(path, output)
+    if left_out:
+        print(f"Left out, no part of the recording: {', '.join(left_out)}", file=sys.stderr)
+    before = sum(file.stat().st_size for file in path.iterdir())
+    print(f"{output}: {output.stat().st_size / _KIB:.0f} KiB, from {before / _KIB:.0f} KiB")
+    return 0
+
+
+def _write(path: Path, output: Path) -> list[str]:
+    """Packs under another name and moves: a full disk leaves no half file. For the user's eyes, as the session is."""
+    partial = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+            left_out = write_packed(Directory(path), stream)
+        Session.open(partial)
+        partial.rename(output)
+    finally:
+        partial.unlink(missing_ok=True)
+    return left_out
