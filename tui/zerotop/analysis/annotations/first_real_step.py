@@ -6,6 +6,7 @@ Read from the inventories of tensors that the probe makes around the first updat
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from zerotop.analysis.annotations.annotation import Annotation, Severity
 from zerotop.analysis.annotations.facts import Facts, Group
@@ -63,7 +64,7 @@ def _annotation(group: Group, skips: Skips) -> Annotation | None:
         severity=Severity.INFO,
         confidence=0.99,
         sentence=_sentence(evidence, int(first["step"])),
-        advice=_advice(evidence, "device" in state, lead.engine.get("zero_stage"), lead.engine.get("data_parallel")),
+        advice=_advice(lead.engine),
         evidence=evidence,
     )
 
@@ -95,15 +96,15 @@ def _sentence(seen: dict[str, float], step: int) -> str:
     return f"{text}, and step() took {seconds(seen['step_s'])}."
 
 
-def _advice(seen: dict[str, float], on_device: bool, stage: object, ranks: object) -> str:
-    if on_device and not stage:
-        return 'It stays for good: "zero_optimization.stage": 1 divides it by the number of ranks.'
-    if on_device:
+def _advice(engine: dict[str, Any]) -> str:
+    if engine.get("offload_optimizer") in ("cpu", "nvme"):
         return (
-            "It stays for good, so judge whether a batch fits only after this step;"
-            ' "zero_optimization.offload_optimizer.device": "cpu" moves it to host memory.'
+            "It stays for good, so judge whether host memory is enough only after this step; where it is not,"
+            ' "zero_optimization.offload_optimizer.device": "nvme" keeps it on disk.'
         )
+    if not engine.get("zero_stage"):
+        return 'It stays for good: "zero_optimization.stage": 1 divides it by the number of ranks.'
     return (
-        "It stays for good, so judge whether host memory is enough only after this step; where it is not,"
-        ' "zero_optimization.offload_optimizer.device": "nvme" keeps it on disk.'
+        "It stays for good, so judge whether a batch fits only after this step;"
+        ' "zero_optimization.offload_optimizer.device": "cpu" moves it from the GPU to host memory.'
     )

@@ -1,0 +1,95 @@
+"""Nothing begins or ends on any rank for far longer than an iteration takes: one hangs, and the others wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotop.analysis.annotations.annotation import Annotation, Severity
+from zerotop.analysis.annotations.facts import Facts, Group, Ints, Process, Samples
+from zerotop.analysis.annotations.thresholds import HANG_ITERATIONS, HANG_SECONDS
+from zerotop.analysis.annotations.words import plural, seconds
+from zerotop_probe.recording.tables import PHASE_CODE, PHASES
+
+# Phases in which nothing is heard for as long as they take.
+_SILENT = ("init", "checkpoint_save", "checkpoint_load")
+
+
+def detect(facts: Facts) -> Iterator[Annotation]:
+    """One finding for each silence of an attempt, when it has lasted long enough, whether or not it ends."""
+    for group in facts.groups:
+        if len(group.lead.steps):
+            yield from _of_group(facts, group)
+
+
+def _of_group(facts: Facts, group: Group) -> Iterator[Annotation]:
+    begun = [_begun(process) for process in group.processes]
+    heard = np.unique(np.concatenate([part.times for part in begun] + [process.spans.times for process in group.processes]))
+    trained = int(group.lead.steps["end_unix_ns"][0])
+    heard = heard[heard >= trained]
+    silences = np.append(heard[1:], facts.cursor_ns) - heard
+    over_ns = _over(facts, group)
+    for place in np.flatnonzero(silences >= HANG_SECONDS * 1e9).tolist():
+        since = int(heard[place])
+        before = group.lead.steps["iteration_s"][group.lead.steps["end_unix_ns"] <= since][-20:]
+        longest = max(HANG_SECONDS, HANG_ITERATIONS * float(before.max()))
+        known_ns = since + int(longest * 1e9)
+        if silences[place] >= longest * 1e9 and known_ns <= min(over_ns, facts.cursor_ns) and not _silent(begun, since):
+            yield _annotation(group, begun, since, known_ns, float(np.median(before)))
+
+
+def _begun(process: Process) -> Samples:
+    sources = process.facts.session.sources["begins"]
+    mine = [source for source in sources if (source.host, source.pid) == (process.source.host, process.source.pid)]
+    return process.facts.samples(mine)
+
+
+def _over(facts: Facts, group: Group) -> int:
+    """When the first of the ranks, or the job, is known to have ended."""
+    pids = {(process.source.host, process.source.pid) for process in group.processes}
+    gone = [event.unix_ns for event in facts.events("rank_gone") if (event.host, event.facts.get("pid")) in pids]
+    byes = [event.unix_ns for process in group.processes for event in process.events("goodbye")]
+    ends = [event.unix_ns for event in facts.events("job_ended") if event.unix_ns > group.lead.source.born_ns]
+    return min([*gone, *byes, *ends], default=np.iinfo(np.int64).max)
+
+
+def _silent(begun: list[Samples], since: int) -> bool:
+    codes = [PHASE_CODE[name] for name in _SILENT]
+    last = [part.within(0, since) for part in begun]
+    return any(len(part) > 0 and int(part.rows["phase"][-1]) in codes for part in last)
+
+
+def _annotation(group: Group, begun: list[Samples], since: int, known_ns: int, usual: float) -> Annotation:
+    last = [part.within(0, since) for part in begun]
+    reached: NDArray[np.int64] | Ints = np.array([part.times[-1] if len(part) else 0 for part in last])
+    slowest = int(np.argmin(reached))
+    apart = float(np.median(reached) - reached[slowest]) / 1e9
+    process, waited = group.processes[slowest], (known_ns - since) / 1e9
+    alone = len(reached) > 1 and apart > 0
+    phases = {_phase(part) for place, part in enumerate(last) if place != slowest}
+    text = f"For {seconds(waited)} nothing has begun or ended on {plural(len(begun), 'rank')}, whose iterations take"
+    text += f" {seconds(usual)}"
+    if alone:
+        text += f": rank {process.rank} came no further than {_phase(last[slowest])}"
+        text += f", the others are in {' and '.join(sorted(phases))}" if phases else ""
+    return Annotation(
+        name="hung_ranks",
+        begin_ns=since,
+        end_ns=known_ns,
+        known_ns=known_ns,
+        step=group.lead.step_at(since),
+        ranks=(process.rank,) if alone else group.ranks(known_ns),
+        severity=Severity.ERROR,
+        confidence=0.8 if alone else 0.6,
+        sentence=text + ".",
+        advice="Run py-spy dump on the rank that is behind; TORCH_NCCL_ASYNC_ERROR_HANDLING=1 and a shorter ddp_timeout in"
+        " Trainer's arguments end such a job.",
+        evidence={"silent_s": waited, "iteration_s": usual, "behind_s": apart},
+    )
+
+
+def _phase(part: Samples) -> str:
+    code = int(part.rows["phase"][-1]) if len(part) else 0
+    return PHASES[code] if code < len(PHASES) else "a phase"

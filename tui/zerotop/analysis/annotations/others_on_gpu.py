@@ -1,0 +1,64 @@
+"""Somebody else holds memory on a GPU of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from zerotop.analysis.annotations.annotation import Annotation, Severity
+from zerotop.analysis.annotations.facts import Facts, Process
+from zerotop.analysis.annotations.thresholds import OTHERS_BYTES
+from zerotop.analysis.annotations.words import percent, size
+
+
+def detect(facts: Facts) -> Iterator[Annotation]:
+    """One finding for each GPU: what was in use there when recording began, before any rank had made its engine."""
+    seen: set[tuple[str, int]] = set()
+    for process in facts.processes:
+        key = process.gpu
+        if key is None or key in seen or not len(process.gpu_samples):
+            continue
+        seen.add(key)
+        born = [other.source.born_ns for other in facts.processes if other.source.host == key[0]]
+        found = _of_gpu(process, key, min(born))
+        if found is not None:
+            yield found
+
+
+def _of_gpu(process: Process, key: tuple[str, int], born_ns: int) -> Annotation | None:
+    samples = process.gpu_samples
+    first = samples.rows[0]
+    # Ranks may have made their context before they made the engine: the sampler is older than they are, or it is not told.
+    found = [event.unix_ns for event in process.facts.events("rank_found") if event.host == key[0]]
+    if int(samples.times[0]) >= min([*found, born_ns]) or int(first["used_bytes"]) < OTHERS_BYTES:
+        return None
+    used, total = int(first["used_bytes"]), int(first["total_bytes"])
+    # Which GPU is a rank's is known from its allocator's first record.
+    known_ns = int(process.allocator.times[0])
+    pids = _holders(process, key, known_ns)
+    return Annotation(
+        name="others_on_gpu",
+        begin_ns=int(samples.times[0]),
+        end_ns=known_ns,
+        known_ns=known_ns,
+        step=None,
+        ranks=(process.rank,),
+        severity=Severity.WARNING,
+        confidence=0.9,
+        sentence=(
+            f"{size(used)} of GPU {key[1]}'s {size(total)} ({percent(used / total)}) were in use before the job began"
+            f"{f', by process {pids[0]}' if len(pids) == 1 else ''}: rank {process.rank} has that much less."
+        ),
+        advice="End what holds it (nvidia-smi lists it; often a rank of a dead job), or set CUDA_VISIBLE_DEVICES.",
+        evidence={"used_bytes": float(used), "total_bytes": float(total), "processes": float(len(pids))},
+    )
+
+
+def _holders(process: Process, key: tuple[str, int], known_ns: int) -> list[int]:
+    """Processes with memory on the GPU at the first look, as NVML numbers them."""
+    samples = process.facts.table("gpu_processes", key[0]).within(0, known_ns)
+    if not len(samples):
+        return []
+    rows = samples.rows[(samples.times == samples.times[0]) & (samples.rows["gpu"] == key[1])]
+    return [int(pid) for pid in np.unique(rows["pid"])]
