@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+import shared_memory
 from real_jobs import Run, environment, finetune_command, prepared_config, remove_stale_locks, run_recorded
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _shared_memory_given_back() -> Iterator[None]:
+    yield
+    shared_memory.remove_leftovers()
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +38,7 @@ def finetune_run(
             folder: Path = tmp_path_factory.mktemp(f"{config}-{launcher}")
             path = None if config is None else prepared_config(config, folder)
             made[key] = run_recorded(finetune_command(launcher, path, options), folder, job_environment)
+            shared_memory.remove_leftovers()
         return made[key]
 
     return run
