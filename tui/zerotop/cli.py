@@ -27,8 +27,7 @@ def _parser() -> argparse.ArgumentParser:
         "--no-phase-peaks", action="store_true", help="leave the peak counters of PyTorch's allocator alone"
     )
     run.add_argument("--headless", action="store_true", help="no screen: the job's output passes through")
-    attach = commands.add_parser("attach", help="watch a job that was left running")
-    attach.add_argument("session", nargs="?", metavar="SESSION", help="its name, its beginning, or its path")
+    _add_attach(commands)
     listing = commands.add_parser("sessions", help="list what was recorded")
     listing.add_argument("--json", action="store_true", help="for programs")
     replay = commands.add_parser("replay", help="look at a recording")
@@ -46,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="for programs")
     demo = commands.add_parser("demo", help="watch a real two-rank fine-tune")
     demo.add_argument("--steps", type=_steps, default=24, help="optimizer steps to train [24]")
+    demo.add_argument("--recorded", action="store_true", help="replay one of an 8 B model on 4 GPUs: nothing is trained")
     return parser
 
 
@@ -55,6 +55,16 @@ def _add_microscope(microscope: argparse.ArgumentParser) -> None:
     microscope.add_argument("--stacks", action="store_true", help="with Python stacks, which is slow, for memory_viz")
     microscope.add_argument("--wait", type=_steps, default=120, metavar="SECONDS", help="for the steps to end [120]")
     microscope.add_argument("--json", action="store_true", help="for programs")
+
+
+def _add_attach(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    attach = commands.add_parser("attach", help="list the jobs that run here, or watch one, whoever started it")
+    attach.add_argument("session", nargs="?", metavar="PID|SESSION", help="a process of the job, or a session")
+    attach.add_argument("--enter", action="store_true", help="put the probe into its ranks, to see phases and memory")
+    attach.add_argument("--headless", action="store_true", help="no screen: record until it ends")
+    attach.add_argument("--json", action="store_true", help="the list, for programs")
+    detach = commands.add_parser("detach", help="take the probe out of a job, and end what attach records")
+    detach.add_argument("session", metavar="PID|SESSION", help="a process of the job, or a session")
 
 
 def _add_export(export: argparse.ArgumentParser) -> None:

@@ -67,10 +67,10 @@ def enter(session: str) -> str:
 def leave() -> str:
     """Has the probe taken out at the next moment at which no phase is in progress.
 
-    Returns "left" if that is now, "leaving" if the next step will do it, "" if there was none.
+    Returns "left" if that is now, "leaving" if the next step will do it, "absent" if there was none.
     """
     if not PROBE.session:
-        return ""
+        return "absent"
     if PROBE.engines.current is None:
         PROBE.leave()
         return "left"

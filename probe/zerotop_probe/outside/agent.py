@@ -20,7 +20,7 @@ from zerotop_probe.outside.job import CommandError, End, Job, WatchedJob, check_
 from zerotop_probe.outside.loop import TO_JOB, TO_STOP, Agent
 from zerotop_probe.outside.output import recorded_bytes
 from zerotop_probe.outside.proc import Process
-from zerotop_probe.outside.stop import GRACE_S, STOP_REQUEST
+from zerotop_probe.outside.stop import GRACE_S, LEAVE_REQUEST, STOP_REQUEST
 from zerotop_probe.outside.stream import Stream
 from zerotop_probe.recording import clock
 
@@ -121,7 +121,8 @@ def prepare_watch(session: str, root: Process) -> Callable[[], End]:
         raise ProcessLookupError(f"There is no process {root.pid} that started when the job of {session} did")
     wanted = _background_signals()
     signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
-    return Agent(session, WatchedJob(root), _adopt_streams(session, root), signals=wanted).run
+    streams, attached = _adopt_streams(session, root), read_facts(session).attached
+    return Agent(session, WatchedJob(root), streams, signals=wanted, attached=attached).run
 
 
 def watch(session: str, root_pid: int) -> End:
@@ -153,7 +154,7 @@ def _not_ignored(numbers: Sequence[signal.Signals]) -> set[int]:
 
 
 def _background_signals() -> set[int]:
-    return {*TO_STOP, signal.SIGHUP, signal.SIGCHLD, STOP_REQUEST}
+    return {*TO_STOP, signal.SIGHUP, signal.SIGCHLD, STOP_REQUEST, LEAVE_REQUEST}
 
 
 def _launch(

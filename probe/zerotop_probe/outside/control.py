@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zerotop_probe.outside.proc import Process
-from zerotop_probe.outside.stop import STOP_REQUEST, signal_job
+from zerotop_probe.outside.stop import LEAVE_REQUEST, STOP_REQUEST, signal_job
 from zerotop_probe.recording import clock, events
 from zerotop_probe.recording.writer import EventWriter, Identity
 
@@ -32,6 +32,9 @@ class Facts:
     ranks: list[Process] = field(default_factory=list)
     stops_sent: int = 0
     ended: bool = False
+    # Its job was started by somebody else, and is recorded since it was attached to.
+    attached: bool = False
+    detached: bool = False
     elsewhere: str = ""  # the host of a job of another machine, or from before this one was restarted
 
 
@@ -68,16 +71,25 @@ def _lines(path: str) -> Iterator[dict[str, Any]]:
 
 def _note(facts: Facts, event: dict[str, Any]) -> None:
     name = event.get("event")
-    if name in (events.JOB_STARTED, events.RANK_FOUND):
-        process = Process(int(event.get("pid") or 0), int(event.get("start") or 0))
+    if name in (events.ATTACHED, events.DETACHED):
+        facts.detached = name == events.DETACHED
+    if name == events.ATTACHED:
+        facts.attached = True
+        facts.job = _process(event)
+        facts.ranks += map(_process, event.get("ranks") or ())
+    elif name in (events.JOB_STARTED, events.RANK_FOUND):
         if name == events.JOB_STARTED:
-            facts.job = process
+            facts.job = _process(event)
         else:
-            facts.ranks.append(process)
+            facts.ranks.append(_process(event))
     elif name == events.STOP_SENT:
         facts.stops_sent += 1
     elif name == events.JOB_ENDED:
         facts.ended = True
+
+
+def _process(event: dict[str, Any]) -> Process:
+    return Process(int(event.get("pid") or 0), int(event.get("start") or 0))
 
 
 def sampler_alive(session: str) -> bool:
@@ -89,6 +101,11 @@ def job_alive(session: str) -> bool:
     """Whether the job's root, or a rank that outlived it, runs on this node."""
     facts = read_facts(session)
     return (facts.job is not None and facts.job.alive()) or any(rank.alive() for rank in facts.ranks)
+
+
+def end_recording(session: str) -> bool:
+    """Asks the samplers of a job that was attached to for their end; the job goes on. Whether there was one."""
+    return sum(sampler.send(LEAVE_REQUEST) for sampler in read_facts(session).samplers) > 0
 
 
 def started_here(session: str) -> bool:

@@ -12,7 +12,7 @@ from zerotop_probe.outside.echo import Echo
 from zerotop_probe.outside.job import End, Job
 from zerotop_probe.outside.node import TICK_S, Node
 from zerotop_probe.outside.output import OutputRecorder
-from zerotop_probe.outside.stop import GRACE_S, STOP_REQUEST, Stopper
+from zerotop_probe.outside.stop import GRACE_S, LEAVE_REQUEST, STOP_REQUEST, Stopper
 from zerotop_probe.outside.stream import Stream
 from zerotop_probe.recording import events, redact
 from zerotop_probe.recording.writer import EventWriter, Identity
@@ -45,8 +45,14 @@ class Agent:
         signals: set[int],
         echoes: Sequence[Echo] = (),
         grace_s: tuple[float, float] = GRACE_S,
+        attached: bool = False,
     ) -> None:
-        """``signals`` are blocked by the caller; with ``echoes``, in the foreground, the job gets them."""
+        """``signals`` are blocked by the caller; with ``echoes``, in the foreground, the job gets them.
+
+        ``attached``: the job is somebody else's, and what asks for our end does not ask for its.
+        """
+        self._attached = attached
+        self._left = False
         self._job = job
         self._streams = streams
         self._signals = signals
@@ -104,13 +110,17 @@ class Agent:
         info = signal.sigtimedwait(self._signals, max(seconds, 0.0))
         if info is None or info.si_signo == signal.SIGCHLD:
             return
-        if info.si_signo == STOP_REQUEST or (not self._echoes and info.si_signo in TO_STOP):
+        if info.si_signo == LEAVE_REQUEST or (self._attached and info.si_signo in TO_STOP):
+            self._left = True
+        elif info.si_signo == STOP_REQUEST or (not self._echoes and info.si_signo in TO_STOP):
             self._stopper.request(time.monotonic())
         elif self._echoes and info.si_code != _SI_KERNEL:
             self._job.root.send(info.si_signo)
 
     def _over(self) -> bool:
-        """Whether the root has ended, and with it the ranks, which may live on when it was a launcher."""
+        """Whether the root has ended, and with it the ranks, which may live on when it was a launcher; or we leave."""
+        if self._left:
+            return True
         if not self._job.ended():
             return False
         if self._ended_ns is None:
@@ -122,7 +132,7 @@ class Agent:
         while self._output.poll(time.monotonic_ns()):
             pass
         self._node.finish()
-        text = self._note_end()
+        text = "" if self._left else self._note_end()
         self._finish_echo()
         lost_records, lost_bytes = self._node.lost_records + self._output.lost_records, self._output.lost_bytes
         self._write(events.SAMPLER_ENDED, lost_records=lost_records, lost_output_bytes=lost_bytes)

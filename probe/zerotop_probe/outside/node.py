@@ -8,6 +8,7 @@ import threading
 import time
 
 from zerotop_probe.outside.cgroup import ControlGroup, system_oom_kills, usable_cores
+from zerotop_probe.outside.control import read_facts
 from zerotop_probe.outside.gpus import GpuSampler
 from zerotop_probe.outside.hosts import HostSampler, meminfo, processor_name
 from zerotop_probe.outside.lanes import Lane
@@ -64,7 +65,8 @@ class Node:
         self._has_gpus = False
         self._group = ControlGroup(root.pid)
         self._kills_before = self._kills()
-        self.ranks = Ranks(session, root, writer)
+        facts = read_facts(session)
+        self.ranks = Ranks(session, root, writer, attached=facts.ranks if facts.attached else None)
         self._gpus = GpuSampler(session, identity, on_seen=self._note_gpus, on_lost=self._note_lost)
         self._processes = ProcessSampler(session, identity)
         self._hosts = HostSampler(session, identity, self._group)

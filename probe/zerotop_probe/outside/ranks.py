@@ -12,7 +12,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from zerotop_probe.outside import proc, silence
@@ -42,14 +42,24 @@ class Ranks:
     """Follows the ranks of one job; writes RANK_FOUND, RANK_GONE and RANK_SILENT."""
 
     def __init__(
-        self, session: str, root: Process, writer: EventWriter, *, ours: Mapping[str, str] = os.environ
+        self,
+        session: str,
+        root: Process,
+        writer: EventWriter,
+        *,
+        ours: Mapping[str, str] = os.environ,
+        attached: Sequence[Process] | None = None,
     ) -> None:
-        """``ours`` is the environment that the job was started from."""
+        """``ours`` is the environment that the job was started from.
+
+        ``attached``: somebody else had started it, with these ranks; then silence is what is to be expected of them.
+        """
         self.found: dict[int, Rank] = {}
         self._session = session
         self._root = root
         self._writer = writer
-        self._ours = ours
+        self._attached = attached is not None
+        self._ours = _started_from(root) if self._attached else ours
         self._table = proc.Table()
         self._launchers: list[Process] = [root]
         self._reports: dict[str, Process] = {}  # by file
@@ -57,6 +67,14 @@ class Ranks:
         self._silent: set[Process] = set()
         self._next_s = 0.0
         self._fast_until_s = time.monotonic() + _FAST_FOR_S
+        for process in attached or ():
+            self._take_up(process)
+
+    def _take_up(self, process: Process) -> None:
+        environment = proc.environment(process.pid)
+        number = self._number(environment, launchers.RANK)
+        if number is not None and process.alive():
+            self._add(Rank(process, number, self._number(environment, launchers.LOCAL_RANK), time.monotonic()))
 
     def members(self) -> list[Member]:
         """What is to be sampled: all ranks, and the launchers above them as rank -1."""
@@ -128,7 +146,7 @@ class Ranks:
             return False
         self._add(Rank(process, rank, self._number(environment, launchers.LOCAL_RANK), now_s))
         why = silence.why_blind(arguments, carries_session=environment.get(ENVIRONMENT) == self._session)
-        if why is not None:
+        if why is not None and not self._attached:
             self._say_silent(self.found[pid], why)
         return True
 
@@ -153,7 +171,7 @@ class Ranks:
             return
         why = silence.why_late(len(peers), now_s - min(peers))
         for rank in self.found.values():
-            if why and rank.process not in self._reported_s and rank.found_s <= min(peers):
+            if why and not self._attached and rank.process not in self._reported_s and rank.found_s <= min(peers):
                 self._say_silent(rank, why)
 
     def _say_silent(self, rank: Rank, why: str) -> None:
@@ -164,6 +182,12 @@ class Ranks:
 
     def _event(self, name: str, **facts: object) -> None:
         self._writer.write(time.monotonic_ns(), name, **facts)
+
+
+def _started_from(root: Process) -> Mapping[str, str]:
+    """The environment of whoever started a process, as far as it may be read."""
+    facts = proc.stat(root.pid)
+    return proc.environment(facts.parent) if facts is not None else {}
 
 
 def _writer_of(path: str) -> Process | None:

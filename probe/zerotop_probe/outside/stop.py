@@ -12,6 +12,8 @@ from zerotop_probe.recording.directory import ENVIRONMENT
 # What asks an agent to stop its job, whatever runs it. SIGTERM cannot be it: in the foreground that belongs
 # to the job.
 STOP_REQUEST = signal.SIGRTMIN + 3
+# What asks an agent to end and leave its job alone.
+LEAVE_REQUEST = signal.SIGRTMIN + 4
 
 # Seconds from SIGINT to SIGTERM, and from SIGTERM to SIGKILL. DeepSpeed's launcher gives its ranks up to 30
 # s, most end in 2.

@@ -74,6 +74,9 @@ JOB_STARTED = "job_started"
 # start: int}] of this node; text: str, one sentence about what is missing
 ATTACHED = "attached"
 
+# Somebody has ended the recording of a job that was attached to; the job goes on.
+DETACHED = "detached"
+
 # The probe is not in a rank that it was to enter. rank: int | null; pid: int; why: str, one sentence
 NOT_ENTERED = "not_entered"
 

@@ -1,52 +1,116 @@
-"""``zerotop attach``: the live screen of a recorded job that was left running."""
+"""``zerotop attach``: the live screen of a job that runs already, whoever started it, and the probe into its ranks."""
 
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 
 from zerotop.commands.closing import say
-from zerotop.commands.problems import Problem
+from zerotop.commands.problems import USAGE, Problem
 from zerotop.commands.run import has_terminal
 from zerotop.commands.sessions import is_live, live_names
 from zerotop.session import catalog
 from zerotop.session.reader import Session, SessionError
-from zerotop_probe.outside import agent
+from zerotop_probe.outside import agent, control
+from zerotop_probe.outside.attaching import session as attaching
+from zerotop_probe.outside.attaching.jobs import FoundJob, job_of
+from zerotop_probe.outside.proc import Process
+
+_LOOK_S = 0.2
 
 
 def attach(options: argparse.Namespace) -> int:
-    """Returns the job's exit code if it has ended when the screen is left, else 0."""
+    """Returns the job's exit code if it is known when the screen is left, else 0."""
     if options.session is None:
-        raise _not_a_session()
-    try:
-        path = catalog.find(options.session)
-    except SessionError as error:
-        if options.session.isdecimal():
-            raise _not_a_session() from error
-        raise
-    session = Session.open(path)
+        from zerotop.commands.found import print_jobs
+
+        return print_jobs(as_json=options.json)
+    if not (options.headless or has_terminal()) and options.session.isdecimal():
+        raise Problem("The live screen needs a terminal; --headless records without one")
+    path = _find(options.session)
     if path.is_file():
         raise Problem(f"{path} is a packed recording, in which nothing runs; look back with: zerotop replay {path}")
-    if not is_live(session):
+    if not is_live(Session.open(path)):
         raise Problem(f"The job of {path.name} has ended; look back with: zerotop replay {path.name}")
     _have_sampler(path)
+    if options.enter:
+        _enter(path)
+    if options.headless:
+        return _stay(path)
     if not has_terminal():
-        raise Problem("The live screen needs a terminal")
+        raise Problem("The live screen needs a terminal; --headless records without one")
     from zerotop.commands.screen import watch_job
 
     return watch_job(path)
 
 
-def _have_sampler(path: Path) -> None:
-    """Starts another sampler where a running job has lost its own."""
+def _find(text: str) -> Path:
+    """The session that is meant; a new one for a process whose job nobody records."""
     try:
-        if agent.watch_in_background(str(path)) is not None:
+        return catalog.find(text)
+    except SessionError:
+        if not text.isdecimal():
+            raise
+    job = job_of(int(text))
+    if job is None:
+        names = live_names()
+        live = f"live sessions: {', '.join(names)}" if names else "no session is live"
+        raise Problem(f"Process {text} is no Python of a job here; zerotop attach lists those that are; {live}", USAGE)
+    return _session_of(job)
+
+
+def _session_of(job: FoundJob) -> Path:
+    from zerotop.commands.found import recording_of
+
+    known = recording_of(job)
+    if known is not None:
+        return known
+    path = Path(attaching.begin(job))
+    _have_sampler(path, new=True)
+    return path
+
+
+def _have_sampler(path: Path, *, new: bool = False) -> None:
+    """Starts a sampler, or another one where a running job has lost its own."""
+    try:
+        if agent.watch_in_background(str(path)) is not None and not new:
             say("The job's sampler had died: another one records it from now on.")
     except (agent.AgentError, OSError) as error:
-        say(f"The job's sampler has died, and another one cannot be started: {error}")
+        began = "The job's sampler" if new else "The job's sampler has died, and another one"
+        say(f"{began} cannot be started: {error}")
 
 
-def _not_a_session() -> Problem:
-    names = live_names()
-    listed = f"live sessions: {', '.join(names)}" if names else "no session is live"
-    return Problem(f"Only jobs started by zerotop run can be attached to, by their session's name; {listed}")
+def _enter(path: Path) -> None:
+    """Puts the probe into every rank that it is not in yet, and says of each where that could not be."""
+    ranks = _ranks(path)
+    if not ranks:
+        say("No rank is seen yet: enter it when it trains.")
+    for entry in attaching.enter_ranks(str(path), ranks):
+        if entry.why_not:
+            number = next(number for number, process in ranks if process == entry.process)
+            who = f"Process {entry.process.pid}" if number is None else f"Rank {number}"
+            say(f"{who} is {'still to be' if entry.pending else 'not'} entered: {entry.why_not.rstrip('.')}.")
+
+
+def _ranks(path: Path) -> list[tuple[int | None, Process]]:
+    """The ranks of a session's job that run on this node."""
+    root = control.read_facts(str(path)).job
+    job = job_of(root.pid) if root is not None and root.alive() else None
+    found = [(rank.rank, rank.process) for rank in job.ranks] if job is not None else []
+    known = {process for _, process in found}
+    # Ranks whose launcher has died are known from when they were found.
+    others = [process for process in control.read_facts(str(path)).ranks if process not in known and process.alive()]
+    return found + [(None, process) for process in others]
+
+
+def _stay(path: Path) -> int:
+    """Without a screen: stays until the recording has ended. Ctrl-C leaves it, and leaves it to go on."""
+    folder = str(path)
+    say(f"recording in {path}")
+    try:
+        while control.sampler_alive(folder):
+            time.sleep(_LOOK_S)
+    except KeyboardInterrupt:
+        say(f"The job goes on, and so does its recording. To end that: zerotop detach {path.name}")
+    return 0

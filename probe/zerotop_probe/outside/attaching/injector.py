@@ -34,7 +34,7 @@ _MMAP = 9
 _ERRORS_FROM = 2**64 - 4095
 # How long a thread may take to stop, and our call to return. A call that waits longer waits for a lock that the
 # interrupted thread itself holds: it is given up, and the thread goes on.
-_STOP_S, _CALL_S = 1.0, 0.2
+_STOP_S, _CALL_S = 1.0, 2.0
 
 
 class State(enum.IntEnum):
@@ -62,7 +62,7 @@ class Planted(NamedTuple):
 
 
 def plant(target: Target, text: str) -> Planted:
-    """Gives ``text`` to the main thread of ``target``. Raises CannotEnter, and nothing has changed then."""
+    """Gives ``text`` to the main thread of ``target``. Raises CannotEnter; it will not be executed then."""
     began_s = time.monotonic()
     code = text.encode() + b"\0"
     size = -(-(_TEXT + len(code) + _STACK) // _PAGE) * _PAGE

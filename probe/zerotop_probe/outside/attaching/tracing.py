@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import math
 import os
 import signal
 import time
@@ -123,22 +124,31 @@ class Held:
         return self._execute(_CONT, registers, patience_s)
 
     def _execute(self, request: int, registers: Registers, patience_s: float) -> Registers:
-        deadline_s = time.monotonic() + patience_s
         self._set_registers(registers)
         _ptrace(request, self.pid)
-        try:
-            status = self._wait(deadline_s)
-            while status >> 16 == _EVENT_STOP:  # the job was stopped meanwhile: that waits until we have left
-                _ptrace(request, self.pid)
-                status = self._wait(deadline_s)
-        except DidNotStop:
-            _ptrace(_INTERRUPT, self.pid)
-            self._await_interrupt(time.monotonic() + patience_s)
-            raise
+        status = self._await_trap(request, time.monotonic() + patience_s)
         number = os.WSTOPSIG(status)
         if number != signal.SIGTRAP:
             raise ChildProcessError(f"Process {self.pid} came to signal {number} in a call of ours")
         return self._read_registers()
+
+    def _await_trap(self, request: int, deadline_s: float) -> int:
+        """The stop that ends a call of ours. It may be late: a busy machine does not let the thread run for a while."""
+        interrupted = False
+        while True:
+            try:
+                status = self._wait(deadline_s)
+            except DidNotStop:
+                _ptrace(_INTERRUPT, self.pid)
+                # From now on without end: going away would leave the thread in the middle of our call.
+                interrupted, deadline_s = True, math.inf
+                continue
+            if status >> 16 != _EVENT_STOP:
+                return status
+            if interrupted:
+                raise DidNotStop(f"Process {self.pid} does not come back from a call of ours")
+            # The whole job was stopped meanwhile: that waits until we have left.
+            _ptrace(request, self.pid)
 
     def release(self) -> None:
         """Puts registers and signals back as they were, and lets the thread go on."""

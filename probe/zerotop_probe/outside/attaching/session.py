@@ -1,0 +1,87 @@
+"""Recording a job that somebody else has started: what its session says of that, and of the ranks it could not enter."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from zerotop_probe.outside import control
+from zerotop_probe.outside.attaching.enter import Entry, enter, leave
+from zerotop_probe.outside.attaching.jobs import FoundJob
+from zerotop_probe.outside.proc import Process
+from zerotop_probe.recording import directory, events, redact
+from zerotop_probe.recording.writer import EventWriter, Identity
+
+_MISSING = (
+    "Attached to a job that had been running for {age}: what was before is not recorded, nor what it prints; phases, steps "
+    "and PyTorch's memory are seen in ranks that the probe has entered"
+)
+
+
+def begin(job: FoundJob, path: str | None = None) -> str:
+    """Makes a session for a running job; nothing records to it yet. Raises OSError."""
+    session = directory.create(
+        job.command,
+        path=path,
+        launcher=job.launcher,
+        working_directory=job.working_directory,
+        attached={"pid": job.root.pid, "start": job.root.start, "age_s": job.age_s},
+    )
+    note_attached(session, job)
+    return session
+
+
+def note_attached(session: str, job: FoundJob) -> None:
+    """Records that the job is recorded from now on, and what is missing."""
+    _write(
+        session,
+        events.ATTACHED,
+        pid=job.root.pid,
+        start=job.root.start,
+        command=redact.command(job.command),
+        launcher=job.launcher,
+        age_s=job.age_s,
+        ranks=[{"rank": rank.rank, "pid": rank.process.pid, "start": rank.process.start} for rank in job.ranks],
+        text=f"{_MISSING.format(age=age(job.age_s))}.",
+    )
+
+
+def enter_ranks(session: str, ranks: Sequence[tuple[int | None, Process]]) -> list[Entry]:
+    """Enters these ranks; records of each that has not been entered why. See :func:`enter.enter`."""
+    numbers = {process: number for number, process in ranks}
+    entries = enter(numbers, session)
+    for entry in entries:
+        if entry.why_not:
+            _write(
+                session, events.NOT_ENTERED, rank=numbers[entry.process], pid=entry.process.pid, why=entry.why_not,
+                pending=entry.pending,
+            )  # fmt: skip
+    return entries
+
+
+def end(session: str) -> list[Entry]:
+    """Has the probe taken out of all ranks, and ends the recording if the job was attached to. The job goes on."""
+    facts = control.read_facts(session)
+    entries = leave(_living(facts.ranks), session)
+    if facts.attached:
+        control.end_recording(session)
+        _write(session, events.DETACHED)
+    return entries
+
+
+def _living(processes: Iterable[Process]) -> list[Process]:
+    return [process for process in dict.fromkeys(processes) if process.alive()]
+
+
+def _write(session: str, event: str, **facts: object) -> None:
+    writer = EventWriter(session, Identity.of_this_process("control"))
+    writer.write(time.monotonic_ns(), event, **facts)
+    writer.close()
+
+
+def age(seconds: float) -> str:
+    """For example "9 h 12 min", "40 s"."""
+    minutes = int(seconds) // 60
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min" if minutes else f"{seconds:.0f} s"

@@ -1,0 +1,104 @@
+"""The jobs of this node as ``zerotop attach`` lists them, and the recordings that they have already."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from zerotop.commands.sessions import is_live
+from zerotop.session import catalog
+from zerotop.session.reader import Session, SessionError
+from zerotop_probe.outside import control
+from zerotop_probe.outside.attaching import gpus
+from zerotop_probe.outside.attaching.jobs import FoundJob, find_jobs, zero_stage
+from zerotop_probe.outside.attaching.session import age
+from zerotop_probe.recording import redact
+
+
+def recording_of(job: FoundJob) -> Path | None:
+    """The session that records this job now, or could go on to: by the ranks' environment, or by what attached to it."""
+    if job.session and (Path(job.session) / "session.json").is_file():
+        return Path(job.session)
+    processes = {job.root, *(rank.process for rank in job.ranks)}
+    for path in catalog.listing():
+        if path.is_dir():
+            facts = control.read_facts(str(path))
+            if facts.job in processes and not facts.ended and not facts.detached:
+                return path
+    return None
+
+
+def print_jobs(*, as_json: bool) -> int:
+    """Prints this node's jobs, the youngest first. Returns 0."""
+    used = gpus.by_process()
+    rows = [_describe(job, used) for job in find_jobs()] + _others()
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return 0
+    if not rows:
+        print("No DeepSpeed, torchrun or accelerate job runs here. zerotop attach PID takes any Python process.")
+        return 0
+    print(f"{'PID':>8}  {'LAUNCHER':<10}  {'RANKS':<7}  {'GPUS':<7}  {'AGE':>10}  {'ZERO':<4}  {'SESSION':<24}  SCRIPT")
+    for row in rows:
+        print(_line(row))
+    print("\nzerotop attach PID watches one from outside; with --enter the probe goes into its ranks.")
+    return 0
+
+
+def _describe(job: FoundJob, used: dict[int, list[int]]) -> dict[str, Any]:
+    session = recording_of(job)
+    return {
+        "pid": job.root.pid,
+        "launcher": job.launcher,
+        "ranks": [{"rank": rank.rank, "pid": rank.process.pid} for rank in job.ranks],
+        "gpus": _gpus(job, used),
+        "age_s": round(job.age_s, 1),
+        "script": job.script,
+        "command": redact.command(job.command),
+        "zero_stage": zero_stage(job),
+        "session": None if session is None else session.name,
+    }
+
+
+def _others() -> list[dict[str, Any]]:
+    """Live recordings of jobs that no launcher numbered, a plain ``python train.py`` say."""
+    shown = {recording_of(job) for job in find_jobs()}
+    rows = []
+    for path in catalog.listing():
+        try:
+            session = Session.open(path)
+        except SessionError:
+            continue
+        if path in shown or not is_live(session):
+            continue
+        facts = control.read_facts(str(path))
+        if facts.job is None or not facts.job.alive():
+            continue
+        command = [str(word) for word in session.info.get("command") or ()]
+        script = next((word for word in command if word.endswith(".py")), "")
+        blank: dict[str, Any] = {"launcher": "python", "ranks": [], "gpus": [], "age_s": None, "zero_stage": None}
+        rows.append({"pid": facts.job.pid, **blank, "script": script, "command": command, "session": path.name})
+    return rows
+
+
+def _gpus(job: FoundJob, used: dict[int, list[int]]) -> list[str]:
+    by_nvml = sorted({index for rank in job.ranks for index in used.get(rank.process.pid, ())})
+    if by_nvml or not used:
+        return [str(index) for index in by_nvml]
+    meant = (gpus.told(rank.environment) for rank in job.ranks)
+    return sorted({name for name in meant if name is not None})
+
+
+def _line(row: dict[str, Any]) -> str:
+    ranks = [str(rank["rank"]) for rank in row["ranks"] if rank["rank"] is not None]
+    shown = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else "".join(ranks) or "-"
+    stage = "-" if row["zero_stage"] is None else str(row["zero_stage"])
+    seconds = "-" if row["age_s"] is None else age(row["age_s"])
+    script = row["script"] or shlex.join(row["command"])
+    text = (
+        f"{row['pid']:>8}  {row['launcher']:<10}  {shown:<7}  {','.join(row['gpus']) or '-':<7}  {seconds:>10}  {stage:<4}  "
+        f"{row['session'] or '-':<24}  {script}"
+    )
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
