@@ -39,6 +39,7 @@ def test_wheel_holds_both_packages_whole_and_nothing_else(wheel: Path, root: Pat
     assert {
         "zerotop/py.typed",
         "zerotop/demo/finetune.py",
+        "zerotop/demo/story.zerotop",
         "zerotop/demo/ds_configs/zero2_offload_optimizer_bf16.json",
         "zerotop_probe/py.typed",
         "zerotop_probe/bootstrap/sitecustomize.py",

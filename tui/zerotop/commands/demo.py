@@ -16,8 +16,9 @@ from zerotop.commands.builds import extensions_folder, remove_stale_locks
 from zerotop.commands.launching import new_session
 from zerotop.commands.problems import Problem
 from zerotop.commands.run import has_terminal
-from zerotop.demo import SCRIPT, config_path
+from zerotop.demo import RECORDING, SCRIPT, config_path
 from zerotop_probe.outside import agent
+from zerotop_probe.recording import events
 
 _NEEDED = ("torch", "deepspeed", "transformers", "datasets", "accelerate")
 _CONFIG = "zero2_offload_optimizer_bf16"
@@ -27,7 +28,9 @@ _BUILD_NOTE = "If DeepSpeed has not yet compiled its CPU optimizer on this machi
 
 
 def demo(options: argparse.Namespace) -> int:
-    """Returns the job's exit code."""
+    """Returns the job's exit code; 0 after a recorded one."""
+    if options.recorded:
+        return _show_recorded()
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise Problem(f"The demo trains, and needs {', '.join(missing)}: pip install 'zerotop[train]'")
@@ -46,6 +49,25 @@ def demo(options: argparse.Namespace) -> int:
     from zerotop.commands.screen import watch_job
 
     return watch_job(session)
+
+
+def _show_recorded() -> int:
+    """Replays the recording that is shipped, from where its model is ready; without a terminal, says what was measured."""
+    from zerotop.session.reader import Session
+
+    session = Session.open(RECORDING)
+    if not has_terminal():
+        from zerotop.analysis.summary import summary
+
+        print(summary(session))
+        return 0
+    from zerotop.analysis.source import RecordingSource
+    from zerotop.ui.app import ZerotopApp
+
+    ready_ns = min(event.unix_ns for event in session.events if event.name == events.ENGINE)
+    app = ZerotopApp(RecordingSource(session), title=session.name, play_from_ns=ready_ns)
+    app.run()
+    return app.return_code or 0
 
 
 def command_line(steps: int, gpus: int) -> list[str]:

@@ -1,0 +1,119 @@
+"""Real recordings of H200s, packed: what is said of them is what their own output says, and holds at every cursor."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+import recordings
+from zerotop.analysis.export import TABLES, export
+from zerotop.analysis.source import RecordingSource
+from zerotop.analysis.summary import summary
+from zerotop.analysis.view import LiveView
+from zerotop.cli import main
+from zerotop.session.reader import Session
+
+NAMES = recordings.names()
+# What the jobs were asked for: (steps that were done, of them skipped, exit code).
+EXPECTED = {
+    "story": (14, 10, 0),
+    "x4-z3": (16, 0, 0),
+    "z2": (24, 0, 0),
+    "z2-expandable": (16, 0, 0),
+    "z2-fp16": (24, 11, 0),
+    "z2-offload": (24, 0, 0),
+    "z2-oom": (4, 0, 1),
+    "z3-offload-all": (14, 0, 0),
+}
+PRIVATE = re.compile(rb"/(?:root|opt|work|Users)\b|/home/(?!user\b)|(?i:password|secret|api_?key|hf_[a-z0-9]{20})")
+
+
+def cursors(session: Session, count: int = 12) -> list[int]:
+    """Moments evenly through a recording, its end the last."""
+    whole = session.last_written_ns - session.begin_ns
+    return [session.begin_ns + whole * place // count for place in range(1, count + 1)]
+
+
+def output(session: Session) -> str:
+    return session.output_tail(session.last_written_ns, 1 << 20).decode()
+
+
+def test_there_are_all() -> None:
+    assert set(NAMES) == set(EXPECTED)
+    assert sum(recordings.packed(name).stat().st_size for name in NAMES) < 1_000_000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_private_lies_inside(name: str, tmp_path: Path) -> None:
+    for file in recordings.as_directory(name, tmp_path).iterdir():
+        assert not PRIVATE.search(file.read_bytes()), file.name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_are_those_of_the_output(name: str) -> None:
+    session = recordings.recording(name)
+    assert (session.damaged_files, session.damaged_lines) == (0, 0)
+    steps, skipped, code = EXPECTED[name]
+    view = RecordingSource(session).view(None)
+    said = output(session)
+    losses = re.findall(r"'loss': '([^']+)', 'grad_norm': '([^']+)'", said)
+    assert len(losses) == len(view.iterations.step) == steps
+    assert view.iterations.skipped.sum() == sum(norm in ("inf", "nan") for _, norm in losses) == skipped
+    assert view.job.exit_code == code
+    assert f"{steps} steps, {skipped} skipped" in summary(session)
+    if code == 0:
+        assert f"after {steps} steps" in said
+        (seconds,) = re.findall(r"'train_runtime': '([\d.]+)'", said)
+        # The rest is the Trainer's own: evaluation, the last logs.
+        assert 0 < view.iterations.iteration_s.sum() <= float(seconds) * 1.02
+
+
+def sane(view: LiveView) -> None:
+    for gpu in view.gpus:
+        allocated, reserved = gpu.allocated_bytes or 0, gpu.reserved_bytes or 0
+        assert 0 <= allocated <= reserved
+        assert 0 < gpu.used_bytes <= gpu.total_bytes
+        assert reserved <= gpu.total_bytes
+    for rank in view.ranks:
+        assert rank.rss_bytes <= rank.rss_peak_bytes
+    for host in view.hosts:
+        assert sum(rank.cores_used for rank in view.ranks) <= host.cores * 1.1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_view_at_any_cursor(name: str, tmp_path: Path) -> None:
+    """The packed one shows what the directory does; what has been reached is never less later."""
+    packed = recordings.recording(name)
+    here, there = RecordingSource(packed), RecordingSource(Session.open(recordings.as_directory(name, tmp_path)))
+    done, peaks = 0, dict[int, int]()
+    for cursor in cursors(packed):
+        view = here.view(cursor)
+        assert repr(view) == repr(there.view(cursor))
+        sane(view)
+        assert len(view.iterations.step) >= done
+        done = len(view.iterations.step)
+        for rank in view.ranks:
+            assert rank.rss_peak_bytes >= peaks.get(rank.pid, 0)
+            peaks[rank.pid] = rank.rss_peak_bytes
+    assert done == EXPECTED[name][0]
+    assert max(peaks.values()) > 1 << 30
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_exports(name: str) -> None:
+    session = recordings.recording(name)
+    for table in TABLES:
+        stream = io.BytesIO()
+        rows = export(session, table, "csv", stream)
+        assert len(list(csv.DictReader(io.StringIO(stream.getvalue().decode())))) == rows > 0
+
+
+def test_the_recorded_demo_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--recorded"]) == 0
+    said = capsys.readouterr().out
+    assert "LlamaForCausalLM: 8030.3 M parameters, ZeRO-2, optimizer on cpu, fp16" in said
+    assert "14 steps, 10 skipped" in said
