@@ -1,4 +1,4 @@
-"""What is said of the real recordings, and when. The labels were set by hand: the reasons stand beside them."""
+"""What is said of the real recordings, and when. The labels were set by hand: recordings/labels.json has the reasons."""
 
 from pathlib import Path
 
@@ -8,51 +8,7 @@ import recorded
 from zerotop.analysis.annotations import Annotation, Annotator, annotations
 from zerotop.session.reader import Session
 
-GIB = 1024**3
-
-# (finding, step in which it begins) that each recording must have, and nothing else.
-LABELS: dict[str, set[tuple[str, int | None]]] = {
-    # ZeRO-2, optimizer on the GPU. Adam's state (8 bytes a parameter) appears in step 0; the first evaluation, twice the
-    # batch, before step 8 takes 4.6 GiB more and keeps them. The second evaluation takes nothing more: nothing is said.
-    # In all of these backward peaks 5 % above forward, from the first real step but one on.
-    "z2": {("first_real_step", 0), ("peak_owner", 1), ("validation_jump", 8)},
-    # As z2, with expandable segments: evaluation takes half as much more.
-    "z2-expandable": {("first_real_step", 0), ("peak_owner", 1), ("validation_jump", 8)},
-    # The optimizer on the CPU: 0.14 to 0.18 s of each iteration of 0.32 s.
-    "z2-offload": {("first_real_step", 0), ("peak_owner", 1), ("double_spike", 1), ("validation_jump", 8)},
-    # Stage 3: the evaluation came one step earlier.
-    "z3-offload-all": {("first_real_step", 0), ("peak_owner", 1), ("double_spike", 1), ("validation_jump", 7)},
-    # Loss scale 2^26: steps 0 to 9 are skipped, step 10 is real (11 is skipped once more). No evaluation.
-    # From step 12 on iterations take 0.148 s instead of 0.129: an update of 15 ms.
-    "z2-fp16": {
-        ("steps_skipped", 0),
-        ("first_real_step", 10),
-        ("skipping_ended", 10),
-        ("iteration_shift", 12),
-        ("peak_owner", 12),
-    },
-    # 137 of 140 GiB in step 0, where the allocator gives its cache back once. Evaluation with four times the batch before
-    # step 4 runs out of memory.
-    "z2-oom": {("allocator_retries", 0), ("first_real_step", 0), ("peak_owner", 1), ("out_of_memory", 4)},
-    # Four ranks on 64 cores, each with an optimizer of as many threads as there are cores: 15 run, 43 wait.
-    "x4-z3": {
-        ("first_real_step", 0),
-        ("crowded_cores", 0),
-        ("double_spike", 1),
-        ("peak_owner", 1),
-        ("validation_jump", 8),
-    },
-    # Ten steps skipped, then 0.88 s become 2.7 s. Evaluation before step 10 fits in what training holds.
-    "story": {
-        ("steps_skipped", 0),
-        ("first_real_step", 10),
-        ("skipping_ended", 10),
-        ("iteration_shift", 10),
-        ("crowded_cores", 10),
-        ("double_spike", 11),
-        ("peak_owner", 11),
-    },
-}
+LABELS = recorded.labels()
 
 
 @pytest.fixture(scope="module")
@@ -261,6 +217,36 @@ def test_the_allocator_s_retry_before_the_edge(found: dict[str, tuple[Annotation
     assert retry.evidence["retries"] == 1
     assert retry.evidence["reserved_peak_bytes"] == 147_494_797_312
     assert "expandable_segments:True" in retry.advice
+
+
+# --- what was staged -----------------------------------------------------------------------------------------------------
+
+
+def test_whose_data_is_late(found: dict[str, tuple[Annotation, ...]]) -> None:
+    assert of(found["cpu-stall"], "data_stall").ranks == (0, 1)
+    assert of(found["cpu-stall"], "data_stall").evidence["data_s"] == pytest.approx(0.1, abs=0.005)
+    assert of(found["cpu-straggler"], "straggler").ranks == (1,)
+    assert of(found["cpu-straggler"], "straggler").evidence["late_s"] == pytest.approx(0.06, abs=0.005)
+
+
+def test_which_rank_hangs_or_is_dead(found: dict[str, tuple[Annotation, ...]]) -> None:
+    hung = of(found["cpu-hang"], "hung_ranks")
+    assert hung.ranks == (1,)
+    assert hung.known_ns - hung.begin_ns == 30 * 10**9
+    assert "the others are in backward" in hung.sentence
+    assert of(found["cpu-dead"], "dead_rank").ranks == (1,)
+
+
+def test_what_grows_and_by_how_much(found: dict[str, tuple[Annotation, ...]]) -> None:
+    assert of(found["gpu-leak"], "memory_creep").evidence["bytes_per_step"] == 32 << 20
+    step = of(found["gpu-long"], "memory_step")
+    assert (step.evidence["tokens_before"], step.evidence["tokens_after"]) == (4096, 8192)
+    assert "8192 tokens instead of 4096" in of(found["gpu-long"], "iteration_shift").sentence
+
+
+def test_memory_that_was_in_use_before(found: dict[str, tuple[Annotation, ...]]) -> None:
+    """20 GiB, a context of 0.5, and what the driver keeps."""
+    assert of(found["gpu-others"], "others_on_gpu").evidence["used_bytes"] == pytest.approx(20.8 * 2**30, rel=0.03)
 
 
 # --- bad input -----------------------------------------------------------------------------------------------------------

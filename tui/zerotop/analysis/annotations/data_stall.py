@@ -49,8 +49,7 @@ def _annotation(group: Group, last: int, process: Process, known_ns: int) -> Ann
         severity=Severity.WARNING,
         confidence=0.95,
         sentence=(
-            f"From step {step} on {who} {seconds(waits)} of each {seconds(lasts)} ({percent(waits / lasts)}) for data,"
-            " and the GPU with it."
+            f"From step {step} on {who} {seconds(waits)} of each {seconds(lasts)} ({percent(waits / lasts)}) for data."
         ),
         advice="Raise Trainer's dataloader_num_workers, or tokenize before training with Dataset.map(...).",
         evidence=evidence,

@@ -20,8 +20,8 @@ def detect(facts: Facts) -> Iterator[Annotation]:
 
 
 def _gone(facts: Facts, process: Process) -> Event | None:
-    """When a sampler found the process gone; None where it said goodbye before, or is there."""
-    if process.events("goodbye"):
+    """When a sampler found the process gone; None where it is there, said goodbye, or nothing of it is known."""
+    if process.events("goodbye") or not process.events("hello"):
         return None
     return next(
         (

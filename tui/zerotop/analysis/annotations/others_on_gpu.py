@@ -17,7 +17,7 @@ def detect(facts: Facts) -> Iterator[Annotation]:
     seen: set[tuple[str, int]] = set()
     for process in facts.processes:
         key = process.gpu
-        if key is None or key in seen or not len(process.gpu_samples):
+        if key is None or key in seen or not len(process.gpu_samples) or not len(process.allocator):
             continue
         seen.add(key)
         born = [other.source.born_ns for other in facts.processes if other.source.host == key[0]]
@@ -35,7 +35,7 @@ def _of_gpu(process: Process, key: tuple[str, int], born_ns: int) -> Annotation 
         return None
     used, total = int(first["used_bytes"]), int(first["total_bytes"])
     # Which GPU is a rank's is known from its allocator's first record.
-    known_ns = int(process.allocator.times[0])
+    known_ns = max(int(process.allocator.times[0]), process.source.born_ns)
     pids = _holders(process, key, known_ns)
     return Annotation(
         name="others_on_gpu",
