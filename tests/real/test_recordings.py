@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import recordings
+from programs import on_terminal
 from zerotop.analysis.export import TABLES, export
 from zerotop.analysis.source import RecordingSource
 from zerotop.analysis.summary import summary
@@ -117,3 +118,15 @@ def test_the_recorded_demo_without_a_terminal(capsys: pytest.CaptureFixture[str]
     said = capsys.readouterr().out
     assert "LlamaForCausalLM: 8030.3 M parameters, ZeRO-2, optimizer on cpu, fp16" in said
     assert "14 steps, 10 skipped" in said
+
+
+def test_the_recorded_demo_plays_on_a_terminal(tmp_path: Path) -> None:
+    """From where the model is ready on, by itself."""
+    terminal = on_terminal(tmp_path, "demo", "--recorded", rows=40, columns=120)
+    try:
+        terminal.wait_for("story")
+        terminal.wait_for("skipped")
+        terminal.type("q")
+        assert terminal.exit_code() == 0
+    finally:
+        terminal.close()
