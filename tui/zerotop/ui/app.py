@@ -20,7 +20,7 @@ from zerotop.ui.screens.dialog import Page
 from zerotop.ui.screens.go_to import GoToDialog, Place
 from zerotop.ui.screens.leave import LeaveDialog
 from zerotop.ui.screens.live import LiveScreen
-from zerotop.ui.screens.pages import help_text, job_text
+from zerotop.ui.screens.pages import help_page, job_text
 from zerotop.ui.theme import DARK, DARK_NAME, LIGHT, LIGHT_NAME
 from zerotop.ui.viewer import Viewer
 from zerotop.ui.widgets.panels import Keys, Output, Transport
@@ -192,7 +192,7 @@ class ZerotopApp(App[Leaving]):
     def action_help(self) -> None:
         bindings = [binding for _, binding, _, _ in self._live_screen.active_bindings.values()]
         known = [binding for binding in bindings if binding.id and binding.tooltip]
-        self.push_screen(Page("Help", help_text(known, self.glyphs), self.glyphs))
+        self.push_screen(Page("Help", help_page(known, self.glyphs), self.glyphs))
 
     def action_switch_theme(self) -> None:
         self.theme = LIGHT_NAME if self.theme == DARK_NAME else DARK_NAME

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar, TypeVar
 
+from rich.console import RenderableType
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -60,10 +61,10 @@ class Page(Dialog[None]):
         Binding("q,question_mark,i,enter", "close", "Close", id="page.close", tooltip="Back to the live screen"),
     ]
 
-    def __init__(self, title: str, text: Text, glyphs: Glyphs) -> None:
+    def __init__(self, title: str, content: RenderableType, glyphs: Glyphs) -> None:
         super().__init__(title, glyphs, page=True)
-        self.text = text
+        self.content = content
 
     def contents(self) -> ComposeResult:
         with VerticalScroll():
-            yield Static(self.text, id="text", markup=False)
+            yield Static(self.content, id="text", markup=False)

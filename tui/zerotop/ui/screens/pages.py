@@ -5,6 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 from textual.binding import Binding
 
@@ -15,6 +18,7 @@ from zerotop.ui.drawing.text import literal
 from zerotop.ui.format import GIB
 from zerotop.ui.screens.terms import TERMS
 
+_INDENT, _INDENT_MORE = (0, 0, 0, 2), (0, 0, 1, 4)
 _KEY_WORDS = {
     "question_mark": "?",
     "less_than_sign": "<",
@@ -34,21 +38,30 @@ def key_text(key: str) -> str:
     return " ".join(_KEY_WORDS.get(part, part) for part in key.split(","))
 
 
-def help_text(bindings: Iterable[Binding], glyphs: Glyphs) -> Text:
+def help_page(bindings: Iterable[Binding], glyphs: Glyphs) -> Group:
     """Keys, then terms."""
-    text = Text()
-    text.append("Keys\n\n", "bold")
+    keys = Table.grid(padding=(0, 3))
+    keys.add_column(no_wrap=True, style="bold")
+    keys.add_column()
+    for names, meaning in _keys(bindings):
+        keys.add_row(Text("  ".join(names)), Text(glyphs.plain(meaning)))
+    parts: list[RenderableType] = [_heading("Keys"), Padding(keys, _INDENT), _heading("\nWords of this screen")]
+    for term, meaning in TERMS:
+        parts.append(Padding(Text(glyphs.plain(term), "bold"), _INDENT))
+        parts.append(Padding(Text(glyphs.plain(meaning.replace("\n", " "))), _INDENT_MORE))
+    return Group(*parts)
+
+
+def _heading(text: str) -> Text:
+    return Text(f"{text}\n", "bold")
+
+
+def _keys(bindings: Iterable[Binding]) -> list[tuple[list[str], str]]:
+    """(keys, what they do), a row for each action."""
     rows: dict[str, tuple[list[str], Binding]] = {}
     for binding in bindings:
         rows.setdefault(binding.action, ([], binding))[0].append(key_text(binding.key))
-    for keys, binding in rows.values():
-        text.append(f"  {'  '.join(keys):<24}", "bold")
-        text.append(f" {glyphs.plain(binding.tooltip or binding.description)}\n")
-    text.append("\nWords of this screen\n", "bold")
-    for term, meaning in TERMS:
-        text.append(f"\n  {glyphs.plain(term)}\n", "bold")
-        text.append("".join(f"    {line}\n" for line in glyphs.plain(meaning).split("\n")))
-    return text
+    return [(keys, binding.tooltip or binding.description) for keys, binding in rows.values()]
 
 
 def job_text(view: LiveView, glyphs: Glyphs) -> Text:

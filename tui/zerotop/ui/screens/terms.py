@@ -44,7 +44,17 @@ TERMS: tuple[tuple[str, str], ...] = (
     (
         "cores, busy, wait",
         "Processor time per wall time; threads that ran at least half of the time;\n"
-        "and threads ready to run without a core. The bar is the rank's fair share of the host's cores.",
+        "and threads ready to run without a core.",
+    ),
+    (
+        "last 24 s",
+        "The figure beside it over the last while: a column for each half second, the newest at the right.\n"
+        "A rank's has the colours of its phases, and is full at its fair share of the host's cores.",
+    ),
+    (
+        "26 s ago, now",
+        "Memory over the last while: of the GPU that holds the most, or of all ranks on the host.\n"
+        "Colours are those of the bars above; of a half second the highest sample is shown.",
     ),
     (
         "now, for s",
