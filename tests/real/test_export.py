@@ -13,6 +13,7 @@ import pytest
 
 from config_runs import RUNS
 from real_jobs import RANKS, Run
+from zerotop.analysis import annotations
 from zerotop.analysis.export import FORMATS, TABLES
 from zerotop.session.reader import Session
 
@@ -65,6 +66,8 @@ def test_all_formats_say_the_same(session: Path, exported: dict[tuple[str, str],
     recording = Session.open(session)
     if table == "events":
         assert whole.height == len(recording.events) > 0
+    elif table == "annotations":
+        assert whole.height == len(annotations.annotations(recording, recording.end_ns)) > 0
     elif table != "steps":
         assert whole.height == sum(len(source.array) for source in recording.sources[table])
 

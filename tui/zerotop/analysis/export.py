@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from zerotop.session.reader import Session
 
 TABLES = (
-    *("steps", "spans", "gpus", "processes", "threads", "allocator", "events"),
+    *("steps", "spans", "gpus", "processes", "threads", "allocator", "events", "annotations"),
     *("device_times", "gpu_processes", "hosts", "probe"),
 )
 FORMATS = ("csv", "parquet", "jsonl")

@@ -15,6 +15,8 @@ import numpy as np
 import polars
 from numpy.typing import NDArray
 
+from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.annotations import annotations as annotations_of
 from zerotop.analysis.steps import STEP_DTYPE, steps_of_ranks
 from zerotop.session.reader import Event, Session
 from zerotop_probe.recording import tables
@@ -37,6 +39,21 @@ _EVENTS = {
     "facts": polars.String,
 }
 
+_ANNOTATIONS = {
+    "known_unix_ns": polars.Int64,
+    "begin_unix_ns": polars.Int64,
+    "end_unix_ns": polars.Int64,
+    "step": polars.Int64,
+    "annotation": polars.String,
+    "severity": polars.String,
+    "confidence_percent": polars.Float64,
+    "ranks": polars.String,
+    "sentence": polars.String,
+    "advice": polars.String,
+    "evidence": polars.String,
+}
+
+
 class Writer(NamedTuple):
     """What is the same in all records of one file."""
 
@@ -50,11 +67,13 @@ Rows = NDArray[Any]
 
 
 def frames(session: Session, table: str, text: Text) -> Iterator[polars.DataFrame]:
-    """``steps``, ``events`` or a table of records; at least one frame, so that an empty table still has its columns.
+    """``steps``, ``events``, ``annotations`` or a table of records; at least one frame: an empty table has columns too.
 
     ``text`` makes what is safe to write of every text.
     """
-    if table == "events":
+    if table == "annotations":
+        yield _annotations(annotations_of(session, session.end_ns), text)
+    elif table == "events":
         yield from (_events(batch, text) for batch in _batches(session.events))
     elif table == "steps":
         yield _steps(np.empty(0, STEP_DTYPE))
@@ -144,6 +163,23 @@ def _events(events: Sequence[Event], text: Text) -> polars.DataFrame:
         "facts": [text(_json(event.facts)) for event in events],
     }
     return polars.DataFrame(columns, schema=_EVENTS)
+
+
+def _annotations(found: Sequence[Annotation], text: Text) -> polars.DataFrame:
+    columns = {
+        "known_unix_ns": [finding.known_ns for finding in found],
+        "begin_unix_ns": [finding.begin_ns for finding in found],
+        "end_unix_ns": [finding.end_ns for finding in found],
+        "step": [finding.step for finding in found],
+        "annotation": [finding.name for finding in found],
+        "severity": [finding.severity.value for finding in found],
+        "confidence_percent": [100 * finding.confidence for finding in found],
+        "ranks": [" ".join(str(rank) for rank in finding.ranks) for finding in found],
+        "sentence": [text(_sound(finding.sentence)) for finding in found],
+        "advice": [text(_sound(finding.advice)) for finding in found],
+        "evidence": [text(_json(dict(finding.evidence))) for finding in found],
+    }
+    return polars.DataFrame(columns, schema=_ANNOTATIONS)
 
 
 def _sound(value: str | bytes) -> str:

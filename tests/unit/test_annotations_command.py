@@ -1,0 +1,72 @@
+"""``zerotop annotations``, the exported table, and finding detectors."""
+
+import importlib
+import json
+import shutil
+from pathlib import Path
+
+import polars
+import pytest
+
+import recorded
+from zerotop import cli
+from zerotop.analysis import annotations as room
+from zerotop.session.reader import Session
+
+
+def test_the_list_has_time_step_name_sentence_and_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = recorded.unpack("story", tmp_path)
+    assert cli.main(["annotations", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "     65.7 s  step 11  double_spike  (warning)" in lines
+    at = lines.index("     65.7 s  step 11  double_spike  (warning)")
+    assert lines[at + 1].startswith("    In each iteration of 2.67 s the GPU computes nothing for 1.80 s (67 %)")
+    assert any(line.startswith("    -> Set ") for line in lines[at:])
+    assert max(len(line) for line in lines) <= 100
+
+
+def test_json_is_the_same_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = recorded.unpack("z2-oom", tmp_path)
+    assert cli.main(["annotations", str(path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    session = Session.open(path)
+    found = room.annotations(session, session.end_ns)
+    assert [(one["name"], one["known_ns"], one["sentence"]) for one in told] == [
+        (finding.name, finding.known_ns, finding.sentence) for finding in found
+    ]
+    assert told[-1]["severity"] == "error"
+    assert told[-1]["evidence"]["requested_bytes"] == 99_572_776_960
+
+
+def test_nothing_to_say_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = recorded.unpack("cpu-clean", tmp_path)
+    for table in path.glob("*rank*"):
+        table.unlink()
+    assert cli.main(["annotations", str(path)]) == 0
+    assert capsys.readouterr().out == "There is nothing to remark on in this recording.\n"
+
+
+def test_a_session_that_is_not_there_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["annotations", str(tmp_path / "none")]) == 1
+    assert capsys.readouterr().err.startswith("zerotop: ")
+
+
+def test_the_exported_table(tmp_path: Path) -> None:
+    path, output = recorded.unpack("story", tmp_path), tmp_path / "annotations.csv"
+    assert cli.main(["export", str(path), "--table", "annotations", "-o", str(output)]) == 0
+    frame = polars.read_csv(output)
+    session = Session.open(path)
+    found = room.annotations(session, session.end_ns)
+    assert frame["annotation"].to_list() == [finding.name for finding in found]
+    assert frame["sentence"].to_list() == [finding.sentence for finding in found]
+    assert json.loads(frame["evidence"][-1]).keys() == found[-1].evidence.keys()
+
+
+def test_a_detector_is_found_by_its_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(room.detectors())
+    assert {"double_spike", "validation_jump", "first_real_step", "out_of_memory"} <= before
+    (tmp_path / "made_up_detector.py").write_text("def detect(facts):\n    return []\n")
+    monkeypatch.setattr(room, "__path__", [*room.__path__, str(tmp_path)])
+    importlib.invalidate_caches()
+    assert set(room.detectors()) == before | {"made_up_detector"}
+    shutil.rmtree(tmp_path)

@@ -1,0 +1,49 @@
+"""Changes of level in series made by hand: noise is none, and nothing that comes later changes what was said."""
+
+import numpy as np
+import pytest
+
+from zerotop.analysis.annotations.steady import shifts
+
+
+def noisy(levels: list[tuple[int, float]], noise: float, seed: int = 1) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """So many values around each level."""
+    generator = np.random.default_rng(seed)
+    return np.concatenate([level * (1 + noise * generator.standard_normal(count)) for count, level in levels])
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01, 0.03, 0.1])
+def test_noise_alone_is_no_shift(noise: float) -> None:
+    assert list(shifts(noisy([(5000, 1.0)], noise))) == []
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01, 0.03])
+@pytest.mark.parametrize("after", [0.7, 1.3, 3.0])
+@pytest.mark.parametrize("begin", [12, 60, 9000])
+def test_a_level_that_changes_is_found_where_it_does(noise: float, after: float, begin: int) -> None:
+    (shift,) = shifts(noisy([(begin, 1.0), (50, after)], noise))
+    assert shift.first == begin
+    assert shift.last == begin + 3
+
+
+def test_single_slow_steps_are_none() -> None:
+    values = noisy([(200, 1.0)], 0.01)
+    values[[0, 30, 31, 80, 81, 82, 150]] = 4.0
+    assert list(shifts(values)) == []
+
+
+def test_there_and_back_are_two() -> None:
+    assert [shift.first for shift in shifts(noisy([(30, 1.0), (30, 2.0), (30, 1.0)], 0.02))] == [30, 60]
+
+
+def test_what_comes_later_changes_nothing() -> None:
+    values = noisy([(30, 1.0), (40, 1.5), (30, 1.0), (3, 3.0), (40, 0.8)], 0.03)
+    whole = list(shifts(values))
+    assert len(whole) >= 3
+    for count in range(len(values) + 1):
+        assert list(shifts(values[:count])) == [shift for shift in whole if shift.last < count]
+
+
+def test_too_few_values_say_nothing() -> None:
+    for count in range(9):
+        assert list(shifts(np.full(count, 1.0))) == []
