@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.view import (
     Cost,
     Gpu,
@@ -53,6 +54,7 @@ class Story:
     hosts: int = 1
     pinned_gib: float = 0.0
     ends: bool = field(default=False)
+    findings: tuple[Annotation, ...] = ()
 
     @property
     def ends_s(self) -> float:
@@ -198,6 +200,10 @@ class FakeSource:
             return False
         seen, self._seen = self._seen, self.now_s()
         return self._seen > seen
+
+    def findings(self, cursor_ns: int | None) -> tuple[Annotation, ...]:
+        cursor = self.end_ns if cursor_ns is None else cursor_ns
+        return tuple(finding for finding in self.story.findings if finding.known_ns <= cursor)
 
     def output(self, cursor_ns: int, most: int) -> tuple[str, ...]:
         return self._telling(cursor_ns).output(most)

@@ -246,10 +246,10 @@ def test_an_alert_is_told_in_full() -> None:
 
 
 def test_calm_sentences_are_not_loud() -> None:
-    assert [style for _, _, style in notices(at(cpu_story(), 5.0))] == ["text", "muted"]
-    assert [style for _, _, style in notices(at(cpu_story(), 500.0))] == ["good", "muted"]
-    assert [style for _, _, style in notices(at(failed_story(), 500.0))] == ["alert", "muted"]
-    assert [style for _, _, style in notices(at(offload_story(), 75.0), ("dead sampler",))] == ["warn"]
+    assert [notice.style for notice in notices(at(cpu_story(), 5.0))] == ["text", "muted"]
+    assert [notice.style for notice in notices(at(cpu_story(), 500.0))] == ["good", "muted"]
+    assert [notice.style for notice in notices(at(failed_story(), 500.0))] == ["alert", "muted"]
+    assert [notice.style for notice in notices(at(offload_story(), 75.0), ("dead sampler",))] == ["warn"]
 
 
 @pytest.mark.parametrize(

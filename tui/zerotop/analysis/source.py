@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from zerotop.analysis import places
+from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.attempts import attempts
+from zerotop.analysis.findings import Findings
 from zerotop.analysis.gpus import gpus
 from zerotop.analysis.history import Histories
 from zerotop.analysis.iterations import Joined
@@ -34,6 +36,8 @@ class RecordingSource:
         self._peaks = Peaks()
         self._histories = Histories(session)
         self._joined = Joined()
+        self._findings = Findings(session)
+        self._shown = False
         self._events: dict[str, list[Event]] = {}
         self._event_count = -1
         self._transcript, self._older = Transcript(session), Transcript(session)
@@ -67,10 +71,16 @@ class RecordingSource:
 
     def refresh(self) -> bool:
         """Reads what was written since the last call. True when there was anything."""
-        if not self.session.refresh():
-            return False
-        self._digest()
-        return True
+        fresh = self.session.refresh()
+        if fresh:
+            self._digest()
+        # The first picture does not wait for what there is to say about it.
+        found = self._shown and self._findings.update(len(self._joined.rows), self._event_count, self.session.live)
+        return fresh or found
+
+    def findings(self, cursor_ns: int | None) -> tuple[Annotation, ...]:
+        """What was found that was known at the cursor, in the order in which it became known; None is the end."""
+        return self._findings.at(self.end_ns if cursor_ns is None else cursor_ns)
 
     def _digest(self) -> None:
         if len(self.session.events) != self._event_count:
@@ -94,6 +104,7 @@ class RecordingSource:
     def view(self, cursor_ns: int | None) -> LiveView:
         """What was known at the cursor; None is the end, which for a live recording is now."""
         cursor = self.end_ns if cursor_ns is None else cursor_ns
+        self._shown = True
         count = self._joined.count_known(cursor)
         nodes, engines = self._until("node", cursor), self._until("engine", cursor)
         job = self._job(cursor)
@@ -150,13 +161,14 @@ class RecordingSource:
             return State.ENDED, facts.get("exit_code"), str(facts.get("text") or "")
         if not self.session.live and cursor >= self.session.last_written_ns:
             return State.LOST, None, "The recording stops here: nobody saw how the job ended."
-        if not engine:
+        if not engine and not self._until("attached", cursor):
             return State.STARTING, None, "Waiting for a rank to make its DeepSpeed engine."
         return State.RUNNING, None, ""
 
     def _notices(self, cursor: int) -> tuple[str, ...]:
         found = [str(e.facts["gpu_notice"]) for e in self._until("node", cursor) if e.facts.get("gpu_notice")]
         found += [f"Rank {e.facts.get('rank')}: {e.facts.get('why')}" for e in self._until("rank_silent", cursor)]
+        found += self._of_attaching(cursor)
         for event in self._until("probe_error", cursor) + self._until("sampler_error", cursor):
             found.append(f"Recording is partial: {event.facts.get('where')}: {event.facts.get('error')}")
         if self.session.damaged_files:
@@ -164,6 +176,15 @@ class RecordingSource:
         if self.session.damaged_lines:
             found.append(f"{self.session.damaged_lines} damaged lines in this recording's events were passed over.")
         return tuple(dict.fromkeys(found))
+
+    def _of_attaching(self, cursor: int) -> list[str]:
+        """What a recording lacks that began while the job ran."""
+        entered = {event.rank for event in self._until("entered", cursor)}
+        found = [str(event.facts.get("text")) for event in self._until("attached", cursor)]
+        for event in self._until("not_entered", cursor):
+            if event.facts.get("rank") not in entered:
+                found.append(f"Rank {event.facts.get('rank')} is not entered: {event.facts.get('why')}")
+        return found
 
     def _progress(self, cursor: int, count: int, job: Job) -> Progress:
         rows = self._joined.rows[:count]

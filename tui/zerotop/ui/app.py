@@ -12,11 +12,13 @@ from textual.app import App, SystemCommand
 from textual.filter import ANSIToTruecolor, LineFilter
 from textual.screen import Screen
 
+from zerotop.analysis.annotations import Annotation
 from zerotop.ui.bindings import APP_BINDINGS
 from zerotop.ui.drawing.glyphs import Glyphs, choose_glyphs
 from zerotop.ui.filters import PlainText
 from zerotop.ui.ports import Controller, Leaving, Source
 from zerotop.ui.screens.dialog import Page
+from zerotop.ui.screens.feed import Feed
 from zerotop.ui.screens.go_to import GoToDialog, Place
 from zerotop.ui.screens.leave import LeaveDialog
 from zerotop.ui.screens.live import LiveScreen
@@ -143,6 +145,21 @@ class ZerotopApp(App[Leaving]):
         if place is not None:
             kind, number = place
             (self.viewer.go_to_step if kind == "step" else self.viewer.go_to_seconds)(number)
+            self.draw()
+
+    def action_finding(self, direction: int) -> None:
+        if not self.viewer.seek_finding(direction):
+            self.notify("Nothing more was found in that direction.", timeout=2)
+        self.draw()
+
+    def action_feed(self) -> None:
+        frame = self._live_screen.frame
+        if frame is not None:
+            self.push_screen(Feed(frame, self.viewer.source.begin_ns, self.glyphs), self._go_to_finding)
+
+    def _go_to_finding(self, finding: Annotation | None) -> None:
+        if finding is not None:
+            self.viewer.go_to_finding(finding)
             self.draw()
 
     def on_transport_scrubbed(self, event: Transport.Scrubbed) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.analysis.view import LiveView
 from zerotop.ui.drawing.footer import Key, Moment
+from zerotop.ui.drawing.header import Notice, notices
 from zerotop.ui.drawing.output import Pane
 
 
@@ -19,3 +21,15 @@ class Frame:
     fps: float
     problems: tuple[str, ...]  # sentences of the viewer's own: a dead sampler
     keys: tuple[Key, ...]  # the keys worth naming now
+    findings: tuple[Annotation, ...] = ()  # known at the cursor, in the order in which they became known
+    told: Annotation | None = None  # the one of them to say under the header
+    known: tuple[Annotation, ...] = ()  # of the whole recording, later ones too: places to go to
+
+    def notices(self, height: int) -> list[Notice]:
+        """The sentences under the header of a terminal with so many rows."""
+        return notices(self.view, self.problems, self.told, roomy=height >= 30)
+
+    @property
+    def failed(self) -> bool:
+        """Whether they say what went wrong."""
+        return self.told is not None and self.told.severity is Severity.ERROR

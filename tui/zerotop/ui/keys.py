@@ -6,8 +6,10 @@ from zerotop.ui.drawing.footer import Key, Moment
 from zerotop.ui.ports import Controller
 
 
-def entries(moment: Moment, controller: Controller | None, sampler_missing: bool) -> tuple[Key, ...]:
-    """The bottom row's entries, in drawing order."""
+def entries(
+    moment: Moment, controller: Controller | None, sampler_missing: bool, findings: int = 0
+) -> tuple[Key, ...]:
+    """The bottom row's entries, in drawing order. ``findings``: how many there are to go to."""
     playing = moment.playing or (moment.following and moment.live)
     keys = [
         Key("q", "leave", "app.leave", 9),
@@ -20,6 +22,8 @@ def entries(moment: Moment, controller: Controller | None, sampler_missing: bool
         keys.append(Key("f", "follow" if moment.live else "end", "app.follow", 8))
     if sampler_missing and controller is not None:
         keys.append(Key("r", "restart sampler", "app.restart_sampler", 8))
+    if findings:
+        keys += [Key("a", f"{findings} found", "app.feed", 7), Key("np", "go there", "app.finding(1)", 4)]
     keys += [
         Key("g", "go to", "app.go_to", 4),
         Key("↑↓", "output", "screen.output(1)", 2),

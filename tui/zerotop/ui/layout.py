@@ -21,6 +21,7 @@ class Shape:
     hosts: int
     notices: int  # rows the sentences under the header want
     past: bool  # looking at the past, so the transport row must be there
+    failed: bool = False  # the sentences say what went wrong, for which there is more room
     zoomed: str = ""  # the one panel that takes the whole middle
 
 
@@ -72,7 +73,7 @@ def _inner(shape: Shape) -> int:
 
 
 def _notice_rows(shape: Shape) -> int:
-    return min(shape.notices, max(0, shape.height // 6))
+    return min(shape.notices, max(0, shape.height // (3 if shape.failed else 6)))
 
 
 def _bottom_rows(shape: Shape) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Protocol
 
+from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.view import LiveView
 
 
@@ -32,6 +33,9 @@ class Source(Protocol):
 
     def view(self, cursor_ns: int | None) -> LiveView:
         """What is known at the cursor; None is the end, which for a live recording is now."""
+
+    def findings(self, cursor_ns: int | None) -> tuple[Annotation, ...]:
+        """What was found that was known at the cursor, in the order in which it became known; None is the end."""
 
     def output(self, cursor_ns: int, most: int) -> tuple[str, ...]:
         """The last lines of the job's output at the cursor, at most ``most``: further back than a view has."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.view import LiveView
+from zerotop.ui.drawing.findings import time_marks, weightiest
 from zerotop.ui.drawing.footer import Moment
 from zerotop.ui.frame import Frame
 from zerotop.ui.keys import entries
@@ -28,6 +30,7 @@ class Viewer:
         self._drawn: deque[float] = deque()
         self._view: LiveView | None = None
         self._sampler_alive = True
+        self._chosen: Annotation | None = None
 
     def poll(self) -> bool:
         """Reads what is new; True when the screen would look different."""
@@ -54,10 +57,14 @@ class Viewer:
         while now - self._drawn[0] > _FPS_WINDOW_S:
             self._drawn.popleft()
         self._view = self.source.view(None if self.playhead.following else self._cursor())
-        moment = self._moment()
-        keys = entries(moment, self.controller, self.sampler_missing)
+        known = self.source.findings(None)
+        moment = self._moment(known)
+        keys = entries(moment, self.controller, self.sampler_missing, len(known))
         pane = self.scrollback.pane(self._view.output)
-        return Frame(self._view, moment, pane, self._fps(), self._problems(), keys)
+        cursor_ns = self._view.cursor_ns
+        findings = tuple(finding for finding in known if finding.known_ns <= cursor_ns)
+        told = self._chosen_here(cursor_ns) or weightiest(findings, cursor_ns)
+        return Frame(self._view, moment, pane, self._fps(), self._problems(), keys, findings, told, known)
 
     def _fps(self) -> float:
         passed = self._drawn[-1] - self._drawn[0]
@@ -68,7 +75,7 @@ class Viewer:
             return ()
         return ("The sampler has stopped, so CPU, host and GPU figures stand still: r starts another one.",)
 
-    def _moment(self) -> Moment:
+    def _moment(self, known: tuple[Annotation, ...]) -> Moment:
         begin, end, head = self.source.begin_ns, self.source.end_ns, self.playhead
         return Moment(
             at_s=(head.cursor(begin, end) - begin) / 1e9,
@@ -77,6 +84,7 @@ class Viewer:
             following=head.following,
             playing=head.playing,
             speed=head.speed,
+            marks=time_marks(known, begin),
         )
 
     def _cursor(self) -> int:
@@ -140,6 +148,32 @@ class Viewer:
             self.playhead.follow()
         else:
             self.playhead.seek(max(self.source.begin_ns, cursor_ns))
+
+    def go_to_finding(self, finding: Annotation) -> None:
+        """Stands where a finding had just become known; it is the one told while the cursor stays there."""
+        self.scrollback.forget()
+        self._chosen = finding
+        self.playhead.pause(min(finding.known_ns, self.source.end_ns))
+
+    def seek_finding(self, direction: int) -> bool:
+        """To the next finding (1) or the one before (-1). False where there is none."""
+        known, cursor_ns = self.source.findings(None), self._cursor()
+        here = self._chosen_here(cursor_ns)
+        if here is not None and here in known:
+            place = known.index(here) + direction
+        elif direction > 0:
+            place = sum(finding.known_ns <= cursor_ns for finding in known)
+        else:
+            place = sum(finding.known_ns < cursor_ns for finding in known) - 1
+        if not 0 <= place < len(known):
+            return False
+        self.go_to_finding(known[place])
+        return True
+
+    def _chosen_here(self, cursor_ns: int) -> Annotation | None:
+        """The finding that was gone to, while the cursor is still there."""
+        chosen = self._chosen
+        return chosen if chosen is not None and chosen.known_ns == cursor_ns and not self.playhead.following else None
 
     def change_speed(self, direction: int) -> None:
         """Faster (1) or slower (-1)."""

@@ -22,6 +22,7 @@ class Moment:
     following: bool  # at the end, and going along with it
     playing: bool
     speed: float
+    marks: tuple[tuple[float, str], ...] = ()  # (when, style) of what was found, the weightiest last
 
 
 def draw_status(cost: Cost, fps: float, width: int, glyphs: Glyphs) -> Row:
@@ -90,13 +91,17 @@ def draw_transport(moment: Moment, width: int, glyphs: Glyphs) -> Row:
     )
     if length < 6:
         return filled((*left, ("/ ", "muted"), (end, "muted")), width, glyphs)
-    place = round(min(1.0, max(0.0, moment.at_s / moment.end_s if moment.end_s > 0 else 1.0)) * (length - 1))
-    bar: list[Span] = [
-        (glyphs.track * place, "accent"),
-        (glyphs.knob, "value"),
-        (glyphs.rest * (length - 1 - place), "rule"),
-    ]
+    place = _place(moment.at_s, moment, length)
+    bar: list[Span] = [(glyphs.track, "accent")] * place + [(glyphs.rest, "rule")] * (length - place)
+    for at_s, style in moment.marks:
+        bar[_place(at_s, moment, length)] = (glyphs.mark, style)
+    bar[place] = (glyphs.knob, "value")
     return filled((*left, *merged(bar), ("  ", "text"), (end, "muted")), width, glyphs)
+
+
+def _place(at_s: float, moment: Moment, length: int) -> int:
+    """The cell of the track that stands for a time."""
+    return round(min(1.0, max(0.0, at_s / moment.end_s if moment.end_s > 0 else 1.0)) * (length - 1))
 
 
 @dataclass(frozen=True)

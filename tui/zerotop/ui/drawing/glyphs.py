@@ -56,6 +56,8 @@ class Glyphs:
     swatch: str = "■"
     skipped: str = "×"
     clipped: str = "▲"
+    marked: str = "▼"  # over a step at which something was found
+    mark: str = "◆"  # the same on a line of time
     times: str = "×"
     arrow: str = "→"
     sent: str = "↑"
@@ -100,6 +102,8 @@ ASCII = Glyphs(
     swatch="#",
     skipped="x",
     clipped="^",
+    marked="V",
+    mark="!",
     times="x",
     arrow="->",
     sent="^",
@@ -130,6 +134,8 @@ _PLAIN = str.maketrans(
         "↑": "^",
         "↓": "v",
         "×": "x",
+        "▼": "V",
+        "◆": "!",
         "·": ".",
         "µ": "u",
         "°": " ",

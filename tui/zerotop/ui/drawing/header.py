@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from typing import NamedTuple
 
+from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.analysis.view import Job, LiveView, Progress, State
 from zerotop.ui.drawing import words
 from zerotop.ui.drawing.bars import stacked_bar
+from zerotop.ui.drawing.findings import clause, told_style
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, both_ends, choose, filled, row_width, spaced
-from zerotop.ui.drawing.text import fit, literal, wrap
+from zerotop.ui.drawing.text import fit, literal
 from zerotop.ui.format import about, clock, count, known, speed
 
-Notice = tuple[str, str, str]  # mark, sentence, style
+
+class Notice(NamedTuple):
+    """A sentence under the header."""
+
+    mark: str
+    sentence: str
+    style: str
+    most: int = 5  # rows; a longer one is cut where a part of it ends
+    block: bool = False  # it gets all of its rows before those after it get any
 
 
 def draw_header(view: LiveView, badge: Row, width: int, height: int, glyphs: Glyphs) -> list[Row]:
@@ -98,35 +110,52 @@ def _step(progress: Progress, glyphs: Glyphs) -> Row:
     )
 
 
-def notices(view: LiveView, problems: tuple[str, ...] = ()) -> list[Notice]:
-    """Sentences, the most pressing first. ``problems`` are the screen's own, such as a dead sampler."""
+def notices(
+    view: LiveView, problems: tuple[str, ...] = (), told: Annotation | None = None, *, roomy: bool = True
+) -> list[Notice]:
+    """Sentences, the most pressing first.
+
+    ``problems`` are the screen's own, such as a dead sampler; ``told`` is the finding to say, in one row, or in two
+    where it is ``roomy``; a failure is told in full, with what to do about it.
+    """
     job = view.job
     result: list[Notice] = []
     if job.exit_text:
         over = job.state in (State.ENDED, State.LOST)
         bad = job.state is State.LOST or (over and job.exit_code != 0)
-        result.append(("!" if bad else "", job.exit_text, "alert" if bad else "good" if over else "text"))
-    result.extend(("!", sentence, "warn") for sentence in problems)
-    result.extend(("", sentence, "muted") for sentence in job.notices)
+        result.append(Notice("!" if bad else "", job.exit_text, "alert" if bad else "good" if over else "text", block=bad))
+    result.extend(Notice("!", sentence, "warn") for sentence in problems)
+    if told is not None:
+        result.extend(_told(told, view.cursor_ns, 2 if roomy else 1))
+    result.extend(Notice("", sentence, "muted") for sentence in job.notices)
     return result
 
 
-def notice_rows(sentences: list[Notice], width: int, most: int, glyphs: Glyphs) -> int:
+def _told(finding: Annotation, cursor_ns: int, most: int) -> list[Notice]:
+    style = told_style(finding, cursor_ns)
+    if finding.severity is not Severity.ERROR:
+        return [Notice("" if finding.severity is Severity.INFO else "!", finding.sentence, style, most)]
+    why = Notice("!", finding.sentence, style, block=True)
+    return [why, Notice("→", finding.advice, "value", most=2, block=True)] if finding.advice else [why]
+
+
+def notice_rows(sentences: Sequence[Notice], width: int, most: int, glyphs: Glyphs) -> int:
     """How many rows ``draw_notices`` wants, at most ``most``."""
-    return min(most, sum(len(_lines(text, width, most, glyphs)) for _, text, _ in sentences))
+    return min(most, sum(len(_lines(notice, width, most, glyphs)) for notice in sentences))
 
 
-def draw_notices(sentences: list[Notice], width: int, height: int, glyphs: Glyphs) -> list[Row]:
-    """The sentences in ``height`` rows: one each at least, and what is left to the first; all to an alert."""
+def draw_notices(sentences: Sequence[Notice], width: int, height: int, glyphs: Glyphs) -> list[Row]:
+    """The sentences in ``height`` rows: one each at least, and what is left to the first; all to a block."""
     rows: list[Row] = []
     told = 0
     shown = sentences[:height]
-    for number, (mark, sentence, style) in enumerate(shown):
-        most = height - len(rows) - (0 if style == "alert" else len(shown) - number - 1)
+    for number, notice in enumerate(shown):
+        most = height - len(rows) - (0 if notice.block else len(shown) - number - 1)
         if most <= 0:
             break
-        lines = _lines(sentence, width, most, glyphs)
-        lead = f" {mark or glyphs.bullet} "
+        style = notice.style
+        lead = f" {glyphs.plain(notice.mark)[:1] or glyphs.bullet} "
+        lines = _lines(notice, width, most, glyphs)
         rows.extend(((lead if place == 0 else "   ", style), (line, style)) for place, line in enumerate(lines))
         told += 1
     hidden = len(sentences) - told
@@ -135,5 +164,5 @@ def draw_notices(sentences: list[Notice], width: int, height: int, glyphs: Glyph
     return [filled(row, width, glyphs) for row in rows] + [filled((), width, glyphs)] * (height - len(rows))
 
 
-def _lines(sentence: str, width: int, most: int, glyphs: Glyphs) -> list[str]:
-    return wrap(literal(sentence, glyphs), max(1, width - 4), most, glyphs) or [""]
+def _lines(notice: Notice, width: int, most: int, glyphs: Glyphs) -> list[str]:
+    return clause(notice.sentence, max(1, width - 4), min(most, notice.most), glyphs) or [""]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from zerotop.analysis.view import Iterations, LiveView
 from zerotop.ui.drawing.axis import LABEL_WIDTH, Scale, labels, step_axis, time_scale, with_grid
@@ -15,19 +16,33 @@ from zerotop.ui.drawing.words import ITERATION_PHASES, last_phases
 from zerotop.ui.format import fixed
 
 LEGEND_WIDTH = 17
+_MARKS = ("accent", "warn", "alert")  # styles of findings
 
 
-def draw_iteration(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
-    """Title, chart with a y axis and a legend with the last step's values, step numbers below."""
+def draw_iteration(
+    view: LiveView,
+    width: int,
+    height: int,
+    glyphs: Glyphs,
+    *,
+    focused: bool = False,
+    marks: Mapping[int, str] | None = None,
+) -> list[Row]:
+    """Title, chart with a y axis and a legend with the last step's values, step numbers below.
+
+    ``marks``: step -> style of a mark above its column.
+    """
     if height >= 4 and len(view.iterations.step):
-        return _chart(view, width, height, glyphs, focused)
+        return _chart(view, width, height, glyphs, focused, marks or {})
     rows = [rule(panel_title("Iteration", focused), width, glyphs)]
     if height > 1 and not len(view.iterations.step):
         rows.append(filled((("  no step finished yet", "muted"),), width, glyphs))
     return (rows + [filled((), width, glyphs)] * height)[:height]
 
 
-def _chart(view: LiveView, width: int, height: int, glyphs: Glyphs, focused: bool) -> list[Row]:
+def _chart(
+    view: LiveView, width: int, height: int, glyphs: Glyphs, focused: bool, marks: Mapping[int, str]
+) -> list[Row]:
     iterations, chart_height = view.iterations, height - 2
     legend = LEGEND_WIDTH if width >= 36 else 0
     chart_width = width - (legend + 2 if legend else 0)
@@ -36,7 +51,7 @@ def _chart(view: LiveView, width: int, height: int, glyphs: Glyphs, focused: boo
     shown = range(max(0, len(iterations.step) - room // step_width), len(iterations.step))
     # More steps than are shown decide about the scale, so that it does not change with each that leaves.
     scale = time_scale(iterations.iteration_s[-4 * room // step_width :], chart_height)
-    plot = _plot(iterations, shown, scale, step_width, room, chart_height, glyphs)
+    plot = _plot(iterations, shown, scale, step_width, room, chart_height, glyphs, marks)
     axis = labels(scale, chart_height, glyphs)
     side = _legend(iterations, scale, chart_height, glyphs) if legend else [()] * chart_height
     rows = [rule(panel_title(f"Iteration {scale.unit}", focused), width, glyphs)]
@@ -61,10 +76,14 @@ def _plot(
     room: int,
     height: int,
     glyphs: Glyphs,
+    marks: Mapping[int, str],
 ) -> list[Row]:
     """The chart's rows without axis and legend."""
     above = height - scale.plotted(height)
     columns = [_column(iterations, index, scale.highest, height - above, above, glyphs) for index in shown]
+    for index, column in zip(shown, columns, strict=True):
+        if (mark := marks.get(int(iterations.step[index]))) is not None:
+            column[0] = (glyphs.marked, _over(column[0], mark, glyphs) if column[0][0].strip() else mark)
     gap = " " * (step_width > 2)
     ticks = scale.tick_rows(height)
     rows: list[Row] = []
@@ -80,9 +99,11 @@ def _plot(
 def _wide(text: str, style: str, width: int) -> list[Span]:
     """A cell as wide as its column; a mark on it stays one mark, in the middle."""
     over, _, under = style.partition("/")
-    if over not in ("clipped", "skipped") or not under:
-        return [(text * width, style)]
     left = (width - 1) // 2
+    if over in _MARKS and not under:
+        return [(" " * left, "text"), (text, style), (" " * (width - 1 - left), "text")]
+    if over not in ("clipped", "skipped", *_MARKS) or not under:
+        return [(text * width, style)]
     return [("█" * left, under), (text, style), ("█" * (width - 1 - left), under)]
 
 

@@ -11,7 +11,7 @@ from textual.reactive import reactive
 from textual.screen import Screen
 
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.header import notice_rows, notices
+from zerotop.ui.drawing.header import notice_rows
 from zerotop.ui.frame import Frame
 from zerotop.ui.layout import Shape, arrange
 from zerotop.ui.widgets import panels
@@ -105,7 +105,8 @@ class LiveScreen(Screen[None]):
             gpus=len(view.gpus),
             ranks=len(view.ranks),
             hosts=len(view.hosts),
-            notices=notice_rows(notices(view, self.frame.problems), width, 5, self.glyphs),
+            notices=notice_rows(self.frame.notices(height), width, height, self.glyphs),
+            failed=self.frame.failed,
             past=not self.frame.moment.following or not self.frame.moment.live,
             zoomed=self.zoomed,
         )

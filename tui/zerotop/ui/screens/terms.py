@@ -67,6 +67,11 @@ TERMS: tuple[tuple[str, str], ...] = (
         "Next to it power, temperature, and PCIe traffic to (↑) and from (↓) the host.",
     ),
     (
+        "findings, ▼, ◆",
+        "What happened and why, in the line under the header; ▼ marks its step, ◆ the moment it could be known.\n"
+        "Yellow costs time or memory, red has failed. a lists all with their numbers and advice, n and p go there.",
+    ),
+    (
         "probe",
         "What zerotop itself takes from the training thread, measured by itself, per step and as a share.\n"
         "Records lost are facts that could not be written, for example on a full disk.",

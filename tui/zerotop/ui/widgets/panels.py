@@ -5,8 +5,9 @@ from __future__ import annotations
 from textual import events
 from textual.message import Message
 
+from zerotop.ui.drawing.findings import step_marks
 from zerotop.ui.drawing.footer import draw_badge, draw_keys, draw_status, draw_transport, track
-from zerotop.ui.drawing.header import draw_header, draw_notices, notices
+from zerotop.ui.drawing.header import draw_header, draw_notices
 from zerotop.ui.drawing.iteration import draw_iteration
 from zerotop.ui.drawing.memory import draw_memory
 from zerotop.ui.drawing.output import draw_output, lines_seen
@@ -28,7 +29,7 @@ class Notices(Drawn):
     """Sentences about what happened."""
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        return draw_notices(notices(frame.view, frame.problems), width, height, self.glyphs)
+        return draw_notices(frame.notices(self.app.size.height), width, height, self.glyphs)
 
 
 class Memory(Drawn, can_focus=True):
@@ -45,12 +46,13 @@ class Iteration(Drawn, can_focus=True):
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         iterations, total = frame.view.iterations, frame.view.progress.total_steps
-        drawn = (iterations, total, width, height, self.has_focus)
+        marks = step_marks(frame.findings)
+        drawn = (iterations, total, width, height, self.has_focus, marks)
         # A source may hand out the same steps again until another one is finished.
         if self._drawn and drawn[0] is self._drawn[0] and drawn[1:] == self._drawn[1:]:
             return self._rows
         self._drawn = drawn
-        return draw_iteration(frame.view, width, height, self.glyphs, focused=self.has_focus)
+        return draw_iteration(frame.view, width, height, self.glyphs, focused=self.has_focus, marks=marks)
 
 
 class Cpu(Drawn, can_focus=True):

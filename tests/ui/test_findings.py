@@ -1,0 +1,149 @@
+"""Findings on the screen: one sentence under the header, marks, keys that go there, and the feed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from textual.widgets import OptionList
+
+from fake_source import BEGIN_NS, offload_story
+from watching import Watch
+from zerotop.analysis.annotations import Annotation, Severity
+from zerotop.ui.drawing.findings import clause, evidence_rows, figure, step_marks, weightiest
+from zerotop.ui.drawing.glyphs import BLOCKS
+from zerotop.ui.screens.feed import Feed
+
+
+def finding(name: str, at_s: float, severity: Severity, **changes: object) -> Annotation:
+    known_ns = BEGIN_NS + int(at_s * 1e9)
+    usual: dict[str, object] = {
+        "step": 6,
+        "ranks": (0, 1),
+        "confidence": 0.9,
+        "sentence": f"Something about {name} was found in step 6 with its numbers: the rest of it follows after that.",
+        "advice": f"Set what helps with {name}.",
+        "evidence": {"gap_s": 1.8, "gap_share": 0.67, "state_bytes": float(15 << 30), "broken_bytes": math.nan},
+    }
+    facts = {**usual, **changes}
+    return Annotation(name, known_ns - 10, known_ns, known_ns, severity=severity, **facts)  # type: ignore[arg-type]
+
+
+SKIPS = finding("steps_skipped", 45.0, Severity.WARNING, step=2)
+REAL = finding("first_real_step", 55.0, Severity.INFO)
+SPIKE = finding("double_spike", 55.0, Severity.WARNING, step=7)
+FULL = finding("out_of_memory", 70.0, Severity.ERROR, step=11)
+STORY = offload_story(findings=(SKIPS, REAL, SPIKE, FULL))
+
+
+@pytest.mark.parametrize(
+    ("at_s", "told"), [(40.0, None), (46.0, SKIPS), (56.0, SPIKE), (71.0, FULL), (700.0, FULL)], ids=str
+)
+def test_the_weightiest_is_told(at_s: float, told: Annotation | None) -> None:
+    cursor_ns = BEGIN_NS + int(at_s * 1e9)
+    known = [one for one in (SKIPS, REAL, SPIKE, FULL) if one.known_ns <= cursor_ns]
+    assert weightiest(known, cursor_ns) is told
+
+
+def test_what_explains_passes_and_doubt_is_not_told() -> None:
+    assert weightiest([REAL], REAL.known_ns) is REAL
+    assert weightiest([REAL], REAL.known_ns + 61 * 10**9) is None
+    doubtful = finding("double_spike", 1.0, Severity.WARNING, confidence=0.4)
+    assert weightiest([doubtful], doubtful.known_ns) is None
+    assert step_marks([doubtful, REAL, finding("x", 56.0, Severity.WARNING)]) == {6: "warn"}
+
+
+def test_a_long_sentence_ends_with_a_part_of_it() -> None:
+    assert clause("One part of it; another part.", 40, 1, BLOCKS) == ["One part of it; another part."]
+    assert clause("One longer part of it, and another (with more) words", 28, 1, BLOCKS) == ["One longer part of it…"]
+    assert clause("no part ends in this long text at all", 20, 1, BLOCKS) == ["no part ends in…"]
+    assert len(clause(SPIKE.sentence * 3, 60, 2, BLOCKS)) == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("gap_s", 1.8, ("gap", "1.80 s")),
+        ("step_s", 0.0006, ("step", "1 ms")),
+        ("gap_share", 0.67, ("gap", "67 %")),
+        ("state_bytes", float(15 << 30), ("state", "15.00 GiB")),
+        ("state_bytes", float(5 << 20), ("state", "5.00 MiB")),
+        ("loss_scale", 16777216.0, ("loss scale", "16 777 216")),
+        ("cores_used", 62.92, ("cores used", "62.9")),
+        ("state_bytes", math.nan, ("state", "–")),
+    ],
+)
+def test_evidence_has_units(key: str, value: float, told: tuple[str, str]) -> None:
+    assert figure(key, value) == told
+
+
+def test_evidence_stands_in_columns() -> None:
+    wide, narrow = evidence_rows(SPIKE, 80, BLOCKS), evidence_rows(SPIKE, 20, BLOCKS)
+    assert len(wide) == 1
+    assert len(narrow) == 4
+    assert max(map(len, wide)) <= 80
+
+
+async def test_keys_go_from_finding_to_finding() -> None:
+    seen = Watch(STORY, 75.0)
+    async with seen.app.run_test(size=(80, 24)) as pilot:
+        viewer = seen.app.viewer
+        told = []
+        for key in ("p", "p", "p", "p", "n"):
+            await pilot.press(key)
+            frame = viewer.frame()
+            assert frame.told is not None
+            told.append(frame.told)
+            assert frame.view.cursor_ns == frame.told.known_ns
+        assert told == [FULL, SPIKE, REAL, SKIPS, REAL]
+        await pilot.press("p", "p")
+        assert viewer.frame().told is SKIPS
+        await pilot.press("f")
+        assert viewer.frame().told is FULL
+
+
+async def test_the_line_and_the_marks() -> None:
+    seen = Watch(STORY, 75.0)
+    async with seen.app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("g", *"1:02", "enter")
+        text = seen.text()
+        assert "! Something about double_spike was found" in text
+        assert text.count("▼") == 3
+        assert text.count("◆") == 3
+        assert "4 found" in text
+
+
+async def test_a_failure_is_told_in_full_with_what_to_do() -> None:
+    seen = Watch(STORY, 75.0)
+    async with seen.app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        text = " ".join(seen.text().split())
+        assert "the rest of it follows after that." in text
+        assert "→ Set what helps with out_of_memory." in text
+
+
+async def test_the_feed_shows_all_and_goes_there() -> None:
+    seen = Watch(STORY, 75.0)
+    async with seen.app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("a")
+        await pilot.pause(0.1)
+        assert isinstance(seen.app.screen, Feed)
+        assert seen.app.screen.query_one(OptionList).highlighted == 3
+        await pilot.press("up", "up", "up")
+        await pilot.pause(0.1)
+        text = seen.text()
+        assert "→ Set what helps with steps_skipped." in text
+        assert "cause 90 % sure" in text
+        await pilot.press("enter")
+        assert seen.app.viewer.frame().view.cursor_ns == SKIPS.known_ns
+
+
+async def test_an_empty_feed_says_so() -> None:
+    seen = Watch(offload_story(), 75.0)
+    async with seen.app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("a")
+        await pilot.pause()
+        assert "Nothing was found yet" in seen.text()
+        await pilot.press("a")
+        await pilot.press("n")
+        assert not isinstance(seen.app.screen, Feed)
