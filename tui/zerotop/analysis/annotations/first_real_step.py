@@ -104,6 +104,8 @@ def _advice(engine: dict[str, Any]) -> str:
         )
     if not engine.get("zero_stage"):
         return 'It stays for good: "zero_optimization.stage": 1 divides it by the number of ranks.'
+    if not str(engine.get("device") or "").startswith("cuda"):
+        return "It stays for good, so judge whether memory is enough only after this step; stages 1 to 3 divide it alike."
     return (
         "It stays for good, so judge whether a batch fits only after this step;"
         ' "zero_optimization.offload_optimizer.device": "cpu" moves it from the GPU to host memory.'

@@ -26,7 +26,7 @@ def detect(facts: Facts) -> Iterator[Annotation]:
 
 def _of_group(facts: Facts, group: Group) -> Iterator[Annotation]:
     begun = [_begun(process) for process in group.processes]
-    heard = np.unique(np.concatenate([part.times for part in begun] + [process.spans.times for process in group.processes]))
+    heard = np.sort(np.concatenate([part.times for part in begun] + [process.spans.times for process in group.processes]))
     trained = int(group.lead.steps["end_unix_ns"][0])
     heard = heard[heard >= trained]
     silences = np.append(heard[1:], facts.cursor_ns) - heard
