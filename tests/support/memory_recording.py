@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from small_recording import S, identity, read, span, write
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE, TICK, Table
-from zerotop_probe.recording.writer import EventWriter, Identity
+from zerotop_probe.recording.writer import EventWriter, Identity, create
 
 GIB = 1 << 30
 UUID = "GPU-00000000-0000-0000-0000-00000000000"
@@ -112,6 +113,14 @@ class Recording:
             "unclaimed_largest": [unclaimed] if unclaimed else [],
         }
         self.event(identity(rank), at, events.TENSORS, when=when, device=sizes, **(told | facts))
+
+    def print(self, at: float, text: str) -> None:
+        """The job's output, once."""
+        data = text.encode()
+        descriptor = create(str(self.folder), f"output-{self.node.stem}", ".log")
+        os.write(descriptor, data)
+        os.close(descriptor)
+        self.write(tables.OUTPUT, self.node, [record(tables.OUTPUT, at, length=len(data))])
 
     def read(self) -> Session:
         """The recording so far."""

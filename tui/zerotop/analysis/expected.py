@@ -176,10 +176,10 @@ def compare(ledger: GpuLedger | HostLedger, expected: Expected) -> tuple[Differe
     found = []
     for name in CATEGORIES:
         if name in counted:
-            size = sizes.get(name)
-            freed = name == GRADIENTS and bool(size) and WORDS[AFTER_UPDATE] in counted[name].basis
+            size, row = sizes.get(name), counted[name]
             total = None if size is None else size * ranks
-            found.append(Difference(name, total, counted[name].bytes, _FREED if freed else ""))
+            freed = name == GRADIENTS and 2 * row.bytes < (total or 0) and WORDS[AFTER_UPDATE] in row.basis
+            found.append(Difference(name, total, row.bytes, _FREED if freed else ""))
     return tuple(found)
 
 

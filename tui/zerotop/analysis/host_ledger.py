@@ -20,6 +20,7 @@ from zerotop.analysis.inventories import (
     CATEGORIES,
     GRADIENTS,
     MASTER_WEIGHTS,
+    NO_INVENTORY,
     OPTIMIZER_STATE,
     PARAMETERS,
     Inventory,
@@ -85,6 +86,7 @@ class HostLedger:
     updated_parameters: int | None  # how many this rank keeps master weights and moments of
     rows: tuple[HostRow, ...]
     pinned: Pinned | None  # None where this torch does not tell, or there is no CUDA
+    notes: tuple[str, ...]  # sentences about the ledger as a whole
 
     def bytes_of(self, *keys: str) -> int:
         """What the rows of these keys add up to; 0 where there are none."""
@@ -115,6 +117,7 @@ def _of(session: Session, process: Process, cursor_ns: int) -> HostLedger | None
         updated_parameters=updated,
         rows=tuple(_rows(sample["rss_bytes"], told, pinned, updated)),
         pinned=pinned,
+        notes=() if told is not None else (NO_INVENTORY,),
     )
 
 

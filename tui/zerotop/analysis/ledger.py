@@ -21,7 +21,7 @@ import numpy as np
 
 from zerotop.analysis import places
 from zerotop.analysis.device_looks import Key, Look, look
-from zerotop.analysis.inventories import CATEGORIES, GRADIENTS, Inventory, inventory
+from zerotop.analysis.inventories import CATEGORIES, GRADIENTS, NO_INVENTORY, Inventory, inventory
 from zerotop.analysis.ledger_rows import (
     ACTIVATIONS,
     ALLOCATED,
@@ -44,7 +44,6 @@ from zerotop.analysis.ledger_rows import (
 from zerotop.analysis.living import Process, living, process_of
 from zerotop.session.reader import Event, Session, Source
 
-_OLD = "This recording has no inventory of tensors: it was made by an older zerotop, or before the engine was ready."
 _OPAQUE = (
     "PyTorch shows no blocks of its allocator (cudaMallocAsync, or an allocator of the job's own):"
     " what is allocated cannot be told apart."
@@ -254,7 +253,7 @@ def notes_of(engines: Iterable[Event], seen: Look | None, held: Sequence[Holder]
     if held and seen is not None and seen.job_bytes is None:
         found.append(_HIDDEN_LATE if seen.before_bytes is None else _HIDDEN)
     if any(holder.inventory is None for holder in held):
-        found.append(_OLD)
+        found.append(NO_INVENTORY)
     if any(h.inventory is not None and is_opaque(h.allocated_bytes, h.inventory) for h in held):
         found.append(_OPAQUE)
     mine = {(holder.process.host, holder.process.pid) for holder in held}

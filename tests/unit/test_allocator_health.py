@@ -1,0 +1,153 @@
+"""The allocator's health: flushes, what they cost, fragmentation at the peak, and which configuration counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memory_recording import Recording, allocator, gib, usual
+from small_recording import BEGIN_NS, S, identity, span
+from zerotop.analysis.allocator_health import allocator_health
+from zerotop.analysis.allocator_settings import settings, variable, version
+from zerotop.analysis.steps import steps
+from zerotop_probe.recording import events, tables
+from zerotop_probe.recording.tables import BOUNDARY
+
+OLD, HIP, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
+
+
+def at(second: float) -> int:
+    return BEGIN_NS + int(second * S)
+
+
+def with_flushes(folder: Path) -> Recording:
+    """Steps of 2 s, the third of 5 s with two flushes in its backward and one in its update."""
+    recording, who = Recording(folder), identity(0)
+    ends = (2, 4, 9, 11, 13)
+    recording.write(tables.SPANS, who, [span(end - 1, end, "step", n, BOUNDARY) for n, end in enumerate(ends)])
+    readings = [
+        allocator(1, 40, 60, retries=0),
+        allocator(3, 40, 70, step=1, phase="backward", retries=0),
+        allocator(6, 40, 45, step=2, phase="backward", retries=2, inactive_split_bytes=gib(1)),
+        allocator(8, 50, 50, step=2, phase="step", retries=3),
+        allocator(12, 50, 50, step=4, retries=3, ooms=1, inactive_split_bytes=gib(2)),
+    ]
+    recording.write(tables.ALLOCATOR, who, readings, peaks="window")
+    return recording
+
+
+def test_flushes_and_what_they_cost(tmp_path: Path) -> None:
+    session = with_flushes(tmp_path).read()
+    (found,) = allocator_health(session, at(14), steps(session))
+    assert (found.rank, found.pid, found.retries, found.ooms) == (0, identity(0).pid, 3, 1)
+    assert found.inactive_split_bytes == gib(2)
+    assert [(f.step, f.phase, f.retries, f.freed_bytes) for f in found.flushes] == [
+        (2, "backward", 2, gib(25)),
+        (2, "step", 1, 0),
+    ]
+    assert [flush.unix_ns for flush in found.flushes] == [at(6), at(8)]
+    assert {flush.extra_s for flush in found.flushes} == {3.0}
+    assert found.extra_s == 3.0  # of one step, however many flushes it has
+
+
+def test_what_was_known_before(tmp_path: Path) -> None:
+    session = with_flushes(tmp_path).read()
+    (found,) = allocator_health(session, at(5))
+    assert (found.retries, found.flushes, found.extra_s) == (0, (), None)
+    assert allocator_health(session, at(0.5)) == ()
+    (untimed,) = allocator_health(session, at(14))
+    assert [flush.extra_s for flush in untimed.flushes] == [None, None]
+
+
+def test_flushes_from_before_the_first_reading(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    recording.write(tables.ALLOCATOR, identity(0), [allocator(1, 40, 60, retries=2)], peaks="window")
+    (found,) = allocator_health(recording.read(), at(5))
+    assert [(flush.retries, flush.freed_bytes) for flush in found.flushes] == [(2, 0)]
+
+
+def test_fragmentation_at_the_peak(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    peak = {"allocated_peak_bytes": gib(50), "reserved_peak_bytes": gib(70), "requested_peak_bytes": gib(49)}
+    readings = [
+        allocator(1, 40, 60, phase="forward", edge="begin"),
+        allocator(2, 40, 65, phase="forward", edge="end", inactive_split_bytes=gib(3), **peak),
+        allocator(3, 55, 60, phase="backward", edge="end"),
+    ]
+    recording.write(tables.SPANS, identity(0), [span(1, 2, "forward"), span(2, 3, "backward")])
+    recording.write(tables.ALLOCATOR, identity(0), readings, peaks="window")
+    (found,) = allocator_health(recording.read(), at(5))
+    assert found.at_peak is not None
+    assert (found.at_peak.phase, found.at_peak.reserved_bytes, found.at_peak.bytes) == ("forward", gib(70), gib(20))
+    assert (found.at_peak.requested_bytes, found.at_peak.inactive_split_bytes) == (gib(49), gib(3))
+    assert found.at_peak.share == pytest.approx(2 / 7)
+
+
+def test_every_rank_tells(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    recording.write(tables.ALLOCATOR, identity(1), [allocator(2, 1, 2, retries=-1)], peaks="window")
+    environment = {NEW: "expandable_segments:True,max_split_size_mb:128"}
+    recording.event(identity(1), 1, events.HELLO, torch="2.11.0+cu130", environment=environment)
+    first, second = allocator_health(recording.read(), at(20))
+    assert (first.rank, first.settings.variable, first.settings.expandable_segments) == (0, "", False)
+    assert (second.rank, second.retries, second.settings.expandable_segments) == (1, 0, True)
+    assert second.settings.values == {"expandable_segments": "True", "max_split_size_mb": "128"}
+
+
+@pytest.mark.parametrize(
+    ("torch", "environment", "counts", "notes"),
+    [
+        ("2.8.0", {OLD: "a:1", NEW: "a:2"}, OLD, 1),
+        ("2.8.0", {NEW: "expandable_segments:True"}, "", 1),
+        ("2.5.1+rocm6", {HIP: "a:1"}, HIP, 0),
+        ("2.9.1", {NEW: "max_split_size_mb:64"}, NEW, 0),
+        ("2.10.0", {NEW: "a:1"}, NEW, 0),
+        ("2.13.0+cu130", {NEW: "a:1", OLD: "a:2", HIP: "a:3"}, OLD, 2),
+        ("2.10.0", {NEW: "a:1", HIP: "a:3"}, HIP, 1),
+        ("", {NEW: "a:1"}, NEW, 0),
+        ("2.11.0", {}, "", 0),
+    ],
+)
+def test_which_variable_counts(torch: str, environment: dict[str, str], counts: str, notes: int) -> None:
+    found = settings(environment, torch)
+    assert (found.variable, len(found.notes)) == (counts, notes)
+    assert found.text == environment.get(counts, "")
+    assert found.values == ({} if not counts else dict([environment[counts].split(":")]))
+
+
+def test_torch_2_9_takes_expandable_segments_from_the_old_name_only() -> None:
+    found = settings({NEW: "expandable_segments:True,max_split_size_mb:64"}, "2.9.1")
+    assert (found.expandable_segments, found.values) == (False, {"max_split_size_mb": "64"})
+    assert "what PYTORCH_ALLOC_CONF says of it does not count" in found.notes[0]
+    assert settings({OLD: "expandable_segments:True"}, "2.9.1").expandable_segments
+
+
+def test_what_is_set() -> None:
+    text = "backend:cudaMallocAsync, roundup_power2_divisions:[256:1,512:2,>:4],garbage_collection_threshold:0.8"
+    found = settings({OLD: text}, "2.8")
+    assert found.values == {
+        "backend": "cudaMallocAsync",
+        "roundup_power2_divisions": "[256:1,512:2,>:4]",
+        "garbage_collection_threshold": "0.8",
+    }
+    assert (found.backend, found.caching) == ("cudaMallocAsync", True)
+    assert settings({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "2.8").caching is False
+    assert settings({"PYTORCH_NO_CUDA_MEMORY_CACHING": "0"}, "2.8").caching is True
+
+
+@pytest.mark.parametrize(
+    ("torch", "expected", "name"), [("2.11.0a0+git1", (2, 11), NEW), ("2.9.1", (2, 9), OLD), ("nightly", (0, 0), OLD)]
+)
+def test_versions(torch: str, expected: tuple[int, int], name: str) -> None:
+    assert (version(torch), variable(torch)) == (expected, name)
+
+
+@given(st.text(), st.text(max_size=8))
+def test_any_text_is_read(text: str, torch: str) -> None:
+    found: Any = settings({OLD: text, NEW: text}, torch)
+    assert found.variable == OLD
+    assert isinstance(found.expandable_segments, bool)

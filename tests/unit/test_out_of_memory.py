@@ -1,0 +1,469 @@
+"""Out of memory: what an error's text says, what the recording knows, and the cause that follows from the numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memory_recording import Recording, gib, record, usual
+from small_recording import BEGIN_NS, S, identity, span
+from zerotop.analysis.allocator_settings import settings
+from zerotop.analysis.oom_reasons import Case, verdict
+from zerotop.analysis.oom_text import parse
+from zerotop.analysis.out_of_memory import PostMortem, post_mortem
+from zerotop_probe.recording import events, tables
+from zerotop_probe.recording.tables import PHASE_CODE
+
+
+def mib(amount: float) -> int:
+    return round(amount * 2**20)
+
+
+ADVICE = "If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid"
+# Sentences as people have reported them, with what is in them.
+REAL: list[tuple[str, dict[str, Any]]] = [
+    (  # torch 1.9, github.com/pytorch/pytorch/issues/59778
+        "RuntimeError: CUDA out of memory. Tried to allocate 2.26 GiB (GPU 0; 6.00 GiB total capacity; 781.59 MiB already"
+        " allocated; 3.03 GiB free; 1.24 GiB reserved in total by PyTorch)",
+        {
+            "kind": "cuda",
+            "device": 0,
+            "requested_bytes": gib(2.26),
+            "total_bytes": gib(6),
+            "allocated_bytes": mib(781.59),
+            "free_bytes": gib(3.03),
+            "reserved_bytes": gib(1.24),
+            "process_bytes": None,
+        },
+    ),
+    (  # torch 2.0
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 10.73 GiB (GPU 0; 8.00 GiB total capacity;"
+        " 17.20 GiB already allocated; 0 bytes free; 19.15 GiB reserved in total by PyTorch) If reserved memory is >>"
+        " allocated memory try setting max_split_size_mb to avoid fragmentation.",
+        {"requested_bytes": gib(10.73), "free_bytes": 0, "reserved_bytes": gib(19.15), "unallocated_bytes": gib(1.95)},
+    ),
+    (  # torch 2.1, which could not spell
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.70 GiB. GPU 0 has a total capacty of 6.00"
+        " GiB of which 0 bytes is free. Of the allocated memory 2.93 GiB is allocated by PyTorch, and 2.30 GiB is"
+        " reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting"
+        " max_split_size_mb to avoid fragmentation.",
+        {"total_bytes": gib(6), "free_bytes": 0, "allocated_bytes": gib(2.93), "unallocated_bytes": gib(2.3), "others": ()},
+    ),
+    (  # torch 2.1 in a container: the process that is named is the rank itself
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 496.00 MiB. GPU 0 has a total capacty of"
+        " 14.75 GiB of which 235.06 MiB is free. Process 20398 has 14.52 GiB memory in use. Of the allocated memory"
+        " 14.06 GiB is allocated by PyTorch, and 330.42 MiB is reserved by PyTorch but unallocated.",
+        {"process_bytes": gib(14.52), "others": (), "free_bytes": mib(235.06)},
+    ),
+    (  # torch 2.6, three processes on one GPU
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 86.00 MiB. GPU 0 has a total capacity of 23.64 GiB of"
+        " which 264.00 MiB is free. Process 2086283 has 419.48 MiB memory in use. Including non-PyTorch memory, this process"
+        " has 8.04 GiB memory in use. Process 2797307 has 14.85 GiB memory in use. Of the allocated memory 7.63 GiB is"
+        f" allocated by PyTorch, and 40.11 MiB is reserved by PyTorch but unallocated. {ADVICE} fragmentation.",
+        {
+            "requested_bytes": mib(86),
+            "process_bytes": gib(8.04),
+            "others": ((2086283, mib(419.48)), (2797307, gib(14.85))),
+        },
+    ),
+    (  # torch 2.5 with CUDA graphs
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 546.00 MiB. GPU 1 has a total capacity of 15.77"
+        " GiB of which 514.19 MiB is free. Process 562167 has 15.25 GiB memory in use. Of the allocated memory 13.73"
+        " GiB is allocated by PyTorch, with 46.00 MiB allocated in private pools (e.g., CUDA Graphs), and 736.86 MiB is"
+        f" reserved by PyTorch but unallocated. {ADVICE} fragmentation.",
+        {"device": 1, "private_bytes": mib(46), "reserved_bytes": gib(13.73) + mib(736.86)},
+    ),
+    (  # broken into lines, as people paste it
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 304.00 MiB.\nGPU 0 has a total capacity of 94.97"
+        " GiB of which 218.81 MiB is free.\nIncluding non-PyTorch memory, this process has 93.84 GiB memory in use.\nOf"
+        " the allocated memory 91.19 GiB is allocated by PyTorch, with 118.00 MiB\nallocated in private pools (e.g.,"
+        " CUDA Graphs), and 744.36 MiB is reserved by\nPyTorch but unallocated.\n\nEngineCore then died",
+        {"requested_bytes": mib(304), "process_bytes": gib(93.84), "reserved_bytes": gib(91.19) + mib(744.36)},
+    ),
+    (  # torch 2.3.0 breaks off, github.com/pytorch/pytorch/issues/126766
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU \n",
+        {"requested_bytes": mib(20), "device": None, "free_bytes": None, "unallocated_bytes": None},
+    ),
+    (  # a fraction of the device, torch 2.4
+        "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of"
+        " 79.10 GiB of which 70.31 GiB is free. 7.91 GiB allowed; Of the allocated memory 6.50 GiB is allocated by"
+        " PyTorch, and 10.00 MiB is reserved by PyTorch but unallocated.",
+        {"rank": 3, "device": 3, "allowed_bytes": gib(7.91), "free_bytes": gib(70.31)},
+    ),
+    (  # torch 2.11, this repository's own recording of an H200
+        "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 92.73 GiB. GPU 0 has a total capacity"
+        " of 139.80 GiB of which 74.01 GiB is free. Including non-PyTorch memory, this process has 65.78 GiB memory in"
+        " use. Of the allocated memory 53.15 GiB is allocated by PyTorch, and 10.97 GiB is reserved by PyTorch but"
+        " unallocated. If reserved but unallocated memory is large try setting"
+        " PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.",
+        {"rank": 0, "requested_bytes": gib(92.73), "process_bytes": gib(65.78), "unallocated_bytes": gib(10.97)},
+    ),
+    (
+        "RuntimeError: HIP out of memory. Tried to allocate 1.00 GiB. GPU 2 has a total capacity of 63.98 GiB of which"
+        " 512.00 MiB is free. Of the allocated memory 60.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by"
+        " PyTorch but unallocated.",
+        {"kind": "cuda", "device": 2, "free_bytes": mib(512)},
+    ),
+    (
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory.",
+        {"kind": "cuda", "requested_bytes": None},
+    ),
+    (  # github.com/NVIDIA/nccl/issues/962
+        "node:2134736:2285781 [0] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'\n"
+        "node:2134736:2285781 [0] include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 bytes\n"
+        "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1296, internal error",
+        {"kind": "nccl", "requested_bytes": 6291456},
+    ),
+    (
+        "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nFailed to CUDA calloc async 2432 bytes",
+        {"kind": "nccl", "requested_bytes": 2432},
+    ),
+    ("ins-7:3018451:3018451 [0] enqueue.cc:1085 NCCL WARN Cuda failure 2 'out of memory'", {"kind": "nccl"}),
+    (
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        {"kind": "cublas", "requested_bytes": None},
+    ),
+    (
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:75] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
+        " allocate 132426121216 bytes. Error code 12 (Cannot allocate memory)",
+        {"kind": "host", "requested_bytes": 132426121216},
+    ),
+    (
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:117] data. DefaultCPUAllocator: not enough memory: you tried to"
+        " allocate 4009910272 bytes.",
+        {"kind": "host", "requested_bytes": 4009910272},
+    ),
+    (
+        "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 1.50 GiB for an array with shape (3, 4)",
+        {"kind": "host", "requested_bytes": gib(1.5)},
+    ),
+    ("torch.AcceleratorError: CUDA error: out of memory\nCUDA kernel errors might be", {"kind": "cuda_driver"}),
+    (  # github.com/deepspeedai/DeepSpeed/issues/3232
+        "[2023-04-14 13:11:27,885] [ERROR] [launch.py:434:sigkill_handler] ['/usr/bin/python3', '-u', 'main.py'] exits with"
+        " return code = -9",
+        {"kind": "killed"},
+    ),
+    ("  exitcode  : -9 (pid: 438)\n  traceback : Signal 9 (SIGKILL) received by PID 438", {"kind": "killed"}),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), REAL)
+def test_real_sentences(text: str, expected: dict[str, Any]) -> None:
+    found = parse(f"Epoch 1: 10%\nTraceback (most recent call last):\n{text}\nmore output\n")
+    assert found is not None
+    assert {name: getattr(found, name) for name in expected} == expected
+    assert found.text in " ".join(text.split()) or " ".join(text.split()).startswith(found.text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "loss 0.1", "out of memory is what we are not", "exits with return code = 0", "return code = -91"]
+)
+def test_other_output(text: str) -> None:
+    assert parse(text) is None
+
+
+def test_pytorchs_sentence_tells_more_than_what_followed_from_it() -> None:
+    error = "CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 8.00 GiB."
+    found = parse(f"[rank1]: {error}\nCUDA error: out of memory\nexits with return code = -9\n")
+    assert found is not None
+    assert (found.kind, found.rank, found.text) == ("cuda", 1, f"[rank1]: {error}")
+
+
+def test_the_last_of_several() -> None:
+    found = parse("".join(f"CUDA out of memory. Tried to allocate {size}.00 GiB. GPU 0 has\n" for size in (4, 2, 1)))
+    assert found is not None
+    assert found.requested_bytes == gib(1)
+
+
+# --- the post-mortem of a recording --------------------------------------------------------------------------------------
+
+OOM = {
+    "device": 0,
+    "requested_bytes": gib(30),
+    "limit_bytes": gib(79),
+    "free_bytes": gib(20),
+    "phase": "backward",
+    "step": 1,
+    "micro_step": 0,
+    "rows": 4,
+    "sequence": 512,
+    "tokens": 2048,
+    "allocated_bytes": gib(50),
+    "reserved_bytes": gib(53),
+    "inactive_split_bytes": gib(3),
+    "largest_free_block_bytes": gib(1),
+    "retries": 1,
+    "ooms": 1,
+}
+
+
+def failing(folder: Path, at_s: float = 25, **facts: Any) -> Recording:
+    """The usual recording, whose rank runs out of memory in the backward of step 1."""
+    recording = usual(folder)
+    recording.event(identity(0), at_s, events.OUT_OF_MEMORY, **(OOM | facts))
+    return recording
+
+
+def told(recording: Recording, second: float = 40) -> PostMortem:
+    found = post_mortem(recording.read(), BEGIN_NS + int(second * S))
+    assert found is not None
+    return found
+
+
+def end(recording: Recording, at_s: float = 30, **facts: Any) -> None:
+    usual_end = {"exit_code": 1, "signal": None, "seconds": 30, "oom_kills": 0, "text": "The job failed."}
+    recording.event(recording.node, at_s, events.JOB_ENDED, **(usual_end | facts))
+
+
+def test_what_the_rank_recorded(tmp_path: Path) -> None:
+    recording = failing(tmp_path)
+    recording.print(25.5, "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 30.00 GiB. GPU 0 has\n")
+    found = told(recording, 26)
+    assert (found.kind, found.witness, found.rank, found.device, found.failures) == ("cuda", "rank", 0, 0, 1)
+    assert found.unix_ns == BEGIN_NS + 25 * S
+    assert (found.requested_bytes, found.free_bytes, found.limit_bytes) == (gib(30), gib(20), gib(79))
+    assert (found.phase, found.outer_phase, found.step, found.micro_step) == ("backward", "backward", 1, 0)
+    assert (found.rows, found.sequence, found.tokens) == (4, 512, 2048)
+    assert found.text.startswith("[rank0]: torch.OutOfMemoryError")
+    assert [span.phase for span in found.spans] == ["forward", "backward", "step", "forward"]
+
+
+def test_whether_the_rank_survived_is_known_later(tmp_path: Path) -> None:
+    recording = failing(tmp_path, 19.5)
+    recording.print(19.5, "CUDA out of memory. Tried to allocate 30.00 GiB. GPU 0 has a total capacity of\n")
+    assert told(recording, 20).survived is None
+    survivor = told(recording, 23.5)
+    assert (survivor.survived, survivor.text) == (True, "")
+
+
+def test_who_ends_after_it_did_not_survive(tmp_path: Path) -> None:
+    recording = failing(tmp_path, 29.2)
+    recording.event(identity(0), 15, events.OUT_OF_MEMORY, **(OOM | {"requested_bytes": 1}))
+    assert told(recording, 29.5).survived is None
+    recording.event(recording.node, 29.6, events.RANK_GONE, rank=0, pid=identity(0).pid)
+    found = told(recording, 30)
+    assert (found.survived, found.requested_bytes, found.failures) == (False, gib(30), 2)
+
+
+def test_a_forward_may_be_an_evaluations(tmp_path: Path) -> None:
+    recording, who = Recording(tmp_path), identity(0)
+    recording.engine(micro_batch=4)
+    begins = [record(tables.BEGINS, at, phase=PHASE_CODE[p], depth=d) for at, p, d in ((5, "eval", 0), (6, "forward", 1))]
+    recording.write(tables.BEGINS, who, begins)
+    spans = [span(6, 7.1, "forward", depth=1, flags=tables.FAILED | tables.EVAL), span(5, 7.2, "eval", flags=tables.FAILED)]
+    recording.write(tables.SPANS, who, spans)
+    recording.event(who, 7, events.OUT_OF_MEMORY, **(OOM | {"phase": "forward", "rows": 160}))
+    found = told(recording, 8)
+    assert (found.phase, found.outer_phase, found.setting) == ("forward", "eval", "per_device_eval_batch_size")
+    assert [(s.phase, s.failed) for s in found.spans] == [("eval", True), ("forward", True)]
+    assert "In evaluation 30.00 GiB were asked for; 20.00 GiB of 79.00 GiB were free" in found.cause
+
+
+def test_nothing_went_wrong(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    recording.print(20, "{'loss': 0.1}\n")
+    end(recording, exit_code=0)
+    assert post_mortem(recording.read(), BEGIN_NS + 40 * S) is None
+
+
+def test_a_job_that_failed_otherwise(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    recording.print(20, "ValueError: no\nexits with return code = 1\n")
+    end(recording)
+    assert post_mortem(recording.read(), BEGIN_NS + 40 * S) is None
+
+
+def test_nccl_in_the_output(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    recording.print(29, "node:1:2 [0] include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 bytes\n")
+    end(recording)
+    found = told(recording)
+    assert (found.kind, found.witness, found.rank, found.requested_bytes) == ("nccl", "output", 0, 6291456)
+    assert found.survived is False
+    assert found.cause.startswith("NCCL could not get 6.0 MiB, which it takes from the device beside PyTorch")
+
+
+def test_an_error_in_the_output_of_one_of_several_ranks(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    recording.engine(rank=1)
+    recording.write(tables.SPANS, identity(1), [span(20, 23, "forward", 7, flags=tables.FAILED, tokens=2048)])
+    error = "CUDA out of memory. Tried to allocate 8.00 GiB. GPU 0 has a total capacity of 79.00 GiB of which 1.00 GiB is"
+    recording.print(24, f"[rank1]: {error} free. Of the allocated memory 70.00 GiB is allocated by PyTorch\n")
+    end(recording)
+    found = told(recording)
+    assert (found.witness, found.rank, found.phase, found.step, found.rows) == ("output", 1, "forward", 7, 2)
+    assert (found.free_bytes, found.limit_bytes, found.allocated_bytes) == (gib(1), gib(79), gib(70))
+
+
+def memory_of_host(recording: Recording, *used: float, limit: float = -1, kills: tuple[int, int] = (0, 0)) -> None:
+    """A sample each second up to second 30, in gibibytes of 100."""
+    rows = [
+        record(
+            tables.HOSTS,
+            31 - len(used) + place,
+            memory_total_bytes=gib(100),
+            memory_available_bytes=gib(100 - amount),
+            cgroup_used_bytes=gib(amount),
+            cgroup_limit_bytes=gib(limit) if limit > 0 else -1,
+            cgroup_oom_kills=kills[0] if place == 0 else kills[1],
+        )
+        for place, amount in enumerate(used)
+    ]
+    recording.write(tables.HOSTS, recording.node, rows)
+
+
+def test_the_kernel_killed_for_memory(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    recording.engine(at=1.5, offload_optimizer="cpu")
+    memory_of_host(recording, 40, 50, 59.5, limit=60, kills=(2, 3))
+    recording.event(recording.node, 30.5, events.RANK_GONE, rank=0, pid=identity(0).pid)
+    found = told(recording, 31)
+    assert (found.kind, found.witness, found.rank, found.oom_kills, found.survived) == ("killed", "sampler", 0, 1, False)
+    assert [sample.used_bytes for sample in found.host_memory] == [gib(40), gib(50), gib(59.5)]
+    assert {sample.limit_bytes for sample in found.host_memory} == {gib(60)}
+    assert found.cause == (
+        "The kernel killed 1 process for lack of host memory: 59.50 GiB of 60.00 GiB were in use just before."
+    )
+    assert found.setting == "zero_optimization.offload_optimizer.device"
+
+
+def test_a_rank_killed_while_memory_was_short_and_while_it_was_not(tmp_path: Path) -> None:
+    for used, expected in ((99, "killed"), (40, None)):
+        folder = tmp_path / str(used)
+        folder.mkdir()
+        recording = usual(folder)
+        memory_of_host(recording, 30, used)
+        recording.print(30, "[launch.py:434:sigkill_handler] ['python'] exits with return code = -9\n")
+        end(recording, 30.5)
+        found = post_mortem(recording.read(), BEGIN_NS + 31 * S)
+        assert (found.kind if found else None) == expected
+
+
+def test_more_was_asked_of_the_host_than_it_has(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    memory_of_host(recording, 30, 70)
+    recording.print(29, "DefaultCPUAllocator: can't allocate memory: you tried to allocate 132426121216 bytes.\n")
+    end(recording)
+    found = told(recording)
+    assert (found.kind, found.requested_bytes, found.limit_bytes) == ("host", 132426121216, gib(100))
+    assert found.cause.startswith("123.33 GiB of host memory could not be had: ")
+
+
+def test_another_processes_memory(tmp_path: Path) -> None:
+    recording = failing(tmp_path, requested_bytes=gib(22), reserved_bytes=gib(50), inactive_split_bytes=0)
+    found = told(recording, 26)
+    assert found.others_bytes == gib(4)
+    assert (found.setting, "other processes hold 4.00 GiB" in found.cause) == ("CUDA_VISIBLE_DEVICES", True)
+
+
+# --- causes --------------------------------------------------------------------------------------------------------------
+
+
+def case(**facts: Any) -> Case:
+    usual_case: dict[str, Any] = {
+        "kind": "cuda",
+        "requested": gib(10),
+        "limit": gib(79),
+        "total": gib(79),
+        "free": gib(1),
+        "allocated": gib(70),
+        "reserved": gib(75),
+        "largest_block": gib(2),
+        "inactive_split": gib(5),
+        "others": 0,
+        "kept": gib(20),
+        "phase": "backward",
+        "torch": "2.8.0",
+    }
+    return Case(**(usual_case | facts))
+
+
+ZERO2 = {"zero_stage": 2, "offload_optimizer": "none", "offload_parameters": "none", "micro_batch": 4}
+ALL_OFFLOADED = {"zero_stage": 3, "offload_optimizer": "cpu", "offload_parameters": "cpu", "micro_batch": 1}
+EXPANDABLE = settings({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "2.8")
+
+
+@pytest.mark.parametrize(
+    ("facts", "cause", "setting"),
+    [
+        ({"requested": gib(4)}, "5.00 GiB that PyTorch holds are unused, but in pieces of at most 2.00 GiB", "EXPANDABLE"),
+        ({"requested": gib(5.5)}, "would do only together", "EXPANDABLE"),
+        ({"requested": gib(4), "settings": EXPANDABLE}, "in pieces", "torch.cuda.empty_cache()"),
+        ({"others": gib(12)}, "other processes hold 12.00 GiB of the device", "CUDA_VISIBLE_DEVICES"),
+        ({"others": gib(3), "engine": ZERO2}, "10.00 GiB were asked for", "train_micro_batch_size_per_gpu"),
+        (
+            {"limit": gib(40), "free": gib(30), "reserved": gib(39)},
+            "may use only 40.00 GiB of its 79.00 GiB",
+            "torch.cuda.set_per_process_memory_fraction",
+        ),
+        ({"engine": ZERO2 | {"micro_batch": 1, "activation_checkpointing": False}}, "asked", "gradient_checkpointing"),
+        ({"engine": ZERO2, "phase": "eval", "rows": 8}, "In evaluation", "per_device_eval_batch_size"),
+        ({"engine": ZERO2, "phase": "step"}, "In the update", "zero_optimization.offload_optimizer.device"),
+        ({"engine": ZERO2, "kept": gib(60)}, "asked", "zero_optimization.offload_optimizer.device"),
+        ({"engine": ZERO2 | {"offload_optimizer": "cpu"}, "phase": "step"}, "In the update", "zero_optimization.stage"),
+        (
+            {"engine": ALL_OFFLOADED | {"offload_parameters": "none"}, "phase": "step"},
+            "In the update",
+            "zero_optimization.offload_param.device",
+        ),
+        ({"engine": ALL_OFFLOADED}, "asked", "max_seq_length"),
+        ({"engine": ZERO2, "phase": "init"}, "In making the engine", "zero_optimization.stage"),
+        ({"engine": ALL_OFFLOADED, "phase": "init"}, "In making the engine", "deepspeed.zero.Init"),
+        (
+            {"engine": ALL_OFFLOADED, "phase": "checkpoint_save"},
+            "In the checkpoint save",
+            "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+        ),
+        ({"kind": "nccl", "requested": 2**20}, "NCCL could not get 1.0 MiB", "torch.cuda.empty_cache()"),
+        ({"kind": "cublas", "reserved": gib(70)}, "cuBLAS or cuDNN could not get", "max_seq_length"),
+        ({"kind": "cuda_driver", "requested": None}, "could not get its memory", "torch.cuda.empty_cache()"),
+        ({"kind": "host", "engine": ALL_OFFLOADED}, "of host memory", "zero_optimization.offload_optimizer.device"),
+        (
+            {"kind": "killed", "killed": 2, "engine": ALL_OFFLOADED, "pinned_spare": gib(8)},
+            "The kernel killed 2 processes",
+            "zero_optimization.offload_optimizer.pin_memory",
+        ),
+        (
+            {"kind": "killed", "engine": {"offload_parameters": "cpu"}},
+            "killed by SIGKILL",
+            "zero_optimization.offload_param.device",
+        ),
+        ({"kind": "killed", "killed": 1, "phase": ""}, "The kernel killed 1 process", "deepspeed.zero.Init"),
+        ({"kind": "killed", "killed": 1, "phase": "forward"}, "killed 1 process", "dataloader_num_workers"),
+    ],
+)
+def test_the_cause_follows_from_the_numbers(facts: dict[str, Any], cause: str, setting: str) -> None:
+    found = verdict(case(**facts))
+    assert cause in found.cause
+    assert found.setting == setting.replace("EXPANDABLE", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
+    assert all(sentence.endswith(".") for sentence in (found.cause, found.advice))
+    assert found.setting.split("=")[0] in found.advice or found.setting in ("max_seq_length", "per_device_eval_batch_size")
+
+
+def test_a_request_that_grows_with_the_micro_batch() -> None:
+    found = verdict(case(requested=163840 * 607744, tokens=163840, free=gib(74), engine=ZERO2))
+    assert found.cause.endswith("That is 607,744 bytes for each of the 163,840 tokens of the micro-batch.")
+    assert "tokens" not in verdict(case(requested=163840 * 607744 + 512, tokens=163840, engine=ZERO2)).cause
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["requested", "limit", "total", "free", "allocated", "reserved", "largest_block", "others", "kept"]),
+        st.none() | st.integers(0, 1 << 50),
+    ),
+    st.sampled_from(["cuda", "cuda_driver", "nccl", "cublas", "host", "killed"]),
+    st.sampled_from(["", *tables.PHASES]),
+    st.sampled_from([{}, ZERO2, ALL_OFFLOADED]),
+)
+def test_there_is_always_a_cause_and_an_advice(
+    facts: dict[str, Any], kind: str, phase: str, engine: dict[str, Any]
+) -> None:
+    found = verdict(Case(kind=kind, phase=phase, engine=engine, **facts))
+    assert found.cause
+    assert found.advice
+    assert found.setting
+    assert "None" not in found.cause + found.advice

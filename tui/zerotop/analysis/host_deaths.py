@@ -1,0 +1,102 @@
+"""Ranks that did not end by themselves: by which signal, how often the kernel killed for memory, how much there was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from zerotop.session.reader import Event, Session
+
+# How far back host memory is told of a failure.
+_SECONDS = 10
+_SHORT = 0.95
+_SIGKILL_CODE = 137
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """A node's memory at a moment. The limit is the control group's where that is lower than the node's memory."""
+
+    unix_ns: int
+    used_bytes: int
+    limit_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """What the sampler saw of processes that were killed."""
+
+    kills: int  # processes of the control group that the kernel killed for memory
+    signal: str | None  # that ended the job's command
+    exit_code: int | None
+    rank: int | None  # the first one that was gone without a goodbye
+    host: str
+    unix_ns: int  # when it was gone; without one, when the job ended
+    memory: tuple[HostMemory, ...]  # the last seconds before, oldest first
+
+    @property
+    def memory_was_short(self) -> bool:
+        """Whether nearly all memory was in use in those seconds."""
+        return any(sample.used_bytes >= _SHORT * sample.limit_bytes for sample in self.memory)
+
+    @property
+    def killed(self) -> bool:
+        """Whether SIGKILL ended it, or the kernel says that it killed."""
+        return self.kills > 0 or self.signal == "SIGKILL" or self.exit_code == _SIGKILL_CODE
+
+
+def death(session: Session, cursor_ns: int) -> Death | None:
+    """The end of a job that failed, or of a rank that the kernel killed; None where nothing of that is known."""
+    known = [event for event in session.events if event.unix_ns <= cursor_ns]
+    ended = next((event for event in reversed(known) if event.name == "job_ended"), None)
+    gone = _first_gone(known)
+    counted = ended.facts.get("oom_kills") if ended is not None else None
+    kills = max(counted if isinstance(counted, int) else 0, _kills(session, cursor_ns))
+    failed = ended is not None and ended.facts.get("exit_code") != 0
+    if not kills and not failed:
+        return None
+    last = gone or ended
+    host = last.host if last is not None else _any_host(session)
+    at_ns = last.unix_ns if last is not None else cursor_ns
+    facts: dict[str, Any] = ended.facts if ended is not None else {}
+    rank = gone.facts.get("rank") if gone is not None else None
+    memory = last_seconds(session, host, at_ns)
+    return Death(kills, facts.get("signal"), facts.get("exit_code"), rank, host, at_ns, memory)
+
+
+def last_seconds(session: Session, host: str, until_ns: int) -> tuple[HostMemory, ...]:
+    """A node's memory in the last seconds up to a moment, oldest first."""
+    found = []
+    for source in session.sources["hosts"]:
+        if source.host == host:
+            begin = source.count_known(until_ns - _SECONDS * 1_000_000_000)
+            rows = source.array[begin : source.count_known(until_ns)]
+            found += [_sample(row, source.offset_ns) for row in rows]
+    return tuple(sorted(found, key=lambda sample: sample.unix_ns))
+
+
+def _sample(row: Any, offset_ns: int) -> HostMemory:
+    total, limit = int(row["memory_total_bytes"]), int(row["cgroup_limit_bytes"])
+    confined = 0 < limit < total
+    used = int(row["cgroup_used_bytes"]) if confined else total - int(row["memory_available_bytes"])
+    return HostMemory(int(row["time_ns"]) + offset_ns, max(0, used), limit if confined else total)
+
+
+def _kills(session: Session, cursor_ns: int) -> int:
+    """How many processes the kernel has killed for memory since the recording began, as the samplers counted."""
+    total = 0
+    for source in session.sources["hosts"]:
+        counts = source.array["cgroup_oom_kills"][: source.count_known(cursor_ns)]
+        if len(counts) and counts[0] >= 0:
+            total += max(0, int(counts[-1]) - int(counts[0]))
+    return total
+
+
+def _first_gone(known: list[Event]) -> Event | None:
+    left = {(event.host, event.pid) for event in known if event.name == "goodbye"}
+    gone = (e for e in known if e.name == "rank_gone" and (e.host, e.facts.get("pid")) not in left)
+    return next(gone, None)
+
+
+def _any_host(session: Session) -> str:
+    return next((source.host for source in session.sources["hosts"]), "")
