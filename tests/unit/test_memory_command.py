@@ -1,0 +1,91 @@
+"""``zerotop memory``: the same facts as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memory_recording import GIB, PARTS, Recording, gib, usual
+from small_recording import BEGIN_NS, S, identity
+from zerotop.cli import main
+from zerotop_probe.recording import directory, events
+
+
+def recorded(folder: Path) -> Recording:
+    """The usual recording with its session file, ended after second 30."""
+    path = folder / "job"
+    directory.create(["deepspeed", "train.py"], path=str(path), launcher="deepspeed")
+    info = json.loads((path / directory.SESSION_FILE).read_text())
+    info |= {"boot": "boot", "clock": {"unix_ns": BEGIN_NS, "monotonic_ns": 0}}
+    (path / directory.SESSION_FILE).write_text(json.dumps(info))
+    recording = usual(path)
+    recording.event(recording.node, 30, events.JOB_ENDED, exit_code=0, signal=None, oom_kills=0, text="")
+    return recording
+
+
+def say(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["memory", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = say(capsys, str(recorded(tmp_path).folder))
+    lines = said.splitlines()
+    assert lines[0] == "job, at the end of step 1: ZeRO-2, 1,073.7 M parameters of 2 bytes, 1 rank"
+    table = {line.split("  ")[1]: line.split() for line in lines if line.startswith("  ")}
+    assert table["free"][1] == "51.500"
+    assert table["the device"][-1] == "80.000"
+    assert "  parameters                                        2.000     2.000      +0.000  tensors counted after" in said
+    assert "Peak of rank 0: 19.500 GiB allocated, in backward of step 1" in said
+    assert "Rule of thumb: parameters 2.000 + optimizer 12.000 + the larger of gradients 2.000" in said
+    assert "Host memory of rank 0 on node1, process 100" in said
+    assert "Allocator of rank 0: 0 retries" in said
+    assert "offload_optimizer=none" in next(line for line in lines if line.endswith("this job"))
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_json_has_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said: dict[str, Any] = json.loads(say(capsys, str(recorded(tmp_path).folder), "--json"))
+    (gpu,) = said["gpus"]
+    rows = {row["key"]: row["bytes"] for row in gpu["rows"]}
+    assert sum(rows.values()) == gpu["total_bytes"] == gib(80)
+    assert {name: rows[name] / GIB for name in PARTS} == PARTS
+    differences = {each["key"]: each["difference_bytes"] for each in gpu["differences"]}
+    assert (differences["parameters"], differences["buffers"]) == (0, None)
+    assert said["at_peak"][0]["peak"]["allocated_bytes"] == gib(19.5)
+    assert said["rules"]["0"]["bytes"] == gib(2 + 12 + 4.5)
+    assert [(each["options"], each["this_job"]) for each in said["estimates"]] == [
+        ("offload_optimizer=cpu", False),
+        ("offload_optimizer=none", True),
+    ]
+    assert (said["step"], said["unix_ns"], said["post_mortem"]) == (1, BEGIN_NS + 29 * S, None)
+
+
+def test_at_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(recorded(tmp_path).folder)
+    assert json.loads(say(capsys, folder, "--at", "0", "--json"))["unix_ns"] == BEGIN_NS + 19 * S
+    assert main(["memory", folder, "--at", "7"]) == 1
+    assert capsys.readouterr().err == (
+        "zerotop: Step 7 is not finished in this recording: the last that is finished is step 1\n"
+    )
+
+
+def test_a_failure_is_told_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recording = recorded(tmp_path)
+    facts = {"requested_bytes": gib(60), "free_bytes": gib(51), "limit_bytes": gib(79), "phase": "forward", "step": 2}
+    recording.event(identity(0), 29.5, events.OUT_OF_MEMORY, device=0, micro_step=0, **facts)
+    lines = say(capsys, str(recording.folder)).splitlines()
+    assert lines[0].startswith("job, at the failure: ")
+    assert lines[2] == "Out of memory: rank 0, GPU 0, step 2, micro-step 0, forward; the job did not survive it"
+    assert "  In the forward 60.00 GiB were asked for; 51.00 GiB of 79.00 GiB were free." in lines
+    assert json.loads(say(capsys, str(recording.folder), "--json"))["post_mortem"]["requested_bytes"] == gib(60)
+
+
+def test_a_recording_with_nothing_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory.create(["true"], path=str(tmp_path / "empty"), launcher="python")
+    said = say(capsys, str(tmp_path / "empty"))
+    assert said.splitlines()[0] == "empty, at its end: no rank has made a DeepSpeed engine"
+    assert "No GPU was seen" in said
