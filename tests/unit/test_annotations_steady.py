@@ -23,7 +23,7 @@ def test_noise_alone_is_no_shift(noise: float) -> None:
 def test_a_level_that_changes_is_found_where_it_does(noise: float, after: float, begin: int) -> None:
     (shift,) = shifts(noisy([(begin, 1.0), (50, after)], noise))
     assert shift.first == begin
-    assert shift.last == begin + 3
+    assert shift.last == begin + min(20, max(4, begin // 8)) - 1
 
 
 def test_single_slow_steps_are_none() -> None:

@@ -1,5 +1,5 @@
-"""Levels of a series, and where one changes for good. What is said of a value rests on it, SHIFT_STEPS - 1 after it, and
-those before: what comes later changes nothing.
+"""Levels of a series, and where one changes for good. What is said of a value rests on it, up to LEVEL_STEPS after it,
+and those before: what comes later changes nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from zerotop.analysis.annotations.thresholds import (
     AGREE_SHARE,
     LEVEL_STEPS,
     SETTLED_STEPS,
+    SHIFT_AGREE,
+    SHIFT_LASTS,
     SHIFT_SHARE,
     SHIFT_SPREADS,
     SHIFT_STEPS,
@@ -80,15 +82,25 @@ def _beyond(values: Floats, begin: int, end: int) -> NDArray[np.int64]:
 
 
 def _is_shift(values: Floats, start: int, first: int) -> bool:
-    before, after = values[_before(start, first)], values[first : first + SHIFT_STEPS]
+    before, after = values[_before(start, first)], values[first : first + _lasts(first)]
     level = float(np.median(before))
     spread = float(np.median(np.abs(before - level)))
     by = max(SHIFT_SHARE * level, SHIFT_SPREADS * spread)
-    return bool(after.min() > level + by or after.max() < level - by)
+    if len(after) < _lasts(first):
+        return False
+    return any(
+        bool(beyond[:SHIFT_STEPS].all() and beyond.mean() >= SHIFT_AGREE)
+        for beyond in (after > level + by, after < level - by)
+    )
+
+
+def _lasts(first: int) -> int:
+    """How many values a change has to last; never fewer for a later one, so that none is told before an earlier."""
+    return min(LEVEL_STEPS, max(SHIFT_STEPS, int(first * SHIFT_LASTS)))
 
 
 def _shift(start: int, first: int) -> Shift:
-    return Shift(_before(start, first), first, first + SHIFT_STEPS - 1)
+    return Shift(_before(start, first), first, first + _lasts(first) - 1)
 
 
 def _before(start: int, first: int) -> slice:

@@ -13,6 +13,9 @@ SETTLED_STEPS = 5
 AGREE_SHARE = 0.10
 # Later steps that all have to lie beyond the old level: one or two slow ones in a row are common on a busy machine.
 SHIFT_STEPS = 4
+# In long runs chance has more tries: of as many steps as an eighth of those before, at most LEVEL_STEPS, this share has to.
+SHIFT_LASTS = 1 / 8
+SHIFT_AGREE = 0.9
 # A level has changed from this share on, and by this many times the spread of the steps before (median deviation; of
 # normal noise four such are 2.7 standard deviations, and four steps in a row have to be that far on the same side).
 SHIFT_SHARE = 0.10
