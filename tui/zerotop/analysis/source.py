@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -41,12 +42,14 @@ class RecordingSource:
         self._events: dict[str, list[Event]] = {}
         self._event_count = -1
         self._transcript, self._older = Transcript(session), Transcript(session)
+        self._looked_ns = time.time_ns()
+        self._live, self._last_written_ns = session.live, session.last_written_ns
         self._digest()
 
     @property
     def live(self) -> bool:
-        """True while somebody still writes the recording."""
-        return self.session.live
+        """True while somebody still writes the recording, as of the last look at it."""
+        return self._live
 
     @property
     def begin_ns(self) -> int:
@@ -55,8 +58,8 @@ class RecordingSource:
 
     @property
     def end_ns(self) -> int:
-        """The latest moment there is something to show of; now while live."""
-        return self.session.end_ns
+        """The latest moment there is something to show of; while live that of the last look, up to which all is read."""
+        return self._looked_ns if self._live else self._last_written_ns
 
     @property
     def processes(self) -> list[RankSteps]:
@@ -71,11 +74,14 @@ class RecordingSource:
 
     def refresh(self) -> bool:
         """Reads what was written since the last call. True when there was anything."""
+        self._looked_ns, was_live = time.time_ns(), self._live
         fresh = self.session.refresh()
+        self._live, self._last_written_ns = self.session.live, self.session.last_written_ns
+        fresh |= self._live != was_live
         if fresh:
             self._digest()
         # The first picture does not wait for what there is to say about it.
-        found = self._shown and self._findings.update(len(self._joined.rows), self._event_count, self.session.live)
+        found = self._shown and self._findings.update(len(self._joined.rows), self._event_count, self._live)
         return fresh or found
 
     def findings(self, cursor_ns: int | None) -> tuple[Annotation, ...]:
@@ -89,7 +95,7 @@ class RecordingSource:
             for event in self.session.events:
                 self._events.setdefault(event.name, []).append(event)
         self._steps.update()
-        over_ns = None if self.session.live else self.session.last_written_ns
+        over_ns = None if self._live else self._last_written_ns
         self._joined.extend(attempts(self._steps.processes, self._events, over_ns))
 
     def step_time(self, step: int) -> int | None:
@@ -159,7 +165,7 @@ class RecordingSource:
         if ended:
             facts = ended[-1].facts
             return State.ENDED, facts.get("exit_code"), str(facts.get("text") or "")
-        if not self.session.live and cursor >= self.session.last_written_ns:
+        if not self._live and cursor >= self._last_written_ns:
             return State.LOST, None, "The recording stops here: nobody saw how the job ended."
         if not engine and not self._until("attached", cursor):
             return State.STARTING, None, "Waiting for a rank to make its DeepSpeed engine."
