@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from textual.widgets import OptionList
@@ -147,3 +148,7 @@ async def test_an_empty_feed_says_so() -> None:
         await pilot.press("a")
         await pilot.press("n")
         assert not isinstance(seen.app.screen, Feed)
+
+
+def test_the_feed_s_picture(snap_compare: Any) -> None:
+    assert snap_compare(Watch(STORY, 75.0).app, terminal_size=(80, 24), press=["p", "p", "a"])

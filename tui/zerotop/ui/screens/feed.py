@@ -42,7 +42,7 @@ class Feed(Dialog[Annotation]):
             yield Static(Text(_NOTHING), id="text", markup=False)
             return
         yield OptionList(*(Option(self._line(finding)) for finding in self.known), id="list", markup=False)
-        with VerticalScroll(id="detail", can_focus=False):
+        with VerticalScroll(id="detail"):
             yield Static(id="text", markup=False)
 
     def on_mount(self) -> None:
