@@ -1,0 +1,130 @@
+"""Attaching to a real two-rank DeepSpeed job that runs already, and entering it half-way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agents import wait_for
+from loop_runs import LOOPS, run
+from programs import zerotop
+from rank_recordings import Rank
+from real_jobs import TIMEOUT_S, environment, launch
+from zerotop_probe.outside.attaching import jobs
+from zerotop_probe.outside.attaching.enter import enter, leave
+from zerotop_probe.recording.tables import BOUNDARY
+
+pytestmark = pytest.mark.real
+
+STEPS = 400
+OPTIONS = ("--torch-adam", "--stage", "3", "--accumulation", "2", "--steps", str(STEPS))
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The loop, started by somebody who has never heard of us."""
+    command = launch("deepspeed", [str(LOOPS / "hand_written.py"), *OPTIONS])
+    with open(folder / "output", "wb") as output:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment(), stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def entered_job(folder: Path) -> tuple[jobs.FoundJob, Path]:
+    """Waits until both ranks train, and has the probe in them."""
+    session = folder / "session"
+    session.mkdir()
+
+    def job_of_ours() -> jobs.FoundJob | None:
+        found = [job for job in jobs.find_jobs() if job.working_directory == str(folder)]
+        return found[0] if found and len(found[0].ranks) == 2 else None
+
+    job: jobs.FoundJob = wait_for(job_of_ours, 120.0)
+    waiting = [rank.process for rank in job.ranks]
+    deadline = time.monotonic() + TIMEOUT_S
+    while waiting:
+        assert time.monotonic() < deadline
+        waiting = [entry.process for entry in enter(waiting, str(session)) if entry.why_not]
+        time.sleep(0.2)
+    return job, session
+
+
+def counted(folder: Path) -> dict[int, dict[str, Any]]:
+    """By rank what the script counted itself."""
+    lines = (folder / "output").read_text(errors="replace").splitlines()
+    found = [json.loads(line[8:]) for line in lines if line.startswith("COUNTED ")]
+    return {one["rank"]: one for one in found}
+
+
+def test_a_rank_entered_half_way_is_recorded_from_there_and_trains_as_if_alone(tmp_path: Path) -> None:
+    attached, alone = tmp_path / "attached", tmp_path / "alone"
+    attached.mkdir()
+    alone.mkdir()
+    with running(attached) as process:
+        job, session = entered_job(attached)
+        assert job.launcher == "deepspeed"
+        assert [rank.rank for rank in job.ranks] == [0, 1]
+        again = enter([rank.process for rank in job.ranks], str(session))
+        assert [entry.said for entry in again] == [str(session)] * 2
+        assert process.wait(TIMEOUT_S) == 0
+    own = counted(attached)
+    for number in (0, 1):
+        rank = Rank(session, number)
+        assert len(rank.event("entered")) == 1
+        assert not rank.event("probe_error")
+        steps = rank.phase("step")
+        assert np.all(steps["flags"] & BOUNDARY)
+        first = int(steps["step"][0])
+        assert steps["step"].tolist() == list(range(first, own[number]["global_steps"]))
+        assert len(rank.phase("forward")) == len(rank.phase("backward")) == 2 * len(steps)
+    bare = run("hand_written", alone, *OPTIONS, session=Path(), bootstrap=False).by_rank
+    for number in (0, 1):
+        assert own[number]["losses"] == bare[number]["losses"]
+        assert own[number]["weights"] == bare[number]["weights"]
+
+
+def test_a_rank_that_is_left_trains_on_and_can_be_entered_again(tmp_path: Path) -> None:
+    with running(tmp_path) as process:
+        job, session = entered_job(tmp_path)
+        ranks = [rank.process for rank in job.ranks]
+        files = sorted(session.glob("spans-rank*.rec"))
+        wait_for(lambda: all(path.stat().st_size > 2000 for path in files), 120.0)
+        assert {entry.said for entry in leave(ranks, str(session))} == {"leaving"}
+        texts = sorted(session.glob("events-rank*.jsonl"))
+        wait_for(lambda: all('"left"' in path.read_text() for path in texts))
+        sizes = [path.stat().st_size for path in files]
+        assert {entry.said for entry in leave(ranks, str(session))} == {"absent"}
+        later = tmp_path / "later"
+        later.mkdir()
+        assert {entry.said for entry in enter(ranks, str(later))} == {"entered"}
+        assert process.wait(TIMEOUT_S) == 0
+        assert [path.stat().st_size for path in files] == sizes
+    own = counted(tmp_path)
+    steps = Rank(later, 0).phase("step")["step"]
+    assert steps.tolist() == list(range(int(steps[0]), own[0]["global_steps"]))
+
+
+def test_a_process_that_is_no_python_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            done = zerotop(tmp_path, "attach", str(process.pid), "--headless")
+        finally:
+            process.kill()
+    assert done.returncode == 2
+    assert b"is no Python of a job here" in done.stderr
