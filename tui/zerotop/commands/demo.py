@@ -17,7 +17,7 @@ from zerotop.commands.launching import new_session
 from zerotop.commands.problems import Problem
 from zerotop.commands.run import has_terminal
 from zerotop.demo import RECORDING, SCRIPT, config_path
-from zerotop_probe.outside import agent
+from zerotop_probe.outside import agent, control
 from zerotop_probe.recording import events
 
 _NEEDED = ("torch", "deepspeed", "transformers", "datasets", "accelerate")
@@ -38,9 +38,18 @@ def demo(options: argparse.Namespace) -> int:
     for lock in remove_stale_locks(extensions_folder(os.environ)):
         print(f"Removed the lock of a build that was killed: {lock}", flush=True)
     os.environ.update(_environment(gpus))
-    command = command_line(options.steps, gpus)
+    port = _free_port()
+    command = command_line(options.steps, gpus, port)
     with new_session(command, None) as session:
         agent.launch_in_background(session, command)
+    try:
+        return _show(session)
+    finally:
+        if not control.job_alive(session):
+            _remove_shared_memory(port)
+
+
+def _show(session: str) -> int:
     if not has_terminal():
         from zerotop.commands.progress import follow
 
@@ -70,14 +79,20 @@ def _show_recorded() -> int:
     return app.return_code or 0
 
 
-def command_line(steps: int, gpus: int) -> list[str]:
+def _remove_shared_memory(port: int) -> None:
+    """DeepSpeed's ranks on a CPU leave their shared buffers behind, 66 MiB each, until the machine restarts."""
+    for path in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"):
+        path.unlink(missing_ok=True)
+
+
+def command_line(steps: int, gpus: int, port: int) -> list[str]:
     """What is run: on up to two GPUs, or two ranks of a small model on the CPU."""
     ranks, model = (min(_RANKS, gpus), "qwen-0.5b") if gpus else (_RANKS, "tiny")
     launcher = [sys.executable, "-m", "deepspeed.launcher.runner"]
     # One checkpoint, at the last step: the Trainer saves there in any case.
     often = ["--eval-every", str(_EVAL_EVERY), "--save-every", str(steps)]
     return [
-        *launcher, "--num_gpus", str(ranks), "--master_port", str(_free_port()), str(SCRIPT),
+        *launcher, "--num_gpus", str(ranks), "--master_port", str(port), str(SCRIPT),
         "--model", model, "--steps", str(steps), *often, "--deepspeed", str(config_path(_CONFIG)),
     ]  # fmt: skip
 
