@@ -93,9 +93,10 @@ def _busiest(session: Session, cursor_ns: int) -> dict[Process, list[tuple[str, 
     """Names and cores of each process's busiest threads, busiest first."""
     found: dict[Process, list[tuple[str, float]]] = {}
     for host, (_, tick) in last_ticks(session.sources["threads"], cursor_ns, cursor_ns - FRESH_NS).items():
-        for row in tick[np.argsort(-tick["cores_used"], kind="stable")]:
-            thread = (bytes(row["name"]).decode("utf-8", "replace"), float(row["cores_used"]))
-            found.setdefault((host, int(row["pid"])), []).append(thread)
+        ordered = tick[np.argsort(-tick["cores_used"], kind="stable")]
+        columns = (ordered[column].tolist() for column in ("pid", "name", "cores_used"))
+        for pid, name, used in zip(*columns, strict=True):
+            found.setdefault((host, pid), []).append((name.decode("utf-8", "replace"), used))
     return found
 
 

@@ -32,12 +32,16 @@ class Folder(Protocol):
 
 
 class Directory:
-    """A session directory, as it is on disk at each moment."""
+    """A session directory, as it is on disk at each moment.
+
+    A live screen asks for the size of every file five times a second, so this makes no paths and no file objects.
+    """
 
     grows = True
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._prefix = os.path.join(path, "")
 
     def names(self) -> list[str]:
         """All files."""
@@ -45,7 +49,7 @@ class Directory:
 
     def size(self, name: str) -> int:
         """Bytes there are now."""
-        return (self.path / name).stat().st_size
+        return os.stat(self._prefix + name).st_size
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
         """These bytes, or as many of them as there are."""
@@ -55,8 +59,11 @@ class Directory:
 
     def view(self, name: str, size: int) -> mmap.mmap:
         """The first bytes, mapped: what is not looked at costs nothing, and what is removed stays readable."""
-        with open(self.path / name, "rb") as file:
-            return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        descriptor = os.open(self._prefix + name, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+        finally:
+            os.close(descriptor)
 
 
 class Unpacked:
