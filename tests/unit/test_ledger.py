@@ -363,6 +363,16 @@ def test_a_window_that_a_part_of_the_step_ends_or_begins(tmp_path: Path) -> None
     assert peaks(session, 7) == {"cpu_optimizer": 7, "step": 6, "other": 4, "init": 3}
 
 
+def test_a_reading_within_a_part_tells_of_all_since_the_phase_began(tmp_path: Path) -> None:
+    plan = [(1, 5, "backward", 0), (3, 4, "reduce", 1)]
+    readings = [
+        reading(1, 3, "backward", "begin"),
+        reading(3.5, 9, "reduce", "tick"),
+        reading(5, 9, "backward", "end"),
+    ]
+    assert peaks(phased(tmp_path, plan, readings), 6) == {"backward": 9, "init": 3}
+
+
 def test_evaluation_is_one_phase_whatever_is_in_it(tmp_path: Path) -> None:
     plan = [(1, 9, "eval", 0), (2, 3, "forward", 1)]
     readings = [

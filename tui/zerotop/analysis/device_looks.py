@@ -29,7 +29,9 @@ class Look:
 
     total_bytes: int
     used_bytes: int  # by anyone, the latest
-    job_bytes: int | None  # by the job's processes, the latest; None where NVML does not show them
+    # By the job's processes, None where NVML does not show them. What the whole device has gained since NVML was last asked
+    # for processes counts as the job's.
+    job_bytes: int | None
     others_bytes: int  # by processes that are not the job's
     driver_bytes: int  # in use but by no process: the driver's own, and what NVML does not show
     before_bytes: int | None  # in use when the recording began, which stands in for the two where job_bytes is None
@@ -61,7 +63,7 @@ def look(session: Session, key: Key, cursor_ns: int, pids: set[int], allocators:
     earlier = ((int(tick["time_ns"][0]) + held.offset_ns, _sum(tick, pids)) for tick in chain((latest,), ticks))
     since = _unchanged_since(rows, key[1], int(latest["time_ns"][0]) + held.offset_ns, cursor_ns)
     outside, settled = _outside(chain(((time_ns, job) for time_ns in since), earlier), allocators, cursor_ns)
-    return Look(total, used, job, others, used_then - others - job, None, outside, settled)
+    return Look(total, used, job + used - used_then, others, used_then - others - job, None, outside, settled)
 
 
 def _without_processes(

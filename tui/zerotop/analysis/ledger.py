@@ -157,7 +157,7 @@ def device_rows(seen: Look | None, total: int, reserved: int, *, read: bool = Tr
     elif seen.before_bytes is not None:
         rows.append(Row(BEFORE, seen.before_bytes, "NVML's first reading"))
     if not read and seen.job_bytes:
-        rows.append(Row(JOB, seen.job_bytes, _NVML))
+        rows.append(Row(JOB, max(0, seen.job_bytes), _NVML))
     elif seen.outside_bytes is not None:
         rows.append(_outside_row(seen))
     elif seen.job_bytes is None:

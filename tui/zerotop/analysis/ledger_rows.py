@@ -68,7 +68,7 @@ class GpuLedger:
     ranks: tuple[int, ...]  # whose allocators it holds
     total_bytes: int
     rows: tuple[Row, ...]
-    job_bytes: int | None  # NVML's figure for the job's processes; None where it does not show them
+    job_bytes: int | None  # NVML's figure for the job's processes (see device_looks); None where it does not show them
     reserved_bytes: int  # PyTorch's, over the ranks
     allocated_bytes: int  # likewise: what the rows of ALLOCATED add up to
     unexplained_largest: tuple[int, ...]  # the largest blocks of that row when it was counted, largest first

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.living import Process, process_of, table_of
 from zerotop.session.reader import Session, Source
-from zerotop_probe.recording.tables import BEGIN, PHASE_CODE, PHASES, TICK
+from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE, PHASES, TICK
 
 Ints = NDArray[np.int64]
 
@@ -142,7 +142,8 @@ def _owners(session: Session, source: Source, begin: int, end: int) -> NDArray[n
     starts, outermost = _starts(source, begin, end), _Outermost(session, source, begin, end)
     begins = rows["edge"] == BEGIN
     around = outermost.at((starts + ends) // 2)
-    own = np.where(begins | np.isin(around, list(_WHOLE)), around, rows["phase"].astype(np.int64))
+    # At its end a phase's window is its own. In between the window may have begun before the innermost phase did.
+    own = np.where((rows["edge"] != END) | np.isin(around, list(_WHOLE)), around, rows["phase"].astype(np.int64))
     own[own >= len(PHASES)] = PHASE_CODE["other"]  # a phase that only a newer version knows
     if begin == 0:
         own[0] = PHASE_CODE["init"]

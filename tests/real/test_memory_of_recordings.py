@@ -1,0 +1,159 @@
+"""The ledger on real recordings of H200s: it adds up at every moment, and what was expected is what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+
+import recordings
+from zerotop.analysis.allocator_health import allocator_health
+from zerotop.analysis.expected import compare, expected, setup
+from zerotop.analysis.host_ledger import host_ledger
+from zerotop.analysis.ledger import ledger
+from zerotop.analysis.ledger_rows import ALLOCATED, APART, CORRECTIONS, OUTSIDE, UNALLOCATED, UNEXPLAINED
+from zerotop.analysis.out_of_memory import post_mortem
+from zerotop.analysis.peak_ledger import ledger_at_peak
+from zerotop.analysis.phase_peaks import rank_peaks
+from zerotop.analysis.steps import steps
+from zerotop.session.reader import Session
+
+NAMES = recordings.names()
+ON_GPUS = [name for name in NAMES if not name.startswith("cpu-")]
+MOMENTS = 150
+
+
+@cache
+def opened(name: str) -> Session:
+    return recordings.recording(name)
+
+
+def moments(session: Session) -> list[int]:
+    """From the first reading of an allocator to the last."""
+    tables = [source for source in session.sources["allocator"] if len(source.array)]
+    first = min(int(source.array["time_ns"][0]) + source.offset_ns for source in tables)
+    last = max(source.last_ns or 0 for source in tables)
+    return [first + (last - first) * place // (MOMENTS - 1) for place in range(MOMENTS)]
+
+
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_rows_add_up_at_every_moment_and_almost_nothing_is_unexplained(name: str) -> None:
+    session = opened(name)
+    for cursor in moments(session):
+        for found in ledger(session, cursor):
+            assert sum(row.bytes for row in found.rows) == found.total_bytes
+            assert found.bytes_of(*ALLOCATED) == found.allocated_bytes
+            assert all(row.bytes >= 0 or row.key in CORRECTIONS for row in found.rows)
+            assert found.bytes_of(UNEXPLAINED) <= 0.02 * found.allocated_bytes
+        for host in host_ledger(session, cursor):
+            assert sum(row.bytes for row in host.rows) == host.resident_bytes
+
+
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_nvmls_process_is_pytorch_and_what_is_outside_of_it(name: str) -> None:
+    """Exactly; between a reading of NVML and one of the allocator memory may be taken, but mostly is not."""
+    session, seen, still = opened(name), 0, 0
+    for cursor in moments(session):
+        for found in ledger(session, cursor):
+            if found.ranks and found.job_bytes is not None:
+                seen += 1
+                still += not found.bytes_of(APART)
+                assert found.job_bytes == found.bytes_of(OUTSIDE, UNALLOCATED, *ALLOCATED, APART)
+    assert still > 0.7 * seen > 0
+
+
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_what_formulas_say_is_what_was_counted(name: str) -> None:
+    session = opened(name)
+    rows = steps(session)
+    cursor = int(rows["end_unix_ns"].max())
+    engines = [event.facts for event in session.events if event.name == "engine"]
+    known = setup(engines[0])
+    assert known is not None
+    for found in ledger(session, cursor):
+        differences = {each.key: each for each in compare(found, expected(known))}
+        for name_ in ("parameters", "master_weights", "optimizer_state"):
+            each = differences[name_]
+            assert each.expected_bytes == pytest.approx(each.measured_bytes, rel=0.01, abs=1 << 20), (name_, each)
+    for host in host_ledger(session, cursor):
+        differences = {each.key: each for each in compare(host, expected(known))}
+        for name_ in ("master_weights", "optimizer_state"):
+            each = differences[name_]
+            assert each.expected_bytes == pytest.approx(each.measured_bytes, rel=0.01, abs=1 << 20), (name_, each)
+
+
+@dataclass(frozen=True)
+class Owner:
+    phase: str
+    gib: float
+
+
+# Which phase owns the peak of rank 0, and how high it is in GiB.
+OWNERS = {
+    "story": Owner("init", 29.915),
+    "x4-z3": Owner("backward", 7.432),
+    "z2": Owner("backward", 12.649),
+    "z2-expandable": Owner("backward", 12.624),
+    "z2-fp16": Owner("backward", 12.649),
+    "z2-offload": Owner("backward", 7.423),
+    "z2-oom": Owner("backward", 128.889),
+    "z3-offload-all": Owner("backward", 7.193),
+}
+
+
+@pytest.mark.parametrize("name", OWNERS)
+def test_who_owns_the_peak(name: str) -> None:
+    session = opened(name)
+    peaks = next(peaks for peaks in rank_peaks(session, session.last_written_ns) if peaks.process.rank == 0)
+    highest = peaks.phases[0]
+    assert (highest.phase, highest.exact) == (OWNERS[name].phase, True)
+    assert highest.allocated_bytes / 2**30 == pytest.approx(OWNERS[name].gib, abs=0.001)
+    at_peak = ledger_at_peak(session, session.last_written_ns)
+    assert at_peak
+    for found in at_peak:
+        assert sum(row.bytes for row in found.ledger.rows) == found.ledger.total_bytes
+        assert found.ledger.allocated_bytes >= found.peak.allocated_bytes
+
+
+def test_pinned_memory_is_rounded_to_powers_of_two() -> None:
+    """16 GB of 8 B parameters' shares: 7.48 + 7.48 + 3.74 + 0.98 GiB of tensors take 8 + 8 + 4 + 1."""
+    session = opened("story")
+    found = host_ledger(session, int(steps(session)["end_unix_ns"].max()))
+    assert len(found) == 4
+    for host in found:
+        assert host.pinned is not None
+        assert host.pinned.held_bytes / 2**30 == pytest.approx(21, abs=0.001)
+        assert host.pinned.tensors_bytes / 2**30 == pytest.approx(19.675, abs=0.001)
+        assert host.shared_bytes == pytest.approx(host.pinned.held_bytes, rel=0.01)
+        per = {row.key: row.per_parameter for row in host.rows}
+        assert (per["master_weights"], per["optimizer_state"]) == (pytest.approx(4, rel=1e-3), pytest.approx(8, rel=1e-3))
+
+
+def test_an_evaluation_that_did_not_fit() -> None:
+    session = opened("z2-oom")
+    found = post_mortem(session, session.last_written_ns)
+    assert found is not None
+    assert (found.kind, found.witness, found.outer_phase, found.phase, found.step) == ("cuda", "rank", "eval", "forward", 4)
+    assert (found.requested_bytes, found.rows, found.sequence, found.survived) == (99572776960, 160, 1024, False)
+    assert "607,744 bytes for each of the 163,840 tokens" in found.cause  # 151 936 logits of 4 bytes
+    assert found.setting == "per_device_eval_batch_size"
+    assert "Tried to allocate 92.73 GiB" in found.text
+    before = next(event for event in session.events if event.name == "out_of_memory").unix_ns - 1
+    assert post_mortem(session, before) is None
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"z2-oom"}))
+def test_who_did_not_run_out_of_memory(name: str) -> None:
+    session = opened(name)
+    assert post_mortem(session, session.last_written_ns) is None
+
+
+def test_flushes_of_the_cache_are_counted() -> None:
+    session = opened("z2-oom")
+    (found,) = allocator_health(session, session.last_written_ns, steps(session))
+    assert (found.retries, found.ooms, len(found.flushes)) == (3, 1, 3)
+    assert found.flushes[1].freed_bytes / 2**30 == pytest.approx(73.2, abs=0.1)
+    assert [flush.phase for flush in found.flushes] == ["backward", "forward", "forward"]
+    (expandable,) = allocator_health(opened("z2-expandable"), opened("z2-expandable").last_written_ns)
+    assert expandable.settings.expandable_segments
