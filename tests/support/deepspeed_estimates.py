@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 os.environ["DS_ACCELERATOR"] = "cpu"
@@ -36,7 +37,18 @@ def main() -> None:
                 )
                 told = {"stage": 3, "optimizer": cpu, "weights": weights, "zero_init": zero_init, "sizes": [gpu, host]}
                 found.append({**size, **told})
-    print(json.dumps({"estimates": found, "tables": [_table(stage3, stage_1_and_2)]}))
+    told = {"estimates": found, "tables": [_table(stage3, stage_1_and_2)], "layers": _layers(stage3)}
+    print(json.dumps(told))
+
+
+def _layers(stage3: Any) -> list[int]:
+    """The largest layer of a small model, as DeepSpeed counts it and as the probe does."""
+    from torch import nn
+
+    from zerotop_probe.inside.facts import _largest_layer
+
+    model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 40), nn.Sequential(nn.Linear(40, 11), nn.LayerNorm(11)))
+    return [stage3.model_to_params(model)[1], _largest_layer(SimpleNamespace(module=model))]
 
 
 def _table(stage3: Any, stage_1_and_2: Any) -> str:

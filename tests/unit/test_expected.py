@@ -51,6 +51,10 @@ def test_estimates_are_deepspeeds_own(deepspeeds: dict[str, Any]) -> None:
         assert [mine.gpu_bytes, mine.host_bytes] == theirs["sizes"], theirs
 
 
+def test_the_largest_layer_is_counted_as_deepspeed_does(deepspeeds: dict[str, Any]) -> None:
+    assert deepspeeds["layers"] == [40 * 11 + 11] * 2
+
+
 def test_rows_are_called_and_ordered_as_in_deepspeeds_tables(deepspeeds: dict[str, Any]) -> None:
     (table,) = deepspeeds["tables"]
     theirs = [line.split("|") for line in table.splitlines() if line.count("|") == 2 and "GB" in line]

@@ -57,6 +57,7 @@ def engine_facts(engine: Any) -> dict[str, Any]:
         "rank": _or_none(lambda: int(engine.global_rank)),
         "local_rank": _or_none(lambda: int(engine.local_rank)),
         **_parameters(engine),
+        "largest_layer_parameters": _or_none(lambda: _largest_layer(engine)),
         "model": _or_none(lambda: type(engine.module).__name__),
         "optimizer": _or_none(lambda: _class_name(engine.optimizer)),
         "inner_optimizer": _or_none(lambda: _class_name(engine.basic_optimizer)),
@@ -129,6 +130,12 @@ def _parameters(engine: Any) -> dict[str, Any]:
     except Exception:
         return {"parameters": None, "trainable_parameters": None, "rank_parameters": None}
     return {"parameters": total, "trainable_parameters": trainable, "rank_parameters": kept}
+
+
+def _largest_layer(engine: Any) -> int:
+    """Elements in the parameters of the module that has most of its own, as DeepSpeed's estimates for stage 3 count them."""
+    own = ([*module.parameters(recurse=False)] for module in engine.module.modules())
+    return max(sum(int(getattr(each, "ds_numel", None) or each.numel()) for each in parameters) for parameters in own)
 
 
 def _devices(engine: Any) -> list[dict[str, Any]]:

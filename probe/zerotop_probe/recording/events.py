@@ -17,8 +17,8 @@ HELLO = "hello"
 # An engine exists; its facts, once. engine: int (order of creation); engine_class, zero_stage: int;
 # offload_optimizer, offload_parameters: "none" | "cpu" | "nvme"; dtype: "fp32" | "fp16" | "bf16"; micro_batch,
 # gradient_accumulation, train_batch, world_size, data_parallel: int; parameters, trainable_parameters,
-# rank_parameters (stage 3: elements this rank keeps): int; model: str; optimizer, inner_optimizer: str; device: str;
-# devices: [{ordinal, uuid, name, total_bytes}] of this process; activation_checkpointing: bool;
+# rank_parameters (stage 3: elements this rank keeps), largest_layer_parameters: int; model, optimizer, inner_optimizer,
+# device: str; devices: [{ordinal, uuid, name, total_bytes}] of this process; activation_checkpointing: bool;
 # config: the whole effective DeepSpeed configuration, redacted
 ENGINE = "engine"
 
