@@ -1,7 +1,8 @@
-"""Real recordings of H200s, packed: ``tests/recordings/README.md`` says how each was made."""
+"""Real recordings, packed: ``tests/recordings/README.md`` says how each was made."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from zerotop.demo import RECORDING
@@ -33,3 +34,9 @@ def as_directory(name: str, into: Path) -> Path:
     for file, content in unpack(packed(name)).items():
         (session / file).write_bytes(content)
     return session
+
+
+def labels() -> dict[str, set[tuple[str, int | None]]]:
+    """(finding, step in which it begins) that each recording must have, and nothing else; set by hand, with reasons."""
+    told = json.loads((FOLDER / "labels.json").read_text())
+    return {name: {(finding, step) for finding, step in entry["findings"]} for name, entry in told.items()}

@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
-import recorded
+import recordings
 from zerotop.analysis.annotations import Annotation, Annotator, annotations
 from zerotop.session.reader import Session
 
-LABELS = recorded.labels()
+LABELS = recordings.labels()
 
 
 @pytest.fixture(scope="module")
 def sessions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Session]:
     """All recordings, open."""
     folder = tmp_path_factory.mktemp("recordings")
-    return {name: Session.open(recorded.unpack(name, folder)) for name in recorded.names()}
+    return {name: Session.open(recordings.as_directory(name, folder)) for name in recordings.names()}
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def of(findings: tuple[Annotation, ...], name: str) -> Annotation:
 
 
 def test_every_recording_has_its_labels() -> None:
-    assert recorded.names() == sorted(LABELS)
+    assert recordings.names() == sorted(LABELS)
 
 
 @pytest.mark.parametrize("name", sorted(LABELS))
@@ -259,7 +259,7 @@ def test_memory_that_was_in_use_before(found: dict[str, tuple[Annotation, ...]])
 def test_what_lacks_its_evidence_is_not_said(
     tmp_path: Path, found: dict[str, tuple[Annotation, ...]], name: str, missing: str
 ) -> None:
-    folder = recorded.unpack(name, tmp_path)
+    folder = recordings.as_directory(name, tmp_path)
     for path in folder.glob(f"{missing}-*" if not missing.startswith("events") else f"{missing}*"):
         path.unlink()
     session = Session.open(folder)
@@ -267,7 +267,7 @@ def test_what_lacks_its_evidence_is_not_said(
 
 
 def test_rank_0_may_be_missing(tmp_path: Path) -> None:
-    folder = recorded.unpack("story", tmp_path)
+    folder = recordings.as_directory("story", tmp_path)
     for path in folder.glob("*-rank0-*"):
         path.unlink()
     session = Session.open(folder)

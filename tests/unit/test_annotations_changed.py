@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-import recorded
+import recordings
 from zerotop.analysis.annotations import Annotation, annotations
 from zerotop.session.reader import Session
 
@@ -29,7 +29,7 @@ def found(folder: Path, name: str) -> list[Annotation]:
 
 
 def test_a_nearly_full_device_of_which_a_third_is_used(tmp_path: Path) -> None:
-    folder = recorded.unpack("z2", tmp_path)
+    folder = recordings.as_directory("z2", tmp_path)
 
     def hold(rows: Rows) -> None:
         late = rows["step"] >= 4
@@ -43,7 +43,7 @@ def test_a_nearly_full_device_of_which_a_third_is_used(tmp_path: Path) -> None:
 
 
 def test_a_device_with_room_is_not_called_fragmented(tmp_path: Path) -> None:
-    folder = recorded.unpack("z2", tmp_path)
+    folder = recordings.as_directory("z2", tmp_path)
 
     def hold(rows: Rows) -> None:
         rows["reserved_bytes"] = rows["reserved_peak_bytes"] = 100 * 10**9
@@ -53,7 +53,7 @@ def test_a_device_with_room_is_not_called_fragmented(tmp_path: Path) -> None:
 
 
 def test_retries_are_told_at_each_tenfold(tmp_path: Path) -> None:
-    folder = recorded.unpack("z2", tmp_path)
+    folder = recordings.as_directory("z2", tmp_path)
 
     def flush(rows: Rows) -> None:
         rows["retries"] = np.maximum(0, rows["step"] - 3)
@@ -67,7 +67,7 @@ def test_retries_are_told_at_each_tenfold(tmp_path: Path) -> None:
 
 def test_clocks_that_were_slowed_are_the_cause(tmp_path: Path) -> None:
     """The staged sleep of gpu-slow, with a GPU that says it is too hot while it lasts."""
-    folder = recorded.unpack("gpu-slow", tmp_path)
+    folder = recordings.as_directory("gpu-slow", tmp_path)
     session = Session.open(folder)
     (shift,) = found(folder, "iteration_shift")
     (gpus,) = session.sources["gpus"]
@@ -82,7 +82,7 @@ def test_clocks_that_were_slowed_are_the_cause(tmp_path: Path) -> None:
 
 
 def test_a_job_that_was_being_stopped_has_no_dead_rank(tmp_path: Path) -> None:
-    folder = recorded.unpack("cpu-dead", tmp_path)
+    folder = recordings.as_directory("cpu-dead", tmp_path)
     (dead,) = found(folder, "dead_rank")
     assert dead.ranks == (1,)
     (path,) = folder.glob("events-node-*.jsonl")

@@ -8,14 +8,14 @@ from pathlib import Path
 import polars
 import pytest
 
-import recorded
+import recordings
 from zerotop import cli
 from zerotop.analysis import annotations as room
 from zerotop.session.reader import Session
 
 
 def test_the_list_has_time_step_name_sentence_and_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = recorded.unpack("story", tmp_path)
+    path = recordings.as_directory("story", tmp_path)
     assert cli.main(["annotations", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "     65.7 s  step 11  double_spike  (warning)" in lines
@@ -26,7 +26,7 @@ def test_the_list_has_time_step_name_sentence_and_advice(tmp_path: Path, capsys:
 
 
 def test_json_is_the_same_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = recorded.unpack("z2-oom", tmp_path)
+    path = recordings.as_directory("z2-oom", tmp_path)
     assert cli.main(["annotations", str(path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     session = Session.open(path)
@@ -39,7 +39,7 @@ def test_json_is_the_same_findings(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_nothing_to_say_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = recorded.unpack("cpu-clean", tmp_path)
+    path = recordings.as_directory("cpu-clean", tmp_path)
     for table in path.glob("*rank*"):
         table.unlink()
     assert cli.main(["annotations", str(path)]) == 0
@@ -52,7 +52,7 @@ def test_a_session_that_is_not_there_is_a_sentence(tmp_path: Path, capsys: pytes
 
 
 def test_the_exported_table(tmp_path: Path) -> None:
-    path, output = recorded.unpack("story", tmp_path), tmp_path / "annotations.csv"
+    path, output = recordings.as_directory("story", tmp_path), tmp_path / "annotations.csv"
     assert cli.main(["export", str(path), "--table", "annotations", "-o", str(output)]) == 0
     frame = polars.read_csv(output)
     session = Session.open(path)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import recorded
+import recordings
 from zerotop.analysis.annotations import annotations
 from zerotop.analysis.findings import Findings
 from zerotop.analysis.source import RecordingSource
@@ -10,7 +10,7 @@ from zerotop.session.reader import Session
 
 
 def test_the_first_picture_does_not_wait_for_findings(tmp_path: Path) -> None:
-    session = Session.open(recorded.unpack("gpu-leak", tmp_path))
+    session = Session.open(recordings.as_directory("gpu-leak", tmp_path))
     source = RecordingSource(session)
     source.refresh()
     assert source.findings(None) == ()
@@ -25,7 +25,7 @@ def test_the_first_picture_does_not_wait_for_findings(tmp_path: Path) -> None:
 
 def test_nothing_is_searched_for_without_a_change_or_too_soon(tmp_path: Path) -> None:
     times = [0.0, 0.5, 11.0, 10.4, 10.6, 10.7]  # the first search lasts half a second, so that ten seconds are rested for
-    found = Findings(Session.open(recorded.unpack("gpu-leak", tmp_path)), lambda: times.pop(0))
+    found = Findings(Session.open(recordings.as_directory("gpu-leak", tmp_path)), lambda: times.pop(0))
     assert found.update(1, 1)
     assert not found.update(1, 1)
     assert len(times) == 3, "the same counts are nothing new, however late"
