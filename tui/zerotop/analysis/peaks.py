@@ -14,7 +14,7 @@ _BLOCK = 8192
 
 
 class Peaks:
-    """The highest values of columns, read once; after that a cursor anywhere costs a block, and one that goes on what is new."""
+    """The highest values of columns, read once: then a cursor anywhere costs a block, one that goes on only what is new."""
 
     def __init__(self) -> None:
         self._before: dict[tuple[Source, str], list[dict[int, int]]] = {}
