@@ -31,9 +31,10 @@ _RATE_NS = 2_000_000_000
 class RecordingSource:
     """Implements ``zerotop.ui.ports.Source`` over a session."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, memory: bool = False) -> None:
+        """``memory``: the steps' columns of memory too, which no view shows."""
         self.session = session
-        self._steps = StepTable(session, memory=False)
+        self._steps = StepTable(session, memory=memory)
         self._peaks = Peaks()
         self._histories = Histories(session)
         self._joined = Joined()

@@ -17,7 +17,7 @@ _GIB = 1 << 30
 
 def summary(session: Session) -> str:
     """What was measured, up to the recording's end; one fact a line."""
-    source = RecordingSource(session)
+    source = RecordingSource(session, memory=True)
     view = source.view(None)
     lines = [_job_line(view.job), *_step_lines(view), *_peak_lines(source.processes), *_cost_lines(view), *_gpu_lines(view)]
     lines += [f"zerotop: {notice}" for notice in view.job.notices]
