@@ -24,10 +24,16 @@ from zerotop_probe.outside.attaching import jobs
 from zerotop_probe.outside.attaching.enter import enter, leave
 from zerotop_probe.recording.tables import BOUNDARY
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.timeout(2 * TIMEOUT_S)]
 
 STEPS = 400
 OPTIONS = ("--torch-adam", "--stage", "3", "--accumulation", "2", "--steps", str(STEPS))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _operators_are_built(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The first start of DeepSpeed on a machine compiles for minutes; a job that is killed then leaves its lock for ever."""
+    run("hand_written", tmp_path_factory.mktemp("built"), "--torch-adam", "--steps", "1", session=Path(), bootstrap=False)
 
 
 @contextmanager
