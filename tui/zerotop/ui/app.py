@@ -27,7 +27,7 @@ from zerotop.ui.theme import DARK, DARK_NAME, LIGHT, LIGHT_NAME
 from zerotop.ui.viewer import Viewer
 from zerotop.ui.widgets.panels import Keys, Output, Transport
 
-FRAME_S = 0.2  # between looks at the recording: what was written is on screen within this and one drawing
+FRAME_S = 0.22  # between looks at the recording: what was written is on screen within this and one drawing
 SETTLED_S = 2.0  # until the screen's own objects are made
 HEARTBEAT_S = 0.5  # a frame at least this often, so that times go on counting
 

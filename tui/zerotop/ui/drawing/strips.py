@@ -54,14 +54,15 @@ def _on_ground(style: str, glyphs: Glyphs) -> str:
 @lru_cache(maxsize=256)
 def cores_strip(history: RankHistory, top: float, width: int, height: int, glyphs: Glyphs) -> tuple[Row, ...]:
     """A rank's cores in use, in the colours of the phases it was in."""
-    styles = [phase_style(phase) for phase in history.phase]
-    return tuple(strip(history.cores_used.tolist(), styles, top, width, height, glyphs))
+    begin = max(0, len(history.phase) - width)
+    styles = [phase_style(phase) for phase in history.phase[begin:]]
+    return tuple(strip(history.cores_used[begin:].tolist(), styles, top, width, height, glyphs))
 
 
 @lru_cache(maxsize=256)
 def utilization_strip(history: GpuHistory, width: int, height: int, glyphs: Glyphs) -> tuple[Row, ...]:
     """A GPU's utilization."""
-    values = history.utilization_percent.tolist()
+    values = history.utilization_percent[max(0, len(history.utilization_percent) - width) :].tolist()
     return tuple(strip(values, ["load"] * len(values), 100.0, width, height, glyphs))
 
 

@@ -64,7 +64,18 @@ class Drawn(Widget):
         for y in changed:
             self._strips[y] = None
         if changed:
-            self.refresh(*(_difference(before[y], rows[y], y) for y in changed))
+            self.refresh(Region.from_union([_difference(before[y], rows[y], y) for y in changed]))
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """The rows as they are: there is no border, padding or opacity to be added, and looking for them costs."""
+        strips = [self.render_line(y) for y in crop.line_range]
+        width = self.size.width
+        if any(strip.cell_length != width for strip in strips):  # drawn for another size, which comes to an end
+            strips = [strip.adjust_cell_length(width, self.rich_style) for strip in strips]
+        for line_filter in self.get_line_filters():
+            strips = [strip.apply_filter(line_filter, self.background_colors[1]) for strip in strips]
+        begin, end = crop.column_span
+        return strips if (begin, end) == (0, width) else [strip.crop(begin, end) for strip in strips]
 
     def render_line(self, y: int) -> Strip:
         if y >= len(self._rows):
