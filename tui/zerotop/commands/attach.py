@@ -29,9 +29,10 @@ def attach(options: argparse.Namespace) -> int:
     if not (options.headless or has_terminal()) and options.session.isdecimal():
         raise Problem("The live screen needs a terminal; --headless records without one")
     path = _find(options.session)
+    session = Session.open(path)
     if path.is_file():
         raise Problem(f"{path} is a packed recording, in which nothing runs; look back with: zerotop replay {path}")
-    if not is_live(Session.open(path)):
+    if not is_live(session):
         raise Problem(f"The job of {path.name} has ended; look back with: zerotop replay {path.name}")
     _have_sampler(path)
     if options.enter:
