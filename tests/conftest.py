@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
-# How long an example takes says more of the machine than of the code.
-settings.register_profile("any machine", deadline=None)
-settings.load_profile("any machine")
+# Machines with GPUs run tests/gpu, which draws no examples, often without this.
+with suppress(ImportError):
+    from hypothesis import settings
+
+    # How long an example takes says more of the machine than of the code.
+    settings.register_profile("any machine", deadline=None)
+    settings.load_profile("any machine")
 
 ROOT = Path(__file__).resolve().parent.parent
 
