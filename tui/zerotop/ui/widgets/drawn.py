@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import ClassVar
 
 from rich.segment import Segment
@@ -13,9 +15,11 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.rows import Row, row_width
+from zerotop.ui.drawing.rows import Row, Span, row_width
 from zerotop.ui.frame import Frame
 from zerotop.ui.theme import STYLES
+
+_FULL = re.compile("█+|[^█]+")
 
 
 class Drawn(Widget):
@@ -83,7 +87,8 @@ class Drawn(Widget):
         strip = self._strips[y]
         if strip is None:
             row = self._rows[y]
-            strip = Strip([Segment(text, self._style(name)) for text, name in row], row_width(row))
+            spans = solid(row) if self.glyphs.smooth else row
+            strip = Strip([Segment(text, self._style(name)) for text, name in spans], row_width(row))
             self._strips[y] = strip
         return strip
 
@@ -103,6 +108,16 @@ class Drawn(Widget):
         super().notify_style_update()
         self._styles_by_name.clear()
         self._strips = [None] * len(self._rows)
+
+
+def solid(row: Row) -> Iterator[Span]:
+    """The row with its whole cells as backgrounds: fonts and pictures leave gaps between full blocks, not between those."""
+    for text, name in row:
+        if "█" not in text or name == "output":
+            yield text, name
+            continue
+        for part in _FULL.findall(text):
+            yield (" " * len(part), f"text/{name.partition('/')[0]}") if part[0] == "█" else (part, name)
 
 
 def _difference(old: Row, new: Row, y: int) -> Region:
