@@ -205,7 +205,7 @@ def test_attaching_without_a_terminal_still_replaces_the_sampler(start: Start) -
     assert done.returncode == 1
     assert done.stderr.decode() == (
         "zerotop: The job's sampler had died: another one records it from now on.\n"
-        "zerotop: The live screen needs a terminal\n"
+        "zerotop: The live screen needs a terminal; --headless records without one\n"
     )
     assert control.sampler_alive(str(work.session))
     work.end()
