@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import pytest
 
 import shared_memory
 from real_jobs import Run, environment, finetune_command, prepared_config, remove_stale_locks, run_recorded
+
+# Under nohup every child would inherit that it is ignored, and jobs here are sent one.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="module", autouse=True)
