@@ -16,7 +16,6 @@ from zerotop.ui.drawing.table import Column, place, rule
 from zerotop.ui.drawing.text import cells, fit, literal
 from zerotop.ui.drawing.words import cores, phase_style, phase_word
 from zerotop.ui.format import GIB, MISSING, decimals_for, fixed, gib
-from zerotop.ui.layout import TALLEST
 
 STRIP_FROM = LABEL_WIDTH + 1  # where a tall strip begins: under a chart's plot
 _BUSIEST: Row = (("busiest threads", "heading"),)
@@ -46,7 +45,7 @@ def draw_cpu(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused
 
 def tallness(height: int, count: int) -> int:
     """Rows for each of ``count`` strips with its figures, in a panel of ``height``."""
-    return max(1, min(TALLEST, (height - 1) // max(1, count)))
+    return max(1, (height - 1) // max(1, count))
 
 
 def _under(strip: Sequence[Row], width: int, glyphs: Glyphs) -> list[Row]:
