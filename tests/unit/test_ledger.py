@@ -350,56 +350,65 @@ def reading(at: float, peak: float, phase: str, edge: str) -> Any:
     return allocator(at, 1, 50, phase=phase, edge=edge, allocated_peak_bytes=gib(peak), reserved_peak_bytes=gib(50))
 
 
-def test_a_window_that_a_part_of_the_step_ends_or_begins(tmp_path: Path) -> None:
-    plan = [(1, 5, "step", 0), (2, 3, "cpu_optimizer", 1)]
-    readings = [
-        reading(1, 3, "step", "begin"),
-        reading(2, 5, "cpu_optimizer", "begin"),
-        reading(3, 7, "cpu_optimizer", "end"),
-        reading(5, 6, "step", "end"),
-        reading(6, 4, "other", "tick"),
-    ]
-    session = phased(tmp_path, plan, readings)
-    assert peaks(session, 7) == {"cpu_optimizer": 7, "step": 6, "other": 4, "init": 3}
-
-
-def test_a_reading_within_a_part_tells_of_all_since_the_phase_began(tmp_path: Path) -> None:
-    plan = [(1, 5, "backward", 0), (3, 4, "reduce", 1)]
-    readings = [
-        reading(1, 3, "backward", "begin"),
-        reading(3.5, 9, "reduce", "tick"),
-        reading(5, 9, "backward", "end"),
-    ]
-    assert peaks(phased(tmp_path, plan, readings), 6) == {"backward": 9, "init": 3}
-
-
-def test_evaluation_is_one_phase_whatever_is_in_it(tmp_path: Path) -> None:
-    plan = [(1, 9, "eval", 0), (2, 3, "forward", 1)]
-    readings = [
-        reading(1, 2, "eval", "begin"),
-        reading(2, 3, "forward", "begin"),
-        reading(3, 9, "forward", "end"),
-        reading(9, 5, "eval", "end"),
-    ]
-    assert peaks(phased(tmp_path, plan, readings), 10) == {"eval": 9, "init": 2}
-
-
-def test_a_short_step_that_is_read_at_its_end_only_has_no_owner(tmp_path: Path) -> None:
-    plan = [(1, 1.004, "forward", 0), (1.004, 1.008, "backward", 0), (1.008, 1.012, "step", 0)]
-    readings = [reading(0.999, 1, "other", "begin"), reading(1.012, 8, "step", "end")]
-    session = phased(tmp_path, plan, readings)
-    assert peaks(session, 2) == {MIXED: 8, "init": 1}
-
-
-def test_a_step_that_turns_out_to_be_one_a_moment_after_it_began(tmp_path: Path) -> None:
-    plan = [(1, 2, "backward", 0), (2.5, 3, "step", 0)]
-    readings = [
-        reading(1, 1, "backward", "begin"),
-        reading(2, 8, "backward", "end"),
-        reading(2.5002, 6, "step", "begin"),
-        reading(3, 7, "step", "end"),
-    ]
-    assert peaks(phased(tmp_path, plan, readings), 4) == {"backward": 8, "step": 7, "other": 6, "init": 1}
+@pytest.mark.parametrize(
+    ("plan", "readings", "expected"),
+    [
+        pytest.param(
+            [(1, 5, "step", 0), (2, 3, "cpu_optimizer", 1)],
+            [
+                reading(1, 3, "step", "begin"),
+                reading(2, 5, "cpu_optimizer", "begin"),
+                reading(3, 7, "cpu_optimizer", "end"),
+                reading(5, 6, "step", "end"),
+                reading(6, 4, "other", "tick"),
+            ],
+            {"cpu_optimizer": 7, "step": 6, "other": 4, "init": 3},
+            id="a window that a part of the step ends or begins",
+        ),
+        pytest.param(
+            [(1, 5, "backward", 0), (3, 4, "reduce", 1)],
+            [
+                reading(1, 3, "backward", "begin"),
+                reading(3.5, 9, "reduce", "tick"),
+                reading(5, 9, "backward", "end"),
+            ],
+            {"backward": 9, "init": 3},
+            id="a reading within a part tells of all since the phase began",
+        ),
+        pytest.param(
+            [(1, 9, "eval", 0), (2, 3, "forward", 1)],
+            [
+                reading(1, 2, "eval", "begin"),
+                reading(2, 3, "forward", "begin"),
+                reading(3, 9, "forward", "end"),
+                reading(9, 5, "eval", "end"),
+            ],
+            {"eval": 9, "init": 2},
+            id="evaluation is one phase, whatever is in it",
+        ),
+        pytest.param(
+            [(1, 1.004, "forward", 0), (1.004, 1.008, "backward", 0), (1.008, 1.012, "step", 0)],
+            [reading(0.999, 1, "other", "begin"), reading(1.012, 8, "step", "end")],
+            {MIXED: 8, "init": 1},
+            id="a short step that is read at its end only has no owner",
+        ),
+        pytest.param(
+            [(1, 2, "backward", 0), (2.5, 3, "step", 0)],
+            [
+                reading(1, 1, "backward", "begin"),
+                reading(2, 8, "backward", "end"),
+                reading(2.5002, 6, "step", "begin"),
+                reading(3, 7, "step", "end"),
+            ],
+            {"backward": 8, "step": 7, "other": 6, "init": 1},
+            id="a step that turns out to be one a moment after it began",
+        ),
+    ],
+)
+def test_whose_the_peak_of_a_window_is(
+    tmp_path: Path, plan: Sequence[tuple[float, float, str, int]], readings: Sequence[Any], expected: dict[str, float]
+) -> None:
+    assert peaks(phased(tmp_path, plan, readings), 10) == expected
 
 
 def test_peaks_of_the_process_are_owned_by_the_phase_that_raised_them(tmp_path: Path) -> None:
