@@ -8,20 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from zerotop.analysis.view import (
-    Cost,
-    Gpu,
-    GpuHistory,
-    History,
-    Host,
-    Iterations,
-    Job,
-    LiveView,
-    Progress,
-    Rank,
-    RankHistory,
-    State,
-)
+from zerotop.analysis import view
 from zerotop.ui.drawing.footer import draw_status
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.drawing.header import draw_header, draw_notices, notice_rows, notices
@@ -41,11 +28,11 @@ maybe_few = st.one_of(st.none(), few)
 maybe_words = st.one_of(st.none(), words)
 
 jobs = st.builds(
-    Job,
+    view.Job,
     name=words,
     command=st.lists(words, max_size=4).map(tuple),
     launcher=words,
-    state=st.sampled_from(State),
+    state=st.sampled_from(view.State),
     exit_code=st.one_of(st.none(), st.integers(-1, 255)),
     exit_text=st.text(max_size=200),
     model=maybe_words,
@@ -60,7 +47,7 @@ jobs = st.builds(
     notices=st.lists(st.text(max_size=120), max_size=3).map(tuple),
 )
 progresses = st.builds(
-    Progress,
+    view.Progress,
     step=maybe_few,
     total_steps=maybe_few,
     skipped_steps=few,
@@ -70,7 +57,7 @@ progresses = st.builds(
     elapsed_s=numbers,
 )
 gpus = st.builds(
-    Gpu,
+    view.Gpu,
     host=words,
     index=few,
     name=words,
@@ -88,7 +75,7 @@ gpus = st.builds(
     pcie_rx_bytes_per_s=numbers,
 )
 ranks = st.builds(
-    Rank,
+    view.Rank,
     rank=few,
     host=words,
     pid=few,
@@ -107,7 +94,7 @@ ranks = st.builds(
     busiest=st.lists(st.tuples(words, numbers), max_size=3).map(tuple),
 )
 hosts = st.builds(
-    Host,
+    view.Host,
     name=words,
     cores=few,
     cores_used=numbers,
@@ -118,11 +105,11 @@ hosts = st.builds(
 
 
 @st.composite
-def iterations(draw: st.DrawFn) -> Iterations:
+def iterations(draw: st.DrawFn) -> view.Iterations:
     rows = draw(st.lists(st.tuples(numbers, numbers, numbers, st.booleans()), max_size=40))
     phases = draw(st.sampled_from((("forward", "step"), ("step", "other"), ())))
     columns = {name: np.array([row[place + 1] for row in rows], dtype=np.float64) for place, name in enumerate(phases)}
-    return Iterations(
+    return view.Iterations(
         step=np.arange(len(rows), dtype=np.int64) + draw(few),
         begin_s=np.arange(len(rows), dtype=np.float64),
         iteration_s=np.array([row[0] for row in rows], dtype=np.float64),
@@ -137,19 +124,20 @@ def columns(count: int, *, of: int) -> st.SearchStrategy[list[np.ndarray]]:
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> History:
+def histories(draw: st.DrawFn) -> view.History:
     count = draw(st.integers(0, 20))
     phase = st.lists(st.sampled_from(("", "step", "a newer one")), min_size=count, max_size=count).map(tuple)
-    return History(
+    ranks, gpus = draw(st.sets(few, max_size=3)), draw(st.sets(few, max_size=2))
+    return view.History(
         piece_s=0.5,
         end_s=1e9,
-        ranks={rank: RankHistory(*draw(columns(count, of=3)), phase=draw(phase)) for rank in draw(st.sets(few, max_size=3))},
-        gpus={("", gpu): GpuHistory(*draw(columns(count, of=4))) for gpu in draw(st.sets(few, max_size=2))},
+        ranks={rank: view.RankHistory(*draw(columns(count, of=3)), phase=draw(phase)) for rank in ranks},
+        gpus={("", gpu): view.GpuHistory(*draw(columns(count, of=4))) for gpu in gpus},
     )
 
 
 views = st.builds(
-    LiveView,
+    view.LiveView,
     cursor_ns=sizes,
     job=jobs,
     progress=progresses,
@@ -158,7 +146,7 @@ views = st.builds(
     ranks=st.lists(ranks, max_size=4).map(tuple),
     iterations=iterations(),
     cost=st.builds(
-        Cost,
+        view.Cost,
         probe_us_per_step=numbers,
         probe_share=numbers,
         lost_records=few,
@@ -173,21 +161,21 @@ views = st.builds(
 
 @settings(deadline=None, max_examples=150)
 @given(views, st.integers(1, 130), st.integers(1, 14), st.sampled_from((BLOCKS, TEXTURES, ASCII)))
-def test_any_view_is_drawn(view: LiveView, width: int, height: int, glyphs: Glyphs) -> None:
+def test_any_view_is_drawn(whole: view.LiveView, width: int, height: int, glyphs: Glyphs) -> None:
     badge: Row = ((" LIVE ", "badge-live"),)
-    sentences = notices(view)
+    sentences = notices(whole)
     pictures = {
-        "header": draw_header(view, badge, width, min(height, 2), glyphs),
+        "header": draw_header(whole, badge, width, min(height, 2), glyphs),
         "notices": draw_notices(sentences, width, notice_rows(sentences, width, 5, glyphs), glyphs),
-        "status": [draw_status(view.cost, 5.0, width, glyphs)],
-        "output": draw_output(Pane(view.output), width, height, glyphs),
+        "status": [draw_status(whole.cost, 5.0, width, glyphs)],
+        "output": draw_output(Pane(whole.output), width, height, glyphs),
     }
     for draw in (draw_memory, draw_iteration, draw_cpu, draw_gpu):
-        pictures[draw.__name__] = draw(view, width, height, glyphs)
+        pictures[draw.__name__] = draw(whole, width, height, glyphs)
         assert len(pictures[draw.__name__]) == height
     for name, rows in pictures.items():
         assert {cell_len(row_text(row)) for row in rows} <= {width}, name
-    job_text(view, glyphs)
+    job_text(whole, glyphs)
 
 
 @pytest.mark.parametrize("glyphs", [BLOCKS, ASCII])
