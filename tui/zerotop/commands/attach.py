@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 from zerotop.commands.closing import say
+from zerotop.commands.named import recording_of, session_or_job
 from zerotop.commands.problems import USAGE, Problem
 from zerotop.commands.run import has_terminal
 from zerotop.commands.sessions import is_live, live_names
-from zerotop.session import catalog
-from zerotop.session.reader import Session, SessionError
+from zerotop.session.reader import Session
 from zerotop_probe.outside import agent, control
 from zerotop_probe.outside.attaching import session as attaching
 from zerotop_probe.outside.attaching.jobs import FoundJob, job_of
@@ -48,22 +48,15 @@ def attach(options: argparse.Namespace) -> int:
 
 def _find(text: str) -> Path:
     """The session that is meant; a new one for a process whose job nobody records."""
-    try:
-        return catalog.find(text)
-    except SessionError:
-        if not text.isdecimal():
-            raise
-    job = job_of(int(text))
-    if job is None:
+    found = session_or_job(text)
+    if found is None:
         names = live_names()
         live = f"live sessions: {', '.join(names)}" if names else "no session is live"
         raise Problem(f"Process {text} is no Python of a job here; zerotop attach lists those that are; {live}", USAGE)
-    return _session_of(job)
+    return _session_of(found) if isinstance(found, FoundJob) else found
 
 
 def _session_of(job: FoundJob) -> Path:
-    from zerotop.commands.found import recording_of
-
     known = recording_of(job)
     if known is not None:
         return known

@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from zerotop.commands.found import recording_of
+from zerotop.commands.named import recording_of, session_or_job
 from zerotop.commands.problems import FAILED, USAGE, Problem
-from zerotop.session import catalog
-from zerotop.session.reader import SessionError
 from zerotop_probe.outside import control
 from zerotop_probe.outside.attaching import session as attaching
-from zerotop_probe.outside.attaching.jobs import job_of
+from zerotop_probe.outside.attaching.jobs import FoundJob
 
 
 def detach(options: argparse.Namespace) -> int:
@@ -33,13 +31,8 @@ def detach(options: argparse.Namespace) -> int:
 
 
 def _find(text: str) -> Path:
-    try:
-        return catalog.find(text)
-    except SessionError:
-        if not text.isdecimal():
-            raise
-    job = job_of(int(text))
-    path = recording_of(job) if job is not None else None
+    found = session_or_job(text)
+    path = recording_of(found) if isinstance(found, FoundJob) else found
     if path is None:
         raise Problem(f"Nobody records a job of process {text}; zerotop attach lists what is recorded", USAGE)
     return path

@@ -1,12 +1,12 @@
-"""The jobs of this node as ``zerotop attach`` lists them, and the recordings that they have already."""
+"""The jobs of this node as ``zerotop attach`` lists them."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from pathlib import Path
 from typing import Any
 
+from zerotop.commands.named import recording_of
 from zerotop.commands.sessions import is_live
 from zerotop.session import catalog
 from zerotop.session.reader import Session, SessionError
@@ -15,19 +15,6 @@ from zerotop_probe.outside.attaching import gpus
 from zerotop_probe.outside.attaching.jobs import FoundJob, find_jobs, zero_stage
 from zerotop_probe.outside.attaching.session import age
 from zerotop_probe.recording import redact
-
-
-def recording_of(job: FoundJob) -> Path | None:
-    """The session that records this job now, or could go on to: by the ranks' environment, or by what attached to it."""
-    if job.session and (Path(job.session) / "session.json").is_file():
-        return Path(job.session)
-    processes = {job.root, *(rank.process for rank in job.ranks)}
-    for path in catalog.listing():
-        if path.is_dir():
-            facts = control.read_facts(str(path))
-            if facts.job in processes and not facts.ended and not facts.detached:
-                return path
-    return None
 
 
 def print_jobs(*, as_json: bool) -> int:
