@@ -40,10 +40,22 @@ class Work:
         self.terminal = on_terminal(folder, "run", "--session", str(self.session), "--", *job)
         self.terminal.wait_for("at work")
 
-    def attach(self) -> Terminal:
+    def attach(self, called: str = "mine") -> Terminal:
         self.terminal.close()
-        self.terminal = on_terminal(self.folder, "attach", "mine")
+        self.terminal = on_terminal(self.folder, "attach", called)
         return self.terminal
+
+    def leave(self, key: str) -> None:
+        """Asks to leave, and answers the question."""
+        self.terminal.type("q")
+        self.terminal.wait_for("Detach", "Stop the job", "Cancel")
+        self.terminal.type(key)
+
+    def leave_ended(self) -> int:
+        """Waits for the end of a job that was stopped, and leaves; the program's exit code."""
+        self.terminal.wait_for("The job has ended.")
+        self.terminal.type("l")
+        return self.terminal.exit_code()
 
     def wait_until_said(self, word: bytes) -> None:
         wait_for(lambda: word in recorded(self.session, "output"))
@@ -124,36 +136,27 @@ def test_a_terminal_that_is_closed_leaves_the_job_running(start: Start) -> None:
 
 def test_a_job_is_stopped_gently(start: Start) -> None:
     work = start()
-    work.terminal.type("q")
-    work.terminal.wait_for("Stop the job")
-    work.terminal.type("s")
-    work.terminal.wait_for("The job has ended.")
-    work.terminal.type("l")
-    assert work.terminal.exit_code() == 4
+    work.leave("s")
+    assert work.leave_ended() == 4
     assert "The job failed with exit code 4, after it had been asked to stop." in work.terminal.text
     assert recorded(work.session, "output") == b"at work\nasked by SIGINT\n"
 
 
 def test_a_job_that_does_not_want_to_end_is_killed(start: Start) -> None:
     work = start(stubborn=True)
-    work.terminal.type("q")
-    work.terminal.wait_for("Stop the job")
-    for told in (b"SIGINT", b"SIGTERM"):
-        work.terminal.type("s")
-        work.wait_until_said(told)
+    work.leave("s")
+    work.wait_until_said(b"SIGINT")
+    work.terminal.type("s")
+    work.wait_until_said(b"SIGTERM")
     work.terminal.wait_for("Kill it now")
     work.terminal.type("s")
-    work.terminal.wait_for("The job has ended.")
-    work.terminal.type("l")
-    assert work.terminal.exit_code() == 137
+    assert work.leave_ended() == 137
     assert "The job was killed by signal 9 (SIGKILL), after it had been asked to stop." in work.terminal.text
 
 
 def test_a_cancelled_leave_changes_nothing(start: Start) -> None:
     work = start()
-    work.terminal.type("q")
-    work.terminal.wait_for("Cancel")
-    work.terminal.type("c")
+    work.leave("c")
     work.end()
     work.terminal.wait_for("work done", "exit code 6")
     work.terminal.type("q")
@@ -180,20 +183,14 @@ def test_a_sampler_that_died_is_replaced_from_the_screen(start: Start) -> None:
 
 def test_attaching_replaces_a_sampler_that_died(start: Start) -> None:
     work = start()
-    work.terminal.type("q")
-    work.terminal.wait_for("Detach")
-    work.terminal.type("d")
+    work.leave("d")
     assert work.terminal.exit_code() == 0
     work.kill_sampler()
-    again = work.attach()
+    again = work.attach(str(work.session))
     again.wait_for("another one records it from now on", "at work")
     assert control.sampler_alive(str(work.session))
-    again.type("q")
-    again.wait_for("Stop the job")
-    again.type("s")
-    again.wait_for("The job has ended.")
-    again.type("l")
-    assert again.exit_code() == 1
+    work.leave("s")
+    assert work.leave_ended() == 1
     assert "its exit code is not known" in again.text
     assert recorded_by_all(work.session) == b"at work\nasked by SIGINT\n"
 
