@@ -100,17 +100,46 @@ def test_less_is_allocated_than_was_counted(tmp_path: Path) -> None:
     assert found.allocated_bytes == gib(14.75)
 
 
-def test_figures_read_at_different_moments_leave_a_row_that_says_so(tmp_path: Path) -> None:
-    recording = Recording(tmp_path)
+def apart(folder: Path, *readings: Any, others: float = 0) -> Session:
+    """NVML is read at second 3 and at 4.2, the allocator at others; 1.5 GiB lie outside of PyTorch, 0.5 are the driver's."""
+    recording = Recording(folder)
     recording.node_event()
     recording.engine()
-    recording.write(tables.ALLOCATOR, identity(0), [allocator(2, 1, 4), allocator(4, 1, 4), allocator(4.5, 9, 10)], born=1)
-    recording.write(tables.GPUS, recording.node, [gpu(3, 6), gpu(4.2, 6)])
-    recording.write(tables.GPU_PROCESSES, recording.node, [holds(3, identity(0).pid, 5.5)])
-    found = one(recording.read(), 5)
-    assert found.bytes_of("read_apart") == gib(-6)
-    assert found.bytes_of("outside_pytorch") == gib(1.5)
-    assert "different moments" in row_of(found, "read_apart").note
+    recording.write(tables.ALLOCATOR, identity(0), [allocator(2, 1, 4), allocator(4, 1, 4), *readings], born=1)
+    recording.write(tables.GPUS, recording.node, [gpu(3, 6 + others), gpu(4.2, 6 + others)])
+    held = [holds(3, identity(0).pid, 5.5), holds(3, 7, others)]
+    recording.write(tables.GPU_PROCESSES, recording.node, held)
+    return recording.read()
+
+
+def test_between_nvmls_reading_and_the_allocators_memory_was_taken(tmp_path: Path) -> None:
+    found = one(apart(tmp_path, allocator(4.5, 9, 10)), 5)
+    outside = {"driver": 0.5, "outside_pytorch": 1.5}
+    assert told(found) == {"free": 68, **outside, "reserved_unallocated": 1, "unattributed": 9}
+    assert "the ledger is of PyTorch's" in row_of(found, "free").note
+
+
+def test_more_was_taken_than_the_others_leave(tmp_path: Path) -> None:
+    found = one(apart(tmp_path, allocator(4.5, 9, 60), others=30), 5)
+    assert told(found) == {"rest_of_device": 20, "reserved_unallocated": 51, "unattributed": 9}
+    assert "cannot be told" in row_of(found, "rest_of_device").note
+
+
+def test_pytorch_says_that_it_holds_more_than_there_is(tmp_path: Path) -> None:
+    assert one(apart(tmp_path, allocator(4.5, 9, 81)), 5).bytes_of("read_apart") == gib(-77)
+
+
+def test_a_rank_that_is_leaving_has_given_back_what_its_allocator_held(tmp_path: Path) -> None:
+    """Its goodbye is yet to come, its allocator is read no more: NVML's figures are all there is."""
+    recording = usual(tmp_path)
+    sampler = recording.node._replace(pid=1001)
+    recording.write(tables.GPUS, sampler, [gpu(30, 5.5)])
+    recording.write(tables.GPU_PROCESSES, sampler, [holds(30, identity(0).pid, 1), holds(30, 7, 4)])
+    session = recording.read()
+    found = one(session, 30.2)
+    assert told(found) == {"free": 74.5, "driver": 0.5, "other_processes": 4, "this_job": 1}
+    assert "has given memory back" in found.notes[0]
+    assert one(session, 29.9).bytes_of("this_job") == 0
 
 
 def test_what_is_outside_pytorch_is_taken_where_the_allocator_held_still(tmp_path: Path) -> None:

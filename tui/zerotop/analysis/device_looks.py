@@ -19,6 +19,8 @@ from zerotop_probe.recording.tables import UNKNOWN
 
 # NVML's looks at processes that are searched for one around which the allocators held still: some seconds.
 _LOOKS = 16
+# An allocator is read ten times a second: one that was not for so long may hold anything by now.
+_OUTDATED_NS = 400_000_000
 
 Key = tuple[str, int]
 
@@ -37,6 +39,7 @@ class Look:
     before_bytes: int | None  # in use when the recording began, which stands in for the two where job_bytes is None
     outside_bytes: int | None  # by the job's processes beyond what their allocators held then
     settled: bool  # the allocators held still around that look
+    given_back: bool = False  # the job holds less than its allocators did, which were last read some time before
 
 
 def look(session: Session, key: Key, cursor_ns: int, pids: set[int], allocators: Sequence[Source]) -> Look | None:
@@ -63,7 +66,18 @@ def look(session: Session, key: Key, cursor_ns: int, pids: set[int], allocators:
     earlier = ((int(tick["time_ns"][0]) + held.offset_ns, _sum(tick, pids)) for tick in chain((latest,), ticks))
     since = _unchanged_since(rows, key[1], int(latest["time_ns"][0]) + held.offset_ns, cursor_ns)
     outside, settled = _outside(chain(((time_ns, job) for time_ns in since), earlier), allocators, cursor_ns)
-    return Look(total, used, job + used - used_then, others, used_then - others - job, None, outside, settled)
+    mine, driver = job + used - used_then, used_then - others - job
+    given_back = _given_back(allocators, cursor_ns, mine, int(now["time_ns"]) + rows.offset_ns)
+    return Look(total, used, mine, others, driver, None, outside, settled, given_back)
+
+
+def _given_back(allocators: Sequence[Source], cursor_ns: int, job: int, looked_ns: int) -> bool:
+    """Whether the job holds less than its allocators when they were last read: as when a rank has ended."""
+    last = [source.array[source.count_known(cursor_ns) - 1] for source in allocators]
+    if not last or sum(max(0, int(row["reserved_bytes"])) for row in last) <= job:
+        return False
+    read_ns = (int(row["time_ns"]) + source.offset_ns for row, source in zip(last, allocators, strict=True))
+    return min(read_ns) < looked_ns - _OUTDATED_NS
 
 
 def _without_processes(

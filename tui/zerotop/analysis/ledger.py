@@ -7,8 +7,9 @@
                 + unexplained
 
 The device's part is NVML's, reserved and allocated are the allocators' own counters, the categories are inventories of
-tensors. They were read at different moments; where they disagree for that, a row says so, the only kind that may be below
-zero. Nothing is cut off to make a sum come out.
+tensors. They are read at different moments. Where NVML and an allocator disagree for that, the ledger is of the moment of
+the allocator's reading: what was free then follows from the other rows, or is not told at all. What an inventory counted
+and is not allocated any more is a row below zero. Nothing is cut off to make a sum come out.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ _HIDDEN_LATE = (
     " what is used outside PyTorch may be anybody's."
 )
 _NO_NVML = "NVML was not to be had: of the device only what PyTorch holds is known."
+_GIVEN_BACK = "This job has given memory back since PyTorch's allocator was last read: how it divides what is left is not known."
 _MIG = "MIG is on: the device's figures are the whole GPU's, not the slice's that this job has."
 
 
@@ -118,6 +120,9 @@ def _gpus(session: Session, cursor_ns: int) -> set[Key]:
 def _gpu_ledger(session: Session, key: Key, cursor_ns: int, held: list[Holder]) -> GpuLedger:
     allocators = [holder.source for holder in held]
     seen = look(session, key, cursor_ns, pids_of(session, key[0], cursor_ns), allocators)
+    ranks = tuple(sorted(holder.process.rank for holder in held))
+    stale = seen is not None and seen.given_back
+    held = [] if stale else held
     engines = engines_until(session, cursor_ns)
     reserved = sum(holder.reserved_bytes for holder in held)
     inside = [Row(UNALLOCATED, reserved - sum(holder.allocated_bytes for holder in held), _ALLOCATOR)] if held else []
@@ -128,19 +133,22 @@ def _gpu_ledger(session: Session, key: Key, cursor_ns: int, held: list[Holder]) 
         host=key[0],
         index=key[1],
         name=gpu_name(session, key, cursor_ns),
-        ranks=tuple(sorted(holder.process.rank for holder in held)),
+        ranks=ranks,
         total_bytes=total,
         rows=rows,
         job_bytes=seen.job_bytes if seen is not None else None,
         reserved_bytes=reserved,
         allocated_bytes=sum(holder.allocated_bytes for holder in held),
         unexplained_largest=_largest(held),
-        notes=notes_of(engines, seen, held),
+        notes=(*((_GIVEN_BACK,) if stale else ()), *notes_of(engines, seen, held)),
     )
 
 
 _ALLOCATOR = "PyTorch's allocator, its last reading"
 _NVML = "NVML, its last reading"
+_LEFT = "what the other rows leave of the device"
+_MEANWHILE = "Memory was taken or given back between NVML's reading and PyTorch's: the ledger is of PyTorch's."
+_NO_FIGURE = "Memory was taken or given back between NVML's reading and PyTorch's: what else holds some cannot be told."
 
 
 def device_rows(seen: Look | None, total: int, reserved: int, *, read: bool = True) -> list[Row]:
@@ -149,24 +157,43 @@ def device_rows(seen: Look | None, total: int, reserved: int, *, read: bool = Tr
     ``read``: whether a rank's allocator was.
     """
     if seen is None:
-        return [Row(REST, total - reserved, "what is left of the device")]
+        return [Row(REST, total - reserved, _LEFT)]
+    if not read and seen.job_bytes is not None:
+        return _unread_rows(seen, total)
     rows = [Row(FREE, max(0, total - seen.used_bytes), _NVML)]
     if seen.job_bytes is not None:
         rows.append(Row(DRIVER, max(0, seen.driver_bytes), _NVML))
         rows.append(Row(OTHERS, seen.others_bytes, _NVML))
     elif seen.before_bytes is not None:
         rows.append(Row(BEFORE, seen.before_bytes, "NVML's first reading"))
-    if not read and seen.job_bytes:
-        rows.append(Row(JOB, max(0, seen.job_bytes), _NVML))
-    elif seen.outside_bytes is not None:
+    if seen.outside_bytes is not None:
         rows.append(_outside_row(seen))
     elif seen.job_bytes is None:
         rows.append(Row(OUTSIDE, max(0, seen.used_bytes - reserved), "NVML's device less PyTorch's reserved"))
+    return _fitted(rows, total, reserved)
+
+
+def _unread_rows(seen: Look, total: int) -> list[Row]:
+    """NVML alone. What processes held when it was last asked for them gives way to what is in use since."""
+    used = min(total, seen.used_bytes)
+    others = min(used, seen.others_bytes)
+    driver = min(used - others, max(0, seen.driver_bytes))
+    job = used - others - driver
+    rows = [Row(FREE, total - used, _NVML), Row(DRIVER, driver, _NVML), Row(OTHERS, others, _NVML)]
+    return [*rows, Row(JOB, job, _NVML)] if job else rows
+
+
+def _fitted(rows: list[Row], total: int, reserved: int) -> list[Row]:
+    """Rows that leave ``reserved`` of the device, where NVML's were read at another moment than the allocators."""
     apart = total - reserved - sum(row.bytes for row in rows)
-    if apart:
-        note = "NVML and the allocators were read at different moments, between which memory was taken or given back."
-        rows.append(Row(APART, apart, "what is left of the device", note))
-    return rows
+    free = rows[0].bytes + apart
+    if not apart:
+        return rows
+    if free >= 0:
+        return [Row(FREE, free, _LEFT, _MEANWHILE), *rows[1:]]
+    if reserved <= total:
+        return [Row(REST, total - reserved, _LEFT, _NO_FIGURE)]
+    return [*rows, Row(APART, apart, _LEFT, "PyTorch says that it holds more than the device has.")]
 
 
 def _outside_row(seen: Look) -> Row:

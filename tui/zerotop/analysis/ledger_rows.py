@@ -36,7 +36,7 @@ LABELS = {
     CUBLAS: "cuBLAS workspaces, by their size",
     UNEXPLAINED: "unexplained",
     UNATTRIBUTED: "allocated, not looked into",
-    APART: "sources read at different moments",
+    APART: "held beyond what the device has",
     FREED: "counted then, freed since",
 }
 ALLOCATED = (*CATEGORIES, ACTIVATIONS, CUBLAS, UNEXPLAINED, UNATTRIBUTED, FREED)

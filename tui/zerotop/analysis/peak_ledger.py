@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from zerotop.analysis.device_looks import Key, look
 from zerotop.analysis.inventories import inventory
@@ -17,12 +17,10 @@ from zerotop.analysis.ledger import (
     notes_of,
     pids_of,
 )
-from zerotop.analysis.ledger_rows import APART, FREE, REST, UNALLOCATED, GpuLedger, Row
+from zerotop.analysis.ledger_rows import UNALLOCATED, GpuLedger, Row
 from zerotop.analysis.living import process_of
 from zerotop.analysis.phase_peaks import PhasePeak, peaks_of
 from zerotop.session.reader import Session, Source
-
-_DERIVED = "what the other rows leave of the device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ def _at_peak(session: Session, key: Key, source: Source, peak: PhasePeak, source
         name=gpu_name(session, key, peak.unix_ns),
         ranks=tuple(sorted(holder.process.rank for holder in held)),
         total_bytes=total,
-        rows=tuple(_settled(rows) + allocated_rows(held)),
+        rows=tuple(rows + allocated_rows(held)),
         job_bytes=None,
         reserved_bytes=reserved,
         allocated_bytes=allocated,
@@ -71,17 +69,6 @@ def _at_peak(session: Session, key: Key, source: Source, peak: PhasePeak, source
         notes=notes_of(engines, seen, held),
     )
     return PeakLedger(source.rank, peak, ledger)
-
-
-def _settled(rows: list[Row]) -> list[Row]:
-    """A peak lies between two looks of NVML at the device: what is free then follows from the other rows."""
-    apart = sum(row.bytes for row in rows if row.key == APART)
-    free = next((row for row in rows if row.key in (FREE, REST)), None)
-    if free is None or not apart or free.bytes + apart < 0:
-        return rows
-    return [
-        replace(row, bytes=row.bytes + apart, basis=_DERIVED) if row is free else row for row in rows if row.key != APART
-    ]
 
 
 def _beside(source: Source, sources: list[Source], time_ns: int) -> list[Source]:
