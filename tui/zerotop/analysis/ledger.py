@@ -58,7 +58,9 @@ _HIDDEN_LATE = (
     " what is used outside PyTorch may be anybody's."
 )
 _NO_NVML = "NVML was not to be had: of the device only what PyTorch holds is known."
-_GIVEN_BACK = "This job has given memory back since PyTorch's allocator was last read: how it divides what is left is not known."
+_GIVEN_BACK = (
+    "This job has given memory back since PyTorch's allocator was last read: how it divides what is left is not known."
+)
 _MIG = "MIG is on: the device's figures are the whole GPU's, not the slice's that this job has."
 
 
