@@ -7,6 +7,7 @@ import os
 import threading
 import time
 
+from zerotop_probe.outside.affinity import numa_nodes
 from zerotop_probe.outside.cgroup import ControlGroup, system_oom_kills, usable_cores
 from zerotop_probe.outside.control import read_facts
 from zerotop_probe.outside.gpus import GpuSampler
@@ -68,7 +69,7 @@ class Node:
         facts = read_facts(session)
         self.ranks = Ranks(session, root, writer, attached=facts.ranks if facts.attached else None)
         self._gpus = GpuSampler(session, identity, on_seen=self._note_gpus, on_lost=self._note_lost)
-        self._processes = ProcessSampler(session, identity)
+        self._processes = ProcessSampler(session, identity, self._note_affinity)
         self._hosts = HostSampler(session, identity, self._group)
         host_lane = HostLane(self.ranks, self._processes, self._hosts)
         self._gpu_lane = Lane("gpus", self._gpus, on_error=self.note_error)
@@ -107,12 +108,16 @@ class Node:
             memory_bytes=meminfo().get(b"MemTotal"),
             kernel=os.uname().release,
             cpu=processor_name(),
+            numa=numa_nodes(),
             driver=seen.driver,
             gpus=[dataclasses.asdict(gpu) for gpu in seen.gpus],
             gpu_notice=seen.notice,
             sampler_pid=self._identity.pid,
             sampler_start=self._identity.start,
         )
+
+    def _note_affinity(self, pid: int, cpus: str, threads: dict[str, str]) -> None:
+        self._writer.write(time.monotonic_ns(), events.AFFINITY, pid=pid, cpus=cpus, threads=threads)
 
     def _note_lost(self, sentence: str) -> None:
         self._writer.write(time.monotonic_ns(), events.SAMPLER_ERROR, where="gpus", error=sentence)

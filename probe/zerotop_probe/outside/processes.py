@@ -6,10 +6,11 @@ import math
 import os
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from zerotop_probe.outside import proc
+from zerotop_probe.outside.affinity import Affinity
 from zerotop_probe.outside.proc import Process
 from zerotop_probe.outside.threads import TICK_NS, Budget, Threads, has_schedstat
 from zerotop_probe.recording.tables import PROCESSES, THREADS, UNKNOWN
@@ -19,7 +20,8 @@ from zerotop_probe.recording.writer import Identity, RecordWriter
 # is most of the cost, and meanwhile the process's clock tells when another one must have run.
 _TICKS_PER_THREAD_ROWS = 5
 _TICKS_PER_SCAN = 20
-_BUSIEST = 8
+# As many as an optimizer on the CPU commonly has, and then some. Rows of threads that hardly run are not written.
+_BUSIEST = 24
 _LEAST_SHARE = 0.005  # of a core; a thread below is not worth a row
 # Kept free of thread files: recordings, NVML, libraries.
 _RESERVED_DESCRIPTORS = 256
@@ -44,10 +46,14 @@ def raise_descriptor_limit() -> int:
     return 1 << 20 if hard == resource.RLIM_INFINITY else hard
 
 
+# Gets a pid, its cores, and those of threads that have others: see AFFINITY among the events.
+OnAffinity = Callable[[int, str, "dict[str, str]"], None]
+
+
 class Sampled:
     """One process that is being sampled."""
 
-    def __init__(self, member: Member, budget: Budget, *, schedstat: bool) -> None:
+    def __init__(self, member: Member, budget: Budget, on_affinity: OnAffinity, *, schedstat: bool) -> None:
         self.member = member
         pid = member.process.pid
         self._budget = budget
@@ -59,6 +65,7 @@ class Sampled:
         self._time_ns = time.monotonic_ns()
         self._cpu_ns = self._read_cpu()
         self.threads = Threads(pid, budget, schedstat=schedstat, now_ns=self._time_ns)
+        self._affinity = Affinity(pid, on_affinity)
 
     def _read_cpu(self) -> int:
         if self._has_clock:
@@ -97,11 +104,14 @@ class Sampled:
         except OSError:
             return b""
 
-    def thread_rows(self, time_ns: int) -> list[tuple[object, ...]]:
+    def thread_rows(self, time_ns: int, tick: int) -> list[tuple[object, ...]]:
         """Rows of THREADS for the busiest since the last call."""
         pid = self.member.process.pid
         rows: list[tuple[object, ...]] = []
-        for thread in self.threads.busiest(_BUSIEST, _LEAST_SHARE):
+        busiest = self.threads.busiest(_BUSIEST, _LEAST_SHARE)
+        if tick % _TICKS_PER_SCAN == 0:
+            self._affinity.look(thread.tid for thread in busiest)
+        for thread in busiest:
             # Read each time: a thread's name changes after its birth, the core it runs on all the time.
             facts = proc.parse_stat(proc.read(f"/proc/{pid}/task/{thread.tid}/stat", 1024))
             name, processor = (facts.name, facts.processor) if facts is not None else (b"", UNKNOWN)
@@ -128,7 +138,9 @@ def _number(status: bytes, name: bytes) -> int:
 class ProcessSampler:
     """Writes PROCESSES at every tick and THREADS at every fifth."""
 
-    def __init__(self, session: str, identity: Identity) -> None:
+    def __init__(self, session: str, identity: Identity, on_affinity: OnAffinity) -> None:
+        """``on_affinity`` is called when it is learnt which cores a process or one of its threads may run on."""
+        self._on_affinity = on_affinity
         self._processes = RecordWriter(session, PROCESSES, identity)
         self._threads = RecordWriter(session, THREADS, identity)
         self._budget = Budget(raise_descriptor_limit() - _RESERVED_DESCRIPTORS)
@@ -154,7 +166,7 @@ class ProcessSampler:
                 continue
             self._processes.write(*row)
             if tick % _TICKS_PER_THREAD_ROWS == 0:
-                for thread in sampled.thread_rows(time_ns):
+                for thread in sampled.thread_rows(time_ns, tick):
                     self._threads.write(*thread)
         self._follow(members)
         return ended
@@ -165,7 +177,7 @@ class ProcessSampler:
             self._sampled.pop(process).close()
         for process, member in wanted.items():
             if process not in self._sampled:
-                self._sampled[process] = Sampled(member, self._budget, schedstat=self._schedstat)
+                self._sampled[process] = Sampled(member, self._budget, self._on_affinity, schedstat=self._schedstat)
             # A launcher becomes a rank when an engine reports from it.
             self._sampled[process].member = member
 

@@ -63,6 +63,7 @@ GOODBYE = "goodbye"
 
 # The sampler runs. host: str; cores: int (usable by this job); memory_bytes: int; kernel, cpu: str;
 # driver: str | null; gpus: [{index, uuid, name, total_bytes}]; gpu_notice: str | null, why no GPU is seen, as a sentence;
+# numa: [{node: int, cpus: str such as "0-31,64-95"}], which cores belong to which memory, absent in older recordings;
 # sampler_pid, sampler_start: int
 NODE = "node"
 
@@ -85,6 +86,10 @@ RANK_FOUND = "rank_found"
 
 # A process that looks like a rank has not reported although an engine could have been made. rank, pid: int; why: str
 RANK_SILENT = "rank_silent"
+
+# Which cores a rank or launcher may run on; again when that changes. pid: int; cpus: str such as "0-15", of its first
+# thread; threads: {tid: cpus} of those busy threads whose own cores were found to be others than before
+AFFINITY = "affinity"
 
 # A rank's process is gone. rank, pid: int
 RANK_GONE = "rank_gone"

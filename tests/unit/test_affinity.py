@@ -1,0 +1,68 @@
+"""Which cores threads may run on, told once and again when it changes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from zerotop_probe.outside.affinity import Affinity, allowed, numa_nodes, ranges
+
+
+def test_sets_of_cores_are_written_as_the_kernel_does() -> None:
+    assert ranges([]) == ""
+    assert ranges([5]) == "5"
+    assert ranges({3, 1, 2, 8, 10, 11}) == "1-3,8,10-11"
+
+
+def test_nodes_without_cores_are_left_out(tmp_path: Path) -> None:
+    for node, cpus in (("node10", "4-7"), ("node2", "0-3"), ("node3", "")):
+        (tmp_path / node).mkdir()
+        (tmp_path / node / "cpulist").write_text(cpus + "\n")
+    assert numa_nodes(str(tmp_path)) == [{"node": 2, "cpus": "0-3"}, {"node": 10, "cpus": "4-7"}]
+    assert numa_nodes(str(tmp_path / "none")) == []
+
+
+@pytest.fixture
+def bound() -> Iterator[tuple[int, str]]:
+    """A thread of ours on one core, and that core."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("with one core no thread can differ")
+    ready, done = threading.Event(), threading.Event()
+    core = max(os.sched_getaffinity(0))
+    found: list[int] = []
+
+    def run() -> None:
+        found.append(threading.get_native_id())
+        os.sched_setaffinity(0, {core})
+        ready.set()
+        done.wait()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    ready.wait()
+    yield found[0], str(core)
+    done.set()
+    thread.join()
+
+
+def test_only_what_is_new_is_told(bound: tuple[int, str]) -> None:
+    tid, core = bound
+    pid, told = os.getpid(), []
+    affinity = Affinity(pid, lambda *facts: told.append(facts))
+    affinity.look([pid, tid])
+    assert told == [(pid, allowed(pid), {str(tid): core})]
+    affinity.look([pid, tid])
+    assert len(told) == 1
+    os.sched_setaffinity(tid, os.sched_getaffinity(pid))
+    affinity.look([tid])
+    assert told[1:] == [(pid, allowed(pid), {str(tid): allowed(pid)})]
+
+
+def test_a_process_that_is_gone_says_nothing() -> None:
+    told: list[object] = []
+    Affinity(2**22 + 1, lambda *facts: told.append(facts)).look([2**22 + 1])
+    assert told == []
