@@ -6,8 +6,10 @@ Test material only. The stories have the shape of real runs, so that pictures of
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -26,6 +28,7 @@ from zerotop.analysis.view import (
     RankHistory,
     State,
 )
+from zerotop.session.reader import Session
 
 GIB = 1024**3
 BEGIN_NS = 1_790_000_000 * 10**9
@@ -179,6 +182,11 @@ class FakeSource:
         self._seen = -1.0
         self._iterations: dict[int, Iterations] = {}
         self._history: tuple[int, History] | None = None
+
+    @property
+    def session(self) -> Session:
+        """A story is told, not recorded: the screens that read tables find none."""
+        return Session(Path(os.devnull), {"boot": "boot", "clock": {"unix_ns": self.begin_ns, "monotonic_ns": 0}})
 
     @property
     def live(self) -> bool:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from zerotop.analysis import view
-from zerotop.ui.drawing.footer import draw_status
+from zerotop.ui.app import TABS
+from zerotop.ui.drawing.footer import draw_tabs
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.drawing.header import draw_header, draw_notices, notice_rows, notices
 from zerotop.ui.drawing.iteration import draw_iteration
@@ -167,7 +168,7 @@ def test_any_view_is_drawn(whole: view.LiveView, width: int, height: int, glyphs
     pictures = {
         "header": draw_header(whole, badge, width, min(height, 2), glyphs),
         "notices": draw_notices(sentences, width, notice_rows(sentences, width, 5, glyphs), glyphs),
-        "status": [draw_status(whole.cost, 5.0, width, glyphs)],
+        "tabs": [draw_tabs(TABS, "live", whole.cost, 5.0, width, glyphs)[0]],
         "output": draw_output(Pane(whole.output), width, height, glyphs),
     }
     for draw in (draw_memory, draw_iteration, draw_cpu, draw_gpu):

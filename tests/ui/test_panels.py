@@ -9,7 +9,7 @@ import pytest
 
 from fake_source import FakeSource, Story, cpu_story, failed_story, killed_story, many_story, offload_story
 from zerotop.analysis.view import LiveView
-from zerotop.ui.drawing.footer import Moment, draw_badge, draw_keys, draw_status, draw_transport
+from zerotop.ui.drawing.footer import Moment, Tab, draw_badge, draw_keys, draw_status, draw_tabs, draw_transport
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
 from zerotop.ui.drawing.header import draw_header, draw_notices, notices
 from zerotop.ui.drawing.iteration import draw_iteration
@@ -281,10 +281,23 @@ def test_transport() -> None:
 
 def test_status_is_loud_about_losses_only() -> None:
     cost = at(offload_story(), 75.0).cost
-    text = " probe 61 µs/step   0.002 % of the step   36 000 records    480/s"
-    assert row_text(draw_status(cost, 6.0, 80, BLOCKS)) == text.ljust(74) + "6 fps "
+    text = "probe 61 µs/step   0.002 % of the step   36 000 records    480/s   6 fps "
+    assert row_text(draw_status(cost, 6.0, 80, BLOCKS)) == text
     lossy = draw_status(replace(cost, lost_records=1234, errors=1), 6.0, 100, BLOCKS)
     assert [text for text, style in lossy if style == "alert"] == ["1 234 records lost", "1 probe errors"]
+
+
+def test_tabs_lie_where_they_say_and_leave_room_for_what_watching_costs() -> None:
+    cost = at(offload_story(), 75.0).cost
+    tabs = [Tab("live", "Live"), Tab("memory", "Memory")]
+    row, places = draw_tabs(tabs, "memory", cost, 6.0, 60, BLOCKS)
+    assert [(row_text(row)[begin:end], action) for begin, end, action in places] == [
+        ("1 Live", "app.switch('live')"),
+        ("2 Memory", "app.switch('memory')"),
+    ]
+    assert row_text(row).endswith("probe 61 µs/step   6 fps ")
+    narrow, _ = draw_tabs(tabs, "memory", cost, 6.0, 16, BLOCKS)
+    assert row_text(narrow) == " 1  2 Memory    "
 
 
 def test_keys_fit_and_lie_where_they_say() -> None:

@@ -7,13 +7,16 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from textual.app import App, SystemCommand
+from textual.dom import DOMNode
 from textual.filter import ANSIToTruecolor, LineFilter
 from textual.screen import Screen
 
 from zerotop.analysis.annotations import Annotation
 from zerotop.ui.bindings import APP_BINDINGS
+from zerotop.ui.drawing.footer import Tab
 from zerotop.ui.drawing.glyphs import Glyphs, choose_glyphs
 from zerotop.ui.filters import PlainText
 from zerotop.ui.ports import Controller, Leaving, Source
@@ -23,12 +26,16 @@ from zerotop.ui.screens.go_to import GoToDialog, Place
 from zerotop.ui.screens.leave import LeaveDialog
 from zerotop.ui.screens.live import LiveScreen
 from zerotop.ui.screens.pages import help_page, job_text
+from zerotop.ui.screens.watching import Watching
 from zerotop.ui.theme import DARK, DARK_NAME, LIGHT, LIGHT_NAME
 from zerotop.ui.viewer import Viewer
-from zerotop.ui.widgets.panels import Keys, Output, Transport
+from zerotop.ui.widgets.panels import Output, Pressable, Transport
 
 FRAME_S = 0.22  # between looks at the recording: what was written is on screen within this and one drawing
 SETTLED_S = 2.0  # until the screen's own objects are made
+# In the order of their numbers.
+SCREENS: tuple[type[Watching], ...] = (LiveScreen,)
+TABS = tuple(Tab(screen.NAME, screen.TITLE) for screen in SCREENS)
 HEARTBEAT_S = 0.5  # a frame at least this often, so that times go on counting
 
 
@@ -74,12 +81,21 @@ class ZerotopApp(App[Leaving]):
         if play_from_ns is not None:
             self.viewer.playhead.play(play_from_ns)
         self._clock = clock
-        self._live_screen = LiveScreen(self.glyphs)
+        self._screens: dict[str, Watching] = {}
+        self._watching = self._made(LiveScreen.NAME)
         self._ticks = 0
         self._plain = [PlainText(self.glyphs)] if self.glyphs.name == "ascii" else []
 
     def get_default_screen(self) -> Screen[None]:
-        return self._live_screen
+        return self._watching
+
+    def _made(self, name: str) -> Watching:
+        """The screen of that name, made when it is first asked for and kept with all that was set on it."""
+        if name not in self._screens:
+            kind = next(screen for screen in SCREENS if name == screen.NAME)
+            self._screens[name] = kind(self.glyphs, self.viewer.source)
+            self.install_screen(self._screens[name], name)
+        return self._screens[name]
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """Our palettes' names for any other theme."""
@@ -110,7 +126,26 @@ class ZerotopApp(App[Leaving]):
 
     def draw(self) -> None:
         """Draws the frame of this moment."""
-        self._live_screen.frame = self.viewer.frame()
+        self._watching.frame = replace(self.viewer.frame(), tabs=TABS)
+
+    # Screens
+
+    def action_switch(self, name: str) -> None:
+        """Shows the screen of that name. A dialog over it stays where it is: none can be open."""
+        if name != self._watching.NAME:
+            self._watching = self._made(name)
+            self.switch_screen(self._watching)
+            self.draw()
+
+    def action_switch_to(self, number: int) -> None:
+        """Shows the screen of that number, if there is one."""
+        if number <= len(TABS):
+            self.action_switch(TABS[number - 1].name)
+
+    def action_choose_rank(self, number: int) -> None:
+        """The rank so many places further on."""
+        self.viewer.choose_rank(number)
+        self.draw()
 
     # Time
 
@@ -153,7 +188,7 @@ class ZerotopApp(App[Leaving]):
         self.draw()
 
     def action_feed(self) -> None:
-        frame = self._live_screen.frame
+        frame = self._watching.frame
         if frame is not None:
             self.push_screen(Feed(frame, self.viewer.source.begin_ns, self.glyphs), self._go_to_finding)
 
@@ -170,7 +205,7 @@ class ZerotopApp(App[Leaving]):
         self.viewer.scroll_output(event.lines, event.room)
         self.draw()
 
-    async def on_keys_pressed(self, event: Keys.Pressed) -> None:
+    async def on_pressable_pressed(self, event: Pressable.Pressed) -> None:
         await self.run_action(event.action)
 
     # The job and the program
@@ -203,13 +238,14 @@ class ZerotopApp(App[Leaving]):
             self.notify(f"The sampler cannot be started: {error}", severity="error", markup=False)
 
     def action_job(self) -> None:
-        if self._live_screen.frame is not None:
-            self.push_screen(Page("This job", job_text(self._live_screen.frame.view, self.glyphs), self.glyphs))
+        if self._watching.frame is not None:
+            self.push_screen(Page("This job", job_text(self._watching.frame.view, self.glyphs), self.glyphs))
 
     def action_help(self) -> None:
-        bindings = [binding for _, binding, _, _ in self._live_screen.active_bindings.values()]
+        bindings = [binding for _, binding, _, _ in self._watching.active_bindings.values()]
         known = [binding for binding in bindings if binding.id and binding.tooltip]
-        self.push_screen(Page("Help", help_page(known, self.glyphs), self.glyphs))
+        page = help_page(self._watching.HELP or "", known, self._watching.TERMS, self.glyphs)
+        self.push_screen(Page(f"Help: {self._watching.TITLE}", page, self.glyphs))
 
     def action_switch_theme(self) -> None:
         self.theme = LIGHT_NAME if self.theme == DARK_NAME else DARK_NAME
@@ -229,16 +265,19 @@ class ZerotopApp(App[Leaving]):
         return True
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """Every action of the live screen, by name."""
+        """Every screen, and every action of this one, by name."""
+        for tab in TABS:
+            yield SystemCommand(tab.title, f"The screen {tab.title}", self._runner(f"switch('{tab.name}')", self))
         seen: set[str] = set()
-        for _, binding, enabled, _ in screen.active_bindings.values():
-            if binding.id and enabled and binding.action not in seen and binding.tooltip:
+        for node, binding, enabled, _ in screen.active_bindings.values():
+            by_name = binding.id and binding.tooltip and not binding.action.startswith("switch_to")
+            if by_name and enabled and binding.action not in seen:
                 seen.add(binding.action)
-                yield SystemCommand(binding.description, binding.tooltip, self._runner(binding.action))
+                yield SystemCommand(binding.description, binding.tooltip, self._runner(binding.action, node))
 
-    def _runner(self, action: str) -> Callable[[], None]:
+    def _runner(self, action: str, node: DOMNode) -> Callable[[], None]:
         def run() -> None:
-            self.call_next(self.run_action, action, self._live_screen if "output" in action or "zoom" in action else self)
+            self.call_next(self.run_action, action, node)
 
         return run
 

@@ -32,6 +32,17 @@ APP_BINDINGS: list[BindingType] = [
         id="time.faster",
         tooltip="Play faster, up to 1000×",
     ),
+    *(
+        Binding(
+            str(number),
+            f"switch_to({number})",
+            f"Screen {number}",
+            id=f"app.screen.{number}",
+            tooltip="To the screen of this number",
+            show=False,
+        )
+        for number in range(1, 10)
+    ),
     Binding("g", "go_to", "Go to", id="time.go", tooltip="Go to a step or a time"),
     Binding("n", "finding(1)", "Next finding", id="time.finding.on", tooltip="To the next finding"),
     Binding("p", "finding(-1)", "Finding before", id="time.finding.back", tooltip="To the finding before"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.analysis.view import LiveView
-from zerotop.ui.drawing.footer import Key, Moment
+from zerotop.ui.drawing.footer import Key, Moment, Tab
 from zerotop.ui.drawing.header import Notice, notices
 from zerotop.ui.drawing.output import Pane
 
@@ -24,6 +24,8 @@ class Frame:
     findings: tuple[Annotation, ...] = ()  # known at the cursor, in the order in which they became known
     told: Annotation | None = None  # the one of them to say under the header
     known: tuple[Annotation, ...] = ()  # of the whole recording, later ones too: places to go to
+    tabs: tuple[Tab, ...] = ()  # the screens there are
+    rank: int | None = None  # the one that was chosen, else the first one there is
 
     def notices(self, height: int) -> list[Notice]:
         """The sentences under the header of a terminal with so many rows."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from zerotop.ui.drawing.footer import Key, Moment
 from zerotop.ui.ports import Controller
 
 
-def entries(
-    moment: Moment, controller: Controller | None, sampler_missing: bool, findings: int = 0
-) -> tuple[Key, ...]:
+def with_own(common: tuple[Key, ...], own: Sequence[Key]) -> tuple[Key, ...]:
+    """The bottom row's entries with a screen's own ones, which stand after how to leave."""
+    return (*common[:1], *own, *common[1:])
+
+
+def entries(moment: Moment, controller: Controller | None, sampler_missing: bool, findings: int = 0) -> tuple[Key, ...]:
     """The bottom row's entries, in drawing order. ``findings``: how many there are to go to."""
     playing = moment.playing or (moment.following and moment.live)
     keys = [
@@ -26,8 +31,6 @@ def entries(
         keys += [Key("a", f"{findings} found", "app.feed", 7), Key("np", "go there", "app.finding(1)", 4)]
     keys += [
         Key("g", "go to", "app.go_to", 4),
-        Key("↑↓", "output", "screen.output(1)", 2),
-        Key("z", "zoom", "screen.zoom", 3),
         Key("i", "info", "app.job", 3),
         Key("s", "screenshot", "app.screenshot", 1),
         Key("t", "theme", "app.switch_theme", 0),

@@ -11,21 +11,6 @@ PAST = 7  # rows of the memory's chart that it should have
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What the layout depends on."""
-
-    width: int
-    height: int
-    gpus: int
-    ranks: int
-    hosts: int
-    notices: int  # rows the sentences under the header want
-    past: bool  # looking at the past, so the transport row must be there
-    failed: bool = False  # the sentences say what went wrong, for which there is more room
-    zoomed: str = ""  # the one panel that takes the whole middle
-
-
-@dataclass(frozen=True)
 class Box:
     """A panel's place in cells."""
 
@@ -35,60 +20,70 @@ class Box:
     height: int
 
 
-def arrange(shape: Shape) -> dict[str, Box]:
-    """Panel -> place, without those there is no room for. Panels neither overlap nor leave the terminal."""
+@dataclass(frozen=True)
+class Outline:
+    """What every screen has in common: its upper and lower rows, and the room between them for its own panels."""
+
+    boxes: dict[str, Box]
+    room: Box
+
+
+def outline(width: int, height: int, notices: int, *, past: bool, failed: bool = False) -> Outline:
+    """Header and sentences above, transport, tabs and keys below, without those there is no room for.
+
+    Args:
+        width: of the terminal in cells.
+        height: likewise.
+        notices: rows the sentences under the header want.
+        past: looking at the past, so the transport row must be there.
+        failed: the sentences say what went wrong, for which there is more room.
+    """
     boxes: dict[str, Box] = {}
-    width, height = shape.width, shape.height
     top = 0
-    for name, rows in (("header", 2 if height >= 12 else 1), ("notices", _notice_rows(shape))):
+    sentences = min(notices, max(0, height // (3 if failed else 6)))
+    for name, rows in (("header", 2 if height >= 12 else 1), ("notices", sentences)):
         if rows and top + rows <= height:
             boxes[name] = Box(0, top, width, rows)
             top += rows
     bottom = height
-    for name in _bottom_rows(shape):
+    for name in _bottom_rows(height, past):
         if bottom - 1 > top:
             bottom -= 1
             boxes[name] = Box(0, bottom, width, 1)
-    middle = bottom - top
-    if middle <= 0:
-        return boxes
-    if shape.zoomed:
-        inner = {shape.zoomed: Box(0, top, _inner(shape), middle)}
-    elif width >= TWO_COLUMNS_FROM and middle >= 7:
-        inner = _two_columns(shape, top, middle)
-    else:
-        inner = _one_column(shape, top, middle)
-    margin = _margin(shape)
-    boxes.update({name: replace(box, x=box.x + margin) for name, box in inner.items()})
-    return {name: box for name, box in boxes.items() if box.width > 0 and box.height > 0}
+    margin = 1 if width >= 96 else 0  # air at the left and right of panels, where there is enough of it
+    return Outline(boxes, Box(margin, top, width - 2 * margin, bottom - top))
 
 
-def _margin(shape: Shape) -> int:
-    """Air at the left and right of panels, where there is enough of it."""
-    return 1 if shape.width >= 96 else 0
-
-
-def _inner(shape: Shape) -> int:
-    return shape.width - 2 * _margin(shape)
-
-
-def _notice_rows(shape: Shape) -> int:
-    return min(shape.notices, max(0, shape.height // (3 if shape.failed else 6)))
-
-
-def _bottom_rows(shape: Shape) -> list[str]:
-    """From the lowest up. In a low terminal the transport takes the status row's place."""
-    rows = ["keys"] if shape.height >= 8 else []
-    if shape.height >= 30:
-        return [*rows, "status", "transport"]
-    if shape.height >= 10:
-        rows.append("transport" if shape.past else "status")
+def _bottom_rows(height: int, past: bool) -> list[str]:
+    """From the lowest up. In a very low terminal the transport takes the tabs' place."""
+    rows = ["keys"] if height >= 8 else []
+    if height >= 20:
+        return [*rows, "tabs", "transport"] if past or height >= 30 else [*rows, "tabs"]
+    if height >= 10:
+        rows.append("transport" if past else "tabs")
     return rows
 
 
-def _two_columns(shape: Shape, top: int, middle: int) -> dict[str, Box]:
+@dataclass(frozen=True)
+class Shape:
+    """What the places of the live screen's panels depend on."""
+
+    gpus: int
+    ranks: int
+    hosts: int
+
+
+def arrange(room: Box, shape: Shape) -> dict[str, Box]:
+    """The live screen's panels -> their places, without those there is no room for. They do not overlap."""
+    if room.width >= TWO_COLUMNS_FROM and room.height >= 7:
+        inner = _two_columns(shape, room.width, room.y, room.height)
+    else:
+        inner = _one_column(shape, room.width, room.y, room.height)
+    return {name: replace(box, x=box.x + room.x) for name, box in inner.items()}
+
+
+def _two_columns(shape: Shape, width: int, top: int, middle: int) -> dict[str, Box]:
     """Memory and CPU at the left, iterations and GPUs at the right, output below."""
-    width = _inner(shape)
     left = (width - GAP) // 2
     right_x, right = left + GAP, width - left - GAP
     upper, lower = _heights(shape, middle)
@@ -142,7 +137,7 @@ def _least_output(middle: int) -> int:
     return 1 if middle < 22 else max(3, middle // 5)
 
 
-def _one_column(shape: Shape, top: int, middle: int) -> dict[str, Box]:
+def _one_column(shape: Shape, width: int, top: int, middle: int) -> dict[str, Box]:
     """One under another, what matters least left out."""
     wants = {
         "memory": 1 + (shape.gpus or shape.ranks + shape.hosts),
@@ -163,6 +158,6 @@ def _one_column(shape: Shape, top: int, middle: int) -> dict[str, Box]:
     heights[last] += middle - sum(heights.values())
     boxes, y = {}, top
     for name, rows in heights.items():
-        boxes[name] = Box(0, y, _inner(shape), rows)
+        boxes[name] = Box(0, y, width, rows)
         y += rows
     return boxes

@@ -7,10 +7,15 @@ from typing import Protocol
 
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.view import LiveView
+from zerotop.session.reader import Session
 
 
 class Source(Protocol):
     """One recording, live or not. Times are unix nanoseconds."""
+
+    @property
+    def session(self) -> Session:
+        """Its tables and events, as far as they were read."""
 
     @property
     def live(self) -> bool:

@@ -31,6 +31,7 @@ class Viewer:
         self._view: LiveView | None = None
         self._sampler_alive = True
         self._chosen: Annotation | None = None
+        self._rank: int | None = None
 
     def poll(self) -> bool:
         """Reads what is new; True when the screen would look different."""
@@ -64,7 +65,24 @@ class Viewer:
         cursor_ns = self._view.cursor_ns
         findings = tuple(finding for finding in known if finding.known_ns <= cursor_ns)
         told = self._chosen_here(cursor_ns) or weightiest(findings, cursor_ns)
-        return Frame(self._view, moment, pane, self._fps(), self._problems(), keys, findings, told, known)
+        return Frame(
+            self._view, moment, pane, self._fps(), self._problems(), keys, findings, told, known, rank=self._rank_shown()
+        )
+
+    def _rank_shown(self) -> int | None:
+        ranks = [rank.rank for rank in self._view.ranks] if self._view is not None else []
+        return self._rank if self._rank in ranks else min(ranks, default=None)
+
+    def choose_rank(self, number: int) -> None:
+        """The rank so many places further on among those there are; it stays within them."""
+        ranks = sorted(rank.rank for rank in self._view.ranks) if self._view is not None else []
+        shown = self._rank_shown()
+        if shown is not None:
+            self._rank = ranks[max(0, min(len(ranks) - 1, ranks.index(shown) + number))]
+
+    def set_rank(self, rank: int) -> None:
+        """This rank, which every screen then is about."""
+        self._rank = rank
 
     def _fps(self) -> float:
         passed = self._drawn[-1] - self._drawn[0]

@@ -25,8 +25,35 @@ class Moment:
     marks: tuple[tuple[float, str], ...] = ()  # (when, style) of what was found, the weightiest last
 
 
+@dataclass(frozen=True)
+class Tab:
+    """A screen among the others."""
+
+    name: str
+    title: str
+
+
+def draw_tabs(
+    tabs: Sequence[Tab], active: str, cost: Cost, fps: float, width: int, glyphs: Glyphs
+) -> tuple[Row, list[tuple[int, int, str]]]:
+    """(the row, where each tab lies: begin, end, action). What watching costs stands at the right, where there is room."""
+    titles = [tab.title for tab in tabs]
+    if sum(len(title) + 4 for title in titles) > width:
+        titles = [tab.title if tab.name == active else "" for tab in tabs]
+    spans: list[Span] = [(" ", "text")]
+    places: list[tuple[int, int, str]] = []
+    for number, (tab, title) in enumerate(zip(tabs, titles, strict=True), 1):
+        begin = row_width(spans)
+        key, word = ("tab-active", "tab-active") if tab.name == active else ("tab-key", "tab")
+        spans.extend([(f"{number}", key), (f" {title}" if title else "", word), ("  ", "text")])
+        places.append((begin, row_width(spans) - 2, f"app.switch('{tab.name}')"))
+    room = width - row_width(spans) - 1
+    status = draw_status(cost, fps, room, glyphs) if room >= 8 else ()
+    return both_ends(merged(spans), status, width, glyphs), places
+
+
 def draw_status(cost: Cost, fps: float, width: int, glyphs: Glyphs) -> Row:
-    """Cost of the probe, records and rate, what was lost, frames each second."""
+    """Cost of the probe, records and rate, what was lost, frames each second: what fits, at the right edge."""
     left: list[tuple[int, Row]] = []
     if known(cost.probe_us_per_step):
         probe = f"{fixed(cost.probe_us_per_step, 0, 3).strip()} {glyphs.micro}s/step"
@@ -40,8 +67,7 @@ def draw_status(cost: Cost, fps: float, width: int, glyphs: Glyphs) -> Row:
     if known(cost.records_per_s):
         left.append((4, ((count(cost.records_per_s).rjust(4), "text"), ("/s", "muted"))))
     right: Row = ((f"{fps:.0f}", "text"), (" fps ", "muted"))
-    room = width - row_width(right) - 2
-    return both_ends(((" ", "text"), *spaced(choose(left, room, 3), 3)), right, width, glyphs)
+    return spaced([*choose(left, width - row_width(right) - 3, 3), right], 3)
 
 
 def draw_badge(view: LiveView, moment: Moment, glyphs: Glyphs) -> Row:

@@ -40,9 +40,7 @@ def draw_iteration(
     return (rows + [filled((), width, glyphs)] * height)[:height]
 
 
-def _chart(
-    view: LiveView, width: int, height: int, glyphs: Glyphs, focused: bool, marks: Mapping[int, str]
-) -> list[Row]:
+def _chart(view: LiveView, width: int, height: int, glyphs: Glyphs, focused: bool, marks: Mapping[int, str]) -> list[Row]:
     iterations, chart_height = view.iterations, height - 2
     legend = LEGEND_WIDTH if width >= 36 else 0
     chart_width = width - (legend + 2 if legend else 0)

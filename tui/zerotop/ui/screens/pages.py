@@ -16,7 +16,6 @@ from zerotop.ui.drawing import words
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.text import literal
 from zerotop.ui.format import GIB
-from zerotop.ui.screens.terms import TERMS
 
 _INDENT, _INDENT_MORE = (0, 0, 0, 2), (0, 0, 1, 4)
 _KEY_WORDS = {
@@ -38,15 +37,20 @@ def key_text(key: str) -> str:
     return " ".join(_KEY_WORDS.get(part, part) for part in key.split(","))
 
 
-def help_page(bindings: Iterable[Binding], glyphs: Glyphs) -> Group:
-    """Keys, then terms."""
+def help_page(about: str, bindings: Iterable[Binding], terms: Iterable[tuple[str, str]], glyphs: Glyphs) -> Group:
+    """What the screen is about, keys, then terms."""
     keys = Table.grid(padding=(0, 3))
     keys.add_column(no_wrap=True, style="bold")
     keys.add_column()
     for names, meaning in _keys(bindings):
         keys.add_row(Text("  ".join(names)), Text(glyphs.plain(meaning)))
-    parts: list[RenderableType] = [_heading("Keys"), Padding(keys, _INDENT), _heading("\nWords of this screen")]
-    for term, meaning in TERMS:
+    parts: list[RenderableType] = [
+        Text(f"{glyphs.plain(about)}\n"),
+        _heading("Keys"),
+        Padding(keys, _INDENT),
+        _heading("\nWords of this screen"),
+    ]
+    for term, meaning in terms:
         parts.append(Padding(Text(glyphs.plain(term), "bold"), _INDENT))
         parts.append(Padding(Text(glyphs.plain(meaning.replace("\n", " "))), _INDENT_MORE))
     return Group(*parts)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from textual import events
 from textual.message import Message
 
 from zerotop.ui.drawing.findings import step_marks
-from zerotop.ui.drawing.footer import draw_badge, draw_keys, draw_status, draw_transport, track
+from zerotop.ui.drawing.footer import Key, draw_badge, draw_keys, draw_tabs, draw_transport, track
+from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.header import draw_header, draw_notices
 from zerotop.ui.drawing.iteration import draw_iteration
 from zerotop.ui.drawing.memory import draw_memory
@@ -14,6 +17,7 @@ from zerotop.ui.drawing.output import draw_output, lines_seen
 from zerotop.ui.drawing.processors import draw_cpu, draw_gpu
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.frame import Frame
+from zerotop.ui.keys import with_own
 from zerotop.ui.widgets.drawn import Drawn
 
 
@@ -100,13 +104,6 @@ class Output(Drawn, can_focus=True):
         self.scroll_lines(-3)
 
 
-class Status(Drawn):
-    """What watching costs."""
-
-    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        return [draw_status(frame.view.cost, frame.fps, width, self.glyphs)]
-
-
 class Transport(Drawn):
     """Where in the recording the screen looks; the mouse moves it."""
 
@@ -143,24 +140,45 @@ class Transport(Drawn):
             self.post_message(self.Scrubbed(max(0.0, min(1.0, (x - begin) / (length - 1)))))
 
 
-class Keys(Drawn):
-    """The keys that work here; the mouse presses them."""
+class Pressable(Drawn):
+    """A row of which the mouse presses parts."""
 
     _places: tuple[tuple[int, int, str], ...] = ()
 
     class Pressed(Message):
-        """An entry was clicked."""
+        """A part that stands for an action was clicked."""
 
         def __init__(self, action: str) -> None:
             super().__init__()
             self.action = action
 
-    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        row, places = draw_keys(frame.keys, width, self.glyphs)
-        self._places = tuple(places)
-        return [row]
-
     def on_click(self, event: events.Click) -> None:
         for begin, end, action in self._places:
             if begin <= event.x < end:
                 self.post_message(self.Pressed(action))
+
+
+class Tabs(Pressable):
+    """The screens there are, and what watching costs."""
+
+    def __init__(self, glyphs: Glyphs, *, id: str, active: str) -> None:
+        super().__init__(glyphs, id=id)
+        self.active = active
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        row, places = draw_tabs(frame.tabs, self.active, frame.view.cost, frame.fps, width, self.glyphs)
+        self._places = tuple(places)
+        return [row]
+
+
+class Keys(Pressable):
+    """The keys that work here."""
+
+    def __init__(self, glyphs: Glyphs, *, id: str, own: Callable[[Frame], Sequence[Key]]) -> None:
+        super().__init__(glyphs, id=id)
+        self._own = own
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        row, places = draw_keys(with_own(frame.keys, self._own(frame)), width, self.glyphs)
+        self._places = tuple(places)
+        return [row]

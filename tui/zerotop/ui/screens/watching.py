@@ -1,0 +1,135 @@
+"""What all screens of the monitor have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.reactive import reactive
+from textual.screen import Screen
+
+from zerotop.ui.drawing.footer import Key
+from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.header import notice_rows
+from zerotop.ui.frame import Frame
+from zerotop.ui.layout import Box, outline
+from zerotop.ui.ports import Source
+from zerotop.ui.widgets import panels
+from zerotop.ui.widgets.body import Panels
+from zerotop.ui.widgets.drawn import Drawn
+
+
+class Watching(Screen[None]):
+    """A screen of the monitor: header, sentences, this screen's own panels, transport, tabs and keys.
+
+    It lays them out for the terminal's size and hands every frame down to them.
+    """
+
+    NAME: ClassVar[str]
+    """What ``app.switch`` calls it."""
+    TITLE: ClassVar[str]
+    """Its word among the tabs."""
+    TERMS: ClassVar[Sequence[tuple[str, str]]] = ()
+    """(term, what it means in two lines) for its help."""
+
+    ALLOW_SELECT = False
+    AUTO_FOCUS = ""  # nothing stands out until tab is pressed
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(
+            "z",
+            "zoom",
+            "Zoom",
+            id="screen.zoom",
+            tooltip="Give the focused panel (tab moves) the whole screen, and back",
+        ),
+        Binding("escape", "unzoom", "All panels", id="screen.unzoom", tooltip="All panels again", show=False),
+    ]
+
+    frame: reactive[Frame | None] = reactive[Frame | None](None, always_update=True, repaint=False, init=False)
+    zoomed: reactive[str] = reactive("", repaint=False)
+
+    def __init__(self, glyphs: Glyphs, source: Source) -> None:
+        super().__init__(id=self.NAME)
+        self.glyphs = glyphs
+        self.source = source
+        self._body = Panels()
+
+    @abstractmethod
+    def panels(self) -> Iterable[Drawn]:
+        """Its own panels, each with an id."""
+
+    @abstractmethod
+    def place(self, room: Box, frame: Frame) -> dict[str, Box]:
+        """Where they go in the room there is, by id; those without a place are not shown."""
+
+    def keys(self, frame: Frame) -> Sequence[Key]:
+        """Its own entries of the bottom row."""
+        return ()
+
+    def compose(self) -> ComposeResult:
+        with self._body:
+            for panel in self._panels():
+                yield panel.data_bind(Watching.frame)
+
+    def _panels(self) -> Iterable[Drawn]:
+        yield panels.Header(self.glyphs, id="header")
+        yield panels.Notices(self.glyphs, id="notices")
+        yield from self.panels()
+        yield panels.Transport(self.glyphs, id="transport")
+        yield panels.Tabs(self.glyphs, id="tabs", active=self.NAME)
+        yield panels.Keys(self.glyphs, id="keys", own=self.keys)
+
+    def on_mount(self) -> None:
+        self._arrange()
+
+    def watch_frame(self) -> None:
+        self._arrange()
+
+    def watch_zoomed(self) -> None:
+        self._arrange()
+
+    def on_resize(self) -> None:
+        self._arrange()
+
+    def _arrange(self) -> None:
+        # Frames may come before the panels do, and after they went.
+        if self.frame is None or not self._body.children:
+            return
+        width, height = self.app.size
+        common = outline(
+            width,
+            height,
+            notice_rows(self.frame.notices(height), width, height, self.glyphs),
+            past=not self.frame.moment.following or not self.frame.moment.live,
+            failed=self.frame.failed,
+        )
+        boxes = common.boxes | self._own_places(common.room, self.frame)
+        if boxes != self._body.boxes:
+            self._body.boxes = boxes
+
+    def _own_places(self, room: Box, frame: Frame) -> dict[str, Box]:
+        if room.width <= 0 or room.height <= 0:
+            return {}
+        if self.zoomed:
+            return {self.zoomed: room}
+        return {name: box for name, box in self.place(room, frame).items() if box.width > 0 and box.height > 0}
+
+    def action_zoom(self) -> None:
+        """The focused panel, or without focus the one the screen is most about, takes the room."""
+        focused = self.focused.id if self.focused is not None else None
+        self.zoomed = "" if self.zoomed else focused or self.main_panel
+
+    @property
+    def main_panel(self) -> str:
+        """The panel that is enlarged when none is focused."""
+        return next(panel.id or "" for panel in self.panels())
+
+    def action_unzoom(self) -> None:
+        self.zoomed = ""
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return bool(self.zoomed) if action == "unzoom" else True
