@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from zerotop.analysis.ends import Ends
 from zerotop.analysis.steps import RankSteps, Rows
-from zerotop.session.reader import Event, Source
+from zerotop.session.reader import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +26,16 @@ class Member:
         return bisect_right(self.rows["end_unix_ns"], self.gone_ns)
 
 
-def attempts(
-    processes: Iterable[RankSteps], events: Mapping[str, Sequence[Event]], over_ns: int | None
-) -> list[list[Member]]:
+def attempts(processes: Iterable[RankSteps], ends: Ends, over_ns: int | None) -> list[list[Member]]:
     """The processes that trained together, oldest first: where a rank appears again, the job was started again.
 
-    ``processes`` are in order of birth, ``events`` by name. ``over_ns``: the end of a recording that nobody writes any more.
+    ``processes`` are in order of birth. ``over_ns``: the end of a recording that nobody writes any more.
     """
     groups = _groups(processes)
-    ends = [*(group[0].source.born_ns for group in groups[1:]), over_ns]
+    until = [*(group[0].source.born_ns for group in groups[1:]), over_ns]
     return [
-        [Member(process.rows, _gone(process.source, events, end)) for process in group]
-        for group, end in zip(groups, ends, strict=False)
+        [Member(process.rows, _gone(process.source, ends, end)) for process in group]
+        for group, end in zip(groups, until, strict=False)
     ]
 
 
@@ -52,8 +51,7 @@ def _groups(processes: Iterable[RankSteps]) -> list[list[RankSteps]]:
     return groups
 
 
-def _gone(source: Source, events: Mapping[str, Sequence[Event]], end_ns: int | None) -> int | None:
+def _gone(source: Source, ends: Ends, end_ns: int | None) -> int | None:
     """The first that is known of its own end, its job's, or that of all (``end_ns``)."""
-    gone = [event for event in events.get("rank_gone", ()) if event.facts.get("pid") == source.pid]
-    ends = [event.unix_ns for event in (*gone, *events.get("job_ended", ())) if event.host == source.host]
-    return min((time for time in (*ends, end_ns) if time is not None and time >= source.born_ns), default=None)
+    known = (ends.of(source), end_ns)
+    return min((time for time in known if time is not None and time >= source.born_ns), default=None)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
+from zerotop.analysis.ends import Ends
 from zerotop.session.reader import Event, Session, Source
 
 
@@ -31,17 +31,9 @@ def living(session: Session, cursor_ns: int) -> list[Process]:
         key = (source.host, source.rank)
         if source.born_ns <= cursor_ns and (key not in born or born[key].born_ns < source.born_ns):
             born[key] = source
-    ends = [e for e in session.events if e.name in ("goodbye", "rank_gone", "job_ended") and e.unix_ns <= cursor_ns]
-    found = [process_of(source) for source in born.values() if not _is_gone(ends, source)]
+    ends = Ends(event for event in session.events if event.unix_ns <= cursor_ns)
+    found = [process_of(source) for source in born.values() if ends.of(source) is None]
     return sorted(found, key=lambda process: (process.rank, process.host))
-
-
-def _is_gone(ends: Iterable[Event], source: Source) -> bool:
-    return any(
-        event.unix_ns >= source.born_ns
-        and (event.name == "job_ended" or (event.host, event.facts.get("pid", event.pid)) == (source.host, source.pid))
-        for event in ends
-    )
 
 
 def table_of(session: Session, name: str, process: Process) -> Source | None:

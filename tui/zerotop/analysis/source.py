@@ -12,6 +12,7 @@ import numpy as np
 from zerotop.analysis import places
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.attempts import attempts
+from zerotop.analysis.ends import Ends
 from zerotop.analysis.findings import Findings
 from zerotop.analysis.gpus import gpus
 from zerotop.analysis.history import Histories
@@ -95,9 +96,10 @@ class RecordingSource:
             self._events = {}
             for event in self.session.events:
                 self._events.setdefault(event.name, []).append(event)
+            self._ends = Ends(self.session.events)
         self._steps.update()
         over_ns = None if self._live else self._last_written_ns
-        self._joined.extend(attempts(self._steps.processes, self._events, over_ns))
+        self._joined.extend(attempts(self._steps.processes, self._ends, over_ns))
 
     def step_time(self, step: int) -> int | None:
         """The moment at which ``step`` has just finished on all ranks."""

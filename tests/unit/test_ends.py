@@ -1,0 +1,74 @@
+"""When a rank's process was over: from its own word, its sampler's, and the end of its job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zerotop.analysis.ends import Ends
+from zerotop.analysis.living import Process, living
+from zerotop.session.reader import Session
+from zerotop_probe.recording import directory
+from zerotop_probe.recording.tables import BEGINS
+from zerotop_probe.recording.writer import EventWriter, Identity, RecordWriter
+
+S = 10**9
+
+
+class Nodes:
+    """A recording by two nodes, a rank on each: pids 10 and 11."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = Path(directory.create(["train.py"], path=str(folder / "session")))
+        self.session = Session.open(self.path)
+        first = self.session.info["clock"]["monotonic_ns"]
+        self._zero_ns = first + 60 * S
+        self.ranks = [Identity("rank", number, f"n{number}", 10 + number, 1, "boot") for number in (0, 1)]
+        self.nodes = [EventWriter(str(self.path), Identity("node", -1, host, 9, 1, "boot")) for host in ("n0", "n1")]
+        self.own = [EventWriter(str(self.path), identity) for identity in self.ranks]
+        for identity in self.ranks:
+            RecordWriter(str(self.path), BEGINS, identity).close()
+
+    def at(self, second: int) -> int:
+        return self._zero_ns + second * S
+
+    def over(self) -> list[int | None]:
+        """In seconds, by rank."""
+        self.session.refresh()
+        zero = self.session.begin_ns + 60 * S
+        ends = [Ends(self.session.events).of(source) for source in self.session.sources["begins"]]
+        return [None if end is None else round((end - zero) / S) for end in ends]
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Nodes:
+    return Nodes(tmp_path)
+
+
+def test_the_first_word_of_an_end_counts(two: Nodes) -> None:
+    assert two.over() == [None, None]
+    two.nodes[0].write(two.at(4), "rank_gone", rank=0, pid=10)
+    two.own[0].write(two.at(3), "goodbye")
+    two.nodes[0].write(two.at(5), "rank_gone", rank=1, pid=11)  # another node's number
+    assert two.over() == [3, None]
+
+
+def test_a_command_takes_its_own_node_with_it(two: Nodes) -> None:
+    for node in two.nodes:
+        node.write(two.at(0), "job_started", pid=8, start=1)
+    two.nodes[0].write(two.at(4), "job_ended", exit_code=0)
+    assert two.over() == [4, None]
+
+
+def test_a_launcher_takes_all_nodes_with_it(two: Nodes) -> None:
+    two.nodes[0].write(two.at(0), "job_started", pid=8, start=1)
+    two.nodes[0].write(two.at(4), "job_ended", exit_code=0)
+    assert two.over() == [4, 4]
+    assert living(two.session, two.session.begin_ns + 63 * S) == [Process("n0", 10, 0), Process("n1", 11, 1)]
+    assert living(two.session, two.session.begin_ns + 64 * S) == []
+
+
+def test_an_end_before_its_beginning_was_another_process_s(two: Nodes) -> None:
+    two.nodes[0].write(two.at(-120), "rank_gone", rank=0, pid=10)
+    assert two.over() == [None, None]

@@ -1,0 +1,40 @@
+"""When the processes of ranks were over, as far as a recording says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from zerotop.session.reader import Event, Source
+
+# Said by the rank itself, and found by the sampler of its node.
+_OF_RANKS = ("goodbye", "rank_gone")
+_COMMANDED = ("job_started", "attached")
+
+
+class Ends:
+    """The ends that events tell of.
+
+    A command takes with it the ranks of its node when it ends, and those of nodes on which none was started.
+    """
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self._ranks: dict[tuple[str, int], list[int]] = {}
+        self._commands: dict[str, list[int]] = {}
+        self._commanded: set[str] = set()
+        for event in events:
+            if event.name in _OF_RANKS:
+                pid = event.facts.get("pid")
+                process = (event.host, pid if isinstance(pid, int) else event.pid)
+                self._ranks.setdefault(process, []).append(event.unix_ns)
+            elif event.name == "job_ended":
+                self._commands.setdefault(event.host, []).append(event.unix_ns)
+            elif event.name in _COMMANDED:
+                self._commanded.add(event.host)
+
+    def of(self, source: Source) -> int | None:
+        """When the process that writes ``source`` was over (unix time); None while nothing says so."""
+        own = self._ranks.get((source.host, source.pid), [])
+        hosts = (source.host,) if source.host in self._commanded else tuple(self._commands)
+        ends = [*own, *(end for host in hosts for end in self._commands.get(host, ()))]
+        # A number that was another process's before.
+        return min((end for end in ends if end >= source.born_ns), default=None)
