@@ -1,7 +1,9 @@
-"""Colours: one palette for phases, one for memory, and both themes. Everything else refers to these by name.
+"""Colours: palettes for phases, memory, lines and heat, and both themes. Everything else refers to these by name.
 
 Hues are told apart by lightness too (orange, blue and light blue; violet fading to grey), so that the
-colour-blind can read them, and they stay different when a terminal has sixteen colours.
+colour-blind can read them, and they stay different when a terminal has sixteen colours. ``series-*`` are lines of any
+kind, unlike phases and memory. ``heat-*`` goes from what is near the background to what is far from it (ColorBrewer's
+YlGnBu, whose lightness alone tells the order).
 """
 
 from __future__ import annotations
@@ -41,6 +43,23 @@ DARK = Theme(
         "memory-reserved": "#8c3fb0",
         "memory-other": "#8b95a5",
         "load": "#57b88a",
+        "cursor-ground": "#39445a",
+        "series-0": "#fdf1f7",
+        "series-1": "#bbff21",
+        "series-2": "#a1b0e6",
+        "series-3": "#9aa922",
+        "series-4": "#d517fb",
+        "series-5": "#ac5f76",
+        "heat-0": "#10264f",
+        "heat-1": "#193e78",
+        "heat-2": "#1d5c98",
+        "heat-3": "#1d7fb0",
+        "heat-4": "#299bb7",
+        "heat-5": "#4ab5b7",
+        "heat-6": "#7fcdb0",
+        "heat-7": "#b0dfab",
+        "heat-8": "#d8eeab",
+        "heat-9": "#f7fbb0",
         "past": "#3d6fb6",
         "block-cursor-background": "#3d6fb6",
         "block-cursor-foreground": "#ffffff",
@@ -80,6 +99,23 @@ LIGHT = Theme(
         "memory-reserved": "#d68af2",
         "memory-other": "#7d8797",
         "load": "#2f9467",
+        "cursor-ground": "#c3cddb",
+        "series-0": "#1c0c15",
+        "series-1": "#ea2a76",
+        "series-2": "#338bd0",
+        "series-3": "#6a3e11",
+        "series-4": "#430dfe",
+        "series-5": "#571279",
+        "heat-0": "#f3f4c4",
+        "heat-1": "#dbecb7",
+        "heat-2": "#b9e0b2",
+        "heat-3": "#8ed0b6",
+        "heat-4": "#5dbdbf",
+        "heat-5": "#39a3c1",
+        "heat-6": "#2084bb",
+        "heat-7": "#2265ac",
+        "heat-8": "#1d4791",
+        "heat-9": "#122a6b",
         "past": "#2a5f9e",
         "block-cursor-background": "#2a5f9e",
         "block-cursor-foreground": "#ffffff",
@@ -143,4 +179,9 @@ STYLES = (
     "phase-eval",
     "phase-checkpoint",
     "phase-other",
+    "ground",
+    "cursor",
+    "cursor-ground",
+    *(f"series-{number}" for number in range(6)),
+    *(f"heat-{level}" for level in range(10)),
 )

@@ -1,0 +1,106 @@
+"""Lines of braille dots: two dot columns and four dot rows to a cell, from each column's lowest to its highest value."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotop.ui.charts.canvas import BRAILLE, Canvas, heights
+from zerotop.ui.charts.columns import Floats
+
+Dots = NDArray[np.int16]
+
+# Braille bits of a half cell by its four dots, of which bit 0 is the lowest.
+_FOUR = range(4)
+_LEFT, _RIGHT = (
+    np.array([sum(bits[dot] for dot in _FOUR if dots >> dot & 1) for dots in range(16)], np.uint8)
+    for bits in ((0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08))
+)
+_LETTERS = "*+ox#%@&"  # lines without braille, in the order in which they are drawn
+_APART = 24  # cells between the letters that name a line where colours cannot
+
+
+def line(
+    canvas: Canvas, low: Floats, high: Floats, style: str, *, top: float, bottom: float = 0.0, letter: str = ""
+) -> None:
+    """Draws a line on a scale from ``bottom`` to ``top``. What lies beyond is drawn at the edge.
+
+    Neighbouring columns are joined; a column that is NaN interrupts the line.
+
+    Args:
+        low, high: the lowest and highest value of each dot column, shape (``canvas.dots``,); may be the same array.
+        letter: what the line is made of without braille, and what names it where there are no colours.
+    """
+    if not canvas.width or not canvas.height:
+        return
+    lowest, highest = _joined(*_rows_of_dots(canvas, low, high, bottom, top))
+    if canvas.glyphs.name == "ascii":
+        _characters(canvas, lowest, highest, style, letter)
+        return
+    bits = _bits(lowest, highest, canvas.height)
+    drawn = bits > 0
+    before = canvas.characters
+    known = np.where(before - np.uint32(BRAILLE) < 256, before & 0xFF, 0)
+    canvas.back = np.where(drawn, canvas.shown(), canvas.back)
+    canvas.characters = np.where(drawn, BRAILLE + (bits | known), before).astype(np.uint32)
+    canvas.fore[drawn] = canvas.number(style)
+    if letter and not canvas.glyphs.smooth:
+        _name(canvas, highest, style, letter)
+
+
+def _rows_of_dots(canvas: Canvas, low: Floats, high: Floats, bottom: float, top: float) -> tuple[Dots, Dots]:
+    """The lowest and highest dot row of each dot column, counted from below; (size, -1) where there is none."""
+    size = 4 * canvas.height
+    values = np.full((2, canvas.dots), np.nan)
+    for row, given in zip(values, (low, high), strict=True):
+        row[: len(given)] = given[: canvas.dots]
+    places = heights(np.stack((np.fmin(*values), np.fmax(*values))), bottom, top, size)
+    missing = np.isnan(places).any(axis=0)
+    dots = np.clip(np.ceil(np.nan_to_num(places)) - 1, 0, size - 1).astype(np.int16)
+    return np.where(missing, np.int16(size), dots[0]), np.where(missing, np.int16(-1), dots[1])
+
+
+def _joined(low: Dots, high: Dots) -> tuple[Dots, Dots]:
+    """Each column reaches half way to its neighbours, so that they touch."""
+    there = (high[1:] >= 0) & (high[:-1] >= 0)
+    joined_low, joined_high = low.copy(), high.copy()
+    rising, falling = there & (low[1:] > high[:-1] + 1), there & (high[1:] < low[:-1] - 1)
+    middle = (low[1:] + high[:-1]) // 2
+    joined_high[:-1][rising] = middle[rising]
+    joined_low[1:][rising] = middle[rising] + 1
+    middle = (low[:-1] + high[1:]) // 2
+    joined_low[:-1][falling] = np.minimum(joined_low[:-1], middle + 1)[falling]
+    joined_high[1:][falling] = np.maximum(joined_high[1:], middle)[falling]
+    return joined_low, joined_high
+
+
+def _bits(low: Dots, high: Dots, height: int) -> NDArray[np.uint8]:
+    """The braille bits of each cell, shape (height, width), the uppermost row first."""
+    base = (4 * np.arange(height - 1, -1, -1, dtype=np.int16))[:, None]
+    under_high = np.left_shift(1, np.clip(high + 1 - base, 0, 4).astype(np.uint8), dtype=np.uint8) - 1
+    under_low = np.left_shift(1, np.clip(low - base, 0, 4).astype(np.uint8), dtype=np.uint8) - 1
+    dots = (under_high & ~under_low).astype(np.uint8)
+    cells: NDArray[np.uint8] = _LEFT[dots[:, 0::2]] | _RIGHT[dots[:, 1::2]]
+    return cells
+
+
+def _characters(canvas: Canvas, low: Dots, high: Dots, style: str, letter: str) -> None:
+    """The line in whole cells."""
+    number = canvas.number(style)
+    character = ord(letter or _LETTERS[(number - 1) % len(_LETTERS)])
+    lowest, highest = np.minimum(low[0::2], low[1::2]) // 4, np.maximum(high[0::2], high[1::2]) // 4
+    rows = np.arange(canvas.height - 1, -1, -1)[:, None]
+    drawn = (rows >= lowest) & (rows <= highest)
+    canvas.characters[drawn] = character
+    canvas.fore[drawn] = number
+
+
+def _name(canvas: Canvas, high: Dots, style: str, letter: str) -> None:
+    """Letters along a line, at other places for each line."""
+    tops = np.maximum(high[0::2], high[1::2]) // 4
+    first = canvas.number(style) * 5 % _APART
+    for x in range(first, canvas.width, _APART):
+        if high[2 * x] >= 0 or high[2 * x + 1] >= 0:
+            canvas.mark(x, canvas.height - 1 - int(tops[x]), letter, style)
+
+
