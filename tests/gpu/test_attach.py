@@ -1,0 +1,95 @@
+"""Attaching to a job that trains on a GPU, and entering it half-way: its ledger from there, its results untouched."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents import wait_for
+from loop_runs import LOOPS
+from programs import ZEROTOP, zerotop
+from programs import environment as own_environment
+from real_jobs import TIMEOUT_S, environment, launch
+from zerotop_probe.outside.attaching import jobs
+
+torch = pytest.importorskip("torch")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here"),
+]
+OPTIONS = ("--torch-adam", "--stage", "2", "--dtype", "bf16", "--width", "2048", "--steps", "4000")
+
+
+def started(folder: Path) -> subprocess.Popen[bytes]:
+    """The loop, started by somebody who has never heard of us."""
+    folder.mkdir()
+    variables = environment() | {"DS_ACCELERATOR": "cuda"}
+    del variables["CUDA_VISIBLE_DEVICES"]
+    with open(folder / "output", "wb") as output:
+        return subprocess.Popen(
+            launch("deepspeed", [str(LOOPS / "hand_written.py"), *OPTIONS], ranks=1),
+            cwd=folder,
+            env=variables,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
+def counted(folder: Path) -> dict[str, Any]:
+    """What the script counted itself, its own view of the device's memory among it."""
+    lines = (folder / "output").read_text(errors="replace").splitlines()
+    (found,) = [json.loads(line[8:]) for line in lines if line.startswith("COUNTED ")]
+    return {name: found[name] for name in ("global_steps", "memory", "weights", "losses")}
+
+
+def used_bytes() -> int:
+    """What is in use on the GPU, by anyone."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).used)
+
+
+def rank_of(folder: Path) -> int | None:
+    """The pid of the rank, once there is one."""
+    found = [job for job in jobs.find_jobs() if job.working_directory == str(folder)]
+    return found[0].ranks[0].process.pid if found and found[0].ranks else None
+
+
+def test_entered_half_way_a_jobs_ledger_adds_up_and_its_results_are_its_own(tmp_path: Path) -> None:
+    before = used_bytes()
+    job = started(tmp_path / "attached")
+    try:
+        pid = wait_for(lambda: rank_of(tmp_path / "attached"), 120.0)
+        wait_for(lambda: used_bytes() > before + 500 * 1024**2, 120.0)
+        state = tmp_path / "state"
+        recorder = subprocess.Popen(
+            [*ZEROTOP, "attach", str(pid), "--enter", "--headless"], env=own_environment(state), start_new_session=True
+        )
+        assert job.wait(TIMEOUT_S) == 0, (tmp_path / "attached" / "output").read_text()
+        assert recorder.wait(60) == 0
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+    (session,) = (state / "zerotop").glob("*/session.json")
+    told = zerotop(state, "memory", str(session.parent), "--json")
+    assert told.returncode == 0, told.stderr.decode()
+    (gpu,) = json.loads(told.stdout)["gpus"]
+    rows = {row["key"]: row["bytes"] for row in gpu["rows"]}
+    assert sum(rows.values()) == gpu["total_bytes"]
+    assert abs(rows["unexplained"]) < 0.02 * gpu["allocated_bytes"]
+    expected = {row["key"]: row["expected_bytes"] for row in gpu["differences"]}
+    for key in ("parameters", "master_weights", "optimizer_state"):
+        assert rows[key] == pytest.approx(expected[key], rel=0.01), key
+    alone = started(tmp_path / "alone")
+    assert alone.wait(TIMEOUT_S) == 0
+    assert counted(tmp_path / "attached") == counted(tmp_path / "alone")
