@@ -7,7 +7,6 @@ import shlex
 from typing import Any
 
 from zerotop.commands.named import recording_of
-from zerotop.commands.sessions import is_live
 from zerotop.session import catalog
 from zerotop.session.reader import Session, SessionError
 from zerotop_probe.outside import control
@@ -54,14 +53,12 @@ def _others() -> list[dict[str, Any]]:
     shown = {recording_of(job) for job in find_jobs()}
     rows = []
     for path in catalog.listing():
+        facts = control.read_facts(str(path))
+        if path in shown or facts.job is None or not facts.job.alive():
+            continue
         try:
             session = Session.open(path)
         except SessionError:
-            continue
-        if path in shown or not is_live(session):
-            continue
-        facts = control.read_facts(str(path))
-        if facts.job is None or not facts.job.alive():
             continue
         command = [str(word) for word in session.info.get("command") or ()]
         script = next((word for word in command if word.endswith(".py")), "")

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from zerotop.analysis.endings import ending
 from zerotop.analysis.source import RecordingSource
 from zerotop.analysis.summary import summary
-from zerotop.commands.closing import ending, loss
+from zerotop.commands.closing import loss
 from zerotop.commands.problems import FAILED
 from zerotop.commands.running import RunningSession
 from zerotop.ui.ports import Source

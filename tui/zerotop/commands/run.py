@@ -6,7 +6,8 @@ import argparse
 import os
 import sys
 
-from zerotop.commands.closing import Ending, last_words, say
+from zerotop.analysis.endings import Ending
+from zerotop.commands.closing import last_words, say
 from zerotop.commands.launching import new_session
 from zerotop.commands.problems import FAILED
 from zerotop_probe.outside import agent

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from zerotop.analysis.endings import ending
 from zerotop.analysis.source import RecordingSource
-from zerotop.commands.closing import ending, last_words
+from zerotop.commands.closing import last_words
 from zerotop.commands.controller import JobController
 from zerotop.commands.problems import FAILED
 from zerotop.commands.running import RunningSession

@@ -8,28 +8,35 @@ import shlex
 import shutil
 import sys
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
-from zerotop.commands.closing import ending, loss
+from zerotop.analysis.overview import Overview
+from zerotop.analysis.overviews import Overviews, Recording
+from zerotop.commands.closing import loss
 from zerotop.session import catalog
-from zerotop.session.reader import Session, SessionError
+from zerotop.session.reader import Session
 from zerotop_probe.outside import control
 
 
 def is_live(session: Session) -> bool:
     """Whether the job runs or somebody still writes."""
-    return control.job_alive(str(session.path)) or session.live
+    return session.path.is_dir() and (control.job_alive(str(session.path)) or session.live)
 
 
 def live_names() -> list[str]:
     """The names of the live sessions, newest first."""
-    return [row["name"] for row in map(_describe, catalog.listing()) if row["state"] == "live"]
+    return [recording.name for recording in recordings().read_all() if recording.live]
+
+
+def recordings() -> Overviews:
+    """The sessions in the usual place."""
+    root = catalog.usual_place()
+    return Overviews(root, root.with_name("overviews.json"), lambda path: control.job_alive(str(path)))
 
 
 def sessions(options: argparse.Namespace) -> int:
     """Prints the list, as a table or as JSON. Returns 0."""
-    rows = [_describe(path) for path in catalog.listing()]
+    rows = [_describe(recording) for recording in recordings().read_all()]
     if options.json:
         print(json.dumps(rows, indent=1))
         return 0
@@ -63,24 +70,25 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _describe(path: Path) -> dict[str, Any]:
-    row: dict[str, Any] = {"name": path.name, "path": str(path), "command": [], "started": None}
-    row |= {"exit_code": None, "ended": "", "lost_records": 0, "lost_output_bytes": 0}
-    try:
-        session = Session.open(path)
-    except SessionError as error:
-        return row | {"state": "unreadable", "problem": str(error)}
-    end = ending(session)
-    command = session.info.get("command")
-    return row | {
-        "state": "live" if is_live(session) else "ended",
-        "started": _date(session.begin_ns),
-        "command": [str(word) for word in command] if isinstance(command, list) else [],
-        "exit_code": end.exit_code,
-        "ended": end.text,
-        "lost_records": end.lost_records,
-        "lost_output_bytes": end.lost_output_bytes,
+def _describe(recording: Recording) -> dict[str, Any]:
+    about = recording.about or Overview(recording.name)
+    row = {
+        "name": recording.name,
+        "path": str(recording.path),
+        "state": "unreadable" if about.problem else "live" if recording.live else "ended",
+        "command": list(about.command),
+        "started": _date(about.begin_ns),
+        "exit_code": about.exit_code,
+        "ended": about.end,
+        "lost_records": about.lost_records,
+        "lost_output_bytes": about.lost_output_bytes,
     }
+    if about.problem:
+        return row | {"problem": about.problem}
+    facts = about.as_json()
+    names = ("model", "zero_stage", "offload_optimizer", "offload_parameters", "dtype", "ranks", "steps", "total_steps")
+    figures = ("seconds", "iteration_s", "peak_bytes", "peak_on_host")
+    return row | {name: facts[name] for name in (*names, *figures)} | {"bytes": recording.stamp.bytes}
 
 
 def _date(unix_ns: int) -> str | None:

@@ -9,9 +9,14 @@ from zerotop.session.packing import SUFFIX
 from zerotop_probe.recording.directory import SESSION_FILE, default_root
 
 
+def usual_place() -> Path:
+    """Where the user's sessions lie."""
+    return Path(default_root())
+
+
 def listing(root: Path | None = None) -> list[Path]:
     """All sessions in ``root`` (by default the user's), packed ones too, newest first."""
-    folder = root or Path(default_root())
+    folder = root or usual_place()
     try:
         found = [(path, _written(path)) for path in folder.iterdir()]
     except OSError:

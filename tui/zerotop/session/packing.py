@@ -14,7 +14,7 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -28,6 +28,9 @@ from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
 
 if TYPE_CHECKING:
     import polars
+
+Chooser = Callable[[set[str]], set[str]]
+"""Of the names of all files those that are wanted."""
 
 SUFFIX = ".zerotop"
 PACKED_FORMAT = 1
@@ -142,25 +145,25 @@ def _frame(records: NDArray[Any]) -> polars.DataFrame:
     return polars.DataFrame(columns)
 
 
-def unpack(path: Path) -> dict[str, bytes]:
-    """The files of a packed recording, by name.
+def unpack(path: Path, choose: Chooser = set) -> dict[str, bytes]:
+    """The files of a packed recording, by name; of all that there are those that ``choose`` gives back.
 
-    Raises SessionError, with a sentence, when it is none, is damaged or cut short, or is of a newer format.
+    What belongs to no chosen file is not read. Raises SessionError, with a sentence, when it is none, is damaged or cut
+    short, or is of a newer format.
     """
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise SessionError(f"{path} cannot be read: {error.strerror}.") from None
-    if not data.startswith(_ZIP_MAGIC):
-        raise SessionError(f"There is no session at {path}: it is neither a directory nor a packed recording.")
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            return dict(_files(archive, path))
+        with path.open("rb") as file:
+            if file.read(len(_ZIP_MAGIC)) != _ZIP_MAGIC:
+                raise SessionError(f"There is no session at {path}: it is neither a directory nor a packed recording.")
+            with zipfile.ZipFile(file) as archive:
+                return dict(_files(archive, path, choose))
     except _ZIP_DAMAGE:
         raise SessionError(f"{path} is damaged or was cut short: the packed recording cannot be read.") from None
+    except OSError as error:
+        raise SessionError(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def _files(archive: zipfile.ZipFile, path: Path) -> Iterator[tuple[str, bytes]]:
+def _files(archive: zipfile.ZipFile, path: Path, choose: Chooser) -> Iterator[tuple[str, bytes]]:
     if _CONTENTS not in archive.namelist():
         raise SessionError(f"There is no session at {path}: it is a zip of something else.")
     about = json.loads(archive.read(_CONTENTS))
@@ -171,11 +174,16 @@ def _files(archive: zipfile.ZipFile, path: Path) -> Iterator[tuple[str, bytes]]:
             " use a newer zerotop."
         )
     members = {str(table["parquet"]) for table in about["tables"]}
+    plain = set(archive.namelist()) - members - {_CONTENTS}
+    tabled = {str(file["name"]) for table in about["tables"] for file in table["files"]}
+    chosen = choose(plain | tabled)
     for table in about["tables"]:
-        # The archive's checksums are looked at here: Polars is given what was packed, or nothing.
-        yield from _table_files(archive.read(table["parquet"]), table["files"])
+        if not table["files"] or any(file["name"] in chosen for file in table["files"]):
+            # The archive's checksums are looked at here: Polars is given what was packed, or nothing.
+            files = _table_files(archive.read(table["parquet"]), table["files"])
+            yield from ((name, content) for name, content in files if name in chosen)
     for name in archive.namelist():
-        if name != _CONTENTS and name not in members:
+        if name in plain & chosen:
             yield name, archive.read(name)
 
 

@@ -52,8 +52,12 @@ class Session:
             return cls(path, _info(Directory(path)))
         if not path.is_file():
             raise SessionError(f"There is no session at {path}.")
-        folder = Unpacked(path, unpack(path))
-        return cls(path, _info(folder), folder)
+        return cls.of(Unpacked(path, unpack(path)))
+
+    @classmethod
+    def of(cls, folder: Folder) -> Session:
+        """The session whose files lie in ``folder``. Raises SessionError as :meth:`open` does."""
+        return cls(folder.path, _info(folder), folder)
 
     def refresh(self) -> bool:
         """Reads what was written since the last call. True when there was anything."""
