@@ -8,29 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from printing import Printing
 from zerotop.session.reader import Session
 from zerotop.session.transcript import Transcript
-from zerotop_probe.recording import directory
-from zerotop_probe.recording.tables import OUTPUT, STREAMS
-from zerotop_probe.recording.writer import Identity, RecordWriter, create
-
-
-class Printing:
-    """A job that prints; ``say`` returns the moment at which that was seen."""
-
-    def __init__(self, folder: Path, pid: int = 1, path: Path | None = None) -> None:
-        self.path = path or Path(directory.create(["train.py"], path=str(folder / "session")))
-        identity = Identity.of_this_process("node")._replace(pid=pid)
-        self._index = RecordWriter(str(self.path), OUTPUT, identity)
-        self._log = create(str(self.path), f"output-{identity.stem}", ".log")
-        self._offset = 0
-
-    def say(self, data: bytes, stream: str = "output") -> int:
-        os.write(self._log, data)
-        now = time.monotonic_ns()
-        self._index.write(now, self._offset, len(data), STREAMS.index(stream), 0)
-        self._offset += len(data)
-        return now + time.time_ns() - time.monotonic_ns()
 
 
 def lines(printing: Printing, cursor_ns: int | None = None, most: int = 200) -> tuple[str, ...]:

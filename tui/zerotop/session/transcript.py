@@ -102,13 +102,23 @@ class _Stream:
         self._screen.feed(lines[begin:], times[begin:])
 
     def _read(self, begin: int, end: int) -> tuple[list[bytes], list[int]]:
-        """The bytes of records of this stream, split at newlines, and when each newline came (unix ns)."""
-        records = self._source.array[begin:end]
-        mine = records[records["stream"] == self._code]
-        data = _pieces(self._source, records, mine)
-        newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
-        pieces = np.searchsorted(np.cumsum(mine["length"]), newlines, "right")
-        return data.split(b"\n"), (mine["time_ns"][pieces] + self._source.offset_ns).tolist()
+        return read_lines(self._source, self._code, begin, end)
+
+
+def read_lines(source: Source, code: int, begin: int, end: int) -> tuple[list[bytes], list[int]]:
+    """The bytes of one stream in these records, split at newlines, and when each newline came (unix ns)."""
+    mine = source.array[begin:end][source.array["stream"][begin:end] == code]
+    data = read_stream(source, code, begin, end)
+    newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
+    pieces = np.searchsorted(np.cumsum(mine["length"]), newlines, "right")
+    return data.split(b"\n"), (mine["time_ns"][pieces] + source.offset_ns).tolist()
+
+
+def read_stream(source: Source, code: int, begin: int, end: int) -> bytes:
+    """What these records have of one stream, which lies in the log one after the other; none where it cannot be read."""
+    records = source.array[begin:end]
+    mine = records[records["stream"] == code]
+    return _pieces(source, records, mine)
 
 
 def _pieces(source: Source, records: NDArray[Any], mine: NDArray[Any]) -> bytes:

@@ -1,0 +1,30 @@
+"""Which step the job was in when something was printed."""
+
+from __future__ import annotations
+
+from zerotop.session.reader import Session, Source
+
+
+class StepClock:
+    """Tells the step in progress at any time, as the lowest rank counts them."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._count = -1
+        self._sources: list[Source] = []
+
+    def at(self, time_ns: int) -> int | None:
+        """The step at a time in unix ns; None before the first one and where no probe told."""
+        begins = self._session.sources["begins"]
+        if len(begins) != self._count:
+            self._count = len(begins)
+            lowest = min((source.rank for source in begins), default=-1)
+            # Of a rank that was started again the later process counts.
+            ours = (source for source in begins if source.rank == lowest)
+            self._sources = sorted(ours, key=lambda source: source.born_ns, reverse=True)
+        for source in self._sources:
+            known = source.count_known(time_ns)
+            steps = source.array["step"][max(0, known - 1) : known]
+            if len(steps):
+                return int(steps[0]) if steps[0] >= 0 else None
+        return None
