@@ -198,6 +198,7 @@ def test_engine_facts(offloaded: Counted, number: int) -> None:
         "activation_checkpointing": False,
         "device": "cpu",
         "devices": [],
+        "unread": {},
     }
     assert {name: engine[name] for name in expected} == expected
     assert engine["config"]["zero_optimization"]["offload_optimizer"]["device"] == "cpu"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from zerotop_probe.inside.part import Meter, Part, around, now
+from zerotop_probe.inside.part import Meter, Part, around, now, on_removal, remove_all
 from zerotop_probe.recording.tables import FAILED
 
 
@@ -126,3 +126,17 @@ def test_the_cost_is_our_time_without_the_call(kind: type[Base]) -> None:
     around(kind, "double", before, after, meter)
     kind().double()  # type: ignore[call-arg]
     assert 12_000_000 <= meter.cost_ns < 200_000_000
+
+
+def test_all_is_taken_out_again_whatever_fails(kind: type[Base]) -> None:
+    remove_all()
+    around(kind, "double", Watch().before, Watch().after, Meter())
+    error = RuntimeError("stuck")
+
+    def fails() -> None:
+        raise error
+
+    on_removal(fails)
+    assert remove_all() == [error]
+    assert kind.double is Base.double
+    assert remove_all() == []

@@ -68,7 +68,17 @@ def test_an_engine_without_optimizer_and_things_without_storage() -> None:
     engine.optimizer = None
     engine.module.register_buffer("nothing", torch.zeros(0))
     engine.module.register_buffer("somewhere", torch.zeros(5, device="meta"))
-    assert inventory(engine).host() == {name: EXPECTED[name] for name in ("parameters", "gradients")}
+    found = inventory(engine)
+    assert found.host() == {name: EXPECTED[name] for name in ("parameters", "gradients")}
+    assert found.unread == 0
+
+
+def test_a_tensor_that_does_not_tell_where_it_lies_is_counted() -> None:
+    engine = trained()
+    engine.module.register_buffer("sparse", torch.zeros(5).to_sparse())
+    found = inventory(engine)
+    assert found.host() == EXPECTED
+    assert found.unread == 1
 
 
 def test_circles_end() -> None:

@@ -12,6 +12,9 @@ from zerotop_probe.inside.part import now
 from zerotop_probe.inside.probe import Probe, attribute_device
 from zerotop_probe.recording import events, redact
 
+_PARAMETERS = ("parameters", "trainable_parameters", "rank_parameters")
+_ERROR_LENGTH = 200
+
 
 def record_engine(probe: Probe, known: Engine, engine: Any) -> None:
     """Records the ``engine`` event, and the planned steps where the configuration tells them."""
@@ -40,34 +43,18 @@ def record_tensors(probe: Probe, known: Engine, engine: Any, when: str) -> None:
 
 
 def engine_facts(engine: Any) -> dict[str, Any]:
-    """The facts of the ``engine`` event; what this version of DeepSpeed does not tell is null."""
-    distributed = _or_none(lambda: __import__("torch").distributed.get_world_size())
-    return {
-        "engine_class": type(engine).__name__,
-        "zero_stage": _or_none(lambda: int(engine.zero_optimization_stage())),
-        "offload_optimizer": _offload(engine.zero_offload_optimizer),
-        "offload_parameters": _offload(engine.zero_offload_param),
-        "dtype": _dtype(engine),
-        "autocast": _autocast(engine),
-        "micro_batch": _or_none(lambda: int(engine.train_micro_batch_size_per_gpu())),
-        "gradient_accumulation": _or_none(lambda: int(engine.gradient_accumulation_steps())),
-        "train_batch": _or_none(lambda: int(engine.train_batch_size())),
-        "world_size": distributed,
-        "data_parallel": _or_none(lambda: int(engine.dp_world_size)),
-        "rank": _or_none(lambda: int(engine.global_rank)),
-        "local_rank": _or_none(lambda: int(engine.local_rank)),
-        **_parameters(engine),
-        "largest_layer_parameters": _or_none(lambda: _largest_layer(engine)),
-        "model": _or_none(lambda: type(engine.module).__name__),
-        "optimizer": _or_none(lambda: _class_name(engine.optimizer)),
-        "inner_optimizer": _or_none(lambda: _class_name(engine.basic_optimizer)),
-        "device": _or_none(lambda: str(engine.device)),
-        "devices": _or_none(lambda: _devices(engine)) or [],
-        "activation_checkpointing": _or_none(lambda: _checkpoints_activations(engine)),
-        "wall_clock_breakdown": _or_none(lambda: bool(engine.wall_clock_breakdown())),
-        "global_steps": _or_none(lambda: int(engine.global_steps)),
-        "config": redact.tree(_or_none(lambda: _configuration(engine)) or {}),
-    }
+    """The facts of the ``engine`` event; what this version of DeepSpeed does not tell is null, and why is in ``unread``."""
+    facts: dict[str, Any] = {}
+    unread: dict[str, str] = {}
+    for name, read in _FACTS.items():
+        try:
+            facts[name] = read(engine)
+        except Exception as error:  # one fact that cannot be had is no reason to give up the others
+            facts[name] = None
+            unread[name] = redact.text(f"{type(error).__name__}: {error}")[:_ERROR_LENGTH]
+    parameters = facts.pop("parameters") or dict.fromkeys(_PARAMETERS)
+    facts["config"] = redact.tree(facts["config"] or {})
+    return {**facts, **parameters, "devices": facts["devices"] or [], "unread": unread}
 
 
 def planned_steps(config: dict[str, Any]) -> int | None:
@@ -77,10 +64,10 @@ def planned_steps(config: dict[str, Any]) -> int | None:
 
 
 def _or_none(read: Callable[[], Any]) -> Any:
-    """One fact that cannot be had is no reason to give up the others."""
+    """For what versions of DeepSpeed name differently, or lack."""
     try:
         return read()
-    except Exception:
+    except (AttributeError, LookupError, TypeError, ValueError):
         return None
 
 
@@ -90,13 +77,8 @@ def _class_name(value: Any) -> str:
     return "" if name in ("DummyOptim", "DeepSpeedZeRoOffload") else name
 
 
-def _offload(configuration: Callable[[], Any]) -> str | None:
-    def read() -> str:
-        offload = configuration()
-        return "none" if offload is None else str(getattr(offload.device, "value", offload.device))
-
-    device: str | None = _or_none(read)
-    return device
+def _offload(configuration: Any) -> str:
+    return "none" if configuration is None else str(getattr(configuration.device, "value", configuration.device))
 
 
 def _dtype(engine: Any) -> str | None:
@@ -113,23 +95,20 @@ def _autocast(engine: Any) -> str | None:
     return {"torch.bfloat16": "bf16", "torch.float16": "fp16"}.get(name, name)
 
 
-def _parameters(engine: Any) -> dict[str, Any]:
+def _parameters(engine: Any) -> dict[str, int]:
     """Elements in all parameters, in those that train, and in what this rank keeps of them.
 
     ZeRO stage 3 leaves empty tensors in the module and hangs the true size and this rank's share on each.
     """
     total = trainable = kept = 0
-    try:
-        for parameter in engine.module.parameters():
-            whole = getattr(parameter, "ds_numel", None)
-            size = int(parameter.numel() if whole is None else whole)
-            share = getattr(parameter, "ds_tensor", None)
-            total += size
-            trainable += size if parameter.requires_grad else 0
-            kept += size if share is None else int(share.numel())
-    except Exception:
-        return {"parameters": None, "trainable_parameters": None, "rank_parameters": None}
-    return {"parameters": total, "trainable_parameters": trainable, "rank_parameters": kept}
+    for parameter in engine.module.parameters():
+        whole = getattr(parameter, "ds_numel", None)
+        size = int(parameter.numel() if whole is None else whole)
+        share = getattr(parameter, "ds_tensor", None)
+        total += size
+        trainable += size if parameter.requires_grad else 0
+        kept += size if share is None else int(share.numel())
+    return dict(zip(_PARAMETERS, (total, trainable, kept)))
 
 
 def _largest_layer(engine: Any) -> int:
@@ -170,3 +149,37 @@ def _configuration(engine: Any) -> dict[str, Any]:
         config["zero_optimization"] = zero
     text: dict[str, Any] = json.loads(json.dumps(config, default=str))
     return text
+
+
+def _world_size(engine: Any) -> int:
+    import torch
+
+    return int(torch.distributed.get_world_size())
+
+
+_FACTS: dict[str, Callable[[Any], Any]] = {
+    "engine_class": lambda engine: type(engine).__name__,
+    "zero_stage": lambda engine: int(engine.zero_optimization_stage()),
+    "offload_optimizer": lambda engine: _offload(engine.zero_offload_optimizer()),
+    "offload_parameters": lambda engine: _offload(engine.zero_offload_param()),
+    "dtype": _dtype,
+    "autocast": _autocast,
+    "micro_batch": lambda engine: int(engine.train_micro_batch_size_per_gpu()),
+    "gradient_accumulation": lambda engine: int(engine.gradient_accumulation_steps()),
+    "train_batch": lambda engine: int(engine.train_batch_size()),
+    "world_size": _world_size,
+    "data_parallel": lambda engine: int(engine.dp_world_size),
+    "rank": lambda engine: int(engine.global_rank),
+    "local_rank": lambda engine: int(engine.local_rank),
+    "parameters": _parameters,
+    "largest_layer_parameters": _largest_layer,
+    "model": lambda engine: type(engine.module).__name__,
+    "optimizer": lambda engine: _class_name(engine.optimizer),
+    "inner_optimizer": lambda engine: _class_name(engine.basic_optimizer),
+    "device": lambda engine: str(engine.device),
+    "devices": _devices,
+    "activation_checkpointing": _checkpoints_activations,
+    "wall_clock_breakdown": lambda engine: bool(engine.wall_clock_breakdown()),
+    "global_steps": lambda engine: int(engine.global_steps),
+    "config": _configuration,
+}

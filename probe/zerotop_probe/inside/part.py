@@ -6,7 +6,6 @@ one part, and is never seen by the job.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 from collections.abc import Callable
@@ -33,11 +32,15 @@ def on_removal(undo: Callable[[], object]) -> None:
     _undoing.append(undo)
 
 
-def remove_all() -> None:
-    """Takes out everything that was put into the job, the last first. Raises nothing."""
+def remove_all() -> list[Exception]:
+    """Takes out everything that was put into the job, the last first. Raises nothing; returns what went wrong."""
+    errors: list[Exception] = []
     while _undoing:
-        with contextlib.suppress(Exception):
+        try:
             _undoing.pop()()
+        except Exception as error:
+            errors.append(error)
+    return errors
 
 
 class Meter:

@@ -99,8 +99,7 @@ class Probe:
         if self.recorder is not None:
             # An outer phase may never hear of its end now; what follows begins with a clean stack.
             self.recorder.stack.clear()
-            text = redact.text(f"{type(error).__name__}: {error}")[:_ERROR_LENGTH]
-            self.recorder.event(now(), events.PROBE_ERROR, where=where, error=text)
+            self.recorder.event(now(), events.PROBE_ERROR, where=where, error=_text(error))
         if os.environ.get("PYTHONZEROTOP_DEBUG") == "1":
             lines = traceback.format_exception(type(error), error, error.__traceback__)
             sys.stderr.write(f"zerotop: {where} is no longer measured\n" + "".join(lines))
@@ -129,7 +128,7 @@ class Probe:
         What the job sees of the allocator's peaks goes on being put right, for ours have begun anew in between.
         """
         recorder, self.recorder = self.recorder, None
-        remove_all()
+        errors = remove_all()
         self.leaving, self.engines = False, Engines()
         if recorder is None:
             return
@@ -139,6 +138,8 @@ class Probe:
             self.guess.close()
             self.guess = None
         recorder.cost(now(), at_once=True)
+        for error in errors:
+            recorder.event(now(), events.PROBE_ERROR, where="leaving", error=_text(error))
         recorder.event(now(), events.LEFT)
         recorder.close()
 
@@ -151,6 +152,10 @@ class Probe:
         if recorder is not None:
             recorder.close()
             self.engines = Engines()
+
+
+def _text(error: BaseException) -> str:
+    return redact.text(f"{type(error).__name__}: {error}")[:_ERROR_LENGTH]
 
 
 def attribute_device(device: Any) -> int | None:

@@ -41,10 +41,14 @@ class Inventory:
     """Storages by device and address, and what each is for. ``add`` keeps the first claim."""
 
     def __init__(self) -> None:
+        # Tensors that would not tell where they lie, as sparse ones.
+        self.unread = 0
         self._claimed: dict[tuple[str, int], tuple[str, int, bool]] = {}
 
     def add(self, tensor: Any, category: str) -> None:
-        """Claims the storage of a tensor. What is no real tensor, or has no storage, is passed over."""
+        """Claims the storage of a tensor, if it is one and has one."""
+        if tensor is None:
+            return
         try:
             kind = tensor.device.type
             storage = tensor.untyped_storage()
@@ -55,8 +59,8 @@ class Inventory:
             if key not in self._claimed:
                 pinned = kind == "cpu" and size >= _PIN_ASKED_FROM and bool(tensor.is_pinned())
                 self._claimed[key] = (category, size, pinned)
-        except Exception:
-            return
+        except Exception:  # whatever a subclass of a tensor does; the others are counted all the same
+            self.unread += 1
 
     def host(self, *, pinned_only: bool = False) -> dict[str, int]:
         """Bytes in host memory by category."""
@@ -142,6 +146,7 @@ def facts(engine: Any, device: int | None) -> dict[str, Any]:
     began = time.monotonic_ns()
     held = inventory(engine)
     told: dict[str, Any] = {"host": held.host(), "host_pinned": held.host(pinned_only=True)}
+    told["unread"] = held.unread
     if device is not None:
         blocks = snapshot.blocks_in_use(device)
         told["device"], unclaimed = held.device(blocks)

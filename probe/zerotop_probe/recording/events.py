@@ -19,7 +19,7 @@ HELLO = "hello"
 # gradient_accumulation, train_batch, world_size, data_parallel: int; parameters, trainable_parameters,
 # rank_parameters (stage 3: elements this rank keeps), largest_layer_parameters: int; model, optimizer, inner_optimizer,
 # device: str; devices: [{ordinal, uuid, name, total_bytes}] of this process; activation_checkpointing: bool;
-# config: the whole effective DeepSpeed configuration, redacted
+# config: the whole effective DeepSpeed configuration, redacted; unread: {fact: error}, why one of these is null
 ENGINE = "engine"
 
 # How many optimizer steps are planned. steps: int; source: "trainer" | "config"
@@ -29,7 +29,8 @@ TOTAL_STEPS = "total_steps"
 OVERFLOW = "overflow"
 
 # Whose the bytes are, by storage, each counted once. engine, step: int; when: "init" | "before_update" | "after_update", the
-# first of each, the last only of an update that was not skipped; host, host_pinned: {category: bytes}; seconds: float.
+# first of each, the last only of an update that was not skipped; host, host_pinned: {category: bytes}; unread: int, tensors
+# that did not tell where they lie; seconds: float.
 # Where CUDA is in use also device: {category: bytes}, sizes of the allocator's blocks; allocated_bytes: all blocks in use;
 # unclaimed_bytes and unclaimed_largest: [bytes], those that belong to no category; pinned_allocator: {allocated_bytes,
 # active_bytes} | null. Categories: parameters, gradients, master_weights, optimizer_state, buffers.

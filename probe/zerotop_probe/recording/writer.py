@@ -100,10 +100,10 @@ class RecordWriter:
 
     def _drop_torn_tail(self) -> None:
         """After a short write: cuts the file back to whole records, so that the next one is aligned again."""
-        self.lost += 1
         assert self._descriptor is not None
         size = os.fstat(self._descriptor).st_size
         os.ftruncate(self._descriptor, size - (size - self._header_size) % self._layout.size)
+        self.lost += 1
 
     def close(self) -> None:
         """Closes the file; later records count as lost. Also what a forked child calls."""
