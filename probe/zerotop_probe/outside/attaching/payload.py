@@ -19,6 +19,7 @@ _ROOT = os.path.dirname(os.path.abspath(zerotop_probe.__file__))
 _CODE = """
 def act(root, answer, action, arguments):
     import os, sys
+    raised = None
     try:
         import importlib.util
         package = sys.modules.get("zerotop_probe")
@@ -35,13 +36,30 @@ def act(root, answer, action, arguments):
         install = importlib.import_module("zerotop_probe.inside.install")
         said = getattr(install, action)(*arguments)
     except BaseException as error:
+        raised = error
         said = "! " + type(error).__name__ + ": " + str(error)
     try:
         descriptor = os.open(answer, os.O_WRONLY)
         os.write(descriptor, said.encode("utf-8", "replace"))
         os.close(descriptor)
-    except BaseException:
-        pass
+    except OSError:
+        pass  # nobody waits for it any more
+    except BaseException as error:
+        raised = error
+    if raised is not None and not isinstance(raised, Exception):
+        again(raised)
+
+
+def again(raised):
+    # The job's own handler of a signal has raised this, where the job cannot see it: the signal is sent once more.
+    import os, signal, threading
+    handlers = {getattr(signal.getsignal(number), "__code__", None): number for number in signal.valid_signals()}
+    number, trace = signal.SIGINT, raised.__traceback__
+    while trace is not None:
+        number = handlers.get(trace.tb_frame.f_code, number)
+        trace = trace.tb_next
+    threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+
 
 act(*CALL)
 """

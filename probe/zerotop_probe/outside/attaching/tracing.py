@@ -65,14 +65,14 @@ class Held:
         try:
             _ptrace(_INTERRUPT, pid)
             self._await_interrupt(time.monotonic() + patience_s)
-        except BaseException:
+            self._registers = self._read_registers()
+            self._mask = ctypes.c_uint64()
+            _ptrace(_GETSIGMASK, pid, _MASK_BYTES, ctypes.addressof(self._mask))
+            # Signals wait in the kernel, whole and in order, until the thread is released.
+            self._set_mask(_BLOCKED)
+        except BaseException:  # a Ctrl-C of ours too: nothing may leave it held
             self._let_go()
             raise
-        self._registers = self._read_registers()
-        self._mask = ctypes.c_uint64()
-        _ptrace(_GETSIGMASK, pid, _MASK_BYTES, ctypes.addressof(self._mask))
-        # Signals wait in the kernel, whole and in order, until the thread is released.
-        self._set_mask(_BLOCKED)
 
     def _await_interrupt(self, deadline_s: float) -> None:
         while True:

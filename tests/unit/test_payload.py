@@ -1,0 +1,85 @@
+"""What is executed inside a rank: it answers, leaves nothing behind, and keeps no signal from the job."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from zerotop_probe.outside.attaching import payload
+
+# As the injector has it: the interpreter runs a text between two instructions of the job.
+JOB = """
+import ctypes, signal, sys, time
+def ended(number, frame):
+    print("told", number, flush=True)
+    sys.exit(7)
+signal.signal(signal.SIGTERM, ended)
+before = set(globals()) | {"before"}
+try:
+    ctypes.pythonapi.PyRun_SimpleString(sys.argv[1].encode())
+    print(sorted(set(globals()) - before), flush=True)
+    time.sleep(float(sys.argv[2]))
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def probe(folder: Path, body: str) -> str:
+    """A probe whose only action does that; its folder."""
+    root = folder / "zerotop_probe"
+    (root / "inside").mkdir(parents=True)
+    (root / "__init__.py").touch()
+    (root / "inside" / "__init__.py").touch()
+    code = f"import signal\ndef enter(session):\n    {body}\n    return 'in ' + session\n"
+    (root / "inside" / "install.py").write_text(code)
+    return str(root)
+
+
+def entered(answer: Path, body: str, *, stays_s: float) -> subprocess.CompletedProcess[str]:
+    """A job into which a probe is put."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(payload, "_ROOT", probe(answer.parent, body))
+        text = payload.text(str(answer), "enter", "here")
+    job = [sys.executable, "-c", JOB, text, str(stays_s)]
+    return subprocess.run(job, check=False, capture_output=True, text=True, timeout=60)
+
+
+def run(folder: Path, body: str, *, stays_s: float) -> tuple[subprocess.CompletedProcess[str], str]:
+    """The job and its probe's answer."""
+    answer = folder / "answer"
+    answer.touch()
+    return entered(answer, body, stays_s=stays_s), answer.read_text()
+
+
+def test_it_answers_and_leaves_no_name(tmp_path: Path) -> None:
+    done, answer = run(tmp_path, "pass", stays_s=0)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+    assert answer == "in here"
+
+
+def test_its_own_error_is_its_answer(tmp_path: Path) -> None:
+    done, answer = run(tmp_path, "raise RuntimeError('no room')", stays_s=0.2)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+    assert answer == "! RuntimeError: no room"
+
+
+def test_a_ctrl_c_meanwhile_reaches_the_job(tmp_path: Path) -> None:
+    done, answer = run(tmp_path, "signal.raise_signal(signal.SIGINT)", stays_s=30)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\ninterrupted\n", "")
+    assert answer.startswith("! KeyboardInterrupt")
+
+
+def test_what_a_handler_of_the_job_s_own_raises_reaches_the_job(tmp_path: Path) -> None:
+    done, answer = run(tmp_path, "signal.raise_signal(signal.SIGTERM)", stays_s=30)
+    told = f"told {int(signal.SIGTERM)}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (7, f"{told}[]\n{told}", "")
+    assert answer == "! SystemExit: 7"
+
+
+def test_an_answer_that_nobody_waits_for_is_dropped(tmp_path: Path) -> None:
+    done = entered(tmp_path / "nobody", "pass", stays_s=0)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
