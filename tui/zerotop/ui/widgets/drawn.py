@@ -22,13 +22,11 @@ from zerotop.ui.theme import STYLES
 _FULL = re.compile("█+|[^█]+")
 
 
-class Drawn(Widget):
-    """A widget whose picture is a pure function of the frame, its size and the glyphs."""
+class Painted(Widget):
+    """A widget that paints rows, whatever they are of."""
 
     ALLOW_SELECT = False
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"drawn--{name}" for name in STYLES}
-
-    frame: reactive[Frame | None] = reactive[Frame | None](None, always_update=True, repaint=False, init=False)
 
     def __init__(self, glyphs: Glyphs, *, id: str) -> None:
         super().__init__(id=id)
@@ -38,11 +36,8 @@ class Drawn(Widget):
         self._styles_by_name: dict[str, Style] = {}
 
     @abstractmethod
-    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        """The picture: ``height`` rows of exactly ``width`` cells."""
-
-    def watch_frame(self) -> None:
-        self.redraw()
+    def paint(self, width: int, height: int) -> list[Row] | None:
+        """The picture: ``height`` rows of exactly ``width`` cells; None while there is nothing to paint."""
 
     def on_resize(self) -> None:
         self.redraw()
@@ -56,9 +51,9 @@ class Drawn(Widget):
     def redraw(self) -> None:
         """Draws anew and asks for a repaint of the cells that are different."""
         width, height = self.size
-        if self.frame is None or not width or not height:
+        rows = self.paint(width, height) if width and height else None
+        if rows is None:
             return
-        rows = self.draw(self.frame, width, height)
         before, self._rows = self._rows, rows
         if len(before) != len(rows):
             self._strips = [None] * len(rows)
@@ -108,6 +103,22 @@ class Drawn(Widget):
         super().notify_style_update()
         self._styles_by_name.clear()
         self._strips = [None] * len(self._rows)
+
+
+class Drawn(Painted):
+    """A widget whose picture is a pure function of the frame, its size and the glyphs."""
+
+    frame: reactive[Frame | None] = reactive[Frame | None](None, always_update=True, repaint=False, init=False)
+
+    @abstractmethod
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        """The picture: ``height`` rows of exactly ``width`` cells."""
+
+    def paint(self, width: int, height: int) -> list[Row] | None:
+        return None if self.frame is None else self.draw(self.frame, width, height)
+
+    def watch_frame(self) -> None:
+        self.redraw()
 
 
 def solid(row: Row) -> Iterator[Span]:
