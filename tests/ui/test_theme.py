@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import combinations, pairwise
 
 import pytest
@@ -12,6 +13,8 @@ from zerotop.ui.theme import DARK, LIGHT, STYLES
 from zerotop.ui.widgets.drawn import Drawn
 
 STACKED = ("phase-data", "phase-forward", "phase-backward", "phase-step", "phase-other")
+SERIES = tuple(f"series-{number}" for number in range(6))
+HEAT = tuple(f"heat-{level}" for level in range(10))
 MEMORY = ("memory-allocated", "memory-reserved", "memory-other", "free")
 
 
@@ -28,7 +31,7 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT], ids=lambda theme: theme.name)
-@pytest.mark.parametrize("palette", [STACKED, MEMORY], ids=["phases", "memory"])
+@pytest.mark.parametrize("palette", [STACKED, MEMORY, SERIES], ids=["phases", "memory", "series"])
 def test_palettes_stay_different_in_16_colours(theme: Theme, palette: tuple[str, ...]) -> None:
     shown = [Color.parse(theme.variables[name]).downgrade(ColorSystem.STANDARD).number for name in palette]
     assert len(set(shown)) == len(palette), dict(zip(palette, shown, strict=True))
@@ -56,6 +59,44 @@ def test_text_can_be_read(theme: Theme) -> None:
         assert contrast(theme.variables["muted"], ground) >= 4
     assert contrast(theme.error, theme.background) >= 4.5
     assert contrast(theme.warning, theme.background) >= 4.5
+
+
+def lightness_and_hue(color: str) -> tuple[float, float, float]:
+    """A colour in Oklab, in which equal distances look equally far (Ottosson, 2020)."""
+    channels = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels)
+    long = (0.4122214708 * red + 0.5363325363 * green + 0.0514459929 * blue) ** (1 / 3)
+    middle = (0.2119034982 * red + 0.6806995451 * green + 0.1073969566 * blue) ** (1 / 3)
+    short = (0.0883024619 * red + 0.2817188376 * green + 0.6299787005 * blue) ** (1 / 3)
+    return (
+        0.2104542553 * long + 0.7936177850 * middle - 0.0040720468 * short,
+        1.9779984951 * long - 2.4285922050 * middle + 0.4505937099 * short,
+        0.0259040371 * long + 0.7827717662 * middle - 0.8086757660 * short,
+    )
+
+
+@pytest.mark.parametrize("theme", [DARK, LIGHT], ids=lambda theme: theme.name)
+def test_lines_look_like_no_phase_no_memory_and_no_other_line(theme: Theme) -> None:
+    for name in SERIES:
+        color = theme.variables[name]
+        for other, that in theme.variables.items():
+            if other != name and (other.startswith(("phase-", "memory-", "series-")) or other == "load"):
+                far = 0.15 if other in SERIES else 0.07
+                assert math.dist(lightness_and_hue(color), lightness_and_hue(that)) > far, (name, other)
+        assert theme.background is not None
+        assert contrast(color, theme.background) >= 3.5
+
+
+@pytest.mark.parametrize("theme", [DARK, LIGHT], ids=lambda theme: theme.name)
+def test_heat_is_told_by_lightness_alone(theme: Theme) -> None:
+    """From what is near the background to what is far from it, in 16 colours too."""
+    assert theme.background is not None
+    far = [contrast(theme.variables[name], theme.background) for name in HEAT]
+    assert all(after / before > 1.1 for before, after in pairwise(far))
+    assert far[0] >= 1.1
+    assert far[-1] >= 12
+    shown = [Color.parse(theme.variables[name]).downgrade(ColorSystem.STANDARD).number for name in HEAT]
+    assert len([1 for before, after in pairwise(shown) if before != after]) == len(set(shown)) - 1 >= 3
 
 
 def test_both_themes_name_the_same_colours() -> None:

@@ -93,7 +93,7 @@ class Canvas:
 
     def rows(self, base: str = "text") -> list[Row]:
         """The picture: ``height`` rows of exactly ``width`` cells. ``base`` is the style where nothing was drawn."""
-        if not self.width:
+        if not self.width or not self.height:
             return [()] * self.height
         fore = np.where(self.characters == SPACE, 0, self.fore)
         back = np.where(self.characters == FULL, 0, self.back) if self.glyphs.smooth else np.zeros_like(self.back)

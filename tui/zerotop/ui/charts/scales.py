@@ -6,7 +6,7 @@ import math
 from enum import Enum
 
 from zerotop.ui.drawing.axis import Scale
-from zerotop.ui.format import GIB, ticks, time_unit
+from zerotop.ui.format import GIB, ticks
 
 
 class Kind(Enum):
@@ -21,28 +21,38 @@ class Kind(Enum):
     NUMBER = "number"
 
 
+# (from which value on, in SI; unit; what one of it is in SI), so that no label has more than four characters.
+_UNITS: dict[Kind, tuple[tuple[float, str, float], ...]] = {
+    Kind.SECONDS: (
+        (0, "µs", 1e-6),
+        (5e-4, "ms", 1e-3),
+        (0.5, "s", 1),
+        (300, "min", 60),
+        (18000, "h", 3600),
+        (1.8e7, "d", 86400),
+    ),
+    Kind.BYTES: ((0, "KiB", 2**10), (2**20 / 10, "MiB", 2**20), (GIB / 10, "GiB", GIB), (5000 * GIB, "TiB", 2**40)),
+    Kind.BYTES_PER_S: ((0, "kB/s", 1e3), (1e5, "MB/s", 1e6), (1e8, "GB/s", 1e9), (5e12, "TB/s", 1e12)),
+    Kind.WATTS: ((0, "W", 1), (5000, "kW", 1e3), (5e6, "MW", 1e6)),
+    Kind.CORES: ((0, "cores", 1), (5000, "k cores", 1e3)),
+    Kind.NUMBER: ((0, "", 1), (5000, "k", 1e3), (5e6, "M", 1e6), (5e9, "G", 1e9)),
+}
+_LEAST, _MOST = 0.04, 5000.0  # of a scale, in its unit
+
+
 def scale(kind: Kind, largest: float, height: int) -> Scale:
     """A scale from zero in units for people, with ticks 1, 2 or 5 times a power of ten apart, for ``height`` rows.
 
-    ``largest`` is in SI units. What is not a number or not above zero gets the smallest sensible scale.
+    ``largest`` is in SI units. What is not a number or not above zero gets a scale up to one.
     """
-    most = 4 if height >= 8 else 3 if height >= 6 else 2 if height >= 2 else 1
     if kind is Kind.PERCENT:
         return Scale("%", 1.0, 25.0 if height >= 8 else 50.0 if height >= 2 else 100.0, 100.0)
-    unit, factor = _unit(kind, largest)
-    if not 0 < largest * factor < math.inf:
-        return Scale(unit, factor, 1.0, 1.0)
-    return Scale(unit, factor, *ticks(largest * factor, most))
-
-
-def _unit(kind: Kind, largest: float) -> tuple[str, float]:
-    if kind is Kind.SECONDS:
-        return time_unit(largest)
-    if kind is Kind.BYTES:
-        return ("GiB", 1 / GIB) if not largest < GIB / 10 else ("MiB", 1 / 1024**2)
-    if kind is Kind.BYTES_PER_S:
-        return ("GB/s", 1e-9) if not largest < 1e8 else ("MB/s", 1e-6)
-    return {Kind.WATTS: "W", Kind.CORES: "cores"}.get(kind, ""), 1.0
+    known = 0 < largest < math.inf
+    unit, size = next((unit, size) for least, unit, size in reversed(_UNITS[kind]) if not largest < least or not known)
+    if not known:
+        return Scale(unit, 1 / size, 1.0, 1.0)
+    most = 4 if height >= 8 else 3 if height >= 6 else 2 if height >= 2 else 1
+    return Scale(unit, 1 / size, *ticks(min(max(largest / size, _LEAST), _MOST), most))
 
 
 class Watched:

@@ -1,0 +1,138 @@
+"""Axes and scales: round numbers in units for people, each under or beside what it is of."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zerotop.ui.charts import (
+    AXIS_WIDTH,
+    Canvas,
+    Kind,
+    Watched,
+    area,
+    framed,
+    grid,
+    line,
+    scale,
+    step_axis,
+    time_axis,
+    time_ticks,
+)
+from zerotop.ui.charts.axes import DISTANCES, time_distance
+from zerotop.ui.drawing.axis import labels
+from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
+from zerotop.ui.drawing.rows import row_text, row_width
+from zerotop.ui.format import GIB
+
+DAY = 86400.0
+
+
+def texts(begin: float, end: float, width: int, *, by_clock: bool = False) -> list[str]:
+    return [text for _, text in time_ticks(begin, end, width, by_clock=by_clock)]
+
+
+def test_time_is_told_as_exactly_as_the_axis_needs() -> None:
+    assert texts(0, 0.05, 100) == ["0.00 s", "0.01 s", "0.02 s", "0.03 s", "0.04 s", "0.05 s"]
+    assert texts(12.3, 14.9, 60) == ["13 s", "14 s"]
+    assert texts(61.0, 61.3, 60) == ["1:01.0", "1:01.1", "1:01.2", "1:01.3"]
+    assert texts(0, 300, 80) == ["0:00", "1:00", "2:00", "3:00", "4:00", "5:00"]
+    assert texts(-20, 20, 60) == ["-20 s", "-10 s", "0 s", "10 s", "20 s"]
+    assert texts(0, DAY, 100) == ["0:00", "6:00:00", "12:00:00", "18:00:00", "1d 00:00"]
+
+
+def test_time_by_the_clock() -> None:
+    noon = 1_700_000_000 - 1_700_000_000 % DAY + DAY / 2
+    assert texts(noon, noon + 600, 60, by_clock=True) == ["12:00", "12:05", "12:10"]
+    assert texts(noon + 1, noon + 1.11, 33, by_clock=True) == ["12:00:01.00", "12:00:01.05", "12:00:01.10"]
+    assert texts(noon, noon + 3 * DAY, 60, by_clock=True) == ["15 Nov", "16 Nov", "17 Nov"]
+    axis = time_axis(noon, noon + 600, 60, BLOCKS, zone_s=3600)
+    assert row_text(axis).startswith("13:00──")
+
+
+def test_ticks_stand_at_their_times() -> None:
+    assert time_ticks(0, 100, 50) == [(0, "0 s"), (30 // 2, "30 s"), (30, "1:00"), (45, "1:30")]
+    assert row_text(time_axis(1000, 1100, 30, BLOCKS, zero_s=1000)) == "0:00──────────────1:00────────"
+
+
+@given(st.floats(-1e10, 1e10), st.floats(1e-4, 1e9), st.integers(0, 300), st.booleans())
+def test_no_time_breaks_the_axis(begin: float, length: float, width: int, by_clock: bool) -> None:
+    axis = time_axis(begin, begin + length, width, ASCII, zone_s=0.0 if by_clock else None)
+    assert row_width(axis) == width
+    assert row_text(axis).isascii()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0.0])
+def test_no_time_at_all_is_a_bare_line(bad: float) -> None:
+    assert row_text(time_axis(0, bad, 5, ASCII)) == "-----"
+
+
+@given(st.floats(1e-4, 1e9), st.integers(20, 300))
+def test_ticks_are_apart_but_not_rare(length: float, width: int) -> None:
+    apart = time_distance(length, width) / length * width
+    assert apart >= 13.99 or length / width * 14 <= DISTANCES[0]
+    assert apart <= 14 * 3.01 or time_distance(length, width) == DISTANCES[0]
+
+
+def test_steps_stand_under_their_columns() -> None:
+    assert row_text(step_axis(range(7, 37), 30, BLOCKS)) == "───10───15───20───25───30───35"
+    assert row_text(step_axis(range(5), 20, BLOCKS, step_width=4)) == "0───1───2───3───4───"
+    assert row_text(step_axis([], 4, BLOCKS)) == "────"
+
+
+def test_scales_are_in_units_for_people() -> None:
+    assert scale(Kind.PERCENT, math.nan, 8).tick_rows(8) == {6: 25, 4: 50, 2: 75, 0: 100}
+    assert scale(Kind.BYTES, 14e15, 8).unit == "TiB"
+    assert (memory := scale(Kind.BYTES, 37 * GIB, 8)).unit == "GiB"
+    assert (memory.top, memory.highest) == (40, 40 * GIB)
+    assert scale(Kind.SECONDS, 0.042, 6).unit == "ms"
+    assert scale(Kind.BYTES_PER_S, 12e9, 6).top == 15
+    assert scale(Kind.WATTS, 0.0, 6).top == 1
+    assert scale(Kind.BYTES, 5 * 1024**2, 6).unit == "MiB"
+
+
+@given(st.sampled_from(list(Kind)), st.floats(allow_nan=True, allow_infinity=True), st.integers(0, 50))
+def test_no_value_breaks_a_scale(kind: Kind, largest: float, height: int) -> None:
+    found = scale(kind, largest, height)
+    assert 0 < found.highest < math.inf
+    assert found.highest >= largest * 0.999 or not largest < 1e7 or kind is Kind.PERCENT
+    assert all(0 <= row < max(1, height) for row in found.tick_rows(height))
+    told = [float(row[0][0]) for row in labels(found, height, BLOCKS) if row[0][0].strip()]
+    assert told == pytest.approx(sorted(found.tick_rows(height).values(), reverse=True)[: height or 0])  # none is cut
+
+
+def test_a_watched_scale_never_shrinks() -> None:
+    watched = Watched()
+    tops = [watched.scale("a", Kind.WATTS, value, 8).top for value in (90.0, 310.0, math.nan, 5.0, math.inf, 300.0)]
+    assert tops == [100, 400, 400, 400, 400, 400]
+    assert watched.scale("b", Kind.WATTS, 5.0, 8).top == 6
+    watched.forget()
+    assert watched.scale("a", Kind.WATTS, 90.0, 8).top == 100
+
+
+def test_a_chart_in_its_axes() -> None:
+    canvas = Canvas(12, 4, BLOCKS)
+    axis = scale(Kind.WATTS, 380.0, 4)
+    area(canvas, np.linspace(0, 400, 12), "load", top=axis.highest)
+    grid(canvas, axis)
+    rows = framed(canvas, axis, time_axis(0, 12, 12, BLOCKS))
+    assert [row_width(row) for row in rows] == [12 + AXIS_WIDTH] * 5
+    assert [row_text(row) for row in rows] == [
+        " 400┤▔▔▔▔▔▔▔▔▔▂▅█",
+        "    │      ▁▄▇███",
+        " 200┤▔▔▔▁▄▇██████",
+        "    │ ▃▆█████████",
+        "    └0 s─────────",
+    ]
+
+
+def test_the_grid_lies_behind() -> None:
+    canvas = Canvas(3, 2, BLOCKS)
+    axis = scale(Kind.PERCENT, 100, 2)
+    grid(canvas, axis)
+    line(canvas, np.array([100.0, 100]), np.array([100.0, 100]), "series-0", top=100)
+    assert [row_text(row) for row in canvas.rows()] == ["⠉▔▔", "▔▔▔"]
