@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from agents import wait_for
 from loop_runs import LOOPS
 from programs import ZEROTOP, zerotop
 from programs import environment as own_environment
+from rank_recordings import Rank
 from real_jobs import TIMEOUT_S, environment, launch
 from zerotop_probe.outside.attaching import jobs
 
@@ -25,7 +27,10 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here"),
 ]
-OPTIONS = ("--torch-adam", "--stage", "2", "--dtype", "bf16", "--width", "2048", "--steps", "4000")
+OPTIONS = ("--torch-adam", "--stage", "2", "--dtype", "bf16", "--width", "4096", "--steps", "6000")
+
+# A rank that has taken memory trains by then, and is far from its end.
+TRAINS_S = 9.0
 
 
 def started(folder: Path) -> subprocess.Popen[bytes]:
@@ -71,6 +76,7 @@ def test_entered_half_way_a_jobs_ledger_adds_up_and_its_results_are_its_own(tmp_
     try:
         pid = wait_for(lambda: rank_of(tmp_path / "attached"), 120.0)
         wait_for(lambda: used_bytes() > before + 500 * 1024**2, 120.0)
+        time.sleep(TRAINS_S)
         state = tmp_path / "state"
         recorder = subprocess.Popen(
             [*ZEROTOP, "attach", str(pid), "--enter", "--headless"], env=own_environment(state), start_new_session=True
@@ -80,7 +86,9 @@ def test_entered_half_way_a_jobs_ledger_adds_up_and_its_results_are_its_own(tmp_
     finally:
         if job.poll() is None:
             os.killpg(job.pid, signal.SIGKILL)
-    (session,) = (state / "zerotop").glob("*/session.json")
+    (session,) = (state / "zerotop" / "sessions").glob("*/session.json")
+    first = int(Rank(session.parent, 0).phase("step")["step"][0])
+    assert 100 < first < 5000
     told = zerotop(state, "memory", str(session.parent), "--json")
     assert told.returncode == 0, told.stderr.decode()
     (gpu,) = json.loads(told.stdout)["gpus"]
@@ -89,7 +97,7 @@ def test_entered_half_way_a_jobs_ledger_adds_up_and_its_results_are_its_own(tmp_
     assert abs(rows["unexplained"]) < 0.02 * gpu["allocated_bytes"]
     expected = {row["key"]: row["expected_bytes"] for row in gpu["differences"]}
     for key in ("parameters", "master_weights", "optimizer_state"):
-        assert rows[key] == pytest.approx(expected[key], rel=0.01), key
+        assert rows[key] == pytest.approx(expected[key], rel=0.03), key  # the allocator rounds up
     alone = started(tmp_path / "alone")
     assert alone.wait(TIMEOUT_S) == 0
     assert counted(tmp_path / "attached") == counted(tmp_path / "alone")
