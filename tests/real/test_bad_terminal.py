@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from agents import python
+from agents import python, wait_for
 from programs import headless, on_terminal, zerotop
 from terminals import Terminal
 
@@ -101,3 +102,14 @@ def test_without_a_terminal_the_screens_say_what_to_do(tmp_path: Path, hostile: 
     # A screen cannot be shown, so the job is run as a batch job.
     done = zerotop(tmp_path, "run", "--", sys.executable, "-c", "print(1)")
     assert (done.returncode, done.stdout) == (0, b"1\n")
+
+
+def test_a_viewer_that_ignores_hanging_up_ends_with_its_terminal(opened: Open, hostile: str) -> None:
+    terminal = opened("replay", hostile, ignoring="HUP")
+    terminal.wait_for("ENDED 0")
+    status = Path(f"/proc/{terminal.pid}/status").read_text()
+    (ignored,) = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigIgn")]
+    assert ignored >> (signal.SIGHUP - 1) & 1
+    terminal.hang_up()
+    wait_for(terminal.ended)
+    assert terminal.exit_code() == -signal.SIGHUP

@@ -34,9 +34,19 @@ def headless(session: Path, command: Sequence[str], **options: Any) -> subproces
 
 
 def on_terminal(
-    state: Path, *arguments: str, rows: int = 30, columns: int = 100, folder: Path | None = None, **more: str
+    state: Path,
+    *arguments: str,
+    rows: int = 30,
+    columns: int = 100,
+    folder: Path | None = None,
+    ignoring: str = "",
+    **more: str,
 ) -> Terminal:
-    """The program on a terminal of this size; ``more`` are variables of its environment."""
-    return Terminal(
-        [*ZEROTOP, *arguments], environment=environment(state, **more), folder=folder or state, rows=rows, columns=columns
-    )
+    """The program on a terminal of this size, ``ignoring`` a signal ("HUP") as its starter may have it.
+
+    ``more`` are variables of its environment.
+    """
+    command = [*ZEROTOP, *arguments]
+    if ignoring:
+        command = ["/bin/sh", "-c", f'trap "" {ignoring}; exec "$@"', "sh", *command]
+    return Terminal(command, environment=environment(state, **more), folder=folder or state, rows=rows, columns=columns)

@@ -58,6 +58,8 @@ class Terminal:
 
     def _read(self) -> bool:
         """Takes what there is, for a moment; False once nobody can write any more."""
+        if self.master < 0:
+            return False
         if not select.select([self.master], [], [], 0.2)[0]:
             return True
         try:

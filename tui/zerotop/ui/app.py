@@ -19,6 +19,7 @@ from zerotop.ui.bindings import APP_BINDINGS
 from zerotop.ui.drawing.footer import Tab
 from zerotop.ui.drawing.glyphs import Glyphs, choose_glyphs
 from zerotop.ui.filters import PlainText
+from zerotop.ui.hang_up import end_as_hung_up, hung_up, terminal
 from zerotop.ui.ports import Controller, Leaving, Source
 from zerotop.ui.screens.dialog import Page
 from zerotop.ui.screens.feed import Feed
@@ -84,6 +85,7 @@ class ZerotopApp(App[Leaving]):
         self._screens: dict[str, Watching] = {}
         self._watching = self._made(LiveScreen.NAME)
         self._ticks = 0
+        self._terminal: int | None = None
         self._plain = [PlainText(self.glyphs)] if self.glyphs.name == "ascii" else []
 
     def get_default_screen(self) -> Screen[None]:
@@ -107,6 +109,7 @@ class ZerotopApp(App[Leaving]):
         return [*used, *self._plain]
 
     def on_mount(self) -> None:
+        self._terminal = None if self.is_headless else terminal()
         self.viewer.poll()
         self.viewer.check_sampler()
         self.draw()
@@ -116,6 +119,8 @@ class ZerotopApp(App[Leaving]):
     def tick(self) -> None:
         """Reads what is new and draws it. The only timer there is."""
         self._ticks += 1
+        if self._terminal is not None and hung_up(self._terminal):
+            end_as_hung_up()
         beat = max(1, round(HEARTBEAT_S / FRAME_S))
         if self._ticks % (2 * beat) == 0:
             self.viewer.check_sampler()
