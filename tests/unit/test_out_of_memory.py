@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from memory_recording import Recording, gib, record, usual
 from small_recording import BEGIN_NS, S, identity, span
 from zerotop.analysis.allocator_settings import settings
-from zerotop.analysis.oom_reasons import Case, verdict
+from zerotop.analysis.oom_case import Case
+from zerotop.analysis.oom_reasons import verdict
 from zerotop.analysis.oom_text import parse
 from zerotop.analysis.out_of_memory import PostMortem, post_mortem
 from zerotop_probe.recording import events, tables
@@ -260,7 +261,7 @@ def test_a_forward_may_be_an_evaluations(tmp_path: Path) -> None:
     found = told(recording, 8)
     assert (found.phase, found.outer_phase, found.setting) == ("forward", "eval", "per_device_eval_batch_size")
     assert [(s.phase, s.failed) for s in found.spans] == [("eval", True), ("forward", True)]
-    assert "In evaluation 30.00 GiB were asked for; 20.00 GiB of 79.00 GiB were free" in found.cause
+    assert "In evaluation 30.00 GiB were asked for with a micro-batch of 160 x 512 tokens; 20.00 GiB of 79" in found.cause
 
 
 def test_nothing_went_wrong(tmp_path: Path) -> None:

@@ -78,11 +78,14 @@ def allocator_health(session: Session, cursor_ns: int, steps: NDArray[Any] | Non
 
     ``steps``: the finished steps of all ranks (``analysis.steps.steps``), for what flushes cost.
     """
-    found = [_of(session, source, cursor_ns, steps) for source in session.sources["allocator"]]
+    found = [of_source(session, source, cursor_ns, steps) for source in session.sources["allocator"]]
     return tuple(sorted((health for health in found if health is not None), key=lambda health: health.rank))
 
 
-def _of(session: Session, source: Source, cursor_ns: int, steps: NDArray[Any] | None) -> AllocatorHealth | None:
+def of_source(
+    session: Session, source: Source, cursor_ns: int, steps: NDArray[Any] | None = None
+) -> AllocatorHealth | None:
+    """One rank's; None before its first reading."""
     count = source.count_known(cursor_ns)
     if not count:
         return None

@@ -51,9 +51,9 @@ def death(session: Session, cursor_ns: int) -> Death | None:
     ended = next((event for event in reversed(known) if event.name == "job_ended"), None)
     gone = _first_gone(known)
     counted = ended.facts.get("oom_kills") if ended is not None else None
-    kills = max(counted if isinstance(counted, int) else 0, _kills(session, cursor_ns))
+    killed = max(counted if isinstance(counted, int) else 0, kills(session, cursor_ns))
     failed = ended is not None and ended.facts.get("exit_code") != 0
-    if not kills and not failed:
+    if not killed and not failed:
         return None
     last = gone or ended
     host = last.host if last is not None else _any_host(session)
@@ -61,7 +61,7 @@ def death(session: Session, cursor_ns: int) -> Death | None:
     facts: dict[str, Any] = ended.facts if ended is not None else {}
     rank = gone.facts.get("rank") if gone is not None else None
     memory = last_seconds(session, host, at_ns)
-    return Death(kills, facts.get("signal"), facts.get("exit_code"), rank, host, at_ns, memory)
+    return Death(killed, facts.get("signal"), facts.get("exit_code"), rank, host, at_ns, memory)
 
 
 def last_seconds(session: Session, host: str, until_ns: int) -> tuple[HostMemory, ...]:
@@ -82,7 +82,7 @@ def _sample(row: Any, offset_ns: int) -> HostMemory:
     return HostMemory(int(row["time_ns"]) + offset_ns, max(0, used), limit if confined else total)
 
 
-def _kills(session: Session, cursor_ns: int) -> int:
+def kills(session: Session, cursor_ns: int) -> int:
     """How many processes the kernel has killed for memory since the recording began, as the samplers counted."""
     total = 0
     for source in session.sources["hosts"]:

@@ -95,11 +95,12 @@ class HostLedger:
 
 def host_ledger(session: Session, cursor_ns: int) -> tuple[HostLedger, ...]:
     """All living ranks that were sampled, in order of rank, as known at the cursor."""
-    found = [_of(session, process, cursor_ns) for process in living(session, cursor_ns)]
+    found = [of_process(session, process, cursor_ns) for process in living(session, cursor_ns)]
     return tuple(ledger for ledger in found if ledger is not None)
 
 
-def _of(session: Session, process: Process, cursor_ns: int) -> HostLedger | None:
+def of_process(session: Session, process: Process, cursor_ns: int) -> HostLedger | None:
+    """One rank's; None where it was not sampled."""
     sample = _last_sample(session, process, cursor_ns)
     if sample is None:
         return None

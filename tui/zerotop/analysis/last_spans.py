@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from zerotop.analysis.living import Process, table_of
 from zerotop.session.reader import Session
-from zerotop_probe.recording.tables import FAILED, PHASE_CODE, PHASES
+from zerotop_probe.recording.tables import EVAL, FAILED, PHASE_CODE, PHASES
 
 # A failure is recorded before Python unwinds the phases in progress: spans that end failed in this time were those.
 _UNWINDING_NS = 2_000_000_000
@@ -82,6 +84,19 @@ def works_after(session: Session, process: Process, at_ns: int, cursor_ns: int) 
     later = source.array[source.count_known(at_ns) : source.count_known(cursor_ns)]
     later = later[(later["begin_ns"] > at_ns - source.offset_ns) & (later["flags"] & FAILED == 0)]
     return any(int(code) in _WORK for code in later["phase"][:_TAIL])
+
+
+def largest_batch(session: Session, process: Process, until_ns: int) -> dict[str, int]:
+    """rows, sequence and tokens of the largest training micro-batch that was over by then; nothing where there was none."""
+    source = table_of(session, "spans", process)
+    if source is None:
+        return {}
+    spans = source.array[: source.count_known(until_ns - 1)]
+    forwards = np.flatnonzero((spans["phase"] == PHASE_CODE["forward"]) & (spans["flags"] & EVAL == 0) & (spans["rows"] > 0))
+    if not len(forwards):
+        return {}
+    place = forwards[np.argmax(np.maximum(spans["tokens"][forwards], spans["rows"][forwards]))]
+    return {name: int(spans[name][place]) for name in ("rows", "sequence", "tokens") if spans[name][place] > 0}
 
 
 def last_batch(session: Session, process: Process, cursor_ns: int) -> dict[str, int]:

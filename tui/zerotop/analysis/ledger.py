@@ -14,7 +14,7 @@ and is not allocated any more is a row below zero. Nothing is cut off to make a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,22 +75,25 @@ class Holder:
     inventory: Inventory | None
 
 
-def ledger(session: Session, cursor_ns: int) -> tuple[GpuLedger, ...]:
-    """All GPUs of the job's nodes, by host and index, as known at the cursor; empty where there are none."""
-    found = holders(session, cursor_ns)
-    return tuple(
-        _gpu_ledger(session, key, cursor_ns, found.get(key, [])) for key in sorted(_gpus(session, cursor_ns) | set(found))
-    )
+def ledger(session: Session, cursor_ns: int, of: Collection[Key] | None = None) -> tuple[GpuLedger, ...]:
+    """All GPUs of the job's nodes, by host and index, as known at the cursor; empty where there are none.
+
+    ``of``: only these of them.
+    """
+    found = holders(session, cursor_ns, of)
+    known = _gpus(session, cursor_ns) | set(found)
+    keys = known if of is None else known & set(of)
+    return tuple(_gpu_ledger(session, key, cursor_ns, found.get(key, [])) for key in sorted(keys))
 
 
-def holders(session: Session, cursor_ns: int) -> dict[Key, list[Holder]]:
+def holders(session: Session, cursor_ns: int, of: Collection[Key] | None = None) -> dict[Key, list[Holder]]:
     """The living ranks' allocators by the GPU they lie on."""
     alive = set(living(session, cursor_ns))
     found: dict[Key, list[Holder]] = {}
     for place, key in lies_on(session, cursor_ns).items():
         source = session.sources["allocator"][place]
         process, known = process_of(source), source.count_known(cursor_ns)
-        if process in alive and known:
+        if process in alive and known and (of is None or key in of):
             last = source.array[known - 1]
             # An inventory that is newer than the reading would tell of other bytes.
             told = inventory(session, process, int(last["time_ns"]) + source.offset_ns)

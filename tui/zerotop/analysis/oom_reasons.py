@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from zerotop.analysis.allocator_settings import Settings, variable
+from zerotop.analysis.allocator_settings import variable
+from zerotop.analysis.oom_advice import less_on_the_gpu, less_on_the_host
+from zerotop.analysis.oom_case import MUCH, Case, size, words_of
 from zerotop.analysis.oom_text import CUBLAS, CUDA, HOST, KILLED, NCCL
 
-# Other processes, or pinned memory's rounding, are worth a sentence from this share of the whole on.
-_MUCH = 0.05
-_UPDATE = ("step", "optimizer", "cpu_optimizer", "grads_to_cpu", "params_to_gpu", "allgather")
+# A micro-batch is larger than those before from this ratio on.
+_LARGER = 1.05
 
 
 class Verdict(NamedTuple):
@@ -20,47 +19,7 @@ class Verdict(NamedTuple):
     cause: str
     advice: str
     setting: str
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """What is known of one failure. Bytes; None is not known."""
-
-    kind: str  # as in oom_text
-    requested: int | None = None
-    limit: int | None = None  # what the process may use of the device, or of host memory
-    total: int | None = None  # the device's
-    free: int | None = None
-    allocated: int | None = None
-    reserved: int | None = None
-    largest_block: int | None = None
-    inactive_split: int | None = None
-    others: int | None = None  # the device's memory held by processes that are not this one
-    kept: int | None = None  # parameters, gradients, master weights and state on the device
-    phase: str = ""  # the outermost
-    rows: int | None = None
-    tokens: int | None = None  # of the last micro-batch
-    host_used: int | None = None
-    pinned_spare: int = 0  # of host memory, by the rounding of pinned requests
-    killed: int = 0  # processes, by the kernel
-    torch: str = ""
-    settings: Settings | None = None  # of PyTorch's allocator
-    engine: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def unallocated(self) -> int | None:
-        """What PyTorch holds and nobody uses."""
-        return None if self.reserved is None or self.allocated is None else max(0, self.reserved - self.allocated)
-
-    @property
-    def can_be_given_back(self) -> int:
-        """What of that lies in segments that are wholly free."""
-        return max(0, (self.unallocated or 0) - (self.inactive_split or 0))
-
-
-def size(count: int) -> str:
-    """Bytes in a sentence."""
-    return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 27 else f"{count / (1 << 20):.1f} MiB"
+    confidence: float = 0.8  # 0 to 1: how sure the cause is
 
 
 def verdict(case: Case) -> Verdict:
@@ -69,7 +28,7 @@ def verdict(case: Case) -> Verdict:
         return _host(case)
     if case.kind != CUDA:
         return _outside_pytorch(case)
-    for rule in (_fraction, _fragments, _others):
+    for rule in (_fraction, _fragments, _others, _evaluation, _larger):
         found = rule(case)
         if found is not None:
             return found
@@ -80,7 +39,7 @@ def verdict(case: Case) -> Verdict:
 
 
 def _fraction(case: Case) -> Verdict | None:
-    if case.limit is None or case.total is None or case.requested is None or case.limit > case.total * (1 - _MUCH):
+    if case.limit is None or case.total is None or case.requested is None or case.limit > case.total * (1 - MUCH):
         return None
     if case.free is not None and case.requested > case.free + case.can_be_given_back:
         return None
@@ -109,13 +68,13 @@ def _about_fragments(case: Case, cause: str) -> Verdict:
         advice = "Expandable segments are on already: call torch.cuda.empty_cache() before batches of another size."
         return Verdict(cause, advice, "torch.cuda.empty_cache()")
     name = variable(case.torch)
-    return Verdict(cause, f"Start the job with {name}=expandable_segments:True.", f"{name}=expandable_segments:True")
+    return Verdict(cause, f"Start the job with {name}=expandable_segments:True.", f"{name}=expandable_segments:True", 0.9)
 
 
 def _others(case: Case) -> Verdict | None:
     if not case.others or case.requested is None or case.free is None:
         return None
-    if case.others < _MUCH * (case.total or case.limit or 0):
+    if case.others < MUCH * (case.total or case.limit or 0):
         return None
     if case.requested > case.free + case.can_be_given_back + case.others:
         return None
@@ -126,8 +85,36 @@ def _others(case: Case) -> Verdict | None:
     )
 
 
+def _evaluation(case: Case) -> Verdict | None:
+    if case.phase != "eval":
+        return None
+    name = "per_device_eval_batch_size"
+    shape, ratio = case.shape, case.ratio
+    with_it = f" with a micro-batch of {shape}" if shape else ""
+    if ratio is None or ratio <= _LARGER:
+        cause = f"{_asked(case)}{with_it}{_there_was(case)}.{_per_token(case)}"
+        rows = f", now {case.rows}" if case.rows else ""
+        return Verdict(cause, f"Lower Trainer's {name}{rows}, or set eval_accumulation_steps to 1.", name)
+    cause = f"{_asked(case)}{with_it}, {ratio:.1f} times training's {words_of(case.largest)}{_there_was(case)}."
+    to = f" to {case.largest['rows']}, as in training" if case.largest.get("rows") else ""
+    return Verdict(f"{cause}{_per_token(case)}", f"Lower Trainer's {name}{to}.", name, 0.95)
+
+
+def _larger(case: Case) -> Verdict | None:
+    ratio = case.ratio
+    if ratio is None or ratio <= _LARGER or case.phase not in ("forward", "backward"):
+        return None
+    cause = f"{_asked(case)} with a micro-batch of {case.shape}, {ratio:.1f} times the largest before{_there_was(case)}."
+    return Verdict(
+        f"{cause}{_per_token(case)}",
+        "Cut sequences to a fixed length in the tokenizer (truncation=True, max_length=...).",
+        "max_length",
+        0.9,
+    )
+
+
 def _too_much(case: Case) -> Verdict:
-    return Verdict(f"{_asked(case)}{_there_was(case)}.{_per_token(case)}", *_less(case))
+    return Verdict(f"{_asked(case)}{_there_was(case)}.{_per_token(case)}", *less_on_the_gpu(case), confidence=0.7)
 
 
 def _asked(case: Case) -> str:
@@ -161,56 +148,6 @@ def _per_token(case: Case) -> str:
     return f" That is {each:,} bytes for each of the {case.tokens:,} tokens of the micro-batch."
 
 
-def _less(case: Case) -> tuple[str, str]:
-    """What to make smaller: advice, setting."""
-    engine = case.engine
-    if case.phase == "eval":
-        rows = f" than {case.rows} rows" if case.rows else ""
-        return f"Evaluate with batches of fewer{rows or ' rows'}.", "per_device_eval_batch_size"
-    if case.phase == "init":
-        return _less_at_the_start(engine)
-    if case.phase == "checkpoint_save":
-        name = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
-        return f"Save without gathering the weights on the GPU: {name} false.", name
-    kept_most = case.kept is not None and case.limit is not None and case.kept > case.limit // 2
-    if case.phase in _UPDATE or kept_most:
-        smaller = _less_kept(engine)
-        if smaller is not None:
-            return smaller
-    if isinstance(engine.get("micro_batch"), int) and engine["micro_batch"] > 1:
-        name = "train_micro_batch_size_per_gpu"
-        return f"Halve {name}, now {engine['micro_batch']}, and double gradient_accumulation_steps.", name
-    if engine.get("activation_checkpointing") is False:
-        return "Recompute activations: gradient_checkpointing in the Trainer's arguments.", "gradient_checkpointing"
-    return _less_kept(engine) or ("Train with shorter sequences, or on more GPUs.", "max_seq_length")
-
-
-def _less_at_the_start(engine: Mapping[str, Any]) -> tuple[str, str]:
-    if (engine.get("zero_stage") or 0) < 3:
-        return "Partition the parameters: zero_optimization.stage 3.", "zero_optimization.stage"
-    if engine.get("offload_parameters") in (None, "none"):
-        name = "zero_optimization.offload_param.device"
-        return f"Keep the parameters in host memory: {name} cpu.", name
-    return "Make the model under deepspeed.zero.Init, so that no rank holds all of it.", "deepspeed.zero.Init"
-
-
-def _less_kept(engine: Mapping[str, Any]) -> tuple[str, str] | None:
-    """What makes parameters, gradients and state smaller on the GPU; None where all of it has been done, or nobody knows."""
-    stage = engine.get("zero_stage")
-    if not isinstance(stage, int):
-        return None
-    if engine.get("offload_optimizer") in (None, "none"):
-        name = "zero_optimization.offload_optimizer.device"
-        beside = "" if stage else " with zero_optimization.stage 2"
-        return f"Keep the optimizer in host memory: {name} cpu{beside}.", name
-    if stage < 3:
-        return "Partition the parameters too: zero_optimization.stage 3.", "zero_optimization.stage"
-    if engine.get("offload_parameters") in (None, "none"):
-        name = "zero_optimization.offload_param.device"
-        return f"Keep the parameters in host memory: {name} cpu.", name
-    return None
-
-
 # --- the device, beside PyTorch ------------------------------------------------------------------------------------------
 
 _WHO = {NCCL: "NCCL", CUBLAS: "cuBLAS or cuDNN"}
@@ -226,7 +163,7 @@ def _outside_pytorch(case: Case) -> Verdict:
     if unused > (1 << 29) and unused >= (case.requested or 0):
         advice = f"PyTorch holds {size(unused)} that it does not use: give it back with torch.cuda.empty_cache()."
         return Verdict(cause, advice, "torch.cuda.empty_cache()")
-    return Verdict(cause, *_less(case))
+    return Verdict(cause, *less_on_the_gpu(case))
 
 
 # --- host memory ---------------------------------------------------------------------------------------------------------
@@ -241,22 +178,4 @@ def _host(case: Case) -> Verdict:
     else:
         wanted = size(case.requested) if case.requested else "memory"
         cause = f"{wanted} of host memory could not be had" + (f": {used}." if used else ".")
-    return Verdict(cause, *_less_on_the_host(case))
-
-
-def _less_on_the_host(case: Case) -> tuple[str, str]:
-    engine = case.engine
-    offloads = engine.get("offload_optimizer"), engine.get("offload_parameters")
-    if "cpu" in offloads and case.pinned_spare > _MUCH * (case.limit or case.host_used or 1):
-        name = "zero_optimization.offload_optimizer.pin_memory"
-        advice = f"{size(case.pinned_spare)} are lost to pinned memory's rounding up to powers of two: {name} false."
-        return advice, name
-    if offloads[0] == "cpu":
-        name = "zero_optimization.offload_optimizer.device"
-        return f"Move the optimizer's state to NVMe ({name} nvme), or run fewer ranks on a node.", name
-    if offloads[1] == "cpu":
-        name = "zero_optimization.offload_param.device"
-        return f"Move the parameters to NVMe ({name} nvme), or run fewer ranks on a node.", name
-    if case.phase in ("init", ""):
-        return "Make the model under deepspeed.zero.Init, so that no rank holds all of it.", "deepspeed.zero.Init"
-    return "Give the job more host memory, or load data with a smaller dataloader_num_workers.", "dataloader_num_workers"
+    return Verdict(cause, *less_on_the_host(case))

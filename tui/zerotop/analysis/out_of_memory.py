@@ -15,11 +15,12 @@ from zerotop.analysis.allocator_settings import settings
 from zerotop.analysis.host_deaths import Death, HostMemory, death, last_seconds
 from zerotop.analysis.host_ledger import PINNED_SPARE, host_ledger
 from zerotop.analysis.inventories import CATEGORIES, inventory
-from zerotop.analysis.last_spans import LastSpan, last_batch, last_spans, outermost, works_after
+from zerotop.analysis.last_spans import LastSpan, largest_batch, last_batch, last_spans, outermost, works_after
 from zerotop.analysis.ledger import holders, ledger, lies_on
 from zerotop.analysis.ledger_rows import OTHERS
 from zerotop.analysis.living import Process, events_of, process_of
-from zerotop.analysis.oom_reasons import Case, verdict
+from zerotop.analysis.oom_case import Case
+from zerotop.analysis.oom_reasons import verdict
 from zerotop.analysis.oom_text import CUDA, HOST, KILLED, ErrorText, parse
 from zerotop.session.reader import Event, Session
 from zerotop_probe.recording.events import OUT_OF_MEMORY
@@ -64,6 +65,7 @@ class PostMortem:
     cause: str  # one sentence or two that follow from the numbers
     advice: str  # one sentence
     setting: str  # what the advice is to change, by its exact name
+    confidence: float  # 0 to 1: how sure the cause is; what was measured is not in doubt
 
 
 class _Scene(NamedTuple):
@@ -102,6 +104,25 @@ def _recorded(
     """The rank's own record: of the failure that nobody survived if there is one, else of the last."""
     told = [(event, _survived(session, event, cursor_ns)) for event in events]
     event, survived = next(((one, lived) for one, lived in told if lived is False), told[-1])
+    said = text if text is not None and text.kind == CUDA and survived is not True else None
+    return _of_event(session, event, cursor_ns, said, end, survived=survived, failures=len(events))
+
+
+def at_the_error(session: Session, event: Event) -> PostMortem:
+    """What a rank's record of an error said when it was made: nothing is known yet of what came of it."""
+    return _of_event(session, event, event.unix_ns, None, None, survived=None, failures=1)
+
+
+def _of_event(
+    session: Session,
+    event: Event,
+    cursor_ns: int,
+    said: ErrorText | None,
+    end: Death | None,
+    *,
+    survived: bool | None,
+    failures: int,
+) -> PostMortem:
     process = Process(event.host, event.pid, event.rank)
     facts = {name: value for name, value in event.facts.items() if isinstance(value, int)}
     phase = str(event.facts.get("phase") or "")
@@ -109,9 +130,8 @@ def _recorded(
     scene = _Scene(
         process, event.unix_ns, phase, outer, facts, last_spans(session, process, event.unix_ns, cursor_ns)
     )
-    said = text if text is not None and text.kind == CUDA and survived is not True else None
     case = _case(session, scene, CUDA, facts, said)
-    return _post_mortem(session, "rank", scene, case, said, end, survived=survived, failures=len(events))
+    return _post_mortem(session, "rank", scene, case, said, end, survived=survived, failures=failures)
 
 
 def _survived(session: Session, event: Event, cursor_ns: int) -> bool | None:
@@ -194,7 +214,9 @@ def _case(session: Session, scene: _Scene, kind: str, facts: Mapping[str, int], 
         kept=_kept(session, scene),
         phase=scene.outer,
         rows=scene.facts.get("rows"),
+        sequence=scene.facts.get("sequence"),
         tokens=scene.facts.get("tokens"),
+        largest=largest_batch(session, process, scene.at_ns) if process is not None else {},
         host_used=memory[-1].used_bytes if memory else facts.get("host_used"),
         pinned_spare=sum(held.bytes_of(PINNED_SPARE) for held in host_ledger(session, scene.at_ns)),
         killed=facts.get("killed", 0),
@@ -280,4 +302,5 @@ def _post_mortem(
         cause=why.cause,
         advice=why.advice,
         setting=why.setting,
+        confidence=why.confidence,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from zerotop.analysis.device_looks import Key, look
@@ -32,11 +33,12 @@ class PeakLedger:
     ledger: GpuLedger  # its rows add up to the whole device; what is free is what the others leave
 
 
-def ledger_at_peak(session: Session, cursor_ns: int) -> tuple[PeakLedger, ...]:
-    """Each GPU with an allocator, by host and index."""
+def ledger_at_peak(session: Session, cursor_ns: int, of: Collection[Key] | None = None) -> tuple[PeakLedger, ...]:
+    """Each GPU with an allocator, by host and index. ``of``: only these of them."""
     on: dict[Key, list[Source]] = {}
     for place, key in lies_on(session, cursor_ns).items():
-        on.setdefault(key, []).append(session.sources["allocator"][place])
+        if of is None or key in of:
+            on.setdefault(key, []).append(session.sources["allocator"][place])
     found = []
     for key, sources in sorted(on.items()):
         peaks = [(source, told.phases[0]) for source in sources if (told := peaks_of(session, source, cursor_ns)).phases]

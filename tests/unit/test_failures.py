@@ -1,0 +1,182 @@
+"""The block that says why a job died, and the deaths that are none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import recordings
+from memory_recording import Recording, gib, usual
+from small_recording import BEGIN_NS, S, identity, span
+from zerotop.analysis.failed_processes import last_words, signal_of
+from zerotop.analysis.failure import ERROR, MEMORY, SIGNAL, Failure, place
+from zerotop.analysis.failures import Failures, failure
+from zerotop.analysis.host_deaths import Death
+from zerotop_probe.recording import events, tables
+from zerotop_probe.recording.tables import FAILED
+
+OOM = {
+    **{"device": 0, "requested_bytes": gib(30), "limit_bytes": gib(79), "free_bytes": gib(20), "phase": "backward"},
+    **{"step": 1, "micro_step": 0, "rows": 4, "sequence": 512, "tokens": 2048, "largest_free_block_bytes": gib(1)},
+    **{"allocated_bytes": gib(50), "reserved_bytes": gib(53), "inactive_split_bytes": gib(3)},
+}
+
+
+def end(recording: Recording, at_s: float, **facts: Any) -> None:
+    usual_end = {"exit_code": 1, "signal": None, "seconds": 30, "oom_kills": 0, "text": "The job failed with exit code 1."}
+    recording.event(recording.node, at_s, events.JOB_ENDED, **(usual_end | facts))
+
+
+def gone(recording: Recording, at_s: float, rank: int = 0) -> None:
+    recording.event(recording.node, at_s, events.RANK_GONE, rank=rank, pid=identity(rank).pid)
+
+
+def told(recording: Recording, second: float = 40) -> Failure | None:
+    session, cursor = recording.read(), BEGIN_NS + int(second * S)
+    found = Failures(session).at(cursor)
+    assert found == failure(session, cursor)
+    return found
+
+
+def must(recording: Recording, second: float = 40) -> Failure:
+    found = told(recording, second)
+    assert found is not None
+    return found
+
+
+def test_nothing_died(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    assert told(recording, 29) is None
+    recording.event(identity(0), 29.2, events.GOODBYE)
+    gone(recording, 29.5)
+    end(recording, 30, exit_code=0)
+    assert told(recording, 29.6) is None
+    assert told(recording) is None
+
+
+def test_a_gpu_without_room(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    recording.event(identity(0), 25, events.OUT_OF_MEMORY, **OOM)
+    assert told(recording, 24.9) is None
+    found = must(recording, 25)
+    assert (found.kind, found.rank, found.final) == (MEMORY, 0, False)
+    assert found.what == "Rank 0 ran out of GPU memory in backward of step 1."
+    assert found.where == "GPU 0 of node1, micro-step 0, micro-batch of 4 x 512 tokens"
+    numbers = {number.label: (number.bytes, number.of_bytes) for number in found.numbers}
+    assert numbers["free"] == (gib(20), gib(79))
+    # 14.5 are parameters, master weights, state and buffers, 2 are the gradients that the backward makes.
+    assert numbers["of which activations and temporaries"] == (gib(50 - 14.5 - 0.125), None)
+    assert numbers["reserved but unused"] == (gib(3), None)
+    assert found.setting in found.advice
+
+
+def test_an_error_that_the_job_lived_on_after_is_no_death(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    recording.event(identity(0), 19.5, events.OUT_OF_MEMORY, **OOM)
+    assert must(recording, 19.6).final is False
+    assert told(recording, 23.5) is None
+    end(recording, 30, text="The job failed with exit code 1.")
+    assert must(recording).kind == ERROR
+
+
+@pytest.mark.parametrize(
+    ("facts", "name"),
+    [
+        ({"signal": "SIGTERM", "exit_code": 143}, "SIGTERM"),
+        ({"signal": None, "exit_code": 247}, "SIGKILL"),  # DeepSpeed's launcher ends with its rank's -9
+        ({"signal": None, "exit_code": 135}, "SIGBUS"),
+    ],
+)
+def test_a_rank_ended_by_a_signal(tmp_path: Path, facts: dict[str, Any], name: str) -> None:
+    recording = usual(tmp_path)
+    gone(recording, 26)
+    early = must(recording, 26.5)
+    assert early.what == "Rank 0's process 100 was gone without having ended in good order in backward of step 1."
+    end(recording, 27, **facts)
+    found = must(recording)
+    assert found.what == f"Rank 0's process 100 was ended by {name} in backward of step 1."
+    assert (found.kind, found.unix_ns, found.final) == (SIGNAL, BEGIN_NS + 26 * S, True)
+    assert found.setting in found.advice
+
+
+def test_one_whose_place_was_taken_by_another_is_no_death(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    gone(recording, 26)
+    again = [span(32, 33, "forward"), span(33, 34, "backward")]
+    recording.write(tables.SPANS, identity(0, pid=500), again, born=31)
+    assert told(recording, 30) is not None
+    assert told(recording, 34) is None
+
+
+def test_a_job_that_somebody_stopped_did_not_die(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    recording.event(recording.node, 25, events.STOP_SENT)
+    gone(recording, 26)
+    end(recording, 27, signal="SIGTERM", exit_code=143)
+    assert told(recording) is None
+
+
+def test_a_job_that_failed_by_itself(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    recording.write(tables.SPANS, identity(1), [span(30, 31, "forward", 2, FAILED)], born=1)
+    recording.print(
+        31, "[rank1]: Traceback\n[rank1]: ValueError: a shape\n[rank0]: torch.distributed.DistBackendError: gone\n"
+    )
+    for rank in (0, 1):
+        recording.event(identity(rank), 31.5, events.GOODBYE)
+    end(recording, 32)
+    found = must(recording)
+    assert (found.kind, found.rank, found.what) == (ERROR, 1, "Rank 1 failed in forward of step 2.")
+    assert found.why == "ValueError: a shape."
+    assert found.advice == "Its output has the traceback."
+
+
+def test_a_job_that_failed_before_any_rank_was_there(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    end(recording, 3)
+    found = must(recording)
+    assert (found.what, found.rank) == ("The job failed with exit code 1.", None)
+    assert found.why == "Its output names no exception."
+
+
+def test_the_last_words() -> None:
+    output = "x\nTraceback (most recent call last):\n  File\nModuleNotFoundError: No module named 'x'\nmore\n"
+    assert last_words(output, None) == "ModuleNotFoundError: No module named 'x'"
+    assert last_words("loss: 1\nnote: an Error is not meant\n", None) == ""
+    assert last_words("KeyboardInterrupt\n", 0) == "KeyboardInterrupt"
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [(None, None), (1, None), (2, None), (137, "SIGKILL"), (247, "SIGKILL"), (241, "SIGTERM"), (255, None)],
+)
+def test_which_signal_an_exit_code_tells_of(code: int | None, name: str | None) -> None:
+    assert signal_of(Death(0, None, code, None, "", 0, ())) == name
+
+
+@pytest.mark.parametrize(
+    ("phase", "outer", "step", "words"),
+    [
+        ("forward", "eval", 4, " in the forward of the evaluation before step 4"),
+        ("eval", "eval", None, " in the evaluation"),
+        ("cpu_optimizer", "step", 2, " in cpu optimizer of step 2"),
+        ("init", "init", 0, " while its engine was made"),
+        ("", "", 3, " in step 3"),
+        ("", "", None, ""),
+    ],
+)
+def test_places(phase: str, outer: str, step: int | None, words: str) -> None:
+    assert place(phase, outer, step) == words
+
+
+def test_real_deaths() -> None:
+    for name in recordings.names():
+        session = recordings.recording(name)
+        found = Failures(session).at(session.last_written_ns)
+        assert (found is not None) == (name in ("z2-oom", "cpu-dead")), name
+    dead = recordings.recording("cpu-dead")
+    found = failure(dead, dead.last_written_ns)
+    assert found is not None
+    assert found.what.startswith("Rank 1's process 29690 was ended by SIGKILL")
