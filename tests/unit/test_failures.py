@@ -18,9 +18,20 @@ from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import FAILED
 
 OOM = {
-    **{"device": 0, "requested_bytes": gib(30), "limit_bytes": gib(79), "free_bytes": gib(20), "phase": "backward"},
-    **{"step": 1, "micro_step": 0, "rows": 4, "sequence": 512, "tokens": 2048, "largest_free_block_bytes": gib(1)},
-    **{"allocated_bytes": gib(50), "reserved_bytes": gib(53), "inactive_split_bytes": gib(3)},
+    "device": 0,
+    "requested_bytes": gib(30),
+    "limit_bytes": gib(79),
+    "free_bytes": gib(20),
+    "phase": "backward",
+    "step": 1,
+    "micro_step": 0,
+    "rows": 4,
+    "sequence": 512,
+    "tokens": 2048,
+    "largest_free_block_bytes": gib(1),
+    "allocated_bytes": gib(50),
+    "reserved_bytes": gib(53),
+    "inactive_split_bytes": gib(3),
 }
 
 
