@@ -1,0 +1,216 @@
+"""What happened in which order: a window of time in columns, for one rank, its GPU and its host.
+
+Any window is told from what it needs of the recording: short columns from the records in them, long ones from shorter ones
+that are kept. Extremes are exact however long the columns are: no spike is lost.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from zerotop.analysis.places import allocators
+from zerotop.analysis.steps import RankSteps
+from zerotop.analysis.timeline_blocks import Blocks
+from zerotop.analysis.timeline_ribbon import RankPhases
+from zerotop.analysis.timeline_samples import Allocators, Gpu, GpuKey, GpuProcesses, Hosts, Processes, Samples
+from zerotop.analysis.timeline_series import HIGHEST, LOWEST, SUM, TIME, Floats, Table
+from zerotop.analysis.timeline_steps import Iterations, StepTimes
+from zerotop.session.reader import Session
+
+# So far back from its last record it is looked for what something has.
+_LOOK_NS = 30_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """``columns`` columns of ``column_ns`` each from the one numbered ``first`` on; column 0 begins with the session."""
+
+    first: int
+    column_ns: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Of what is told: a rank (-1: nobody knows which processes are which), its host and its GPU."""
+
+    rank: int
+    host: str
+    gpu: GpuKey | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Values:
+    """One thing in each column, shape (columns,); NaN where nothing was recorded."""
+
+    lowest: Floats
+    highest: Floats
+    mean: Floats  # over time
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Timeline:
+    """A window of a recording.
+
+    ``values`` by name, of the GPU: utilization (0 to 1), power (W), device, process, allocated, reserved, peak (bytes; the
+    highest allocated since the sample before), sent, received (bytes per second over PCIe); of the rank: iteration (s), cores,
+    rss (bytes); of all ranks on the host: all_cores, all_rss; of the host: host_cores, host_memory. What the recording has
+    nothing of is not there. ``phases`` by rank: seconds in each of PHASES, shape (phases, columns).
+    """
+
+    window: Window
+    origin_ns: int
+    values: dict[str, Values]
+    phases: dict[int, Floats]
+    complete: bool  # False: some of it could not be told in time and is blank; asked for again, there is more
+
+
+class Timelines:
+    """Tells windows of a session, which may grow."""
+
+    def __init__(self, session: Session, processes: Callable[[], Iterable[RankSteps]]) -> None:
+        """``processes``: the rank processes with their steps, up to date."""
+        self._session, self._processes = session, processes
+        self._steps: dict[RankSteps, StepTimes] = {}
+        self._of_rank: dict[int, list[StepTimes]] = {}
+        self._lanes: dict[Subject, Lanes] = {}
+        self._ribbons: dict[int, tuple[RankPhases, Blocks]] = {}
+        self._lies_on: tuple[tuple[int, int], dict[int, GpuKey]] = ((-1, -1), {})
+        self._last: tuple[object, Timeline] | None = None
+
+    @property
+    def origin_ns(self) -> int:
+        """Where column 0 begins, in unix time."""
+        return self._session.begin_ns
+
+    def gpu_of(self, rank: int, host: str) -> GpuKey | None:
+        """The GPU that a rank's allocator tells of; where none does, the first of its host's that was sampled."""
+        places = self._places()
+        for place, source in reversed(list(enumerate(self._session.sources["allocator"]))):
+            if source.rank == rank and place in places:
+                return places[place]
+        sampled = [source.array["gpu"][:64] for source in self._session.sources["gpus"] if source.host == host]
+        found = [int(numbers.min()) for numbers in sampled if len(numbers)]
+        return (host, min(found)) if found else None
+
+    def _places(self) -> dict[int, GpuKey]:
+        known = len(self._session.events), sum(len(source.array) > 0 for source in self._session.sources["allocator"])
+        if known != self._lies_on[0]:
+            of = {name: [event for event in self._session.events if event.name == name] for name in ("node", "engine")}
+            self._lies_on = known, allocators(self._session, of["node"], of["engine"])
+        return self._lies_on[1]
+
+    def at(
+        self, window: Window, subject: Subject, ranks: Sequence[int], end_ns: int, *, budget_s: float = math.inf
+    ) -> Timeline:
+        """A window, with the phases of ``ranks``. Nothing is known after ``end_ns``.
+
+        What cannot be told within about ``budget_s`` seconds is blank, and :attr:`Timeline.complete` False.
+        """
+        self.update()
+        lanes, ribbons = self.lanes(subject), [self._ribbon(rank) for rank in ranks]
+        beyond = min((end_ns - self.origin_ns) // window.column_ns, window.first + window.columns)
+        key = (window, subject, tuple(ranks), beyond, lanes.count(), sum(phases.count() for phases, _ in ribbons))
+        if self._last is not None and self._last[0] == key and self._last[1].complete:
+            return self._last[1]
+        until_s = time.perf_counter() + budget_s
+        phases = {}
+        for rank, (_, blocks) in zip(ranks, ribbons, strict=True):
+            phases[rank] = blocks.columns(window.column_ns, window.first, window.columns, end_ns=end_ns, until_s=until_s)
+        values = lanes.values(window, end_ns, until_s)
+        complete = lanes.complete and all(blocks.complete for _, blocks in ribbons)
+        told = Timeline(window, self.origin_ns, values, phases, complete)
+        self._last = key, told
+        self._session.release()
+        return told
+
+    def update(self) -> None:
+        """Takes in steps finished since."""
+        for process in self._processes():
+            if process not in self._steps:
+                self._steps[process] = StepTimes(process)
+                self._of_rank.setdefault(process.source.rank, []).append(self._steps[process])
+        for times in self._steps.values():
+            times.update()
+
+    def lanes(self, subject: Subject) -> Lanes:
+        """What is told of a subject; the last few are kept."""
+        lanes = self._lanes.pop(subject, None) or Lanes(self._session, subject, self._places(), self.steps_of(subject.rank))
+        self._lanes[subject] = lanes
+        while len(self._lanes) > 4:
+            del self._lanes[next(iter(self._lanes))]
+        return lanes
+
+    def steps_of(self, rank: int) -> list[StepTimes]:
+        """The steps of all processes that a rank was; the list grows."""
+        return self._of_rank.setdefault(rank, [])
+
+    def phases_of(self, rank: int) -> RankPhases:
+        """The phases of a rank."""
+        return self._ribbon(rank)[0]
+
+    def _ribbon(self, rank: int) -> tuple[RankPhases, Blocks]:
+        if rank not in self._ribbons:
+            phases = RankPhases(self._session, rank, self.steps_of(rank))
+            self._ribbons[rank] = phases, Blocks(phases, self.origin_ns)
+        return self._ribbons[rank]
+
+
+class Lanes:
+    """All values of one subject."""
+
+    def __init__(self, session: Session, subject: Subject, lies_on: dict[int, GpuKey], steps: Sequence[StepTimes]) -> None:
+        recorded: list[Samples] = []
+        if subject.gpu is not None:
+            gpu = subject.gpu
+            recorded = [
+                Samples(Gpu(session, gpu)),
+                Samples(GpuProcesses(session, gpu)),
+                Samples(Allocators(session, gpu, lies_on)),
+            ]
+        recorded += [Samples(Processes(session, subject.host, subject.rank)), Samples(Hosts(session, subject.host))]
+        self.tellers: list[Samples | Iterations] = [*recorded, Iterations(steps)]
+        self.blocks = [Blocks(teller, session.begin_ns) for teller in self.tellers]
+        self._recorded: set[str] = set()
+        self._looked = [0 for _ in self.tellers]
+
+    def count(self) -> int:
+        """How much is recorded of it."""
+        return sum(teller.count() for teller in self.tellers)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of it that was asked for last could be told in time."""
+        return all(blocks.complete for blocks in self.blocks)
+
+    def values(self, window: Window, end_ns: int, until_s: float) -> dict[str, Values]:
+        """What was recorded, by name."""
+        found: dict[str, Values] = {}
+        for place, (teller, blocks) in enumerate(zip(self.tellers, self.blocks, strict=True)):
+            table = blocks.columns(window.column_ns, window.first, window.columns, end_ns=end_ns, until_s=until_s)
+            self._note(teller.names, table)
+            self._look(place)
+            found.update(_values(teller.names, table))
+        return {name: values for name, values in found.items() if name in self._recorded}
+
+    def _look(self, place: int) -> None:
+        """Looks for what is recorded at all: when there is anything, and again when there is ten times as much."""
+        teller = self.tellers[place]
+        if teller.count() > 10 * self._looked[place]:
+            self._looked[place] = teller.count()
+            end_ns = teller.final_ns()
+            self._note(teller.names, teller.tell(np.array([end_ns - _LOOK_NS, end_ns + _LOOK_NS])))
+
+    def _note(self, names: Sequence[str], table: Table) -> None:
+        self._recorded.update(name for name, told in zip(names, (table[TIME] > 0).any(axis=-1), strict=True) if told)
+
+
+def _values(names: Sequence[str], table: Table) -> dict[str, Values]:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.where(table[TIME] > 0, table[SUM] / table[TIME], np.nan)
+    return {name: Values(table[LOWEST, place], table[HIGHEST, place], mean[place]) for place, name in enumerate(names)}

@@ -1,0 +1,116 @@
+"""Columns that were told once are kept, in blocks; long ones are made of shorter ones, so that a recording is read once."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from zerotop.analysis.timeline_series import Floats, Ints
+
+BLOCK = 256  # columns told at once
+_KEPT = 512  # blocks of one teller
+
+
+class Teller(Protocol):
+    """Tells columns of time from a recording."""
+
+    def count(self) -> int:
+        """How much is recorded: while it stays, so does what is told."""
+
+    def final_ns(self) -> int:
+        """Up to which moment nothing will change any more, whatever is recorded yet."""
+
+    def base(self, column_ns: int) -> int:
+        """Of columns of which length such a column is made; the same where it is told from records."""
+
+    def tell(self, edges: Ints) -> Floats:
+        """The columns between the edges (unix nanoseconds), along the last axis."""
+
+    def join(self, table: Floats, factor: int) -> Floats:
+        """What columns come to as columns of ``factor`` times their length."""
+
+    def blank(self, columns: int) -> Floats:
+        """Columns of which nothing is known."""
+
+
+@dataclass
+class _Block:
+    table: Floats
+    count: int  # what was recorded when it was told
+    final: int  # so many of its columns will not change
+
+
+class Blocks:
+    """The columns of one teller, counted from a moment."""
+
+    def __init__(self, teller: Teller, origin_ns: int) -> None:
+        self._teller, self._origin_ns = teller, origin_ns
+        self._kept: dict[tuple[int, int], _Block] = {}
+        self.complete = True
+        """Whether the last ones asked for could all be told in time."""
+
+    def columns(self, column_ns: int, first: int, count: int, *, end_ns: int, until_s: float) -> Floats:
+        """``count`` columns from the one numbered ``first`` on.
+
+        Nothing is known after ``end_ns``; what could not be told before ``until_s`` (of ``time.perf_counter``) is blank.
+        """
+        self.complete = True
+        beyond = (end_ns - self._origin_ns) // column_ns + 1
+        known = self._columns(column_ns, first, max(0, min(count, beyond - first)), end_ns, until_s)
+        return np.concatenate((known, self._teller.blank(count - known.shape[-1])), axis=-1)
+
+    def _columns(self, column_ns: int, first: int, count: int, end_ns: int, until_s: float) -> Floats:
+        """The same, whole blocks in which the end lies being told."""
+        beyond = ((end_ns - self._origin_ns) // column_ns // BLOCK + 1) * BLOCK
+        low, high = max(first, 0), min(first + count, beyond)
+        if high <= low:
+            return self._teller.blank(count)
+        blocks = range(low // BLOCK, (high - 1) // BLOCK + 1)
+        told = np.concatenate([self._block(column_ns, index, end_ns, until_s) for index in blocks], axis=-1)
+        told = told[..., low - blocks[0] * BLOCK : high - blocks[0] * BLOCK]
+        if (low, high) == (first, first + count):
+            return told
+        around = (self._teller.blank(low - first), told, self._teller.blank(first + count - high))
+        return np.concatenate(around, axis=-1)
+
+    def _block(self, column_ns: int, index: int, end_ns: int, until_s: float) -> Floats:
+        number = self._teller.count()
+        kept = self._kept.pop((column_ns, index), None)
+        if kept is not None and (kept.final == BLOCK or kept.count == number):
+            self._kept[column_ns, index] = kept
+            return kept.table
+        if time.perf_counter() > until_s:
+            self.complete = False
+            if kept is not None:
+                self._kept[column_ns, index] = kept
+                return kept.table
+            return self._teller.blank(BLOCK)
+        was_complete, self.complete = self.complete, True
+        table = self._told(column_ns, index, kept, end_ns, until_s)
+        if self.complete:
+            self._keep(column_ns, index, _Block(table, number, self._final(column_ns, index)))
+        self.complete &= was_complete
+        return table
+
+    def _told(self, column_ns: int, index: int, kept: _Block | None, end_ns: int, until_s: float) -> Floats:
+        base = self._teller.base(column_ns)
+        if base != column_ns:
+            factor = column_ns // base
+            table = self._columns(base, index * BLOCK * factor, BLOCK * factor, end_ns, until_s)
+            return self._teller.join(table, factor)
+        done = kept.final if kept is not None else 0
+        edges = self._origin_ns + column_ns * np.arange(index * BLOCK + done, (index + 1) * BLOCK + 1, dtype=np.int64)
+        fresh = self._teller.tell(edges)
+        return fresh if kept is None or not done else np.concatenate((kept.table[..., :done], fresh), axis=-1)
+
+    def _final(self, column_ns: int, index: int) -> int:
+        passed = (self._teller.final_ns() - self._origin_ns) // column_ns - index * BLOCK
+        return int(max(0, min(BLOCK, passed)))
+
+    def _keep(self, column_ns: int, index: int, block: _Block) -> None:
+        self._kept[column_ns, index] = block
+        while len(self._kept) > _KEPT:
+            del self._kept[next(iter(self._kept))]

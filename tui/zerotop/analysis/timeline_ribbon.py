@@ -1,0 +1,127 @@
+"""The phases of one rank in columns of time: how many seconds of each column it was in each phase.
+
+Where columns are short, spans tell, to the nanosecond, which phase was the innermost. Where a column holds many spans, the
+finished steps tell: what is nested then counts for what it lies in, and a step's phases are spread over its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotop.analysis import phases
+from zerotop.analysis.ends import Ends
+from zerotop.analysis.timeline_samples import FOREVER_NS
+from zerotop.analysis.timeline_series import LONGEST_NS, Floats, Ints, ascending
+from zerotop.analysis.timeline_steps import StepTimes
+from zerotop.session.reader import Session, Source
+from zerotop_probe.recording.tables import PHASES
+
+# Spans to a column, on an average of the whole recording, from which on finished steps tell.
+MANY_SPANS = 48
+# Spans that begin in a piece of time end within so many of those that end in it, or have told of their begin.
+_LATER = 64
+
+
+class RankPhases:
+    """Tells the seconds that one rank, in all processes it was, spent in each phase: shape (phases, columns)."""
+
+    def __init__(self, session: Session, rank: int, steps: Sequence[StepTimes]) -> None:
+        """``steps``: of the rank's processes, kept up to date by others."""
+        self._session, self._rank, self._steps = session, rank, steps
+        self._known: dict[str, tuple[int, list[Source]]] = {}
+
+    def _sources(self, table: str) -> list[Source]:
+        everybody = self._session.sources[table]
+        if self._known.get(table, (-1, []))[0] != len(everybody):
+            self._known[table] = len(everybody), [source for source in everybody if source.rank == self._rank]
+        return self._known[table][1]
+
+    def count(self) -> int:
+        """See ``timeline_blocks.Teller``, as for all that follow."""
+        return sum(len(source.array) for table in ("begins", "spans") for source in self._sources(table))
+
+    def final_ns(self) -> int:
+        return outermost_end(self._sources("spans"))
+
+    def base(self, column_ns: int) -> int:
+        return column_ns
+
+    def join(self, table: Floats, factor: int) -> Floats:
+        return np.asarray(table.reshape(len(table), -1, factor).sum(axis=-1))
+
+    def blank(self, columns: int) -> Floats:
+        return np.zeros((len(PHASES), columns))
+
+    def tell(self, edges: Ints) -> Floats:
+        steps = [times for times in self._steps if len(times.borders)]
+        if not steps or not self._dense(int(edges[1] - edges[0])):
+            return self._exact(edges)
+        seconds = sum((times.seconds(edges) for times in steps), self.blank(len(edges) - 1))
+        # Before the first finished step, between two processes and after the last step there are only spans.
+        for begin_ns, end_ns in _gaps([times.borders for times in steps]):
+            low, high = (int(place) for place in np.searchsorted(edges, (begin_ns, end_ns)))
+            clipped = np.clip(edges[max(0, low - 1) : high + 1], begin_ns, end_ns)
+            if len(clipped) > 1 and clipped[-1] > clipped[0]:
+                seconds[:, max(0, low - 1) : max(0, low - 1) + len(clipped) - 1] += self._exact(clipped)
+        return seconds
+
+    def _dense(self, column_ns: int) -> bool:
+        spans = [source for source in self._sources("spans") if len(source.array)]
+        taken = sum(int(source.array["end_ns"][-1]) - int(source.array["begin_ns"][0]) for source in spans)
+        return column_ns * sum(len(source.array) for source in spans) > MANY_SPANS * taken
+
+    def _exact(self, edges: Ints) -> Floats:
+        ends, spans = Ends(self._session.events), self._sources("spans")
+        seconds = self.blank(len(edges) - 1)
+        for begins in sorted(self._sources("begins"), key=lambda source: source.born_ns):
+            over_ns = ends.of(begins) or FOREVER_NS
+            mine = next((source for source in spans if (source.host, source.pid) == (begins.host, begins.pid)), None)
+            if begins.born_ns <= edges[-1] and over_ns > edges[0]:
+                seconds += _innermost(begins, mine, np.minimum(edges, over_ns))
+        return seconds
+
+
+def _gaps(borders: list[Ints]) -> list[tuple[int, int]]:
+    """What lies between the steps of several processes, before and after."""
+    known = sorted((int(times[0]), int(times[-1])) for times in borders if len(times))
+    begins = [0, *(end for _, end in known)]
+    ends = [*(begin for begin, _ in known), FOREVER_NS]
+    return [(begin, end) for begin, end in zip(begins, ends, strict=True) if end > begin]
+
+
+def _innermost(begins: Source, spans: Source | None, edges: Ints) -> Floats:
+    """Seconds in which each phase was the innermost of one process, between each two edges."""
+    borders, cursor_ns = [edges], int(edges[-1])
+    if spans is not None and len(spans.array):
+        upto = min(len(spans.array), spans.count_known(int(edges[-1])) + _LATER)
+        cursor_ns = max(cursor_ns, int(spans.array["end_ns"][upto - 1]) + spans.offset_ns) if upto else cursor_ns
+        rows = spans.array[spans.count_known(int(edges[0])) : upto]
+        borders += [rows["begin_ns"] + spans.offset_ns, rows["end_ns"] + spans.offset_ns]
+    rows = begins.array[begins.count_known(int(edges[0])) : begins.count_known(int(edges[-1]))]
+    times = ascending([*borders, rows["time_ns"] + begins.offset_ns])
+    times = times[np.searchsorted(times, edges[0]) : np.searchsorted(times, edges[-1], "right")]
+    codes = phases.innermost(begins, spans, times[:-1], cursor_ns)
+    column = np.searchsorted(edges, times[:-1], "right") - 1
+    inside = (codes >= 0) & (column < len(edges) - 1)
+    place = np.minimum(codes, len(PHASES) - 1)[inside].astype(np.intp) * (len(edges) - 1) + column[inside]
+    found = np.bincount(place, np.diff(times)[inside] / 1e9, len(PHASES) * (len(edges) - 1))
+    return np.asarray(found, np.float64).reshape(len(PHASES), -1)
+
+
+def outermost_end(sources: Iterable[Source]) -> int:
+    """Up to when phases are known for good: nested ones may be told of when the outermost one ends."""
+    found = 0
+    for source in sources:
+        depths = source.array["depth"][-_LATER:]
+        last = np.flatnonzero(depths == 0)
+        if len(last):
+            found = max(found, int(source.array["end_ns"][len(source.array) - len(depths) + last[-1]]) + source.offset_ns)
+    return found - LONGEST_NS if found else 0
+
+
+def as_codes(seconds: Floats) -> NDArray[np.int16]:
+    """The phase that takes most of each column, -1 where none is known."""
+    return np.where(seconds.sum(axis=0) > 0, seconds.argmax(axis=0), -1).astype(np.int16)

@@ -1,0 +1,244 @@
+"""What samplers and allocators recorded of one GPU, one rank and its host, as series over any piece of time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotop.analysis.ends import Ends
+from zerotop.analysis.timeline_series import (
+    LONGEST_NS,
+    Ints,
+    Series,
+    Table,
+    after_samples,
+    before_samples,
+    coarser,
+    nothing,
+    stacked,
+    together,
+    totals,
+)
+from zerotop.session.reader import Session, Source
+from zerotop_probe.recording.tables import UNKNOWN
+
+Rows = NDArray[Any]
+GpuKey = tuple[str, int]  # host, NVML index
+
+# PCIe counters move only when the sampler looks at them, at least this often.
+_LOOK_NS = 550_000_000
+# No link is faster; counters jump when a GPU is reset.
+_FASTEST_LINK = 1e12
+FOREVER_NS = 1 << 62
+_S = 1_000_000_000
+# Columns at least as long as the first figure are made of columns as long as the second, of which they are multiples.
+_BASES = ((60 * _S, 10 * _S), (2 * _S, _S))
+
+
+class Part(NamedTuple):
+    """A series and of which of its lane's values it tells: the first one's place."""
+
+    place: int
+    series: Series
+
+
+class Recorded(Protocol):
+    """Values of one thing, from tables of records."""
+
+    names: tuple[str, ...]
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """The tables."""
+
+    def parts(self, begin_ns: int, end_ns: int) -> Iterable[Part]:
+        """What lies within a piece of time (unix nanoseconds), and a little around it."""
+
+
+class Samples:
+    """Tells values in columns of time: see ``timeline_series.Table``."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        self._recorded = recorded
+        self.names = recorded.names
+
+    def count(self) -> int:
+        """See ``timeline_blocks.Teller``, as for all that follow."""
+        return sum(len(source.array) for source in self._recorded.sources)
+
+    def final_ns(self) -> int:
+        return max((source.last_ns or 0 for source in self._recorded.sources), default=0) - LONGEST_NS
+
+    def base(self, column_ns: int) -> int:
+        return next((base for least, base in _BASES if column_ns >= least and column_ns % base == 0), column_ns)
+
+    def tell(self, edges: Ints) -> Table:
+        table = self.blank(len(edges) - 1)
+        for place, series in self._recorded.parts(int(edges[0]), int(edges[-1])):
+            rows = slice(place, place + len(series.values))
+            table[:, rows] = together(table[:, rows], totals(series, edges))
+        return table
+
+    def join(self, table: Table, factor: int) -> Table:
+        return coarser(table, factor)
+
+    def blank(self, columns: int) -> Table:
+        return nothing(len(self.names), columns)
+
+
+class Gpu:
+    """One GPU, as NVML says."""
+
+    names = ("utilization", "power", "device", "sent", "received")
+
+    def __init__(self, session: Session, key: GpuKey) -> None:
+        self._session, self._host, self._index = session, *key
+
+    @property
+    def sources(self) -> list[Source]:
+        """Where that is recorded."""
+        return [source for source in self._session.sources["gpus"] if source.host == self._host]
+
+    def parts(self, begin_ns: int, end_ns: int) -> Iterable[Part]:
+        """What lies within a piece of time (unix nanoseconds), and a little around it."""
+        for source in self.sources:
+            rows = around(source, begin_ns, end_ns)
+            rows = rows[rows["gpu"] == self._index]
+            times = rows["time_ns"] + source.offset_ns
+            used = np.where(rows["used_bytes"] == UNKNOWN, np.nan, rows["used_bytes"])
+            yield Part(0, before_samples(times, [rows["utilization_percent"] / 100, rows["power_w"], used]))
+            yield Part(3, _rates(times, rows))
+
+
+def _rates(times: Ints, rows: Rows) -> Series:
+    """PCIe bytes per second each way, between looks at the counters: samples in between repeat what was seen before."""
+    counters = np.stack([rows["pcie_tx_bytes"], rows["pcie_rx_bytes"]]) if len(rows) else np.empty((2, 0), np.int64)
+    changed = np.flatnonzero((counters[:, 1:] != counters[:, :-1]).any(axis=0)) + 1
+    # What is seen after a while without traffic was moved since the last look; whether there is some now is not yet seen.
+    quiet = np.searchsorted(times, np.append(times[changed], times[-1:]) - _LOOK_NS, "right") - 1
+    quiet = quiet[quiet > np.append(0, changed)[: len(quiet)]]
+    kept = np.unique(np.concatenate((np.arange(min(1, len(times))), changed, quiet)))
+    seconds = np.diff(times[kept]) / 1e9
+    moved = np.diff(counters[:, kept], axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rates = moved / seconds
+    rates[(counters[:, kept[:-1]] < 0) | (moved < 0) | ~(rates < _FASTEST_LINK)] = np.nan
+    return Series(np.maximum(times[kept[:-1]], times[kept[1:]] - LONGEST_NS), times[kept[1:]], rates)
+
+
+class GpuProcesses:
+    """What NVML says that the job's ranks use of one GPU, all together."""
+
+    names = ("process",)
+
+    def __init__(self, session: Session, key: GpuKey) -> None:
+        self._session, self._host, self._index = session, *key
+
+    @property
+    def sources(self) -> list[Source]:
+        """Where that is recorded."""
+        return [source for source in self._session.sources["gpu_processes"] if source.host == self._host]
+
+    def parts(self, begin_ns: int, end_ns: int) -> Iterable[Part]:
+        """See :meth:`Gpu.parts`."""
+        ranks = [source.pid for source in self._session.sources["begins"] if source.host == self._host]
+        for source in self.sources:
+            rows = around(source, begin_ns, end_ns)
+            rows = rows[(rows["gpu"] == self._index) & np.isin(rows["pid"], ranks) & (rows["used_bytes"] != UNKNOWN)]
+            times, used = _sums(rows, "used_bytes")
+            until_ns = int(times[-1]) + source.offset_ns + LONGEST_NS if len(times) else 0
+            yield Part(0, after_samples(times + source.offset_ns, [used], until_ns, longest_ns=LONGEST_NS))
+
+
+class Allocators:
+    """What PyTorch's allocators hold of one GPU, all ranks on it together."""
+
+    names = ("allocated", "reserved", "peak")
+
+    def __init__(self, session: Session, key: GpuKey, lies_on: Mapping[int, GpuKey]) -> None:
+        """``lies_on`` is from :func:`zerotop.analysis.places.allocators`."""
+        self._session = session
+        self.sources = [session.sources["allocator"][place] for place, where in lies_on.items() if where == key]
+
+    def parts(self, begin_ns: int, end_ns: int) -> Iterable[Part]:
+        """See :meth:`Gpu.parts`. An allocator holds what it held last until its process is over."""
+        ends, held, peaks = Ends(self._session.events), [], []
+        for source in self.sources:
+            rows = source.array[max(0, source.count_known(begin_ns) - 1) : source.count_known(end_ns) + 1]
+            if len(rows):
+                times, over_ns = rows["time_ns"] + source.offset_ns, ends.of(source) or FOREVER_NS
+                values = [rows["allocated_bytes"], rows["reserved_bytes"]]
+                held.append(after_samples(times, [value.astype(np.float64) for value in values], over_ns))
+                peaks.append(before_samples(times, [_peak(source, rows)], longest_ns=FOREVER_NS))
+        if held:
+            yield Part(0, stacked(held))
+            yield Part(2, stacked(peaks))
+
+
+def _peak(source: Source, rows: Rows) -> NDArray[Any]:
+    """The highest allocated since the record before, exact where its writer reset the allocator's peak in between."""
+    now = rows["allocated_bytes"]
+    held: NDArray[Any] = np.maximum(now, np.append(now[:1], now[:-1]))
+    return np.maximum(held, rows["allocated_peak_bytes"]) if source.header.get("peaks") == "window" else held
+
+
+class Processes:
+    """Cores in use and resident memory of one rank, and of all ranks of its host together."""
+
+    names = ("cores", "rss", "all_cores", "all_rss")
+
+    def __init__(self, session: Session, host: str, rank: int) -> None:
+        """``rank``: -1 for a process of which nobody knows which rank it is."""
+        self._session, self._host, self._rank = session, host, rank
+
+    @property
+    def sources(self) -> list[Source]:
+        """Where that is recorded."""
+        return [source for source in self._session.sources["processes"] if source.host == self._host]
+
+    def parts(self, begin_ns: int, end_ns: int) -> Iterable[Part]:
+        """See :meth:`Gpu.parts`."""
+        for source in self.sources:
+            rows = around(source, begin_ns, end_ns)
+            for place, chosen in ((0, rows["rank"] == self._rank), (2, rows["rank"] >= min(0, self._rank))):
+                mine = rows[chosen]
+                times, cores = _sums(mine, "cores_used")
+                yield Part(place, before_samples(times + source.offset_ns, [cores, _sums(mine, "rss_bytes")[1]]))
+
+
+class Hosts:
+    """Cores in use and memory in use of a host, or of the part of it that the job may use."""
+
+    names = ("host_cores", "host_memory")
+
+    def __init__(self, session: Session, host: str) -> None:
+        self._session, self._host = session, host
+
+    @property
+    def sources(self) -> list[Source]:
+        """Where that is recorded."""
+        return [source for source in self._session.sources["hosts"] if source.host == self._host]
+
+    def parts(self, begin_ns: int, end_ns: int) -> Iterable[Part]:
+        """See :meth:`Gpu.parts`."""
+        for source in self.sources:
+            rows = around(source, begin_ns, end_ns)
+            total, limit = rows["memory_total_bytes"], rows["cgroup_limit_bytes"]
+            used = np.where((limit > 0) & (limit < total), rows["cgroup_used_bytes"], total - rows["memory_available_bytes"])
+            yield Part(0, before_samples(rows["time_ns"] + source.offset_ns, [rows["cores_used"], used]))
+
+
+def around(source: Source, begin_ns: int, end_ns: int) -> Rows:
+    """The records of a piece of time and those of a sample's length before and after it."""
+    return source.array[source.count_known(begin_ns - LONGEST_NS - 1) : source.count_known(end_ns + LONGEST_NS)]
+
+
+def _sums(rows: Rows, column: str) -> tuple[Ints, NDArray[np.float64]]:
+    """(ticks, the sum of a column's values in each)."""
+    times = rows["time_ns"]
+    first = np.flatnonzero(np.diff(times, prepend=times[:1] - 1))
+    values = rows[column].astype(np.float64)
+    return times[first], np.add.reduceat(values, first) if len(first) else values

@@ -1,0 +1,117 @@
+"""Values over time, each true from a begin to an end, and what they come to in columns of time.
+
+What columns hold adds up: those of two halves make that of the whole, to the last bit of a minimum or maximum.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Table = NDArray[np.float64]
+"""Shape (4, values, columns): the rows of the first axis are LOWEST, HIGHEST, SUM and TIME."""
+
+LOWEST, HIGHEST = 0, 1  # NaN where nothing was recorded
+SUM, TIME = 2, 3  # value times seconds, and of how many seconds values are known
+
+# Between two samples further apart than this, nobody sampled.
+LONGEST_NS = 3_000_000_000
+
+
+class Series(NamedTuple):
+    """Pieces of time that do not overlap, in order, and the values in each."""
+
+    begins: Ints  # unix nanoseconds, shape (n,)
+    ends: Ints
+    values: Floats  # shape (values, n); NaN where unknown
+
+
+def before_samples(times: Ints, values: list[NDArray[Any]], *, longest_ns: int = LONGEST_NS) -> Series:
+    """Samples that tell of the time since the sample before. The first one's is not known."""
+    begins = np.maximum(times[:-1], times[1:] - longest_ns)
+    return Series(begins, times[1:], np.array([value[1:] for value in values], np.float64))
+
+
+def after_samples(times: Ints, values: list[NDArray[Any]], until_ns: int, *, longest_ns: int | None = None) -> Series:
+    """Samples that hold until the next one, the last until a moment."""
+    ends = np.append(times[1:], max(until_ns, int(times[-1]))) if len(times) else times
+    if longest_ns is not None:
+        ends = np.minimum(ends, times + longest_ns)
+    return Series(times, ends, np.array(values, np.float64).reshape(len(values), len(times)))
+
+
+def stacked(several: list[Series]) -> Series:
+    """The sum at each moment of those series that have a value then, which all tell of the same things."""
+    if len(several) == 1:
+        return several[0]
+    borders = ascending([times for series in several for times in (series.begins, series.ends)])
+    total = np.full((len(several[0].values), max(0, len(borders) - 1)), np.nan)
+    for series in several:
+        if not len(series.begins):
+            continue
+        place = np.searchsorted(series.begins, borders[:-1], "right") - 1
+        inside = (place >= 0) & (borders[:-1] < series.ends[place])
+        found = np.where(inside, series.values[:, place], np.nan)
+        total = np.where(np.isnan(total), found, total + np.nan_to_num(found))
+    return Series(borders[:-1], borders[1:], total)
+
+
+def ascending(times: list[Ints]) -> Ints:
+    """All of these moments once, in order. (``np.unique`` does not see that each list is in order already.)"""
+    together = np.sort(np.concatenate(times), kind="stable")
+    return together[np.append(True, np.diff(together) > 0)] if len(together) else together
+
+
+def nothing(values: int, columns: int) -> Table:
+    """A table of which nothing is known."""
+    table = np.zeros((4, values, columns))
+    table[:2] = np.nan
+    return table
+
+
+def totals(series: Series, edges: Ints) -> Table:
+    """What the values come to between each two neighbouring edges (unix nanoseconds, ascending)."""
+    table = nothing(len(series.values), len(edges) - 1)
+    first = np.searchsorted(series.ends, edges[:-1], "right")
+    beyond = np.searchsorted(series.begins, edges[1:], "left")
+    some = np.flatnonzero(beyond > first)
+    if not len(some):
+        return table
+    low, high = int(first[some[0]]), int(beyond[some[-1]])
+    part = Series(series.begins[low:high], series.ends[low:high], series.values[:, low:high])
+    borders = np.stack((first[some], beyond[some]), axis=1).ravel() - low
+    padded = np.append(part.values, np.full((len(part.values), 1), np.nan), axis=1)
+    table[LOWEST][:, some] = np.fmin.reduceat(padded, borders, axis=1)[:, ::2]
+    table[HIGHEST][:, some] = np.fmax.reduceat(padded, borders, axis=1)[:, ::2]
+    known = ~np.isnan(part.values)
+    table[SUM] = _between(part, np.where(known, part.values, 0.0), edges)
+    table[TIME] = _between(part, known.astype(np.float64), edges)
+    return table
+
+
+def _between(series: Series, values: Floats, edges: Ints) -> Floats:
+    """The integral of the values over seconds, between each two edges."""
+    lengths = (series.ends - series.begins) / 1e9
+    upto = np.zeros((len(values), len(lengths) + 1))
+    np.cumsum(values * lengths, axis=1, out=upto[:, 1:])
+    place = np.searchsorted(series.ends, edges, "right")
+    begun = np.minimum(place, len(lengths) - 1)
+    part = np.where(place < len(lengths), np.maximum(0, edges - series.begins[begun]) / 1e9, 0.0)
+    return np.asarray(np.diff(upto[:, place] + values[:, begun] * part, axis=1))
+
+
+def together(one: Table, other: Table) -> Table:
+    """What two tables of the same columns, of different records, come to."""
+    return np.stack((np.fmin(one[0], other[0]), np.fmax(one[1], other[1]), one[2] + other[2], one[3] + other[3]))
+
+
+def coarser(table: Table, factor: int) -> Table:
+    """The same in columns that are so many times as long."""
+    split = table.reshape(4, table.shape[1], -1, factor)
+    return np.stack(
+        (np.fmin.reduce(split[0], -1), np.fmax.reduce(split[1], -1), split[2].sum(-1), split[3].sum(-1)),
+    )
