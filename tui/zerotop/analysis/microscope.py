@@ -45,6 +45,7 @@ class Look:
     refused: str  # why there is no curve, as a sentence; else ""
     times_ns: Ints
     curve_bytes: Ints
+    phases: NDArray[np.int16]  # (n,) the innermost phase (index into PHASES) at those times
     peak_bytes: int
     peak_ns: int
     peak_phase: str
@@ -55,8 +56,30 @@ class Look:
 
 def looks(session: Session, cursor_ns: int) -> tuple[Look, ...]:
     """All looks that were over by the cursor, by request and rank."""
-    told = [event for event in session.events if event.name == "microscope" and event.unix_ns <= cursor_ns]
-    return tuple(sorted((_look(session, event) for event in told), key=lambda look: (look.request, look.rank)))
+    found = [_look(session, event) for event in _told(session, cursor_ns)]
+    return tuple(sorted(found, key=lambda look: (look.request, look.rank)))
+
+
+class Looks:
+    """The latest look of a rank at any cursor; each is computed once."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._known: tuple[Event, Look] | None = None
+
+    def at(self, cursor_ns: int, rank: int) -> Look | None:
+        """None where there was none."""
+        mine = [event for event in _told(self._session, cursor_ns) if event.rank == rank]
+        if not mine:
+            return None
+        last = max(mine, key=lambda event: (int(event.facts["request"]), event.unix_ns))
+        if self._known is None or self._known[0] != last:
+            self._known = last, _look(self._session, last)
+        return self._known[1]
+
+
+def _told(session: Session, cursor_ns: int) -> list[Event]:
+    return [event for event in session.events if event.name == "microscope" and event.unix_ns <= cursor_ns]
 
 
 def _look(session: Session, event: Event) -> Look:
@@ -81,6 +104,7 @@ def _look(session: Session, event: Event) -> Look:
         refused=str(facts.get("why") or ""),
         times_ns=times_ns,
         curve_bytes=curve,
+        phases=phases,
         peak_bytes=int(curve[peak]) if peak is not None else 0,
         peak_ns=int(times_ns[peak]) if peak is not None else 0,
         peak_phase=name(int(phases[peak])) if peak is not None else "",

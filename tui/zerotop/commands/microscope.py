@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from zerotop.analysis.microscope import Look, looks
+from zerotop.analysis.phases import name
 from zerotop.commands.problems import Problem
 from zerotop.commands.running import RunningSession
 from zerotop.session import catalog
@@ -71,7 +72,8 @@ def _await(session: Session, request: int, wait_s: float) -> tuple[Look, ...]:
 
 def _as_dict(look: Look) -> dict[str, Any]:
     facts = dataclasses.asdict(look)
-    return {**facts, "times_ns": look.times_ns.tolist(), "curve_bytes": look.curve_bytes.tolist()}
+    phases = [name(code) for code in look.phases.tolist()]
+    return {**facts, "times_ns": look.times_ns.tolist(), "curve_bytes": look.curve_bytes.tolist(), "phases": phases}
 
 
 def _text(found: tuple[Look, ...]) -> str:

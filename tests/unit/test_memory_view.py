@@ -1,0 +1,165 @@
+"""What the memory screen shows at a cursor: the same bytes as the ledgers, for a chosen rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import recordings
+from memory_recording import GIB, PARTS, Recording, allocator, gib, gpu, holds, resident, usual
+from small_recording import BEGIN_NS, S, identity
+from zerotop.analysis.memory_lines import SUM_DEVICE, SUM_RESIDENT, Line
+from zerotop.analysis.memory_view import MemoryView, MemoryViews
+from zerotop_probe.recording import events, tables
+
+MOMENTS = 60
+
+
+def at(recording: Recording, second: float, rank: int | None = None, most: int = 8) -> MemoryView:
+    return MemoryViews(recording.read()).at(BEGIN_NS + int(second * S), rank, most)
+
+
+def now(lines: Sequence[Line]) -> dict[str, float]:
+    return {line.key: line.now_bytes / GIB for line in lines if line.now_bytes}
+
+
+def check(view: MemoryView) -> None:
+    """Every line stands for bytes of its own, and every sum for all lines before it."""
+    if view.gpu is not None:
+        parts = [line for line in view.lines if not line.is_sum]
+        assert sum(line.now_bytes for line in parts) == view.gpu.total_bytes
+        assert (view.lines[-1].key, view.lines[-1].now_bytes) == (SUM_DEVICE, view.gpu.total_bytes)
+        if view.peak is not None:
+            assert sum(line.peak_bytes or 0 for line in parts) == view.peak.ledger.total_bytes == view.lines[-1].peak_bytes
+        for place, line in enumerate(view.lines):
+            if line.is_sum:
+                assert line.now_bytes == sum(one.now_bytes for one in view.lines[:place] if not one.is_sum)
+        assert view.gpu in view.gpus
+    if view.host is not None:
+        assert sum(line.now_bytes for line in view.host_lines if not line.is_sum) == view.host.resident_bytes
+        assert view.host_lines[-1].key == SUM_RESIDENT
+        assert view.host in view.hosts
+
+
+@pytest.mark.parametrize("name", recordings.names())
+def test_sums_to_the_byte_at_every_moment(name: str) -> None:
+    session = recordings.recording(name)
+    views, begin = MemoryViews(session), session.begin_ns
+    length = session.last_written_ns - begin
+    for place in range(MOMENTS + 1):
+        for rank in (None, 1, 77):
+            view = views.at(begin + length * place // MOMENTS, rank)
+            check(view)
+            assert view is views.at(view.cursor_ns, rank)
+
+
+def test_lines_of_a_gpu(tmp_path: Path) -> None:
+    view = at(usual(tmp_path), 19.5)
+    check(view)
+    assert now(view.lines) == {
+        **PARTS,
+        "activations": 0.125,
+        "unexplained": 0.125,
+        "allocated": 14.75,
+        "reserved_unallocated": 7.25,
+        "reserved": 22,
+        "outside_pytorch": 1,
+        "job": 23,
+        "other_processes": 4,
+        "driver": 1.5,
+        "free": 51.5,
+        "device": 80,
+    }
+    expected = {line.key: (line.expected_bytes, line.difference_bytes) for line in view.lines if line.expected_bytes}
+    assert expected["parameters"] == (gib(2), 0)
+    gradients = next(line for line in view.lines if line.key == "gradients")
+    assert (gradients.now_bytes, gradients.expected_bytes, gradients.comes_and_goes) == (0, gib(2), True)
+    assert [line.key for line in view.lines if line.is_sum] == ["allocated", "reserved", "job", "device"]
+    (own,) = view.own_estimates
+    assert own.gpu_bytes == 2 * GIB + 18 * GIB
+    assert view.rule is not None
+
+
+def test_the_peak_beside_now(tmp_path: Path) -> None:
+    view = at(usual(tmp_path), 29.5)
+    assert view.peaks is not None
+    assert (view.peaks.phases[0].phase, view.peaks.phases[0].allocated_bytes) == ("backward", gib(19.5))
+    peak = {line.key: (line.peak_bytes or 0) / GIB for line in view.lines}
+    assert (peak["allocated"], peak["activations"], peak["device"]) == (19.5, 4.875, 80)
+
+
+def test_when_ranks_have_gone_it_is_the_moment_before(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    recording.event(identity(0), 29.2, events.GOODBYE)
+    view = at(recording, 40)
+    assert view.moment_ns == BEGIN_NS + int(29.2 * S) - 1
+    assert now(view.lines)["allocated"] == 14.75
+    assert view.host is not None
+
+
+def test_when_a_failure_ended_them_it_is_that(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    facts = {"device": 0, "requested_bytes": gib(60), "free_bytes": gib(50), "limit_bytes": gib(79), "phase": "backward"}
+    recording.event(identity(0), 29.1, events.OUT_OF_MEMORY, step=1, micro_step=0, **facts)
+    recording.event(identity(0), 29.2, events.GOODBYE)
+    view = at(recording, 40)
+    assert view.moment_ns == BEGIN_NS + int(29.1 * S)
+    assert view.failure is not None
+    assert view.failure.kind == "memory"
+    assert at(recording, 24).failure is None
+
+
+def several(folder: Path, count: int) -> Recording:
+    """So many ranks on a GPU each, the later the more they hold."""
+    recording = Recording(folder)
+    recording.node_event(gpus=count)
+    for rank in range(count):
+        recording.engine(rank=rank, on=rank)
+        recording.write(tables.ALLOCATOR, identity(rank), [allocator(t, 1 + rank, 2 + rank) for t in range(2, 9)], born=1)
+    looks = [row for t in range(9) for row in [gpu(t, 3 + rank, index=rank) for rank in range(count)]]
+    recording.write(tables.GPUS, recording.node, looks)
+    held = [row for t in range(2, 9) for row in [holds(t, identity(r).pid, 2.5 + r, r) for r in range(count)]]
+    recording.write(tables.GPU_PROCESSES, recording.node, held)
+    sampled = [row for t in range(9) for row in [resident(t, identity(r).pid, 1 + r, r) for r in range(count)]]
+    recording.write(tables.PROCESSES, recording.node, sampled)
+    return recording
+
+
+def test_another_rank_is_another_gpu(tmp_path: Path) -> None:
+    view = at(several(tmp_path, 3), 8.5, rank=2)
+    check(view)
+    assert (view.rank, len(view.gpus), view.gpus_beside) == (2, 3, 0)
+    assert view.gpu is not None
+    assert (view.gpu.index, view.gpu.ranks) == (2, (2,))
+    assert view.host is not None
+    assert view.host.resident_bytes == gib(3)
+
+
+def test_of_many_the_chosen_one_and_those_that_stand_out(tmp_path: Path) -> None:
+    view = at(several(tmp_path, 9), 8.5, rank=3, most=4)
+    check(view)
+    assert [gpu.index for gpu in view.gpus] == [0, 3, 7, 8]
+    assert [host.rank for host in view.hosts] == [0, 3, 7, 8]
+    assert (view.gpus_beside, view.hosts_beside) == (5, 5)
+
+
+def test_a_rank_that_is_not_there(tmp_path: Path) -> None:
+    assert at(several(tmp_path, 2), 8.5, rank=7).rank == 0
+
+
+def test_an_empty_recording(tmp_path: Path) -> None:
+    view = at(Recording(tmp_path), 3)
+    check(view)
+    assert (view.rank, view.gpus, view.hosts, view.lines, view.host_lines, view.peaks) == (None, (), (), (), (), None)
+    assert (view.look, view.failure, view.setup, view.health) == (None, None, None, None)
+
+
+def test_no_probe_only_nvml(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    recording.node_event()
+    recording.write(tables.GPUS, recording.node, [gpu(1, 3)])
+    view = at(recording, 1.5)
+    check(view)
+    assert now(view.lines) == {"driver": 3, "free": 77, "device": 80}
