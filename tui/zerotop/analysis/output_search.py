@@ -13,6 +13,8 @@ import numpy as np
 from zerotop.analysis.output import Place, Reel
 
 _ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])")
+# So many blocks are few: it is told where in them something is.
+_FEW = 4
 
 
 def pattern(text: str) -> re.Pattern[str]:
@@ -88,6 +90,15 @@ class Search:
         lines = self._of(place.block)
         at = bisect_left(lines, place.line)
         return before + at + 1 if at < len(lines) and lines[at] == place.line else None
+
+    def shares(self) -> tuple[float, ...]:
+        """Where in the whole output there are matches, from 0 to 1; to the block where there are many of those."""
+        sealed = self._reel.blocks.sealed
+        found = {block: lines for block, lines in self._found.items() if lines}
+        if sealed < _FEW:
+            found[sealed] = self._of_open()
+            return tuple(self._reel.share(Place(block, line)) for block, lines in found.items() for line in lines)
+        return tuple((block + 0.5) / (sealed + 1) for block in found)
 
     def _of(self, block: int) -> Sequence[int]:
         """The matching lines of a block."""

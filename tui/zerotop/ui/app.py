@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from textual.app import App, SystemCommand
 from textual.dom import DOMNode
@@ -26,6 +27,7 @@ from zerotop.ui.screens.feed import Feed
 from zerotop.ui.screens.go_to import GoToDialog, Place
 from zerotop.ui.screens.leave import LeaveDialog
 from zerotop.ui.screens.live import LiveScreen
+from zerotop.ui.screens.output import OutputScreen
 from zerotop.ui.screens.pages import help_page, job_text
 from zerotop.ui.screens.watching import Watching
 from zerotop.ui.theme import DARK, DARK_NAME, LIGHT, LIGHT_NAME
@@ -35,7 +37,7 @@ from zerotop.ui.widgets.panels import Output, Pressable, Transport
 FRAME_S = 0.22  # between looks at the recording: what was written is on screen within this and one drawing
 SETTLED_S = 2.0  # until the screen's own objects are made
 # In the order of their numbers.
-SCREENS: tuple[type[Watching], ...] = (LiveScreen,)
+SCREENS: tuple[type[Watching], ...] = (LiveScreen, OutputScreen)
 TABS = tuple(Tab(screen.NAME, screen.TITLE) for screen in SCREENS)
 HEARTBEAT_S = 0.5  # a frame at least this often, so that times go on counting
 
@@ -57,6 +59,7 @@ class ZerotopApp(App[Leaving]):
     ENABLE_COMMAND_PALETTE = True
     COMMAND_PALETTE_BINDING = "ctrl+p"
     ESCAPE_TO_MINIMIZE = False
+    DEFAULT_MODE = LiveScreen.NAME
 
     BINDINGS = APP_BINDINGS
 
@@ -84,19 +87,17 @@ class ZerotopApp(App[Leaving]):
         self._clock = clock
         self._screens: dict[str, Watching] = {}
         self._watching = self._made(LiveScreen.NAME)
+        for screen in SCREENS:
+            self.add_mode(screen.NAME, partial(self._made, screen.NAME))
         self._ticks = 0
         self._terminal: int | None = None
         self._plain = [PlainText(self.glyphs)] if self.glyphs.name == "ascii" else []
-
-    def get_default_screen(self) -> Screen[None]:
-        return self._watching
 
     def _made(self, name: str) -> Watching:
         """The screen of that name, made when it is first asked for and kept with all that was set on it."""
         if name not in self._screens:
             kind = next(screen for screen in SCREENS if name == screen.NAME)
             self._screens[name] = kind(self.glyphs, self.viewer.source)
-            self.install_screen(self._screens[name], name)
         return self._screens[name]
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
@@ -139,7 +140,7 @@ class ZerotopApp(App[Leaving]):
         """Shows the screen of that name. A dialog over it stays where it is: none can be open."""
         if name != self._watching.NAME:
             self._watching = self._made(name)
-            self.switch_screen(self._watching)
+            self.switch_mode(name)
             self.draw()
 
     def action_switch_to(self, number: int) -> None:
@@ -204,6 +205,10 @@ class ZerotopApp(App[Leaving]):
 
     def on_transport_scrubbed(self, event: Transport.Scrubbed) -> None:
         self.viewer.go_to_share(event.share)
+        self.draw()
+
+    def on_watching_sought(self, event: Watching.Sought) -> None:
+        self.viewer.go_to_ns(event.time_ns)
         self.draw()
 
     def on_output_scrolled(self, event: Output.Scrolled) -> None:

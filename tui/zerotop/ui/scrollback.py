@@ -16,6 +16,7 @@ class Scrollback:
         self._back = 0
         self._at_ns = 0
         self._lines: tuple[str, ...] = ()
+        self._seeks = 0
 
     def scroll(self, lines: int, room: int, cursor_ns: int) -> None:
         """Towards older lines (positive) or newer ones, as far as there are any. ``room`` is how many a pane shows."""
@@ -33,9 +34,10 @@ class Scrollback:
     def forget(self) -> None:
         """Back to the end."""
         self._back = 0
+        self._seeks += 1
 
     def pane(self, newest: tuple[str, ...]) -> Pane:
         """What to show, where ``newest`` are the last lines at the cursor."""
         if not self._back:
-            return Pane(newest)
-        return Pane(self._lines, self._back, growing=newest[-1:] != self._lines[-1:])
+            return Pane(newest, seeks=self._seeks)
+        return Pane(self._lines, self._back, growing=newest[-1:] != self._lines[-1:], seeks=self._seeks)

@@ -69,6 +69,7 @@ class Glyphs:
     knob: str = "●"
     track: str = "━"
     rest: str = "─"
+    thumb: str = "┃"  # where one is, in a column that stands for a whole
     bullet: str = "·"
     degree: str = "°"
     micro: str = "µ"
@@ -115,6 +116,7 @@ ASCII = Glyphs(
     knob="O",
     track="=",
     rest="-",
+    thumb="#",
     bullet=".",
     degree=" ",
     micro="u",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.memory import panel_title
@@ -19,6 +19,7 @@ class Pane:
     lines: tuple[str, ...]
     back: int = 0
     growing: bool = False  # lines came since, which are not among these
+    seeks: int = field(default=0, compare=False)  # how often somebody has gone to another moment
 
 
 def draw_output(pane: Pane, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.message import Message
 from textual.reactive import reactive
 from textual.screen import Screen
 
@@ -34,6 +35,13 @@ class Watching(Screen[None]):
     """Its word among the tabs."""
     TERMS: ClassVar[Sequence[tuple[str, str]]] = ()
     """(term, what it means in two lines) for its help."""
+
+    class Sought(Message):
+        """Somebody wants to be at this moment (unix ns)."""
+
+        def __init__(self, time_ns: int) -> None:
+            super().__init__()
+            self.time_ns = time_ns
 
     ALLOW_SELECT = False
     AUTO_FOCUS = ""  # nothing stands out until tab is pressed
