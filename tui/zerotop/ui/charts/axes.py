@@ -40,7 +40,7 @@ def framed(canvas: Canvas, scale: Scale, below: Row | None = None) -> list[Row]:
     """
     glyphs = canvas.glyphs
     sides = labels(scale, canvas.height, glyphs)
-    rows = [merged((*side, *row)) for side, row in zip(sides, canvas.rows(), strict=True)]
+    rows = [(*side, *row) for side, row in zip(sides, canvas.rows(), strict=True)]
     if below is not None:
         rows.append(merged(((" " * LABEL_WIDTH, "axis"), (glyphs.corner, "rule"), *below)))
     return rows

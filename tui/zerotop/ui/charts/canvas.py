@@ -88,8 +88,7 @@ class Canvas:
 
     def shown(self) -> Codes:
         """The colour that fills most of each cell: what is behind when something is drawn over it."""
-        blocks = (self.characters >= _SHOWN_BY_HALF) & (self.characters <= FULL)
-        return np.where(blocks, self.fore, self.back)
+        return shown(self.characters, self.fore, self.back)
 
     def rows(self, base: str = "text") -> list[Row]:
         """The picture: ``height`` rows of exactly ``width`` cells. ``base`` is the style where nothing was drawn."""
@@ -115,6 +114,12 @@ class Canvas:
             name = self._names[fore] or base
             names[key] = f"{name}/{self._names[back]}" if back else name
         return [names[key] for key in keys]
+
+
+def shown(characters: NDArray[np.uint32], fore: Codes, back: Codes) -> Codes:
+    """Of these cells the colours that fill most of each."""
+    blocks = (characters >= _SHOWN_BY_HALF) & (characters <= FULL)
+    return np.where(blocks, fore, back)
 
 
 def heights(values: Floats, bottom: float, top: float, size: int) -> Floats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.ui.charts.canvas import BRAILLE, Canvas, heights
+from zerotop.ui.charts.canvas import BRAILLE, Canvas, heights, shown
 from zerotop.ui.charts.columns import Floats
 
 Dots = NDArray[np.int16]
@@ -37,13 +37,14 @@ def line(
     if canvas.glyphs.name == "ascii":
         _characters(canvas, lowest, highest, style, letter)
         return
-    bits = _bits(lowest, highest, canvas.height)
-    drawn = bits > 0
-    before = canvas.characters
-    known = np.where(before - np.uint32(BRAILLE) < 256, before & 0xFF, 0)
-    canvas.back = np.where(drawn, canvas.shown(), canvas.back)
-    canvas.characters = np.where(drawn, BRAILLE + (bits | known), before).astype(np.uint32)
-    canvas.fore[drawn] = canvas.number(style)
+    bits = _bits(lowest, highest, canvas.height).ravel()
+    drawn = np.flatnonzero(bits)
+    characters, fore, back = canvas.characters.ravel(), canvas.fore.ravel(), canvas.back.ravel()  # views of them
+    before = characters[drawn]
+    back[drawn] = shown(before, fore[drawn], back[drawn])
+    dotted = before >> 8 == BRAILLE >> 8
+    characters[drawn] = np.where(dotted, before, np.uint32(BRAILLE)) | bits[drawn]
+    fore[drawn] = canvas.number(style)
     if letter and not canvas.glyphs.smooth:
         _name(canvas, highest, style, letter)
 

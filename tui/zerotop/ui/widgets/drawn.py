@@ -32,6 +32,7 @@ class Painted(Widget):
         super().__init__(id=id)
         self.glyphs = glyphs
         self._rows: list[Row] = []
+        self._width = 0  # for which they were drawn
         self._strips: list[Strip | None] = []
         self._styles_by_name: dict[str, Style] = {}
 
@@ -55,7 +56,8 @@ class Painted(Widget):
         if rows is None:
             return
         before, self._rows = self._rows, rows
-        if len(before) != len(rows):
+        resized, self._width = width != self._width, width
+        if resized or len(before) != len(rows):
             self._strips = [None] * len(rows)
             self.refresh()
             return
@@ -63,7 +65,7 @@ class Painted(Widget):
         for y in changed:
             self._strips[y] = None
         if changed:
-            self.refresh(Region.from_union([_difference(before[y], rows[y], y) for y in changed]))
+            self.refresh(Region.from_union([_difference(before[y], rows[y], y, width) for y in changed]))
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """The rows as they are: there is no border, padding or opacity to be added, and looking for them costs."""
@@ -83,7 +85,7 @@ class Painted(Widget):
         if strip is None:
             row = self._rows[y]
             spans = solid(row) if self.glyphs.smooth else row
-            strip = Strip([Segment(text, self._style(name)) for text, name in spans], row_width(row))
+            strip = Strip([Segment(text, self._style(name)) for text, name in spans], self._width)
             self._strips[y] = strip
         return strip
 
@@ -131,8 +133,8 @@ def solid(row: Row) -> Iterator[Span]:
             yield (" " * len(part), f"text/{name.partition('/')[0]}") if part[0] == "█" else (part, name)
 
 
-def _difference(old: Row, new: Row, y: int) -> Region:
-    """The cells of row ``y`` from the first to the last span that differs."""
+def _difference(old: Row, new: Row, y: int, width: int) -> Region:
+    """The cells of row ``y``, of so many, from the first to the last span that differs."""
     first = 0
     while first < min(len(old), len(new)) and old[first] == new[first]:
         first += 1
@@ -140,5 +142,5 @@ def _difference(old: Row, new: Row, y: int) -> Region:
     while last < min(len(old), len(new)) - first and old[-1 - last] == new[-1 - last]:
         last += 1
     begin = row_width(new[:first])
-    end = row_width(new) - row_width(new[len(new) - last :])
+    end = width - row_width(new[len(new) - last :])
     return Region(begin, y, max(1, end - begin), 1)
