@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from zerotop.analysis.annotations.steady import shifts
+from zerotop.analysis.annotations.steady import Levels, Shift
+
+
+def shifts(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> list[Shift]:
+    """All at once."""
+    return list(Levels().shifts(values))
 
 
 def noisy(levels: list[tuple[int, float]], noise: float, seed: int = 1) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
@@ -14,7 +19,7 @@ def noisy(levels: list[tuple[int, float]], noise: float, seed: int = 1) -> np.nd
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.03, 0.1])
 def test_noise_alone_is_no_shift(noise: float) -> None:
-    assert list(shifts(noisy([(5000, 1.0)], noise))) == []
+    assert shifts(noisy([(5000, 1.0)], noise)) == []
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.03])
@@ -29,7 +34,7 @@ def test_a_level_that_changes_is_found_where_it_does(noise: float, after: float,
 def test_single_slow_steps_are_none() -> None:
     values = noisy([(200, 1.0)], 0.01)
     values[[0, 30, 31, 80, 81, 82, 150]] = 4.0
-    assert list(shifts(values)) == []
+    assert shifts(values) == []
 
 
 def test_there_and_back_are_two() -> None:
@@ -38,12 +43,22 @@ def test_there_and_back_are_two() -> None:
 
 def test_what_comes_later_changes_nothing() -> None:
     values = noisy([(30, 1.0), (40, 1.5), (30, 1.0), (3, 3.0), (40, 0.8)], 0.03)
-    whole = list(shifts(values))
+    whole = shifts(values)
     assert len(whole) >= 3
     for count in range(len(values) + 1):
-        assert list(shifts(values[:count])) == [shift for shift in whole if shift.last < count]
+        assert shifts(values[:count]) == [shift for shift in whole if shift.last < count]
+
+
+@pytest.mark.parametrize("piece", [1, 3, 7, 50])
+def test_values_may_come_in_pieces(piece: int) -> None:
+    values = noisy([(30, 1.0), (40, 1.5), (300, 1.0), (3, 3.0), (400, 0.8)], 0.03)
+    levels, found = Levels(), []
+    for end in range(0, len(values) + piece, piece):
+        found += levels.shifts(values[:end])
+    assert found == shifts(values)
+    assert [shift.first for shift in found] == [30, 70, 373]
 
 
 def test_too_few_values_say_nothing() -> None:
     for count in range(9):
-        assert list(shifts(np.full(count, 1.0))) == []
+        assert shifts(np.full(count, 1.0)) == []

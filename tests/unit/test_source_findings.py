@@ -24,7 +24,8 @@ def test_the_first_picture_does_not_wait_for_findings(tmp_path: Path) -> None:
 
 
 def test_nothing_is_searched_for_without_a_change_or_too_soon(tmp_path: Path) -> None:
-    times = [0.0, 0.5, 11.0, 10.4, 10.6, 10.7]  # the first search lasts half a second, so that ten seconds are rested for
+    # The first search lasts half a second, so that ten seconds are rested for.
+    times = [0.0, 0.5, 11.0, 10.4, 10.6, 10.7]
     found = Findings(Session.open(recordings.as_directory("gpu-leak", tmp_path)), lambda: times.pop(0))
     assert found.update(1, 1)
     assert not found.update(1, 1)

@@ -1,4 +1,4 @@
-"""A session's findings for a screen: looked for anew seldom enough that looking costs a screen nothing."""
+"""A session's findings for a screen: looked for often enough to be news, in pieces too short for a screen to notice."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Callable
 from zerotop.analysis.annotations import Annotation, Annotator
 from zerotop.session.reader import Session
 
-_LEAST_S = 2.0  # between two searches: a finding is on screen within this and an iteration
+_LEAST_S = 1.0  # between two searches: a finding is on screen within two of these
 _RESTS = 20  # so many times as long as a search takes nothing is searched for, so that it stays below 5 % of a core
+_MOST_S = 0.02  # of searching in one go, where there is much that was not looked at yet, as when a long recording is opened
 
 
 class Findings:
@@ -20,22 +21,23 @@ class Findings:
         self._annotator = Annotator(session)
         self._clock = clock
         self._due_s = -1.0
-        self._seen: tuple[int, ...] = ()
+        self._seen: tuple[int, ...] | None = None
 
     def update(self, *read: int) -> bool:
-        """Searches, if it is time and what was ``read`` (any counts, of steps and events) has changed.
+        """Searches on, if it is time and what was ``read`` (any figures that change with it) has changed.
 
         True when there is something new.
         """
         begin = self._clock()
-        if read == self._seen or begin < self._due_s:
+        if begin < self._due_s or (read == self._seen and not self._annotator.behind):
             return False
         self._seen = read
-        new = self._annotator.update()
-        took = self._clock() - begin
-        self._due_s = begin + took + max(_LEAST_S, _RESTS * took)
+        new = self._annotator.update(most_s=_MOST_S)
+        if not self._annotator.behind:
+            took = self._clock() - begin
+            self._due_s = begin + took + max(_LEAST_S, _RESTS * took)
         return new
 
     def at(self, cursor_ns: int) -> tuple[Annotation, ...]:
-        """What was known at the cursor (unix nanoseconds), in the order in which it became known."""
+        """What was found that was known at the cursor (unix nanoseconds), in the order in which it became known."""
         return self._annotator.at(cursor_ns)

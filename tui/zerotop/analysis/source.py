@@ -83,7 +83,7 @@ class RecordingSource:
         if fresh:
             self._digest()
         # The first picture does not wait for what there is to say about it.
-        found = self._shown and self._findings.update(len(self._joined.rows), self._event_count, self._live)
+        found = self._shown and self._findings.update(self._last_written_ns)
         return fresh or found
 
     def findings(self, cursor_ns: int | None) -> tuple[Annotation, ...]:

@@ -70,9 +70,14 @@ class RankSteps:
         """All finished steps so far, oldest first."""
         return self._rows.rows
 
-    def update(self) -> bool:
-        """Takes in spans recorded since. True when a step was finished."""
-        spans = self.source.array[self._used :]
+    @property
+    def spans_taken(self) -> int:
+        """How many records of :attr:`source` were taken in."""
+        return self._used
+
+    def update(self, until_ns: int | None = None) -> bool:
+        """Takes in spans recorded since, or those of them that ended by then. True when a step was finished."""
+        spans = self.source.array[self._used : None if until_ns is None else self.source.count_known(until_ns)]
         closing = _closing(spans)
         if not len(closing) and len(spans) < _AT_ONCE:
             return False
@@ -146,18 +151,26 @@ class StepTable:
         self._processes: dict[Source, RankSteps] = {}
 
     @property
+    def count(self) -> int:
+        """How many rank processes there are."""
+        return len(self._processes)
+
+    @property
     def processes(self) -> list[RankSteps]:
         """The rank processes, with finished steps or without, in the order in which they made their engines."""
         return sorted(self._processes.values(), key=lambda process: process.source.born_ns)
 
-    def update(self) -> bool:
-        """Takes in what the session has read since. True when a step was finished anywhere, or a process is new."""
+    def update(self, until_ns: int | None = None) -> bool:
+        """Takes in what the session has read since, or what ended by then.
+
+        True when a step was finished anywhere, or a process is new.
+        """
         new = False
         for source in self._session.sources["spans"]:
             if source not in self._processes:
                 self._processes[source] = RankSteps(self._session, source, memory=self._memory)
                 new = True
-            new |= self._processes[source].update()
+            new |= self._processes[source].update(until_ns)
         return new
 
 

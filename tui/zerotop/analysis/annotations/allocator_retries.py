@@ -3,33 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from zerotop.analysis.annotations.annotation import Annotation, Severity
-from zerotop.analysis.annotations.facts import Facts, Process
+from zerotop.analysis.annotations.facts import Facts, Process, Samples
 from zerotop.analysis.annotations.words import plural, size
+from zerotop.session.reader import Source
 from zerotop_probe.recording.tables import PHASES
+
+
+@dataclass
+class _Seen:
+    """How far a process's allocator was read: its last reading, and how many retries are worth a word next."""
+
+    counts: dict[Source, int] = field(default_factory=dict)
+    last: tuple[int, Any] | None = None
+    next: int = 0
 
 
 def detect(facts: Facts) -> Iterator[Annotation]:
     """For each rank at its first, and then at each tenfold of it."""
     for process in facts.processes:
-        samples = process.allocator
+        seen = process.kept(_Seen)
+        samples = process.allocator.after(seen.counts)
         if not len(samples):
             continue
         retries = samples.rows["retries"]
-        count = int(retries[0]) + 1
-        while len(over := np.flatnonzero(retries >= count)):
-            yield _annotation(process, int(over[0]))
-            count = 10 ** len(str(int(retries[over[0]])))
+        if seen.last is None:
+            seen.last, seen.next = (int(samples.times[0]), samples.rows[0]), int(retries[0]) + 1
+        while retries[-1] >= seen.next and len(over := np.flatnonzero(retries >= seen.next)):
+            yield _annotation(process, samples, int(over[0]), seen.last)
+            seen.next = 10 ** len(str(int(retries[over[0]])))
+        seen.last = int(samples.times[-1]), samples.rows[-1].copy()
 
 
-def _annotation(process: Process, at: int) -> Annotation:
-    samples = process.allocator
-    row, before = samples.rows[at], samples.rows[max(0, at - 1)]
-    expandable = "expandable_segments:true" in process.allocator_settings
-    known_ns = int(samples.times[at])
+def _annotation(process: Process, samples: Samples, at: int, last: tuple[int, Any]) -> Annotation:
+    begin_ns, before = (int(samples.times[at - 1]), samples.rows[at - 1]) if at else last
+    row, expandable, known_ns = samples.rows[at], process.expandable, int(samples.times[at])
     evidence = {
         "retries": float(row["retries"]),
         "reserved_bytes": float(row["reserved_bytes"]),
@@ -45,7 +58,7 @@ def _annotation(process: Process, at: int) -> Annotation:
         text += f": it held up to {size(evidence['reserved_peak_bytes'])} of {size(evidence['device_bytes'])}"
     return Annotation(
         name="allocator_retries",
-        begin_ns=int(samples.times[max(0, at - 1)]),
+        begin_ns=begin_ns,
         end_ns=known_ns,
         known_ns=known_ns,
         step=int(row["step"]) if row["step"] >= 0 else None,

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 class Severity(str, Enum):
@@ -32,3 +37,40 @@ class Annotation:
     sentence: str
     advice: str
     evidence: dict[str, float] = field(default_factory=dict)
+
+
+def of_steps(
+    rows: NDArray[Any],
+    *,
+    name: str,
+    ranks: Sequence[int],
+    severity: Severity,
+    confidence: float,
+    sentence: str,
+    advice: str,
+    evidence: dict[str, float],
+    known_ns: int | None = None,
+) -> Annotation:
+    """A finding about steps (STEP_DTYPE), which is known at the end of the last of them if nothing else is said."""
+    end_ns = int(rows["end_unix_ns"][-1])
+    return Annotation(
+        name=name,
+        begin_ns=int(rows["begin_unix_ns"][0]),
+        end_ns=end_ns if known_ns is None else known_ns,
+        known_ns=end_ns if known_ns is None else known_ns,
+        step=int(rows["step"][0]),
+        ranks=tuple(ranks),
+        severity=severity,
+        confidence=confidence,
+        sentence=sentence,
+        advice=advice,
+        evidence=evidence,
+    )
+
+
+def first_run(flags: NDArray[np.bool_], length: int) -> int | None:
+    """Where the first so many flags in a row begin that are all set."""
+    if len(flags) < length:
+        return None
+    runs = np.lib.stride_tricks.sliding_window_view(flags, length).all(axis=1)
+    return int(np.argmax(runs)) if runs.any() else None

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.annotations.facts import Process, Rows, Samples
+from zerotop.analysis.annotations.facts import Process, Records, Rows, Samples
 from zerotop.analysis.annotations.words import percent
 
 # NVML's reasons that slow a GPU down against its will: hardware slowdown, software thermal, hardware thermal, power brake.
@@ -112,7 +112,7 @@ def _interruption(change: Change) -> Cause | None:
     return None
 
 
-def _samples(samples: Samples, rows: Rows) -> Samples:
+def _samples(samples: Records, rows: Rows) -> Samples:
     return samples.within(int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
 
 

@@ -16,10 +16,9 @@ def detect(facts: Facts) -> Iterator[Annotation]:
     """The first long pause of each attempt, and later ones that are longer by SPIKE_CHANGED_SHARE."""
     for group in facts.groups:
         lead, told = group.lead, 0.0
-        saves = lead.phase("checkpoint_save")
-        saves = saves.where(saves.rows["depth"] == 0)
+        saves = lead.rare("checkpoint_save")
         for begin_ns, end_ns in zip(lead.begins_ns(saves).tolist(), saves.times.tolist(), strict=True):
-            before = lead.steps[lead.steps["end_unix_ns"] <= begin_ns]
+            before = lead.steps_until(begin_ns)
             pause = (end_ns - begin_ns) / 1e9
             if not len(before) or pause < PAUSE_SECONDS or pause <= told * (1 + SPIKE_CHANGED_SHARE):
                 continue

@@ -45,11 +45,10 @@ def _expected(facts: Facts, group: Group, time_ns: int) -> bool:
 
 def _annotation(facts: Facts, process: Process, event: Event) -> Annotation:
     known_ns = event.unix_ns
-    steps = process.steps[process.steps["end_unix_ns"] <= known_ns]
-    rss = process.host_samples.within(0, known_ns)
+    steps, sample = process.steps_until(known_ns), process.host_samples.last(known_ns)
     evidence = {"finished_steps": float(len(steps))}
-    if len(rss):
-        evidence["host_rss_bytes"] = float(rss.rows["rss_bytes"][-1])
+    if sample is not None:
+        evidence["host_rss_bytes"] = float(sample["rss_bytes"])
     kills = _kills(facts, process, known_ns)
     text = f"Rank {process.rank}'s process {process.source.pid} was gone without having ended in good order"
     text += f", after {len(steps)} steps" if len(steps) else ", before its first step was finished"

@@ -7,13 +7,14 @@ parameters. Cores, threads and bytes are the samplers'.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.annotations.annotation import Annotation, Severity
-from zerotop.analysis.annotations.facts import Facts, Group, Process
+from zerotop.analysis.annotations.annotation import Annotation, Severity, of_steps
+from zerotop.analysis.annotations.facts import Facts, Group, Ints, Process
 from zerotop.analysis.annotations.thresholds import SPIKE_CHANGED_SHARE, SPIKE_GAP_S, SPIKE_SHARE, SPIKE_STEPS
 from zerotop.analysis.annotations.words import percent, plural, seconds, size
 from zerotop.analysis.steps import Rows
@@ -31,6 +32,17 @@ class Busy(NamedTuple):
     threads: int  # that ran or wanted to
 
 
+@dataclass
+class _Seen:
+    """How far the lead's steps were read, its last real ones (places and gaps), and the gap that was told."""
+
+    steps: int = 0
+    real: bool = False
+    places: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    gaps: Floats = field(default_factory=lambda: np.empty(0, np.float64))
+    told: float | None = None
+
+
 def detect(facts: Facts) -> Iterator[Annotation]:
     """One finding for each stretch of iterations with a like gap."""
     for group in facts.groups:
@@ -39,34 +51,43 @@ def detect(facts: Facts) -> Iterator[Annotation]:
 
 
 def _of_group(facts: Facts, group: Group) -> Iterator[Annotation]:
-    lead = group.lead
-    real = np.flatnonzero(~lead.steps["skipped"])[1:]
-    rows = lead.steps[real]
-    gaps = _gaps(lead, rows)
-    told: float | None = None
-    for last in range(SPIKE_STEPS - 1, len(rows)):
-        window = slice(last - SPIKE_STEPS + 1, last + 1)
-        gap = float(np.median(gaps[window]))
-        share = gap / max(float(np.median(rows["iteration_s"][window])), 1e-9)
-        like = bool((np.abs(gaps[window] - gap) <= SPIKE_CHANGED_SHARE * gap).all())
-        new = told is None or abs(gap - told) > SPIKE_CHANGED_SHARE * told
-        if gap >= SPIKE_GAP_S and share >= SPIKE_SHARE and like and new:
-            told = gap
-            yield _annotation(facts, group, rows[window], gap, share)
+    lead, seen = group.lead, group.kept(_Seen)
+    if len(lead.steps) == seen.steps:
+        return
+    fresh = lead.steps[seen.steps :]
+    real = np.flatnonzero(~fresh["skipped"])
+    places = np.concatenate([seen.places, seen.steps + real])[0 if seen.real else 1 :]
+    gaps = np.concatenate([seen.gaps, _gaps(lead, fresh)[real]])[0 if seen.real else 1 :]
+    seen.real |= len(real) > 0
+    seen.steps, seen.places, seen.gaps = len(lead.steps), places[1 - SPIKE_STEPS :], gaps[1 - SPIKE_STEPS :]
+    if len(places) < SPIKE_STEPS:
+        return
+    windows = np.lib.stride_tricks.sliding_window_view(gaps, SPIKE_STEPS)
+    middle = np.median(windows, axis=1)
+    usual = np.median(np.lib.stride_tricks.sliding_window_view(lead.steps["iteration_s"][places], SPIKE_STEPS), axis=1)
+    like = (np.abs(windows - middle[:, None]) <= SPIKE_CHANGED_SHARE * middle[:, None]).all(axis=1)
+    shares = middle / np.maximum(usual, 1e-9)
+    for place in np.flatnonzero(like & (middle >= SPIKE_GAP_S) & (shares >= SPIKE_SHARE)).tolist():
+        gap = float(middle[place])
+        if seen.told is None or abs(gap - seen.told) > SPIKE_CHANGED_SHARE * seen.told:
+            seen.told = gap
+            yield _annotation(facts, group, lead.steps[places[place : place + SPIKE_STEPS]], gap, float(shares[place]))
 
 
 def _gaps(lead: Process, rows: Rows) -> Floats:
     """Seconds of each step in which the GPU only copies: all of ``step``, where its optimizer ran on the CPU; else 0."""
     if lead.engine.get("offload_optimizer") in ("cpu", "nvme"):
         return np.asarray(rows["step_s"], np.float64)
-    optimizer = lead.phase("cpu_optimizer")
+    optimizer = lead.phase(int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]), "cpu_optimizer")
+    if not len(optimizer):
+        return np.zeros(len(rows))
     of = np.searchsorted(rows["end_unix_ns"], optimizer.times, "left")
     on_cpu = np.bincount(of, minlength=len(rows) + 1)[: len(rows)] > 0
     return np.where(on_cpu, rows["step_s"], 0.0)
 
 
 def _annotation(facts: Facts, group: Group, rows: Rows, gap: float, share: float) -> Annotation:
-    lead, begin_ns, known_ns = group.lead, int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
+    lead, known_ns = group.lead, int(rows["end_unix_ns"][-1])
     ranks = group.ranks(known_ns)
     evidence = {
         "gap_s": gap,
@@ -78,12 +99,9 @@ def _annotation(facts: Facts, group: Group, rows: Rows, gap: float, share: float
         **_traffic(lead, rows),
         **_room(facts, lead, known_ns),
     }
-    return Annotation(
+    return of_steps(
+        rows,
         name="double_spike",
-        begin_ns=begin_ns,
-        end_ns=known_ns,
-        known_ns=known_ns,
-        step=int(rows["step"][0]),
         ranks=ranks,
         severity=Severity.WARNING,
         confidence=0.95,
@@ -111,9 +129,10 @@ def _work(group: Group, rows: Rows) -> dict[str, float]:
 
 def _busy(lead: Process, process: Process, rows: Rows) -> Busy | None:
     """The process in ticks that lie within the optimizer's time; where it is shorter than a tick, in the busiest tick."""
-    spans = lead.phase("cpu_optimizer") if len(lead.phase("cpu_optimizer")) else lead.phase("step")
-    spans = spans.within(int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
-    samples = process.host_samples.within(int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
+    while_ns = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
+    spans = lead.phase(*while_ns, "cpu_optimizer")
+    spans = spans if len(spans) else lead.phase(*while_ns, "step")
+    samples = process.host_samples.within(*while_ns)
     if not len(samples) or not len(spans):
         return None
     begins = lead.begins_ns(spans)

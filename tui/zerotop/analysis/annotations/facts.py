@@ -2,166 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from bisect import bisect_right
+from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
+from zerotop.analysis.annotations.process import Memory, Process
+from zerotop.analysis.annotations.samples import Cursor, Ints, Records, Rows, Samples
 from zerotop.analysis.places import allocators
-from zerotop.analysis.steps import StepTable
+from zerotop.analysis.steps import RankSteps, StepTable
 from zerotop.session.reader import Event, Session, Source
-from zerotop_probe.recording.tables import PHASE_CODE
 
-Rows = NDArray[Any]
-Ints = NDArray[np.int64]
+__all__ = ["Facts", "Group", "Ints", "Process", "Records", "Rows", "Samples"]
 
-
-@dataclass(eq=False)
-class Samples:
-    """Some records of a table and their times in unix nanoseconds, in order."""
-
-    times: Ints
-    rows: Rows
-
-    def within(self, begin_ns: int, end_ns: int) -> Samples:
-        """Those after the begin and up to the end."""
-        low, high = np.searchsorted(self.times, (begin_ns, end_ns), "right")
-        return Samples(self.times[low:high], self.rows[low:high])
-
-    def where(self, chosen: NDArray[np.bool_]) -> Samples:
-        """Those chosen."""
-        return Samples(self.times[chosen], self.rows[chosen])
-
-    def __len__(self) -> int:
-        return len(self.times)
+Gpu = tuple[str, int]  # host, NVML index
+_Who = tuple[str, int, int]  # host, pid, rank
 
 
-@dataclass(eq=False)
-class Process:
-    """A rank's process: what it wrote, and what samplers saw of it. Steps are finished ones, in order."""
-
-    facts: Facts = field(repr=False)
-    source: Source  # its spans
-    steps: Rows  # STEP_DTYPE
-
-    @property
-    def rank(self) -> int:
-        """Its global rank."""
-        return self.source.rank
-
-    def is_by(self, event: Event) -> bool:
-        """Whether this process wrote it."""
-        return (event.host, event.pid) == (self.source.host, self.source.pid) and event.role == "rank"
-
-    def events(self, name: str) -> list[Event]:
-        """Its own events of a name."""
-        return [event for event in self.facts.events(name) if self.is_by(event)]
-
-    @cached_property
-    def engine(self) -> dict[str, Any]:
-        """The facts of its first engine; empty where it has not told them."""
-        found = [event.facts for event in self.events("engine") if not event.facts.get("engine")]
-        return found[0] if found else {}
-
-    @cached_property
-    def environment(self) -> dict[str, str]:
-        """The variables it was started with that steer memory and threads."""
-        found = [event.facts.get("environment") for event in self.events("hello")]
-        return {str(k): str(v) for k, v in found[0].items()} if found and isinstance(found[0], dict) else {}
-
-    @property
-    def allocator_settings(self) -> str:
-        """What the environment tells PyTorch's allocator, in small letters."""
-        names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-        return " ".join(self.environment.get(name, "") for name in names).lower()
-
-    def step_at(self, time_ns: int) -> int | None:
-        """The step that was in progress; None before any has been finished, of which the first is known."""
-        finished = int(np.searchsorted(self.steps["end_unix_ns"], time_ns, "right"))
-        if not len(self.steps):
-            return None
-        return int(self.steps["step"][finished - 1]) + 1 if finished else int(self.steps["step"][0])
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether it trains on a CUDA device, by what its engine says."""
-        return str(self.engine.get("device") or "").startswith("cuda")
-
-    @cached_property
-    def device_bytes(self) -> int | None:
-        """What its device has in all."""
-        sizes = [device.get("total_bytes") for device in self.engine.get("devices") or []]
-        return next((int(size) for size in sizes if isinstance(size, int) and size > 0), None)
-
-    @cached_property
-    def spans(self) -> Samples:
-        """Its phases that have ended, by their ends."""
-        known = self.source.array[: self.source.count_known(self.facts.cursor_ns)]
-        return Samples(known["end_ns"] + self.source.offset_ns, known)
-
-    def phase(self, *names: str) -> Samples:
-        """Its phases of these names that have ended, by their ends."""
-        return self.spans.where(np.isin(self.spans.rows["phase"], [PHASE_CODE[name] for name in names]))
-
-    def begins_ns(self, spans: Samples) -> Ints:
-        """When phases of this process began, in unix time."""
-        begins: Ints = spans.rows["begin_ns"] + self.source.offset_ns
-        return begins
-
-    @cached_property
-    def allocator(self) -> Samples:
-        """What its allocator said."""
-        for source in self.facts.session.sources["allocator"]:
-            if (source.host, source.pid, source.rank) == (self.source.host, self.source.pid, self.rank):
-                return self.facts.samples([source])
-        return self.facts.samples([])
-
-    @cached_property
-    def exact_peaks(self) -> bool:
-        """Whether the allocator's peaks are each phase's own."""
-        return any(
-            source.header.get("peaks") == "window"
-            for source in self.facts.session.sources["allocator"]
-            if (source.host, source.pid, source.rank) == (self.source.host, self.source.pid, self.rank)
-        )
-
-    @cached_property
-    def gpu(self) -> tuple[str, int] | None:
-        """Host and index of the GPU that its allocator lies on."""
-        for place, key in self.facts.lies_on.items():
-            source = self.facts.session.sources["allocator"][place]
-            if (source.host, source.pid, source.rank) == (self.source.host, self.source.pid, self.rank):
-                return key
-        return None
-
-    @cached_property
-    def gpu_samples(self) -> Samples:
-        """What NVML said of its GPU."""
-        key = self.gpu
-        if key is None:
-            return self.facts.samples([])
-        found = self.facts.table("gpus", key[0])
-        return found.where(found.rows["gpu"] == key[1]) if len(found) else found
-
-    def sampled(self, table: str) -> Samples:
-        """What samplers said of it in ``processes`` or ``gpu_processes``."""
-        found = self.facts.table(table, self.source.host)
-        return found.where(found.rows["pid"] == self.source.pid) if len(found) else found
-
-    @cached_property
-    def host_samples(self) -> Samples:
-        """What a sampler said of it as a process."""
-        return self.sampled("processes")
-
-
-@dataclass(eq=False)
-class Group:
+class Group(Memory):
     """The processes of one attempt of the job, by rank; the first leads: what all do in step is read off it."""
 
-    processes: list[Process]
+    def __init__(self, processes: list[Process]) -> None:
+        super().__init__()
+        self.processes = processes
 
     @property
     def lead(self) -> Process:
@@ -173,47 +34,113 @@ class Group:
         return tuple(process.rank for process in self.processes if process.source.born_ns <= known_ns)
 
 
-class Facts:
-    """A session up to a cursor (unix nanoseconds)."""
+class Facts(Memory):
+    """A session up to a cursor that only moves on."""
 
-    def __init__(self, session: Session, cursor_ns: int, steps: StepTable | None = None) -> None:
-        """``steps``: the session's, up to date, where the caller has them already."""
+    def __init__(self, session: Session) -> None:
+        super().__init__()
         self.session = session
-        self.cursor_ns = cursor_ns
-        if steps is None:
-            steps = StepTable(session)
-            steps.update()
-        self.processes = [
-            Process(self, process.source, _upto(process.rows, cursor_ns))
-            for process in steps.processes
-            if process.source.born_ns <= cursor_ns
-        ]
-        self._tables: dict[tuple[str, str], Samples] = {}
+        self.cursor = Cursor()
+        self.groups: list[Group] = []
+        """The attempts of the job: where a rank appears again, it was started again."""
+        self._table = StepTable(session)
+        self._processes: dict[Source, Process] = {}
+        self._tables: dict[tuple[str, str, str, int], Records] = {}
+        self._of_host: dict[tuple[str, str], tuple[int, list[Source]]] = {}
+        self._own: dict[str, tuple[int, dict[_Who, list[Source]]]] = {}
+        self._lies_on: dict[_Who, Gpu] = {}
+        self._placed: tuple[int, ...] = ()  # what was known when allocators were placed
+        self._read: list[Event] = []  # the session's events, of which so many were taken in
+        self._taken = 0
         self._events: dict[str, list[Event]] = {}
-        for event in session.events:
-            if event.unix_ns <= cursor_ns:
-                self._events.setdefault(event.name, []).append(event)
+        self._own_events: dict[tuple[str, str, int], list[Event]] = {}
+
+    @property
+    def cursor_ns(self) -> int:
+        """The cursor in unix nanoseconds."""
+        return self.cursor.ns
+
+    @property
+    def processes(self) -> list[Process]:
+        """All ranks' processes, in the order in which they made their engines."""
+        return list(self._processes.values())
+
+    def advance(self, cursor_ns: int) -> None:
+        """Moves the cursor on."""
+        self.cursor.ns = max(cursor_ns, self.cursor.ns)
+        self._take_events()
+        self._place()
+        self._table.update(self.cursor_ns)
+        if self._table.count == len(self._processes):
+            return
+        for steps in self._table.processes:
+            if steps.source not in self._processes and steps.source.born_ns <= self.cursor_ns:
+                self._add(steps)
+
+    def _add(self, steps: RankSteps) -> None:
+        process = self._processes[steps.source] = Process(self, steps)
+        last = self.groups[-1].processes if self.groups else None
+        if last is None or any(process.rank == other.rank for other in last):
+            self.groups.append(Group([process]))
+        else:
+            last.append(process)
+            last.sort(key=lambda other: other.rank)
+
+    def ahead(self, spans: int, end_ns: int) -> int:
+        """The cursor at which about so many more phases have ended, of all ranks together; ``end_ns`` if that is before."""
+        self._table.update(self.cursor_ns)
+        left = [(len(one.source.array) - one.spans_taken, one) for one in self._table.processes]
+        most, longest = max(left, key=lambda pair: pair[0], default=(0, None))
+        each = max(1, spans // max(1, len(left)))
+        if longest is None or most <= each:
+            return end_ns
+        at = int(longest.source.array["end_ns"][longest.spans_taken + each - 1]) + longest.source.offset_ns
+        return min(end_ns, max(at, self.cursor_ns + 1))
+
+    def _take_events(self) -> None:
+        events = self.session.events
+        if events is not self._read:
+            # What is read late may have happened before what was taken in.
+            self._read, self._taken, self._events, self._own_events = events, 0, {}, {}
+        end = bisect_right(events, self.cursor_ns, key=lambda event: event.unix_ns)
+        for event in events[self._taken : end]:
+            self._events.setdefault(event.name, []).append(event)
+            if event.role == "rank":
+                self._own_events.setdefault((event.name, event.host, event.pid), []).append(event)
+        self._taken = max(self._taken, end)
 
     def events(self, name: str) -> Sequence[Event]:
         """All events of a name, in order of time."""
         return self._events.get(name, ())
 
-    @cached_property
-    def groups(self) -> list[Group]:
-        """The attempts of the job: where a rank appears again, it was started again."""
-        found: list[list[Process]] = []
-        for process in self.processes:
-            if not found or any(process.rank == other.rank for other in found[-1]):
-                found.append([])
-            found[-1].append(process)
-        return [Group(sorted(processes, key=lambda process: process.rank)) for processes in found]
+    def own_events(self, name: str, source: Source) -> Sequence[Event]:
+        """Those that the rank's process that writes ``source`` has written."""
+        return self._own_events.get((name, source.host, source.pid), ())
 
-    @cached_property
-    def lies_on(self) -> dict[int, tuple[str, int]]:
-        """Place of an allocator's table in the session -> (host, index) of its GPU."""
-        return allocators(self.session, self.events("node"), self.events("engine"))
+    def own(self, table: str, source: Source) -> list[Source]:
+        """The tables of a name that the process that writes ``source`` writes too."""
+        sources = self.session.sources[table]
+        count, found = self._own.get(table, (-1, {}))
+        if count != len(sources):
+            found = {}
+            for one in sources:
+                found.setdefault((one.host, one.pid, one.rank), []).append(one)
+            self._own[table] = len(sources), found
+        return found.get((source.host, source.pid, source.rank), [])
 
-    @cached_property
+    def gpu_of(self, source: Source) -> Gpu | None:
+        """The GPU that the allocator of the process that writes ``source`` lies on."""
+        return self._lies_on.get((source.host, source.pid, source.rank))
+
+    def _place(self) -> None:
+        mine = self.session.sources["allocator"]
+        known = (sum(len(one.array) > 0 for one in mine), len(self.events("node")), len(self.events("engine")))
+        if known != self._placed:
+            self._placed = known
+            places = allocators(self.session, self.events("node"), self.events("engine"))
+            self._lies_on = {(mine[at].host, mine[at].pid, mine[at].rank): key for at, key in places.items()}
+
+    @property
     def hosts(self) -> tuple[str, ...]:
         """Nodes with a sampler."""
         return tuple(sorted({source.host for source in self.session.sources["hosts"]}))
@@ -223,25 +150,17 @@ class Facts:
         found = [event.facts.get("cores") for event in self.events("node") if event.host == host]
         return next((int(count) for count in found if isinstance(count, int) and count > 0), None)
 
-    def table(self, name: str, host: str) -> Samples:
-        """All records of a table that samplers on a node wrote."""
-        if (name, host) not in self._tables:
-            sources = [source for source in self.session.sources[name] if source.host == host]
-            self._tables[name, host] = self.samples(sources)
-        return self._tables[name, host]
+    def table(self, name: str, host: str, column: str = "", value: int = 0) -> Records:
+        """What samplers on a node wrote to a table, or of that where a column has a value."""
+        key = (name, host, column, value)
+        if key not in self._tables:
+            self._tables[key] = Records(self.cursor, lambda: self._sampled(name, host), column, value)
+        return self._tables[key]
 
-    def samples(self, sources: Iterable[Source]) -> Samples:
-        """All records of some tables up to the cursor, in order of time."""
-        parts = [(source, source.array[: source.count_known(self.cursor_ns)]) for source in sources]
-        if not parts:
-            return Samples(np.empty(0, np.int64), np.empty(0, np.int64))
-        times = np.concatenate([rows["time_ns"] + source.offset_ns for source, rows in parts])
-        rows = parts[0][1] if len(parts) == 1 else np.concatenate([rows for _, rows in parts])
-        if len(parts) > 1:
-            order = np.argsort(times, kind="stable")
-            times, rows = times[order], rows[order]
-        return Samples(times, rows)
-
-
-def _upto(rows: Rows, cursor_ns: int) -> Rows:
-    return rows[: int(np.searchsorted(rows["end_unix_ns"], cursor_ns, "right"))]
+    def _sampled(self, name: str, host: str) -> list[Source]:
+        sources = self.session.sources[name]
+        count, found = self._of_host.get((name, host), (-1, []))
+        if count != len(sources):
+            found = [source for source in sources if source.host == host]
+            self._of_host[name, host] = len(sources), found
+        return found

@@ -6,12 +6,12 @@ Read from the inventories of tensors that the probe makes around the first updat
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from zerotop.analysis.annotations.annotation import Annotation, Severity
 from zerotop.analysis.annotations.facts import Facts, Group
 from zerotop.analysis.annotations.real_steps import (
-    Skips,
     expected_state_bytes,
     inventory,
     sharers,
@@ -21,19 +21,28 @@ from zerotop.analysis.annotations.real_steps import (
 from zerotop.analysis.annotations.words import plural, seconds, size
 
 
+@dataclass
+class _Told:
+    """Whether it was told of an attempt."""
+
+    done: bool = False
+
+
 def detect(facts: Facts) -> Iterator[Annotation]:
     """At most one finding for each attempt of the job."""
     for group in facts.groups:
-        steps, skips = group.lead.steps, skipped_first(group.lead)
-        if skips.steps < len(steps) and int(steps["step"][0]) == 0:
-            found = _annotation(group, skips)
-            if found is not None:
-                yield found
+        steps, skipped = group.lead.steps, skipped_first(group.lead)
+        if group.kept(_Told).done or skipped >= len(steps) or int(steps["step"][0]) != 0:
+            continue
+        found = _annotation(group, skipped)
+        if found is not None:
+            group.kept(_Told).done = True
+            yield found
 
 
-def _annotation(group: Group, skips: Skips) -> Annotation | None:
+def _annotation(group: Group, skipped: int) -> Annotation | None:
     lead = group.lead
-    first = lead.steps[skips.steps]
+    first = lead.steps[skipped]
     begin_ns, known_ns = int(first["begin_unix_ns"]), int(first["end_unix_ns"])
     told = inventory(lead, "after_update")
     # The inventory is made at the end of the step, by the thread that trains.
@@ -43,14 +52,15 @@ def _annotation(group: Group, skips: Skips) -> Annotation | None:
     known_ns = max(known_ns, told.unix_ns)
     parameters = lead.engine.get("trainable_parameters")
     evidence = {f"optimizer_state_{where}_bytes": float(count) for where, count in state.items()}
-    evidence |= {"skipped_before": float(skips.steps), "step_s": float(first["step_s"])}
+    evidence |= {"skipped_before": float(skipped), "step_s": float(first["step_s"])}
     expected = expected_state_bytes(lead.engine)
     if expected:
         evidence["expected_bytes"] = float(expected)
     if isinstance(parameters, int) and parameters > 0:
         evidence["bytes_per_parameter"] = sum(state.values()) / parameters * sharers(lead.engine)
-    if len(before := lead.allocator.within(0, begin_ns)) and len(after := lead.allocator.within(begin_ns, known_ns)):
-        evidence["allocated_growth_bytes"] = float(after.rows["allocated_bytes"][-1] - before.rows["allocated_bytes"][-1])
+    before, after = lead.allocator.last(begin_ns), lead.allocator.within(begin_ns, known_ns)
+    if before is not None and len(after):
+        evidence["allocated_growth_bytes"] = float(after.rows["allocated_bytes"][-1] - before["allocated_bytes"])
     hosted = _host_growth(group, begin_ns, known_ns)
     if hosted is not None:
         evidence["host_growth_bytes"] = hosted
@@ -72,10 +82,10 @@ def _annotation(group: Group, skips: Skips) -> Annotation | None:
 def _host_growth(group: Group, begin_ns: int, end_ns: int) -> float | None:
     """How much the lead's resident memory grew in the step; None where it was not sampled."""
     samples = group.lead.host_samples
-    before, after = samples.within(0, begin_ns), samples.within(begin_ns, end_ns)
-    if not len(before) or not len(after):
+    before, after = samples.last(begin_ns), samples.within(begin_ns, end_ns)
+    if before is None or not len(after):
         return None
-    return float(int(after.rows["rss_bytes"].max()) - int(before.rows["rss_bytes"][-1]))
+    return float(int(after.rows["rss_bytes"].max()) - int(before["rss_bytes"]))
 
 
 def _sentence(seen: dict[str, float], step: int) -> str:

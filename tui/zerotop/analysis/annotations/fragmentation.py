@@ -3,39 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-import numpy as np
-
-from zerotop.analysis.annotations.annotation import Annotation, Severity
+from zerotop.analysis.annotations.annotation import Annotation, Severity, first_run, of_steps
 from zerotop.analysis.annotations.facts import Facts, Process, Rows
 from zerotop.analysis.annotations.thresholds import FRAGMENTED_SHARE, PLATEAU_STEPS, SHORT_SHARE
 from zerotop.analysis.annotations.words import percent, size
 
 
+@dataclass
+class _Seen:
+    """How far a process's steps were read, and whether it was told."""
+
+    steps: int = 0
+    told: bool = False
+
+
 def detect(facts: Facts) -> Iterator[Annotation]:
     """At most one finding for each rank: the first PLATEAU_STEPS steps in a row in which it is so."""
     for process in facts.processes:
-        steps, device = process.steps, process.device_bytes
-        if not device or len(steps) < PLATEAU_STEPS:
+        seen, device = process.kept(_Seen), process.device_bytes
+        if seen.told or not device or len(process.steps) == seen.steps:
             continue
+        steps = process.steps[max(0, seen.steps - PLATEAU_STEPS + 1) :]
+        seen.steps = len(process.steps)
         held, used = steps["reserved_peak_bytes"], steps["allocated_peak_bytes"]
         split = (used >= 0) & (held - used > FRAGMENTED_SHARE * held) & (held > SHORT_SHARE * device)
-        runs = np.lib.stride_tricks.sliding_window_view(split, PLATEAU_STEPS).all(axis=1)
-        if runs.any():
-            first = int(np.argmax(runs))
+        first = first_run(split, PLATEAU_STEPS)
+        if first is not None:
+            seen.told = True
             yield _annotation(process, steps[first : first + PLATEAU_STEPS], device)
 
 
 def _annotation(process: Process, rows: Rows, device: int) -> Annotation:
     held, used = int(rows["reserved_peak_bytes"].max()), int(rows["allocated_peak_bytes"].max())
-    expandable = "expandable_segments:true" in process.allocator_settings
-    known_ns = int(rows["end_unix_ns"][-1])
-    return Annotation(
+    expandable = process.expandable
+    return of_steps(
+        rows,
         name="fragmentation",
-        begin_ns=int(rows["begin_unix_ns"][0]),
-        end_ns=known_ns,
-        known_ns=known_ns,
-        step=int(rows["step"][0]),
         ranks=(process.rank,),
         severity=Severity.WARNING,
         confidence=0.85,

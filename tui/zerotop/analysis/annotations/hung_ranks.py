@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.annotations.annotation import Annotation, Severity
-from zerotop.analysis.annotations.facts import Facts, Group, Ints, Process, Samples
+from zerotop.analysis.annotations.facts import Facts, Group, Ints, Samples
 from zerotop.analysis.annotations.thresholds import HANG_ITERATIONS, HANG_SECONDS
 from zerotop.analysis.annotations.words import plural, seconds
+from zerotop.session.reader import Source
 from zerotop_probe.recording.tables import PHASE_CODE, PHASES
 
 # Phases in which nothing is heard for as long as they take.
 _SILENT = ("init", "checkpoint_save", "checkpoint_load")
+# A phase that is in progress began no longer before the last sign of life.
+_LOOK_BACK_NS = 3600 * 10**9
 
 
 def detect(facts: Facts) -> Iterator[Annotation]:
@@ -24,26 +28,33 @@ def detect(facts: Facts) -> Iterator[Annotation]:
             yield from _of_group(facts, group)
 
 
+@dataclass
+class _Seen:
+    """How far the phases of all ranks were read, and when anything began or ended last."""
+
+    begins: dict[Source, int] = field(default_factory=dict)
+    ends: dict[Source, int] = field(default_factory=dict)
+    heard_ns: int = 0
+
+
 def _of_group(facts: Facts, group: Group) -> Iterator[Annotation]:
-    begun = [_begun(process) for process in group.processes]
-    heard = np.sort(np.concatenate([part.times for part in begun] + [process.spans.times for process in group.processes]))
-    trained = int(group.lead.steps["end_unix_ns"][0])
-    heard = heard[heard >= trained]
+    seen = group.kept(_Seen)
+    seen.heard_ns = seen.heard_ns or int(group.lead.steps["end_unix_ns"][0])
+    times = [process.begun.after(seen.begins).times for process in group.processes]
+    times += [process.spans.after(seen.ends).times for process in group.processes]
+    fresh = np.sort(np.concatenate(times))
+    heard = np.concatenate([[seen.heard_ns], fresh[fresh >= seen.heard_ns]])
+    seen.heard_ns = int(heard[-1])
     silences = np.append(heard[1:], facts.cursor_ns) - heard
-    over_ns = _over(facts, group)
     for place in np.flatnonzero(silences >= HANG_SECONDS * 1e9).tolist():
         since = int(heard[place])
-        before = group.lead.steps["iteration_s"][group.lead.steps["end_unix_ns"] <= since][-20:]
+        before = group.lead.steps_until(since)["iteration_s"][-20:]
         longest = max(HANG_SECONDS, HANG_ITERATIONS * float(before.max()))
         known_ns = since + int(longest * 1e9)
-        if silences[place] >= longest * 1e9 and known_ns <= min(over_ns, facts.cursor_ns) and not _silent(begun, since):
-            yield _annotation(group, begun, since, known_ns, float(np.median(before)))
-
-
-def _begun(process: Process) -> Samples:
-    sources = process.facts.session.sources["begins"]
-    mine = [source for source in sources if (source.host, source.pid) == (process.source.host, process.source.pid)]
-    return process.facts.samples(mine)
+        if silences[place] >= longest * 1e9 and known_ns <= min(_over(facts, group), facts.cursor_ns):
+            last = [process.begun.within(since - _LOOK_BACK_NS, since) for process in group.processes]
+            if not _silent(last):
+                yield _annotation(group, last, since, known_ns, float(np.median(before)))
 
 
 def _over(facts: Facts, group: Group) -> int:
@@ -55,21 +66,19 @@ def _over(facts: Facts, group: Group) -> int:
     return min([*gone, *byes, *ends], default=np.iinfo(np.int64).max)
 
 
-def _silent(begun: list[Samples], since: int) -> bool:
+def _silent(last: list[Samples]) -> bool:
     codes = [PHASE_CODE[name] for name in _SILENT]
-    last = [part.within(0, since) for part in begun]
     return any(len(part) > 0 and int(part.rows["phase"][-1]) in codes for part in last)
 
 
-def _annotation(group: Group, begun: list[Samples], since: int, known_ns: int, usual: float) -> Annotation:
-    last = [part.within(0, since) for part in begun]
+def _annotation(group: Group, last: list[Samples], since: int, known_ns: int, usual: float) -> Annotation:
     reached: NDArray[np.int64] | Ints = np.array([part.times[-1] if len(part) else 0 for part in last])
     slowest = int(np.argmin(reached))
     apart = float(np.median(reached) - reached[slowest]) / 1e9
     process, waited = group.processes[slowest], (known_ns - since) / 1e9
     alone = len(reached) > 1 and apart > 0
     phases = {_phase(part) for place, part in enumerate(last) if place != slowest}
-    text = f"For {seconds(waited)} nothing has begun or ended on {plural(len(begun), 'rank')}, whose iterations take"
+    text = f"For {seconds(waited)} nothing has begun or ended on {plural(len(last), 'rank')}, whose iterations take"
     text += f" {seconds(usual)}"
     if alone:
         text += f": rank {process.rank} came no further than {_phase(last[slowest])}"

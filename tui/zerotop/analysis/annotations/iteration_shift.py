@@ -6,21 +6,25 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from zerotop.analysis.annotations.annotation import Annotation, Severity
+from zerotop.analysis.annotations.annotation import Annotation, Severity, of_steps
 from zerotop.analysis.annotations.causes import Cause, Change, cause_of
 from zerotop.analysis.annotations.facts import Facts, Group, Rows
-from zerotop.analysis.annotations.steady import Shift, shifts
+from zerotop.analysis.annotations.steady import Levels, Shift
 from zerotop.analysis.annotations.thresholds import SHORTEST_ITERATION_S
 from zerotop.analysis.annotations.words import percent, seconds
 
 _PHASES = ("data_s", "forward_s", "backward_s", "step_s")
 
 
+class _Levels(Levels):
+    """Of the time of iterations."""
+
+
 def detect(facts: Facts) -> Iterator[Annotation]:
     """One finding for each change of level."""
     for group in facts.groups:
-        values = np.asarray(group.lead.steps["iteration_s"], np.float64)
-        for shift in shifts(values):
+        values = group.lead.steps["iteration_s"]
+        for shift in group.lead.kept(_Levels).shifts(values):
             if max(values[shift.before].max(), values[shift.first]) >= SHORTEST_ITERATION_S:
                 yield _annotation(group, shift)
 
@@ -35,14 +39,10 @@ def _annotation(group: Group, shift: Shift) -> Annotation:
     carrier = max(changes, key=lambda name: changes[name] * (1 if becomes > was else -1))
     evidence = {"before_s": was, "after_s": becomes, "change_share": becomes / was - 1}
     evidence |= {f"{name.removesuffix('_s')}_change_s": value for name, value in changes.items()}
-    known_ns = int(after["end_unix_ns"][-1])
-    return Annotation(
+    return of_steps(
+        after,
         name="iteration_shift",
-        begin_ns=int(after["begin_unix_ns"][0]),
-        end_ns=known_ns,
-        known_ns=known_ns,
-        step=int(after["step"][0]),
-        ranks=group.ranks(known_ns),
+        ranks=group.ranks(int(after["end_unix_ns"][-1])),
         severity=Severity.WARNING if becomes > was else Severity.INFO,
         confidence=cause.confidence if cause else 0.5,
         sentence=_sentence(evidence, int(after["step"][0]), carrier, changes[carrier], cause),

@@ -3,44 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from zerotop.analysis.annotations.annotation import Annotation, Severity
-from zerotop.analysis.annotations.facts import Facts, Process
+from zerotop.analysis.annotations.annotation import Annotation, Severity, of_steps
+from zerotop.analysis.annotations.facts import Facts, Ints, Process, Rows
 from zerotop.analysis.annotations.phase_peaks import held_after_steps
 from zerotop.analysis.annotations.thresholds import CREEP_BYTES, CREEP_STEPS
 from zerotop.analysis.annotations.words import size
 
 
+@dataclass
+class _Seen:
+    """How far a rank's steps were read; what was held after the last and after each of those that grew up to it."""
+
+    steps: int = 0
+    last: int = -1
+    run: list[int] = field(default_factory=list)  # the first is that of the step before them
+    told: bool = False
+
+
 def detect(facts: Facts) -> Iterator[Annotation]:
     """One finding for each rank and stretch of growth, after CREEP_STEPS steps of it or when it is CREEP_BYTES."""
     for process in facts.processes:
-        held = held_after_steps(process)
-        grows = (np.diff(held, prepend=held[:1]) > 0) & (held >= 0) if len(held) else np.empty(0, np.bool_)
-        for begin, end in _runs(grows):
-            long = np.arange(begin + CREEP_STEPS - 1, end)
-            enough = long[held[long] - held[begin - 1] >= CREEP_BYTES]
-            if len(enough):
-                yield _annotation(process, held, begin, int(enough[0]))
+        seen = process.kept(_Seen)
+        if len(process.steps) == seen.steps:
+            continue
+        for value in held_after_steps(process, process.steps[seen.steps :]).tolist():
+            seen.steps += 1
+            _take(seen, value)
+            if not seen.told and len(seen.run) > CREEP_STEPS and value - seen.run[0] >= CREEP_BYTES:
+                seen.told = True
+                yield _annotation(process, process.steps[seen.steps - len(seen.run) + 1 : seen.steps], np.array(seen.run))
 
 
-def _runs(flags: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Iterator[tuple[int, int]]:
-    """Where flags are set, as (first, after the last)."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
-    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+def _take(seen: _Seen, value: int) -> None:
+    if not 0 <= seen.last < value:
+        seen.run, seen.told = [], False
+    elif not seen.told:
+        seen.run = seen.run or [seen.last]
+        seen.run.append(value)
+    seen.last = value
 
 
-def _annotation(
-    process: Process, held: np.ndarray[tuple[int, ...], np.dtype[np.int64]], begin: int, last: int
-) -> Annotation:
-    rows = process.steps[begin : last + 1]
-    slope = float(np.median(np.diff(held[begin - 1 : last + 1])))
+def _annotation(process: Process, rows: Rows, held: Ints) -> Annotation:
+    slope = float(np.median(np.diff(held)))
     evidence = {
         "bytes_per_step": slope,
-        "grown_bytes": float(held[last] - held[begin - 1]),
+        "grown_bytes": float(held[-1] - held[0]),
         "steps": float(len(rows)),
-        "held_bytes": float(held[last]),
+        "held_bytes": float(held[-1]),
     }
     text = (
         f"What rank {process.rank} has allocated after each step grew in each of {len(rows)} steps, by"
@@ -50,13 +63,9 @@ def _annotation(
     if process.device_bytes and peak > 0 and slope > 0:
         evidence["last_step"] = float(int(rows["step"][-1]) + int((process.device_bytes - peak) / slope))
         text += f": at that pace it will not fit any more at about step {evidence['last_step']:.0f}"
-    known_ns = int(rows["end_unix_ns"][-1])
-    return Annotation(
+    return of_steps(
+        rows,
         name="memory_creep",
-        begin_ns=int(rows["begin_unix_ns"][0]),
-        end_ns=known_ns,
-        known_ns=known_ns,
-        step=int(rows["step"][0]),
         ranks=(process.rank,),
         severity=Severity.WARNING,
         confidence=0.9,

@@ -6,44 +6,45 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from zerotop.analysis.annotations.annotation import Annotation, Severity
+from zerotop.analysis.annotations.annotation import Annotation, Severity, of_steps
 from zerotop.analysis.annotations.facts import Facts, Group, Rows
-from zerotop.analysis.annotations.steady import Shift, shifts
+from zerotop.analysis.annotations.steady import Levels
 from zerotop.analysis.annotations.thresholds import JUMP_BYTES
 from zerotop.analysis.annotations.words import size
+
+
+class _Levels(Levels):
+    """Of the highest that steps had allocated."""
 
 
 def detect(facts: Facts) -> Iterator[Annotation]:
     """One finding for each higher plateau, but for that of the first real step, which has a finding of its own."""
     for group in facts.groups:
         steps = group.lead.steps
-        peaks = np.asarray(steps["allocated_peak_bytes"], np.float64)
-        if not len(peaks) or peaks.min() <= 0:
-            continue
-        for shift in shifts(peaks):
+        peaks = steps["allocated_peak_bytes"]
+        for shift in group.lead.kept(_Levels).shifts(peaks):
             before, after = steps[shift.before], steps[shift.first : shift.last + 1]
+            if min(before["allocated_peak_bytes"].min(), after["allocated_peak_bytes"].min()) <= 0:
+                continue
             real = bool(before["skipped"].mean() > 0.5 > after["skipped"].mean())
             if peaks[shift.first] - np.median(peaks[shift.before]) >= JUMP_BYTES and not real:
-                yield _annotation(group, shift, before, after)
+                yield _annotation(group, before, after)
 
 
-def _annotation(group: Group, shift: Shift, before: Rows, after: Rows) -> Annotation:
+def _annotation(group: Group, before: Rows, after: Rows) -> Annotation:
     was, becomes = float(np.median(before["allocated_peak_bytes"])), float(np.median(after["allocated_peak_bytes"]))
     tokens = float(np.median(before["tokens"])), float(np.median(after["tokens"]))
     evidence = {"before_bytes": was, "after_bytes": becomes}
     if min(tokens) > 0:
         evidence |= {"tokens_before": tokens[0], "tokens_after": tokens[1]}
     cause, advice, sure = _cause(tokens, after, becomes > was)
-    known_ns, step = int(after["end_unix_ns"][-1]), int(after["step"][0])
+    step = int(after["step"][0])
     device = group.lead.device_bytes
     left = f", which leaves {size(device - becomes)} of the device" if device else ""
-    return Annotation(
+    return of_steps(
+        after,
         name="memory_step",
-        begin_ns=int(after["begin_unix_ns"][0]),
-        end_ns=known_ns,
-        known_ns=known_ns,
-        step=step,
-        ranks=group.ranks(known_ns),
+        ranks=group.ranks(int(after["end_unix_ns"][-1])),
         severity=Severity.INFO,
         confidence=sure,
         sentence=f"From step {step} on training allocates up to {size(becomes)} instead of {size(was)}{left}: {cause}.",

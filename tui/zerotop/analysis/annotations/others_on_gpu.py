@@ -17,7 +17,7 @@ def detect(facts: Facts) -> Iterator[Annotation]:
     seen: set[tuple[str, int]] = set()
     for process in facts.processes:
         key = process.gpu
-        if key is None or key in seen or not len(process.gpu_samples) or not len(process.allocator):
+        if key is None or key in seen:
             continue
         seen.add(key)
         born = [other.source.born_ns for other in facts.processes if other.source.host == key[0]]
@@ -27,7 +27,9 @@ def detect(facts: Facts) -> Iterator[Annotation]:
 
 
 def _of_gpu(process: Process, key: tuple[str, int], born_ns: int) -> Annotation | None:
-    samples = process.gpu_samples
+    samples, allocator = process.gpu_samples.first(), process.allocator.first()
+    if not len(samples) or not len(allocator):
+        return None
     first = samples.rows[0]
     # Ranks may have made their context before they made the engine: the sampler is older than they are, or it is not told.
     found = [event.unix_ns for event in process.facts.events("rank_found") if event.host == key[0]]
@@ -35,7 +37,7 @@ def _of_gpu(process: Process, key: tuple[str, int], born_ns: int) -> Annotation 
         return None
     used, total = int(first["used_bytes"]), int(first["total_bytes"])
     # Which GPU is a rank's is known from its allocator's first record.
-    known_ns = max(int(process.allocator.times[0]), process.source.born_ns)
+    known_ns = max(int(allocator.times[0]), process.source.born_ns)
     pids = _holders(process, key, known_ns)
     return Annotation(
         name="others_on_gpu",
@@ -57,8 +59,9 @@ def _of_gpu(process: Process, key: tuple[str, int], born_ns: int) -> Annotation 
 
 def _holders(process: Process, key: tuple[str, int], known_ns: int) -> list[int]:
     """Processes with memory on the GPU at the first look, as NVML numbers them."""
-    samples = process.facts.table("gpu_processes", key[0]).within(0, known_ns)
-    if not len(samples):
+    first = process.facts.table("gpu_processes", key[0]).first()
+    if not len(first) or first.times[0] > known_ns:
         return []
-    rows = samples.rows[(samples.times == samples.times[0]) & (samples.rows["gpu"] == key[1])]
-    return [int(pid) for pid in np.unique(rows["pid"])]
+    at_ns = int(first.times[0])
+    rows = process.facts.table("gpu_processes", *key[:1], "gpu", key[1]).within(at_ns - 1, at_ns).rows
+    return [int(pid) for pid in np.unique(rows["pid"])] if len(rows) else []

@@ -27,10 +27,14 @@ _NUMBERS = (
 )
 
 
+class _Told(set[int | None]):
+    """The steps of an attempt that were told."""
+
+
 def detect(facts: Facts) -> Iterator[Annotation]:
     """One finding for each step in which a rank of an attempt ran out of memory: the first that did."""
     for group in facts.groups:
-        told: set[int | None] = set()
+        told = group.kept(_Told)
         errors = [event for process in group.processes for event in process.events("out_of_memory")]
         for event in sorted(errors, key=lambda error: error.unix_ns):
             step = event.facts.get("step")

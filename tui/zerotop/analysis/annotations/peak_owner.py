@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from zerotop.analysis.annotations.annotation import Annotation, Severity
-from zerotop.analysis.annotations.facts import Facts, Group
+from zerotop.analysis.annotations.annotation import Annotation, Severity, of_steps
+from zerotop.analysis.annotations.facts import Facts, Group, Ints
 from zerotop.analysis.annotations.phase_peaks import PARTS, held_after_steps, phase_peaks
 from zerotop.analysis.annotations.thresholds import PEAK_SHARE, PLATEAU_STEPS
 from zerotop.analysis.annotations.words import percent, size
@@ -16,47 +17,66 @@ from zerotop.analysis.annotations.words import percent, size
 _STATES_SHARE = 0.7
 
 
+@dataclass
+class _Seen:
+    """How far the lead's steps were read, the last real ones of them (place, peaks by part), and who was told."""
+
+    steps: int = 0
+    real: bool = False
+    places: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    peaks: Ints = field(default_factory=lambda: np.empty((0, len(PARTS)), np.int64))
+    owner: int = -1
+
+
 def detect(facts: Facts) -> Iterator[Annotation]:
     """The first owner of each attempt, and each other one after it, once PLATEAU_STEPS real steps agree."""
     for group in facts.groups:
-        real = np.flatnonzero(~group.lead.steps["skipped"])[1:]
-        peaks = phase_peaks(group.lead)[real]
-        if len(peaks) < PLATEAU_STEPS:
+        seen, lead = group.kept(_Seen), group.lead
+        if len(lead.steps) == seen.steps:
             continue
-        owner = _owners(peaks)
-        windows = np.lib.stride_tricks.sliding_window_view(owner, PLATEAU_STEPS)
-        agreed = np.flatnonzero((windows == windows[:, :1]).all(axis=1) & (windows[:, 0] >= 0))
-        found = owner[agreed]
-        new = np.flatnonzero(np.diff(found, prepend=-1))
-        for place in new.tolist():
-            at = real[agreed[place] : agreed[place] + PLATEAU_STEPS]
-            yield _annotation(group, at, int(found[place]), flipped=place > 0)
+        steps = lead.steps[seen.steps :]
+        fresh = np.flatnonzero(~steps["skipped"])
+        # The first real one builds the optimizer's state.
+        first = 0 if seen.real else 1
+        seen.real |= len(fresh) > 0
+        fresh = fresh[first:]
+        seen.places = np.concatenate([seen.places, seen.steps + fresh])
+        seen.peaks = np.concatenate([seen.peaks, phase_peaks(lead, steps)[fresh]])
+        seen.steps = len(lead.steps)
+        yield from _owned(group, seen)
+        seen.places, seen.peaks = seen.places[1 - PLATEAU_STEPS :], seen.peaks[1 - PLATEAU_STEPS :]
 
 
-def _owners(peaks: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+def _owned(group: Group, seen: _Seen) -> Iterator[Annotation]:
+    if len(seen.places) < PLATEAU_STEPS:
+        return
+    windows = np.lib.stride_tricks.sliding_window_view(_owners(seen.peaks), PLATEAU_STEPS)
+    agreed = np.flatnonzero((windows == windows[:, :1]).all(axis=1) & (windows[:, 0] >= 0))
+    found = windows[agreed, 0]
+    for place in np.flatnonzero(np.diff(found, prepend=seen.owner)).tolist():
+        at = slice(agreed[place], agreed[place] + PLATEAU_STEPS)
+        flipped, seen.owner = seen.owner >= 0, int(found[place])
+        yield _annotation(group, seen.places[at], seen.peaks[at].max(axis=0), seen.owner, flipped=flipped)
+
+
+def _owners(peaks: Ints) -> Ints:
     """The part with the highest peak of each step; -1 where two are alike or one is not known."""
     ordered = np.sort(peaks, axis=1)
     clear = (ordered[:, 0] >= 0) & (ordered[:, -1] - ordered[:, -2] > PEAK_SHARE * ordered[:, -1])
-    return np.where(clear, np.argmax(peaks, axis=1), -1)
+    return np.where(clear, np.argmax(peaks, axis=1), -1).astype(np.int64)
 
 
-def _annotation(
-    group: Group, at: np.ndarray[tuple[int, ...], np.dtype[np.int64]], owner: int, *, flipped: bool
-) -> Annotation:
+def _annotation(group: Group, at: Ints, peaks: Ints, owner: int, *, flipped: bool) -> Annotation:
     lead = group.lead
-    rows, peaks = lead.steps[at], phase_peaks(lead)[at].max(axis=0)
+    rows = lead.steps[at]
     evidence = {f"{part}_peak_bytes": float(peak) for part, peak in zip(PARTS, peaks, strict=True)}
-    held = int(held_after_steps(lead)[at].max())
+    held = int(held_after_steps(lead, lead.steps[at[0] : at[-1] + 1])[at - at[0]].max())
     evidence["held_after_step_bytes"] = float(held)
-    known_ns = int(rows["end_unix_ns"][-1])
     kept = held > _STATES_SHARE * peaks[owner]
-    return Annotation(
+    return of_steps(
+        rows,
         name="peak_owner",
-        begin_ns=int(rows["begin_unix_ns"][0]),
-        end_ns=known_ns,
-        known_ns=known_ns,
-        step=int(rows["step"][0]),
-        ranks=group.ranks(known_ns),
+        ranks=group.ranks(int(rows["end_unix_ns"][-1])),
         severity=Severity.INFO,
         confidence=0.95,
         sentence=_sentence(evidence, PARTS[owner], held, flipped),

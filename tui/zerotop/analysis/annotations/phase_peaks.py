@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.annotations.facts import Process
+from zerotop.analysis.annotations.facts import Process, Rows
 from zerotop_probe.recording.tables import BEGIN, PHASE_CODE, PHASES
 
 PARTS = ("forward", "backward", "step")
@@ -22,27 +22,35 @@ _OF = {
 }
 
 
-def phase_peaks(process: Process) -> NDArray[np.int64]:
-    """Bytes by finished step and part (steps, PARTS); -1 where nothing was sampled."""
-    peaks = np.full((len(process.steps), len(PARTS)), -1, np.int64)
-    samples = process.allocator
-    if not process.exact_peaks or not len(samples) or not len(process.steps):
+def phase_peaks(process: Process, steps: Rows) -> NDArray[np.int64]:
+    """Bytes by step and part (steps, PARTS) of some steps in a row; -1 where nothing was sampled."""
+    peaks = np.full((len(steps), len(PARTS)), -1, np.int64)
+    if not process.exact_peaks or not len(steps):
         return peaks
-    part_of = np.full(len(PHASES) + 1, -1)
-    for phase, part in _OF.items():
-        part_of[PHASE_CODE[phase]] = PARTS.index(part)
-    part = part_of[np.minimum(samples.rows["phase"], len(PHASES))]
-    step = np.searchsorted(process.steps["end_unix_ns"], samples.times, "left")
+    samples = process.allocator.within(int(steps["begin_unix_ns"][0]), int(steps["end_unix_ns"][-1]))
+    if not len(samples):
+        return peaks
+    part = _PART_OF[np.minimum(samples.rows["phase"], len(PHASES))]
+    step = np.searchsorted(steps["end_unix_ns"], samples.times, "left")
     # A sample at a begin tells of what lay before; an evaluation's forwards are not training's.
-    inside = (
-        (part >= 0) & (samples.rows["edge"] != BEGIN) & (step < len(process.steps)) & ~_evaluating(process, samples.times)
-    )
+    inside = (part >= 0) & (samples.rows["edge"] != BEGIN) & ~_evaluating(process, samples.times)
     np.maximum.at(peaks, (step[inside], part[inside]), samples.rows["allocated_peak_bytes"][inside])
     return peaks
 
 
+def _parts() -> NDArray[np.int64]:
+    """The part of each phase, -1 for none; the last phase stands for unknown newer ones."""
+    found = np.full(len(PHASES) + 1, -1, np.int64)
+    for phase, part in _OF.items():
+        found[PHASE_CODE[phase]] = PARTS.index(part)
+    return found
+
+
+_PART_OF = _parts()
+
+
 def _evaluating(process: Process, times: NDArray[np.int64]) -> NDArray[np.bool_]:
-    evaluations = process.phase("eval")
+    evaluations = process.rare("eval")
     if not len(evaluations):
         return np.zeros(len(times), np.bool_)
     begins = process.begins_ns(evaluations)
@@ -52,12 +60,14 @@ def _evaluating(process: Process, times: NDArray[np.int64]) -> NDArray[np.bool_]
     return inside
 
 
-def held_after_steps(process: Process) -> NDArray[np.int64]:
-    """Bytes allocated at the end of each finished step; -1 where it was not sampled within the step."""
-    held = np.full(len(process.steps), -1, np.int64)
-    samples = process.allocator
-    if len(samples) and len(held):
-        last = np.searchsorted(samples.times, process.steps["end_unix_ns"], "right") - 1
-        sampled = (last >= 0) & (samples.times[np.maximum(last, 0)] > process.steps["begin_unix_ns"])
+def held_after_steps(process: Process, steps: Rows) -> NDArray[np.int64]:
+    """Bytes allocated at the end of each of some steps in a row; -1 where it was not sampled within the step."""
+    held = np.full(len(steps), -1, np.int64)
+    if not len(steps):
+        return held
+    samples = process.allocator.within(int(steps["begin_unix_ns"][0]), int(steps["end_unix_ns"][-1]))
+    if len(samples):
+        last = np.searchsorted(samples.times, steps["end_unix_ns"], "right") - 1
+        sampled = (last >= 0) & (samples.times[np.maximum(last, 0)] > steps["begin_unix_ns"])
         held[sampled] = samples.rows["allocated_bytes"][last[sampled]]
     return held

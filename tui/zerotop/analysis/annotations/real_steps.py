@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -10,22 +11,26 @@ from zerotop.analysis.annotations.facts import Process
 from zerotop.session.reader import Event
 
 
-class Skips(NamedTuple):
-    """Steps skipped from the first one on, and the loss scale before each and after the last; empty where not told."""
+@dataclass
+class _Seen:
+    """How many steps were read, all of which were skipped but for the last once ``real``."""
 
-    steps: int
-    scales: tuple[float, ...]
+    steps: int = 0
+    real: bool = False
 
 
-def skipped_first(process: Process) -> Skips:
+def skipped_first(process: Process) -> int:
     """How many steps were skipped before any was real."""
-    skipped = process.steps["skipped"]
-    count = int(np.argmin(skipped)) if len(skipped) and not skipped.all() else len(skipped)
-    return Skips(count, scales(process, count))
+    seen = process.kept(_Seen)
+    if not seen.real:
+        fresh = process.steps["skipped"][seen.steps :]
+        seen.real = not fresh.all()
+        seen.steps += int(np.argmin(fresh)) if seen.real else len(fresh)
+    return seen.steps
 
 
 def scales(process: Process, count: int) -> tuple[float, ...]:
-    """The loss scale before each of the first ``count`` steps, and after the last of them."""
+    """The loss scale before each of the first ``count`` steps, and after the last of them; empty where not told."""
     steps = set(process.steps["step"][:count].tolist())
     events = [event.facts for event in process.events("overflow") if event.facts.get("step") in steps]
     found = [_number(facts.get("loss_scale_before")) for facts in events]

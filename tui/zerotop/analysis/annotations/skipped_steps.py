@@ -5,29 +5,45 @@ Two findings: that nothing has been updated yet, while it is so, and what change
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from zerotop.analysis.annotations.annotation import Annotation, Severity
 from zerotop.analysis.annotations.facts import Facts, Group
-from zerotop.analysis.annotations.real_steps import Skips, expected_state_bytes, scales, skipped_first
+from zerotop.analysis.annotations.real_steps import expected_state_bytes, scales, skipped_first
 from zerotop.analysis.annotations.thresholds import JUMP_BYTES, REAL_STEPS, SKIPPED_STEPS
 from zerotop.analysis.annotations.words import plural, seconds, size
 from zerotop.analysis.steps import Rows
+
+# Steps from the first real one on among which enough others have to be real too.
+_SOON = 1000
+
+
+@dataclass
+class _Told:
+    """What was told of an attempt."""
+
+    skipping: bool = False
+    ended: bool = False
 
 
 def detect(facts: Facts) -> Iterator[Annotation]:
     """For each attempt of the job that begins with skipped steps."""
     for group in facts.groups:
         steps = group.lead.steps
-        skips = skipped_first(group.lead)
-        if skips.steps < SKIPPED_STEPS or int(steps["step"][0]) != 0:
+        skipped, told = skipped_first(group.lead), group.kept(_Told)
+        if skipped < SKIPPED_STEPS or int(steps["step"][0]) != 0:
             continue
-        yield _nothing_yet(group, steps[:SKIPPED_STEPS])
-        real = np.flatnonzero(~steps["skipped"])
-        if len(real) > REAL_STEPS:
-            yield _ended(group, skips, steps[real[: REAL_STEPS + 1]])
+        if not told.skipping:
+            told.skipping = True
+            yield _nothing_yet(group, steps[:SKIPPED_STEPS])
+        # A few more may be skipped among the first real ones.
+        real = skipped + np.flatnonzero(~steps["skipped"][skipped : skipped + _SOON])
+        if not told.ended and len(real) > REAL_STEPS:
+            told.ended = True
+            yield _ended(group, skipped, steps[real[: REAL_STEPS + 1]])
 
 
 def _nothing_yet(group: Group, rows: Rows) -> Annotation:
@@ -67,14 +83,14 @@ def _advice(config: object, skipped: int) -> str:
     return 'Set "fp16.initial_scale_power" lower, or train in bf16, which needs no loss scale.'
 
 
-def _ended(group: Group, skips: Skips, real: Rows) -> Annotation:
+def _ended(group: Group, steps: int, real: Rows) -> Annotation:
     """``real``: the first real step and those after it that count."""
     lead, known_ns = group.lead, int(real["end_unix_ns"][-1])
-    skipped = lead.steps[: skips.steps]
+    skipped, found = lead.steps[:steps], scales(lead, steps)
     # The first step of all warms up; without others it has to do.
     usual = skipped[1:] if len(skipped) > 1 else skipped
     evidence = {
-        "skipped_steps": float(skips.steps),
+        "skipped_steps": float(steps),
         "iteration_skipped_s": float(np.median(usual["iteration_s"])),
         "iteration_first_real_s": float(real["iteration_s"][0]),
         "iteration_real_s": float(np.median(real["iteration_s"][1:])),
@@ -82,8 +98,8 @@ def _ended(group: Group, skips: Skips, real: Rows) -> Annotation:
         "step_real_s": float(np.median(real["step_s"][1:])),
         **_memory(usual, real),
     }
-    for place, scale in enumerate(skips.scales):
-        evidence[f"loss_scale_{place}" if place < skips.steps else "loss_scale_real"] = scale
+    for place, scale in enumerate(found):
+        evidence[f"loss_scale_{place}" if place < steps else "loss_scale_real"] = scale
     return Annotation(
         name="skipping_ended",
         begin_ns=int(real["begin_unix_ns"][0]),
@@ -93,8 +109,8 @@ def _ended(group: Group, skips: Skips, real: Rows) -> Annotation:
         ranks=group.ranks(known_ns),
         severity=Severity.WARNING if evidence["iteration_real_s"] > 1.1 * evidence["iteration_skipped_s"] else Severity.INFO,
         confidence=0.95,
-        sentence=_sentence(evidence, int(real["step"][0]), skips),
-        advice=_advice(lead.engine.get("config"), skips.steps),
+        sentence=_sentence(evidence, int(real["step"][0]), steps, found),
+        advice=_advice(lead.engine.get("config"), steps),
         evidence=evidence,
     )
 
@@ -110,10 +126,10 @@ def _memory(skipped: Rows, real: Rows) -> dict[str, float]:
     return found
 
 
-def _sentence(seen: dict[str, float], step: int, skips: Skips) -> str:
-    text = f"After {plural(skips.steps, 'skipped step')}"
-    if skips.scales:
-        text += f", in which the loss scale fell from {skips.scales[0]:.0f} to {skips.scales[-1]:.0f},"
+def _sentence(seen: dict[str, float], step: int, skipped: int, found: Sequence[float]) -> str:
+    text = f"After {plural(skipped, 'skipped step')}"
+    if found:
+        text += f", in which the loss scale fell from {found[0]:.0f} to {found[-1]:.0f},"
     text += (
         f" step {step} was the first real one ({seconds(seen['iteration_first_real_s'])}), and iterations went from"
         f" {seconds(seen['iteration_skipped_s'])} to {seconds(seen['iteration_real_s'])}:"

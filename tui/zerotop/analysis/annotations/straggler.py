@@ -6,11 +6,12 @@ A rank's own work is data, and what lies between the phases; the phases in which
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.annotations.annotation import Annotation, Severity
+from zerotop.analysis.annotations.annotation import Annotation, Severity, first_run, of_steps
 from zerotop.analysis.annotations.facts import Facts, Group
 from zerotop.analysis.annotations.thresholds import SETTLED_STEPS, STALL_SECONDS, STRAGGLER_SHARE
 from zerotop.analysis.annotations.words import percent, seconds
@@ -19,24 +20,42 @@ from zerotop.analysis.steps import Rows
 Floats = NDArray[np.float64]
 
 
+@dataclass
+class _Seen:
+    """How far the steps of all ranks were read, and whether one was told."""
+
+    steps: int = 0
+    told: bool = False
+
+
 def detect(facts: Facts) -> Iterator[Annotation]:
     """One finding for each attempt: the first rank that was the last for SETTLED_STEPS steps in a row."""
     for group in facts.groups:
-        count = min(len(process.steps) for process in group.processes)
-        if len(group.processes) < 2 or count < SETTLED_STEPS:
+        seen, count = group.kept(_Seen), min(len(process.steps) for process in group.processes)
+        if seen.told or len(group.processes) < 2 or count <= seen.steps:
             continue
-        own = np.stack([_own(process.steps[:count]) for process in group.processes])
-        last = np.argmax(own, axis=0)
-        others = np.sort(own, axis=0)[-2]
-        late = own.max(axis=0) - others
-        iteration = np.max([process.steps["iteration_s"][:count] for process in group.processes], axis=0)
-        waits = np.where((late >= STALL_SECONDS) & (late >= STRAGGLER_SHARE * iteration), last, -1)
-        windows = np.lib.stride_tricks.sliding_window_view(waits, SETTLED_STEPS)
-        runs = (windows == windows[:, :1]).all(axis=1) & (windows[:, 0] >= 0)
-        if runs.any():
-            first = int(np.argmax(runs))
-            window = slice(first, first + SETTLED_STEPS)
-            yield _annotation(group, int(waits[first]), window, float(np.median(late[window])), iteration[window])
+        begin, seen.steps = max(0, seen.steps - SETTLED_STEPS + 1), count
+        waits, late = _late(group, slice(begin, count))
+        runs = [(first_run(waits == which, SETTLED_STEPS), which) for which in np.unique(waits[waits >= 0]).tolist()]
+        found = [(first, which) for first, which in runs if first is not None]
+        if found:
+            seen.told = True
+            first, which = min(found)
+            window = slice(begin + first, begin + first + SETTLED_STEPS)
+            yield _annotation(group, which, window, float(np.median(late[first : first + SETTLED_STEPS])))
+
+
+def _late(group: Group, window: slice) -> tuple[NDArray[np.int64], Floats]:
+    """Which process the others waited for in each step, by its place, -1 for none; and how long."""
+    own = np.stack([_own(process.steps[window]) for process in group.processes])
+    late = own.max(axis=0) - np.partition(own, -2, axis=0)[-2]
+    enough = (late >= STALL_SECONDS) & (late >= STRAGGLER_SHARE * _iteration(group, window))
+    return np.where(enough, np.argmax(own, axis=0), -1), late
+
+
+def _iteration(group: Group, window: slice) -> Floats:
+    longest: Floats = np.max([process.steps["iteration_s"][window] for process in group.processes], axis=0)
+    return longest
 
 
 def _own(rows: Rows) -> Floats:
@@ -44,18 +63,15 @@ def _own(rows: Rows) -> Floats:
     return np.asarray(rows["iteration_s"] - met, np.float64)
 
 
-def _annotation(group: Group, which: int, window: slice, late: float, iteration: Floats) -> Annotation:
+def _annotation(group: Group, which: int, window: slice, late: float) -> Annotation:
     process = group.processes[which]
     rows = process.steps[window]
-    usual = float(np.median(iteration))
-    known_ns = max(int(other.steps["end_unix_ns"][window][-1]) for other in group.processes)
+    usual = float(np.median(_iteration(group, window)))
     data = float(np.median(rows["data_s"])) >= late / 2
-    return Annotation(
+    return of_steps(
+        rows,
+        known_ns=max(int(other.steps["end_unix_ns"][window][-1]) for other in group.processes),
         name="straggler",
-        begin_ns=int(rows["begin_unix_ns"][0]),
-        end_ns=known_ns,
-        known_ns=known_ns,
-        step=int(rows["step"][0]),
         ranks=(process.rank,),
         severity=Severity.WARNING,
         confidence=0.9,

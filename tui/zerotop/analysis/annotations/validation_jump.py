@@ -6,6 +6,7 @@ Read from the allocator at the begin and the end of each evaluation, and the sha
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,29 +17,53 @@ from zerotop.analysis.annotations.words import seconds, size
 from zerotop_probe.recording.tables import EVAL, FAILED, PHASE_CODE
 
 
+@dataclass
+class _Seen:
+    """Up to when the lead's allocator was read, and the most that it held; of how many evaluations was told."""
+
+    upto_ns: int = 0
+    reserved: int = -1
+    training_peak: int = -1
+    evaluations: int = 0
+
+    def take(self, lead: Process, end_ns: int) -> Samples:
+        """Reads on."""
+        samples = lead.allocator.within(self.upto_ns, end_ns)
+        self.upto_ns = max(self.upto_ns, end_ns)
+        if len(samples):
+            self.reserved = max(self.reserved, int(samples.rows["reserved_bytes"].max()))
+            training = samples.rows["allocated_peak_bytes"][samples.rows["phase"] != PHASE_CODE["eval"]]
+            self.training_peak = max([self.training_peak, *training.max(initial=-1, keepdims=True).tolist()])
+        return samples
+
+
 def detect(facts: Facts) -> Iterator[Annotation]:
     """One finding for each evaluation that takes memory higher than it has been; later ones live in what is held."""
     for group in facts.groups:
-        lead = group.lead
-        evaluations = lead.phase("eval")
-        outermost = evaluations.where((evaluations.rows["depth"] == 0) & (evaluations.rows["flags"] & FAILED == 0))
-        begins = lead.begins_ns(outermost)
-        for begin_ns, end_ns, span in zip(begins.tolist(), outermost.times.tolist(), outermost.rows, strict=True):
-            memory = _memory(lead, begin_ns, end_ns)
-            if memory is not None:
+        seen, lead = group.kept(_Seen), group.lead
+        evaluations = lead.rare("eval")
+        new = Samples(evaluations.times[seen.evaluations :], evaluations.rows[seen.evaluations :])
+        seen.evaluations = len(evaluations)
+        for begin_ns, end_ns, span in zip(lead.begins_ns(new).tolist(), new.times.tolist(), new.rows, strict=True):
+            memory = _memory(lead, begin_ns, end_ns, seen)
+            if memory is not None and not span["flags"] & FAILED:
                 shapes = _shapes(lead, begin_ns, end_ns)
                 duration = {"evaluation_s": (end_ns - begin_ns) / 1e9}
                 step, ranks = int(span["step"]), group.ranks(end_ns)
                 yield _annotation((begin_ns, end_ns), step, ranks, memory | shapes | duration)
+        if len(lead.steps):
+            # While an evaluation is in progress no step is finished.
+            seen.take(lead, int(lead.steps["end_unix_ns"][-1]))
 
 
-def _memory(lead: Process, begin_ns: int, end_ns: int) -> dict[str, float] | None:
+def _memory(lead: Process, begin_ns: int, end_ns: int, seen: _Seen) -> dict[str, float] | None:
     """What the allocator held before and after; None where evaluation did not raise it, or nobody knows."""
-    before, during = lead.allocator.within(0, begin_ns), lead.allocator.within(begin_ns, end_ns)
-    if not len(before) or not len(during):
+    seen.take(lead, begin_ns)
+    before, held_most, training_peak = lead.allocator.last(begin_ns), seen.reserved, seen.training_peak
+    during = seen.take(lead, end_ns)
+    if before is None or not len(during):
         return None
-    held, holds = int(before.rows["reserved_bytes"][-1]), int(during.rows["reserved_bytes"].max())
-    held_most = int(before.rows["reserved_bytes"].max())
+    held, holds = int(before["reserved_bytes"]), int(during.rows["reserved_bytes"].max())
     if holds - held_most < max(JUMP_BYTES, JUMP_SHARE * held_most):
         return None
     found = {
@@ -46,20 +71,19 @@ def _memory(lead: Process, begin_ns: int, end_ns: int) -> dict[str, float] | Non
         "reserved_bytes": holds,
         "added_bytes": holds - held,
         "kept_bytes": max(0, int(during.rows["reserved_bytes"][-1]) - held),
-        "left_allocated_bytes": _left(lead, before, during),
+        "left_allocated_bytes": _left(lead, int(before["allocated_bytes"]), during),
     }
     if lead.exact_peaks:
-        training = before.where(before.rows["phase"] != PHASE_CODE["eval"])
-        found["training_peak_bytes"] = int(training.rows["allocated_peak_bytes"].max())
+        found["training_peak_bytes"] = training_peak
         found["evaluation_peak_bytes"] = int(during.rows["allocated_peak_bytes"].max())
     if lead.device_bytes:
         found["device_bytes"] = lead.device_bytes
     return {name: float(value) for name, value in found.items()}
 
 
-def _left(lead: Process, before: Samples, during: Samples) -> int:
+def _left(lead: Process, before: int, during: Samples) -> int:
     """Bytes in tensors that evaluation left alive. Stage 3 keeps parameters that it gathered, until training goes on."""
-    left = int(during.rows["allocated_bytes"][-1]) - int(before.rows["allocated_bytes"][-1])
+    left = int(during.rows["allocated_bytes"][-1]) - before
     parameters = lead.engine.get("parameters")
     gathered = 2 * parameters if lead.engine.get("zero_stage") == 3 and isinstance(parameters, int) else 0
     return max(0, left - gathered)
@@ -67,9 +91,12 @@ def _left(lead: Process, before: Samples, during: Samples) -> int:
 
 def _shapes(lead: Process, begin_ns: int, end_ns: int) -> dict[str, float]:
     """Micro-batches of the evaluation and of the training before it; nothing where they are not known."""
-    forwards = lead.phase("forward")
-    evaluating = forwards.rows["flags"] & EVAL != 0
-    mine, training = forwards.where(evaluating).within(begin_ns, end_ns), forwards.where(~evaluating).within(0, begin_ns)
+    mine = lead.phase(begin_ns, end_ns, "forward")
+    before = lead.steps_until(begin_ns)[-10:]
+    if not len(mine) or not len(before):
+        return {}
+    training = lead.phase(int(before["begin_unix_ns"][0]), begin_ns, "forward")
+    mine, training = mine.where(mine.rows["flags"] & EVAL != 0), training.where(training.rows["flags"] & EVAL == 0)
     if not len(mine) or not len(training):
         return {}
     widest, usual = _largest(mine), _largest(Samples(training.times[-10:], training.rows[-10:]))

@@ -1,0 +1,59 @@
+"""The findings of a recording that may still grow: each record is looked at once, a piece at a time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+
+from zerotop.analysis.annotations.annotation import Annotation
+from zerotop.analysis.annotations.facts import Facts
+from zerotop.session.reader import Session
+
+Detector = Callable[[Facts], Iterable[Annotation]]
+
+# Phases that are looked at together, of all ranks: a few milliseconds' work.
+_PIECE = 16384
+
+_Key = tuple[str, int, int, int | None, tuple[int, ...]]
+
+
+class Annotator:
+    """Looks for findings with detectors, in what a session has read."""
+
+    def __init__(self, session: Session, detectors: Iterable[Detector]) -> None:
+        self._session = session
+        self._facts = Facts(session)
+        self._detectors = list(detectors)
+        self._found: dict[_Key, Annotation] = {}
+        self._ordered: tuple[Annotation, ...] = ()
+        self._upto_ns = -1
+        self.behind = True
+        """Whether the last update left off before it had looked at everything."""
+
+    def update(self, until_ns: int | None = None, *, most_s: float = math.inf) -> bool:
+        """Looks on, up to a cursor or the last record, for about so long at most. True when there is a new finding."""
+        end_ns = self._session.last_written_ns if until_ns is None else until_ns
+        due, before = time.monotonic() + most_s, len(self._found)
+        while self._upto_ns < end_ns:
+            self._upto_ns = self._facts.ahead(_PIECE, end_ns)
+            self._look(self._upto_ns)
+            if time.monotonic() >= due:
+                break
+        self.behind = self._upto_ns < end_ns
+        if len(self._found) == before:
+            return False
+        self._ordered = tuple(sorted(self._found.values(), key=lambda one: (one.known_ns, one.begin_ns, one.name)))
+        return True
+
+    def _look(self, cursor_ns: int) -> None:
+        self._facts.advance(cursor_ns)
+        for detect in self._detectors:
+            for one in detect(self._facts):
+                self._found.setdefault((one.name, one.known_ns, one.begin_ns, one.step, one.ranks), one)
+
+    def at(self, cursor_ns: int) -> tuple[Annotation, ...]:
+        """What was found that was known at the cursor, in the order in which it became known."""
+        if self._ordered and self._ordered[-1].known_ns <= cursor_ns:
+            return self._ordered
+        return tuple(finding for finding in self._ordered if finding.known_ns <= cursor_ns)
