@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -13,6 +12,7 @@ from typing import Any
 
 from zerotop.analysis.overview import Overview, overview
 from zerotop.session import catalog
+from zerotop.session.files_of_ours import write_whole
 from zerotop.session.glimpse import Stamp, glimpse, stamp
 from zerotop.session.headers import DAMAGED
 from zerotop.session.reader import SessionError
@@ -152,14 +152,3 @@ def _load(cache: Path) -> Known:
 def _entry(value: Mapping[str, Any]) -> tuple[Stamp, Overview]:
     size, files, changed_ns = map(int, value["stamp"])
     return Stamp(size, files, changed_ns), Overview.from_json(value["about"])
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a small file of the user's own: all of it or nothing. Raises OSError."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
-            stream.write(text)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

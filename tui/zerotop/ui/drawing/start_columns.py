@@ -1,0 +1,191 @@
+"""The columns of the list of recordings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from zerotop.analysis.overview import Overview, longest
+from zerotop.analysis.overviews import Recording
+from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.rows import Row
+from zerotop.ui.drawing.strips import strip
+from zerotop.ui.drawing.table import Column
+from zerotop.ui.drawing.text import fit, literal
+from zerotop.ui.format import GIB, MISSING, about, clock, count, significant
+from zerotop.ui.starting import Item, RunningJob
+
+UNKNOWN = Overview("")
+_SPARKLINE, _CLIPPED = "load", "muted"
+# What names of models' classes end in, and what says nothing more than that it is a model.
+_ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForSequenceClassification", "ForMaskedLM")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One row of the list."""
+
+    item: Item
+    chosen: bool
+    marked: bool
+    now_ns: int
+
+    @property
+    def about(self) -> Overview:
+        """What is known of a recording."""
+        return (self.item.about if isinstance(self.item, Recording) else None) or UNKNOWN
+
+
+def state(item: Item, glyphs: Glyphs) -> tuple[str, str]:
+    """(word, style): ``● live``, ``exit 0``, what ended it, or that it cannot be read."""
+    if isinstance(item, RunningJob):
+        return "unrecorded", "warn"
+    known = item.about
+    if item.live:
+        return f"{glyphs.dot} live", "good"
+    if known is None:
+        return f"reading {glyphs.ellipsis}", "muted"
+    if known.problem:
+        return "damaged", "alert"
+    if known.exit_code == 0:
+        return "exit 0", "text"
+    if known.why:
+        return known.why, "warn" if known.why == "stopped" else "alert"
+    return ("end unseen", "warn") if known.exit_code is None else (f"exit {known.exit_code}", "alert")
+
+
+class _Cells:
+    """What is in each column."""
+
+    def __init__(self, glyphs: Glyphs) -> None:
+        self.glyphs = glyphs
+
+    def _plain(self, text: str, style: str = "text") -> Row:
+        return ((self.glyphs.plain(text), style),)
+
+    def _right(self, text: str, width: int, style: str = "text") -> Row:
+        return self._plain(text.rjust(width), "muted" if text == MISSING else style)
+
+    def mark(self, line: Line, width: int) -> Row:
+        cursor = self.glyphs.prompt if line.chosen else " "
+        return ((cursor, "value"), ((self.glyphs.swatch if line.marked else " ") + " ", "accent"))
+
+    def name(self, line: Line, width: int) -> Row:
+        text = line.item.script if isinstance(line.item, RunningJob) else line.item.name
+        return ((fit(literal(text, self.glyphs), width, self.glyphs, words=False), "value"),)
+
+    def state(self, line: Line, width: int) -> Row:
+        word, style = state(line.item, self.glyphs)
+        return ((word[:width], style),)
+
+    def model(self, line: Line, width: int) -> Row:
+        text = literal(short_model(line.about.model, line.about.parameters), self.glyphs)
+        return ((fit(text, width, self.glyphs), "text"),)
+
+    def zero(self, line: Line, width: int) -> Row:
+        stage = line.item.zero_stage if isinstance(line.item, RunningJob) else line.about.zero_stage
+        offload = short_offload(line.about, self.glyphs)
+        return () if stage is None else ((f"{stage} {offload}".strip(), "text"),)
+
+    def ranks(self, line: Line, width: int) -> Row:
+        number = line.item.ranks if isinstance(line.item, RunningJob) else line.about.ranks
+        return self._right(str(number or ""), width)
+
+    def age(self, line: Line, width: int) -> Row:
+        if isinstance(line.item, RunningJob):
+            return ()
+        return self._right(about(max(0.0, (line.now_ns - line.item.begin_ns) / 1e9)), width)
+
+    def time(self, line: Line, width: int) -> Row:
+        seconds = line.item.age_s if isinstance(line.item, RunningJob) else line.about.seconds
+        return self._right(clock(seconds) if math.isfinite(seconds) else "", width)
+
+    def steps(self, line: Line, width: int) -> Row:
+        done, total = line.about.steps, line.about.total_steps
+        text = str(done or "") if total in (None, done) else f"{done}/{total}"
+        return self._right(text, width)
+
+    def iteration(self, line: Line, width: int) -> Row:
+        seconds = line.about.iteration_s
+        return self._right("" if math.isnan(seconds) else seconds_text(seconds), width, "value")
+
+    def peak(self, line: Line, width: int) -> Row:
+        size = line.about.peak_bytes
+        if size is None:
+            return ()
+        where = "host" if line.about.peak_on_host else "GPU "
+        return ((f"{significant(size / GIB)} ".rjust(width - 4), "text"), (where, "muted"))
+
+    def stored(self, line: Line, width: int) -> Row:
+        return self._right(size_text(line.item.stamp.bytes) if isinstance(line.item, Recording) else "", width)
+
+    def iterations(self, line: Line, width: int) -> Row:
+        return spark(line.about.iterations, width, self.glyphs)
+
+
+def columns(glyphs: Glyphs) -> list[Column[Line]]:
+    """All there are; which of them are shown depends on the width."""
+    cells = _Cells(glyphs)
+
+    def heading(text: str) -> Row:
+        return ((text, "heading"),)
+
+    return [
+        Column((), 2, 9, cells.mark),
+        Column(heading("session"), 23, 9, cells.name, grows=True, left=True),
+        Column(heading("state"), 11, 9, cells.state, left=True),
+        Column(heading("model"), 13, 4, cells.model, left=True),
+        Column(heading("ZeRO"), 11, 4, cells.zero, left=True),
+        Column(heading("ranks"), 5, 2, cells.ranks),
+        Column(heading("age"), 6, 6, cells.age),
+        Column(heading("time"), 8, 3, cells.time),
+        Column(heading("steps"), 9, 3, cells.steps),
+        Column(heading("s/it"), 5, 8, cells.iteration),
+        Column(heading("peak GiB"), 9, 5, cells.peak),
+        Column(heading("on disk"), 8, 1, cells.stored),
+        Column(heading("iterations"), 10, 7, cells.iterations, grows=True, left=True),
+    ]
+
+
+def short_model(model: str, parameters: int | None) -> str:
+    """``Qwen2 494M``."""
+    ending = next((ending for ending in _ENDINGS if model.endswith(ending) and model != ending), "")
+    return f"{model.removesuffix(ending)} {count(parameters) if parameters else ''}".strip()
+
+
+def short_offload(known: Overview, glyphs: Glyphs) -> str:
+    """What is offloaded where: ``opt→CPU``, ``all→NVMe``; empty when nothing is."""
+    places = {"cpu": "CPU", "nvme": "NVMe"}
+    optimizer, parameters = places.get(known.offload_optimizer, ""), places.get(known.offload_parameters, "")
+    if optimizer and optimizer == parameters:
+        return f"all{glyphs.arrow}{optimizer}"
+    parts = [f"{what}{glyphs.arrow}{where}" for what, where in (("par", parameters), ("opt", optimizer)) if where]
+    return " ".join(parts)
+
+
+def seconds_text(seconds: float) -> str:
+    """Three digits: ``0.132``, ``2.75``, ``12.3``, ``123``."""
+    return f"{seconds:.3f}" if seconds < 0.9995 else significant(seconds)
+
+
+def size_text(size: int) -> str:
+    """Bytes of a file: ``807 KiB``, ``1.25 GiB``."""
+    for factor, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= factor * 0.9995:
+            return f"{significant(size / factor)} {unit}"
+    return f"{size} B"
+
+
+def spark(values: Sequence[float], width: int, glyphs: Glyphs) -> Row:
+    """Iteration times on a scale from zero, the newest at the right; where there is too little room, the longest.
+
+    The first one, which warms up, does not make the scale: where it is longer than all others it has another colour.
+    """
+    shown = longest(np.array(values), width).tolist()
+    top = max(shown[1:] or shown, default=0.0)
+    styles = [_SPARKLINE if value <= top else _CLIPPED for value in shown]
+    (row,) = strip(shown, styles, top, width, 1, glyphs)
+    return row
