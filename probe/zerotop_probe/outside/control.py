@@ -37,10 +37,15 @@ class Facts:
     detached: bool = False
     elsewhere: str = ""  # the host of a job of another machine, or from before this one was restarted
 
+    def alive(self) -> bool:
+        """Whether the job's root, or a rank that outlived it, runs."""
+        return any(process.alive() for process in ([self.job] if self.job is not None else []) + self.ranks)
+
 
 def read_facts(session: str) -> Facts:
     """Reads the events of all samplers (and of earlier calls of ``request_stop``) of this node and boot."""
     facts = Facts()
+    told: list[dict[str, Any]] = []
     for path in sorted(glob.glob(os.path.join(glob.escape(session), "events-[nc]*.jsonl"))):
         lines = _lines(path)
         writer = next(lines, {}).get("writer", {})
@@ -49,9 +54,16 @@ def read_facts(session: str) -> Facts:
             continue
         if writer.get("role") == "node":
             facts.samplers.append(Process(int(writer["pid"]), int(writer["start"])))
-        for event in lines:
-            _note(facts, event)
+        told += lines
+    # Of one boot, so that their times compare: what attached and what detached wrote files of their own.
+    for event in sorted(told, key=_time):
+        _note(facts, event)
     return facts
+
+
+def _time(event: dict[str, Any]) -> int:
+    time_ns = event.get("time_ns")
+    return time_ns if isinstance(time_ns, int) else 0
 
 
 def _lines(path: str) -> Iterator[dict[str, Any]]:
@@ -99,8 +111,7 @@ def sampler_alive(session: str) -> bool:
 
 def job_alive(session: str) -> bool:
     """Whether the job's root, or a rank that outlived it, runs on this node."""
-    facts = read_facts(session)
-    return (facts.job is not None and facts.job.alive()) or any(rank.alive() for rank in facts.ranks)
+    return read_facts(session).alive()
 
 
 def end_recording(session: str) -> bool:

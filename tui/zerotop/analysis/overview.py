@@ -92,7 +92,7 @@ def overview(session: Session) -> Overview:
         command=tuple(map(str, command)) if isinstance(command, list) else (),
         begin_ns=session.begin_ns,
         seconds=max(0, _end_ns(session, told) - session.begin_ns) / 1e9,
-        over=bool(end.text) or _is_detached(told),
+        over=session.over,
         exit_code=end.exit_code,
         end=end.text,
         why=_why(told, end.exit_code),
@@ -163,11 +163,6 @@ def _gpus(told: Told) -> int:
 def _end_ns(session: Session, told: Told) -> int:
     ended = told.get(events.JOB_ENDED)
     return ended[-1].unix_ns if ended else session.last_written_ns
-
-
-def _is_detached(told: Told) -> bool:
-    turns = [*told.get(events.ATTACHED, ()), *told.get(events.DETACHED, ())]
-    return bool(turns) and max(turns, key=lambda event: event.unix_ns).name == events.DETACHED
 
 
 def _why(told: Told, exit_code: int | None) -> str:

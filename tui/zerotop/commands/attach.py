@@ -32,7 +32,7 @@ def attach(options: argparse.Namespace) -> int:
     session = Session.open(path)
     if path.is_file():
         raise Problem(f"{path} is a packed recording, in which nothing runs; look back with: zerotop replay {path}")
-    if not is_live(session):
+    if not (is_live(session) or _taken_up(path)):
         raise Problem(f"The job of {path.name} has ended; look back with: zerotop replay {path.name}")
     _have_sampler(path)
     if options.enter:
@@ -63,6 +63,17 @@ def _session_of(job: FoundJob) -> Path:
     path = Path(attaching.begin(job))
     _have_sampler(path, new=True)
     return path
+
+
+def _taken_up(path: Path) -> bool:
+    """Goes on with a recording that had been detached from, if its job still runs here."""
+    facts = control.read_facts(str(path))
+    job = job_of(facts.job.pid) if facts.detached and facts.job is not None and facts.job.alive() else None
+    if job is None:
+        return False
+    attaching.note_attached(str(path), job)
+    _have_sampler(path, new=True)
+    return True
 
 
 def _have_sampler(path: Path, *, new: bool = False) -> None:

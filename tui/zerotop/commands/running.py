@@ -8,10 +8,7 @@ from typing import Any
 
 from zerotop.session.reader import Session
 from zerotop_probe.outside import control
-from zerotop_probe.recording import events
 
-# What begins and what ends a recording; the last says how it is.
-_TURNS = (events.JOB_STARTED, events.ATTACHED, events.JOB_ENDED, events.DETACHED)
 # Between looks at the job's processes, a few system calls each.
 _LOOK_S = 0.5
 
@@ -27,9 +24,7 @@ class RunningSession(Session):
     @property
     def live(self) -> bool:
         """Whether somebody writes it, or its job runs and its end was not recorded."""
-        turns = [event.name for event in self.events if event.name in _TURNS]
-        ended = bool(turns) and turns[-1] in (events.JOB_ENDED, events.DETACHED)
-        return super().live or (not ended and self._job_runs())
+        return super().live or (not self.over and self._job_runs())
 
     def _job_runs(self) -> bool:
         now_s = time.monotonic()

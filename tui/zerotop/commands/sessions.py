@@ -19,8 +19,11 @@ from zerotop_probe.outside import control
 
 
 def is_live(session: Session) -> bool:
-    """Whether the job runs or somebody still writes."""
-    return session.path.is_dir() and (control.job_alive(str(session.path)) or session.live)
+    """Whether somebody writes it, or could go on to: its job runs, and nobody has detached from that."""
+    if not session.path.is_dir():
+        return False
+    facts = control.read_facts(str(session.path))
+    return session.live or (facts.alive() and not facts.detached)
 
 
 def live_names() -> list[str]:

@@ -16,6 +16,7 @@ from zerotop.session.files import Event, EventFile, Source
 from zerotop.session.folder import Directory, Folder, Unpacked, first_line
 from zerotop.session.headers import DAMAGED, Clocks, SessionError, check_format, read_header
 from zerotop.session.packing import unpack
+from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import SESSION_FILE
 from zerotop_probe.recording.tables import TABLES
 
@@ -23,6 +24,7 @@ __all__ = ["Event", "Session", "SessionError", "Source"]
 
 # Silence after which a recording whose end nobody saw counts as ended. The sampler writes ten times a second.
 _LIVE_NS = 5_000_000_000
+_BEGINNINGS, _ENDS = (events.JOB_STARTED, events.ATTACHED), (events.JOB_ENDED, events.DETACHED)
 
 
 class Session:
@@ -126,18 +128,19 @@ class Session:
     def last_written_ns(self) -> int:
         """The time of the last record or event."""
         records = [source.last_ns for sources in self.sources.values() for source in sources]
-        events = [event.unix_ns for event in self.events[-1:]]
-        return max([self.begin_ns, *events, *(last for last in records if last is not None)])
+        told = [event.unix_ns for event in self.events[-1:]]
+        return max([self.begin_ns, *told, *(last for last in records if last is not None)])
+
+    @property
+    def over(self) -> bool:
+        """Whether its end was recorded: that of its job, or of being attached to one."""
+        turns = [event.name for event in self.events if event.name in _BEGINNINGS + _ENDS]
+        return bool(turns) and turns[-1] in _ENDS
 
     @property
     def live(self) -> bool:
         """Whether somebody still writes it: its end was not recorded and it is not silent. Nobody writes a packed one."""
-        if not self._folder.grows:
-            return False
-        turns = [event.name for event in self.events if event.name in ("job_started", "job_ended")]
-        if turns and turns[-1] == "job_ended":
-            return False
-        return time.time_ns() - self.last_written_ns < _LIVE_NS
+        return self._folder.grows and not self.over and time.time_ns() - self.last_written_ns < _LIVE_NS
 
     def output_tail(self, cursor_ns: int, size: int = 32768) -> bytes:
         """The last bytes of the job's output up to the cursor, of all nodes one after another."""

@@ -17,6 +17,10 @@ _MISSING = (
     "and PyTorch's memory are seen in ranks that the probe has entered"
 )
 
+# How long a sampler is given to write its last.
+_ENDING_S = 3.0
+_LOOK_S = 0.02
+
 
 def begin(job: FoundJob, path: str | None = None) -> str:
     """Makes a session for a running job; nothing records to it yet. Raises OSError."""
@@ -65,6 +69,9 @@ def end(session: str) -> list[Entry]:
     entries = leave(_living(facts.ranks), session)
     if facts.attached:
         control.end_recording(session)
+        deadline_s = time.monotonic() + _ENDING_S
+        while control.sampler_alive(session) and time.monotonic() < deadline_s:
+            time.sleep(_LOOK_S)
         _write(session, events.DETACHED)
     return entries
 

@@ -1,0 +1,273 @@
+"""Attaching to any Python from outside: which job is meant, its recording's begin and end, and why it cannot be entered."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zerotop_probe
+from agents import wait_for
+from programs import ZEROTOP, environment, zerotop
+from zerotop_probe.outside import control
+from zerotop_probe.outside.attaching.enter import enter
+from zerotop_probe.outside.proc import Process
+
+NOBODY = 65534
+BUSY = "import sys, time\nprint('ready', flush=True)\nwhile True: time.sleep(0.01)"
+# Refuses ptrace(2) with EPERM from now on, as the default sandbox of containers does.
+SANDBOX = """
+import ctypes, struct
+libc = ctypes.CDLL(None, use_errno=True)
+filters = b"".join(struct.pack("HBBI", *each) for each in (
+    (0x20, 0, 0, 0), (0x15, 0, 1, 101), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)))
+code = ctypes.create_string_buffer(filters)
+class Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("filters", ctypes.c_void_p)]
+program = Program(4, ctypes.addressof(code))
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, ctypes.byref(program)) == 0
+"""
+ENTER = """
+import sys
+from zerotop_probe.outside.attaching.enter import enter
+from zerotop_probe.outside.proc import Process
+for entry in enter(filter(None, [Process.of(int(sys.argv[1]))]), sys.argv[2]):
+    print(entry.why_not)
+"""
+
+Job = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    """Starts a Python that is at work; ended at the end of the test."""
+    jobs: list[subprocess.Popen[bytes]] = []
+
+    def begin(before: str = "", *, python: str = sys.executable, **options: Any) -> subprocess.Popen[bytes]:
+        command = [python, "-c", f"{before}\n{BUSY}"]
+        jobs.append(subprocess.Popen(command, stdout=subprocess.PIPE, **options))
+        output = jobs[-1].stdout
+        assert output is not None
+        assert output.readline() == b"ready\n"
+        return jobs[-1]
+
+    yield begin
+    for one in jobs:
+        one.kill()
+        one.communicate()
+
+
+def listed(state: Path) -> list[tuple[str, str]]:
+    """(name, state) of each session."""
+    return [(row["name"], row["state"]) for row in json.loads(zerotop(state, "sessions", "--json").stdout)]
+
+
+def recording(state: Path, *arguments: str) -> tuple[subprocess.Popen[str], str]:
+    """``zerotop attach`` without a screen, and the name of the session that it records in."""
+    attached = subprocess.Popen(
+        [*ZEROTOP, "attach", *arguments, "--headless"], env=environment(state), stderr=subprocess.PIPE, text=True
+    )
+    assert attached.stderr is not None
+    said = attached.stderr.readline()
+    assert said.startswith("zerotop: recording in ")
+    return attached, said.strip().rpartition("/")[2]
+
+
+def state_of(process: subprocess.Popen[bytes]) -> str:
+    """One letter, see proc(5)."""
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def why_not(process: subprocess.Popen[bytes], session: Path) -> str:
+    """Why it cannot be entered."""
+    found = Process.of(process.pid)
+    assert found is not None
+    (entry,) = enter([found], str(session), patience_s=1.0)
+    assert entry.said in ("", "early")
+    return entry.why_not
+
+
+def test_a_recording_from_outside_ends_with_detach_and_can_be_taken_up(job: Job, tmp_path: Path) -> None:
+    process = job()
+    attached, name = recording(tmp_path, str(process.pid))
+    assert listed(tmp_path) == [(name, "live")]
+    for called in (str(process.pid), name):
+        done = zerotop(tmp_path, "detach", called)
+        assert done.returncode == 0, done.stderr
+        assert f"Recorded in {tmp_path}" in done.stdout.decode()
+        _, said = attached.communicate(timeout=30)
+        assert (attached.returncode, said) == (0, "")
+        assert listed(tmp_path) == [(name, "ended")]
+        assert process.poll() is None
+        attached, again = recording(tmp_path, name)
+        assert again == name
+        assert listed(tmp_path) == [(name, "live")]
+    attached.send_signal(signal.SIGINT)
+    _, said = attached.communicate(timeout=30)
+    assert "The job goes on, and so does its recording." in said
+    assert control.sampler_alive(str(tmp_path / "zerotop" / "sessions" / name))
+    process.kill()
+    wait_for(lambda: listed(tmp_path) == [(name, "ended")])
+    assert zerotop(tmp_path, "attach", name, "--headless").stderr.decode() == (
+        f"zerotop: The job of {name} has ended; look back with: zerotop replay {name}\n"
+    )
+
+
+def test_the_order_of_attaching_and_detaching_is_that_of_time(tmp_path: Path) -> None:
+    session = tmp_path / "session"
+    session.mkdir()
+    write = (
+        "import sys, time\nfrom zerotop_probe.recording.writer import EventWriter, Identity\n"
+        "who = Identity.of_this_process('control')._replace(pid=int(sys.argv[2]))\n"
+        "EventWriter(sys.argv[1], who).write(time.monotonic_ns(), sys.argv[3])"
+    )
+    for pid, event in ((9, "attached"), (1, "detached")):
+        subprocess.run([sys.executable, "-c", write, str(session), str(pid), event], check=True)
+    assert control.read_facts(str(session)).detached
+    subprocess.run([sys.executable, "-c", write, str(session), "5", "attached"], check=True)
+    assert not control.read_facts(str(session)).detached
+
+
+@pytest.mark.parametrize("command", ["attach", "detach"])
+@pytest.mark.parametrize("number", ["gone", "0", "99999999999999999999"])
+def test_a_number_that_is_no_process(tmp_path: Path, number: str, command: str) -> None:
+    if number == "gone":
+        with subprocess.Popen([sys.executable, "-c", ""]) as process:
+            number = str(process.pid)
+    options = ["--headless"] if command == "attach" else []
+    done = zerotop(tmp_path, command, number, *options)
+    assert done.returncode == 2
+    words = "is no Python of a job here" if command == "attach" else f"Nobody records a job of process {number}"
+    assert words in done.stderr.decode()
+    assert listed(tmp_path) == []
+
+
+def test_without_a_terminal_nothing_is_begun(job: Job, tmp_path: Path) -> None:
+    done = zerotop(tmp_path, "attach", str(job().pid))
+    assert done.returncode == 1
+    assert done.stderr == b"zerotop: The live screen needs a terminal; --headless records without one\n"
+    assert listed(tmp_path) == []
+
+
+def test_a_python_without_deepspeed_is_not_entered_yet(job: Job, tmp_path: Path) -> None:
+    assert "has not imported DeepSpeed yet" in why_not(job(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_tracer(job: Job, tmp_path: Path) -> None:
+    process = job()
+    hold = "import sys\nfrom zerotop_probe.outside.attaching.tracing import _ptrace\n_ptrace(0x4206, int(sys.argv[1]))\n"
+    with subprocess.Popen([sys.executable, "-c", hold + BUSY, str(process.pid)], stdout=subprocess.PIPE) as tracer:
+        assert tracer.stdout is not None
+        tracer.stdout.readline()
+        told = why_not(process, tmp_path)
+        tracer.kill()
+    assert f"Another program traces process {process.pid} (python" in told
+    assert f"process {tracer.pid})" in told
+    assert "has not imported DeepSpeed" in why_not(process, tmp_path)
+
+
+def test_a_stopped_process(job: Job, tmp_path: Path) -> None:
+    process = job()
+    process.send_signal(signal.SIGSTOP)
+    wait_for(lambda: state_of(process) == "T")
+    assert f"kill -CONT {process.pid}" in why_not(process, tmp_path)
+
+
+def test_a_main_thread_in_a_long_call_is_asked_and_not_waited_for(job: Job, tmp_path: Path) -> None:
+    process = job("import time\nprint('ready', flush=True)\ntime.sleep(5)")
+    wait_for(lambda: state_of(process) == "S")
+    told = why_not(process, tmp_path)
+    assert "in one call of C for 1 s" in told
+    assert f"py-spy dump --pid {process.pid}" in told
+    assert process.poll() is None
+
+
+def test_a_program_that_is_no_python(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        told = why_not(process, tmp_path)
+        process.kill()
+    assert "shows no functions of CPython" in told
+
+
+def test_the_sandbox_of_a_container(job: Job, tmp_path: Path) -> None:
+    process = job()
+    done = subprocess.run(
+        [sys.executable, "-c", SANDBOX + ENTER, str(process.pid), str(tmp_path)], check=True, capture_output=True, text=True
+    )
+    if Path("/proc/sys/kernel/yama/ptrace_scope").exists():
+        assert "yama.ptrace_scope" in done.stdout or "--cap-add SYS_PTRACE" in done.stdout
+    else:
+        assert "--cap-add SYS_PTRACE" in done.stdout
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+
+
+class Stranger:
+    """A user without rights, who has a copy of the probe and a Python that he may run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        shutil.copytree(Path(zerotop_probe.__file__).parent, folder / "zerotop_probe")
+        folder.chmod(0o755)
+        self.options: dict[str, Any] = {"user": NOBODY, "cwd": "/", "env": {"PYTHONPATH": str(folder)}}
+        self.python = next(filter(self._runs, ("/usr/bin/python3", sys.executable)), "")
+
+    def _runs(self, python: str) -> bool:
+        try:
+            done = subprocess.run([python, "-c", ENTER, "0", "/"], check=False, capture_output=True, **self.options)
+        except OSError:
+            return False
+        return done.returncode == 0
+
+    def told(self, pid: int) -> str:
+        """What he is told when he wants to enter it."""
+        command = [self.python, "-c", ENTER, str(pid), str(self._folder)]
+        return subprocess.run(command, check=True, capture_output=True, text=True, **self.options).stdout
+
+
+@pytest.fixture
+def stranger() -> Iterator[Stranger]:
+    with tempfile.TemporaryDirectory() as folder:
+        found = Stranger(Path(folder))
+        if not found.python:
+            pytest.skip("another user can run no Python here")
+        yield found
+
+
+@needs_root
+def test_another_user_s_process(job: Job, stranger: Stranger) -> None:
+    pid = job().pid
+    assert stranger.told(pid) == f"Process {pid} belongs to another user: run zerotop as that user, or as root.\n"
+
+
+@needs_root
+def test_a_process_that_may_not_be_traced(job: Job, stranger: Stranger) -> None:
+    forbid = "import ctypes; assert ctypes.CDLL(None).prctl(4, 0, 0, 0, 0) == 0"
+    pid = job(forbid, python=stranger.python, **stranger.options).pid
+    assert f"The kernel does not let us into process {pid}" in stranger.told(pid)
+
+
+@needs_root
+def test_a_container_with_process_numbers_of_its_own(tmp_path: Path) -> None:
+    command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", BUSY]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as outer:
+        assert outer.stdout is not None
+        if outer.stdout.readline() != b"ready\n":
+            pytest.skip("no namespaces of process numbers can be made here")
+        (inner,) = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
+        process = Process.of(int(inner))
+        assert process is not None
+        (entry,) = enter([process], str(tmp_path))
+        outer.kill()
+    assert "lives in a container with process numbers and files of its own: run zerotop inside it" in entry.why_not
