@@ -88,7 +88,8 @@ class Table(Keyed, can_focus=True):
     def _keys(self, scrolls: bool) -> list[Key]:
         scroll = [Key("↑↓", "scroll", "scroll(1)", 6)] if scrolls else []
         which = Key("d", "everything" if self.only_differing else "only differences", "differing", 8)
-        return [Key("q", "back", "close", 9), which, *scroll, Key("y", "copy", "app.copy", 5), Key("?", "help", "app.help", 7)]
+        others = [Key("y", "copy", "app.copy", 5), Key("?", "help", "app.help", 7)]
+        return [Key("q", "back", "close", 9), which, *scroll, *others]
 
     def scroll_rows(self, number: int) -> None:
         """Down, or up."""
