@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.steps import RankSteps
 from zerotop.analysis.view import (
     Cost,
     Gpu,
@@ -187,6 +188,10 @@ class FakeSource:
     def session(self) -> Session:
         """A story is told, not recorded: the screens that read tables find none."""
         return Session(Path(os.devnull), {"boot": "boot", "clock": {"unix_ns": self.begin_ns, "monotonic_ns": 0}})
+
+    @property
+    def processes(self) -> tuple[RankSteps, ...]:
+        return ()
 
     @property
     def live(self) -> bool:

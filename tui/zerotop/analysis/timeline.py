@@ -57,10 +57,10 @@ class Values:
 class Timeline:
     """A window of a recording.
 
-    ``values`` by name, of the GPU: utilization (0 to 1), power (W), device, process, allocated, reserved, peak (bytes; the
-    highest allocated since the sample before), sent, received (bytes per second over PCIe); of the rank: iteration (s), cores,
-    rss (bytes); of all ranks on the host: all_cores, all_rss; of the host: host_cores, host_memory. What the recording has
-    nothing of is not there. ``phases`` by rank: seconds in each of PHASES, shape (phases, columns).
+    ``values`` by name. Of the GPU: utilization (0 to 1), power (W), device, process, allocated, reserved, peak (bytes; peak
+    is the highest allocated since the sample before), sent, received (bytes per second over PCIe). Of the rank: iteration
+    (s), cores, rss (bytes). Of all ranks on its host: all_cores, all_rss. Of the host: host_cores, host_memory. What the
+    recording has nothing of is not there. ``phases`` by rank: seconds in each of PHASES, shape (phases, columns).
     """
 
     window: Window
@@ -198,8 +198,14 @@ class Lanes:
             found.update(_values(teller.names, table))
         return {name: values for name, values in found.items() if name in self._recorded}
 
+    def recorded(self) -> frozenset[str]:
+        """The names of what there is, as far as was seen in windows asked for and in the last records."""
+        for place in range(len(self.tellers)):
+            self._look(place)
+        return frozenset(self._recorded)
+
     def _look(self, place: int) -> None:
-        """Looks for what is recorded at all: when there is anything, and again when there is ten times as much."""
+        """Looks at the last records: when there are any, and again when there are ten times as many."""
         teller = self.tellers[place]
         if teller.count() > 10 * self._looked[place]:
             self._looked[place] = teller.count()

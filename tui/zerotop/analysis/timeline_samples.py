@@ -48,7 +48,9 @@ class Part(NamedTuple):
 class Recorded(Protocol):
     """Values of one thing, from tables of records."""
 
-    names: tuple[str, ...]
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What it is called, in the order of :attr:`Part.place`."""
 
     @property
     def sources(self) -> Sequence[Source]:

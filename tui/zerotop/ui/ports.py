@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import Protocol
 
 from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.steps import RankSteps
 from zerotop.analysis.view import LiveView
 from zerotop.session.reader import Session
 
@@ -16,6 +18,10 @@ class Source(Protocol):
     @property
     def session(self) -> Session:
         """Its tables and events, as far as they were read."""
+
+    @property
+    def processes(self) -> Sequence[RankSteps]:
+        """The rank processes with their finished steps, as far as they were read."""
 
     @property
     def live(self) -> bool:
