@@ -16,10 +16,11 @@ from textual.filter import ANSIToTruecolor, LineFilter
 from textual.screen import Screen
 
 from zerotop.analysis.annotations import Annotation
-from zerotop.ui.bindings import APP_BINDINGS
+from zerotop.ui.bindings import APP_BINDINGS, ONLY_WATCHING
 from zerotop.ui.drawing.footer import Tab
 from zerotop.ui.drawing.glyphs import Glyphs, choose_glyphs
 from zerotop.ui.filters import PlainText
+from zerotop.ui.habits import Habits
 from zerotop.ui.hang_up import end_as_hung_up, hung_up, terminal
 from zerotop.ui.ports import Controller, Leaving, Source
 from zerotop.ui.screens.dialog import Page
@@ -30,6 +31,7 @@ from zerotop.ui.screens.live import LiveScreen
 from zerotop.ui.screens.output import OutputScreen
 from zerotop.ui.screens.pages import help_page, job_text
 from zerotop.ui.screens.watching import Watching
+from zerotop.ui.starting import Opened
 from zerotop.ui.theme import DARK, DARK_NAME, LIGHT, LIGHT_NAME
 from zerotop.ui.viewer import Viewer
 from zerotop.ui.widgets.panels import Output, Pressable, Transport
@@ -46,12 +48,13 @@ class ZerotopApp(App[Leaving]):
     """Shows one source. ``run()`` returns how the user left.
 
     Args:
-        source: the recording to show.
+        source: the recording to show; None where there is none until ``watch`` is called.
         controller: the running job; None for a replay.
         title: the terminal's title, usually the session's name.
         play_from_ns: begin by playing from here (unix ns); None goes along with the end.
         speed: of playing, one of ``playhead.SPEEDS``.
         glyphs: characters to draw with; None chooses by locale.
+        habits: what the user has set before.
         clock: monotonic seconds.
     """
 
@@ -65,33 +68,57 @@ class ZerotopApp(App[Leaving]):
 
     def __init__(
         self,
-        source: Source,
+        source: Source | None,
         controller: Controller | None = None,
         *,
         title: str = "",
         play_from_ns: int | None = None,
         speed: float = 1.0,
         glyphs: Glyphs | None = None,
+        habits: Habits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.glyphs = glyphs or choose_glyphs(os.environ, getattr(sys.__stdout__, "encoding", None))
         super().__init__()
         self.register_theme(DARK)
         self.register_theme(LIGHT)
-        self.theme = DARK_NAME
-        self.title = title or "zerotop"
-        self.viewer = Viewer(source, controller, clock)
-        self.viewer.playhead.speed = speed
-        if play_from_ns is not None:
-            self.viewer.playhead.play(play_from_ns)
+        self.habits = habits or Habits()
+        self.theme = LIGHT_NAME if self.habits.get("theme", DARK_NAME) == LIGHT_NAME else DARK_NAME
         self._clock = clock
+        self._viewer: Viewer | None = None
         self._screens: dict[str, Watching] = {}
-        self._watching = self._made(LiveScreen.NAME)
-        for screen in SCREENS:
-            self.add_mode(screen.NAME, partial(self._made, screen.NAME))
+        self._shown = LiveScreen.NAME  # of the screen that is shown, or was shown last
         self._ticks = 0
         self._terminal: int | None = None
         self._plain = [PlainText(self.glyphs)] if self.glyphs.name == "ascii" else []
+        self.title = title or "zerotop"
+        if source is not None:
+            self._take(Opened(source, controller, self.title, play_from_ns), speed)
+
+    def _take(self, opened: Opened, speed: float = 1.0) -> None:
+        """Makes it what is watched."""
+        self.title = opened.title
+        self._viewer = Viewer(opened.source, opened.controller, self._clock)
+        self._viewer.playhead.speed = speed
+        if opened.play_from_ns is not None:
+            self._viewer.playhead.play(opened.play_from_ns)
+        for screen in SCREENS:
+            self.add_mode(screen.NAME, partial(self._made, screen.NAME))
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether a recording is open."""
+        return self._viewer is not None
+
+    @property
+    def viewer(self) -> Viewer:
+        """Of the recording that is open."""
+        assert self._viewer is not None
+        return self._viewer
+
+    @property
+    def _watching(self) -> Watching:
+        return self._made(self._shown)
 
     def _made(self, name: str) -> Watching:
         """The screen of that name, made when it is first asked for and kept with all that was set on it."""
@@ -111,17 +138,23 @@ class ZerotopApp(App[Leaving]):
 
     def on_mount(self) -> None:
         self._terminal = None if self.is_headless else terminal()
-        self.viewer.poll()
-        self.viewer.check_sampler()
-        self.draw()
+        self._look_first()
         self.set_interval(FRAME_S, self.tick, name="collector")
         self.set_timer(SETTLED_S, _keep_what_there_is)
 
+    def _look_first(self) -> None:
+        if self.is_watching:
+            self.viewer.poll()
+            self.viewer.check_sampler()
+            self.draw()
+
     def tick(self) -> None:
-        """Reads what is new and draws it. The only timer there is."""
+        """Reads what is new and draws it. The monitor's only timer."""
         self._ticks += 1
         if self._terminal is not None and hung_up(self._terminal):
             end_as_hung_up()
+        if not self.is_watching:
+            return
         beat = max(1, round(HEARTBEAT_S / FRAME_S))
         if self._ticks % (2 * beat) == 0:
             self.viewer.check_sampler()
@@ -138,8 +171,8 @@ class ZerotopApp(App[Leaving]):
 
     def action_switch(self, name: str) -> None:
         """Shows the screen of that name. A dialog over it stays where it is: none can be open."""
-        if name != self._watching.NAME:
-            self._watching = self._made(name)
+        if name != self._shown:
+            self._shown = name
             self.switch_mode(name)
             self.draw()
 
@@ -222,16 +255,22 @@ class ZerotopApp(App[Leaving]):
 
     def action_leave(self) -> None:
         """Quits, or asks first while there is a job to ask about."""
-        if isinstance(self.screen, LeaveDialog):
+        if not self.is_watching:
+            self.exit(Leaving.QUIT)
+        elif isinstance(self.screen, LeaveDialog):
             self.screen.action_again()
         elif self.viewer.controller is not None and self.viewer.source.live:
             self.push_screen(LeaveDialog(self.viewer.controller, self.glyphs, self._clock), self._leave)
         else:
-            self.exit(Leaving.QUIT)
+            self.left(Leaving.QUIT)
 
     def _leave(self, leaving: Leaving | None) -> None:
         if leaving is not None:
-            self.exit(leaving)
+            self.left(leaving)
+
+    def left(self, leaving: Leaving) -> None:
+        """The recording was left."""
+        self.exit(leaving)
 
     async def action_quit(self) -> None:
         self.action_leave()
@@ -252,13 +291,18 @@ class ZerotopApp(App[Leaving]):
             self.push_screen(Page("This job", job_text(self._watching.frame.view, self.glyphs), self.glyphs))
 
     def action_help(self) -> None:
-        bindings = [binding for _, binding, _, _ in self._watching.active_bindings.values()]
+        """The help of the screen that is seen, if it has one."""
+        screen = self.screen
+        bindings = [binding for _, binding, enabled, _ in screen.active_bindings.values() if enabled]
         known = [binding for binding in bindings if binding.id and binding.tooltip]
-        page = help_page(self._watching.HELP or "", known, self._watching.TERMS, self.glyphs)
-        self.push_screen(Page(f"Help: {self._watching.TITLE}", page, self.glyphs))
+        terms = getattr(screen, "TERMS", None)
+        if terms is not None:
+            page = help_page(screen.HELP or "", known, terms, self.glyphs)
+            self.push_screen(Page(f"Help: {getattr(screen, 'TITLE', '')}", page, self.glyphs))
 
     def action_switch_theme(self) -> None:
         self.theme = LIGHT_NAME if self.theme == DARK_NAME else DARK_NAME
+        self.habits.set("theme", self.theme)
 
     def action_screenshot(self, filename: str | None = None, path: str | None = None) -> None:
         """Saves the screen as SVG and says where."""
@@ -270,13 +314,13 @@ class ZerotopApp(App[Leaving]):
             self.notify(f"Saved as {place}", title="Screenshot", markup=False)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if action == "restart_sampler":
-            return self.viewer.sampler_missing
-        return True
+        if action in ONLY_WATCHING and not self.is_watching:
+            return False
+        return self.viewer.sampler_missing if action == "restart_sampler" else True
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Every screen, and every action of this one, by name."""
-        for tab in TABS:
+        for tab in TABS if self.is_watching else ():
             yield SystemCommand(tab.title, f"The screen {tab.title}", self._runner(f"switch('{tab.name}')", self))
         seen: set[str] = set()
         for node, binding, enabled, _ in screen.active_bindings.values():

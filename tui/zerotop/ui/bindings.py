@@ -4,6 +4,26 @@ from __future__ import annotations
 
 from textual.binding import Binding, BindingType
 
+ONLY_WATCHING = frozenset(
+    {
+        "toggle_play",
+        "steps",
+        "seconds",
+        "speed",
+        "go_to",
+        "finding",
+        "feed",
+        "begin",
+        "follow",
+        "restart_sampler",
+        "job",
+        "choose_rank",
+        "switch",
+        "switch_to",
+    }
+)
+"""The actions of the app that need a recording to be open."""
+
 APP_BINDINGS: list[BindingType] = [
     Binding(
         "space",
