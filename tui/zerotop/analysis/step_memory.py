@@ -49,13 +49,14 @@ def add_memory(session: Session, process: Source, rows: Rows) -> None:
         rows[f"{kind}_peak_bytes"] = UNKNOWN
     for source in session.sources["allocator"]:
         if (source.host, source.pid, source.rank) == (process.host, process.pid, process.rank):
-            _add_allocator(rows, source)
+            add_allocator(rows, source)
     for table, column, into in _SAMPLED:
         times, values = _samples(session.sources[table], process, column, rows)
         rows[into] = Windows(times, begins, ends).highest(values)
 
 
-def _add_allocator(rows: Rows, source: Source) -> None:
+def add_allocator(rows: Rows, source: Source) -> None:
+    """Raises the columns of allocated and reserved peaks to what this allocator's samples say of them."""
     samples = _between(source, rows)
     windows = Windows(samples["time_ns"] + source.offset_ns, rows["begin_unix_ns"], rows["end_unix_ns"])
     exact = _peaks_of_windows if source.header.get("peaks") == "window" else _peaks_raised
