@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import recordings
 from memory_recording import Recording, allocator, gib, usual
 from small_recording import BEGIN_NS, S, identity, span
 from zerotop.analysis.allocator_health import allocator_health
@@ -52,6 +53,16 @@ def test_flushes_and_what_they_cost(tmp_path: Path) -> None:
     assert [flush.unix_ns for flush in found.flushes] == [at(6), at(8)]
     assert {flush.extra_s for flush in found.flushes} == {3.0}
     assert found.extra_s == 3.0  # of one step, however many flushes it has
+
+
+def test_segments_of_a_recording_that_counts_them_and_of_one_that_is_older(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    recording.write(tables.ALLOCATOR, identity(0), [allocator(1, 40, 60, segments=12)], peaks="window")
+    recording.write(tables.ALLOCATOR, identity(1), [allocator(1, 40, 60, segments=-1)], peaks="window")
+    assert [found.segments for found in allocator_health(recording.read(), at(2))] == [12, None]
+    session = recordings.recording("z2")
+    assert "segments" not in (session.sources["allocator"][0].array.dtype.names or ())
+    assert [found.segments for found in allocator_health(session, session.last_written_ns)] == [None]
 
 
 def test_what_was_known_before(tmp_path: Path) -> None:

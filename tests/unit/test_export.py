@@ -180,7 +180,7 @@ def test_steps_of_a_recording(tmp_path: Path, fmt: str, null: Any) -> None:
 def test_a_number_says_its_unit(tmp_path: Path) -> None:
     units = ("_ns", "_s", "_bytes", "_percent", "_w", "_c", "_mhz", "_cores", "cores_used")
     counts = {"tokens", "rows", "sequence", "micro_steps", "thread_count", "busy_threads", "cores", "load", "boundaries"}
-    counts |= {"retries", "ooms", "lost", "errors", "cgroup_oom_kills"}
+    counts |= {"retries", "ooms", "segments", "lost", "errors", "cgroup_oom_kills"}
     names = {"rank", "step", "micro_step", "depth", "engine", "device", "gpu", "pid", "tid", "processor", "throttle_reasons"}
     for table in TABLES:
         stream = io.BytesIO()

@@ -173,6 +173,7 @@ STATS: dict[str, Any] = {
     "reserved_bytes": {"all": {"current": 400, "peak": 500}},
     "requested_bytes": {"all": {"current": 95, "peak": 290}},
     "inactive_split_bytes": {"all": {"current": 7, "peak": 9}},
+    "segment": {"all": {"current": 12, "peak": 13}},
     "num_alloc_retries": 2,
     "num_ooms": 1,
 }
@@ -279,8 +280,8 @@ class TestAllocator:
             ("step", END),
         ]
         fields = ("allocated_bytes", "allocated_peak_bytes", "reserved_bytes", "reserved_peak_bytes")
-        more = ("requested_peak_bytes", "inactive_split_bytes", "retries", "ooms", "device", "step", "micro_step")
-        assert rows[0][[*fields, *more]].tolist() == (100, 300, 400, 500, 290, 7, 2, 1, 3, 3, 1)
+        more = ("requested_peak_bytes", "inactive_split_bytes", "retries", "ooms", "segments", "device", "step", "micro_step")
+        assert rows[0][[*fields, *more]].tolist() == (100, 300, 400, 500, 290, 7, 2, 1, 12, 3, 3, 1)
         assert rows["time_ns"].tolist() == sorted(rows["time_ns"].tolist())
 
     def test_an_expected_phase_is_looked_at_when_it_is_confirmed(self, tmp_path: Path, recorder: Recorder) -> None:

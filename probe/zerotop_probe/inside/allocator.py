@@ -57,7 +57,8 @@ class Allocator:
         self._left_ns = now()
 
     def _record(self, time_ns: int, stats: dict[str, Any], step: int, micro_step: int, phase: int, edge: int) -> None:
-        self._writer.write(time_ns, *counters(stats), step, micro_step, phase, edge, self._device, 0)
+        segments = stats.get("segment", {}).get("all", {}).get("current", UNKNOWN)
+        self._writer.write(time_ns, *counters(stats), step, micro_step, phase, edge, self._device, segments)
 
     def tick(self, step: int, micro_step: int, phase: int) -> None:
         """Records the counters in between."""

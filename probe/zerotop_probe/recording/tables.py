@@ -14,17 +14,18 @@ import struct
 from typing import NamedTuple
 
 FORMAT_MAJOR = 1
-FORMAT_MINOR = 0
+FORMAT_MINOR = 1
 
 UNKNOWN = -1
 
 
 class Field(NamedTuple):
-    """One column: its ``struct`` code and what a value means."""
+    """One column: its ``struct`` code, what a value means, and from which ``FORMAT_MINOR`` on recordings have it."""
 
     name: str
     code: str
     meaning: str
+    since: int = 0
 
     @property
     def dtype(self) -> str:
@@ -151,7 +152,7 @@ ALLOCATOR = Table(
         Field("phase", "H", "the innermost phase at the time"),
         Field("edge", "B", "BEGIN or END of that phase, or TICK in between"),
         Field("device", "B", "the process's own device ordinal"),
-        Field("pad", "I", "0"),
+        Field("segments", "i", "pieces of device memory that reserved consists of", since=1),
     ),
 )
 

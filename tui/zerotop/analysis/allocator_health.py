@@ -70,6 +70,7 @@ class AllocatorHealth:
     extra_s: float | None  # of all steps with flushes; None where not known
     at_peak: Fragmentation | None
     inactive_split_bytes: int  # now
+    segments: int | None  # now: pieces of device memory; None where not recorded
     settings: Settings  # of the allocator, as the rank's environment has them
 
 
@@ -102,8 +103,15 @@ def of_source(
         extra_s=sum(costs.values()) if costs else None,
         at_peak=_at_peak(session, source, cursor_ns),
         inactive_split_bytes=max(0, int(last["inactive_split_bytes"])),
+        segments=_segments(last),
         settings=_settings(session, process_of(source), cursor_ns),
     )
+
+
+def _segments(row: Any) -> int | None:
+    """Older recordings have no count of them, nor has an allocator of another kind."""
+    count = int(row["segments"]) if "segments" in row.dtype.names else -1
+    return count if count >= 0 else None
 
 
 def _flushes(source: Source, count: int, rows: NDArray[Any] | None) -> tuple[Flush, ...]:

@@ -106,9 +106,16 @@ def _records(layout: tables.Table, rows: Rows, who: Writer, text: Text) -> polar
         columns["rank"] = polars.Series(rows["rank"])
     columns["host"] = _repeated(who.host, polars.String, len(rows))
     for field in layout.fields:
-        if field.name not in ("pad", *columns):
+        if field.since and field.name not in (rows.dtype.names or ()):
+            columns[field.name] = _repeated(None, _kind(field), len(rows))
+        elif field.name not in ("pad", *columns):
             columns |= _columns(field.name, rows, who.offset_ns, text)
     return polars.DataFrame(columns)
+
+
+def _kind(field: tables.Field) -> type[polars.DataType]:
+    """The type of a column that an older recording lacks."""
+    return type(polars.Series(np.empty(0, field.dtype)).dtype)
 
 
 def _repeated(value: Any, kind: type[polars.DataType], count: int) -> polars.Series:

@@ -101,9 +101,12 @@ class Source:
 
 
 def _dtype(header: dict[str, Any], name: str) -> np.dtype[Any]:
-    """The type of a table's records. Raises ValueError where it lacks a column, or has one that is no plain value."""
+    """The type of a table's records: of an older recording without the columns that came since.
+
+    Raises ValueError where it lacks another column, or has one that is no plain value.
+    """
     dtype = np.dtype([(str(column), str(code)) for column, code in header["dtype"]])
-    needed = {item.name for item in TABLES[str(header["table"])].fields if item.name != "pad"}
+    needed = {item.name for item in TABLES[str(header["table"])].fields if item.name != "pad" and not item.since}
     if not needed <= set(dtype.names or ()):
         raise ValueError(f"{name} lacks columns")
     if dtype.hasobject:
