@@ -1,0 +1,362 @@
+"""Folding iterations: against made-up sensors whose truth is known, and against what real recordings must show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recordings import recording
+from small_recording import BEGIN_NS, S, identity, read, record, span, write
+from zerotop.analysis.steps import StepTable
+from zerotop.analysis.waveform import Signal, WaveformFold
+from zerotop.analysis.waveform_align import choose
+from zerotop.analysis.waveform_source import Waveforms, wider
+from zerotop_probe.recording.tables import ALLOCATOR, BEGIN, BOUNDARY, GPUS, PROCESSES, SKIPPED, SPANS, TICK
+
+Truth = Callable[[float, "Job"], float]  # a sensor's true value at a moment
+
+# Seconds and GPU utilization, cores, watts, bytes a second to the host and to the GPU in each phase.
+PLAN = {
+    "forward": (0.06, 100.0, 1.0, 600.0, 0.0, 0.0),
+    "backward": (0.10, 90.0, 1.0, 500.0, 5e9, 0.0),
+    "grads_to_cpu": (0.02, 0.0, 2.0, 150.0, 20e9, 0.0),
+    "cpu_optimizer": (0.12, 0.0, 14.0, 100.0, 0.0, 0.0),
+    "params_to_gpu": (0.04, 50.0, 2.0, 200.0, 0.0, 30e9),
+}
+INNER = ("grads_to_cpu", "cpu_optimizer", "params_to_gpu")
+
+
+class Job:
+    """Iterations of a job, each phase a little longer or shorter each time, and what its sensors say."""
+
+    def __init__(self, count: int = 200, *, scale: float = 1.0, skip: int = 0, long: int = 0) -> None:
+        random = np.random.default_rng(3)
+        self.spans: list[tuple[float, float, str, int]] = []
+        now = 10.0
+        for step in range(count):
+            for phase, (seconds, *_) in PLAN.items():
+                if step < skip and phase in INNER:
+                    continue
+                lasts = seconds * scale * random.uniform(0.9, 1.1) * (5.0 if step < long else 1.0)
+                self.spans.append((now, now + lasts, phase, step))
+                now += lasts
+            now += 0.004 * scale
+        self.end, self.skip, self.count = now, skip, count
+        self._grain = 0.0005
+        begins = np.array([begin for begin, _, _, _ in self.spans])
+        times = np.arange(0.0, now + 1, self._grain)
+        at = np.clip(np.searchsorted(begins, times, "right") - 1, 0, None)
+        ends = np.array([end for _, end, _, _ in self.spans])[at]
+        inside = (times >= begins[0]) & (times < ends)
+        self._sums = []
+        for column in range(1, 6):
+            values = np.array([PLAN[phase][column] for _, _, phase, _ in self.spans])[at]
+            self._sums.append(np.concatenate(([0.0], np.cumsum(np.where(inside, values, 0.0) * self._grain))))
+
+    def mean(self, column: int, begin: float, end: float) -> float:
+        """The mean of a sensor's truth between two moments."""
+        places = np.array([begin, end]) / self._grain
+        upto = np.interp(places, np.arange(len(self._sums[column])), self._sums[column])
+        return float((upto[1] - upto[0]) / (end - begin))
+
+    def spans_of(self) -> list[object]:
+        """Records of SPANS."""
+        found: list[object] = []
+        for step in range(self.count):
+            mine = [one for one in self.spans if one[3] == step]
+            flags = BOUNDARY | (SKIPPED if step < self.skip else 0)
+            rows = [span(begin, end, phase, step, depth=int(phase in INNER)) for begin, end, phase, _ in mine]
+            inner = [one for one in mine if one[2] in INNER]
+            begin = inner[0][0] if inner else mine[-1][1]
+            end = inner[-1][1] if inner else mine[-1][1] + 0.002
+            found += [*rows, span(begin, end, "step", step, flags)]
+        return found
+
+    def write(self, folder: Path, *, ranks: int = 1, gpu: bool = True, lag: float = 0.03) -> None:
+        """The recording: ``lag`` is how much later than NVML the sampler looks."""
+        for rank in range(ranks):
+            write(folder, SPANS, identity(rank), *self.spans_of()).close()
+            if gpu:
+                write(folder, ALLOCATOR, identity(rank), *self._allocator(rank)).close()
+        node, ticks = identity(-1), np.arange(9.0, self.end + 0.5, 0.1).tolist()
+        write(folder, PROCESSES, node, *[row for now in ticks for row in self._processes(now, ranks)]).close()
+        if gpu:
+            rows = [row for place, now in enumerate(ticks) for row in self._gpus(place, now, ranks, lag)]
+            write(folder, GPUS, node, *rows).close()
+
+    def _processes(self, now: float, ranks: int) -> list[object]:
+        cores = self.mean(1, now - 0.1, now)
+        return [
+            record(PROCESSES, time_ns=int(now * S), rss_bytes=10**9, cores_used=cores, pid=100 + rank, rank=rank)
+            for rank in range(ranks)
+        ]
+
+    def _gpus(self, place: int, now: float, ranks: int, lag: float) -> list[object]:
+        renewed = now - 0.1 * (place % 2) - lag
+        used = round(self.mean(0, renewed - 0.2, renewed))
+        moved = [int(self.mean(column, 0.0, now) * now) for column in (3, 4)]
+        values = {"pcie_tx_bytes": moved[0], "pcie_rx_bytes": moved[1], "power_w": self.mean(2, now - 0.02, now)}
+        return [
+            record(GPUS, time_ns=int(now * S), utilization_percent=used, gpu=rank, used_bytes=1, **values)
+            for rank in range(ranks)
+        ]
+
+    def _allocator(self, rank: int) -> list[object]:
+        found = []
+        for begin, end, phase, _ in self.spans:
+            held = 2000 if phase == "backward" else 1000
+            found.append(record(ALLOCATOR, time_ns=int(begin * S), allocated_bytes=held, edge=BEGIN, device=rank))
+            middle = int((begin + end) / 2 * S)
+            found.append(record(ALLOCATOR, time_ns=middle, allocated_bytes=held // 2, edge=TICK, device=rank))
+        return found
+
+
+def folded(folder: Path, **options: object) -> WaveformFold:
+    """The fold at the end."""
+    found = Waveforms(read(folder)).at(BEGIN_NS + 10**6 * S, **options)  # type: ignore[arg-type]
+    assert found is not None
+    return found
+
+
+def places(fold: WaveformFold, phase: str) -> tuple[float, float]:
+    """Where a phase lies in the fold."""
+    (row,) = [row for row in fold.phases if row.phase == phase]
+    return row.places[0]
+
+
+def mean(fold: WaveformFold, signal: str, phase: str, trim: float = 0.0) -> float:
+    """What a signal is in a phase, less this share at each end."""
+    begin, end = places(fold, phase)
+    return fold.signals[signal].mean(begin + trim * (end - begin), end - trim * (end - begin))
+
+
+def test_phases_of_a_third_of_a_second_are_told_apart_by_sensors_that_look_back_for_most_of_it(tmp_path: Path) -> None:
+    Job(300).write(tmp_path)
+    fold = folded(tmp_path)
+    assert fold.iterations == 300
+    assert fold.iteration_s == pytest.approx(0.344, rel=0.02)
+    for phase, (seconds, used, cores, watts, to_host, to_gpu) in PLAN.items():
+        begin, end = places(fold, phase)
+        assert end - begin == pytest.approx(seconds, rel=0.1)
+        assert mean(fold, "utilization", phase) == pytest.approx(used, abs=12)
+        assert mean(fold, "cores", phase) == pytest.approx(cores, abs=0.9)
+        assert mean(fold, "power", phase, 0.3) == pytest.approx(watts, rel=0.15, abs=30)
+        assert mean(fold, "to_host", phase) == pytest.approx(to_host, abs=1.5e9)
+        assert mean(fold, "to_gpu", phase) == pytest.approx(to_gpu, abs=2.5e9)
+
+
+def test_what_the_sensors_add_up_to_stays(tmp_path: Path) -> None:
+    job = Job(100)
+    job.write(tmp_path)
+    fold = folded(tmp_path)
+    true = [job.mean(column, job.spans[0][0], job.end) for column in (0, 1, 3)]
+    for name, value in zip(("utilization", "cores", "to_host"), true, strict=True):
+        assert fold.signals[name].mean(0.0, fold.iteration_s) == pytest.approx(value, rel=0.04)
+
+
+def test_the_band_holds_the_median_and_is_within_bounds(tmp_path: Path) -> None:
+    Job(60).write(tmp_path)
+    for name, signal in folded(tmp_path).signals.items():
+        assert (signal.low <= signal.median + 1e-9).all(), name
+        assert (signal.median <= signal.high + 1e-9).all(), name
+        assert (signal.low >= 0).all()
+        assert (np.diff(signal.position_s) >= 0).all()
+    assert (folded(tmp_path).signals["utilization"].high <= 100).all()
+
+
+def test_iterations_far_shorter_than_a_window_show_the_mean_and_say_so(tmp_path: Path) -> None:
+    job = Job(400, scale=0.1)
+    job.write(tmp_path)
+    used = folded(tmp_path).signals["utilization"]
+    assert not used.resolved
+    assert used.mean(0.0, 0.0344) == pytest.approx(job.mean(0, 11.0, job.end - 1), abs=6)
+
+
+def test_allocated_is_exact_where_phases_begin(tmp_path: Path) -> None:
+    Job(40).write(tmp_path)
+    fold = folded(tmp_path)
+    held = fold.signals["allocated"]
+    begin, end = places(fold, "backward")
+    at = [np.interp(place, held.position_s, held.median) for place in (begin, (begin + end) / 2)]
+    assert at == pytest.approx([2000, 1000], abs=60)
+
+
+def test_ranks_are_folded_together_and_cores_added_up(tmp_path: Path) -> None:
+    Job(80).write(tmp_path, ranks=3)
+    whole, one = folded(tmp_path), folded(tmp_path, rank=1)
+    assert (whole.ranks, whole.world, whole.gpus, whole.cores_of) == ((0, 1, 2), 3, 3, 3)
+    assert (one.ranks, one.gpus, one.cores_of) == ((1,), 1, 1)
+    assert mean(whole, "cores", "cpu_optimizer") == pytest.approx(42, abs=3)
+    assert mean(one, "cores", "cpu_optimizer") == pytest.approx(14, abs=1)
+    assert mean(whole, "utilization", "forward") == pytest.approx(100, abs=12)
+
+
+def test_skipped_and_long_iterations_are_left_out_and_counted(tmp_path: Path) -> None:
+    Job(60, skip=10, long=12).write(tmp_path)
+    fold = folded(tmp_path, number=100)
+    assert not fold.skipped
+    assert fold.left_out["long"] == 2
+    assert fold.iterations == 48
+    assert (fold.first_step, fold.last_step) == (12, 59)
+
+
+def test_while_all_are_skipped_those_are_folded(tmp_path: Path) -> None:
+    job = Job(30, skip=10)
+    job.write(tmp_path)
+    waveforms = Waveforms(read(tmp_path))
+    tenth = next(begin for begin, _, _, step in job.spans if step == 10)
+    early = waveforms.at(BEGIN_NS + int(tenth * S))
+    assert early is not None
+    assert early.skipped
+    assert early.iterations == 10
+    assert early.left_out == {}
+    assert "cpu_optimizer" not in {row.phase for row in early.phases}
+
+
+def test_the_level_since_the_last_shift_is_folded(tmp_path: Path) -> None:
+    first, second = Job(40), Job(40, scale=2.0)
+    rows = first.spans_of()
+    later = [
+        (
+            record[0] + int((first.end - 10) * S),
+            record[1] + int((first.end - 10) * S),
+            record[2],
+            record[3] + 40,
+            *record[4:],
+        )
+        for record in second.spans_of()  # type: ignore[index]
+    ]
+    write(tmp_path, SPANS, identity(0), *rows, *later).close()
+    fold = folded(tmp_path)
+    assert (fold.first_step, fold.last_step) == (40, 79)
+    assert folded(tmp_path, number=20).first_step == 60
+    assert folded(tmp_path, number=60).first_step == 20
+
+
+def test_nothing_recorded_gives_nothing(tmp_path: Path) -> None:
+    waveforms = Waveforms(read(tmp_path))
+    assert waveforms.at(BEGIN_NS) is None
+    assert not waveforms.known(BEGIN_NS)
+
+
+def test_without_samplers_there_are_phases_all_the_same(tmp_path: Path) -> None:
+    write(tmp_path, SPANS, identity(0), *Job(12).spans_of()).close()
+    fold = folded(tmp_path)
+    assert fold.signals == {}
+    assert [row.phase for row in fold.phases] == ["forward", "backward", "step", *INNER, "other"]
+    assert sum(row.share for row in fold.phases if row.depth == 0) == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_fold_is_kept_while_no_iteration_is_finished_and_while_it_rests(tmp_path: Path) -> None:
+    job = Job(50)
+    job.write(tmp_path)
+    now = [0.0]
+    waveforms = Waveforms(read(tmp_path), clock=lambda: now[0])
+    ends = [end for _, end, phase, _ in job.spans if phase == "params_to_gpu"]
+    first = waveforms.at(BEGIN_NS + int(ends[30] * S) + 10**6)
+    assert waveforms.at(BEGIN_NS + int(ends[30] * S) + 10**7) is first
+    assert waveforms.at(BEGIN_NS + int(ends[31] * S) + 10**6, hurry=False) is first
+    now[0] += 10
+    assert waveforms.at(BEGIN_NS + int(ends[31] * S) + 10**6, hurry=False) is not first
+    assert waveforms.at(BEGIN_NS + int(ends[30] * S) + 10**6) is first
+
+
+def test_a_cursor_in_the_past_knows_nothing_of_later(tmp_path: Path) -> None:
+    job = Job(50)
+    job.write(tmp_path)
+    cursor = BEGIN_NS + int(next(begin for begin, _, _, step in job.spans if step == 20) * S)
+    fold = Waveforms(read(tmp_path)).at(cursor)
+    shorter = tmp_path / "shorter"
+    shorter.mkdir()
+    Job(20).write(shorter)
+    alone = folded(shorter)
+    assert fold is not None
+    assert fold.last_step == alone.last_step == 19
+    assert fold.iteration_s == pytest.approx(alone.iteration_s)
+
+
+def test_more_or_fewer_iterations() -> None:
+    assert wider(20, None, 1) == 50
+    assert wider(20, None, -1) == 10
+    assert wider(3, None, -1) == 3
+    assert wider(5000, None, 1) == 5000
+
+
+def hills(signal: Signal, above: float) -> list[tuple[float, float]]:
+    """Where it lies above a value for a while."""
+    at = np.linspace(0, signal.position_s[-1], 2001)
+    high = np.interp(at, signal.position_s, signal.median) > above
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], high.astype(int), [0]))))
+    found = zip(at[edges[::2]].tolist(), at[edges[1::2] - 1].tolist(), strict=True)
+    return [(begin, end) for begin, end in found if end - begin > 0.01 * signal.position_s[-1]]
+
+
+def test_the_double_spike_of_an_iteration_of_a_third_of_a_second() -> None:
+    session = recording("z2-offload")
+    fold = Waveforms(session).at(session.last_written_ns)
+    assert fold is not None
+    assert 0.30 < fold.iteration_s < 0.36
+    step, backward = places(fold, "step"), places(fold, "backward")
+    # The plateau: from where gradients go to the CPU until the step is over, and nowhere else.
+    ((begin, end),) = hills(fold.signals["cores"], 8.0)
+    assert begin == pytest.approx(step[0], abs=0.01)
+    assert end == pytest.approx(places(fold, "params_to_gpu")[1], abs=0.01)
+    assert mean(fold, "cores", "cpu_optimizer") > 13
+    assert mean(fold, "cores", "backward") < 2
+    # The GPU works before it, computes little in it, and draws no more than when idle.
+    assert mean(fold, "utilization", "backward") > 2 * mean(fold, "utilization", "cpu_optimizer")
+    assert mean(fold, "power", "backward") > 180 > 135 > mean(fold, "power", "params_to_gpu")
+    # Gradients go up before, parameters come back after: two hills with the plateau between.
+    sent, received = hills(fold.signals["to_host"], 5e9), hills(fold.signals["to_gpu"], 15e9)
+    assert sent[0][0] < backward[1]
+    assert sent[-1][1] < places(fold, "cpu_optimizer")[0] + 0.02
+    assert all(begin >= places(fold, "params_to_gpu")[0] - 0.01 for begin, _ in received)
+    assert received
+
+
+def test_the_story_is_two_hills_with_63_cores_between() -> None:
+    session = recording("story")
+    fold = Waveforms(session).at(session.last_written_ns)
+    assert fold is not None
+    assert (fold.first_step, fold.last_step, fold.gpus, fold.host_cores) == (11, 13, 4, 64)
+    (first, second) = hills(fold.signals["utilization"], 50)
+    assert first == pytest.approx((0.0, 0.9), abs=0.08)
+    assert second[1] == pytest.approx(fold.iteration_s, abs=0.02)
+    assert second[0] > 2.3
+    plateau = hills(fold.signals["cores"], 40)
+    assert plateau[0][0] == pytest.approx(0.89, abs=0.06)
+    assert plateau[-1][1] == pytest.approx(2.55, abs=0.06)
+    assert 60 < mean(fold, "cores", "cpu_optimizer") <= 64
+
+
+def test_device_times_are_those_of_the_phase() -> None:
+    session = recording("z2-offload")
+    fold = Waveforms(session).at(session.last_written_ns)
+    assert fold is not None
+    rows = {row.phase: row for row in fold.phases}
+    assert rows["backward"].device_s == pytest.approx(rows["backward"].median_s, rel=0.05)
+    assert np.isnan(rows["other"].device_s)
+
+
+@pytest.mark.parametrize(
+    "name", ["cpu-clean", "cpu-dead", "cpu-stall", "gpu-long", "x4-z3", "z2-oom", "z2-fp16", "z3-offload-all"]
+)
+def test_any_recording_folds(name: str) -> None:
+    session = recording(name)
+    waveforms = Waveforms(session)
+    for share in (0.0, 0.3, 0.7, 1.0):
+        cursor = session.begin_ns + int(share * (session.last_written_ns - session.begin_ns))
+        fold = waveforms.at(cursor)
+        if fold is not None:
+            assert all(np.isfinite(signal.median).all() for signal in fold.signals.values())
+
+
+def test_choosing_from_nothing() -> None:
+    table = StepTable(recording("cpu-clean"))
+    table.update()
+    rows = table.processes[0].rows
+    assert len(choose(rows[:0], None).places) == 0
+    assert choose(rows[:1], None).places.tolist() == [0]

@@ -1,0 +1,156 @@
+"""What each sensor's samples mean in time: the window that a value is the mean of, or the moment it was read at.
+
+- GPU utilization: NVML renews it every 200 ms and says the share of those 200 ms in which a kernel ran. The sampler looks
+  every 100 ms, so that a value that is new at a look was renewed at any moment since the look before: see ``slack_ns``.
+- Power: what the device drew when NVML last renewed it, which it does every 100 ms: a reading may be that old. Where it
+  changes too little for that it is taken for the driver's one-second average, which is what older GPUs tell: on a GPU that
+  draws the same all the time the two are one.
+- PCIe: bytes between two looks at the counters, which are 50 to 500 ms apart, less often the less flows.
+- Cores: processor time between two samples.
+- Allocated memory: exact where a phase begins or ends, and ten times a second in between.
+- Resident memory: ten times a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotop.session.reader import Session, Source
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Rows = NDArray[Any]
+
+_RENEWED_NS = 200_000_000
+_SECOND_NS = 1_000_000_000
+_TICK_NS = 100_000_000  # from look to look of the sampler, and between renewals of power
+_DRAWN_NS = 20_000_000  # of which a reading of power is the mean, as far as its curves are that sharp
+# A moment's reading counts for so long before it: a window needs some length, and this is less than a place of the fold.
+_MOMENT_NS = 1_000_000
+# An average over a second cannot change faster than by its highest value in a second, but power itself does; with some room.
+_AVERAGE_CHANGE = 1.5
+# A sampler that was held up says the mean of a long while: of no use for telling places apart.
+_HELD_UP_NS = 1_500_000_000
+
+
+class Windows(NamedTuple):
+    """Samples: each value is the mean over its window, in unix nanoseconds."""
+
+    begins_ns: Ints
+    ends_ns: Ints
+    values: Floats
+    slack_ns: int = 0  # by how much all windows may lie earlier than said
+    moments: bool = False  # values are readings at ``ends_ns``
+
+    @property
+    def length_s(self) -> float:
+        """How long most windows are."""
+        return float(np.median(self.ends_ns - self.begins_ns)) / 1e9 if len(self.values) else 0.0
+
+
+NOTHING = Windows(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
+
+
+def joined(parts: Iterable[Windows]) -> Windows:
+    """Windows of several tables as one."""
+    some = [part for part in parts if len(part.values)]
+    if len(some) < 2:
+        return some[0] if some else NOTHING
+    begins, ends, values = (np.concatenate(columns) for columns in zip(*(part[:3] for part in some), strict=True))
+    return Windows(begins, ends, values, max(part.slack_ns for part in some), some[0].moments)
+
+
+def of_gpu(session: Session, host: str, index: int, begin_ns: int, end_ns: int) -> dict[str, Windows]:
+    """``utilization`` (percent), ``power`` (watts), ``to_host`` and ``to_gpu`` (bytes per second) of a GPU."""
+    found: dict[str, list[Windows]] = {"utilization": [], "power": [], "to_host": [], "to_gpu": []}
+    for source in session.sources["gpus"]:
+        if source.host == host:
+            rows = between(source, begin_ns, end_ns)
+            rows = rows[rows["gpu"] == index]
+            times = rows["time_ns"] + source.offset_ns
+            found["utilization"].append(_utilization(times, rows))
+            found["power"].append(_power(times, rows["power_w"].astype(np.float64)))
+            found["to_host"].append(_traffic(times, rows["pcie_tx_bytes"]))
+            found["to_gpu"].append(_traffic(times, rows["pcie_rx_bytes"]))
+    return {name: joined(parts) for name, parts in found.items()}
+
+
+def of_processes(session: Session, host: str, pids: Collection[int], begin_ns: int, end_ns: int) -> dict[str, Windows]:
+    """``cores`` and ``resident`` (bytes) of these processes on a host together, where all of them were sampled."""
+    found: dict[str, list[Windows]] = {"cores": [], "resident": []}
+    for source in session.sources["processes"]:
+        if source.host == host:
+            rows = between(source, begin_ns, end_ns)
+            rows = rows[np.isin(rows["pid"], list(pids)) if len(pids) > 1 else rows["pid"] == next(iter(pids), -1)]
+            if not len(rows):
+                continue
+            times, first, counts = np.unique(rows["time_ns"], return_index=True, return_counts=True)
+            cores = np.add.reduceat(rows["cores_used"].astype(np.float64), first)
+            resident = np.add.reduceat(rows["rss_bytes"].astype(np.float64), first)
+            all_there = counts == counts.max()
+            times = times + source.offset_ns
+            usable = all_there[1:] & all_there[:-1] & (np.diff(times) < _HELD_UP_NS) & np.isfinite(cores[1:])
+            found["cores"].append(Windows(times[:-1][usable], times[1:][usable], cores[1:][usable]))
+            found["resident"].append(_moments(times[all_there], resident[all_there]))
+    return {name: joined(parts) for name, parts in found.items()}
+
+
+def of_allocator(source: Source, begin_ns: int, end_ns: int) -> Windows:
+    """Bytes that a rank's allocator had given away."""
+    rows = between(source, begin_ns, end_ns)
+    return _moments(rows["time_ns"] + source.offset_ns, rows["allocated_bytes"].astype(np.float64))
+
+
+def between(source: Source, begin_ns: int, end_ns: int) -> Rows:
+    """The records from one moment to another, both included."""
+    return source.array[source.count_known(begin_ns - 1) : source.count_known(end_ns)]
+
+
+def _moments(times: Ints, values: Floats) -> Windows:
+    return Windows(times - _MOMENT_NS, times, values, moments=True)
+
+
+def _utilization(times: Ints, rows: Rows) -> Windows:
+    """The values at looks that found them renewed: by when one of NVML's two shares has changed, and every 200 ms after."""
+    values, other = rows["utilization_percent"].astype(np.float64), rows["memory_utilization_percent"]
+    changed = np.flatnonzero((np.abs(np.diff(values)) > 0) | (np.abs(np.diff(other)) > 0)) + 1
+    if not len(changed):
+        return _without_nan(Windows(times - _RENEWED_NS, times, values, _TICK_NS))
+    since = times - times[changed[np.maximum(np.searchsorted(changed, np.arange(len(times)), "right") - 1, 0)]]
+    away = since - np.round(since / _RENEWED_NS) * _RENEWED_NS
+    new = np.abs(away) < _TICK_NS / 2
+    return _without_nan(Windows(times[new] - _RENEWED_NS, times[new], values[new], _TICK_NS))
+
+
+def _power(times: Ints, watts: Floats) -> Windows:
+    times, watts = times[np.isfinite(watts)], watts[np.isfinite(watts)]
+    if len(watts) < 2:
+        return NOTHING
+    passed = np.maximum(np.diff(times), 1) / 1e9
+    instant = bool((np.abs(np.diff(watts)) / passed > _AVERAGE_CHANGE * watts.max()).any())
+    return Windows(times - (_DRAWN_NS if instant else _SECOND_NS), times, watts, _TICK_NS)
+
+
+def _traffic(times: Ints, counter: Ints) -> Windows:
+    """Bytes per second between the looks that found more; where looks are rare, what flowed in one of several is spread."""
+    known = np.flatnonzero(counter >= 0)
+    if len(known) < 2:
+        return NOTHING
+    times, counter = times[known], counter[known]
+    looked = np.concatenate(([True], np.diff(counter) > 0))
+    if len(times[looked]) > 1 and np.median(np.diff(times[looked])) < 1.5 * _TICK_NS:
+        looked[:] = True
+    times, counter = times[looked], counter[looked]
+    passed, more = np.diff(times), np.diff(counter)
+    usable = (passed > 0) & (more >= 0) & (passed < 2 * _HELD_UP_NS)
+    rates = more[usable] / passed[usable] * 1e9
+    return Windows(times[:-1][usable], times[1:][usable], rates)
+
+
+def _without_nan(windows: Windows) -> Windows:
+    known = np.isfinite(windows.values)
+    return windows._replace(begins_ns=windows.begins_ns[known], ends_ns=windows.ends_ns[known], values=windows.values[known])

@@ -1,0 +1,96 @@
+"""The waveform of a recording at any cursor: folded when an iteration is finished, kept while none is."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable
+
+from zerotop.analysis.steps import RankSteps, StepTable
+from zerotop.analysis.waveform import Late, WaveformFold, fold, leader, members
+from zerotop.analysis.waveform_align import MOST, choose
+from zerotop.session.reader import Session
+
+# Numbers of iterations to choose from; all of the level lie between those around their number.
+SIZES = (3, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+
+_KEPT = 32
+# Folding anew while a job runs: after a second at the earliest, and so that it takes at most this share of the time.
+_REST_S, _SHARE = 1.0, 0.03
+
+
+class Waveforms:
+    """Folds of one session. What was folded is kept for a while, as long as a cursor moves to and fro between few steps."""
+
+    def __init__(self, session: Session, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.session = session
+        self._steps = StepTable(session, memory=False)
+        self._read = -1
+        self._clock = clock
+        self._late = Late()
+        self._kept: OrderedDict[tuple[object, ...], WaveformFold | None] = OrderedDict()
+        self._last: tuple[tuple[object, ...], WaveformFold | None] | None = None
+        self._due_s = -1.0
+
+    def at(
+        self, cursor_ns: int, rank: int | None = None, number: int | None = None, *, hurry: bool = True
+    ) -> WaveformFold | None:
+        """The fold of the last ``number`` finished iterations before the cursor, or with None of all of their level.
+
+        Args:
+            rank: whose; None folds all ranks together.
+            hurry: False lets a fold of an iteration or two earlier do for a while, as when a job is followed.
+
+        Returns:
+            None where no rank has finished an iteration.
+        """
+        self._update()
+        ranks = members(self._steps.processes, cursor_ns)
+        if not ranks:
+            return None
+        lead = leader(ranks, rank)
+        count = bisect_right(lead.rows["end_unix_ns"], cursor_ns)
+        what = (lead.source, len(ranks), rank, number)
+        if not hurry and self._last is not None and self._last[0] == what and self._clock() < self._due_s:
+            return self._last[1]
+        key = (*what, count)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+        else:
+            began_s = self._clock()
+            self._kept[key] = self._fold(ranks, lead, rank, number, count, cursor_ns)
+            took_s = self._clock() - began_s
+            self._due_s = self._clock() + max(_REST_S, took_s / _SHARE)
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        self._last = (what, self._kept[key])
+        return self._kept[key]
+
+    def known(self, cursor_ns: int) -> bool:
+        """Whether any rank tells of its steps: without, nothing can be folded, however long one waits."""
+        self._update()
+        return bool(members(self._steps.processes, cursor_ns))
+
+    def _update(self) -> None:
+        read = sum(len(source.array) for source in self.session.sources["spans"])
+        if read != self._read:
+            self._read = read
+            self._steps.update()
+
+    def _fold(
+        self, ranks: list[RankSteps], lead: RankSteps, rank: int | None, number: int | None, count: int, cursor_ns: int
+    ) -> WaveformFold | None:
+        chosen = choose(lead.rows[:count], number)
+        return fold(self.session, ranks, rank, chosen, cursor_ns, self._late)
+
+
+def wider(number: int | None, shown: WaveformFold | None, direction: int) -> int | None:
+    """The next larger (1) or smaller (-1) number of iterations; None where that is all of the level.
+
+    ``shown``: what ``number`` now gives.
+    """
+    now = number if number is not None else shown.iterations if shown is not None else MOST
+    if direction > 0:
+        return next((size for size in SIZES if size > now), SIZES[-1])
+    return next((size for size in reversed(SIZES) if size < now), SIZES[0])
