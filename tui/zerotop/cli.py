@@ -109,8 +109,9 @@ def _perform(options: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: the job's, 0, 1 for what failed, 2 for wrong usage."""
     _print_anything()
+    arguments = sys.argv[1:] if argv is None else argv
     try:
-        options = _parse(sys.argv[1:] if argv is None else argv)
+        options = _parse(arguments) if arguments or not _has_terminal() else argparse.Namespace(name="start")
     except SystemExit as end:  # argparse has said why, or has printed its help
         return end.code if isinstance(end.code, int) else USAGE
     try:
@@ -126,6 +127,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"zerotop: {sentence(error)}", file=sys.stderr)
         return error.code if isinstance(error, Problem) else FAILED
+
+
+def _has_terminal() -> bool:
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
 
 
 def _print_anything() -> None:

@@ -31,19 +31,25 @@ def export(options: argparse.Namespace) -> int:
         return 0
     output = Path(options.output)
     if table != "all" and not output.is_dir():
-        _write_file(session, table, form, output)
+        _tell(output, write_file(session, table, form, output))
         return 0
     output.mkdir(parents=True, exist_ok=True)
     for name in TABLES if table == "all" else (table,):
-        _write_file(session, name, form, output / f"{name}.{form}")
+        path = output / f"{name}.{form}"
+        _tell(path, write_file(session, name, form, path))
     return 0
 
 
-def _write_file(session: Session, table: str, form: str, path: Path) -> None:
+def _tell(path: Path, rows: int) -> None:
+    if path.is_file():
+        print(f"{path}: {rows} rows", file=sys.stderr)
+
+
+def write_file(session: Session, table: str, form: str, path: Path) -> int:
+    """Writes one table; returns how many rows it has. Raises OSError."""
     if path.exists() and not path.is_file():  # /dev/null, a named pipe
         with path.open("wb") as stream:
-            write_table(session, table, form, stream)
-        return
+            return write_table(session, table, form, stream)
     # Written beside and moved: a full disk leaves no half table under the name asked for.
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -52,4 +58,4 @@ def _write_file(session: Session, table: str, form: str, path: Path) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    print(f"{path}: {rows} rows", file=sys.stderr)
+    return rows

@@ -21,20 +21,29 @@ _KIB = 1 << 10
 def pack(options: argparse.Namespace) -> int:
     """Writes the file, says how large it is. Returns 0."""
     path = catalog.find(options.session)
-    session = Session.open(path)
-    if path.is_file():
-        raise Problem(f"{path} is packed already")
-    output = Path(options.output or f"{path.resolve().name}{SUFFIX}")
-    if output.exists():
-        raise Problem(f"{output} exists already: name another file with -o FILE")
-    if is_live(session):
+    if path.is_dir() and is_live(Session.open(path)):
         print("The job still runs: what was recorded up to now is packed.", file=sys.stderr)
-    left_out = _write(path, output)
+    said, left_out = packed(path, options.output)
     if left_out:
         print(f"Left out, no part of the recording: {', '.join(left_out)}", file=sys.stderr)
-    before = sum(file.stat().st_size for file in path.iterdir())
-    print(f"{output}: {output.stat().st_size / _KIB:.0f} KiB, from {before / _KIB:.0f} KiB")
+    print(said)
     return 0
+
+
+def packed(path: Path, chosen: str | None) -> tuple[str, list[str]]:
+    """Packs a session into the ``chosen`` file, or one in this directory.
+
+    Returns which, and how large it is, and the names of what was left out. Raises Problem, SessionError or OSError.
+    """
+    Session.open(path)
+    if path.is_file():
+        raise Problem(f"{path} is packed already")
+    output = Path(chosen or f"{path.resolve().name}{SUFFIX}")
+    if output.exists():
+        raise Problem(f"{output} exists already: name another file with -o FILE")
+    left_out = _write(path, output)
+    before = sum(file.stat().st_size for file in path.iterdir())
+    return f"{output}: {output.stat().st_size / _KIB:.0f} KiB, from {before / _KIB:.0f} KiB", left_out
 
 
 def _write(path: Path, output: Path) -> list[str]:

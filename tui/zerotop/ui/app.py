@@ -48,7 +48,7 @@ class ZerotopApp(App[Leaving]):
     """Shows one source. ``run()`` returns how the user left.
 
     Args:
-        source: the recording to show; None where there is none until ``watch`` is called.
+        source: the recording to show; None where one is opened later.
         controller: the running job; None for a replay.
         title: the terminal's title, usually the session's name.
         play_from_ns: begin by playing from here (unix ns); None goes along with the end.
@@ -87,15 +87,15 @@ class ZerotopApp(App[Leaving]):
         self._clock = clock
         self._viewer: Viewer | None = None
         self._screens: dict[str, Watching] = {}
-        self._shown = LiveScreen.NAME  # of the screen that is shown, or was shown last
+        self.shown = LiveScreen.NAME  # of the screen that is shown, or was shown last
         self._ticks = 0
         self._terminal: int | None = None
         self._plain = [PlainText(self.glyphs)] if self.glyphs.name == "ascii" else []
         self.title = title or "zerotop"
         if source is not None:
-            self._take(Opened(source, controller, self.title, play_from_ns), speed)
+            self.take(Opened(source, controller, self.title, play_from_ns), speed)
 
-    def _take(self, opened: Opened, speed: float = 1.0) -> None:
+    def take(self, opened: Opened, speed: float = 1.0) -> None:
         """Makes it what is watched."""
         self.title = opened.title
         self._viewer = Viewer(opened.source, opened.controller, self._clock)
@@ -104,6 +104,12 @@ class ZerotopApp(App[Leaving]):
             self._viewer.playhead.play(opened.play_from_ns)
         for screen in SCREENS:
             self.add_mode(screen.NAME, partial(self._made, screen.NAME))
+
+    def forget(self) -> None:
+        """Nothing is watched any more; its screens are for the caller to remove."""
+        self._viewer = None
+        self._screens.clear()
+        self.title = "zerotop"
 
     @property
     def is_watching(self) -> bool:
@@ -118,7 +124,7 @@ class ZerotopApp(App[Leaving]):
 
     @property
     def _watching(self) -> Watching:
-        return self._made(self._shown)
+        return self._made(self.shown)
 
     def _made(self, name: str) -> Watching:
         """The screen of that name, made when it is first asked for and kept with all that was set on it."""
@@ -138,11 +144,12 @@ class ZerotopApp(App[Leaving]):
 
     def on_mount(self) -> None:
         self._terminal = None if self.is_headless else terminal()
-        self._look_first()
+        self.look_first()
         self.set_interval(FRAME_S, self.tick, name="collector")
         self.set_timer(SETTLED_S, _keep_what_there_is)
 
-    def _look_first(self) -> None:
+    def look_first(self) -> None:
+        """The first frame of a recording that is there."""
         if self.is_watching:
             self.viewer.poll()
             self.viewer.check_sampler()
@@ -171,8 +178,8 @@ class ZerotopApp(App[Leaving]):
 
     def action_switch(self, name: str) -> None:
         """Shows the screen of that name. A dialog over it stays where it is: none can be open."""
-        if name != self._shown:
-            self._shown = name
+        if name != self.shown:
+            self.shown = name
             self.switch_mode(name)
             self.draw()
 

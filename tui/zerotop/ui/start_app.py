@@ -1,0 +1,65 @@
+"""The program that begins with the list of recordings, and comes back to it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from textual.binding import Binding, BindingType
+
+from zerotop.ui.app import SCREENS, ZerotopApp
+from zerotop.ui.ports import Leaving
+from zerotop.ui.screens.start import StartScreen
+from zerotop.ui.screens.watching import Watching
+from zerotop.ui.starting import Desk, Opened
+
+_START = "start"
+
+
+class StartApp(ZerotopApp):
+    """Lists recordings; watches the one that is opened, in the screens of the monitor, until it is left."""
+
+    DEFAULT_MODE = _START
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "back", "Back", id="app.back", tooltip="Back to the list of recordings", show=False),
+    ]
+
+    def __init__(self, desk: Desk, **settings: Any) -> None:
+        """``settings``: glyphs, habits and clock, as of the monitor."""
+        super().__init__(None, **settings)
+        self._desk = desk
+        self.add_mode(_START, self._list)
+
+    def _list(self) -> StartScreen:
+        return StartScreen(self._desk, self.glyphs, order=self.habits.get("order", "newest"))
+
+    def on_start_screen_chosen(self, event: StartScreen.Chosen) -> None:
+        self.open_recording(event.opened)
+
+    def on_start_screen_ordered(self, event: StartScreen.Ordered) -> None:
+        self.habits.set("order", event.order)
+
+    def open_recording(self, opened: Opened) -> None:
+        """Shows a recording, on the screen of the monitor that was seen last."""
+        if not self.is_watching:
+            self.take(opened)
+            self.switch_mode(self.shown)
+            self.look_first()
+
+    def left(self, leaving: Leaving) -> None:
+        """Back to the list."""
+        self.call_next(self._back)
+
+    async def _back(self) -> None:
+        await self.switch_mode(_START)
+        self.forget()
+        for screen in SCREENS:
+            await self.remove_mode(screen.NAME)
+
+    async def action_back(self) -> None:
+        """Leaves what is watched."""
+        self.action_leave()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "back":
+            return isinstance(self.screen, Watching)
+        return super().check_action(action, parameters)
