@@ -280,7 +280,8 @@ class TestAllocator:
             ("step", END),
         ]
         fields = ("allocated_bytes", "allocated_peak_bytes", "reserved_bytes", "reserved_peak_bytes")
-        more = ("requested_peak_bytes", "inactive_split_bytes", "retries", "ooms", "segments", "device", "step", "micro_step")
+        more = ("requested_peak_bytes", "inactive_split_bytes", "retries", "ooms", "segments", "device")
+        more += ("step", "micro_step")
         assert rows[0][[*fields, *more]].tolist() == (100, 300, 400, 500, 290, 7, 2, 1, 12, 3, 3, 1)
         assert rows["time_ns"].tolist() == sorted(rows["time_ns"].tolist())
 

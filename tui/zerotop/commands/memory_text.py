@@ -120,7 +120,8 @@ def _host(host: HostLedger, differences: Sequence[Difference]) -> list[str]:
 def _allocator(health: AllocatorHealth) -> list[str]:
     cost = f", {health.extra_s:.2f} s longer than other steps" if health.extra_s is not None else ""
     segments = f", {health.segments} segments" if health.segments is not None else ""
-    found = [f"Allocator of rank {health.rank}: {health.retries} retries{cost}, {health.ooms} out-of-memory errors{segments}"]
+    counts = f"{health.retries} retries{cost}, {health.ooms} out-of-memory errors{segments}"
+    found = [f"Allocator of rank {health.rank}: {counts}"]
     found += [
         f"  step {flush.step}, {flush.phase}: {flush.retries} with {gib(flush.freed_bytes)} GiB given back"
         + (f", {flush.extra_s:+.2f} s" if flush.extra_s is not None else "")
