@@ -27,6 +27,8 @@ from zerotop.session.transcript import Transcript
 _WINDOW = 10
 _OUTPUT_LINES = 200
 _RATE_NS = 2_000_000_000
+_LOST = "The recording stops here: nobody saw how the job ended."
+_DETACHED = "The recording was ended here, and the job went on."
 
 
 class RecordingSource:
@@ -169,7 +171,8 @@ class RecordingSource:
             facts = ended[-1].facts
             return State.ENDED, facts.get("exit_code"), str(facts.get("text") or "")
         if not self._live and cursor >= self._last_written_ns:
-            return State.LOST, None, "The recording stops here: nobody saw how the job ended."
+            left = self._until("detached", cursor)
+            return State.LOST, None, _DETACHED if left else _LOST
         if not engine and not self._until("attached", cursor):
             return State.STARTING, None, "Waiting for a rank to make its DeepSpeed engine."
         return State.RUNNING, None, ""
