@@ -78,7 +78,7 @@ def test_a_gpu_without_room(tmp_path: Path) -> None:
     numbers = {number.label: (number.bytes, number.of_bytes) for number in found.numbers}
     assert numbers["free"] == (gib(20), gib(79))
     # 14.5 are parameters, master weights, state and buffers, 2 are the gradients that the backward makes.
-    assert numbers["of which activations and temporaries"] == (gib(50 - 14.5 - 0.125), None)
+    assert numbers["of which activations"] == (gib(50 - 14.5 - 0.125), None)
     assert numbers["reserved but unused"] == (gib(3), None)
     assert found.setting in found.advice
 

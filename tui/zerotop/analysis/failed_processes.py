@@ -69,7 +69,7 @@ def of_signal(session: Session, cursor_ns: int, gone: Event, end: Death | None) 
         unix_ns=gone.unix_ns,
         rank=rank,
         what=f"{who} {what}{where}.",
-        where=gone.host,
+        where=f"on {gone.host}" if gone.host else "",
         why=_not_for_memory(memory),
         numbers=_host_numbers(memory),
         advice=advice,

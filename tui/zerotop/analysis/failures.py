@@ -140,7 +140,7 @@ def _numbers(session: Session, found: PostMortem) -> list[Number]:
             ("asked for", found.requested_bytes, None),
             ("free", found.free_bytes, limit),
             ("allocated", found.allocated_bytes, None),
-            ("of which activations and temporaries", _activations(session, found), None),
+            ("of which activations", _activations(session, found), None),
             ("reserved but unused", unused, None),
             ("its largest free block", found.largest_free_block_bytes, None),
             ("other processes", found.others_bytes or None, None),

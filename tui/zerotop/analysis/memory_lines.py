@@ -9,6 +9,7 @@ from zerotop.analysis.expected import Difference
 from zerotop.analysis.host_ledger import NOT_RESIDENT, PINNED_SPARE, HostLedger
 from zerotop.analysis.host_ledger import REST as HOST_REST
 from zerotop.analysis.ledger_rows import (
+    ACTIVATIONS,
     ALLOCATED,
     APART,
     BEFORE,
@@ -35,6 +36,8 @@ _PARTS = (
     ((OTHERS, BEFORE, DRIVER, REST, FREE, APART), SUM_DEVICE, "the device"),
 )
 _SHORT = {
+    ACTIVATIONS: "activations, temporaries",
+    UNALLOCATED: "reserved, unallocated",
     DRIVER: "driver",
     BEFORE: "in use before the job",
     OUTSIDE: "outside PyTorch",
@@ -59,6 +62,7 @@ class Line:
     is_sum: bool = False
     pinned_bytes: int = 0  # of a host's row
     per_parameter: float | None = None  # bytes, of a host's row
+    basis: str = ""  # what it rests on, as a few words
     comes_and_goes: bool = False  # what is expected is not there all the time, and is not now
 
     @property
@@ -86,7 +90,8 @@ def _row(key: str, now: GpuLedger, peak: GpuLedger | None, said: Difference | No
     at_peak = peak.bytes_of(key) if peak is not None else None
     expected = said.expected_bytes if said is not None else None
     away = said is not None and bool(said.note)
-    return Line(key, _SHORT.get(key, LABELS[key]), now.bytes_of(key), at_peak, expected, comes_and_goes=away)
+    basis = next((row.basis for row in now.rows if row.key == key), "")
+    return Line(key, _SHORT.get(key, LABELS[key]), now.bytes_of(key), at_peak, expected, basis=basis, comes_and_goes=away)
 
 
 def _worth(key: str, now: GpuLedger, peak: GpuLedger | None, said: Difference | None) -> bool:
@@ -110,6 +115,7 @@ def _without_repeats(lines: Sequence[Line]) -> list[Line]:
 def host_lines(now: HostLedger, differences: Sequence[Difference]) -> tuple[Line, ...]:
     """Of one rank's host memory: the last line is what is resident."""
     said = {each.key: each.expected_bytes for each in differences}
+    away = {each.key for each in differences if each.note}
     rows = [
         Line(
             row.key,
@@ -117,8 +123,10 @@ def host_lines(now: HostLedger, differences: Sequence[Difference]) -> tuple[Line
             row.bytes,
             None,
             said.get(row.key),
+            comes_and_goes=row.key in away,
             pinned_bytes=row.pinned_bytes,
             per_parameter=row.per_parameter,
+            basis=row.basis,
         )
         for row in now.rows
         if row.bytes or said.get(row.key)

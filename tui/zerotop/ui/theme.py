@@ -144,6 +144,8 @@ LIGHT = Theme(
 STYLES = (
     "text",
     "value",
+    "sum",
+    "last-addend",
     "muted",
     "label",
     "axis",

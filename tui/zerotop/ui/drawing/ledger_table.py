@@ -1,0 +1,255 @@
+"""A ledger as a table: what there is now and at the peak, what was expected, and by how much that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zerotop.analysis.inventories import CATEGORIES
+from zerotop.analysis.memory_lines import SUM_DEVICE, SUM_RESIDENT, Line
+from zerotop.analysis.memory_view import MemoryView
+from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.ledger_parts import STYLES, Unit, unit_for
+from zerotop.ui.drawing.rows import Row, filled
+from zerotop.ui.drawing.table import Column, Placed, place, rule
+from zerotop.ui.drawing.text import fit, literal, wrap
+from zerotop.ui.format import MISSING
+
+# A difference of less than this share of the device's or the process's memory is nobody's concern.
+_MUCH = 0.02
+_LAST = (SUM_DEVICE, SUM_RESIDENT)
+
+
+def draw_gpu_ledger(view: MemoryView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
+    """The chosen GPU's. Rows that there is no room for are left out, the least telling first."""
+    if view.gpu is None:
+        return _empty("Ledger", _WITHOUT_GPU, width, height, glyphs, focused=focused)
+    unit = unit_for(view.gpu.total_bytes)
+    lines = [*view.lines, *_beside(view)]
+    several = len({gpu.host for gpu in view.gpus}) > 1
+    name = f"GPU {view.gpu.index}" + (f" of {literal(view.gpu.host, glyphs)}" if several else "")
+    whose = f", {ranks_text(view.gpu.ranks)}" if view.gpu.ranks else ""
+    placed = place(_gpu_columns(unit, lines, glyphs), width)
+    title = ((f"{name}{whose}, {unit.name}", "title-focused" if focused else "title"),)
+    below = [*_owner(view, unit, width, glyphs), *_notes(view, width, glyphs)]
+    return _table(title, placed, lines, below, width, height, glyphs)
+
+
+def draw_host_ledger(view: MemoryView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
+    """The chosen rank's host memory."""
+    if view.host is None:
+        return _empty("Host memory", _WITHOUT_RANK, width, height, glyphs, focused=focused)
+    unit = unit_for(view.host.resident_bytes)
+    placed = place(_host_columns(unit, view.host_lines, glyphs), width)
+    title = ((f"Host memory of rank {view.host.rank}, {unit.name}", "title-focused" if focused else "title"),)
+    below: list[Row] = []
+    if view.host.swap_bytes:
+        below.append(((f"{unit.text(view.host.swap_bytes).strip()} {unit.name} more are swapped out", "warn"),))
+    pinned = view.host.pinned
+    if pinned is not None and pinned.held_bytes:
+        told = (unit.text(size).strip() for size in (pinned.held_bytes, pinned.tensors_bytes))
+        below.append((("PyTorch's pinned allocator holds {} for tensors of {}".format(*told), "muted"),))
+    below += [((line, "muted"),) for note in view.host.notes for line in wrap(note, width, 2, glyphs)]
+    return _table(title, placed, view.host_lines, below, width, height, glyphs)
+
+
+_WITHOUT_GPU = (
+    "No GPU was seen: there is no NVIDIA driver on this machine, or the job uses none. h shows host memory instead.",
+)
+_WITHOUT_RANK = (
+    "No rank has made its DeepSpeed engine yet: whose memory is whose is known from then on.",
+    "A rank that never does is not seen from inside: python -E, -I and -S keep the probe out.",
+)
+
+
+def _empty(title: str, sentences: Sequence[str], width: int, height: int, glyphs: Glyphs, *, focused: bool) -> list[Row]:
+    rows = [rule(((title, "title-focused" if focused else "title"),), width, glyphs)]
+    rows += [((line, "muted"),) for sentence in sentences for line in wrap(sentence, width, 4, glyphs)]
+    return _to_height(rows, width, height, glyphs)
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 0, 1``."""
+    shown = ", ".join(map(str, ranks[:4])) + (" and more" if len(ranks) > 4 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
+
+
+# --- what there is beside the rows ---------------------------------------------------------------------------------------
+
+
+def _beside(view: MemoryView) -> list[Line]:
+    """DeepSpeed's own estimate and the rule of thumb, as lines after the device."""
+    found = []
+    states = sum(line.now_bytes for line in view.lines if line.key in CATEGORIES[:4])
+    estimates = [each.gpu_bytes for each in view.own_estimates]
+    if estimates and view.gpu is not None and view.gpu.ranks:
+        said = min(estimates) * len(view.gpu.ranks)
+        found.append(Line("estimate", "DeepSpeed's estimate", states, None, said))
+    if view.rule is not None and view.peaks is not None:
+        peak = view.peaks.phases[0].allocated_bytes
+        found.append(Line("rule", "rule of thumb", peak, peak, view.rule.bytes))
+    return found
+
+
+def _owner(view: MemoryView, unit: Unit, width: int, glyphs: Glyphs) -> list[Row]:
+    if view.peaks is None:
+        return []
+    peak = view.peaks.phases[0]
+    size = f"{unit.text(peak.allocated_bytes).strip()} {unit.name}"
+    at = f"step {peak.step}, micro-step {peak.micro_step}" if peak.phase != "init" else "before the first step"
+    where = f" at {at}" if peak.phase != "init" else f", {at}"
+    name = peak.phase.replace("_", " ")
+    owner = f"{name} own the peak" if name.endswith("s") else f"{name} owns the peak"
+    row: Row = ((owner, "accent"), (f": {size}{where}", "text"))
+    return [row if sum(len(text) for text, _ in row) <= width else ((fit(f"{owner}: {size}", width, glyphs), "accent"),)]
+
+
+def _notes(view: MemoryView, width: int, glyphs: Glyphs) -> list[Row]:
+    if view.gpu is None:
+        return []
+    notes = dict.fromkeys([*(row.note for row in view.gpu.rows if row.note), *view.gpu.notes])
+    return [((line, "muted"),) for note in notes for line in wrap(note, width, 3, glyphs)]
+
+
+# --- columns -------------------------------------------------------------------------------------------------------------
+
+
+def _gpu_columns(unit: Unit, lines: Sequence[Line], glyphs: Glyphs) -> list[Column[Line]]:
+    device = max(line.now_bytes for line in lines)
+
+    def now(line: Line, _: int) -> Row:
+        return _figure(unit.text(line.now_bytes), line, lines) if line.key != "rule" else ()
+
+    def peak(line: Line, _: int) -> Row:
+        return _figure(unit.text(line.peak_bytes), line, lines) if line.peak_bytes is not None else ()
+
+    return [
+        _names(lines, glyphs),
+        Column((("now", "heading"),), unit.width, 9, now),
+        Column((("at peak", "heading"),), unit.width, 7, peak),
+        *_expectations(unit, device, glyphs),
+        _bases(lines, glyphs),
+    ]
+
+
+def _host_columns(unit: Unit, lines: Sequence[Line], glyphs: Glyphs) -> list[Column[Line]]:
+    total = max(line.now_bytes for line in lines)
+
+    def pinned(line: Line, _: int) -> Row:
+        return _figure(unit.text(line.pinned_bytes), line, lines) if line.pinned_bytes else ()
+
+    def each(line: Line, _: int) -> Row:
+        return ((f"{line.per_parameter:.2f}".rjust(8), "muted"),) if line.per_parameter else ()
+
+    return [
+        _names(lines, glyphs),
+        Column((("now", "heading"),), unit.width, 9, lambda line, _: _figure(unit.text(line.now_bytes), line, lines)),
+        Column((("pinned", "heading"),), unit.width, 7, pinned),
+        *_expectations(unit, total, glyphs),
+        Column((("B/param", "heading"),), 8, 4, each),
+        _bases(lines, glyphs),
+    ]
+
+
+def _names(lines: Sequence[Line], glyphs: Glyphs) -> Column[Line]:
+    longest = max(len(line.label) for line in lines) + 2
+
+    def cell(line: Line, width: int) -> Row:
+        style = STYLES.get(line.key)
+        if line.is_sum or style is None:
+            return ((fit(line.label, width, glyphs), "sum" if line.is_sum else "label"),)
+        swatch = glyphs.swatch if glyphs.smooth else glyphs.part(style)
+        return ((swatch, style), (" ", "text"), (fit(line.label, width - 2, glyphs), "text"))
+
+    return Column((), min(longest, 36), 9, cell, left=True)
+
+
+def _expectations(unit: Unit, whole: int, glyphs: Glyphs) -> list[Column[Line]]:
+    def expected(line: Line, _: int) -> Row:
+        return ((unit.text(line.expected_bytes), "muted"),) if line.expected_bytes is not None else ()
+
+    def difference(line: Line, width: int) -> Row:
+        size = line.difference_bytes
+        if size is None:
+            return ()
+        if line.comes_and_goes:
+            return (("freed".rjust(width), "muted"),)
+        return ((unit.signed(size).rjust(width), "warn" if abs(size) > _MUCH * whole else "text"),)
+
+    return [
+        Column((("expected", "heading"),), 8, 6, lambda line, width: _right(expected(line, width), width)),
+        Column(((glyphs.plain("difference"), "heading"),), 10, 5, difference),
+    ]
+
+
+def _right(row: Row, width: int) -> Row:
+    missing = width - sum(len(text) for text, _ in row)
+    return ((" " * missing, "text"), *row) if row else ()
+
+
+def _bases(lines: Sequence[Line], glyphs: Glyphs) -> Column[Line]:
+    """What rows rest on, where there is much room."""
+    longest = max([8, *(len(line.basis) for line in lines)])
+    return Column(
+        (("  rests on", "heading"),),
+        longest + 2,
+        1,
+        lambda line, width: ((f"  {fit(line.basis, width - 2, glyphs)}", "muted"),),
+        left=True,
+    )
+
+
+def _figure(text: str, line: Line, lines: Sequence[Line]) -> Row:
+    if line.is_sum:
+        return ((text, "sum"),)
+    blank = len(text) - len(text.lstrip())
+    style = "last-addend" if _before_sum(line, lines) else "muted" if text.strip() in ("0.00", "0.0", MISSING) else "value"
+    if style == "last-addend":
+        # The line under the addends is as long for all of them.
+        return ((text[: max(0, blank - 1)], "text"), (text[max(0, blank - 1) :], style))
+    return ((text, style),)
+
+
+def _before_sum(line: Line, lines: Sequence[Line]) -> bool:
+    place = next((number for number, one in enumerate(lines) if one is line), len(lines))
+    return place + 1 < len(lines) and lines[place + 1].is_sum
+
+
+# --- rows ----------------------------------------------------------------------------------------------------------------
+
+
+def _table(
+    title: Row, placed: Placed[Line], lines: Sequence[Line], below: Sequence[Row], width: int, height: int, glyphs: Glyphs
+) -> list[Row]:
+    rows = [rule(title, width, glyphs, placed)]
+    shown = _that_fit(lines, height - 1)
+    # Sentences that are known now are not to be missed for rows that are hardly anything.
+    if below and len(shown) + 1 + len(below[:1]) > height:
+        shown = _that_fit(lines, height - 1 - len(below[:1]))
+    rows += [placed.row(line, width, glyphs) for line in shown]
+    if below and height - len(rows) > len(below):
+        rows.append(())
+    return _to_height([*rows, *below], width, height, glyphs)
+
+
+def _that_fit(lines: Sequence[Line], room: int) -> list[Line]:
+    """In their order; the last sum stays, what is hardly anything goes first, then what is beside the ledger, then sums."""
+    kept = list(lines)
+    largest = max((line.now_bytes for line in lines), default=0)
+
+    def importance(line: Line) -> tuple[int, int]:
+        size = max(abs(line.now_bytes), line.peak_bytes or 0, line.expected_bytes or 0)
+        if line.key in _LAST:
+            return 9, size
+        if line.is_sum:
+            return 3, size
+        if line.key in ("estimate", "rule"):
+            return 2, size
+        return (1 if size < largest / 1000 else 4), size
+
+    while len(kept) > max(0, room):
+        kept.remove(min(kept, key=importance))
+    return kept
+
+
+def _to_height(rows: list[Row], width: int, height: int, glyphs: Glyphs) -> list[Row]:
+    return [filled(row, width, glyphs) for row in rows[:height]] + [filled((), width, glyphs)] * (height - len(rows))

@@ -1,0 +1,128 @@
+"""Why the job died, in one block: what, where, why, the numbers, its last seconds, and the setting most likely to help."""
+
+from __future__ import annotations
+
+from zerotop.analysis.failure import Failure, Number
+from zerotop.analysis.host_deaths import HostMemory
+from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.ledger_parts import Unit, unit_for
+from zerotop.ui.drawing.rows import Row, filled
+from zerotop.ui.drawing.table import rule
+from zerotop.ui.drawing.text import literal, wrap
+from zerotop.ui.drawing.words import phase_style
+from zerotop.ui.format import clock, time_unit
+
+_TITLES = {"memory": "Out of memory", "signal": "Killed", "error": "Failed"}
+_LABEL = 24
+_NUMBERS_WIDTH = _LABEL + 21
+_TWO_COLUMNS_FROM = 110
+
+
+def post_mortem_rows(failure: Failure, cursor_ns: int, width: int, most: int, glyphs: Glyphs) -> int:
+    """How many rows :func:`draw_post_mortem` makes use of, at most ``most``."""
+    return min(most, len(_rows(failure, cursor_ns, width, glyphs)))
+
+
+def draw_post_mortem(
+    failure: Failure, cursor_ns: int, width: int, height: int, glyphs: Glyphs, *, focused: bool = False
+) -> list[Row]:
+    """What matters most comes first: what is left out where there is little room is at the end."""
+    rows = _rows(failure, cursor_ns, width, glyphs, focused=focused)[:height]
+    return [filled(row, width, glyphs) for row in rows] + [filled((), width, glyphs)] * (height - len(rows))
+
+
+def _rows(failure: Failure, cursor_ns: int, width: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
+    ago = max(0.0, (cursor_ns - failure.unix_ns) / 1e9)
+    when = f" {clock(ago)} ago" if ago >= 1 else ""
+    state = "" if failure.final else ", whether the job lives on is not known yet"
+    title: Row = ((_TITLES[failure.kind], "alert" if not focused else "title-focused"), (f"{when}{state}", "muted"))
+    two = width >= _TWO_COLUMNS_FROM and bool(failure.numbers)
+    left = width - _NUMBERS_WIDTH - 3 if two else width
+    words = _words(failure, left, glyphs)
+    numbers = _numbers(failure, glyphs)
+    rows = [rule(title, width, glyphs)]
+    if not two:
+        return [*rows, *words, *numbers, *_last(failure, width, glyphs)]
+    for place in range(max(len(words), len(numbers))):
+        one = words[place] if place < len(words) else ()
+        two_ = numbers[place] if place < len(numbers) else ()
+        rows.append((*filled(one, left, glyphs), ("   ", "text"), *filled(two_, _NUMBERS_WIDTH, glyphs)))
+    return [*rows, *_last(failure, width, glyphs)]
+
+
+def _words(failure: Failure, width: int, glyphs: Glyphs) -> list[Row]:
+    rows: list[Row] = [((line, "alert"),) for line in wrap(literal(failure.what, glyphs), width, 2, glyphs)]
+    help_ = _advice(failure, width, glyphs)
+    if failure.where:
+        rows += [((line, "muted"),) for line in wrap(literal(failure.where, glyphs), width, 2, glyphs)]
+    rows += [((line, "text"),) for line in wrap(literal(failure.why, glyphs), width, 6, glyphs)]
+    return [*rows, *help_]
+
+
+def _advice(failure: Failure, width: int, glyphs: Glyphs) -> list[Row]:
+    """The setting stands out."""
+    lead = f"{glyphs.arrow} "
+    rows: list[Row] = []
+    for number, line in enumerate(wrap(literal(failure.advice, glyphs), width - len(lead), 4, glyphs)):
+        before, setting, after = line.partition(failure.setting) if failure.setting else (line, "", "")
+        start = lead if not number else " " * len(lead)
+        rows.append(((start, "accent"), (before, "value"), (setting, "accent"), (after, "value")))
+    return rows
+
+
+def _numbers(failure: Failure, glyphs: Glyphs) -> list[Row]:
+    if not failure.numbers:
+        return []
+    unit = unit_for(max(max(number.bytes, number.of_bytes or 0) for number in failure.numbers))
+    return [_number(number, unit) for number in failure.numbers]
+
+
+def _number(number: Number, unit: Unit) -> Row:
+    label = f"  {number.label}" if number.label.startswith("of which") else number.label
+    of = f" of {unit.text(number.of_bytes).strip()}" if number.of_bytes is not None else ""
+    asked = number.label == "asked for"
+    figure = (unit.text(number.bytes), "alert" if asked else "value")
+    return ((label.ljust(_LABEL)[:_LABEL], "muted"), figure, (f"{of} {unit.name}", "muted"))
+
+
+def _last(failure: Failure, width: int, glyphs: Glyphs) -> list[Row]:
+    rows: list[Row] = []
+    if failure.spans:
+        rows.append(_phases(failure, width, glyphs))
+    on_host = failure.memory is None or failure.memory.kind in ("host", "killed")
+    if failure.host_memory and on_host:
+        rows.append(_memory(failure.host_memory, width, glyphs))
+    if failure.last_words and failure.kind == "memory":
+        rows += [((line, "output"),) for line in wrap(literal(failure.last_words, glyphs), width, 3, glyphs)]
+    return rows
+
+
+def _phases(failure: Failure, width: int, glyphs: Glyphs) -> Row:
+    """The last ones that fit, each in its colour, the one it died in marked."""
+    told: list[tuple[tuple[str, str], ...]] = []
+    room = width - len("last phases")
+    for span in reversed([span for span in failure.spans if not span.depth or span.failed]):
+        unit, each = time_unit(span.seconds)
+        text = f" {span.phase.replace('_', ' ')} {span.seconds * each:.{0 if unit == 'ms' else 2}f} {unit}"
+        mark = f"  {glyphs.swatch if glyphs.smooth else glyphs.part(phase_style(span.phase))}"
+        failed = f" {glyphs.skipped}" if span.failed else ""
+        room -= len(mark) + len(text) + len(failed)
+        if room < 0:
+            break
+        told.append(((mark, phase_style(span.phase)), (text, "text"), (failed, "alert")))
+    return (("last phases", "muted"), *(part for one in reversed(told) for part in one))
+
+
+def _memory(samples: tuple[HostMemory, ...], width: int, glyphs: Glyphs) -> Row:
+    """The node's memory as a strip, a cell for each sample."""
+    limit = max(sample.limit_bytes for sample in samples)
+    unit = unit_for(limit)
+    last = samples[-1]
+    figures = f" {unit.text(last.used_bytes).strip()} of {unit.text(limit).strip()} {unit.name}"
+    seconds = (last.unix_ns - samples[0].unix_ns) / 1e9
+    label = f"host memory, last {seconds:.0f} s  "
+    room = max(0, width - len(label) - len(figures))
+    shown = samples[max(0, len(samples) - room) :] if room else ()
+    levels = glyphs.levels
+    strip = "".join(levels[max(1, round(sample.used_bytes / max(1, limit) * (len(levels) - 1)))] for sample in shown)
+    return ((label, "muted"), (strip, "memory-other"), (figures, "text"))
