@@ -105,13 +105,13 @@ def _arguments(sides: Sides) -> Iterator[Measure]:
 
 
 def _options(side: _Side) -> dict[str, str]:
-    """Each with its value, "" where it has none; what stands alone has its place for a name."""
+    """Each with its value, "yes" where it has none; what stands alone has its place for a name."""
     options: dict[str, str] = {}
     last = ""
     for place, word in enumerate(map(str, side.hello.get("arguments") or ())):
         if word.startswith("-"):
             name, _, value = word.partition("=")
-            options[name], last = value, "" if value else name
+            options[name], last = value or "yes", "" if value else name
         elif last:
             options[last], last = word, ""
         else:

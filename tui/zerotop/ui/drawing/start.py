@@ -89,7 +89,8 @@ def _of_recording(recording: Recording, glyphs: Glyphs) -> list[tuple[str, str]]
 def _ending(recording: Recording, known: Overview) -> str:
     if recording.live:
         return "It runs. Enter watches it; leaving that asks what becomes of it." if not known.end else known.end
-    return known.end or "The recording stops there: nobody saw how the job ended."
+    ran_out = f"It ran out of {known.why}. " if known.why in ("GPU memory", "host memory") else ""
+    return ran_out + (known.end or "The recording stops there: nobody saw how the job ended.")
 
 
 def _trained(known: Overview, glyphs: Glyphs) -> str:
