@@ -30,6 +30,7 @@ from zerotop.ui.screens.leave import LeaveDialog
 from zerotop.ui.screens.live import LiveScreen
 from zerotop.ui.screens.output import OutputScreen
 from zerotop.ui.screens.pages import help_page, job_text
+from zerotop.ui.screens.threads import ThreadsScreen
 from zerotop.ui.screens.watching import Watching
 from zerotop.ui.starting import Opened
 from zerotop.ui.theme import DARK, DARK_NAME, LIGHT, LIGHT_NAME
@@ -39,7 +40,7 @@ from zerotop.ui.widgets.panels import Output, Pressable, Transport
 FRAME_S = 0.22  # between looks at the recording: what was written is on screen within this and one drawing
 SETTLED_S = 2.0  # until the screen's own objects are made
 # In the order of their numbers.
-SCREENS: tuple[type[Watching], ...] = (LiveScreen, OutputScreen)
+SCREENS: tuple[type[Watching], ...] = (LiveScreen, ThreadsScreen, OutputScreen)
 TABS = tuple(Tab(screen.NAME, screen.TITLE) for screen in SCREENS)
 HEARTBEAT_S = 0.5  # a frame at least this often, so that times go on counting
 
@@ -249,6 +250,10 @@ class ZerotopApp(App[Leaving]):
 
     def on_watching_sought(self, event: Watching.Sought) -> None:
         self.viewer.go_to_ns(event.time_ns)
+        self.draw()
+
+    def on_watching_rank_chosen(self, event: Watching.RankChosen) -> None:
+        self.viewer.set_rank(event.rank)
         self.draw()
 
     def on_output_scrolled(self, event: Output.Scrolled) -> None:

@@ -83,6 +83,8 @@ class Glyphs:
     play: str = "▶"
     pause: str = "▮▮"
     knob: str = "●"
+    closed: str = "▸"  # before what can be opened
+    opened: str = "▾"
     track: str = "━"
     rest: str = "─"
     thumb: str = "┃"  # where one is, in a column that stands for a whole
@@ -130,6 +132,8 @@ ASCII = Glyphs(
     play=">",
     pause="||",
     knob="O",
+    closed="+",
+    opened="-",
     track="=",
     rest="-",
     thumb="#",

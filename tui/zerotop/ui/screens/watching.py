@@ -43,6 +43,13 @@ class Watching(Screen[None]):
             super().__init__()
             self.time_ns = time_ns
 
+    class RankChosen(Message):
+        """Every screen is to be about this rank from now on."""
+
+        def __init__(self, rank: int) -> None:
+            super().__init__()
+            self.rank = rank
+
     ALLOW_SELECT = False
     AUTO_FOCUS = ""  # nothing stands out until tab is pressed
 

@@ -1,0 +1,224 @@
+"""The threads screen: a rank's cores and busy threads over time, and under them, at the same times, each of its threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+
+import numpy as np
+
+from zerotop.analysis.affinity import Cores, cores_text
+from zerotop.analysis.threads import Group, RankThreads, Thread
+from zerotop.analysis.view import Floats
+from zerotop.ui.charts import AXIS_WIDTH, Canvas, Kind, Scale, Watched, framed, grid, line, mean, minmax, stack, time_axis
+from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.memory import panel_title
+from zerotop.ui.drawing.rows import Row, filled
+from zerotop.ui.drawing.strips import strip
+from zerotop.ui.drawing.table import Column, Placed, place, rule
+from zerotop.ui.drawing.text import fit, literal
+from zerotop.ui.drawing.words import phase_style
+from zerotop.ui.format import about, fixed
+
+_WINDOW_PIECES = 120  # half seconds that are seen at least
+_CHART_FROM = 12  # rows of the panel from which there is a chart too
+_SERIES = "series-0"  # the line of busy threads
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A row of the table: a group of threads, one of its threads, or a group of one."""
+
+    group: Group
+    thread: Thread | None = None  # None: the whole group
+    open: bool = False  # its threads follow
+    nodes: bool = False  # whether the host has several NUMA nodes
+
+    @property
+    def item(self) -> Group | Thread:
+        return self.thread if self.thread is not None else self.group
+
+
+Cell = Callable[[Line, int], Row]
+
+
+def history_shape(width: int) -> tuple[int, int]:
+    """(cells, half seconds a cell) of the histories in a panel of this width."""
+    columns = _columns_of(width, lambda line, size: (), lambda line, size: (), several_nodes=False, bound=False).columns
+    size = next(size for column, _, size in columns if column.grows)
+    return size, max(1, -(-_WINDOW_PIECES // size))
+
+
+def _columns_of(width: int, name: Cell, history: Cell, *, several_nodes: bool, bound: bool) -> Placed[Line]:
+    """The columns. Those that depend on what was recorded take their room in any case, so that nothing moves."""
+    return place(
+        [
+            Column((), AXIS_WIDTH + (15 if width < 100 else 19), 9, name, left=True),
+            Column((), 8, 9, history, grows=True, left=True),
+            Column((("cores", "heading"),), 5, 9, _cores),
+            Column((("wait", "heading"),), 4, 7, _wait),
+            Column((("ran on cores", "heading"),), 12 if width < 110 else 16, 6, _ran_on),
+            Column((("node", "heading"),) if several_nodes else (), 4, 3, _node),
+            Column((("may run on", "heading"),) if bound else (), 12, 2, _allowed),
+        ],
+        width,
+    )
+
+
+def _placed(threads: RankThreads, width: int, nodes: int, glyphs: Glyphs) -> Placed[Line]:
+    styles = [phase_style(phase) for phase in threads.phases]
+
+    def name(line: Line, size: int) -> Row:
+        return _name(line, size, glyphs)
+
+    def history(line: Line, size: int) -> Row:
+        top = 1.0 if line.thread is not None else float(len(line.group.threads))
+        return strip(line.item.history.tolist(), styles, top, size, 1, glyphs)[0]
+
+    return _columns_of(width, name, history, several_nodes=nodes > 1, bound=bool(threads.allowed))
+
+
+def _cores(line: Line, size: int) -> Row:
+    return ((fixed(line.item.cores_used, 1, size), "value" if line.item.cores_used else "muted"),)
+
+
+def _wait(line: Line, size: int) -> Row:
+    return ((fixed(line.item.waiting, 1, size), "warn" if line.item.waiting >= 0.5 else "muted"),)
+
+
+def _ran_on(line: Line, size: int) -> Row:
+    return _core_list(line.item.ran_on, size)
+
+
+def _allowed(line: Line, size: int) -> Row:
+    return _core_list(line.item.allowed, size)
+
+
+def _core_list(cores: Cores, size: int) -> Row:
+    """``0-3,8``, or how many there are where that is too long."""
+    text = cores_text(cores)
+    return (((text if len(text) <= size else f"{len(cores)} cores").rjust(size), "muted"),)
+
+
+def _node(line: Line, size: int) -> Row:
+    nodes = line.item.nodes if line.nodes else ()
+    return ((",".join(map(str, nodes)).rjust(size), "warn" if len(nodes) > 1 else "muted"),)
+
+
+def lines(threads: RankThreads, opened: Set[str], nodes: int) -> list[Line]:
+    """The rows of the table: groups, and of those that are opened each thread."""
+    found: list[Line] = []
+    for group in threads.groups:
+        is_open = group.name in opened and len(group.threads) > 1
+        found.append(Line(group, open=is_open, nodes=nodes > 1))
+        if is_open:
+            found.extend(Line(group, thread, nodes=nodes > 1) for thread in group.threads)
+    return found
+
+
+def draw_threads(
+    threads: RankThreads,
+    told: Sequence[str],
+    opened: Set[str],
+    nodes: int,
+    watched: Watched,
+    begin_s: float,
+    size: tuple[int, int],
+    glyphs: Glyphs,
+    *,
+    top: int = 0,
+) -> list[Row]:
+    """The panel. ``told`` are sentences, ``nodes`` how many NUMA nodes the host has, ``top`` the first thread seen."""
+    width, height = size
+    if height <= 0 or width <= 0:
+        return []
+    placed = _placed(threads, width, nodes, glyphs)
+    rows = [rule(_title(threads, width), width, glyphs, placed)]
+    rows += [filled((("! ", "warn"), (fit(text, width - 2, glyphs), "warn")), width, glyphs) for text in told[: height // 6]]
+    table = [placed.row(line, width, glyphs) for line in lines(threads, opened, nodes)]
+    table.append(filled(_rest(threads, glyphs), width, glyphs))
+    room = height - len(rows)
+    if height >= _CHART_FROM:
+        rows += _chart(threads, placed, watched, begin_s, max(5, min(room - len(table), room // 2)), width, glyphs)
+        room = height - len(rows)
+    top = max(0, min(top, len(table) - room))
+    shown = table[top : top + room]
+    if len(table) > top + room and shown:
+        hidden = len(table) - top - room + 1
+        shown[-1] = filled(((f"{glyphs.ellipsis} {hidden} more rows below", "muted"),), width, glyphs)
+    return (rows + shown + [filled((), width, glyphs)] * height)[:height]
+
+
+def _title(threads: RankThreads, width: int) -> Row:
+    rank = threads.rank
+    name = f"Rank {rank.rank}" if rank.rank >= 0 else f"Process {rank.pid}"
+    text = f" {rank.thread_count} threads, {rank.busy_threads} busy"
+    return (*panel_title(name, False), (text if width >= 60 else "", "title-value"))
+
+
+def _name(line: Line, size: int, glyphs: Glyphs) -> Row:
+    if line.thread is not None:
+        name = literal(line.thread.name, glyphs)
+        return (("    ", "text"), (fit(f"{name} {line.thread.tid}", size - 4, glyphs, words=False), "muted"))
+    count = len(line.group.threads)
+    mark = " " if count == 1 else glyphs.opened if line.open else glyphs.closed
+    number = f"{count} {glyphs.times} " if count > 1 else ""
+    name = fit(literal(line.group.name, glyphs), size - 2 - len(number), glyphs, words=False)
+    return ((f"{mark} ", "accent"), (number, "value"), (name, "text"))
+
+
+def _rest(threads: RankThreads, glyphs: Glyphs) -> Row:
+    """What is not in the table."""
+    if not threads.recorded:
+        return (("  No threads were recorded: zerotop run and zerotop attach record them.", "muted"),)
+    if not threads.rank.alive:
+        return (("  This process has ended: what it did last is shown.", "muted"),)
+    other = f"  {threads.rest_threads} others, {threads.rest_cores:.1f} cores"
+    if threads.rest_cores >= 1:
+        return ((f"{other}: of each rank the busiest threads are recorded", "muted"),)
+    return ((f"{other}: they hardly run", "muted"),)
+
+
+def _chart(
+    threads: RankThreads, placed: Placed[Line], watched: Watched, begin_s: float, height: int, width: int, glyphs: Glyphs
+) -> list[Row]:
+    """Cores used, in the colours of the phases, and the number of busy threads as a line; time below."""
+    (_, _, name_size), (_, _, size) = placed.columns[:2]
+    used = _columns(threads, threads.cores_used, size)
+    low, high = minmax(threads.time_s, threads.busy, threads.begin_s, threads.end_s, 2 * size, hold=0.5)
+    highest = max(float(np.nanmax(values, initial=0.0)) for values in (used, high))
+    canvas = Canvas(size, height - 1, glyphs)
+    axis = watched.scale("cores", Kind.CORES, highest, canvas.height)
+    grid(canvas, axis)
+    _paint_phases(canvas, used, threads.phases, axis)
+    line(canvas, low, high, _SERIES, top=axis.highest, letter="b")
+    axis_row = time_axis(threads.begin_s, threads.end_s, size, glyphs, zero_s=begin_s)
+    left = name_size + 1 - AXIS_WIDTH
+    legend = [*_legend(threads, left, glyphs), *[()] * height][:height]
+    rows = framed(canvas, axis, axis_row)
+    return [filled((*filled(told, left, glyphs), *row), width, glyphs) for told, row in zip(legend, rows, strict=True)]
+
+
+def _columns(threads: RankThreads, values: Floats, size: int) -> Floats:
+    return mean(threads.time_s, values, threads.begin_s, threads.end_s, size, hold=0.5)
+
+
+def _paint_phases(canvas: Canvas, used: Floats, phases: Sequence[str], axis: Scale) -> None:
+    """Each column in the colour of the phase that its time was spent in."""
+    styles = np.array([phase_style(phase) for phase in phases])
+    layers = [(str(style), np.where(styles == style, used, np.nan)) for style in np.unique(styles)]
+    stack(canvas, layers, top=axis.highest)
+
+
+def _legend(threads: RankThreads, width: int, glyphs: Glyphs) -> list[Row]:
+    """What the chart shows, beside it."""
+    rank = threads.rank
+    kinds = list(dict.fromkeys(phase for phase in threads.phases if phase))
+    named = [((glyphs.swatch, phase_style(phase)), (f" {phase}", "muted")) for phase in kinds]
+    return [
+        ((f"{glyphs.swatch} ", "load"), (f"{fixed(rank.cores_used, 1, 4)} cores", "text")),
+        ((f"{glyphs.track} ", _SERIES), (f"{rank.busy_threads:4d} busy", "text")),
+        ((f"last {about(threads.end_s - threads.begin_s)}", "muted"),),
+        *([()] if named else []),
+        *(tuple(row) for row in named if width >= 12),
+    ]
