@@ -16,12 +16,19 @@ class FakeJob:
         self.stops = 0
         self.sampler = True
         self.restarts = 0
+        self.looks: list[tuple[int, bool]] = []
         self.trouble: OSError | None = None
 
     def stop(self) -> None:
         if self.trouble:
             raise self.trouble
         self.stops += 1
+
+    def look(self, steps: int, stacks: bool) -> int:
+        if self.trouble:
+            raise self.trouble
+        self.looks.append((steps, stacks))
+        return len(self.looks)
 
     def sampler_alive(self) -> bool:
         return self.sampler

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from zerotop.analysis.microscope import Look, looks
-from zerotop.commands.microscope import ask
+from zerotop.analysis.microscope import Look, Looks, looks
+from zerotop.commands.looking import ask
 from zerotop.session.reader import Session
 from zerotop_probe.inside.microscope import Microscope
 from zerotop_probe.inside.part import Meter, now
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.recording import directory
 from zerotop_probe.recording.clock import clock_pair
+from zerotop_probe.recording.tables import PHASES
 from zerotop_probe.recording.writer import Identity
 
 ME = Identity.of_this_process("rank", 0)
@@ -78,7 +79,7 @@ def test_nobody_asked(rank: Rank) -> None:
 
 
 def test_the_curve_its_peak_and_who_was_alive(rank: Rank) -> None:
-    ask(rank.session, 1, steps=2, stacks=False)
+    assert ask(rank.session, steps=2, stacks=False) == 1
     rank.step(4)
     assert rank.memory.recording["context"] is None
 
@@ -106,7 +107,7 @@ def test_the_curve_its_peak_and_who_was_alive(rank: Rank) -> None:
 
 def test_another_look_with_stacks_leaves_torchs_own_file(rank: Rank) -> None:
     for request, stacks in ((1, False), (2, True)):
-        ask(rank.session, request, steps=1, stacks=stacks)
+        assert ask(rank.session, steps=1, stacks=stacks) == request
         os.utime(Path(rank.session) / directory.MICROSCOPE_FILE, ns=(request, request))
         rank.step(2 * request)
         rank.step(2 * request + 1, lambda: rank.memory.did("alloc", 512, 20))
@@ -117,9 +118,28 @@ def test_another_look_with_stacks_leaves_torchs_own_file(rank: Rank) -> None:
     assert plain.curve_bytes.tolist() == stacked.curve_bytes.tolist() == [1020]
 
 
+def test_only_the_last_look_of_a_rank_is_computed_and_only_once(rank: Rank) -> None:
+    for request in (1, 2):
+        ask(rank.session, steps=1, stacks=False)
+        os.utime(Path(rank.session) / directory.MICROSCOPE_FILE, ns=(request, request))
+        rank.step(2 * request)
+        rank.step(2 * request + 1, lambda: rank.memory.did("alloc", 512, 20))
+    session = Session.open(Path(rank.session))
+    known, first = Looks(session), rank.looks()[0]
+    found = known.at(session.last_written_ns, 0)
+    assert found is not None
+    assert (found.request, found.phases.tolist()) == (2, [PHASES.index("backward")])
+    assert known.at(session.last_written_ns, 0) is found
+    earlier = known.at(first.known_ns, 0)
+    assert earlier is not None
+    assert earlier.request == 1
+    assert known.at(first.known_ns - 1, 0) is None
+    assert known.at(session.last_written_ns, 1) is None
+
+
 def test_a_job_that_records_its_history_itself_is_left_alone(rank: Rank) -> None:
     rank.memory.did("alloc", 512, 20)
-    ask(rank.session, 1, steps=1, stacks=False)
+    ask(rank.session, steps=1, stacks=False)
     rank.step(0)
     rank.step(1)
     (look,) = rank.looks()
@@ -128,13 +148,13 @@ def test_a_job_that_records_its_history_itself_is_left_alone(rank: Rank) -> None
     assert len(rank.memory.history) == 1
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"request": "x", "steps": 1}', '{"steps": 1}', "null"])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"request": 1e999}', '{"request": "x", "steps": 1}', '{"steps": 1}', "null"])
 def test_a_request_that_is_none(rank: Rank, text: str) -> None:
     (Path(rank.session) / directory.MICROSCOPE_FILE).write_text(text)
     rank.step(0)
     rank.step(1)
     assert rank.looks() == ()
-    ask(rank.session, 3, steps=1, stacks=False)
+    assert ask(rank.session, steps=1, stacks=False, after=2) == 3
     rank.step(2)
     rank.step(3)
     assert [look.request for look in rank.looks()] == [3]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from zerotop.commands.looking import ask
 from zerotop_probe.outside import agent, control
 from zerotop_probe.recording import directory
 
@@ -25,6 +26,10 @@ class JobController:
     def stop(self) -> None:
         """Asks the job to end; the second call ends it hard. Raises OSError if it cannot be reached."""
         control.request_stop(self._session)
+
+    def look(self, steps: int, stacks: bool) -> int:
+        """Asks for a look through the microscope at the next steps; returns the request's number. Raises OSError."""
+        return ask(self._session, steps=steps, stacks=stacks)
 
     def sampler_alive(self) -> bool:
         """False when the sampler is gone while the job still runs."""

@@ -4,17 +4,16 @@
 import argparse
 import dataclasses
 import json
-import os
 import time
 from typing import Any
 
 from zerotop.analysis.microscope import Look, looks
 from zerotop.analysis.phases import name
+from zerotop.commands.looking import ask
 from zerotop.commands.problems import Problem
 from zerotop.commands.running import RunningSession
 from zerotop.session import catalog
 from zerotop.session.reader import Session
-from zerotop_probe.recording.directory import MICROSCOPE_FILE
 
 _POLL_S = 0.2
 _GIB = 1 << 30
@@ -30,27 +29,16 @@ def microscope(options: argparse.Namespace) -> int:
     session = RunningSession.open(path)
     found = looks(session, session.end_ns)
     if session.live:
-        request = max((look.request for look in found), default=0) + 1
-        ask(str(path), request, steps=options.steps, stacks=options.stacks)
+        try:
+            before = max((look.request for look in found), default=0)
+            request = ask(str(path), steps=options.steps, stacks=options.stacks, after=before)
+        except OSError as error:
+            raise Problem(f"The request cannot be written into {path}: {error.strerror}.") from error
         found = _await(session, request, options.wait)
     if not found:
         raise Problem("Nobody looked through the microscope in this recording, and its job runs no more.")
     print(json.dumps([_as_dict(look) for look in found], indent=1) if options.json else _text(found))
     return 0
-
-
-def ask(session: str, request: int, *, steps: int, stacks: bool) -> None:
-    """Leaves a request for all ranks in the session's directory.
-
-    Raises Problem if it cannot be written.
-    """
-    target = os.path.join(session, MICROSCOPE_FILE)
-    try:
-        with open(target + ".new", "w", encoding="utf-8") as file:
-            json.dump({"request": request, "steps": steps, "stacks": stacks}, file)
-        os.replace(target + ".new", target)
-    except OSError as error:
-        raise Problem(f"The request cannot be written into {session}: {error.strerror}.") from error
 
 
 def _await(session: Session, request: int, wait_s: float) -> tuple[Look, ...]:

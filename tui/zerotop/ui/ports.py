@@ -69,6 +69,15 @@ class Controller(Protocol):
             OSError: the job cannot be reached; the text says why.
         """
 
+    def look(self, steps: int, stacks: bool) -> int:
+        """Asks every rank to record all allocations of its next ``steps`` steps, with Python stacks or without.
+
+        Returns the request's number, which the looks that answer it have. Returns at once.
+
+        Raises:
+            OSError: it cannot be asked; the text says why.
+        """
+
     def sampler_alive(self) -> bool:
         """False when the process that samples this node is gone while the job still runs."""
 
