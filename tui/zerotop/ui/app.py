@@ -30,6 +30,7 @@ from zerotop.ui.screens.leave import LeaveDialog
 from zerotop.ui.screens.live import LiveScreen
 from zerotop.ui.screens.output import OutputScreen
 from zerotop.ui.screens.pages import help_page, job_text
+from zerotop.ui.screens.ranks import RanksScreen
 from zerotop.ui.screens.threads import ThreadsScreen
 from zerotop.ui.screens.watching import Watching
 from zerotop.ui.starting import Opened
@@ -40,7 +41,7 @@ from zerotop.ui.widgets.panels import Output, Pressable, Transport
 FRAME_S = 0.22  # between looks at the recording: what was written is on screen within this and one drawing
 SETTLED_S = 2.0  # until the screen's own objects are made
 # In the order of their numbers.
-SCREENS: tuple[type[Watching], ...] = (LiveScreen, ThreadsScreen, OutputScreen)
+SCREENS: tuple[type[Watching], ...] = (LiveScreen, RanksScreen, ThreadsScreen, OutputScreen)
 TABS = tuple(Tab(screen.NAME, screen.TITLE) for screen in SCREENS)
 HEARTBEAT_S = 0.5  # a frame at least this often, so that times go on counting
 
@@ -194,6 +195,11 @@ class ZerotopApp(App[Leaving]):
         self.viewer.choose_rank(number)
         self.draw()
 
+    def action_set_rank(self, rank: int) -> None:
+        """This rank, on all screens."""
+        self.viewer.set_rank(rank)
+        self.draw()
+
     # Time
 
     def action_toggle_play(self) -> None:
@@ -297,6 +303,14 @@ class ZerotopApp(App[Leaving]):
             self.viewer.controller.restart_sampler()
         except OSError as error:
             self.notify(f"The sampler cannot be started: {error}", severity="error", markup=False)
+
+    def action_look(self) -> None:
+        """Has the job record every allocation of its next step."""
+        try:
+            self.viewer.ask_to_look()
+        except OSError as error:
+            self.notify(f"The job cannot be asked: {error}", severity="error", markup=False)
+        self.draw()
 
     def action_job(self) -> None:
         if self._watching.frame is not None:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.failures import Failures
 from zerotop.analysis.view import LiveView
 from zerotop.ui.drawing.findings import time_marks, weightiest
 from zerotop.ui.drawing.footer import Moment
@@ -32,6 +33,8 @@ class Viewer:
         self._sampler_alive = True
         self._chosen: Annotation | None = None
         self._rank: int | None = None
+        self._failures = Failures(source.session)
+        self._asked: int | None = None
 
     def poll(self) -> bool:
         """Reads what is new; True when the screen would look different."""
@@ -66,12 +69,35 @@ class Viewer:
         findings = tuple(finding for finding in known if finding.known_ns <= cursor_ns)
         told = self._chosen_here(cursor_ns) or weightiest(findings, cursor_ns)
         return Frame(
-            self._view, moment, pane, self._fps(), self._problems(), keys, findings, told, known, rank=self._rank_shown()
+            self._view,
+            moment,
+            pane,
+            self._fps(),
+            self._problems(),
+            keys,
+            findings,
+            told,
+            known,
+            rank=self._rank_shown(),
+            failure=self._failures.at(cursor_ns),
+            steered=self.steered,
+            asked=self._asked,
         )
+
+    @property
+    def steered(self) -> bool:
+        """Whether the job runs and can be asked for something."""
+        return self.controller is not None and self.source.live
+
+    def ask_to_look(self) -> None:
+        """Asks for a look through the microscope at the next step. Raises OSError."""
+        if self.controller is not None:
+            self._asked = self.controller.look(1, False)
 
     def _rank_shown(self) -> int | None:
         ranks = [rank.rank for rank in self._view.ranks] if self._view is not None else []
-        return self._rank if self._rank in ranks else min(ranks, default=None)
+        # Without samples of processes nobody knows which ranks there are, except who chose one.
+        return self._rank if self._rank in ranks or not ranks else min(ranks)
 
     def choose_rank(self, number: int) -> None:
         """The rank so many places further on among those there are; it stays within them."""

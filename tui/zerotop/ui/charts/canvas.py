@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.ui.charts.columns import Floats
+from zerotop.ui.charts.columns import Floats, Numbers
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.drawing.text import cells, literal
@@ -122,7 +122,7 @@ def shown(characters: NDArray[np.uint32], fore: Codes, back: Codes) -> Codes:
     return np.where(blocks, fore, back)
 
 
-def heights(values: Floats, bottom: float, top: float, size: int) -> Floats:
+def heights(values: Numbers, bottom: float, top: float, size: int) -> Floats:
     """How high values are on a scale of ``size`` from ``bottom`` to ``top``, kept within it; NaN stays NaN."""
     with np.errstate(all="ignore"):
         return np.clip((np.asarray(values, np.float64) - bottom) / (top - bottom) * size, 0, size)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.ui.charts.canvas import FULL, SPACE, Canvas
-from zerotop.ui.charts.columns import Floats
+from zerotop.ui.charts.columns import Numbers
 
 HEAT = tuple(f"heat-{level}" for level in range(10))  # styles of a heatmap, from the lowest to the highest
 _HEAT_ASCII = ".:-=+*oO#@"
@@ -58,7 +58,7 @@ def heatmap(
     _split(canvas, upper, lower, styles, (slice(row, row + len(upper)), slice(x, x + upper.shape[1])), _UPPER_HALF)
 
 
-def levels(values: Floats, low: float, high: float, *, count: int = len(HEAT)) -> NDArray[np.int64]:
+def levels(values: Numbers, low: float, high: float, *, count: int = len(HEAT)) -> NDArray[np.int64]:
     """Values as levels 0 to ``count`` - 1 of equal size between ``low`` and ``high``; -1 for NaN."""
     values = np.asarray(values, np.float64)
     if not high > low:

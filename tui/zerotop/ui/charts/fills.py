@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.ui.charts.canvas import EIGHTHS, SPACE, Canvas, heights
-from zerotop.ui.charts.columns import Floats
+from zerotop.ui.charts.columns import Numbers
 
 Ints = NDArray[np.int64]
-Layer = tuple[str, Floats]  # style, amount in each column
+Layer = tuple[str, Numbers]  # style, amount in each column
 
 _UPPER, _MIDDLE, _LOWER = ord("▔"), ord("━"), ord("▂")
 
 
-def area(canvas: Canvas, values: Floats, style: str, *, top: float, bottom: float = 0.0) -> None:
+def area(canvas: Canvas, values: Numbers, style: str, *, top: float, bottom: float = 0.0) -> None:
     """Fills each cell column from ``bottom`` up to its value, shape (``canvas.width``,). NaN leaves it empty."""
     stack(canvas, [(style, np.asarray(values, np.float64) - bottom)], top=top - bottom)
 
@@ -87,7 +87,7 @@ def _whole_cells(
 
 
 def band(
-    canvas: Canvas, low: Floats, high: Floats, style: str, *, top: float, bottom: float = 0.0, letter: str = ":"
+    canvas: Canvas, low: Numbers, high: Numbers, style: str, *, top: float, bottom: float = 0.0, letter: str = ":"
 ) -> None:
     """Fills between two values of each cell column: quantiles behind a line. NaN leaves a column empty.
 
@@ -120,7 +120,7 @@ def band(
     canvas.back = np.select([full | from_above, blocks], [np.int16(number), behind], canvas.back).astype(np.int16)
 
 
-def _band_edges(canvas: Canvas, low: Floats, high: Floats, bottom: float, top: float) -> tuple[Ints, Ints]:
+def _band_edges(canvas: Canvas, low: Numbers, high: Numbers, bottom: float, top: float) -> tuple[Ints, Ints]:
     """Begin and end of the band in eighths from below; at least one eighth where it is known, (0, 0) where it is not."""
     values = np.full((2, canvas.width), np.nan)
     for row, given in zip(values, (low, high), strict=True):

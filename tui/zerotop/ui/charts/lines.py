@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.ui.charts.canvas import BRAILLE, Canvas, heights, shown
-from zerotop.ui.charts.columns import Floats
+from zerotop.ui.charts.columns import Numbers
 
 Dots = NDArray[np.int16]
 
@@ -21,7 +21,7 @@ _APART = 24  # cells between the letters that name a line where colours cannot
 
 
 def line(
-    canvas: Canvas, low: Floats, high: Floats, style: str, *, top: float, bottom: float = 0.0, letter: str = ""
+    canvas: Canvas, low: Numbers, high: Numbers, style: str, *, top: float, bottom: float = 0.0, letter: str = ""
 ) -> None:
     """Draws a line on a scale from ``bottom`` to ``top``. What lies beyond is drawn at the edge.
 
@@ -49,7 +49,7 @@ def line(
         _name(canvas, highest, style, letter)
 
 
-def _rows_of_dots(canvas: Canvas, low: Floats, high: Floats, bottom: float, top: float) -> tuple[Dots, Dots]:
+def _rows_of_dots(canvas: Canvas, low: Numbers, high: Numbers, bottom: float, top: float) -> tuple[Dots, Dots]:
     """The lowest and highest dot row of each dot column, counted from below; (size, -1) where there is none."""
     size = 4 * canvas.height
     values = np.full((2, canvas.dots), np.nan)

@@ -37,6 +37,8 @@ _UNITS: dict[Kind, tuple[tuple[float, str, float], ...]] = {
     Kind.CORES: ((0, "cores", 1), (5000, "k cores", 1e3)),
     Kind.NUMBER: ((0, "", 1), (5000, "k", 1e3), (5e6, "M", 1e6), (5e9, "G", 1e9)),
 }
+# Of a chart of which nothing is known yet.
+_USUAL = {Kind.SECONDS: ("s", 1.0), Kind.BYTES: ("GiB", float(GIB)), Kind.BYTES_PER_S: ("GB/s", 1e9)}
 _LEAST, _MOST = 0.04, 5000.0  # of a scale, in its unit
 
 
@@ -47,10 +49,10 @@ def scale(kind: Kind, largest: float, height: int) -> Scale:
     """
     if kind is Kind.PERCENT:
         return Scale("%", 1.0, 25.0 if height >= 8 else 50.0 if height >= 2 else 100.0, 100.0)
-    known = 0 < largest < math.inf
-    unit, size = next((unit, size) for least, unit, size in reversed(_UNITS[kind]) if not largest < least or not known)
-    if not known:
+    if not 0 < largest < math.inf:
+        unit, size = _USUAL.get(kind, _UNITS[kind][0][1:])
         return Scale(unit, 1 / size, 1.0, 1.0)
+    unit, size = next((unit, size) for least, unit, size in reversed(_UNITS[kind]) if largest >= least)
     most = 4 if height >= 8 else 3 if height >= 6 else 2 if height >= 2 else 1
     return Scale(unit, 1 / size, *ticks(min(max(largest / size, _LEAST), _MOST), most))
 

@@ -1,0 +1,75 @@
+"""Words and figures of the ranks screen."""
+
+from __future__ import annotations
+
+from zerotop.analysis.rank_matrix import Metric
+from zerotop.analysis.rank_outliers import ALIKE, Skew
+from zerotop.ui.charts import Kind, scale
+from zerotop.ui.format import fixed
+
+NAMES = {
+    Metric.ITERATION: "iteration",
+    Metric.WAIT: "waited for",
+    Metric.FORWARD: "forward",
+    Metric.BACKWARD: "backward",
+    Metric.STEP: "step",
+    Metric.DATA: "data",
+    Metric.OTHER: "in between",
+    Metric.PEAK: "peak allocated",
+    Metric.FREE: "least free",
+    Metric.CORES: "CPU cores",
+}
+STYLES = {
+    Metric.DATA: "phase-data",
+    Metric.FORWARD: "phase-forward",
+    Metric.BACKWARD: "phase-backward",
+    Metric.STEP: "phase-step",
+    Metric.OTHER: "phase-other",
+}
+_KINDS = {Metric.PEAK: Kind.BYTES, Metric.FREE: Kind.BYTES, Metric.CORES: Kind.CORES}
+_IN = {
+    Metric.DATA: "waiting for its data",
+    Metric.OTHER: "between the phases",
+    Metric.FORWARD: "in forward",
+    Metric.BACKWARD: "in backward",
+    Metric.STEP: "in step",
+}
+
+
+def unit(metric: Metric, largest: float) -> tuple[str, float]:
+    """(unit, how many of it are one of what is measured) for values up to ``largest``."""
+    found = scale(_KINDS.get(metric, Kind.SECONDS), largest, 8)
+    return ("" if metric is Metric.CORES else found.unit), found.factor
+
+
+def figure(value: float, largest: float, width: int) -> str:
+    """A value beside others up to ``largest``, all of them in its unit."""
+    return fixed(value, 2 if largest < 10 else 1 if largest < 100 else 0, width)
+
+
+def seconds(value: float) -> str:
+    """A duration in a sentence."""
+    return f"{value * 1e3:.0f} ms" if value < 0.995 else f"{value:.2f} s"
+
+
+def told(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str, bool]:
+    """(what to say about how ranks differ, whether it asks for attention). ``rank`` is the one that ``skew`` is about."""
+    if ranks == 1:
+        return "One rank: there is no other to compare it with.", False
+    if skew is None:
+        return "Ranks are compared once two of them have finished a step.", False
+    steps = f"the last {skew.steps} steps" if skew.steps > 1 else "the one step there is"
+    if skew.alike:
+        most = max(0.0, skew.share) * 100
+        off = f"in no phase of {steps} is one more than {_percent(most)} of an iteration off"
+        return f"All {ranks} ranks are alike: {off}.", False
+    others = "the other one" if ranks == 2 else "the others"
+    own, usual = seconds(skew.own_s), seconds(skew.usual_s)
+    late = f"Rank {rank} is behind: {own} {_IN[skew.metric]} in each of {steps}, {others} {usual}"
+    end = f"; they wait {seconds(skew.late_s)} for it" if skew.waited_for and ranks > 2 else ""
+    end = f"; that one waits {seconds(skew.late_s)} for it" if skew.waited_for and ranks == 2 else end
+    return f"{late}{end}: {skew.share * 100:.0f} % of an iteration.", True
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1f} %" if value < ALIKE * 100 else f"{value:.0f} %"

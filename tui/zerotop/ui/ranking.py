@@ -1,0 +1,152 @@
+"""What the ranks screen looks at: a metric, an order, a rank. Knows no terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotop.analysis.rank_matrix import RECENT, Matrix, Metric, RankMatrices, RankMatrix
+from zerotop.analysis.rank_outliers import Compared, Skew, compared, deviations, outliers_first, scale_of, skew
+from zerotop.analysis.rank_samples import TABLES, RankSamples
+from zerotop.analysis.steps import RankSteps
+from zerotop.session.reader import Session
+from zerotop.ui.frame import Frame
+from zerotop.ui.ports import Source
+
+# In the order in which a key goes through them.
+METRICS = (
+    Metric.ITERATION,
+    Metric.WAIT,
+    Metric.PEAK,
+    Metric.FREE,
+    Metric.CORES,
+    Metric.DATA,
+    Metric.FORWARD,
+    Metric.BACKWARD,
+    Metric.STEP,
+)
+_TABLE = (
+    Metric.ITERATION,
+    Metric.DATA,
+    Metric.FORWARD,
+    Metric.BACKWARD,
+    Metric.STEP,
+    Metric.OTHER,
+    Metric.WAIT,
+    Metric.PEAK,
+    Metric.FREE,
+    Metric.CORES,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """What is drawn. ``values`` are ranks x steps in SI units; ``order`` are rows of it, the first to be shown first."""
+
+    matrix: RankMatrix
+    metric: Metric
+    values: Matrix
+    deviation: Matrix  # of each row, 0 where it is like the others
+    order: NDArray[np.intp]
+    by_number: bool
+    chosen: int | None  # a row; None where there is none
+    skew: Skew | None
+    samples: RankSamples
+    total_steps: int | None
+    why_empty: str  # a sentence where there is nothing to draw
+
+    @cached_property
+    def table(self) -> tuple[Compared, ...]:
+        """The chosen rank beside the others, without what was not recorded of it."""
+        if self.chosen is None or not self.matrix.times:
+            return ()
+        recent = [compared(self.matrix, self.chosen, metric, self._values(metric)) for metric in _TABLE]
+        return tuple(one for one in recent if not np.isnan(one.own))
+
+    def _values(self, metric: Metric) -> Matrix:
+        return self.samples.of(metric, self.matrix) if metric in TABLES else self.matrix.times[metric]
+
+    def beside(self, number: int) -> int | None:
+        """The rank so many places further on in the order that is shown; it stays within it."""
+        if not len(self.order):
+            return None
+        place = 0 if self.chosen is None else int(np.flatnonzero(self.order == self.chosen)[0]) + number
+        return int(self.matrix.ranks[self.order[max(0, min(len(self.order) - 1, place))]])
+
+
+class Ranking:
+    """The screen's state. Gives the same object again while nothing of it is different."""
+
+    def __init__(self, source: Source) -> None:
+        self.metric = Metric.ITERATION
+        self.by_number = False
+        self._source = source
+        self._matrices = RankMatrices()
+        self._samples = RankSamples(source.session)
+        self._columns = RECENT
+        self._asked: tuple[object, ...] = ()
+        self._last: Picture | None = None
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """Those of which there is anything in the recording."""
+        return [metric for metric in METRICS if self._samples.recorded(metric)]
+
+    def turn(self, number: int = 1) -> None:
+        """To the next metric there is."""
+        there = self.metrics
+        place = there.index(self.metric) + number if self.metric in there else 0
+        self.metric = there[place % len(there)]
+
+    def look(self, frame: Frame, columns: int | None = None) -> Picture:
+        """At the frame's cursor and rank; ``columns``: steps there is room for, None: as many as before."""
+        self._columns = columns or self._columns
+        matrix = self._matrices.at(
+            self._source.processes,
+            frame.view.cursor_ns,
+            max(self._columns, RECENT),
+            meets_in_forward=frame.view.job.zero_stage == 3,
+        )
+        asked = (matrix, self.metric, self.by_number, frame.rank, frame.view.progress.total_steps)
+        if self._last is None or asked != self._asked:
+            self._asked, self._last = asked, self._picture(matrix, frame)
+        return self._last
+
+    def _picture(self, matrix: RankMatrix, frame: Frame) -> Picture:
+        metric = self.metric
+        if not matrix.times:
+            values = np.empty((0, 0), np.float32)
+        else:
+            values = self._samples.of(metric, matrix) if metric in TABLES else matrix.times[metric]
+        deviation = deviations(values, scale_of(metric, matrix, values))
+        order = np.arange(len(values)) if self.by_number else outliers_first(deviation)
+        chosen = np.flatnonzero(matrix.ranks == frame.rank) if len(values) else np.empty(0, np.intp)
+        return Picture(
+            matrix=matrix,
+            metric=metric,
+            values=values,
+            deviation=deviation,
+            order=order,
+            by_number=self.by_number,
+            chosen=int(chosen[0]) if len(chosen) else int(order[0]) if len(order) else None,
+            skew=skew(matrix),
+            samples=self._samples,
+            total_steps=frame.view.progress.total_steps,
+            why_empty="" if len(values) else why_empty(self._source.session, matrix.processes),
+        )
+
+
+def why_empty(session: Session, processes: Sequence[RankSteps]) -> str:
+    """Why no rank has a step here, and how to get some."""
+    if processes:
+        return "No rank has finished a step yet: ranks are compared from the first one on."
+    if any(len(source.array) for source in session.sources["processes"]):
+        return (
+            "No rank's steps are recorded here: the job's processes are only watched from outside. Started with zerotop run,"
+            " or entered by zerotop attach, each rank says what it does."
+        )
+    return "No rank has made its DeepSpeed engine yet: ranks are compared from their first finished step on."
