@@ -115,7 +115,7 @@ class Probe:
         if self.guess is not None:
             self.guess.close()
         recorder.cost(now(), at_once=True)
-        recorder.event(now(), events.GOODBYE)
+        recorder.event(now(), events.GOODBYE, lost=recorder.lost)
 
     @property
     def session(self) -> str:
@@ -140,7 +140,7 @@ class Probe:
         recorder.cost(now(), at_once=True)
         for error in errors:
             recorder.event(now(), events.PROBE_ERROR, where="leaving", error=_text(error))
-        recorder.event(now(), events.LEFT)
+        recorder.event(now(), events.LEFT, lost=recorder.lost)
         recorder.close()
 
     def _forked(self) -> None:

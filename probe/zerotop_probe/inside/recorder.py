@@ -6,11 +6,13 @@ from typing import Any
 
 from zerotop_probe.inside.device import Device
 from zerotop_probe.inside.part import Meter
-from zerotop_probe.recording import tables
+from zerotop_probe.recording import disk, tables
 from zerotop_probe.recording.tables import FAILED, PHASE_CODE, UNKNOWN
 from zerotop_probe.recording.writer import EventWriter, Identity, RecordWriter
 
 _COST_EVERY_NS = 200_000_000
+# Room on disk for a rank's events: twice what most have. So what was lost on a full disk is told too.
+_ROOM_FOR_EVENTS = 1 << 14
 
 
 class Span:
@@ -59,6 +61,7 @@ class Recorder:
         # The last forward whose micro-batch was looked at.
         self.last_forward: Span | None = None
         self.events = EventWriter(session, identity)
+        disk.reserve(self.events.fileno(), _ROOM_FOR_EVENTS)
         self._meter = meter
         self._spans = RecordWriter(session, tables.SPANS, identity)
         self._begins = RecordWriter(session, tables.BEGINS, identity)

@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Sequence
 
-from zerotop_probe.outside import disk
 from zerotop_probe.outside import job as jobs
 from zerotop_probe.outside.echo import Echo
 from zerotop_probe.outside.job import End, Job
@@ -14,7 +13,7 @@ from zerotop_probe.outside.node import TICK_S, Node
 from zerotop_probe.outside.output import OutputRecorder
 from zerotop_probe.outside.stop import GRACE_S, LEAVE_REQUEST, STOP_REQUEST, Stopper
 from zerotop_probe.outside.stream import Stream
-from zerotop_probe.recording import events, redact
+from zerotop_probe.recording import disk, events, redact
 from zerotop_probe.recording.writer import EventWriter, Identity
 
 # Output is looked at twice a tick.

@@ -12,8 +12,8 @@ import fcntl
 import os
 import tempfile
 
-from zerotop_probe.outside import disk
 from zerotop_probe.outside.proc import Process
+from zerotop_probe.recording import disk
 
 _PREFIX = "zerotop-"
 _PAGE = os.sysconf("SC_PAGE_SIZE")

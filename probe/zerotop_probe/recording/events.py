@@ -54,10 +54,10 @@ PROBE_ERROR = "probe_error"
 # The probe was put into this rank while it ran: nothing before is recorded by it, and steps from the next whole one on.
 ENTERED = "entered"
 
-# The probe was taken out of this rank, which went on.
+# The probe was taken out of this rank, which went on. lost: int, records that it could not write
 LEFT = "left"
 
-# The rank's interpreter ended in good order.
+# The rank's interpreter ended in good order. lost: int, records that it could not write
 GOODBYE = "goodbye"
 
 # --- by a node's sampler ---------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import numpy as np
 from zerotop.analysis import places
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.attempts import attempts
+from zerotop.analysis.endings import Losses, losses
 from zerotop.analysis.ends import Ends
 from zerotop.analysis.findings import Findings
 from zerotop.analysis.gpus import gpus
@@ -118,7 +119,8 @@ class RecordingSource:
         self._shown = True
         count = self._joined.count_known(cursor)
         nodes, engines = self._until("node", cursor), self._until("engine", cursor)
-        job = self._job(cursor)
+        lost = losses(self.session.sources["probe"], self._events, cursor)
+        job = self._job(cursor, lost)
         lies_on = places.allocators(self.session, nodes, engines)
         on_gpus = gpus(self.session, cursor, nodes, lies_on, self._peaks)
         ranks = places.ranks(self.session, cursor, self._peaks, ended=job.state is State.ENDED)
@@ -130,7 +132,7 @@ class RecordingSource:
             hosts=places.hosts(self.session, cursor),
             ranks=ranks,
             iterations=self._joined.upto(count),
-            cost=self._cost(cursor),
+            cost=self._cost(cursor, lost),
             output=self._transcript.lines(cursor, _OUTPUT_LINES),
             history=self._histories.at(cursor, ranks, [(gpu.host, gpu.index) for gpu in on_gpus], lies_on),
         )
@@ -142,7 +144,7 @@ class RecordingSource:
         engines = [e for e in self._until("engine", cursor) if not e.facts.get("engine")]
         return min(engines, key=lambda e: e.rank).facts if engines else {}
 
-    def _job(self, cursor: int) -> Job:
+    def _job(self, cursor: int, lost: Losses) -> Job:
         facts = self._first_engine(cursor)
         state, code, text = self._state(cursor, bool(facts))
         info = self.session.info
@@ -162,7 +164,7 @@ class RecordingSource:
             micro_batch=facts.get("micro_batch"),
             gradient_accumulation=facts.get("gradient_accumulation"),
             ranks=facts.get("world_size"),
-            notices=self._notices(cursor),
+            notices=self._notices(cursor, lost),
         )
 
     def _state(self, cursor: int, engine: bool) -> tuple[State, int | None, str]:
@@ -177,10 +179,11 @@ class RecordingSource:
             return State.STARTING, None, "Waiting for a rank to make its DeepSpeed engine."
         return State.RUNNING, None, ""
 
-    def _notices(self, cursor: int) -> tuple[str, ...]:
+    def _notices(self, cursor: int, lost: Losses) -> tuple[str, ...]:
         found = [str(e.facts["gpu_notice"]) for e in self._until("node", cursor) if e.facts.get("gpu_notice")]
         found += [f"Rank {e.facts.get('rank')}: {e.facts.get('why')}" for e in self._until("rank_silent", cursor)]
         found += self._of_attaching(cursor)
+        found += filter(None, [lost.sentence])
         for event in self._until("probe_error", cursor) + self._until("sampler_error", cursor):
             found.append(f"Recording is partial: {event.facts.get('where')}: {event.facts.get('error')}")
         if self.session.damaged_files:
@@ -218,13 +221,13 @@ class RecordingSource:
             elapsed_s=max(0.0, ((ended[-1].unix_ns if ended else cursor) - self.begin_ns) / 1e9),
         )
 
-    def _cost(self, cursor: int) -> Cost:
-        per_step, shares, lost, errors = [], [], 0, 0
+    def _cost(self, cursor: int, lost: Losses) -> Cost:
+        per_step, shares, errors = [], [], 0
         for source in self.session.sources["probe"]:
             known = source.count_known(cursor)
             if known:
                 first, last = source.array[max(0, known - 100)], source.array[known - 1]
-                lost, errors = lost + int(last["lost"]), errors + int(last["errors"])
+                errors += int(last["errors"])
                 span = int(last["time_ns"]) - int(first["time_ns"])
                 if span > 0:
                     cost = int(last["cost_ns"]) - int(first["cost_ns"])
@@ -234,7 +237,7 @@ class RecordingSource:
         return Cost(
             probe_us_per_step=_mean(per_step),
             probe_share=_mean(shares),
-            lost_records=lost,
+            lost_records=lost.records,
             errors=errors,
             records=records,
             records_per_s=(records - self._records(cursor - _RATE_NS)) / (_RATE_NS / 1e9),

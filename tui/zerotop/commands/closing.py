@@ -6,20 +6,13 @@ import os
 import sys
 from contextlib import suppress
 
-from zerotop.analysis.endings import NOBODY_SAW, Ending
-
-
-def loss(records: int, output_bytes: int) -> str:
-    """A sentence about what could not be written; "" if everything was."""
-    parts = [f"{records} records"] if records else []
-    parts += [f"{output_bytes} bytes of the job's output"] if output_bytes else []
-    return f"The recording is incomplete: {' and '.join(parts)} could not be written." if parts else ""
+from zerotop.analysis.endings import NOBODY_SAW, Ending, Losses
 
 
 def last_words(end: Ending) -> list[str]:
     """The sentences worth saying: nothing of what went well."""
     how = "" if end.exit_code == 0 else end.text or NOBODY_SAW
-    return [words for words in (how, loss(end.lost_records, end.lost_output_bytes)) if words]
+    return [words for words in (how, Losses(end.lost_records, end.lost_output_bytes).sentence) if words]
 
 
 def say(*sentences: str) -> None:

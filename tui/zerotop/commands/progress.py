@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from zerotop.analysis.endings import ending
+from zerotop.analysis.endings import Losses, ending
 from zerotop.analysis.source import RecordingSource
 from zerotop.analysis.summary import summary
-from zerotop.commands.closing import loss
 from zerotop.commands.problems import FAILED
 from zerotop.commands.running import RunningSession
 from zerotop.ui.ports import Source
@@ -40,7 +39,7 @@ def follow(path: Path) -> int:
     if end.exit_code != 0:
         print(*source.view(None).output[-_LAST_LINES:], sep="\n", file=sys.stderr)
     print(summary(session))
-    if lacking := loss(end.lost_records, end.lost_output_bytes):
+    if lacking := Losses(end.lost_records, end.lost_output_bytes).sentence:
         print(lacking)
     return FAILED if end.exit_code is None else end.exit_code
 

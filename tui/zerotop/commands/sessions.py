@@ -10,9 +10,9 @@ import sys
 from datetime import datetime
 from typing import Any
 
+from zerotop.analysis.endings import Losses
 from zerotop.analysis.overview import Overview
 from zerotop.analysis.overviews import Overviews, Recording
-from zerotop.commands.closing import loss
 from zerotop.session import catalog
 from zerotop.session.reader import Session
 from zerotop_probe.outside import control
@@ -58,7 +58,7 @@ def _lines(row: dict[str, Any], width: int) -> list[str]:
     """A session's line, and one about what it lacks."""
     what = row.get("problem") or shlex.join(row["command"])
     line = f"{row['name']:<{width}}  {_end(row):<10}  {row['started'] or '?':<19}  {what}"
-    lacking = loss(row["lost_records"], row["lost_output_bytes"])
+    lacking = Losses(row["lost_records"], row["lost_output_bytes"]).sentence
     return [_printable(text) for text in (line, f"  {lacking}" if lacking else "") if text]
 
 
