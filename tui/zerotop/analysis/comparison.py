@@ -115,7 +115,7 @@ def _options(side: _Side) -> dict[str, str]:
         elif last:
             options[last], last = word, ""
         else:
-            options[f"argument {place}"] = word
+            options[f"argument {place}" if place else "script"] = word
     return options
 
 

@@ -15,7 +15,7 @@ from zerotop.analysis.view import Floats
 from zerotop.session.reader import Event, Session
 from zerotop_probe.recording import events
 
-PIECES = 48
+PIECES = 96
 """The most values of a sparkline."""
 
 Told = Mapping[str, Sequence[Event]]

@@ -31,18 +31,18 @@ def listing(lines: Sequence[Line], title: Row, width: int, height: int, glyphs: 
     placed: Placed[Line] = place(columns(glyphs), width)
     rows = [rule(title, width, glyphs, placed)]
     for line in lines[: height - 1]:
-        row = placed.row(line, width, glyphs)
-        if line.about.problem:
-            row = _with_problem(row, line, placed, width, glyphs)
+        damaged = bool(line.about.problem)
+        row = _with_problem(line, placed, width, glyphs) if damaged else placed.row(line, width, glyphs)
         rows.append(_raised(row) if line.chosen and glyphs.smooth else row)
     return [*rows, *(filled((), width, glyphs) for _ in range(height - len(rows)))]
 
 
-def _with_problem(row: Row, line: Line, placed: Placed[Line], width: int, glyphs: Glyphs) -> Row:
+def _with_problem(line: Line, placed: Placed[Line], width: int, glyphs: Glyphs) -> Row:
     """A damaged recording's sentence in the place of its figures."""
-    begin = sum(size + 1 for column, _, size in placed.columns[:3])
+    first = Placed(placed.columns[:3])
+    begin = sum(size + 1 for _, _, size in first.columns)
     sentence = fit(literal(line.about.problem, glyphs), max(0, width - begin), glyphs)
-    return filled((*filled(row, begin, glyphs), (sentence, "muted")), width, glyphs)
+    return filled((*first.row(line, begin, glyphs), (sentence, "muted")), width, glyphs)
 
 
 def _raised(row: Row) -> Row:
@@ -90,7 +90,8 @@ def _ending(recording: Recording, known: Overview) -> str:
     if recording.live:
         return "It runs. Enter watches it; leaving that asks what becomes of it." if not known.end else known.end
     ran_out = f"It ran out of {known.why}. " if known.why in ("GPU memory", "host memory") else ""
-    return ran_out + (known.end or "The recording stops there: nobody saw how the job ended.")
+    lost = f" {grouped(known.lost_records)} records could not be written." if known.lost_records else ""
+    return ran_out + (known.end or "The recording stops there: nobody saw how the job ended.") + lost
 
 
 def _trained(known: Overview, glyphs: Glyphs) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -122,6 +123,10 @@ class _Cells:
     def stored(self, line: Line, width: int) -> Row:
         return self._right(size_text(line.item.stamp.bytes) if isinstance(line.item, Recording) else "", width)
 
+    def command(self, line: Line, width: int) -> Row:
+        text = literal(shlex.join(line.about.command), self.glyphs)
+        return ((fit(text, width, self.glyphs), "muted"),)
+
     def iterations(self, line: Line, width: int) -> Row:
         return spark(line.about.iterations, width, self.glyphs)
 
@@ -135,7 +140,7 @@ def columns(glyphs: Glyphs) -> list[Column[Line]]:
 
     return [
         Column((), 2, 9, cells.mark),
-        Column(heading("session"), 23, 9, cells.name, grows=True, left=True),
+        Column(heading("session"), 26, 9, cells.name, left=True),
         Column(heading("state"), 11, 9, cells.state, left=True),
         Column(heading("model"), 13, 4, cells.model, left=True),
         Column(heading("ZeRO"), 11, 4, cells.zero, left=True),
@@ -143,10 +148,11 @@ def columns(glyphs: Glyphs) -> list[Column[Line]]:
         Column(heading("age"), 6, 6, cells.age),
         Column(heading("time"), 8, 3, cells.time),
         Column(heading("steps"), 9, 3, cells.steps),
-        Column(heading("s/it"), 5, 8, cells.iteration),
-        Column(heading("peak GiB"), 9, 5, cells.peak),
+        Column(heading("s/it"), 6, 8, cells.iteration),
+        Column(heading("peak GiB"), 10, 5, cells.peak),
         Column(heading("on disk"), 8, 1, cells.stored),
         Column(heading("iterations"), 10, 7, cells.iterations, grows=True, left=True),
+        Column(heading("command"), 24, 0, cells.command, grows=True, left=True),
     ]
 
 

@@ -13,7 +13,7 @@ from zerotop.analysis.measures import Comparison
 from zerotop.ui.drawing.compare import head, rows, texts
 from zerotop.ui.drawing.footer import Key
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.rows import Row, filled
+from zerotop.ui.drawing.rows import Row, filled, merged
 from zerotop.ui.widgets.keyed import Keyed
 
 COMPARE_TERMS: tuple[tuple[str, str], ...] = (
@@ -24,6 +24,13 @@ COMPARE_TERMS: tuple[tuple[str, str], ...] = (
     ("2.45×", "How many times the first recording's value it is."),
     ("Time", "Medians of all iterations, on the slowest rank of each; they add up only roughly."),
 )
+
+
+_MARGIN = 1
+
+
+def _with_margin(row: Row, style: str) -> Row:
+    return merged(((" " * _MARGIN, style), *row, (" " * _MARGIN, style)))
 
 
 class CompareScreen(Screen[None]):
@@ -77,13 +84,15 @@ class Table(Keyed, can_focus=True):
         self.top = 0
 
     def paint(self, width: int, height: int) -> list[Row] | None:
-        found = rows(self.comparison, width, self.glyphs, only_differing=self.only_differing)
+        inner = width - 2 * _MARGIN
+        found = rows(self.comparison, inner, self.glyphs, only_differing=self.only_differing)
         room = max(0, height - 2)
         self.top = max(0, min(self.top, len(found) - room))
-        body = found[self.top : self.top + room]
+        body = [_with_margin(row, "text") for row in found[self.top : self.top + room]]
         blank = [filled((), width, self.glyphs)] * (room - len(body))
         keys = self.key_row(self._keys(len(found) > room), width)
-        return [*[head(self.comparison, width, self.glyphs), *body, *blank][: height - 1], keys]
+        top = _with_margin(head(self.comparison, inner, self.glyphs), "band")
+        return [*[top, *body, *blank][: height - 1], keys]
 
     def _keys(self, scrolls: bool) -> list[Key]:
         scroll = [Key("↑↓", "scroll", "scroll(1)", 6)] if scrolls else []
