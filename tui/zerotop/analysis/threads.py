@@ -20,6 +20,7 @@ from zerotop_probe.recording.tables import PHASES
 
 _NUMBERED = re.compile(r"^(.*?)[-_:#/]?\d+$")
 MAIN = "main thread"
+_LATELY_NS = 10_000_000_000  # how long back waiting is told of
 _GRAIN = 8  # moments within a cell at which it is asked which phase the rank was in
 
 
@@ -50,8 +51,9 @@ class Group:
 
     @property
     def waiting(self) -> float:
-        """How many of them were waiting for a core at any time."""
-        return float(np.nansum([thread.waiting for thread in self.threads]))
+        """How many of them were waiting for a core at any time lately; NaN where unknown."""
+        known = [thread.waiting for thread in self.threads if thread.waiting == thread.waiting]
+        return sum(known) if known else float("nan")
 
     @property
     def history(self) -> Floats:
@@ -165,7 +167,7 @@ class ThreadTable:
                     tid=tid,
                     name=MAIN if tid == rank.pid else name,
                     cores_used=float(mine["cores_used"][-1]) if at[-1] == last_ns else 0.0,
-                    waiting=_waiting(mine, at),
+                    waiting=_waiting(mine[at >= cursor_ns - _LATELY_NS], at[at >= cursor_ns - _LATELY_NS]),
                     history=history[place],
                     ran_on=ran_on,
                     nodes=self.affinities.nodes(rank.host, ran_on),
@@ -213,8 +215,8 @@ def _held(history: Floats) -> Floats:
 
 
 def _waiting(rows: NDArray[Any], times: NDArray[np.int64]) -> float:
-    """Which share of the time between its first and last record a thread waited for a core; NaN where unknown."""
-    passed = int(times[-1] - times[0])
+    """Which share of the time between these records a thread waited for a core; NaN where unknown."""
+    passed = int(times[-1] - times[0]) if len(times) else 0
     return max(0.0, int(rows["wait_ns"][-1]) - int(rows["wait_ns"][0])) / passed if passed else float("nan")
 
 
@@ -227,7 +229,7 @@ def _grouped(threads: Sequence[Thread]) -> tuple[Group, ...]:
     groups = []
     for family, members in families.items():
         names = {thread.name for thread in members}
-        members.sort(key=lambda thread: (-_usual(thread), thread.tid))
+        members.sort(key=lambda thread: (-_usual(thread), -_lately(thread), thread.tid))
         groups.append(Group(names.pop() if len(names) == 1 else f"{family}*", tuple(members)))
     return tuple(sorted(groups, key=lambda group: (-sum(map(_usual, group.threads)), group.name)))
 
@@ -236,6 +238,12 @@ def _usual(thread: Thread) -> float:
     """Its cores over the whole while, coarsely, so that rows do not change places all the time."""
     known = thread.history[~np.isnan(thread.history)]
     return round(float(known.mean()), 1) if len(known) else 0.0
+
+
+def _lately(thread: Thread) -> int:
+    """In which quarter of the while it ran last."""
+    ran = np.flatnonzero(np.nan_to_num(thread.history) > 0)
+    return int(4 * ran[-1] // len(thread.history)) if len(ran) else 0
 
 
 def crowding(ranks: Sequence[Rank], cores: dict[str, int], affinities: Affinities, cursor_ns: int) -> list[str]:

@@ -33,7 +33,7 @@ def draw_cpu(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused
     told = tall < 3 or any(column.heading == _BUSIEST for column, _, _ in placed.columns)
     for rank in shown:
         rows.append(placed.row(rank, width, glyphs))
-        under = [] if told else [_busiest(rank, width - STRIP_FROM, glyphs)]
+        under = [] if told else [busiest_threads(rank, width - STRIP_FROM, glyphs)]
         strip = _cores_strip(view, rank, width - STRIP_FROM, tall - 1 - len(under), glyphs)
         rows.extend(_under([*under, *strip], width, glyphs))
     if hidden:
@@ -123,7 +123,7 @@ def _rank_columns(view: LiveView, width: int, tall: int, glyphs: Glyphs) -> list
         return figure(fixed(rank.waiting_cores, 1, cells), rank, cells, "warn" if rank.waiting_cores > 1 else "muted")
 
     def busiest(rank: Rank, room: int) -> Row:
-        return _busiest(rank, room, glyphs)
+        return busiest_threads(rank, room, glyphs)
 
     def host(rank: Rank, cells: int) -> Row:
         return ((literal(rank.host, glyphs).ljust(cells), "muted"),)
@@ -154,7 +154,7 @@ def _memory_columns(decimals: int) -> list[Column[Rank]]:
     ]
 
 
-def _busiest(rank: Rank, width: int, glyphs: Glyphs) -> Row:
+def busiest_threads(rank: Rank, width: int, glyphs: Glyphs) -> Row:
     """``pt_autograd_0 1.0  python 0.9``: as many whole ones as fit; the first one's name gives way."""
     text = ""
     for name, used in rank.busiest if rank.alive else ():

@@ -8,6 +8,7 @@ from zerotop.analysis.affinity import Cores, cores_text
 from zerotop.analysis.view import LiveView, Rank, State
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.memory import panel_title
+from zerotop.ui.drawing.processors import busiest_threads
 from zerotop.ui.drawing.rows import Row, filled
 from zerotop.ui.drawing.table import Column, place, rule
 from zerotop.ui.drawing.text import fit, literal
@@ -73,13 +74,17 @@ def _columns(view: LiveView, chosen: int | None, bound: Mapping[int, Cores], gly
         text = cores_text(allowed) if allowed else glyphs.plain(MISSING)
         return ((text if len(text) <= size else f"{len(allowed or ())} cores").rjust(size), "muted"),
 
+    def busiest(rank: Rank, size: int) -> Row:
+        return (("  ", "text"), *busiest_threads(rank, size - 2, glyphs))
+
     return [
         Column((), longest + 1, 9, name, left=True),
         *([Column((("host", "heading"),), 10, 1, host, left=True)] if hosts else []),
-        Column((("now", "heading"),), 11, 6, phase, grows=True, left=True),
+        Column((("now", "heading"),), 12, 6, phase, left=True),
         Column((("cores", "heading"),), 5, 9, lambda rank, size: figure(fixed(rank.cores_used, 1, size), rank, size)),
         Column((("busy", "heading"),), 4, 8, lambda rank, size: figure(str(rank.busy_threads), rank, size)),
         Column((("wait", "heading"),), 4, 7, waiting),
         Column((("thr", "heading"),), 4, 5, lambda rank, size: figure(str(rank.thread_count), rank, size, "muted")),
         *([Column((("bound to", "heading"),), 10, 3, may_run_on)] if bound else []),
+        Column((("  busiest threads", "heading"),), 16, 1, busiest, grows=True, left=True),
     ]

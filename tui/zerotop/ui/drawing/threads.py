@@ -10,18 +10,35 @@ import numpy as np
 from zerotop.analysis.affinity import Cores, cores_text
 from zerotop.analysis.threads import Group, RankThreads, Thread
 from zerotop.analysis.view import Floats
-from zerotop.ui.charts import AXIS_WIDTH, Canvas, Kind, Scale, Watched, framed, grid, line, mean, minmax, stack, time_axis
+from zerotop.ui.charts import (
+    AXIS_WIDTH,
+    Canvas,
+    Kind,
+    Scale,
+    Watched,
+    axis_row,
+    framed,
+    grid,
+    line,
+    mean,
+    minmax,
+    stack,
+    time_ticks,
+)
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.memory import panel_title
-from zerotop.ui.drawing.rows import Row, filled
+from zerotop.ui.drawing.rows import Row, Span, filled, merged, row_width
 from zerotop.ui.drawing.strips import strip
 from zerotop.ui.drawing.table import Column, Placed, place, rule
-from zerotop.ui.drawing.text import fit, literal
+from zerotop.ui.drawing.text import cells, fit, literal
 from zerotop.ui.drawing.words import phase_style
 from zerotop.ui.format import about, fixed
 
 _WINDOW_PIECES = 120  # half seconds that are seen at least
 _CHART_FROM = 12  # rows of the panel from which there is a chart too
+_LEAST_CHART, _MOST_CHART = 5, 24
+_TALLEST = 4  # rows of one history
+_LETTER = "*"
 _SERIES = "series-0"  # the line of busy threads
 
 
@@ -42,15 +59,15 @@ class Line:
 Cell = Callable[[Line, int], Row]
 
 
-def history_shape(width: int) -> tuple[int, int]:
-    """(cells, half seconds a cell) of the histories in a panel of this width."""
-    columns = _columns_of(width, lambda line, size: (), lambda line, size: (), several_nodes=False, bound=False).columns
+def history_shape(width: int, *, nodes: int, bound: bool) -> tuple[int, int]:
+    """(cells, half seconds a cell) of the histories in a panel of this width; see :func:`draw_threads`."""
+    columns = _columns_of(width, lambda line, size: (), lambda line, size: (), nodes=nodes, bound=bound).columns
     size = next(size for column, _, size in columns if column.grows)
     return size, max(1, -(-_WINDOW_PIECES // size))
 
 
-def _columns_of(width: int, name: Cell, history: Cell, *, several_nodes: bool, bound: bool) -> Placed[Line]:
-    """The columns. Those that depend on what was recorded take their room in any case, so that nothing moves."""
+def _columns_of(width: int, name: Cell, history: Cell, *, nodes: int, bound: bool) -> Placed[Line]:
+    """The columns; of nodes and of what threads are bound to only where there is something to say."""
     return place(
         [
             Column((), AXIS_WIDTH + (15 if width < 100 else 19), 9, name, left=True),
@@ -58,8 +75,8 @@ def _columns_of(width: int, name: Cell, history: Cell, *, several_nodes: bool, b
             Column((("cores", "heading"),), 5, 9, _cores),
             Column((("wait", "heading"),), 4, 7, _wait),
             Column((("ran on cores", "heading"),), 12 if width < 110 else 16, 6, _ran_on),
-            Column((("node", "heading"),) if several_nodes else (), 4, 3, _node),
-            Column((("may run on", "heading"),) if bound else (), 12, 2, _allowed),
+            *([Column((("node", "heading"),), 4, 3, _node)] if nodes > 1 else []),
+            *([Column((("may run on", "heading"),), 12, 2, _allowed)] if bound else []),
         ],
         width,
     )
@@ -72,10 +89,46 @@ def _placed(threads: RankThreads, width: int, nodes: int, glyphs: Glyphs) -> Pla
         return _name(line, size, glyphs)
 
     def history(line: Line, size: int) -> Row:
-        top = 1.0 if line.thread is not None else float(len(line.group.threads))
-        return strip(line.item.history.tolist(), styles, top, size, 1, glyphs)[0]
+        return _history(line, styles, size, 1, glyphs)[0]
 
-    return _columns_of(width, name, history, several_nodes=nodes > 1, bound=bool(threads.allowed))
+    return _columns_of(width, name, history, nodes=nodes, bound=bool(threads.allowed))
+
+
+def _history(line: Line, styles: Sequence[str], size: int, tall: int, glyphs: Glyphs) -> list[Row]:
+    """Cores over time, on a scale to as many as these threads ever had at once, at least one."""
+    values = line.item.history
+    return strip(values.tolist(), styles, float(np.nanmax(values, initial=1.0)), size, tall, glyphs)
+
+
+def _item_rows(line: Line, threads: RankThreads, placed: Placed[Line], tall: int, width: int, glyphs: Glyphs) -> list[Row]:
+    """A line of the table; its history is ``tall`` rows high, its name and figures are beside the lowest."""
+    (_, _, name_size), (_, _, size) = placed.columns[:2]
+    row = placed.row(line, width, glyphs)
+    if tall == 1:
+        return [row]
+    styles = [phase_style(phase) for phase in threads.phases]
+    above = _history(line, styles, size, tall, glyphs)
+    lead = (" " * (name_size + 1), "text")
+    rows = [filled((lead, *part), width, glyphs) for part in above[:-1]]
+    return [*rows, _with_history(row, above[-1], name_size + 1, size)]
+
+
+def _with_history(row: Row, history: Row, begin: int, size: int) -> Row:
+    """The row with another history in its place."""
+    return merged((*_part(row, 0, begin), *history, *_part(row, begin + size, row_width(row))))
+
+
+def _part(row: Row, begin: int, end: int) -> list[Span]:
+    """The cells from ``begin`` to ``end`` of a row; text of several cells each is cut between characters."""
+    found: list[Span] = []
+    at = 0
+    for text, style in row:
+        size = cells(text)
+        if at < end and at + size > begin:
+            whole = at >= begin and at + size <= end
+            found.append((text if whole else text[max(0, begin - at) : end - at], style))
+        at += size
+    return found
 
 
 def _cores(line: Line, size: int) -> Row:
@@ -135,12 +188,16 @@ def draw_threads(
     placed = _placed(threads, width, nodes, glyphs)
     rows = [rule(_title(threads, width), width, glyphs, placed)]
     rows += [filled((("! ", "warn"), (fit(text, width - 2, glyphs), "warn")), width, glyphs) for text in told[: height // 6]]
-    table = [placed.row(line, width, glyphs) for line in lines(threads, opened, nodes)]
-    table.append(filled(_rest(threads, glyphs), width, glyphs))
+    items = lines(threads, opened, nodes)
     room = height - len(rows)
+    chart = 0
     if height >= _CHART_FROM:
-        rows += _chart(threads, placed, watched, begin_s, max(5, min(room - len(table), room // 2)), width, glyphs)
-        room = height - len(rows)
+        chart = max(_LEAST_CHART, room // 4, min(room - len(items) - 1, _MOST_CHART, room * 3 // 5))
+        rows += _chart(threads, placed, watched, begin_s, chart, width, glyphs)
+    room -= chart
+    tall = max(1, min(_TALLEST, (room - 1) // max(1, len(items)))) if glyphs.smooth else 1
+    table = [row for line in items for row in _item_rows(line, threads, placed, tall, width, glyphs)]
+    table.append(filled(_rest(threads, glyphs), width, glyphs))
     top = max(0, min(top, len(table) - room))
     shown = table[top : top + room]
     if len(table) > top + room and shown:
@@ -173,10 +230,11 @@ def _rest(threads: RankThreads, glyphs: Glyphs) -> Row:
         return (("  No threads were recorded: zerotop run and zerotop attach record them.", "muted"),)
     if not threads.rank.alive:
         return (("  This process has ended: what it did last is shown.", "muted"),)
-    other = f"  {threads.rest_threads} others, {threads.rest_cores:.1f} cores"
+    number = "1 other" if threads.rest_threads == 1 else f"{threads.rest_threads} others"
+    other = f"  {number}, {threads.rest_cores:.1f} cores"
     if threads.rest_cores >= 1:
-        return ((f"{other}: of each rank the busiest threads are recorded", "muted"),)
-    return ((f"{other}: they hardly run", "muted"),)
+        return ((f"{other}: only the busiest of a rank are recorded one by one", "muted"),)
+    return ((f"{other}: hardly running", "muted"),)
 
 
 def _chart(
@@ -185,17 +243,18 @@ def _chart(
     """Cores used, in the colours of the phases, and the number of busy threads as a line; time below."""
     (_, _, name_size), (_, _, size) = placed.columns[:2]
     used = _columns(threads, threads.cores_used, size)
-    low, high = minmax(threads.time_s, threads.busy, threads.begin_s, threads.end_s, 2 * size, hold=0.5)
+    _, high = minmax(threads.time_s, threads.busy, threads.begin_s, threads.end_s, 2 * size, hold=0.5)
     highest = max(float(np.nanmax(values, initial=0.0)) for values in (used, high))
     canvas = Canvas(size, height - 1, glyphs)
     axis = watched.scale("cores", Kind.CORES, highest, canvas.height)
     grid(canvas, axis)
     _paint_phases(canvas, used, threads.phases, axis)
-    line(canvas, low, high, _SERIES, top=axis.highest, letter="b")
-    axis_row = time_axis(threads.begin_s, threads.end_s, size, glyphs, zero_s=begin_s)
+    line(canvas, high, high, _SERIES, top=axis.highest, letter=_LETTER)
+    marks = time_ticks(threads.begin_s - begin_s, threads.end_s - begin_s, size)
+    below = axis_row([(column, text) for column, text in marks if not text.startswith("-")], size, glyphs)
     left = name_size + 1 - AXIS_WIDTH
     legend = [*_legend(threads, left, glyphs), *[()] * height][:height]
-    rows = framed(canvas, axis, axis_row)
+    rows = framed(canvas, axis, below)
     return [filled((*filled(told, left, glyphs), *row), width, glyphs) for told, row in zip(legend, rows, strict=True)]
 
 
@@ -217,7 +276,7 @@ def _legend(threads: RankThreads, width: int, glyphs: Glyphs) -> list[Row]:
     named = [((glyphs.swatch, phase_style(phase)), (f" {phase}", "muted")) for phase in kinds]
     return [
         ((f"{glyphs.swatch} ", "load"), (f"{fixed(rank.cores_used, 1, 4)} cores", "text")),
-        ((f"{glyphs.track} ", _SERIES), (f"{rank.busy_threads:4d} busy", "text")),
+        ((f"{glyphs.track if glyphs.smooth else _LETTER} ", _SERIES), (f"{rank.busy_threads:4d} busy", "text")),
         ((f"last {about(threads.end_s - threads.begin_s)}", "muted"),),
         *([()] if named else []),
         *(tuple(row) for row in named if width >= 12),

@@ -172,13 +172,15 @@ class Threads(Drawn):
             self._of, self._top = (rank.host, rank.pid), 0
             self._watched.forget()
         view = frame.view
-        self._told = self.table.at(rank, view.cursor_ns, *history_shape(width))
+        affinities = self.table.affinities
+        nodes, bound = affinities.node_count(rank.host), bool(affinities.process(rank.host, rank.pid, view.cursor_ns))
+        self._told = self.table.at(rank, view.cursor_ns, *history_shape(width, nodes=nodes, bound=bound))
         cores = {host.name: host.cores for host in view.hosts}
         return draw_threads(
             self._told,
-            crowding(view.ranks, cores, self.table.affinities, view.cursor_ns),
+            crowding(view.ranks, cores, affinities, view.cursor_ns),
             self._opened,
-            self.table.affinities.node_count(rank.host),
+            nodes,
             self._watched,
             self.source.begin_ns / 1e9,
             (width, height),

@@ -1,0 +1,185 @@
+"""The threads of a rank at a cursor, from small recordings whose figures are known."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from small_recording import BEGIN_NS, S, identity, read, record, span, write
+from zerotop.analysis.affinity import Affinities, cores_text, parse_cores
+from zerotop.analysis.source import RecordingSource
+from zerotop.analysis.threads import MAIN, RankThreads, ThreadTable, crowding
+from zerotop.analysis.view import Rank
+from zerotop.session.reader import Session
+from zerotop_probe.recording import tables
+from zerotop_probe.recording.writer import EventWriter
+
+SAMPLER = identity(-1)
+CELLS = 20
+
+
+def thread(
+    at: float, tid: int, cores: float, *, name: bytes = b"python3", pid: int = 100, core: int = 0, wait: float = 0
+) -> Any:
+    fields = {"pid": pid, "tid": tid, "cores_used": cores, "processor": core, "name": name, "wait_ns": int(wait * S)}
+    return record(tables.THREADS, time_ns=int(at * S), **fields)
+
+
+def process(at: float, cores: float, busy: int, *, rank: int = 0, pid: int = 100, waiting: float = 0.0) -> Any:
+    fields = {"rank": rank, "pid": pid, "rss_bytes": 1, "cores_used": cores, "busy_threads": busy, "thread_count": 30}
+    return record(tables.PROCESSES, time_ns=int(at * S), waiting_cores=waiting, **fields)
+
+
+def recorded(folder: Path, *threads: Any, processes: Any = ()) -> Session:
+    write(folder, tables.THREADS, SAMPLER, *threads).close()
+    write(folder, tables.PROCESSES, SAMPLER, *(processes or [process(at / 2, 3.0, 3) for at in range(1, 20)])).close()
+    return read(folder)
+
+
+def told(session: Session, at: float, pieces: int = 1, table: ThreadTable | None = None) -> RankThreads:
+    cursor = BEGIN_NS + int(at * S)
+    (rank, *_) = RecordingSource(session).view(cursor).ranks
+    return (table or ThreadTable(session)).at(rank, cursor, CELLS, pieces)
+
+
+def note(folder: Path, at: float, event: str, **facts: Any) -> None:
+    writer = EventWriter(str(folder), SAMPLER)
+    writer.write(int(at * S), event, **facts)
+    writer.close()
+
+
+def test_threads_of_a_name_are_a_group_and_the_first_thread_is_one_of_its_own(tmp_path: Path) -> None:
+    at_once = [(100, 0.5, b"python3"), (101, 0.9, b"python3"), (102, 0.8, b"python3"), (103, 0.1, b"worker-1")]
+    rows = [thread(at / 2, tid, cores, name=name) for at in range(1, 20) for tid, cores, name in at_once]
+    rows += [thread(at / 2, 104, 0.1, name=b"worker-2") for at in range(1, 20)]
+    found = told(recorded(tmp_path, *rows), 9.6)
+    assert [(group.name, [one.tid for one in group.threads]) for group in found.groups] == [
+        ("python3", [101, 102]),
+        (MAIN, [100]),
+        ("worker*", [103, 104]),
+    ]
+    assert found.groups[0].cores_used == pytest.approx(1.7)
+    assert found.rest_cores == pytest.approx(3.0 - 2.4)
+    assert found.rest_threads == 25
+
+
+def test_a_thread_has_the_cores_of_each_cell_and_none_of_those_of_others(tmp_path: Path) -> None:
+    rows = [thread(1.5, 101, 0.5), thread(2.0, 101, 1.0), thread(3.1, 101, 0.25), thread(3.1, 900, 1.0, pid=200)]
+    rows += [thread(5.0, 900, 1.0, pid=200)]
+    (group,) = told(recorded(tmp_path, *rows), 5.2).groups
+    cells = dict(enumerate(group.history.tolist(), start=10 - CELLS))
+    # Ticks in which it is not among the busiest are ticks in which it hardly ran; where there is none the one before counts.
+    assert {cell: value for cell, value in cells.items() if value > 0} == {3: 0.5, 4: 1.0, 5: 1.0, 6: 0.25, 7: 0.25}
+    assert [cell for cell in range(10) if math.isnan(cells[cell])] == [0, 1, 2, 8, 9]
+    assert group.cores_used == 0.0
+
+
+def test_what_comes_after_the_cursor_is_not_told(tmp_path: Path) -> None:
+    session = recorded(tmp_path, *[thread(at / 2, 101, at / 20) for at in range(1, 20)])
+    before = told(session, 4.1)
+    assert before.groups[0].cores_used == pytest.approx(8 / 20)
+    assert before.time_s.max() <= BEGIN_NS / 1e9 + 4.1
+    assert before.end_s <= BEGIN_NS / 1e9 + 4.1
+
+
+def test_growing_equals_opening_later(tmp_path: Path) -> None:
+    writer = write(tmp_path, tables.THREADS, SAMPLER)
+    write(tmp_path, tables.PROCESSES, SAMPLER, *[process(at / 2, 1.0, 1) for at in range(1, 20)]).close()
+    session = read(tmp_path)
+    table = ThreadTable(session)
+    for at in range(1, 20):
+        writer.write(*thread(at / 2, 100 + at % 3, 0.5))
+        session.refresh()
+        growing = told(session, at / 2 + 0.1, table=table)
+        again = told(read(tmp_path), at / 2 + 0.1)
+        assert [group.name for group in growing.groups] == [group.name for group in again.groups]
+        for one, other in zip(growing.groups, again.groups, strict=True):
+            np.testing.assert_array_equal(one.history, other.history)
+    assert told(session, 9.6, table=table) is told(session, 9.6, table=table)
+    writer.close()
+
+
+def test_waiting_is_of_the_last_ten_seconds(tmp_path: Path) -> None:
+    rows = [thread(at, 101, 0.5, wait=(0 if at < 15 else (at - 15) * 0.4)) for at in range(1, 26)]
+    session = recorded(tmp_path, *rows, processes=[process(at, 1.0, 1) for at in range(1, 26)])
+    assert told(session, 25.1, 2).groups[0].waiting == pytest.approx(0.4, rel=0.1)
+    assert told(session, 14.1, 2).groups[0].waiting == 0.0
+    assert math.isnan(told(session, 1.1, 2).groups[0].waiting)
+
+
+def test_cores_and_nodes_and_what_it_is_bound_to(tmp_path: Path) -> None:
+    note(tmp_path, 0.1, "node", numa=[{"node": 0, "cpus": "0-3"}, {"node": 1, "cpus": "4-7"}])
+    writer = EventWriter(str(tmp_path), identity(-1, pid=7))
+    writer.write(int(0.2 * S), "affinity", pid=100, cpus="0-7", threads={"102": "5"})
+    writer.write(int(4.0 * S), "affinity", pid=100, cpus="0-3", threads={"101": "0-7"})
+    rows = [thread(at / 2, tid, 0.5, core=at % 6 if tid == 101 else 5) for at in range(1, 20) for tid in (101, 102)]
+    session = recorded(tmp_path, *rows)
+    (group,) = told(session, 9.6).groups
+    first, second = sorted(group.threads, key=lambda one: one.tid)
+    assert (cores_text(first.ran_on), first.nodes, cores_text(first.allowed)) == ("0-5", (0, 1), "0-7")
+    assert (cores_text(second.ran_on), second.nodes, cores_text(second.allowed)) == ("5", (1,), "5")
+    affinities = Affinities(session)
+    assert [cores_text(affinities.process("node1", 100, BEGIN_NS + at * S)) for at in (0, 1, 5)] == ["", "0-7", "0-3"]
+    assert (affinities.node_count("node1"), affinities.node_count("node2")) == (2, 0)
+
+
+def test_the_phase_of_each_cell(tmp_path: Path) -> None:
+    rank = identity(0, pid=100)
+    begins = [(int(at * S), 0, 0, tables.PHASE_CODE[phase], 0, 0, 0) for at, phase in ((1, "forward"), (2, "backward"))]
+    write(tmp_path, tables.BEGINS, rank, *begins).close()
+    write(tmp_path, tables.SPANS, rank, span(1, 2, "forward"), span(2, 4, "backward")).close()
+    found = told(recorded(tmp_path, thread(3, 101, 0.5)), 4.2)
+    assert found.phases[-8:] == ("", "", "forward", "forward", *["backward"] * 4)
+
+
+def test_without_threads_it_says_so(tmp_path: Path) -> None:
+    write(tmp_path, tables.PROCESSES, SAMPLER, process(1, 2.0, 2)).close()
+    found = told(read(tmp_path), 1.5)
+    assert (found.groups, found.recorded, found.rest_threads) == ((), False, 30)
+
+
+def ranks(*facts: tuple[int, float, float], host: str = "node1") -> list[Rank]:
+    """Of (rank, cores used, waiting)."""
+    return [
+        Rank(rank, host, 100 + rank, True, "step", 0.0, 0, 1, 1, 0, 0, used, waiting, 20, 8, ())
+        for rank, used, waiting in facts
+    ]
+
+
+def test_more_threads_than_cores_are_said(tmp_path: Path) -> None:
+    affinities = Affinities(recorded(tmp_path))
+    (said,) = crowding(ranks((0, 8.0, 6.0), (1, 8.0, 6.0)), {"node1": 16}, affinities, BEGIN_NS)
+    assert said.startswith("28 threads want to run on 16 cores: 12.0 of them wait. OMP_NUM_THREADS=8")
+    assert crowding(ranks((0, 8.0, 0.5), (1, 8.0, 0.3)), {"node1": 16}, affinities, BEGIN_NS) == []
+    assert crowding(ranks((0, 8.0, math.nan)), {}, affinities, BEGIN_NS) == []
+
+
+def test_ranks_that_share_cores_are_said(tmp_path: Path) -> None:
+    for rank, cpus in enumerate(("0-7", "8-15", "15,16")):
+        writer = EventWriter(str(tmp_path), identity(-1, pid=50 + rank))
+        writer.write(0, "affinity", pid=100 + rank, cpus=cpus, threads={})
+        writer.close()
+    affinities, now = Affinities(recorded(tmp_path)), BEGIN_NS + S
+    three = ranks((0, 1.0, 0.0), (1, 1.0, 0.0), (2, 1.0, 0.0))
+    assert crowding(three, {"node1": 32}, affinities, now) == [
+        "Ranks 1 and 2 are bound to the same cores, core 15 among them."
+    ]
+    assert crowding(three[:2], {"node1": 32}, affinities, now) == []
+    # All cores of the node are no bond.
+    assert crowding(three[2:] * 2, {"node1": 2}, affinities, now) == []
+
+
+@given(st.frozensets(st.integers(0, 300)))
+def test_sets_of_cores_there_and_back(cores: frozenset[int]) -> None:
+    assert parse_cores(cores_text(cores)) == cores
+
+
+def test_what_is_no_set_of_cores_is_none() -> None:
+    assert parse_cores("") == parse_cores("none") == parse_cores("3-x") == frozenset()
+    assert len(parse_cores("0-99999999999")) < 1 << 17
