@@ -148,7 +148,10 @@ def test_a_job_that_records_its_history_itself_is_left_alone(rank: Rank) -> None
     assert len(rank.memory.history) == 1
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"request": 1e999}', '{"request": "x", "steps": 1}', '{"steps": 1}', "null"])
+NONE = ["", "{", "[]", '{"request": 1e999}', '{"request": "x", "steps": 1}', '{"steps": 1}', "null"]
+
+
+@pytest.mark.parametrize("text", NONE)
 def test_a_request_that_is_none(rank: Rank, text: str) -> None:
     (Path(rank.session) / directory.MICROSCOPE_FILE).write_text(text)
     rank.step(0)

@@ -1,4 +1,4 @@
-"""Asking a running job for a look through the microscope: a request in the session's directory, which every rank takes in."""
+"""Asking a running job for a look through the microscope: a request in the session's directory, which its ranks take in."""
 
 from __future__ import annotations
 

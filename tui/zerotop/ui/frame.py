@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zerotop.analysis.annotations import Annotation, Severity
+from zerotop.analysis.failure import Failure
 from zerotop.analysis.view import LiveView
 from zerotop.ui.drawing.footer import Key, Moment, Tab
 from zerotop.ui.drawing.header import Notice, notices
@@ -26,6 +27,9 @@ class Frame:
     known: tuple[Annotation, ...] = ()  # of the whole recording, later ones too: places to go to
     tabs: tuple[Tab, ...] = ()  # the screens there are
     rank: int | None = None  # the one that was chosen, else the first one there is
+    failure: Failure | None = None  # what had killed the job by the cursor
+    steered: bool = False  # the job runs and can be asked for something
+    asked: int | None = None  # the number of the look through the microscope that was asked for last
 
     def notices(self, height: int) -> list[Notice]:
         """The sentences under the header of a terminal with so many rows."""

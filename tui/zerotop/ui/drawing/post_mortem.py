@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import zip_longest
+
 from zerotop.analysis.failure import Failure, Number
 from zerotop.analysis.host_deaths import HostMemory
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -20,43 +23,49 @@ _TWO_COLUMNS_FROM = 110
 
 def post_mortem_rows(failure: Failure, cursor_ns: int, width: int, most: int, glyphs: Glyphs) -> int:
     """How many rows :func:`draw_post_mortem` makes use of, at most ``most``."""
-    return min(most, len(_rows(failure, cursor_ns, width, glyphs)))
+    return min(most, len(_rows(failure, cursor_ns, width, most, glyphs)))
 
 
 def draw_post_mortem(
     failure: Failure, cursor_ns: int, width: int, height: int, glyphs: Glyphs, *, focused: bool = False
 ) -> list[Row]:
-    """What matters most comes first: what is left out where there is little room is at the end."""
-    rows = _rows(failure, cursor_ns, width, glyphs, focused=focused)[:height]
+    """What happened and what would help always; where there is room why, then numbers, then the last seconds."""
+    rows = _rows(failure, cursor_ns, width, height, glyphs, focused=focused)[:height]
     return [filled(row, width, glyphs) for row in rows] + [filled((), width, glyphs)] * (height - len(rows))
 
 
-def _rows(failure: Failure, cursor_ns: int, width: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
+def _rows(failure: Failure, cursor_ns: int, width: int, most: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
     ago = max(0.0, (cursor_ns - failure.unix_ns) / 1e9)
     when = f" {clock(ago)} ago" if ago >= 1 else ""
     state = "" if failure.final else ", whether the job lives on is not known yet"
     title: Row = ((_TITLES[failure.kind], "alert" if not focused else "title-focused"), (f"{when}{state}", "muted"))
-    two = width >= _TWO_COLUMNS_FROM and bool(failure.numbers)
-    left = width - _NUMBERS_WIDTH - 3 if two else width
-    words = _words(failure, left, glyphs)
+    edge = 1 if width >= 60 else 0
+    inner = width - 2 * edge
+    two = inner >= _TWO_COLUMNS_FROM and bool(failure.numbers)
+    words = _words(failure, inner - _NUMBERS_WIDTH - 3 if two else inner, most - 1, glyphs)
     numbers = _numbers(failure, glyphs)
-    rows = [rule(title, width, glyphs)]
-    if not two:
-        return [*rows, *words, *numbers, *_last(failure, width, glyphs)]
-    for place in range(max(len(words), len(numbers))):
-        one = words[place] if place < len(words) else ()
-        two_ = numbers[place] if place < len(numbers) else ()
-        rows.append((*filled(one, left, glyphs), ("   ", "text"), *filled(two_, _NUMBERS_WIDTH, glyphs)))
-    return [*rows, *_last(failure, width, glyphs)]
+    below = _last(failure, inner, glyphs)
+    rows = _side_by_side(words, numbers, inner, glyphs) + below if two else [*words, *numbers, *below]
+    return [rule((*title, (" ", "rule")), width, glyphs), *(((" " * edge, "text"), *row) for row in rows)]
 
 
-def _words(failure: Failure, width: int, glyphs: Glyphs) -> list[Row]:
-    rows: list[Row] = [((line, "alert"),) for line in wrap(literal(failure.what, glyphs), width, 2, glyphs)]
-    help_ = _advice(failure, width, glyphs)
-    if failure.where:
-        rows += [((line, "muted"),) for line in wrap(literal(failure.where, glyphs), width, 2, glyphs)]
-    rows += [((line, "text"),) for line in wrap(literal(failure.why, glyphs), width, 6, glyphs)]
-    return [*rows, *help_]
+def _side_by_side(words: Sequence[Row], numbers: Sequence[Row], width: int, glyphs: Glyphs) -> list[Row]:
+    left, rows = width - _NUMBERS_WIDTH - 3, []
+    for one, other in zip_longest(words, numbers, fillvalue=()):
+        rows.append((*filled(one, left, glyphs), ("   ", "text"), *filled(other, _NUMBERS_WIDTH, glyphs)))
+    return rows
+
+
+def _words(failure: Failure, width: int, most: int, glyphs: Glyphs) -> list[Row]:
+    """What, where, why, what to do; of why as much as the others leave room for."""
+    what: list[Row] = [((line, "alert"),) for line in wrap(literal(failure.what, glyphs), width, 2, glyphs)]
+    advice = _advice(failure, width, glyphs)
+    where: list[Row] = [((line, "muted"),) for line in wrap(literal(failure.where, glyphs), width, 2, glyphs)]
+    if len(what) + len(where) + len(advice) + 2 > most:
+        where = []
+    room = min(6, max(1, most - len(what) - len(where) - len(advice)))
+    why: list[Row] = [((line, "text"),) for line in wrap(literal(failure.why, glyphs), width, room, glyphs)]
+    return [*what, *where, *why, *advice]
 
 
 def _advice(failure: Failure, width: int, glyphs: Glyphs) -> list[Row]:

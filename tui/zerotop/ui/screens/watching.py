@@ -15,6 +15,7 @@ from textual.screen import Screen
 from zerotop.ui.drawing.footer import Key
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.header import notice_rows
+from zerotop.ui.drawing.post_mortem import post_mortem_rows
 from zerotop.ui.frame import Frame
 from zerotop.ui.layout import Box, outline
 from zerotop.ui.ports import Source
@@ -118,13 +119,19 @@ class Watching(Screen[None]):
         common = outline(
             width,
             height,
-            notice_rows(self.frame.notices(height), width, height, self.glyphs),
+            self._sentences(self.frame, width, height),
             past=not self.frame.moment.following or not self.frame.moment.live,
-            failed=self.frame.failed,
+            failed=self.frame.failed or self.frame.failure is not None,
         )
         boxes = common.boxes | self._own_places(common.room, self.frame)
         if boxes != self._body.boxes:
             self._body.boxes = boxes
+
+    def _sentences(self, frame: Frame, width: int, height: int) -> int:
+        """Rows that what there is to say under the header wants."""
+        if frame.failure is not None:
+            return post_mortem_rows(frame.failure, frame.view.cursor_ns, width, height, self.glyphs)
+        return notice_rows(frame.notices(height), width, height, self.glyphs)
 
     def _own_places(self, room: Box, frame: Frame) -> dict[str, Box]:
         if room.width <= 0 or room.height <= 0:

@@ -14,6 +14,7 @@ from zerotop.ui.drawing.header import draw_header, draw_notices
 from zerotop.ui.drawing.iteration import draw_iteration
 from zerotop.ui.drawing.memory import draw_memory
 from zerotop.ui.drawing.output import draw_output, lines_seen
+from zerotop.ui.drawing.post_mortem import draw_post_mortem
 from zerotop.ui.drawing.processors import draw_cpu, draw_gpu
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.frame import Frame
@@ -33,6 +34,8 @@ class Notices(Drawn):
     """Sentences about what happened."""
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        if frame.failure is not None:
+            return draw_post_mortem(frame.failure, frame.view.cursor_ns, width, height, self.glyphs)
         return draw_notices(frame.notices(self.app.size.height), width, height, self.glyphs)
 
 
