@@ -24,6 +24,7 @@ from zerotop.session.reader import Session
 
 # So far back from its last record it is looked for what something has.
 _LOOK_NS = 30_000_000_000
+_TAIL = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class Timelines:
         self._of_rank: dict[int, list[StepTimes]] = {}
         self._lanes: dict[Subject, Lanes] = {}
         self._ribbons: dict[int, tuple[RankPhases, Blocks]] = {}
+        self._ranks: tuple[int, dict[int, str]] = (-1, {})
         self._lies_on: tuple[tuple[int, int], dict[int, GpuKey]] = ((-1, -1), {})
         self._last: tuple[object, Timeline] | None = None
 
@@ -87,6 +89,23 @@ class Timelines:
     def origin_ns(self) -> int:
         """Where column 0 begins, in unix time."""
         return self._session.begin_ns
+
+    def ranks(self) -> dict[int, str]:
+        """The host of each rank there ever was; of those that sampled processes have where no probe was awake."""
+        known = sum(len(self._session.sources[table]) for table in ("begins", "processes"))
+        if known != self._ranks[0] or not self._ranks[1]:
+            found = {source.rank: source.host for source in self._session.sources["begins"]}
+            for source in () if found else self._session.sources["processes"]:
+                found |= dict.fromkeys(np.unique(source.array["rank"][-_TAIL:]).tolist(), source.host)
+            named = {rank: host for rank, host in found.items() if rank >= 0}
+            self._ranks = known, dict(sorted((named or found).items()))
+        return self._ranks[1]
+
+    def subject(self, rank: int) -> Subject:
+        """A rank with its host and GPU."""
+        samplers = (source.host for table in ("processes", "hosts", "gpus") for source in self._session.sources[table])
+        host = self.ranks().get(rank) or next(samplers, "")
+        return Subject(rank, host, self.gpu_of(rank, host))
 
     def gpu_of(self, rank: int, host: str) -> GpuKey | None:
         """The GPU that a rank's allocator tells of; where none does, the first of its host's that was sampled."""
@@ -149,6 +168,10 @@ class Timelines:
     def steps_of(self, rank: int) -> list[StepTimes]:
         """The steps of all processes that a rank was; the list grows."""
         return self._of_rank.setdefault(rank, [])
+
+    def steps_begun(self, rank: int, begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
+        """(begin, number) of each step of a rank that began between two moments in unix time."""
+        return [step for times in self.steps_of(rank) for step in times.begun(begin_ns, end_ns)]
 
     def phases_of(self, rank: int) -> RankPhases:
         """The phases of a rank."""

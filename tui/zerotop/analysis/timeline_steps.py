@@ -57,6 +57,19 @@ class StepTimes:
         """The steps' own numbers."""
         return np.asarray(self._process.rows["step"])
 
+    def finished(self, begin_ns: int, end_ns: int) -> Floats:
+        """Seconds that those iterations took that ended after the begin and up to the end (unix nanoseconds)."""
+        low, high = np.searchsorted(self.borders[1:], (begin_ns, end_ns), "right")
+        return np.array(self._process.rows["iteration_s"][low:high], np.float64)
+
+    def begun(self, begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
+        """(begin, number) of each step that began between two moments, and of the one in progress."""
+        low, high = (int(place) for place in np.searchsorted(self.borders, (begin_ns, end_ns)))
+        numbers = self._process.rows["step"][low:high].tolist()
+        if len(self.borders) and high == len(self.borders) and low < high:
+            numbers.append(int(self._process.rows["step"][-1]) + 1)
+        return list(zip(self.borders[low:high].tolist(), numbers, strict=True))
+
     def seconds(self, edges: Ints) -> Floats:
         """Seconds in each phase between each two edges (unix nanoseconds), shape (phases, columns)."""
         found = np.zeros((len(PHASES), len(edges) - 1))

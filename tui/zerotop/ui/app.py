@@ -32,6 +32,7 @@ from zerotop.ui.screens.output import OutputScreen
 from zerotop.ui.screens.pages import help_page, job_text
 from zerotop.ui.screens.ranks import RanksScreen
 from zerotop.ui.screens.threads import ThreadsScreen
+from zerotop.ui.screens.timeline import TimelineScreen
 from zerotop.ui.screens.watching import Watching
 from zerotop.ui.starting import Opened
 from zerotop.ui.theme import DARK, DARK_NAME, LIGHT, LIGHT_NAME
@@ -41,7 +42,7 @@ from zerotop.ui.widgets.panels import Output, Pressable, Transport
 FRAME_S = 0.22  # between looks at the recording: what was written is on screen within this and one drawing
 SETTLED_S = 2.0  # until the screen's own objects are made
 # In the order of their numbers.
-SCREENS: tuple[type[Watching], ...] = (LiveScreen, RanksScreen, ThreadsScreen, OutputScreen)
+SCREENS: tuple[type[Watching], ...] = (LiveScreen, TimelineScreen, RanksScreen, ThreadsScreen, OutputScreen)
 TABS = tuple(Tab(screen.NAME, screen.TITLE) for screen in SCREENS)
 HEARTBEAT_S = 0.5  # a frame at least this often, so that times go on counting
 

@@ -1,0 +1,184 @@
+"""The timeline: lanes under one another that share one axis of time, and one cursor through all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from zerotop.analysis.timeline_ribbon import as_codes
+from zerotop.analysis.view import Floats
+from zerotop.ui.charts import AXIS_WIDTH, Canvas, axis_row, framed, ribbon, stack, time_axis
+from zerotop.ui.drawing.axis import LABEL_WIDTH
+from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.rows import Row, both_ends, filled, merged
+from zerotop.ui.drawing.text import cells, fit, literal, wrap
+from zerotop.ui.drawing.timeline_charts import draw_lane, new_canvas
+from zerotop.ui.drawing.timeline_lanes import MARKS, RIBBONS, STEPS, SUMMARY, TIME, Place
+from zerotop.ui.drawing.timeline_picture import Picture
+from zerotop.ui.drawing.timeline_words import last_row, legend, moment_text
+from zerotop.ui.drawing.words import phase_style, phase_word
+from zerotop_probe.recording.tables import PHASES
+
+LEAST_WIDTH = 24
+# A column in which the phase that takes most of it has less than this is a mixture, and
+_PURE = 0.85
+# where so many columns are, a tall ribbon shows the phases' shares.
+_MIXED = 0.25
+_NOTHING = (
+    "Nothing is recorded yet. Lanes of memory and processors appear with the first samples, a second after the job begins; "
+    "a ribbon of phases for each rank when it makes its DeepSpeed engine."
+)
+_TOO_NARROW = "Too narrow for a timeline."
+_STYLES = [phase_style(phase) for phase in PHASES]
+
+
+def legend_width(width: int) -> int:
+    """Cells for words at the left of the charts."""
+    return 15 if width < 110 else 18
+
+
+def chart_begin(width: int) -> int:
+    """The column in which the charts begin."""
+    return legend_width(width) + AXIS_WIDTH
+
+
+def chart_cells(width: int) -> int:
+    """How wide the charts are."""
+    return max(0, width - chart_begin(width))
+
+
+def draw_timeline(picture: Picture, width: int, height: int, glyphs: Glyphs) -> list[Row]:
+    """The whole picture: ``height`` rows of ``width`` cells, of which ``chart_cells`` are the picture's."""
+    rows: list[Row] = []
+    for place in picture.places:
+        rows += [filled((), width, glyphs)] * (place.top - len(rows))
+        rows += _DRAWERS.get(place.name, _lane)(picture, place, width, glyphs)
+    rows += [filled((), width, glyphs)] * (height - len(rows))
+    return rows[:height]
+
+
+def draw_nothing(width: int, height: int, glyphs: Glyphs) -> list[Row]:
+    """What is there instead while nothing was recorded, or no room for charts."""
+    text = _TOO_NARROW if width < LEAST_WIDTH else _NOTHING
+    lines = wrap(text, max(1, min(72, width - 4)), max(0, height), glyphs)
+    above = max(0, (height - len(lines)) // 3)
+    rows = [filled((), width, glyphs)] * above
+    rows += [
+        filled(((" " * max(0, (width - 72) // 2), "text"), (glyphs.plain(line), "muted")), width, glyphs) for line in lines
+    ]
+    return [*rows, *[filled((), width, glyphs)] * (height - len(rows))][:height]
+
+
+def _lane(picture: Picture, place: Place, width: int, glyphs: Glyphs) -> list[Row]:
+    canvas, axis = draw_lane(place.name, picture, place.height, glyphs)
+    canvas.cursor(picture.cell(picture.cursor))
+    words = legend(place.name, picture, axis, place.height, legend_width(width), glyphs)
+    return [filled((*left, *row), width, glyphs) for left, row in zip(words, framed(canvas, axis), strict=True)]
+
+
+def _beside(left: Row, canvas: Canvas, width: int, glyphs: Glyphs) -> list[Row]:
+    """The canvas without an axis of values, words beside its first row."""
+    begin, nothing = chart_begin(width), filled((), chart_begin(width), glyphs)
+    lefts = [filled(left, begin, glyphs), *([nothing] * (canvas.height - 1))]
+    return [filled((*words, *row), width, glyphs) for words, row in zip(lefts, canvas.rows(), strict=True)]
+
+
+def _ribbons(picture: Picture, place: Place, width: int, glyphs: Glyphs) -> list[Row]:
+    rows: list[Row] = []
+    for number, rank in enumerate(picture.ranks):
+        seconds = picture.timeline.phases[rank]
+        tall = place.tall if number == 0 else 1
+        canvas = new_canvas(picture, tall, glyphs)
+        if tall > 1 and _mixed(seconds):
+            shares = [(style, _share(seconds, style)) for style in dict.fromkeys(_STYLES)]
+            stack(canvas, [(style, share) for style, share in shares if share.any()], top=1.0)
+        else:
+            ribbon(canvas, as_codes(seconds), _STYLES, rows=tall)
+        canvas.cursor(picture.cell(picture.cursor))
+        rows += _beside(_whose(picture, rank, width, glyphs), canvas, width, glyphs)
+    return rows
+
+
+def _mixed(seconds: Floats) -> bool:
+    total = seconds.sum(axis=0)
+    known = total > 0
+    return bool(known.any()) and float(np.mean(seconds.max(axis=0)[known] < _PURE * total[known])) > _MIXED
+
+
+def _share(seconds: Floats, style: str) -> Floats:
+    """What phases of one colour take of each cell, of the time that is known."""
+    chosen = seconds[[place for place, other in enumerate(_STYLES) if other == style]].sum(axis=0).reshape(-1, 2).sum(axis=1)
+    total = seconds.sum(axis=0).reshape(-1, 2).sum(axis=1)
+    return np.asarray(np.divide(chosen, total, out=np.zeros(len(total)), where=total > 0))
+
+
+def _whose(picture: Picture, rank: int, width: int, glyphs: Glyphs) -> Row:
+    """``rank 0  backward``: whose ribbon, and its phase at the cursor."""
+    window = picture.timeline.window
+    column = picture.cursor // window.column_ns - window.first
+    codes = as_codes(picture.timeline.phases[rank])
+    code = int(codes[column]) if 0 <= column < len(codes) else -1
+    phase: Row = ((phase_word(PHASES[code], glyphs), _STYLES[code]),) if code >= 0 else ()
+    style = "value" if rank == picture.subject.rank else "label"
+    more = f" +{picture.other_ranks}" if picture.other_ranks and rank == picture.ranks[-1] else ""
+    return merged((*both_ends(((f"rank {rank}{more}", style),), phase, chart_begin(width) - 1, glyphs), (" ", "text")))
+
+
+def _marks(picture: Picture, place: Place, width: int, glyphs: Glyphs) -> list[Row]:
+    canvas = Canvas(picture.cells, 1, glyphs)
+    here = sorted((mark for mark in picture.marks if 0 <= picture.cell(mark.at) < picture.cells), key=lambda mark: mark.at)
+    begins = [picture.cell(mark.at) for mark in here]
+    for mark, begin, end in zip(here, begins, [*begins[1:], picture.cells], strict=True):
+        canvas.mark(begin, 0, glyphs.mark, mark.style)
+        room = end - begin - 3
+        if room >= 8:
+            canvas.text(
+                begin + 2, 0, fit(literal(mark.text, glyphs), room, glyphs), mark.style if mark.style != "accent" else "text"
+            )
+    count = len(here)
+    words = f"{count} found here" if count else "nothing found" if width >= 110 else ""
+    return _beside(((words, "label"),), canvas, width, glyphs)
+
+
+def _steps(picture: Picture, place: Place, width: int, glyphs: Glyphs) -> list[Row]:
+    marks = [(picture.cell(begin), str(number)) for begin, number in picture.steps]
+    return [_axis("step", axis_row(marks, picture.cells, glyphs), picture, width, glyphs, " ")]
+
+
+def _time(picture: Picture, place: Place, width: int, glyphs: Glyphs) -> list[Row]:
+    begin_s, end_s = picture.begin / 1e9, (picture.begin + picture.cells * picture.cell_ns) / 1e9
+    row = time_axis(begin_s, end_s, picture.cells, glyphs, zero_s=0.0)
+    return [_axis(moment_text(picture.cursor, picture.cell_ns), row, picture, width, glyphs, glyphs.corner)]
+
+
+def _axis(words: str, row: Row, picture: Picture, width: int, glyphs: Glyphs, corner: str) -> Row:
+    left = filled(((words, "value"),), legend_width(width) + LABEL_WIDTH, glyphs)
+    return filled((*left, (corner, "rule"), *with_cursor(row, picture.cell(picture.cursor), glyphs)), width, glyphs)
+
+
+def with_cursor(row: Row, x: int, glyphs: Glyphs) -> Row:
+    """A row of an axis with the cursor in a cell of it."""
+    spans: list[tuple[str, str]] = []
+    at = 0
+    for text, style in row:
+        end = at + cells(text)
+        if at <= x < end:
+            spans += [(text[: x - at], style), (glyphs.line, "cursor"), (text[x - at + 1 :], style)]
+        else:
+            spans.append((text, style))
+        at = end
+    return merged(spans)
+
+
+def _summary(picture: Picture, place: Place, width: int, glyphs: Glyphs) -> list[Row]:
+    return [last_row(picture, width, glyphs)]
+
+
+_DRAWERS: dict[str, Callable[[Picture, Place, int, Glyphs], list[Row]]] = {
+    MARKS: _marks,
+    RIBBONS: _ribbons,
+    STEPS: _steps,
+    TIME: _time,
+    SUMMARY: _summary,
+}

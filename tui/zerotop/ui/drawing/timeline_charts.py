@@ -1,0 +1,164 @@
+"""The lanes of values of the timeline, each a chart of its own with its scale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from zerotop.analysis.timeline import Values
+from zerotop.analysis.view import Floats
+from zerotop.ui.charts import Canvas, Kind, Scale, grid, line, scale, stack
+from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.timeline_picture import Picture
+
+Painter = Callable[[Picture, Canvas], Scale]
+
+
+def new_canvas(picture: Picture, height: int, glyphs: Glyphs) -> Canvas:
+    """Cells for a lane, with the range behind."""
+    canvas = Canvas(picture.cells, height, glyphs)
+    if picture.range is not None:
+        canvas.ground(picture.cell(picture.range[0]), picture.cell(picture.range[1]) + 1, "cursor-ground")
+    return canvas
+
+
+def highest(values: Values | None, count: int) -> Floats:
+    """The highest value in each cell; NaN where there is none."""
+    return np.full(count, np.nan) if values is None else np.fmax(values.highest[0::2], values.highest[1::2])
+
+
+def means(values: Values | None, count: int) -> Floats:
+    """The mean of each cell."""
+    if values is None:
+        return np.full(count, np.nan)
+    left, right = values.mean[0::2], values.mean[1::2]
+    return np.where(np.isnan(left), right, np.where(np.isnan(right), left, (left + right) / 2))
+
+
+def largest(*several: Floats) -> float:
+    """The largest value there is, 0 without any."""
+    known = [float(np.nanmax(values)) for values in several if len(values) and not np.isnan(values).all()]
+    return max(known, default=0.0)
+
+
+def _utilization(picture: Picture, canvas: Canvas) -> Scale:
+    axis = scale(Kind.PERCENT, 100.0, canvas.height)
+    values = picture.value("utilization")
+    _mean_and_highest(canvas, 100 * means(values, picture.cells), 100 * highest(values, picture.cells), axis.highest)
+    return axis
+
+
+def _mean_and_highest(canvas: Canvas, mean: Floats, peak: Floats, top: float) -> None:
+    """The mean as an area; above it, fainter, up to the highest: a spike is seen however short it was."""
+    mean, peak = np.minimum(np.nan_to_num(mean), top), np.minimum(np.nan_to_num(peak), top)
+    stack(canvas, [("load", mean), ("load-free", np.maximum(0.0, peak - mean))], top=top)
+
+
+def _cores(picture: Picture, canvas: Canvas) -> Scale:
+    whose = next((name for name in ("all_cores", "cores", "host_cores") if picture.value(name) is not None), "")
+    values, mine = picture.value(whose), picture.value("cores")
+    peak = highest(values, picture.cells)
+    axis = _cores_scale(picture, largest(peak), canvas.height)
+    mean, own = means(values, picture.cells), means(mine, picture.cells)
+    if len(picture.ranks) + picture.other_ranks > 1 and whose == "all_cores":
+        top = axis.highest
+        total = np.minimum(np.nan_to_num(mean), top)
+        own = np.minimum(np.nan_to_num(own), total)
+        above = np.maximum(0.0, np.minimum(np.nan_to_num(peak), top) - total)
+        stack(canvas, [("load", own), ("load-others", total - own), ("load-free", above)], top=top)
+    else:
+        _mean_and_highest(canvas, mean, peak, axis.highest)
+    return axis
+
+
+def _cores_scale(picture: Picture, peak: float, height: int) -> Scale:
+    """All cores of the host, where more than half of them were in use; sampling may see a few more than there are."""
+    peak = picture.scales.largest("cores", peak)
+    if picture.cores and peak > picture.cores / 2:
+        return Scale("cores", 1.0, picture.cores / (2 if height >= 2 else 1), float(picture.cores))
+    return scale(Kind.CORES, peak, height)
+
+
+def _memory(picture: Picture, canvas: Canvas) -> Scale:
+    allocated, reserved, process = (
+        highest(picture.value(name), picture.cells) for name in ("allocated", "reserved", "process")
+    )
+    if np.isnan(process).all():
+        process = highest(picture.value("device"), picture.cells)
+    peak = picture.value("peak")
+    axis = picture.scales.scale(
+        "memory", Kind.BYTES, largest(allocated, reserved, process, highest(peak, picture.cells)), canvas.height
+    )
+    allocated = np.nan_to_num(allocated)
+    reserved = np.maximum(np.nan_to_num(reserved), allocated)
+    process = np.maximum(np.nan_to_num(process), reserved)
+    layers = [
+        ("memory-allocated", allocated),
+        ("memory-reserved", reserved - allocated),
+        ("memory-other", process - reserved),
+    ]
+    stack(canvas, layers, top=axis.highest)
+    if peak is not None and canvas.height >= 2:
+        line(canvas, peak.highest, peak.highest, "peak", top=axis.highest, letter="p")
+    return axis
+
+
+def _host_memory(picture: Picture, canvas: Canvas) -> Scale:
+    own, ranks, host = (highest(picture.value(name), picture.cells) for name in ("rss", "all_rss", "host_memory"))
+    axis = picture.scales.scale("host memory", Kind.BYTES, largest(own, ranks, host), canvas.height)
+    own = np.nan_to_num(own)
+    ranks = np.maximum(np.nan_to_num(ranks), own)
+    host = np.maximum(np.nan_to_num(host), ranks)
+    layers = [("memory-allocated", own), ("memory-reserved", ranks - own), ("memory-other", host - ranks)]
+    stack(canvas, layers, top=axis.highest)
+    return axis
+
+
+def _pcie(picture: Picture, canvas: Canvas) -> Scale:
+    lanes = {name: picture.value(name) for name in ("received", "sent")}
+    peak = largest(*(highest(values, picture.cells) for values in lanes.values()))
+    axis = picture.scales.scale("pcie", Kind.BYTES_PER_S, peak, canvas.height)
+    for (_, values), (style, letter) in zip(lanes.items(), (("series-1", "v"), ("series-2", "^")), strict=True):
+        if values is not None:
+            line(canvas, values.lowest, values.highest, style, top=axis.highest, letter=letter)
+    return axis
+
+
+def _iteration(picture: Picture, canvas: Canvas) -> Scale:
+    values = picture.value("iteration")
+    peak = highest(values, picture.cells)
+    axis = picture.scales.scale("iteration", Kind.SECONDS, largest(peak), canvas.height)
+    mean = np.nan_to_num(means(values, picture.cells))
+    above = np.maximum(0.0, np.nan_to_num(peak) - mean)
+    stack(canvas, [("accent", mean), ("load-free", above)], top=axis.highest)
+    return axis
+
+
+def _power(picture: Picture, canvas: Canvas) -> Scale:
+    values = picture.value("power")
+    peak = largest(highest(values, picture.cells))
+    axis = picture.scales.scale("power", Kind.WATTS, peak, canvas.height)
+    if values is not None:
+        line(canvas, values.lowest, values.highest, "series-0", top=axis.highest, letter="W")
+    return axis
+
+
+PAINTERS: dict[str, Painter] = {
+    "utilization": _utilization,
+    "cores": _cores,
+    "memory": _memory,
+    "host memory": _host_memory,
+    "pcie": _pcie,
+    "iteration": _iteration,
+    "power": _power,
+}
+
+
+def draw_lane(name: str, picture: Picture, height: int, glyphs: Glyphs) -> tuple[Canvas, Scale]:
+    """The chart of a lane and its scale."""
+    canvas = new_canvas(picture, height, glyphs)
+    axis = PAINTERS[name](picture, canvas)
+    if height >= 3:
+        grid(canvas, axis)
+    return canvas, axis

@@ -1,0 +1,138 @@
+"""From a frame to the picture of the timeline: what the lanes are of, and what lies on them. Knows no terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from zerotop.analysis.timeline import Subject, Timeline, Timelines, Window
+from zerotop.analysis.timeline_summary import Summary, summary
+from zerotop.ui.charts import Watched
+from zerotop.ui.drawing import findings
+from zerotop.ui.drawing.timeline_lanes import plan, ribbons
+from zerotop.ui.drawing.timeline_picture import Mark, Picture
+from zerotop.ui.frame import Frame
+from zerotop.ui.ports import Source
+from zerotop.ui.timeline_view import Now, TimelineView
+
+# A picture reads for about so long; what is left is read for the next one.
+BUDGET_S = 0.04
+
+
+class Pictures:
+    """Makes pictures of one recording."""
+
+    def __init__(self, source: Source, view: TimelineView) -> None:
+        self._source, self._view = source, view
+        self._timelines = Timelines(source.session, lambda: source.processes)
+        self._scales = Watched()
+        self._scaled: tuple[Subject, int] | None = None
+        self._summary: tuple[object, Summary | None] = (None, None)
+        self.last: Picture | None = None
+        """The picture made last."""
+
+    def recorded(self, frame: Frame) -> bool:
+        """Whether there is anything to show."""
+        return bool(self._timelines.ranks() or self._timelines.lanes(self._subject(frame)).recorded())
+
+    def _subject(self, frame: Frame) -> Subject:
+        known = self._timelines.ranks()
+        rank = frame.rank if frame.rank in known else next(iter(known), -1)
+        return self._timelines.subject(-1 if rank is None else rank)
+
+    def picture(self, frame: Frame, cells: int, height: int) -> Picture:
+        """The picture for charts of so many cells."""
+        origin_ns, subject = self._timelines.origin_ns, self._subject(frame)
+        end_ns, now = self._source.end_ns, self._now(frame, origin_ns)
+        window = self._view.window(now, 2 * cells, frame.view.progress.iteration_s)
+        recorded = self._timelines.lanes(subject).recorded()
+        marks = self._marks(frame, origin_ns)
+        ranks = self._ranks(subject.rank)
+        places = plan(height, recorded, len(ranks), marks=bool(marks))
+        shown = ranks[: ribbons(places)]
+        timeline = self._timelines.at(window, subject, shown, end_ns, budget_s=BUDGET_S)
+        self._forget_scales(subject, window)
+        selected = self._view.range()
+        self.last = Picture(
+            timeline=timeline,
+            subject=subject,
+            places=tuple(places),
+            ranks=tuple(shown),
+            other_ranks=len(ranks) - len(shown),
+            cursor=now.cursor,
+            marks=marks,
+            steps=self._steps(timeline, subject),
+            range=selected,
+            summary=self._summed(subject, selected, timeline),
+            cores=next((host.cores for host in frame.view.hosts if host.name == subject.host), 0),
+            missing=_missing(recorded, phases=bool(shown)),
+            scales=self._scales,
+        )
+        return self.last
+
+    def _now(self, frame: Frame, origin_ns: int) -> Now:
+        moment = frame.moment
+        return Now(
+            cursor=max(0, frame.view.cursor_ns - origin_ns),
+            end=max(0, self._source.end_ns - origin_ns),
+            following=moment.following,
+            playing=moment.playing,
+        )
+
+    def _ranks(self, chosen: int) -> list[int]:
+        """Those with phases, the chosen one first, then those after it."""
+        ranks = [rank for rank in self._timelines.ranks() if self._timelines.phases_of(rank).count()] if chosen >= 0 else []
+        place = ranks.index(chosen) if chosen in ranks else 0
+        return [*ranks[place:], *ranks[:place]]
+
+    @staticmethod
+    def _marks(frame: Frame, origin_ns: int) -> tuple[Mark, ...]:
+        return tuple(
+            Mark(finding.known_ns - origin_ns, findings.style(finding), f"{findings.name(finding)}: {finding.sentence}")
+            for finding in frame.known
+            if finding.confidence >= findings.SURE
+        )
+
+    def _steps(self, timeline: Timeline, subject: Subject) -> tuple[tuple[int, int], ...]:
+        """Begins and numbers of the steps in the window, all or every tenth, hundredth and so on."""
+        window, origin_ns = timeline.window, self._timelines.origin_ns
+        begin_ns = origin_ns + window.first * window.column_ns
+        steps = self._timelines.steps_begun(subject.rank, begin_ns, begin_ns + window.columns * window.column_ns)
+        distance = _distance(len(steps), window.columns // 2, len(str(steps[-1][1])) if steps else 1)
+        return tuple((begin_ns - origin_ns, number) for begin_ns, number in steps if number % distance == 0)
+
+    def _summed(self, subject: Subject, selected: tuple[int, int] | None, timeline: Timeline) -> Summary | None:
+        if selected is None:
+            return None
+        key = (subject, selected, timeline if self._source.live else None)
+        if self._summary[0] != key:
+            begin_ns, end_ns = (moment + self._timelines.origin_ns for moment in selected)
+            self._summary = key, summary(self._timelines, subject, begin_ns, end_ns)
+        return self._summary[1]
+
+    def _forget_scales(self, subject: Subject, window: Window) -> None:
+        """Scales do not shrink while one looks around, but another zoom or rank begins anew."""
+        if self._scaled != (subject, window.column_ns):
+            self._scaled = subject, window.column_ns
+            self._scales.forget()
+
+
+def _distance(steps: int, cells: int, digits: int) -> int:
+    """Every so many steps have room for their number."""
+    needed = steps * (digits + 3) / max(1, cells)
+    power: int = 10 ** max(0, int(np.floor(np.log10(max(1.0, needed)))))
+    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= needed)
+
+
+def _missing(recorded: Collection[str], *, phases: bool) -> tuple[str, ...]:
+    """One sentence about what is not there and why."""
+    missing = [] if phases else ["phases (the probe is in no rank)"]
+    if "utilization" not in recorded:
+        missing.append("GPU")
+    else:
+        missing += ["PCIe"] if "sent" not in recorded else []
+        missing += ["PyTorch's memory"] if "allocated" not in recorded else []
+    if "cores" not in recorded and "host_cores" not in recorded:
+        missing.append("CPU (nobody sampled)")
+    return (f"Not recorded: {', '.join(missing)}",) if missing else ()

@@ -1,0 +1,167 @@
+"""Which piece of time the timeline shows, and what the keys and the mouse do to it. Knows no terminal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zerotop.analysis.timeline import Window
+
+_US, _MS, _S = 10**3, 10**6, 10**9
+_PARTS = tuple(factor * power for power in (_US, 10 * _US, 100 * _US, _MS, 10 * _MS, 100 * _MS) for factor in (1, 2, 5))
+_WHOLE = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 43200, 86400)
+LEVELS_NS = (*_PARTS, *(seconds * _S for seconds in _WHOLE))
+"""How much time a column can be. Those from two seconds on are whole seconds, from a minute on tens of them."""
+
+ITERATIONS = 6  # seen at first
+_UNKNOWN_S = 60.0  # seen at first while no iteration is known
+_AHEAD = 0.8  # so far on in the window is a cursor that moves on
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """What a window depends on besides what the user did to it. Times are nanoseconds since the begin of the session."""
+
+    cursor: int
+    end: int
+    following: bool
+    playing: bool
+
+
+class TimelineView:
+    """A window that keeps the cursor in sight, until it is taken elsewhere."""
+
+    def __init__(self) -> None:
+        self._level: int | None = None  # place in LEVELS_NS; None until first shown
+        self._first = 0
+        self._columns = 2
+        self._held = False  # taken elsewhere by the user
+        self._now: Now | None = None
+        self._begin: int | None = None  # of the range, in nanoseconds since the session's begin
+        self._end: int | None = None
+
+    @property
+    def column_ns(self) -> int:
+        """How much time a column is."""
+        return LEVELS_NS[self._level or 0]
+
+    def window(self, now: Now, columns: int, iteration_s: float) -> Window:
+        """What to show at a moment in so many columns (an even number: two of them are a cell)."""
+        if self._level is None:
+            seconds = ITERATIONS * iteration_s if iteration_s > 0 else _UNKNOWN_S
+            self._level = _level(int(seconds * _S), columns)
+        elif columns != self._columns:
+            # The cursor, or else the right edge, stays where it is.
+            self._first += self._columns - columns
+        self._columns = columns
+        self._level = min(self._level, _level(now.end + 1, columns))
+        before, self._now = self._now, now
+        moved = before is not None and now.cursor != before.cursor and not now.playing and not now.following
+        if moved or (before is not None and now.following and not before.following):
+            self._held = False
+        self._place(now)
+        return Window(self._first, self.column_ns, columns)
+
+    def _place(self, now: Now) -> None:
+        last = now.end // self.column_ns
+        if last < self._columns:
+            self._first = 0
+        elif self._held:
+            self._first = max(0, min(self._first, last - self._columns // 2))
+        elif now.following:
+            self._first = last - self._columns + 2
+        else:
+            self._first = self._with_cursor(now)
+        self._first -= self._first % 2
+
+    def _with_cursor(self, now: Now) -> int:
+        place = now.cursor // self.column_ns - self._first
+        if now.playing and place > _AHEAD * self._columns:
+            return self._first + place - int(_AHEAD * self._columns)
+        if not 0 <= place < self._columns:
+            share = 0.2 if place < 0 else _AHEAD
+            return max(0, self._first + place - int(share * self._columns))
+        return max(0, self._first)
+
+    def zoom(self, direction: int, anchor: int | None = None) -> None:
+        """Longer columns (-1) or shorter ones (1) around a moment; without one, around the cursor if it is in sight."""
+        if self._level is None or self._now is None:
+            return
+        level = max(0, min(self._level - direction, _level(self._now.end + 1, self._columns)))
+        if level == self._level:
+            return
+        around = self._now.cursor if anchor is None else anchor
+        place = around / self.column_ns - self._first
+        if not 0 <= place <= self._columns:
+            place = self._columns / 2
+            around = int((self._first + place) * self.column_ns)
+        self._level = level
+        self._first = round(around / self.column_ns - place)
+        self._held |= (
+            anchor is not None or not self._first <= self._now.cursor // self.column_ns < self._first + self._columns
+        )
+
+    def whole(self) -> None:
+        """All of the session; when that is shown already, as few iterations as at first."""
+        if self._now is not None and self._level is not None:
+            most = _level(self._now.end + 1, self._columns)
+            self._level = most if self._level != most else None
+            self._held = False
+
+    def pan(self, share: float) -> None:
+        """Moves on by a share of what is seen."""
+        self.pan_columns(int(share * self._columns))
+
+    def pan_columns(self, columns: int) -> None:
+        """Moves on by columns, away from the cursor if need be."""
+        self._first += columns
+        self._held = True
+
+    def release(self) -> None:
+        """Comes back to the cursor."""
+        self._held = False
+
+    @property
+    def held(self) -> bool:
+        """Whether the window was taken away from the cursor."""
+        return self._held
+
+    # The range
+
+    def begin_at(self, moment: int) -> None:
+        """The range begins here; an end before that is forgotten."""
+        self._begin = moment
+        if self._end is not None and self._end <= moment:
+            self._end = None
+
+    def end_at(self, moment: int) -> None:
+        """The range ends here; a begin after that is forgotten."""
+        self._end = moment
+        if self._begin is not None and self._begin >= moment:
+            self._begin = None
+
+    def select(self, one: int, other: int) -> None:
+        """The range between two moments."""
+        self._begin, self._end = min(one, other), max(one, other)
+
+    def forget_range(self) -> None:
+        """No range."""
+        self._begin = self._end = None
+
+    @property
+    def selecting(self) -> bool:
+        """Whether there is a range."""
+        return self._begin is not None or self._end is not None
+
+    def range(self) -> tuple[int, int] | None:
+        """The range, in nanoseconds since the session's begin; where one of its ends was not set, the cursor is that."""
+        if self._now is None or not self.selecting:
+            return None
+        begin = self._now.cursor if self._begin is None else self._begin
+        end = self._now.cursor if self._end is None else self._end
+        return (begin, end) if begin < end else None
+
+
+def _level(length: int, columns: int) -> int:
+    """The shortest columns of which so many hold a length of time."""
+    found = (level for level, column in enumerate(LEVELS_NS) if column * columns >= length)
+    return next(found, len(LEVELS_NS) - 1)
