@@ -28,6 +28,7 @@ from zerotop.ui.screens.feed import Feed
 from zerotop.ui.screens.go_to import GoToDialog, Place
 from zerotop.ui.screens.leave import LeaveDialog
 from zerotop.ui.screens.live import LiveScreen
+from zerotop.ui.screens.memory import MemoryScreen
 from zerotop.ui.screens.output import OutputScreen
 from zerotop.ui.screens.pages import help_page, job_text
 from zerotop.ui.screens.ranks import RanksScreen
@@ -42,7 +43,14 @@ from zerotop.ui.widgets.panels import Output, Pressable, Transport
 FRAME_S = 0.22  # between looks at the recording: what was written is on screen within this and one drawing
 SETTLED_S = 2.0  # until the screen's own objects are made
 # In the order of their numbers.
-SCREENS: tuple[type[Watching], ...] = (LiveScreen, TimelineScreen, RanksScreen, ThreadsScreen, OutputScreen)
+SCREENS: tuple[type[Watching], ...] = (
+    LiveScreen,
+    TimelineScreen,
+    MemoryScreen,
+    RanksScreen,
+    ThreadsScreen,
+    OutputScreen,
+)
 TABS = tuple(Tab(screen.NAME, screen.TITLE) for screen in SCREENS)
 HEARTBEAT_S = 0.5  # a frame at least this often, so that times go on counting
 

@@ -52,6 +52,13 @@ def draw_host_ledger(view: MemoryView, width: int, height: int, glyphs: Glyphs, 
     return _table(title, placed, view.host_lines, below, width, height, glyphs)
 
 
+def table_rows(view: MemoryView, *, host: bool) -> int:
+    """How many rows a ledger makes use of."""
+    if host:
+        return 3 + len(view.host_lines)
+    return 1 + len(view.lines) + len(_beside(view)) + (2 if view.peaks is not None else 0)
+
+
 _WITHOUT_GPU = (
     "No GPU was seen: there is no NVIDIA driver on this machine, or the job uses none. h shows host memory instead.",
 )

@@ -1,0 +1,164 @@
+"""Where memory is: bars, the ledger with what was expected, who owns the peak, and the microscope."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+
+from zerotop.analysis.memory_view import MemoryView
+from zerotop.ui.drawing.footer import Key
+from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.ledger_bars import bars_width, draw_gpu_bars, draw_host_bars
+from zerotop.ui.drawing.ledger_curve import draw_curve
+from zerotop.ui.drawing.ledger_peaks import draw_health, draw_peaks
+from zerotop.ui.drawing.ledger_table import draw_gpu_ledger, draw_host_ledger, table_rows
+from zerotop.ui.drawing.past import draw_past
+from zerotop.ui.drawing.rows import Row
+from zerotop.ui.drawing.table import rule
+from zerotop.ui.frame import Frame
+from zerotop.ui.layout import GAP, Box
+from zerotop.ui.ports import Source
+from zerotop.ui.screens.memory_model import MemoryModel, can_look, hint
+from zerotop.ui.screens.memory_terms import TERMS
+from zerotop.ui.screens.watching import Watching
+from zerotop.ui.widgets.drawn import Drawn
+
+_TABLE = 66  # cells that a ledger's figures need
+_BESIDE_FROM = 78  # from this width on bars stand beside the table
+_LEAST_BELOW = 6  # rows that peaks and the microscope need
+_TWO_BELOW_FROM = 96
+
+
+class MemoryPanel(Drawn, can_focus=True):
+    """A part of the memory screen."""
+
+    def __init__(self, model: MemoryModel, glyphs: Glyphs, *, id: str) -> None:
+        super().__init__(glyphs, id=id)
+        self.model = model
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        view = self.model.view(frame)
+        return self.of_view(view, frame, width, height, self.model.of_host(view))
+
+    def of_view(self, view: MemoryView, frame: Frame, width: int, height: int, host: bool) -> list[Row]:
+        """The picture of a view, of the host's memory or of a GPU's."""
+        raise NotImplementedError
+
+
+class Bars(MemoryPanel):
+    """Every GPU or rank as a bar."""
+
+    def of_view(self, view: MemoryView, frame: Frame, width: int, height: int, host: bool) -> list[Row]:
+        draw = draw_host_bars if host else draw_gpu_bars
+        return draw(view, width, height, self.glyphs, focused=self.has_focus)
+
+
+class Ledger(MemoryPanel):
+    """The chosen one's rows, and what they should be."""
+
+    def of_view(self, view: MemoryView, frame: Frame, width: int, height: int, host: bool) -> list[Row]:
+        draw = draw_host_ledger if host else draw_gpu_ledger
+        return draw(view, width, height, self.glyphs, focused=self.has_focus)
+
+
+class PhasePeaks(MemoryPanel):
+    """Which phase needs how much; of the host how it went."""
+
+    def of_view(self, view: MemoryView, frame: Frame, width: int, height: int, host: bool) -> list[Row]:
+        if not host:
+            return draw_peaks(view, width, height, self.glyphs, focused=self.has_focus)
+        title = (("Resident memory of all ranks, GiB", "title-focused" if self.has_focus else "title"),)
+        chart = draw_past(frame.view, "all ranks", None, width, max(2, height - 1), self.glyphs)
+        return [rule(title, width, self.glyphs), *chart][:height]
+
+
+class Curve(MemoryPanel):
+    """What the microscope saw."""
+
+    def of_view(self, view: MemoryView, frame: Frame, width: int, height: int, host: bool) -> list[Row]:
+        return draw_curve(view.look, hint(frame, view), width, height, self.glyphs, focused=self.has_focus)
+
+
+class Health(MemoryPanel, can_focus=False):
+    """How PyTorch's allocator fares."""
+
+    def of_view(self, view: MemoryView, frame: Frame, width: int, height: int, host: bool) -> list[Row]:
+        return [draw_health(view, width, self.glyphs)]
+
+
+class MemoryScreen(Watching):
+    """Where did it go."""
+
+    NAME = "memory"
+    TITLE = "Memory"
+    HELP = "Where the memory of each GPU and of each rank's host is, what was expected, and who owns the peak."
+    TERMS = TERMS
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("m", "app.look", "Microscope", id="memory.look", tooltip="Record every allocation of the next step"),
+        Binding("h", "host", "GPU or host", id="memory.host", tooltip="Show host memory, or the GPU's again"),
+        Binding("up", "app.choose_rank(-1)", "Rank before", id="memory.rank.before", tooltip="The rank before", show=False),
+        Binding("down", "app.choose_rank(1)", "Next rank", id="memory.rank.next", tooltip="The next rank", show=False),
+    ]
+
+    main_panel = "ledger"
+
+    def __init__(self, glyphs: Glyphs, source: Source) -> None:
+        super().__init__(glyphs, source)
+        self.model = MemoryModel(source)
+
+    def panels(self) -> Iterable[Drawn]:
+        yield Bars(self.model, self.glyphs, id="bars")
+        yield Ledger(self.model, self.glyphs, id="ledger")
+        yield PhasePeaks(self.model, self.glyphs, id="peaks")
+        yield Curve(self.model, self.glyphs, id="curve")
+        yield Health(self.model, self.glyphs, id="health")
+
+    def place(self, room: Box, frame: Frame) -> dict[str, Box]:
+        view = self.model.view(frame)
+        return places(room, view, host=self.model.of_host(view))
+
+    def keys(self, frame: Frame) -> Sequence[Key]:
+        view = self.model.view(frame)
+        host = self.model.of_host(view)
+        found = [Key("m", "microscope", "app.look", 7)] if can_look(frame, view) else []
+        if view.gpus or host:
+            found.append(Key("h", "GPU" if host else "host", "screen.host", 6))
+        return (*found, Key("↑↓", "rank", "app.choose_rank(1)", 5), Key("z", "zoom", "screen.zoom", 3))
+
+    def action_host(self) -> None:
+        """From a GPU's memory to the host's, and back."""
+        if self.frame is not None:
+            self.model.switch(self.model.view(self.frame))
+            self.frame = self.frame
+
+
+def places(room: Box, view: MemoryView, *, host: bool) -> dict[str, Box]:
+    """Bars and the table above, peaks and the microscope below where there is room, the allocator's line last."""
+    boxes: dict[str, Box] = {}
+    height = room.height
+    if not host and view.health is not None and height >= 12:
+        height -= 1
+        boxes["health"] = Box(room.x, room.y + height, room.width, 1)
+    wanted = max(10, table_rows(view, host=host))
+    upper = height if height - wanted < _LEAST_BELOW else max(wanted, min(height - 12, height * 3 // 5))
+    if room.width >= _BESIDE_FROM:
+        bars = bars_width(view, room.width - _TABLE - GAP, host=host)
+        boxes["bars"] = Box(room.x, room.y, bars, upper)
+        boxes["ledger"] = Box(room.x + bars + GAP, room.y, room.width - bars - GAP, upper)
+    else:
+        boxes["ledger"] = Box(room.x, room.y, room.width, upper)
+    below = Box(room.x, room.y + upper, room.width, height - upper)
+    return boxes | (_below(below, view, host=host) if below.height else {})
+
+
+def _below(room: Box, view: MemoryView, *, host: bool) -> dict[str, Box]:
+    if host:
+        return {"peaks": room}
+    if room.width < _TWO_BELOW_FROM:
+        return {"curve" if view.look is not None else "peaks": room}
+    left = min(68, (room.width - GAP) * 2 // 5)
+    right = Box(room.x + left + GAP, room.y, room.width - left - GAP, room.height)
+    return {"peaks": Box(room.x, room.y, left, room.height), "curve": right}
