@@ -65,9 +65,16 @@ def _row(measure: Measure, width: int, glyphs: Glyphs) -> Row:
         factor = _factor(measure, place, glyphs) if bright and size >= NARROWEST else ""
         room = _NUMBER if factor else size
         style = "muted" if measure.values[place] is None or not bright else "value"
-        value = fit(literal(glyphs.plain(text), glyphs), room, glyphs)
+        value = _fitting(literal(glyphs.plain(text), glyphs), room, glyphs)
         spans += [(" " * GAP + factor.rjust(size - room), "accent"), (_right(value, room), style)]
     return filled(merged(spans), width, glyphs)
+
+
+def _fitting(text: str, width: int, glyphs: Glyphs) -> str:
+    """Shortened at its end; a path at its begin, which says less."""
+    if "/" not in text or " " in text or cells(text) <= width:
+        return fit(text, width, glyphs)
+    return glyphs.ellipsis + text[len(text) - max(0, width - len(glyphs.ellipsis)) :]
 
 
 def _right(text: str, width: int) -> str:

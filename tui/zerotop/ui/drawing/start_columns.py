@@ -106,7 +106,7 @@ class _Cells:
 
     def steps(self, line: Line, width: int) -> Row:
         done, total = line.about.steps, line.about.total_steps
-        text = str(done or "") if total in (None, done) else f"{done}/{total}"
+        text = str(done or "") if total is None or total == done else f"{done}/{total if total < 10_000 else count(total)}"
         return self._right(text, width)
 
     def iteration(self, line: Line, width: int) -> Row:
@@ -124,7 +124,7 @@ class _Cells:
         return self._right(size_text(line.item.stamp.bytes) if isinstance(line.item, Recording) else "", width)
 
     def command(self, line: Line, width: int) -> Row:
-        text = literal(shlex.join(line.about.command), self.glyphs)
+        text = literal(script_and_options(line.about.command), self.glyphs)
         return ((fit(text, width, self.glyphs), "muted"),)
 
     def iterations(self, line: Line, width: int) -> Row:
@@ -154,6 +154,13 @@ def columns(glyphs: Glyphs) -> list[Column[Line]]:
         Column(heading("iterations"), 10, 7, cells.iterations, grows=True, left=True),
         Column(heading("command"), 24, 0, cells.command, grows=True, left=True),
     ]
+
+
+def script_and_options(command: Sequence[str]) -> str:
+    """A command from its script on, without folders; all of it where there is none."""
+    place = next((place for place, word in enumerate(command) if word.endswith(".py")), 0)
+    words = list(command[place:])
+    return shlex.join([words[0].rpartition("/")[2], *words[1:]]) if words else ""
 
 
 def short_model(model: str, parameters: int | None) -> str:
