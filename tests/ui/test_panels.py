@@ -35,15 +35,15 @@ def test_header() -> None:
     view = at(offload_story(), 75.0)
     assert texts(draw_header(view, BADGE, 80, 2, BLOCKS)) == [
         " brisk-otter  llama-8b 8.03B  ZeRO-2  optimizer→CPU  fp16  2×1×8          LIVE  ",
-        " step  15/616  2.99 s/it  2.74k tok/s  ETA 30 min  elapsed 1:15  6 skipped      ",
+        "  15/616 steps  2.99 s/it  2.74k tok/s  ETA 30 min  elapsed 1:15  6 skipped     ",
     ]
-    assert texts(draw_header(view, BADGE, 40, 1, BLOCKS)) == [" step  15/616  2.99 s/it          LIVE  "]
+    assert texts(draw_header(view, BADGE, 40, 1, BLOCKS)) == ["  15/616 steps  2.99 s/it         LIVE  "]
 
 
 def test_progress_is_seen_without_colours_too() -> None:
     view = at(cpu_story(), 12.0)
     assert texts(draw_header(view, BADGE, 80, 2, ASCII))[1] == (
-        " step  9/40  ##.......  3.10 it/s  3.17k tok/s  ETA 10 s  elapsed 0:12          "
+        "  9/40 steps  ##.......  3.10 it/s  3.17k tok/s  ETA 10 s  elapsed 0:12         "
     )
 
 

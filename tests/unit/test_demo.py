@@ -112,5 +112,5 @@ def test_progress_is_told_when_there_is_some(tmp_path: Path) -> None:
             source.refresh()
     lines = [line.partition("s  ")[2] for line in said if line]
     assert lines[:3] == ["Waiting for a rank to make its DeepSpeed engine."] * 3
-    assert lines[3].startswith("step 1")
+    assert lines[3].startswith("1 step  ")
     assert len(lines) == 4

@@ -10,6 +10,7 @@ from pathlib import Path
 from zerotop.analysis.endings import Losses, ending
 from zerotop.analysis.source import RecordingSource
 from zerotop.analysis.summary import summary
+from zerotop.analysis.view import Progress
 from zerotop.commands.problems import FAILED
 from zerotop.commands.running import RunningSession
 from zerotop.ui.ports import Source
@@ -55,11 +56,16 @@ class News:
     def line(self, source: Source) -> str:
         """Time, step and rate at the end of a recording; "" if there is no other step, and no silence to break."""
         progress, job = source.view(None).progress, source.view(None).job
-        total = "" if progress.total_steps is None else f" of {progress.total_steps}"
-        what = job.exit_text or "Starting." if progress.step is None else f"step {progress.finished_steps}{total}"
+        what = job.exit_text or "Starting." if progress.step is None else _finished(progress)
         now_s = self._clock()
         if what == self._said and now_s - self._said_s < _QUIET_S:
             return ""
         self._said, self._said_s = what, now_s
         rate = f"  {1 / progress.iteration_s:.2f} it/s" if progress.iteration_s > 0 else ""
         return f"{progress.elapsed_s:4.0f} s  {what}{rate}"
+
+
+def _finished(progress: Progress) -> str:
+    if progress.total_steps is not None:
+        return f"{progress.finished_steps} of {progress.total_steps} steps"
+    return "1 step" if progress.finished_steps == 1 else f"{progress.finished_steps} steps"

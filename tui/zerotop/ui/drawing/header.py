@@ -96,17 +96,18 @@ def _progress_items(progress: Progress, job: Job, bar: int, glyphs: Glyphs) -> l
 
 
 def _step(progress: Progress, glyphs: Glyphs) -> Row:
-    """``step  13/616``, how many are finished, as wide for the first step as for the last."""
+    """``13/616 steps``: how many are finished, of which the last is step 12. As wide for the first as for the last."""
     if progress.step is None:
-        text = glyphs.plain("no step yet") if progress.total_steps is None else f"step –/{progress.total_steps}"
+        text = glyphs.plain("no step yet") if progress.total_steps is None else f"–/{progress.total_steps} steps"
         return ((glyphs.plain(text), "band-muted"),)
     if progress.total_steps is None:
-        return (("step ", "band-muted"), (str(progress.finished_steps), "band-value"))
+        word = " step" if progress.finished_steps == 1 else " steps"
+        return ((str(progress.finished_steps), "band-value"), (word, "band-muted"))
     total = str(progress.total_steps)
     return (
-        ("step ", "band-muted"),
         (str(progress.finished_steps).rjust(len(total)), "band-value"),
         (f"/{total}", "band"),
+        (" steps", "band-muted"),
     )
 
 

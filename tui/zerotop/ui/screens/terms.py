@@ -6,7 +6,7 @@ TERMS: tuple[tuple[str, str], ...] = (
     (
         "step",
         "One optimizer step: gradient-accumulation many forward and backward passes, then the update.\n"
-        "Counted from 0. × marks one whose update was skipped because fp16 gradients overflowed.",
+        "Numbered from 0 as DeepSpeed does: after step 23, 24 are done. × marks an update that fp16 overflow skipped.",
     ),
     (
         "2×1×8",
