@@ -134,3 +134,17 @@ def test_a_rank_that_was_started_again_holds_its_memory_once(tmp_path: Path) -> 
     put(tmp_path, tables.ALLOCATOR, identity(0, 200), {"at": 8, "allocated_bytes": 7, **again}, born=8)
     (gpu,) = view(tmp_path, 9).gpus
     assert (gpu.allocated_bytes, gpu.allocated_peak_bytes, gpu.reserved_bytes) == (7, 50, 1)
+
+
+def test_what_a_rank_held_is_gone_with_it(tmp_path: Path) -> None:
+    put(tmp_path, tables.GPUS, SAMPLER, *({"at": at, "gpu": 0, "total_bytes": 99, "used_bytes": 60} for at in range(1, 10)))
+    for rank in (0, 1):
+        sizes = {"allocated_bytes": 40, "allocated_peak_bytes": 50, "reserved_bytes": 45, "reserved_peak_bytes": 55}
+        put(tmp_path, tables.ALLOCATOR, identity(rank), {"at": 1, **sizes}, born=1)
+    events = EventWriter(str(tmp_path), SAMPLER)
+    events.write(3 * S, "rank_gone", rank=0, pid=identity(0).pid)
+    events.write(5 * S, "job_ended", exit_code=0)
+    events.close()
+    seen = [view(tmp_path, second).gpus[0] for second in (2, 4, 6)]
+    assert [(gpu.allocated_bytes, gpu.reserved_bytes) for gpu in seen] == [(80, 90), (40, 45), (None, None)]
+    assert {(gpu.allocated_peak_bytes, gpu.reserved_peak_bytes) for gpu in seen} == {(100, 110)}

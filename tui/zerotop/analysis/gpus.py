@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from zerotop.analysis.ends import Ends
 from zerotop.analysis.peaks import Peaks
 from zerotop.analysis.places import FRESH_NS, last_ticks
 from zerotop.analysis.view import Gpu
@@ -18,11 +19,11 @@ _FASTEST_LINK = 1e12
 
 
 def gpus(
-    session: Session, cursor_ns: int, nodes: Iterable[Event], lies_on: dict[int, Key], peaks: Peaks
+    session: Session, cursor_ns: int, nodes: Iterable[Event], lies_on: dict[int, Key], peaks: Peaks, ends: Ends
 ) -> tuple[Gpu, ...]:
     """Each GPU as last sampled, with what PyTorch's allocators on it say; ``lies_on`` is from :func:`places.allocators`."""
     names = {(node.host, gpu["index"]): str(gpu["name"]) for node in nodes for gpu in node.facts.get("gpus") or []}
-    held = _held(session, cursor_ns, lies_on, peaks)
+    held = _held(session, cursor_ns, lies_on, peaks, ends)
     used_by_job = _used_by_job(session, cursor_ns)
     found = {}
     for host, (source, tick) in last_ticks(session.sources["gpus"], cursor_ns).items():
@@ -53,21 +54,29 @@ def _gpu(key: Key, name: str, row: Any, rates: tuple[float, float], held: dict[s
     )
 
 
-def _held(session: Session, cursor_ns: int, lies_on: dict[int, Key], peaks: Peaks) -> dict[Key, dict[str, int]]:
-    """What PyTorch's allocators on each GPU hold and held at most, by column, summed over ranks."""
+def _held(
+    session: Session, cursor_ns: int, lies_on: dict[int, Key], peaks: Peaks, ends: Ends
+) -> dict[Key, dict[str, int]]:
+    """What PyTorch's allocators on each GPU held at most, and hold where their process lives; by column, of all ranks."""
     by_rank: dict[tuple[Key, int], dict[str, int]] = {}
     tables = [(session.sources["allocator"][place], key) for place, key in lies_on.items()]
     for source, key in sorted(tables, key=lambda table: table[0].born_ns):
         if known := source.count_known(cursor_ns):
             held = by_rank.setdefault((key, source.rank), {})
+            over_ns = ends.of(source)
             # A rank that was started again holds what its last process does.
-            held |= {column: int(source.array[known - 1][column]) for column in ("allocated_bytes", "reserved_bytes")}
+            for column in ("allocated_bytes", "reserved_bytes"):
+                held.pop(column, None)
+                if over_ns is None or over_ns > cursor_ns:
+                    held[column] = int(source.array[known - 1][column])
             for column in ("allocated_peak_bytes", "reserved_peak_bytes"):
                 highest = max(peaks.upto(source, column, cursor_ns, by="device").values())
                 held[column] = max(highest, held.get(column, 0))
     found: dict[Key, dict[str, int]] = {}
     for (key, _), held in by_rank.items():
-        found[key] = {column: bytes_ + found.get(key, {}).get(column, 0) for column, bytes_ in held.items()}
+        of_gpu = found.setdefault(key, {})
+        for column, bytes_ in held.items():
+            of_gpu[column] = of_gpu.get(column, 0) + bytes_
     return found
 
 

@@ -122,7 +122,7 @@ class RecordingSource:
         lost = losses(self.session.sources["probe"], self._events, cursor)
         job = self._job(cursor, lost)
         lies_on = places.allocators(self.session, nodes, engines)
-        on_gpus = gpus(self.session, cursor, nodes, lies_on, self._peaks)
+        on_gpus = gpus(self.session, cursor, nodes, lies_on, self._peaks, self._ends)
         ranks = places.ranks(self.session, cursor, self._peaks, ended=job.state is State.ENDED)
         return LiveView(
             cursor_ns=cursor,

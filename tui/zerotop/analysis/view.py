@@ -66,7 +66,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU. ``allocated`` and ``reserved`` are summed over the ranks on it; None where no rank reported."""
+    """One GPU. ``allocated`` and ``reserved`` are summed over the ranks on it that live; None where none has reported."""
 
     host: str
     index: int
