@@ -173,6 +173,11 @@ class Timelines:
         """(begin, number) of each step of a rank that began between two moments in unix time."""
         return [step for times in self.steps_of(rank) for step in times.begun(begin_ns, end_ns)]
 
+    def step_at(self, rank: int, unix_ns: int) -> int | None:
+        """The step that a rank had begun last, None before the first one."""
+        found = [step for times in self.steps_of(rank) if (step := times.step_at(unix_ns)) is not None]
+        return found[-1] if found else None
+
     def phases_of(self, rank: int) -> RankPhases:
         """The phases of a rank."""
         return self._ribbon(rank)[0]

@@ -70,6 +70,14 @@ class StepTimes:
             numbers.append(int(self._process.rows["step"][-1]) + 1)
         return list(zip(self.borders[low:high].tolist(), numbers, strict=True))
 
+    def step_at(self, unix_ns: int) -> int | None:
+        """The number of the step begun last, None before the first one."""
+        place = int(np.searchsorted(self.borders, unix_ns, "right")) - 1
+        if place < 0 or len(self.borders) < 2:
+            return None
+        numbers = self._process.rows["step"]
+        return int(numbers[place]) if place < len(self.borders) - 1 else int(numbers[place - 1]) + 1
+
     def seconds(self, edges: Ints) -> Floats:
         """Seconds in each phase between each two edges (unix nanoseconds), shape (phases, columns)."""
         found = np.zeros((len(PHASES), len(edges) - 1))

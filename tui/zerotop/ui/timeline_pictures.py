@@ -63,6 +63,7 @@ class Pictures:
             cursor=now.cursor,
             marks=marks,
             steps=self._steps(timeline, subject),
+            step=self._timelines.step_at(subject.rank, origin_ns + now.cursor),
             range=selected,
             summary=self._summed(subject, selected, timeline),
             cores=next((host.cores for host in frame.view.hosts if host.name == subject.host), 0),
@@ -72,12 +73,14 @@ class Pictures:
         return self.last
 
     def _now(self, frame: Frame, origin_ns: int) -> Now:
-        moment = frame.moment
+        moment, last = frame.moment, self._source.last_step
+        over_ns = self._source.step_time(last) if last is not None and moment.following and not moment.live else None
         return Now(
             cursor=max(0, frame.view.cursor_ns - origin_ns),
             end=max(0, self._source.end_ns - origin_ns),
             following=moment.following,
             playing=moment.playing,
+            idle=0 if over_ns is None else max(0, self._source.end_ns - over_ns),
         )
 
     def _ranks(self, chosen: int) -> list[int]:

@@ -6,11 +6,17 @@ from dataclasses import dataclass
 
 from zerotop.analysis.timeline import Window
 
-_US, _MS, _S = 10**3, 10**6, 10**9
-_PARTS = tuple(factor * power for power in (_US, 10 * _US, 100 * _US, _MS, 10 * _MS, 100 * _MS) for factor in (1, 2, 5))
-_WHOLE = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 43200, 86400)
-LEVELS_NS = (*_PARTS, *(seconds * _S for seconds in _WHOLE))
+_S = 10**9
+_DIGITS = (10, 12, 15, 20, 25, 30, 40, 50, 60, 80)
+_PARTS = tuple(digits * 10**power for power in range(2, 8) for digits in _DIGITS)
+_SECONDS = (1, 1.2, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50)
+_MINUTES = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50)
+_HOURS = (1, 1.5, 2, 3, 4, 6, 8, 12, 24)
+_WHOLE = (*_SECONDS, *(60 * minutes for minutes in _MINUTES), *(3600 * hours for hours in _HOURS))
+LEVELS_NS = (*(part for part in _PARTS if part < _S), *(int(seconds * _S) for seconds in _WHOLE))
 """How much time a column can be. Those from two seconds on are whole seconds, from a minute on tens of them."""
+
+KEY, WHEEL = 2.0, 1.3  # how much more or less time one zoom shows, about
 
 ITERATIONS = 6  # seen at first
 _UNKNOWN_S = 60.0  # seen at first while no iteration is known
@@ -25,6 +31,7 @@ class Now:
     end: int
     following: bool
     playing: bool
+    idle: int = 0  # what passed after the last step of a recording that has ended
 
 
 class TimelineView:
@@ -47,8 +54,8 @@ class TimelineView:
     def window(self, now: Now, columns: int, iteration_s: float) -> Window:
         """What to show at a moment in so many columns (an even number: two of them are a cell)."""
         if self._level is None:
-            seconds = ITERATIONS * iteration_s if iteration_s > 0 else _UNKNOWN_S
-            self._level = _level(int(seconds * _S), columns)
+            length = int((ITERATIONS * iteration_s if iteration_s > 0 else _UNKNOWN_S) * _S)
+            self._level = _level(length + 2 * now.idle, columns)
         elif columns != self._columns:
             # The cursor, or else the right edge, stays where it is.
             self._first += self._columns - columns
@@ -82,11 +89,11 @@ class TimelineView:
             return max(0, self._first + place - int(share * self._columns))
         return max(0, self._first)
 
-    def zoom(self, direction: int, anchor: int | None = None) -> None:
+    def zoom(self, direction: int, anchor: int | None = None, factor: float = KEY) -> None:
         """Longer columns (-1) or shorter ones (1) around a moment; without one, around the cursor if it is in sight."""
         if self._level is None or self._now is None:
             return
-        level = max(0, min(self._level - direction, _level(self._now.end + 1, self._columns)))
+        level = min(_further(self._level, direction, factor), _level(self._now.end + 1, self._columns))
         if level == self._level:
             return
         around = self._now.cursor if anchor is None else anchor
@@ -159,6 +166,13 @@ class TimelineView:
         begin = self._now.cursor if self._begin is None else self._begin
         end = self._now.cursor if self._end is None else self._end
         return (begin, end) if begin < end else None
+
+
+def _further(level: int, direction: int, factor: float) -> int:
+    """The level whose columns are about so many times as long (-1) or short (1); another one in any case."""
+    wanted = LEVELS_NS[level] * factor**-direction
+    nearest = min(range(len(LEVELS_NS)), key=lambda place: abs(LEVELS_NS[place] / wanted - 1))
+    return max(0, min(level - 1, nearest) if direction > 0 else max(level + 1, nearest))
 
 
 def _level(length: int, columns: int) -> int:

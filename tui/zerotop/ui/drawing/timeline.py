@@ -13,7 +13,7 @@ from zerotop.ui.drawing.axis import LABEL_WIDTH
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, both_ends, filled, merged
 from zerotop.ui.drawing.text import cells, fit, literal, wrap
-from zerotop.ui.drawing.timeline_charts import draw_lane, new_canvas
+from zerotop.ui.drawing.timeline_charts import draw_cursor, draw_lane, new_canvas
 from zerotop.ui.drawing.timeline_lanes import MARKS, RIBBONS, STEPS, SUMMARY, TIME, Place
 from zerotop.ui.drawing.timeline_picture import Picture
 from zerotop.ui.drawing.timeline_words import last_row, legend, moment_text
@@ -22,9 +22,9 @@ from zerotop_probe.recording.tables import PHASES
 
 LEAST_WIDTH = 24
 # A column in which the phase that takes most of it has less than this is a mixture, and
-_PURE = 0.85
+_PURE = 0.75
 # where so many columns are, a tall ribbon shows the phases' shares.
-_MIXED = 0.25
+_MIXED = 0.5
 _NOTHING = (
     "Nothing is recorded yet. Lanes of memory and processors appear with the first samples, a second after the job begins; "
     "a ribbon of phases for each rank when it makes its DeepSpeed engine."
@@ -35,7 +35,7 @@ _STYLES = [phase_style(phase) for phase in PHASES]
 
 def legend_width(width: int) -> int:
     """Cells for words at the left of the charts."""
-    return 15 if width < 110 else 18
+    return 17 if width < 110 else 20
 
 
 def chart_begin(width: int) -> int:
@@ -52,10 +52,16 @@ def draw_timeline(picture: Picture, width: int, height: int, glyphs: Glyphs) -> 
     """The whole picture: ``height`` rows of ``width`` cells, of which ``chart_cells`` are the picture's."""
     rows: list[Row] = []
     for place in picture.places:
-        rows += [filled((), width, glyphs)] * (place.top - len(rows))
+        rows += [_between(picture, width, glyphs)] * (place.top - len(rows))
         rows += _DRAWERS.get(place.name, _lane)(picture, place, width, glyphs)
     rows += [filled((), width, glyphs)] * (height - len(rows))
     return rows[:height]
+
+
+def _between(picture: Picture, width: int, glyphs: Glyphs) -> Row:
+    """Air between lanes, through which the cursor goes too."""
+    row = with_cursor(((" " * picture.cells, "text"),), picture.cell(picture.cursor), glyphs)
+    return filled(((" " * chart_begin(width), "text"), *row), width, glyphs)
 
 
 def draw_nothing(width: int, height: int, glyphs: Glyphs) -> list[Row]:
@@ -72,7 +78,7 @@ def draw_nothing(width: int, height: int, glyphs: Glyphs) -> list[Row]:
 
 def _lane(picture: Picture, place: Place, width: int, glyphs: Glyphs) -> list[Row]:
     canvas, axis = draw_lane(place.name, picture, place.height, glyphs)
-    canvas.cursor(picture.cell(picture.cursor))
+    draw_cursor(canvas, picture.cell(picture.cursor))
     words = legend(place.name, picture, axis, place.height, legend_width(width), glyphs)
     return [filled((*left, *row), width, glyphs) for left, row in zip(words, framed(canvas, axis), strict=True)]
 
@@ -95,7 +101,7 @@ def _ribbons(picture: Picture, place: Place, width: int, glyphs: Glyphs) -> list
             stack(canvas, [(style, share) for style, share in shares if share.any()], top=1.0)
         else:
             ribbon(canvas, as_codes(seconds), _STYLES, rows=tall)
-        canvas.cursor(picture.cell(picture.cursor))
+        draw_cursor(canvas, picture.cell(picture.cursor))
         rows += _beside(_whose(picture, rank, width, glyphs), canvas, width, glyphs)
     return rows
 
@@ -129,7 +135,7 @@ def _marks(picture: Picture, place: Place, width: int, glyphs: Glyphs) -> list[R
     canvas = Canvas(picture.cells, 1, glyphs)
     here = sorted((mark for mark in picture.marks if 0 <= picture.cell(mark.at) < picture.cells), key=lambda mark: mark.at)
     begins = [picture.cell(mark.at) for mark in here]
-    for mark, begin, end in zip(here, begins, [*begins[1:], picture.cells], strict=True):
+    for mark, begin, end in zip(here, begins, [*begins, picture.cells][1:], strict=True):
         canvas.mark(begin, 0, glyphs.mark, mark.style)
         room = end - begin - 3
         if room >= 8:
@@ -143,7 +149,8 @@ def _marks(picture: Picture, place: Place, width: int, glyphs: Glyphs) -> list[R
 
 def _steps(picture: Picture, place: Place, width: int, glyphs: Glyphs) -> list[Row]:
     marks = [(picture.cell(begin), str(number)) for begin, number in picture.steps]
-    return [_axis("step", axis_row(marks, picture.cells, glyphs), picture, width, glyphs, " ")]
+    here = "step" if picture.step is None else f"step {picture.step}"
+    return [_axis(here, axis_row(marks, picture.cells, glyphs), picture, width, glyphs, " ")]
 
 
 def _time(picture: Picture, place: Place, width: int, glyphs: Glyphs) -> list[Row]:

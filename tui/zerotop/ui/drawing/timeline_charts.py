@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -104,8 +105,15 @@ def _memory(picture: Picture, canvas: Canvas) -> Scale:
     return axis
 
 
+def host_fits(picture: Picture) -> bool:
+    """Whether the whole host's memory can be on one scale with that of its ranks."""
+    ranks, host = (largest(highest(picture.value(name), picture.cells)) for name in ("all_rss", "host_memory"))
+    return host <= 3 * ranks or not ranks
+
+
 def _host_memory(picture: Picture, canvas: Canvas) -> Scale:
     own, ranks, host = (highest(picture.value(name), picture.cells) for name in ("rss", "all_rss", "host_memory"))
+    host = host if host_fits(picture) else ranks
     axis = picture.scales.scale("host memory", Kind.BYTES, largest(own, ranks, host), canvas.height)
     own = np.nan_to_num(own)
     ranks = np.maximum(np.nan_to_num(ranks), own)
@@ -116,12 +124,9 @@ def _host_memory(picture: Picture, canvas: Canvas) -> Scale:
 
 
 def _pcie(picture: Picture, canvas: Canvas) -> Scale:
-    lanes = {name: picture.value(name) for name in ("received", "sent")}
-    peak = largest(*(highest(values, picture.cells) for values in lanes.values()))
-    axis = picture.scales.scale("pcie", Kind.BYTES_PER_S, peak, canvas.height)
-    for (_, values), (style, letter) in zip(lanes.items(), (("series-1", "v"), ("series-2", "^")), strict=True):
-        if values is not None:
-            line(canvas, values.lowest, values.highest, style, top=axis.highest, letter=letter)
+    sent, received = (np.nan_to_num(highest(picture.value(name), picture.cells)) for name in ("sent", "received"))
+    axis = picture.scales.scale("pcie", Kind.BYTES_PER_S, largest(sent + received), canvas.height)
+    stack(canvas, [("series-2", sent), ("series-1", received)], top=axis.highest)
     return axis
 
 
@@ -137,10 +142,10 @@ def _iteration(picture: Picture, canvas: Canvas) -> Scale:
 
 def _power(picture: Picture, canvas: Canvas) -> Scale:
     values = picture.value("power")
-    peak = largest(highest(values, picture.cells))
-    axis = picture.scales.scale("power", Kind.WATTS, peak, canvas.height)
-    if values is not None:
-        line(canvas, values.lowest, values.highest, "series-0", top=axis.highest, letter="W")
+    peak = highest(values, picture.cells)
+    axis = picture.scales.scale("power", Kind.WATTS, largest(peak), canvas.height)
+    mean = np.nan_to_num(means(values, picture.cells))
+    stack(canvas, [("muted", mean), ("load-free", np.maximum(0.0, np.nan_to_num(peak) - mean))], top=axis.highest)
     return axis
 
 
@@ -155,10 +160,20 @@ PAINTERS: dict[str, Painter] = {
 }
 
 
+def draw_cursor(canvas: Canvas, x: int) -> None:
+    """A thin line through everything."""
+    if 0 <= x < canvas.width:
+        canvas.back[:, x] = canvas.shown()[:, x]
+        canvas.characters[:, x] = ord(canvas.glyphs.line)
+        canvas.fore[:, x] = canvas.number("cursor")
+
+
 def draw_lane(name: str, picture: Picture, height: int, glyphs: Glyphs) -> tuple[Canvas, Scale]:
     """The chart of a lane and its scale."""
     canvas = new_canvas(picture, height, glyphs)
     axis = PAINTERS[name](picture, canvas)
+    if height % round(axis.top / axis.distance):  # ticks in between would lie within rows
+        axis = replace(axis, distance=axis.top)
     if height >= 3:
         grid(canvas, axis)
     return canvas, axis

@@ -30,6 +30,7 @@ LANES = (
     Lane("iteration", ("iteration",), 1, 4, 6, 2),
     Lane("power", ("power",), 1, 3, 2, 1),
 )
+_ROOMY = 22  # rows from which on power, which follows utilization, is worth one
 BY_NAME = {lane.name: lane for lane in LANES}
 
 
@@ -57,7 +58,7 @@ def plan(height: int, recorded: Collection[str], ranks: int, *, marks: bool) -> 
     room = height - sum(rows.values())
     kept: list[Lane] = []
     for lane in sorted(shown_lanes(recorded), key=lambda lane: -lane.importance):
-        if lane.least <= room:
+        if lane.least <= room and (height >= _ROOMY or lane.name != "power"):
             kept.append(lane)
             rows[lane.name] = lane.least
             room -= lane.least
@@ -66,9 +67,9 @@ def plan(height: int, recorded: Collection[str], ranks: int, *, marks: bool) -> 
     tall = 1
     if RIBBONS in rows:
         tall += min(2, room // 12)
-        rows[RIBBONS] = tall + max(0, min(ranks - 1, room // 3 if ranks > 4 else room // 2))
+        rows[RIBBONS] = tall + max(0, min(ranks - 1, room // 3 if ranks > 4 else room * 3 // 5))
         room -= rows[RIBBONS] - 1
-    room = _grow(rows, kept, room)
+    _grow(rows, kept, room)
     return _placed(rows, tall, gaps > 0)
 
 
@@ -83,16 +84,13 @@ def _fixed(height: int, ribbons: bool, marks: bool) -> dict[str, int]:
     return {name: 1 for name, least, there in wanted if there and height >= least}
 
 
-def _grow(rows: dict[str, int], lanes: Sequence[Lane], room: int) -> int:
-    """Gives lanes more rows, those first that have the fewest for their weight; returns what nobody wants."""
-    while room > 0:
-        wanting = [lane for lane in lanes if rows[lane.name] < lane.most]
-        if not wanting:
-            break
+def _grow(rows: dict[str, int], lanes: Sequence[Lane], room: int) -> None:
+    """Gives lanes more rows, those first that have the fewest for their weight; when all have the most, some more yet."""
+    while room > 0 and lanes:
+        wanting = [lane for lane in lanes if rows[lane.name] < lane.most] or lanes
         poorest = min(wanting, key=lambda lane: (rows[lane.name] / lane.weight, -lane.importance))
         rows[poorest.name] += 1
         room -= 1
-    return room
 
 
 def _placed(rows: dict[str, int], tall: int, spaced: bool) -> list[Place]:

@@ -31,6 +31,7 @@ class Picture:
     cursor: int
     marks: tuple[Mark, ...]
     steps: tuple[tuple[int, int], ...]  # (begin, number) of those in the window
+    step: int | None  # in progress at the cursor
     range: tuple[int, int] | None
     summary: Summary | None  # of the range
     cores: int  # of the host

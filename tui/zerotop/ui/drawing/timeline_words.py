@@ -11,6 +11,7 @@ from zerotop.analysis.timeline_summary import Summary
 from zerotop.ui.charts import Scale
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, both_ends, choose, filled, spaced
+from zerotop.ui.drawing.timeline_charts import host_fits
 from zerotop.ui.drawing.timeline_picture import Picture
 from zerotop.ui.drawing.words import phase_style, phase_word
 from zerotop.ui.format import GIB, clock, decimals_for, fixed, share, significant
@@ -54,12 +55,16 @@ def legend(name: str, picture: Picture, axis: Scale, height: int, width: int, gl
     """What a lane is, and what it was at the cursor: ``height`` rows of ``width`` cells."""
     entries = _entries(name, picture)
     rows: list[Row] = []
+    room = width - _VALUE_WIDTH - 1
     for number, (names, label, style) in enumerate(entries[:height]):
         unit = f" {axis.unit}" if number == 0 and axis.unit not in label else ""
+        label = (
+            label if len(label + unit) + bool(style) <= room else label.replace(" ", "")[: room - len(unit) - bool(style)]
+        )
         value = at_cursor(picture, names) * (100 if name == "utilization" else axis.factor)
         text = fixed(value, decimals_for(value) if value == value else 0, _VALUE_WIDTH)
         left: Row = (((glyphs.swatch, style),) if style else ()) + ((glyphs.plain(label) + unit, "label"),)
-        rows.append(both_ends(left, ((text, "value"),), width, glyphs))
+        rows.append(both_ends(left, ((text, "value"), (" ", "text")), width, glyphs))
     rows += [filled((), width, glyphs)] * (height - len(rows))
     return rows
 
@@ -77,7 +82,7 @@ def _entries(name: str, picture: Picture) -> list[tuple[tuple[str, ...], str, st
     if name == "host memory":
         found = [(("rss",), mine if several else "RSS", "memory-allocated")]
         found += [(("all_rss",), "all ranks", "memory-reserved")] if several else []
-        return [*found, (("host_memory",), "host", "memory-other")]
+        return [*found, (("host_memory",), "host", "memory-other" if host_fits(picture) else "")]
     return [entry for entry in _LEGENDS[name] if any(picture.value(value) is not None for value in entry[0])]
 
 
@@ -106,19 +111,20 @@ def last_row(picture: Picture, width: int, glyphs: Glyphs) -> Row:
 
 
 def _colours(picture: Picture, glyphs: Glyphs) -> list[tuple[int, Row]]:
-    """The phases that are seen in the window."""
-    seconds = sum((table.sum(axis=1) for table in picture.timeline.phases.values()), np.zeros(1))
-    found: dict[str, tuple[float, list[str]]] = {}
+    """(importance, colour and its name) of the phases that are seen in the window."""
+    seconds = sum((table.sum(axis=1) for table in picture.timeline.phases.values()), np.zeros(len(PHASES)))
+    found: dict[str, float] = {}
     for code in np.flatnonzero(seconds > 0).tolist():
-        style, amount = phase_style(PHASES[code]), float(seconds[code])
-        found.setdefault(style, (0.0, []))
-        found[style] = found[style][0] + amount, [*found[style][1], PHASES[code]]
-    order = sorted(found, key=lambda style: -found[style][0])
-    return [(20 - order.index(style), ((glyphs.swatch, style), (f" {_name(style)}", "muted"))) for style in found]
-
-
-def _name(style: str) -> str:
-    return style.removeprefix("phase-")
+        style = phase_style(PHASES[code])
+        found[style] = found.get(style, 0.0) + float(seconds[code])
+    order = sorted(found, key=lambda style: -found[style])
+    names = {style: style.removeprefix("phase-") for style in found}
+    if seconds[PHASES.index("init")] > 0:
+        names["phase-other"] = "init, other"
+    rest = (f" {names[style]}" for style in found)
+    return [
+        (20 - order.index(style), ((glyphs.swatch, style), (name, "muted"))) for style, name in zip(found, rest, strict=True)
+    ]
 
 
 def _figures(picture: Picture, summary: Summary, glyphs: Glyphs) -> list[tuple[int, Row]]:

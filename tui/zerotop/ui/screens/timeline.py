@@ -19,7 +19,7 @@ from zerotop.ui.ports import Source
 from zerotop.ui.screens.timeline_terms import TERMS
 from zerotop.ui.screens.watching import Watching
 from zerotop.ui.timeline_pictures import Pictures
-from zerotop.ui.timeline_view import TimelineView
+from zerotop.ui.timeline_view import WHEEL, TimelineView
 from zerotop.ui.widgets.drawn import Drawn
 
 # Until what could not be read in time for a picture is in the next one.
@@ -140,7 +140,7 @@ class TimelineScreen(Watching):
 
     def on_lanes_turned(self, event: Lanes.Turned) -> None:
         event.stop()
-        self.looking.zoom(event.direction, event.moment)
+        self.looking.zoom(event.direction, event.moment, WHEEL)
         self._lanes.redraw()
 
     def on_lanes_pushed(self, event: Lanes.Pushed) -> None:
