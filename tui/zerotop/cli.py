@@ -48,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     memory.add_argument("session", metavar="SESSION", help="its name, its beginning, or its path")
     memory.add_argument("--at", type=int, metavar="STEP", help="at the end of this step [the last, or the failure]")
     memory.add_argument("--json", action="store_true", help="for programs: sizes in bytes")
+    _add_serve(commands.add_parser("serve", help="show the same in a browser"))
     doctor = commands.add_parser("doctor", help="say what this machine lets us see")
     doctor.add_argument("--json", action="store_true", help="for programs")
     demo = commands.add_parser("demo", help="watch a real two-rank fine-tune")
@@ -72,6 +73,13 @@ def _add_attach(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     attach.add_argument("--json", action="store_true", help="the list, for programs")
     detach = commands.add_parser("detach", help="take the probe out of a job, and end what attach records")
     detach.add_argument("session", metavar="PID|SESSION", help="a process of the job, or a session")
+
+
+def _add_serve(serve: argparse.ArgumentParser) -> None:
+    serve.add_argument("session", nargs="?", metavar="SESSION", help="only this one [the list of all]")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on [127.0.0.1]; others need a token")
+    serve.add_argument("--port", type=int, default=8023, help="[8023]; 0 takes any that is free")
+    serve.add_argument("--token", help="what a browser has to say to be let in [$ZEROTOP_TOKEN]")
 
 
 def _add_export(export: argparse.ArgumentParser) -> None:

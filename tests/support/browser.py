@@ -1,0 +1,145 @@
+"""A real headless Chromium, spoken to in its own debugging protocol: opens a page, types, reads a terminal drawn there."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import itertools
+import json
+import os
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+PATIENCE_S = 60.0
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+# The page keeps its terminal to itself: whoever is given one under that name is remembered. Its text is then read from
+# the terminal's own buffer, since what is seen is pixels.
+_REMEMBER = """
+Object.defineProperty(Object.prototype, "terminal", {
+  configurable: true,
+  set(value) {
+    window.rememberedTerminal = value;
+    Object.defineProperty(this, "terminal", {value, writable: true, configurable: true, enumerable: true});
+  },
+});
+"""
+_READ = """
+(() => {
+  const buffer = window.rememberedTerminal?.buffer.active;
+  if (!buffer) return "";
+  const rows = [];
+  for (let y = 0; y < window.rememberedTerminal.rows; y++) rows.push(buffer.getLine(buffer.viewportY + y).translateToString(true));
+  return rows.join("\\n");
+})()
+"""
+
+
+def chromium() -> str | None:
+    """The program, if there is one."""
+    return next((found for name in _NAMES if (found := shutil.which(name)) is not None), None)
+
+
+class Page:
+    """One page of a browser."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._numbers = itertools.count(1)
+        self.requested: list[str] = []
+        """Every address that the page has asked for."""
+
+    async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Asks the browser for something and waits for its answer."""
+        number = next(self._numbers)
+        await self._socket.send_json({"id": number, "method": method, "params": parameters})
+        while True:
+            answer = await self._socket.receive_json(timeout=PATIENCE_S)
+            if answer.get("method") == "Network.requestWillBeSent":
+                self.requested.append(answer["params"]["request"]["url"])
+            if answer.get("id") == number:
+                assert "error" not in answer, answer
+                return dict(answer["result"])
+
+    async def open(self, address: str) -> None:
+        """Goes to a page."""
+        await self.call("Page.enable")
+        await self.call("Network.enable")
+        await self.call("Page.addScriptToEvaluateOnNewDocument", source=_REMEMBER)
+        await self.call("Page.navigate", url=address)
+
+    async def evaluate(self, expression: str) -> Any:
+        """The value of some JavaScript."""
+        answer = await self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    async def screen(self) -> str:
+        """What the terminal shows."""
+        return str(await self.evaluate(_READ))
+
+    async def wait_for(self, text: str) -> str:
+        """Waits until the terminal shows some text; returns all that it shows then."""
+        deadline = asyncio.get_running_loop().time() + PATIENCE_S
+        while text not in (shown := await self.screen()):
+            assert asyncio.get_running_loop().time() < deadline, f"no {text!r} in:\n{shown}"
+            await asyncio.sleep(0.1)
+        return shown
+
+    async def type(self, text: str) -> None:
+        """Presses keys that stand for characters."""
+        for character in text:
+            await self.call("Input.dispatchKeyEvent", type="keyDown", text=character, key=character)
+            await self.call("Input.dispatchKeyEvent", type="keyUp", key=character)
+
+    async def press(self, key: str, code: int, text: str = "") -> None:
+        """Presses a key that has a name: ``Enter``, 13."""
+        down = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        await self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **down)
+        await self.call("Input.dispatchKeyEvent", type="keyUp", **down)
+
+    async def picture(self, path: Path) -> None:
+        """Writes what is seen as PNG."""
+        path.write_bytes(base64.b64decode((await self.call("Page.captureScreenshot"))["data"]))
+
+
+@contextlib.asynccontextmanager
+async def page(program: str, folder: Path, *, width: int = 1400, height: int = 900) -> AsyncIterator[Page]:
+    """A page of a browser of its own, which ends with it; ``folder`` is for what the browser keeps."""
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+    process = await asyncio.create_subprocess_exec(
+        program,
+        *options,
+        f"--window-size={width},{height}",
+        "--remote-debugging-port=0",
+        f"--user-data-dir={folder}",
+        "about:blank",
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=os.environ | {"HOME": str(folder)},
+    )
+    try:
+        port = await _port(folder / "DevToolsActivePort")
+        async with aiohttp.ClientSession() as client:
+            async with client.get(f"http://127.0.0.1:{port}/json/list") as answer:
+                pages = [found for found in json.loads(await answer.text()) if found["type"] == "page"]
+            async with client.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=1 << 26) as socket:
+                yield Page(socket)
+                await Page(socket).call("Browser.close")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        await process.wait()
+
+
+async def _port(path: Path) -> int:
+    deadline = asyncio.get_running_loop().time() + PATIENCE_S
+    while not path.is_file() or "\n" not in path.read_text():
+        assert asyncio.get_running_loop().time() < deadline, "Chromium did not start"
+        await asyncio.sleep(0.05)
+    return int(path.read_text().split("\n")[0])

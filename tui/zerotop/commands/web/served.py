@@ -1,0 +1,27 @@
+"""What each browser window runs: the list of recordings, or the one session that is served."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from zerotop.commands.desk import UserDesk
+from zerotop.commands.opening import opened
+from zerotop.commands.start import kept_habits
+from zerotop.ui.app import ZerotopApp
+from zerotop.ui.drawing.glyphs import BLOCKS
+from zerotop.ui.start_app import StartApp
+
+
+def main(arguments: list[str]) -> None:
+    """Shows it. Nothing is printed: standard output is the browser's."""
+    # A browser draws every character, whatever the locale of the machine is.
+    if not arguments:
+        StartApp(UserDesk(), habits=kept_habits(), glyphs=BLOCKS).run()
+        return
+    what = opened(Path(arguments[0]))
+    ZerotopApp(what.source, what.controller, title=what.title, habits=kept_habits(), glyphs=BLOCKS).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
