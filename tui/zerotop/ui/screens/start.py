@@ -138,7 +138,8 @@ class StartScreen(Screen[None]):
     def action_filter(self) -> None:
         words = self.query_one(Input)
         words.display = True
-        words.focus()
+        # At once: what is typed next belongs to it already.
+        self.set_focus(words)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self.model.set_filter(event.value)
