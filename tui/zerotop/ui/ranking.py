@@ -29,6 +29,8 @@ METRICS = (
     Metric.BACKWARD,
     Metric.STEP,
 )
+_MANY = 128  # ranks, from which on it is looked at them more seldom
+_PACE_NS = 1_000_000_000
 _TABLE = (
     Metric.ITERATION,
     Metric.DATA,
@@ -51,6 +53,7 @@ class Picture:
     metric: Metric
     values: Matrix
     deviation: Matrix  # of each row, 0 where it is like the others
+    odd: Matrix  # what the order is by: the deviation, of an iteration's time that of how long others wait too
     order: NDArray[np.intp]
     by_number: bool
     chosen: int | None  # a row; None where there is none
@@ -64,11 +67,29 @@ class Picture:
         """The chosen rank beside the others, without what was not recorded of it."""
         if self.chosen is None or not self.matrix.times:
             return ()
-        recent = [compared(self.matrix, self.chosen, metric, self._values(metric)) for metric in _TABLE]
+        told = [metric for metric in _TABLE if self._told(metric)]
+        recent = [compared(self.matrix, self.chosen, metric, self.of(metric)) for metric in told]
         return tuple(one for one in recent if not np.isnan(one.own))
 
-    def _values(self, metric: Metric) -> Matrix:
+    def of(self, metric: Metric) -> Matrix:
+        """The values of any metric."""
         return self.samples.of(metric, self.matrix) if metric in TABLES else self.matrix.times[metric]
+
+    def deviation_of(self, metric: Metric) -> Matrix:
+        """How far ranks are off in any metric."""
+        if metric is self.metric:
+            return self.deviation
+        return deviations(values := self.of(metric), scale_of(metric, self.matrix, values))
+
+    @property
+    def other_metrics(self) -> list[Metric]:
+        """Those that may be shown beside the one asked for, in order, of which there is anything."""
+        at = METRICS.index(self.metric)
+        return [metric for metric in METRICS[at + 1 :] + METRICS[:at] if self.samples.recorded(metric) and self._told(metric)]
+
+    def _told(self, metric: Metric) -> bool:
+        """Looking up what a thousand ranks have takes a while: then it is told when it is asked for."""
+        return metric not in TABLES or metric is self.metric or len(self.matrix.processes) <= _MANY
 
     def beside(self, number: int) -> int | None:
         """The rank so many places further on in the order that is shown; it stays within it."""
@@ -107,7 +128,7 @@ class Ranking:
         self._columns = columns or self._columns
         matrix = self._matrices.at(
             self._source.processes,
-            frame.view.cursor_ns,
+            self._cursor(frame),
             max(self._columns, RECENT),
             meets_in_forward=frame.view.job.zero_stage == 3,
         )
@@ -116,6 +137,13 @@ class Ranking:
             self._asked, self._last = asked, self._picture(matrix, frame)
         return self._last
 
+    def _cursor(self, frame: Frame) -> int:
+        """The frame's cursor. Many ranks that go on finish steps all the time: they are looked at once a second."""
+        cursor_ns, moment = frame.view.cursor_ns, frame.moment
+        if moment.live and moment.following and len(self._source.processes) > _MANY:
+            return cursor_ns - cursor_ns % _PACE_NS
+        return cursor_ns
+
     def _picture(self, matrix: RankMatrix, frame: Frame) -> Picture:
         metric = self.metric
         if not matrix.times:
@@ -123,13 +151,19 @@ class Ranking:
         else:
             values = self._samples.of(metric, matrix) if metric in TABLES else matrix.times[metric]
         deviation = deviations(values, scale_of(metric, matrix, values))
-        order = np.arange(len(values)) if self.by_number else outliers_first(deviation)
+        odd = deviation
+        if metric is Metric.ITERATION and matrix.times:
+            # Ranks that wait for one another take the same time: it is the one that is waited for that is different.
+            waits = matrix.times[Metric.WAIT]
+            odd = np.maximum(deviation, deviations(waits, scale_of(Metric.WAIT, matrix, waits)))
+        order = np.arange(len(values)) if self.by_number else outliers_first(odd)
         chosen = np.flatnonzero(matrix.ranks == frame.rank) if len(values) else np.empty(0, np.intp)
         return Picture(
             matrix=matrix,
             metric=metric,
             values=values,
             deviation=deviation,
+            odd=odd,
             order=order,
             by_number=self.by_number,
             chosen=int(chosen[0]) if len(chosen) else int(order[0]) if len(order) else None,

@@ -28,6 +28,7 @@ class Plan:
 
     lines: tuple[Line, ...]
     tall: int
+    apart: bool = False  # whether a thin line is between them
 
     def line_at(self, row: int) -> int:
         """Which line a row belongs to; of two the upper one."""
@@ -40,16 +41,24 @@ class Plan:
 
 
 def plan(picture: Picture, room: int, glyphs: Glyphs) -> Plan:
-    """Every rank, or the outliers and nodes or pieces of what is left."""
+    """Every rank, or the outliers, and what is left in nodes or other pieces."""
     count = len(picture.order)
     if count <= room:
-        return Plan(_singles(picture, picture.order), min(TALLEST, room // max(1, count)))
+        return Plan(_singles(picture, picture.order), _tall(count, room), True)
     if count <= 2 * room and glyphs.smooth:
         return Plan(_singles(picture, picture.order), 0)
     alone = _alone(picture, max(1, room // 2))
     rest = np.setdiff1d(np.arange(count), alone)
-    blocks = _nodes(picture, rest, room - len(alone)) or _pieces(picture, rest, max(1, room - len(alone)))
-    return Plan((*_singles(picture, alone), *blocks), 1)
+    lines = (*_singles(picture, alone), *_pieces(picture, rest, max(1, room - len(alone))))
+    return Plan(lines, _tall(len(lines), room), True)
+
+
+def _tall(lines: int, room: int) -> int:
+    """Rows of each line: several where that leaves room for other metrics in one row each."""
+    for tall in range(TALLEST, 1, -1):
+        if tall * lines + tall * (lines + 1) <= room:
+            return tall
+    return 1
 
 
 def _singles(picture: Picture, rows: NDArray[np.intp]) -> tuple[Line, ...]:
@@ -58,27 +67,28 @@ def _singles(picture: Picture, rows: NDArray[np.intp]) -> tuple[Line, ...]:
 
 def _alone(picture: Picture, most: int) -> NDArray[np.intp]:
     """The ranks with a line of their own: the chosen one and those that differ most."""
-    different = [] if picture.by_number else [row for row in picture.order[:most] if picture.deviation[row] > 0]
+    different = [] if picture.by_number else [row for row in picture.order[:most] if picture.odd[row] > 0]
     if picture.chosen is not None and picture.chosen not in different:
         different = [*different[: most - 1], np.intp(picture.chosen)]
     return np.array(different, np.intp)
 
 
-def _nodes(picture: Picture, rest: NDArray[np.intp], room: int) -> tuple[Line, ...]:
-    """What is left by node; nothing where they are too many, or only one."""
-    hosts = np.array(picture.matrix.hosts)[rest]
-    names, first = np.unique(hosts, return_index=True)
-    if not 1 < len(names) <= room:
-        return ()
-    return tuple(Line(str(hosts[place]), rest[hosts == hosts[place]]) for place in np.sort(first))
-
-
 def _pieces(picture: Picture, rest: NDArray[np.intp], room: int) -> tuple[Line, ...]:
-    """What is left in pieces of as many ranks each, by number."""
-    size = -(-len(rest) // room)
-    pieces = [rest[begin : begin + size] for begin in range(0, len(rest), size)]
-    ranks = picture.matrix.ranks
-    return tuple(Line(f"{ranks[piece[0]]}-{ranks[piece[-1]]}", piece) for piece in pieces)
+    """What is left in pieces by number: of whole nodes where there are many, else of a part of a node."""
+    ranks, hosts = picture.matrix.ranks, picture.matrix.hosts
+    count = len(hosts)
+    on_a_node = -(-count // len(set(hosts)))
+    size = -(-count // room)
+    parts = [part for part in range(size, on_a_node + 1) if on_a_node % part == 0]
+    size = parts[0] if parts else -(-size // on_a_node) * on_a_node
+    lines = []
+    for begin in range(0, count, size):
+        end = min(count, begin + size)
+        rows = rest[(rest >= begin) & (rest < end)]
+        whole = size == on_a_node and len(set(hosts[begin:end])) == 1
+        if len(rows):
+            lines.append(Line(hosts[begin] if whole else f"{ranks[begin]}-{ranks[end - 1]}", rows))
+    return tuple(lines)
 
 
 def values_of(lines: tuple[Line, ...], values: Matrix, metric: Metric) -> Matrix:

@@ -14,6 +14,7 @@ from zerotop.ui.format import MISSING
 from zerotop.ui.ranking import Picture
 
 _FIGURE = 9
+_WIDEST = 52  # figures further apart are hard to read across
 
 
 def draw_table(picture: Picture, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
@@ -24,7 +25,7 @@ def draw_table(picture: Picture, width: int, height: int, glyphs: Glyphs, *, foc
         return ([rule(panel_title("Rank", focused), width, glyphs)] + [blank] * height)[:height]
     matrix = picture.matrix
     host = fit(literal(matrix.hosts[picture.chosen], glyphs), 16, glyphs, words=False)
-    placed = place(_columns(glyphs), width)
+    placed = place(_columns(glyphs), min(width, _WIDEST))
     name: Row = (*panel_title(f"Rank {matrix.ranks[picture.chosen]}", focused), (f" {host}", "muted"))
     if width < 46:
         name = panel_title(f"Rank {matrix.ranks[picture.chosen]}", focused)
@@ -66,10 +67,8 @@ def _difference(one: Compared, width: int, glyphs: Glyphs) -> Row:
 
 
 def _foot(picture: Picture, width: int, room: int, glyphs: Glyphs) -> list[Row]:
-    """What the figures are, and what to do with them."""
+    """What the figures are."""
     count = min(RECENT, len(picture.matrix.steps))
-    lines = [f"medians of {count} step{'s' * (count > 1)}; beside them the median rank's"]
-    if width < 44:
-        lines = [f"medians of {count} step{'s' * (count > 1)}"]
+    lines = [f"medians of {count} step{'s' * (count > 1)}"]
     rows = [filled(((fit(f"  {line}", width, glyphs), "muted"),), width, glyphs) for line in lines]
     return rows if room >= len(rows) else []

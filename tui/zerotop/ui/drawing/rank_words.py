@@ -27,8 +27,9 @@ STYLES = {
     Metric.OTHER: "phase-other",
 }
 _KINDS = {Metric.PEAK: Kind.BYTES, Metric.FREE: Kind.BYTES, Metric.CORES: Kind.CORES}
+_MUCH = 0.1  # of an iteration, from which on a difference where ranks meet asks for attention
 _IN = {
-    Metric.DATA: "waiting for its data",
+    Metric.DATA: "for its data",
     Metric.OTHER: "between the phases",
     Metric.FORWARD: "in forward",
     Metric.BACKWARD: "in backward",
@@ -44,7 +45,7 @@ def unit(metric: Metric, largest: float) -> tuple[str, float]:
 
 def figure(value: float, largest: float, width: int) -> str:
     """A value beside others up to ``largest``, all of them in its unit."""
-    return fixed(value, 2 if largest < 10 else 1 if largest < 100 else 0, width)
+    return fixed(value, 2 if largest < 9.995 else 1 if largest < 99.95 else 0, width)
 
 
 def seconds(value: float) -> str:
@@ -52,23 +53,28 @@ def seconds(value: float) -> str:
     return f"{value * 1e3:.0f} ms" if value < 0.995 else f"{value:.2f} s"
 
 
-def told(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str, bool]:
-    """(what to say about how ranks differ, whether it asks for attention). ``rank`` is the one that ``skew`` is about."""
+def told(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str, str, bool]:
+    """(what to say about how ranks differ, the same in few words, whether it asks for attention).
+
+    ``rank`` is the one that ``skew`` is about.
+    """
     if ranks == 1:
-        return "One rank: there is no other to compare it with.", False
+        return "One rank: there is no other to compare it with.", "One rank.", False
     if skew is None:
-        return "Ranks are compared once two of them have finished a step.", False
+        return "Ranks are compared once two of them have finished a step.", "Nothing to compare yet.", False
     steps = f"the last {skew.steps} steps" if skew.steps > 1 else "the one step there is"
     if skew.alike:
         most = max(0.0, skew.share) * 100
         off = f"in no phase of {steps} is one more than {_percent(most)} of an iteration off"
-        return f"All {ranks} ranks are alike: {off}.", False
+        return f"All {ranks} ranks are alike: {off}.", f"All {ranks} ranks are alike.", False
     others = "the other one" if ranks == 2 else "the others"
-    own, usual = seconds(skew.own_s), seconds(skew.usual_s)
-    late = f"Rank {rank} is behind: {own} {_IN[skew.metric]} in each of {steps}, {others} {usual}"
-    end = f"; they wait {seconds(skew.late_s)} for it" if skew.waited_for and ranks > 2 else ""
-    end = f"; that one waits {seconds(skew.late_s)} for it" if skew.waited_for and ranks == 2 else end
-    return f"{late}{end}: {skew.share * 100:.0f} % of an iteration.", True
+    own, usual, late = seconds(skew.own_s), seconds(skew.usual_s), seconds(skew.late_s)
+    what = f"Rank {rank} takes {own} {_IN[skew.metric]} in each of {steps}, {others} {usual}"
+    waits = "that one waits" if ranks == 2 else "they wait"
+    end = f"; {waits} {late} for it" if skew.waited_for else ""
+    share = f"{skew.share * 100:.0f} %"
+    short = f"Rank {rank}: {own} {_IN[skew.metric]}, {others} {usual} ({share})."
+    return f"{what}{end}: {share} of an iteration.", short, skew.waited_for or skew.share >= _MUCH
 
 
 def _percent(value: float) -> str:

@@ -23,6 +23,7 @@ from zerotop.ui.widgets.drawn import Drawn
 
 TABLE_WIDTH = 46
 _TABLE_ROWS = 12
+_AROUND_MAP = 4  # rows of title, sentence and steps
 _BESIDE_FROM = 100  # cells from which on the table stands beside the map
 
 
@@ -131,7 +132,9 @@ class RanksScreen(Watching):
                 "rank-map": Box(room.x, room.y, left, room.height),
                 "rank-table": Box(room.x + left + GAP, room.y, TABLE_WIDTH, room.height),
             }
-        under = min(_TABLE_ROWS, room.height // 2) if room.height >= 10 else 0
+        # The map has a line for each rank if the table keeps half of its rows.
+        under = max(_TABLE_ROWS // 2, min(_TABLE_ROWS, room.height - len(frame.view.ranks) - _AROUND_MAP))
+        under = under if room.height >= 12 else 0
         return {
             "rank-map": Box(room.x, room.y, room.width, room.height - under),
             "rank-table": Box(room.x, room.y + room.height - under, room.width, under),

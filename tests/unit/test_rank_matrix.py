@@ -1,0 +1,170 @@
+"""Ranks by steps, from recordings of ranks of which one differs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from many_ranks import GIB, PERIOD_S, write_ranks
+from small_recording import BEGIN_NS, S, identity, read, span, write
+from zerotop.analysis.rank_matrix import Metric, RankMatrices, RankMatrix, median
+from zerotop.analysis.rank_outliers import compared, deviations, outliers_first, scale_of, skew
+from zerotop.analysis.rank_samples import RankSamples
+from zerotop.analysis.source import RecordingSource
+from zerotop_probe.recording.tables import BOUNDARY, SPANS
+
+NAN = np.nan
+
+
+def matrix(folder: Path, at_s: float = 1e6, columns: int = 100, *, meets_in_forward: bool = False) -> RankMatrix:
+    source = RecordingSource(read(folder))
+    cursor_ns = BEGIN_NS + int(at_s * S)
+    return RankMatrices().at(source.processes, cursor_ns, columns, meets_in_forward=meets_in_forward)
+
+
+def test_steps_stand_under_one_another_by_their_number(tmp_path: Path) -> None:
+    write_ranks(tmp_path, 3, 6, first_step={2: 4}, sampled=False)
+    found = matrix(tmp_path)
+    assert found.ranks.tolist() == [0, 1, 2]
+    assert found.hosts == ("node000",) * 3
+    assert found.steps.tolist() == [0, 1, 2, 3, 4, 5]
+    assert np.isnan(found.times[Metric.FORWARD]).tolist() == [[False] * 6, [False] * 6, [True] * 4 + [False] * 2]
+    assert found.times[Metric.FORWARD][0, 2] == pytest.approx(0.2)
+    assert found.times[Metric.ITERATION][0, 2] == pytest.approx(PERIOD_S)
+
+
+def test_only_what_is_over_at_the_cursor_is_known(tmp_path: Path) -> None:
+    write_ranks(tmp_path, 2, 6, sampled=False)
+    assert matrix(tmp_path, 2.5).steps.tolist() == [0, 1]
+    assert matrix(tmp_path, 5.97, columns=2).steps.tolist() == [4, 5]
+    nothing = matrix(tmp_path, 0.5)
+    assert len(nothing.processes) == 2
+    assert not nothing.times
+    assert not matrix(tmp_path, -1.0).processes
+
+
+def test_the_same_until_another_step_is_over(tmp_path: Path) -> None:
+    write_ranks(tmp_path, 2, 6, sampled=False)
+    source, matrices = RecordingSource(read(tmp_path)), RankMatrices()
+    at = [
+        matrices.at(source.processes, BEGIN_NS + int(seconds * S), 9, meets_in_forward=False) for seconds in (3.1, 3.5, 4.1)
+    ]
+    assert at[0] is at[1]
+    assert at[1] is not at[2]
+
+
+def test_a_job_that_was_started_again_is_another(tmp_path: Path) -> None:
+    """The second attempt's ranks are looked at from when the first of them was born."""
+    for pid, born in ((100, 0.0), (200, 50.0)):
+        for rank in (0, 1):
+            spans = [span(born + step, born + step + 0.5, "step", step, BOUNDARY) for step in range(pid // 100)]
+            write(tmp_path, SPANS, identity(rank, pid=pid + rank), *spans, born=born).close()
+    assert matrix(tmp_path, 40).counts == (1, 1)
+    assert matrix(tmp_path, 60).counts == (2, 2)
+
+
+def test_the_one_who_is_late_is_waited_for(tmp_path: Path) -> None:
+    write_ranks(tmp_path, 4, 5, late_s={2: 0.02}, sampled=False)
+    waits = matrix(tmp_path).times[Metric.WAIT]
+    assert waits[2, 1:] == pytest.approx([0.02] * 4, abs=1e-4)
+    assert waits[[0, 1, 3]].max() == pytest.approx(0, abs=1e-4)
+
+
+def test_where_ranks_meet_in_forward_it_is_not_theirs_alone(tmp_path: Path) -> None:
+    for rank, forward in ((0, 0.2), (1, 0.5)):
+        spans = []
+        for step in range(3):
+            spans.append(span(step, step + forward, "forward", step))
+            spans.append(span(step + forward, step + 0.9, "step", step, BOUNDARY))
+        write(tmp_path, SPANS, identity(rank), *spans).close()
+    assert matrix(tmp_path).times[Metric.WAIT][1, 2] == pytest.approx(0.3, abs=1e-4)
+    assert matrix(tmp_path, meets_in_forward=True).times[Metric.WAIT][1, 2] == pytest.approx(0, abs=1e-4)
+
+
+def test_what_was_sampled_in_each_step(tmp_path: Path) -> None:
+    write_ranks(tmp_path, 10, 6, more_bytes={9: 2 * GIB})
+    session = read(tmp_path)
+    source, samples, matrices = RecordingSource(session), RankSamples(session), RankMatrices()
+    found = matrices.at(source.processes, BEGIN_NS + 100 * S, 10, meets_in_forward=False)
+    peak = samples.of(Metric.PEAK, found)
+    assert peak[0].tolist() == [30 * GIB] * 6
+    assert peak[9].tolist() == [32 * GIB] * 6
+    free = samples.of(Metric.FREE, found)
+    assert free[:, 3].tolist() == [(140 - 50 - rank % 8) * GIB for rank in range(10)]
+    cores = samples.of(Metric.CORES, found)
+    assert cores[:, 3] == pytest.approx([1 + rank % 8 for rank in range(10)], rel=1e-3)
+    assert samples.of(Metric.PEAK, found) is peak
+    assert all(samples.recorded(metric) for metric in Metric)
+
+
+def test_what_was_told_before_is_kept_as_steps_go_on(tmp_path: Path) -> None:
+    write_ranks(tmp_path, 3, 8)
+    session = read(tmp_path)
+    source, matrices = RecordingSource(session), RankMatrices()
+
+    def at(seconds: float, samples: RankSamples) -> np.ndarray:
+        now = matrices.at(source.processes, BEGIN_NS + int(seconds * S), 4, meets_in_forward=False)
+        return samples.of(Metric.CORES, now)
+
+    kept = RankSamples(session)
+    for seconds in (3.1, 4.1, 6.1, 2.1, 8.5):
+        assert at(seconds, kept) == pytest.approx(at(seconds, RankSamples(session)), nan_ok=True)
+
+
+def test_without_samples_there_is_nothing_to_tell(tmp_path: Path) -> None:
+    write_ranks(tmp_path, 2, 4, sampled=False)
+    samples, found = RankSamples(read(tmp_path)), matrix(tmp_path)
+    for metric in (Metric.PEAK, Metric.FREE, Metric.CORES):
+        assert not samples.recorded(metric)
+        assert np.isnan(samples.of(metric, found)).all()
+
+
+def test_the_rank_that_is_different_stands_first(tmp_path: Path) -> None:
+    write_ranks(tmp_path, 6, 8, late_s={4: 0.2, 1: 0.1}, sampled=False)
+    found = matrix(tmp_path)
+    waits = found.times[Metric.WAIT]
+    order = outliers_first(deviations(waits, scale_of(Metric.WAIT, found, waits)))
+    assert order.tolist() == [4, 1, 0, 2, 3, 5]
+    iteration = found.times[Metric.ITERATION]
+    assert not deviations(iteration, scale_of(Metric.ITERATION, found, iteration)).any()  # they wait for one another
+
+
+def test_the_cause_is_named_not_its_effect(tmp_path: Path) -> None:
+    write_ranks(tmp_path, 6, 8, late_s={4: 0.2}, sampled=False)
+    found = matrix(tmp_path)
+    told = skew(found)
+    assert told is not None
+    assert (told.metric, told.row, told.waited_for, told.alike) == (Metric.DATA, 4, True, False)
+    assert told.late_s == pytest.approx(0.2, rel=0.2)
+    beside = compared(found, 4, Metric.DATA, found.times[Metric.DATA])
+    assert not beside.alike
+    assert beside.own - beside.usual == pytest.approx(told.late_s)
+
+
+def test_of_two_ranks_the_late_one_is_named(tmp_path: Path) -> None:
+    write_ranks(tmp_path, 2, 8, late_s={1: 0.1}, sampled=False)
+    told = skew(matrix(tmp_path))
+    assert told is not None
+    assert (told.metric, told.row) == (Metric.DATA, 1)
+
+
+def test_ranks_that_are_alike_are_said_to_be(tmp_path: Path) -> None:
+    write_ranks(tmp_path, 4, 8, sampled=False)
+    told = skew(matrix(tmp_path))
+    assert told is not None
+    assert told.alike
+    assert skew(matrix(tmp_path, 0.5)) is None
+
+
+def test_one_rank_has_nobody_beside_it(tmp_path: Path) -> None:
+    write_ranks(tmp_path, 1, 4, sampled=False)
+    assert skew(matrix(tmp_path)) is None
+
+
+def test_medians_leave_out_what_is_not_known() -> None:
+    values = np.array([[1, NAN, 3, 2], [NAN, NAN, NAN, NAN], [4, 1, 2, 3]], np.float32)
+    assert median(values, 1).tolist() == pytest.approx([2, NAN, 2], nan_ok=True)
+    assert median(values, 0).tolist() == pytest.approx([1, 1, 2, 2])
+    assert median(np.empty((2, 0), np.float32), 1).tolist() == pytest.approx([NAN, NAN], nan_ok=True)
