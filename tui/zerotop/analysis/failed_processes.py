@@ -86,7 +86,7 @@ def _not_for_memory(memory: Sequence[HostMemory]) -> str:
     shares = [sample.used_bytes / sample.limit_bytes for sample in memory if sample.limit_bytes]
     if not shares:
         return "Nothing is known of the node's memory in its last seconds."
-    return f"Not for want of memory, as far as was seen: at most {max(shares):.0%} of the node's was in use."
+    return f"Not for want of memory, as far as was seen: at most {max(shares) * 100:.0f} % of the node's was in use."
 
 
 def _last_place(session: Session, process: Process, at_ns: int, cursor_ns: int) -> str:

@@ -119,14 +119,14 @@ def _panel(
     drawn = [rule((*title, (" ", "rule"), *heading) if heading else title, width, glyphs)]
     for row, label in enumerate(labels(axis, rows, glyphs)):
         spans: list[Span] = list(label)
-        for column in columns:
+        for place, column in enumerate(columns):
             text, style = column[row - above] if row >= above else (" ", "text")
-            spans += [(text * each, style), (" " * _GAP, "text")]
+            spans += [(" " * (_GAP if place else 0), "text"), (text * each, style)]
         drawn.append(filled(merged((*spans, *words.get(row, ()))), width, glyphs))
     names = [(fit(bar.name, each, glyphs).center(each), "value" if bar.chosen else "label") for bar in bars]
     below: list[Span] = [(" " * LABEL_WIDTH, "text"), (glyphs.corner, "rule")]
-    for name in names:
-        below += [name, (" " * _GAP, "text")]
+    for place, name in enumerate(names):
+        below += [(" " * (_GAP if place else 0), "text"), name]
     return [*drawn, filled(merged(below), width, glyphs)]
 
 
@@ -138,8 +138,8 @@ def _beside(bar: _Bar, axis: Scale, rows: int, above: int, width: int, glyphs: G
         amount, part = size
         row = rows - 1 - int(min(rows - above - 1, amount / axis.highest * (rows - above)))
         figure = unit.text(int(part))
-        name = fit(_NAMES.get(style, ""), width - len(figure) - 1, glyphs)
-        found[row] = ((f" {name}".ljust(width - len(figure)), "muted"), (figure, "text"))
+        name = fit(_NAMES.get(style, ""), width - len(figure) - 2, glyphs)
+        found[row] = ((f"  {name}".ljust(width - len(figure)), "muted"), (figure, "text"))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zerotop.analysis.microscope import Look
 from zerotop.analysis.phases import name
@@ -16,6 +17,7 @@ from zerotop.ui.drawing.rows import Row, filled
 from zerotop.ui.drawing.table import rule
 from zerotop.ui.drawing.text import fit, wrap
 from zerotop.ui.drawing.words import phase_style
+from zerotop.ui.format import grouped, time_unit
 
 BLOCKS = 5
 _BLOCKS_WIDTH = 34
@@ -67,11 +69,11 @@ def _chart(look: Look, width: int, height: int, glyphs: Glyphs) -> list[Row]:
     return framed(canvas, axis, time_axis(0.0, length / 1e9, canvas.width, glyphs))
 
 
-def columns(look: Look, count: int) -> tuple[Floats, Floats]:
+def columns(look: Look, count: int) -> tuple[Floats, NDArray[np.int64]]:
     """(the highest in each of ``count`` equal pieces of the look, the phase it was in, -1 before the first)."""
     borders = look.begin_ns + (look.end_ns - look.begin_ns) * np.arange(count + 1) // max(1, count)
     places = np.searchsorted(look.times_ns, borders)
-    highest, phases = np.zeros(count), np.full(count, -1.0)
+    highest, phases = np.zeros(count), np.full(count, -1, np.int64)
     for column in range(count):
         # What was held when a piece began counts too: the last that happened before it.
         first, end = max(0, int(places[column]) - 1), int(places[column + 1])
@@ -84,19 +86,17 @@ def columns(look: Look, count: int) -> tuple[Floats, Floats]:
 
 
 def _words(look: Look, unit: Unit, hint: str, width: int, glyphs: Glyphs) -> Sequence[Row]:
-    at_ms = (look.peak_ns - look.begin_ns) / 1e6
     peak = f"{unit.text(look.peak_bytes).strip()} {unit.name}"
     rows: list[Row] = [
-        ((glyphs.marked, "warn"), (f" {peak}", "value"), (f" in {look.peak_phase}, {at_ms:.0f} ms in", "text")),
-        ((f"{len(look.curve_bytes):,} allocations and frees".replace(",", " "), "muted"),),
-        (("alive then, the largest:", "label"),),
+        ((glyphs.marked, "warn"), (f" {peak}", "value"), (f" in {look.peak_phase.replace('_', ' ')}", "text")),
+        ((f"after {_time(look.peak_ns - look.begin_ns)}, of {grouped(len(look.curve_bytes))} events", "muted"),),
+        (("alive then, by size, phase, age:", "label"),),
     ]
     for block in look.largest[:BLOCKS]:
         of = unit_for(block.size_bytes)
         size = f"{of.text(block.size_bytes)} {of.name}"
         swatch = glyphs.swatch if glyphs.smooth else glyphs.part(phase_style(block.phase))
-        age = f"{block.age_ns / 1e6:.0f} ms old"
-        told = fit(f"{block.phase.replace('_', ' ')}, {age}", width - len(size) - 4, glyphs)
+        told = fit(f"{block.phase.replace('_', ' ')}, {_time(block.age_ns)}", width - len(size) - 4, glyphs)
         rows.append(((f"{size} ", "value"), (swatch, phase_style(block.phase)), (f" {told}", "muted")))
     before = f"{unit.text(look.before_bytes)} {unit.name}"
     rows.append(((f"{before} ", "value"), ("  there before", "muted")))
@@ -104,6 +104,11 @@ def _words(look: Look, unit: Unit, hint: str, width: int, glyphs: Glyphs) -> Seq
     return rows
 
 
+
+
+def _time(nanoseconds: int) -> str:
+    unit, each = time_unit(nanoseconds / 1e9)
+    return f"{nanoseconds / 1e9 * each:.{0 if unit == 'ms' else 2}f} {unit}"
 
 
 def _to_height(rows: list[Row], width: int, height: int, glyphs: Glyphs) -> list[Row]:

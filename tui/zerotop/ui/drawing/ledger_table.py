@@ -12,10 +12,13 @@ from zerotop.ui.drawing.ledger_parts import STYLES, Unit, unit_for
 from zerotop.ui.drawing.rows import Row, filled
 from zerotop.ui.drawing.table import Column, Placed, place, rule
 from zerotop.ui.drawing.text import fit, literal, wrap
-from zerotop.ui.format import MISSING
+from zerotop.ui.format import MISSING, clock
 
 # A difference of less than this share of the device's or the process's memory is nobody's concern.
 _MUCH = 0.02
+# The rule of thumb is for these: neither for making the engine nor for evaluation.
+_STEP = ("forward", "backward", "step", "optimizer", "cpu_optimizer", "grads_to_cpu", "params_to_gpu", "allgather", "reduce")
+_BESIDE = ("estimate", "rule")
 _LAST = (SUM_DEVICE, SUM_RESIDENT)
 
 
@@ -30,7 +33,7 @@ def draw_gpu_ledger(view: MemoryView, width: int, height: int, glyphs: Glyphs, *
     whose = f", {ranks_text(view.gpu.ranks)}" if view.gpu.ranks else ""
     placed = place(_gpu_columns(unit, lines, glyphs), width)
     title = ((f"{name}{whose}, {unit.name}", "title-focused" if focused else "title"),)
-    below = [*_owner(view, unit, width, glyphs), *_notes(view, width, glyphs)]
+    below = [*_owner(view, unit, width, glyphs), *_gone(view, width, glyphs), *_notes(view, width, glyphs)]
     return _table(title, placed, lines, below, width, height, glyphs)
 
 
@@ -41,7 +44,12 @@ def draw_host_ledger(view: MemoryView, width: int, height: int, glyphs: Glyphs, 
     unit = unit_for(view.host.resident_bytes)
     placed = place(_host_columns(unit, view.host_lines, glyphs), width)
     title = ((f"Host memory of rank {view.host.rank}, {unit.name}", "title-focused" if focused else "title"),)
-    below: list[Row] = []
+    below = _gone(view, width, glyphs)
+    if view.node is not None:
+        of = unit_for(view.node.limit_bytes)
+        used, limit = of.text(view.node.used_bytes).strip(), of.text(view.node.limit_bytes).strip()
+        text = f"{literal(view.host.host, glyphs)}: {used} of {limit} {of.name} in use by anyone"
+        below.append(((fit(text, width, glyphs), "text"),))
     if view.host.swap_bytes:
         below.append(((f"{unit.text(view.host.swap_bytes).strip()} {unit.name} more are swapped out", "warn"),))
     pinned = view.host.pinned
@@ -54,9 +62,10 @@ def draw_host_ledger(view: MemoryView, width: int, height: int, glyphs: Glyphs, 
 
 def table_rows(view: MemoryView, *, host: bool) -> int:
     """How many rows a ledger makes use of."""
+    gone = view.moment_ns != view.cursor_ns
     if host:
-        return 3 + len(view.host_lines)
-    return 1 + len(view.lines) + len(_beside(view)) + (2 if view.peaks is not None else 0)
+        return 5 + len(view.host_lines) + gone
+    return 1 + len(view.lines) + len(_beside(view)) + (2 if view.peaks is not None else 0) + gone
 
 
 _WITHOUT_GPU = (
@@ -91,8 +100,9 @@ def _beside(view: MemoryView) -> list[Line]:
     if estimates and view.gpu is not None and view.gpu.ranks:
         said = min(estimates) * len(view.gpu.ranks)
         found.append(Line("estimate", "DeepSpeed's estimate", states, None, said))
-    if view.rule is not None and view.peaks is not None:
-        peak = view.peaks.phases[0].allocated_bytes
+    peaks = [peak.allocated_bytes for peak in view.peaks.phases if peak.phase in _STEP] if view.peaks is not None else []
+    if view.rule is not None and peaks:
+        peak = max(peaks)
         found.append(Line("rule", "rule of thumb", peak, peak, view.rule.bytes))
     return found
 
@@ -108,6 +118,16 @@ def _owner(view: MemoryView, unit: Unit, width: int, glyphs: Glyphs) -> list[Row
     owner = f"{name} own the peak" if name.endswith("s") else f"{name} owns the peak"
     row: Row = ((owner, "accent"), (f": {size}{where}", "text"))
     return [row if sum(len(text) for text, _ in row) <= width else ((fit(f"{owner}: {size}", width, glyphs), "accent"),)]
+
+
+def _gone(view: MemoryView, width: int, glyphs: Glyphs) -> list[Row]:
+    """That it is no more so at the cursor."""
+    if view.moment_ns == view.cursor_ns:
+        return []
+    ago = f"{clock((view.cursor_ns - view.moment_ns) / 1e9)} ago"
+    failed = view.failure is not None and view.moment_ns == view.failure.unix_ns
+    text = f"The ranks have gone: this is when {'it failed' if failed else 'the first of them left'}, {ago}."
+    return [((line, "warn"),) for line in wrap(text, width, 2, glyphs)]
 
 
 def _notes(view: MemoryView, width: int, glyphs: Glyphs) -> list[Row]:
@@ -145,7 +165,8 @@ def _host_columns(unit: Unit, lines: Sequence[Line], glyphs: Glyphs) -> list[Col
         return _figure(unit.text(line.pinned_bytes), line, lines) if line.pinned_bytes else ()
 
     def each(line: Line, _: int) -> Row:
-        return ((f"{line.per_parameter:.2f}".rjust(8), "muted"),) if line.per_parameter else ()
+        known = line.per_parameter and not line.comes_and_goes
+        return ((f"{line.per_parameter:.2f}".rjust(8), "muted"),) if known else ()
 
     return [
         _names(lines, glyphs),
@@ -163,7 +184,8 @@ def _names(lines: Sequence[Line], glyphs: Glyphs) -> Column[Line]:
     def cell(line: Line, width: int) -> Row:
         style = STYLES.get(line.key)
         if line.is_sum or style is None:
-            return ((fit(line.label, width, glyphs), "sum" if line.is_sum else "label"),)
+            lead = "" if line.is_sum or line.key in _BESIDE else "  "
+            return ((fit(f"{lead}{line.label}", width, glyphs), "sum" if line.is_sum else "label"),)
         swatch = glyphs.swatch if glyphs.smooth else glyphs.part(style)
         return ((swatch, style), (" ", "text"), (fit(line.label, width - 2, glyphs), "text"))
 
@@ -239,7 +261,10 @@ def _table(
 
 
 def _that_fit(lines: Sequence[Line], room: int) -> list[Line]:
-    """In their order; the last sum stays, what is hardly anything goes first, then what is beside the ledger, then sums."""
+    """In their order; the last sum stays, what is hardly anything goes first, then what is beside the ledger, then sums.
+
+    What goes is one line together, so that what is shown still adds up.
+    """
     kept = list(lines)
     largest = max((line.now_bytes for line in lines), default=0)
 
@@ -249,13 +274,29 @@ def _that_fit(lines: Sequence[Line], room: int) -> list[Line]:
             return 9, size
         if line.is_sum:
             return 3, size
-        if line.key in ("estimate", "rule"):
+        if line.key in _BESIDE:
             return 2, size
         return (1 if size < largest / 1000 else 4), size
 
-    while len(kept) > max(0, room):
+    room = max(0, room)
+    while len(kept) > room:
         kept.remove(min(kept, key=importance))
+    if any(_is_part(line) and line not in kept and importance(line)[0] > 1 for line in lines):
+        while len(kept) > max(0, room - 1):
+            kept.remove(min(kept, key=importance))
+        last = next((place for place, line in enumerate(kept) if line.key in _LAST), None)
+        if last is not None:
+            kept.insert(last, _together([line for line in lines if _is_part(line) and line not in kept]))
     return kept
+
+
+def _is_part(line: Line) -> bool:
+    return not line.is_sum and line.key not in _BESIDE
+
+
+def _together(lines: Sequence[Line]) -> Line:
+    peaks = [line.peak_bytes for line in lines if line.peak_bytes is not None]
+    return Line("", f"{len(lines)} others", sum(line.now_bytes for line in lines), sum(peaks) if peaks else None)
 
 
 def _to_height(rows: list[Row], width: int, height: int, glyphs: Glyphs) -> list[Row]:

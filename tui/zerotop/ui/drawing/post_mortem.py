@@ -44,9 +44,10 @@ def _rows(failure: Failure, cursor_ns: int, width: int, most: int, glyphs: Glyph
     two = inner >= _TWO_COLUMNS_FROM and bool(failure.numbers)
     words = _words(failure, inner - _NUMBERS_WIDTH - 3 if two else inner, most - 1, glyphs)
     numbers = _numbers(failure, glyphs)
-    below = _last(failure, inner, glyphs)
-    rows = _side_by_side(words, numbers, inner, glyphs) + below if two else [*words, *numbers, *below]
-    return [rule((*title, (" ", "rule")), width, glyphs), *(((" " * edge, "text"), *row) for row in rows)]
+    rows = _side_by_side(words, numbers, inner, glyphs) if two else [*words, *numbers]
+    rows += _last(failure, inner, most - 1 - len(rows), glyphs)
+    heading = rule((*title, (" ", "rule")), inner, glyphs)
+    return [((" " * edge, "text"), *row) for row in (heading, *rows)]
 
 
 def _side_by_side(words: Sequence[Row], numbers: Sequence[Row], width: int, glyphs: Glyphs) -> list[Row]:
@@ -94,15 +95,16 @@ def _number(number: Number, unit: Unit) -> Row:
     return ((label.ljust(_LABEL)[:_LABEL], "muted"), figure, (f"{of} {unit.name}", "muted"))
 
 
-def _last(failure: Failure, width: int, glyphs: Glyphs) -> list[Row]:
+def _last(failure: Failure, width: int, most: int, glyphs: Glyphs) -> list[Row]:
     rows: list[Row] = []
     if failure.spans:
         rows.append(_phases(failure, width, glyphs))
     on_host = failure.memory is None or failure.memory.kind in ("host", "killed")
     if failure.host_memory and on_host:
         rows.append(_memory(failure.host_memory, width, glyphs))
-    if failure.last_words and failure.kind == "memory":
-        rows += [((line, "output"),) for line in wrap(literal(failure.last_words, glyphs), width, 3, glyphs)]
+    if failure.last_words and failure.kind == "memory" and most > len(rows):
+        lines = wrap(literal(failure.last_words, glyphs), width, min(3, most - len(rows)), glyphs)
+        rows += [((line, "muted"),) for line in lines]
     return rows
 
 

@@ -12,10 +12,11 @@ from zerotop.ui.drawing.footer import Key
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.ledger_bars import bars_width, draw_gpu_bars, draw_host_bars
 from zerotop.ui.drawing.ledger_curve import draw_curve
+from zerotop.ui.drawing.ledger_estimates import draw_estimates
 from zerotop.ui.drawing.ledger_peaks import draw_health, draw_peaks
 from zerotop.ui.drawing.ledger_table import draw_gpu_ledger, draw_host_ledger, table_rows
 from zerotop.ui.drawing.past import draw_past
-from zerotop.ui.drawing.rows import Row
+from zerotop.ui.drawing.rows import Row, filled
 from zerotop.ui.drawing.table import rule
 from zerotop.ui.frame import Frame
 from zerotop.ui.layout import GAP, Box
@@ -29,6 +30,7 @@ _TABLE = 66  # cells that a ledger's figures need
 _BESIDE_FROM = 78  # from this width on bars stand beside the table
 _LEAST_BELOW = 6  # rows that peaks and the microscope need
 _TWO_BELOW_FROM = 96
+_HINT = 4  # rows that how to get a look takes
 
 
 class MemoryPanel(Drawn, can_focus=True):
@@ -78,7 +80,11 @@ class Curve(MemoryPanel):
     """What the microscope saw."""
 
     def of_view(self, view: MemoryView, frame: Frame, width: int, height: int, host: bool) -> list[Row]:
-        return draw_curve(view.look, hint(frame, view), width, height, self.glyphs, focused=self.has_focus)
+        said = hint(frame, view)
+        below = [] if view.look is not None else draw_estimates(view, width, height - _HINT, self.glyphs)
+        above = _HINT if below else height
+        rows = [*draw_curve(view.look, said, width, above, self.glyphs, focused=self.has_focus), *below]
+        return rows + [filled((), width, self.glyphs)] * (height - len(rows))
 
 
 class Health(MemoryPanel, can_focus=False):
@@ -124,7 +130,7 @@ class MemoryScreen(Watching):
         view = self.model.view(frame)
         host = self.model.of_host(view)
         found = [Key("m", "microscope", "app.look", 7)] if can_look(frame, view) else []
-        if view.gpus or host:
+        if view.gpus:
             found.append(Key("h", "GPU" if host else "host", "screen.host", 6))
         return (*found, Key("↑↓", "rank", "app.choose_rank(1)", 5), Key("z", "zoom", "screen.zoom", 3))
 
@@ -142,8 +148,8 @@ def places(room: Box, view: MemoryView, *, host: bool) -> dict[str, Box]:
     if not host and view.health is not None and height >= 12:
         height -= 1
         boxes["health"] = Box(room.x, room.y + height, room.width, 1)
-    wanted = max(10, table_rows(view, host=host))
-    upper = height if height - wanted < _LEAST_BELOW else max(wanted, min(height - 12, height * 3 // 5))
+    wanted = max(7, table_rows(view, host=host))
+    upper = height if height - wanted < _LEAST_BELOW else max(wanted, min(height - 12, height // 2))
     if room.width >= _BESIDE_FROM:
         bars = bars_width(view, room.width - _TABLE - GAP, host=host)
         boxes["bars"] = Box(room.x, room.y, bars, upper)

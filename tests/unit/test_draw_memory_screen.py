@@ -1,0 +1,236 @@
+"""The drawings of the memory screen, as strings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import recordings
+from memory_recording import GIB, Recording, gib, usual
+from microscope_recording import looked_at
+from small_recording import BEGIN_NS, S, identity
+from zerotop.analysis.memory_view import MemoryView, MemoryViews
+from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
+from zerotop.ui.drawing.ledger_bars import draw_gpu_bars, draw_host_bars
+from zerotop.ui.drawing.ledger_curve import ASK, columns, draw_curve
+from zerotop.ui.drawing.ledger_estimates import draw_estimates
+from zerotop.ui.drawing.ledger_parts import unit_for
+from zerotop.ui.drawing.ledger_peaks import draw_health, draw_peaks
+from zerotop.ui.drawing.ledger_table import draw_gpu_ledger, draw_host_ledger
+from zerotop.ui.drawing.post_mortem import draw_post_mortem, post_mortem_rows
+from zerotop.ui.drawing.rows import Row, row_text, row_width
+from zerotop.ui.theme import STYLES
+from zerotop_probe.recording import events
+
+SIZES = [(12, 1), (30, 4), (40, 12), (66, 18), (120, 30), (300, 60)]
+
+
+def view_of(recording: Recording, second: float, rank: int | None = None) -> MemoryView:
+    return MemoryViews(recording.read()).at(BEGIN_NS + int(second * S), rank)
+
+
+def text(rows: list[Row]) -> str:
+    return "\n".join(row_text(row).rstrip() for row in rows)
+
+
+def check(rows: list[Row], width: int, height: int, glyphs: Glyphs) -> None:
+    assert len(rows) == height
+    for row in rows:
+        assert row_width(row) == width, row
+        for span, style in row:
+            assert all(part in STYLES for part in style.split("/")), style
+            assert glyphs is not ASCII or span.isascii(), span
+
+
+@pytest.mark.parametrize("name", ["z2", "z2-oom", "x4-z3", "cpu-dead", "z3-offload-all"])
+@pytest.mark.parametrize("glyphs", [BLOCKS, TEXTURES, ASCII], ids=lambda glyphs: glyphs.name)
+def test_every_drawing_fills_its_place(name: str, glyphs: Glyphs) -> None:
+    session = recordings.recording(name)
+    views, begin = MemoryViews(session), session.begin_ns
+    length = session.last_written_ns - begin
+    for share in (0.0, 0.4, 0.7, 1.0):
+        view = views.at(begin + int(length * share))
+        for width, height in SIZES:
+            for draw in (draw_gpu_bars, draw_host_bars, draw_gpu_ledger, draw_host_ledger, draw_peaks):
+                check(draw(view, width, height, glyphs), width, height, glyphs)
+            check(draw_curve(view.look, ASK, width, height, glyphs), width, height, glyphs)
+            check([draw_health(view, width, glyphs)], width, 1, glyphs)
+            if view.failure is not None:
+                check(draw_post_mortem(view.failure, view.cursor_ns, width, height, glyphs), width, height, glyphs)
+
+
+def test_the_table(tmp_path: Path) -> None:
+    lines = text(draw_gpu_ledger(view_of(usual(tmp_path), 29.5), 80, 22, BLOCKS)).splitlines()
+    assert lines[0].split("─")[0] == "GPU 0, rank 0, GiB "
+    assert lines[0].split()[-6:-1] == ["now", "at", "peak", "expected", "difference"]
+    rows = {line[:28].strip(" ■"): line[28:].split() for line in lines[1:]}
+    assert rows["parameters"] == ["2.00", "2.00", "2.00", "0.00"]
+    assert rows["gradients"] == ["0.00", "0.00", "2.00", "freed"]
+    assert rows["allocated"] == ["14.75", "19.50"]
+    assert rows["activations, temporaries"] == ["0.12", "4.88"]
+    assert rows["the device"] == ["80.00", "80.00"]
+    assert rows["DeepSpeed's estimate"] == ["14.00", "20.00", "-6.00"]
+    assert rows["rule of thumb"] == ["19.50", "18.50", "+1.00"]
+    assert lines[-2:] == ["", "backward owns the peak: 19.50 GiB at step 1, micro-step 0"] or "backward owns" in lines[-1]
+
+
+def test_the_last_addend_is_underlined_and_sums_stand_out(tmp_path: Path) -> None:
+    rows = draw_gpu_ledger(view_of(usual(tmp_path), 29.5), 80, 22, BLOCKS)
+    styles = {row_text(row)[:28].strip(" ■"): [style for _, style in row] for row in rows}
+    assert "last-addend" in styles["unexplained"]
+    assert "sum" in styles["allocated"]
+    assert "last-addend" not in styles["parameters"]
+
+
+def test_what_there_is_no_room_for_is_one_row_so_that_sums_hold(tmp_path: Path) -> None:
+    view = view_of(usual(tmp_path), 29.5)
+    for height in (7, 9, 12, 15):
+        lines = text(draw_gpu_ledger(view, 80, height, BLOCKS)).splitlines()
+        rows = [line for line in lines[1:] if line.startswith(("■", "  "))]
+        now = sum(float(line[28:].split()[0].replace("<", "")) for line in rows)
+        assert now == pytest.approx(80, abs=0.05), lines
+        assert any(line.startswith("the device") for line in lines)
+
+
+def test_host_memory(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    host = {"master_weights": 4, "optimizer_state": 1, "gradients": 0.25}
+    recording.tensors(19, "after_update", {"parameters": 2}, host=host, host_pinned={"master_weights": 4})
+    lines = text(draw_host_ledger(view_of(recording, 19.5), 90, 14, BLOCKS)).splitlines()
+    rows = {line[:28].strip(" ■"): line[28:].split() for line in lines[1:]}
+    assert rows["master weights"][:2] == ["4.00", "4.00"]
+    assert rows["master weights"][-1] == "4.00"  # bytes for each parameter
+    assert rows["Python, libraries, batches"] == ["0.75"]
+    assert rows["resident"] == ["6.00", "4.00"]
+
+
+def test_empty_states_say_what_is_missing(tmp_path: Path) -> None:
+    view = view_of(Recording(tmp_path), 3)
+    assert "No GPU was seen" in text(draw_gpu_ledger(view, 80, 6, BLOCKS))
+    assert "No rank has made its DeepSpeed engine yet" in text(draw_host_ledger(view, 80, 6, BLOCKS))
+    assert "m takes one at the next step" in text(draw_curve(None, ASK, 80, 6, BLOCKS))
+    assert draw_estimates(view, 80, 6, BLOCKS) == []
+
+
+def test_ranks_that_have_gone(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    recording.event(identity(0), 29.2, events.GOODBYE)
+    view = view_of(recording, 40)
+    assert "The ranks have gone: this is when the first of them left, 0:10 ago." in text(
+        draw_gpu_ledger(view, 80, 26, BLOCKS)
+    )
+
+
+def test_bars_stack_in_the_ledgers_order(tmp_path: Path) -> None:
+    rows = draw_gpu_bars(view_of(usual(tmp_path), 29.5), 16, 30, TEXTURES)
+    column = "".join(row_text(row)[6] for row in reversed(rows[1:-1]))
+    order = "".join(dict.fromkeys(column))
+    # Parameters, master weights, state, unallocated, other processes and the driver, free: of the device, what is seen.
+    assert order.rstrip() == "PMS▓o·"
+    assert column.count("S") > column.count("M") >= column.count("P") > 0
+
+
+def test_the_chosen_ones_job_beside_with_names(tmp_path: Path) -> None:
+    said = text(draw_gpu_bars(view_of(usual(tmp_path), 29.5), 70, 24, BLOCKS))
+    assert "GPU 0, this job" in said
+    assert "now" in said
+    assert "peak" in said
+    (line,) = [line for line in said.splitlines() if "optimizer state" in line]
+    assert line.split()[-1] == "8.00"
+
+
+def test_peaks_by_phase(tmp_path: Path) -> None:
+    lines = text(draw_peaks(view_of(usual(tmp_path), 29.5), 60, 8, BLOCKS)).splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == ["backward", "step", "forward"]
+    assert "19.50" in lines[1]
+    assert "1.0" in lines[1]
+
+
+def test_health() -> None:
+    session = recordings.recording("z2-oom")
+    view = MemoryViews(session).at(session.last_written_ns)
+    said = row_text(draw_health(view, 160, BLOCKS))
+    assert "3 cache flushes" in said
+    assert "1 out of memory" in said
+    assert "12.19 GiB of reserved unused at its peak (8.9 %)" in said
+    assert "PyTorch's default settings" in said
+    assert view.health is not None
+    counted = replace(view, health=replace(view.health, segments=12))
+    assert "12 segments" in row_text(draw_health(counted, 190, BLOCKS))
+    expandable = recordings.recording("z2-expandable")
+    said = row_text(draw_health(MemoryViews(expandable).at(expandable.last_written_ns), 160, BLOCKS))
+    assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in said
+
+
+def test_estimates_name_what_the_job_does(tmp_path: Path) -> None:
+    rows = draw_estimates(view_of(usual(tmp_path), 29.5), 70, 6, BLOCKS)
+    assert text(rows).splitlines()[1].split()[-2:] == ["2.00", "24.00"]
+    assert row_text(rows[2]).rstrip().endswith("this job")
+
+
+# --- the microscope ------------------------------------------------------------------------------------------------------
+
+
+def test_the_curve_and_the_blocks_alive_at_its_peak(tmp_path: Path) -> None:
+    view = view_of(looked_at(tmp_path), 29.5)
+    assert view.look is not None
+    assert (view.look.peak_bytes, view.look.peak_phase) == (gib(14.5 + 3 + 1.5 + 0.25), "backward")
+    rows = draw_curve(view.look, "", 110, 16, BLOCKS)
+    said = text(rows)
+    assert said.startswith("Microscope, step 1 of rank 0, GiB")
+    assert "19.25 GiB in backward" in said
+    assert "after 3.25 s, of 98 events" in said
+    assert "1536.0 MiB ■ forward, 0.35 s" in said
+    assert "14.50 GiB   there before" in said
+    styles = {style for row in rows for _, style in row}
+    assert {"phase-forward", "phase-backward"} <= {part for style in styles for part in style.split("/")}
+
+
+def test_no_column_hides_the_peak(tmp_path: Path) -> None:
+    look = view_of(looked_at(tmp_path), 29.5).look
+    assert look is not None
+    for count in (1, 7, 60, 500):
+        highest, phases = columns(look, count)
+        assert highest.max() == look.peak_bytes
+        assert len(highest) == len(phases) == count
+    # Between two allocations it stays what it was.
+    highest, _ = columns(look, 900)
+    assert highest[100 * 255 // 100] == pytest.approx(gib(14.5 + 24 * 0.125))
+    assert np.isclose(highest[-1], gib(14.5))
+
+
+# --- the post-mortem -----------------------------------------------------------------------------------------------------
+
+
+def test_the_post_mortem() -> None:
+    session = recordings.recording("z2-oom")
+    view = MemoryViews(session).at(session.last_written_ns)
+    assert view.failure is not None
+    for width, height in ((80, 8), (120, 14), (200, 20)):
+        said = " ".join(text(draw_post_mortem(view.failure, view.cursor_ns, width, height, BLOCKS)).split())
+        assert "Rank 0 ran out of GPU memory" in said
+        assert "per_device_eval_batch_size to 40" in said
+    assert "asked for 92.73 GiB" in said
+    assert "of which activations 46.64 GiB" in said
+    assert "eval 0.82 s × ■ forward 0.74 s ×" in said
+    assert "Tried to allocate 92.73 GiB" in said
+    assert post_mortem_rows(view.failure, view.cursor_ns, 80, 8, BLOCKS) == 8
+    assert post_mortem_rows(view.failure, view.cursor_ns, 200, 60, BLOCKS) < 20
+
+
+def test_the_setting_stands_out() -> None:
+    session = recordings.recording("z2-oom")
+    view = MemoryViews(session).at(session.last_written_ns)
+    assert view.failure is not None
+    rows = draw_post_mortem(view.failure, view.cursor_ns, 120, 14, BLOCKS)
+    assert ("per_device_eval_batch_size", "accent") in [span for row in rows for span in row]
+
+
+def test_units() -> None:
+    gibs, mibs = unit_for(3 * GIB), unit_for(GIB)
+    assert (gibs.text(gib(1.5)).strip(), gibs.text(0).strip(), gibs.text(1).strip()) == ("1.50", "0.00", "<0.01")
+    assert (gibs.text(None).strip(), gibs.signed(0).strip(), gibs.signed(-gib(1)).strip()) == ("–", "0.00", "-1.00")
+    assert (mibs.name, mibs.text(1 << 20).strip()) == ("MiB", "1.0")
