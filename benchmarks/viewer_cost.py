@@ -64,6 +64,18 @@ class Terminal:
             seen.extend((int(number), now) for number in numbers[-1:])
         return seen
 
+    def press(self, key: bytes, answer: bytes, seconds: float) -> float:
+        """Presses a key; returns after how many seconds ``answer`` was drawn, or ``seconds`` if it was not until then."""
+        begun = time.monotonic()
+        os.write(self._end, key)
+        seen = b""
+        while (passed := time.monotonic() - begun) < seconds:
+            if select.select([self._end], [], [], seconds - passed)[0]:
+                seen = seen[-len(answer) :] + os.read(self._end, 65536)
+                if answer in seen:
+                    return time.monotonic() - begun
+        return seconds
+
     def processor_s(self) -> float:
         """Seconds of processor time so far."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()

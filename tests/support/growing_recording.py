@@ -1,16 +1,18 @@
 """A recording of a made-up job that grows while somebody looks at it, written with the real writers.
 
-Ranks with a GPU each train at a steady pace on one node; only the figures are invented. As a program it writes until it is
-ended, and is the job and the sampler of its recording, as their process ids there say:
+Ranks with a GPU each train at a steady pace on one node or several; only the figures are invented. As a program it writes
+until it is ended, and is the job and the sampler of its recording, as their process ids there say:
 
-    python growing_recording.py SESSION [--ranks 8] [--hertz 20]
+    python growing_recording.py SESSION [--ranks 8] [--hosts 1] [--hertz 20] [--slower 1]
 """
 
 from __future__ import annotations
 
 import argparse
+import heapq
 import math
 import os
+import resource
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -56,25 +58,28 @@ class Rows:
     """Writes records by the names of their fields; those not named are unknown."""
 
     def __init__(self, session: str, table: Table, identity: Identity) -> None:
-        self._names = [field.name for field in table.fields]
+        self._places = {field.name: place for place, field in enumerate(table.fields)}
         self._unknown = [0 if field.name in ("pad", "depth", "engine", "flags") else UNKNOWN for field in table.fields]
         self._writer = RecordWriter(session, table, identity)
 
     def write(self, **values: Any) -> None:
         """Appends one record."""
-        pairs = zip(self._names, self._unknown, strict=True)
-        self._writer.write(*[values.get(name, unknown) for name, unknown in pairs])
+        record = self._unknown.copy()
+        for name, value in values.items():
+            record[self._places[name]] = value
+        self._writer.write(*record)
         assert not self._writer.lost
 
 
 class GrowingRank:
     """One rank: its phases one after the other."""
 
-    def __init__(self, session: str, rank: int, world: int) -> None:
-        self.rank = rank
+    def __init__(self, session: str, rank: int, world: int, *, host: str, local: int, slower: float) -> None:
+        self.rank, self.local = rank, local
         self.pid = 100_000 + rank  # no process of this machine
         self.phase, self.step = "other", 0
-        self._identity = Identity.of_this_process("rank", rank)._replace(pid=self.pid)
+        self._slower = slower
+        self._identity = Identity.of_this_process("rank", rank)._replace(pid=self.pid, host=host)
         self._spans, self._begins, self._allocator, self._probe = (
             Rows(session, table, self._identity) for table in (SPANS, BEGINS, ALLOCATOR, PROBE)
         )
@@ -84,7 +89,7 @@ class GrowingRank:
     def _say_hello(self, session: str, world: int) -> None:
         now = time.monotonic_ns()
         writer = EventWriter(session, self._identity)
-        writer.write(now, events.HELLO, rank=self.rank, local_rank=self.rank, world_size=world)
+        writer.write(now, events.HELLO, rank=self.rank, local_rank=self.local, world_size=world)
         writer.write(
             now,
             events.ENGINE,
@@ -98,7 +103,7 @@ class GrowingRank:
             world_size=world,
             parameters=8_030_000_000,
             model="LlamaForCausalLM",
-            devices=[{"ordinal": self.rank, "uuid": _uuid(self.rank)}],
+            devices=[{"ordinal": self.local, "uuid": _uuid(self.rank)}],
         )
         writer.write(now, events.TOTAL_STEPS, steps=100_000, source="trainer")
         writer.close()
@@ -113,10 +118,10 @@ class GrowingRank:
                 for inner, inner_depth, inner_s, _, _ in PLAN[place + 1 :]:
                     if name == "step" and inner_depth:
                         inner_begin = self._begin(inner, 1)
-                        yield inner_s
+                        yield inner_s * self._slower
                         self._end(inner, 1, inner_begin)
                 if name != "step":
-                    yield seconds
+                    yield seconds * self._slower
                 self._end(name, 0, begin)
             cost, boundaries = self.step * 60_000, self.step * 14
             self._probe.write(time_ns=time.monotonic_ns(), cost_ns=cost, boundaries=boundaries, lost=0, errors=0)
@@ -141,7 +146,7 @@ class GrowingRank:
     def read_allocator(self, now: int, edge: int = TICK) -> None:
         """One sample of what a job like this has allocated."""
         share = {"forward": 0.7, "backward": 0.95}.get(self.phase, 0.5)
-        allocated = int(GIB * 40 * share + self.rank * GIB // 9)
+        allocated = int(GIB * 40 * share + self.local * GIB // 9)
         self._peak = max(self._peak, allocated)
         self._allocator.write(
             time_ns=now,
@@ -153,7 +158,7 @@ class GrowingRank:
             micro_step=0,
             phase=PHASE_CODE[self.phase],
             edge=edge,
-            device=self.rank,
+            device=self.local,
         )
 
     @property
@@ -174,9 +179,9 @@ def _uuid(gpu: int) -> str:
 class GrowingNode:
     """The sampler's side: everything is sampled at every tick, some of it more seldom."""
 
-    def __init__(self, session: str, ranks: list[GrowingRank], hertz: int) -> None:
+    def __init__(self, session: str, ranks: list[GrowingRank], hertz: int, host: str) -> None:
         self._ranks, self._hertz, self._tick = ranks, hertz, 0
-        identity = Identity.of_this_process("node")
+        identity = Identity.of_this_process("node")._replace(host=host)
         self._gpus, self._held, self._processes, self._threads, self._hosts, self._output = (
             Rows(session, table, identity) for table in (GPUS, GPU_PROCESSES, PROCESSES, THREADS, HOSTS, OUTPUT)
         )
@@ -184,7 +189,7 @@ class GrowingNode:
         self._written = self._facts = 0
         writer, now = EventWriter(session, identity), time.monotonic_ns()
         writer.write(now, events.JOB_STARTED, pid=identity.pid, start=identity.start, command=COMMAND)
-        gpus = [{"index": rank.rank, "uuid": _uuid(rank.rank), "name": "NVIDIA H200"} for rank in ranks]
+        gpus = [{"index": rank.local, "uuid": _uuid(rank.rank), "name": "NVIDIA H200"} for rank in ranks]
         writer.write(now, events.NODE, host=identity.host, cores=128, gpus=gpus, gpu_notice=None)
         writer.close()
 
@@ -215,7 +220,7 @@ class GrowingNode:
             utilization_percent=rank.utilization,
             power_w=400 + 50 * wave,
             temperature_c=50 + 3 * wave,
-            gpu=rank.rank,
+            gpu=rank.local,
         )
         self._processes.write(
             time_ns=now,
@@ -232,7 +237,7 @@ class GrowingNode:
         )
         rank.read_allocator(now)
         if self._tick % (self._hertz // 5) == 0:
-            self._held.write(time_ns=now, used_bytes=used - GIB, pid=rank.pid, gpu=rank.rank)
+            self._held.write(time_ns=now, used_bytes=used - GIB, pid=rank.pid, gpu=rank.local)
         if self._tick % (self._hertz // 2) == 0:
             self._sample_threads(now, rank, cores)
 
@@ -257,36 +262,44 @@ class GrowingNode:
         self.print(f"\r  3%|{'█' * 3}{' ' * 7}| {step}/100000 [00:06<00:05,  2.42it/s] fact {self._facts:08d}")
 
 
-def write(session: str, ranks: int, hertz: int) -> None:
+def write(session: str, ranks: int, hosts: int, hertz: int, slower: float) -> None:
     """Writes for ever."""
-    everyone = [GrowingRank(session, rank, ranks) for rank in range(ranks)]
-    node = GrowingNode(session, everyone, hertz)
+    names = [Identity.of_this_process("node").host] if hosts == 1 else [f"node{host:03d}" for host in range(hosts)]
+    each = -(-ranks // hosts)
+    places = [(rank, names[rank // each], rank % each) for rank in range(ranks)]
+    everyone = [GrowingRank(session, rank, ranks, host=host, local=local, slower=slower) for rank, host, local in places]
+    nodes = [GrowingNode(session, everyone[at * each : (at + 1) * each], hertz, name) for at, name in enumerate(names)]
     lives = [rank.live() for rank in everyone]
-    due = [time.monotonic()] * ranks
+    due = [(time.monotonic(), place) for place in range(ranks)]
     sample = fact = time.monotonic()
     while True:
         now = time.monotonic()
-        for place, life in enumerate(lives):
-            if now >= due[place]:
-                due[place] += next(life)
+        while due[0][0] <= now:
+            at, place = due[0]
+            heapq.heapreplace(due, (at + next(lives[place]), place))
         if now >= sample:
-            node.sample()
+            for node in nodes:
+                node.sample()
             sample += 1 / hertz
         if now >= fact:
-            node.print_fact()
+            nodes[0].print_fact()
             fact += FACT_S
-        time.sleep(max(0.0, min(*due, sample, fact) - time.monotonic()))
+        time.sleep(max(0.0, min(due[0][0], sample, fact) - time.monotonic()))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("session")
     parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--hosts", type=int, default=1)
     parser.add_argument("--hertz", type=int, default=20)
+    parser.add_argument("--slower", type=float, default=1.0, help="how much longer its phases take")
     options = parser.parse_args()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     session = directory.create(COMMAND, path=options.session, launcher="deepspeed")
     print("writing", flush=True)
-    write(session, options.ranks, options.hertz)
+    write(session, options.ranks, options.hosts, options.hertz, options.slower)
 
 
 if __name__ == "__main__":

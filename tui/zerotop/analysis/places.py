@@ -31,13 +31,12 @@ def last_ticks(sources: Iterable[Source], cursor_ns: int, oldest_ns: int = 0) ->
     return {host: (source, tick) for host, (_, source, tick) in found.items()}
 
 
-def current_phase(session: Session, host: str, pid: int, cursor_ns: int) -> tuple[str, float, int | None]:
-    """Name, seconds so far and step of the innermost phase in progress; an empty name where the probe was not awake."""
-    begins, spans = (
-        next((source for source in session.sources[table] if (source.host, source.pid) == (host, pid)), None)
-        for table in ("begins", "spans")
-    )
-    return ("", 0.0, None) if begins is None else phases.current(begins, spans, cursor_ns)
+def by_process(sources: Iterable[Source]) -> dict[Process, Source]:
+    """The table of each process; the first it made, where there are several."""
+    found: dict[Process, Source] = {}
+    for source in sources:
+        found.setdefault((source.host, source.pid), source)
+    return found
 
 
 class Sample(NamedTuple):
@@ -57,10 +56,12 @@ def ranks(session: Session, cursor_ns: int, peaks: Peaks, *, ended: bool) -> tup
     """The rank processes last sampled, by rank. After the job's end they are shown as they were, not alive."""
     samples = [one for source in session.sources["processes"] for one in _last_of_each(source, cursor_ns)]
     highest, busiest = _highest(session, cursor_ns, peaks), _busiest(session, cursor_ns)
+    begins, spans = by_process(session.sources["begins"]), by_process(session.sources["spans"])
     found: dict[tuple[str, int], Rank] = {}
     # Of several processes of a rank the last is shown: the job was started again.
     for sample in sorted(samples, key=lambda sample: sample.time_ns):
-        phase = current_phase(session, *sample.process, cursor_ns)
+        begun = begins.get(sample.process)
+        phase = phases.current(begun, spans.get(sample.process), cursor_ns) if begun is not None else ("", 0.0, None)
         alive = not ended and cursor_ns - sample.time_ns < FRESH_NS
         rank = _rank(sample, alive, ("", *phase[1:]) if ended else phase, highest, busiest)
         found[sample.host, rank.rank] = rank

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from zerotop.session.folder import Folder
 from zerotop.session.headers import DAMAGED, Clocks, read_header
 from zerotop_probe.recording.tables import TABLES
+
+_NEAR = 64  # records before the end that are looked through first
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class Source:
         self.array: NDArray[Any] = np.empty(0, self._dtype)
         self._mapping: mmap.mmap | bytes | None = None
         self._known = TABLES[self.table].known
+        self._times: NDArray[np.int64] = self.array[self._known]
+        self._last_ns: int | None = None  # the last of the times, once it was asked for
         self.refresh()
 
     def refresh(self) -> bool:
@@ -64,6 +68,7 @@ class Source:
         except (OSError, ValueError):
             return False
         self.array = np.frombuffer(self._mapping, self._dtype, count, self._data_offset)
+        self._times, self._last_ns = self.array[self._known], None
         return True
 
     def release(self) -> None:
@@ -80,24 +85,39 @@ class Source:
 
     def count_known(self, cursor_ns: int) -> int:
         """How many records could have been read at a moment in unix time: a prefix of :attr:`array`."""
-        return bisect_right(self.array[self._known], cursor_ns - self.offset_ns)
+        own_ns, end = cursor_ns - self.offset_ns, len(self._times)
+        if not end:
+            return 0
+        if self._last_ns is None:
+            self._last_ns = int(self._times[-1])
+        if own_ns >= self._last_ns:
+            return end
+        # Whoever goes along with the end is asked of some other moment near it: with many ranks that is thousands of tables.
+        begin = end - _NEAR
+        if begin > 0 and self._times[begin] <= own_ns:
+            return begin + bisect_right(self._times[begin:].tolist(), own_ns)
+        return bisect_right(self._times, own_ns)
 
     def last_tick(self, cursor_ns: int, oldest_ns: int = 0) -> NDArray[Any]:
         """The records of the last sampler tick up to the cursor (they share one time); none if older than ``oldest_ns``."""
         end = self.count_known(cursor_ns)
         if not end:
             return self.array[:0]
-        times = self.array[self._known]
-        time_ns = times[end - 1]
-        begin = end - 1
-        while begin and times[begin - 1] == time_ns:
-            begin -= 1
-        return self.array[begin:end] if time_ns + self.offset_ns >= oldest_ns else self.array[:0]
+        time_ns = int(self._times[end - 1])
+        if time_ns + self.offset_ns < oldest_ns:
+            return self.array[:0]
+        lately = self._times[max(0, end - _NEAR) : end].tolist()
+        begin = end - len(lately) + bisect_left(lately, time_ns)
+        if begin == end - len(lately):  # the tick may have begun before
+            begin = bisect_left(self._times, time_ns, 0, end)
+        return self.array[begin:end]
 
     @property
     def last_ns(self) -> int | None:
         """Unix time of the last record."""
-        return int(self.array[self._known][-1]) + self.offset_ns if len(self.array) else None
+        if self._last_ns is None and len(self._times):
+            self._last_ns = int(self._times[-1])
+        return None if self._last_ns is None else self._last_ns + self.offset_ns
 
 
 def _dtype(header: dict[str, Any], name: str) -> np.dtype[Any]:
