@@ -17,6 +17,7 @@ from textual.screen import Screen
 
 from zerotop.analysis.annotations import Annotation
 from zerotop.ui.bindings import APP_BINDINGS, ONLY_WATCHING
+from zerotop.ui.copying import text_to_copy
 from zerotop.ui.drawing.footer import Tab
 from zerotop.ui.drawing.glyphs import Glyphs, choose_glyphs
 from zerotop.ui.filters import PlainText
@@ -347,6 +348,14 @@ class ZerotopApp(App[Leaving]):
             self.notify(f"The screenshot cannot be saved: {error}", severity="error", markup=False)
         else:
             self.notify(f"Saved as {place}", title="Screenshot", markup=False)
+
+    def action_copy(self) -> None:
+        """Copies the numbers of the focused panel to the clipboard, through the terminal."""
+        text = text_to_copy(self.screen)
+        if text:
+            self.copy_to_clipboard(text)
+            lines = text.count("\n") + 1
+            self.notify(f"{lines} line{'' if lines == 1 else 's'} copied, if this terminal lets programs copy.", timeout=3)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action in ONLY_WATCHING and not self.is_watching:

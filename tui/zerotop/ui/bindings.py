@@ -91,6 +91,7 @@ APP_BINDINGS: list[BindingType] = [
         id="app.screenshot",
         tooltip="Save this screen as SVG in the current folder",
     ),
+    Binding("y", "copy", "Copy", id="app.copy", tooltip="Copy the numbers of the focused panel (tab moves)"),
     Binding(
         "t",
         "switch_theme",

@@ -15,7 +15,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.rows import Row, Span, row_width
+from zerotop.ui.drawing.rows import Row, Span, row_text, row_width
 from zerotop.ui.frame import Frame
 from zerotop.ui.theme import STYLES
 
@@ -66,6 +66,10 @@ class Painted(Widget):
             self._strips[y] = None
         if changed:
             self.refresh(Region.from_union([_difference(before[y], rows[y], y, width) for y in changed]))
+
+    def drawn_text(self) -> str:
+        """The picture without its colours."""
+        return "\n".join(row_text(row).rstrip() for row in self._rows)
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """The rows as they are: there is no border, padding or opacity to be added, and looking for them costs."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from textual import events
 from textual.message import Message
 
+from zerotop.ui.copying import iterations_text
 from zerotop.ui.drawing.findings import step_marks
 from zerotop.ui.drawing.footer import Key, draw_badge, draw_keys, draw_tabs, draw_transport, track
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -60,6 +61,10 @@ class Iteration(Drawn, can_focus=True):
             return self._rows
         self._drawn = drawn
         return draw_iteration(frame.view, width, height, self.glyphs, focused=self.has_focus, marks=marks)
+
+    def copyable(self) -> str:
+        """All steps, not only those that there is room for."""
+        return "" if self.frame is None else iterations_text(self.frame.view.iterations)
 
 
 class Cpu(Drawn, can_focus=True):
