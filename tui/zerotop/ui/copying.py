@@ -30,7 +30,7 @@ def _panel(screen: Screen[object]) -> Painted | None:
     if isinstance(screen.focused, Painted):
         return screen.focused
     main = getattr(screen, "main_panel", "")
-    painted = [panel for panel in screen.query(Painted) if panel.display]
+    painted = [panel for panel in screen.query("Painted") if isinstance(panel, Painted) and panel.display]
     return next((panel for panel in painted if panel.id == main), painted[0] if painted else None)
 
 
