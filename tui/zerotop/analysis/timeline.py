@@ -18,13 +18,15 @@ from zerotop.analysis.steps import RankSteps
 from zerotop.analysis.timeline_blocks import Blocks
 from zerotop.analysis.timeline_ribbon import RankPhases
 from zerotop.analysis.timeline_samples import Allocators, Gpu, GpuKey, GpuProcesses, Hosts, Processes, Samples
-from zerotop.analysis.timeline_series import HIGHEST, LOWEST, SUM, TIME, Floats, Table
+from zerotop.analysis.timeline_series import HIGHEST, LOWEST, SUM, TIME, Floats, Ints, Table
 from zerotop.analysis.timeline_steps import Iterations, StepTimes
-from zerotop.session.reader import Session
+from zerotop.session.reader import Session, Source
 
 # So far back from its last record it is looked for what something has.
 _LOOK_NS = 30_000_000_000
 _TAIL = 4096
+# After a window longer than this, what was read for it is given back.
+_MUCH_NS = 300_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +140,16 @@ class Timelines:
         if self._last is not None and self._last[0] == key and self._last[1].complete:
             return self._last[1]
         until_s = time.perf_counter() + budget_s
-        phases = {}
+        seconds = {}
         for rank, (_, blocks) in zip(ranks, ribbons, strict=True):
-            phases[rank] = blocks.columns(window.column_ns, window.first, window.columns, end_ns=end_ns, until_s=until_s)
+            seconds[rank] = blocks.columns(window.column_ns, window.first, window.columns, end_ns=end_ns, until_s=until_s)
         values = lanes.values(window, end_ns, until_s)
         complete = lanes.complete and all(blocks.complete for _, blocks in ribbons)
-        told = Timeline(window, self.origin_ns, values, phases, complete)
+        told = Timeline(window, self.origin_ns, values, seconds, complete)
         self._last = key, told
-        self._session.release()
+        if window.columns * window.column_ns > _MUCH_NS:
+            for source in (*lanes.sources(), *(source for phases, _ in ribbons for source in phases.sources())):
+                source.release()
         return told
 
     def update(self) -> None:
@@ -169,9 +173,13 @@ class Timelines:
         """The steps of all processes that a rank was; the list grows."""
         return self._of_rank.setdefault(rank, [])
 
-    def steps_begun(self, rank: int, begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
-        """(begin, number) of each step of a rank that began between two moments in unix time."""
-        return [step for times in self.steps_of(rank) for step in times.begun(begin_ns, end_ns)]
+    def steps_begun(self, rank: int, begin_ns: int, end_ns: int) -> tuple[Ints, Ints]:
+        """(begins, numbers) of the steps of a rank that began between two moments in unix time."""
+        found = [times.begun(begin_ns, end_ns) for times in self.steps_of(rank)]
+        nothing = np.empty(0, np.int64)
+        return np.concatenate([nothing, *(part[0] for part in found)]), np.concatenate(
+            [nothing, *(part[1] for part in found)]
+        )
 
     def step_at(self, rank: int, unix_ns: int) -> int | None:
         """The step that a rank had begun last, None before the first one."""
@@ -193,16 +201,15 @@ class Lanes:
     """All values of one subject."""
 
     def __init__(self, session: Session, subject: Subject, lies_on: dict[int, GpuKey], steps: Sequence[StepTimes]) -> None:
-        recorded: list[Samples] = []
+        # What is told in no time first: the others may have to wait.
+        recorded = [Samples(Hosts(session, subject.host))]
         if subject.gpu is not None:
             gpu = subject.gpu
-            recorded = [
-                Samples(Gpu(session, gpu)),
-                Samples(GpuProcesses(session, gpu)),
-                Samples(Allocators(session, gpu, lies_on)),
-            ]
-        recorded += [Samples(Processes(session, subject.host, subject.rank)), Samples(Hosts(session, subject.host))]
-        self.tellers: list[Samples | Iterations] = [*recorded, Iterations(steps)]
+            recorded += [Samples(told) for told in (Gpu(session, gpu), GpuProcesses(session, gpu))]
+        recorded.append(Samples(Processes(session, subject.host, subject.rank)))
+        if subject.gpu is not None:
+            recorded.append(Samples(Allocators(session, subject.gpu, lies_on)))
+        self.tellers: list[Samples | Iterations] = [Iterations(steps), *recorded]
         self.blocks = [Blocks(teller, session.begin_ns) for teller in self.tellers]
         self._recorded: set[str] = set()
         self._looked = [0 for _ in self.tellers]
@@ -210,6 +217,10 @@ class Lanes:
     def count(self) -> int:
         """How much is recorded of it."""
         return sum(teller.count() for teller in self.tellers)
+
+    def sources(self) -> list[Source]:
+        """The tables that tell of it."""
+        return [source for teller in self.tellers if isinstance(teller, Samples) for source in teller.sources]
 
     @property
     def complete(self) -> bool:

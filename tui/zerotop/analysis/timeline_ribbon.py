@@ -39,9 +39,13 @@ class RankPhases:
             self._known[table] = len(everybody), [source for source in everybody if source.rank == self._rank]
         return self._known[table][1]
 
+    def sources(self) -> list[Source]:
+        """The tables that tell of it."""
+        return [*self._sources("begins"), *self._sources("spans")]
+
     def count(self) -> int:
         """See ``timeline_blocks.Teller``, as for all that follow."""
-        return sum(len(source.array) for table in ("begins", "spans") for source in self._sources(table))
+        return sum(len(source.array) for source in self.sources())
 
     def final_ns(self) -> int:
         return outermost_end(self._sources("spans"))

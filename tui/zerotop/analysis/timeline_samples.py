@@ -67,6 +67,11 @@ class Samples:
         self._recorded = recorded
         self.names = recorded.names
 
+    @property
+    def sources(self) -> Sequence[Source]:
+        """The tables."""
+        return self._recorded.sources
+
     def count(self) -> int:
         """See ``timeline_blocks.Teller``, as for all that follow."""
         return sum(len(source.array) for source in self._recorded.sources)
@@ -169,12 +174,16 @@ class Allocators:
         """See :meth:`Gpu.parts`. An allocator holds what it held last until its process is over."""
         ends, held, peaks = Ends(self._session.events), [], []
         for source in self.sources:
-            rows = source.array[max(0, source.count_known(begin_ns) - 1) : source.count_known(end_ns) + 1]
+            first = max(0, source.count_known(begin_ns) - 1)
+            rows = source.array[first : source.count_known(end_ns) + 1]
             if len(rows):
                 times, over_ns = rows["time_ns"] + source.offset_ns, ends.of(source) or FOREVER_NS
                 values = [rows["allocated_bytes"], rows["reserved_bytes"]]
                 held.append(after_samples(times, [value.astype(np.float64) for value in values], over_ns))
-                peaks.append(before_samples(times, [_peak(source, rows)], longest_ns=FOREVER_NS))
+                peak = _peak(source, rows)
+                if not first:  # the first record's peak is that of all the time before
+                    times, peak = np.append(min(source.born_ns, times[0] - 1), times), np.append(peak[:1], peak)
+                peaks.append(before_samples(times, [peak], longest_ns=FOREVER_NS))
         if held:
             yield Part(0, stacked(held))
             yield Part(2, stacked(peaks))

@@ -62,13 +62,13 @@ class StepTimes:
         low, high = np.searchsorted(self.borders[1:], (begin_ns, end_ns), "right")
         return np.array(self._process.rows["iteration_s"][low:high], np.float64)
 
-    def begun(self, begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
-        """(begin, number) of each step that began between two moments, and of the one in progress."""
+    def begun(self, begin_ns: int, end_ns: int) -> tuple[Ints, Ints]:
+        """(begins, numbers) of the steps that began between two moments, the one in progress too."""
         low, high = (int(place) for place in np.searchsorted(self.borders, (begin_ns, end_ns)))
-        numbers = self._process.rows["step"][low:high].tolist()
-        if len(self.borders) and high == len(self.borders) and low < high:
-            numbers.append(int(self._process.rows["step"][-1]) + 1)
-        return list(zip(self.borders[low:high].tolist(), numbers, strict=True))
+        numbers = np.array(self._process.rows["step"][low:high], np.int64)
+        if low < high == len(self.borders):
+            numbers = np.append(numbers, self._process.rows["step"][-1] + 1)
+        return self.borders[low:high], numbers
 
     def step_at(self, unix_ns: int) -> int | None:
         """The number of the step begun last, None before the first one."""

@@ -101,9 +101,10 @@ class Pictures:
         """Begins and numbers of the steps in the window, all or every tenth, hundredth and so on."""
         window, origin_ns = timeline.window, self._timelines.origin_ns
         begin_ns = origin_ns + window.first * window.column_ns
-        steps = self._timelines.steps_begun(subject.rank, begin_ns, begin_ns + window.columns * window.column_ns)
-        distance = _distance(len(steps), window.columns // 2, len(str(steps[-1][1])) if steps else 1)
-        return tuple((begin_ns - origin_ns, number) for begin_ns, number in steps if number % distance == 0)
+        begins, numbers = self._timelines.steps_begun(subject.rank, begin_ns, begin_ns + window.columns * window.column_ns)
+        distance = _distance(len(numbers), window.columns // 2, len(str(numbers[-1])) if len(numbers) else 1)
+        shown = numbers % distance == 0
+        return tuple(zip((begins[shown] - origin_ns).tolist(), numbers[shown].tolist(), strict=True))
 
     def _summed(self, subject: Subject, selected: tuple[int, int] | None, timeline: Timeline) -> Summary | None:
         if selected is None:

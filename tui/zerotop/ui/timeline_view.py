@@ -13,7 +13,7 @@ _SECONDS = (1, 1.2, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50)
 _MINUTES = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50)
 _HOURS = (1, 1.5, 2, 3, 4, 6, 8, 12, 24)
 _WHOLE = (*_SECONDS, *(60 * minutes for minutes in _MINUTES), *(3600 * hours for hours in _HOURS))
-LEVELS_NS = (*(part for part in _PARTS if part < _S), *(int(seconds * _S) for seconds in _WHOLE))
+LEVELS_NS: tuple[int, ...] = (*(part for part in _PARTS if part < _S), *(int(seconds * _S) for seconds in _WHOLE))
 """How much time a column can be. Those from two seconds on are whole seconds, from a minute on tens of them."""
 
 KEY, WHEEL = 2.0, 1.3  # how much more or less time one zoom shows, about
@@ -107,6 +107,11 @@ class TimelineView:
             anchor is not None or not self._first <= self._now.cursor // self.column_ns < self._first + self._columns
         )
 
+    def show(self, column_ns: int) -> None:
+        """Columns of at most this length, around the cursor."""
+        self._level = max((level for level, length in enumerate(LEVELS_NS) if length <= column_ns), default=0)
+        self._held = False
+
     def whole(self) -> None:
         """All of the session; when that is shown already, as few iterations as at first."""
         if self._now is not None and self._level is not None:
@@ -170,9 +175,9 @@ class TimelineView:
 
 def _further(level: int, direction: int, factor: float) -> int:
     """The level whose columns are about so many times as long (-1) or short (1); another one in any case."""
-    wanted = LEVELS_NS[level] * factor**-direction
-    nearest = min(range(len(LEVELS_NS)), key=lambda place: abs(LEVELS_NS[place] / wanted - 1))
-    return max(0, min(level - 1, nearest) if direction > 0 else max(level + 1, nearest))
+    wanted = LEVELS_NS[level] / factor if direction > 0 else LEVELS_NS[level] * factor
+    nearest: int = min(range(len(LEVELS_NS)), key=lambda place: abs(LEVELS_NS[place] / wanted - 1))
+    return max(0, min(level - 1, nearest)) if direction > 0 else max(level + 1, nearest)
 
 
 def _level(length: int, columns: int) -> int:

@@ -1,0 +1,140 @@
+"""How fast the timeline shows any piece of a recording of ten million records: seeking, zooming, panning, painting.
+
+The recording is ``open_session.py``'s of a job as it is, with eight ranks each on its own GPU; files are in the page cache.
+"first" is a picture of a place that was not looked at before, at 200x50: telling its columns and drawing its rows, all lanes
+complete, however many frames that takes; "first rows" is the first of them. "again" is the next frame of the same place,
+"pan" one cell further, as when a live job is followed.
+
+    python benchmarks/timeline.py [--records 10000000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import open_session
+
+from zerotop.analysis.source import RecordingSource
+from zerotop.session.reader import Session
+from zerotop.ui.drawing.glyphs import BLOCKS
+from zerotop.ui.drawing.timeline import chart_cells, draw_timeline
+from zerotop.ui.timeline_pictures import Pictures
+from zerotop.ui.timeline_view import LEVELS_NS, TimelineView
+from zerotop.ui.viewer import Viewer
+from zerotop_probe.recording.writer import EventWriter
+
+WIDTH, HEIGHT = 198, 42  # of the panel in a terminal of 200x50
+FIRST_MS, FRAME_MS, MEMORY_MIB = 100.0, 16.0, 300
+SECONDS = 1_000_000_000
+
+
+@dataclass
+class Costs:
+    """Milliseconds."""
+
+    first: float
+    rows: float
+    again: float
+    pan: float
+
+
+def write(path: Path, records: int) -> None:
+    """The recording; every rank says which GPU it is on."""
+    made = open_session.write_job(path, records)
+    for number in range(open_session.RANKS):
+        writer = EventWriter(str(made.path), made.rank(number))
+        writer.write(1, "engine", world_size=open_session.RANKS, devices=[{"ordinal": 0, "uuid": str(number)}])
+        writer.close()
+
+
+class Watching:
+    """The timeline of a recording without a terminal."""
+
+    def __init__(self, path: Path) -> None:
+        self.source = RecordingSource(Session.open(path))
+        self.viewer = Viewer(self.source, None, time.monotonic)
+        self.view = TimelineView()
+        self.pictures = Pictures(self.source, self.view)
+
+    def draw(self) -> bool:
+        """One frame; whether it was complete."""
+        picture = self.pictures.picture(self.frame, chart_cells(WIDTH), HEIGHT)
+        draw_timeline(picture, WIDTH, HEIGHT, BLOCKS)
+        return picture.timeline.complete
+
+    def look(self, share: float, column_ns: int) -> Costs:
+        """Goes to a place, with columns of about a length."""
+        self.viewer.go_to_share(share)
+        self.frame = self.viewer.frame()
+        self.view.show(column_ns)
+        begin = time.perf_counter()
+        complete = self.draw()
+        rows = time.perf_counter() - begin
+        while not complete:
+            complete = self.draw()
+        first = time.perf_counter() - begin
+        again, pan = [], []
+        for _ in range(5):
+            again.append(self._took())
+            self.view.pan_columns(2)
+            pan.append(self._took())
+        return Costs(first * 1e3, rows * 1e3, float(np.median(again)) * 1e3, max(pan) * 1e3)
+
+    def _took(self) -> float:
+        begin = time.perf_counter()
+        self.draw()
+        return time.perf_counter() - begin
+
+
+def memory_mib(field: str) -> int:
+    """A field of this process's status."""
+    return int(re.findall(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text())[0]) // 1024
+
+
+def measure(path: Path) -> None:
+    """Seeks with columns of every other length, each at a place of its own, and prints what that took."""
+    watching = Watching(path)
+    watching.source.view(None)
+    before = memory_mib("VmHWM")
+    shares = iter(np.random.default_rng(1).permutation(np.linspace(0.05, 0.9, len(LEVELS_NS))))
+    found: dict[int, Costs] = {}
+    for column_ns in [level for level in LEVELS_NS if level >= 1000][::4]:
+        costs = watching.look(float(next(shares)), column_ns)
+        found[watching.view.column_ns] = costs
+    print(f"{'column':>10} {'first ms':>9} {'first rows':>11} {'again':>7} {'pan':>7}")
+    for column_ns, costs in found.items():
+        print(f"{column_ns / SECONDS:10.6g} {costs.first:9.1f} {costs.rows:11.1f} {costs.again:7.1f} {costs.pan:7.1f}")
+    first, frame = max(cost.first for cost in found.values()), max(cost.again for cost in found.values())
+    pan, more = max(cost.pan for cost in found.values()), memory_mib("VmHWM") - before
+    print(f"a complete first picture at most {first:.0f} ms, target {FIRST_MS:.0f}: ratio {first / FIRST_MS:.2f}")
+    print(
+        f"a frame at most {frame:.1f} ms, one cell further {pan:.1f} ms, target {FRAME_MS:.0f}: ratio {frame / FRAME_MS:.2f}"
+    )
+    print(f"memory: at most {more} MiB more than the opened recording, target {MEMORY_MIB}: ratio {more / MEMORY_MIB:.2f}")
+
+
+def main() -> None:
+    """Writes the recording and measures in a fresh process."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--records", type=int, default=10_000_000)
+    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        measure(options.measure)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "session")
+        write(path, options.records)
+        subprocess.run([sys.executable, __file__, "--measure", str(path)], check=True)
+
+
+if __name__ == "__main__":
+    main()

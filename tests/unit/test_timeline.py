@@ -1,0 +1,393 @@
+"""Windows of real recordings, held against what records say one by one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recordings import recording
+from small_recording import BEGIN_NS, S, identity, read, record, span, write
+from zerotop.analysis.ends import Ends
+from zerotop.analysis.phases import innermost
+from zerotop.analysis.steps import StepTable
+from zerotop.analysis.timeline import Subject, Timelines, Window
+from zerotop.analysis.timeline_summary import summary
+from zerotop.session.reader import Session, Source
+from zerotop_probe.recording.tables import (
+    ALLOCATOR,
+    BEGINS,
+    BOUNDARY,
+    GPUS,
+    HOSTS,
+    PHASE_CODE,
+    PHASES,
+    PROCESSES,
+    SPANS,
+)
+
+MS = 1_000_000
+
+
+def timelines(session: Session) -> Timelines:
+    table = StepTable(session, memory=False)
+    table.update()
+    return Timelines(session, lambda: table.processes)
+
+
+def pieces(source: Source, rows: Any, column: str, factor: float = 1.0) -> list[tuple[int, int, float]]:
+    """(begin, end, value): each sample tells of the time since the one before, at most three seconds."""
+    times = [int(time_ns) + source.offset_ns for time_ns in rows["time_ns"]]
+    values = [float(value) * factor for value in rows[column]]
+    return [(max(a, b - 3 * S), b, value) for a, b, value in zip(times[:-1], times[1:], values[1:], strict=True)]
+
+
+def naive(parts: list[tuple[int, int, float]], begin: int, end: int) -> tuple[float, float, float]:
+    """(lowest, highest, mean over time) of a column."""
+    inside = [(min(b, end) - max(a, begin), value) for a, b, value in parts if a < end and b > begin]
+    inside = [(length, value) for length, value in inside if not math.isnan(value)]
+    if not inside:
+        return math.nan, math.nan, math.nan
+    values = [value for _, value in inside]
+    mean = sum(length * value for length, value in inside) / sum(length for length, _ in inside)
+    return min(values), max(values), mean
+
+
+def compare(session: Session, name: str, parts: list[tuple[int, int, float]], window: Window, subject: Subject) -> None:
+    told = timelines(session).at(window, subject, (), session.end_ns).values[name]
+    edges = [session.begin_ns + (window.first + place) * window.column_ns for place in range(window.columns + 1)]
+    expected = np.array([naive(parts, begin, end) for begin, end in pairwise(edges)]).T
+    beyond = np.array(edges[:-1]) > session.end_ns
+    expected[:, beyond] = math.nan
+    assert np.isfinite(expected).any()
+    for row, of in zip(expected, (told.lowest, told.highest, told.mean), strict=True):
+        np.testing.assert_allclose(of, row, rtol=1e-6, atol=1e-6)
+
+
+WINDOWS = [
+    Window(0, 500 * MS, 160),
+    Window(1760, 20 * MS, 90),
+    Window(-4, 2 * S, 40),
+    Window(0, 10 * S, 9),
+    Window(0, 60 * S, 3),
+]
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@pytest.mark.parametrize(
+    ("name", "column", "factor"),
+    [("utilization", "utilization_percent", 0.01), ("power", "power_w", 1.0), ("device", "used_bytes", 1.0)],
+)
+def test_a_gpu_in_columns(name: str, column: str, factor: float, window: Window) -> None:
+    session = recording("story")
+    (source,) = session.sources["gpus"]
+    rows = source.array[source.array["gpu"] == 2]
+    subject = timelines(session).subject(2)
+    assert subject.gpu is not None
+    assert subject.gpu[1] == 2
+    compare(session, name, pieces(source, rows, column, factor), window, subject)
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_a_rank_and_all_ranks_in_columns(window: Window) -> None:
+    session = recording("cpu-clean")
+    (source,) = session.sources["processes"]
+    subject = timelines(session).subject(1)
+    assert subject.gpu is None
+    rows = source.array[source.array["rank"] == 1]
+    compare(session, "cores", pieces(source, rows, "cores_used"), window, subject)
+    compare(session, "rss", pieces(source, rows, "rss_bytes"), window, subject)
+    ranks = source.array[source.array["rank"] >= 0]
+    ticks = np.unique(ranks["time_ns"])
+    sums = np.zeros(len(ticks), source.array.dtype)
+    sums["time_ns"] = ticks
+    for row in ranks:
+        sums["cores_used"][np.searchsorted(ticks, row["time_ns"])] += row["cores_used"]
+    compare(session, "all_cores", pieces(source, sums, "cores_used"), window, subject)
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_what_an_allocator_holds_stays_until_the_next_record(window: Window) -> None:
+    session = recording("z2-offload")
+    (source,) = session.sources["allocator"]
+    window = replace(window, first=2400) if window.column_ns == 20 * MS else window
+    goodbye = next(event.unix_ns for event in session.events if event.name in ("goodbye", "rank_gone", "job_ended"))
+    times = [int(time_ns) + source.offset_ns for time_ns in source.array["time_ns"]]
+    ends = [*times[1:], goodbye]
+    for name, column in (("allocated", "allocated_bytes"), ("reserved", "reserved_bytes")):
+        parts = list(zip(times, ends, map(float, source.array[column]), strict=True))
+        compare(session, name, parts, window, timelines(session).subject(0))
+
+
+def test_no_peak_between_two_samples_is_lost() -> None:
+    session = recording("story")
+    source = session.sources["allocator"][0]
+    highest = int(source.array["allocated_peak_bytes"].max())
+    assert highest > int(source.array["allocated_bytes"].max())
+    for window in WINDOWS:
+        told = timelines(session).at(
+            Window(0, window.column_ns, 90 * S // window.column_ns), Subject(0, "vm", ("vm", 0)), (), session.end_ns
+        )
+        assert np.nanmax(told.values["peak"].highest) == highest
+
+
+@pytest.mark.parametrize("name", ["story", "z2-offload", "cpu-clean", "cpu-dead", "cpu-hang"])
+@pytest.mark.parametrize("column_ns", [1 * MS, 7 * MS, 100 * MS])
+def test_the_innermost_phase_of_every_moment(name: str, column_ns: int) -> None:
+    session = recording(name)
+    begins, spans = (session.sources[table][0] for table in ("begins", "spans"))
+    first = (int(spans.array["end_ns"][len(spans.array) // 2]) + spans.offset_ns - session.begin_ns) // column_ns - 150
+    told = timelines(session).at(
+        Window(first, column_ns, 300), Subject(begins.rank, begins.host, None), (begins.rank,), session.end_ns
+    )
+    seconds = told.phases[begins.rank]
+    # Looked at many times in every column, at the end of the recording, from where all is known.
+    grain = column_ns // 50
+    moments = session.begin_ns + first * column_ns + np.arange(0, 300 * column_ns, grain) + grain // 2
+    codes = innermost(begins, spans, moments, session.end_ns)
+    codes[moments > (Ends(session.events).of(begins) or session.end_ns)] = -1
+    for code in range(len(PHASES)):
+        looked = (codes.reshape(300, 50) == code).sum(axis=1) * grain / 1e9
+        np.testing.assert_allclose(seconds[code], looked, atol=4 * grain / 1e9)
+
+
+def many_steps(folder: Path, steps: int) -> Session:
+    spans, begins = [], []
+    for step in range(steps):
+        for begin, end, phase, flags in ((0.0, 0.2, "forward", 0), (0.2, 0.7, "backward", 0), (0.7, 0.95, "step", BOUNDARY)):
+            spans.append(span(step + begin, step + end, phase, step, flags))
+            begins.append(record(BEGINS, time_ns=int((step + begin) * S), step=step, phase=PHASE_CODE[phase]))
+    write(folder, SPANS, identity(0), *spans).close()
+    write(folder, BEGINS, identity(0), *begins).close()
+    return read(folder)
+
+
+@pytest.mark.parametrize("column_ns", [300 * MS, 10 * S, 40 * S])
+def test_phases_add_up_at_every_zoom(tmp_path: Path, column_ns: int) -> None:
+    session = many_steps(tmp_path, 100)
+    told = timelines(session).at(
+        Window(0, column_ns, -(-100 * S // column_ns)), Subject(0, "node1", None), (0,), BEGIN_NS + 100 * S
+    )
+    sums = told.phases[0].sum(axis=1)
+    assert sums[PHASE_CODE["forward"]] == pytest.approx(20.0)
+    assert sums[PHASE_CODE["backward"]] == pytest.approx(50.0)
+    assert sums[PHASE_CODE["step"]] == pytest.approx(25.0)
+    assert told.phases[0].sum(axis=0)[0] == pytest.approx(column_ns / 1e9)
+
+
+def test_iterations_and_their_numbers(tmp_path: Path) -> None:
+    lines = timelines(session := many_steps(tmp_path, 10))
+    told = lines.at(Window(0, S // 2, 30), lines.subject(0), (), BEGIN_NS + 20 * S)
+    values = told.values["iteration"]
+    assert values.mean[2] == pytest.approx(1.0, abs=0.06)
+    assert np.isnan(values.mean[25])
+    begins, numbers = lines.steps_begun(0, BEGIN_NS + 3 * S, BEGIN_NS + 100 * S)
+    assert numbers.tolist() == [4, 5, 6, 7, 8, 9, 10]
+    assert begins[0] == pytest.approx(BEGIN_NS + 3.95 * S)
+    assert lines.step_at(0, BEGIN_NS - 1) is None
+    assert lines.step_at(0, BEGIN_NS + 4 * S) == 4
+    assert lines.step_at(0, BEGIN_NS + 100 * S) == 10
+    assert session.events == []
+
+
+def test_a_spike_of_one_sample_is_seen_from_any_distance(tmp_path: Path) -> None:
+    rows = [
+        record(GPUS, time_ns=tick * S // 10, gpu=0, utilization_percent=100.0 if tick == 77_777 else 1.0, power_w=math.nan)
+        for tick in range(100_000)
+    ]
+    write(tmp_path, GPUS, identity(-1), *rows).close()
+    session = read(tmp_path)
+    for column_ns in (100 * MS, S, 5 * S, 50 * S, 60 * S, 600 * S, 3600 * S):
+        lines = timelines(session)
+        count = 10_000 * S // column_ns + 1
+        values = lines.at(Window(0, column_ns, count), lines.subject(-1), (), session.last_written_ns).values
+        assert np.nanmax(values["utilization"].highest) == 1.0
+        assert np.nanargmax(values["utilization"].highest) == (77_777 * S // 10 - 1) // column_ns
+        assert "power" not in values
+
+
+def test_pcie_counters_that_are_looked_at_seldom(tmp_path: Path) -> None:
+    """Samples ten times a second; the counters move twice a second, and stand still for a while."""
+    sent = [0, 0, 0, 0, 0, 500, 500, 500, 500, 500, *[1000] * 30, 2000, *[2000] * 4]
+    rows = [record(GPUS, time_ns=tick * S // 10, gpu=0, pcie_tx_bytes=10**6 * moved) for tick, moved in enumerate(sent)]
+    write(tmp_path, GPUS, identity(-1), *rows).close()
+    lines = timelines(read(tmp_path))
+    values = lines.at(Window(0, 100 * MS, 44), lines.subject(-1), (), BEGIN_NS + 4 * S + S // 2).values["sent"]
+    np.testing.assert_allclose(values.mean[:10], 1e9)
+    np.testing.assert_allclose(values.mean[10:34], 0.0)
+    # Seen after three quiet seconds: moved since the last look, not evenly over those.
+    assert values.mean[38] == pytest.approx(1e9 / 0.6, rel=0.01)
+    # What passed since the last look nobody knows.
+    assert np.isnan(values.mean[43])
+
+
+def test_two_ranks_on_one_gpu_hold_what_both_hold(tmp_path: Path) -> None:
+    for rank, times, size in ((0, (1, 2, 6), 10), (1, (4, 5), 100)):
+        samples = [
+            record(ALLOCATOR, time_ns=t * S, allocated_bytes=size + t, allocated_peak_bytes=size + t, device=0)
+            for t in times
+        ]
+        write(tmp_path, ALLOCATOR, identity(rank), *samples, peaks="window").close()
+    lines = timelines(read(tmp_path))
+    told = lines.at(Window(0, S, 8), Subject(0, "node1", ("node1", 0)), (), BEGIN_NS + 7 * S).values["allocated"]
+    assert told.mean.tolist()[1:] == [11.0, 12.0, 12.0, 116.0, 117.0, 121.0, 121.0]
+    assert math.isnan(told.mean[0])
+
+
+def test_hosts_within_a_control_group(tmp_path: Path) -> None:
+    rows = [
+        record(
+            HOSTS,
+            time_ns=tick * S,
+            cores_used=2.0,
+            memory_total_bytes=100,
+            memory_available_bytes=40,
+            cgroup_used_bytes=7,
+            cgroup_limit_bytes=50,
+        )
+        for tick in range(4)
+    ]
+    write(tmp_path, HOSTS, identity(-1), *rows).close()
+    lines = timelines(read(tmp_path))
+    told = lines.at(Window(0, S, 3), lines.subject(-1), (), BEGIN_NS + 3 * S).values
+    assert told["host_memory"].mean.tolist() == [7.0, 7.0, 7.0]
+    assert told["host_cores"].mean.tolist() == [2.0, 2.0, 2.0]
+
+
+class Growing:
+    """A recording to which samples and spans are added between looks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.spans = write(folder, SPANS, identity(0))
+        self.begins = write(folder, BEGINS, identity(0))
+        self.processes = write(folder, PROCESSES, identity(-1))
+        self.ticks = 0
+
+    def go_on(self, ticks: int) -> None:
+        for tick in range(self.ticks, self.ticks + ticks):
+            self.processes.write(
+                *record(PROCESSES, time_ns=tick * S // 10, rank=0, pid=100, cores_used=float(tick % 7), rss_bytes=tick)
+            )
+            if tick % 5 == 0:
+                self.begins.write(*record(BEGINS, time_ns=tick * S // 10, phase=PHASE_CODE["step"], step=tick // 5))
+            if tick % 5 == 3:
+                self.spans.write(*span((tick - 3) / 10, tick / 10, "step", tick // 5, BOUNDARY))
+        self.ticks += ticks
+
+    def close(self) -> None:
+        for writer in (self.spans, self.begins, self.processes):
+            writer.close()
+
+
+@pytest.mark.parametrize("column_ns", [50 * MS, S, 2 * S, 20 * S])
+def test_a_recording_that_grows_is_told_as_one_that_has_grown(tmp_path: Path, column_ns: int) -> None:
+    growing = Growing(tmp_path)
+    growing.go_on(3)
+    session = read(tmp_path)
+    table = StepTable(session, memory=False)
+    lines = Timelines(session, lambda: table.processes)
+    window = Window(0, column_ns, max(10, 80 * S // column_ns))
+    for ticks in (1, 4, 40, 1, 300, 7, 200, 3):
+        growing.go_on(ticks)
+        session.refresh()
+        table.update()
+        end_ns = BEGIN_NS + growing.ticks * S // 10
+        told = lines.at(window, lines.subject(0), (0,), end_ns)
+        afresh = timelines(read(tmp_path))
+        expected = afresh.at(window, afresh.subject(0), (0,), end_ns)
+        assert told.complete
+        np.testing.assert_allclose(told.phases[0], expected.phases[0], atol=1e-9)
+        for name in ("cores", "rss", "iteration"):
+            if name in expected.values:
+                for of in ("lowest", "highest", "mean"):
+                    np.testing.assert_allclose(
+                        getattr(told.values[name], of), getattr(expected.values[name], of), rtol=1e-12
+                    )
+    growing.close()
+
+
+def test_what_cannot_be_read_in_time_is_read_later(tmp_path: Path) -> None:
+    growing = Growing(tmp_path)
+    growing.go_on(20_000)
+    growing.close()
+    lines = timelines(session := read(tmp_path))
+    window, subject = Window(0, 5 * S, 400), lines.subject(0)
+    told = lines.at(window, subject, (0,), session.last_written_ns, budget_s=0.0)
+    assert not told.complete
+    looks = 1
+    while not told.complete:
+        told = lines.at(window, subject, (0,), session.last_written_ns, budget_s=0.001)
+        looks += 1
+    assert looks > 2
+    expected = timelines(session).at(window, subject, (0,), session.last_written_ns)
+    np.testing.assert_array_equal(told.values["cores"].highest, expected.values["cores"].highest)
+    assert lines.at(window, subject, (0,), session.last_written_ns) is told
+
+
+def test_a_range_of_a_real_recording() -> None:
+    session = recording("story")
+    lines = timelines(session)
+    begin_ns, end_ns = session.begin_ns + 55 * S, session.begin_ns + 64 * S
+    told = summary(lines, lines.subject(0), begin_ns, end_ns)
+    (gpus,) = session.sources["gpus"]
+    _, highest, mean = naive(pieces(gpus, gpus.array[gpus.array["gpu"] == 0], "utilization_percent", 0.01), begin_ns, end_ns)
+    assert told.highest["utilization"] == pytest.approx(highest)
+    assert told.mean["utilization"] == pytest.approx(mean)
+    table = StepTable(session, memory=False)
+    table.update()
+    rows = next(process.rows for process in table.processes if process.source.rank == 0)
+    within = rows[(rows["end_unix_ns"] > begin_ns) & (rows["end_unix_ns"] <= end_ns)]
+    assert told.steps == len(within) > 2
+    assert told.mean["iteration"] == pytest.approx(within["iteration_s"].mean())
+    assert sum(told.phase_s.values()) == pytest.approx(9.0)
+    # The story: most of the time the optimizer runs on the CPU.
+    assert max(told.phase_s, key=lambda name: told.phase_s[name]) == "cpu_optimizer"
+
+
+def test_a_long_range_is_made_of_what_is_kept(tmp_path: Path) -> None:
+    growing = Growing(tmp_path)
+    growing.go_on(4000)
+    growing.close()
+    lines = timelines(session := read(tmp_path))
+    begin_ns, end_ns = BEGIN_NS + int(3.3 * S), BEGIN_NS + int(388.8 * S)
+    told = summary(lines, lines.subject(0), begin_ns, end_ns)
+    (source,) = session.sources["processes"]
+    _, highest, mean = naive(pieces(source, source.array, "cores_used"), begin_ns, end_ns)
+    assert told.mean["cores"] == pytest.approx(mean)
+    assert told.highest["cores"] == highest
+    assert told.highest["rss"] == 3888
+
+
+def test_nothing_recorded(tmp_path: Path) -> None:
+    lines = timelines(read(tmp_path))
+    subject = lines.subject(-1)
+    assert lines.ranks() == {}
+    assert subject == Subject(-1, "", None)
+    told = lines.at(Window(-10, S, 20), subject, (), BEGIN_NS + 5 * S)
+    assert told.values == {}
+    assert told.phases == {}
+    assert summary(lines, subject, BEGIN_NS, BEGIN_NS + 5 * S).mean == {}
+
+
+@pytest.mark.parametrize("name", ["story", "z2", "x4-z3", "cpu-checkpoint", "cpu-dead"])
+def test_any_window_of_any_recording(name: str) -> None:
+    session = recording(name)
+    lines = timelines(session)
+    for rank in lines.ranks():
+        for window in (Window(-300, MS, 280), Window(0, 10**9, 400), Window(5, 86400 * S, 10), Window(10**9, 1000, 60)):
+            told = lines.at(window, lines.subject(rank), tuple(lines.ranks()), session.end_ns)
+            for values in told.values.values():
+                assert values.mean.shape == (window.columns,)
+                known = ~np.isnan(values.mean)
+                slack = 1e-6 * np.abs(values.highest[known]) + 1e-9
+                assert (values.mean[known] <= values.highest[known] + slack).all()
+                assert (values.mean[known] >= values.lowest[known] - slack).all()
+            for seconds in told.phases.values():
+                assert seconds.shape == (len(PHASES), window.columns)
+                assert (seconds.sum(axis=0) <= window.column_ns / 1e9 + 1e-6).all()
