@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+# Before anything loads NumPy: see there.
+with suppress(ImportError):
+    import zerotop.session  # noqa: F401
+
 # Machines with GPUs run tests/gpu, which draws no examples, often without this.
 with suppress(ImportError):
     from hypothesis import settings

@@ -7,7 +7,7 @@ sample means in time, :mod:`waveform_unfold` for how the means are told apart ag
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +19,7 @@ from zerotop.analysis.steps import RankSteps
 from zerotop.analysis.waveform_align import Aligned, Chosen, Stretch, align
 from zerotop.analysis.waveform_phases import PhaseRow, phase_rows
 from zerotop.analysis.waveform_samples import Windows
-from zerotop.analysis.waveform_unfold import Curve, Grid, fold_moments, grid, misfit, unfold
+from zerotop.analysis.waveform_unfold import Curve, Grid, fold_moments, grid, level, misfit, unfold
 from zerotop.session.reader import Session
 
 Floats = NDArray[np.float64]
@@ -32,6 +32,7 @@ _BLIND = 1.4
 _ENOUGH = 400
 _FULL_PERCENT = 100.0
 _LATE_NS = 20_000_000
+_BETTER = 0.85
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +98,7 @@ class WaveformFold:
 class Late:
     """How much earlier NVML renewed each GPU's figures than was seen, as was found from so many windows."""
 
-    found: dict[tuple[str, int, str], tuple[int, int]] = field(default_factory=dict)
+    found: dict[tuple[object, ...], tuple[int, int]] = field(default_factory=dict)
 
 
 def members(processes: Sequence[RankSteps], cursor_ns: int) -> list[RankSteps]:
@@ -229,24 +230,33 @@ class _Folder:
         """Windows that may all lie earlier, moved to where what they say changes most at phases' ends."""
         if not windows.slack_ns or not len(windows.values):
             return windows
-        seen, late_ns = self._late.found.get(key, (0, 0))
+        # Other phases may tell more: where a GPU is always busy, nothing says when it was looked at.
+        known = (*key, part.phases.tobytes())
+        seen, late_ns = self._late.found.get(known, (0, 0))
         if len(windows.values) >= 2 * seen:
             few = slice(max(0, len(windows.values) - _ENOUGH), None)
-            tried = Windows(windows.begins_ns[few], windows.ends_ns[few], windows.values[few])
-            late_ns = self._best(part, tried, range(0, windows.slack_ns + 1, _LATE_NS))
-            near = (late_ns - _LATE_NS // 2, late_ns, late_ns + _LATE_NS // 2)
-            late_ns = self._best(part, tried, [move for move in near if 0 <= move <= windows.slack_ns])
-            self._late.found[key] = (len(windows.values), late_ns)
+            tried = Windows(windows.begins_ns[few], windows.ends_ns[few], windows.values[few], windows.slack_ns)
+            late_ns = self._best(part, tried)
+            self._late.found[known] = (len(windows.values), late_ns)
         return _moved(windows, late_ns)
 
-    def _best(self, part: Aligned, windows: Windows, moves: Iterable[int]) -> int:
-        """The move after which a curve fits best."""
+    def _best(self, part: Aligned, windows: Windows) -> int:
+        """The move after which a curve fits best; that to the middle, where none does much better."""
+        most = windows.slack_ns
 
         def error(move: int) -> float:
             kept, begins, lengths = self._folded(part, _moved(windows, move))
             return misfit(self._grid, begins, lengths, kept.values)
 
-        return min(moves, key=error)
+        errors: dict[int, float] = {move: error(move) for move in (most // 2, *range(0, most + 1, _LATE_NS))}
+        best = min(errors, key=lambda move: errors[move])
+        if errors[best] > _BETTER * errors[most // 2]:
+            return most // 2
+        near: dict[int, float] = {
+            move: error(move) for move in (best - _LATE_NS // 2, best + _LATE_NS // 2) if 0 <= move <= most
+        }
+        near[best] = errors[best]
+        return min(near, key=lambda move: near[move])
 
     def _signal(self, name: str, parts: list[tuple[Windows, Floats, Floats]]) -> Signal | None:
         if not parts:
@@ -259,9 +269,11 @@ class _Folder:
             places, curve = fold_moments(self._grid, begins + lengths, windows.values)
             window_s = 0.0
         else:
-            curve = unfold(self._grid, begins, lengths, windows.values, most=self._most(name))
-            places, curve = _through(self._grid, curve)
             window_s = windows.length_s
+            places, curve = np.array([0.0, self._grid.length_s]), level(windows.values)
+            if window_s <= _BLIND * self._grid.length_s:
+                curve = unfold(self._grid, begins, lengths, windows.values, most=self._most(name))
+                places, curve = _through(self._grid, curve)
         resolved = window_s <= _BLIND * self._grid.length_s
         return Signal(name, places, curve.median, curve.low, curve.high, len(windows.values), window_s, resolved)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from zerotop.analysis.steps import RankSteps, StepTable
 from zerotop.analysis.waveform import Late, WaveformFold, fold, leader, members
@@ -23,10 +23,16 @@ _REST_S, _SHARE = 1.0, 0.03
 class Waveforms:
     """Folds of one session. What was folded is kept for a while, as long as a cursor moves to and fro between few steps."""
 
-    def __init__(self, session: Session, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        session: Session,
+        processes: Callable[[], Sequence[RankSteps]] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``processes``: gives the session's rank processes with their steps up to date, where the caller has them."""
         self.session = session
-        self._steps = StepTable(session, memory=False)
-        self._read = -1
+        self._processes = processes or _own(session)
         self._clock = clock
         self._late = Late()
         self._kept: OrderedDict[tuple[object, ...], WaveformFold | None] = OrderedDict()
@@ -45,8 +51,7 @@ class Waveforms:
         Returns:
             None where no rank has finished an iteration.
         """
-        self._update()
-        ranks = members(self._steps.processes, cursor_ns)
+        ranks = members(self._processes(), cursor_ns)
         if not ranks:
             return None
         lead = leader(ranks, rank)
@@ -59,7 +64,10 @@ class Waveforms:
             self._kept.move_to_end(key)
         else:
             began_s = self._clock()
-            self._kept[key] = self._fold(ranks, lead, rank, number, count, cursor_ns)
+            # What does not depend on what was looked at before takes longer.
+            late = Late() if hurry else self._late
+            chosen = choose(lead.rows[:count], number)
+            self._kept[key] = fold(self.session, ranks, rank, chosen, cursor_ns, late)
             took_s = self._clock() - began_s
             self._due_s = self._clock() + max(_REST_S, took_s / _SHARE)
             while len(self._kept) > _KEPT:
@@ -69,20 +77,22 @@ class Waveforms:
 
     def known(self, cursor_ns: int) -> bool:
         """Whether any rank tells of its steps: without, nothing can be folded, however long one waits."""
-        self._update()
-        return bool(members(self._steps.processes, cursor_ns))
+        return bool(members(self._processes(), cursor_ns))
 
-    def _update(self) -> None:
-        read = sum(len(source.array) for source in self.session.sources["spans"])
-        if read != self._read:
-            self._read = read
-            self._steps.update()
 
-    def _fold(
-        self, ranks: list[RankSteps], lead: RankSteps, rank: int | None, number: int | None, count: int, cursor_ns: int
-    ) -> WaveformFold | None:
-        chosen = choose(lead.rows[:count], number)
-        return fold(self.session, ranks, rank, chosen, cursor_ns, self._late)
+def _own(session: Session) -> Callable[[], Sequence[RankSteps]]:
+    """The session's steps, taken in when it has read more."""
+    steps, read = StepTable(session, memory=False), -1
+
+    def processes() -> Sequence[RankSteps]:
+        nonlocal read
+        now = sum(len(source.array) for source in session.sources["spans"])
+        if now != read:
+            read = now
+            steps.update()
+        return steps.processes
+
+    return processes
 
 
 def wider(number: int | None, shown: WaveformFold | None, direction: int) -> int | None:

@@ -26,9 +26,6 @@ _CHANGE, _JUMP = 0.1, 1.5
 # The least error of a sample, likewise: a curve through all points would follow their rounding.
 _LEAST_ERROR = 0.01
 _USUAL_ERROR = 0.03
-# Multiplications of matrices that OpenBLAS makes on one core. With more it takes them all, and waits for each: on a host
-# whose cores are busy with training that takes twenty times as long, and the job pays for it.
-_ALONE = 200_000
 _ROUNDS = 3  # in which samples far off are told from others
 _STEPS = 20  # of keeping the curve within its bounds, at most
 # Readings so near to a phase's end, as a share of the iteration, were made at it.
@@ -105,6 +102,14 @@ def unfold(grid: Grid, begins: Floats, lengths: Floats, values: Floats, *, most:
     return Curve(curve, np.clip(curve + low, 0, most), np.clip(curve + high, 0, most), float(np.median(np.abs(away))))
 
 
+def level(values: Floats) -> Curve:
+    """The same everywhere: the mean of samples whose windows are too long to tell places apart, and their spread."""
+    low, high = np.quantile(values, BAND)
+    mean = float(values.mean())
+    ends = (np.full(2, mean), np.full(2, min(mean, low)), np.full(2, max(mean, high)))
+    return Curve(*ends, float(np.median(np.abs(values - mean))))
+
+
 def misfit(grid: Grid, begins: Floats, lengths: Floats, values: Floats, *, most: float = np.inf) -> float:
     """How badly the best curve does, for comparing where windows may lie: by what it misses, and how much it must change
     within phases, where a change is not to be expected. 0 without samples.
@@ -140,16 +145,11 @@ class _Groups:
 
     def away(self, curve: Floats) -> Floats:
         """By how much each value lies above what the curve says it should be."""
-        return np.asarray(self.values - np.einsum("ij,j->i", self.rows, curve), np.float64)
+        return np.asarray(self.values - self.rows @ curve, np.float64)
 
     def squares(self, weights: Floats) -> Floats:
-        """rows.T @ diag(weights) @ rows, in pieces too small for threads: see _ALONE."""
-        bins = self.rows.shape[1]
-        weighted, piece = self.rows * weights[:, None], max(1, _ALONE // bins**2)
-        total = np.zeros((bins, bins))
-        for begin in range(0, len(weighted), piece):
-            total += self.rows[begin : begin + piece].T @ weighted[begin : begin + piece]
-        return total
+        """rows.T @ diag(weights) @ rows."""
+        return np.asarray(self.rows.T @ (self.rows * weights[:, None]), np.float64)
 
 
 def _rows(grid: Grid, begins: Floats, lengths: Floats) -> Floats:
@@ -169,7 +169,7 @@ def _fit(grid: Grid, groups: _Groups, weights: Floats, noise: float, most: float
     """Least squares with the penalty that the noise (as a share of the spread, squared) calls for, within bounds."""
     bins = len(grid.widths)
     matrix = groups.squares(weights)
-    wanted = np.einsum("ij,i->j", groups.rows, weights * groups.values)
+    wanted = groups.rows.T @ (weights * groups.values)
     change = np.where(grid.breaks, _JUMP, _CHANGE) ** 2
     penalty = noise / change if bins > 1 else np.zeros(bins)
     after = np.roll(np.arange(bins), -1)
@@ -190,14 +190,10 @@ def _within(matrix: Floats, wanted: Floats, most: float) -> Floats:
             break
         held, free = now, now == 0
         found = np.where(held > 0, most, 0.0) if held.any() else found
-        rest = wanted - _times(matrix, np.where(free, 0.0, found))
+        rest = wanted - matrix @ np.where(free, 0.0, found)
         found[free] = np.linalg.solve(matrix[np.ix_(free, free)], rest[free])
-        push = np.where(free, 0.0, wanted - _times(matrix, found))
+        push = np.where(free, 0.0, wanted - matrix @ found)
     return np.clip(found, 0.0, most)
-
-
-def _times(matrix: Floats, vector: Floats) -> Floats:
-    return np.asarray(np.einsum("ij,j->i", matrix, vector), np.float64)
 
 
 def _weighted_median(values: Floats, weights: Floats) -> float:

@@ -1,0 +1,253 @@
+"""One iteration, folded from many: why it takes that long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+
+from zerotop.analysis.waveform import WaveformFold
+from zerotop.ui.drawing.footer import Key
+from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.rows import Row, filled
+from zerotop.ui.drawing.waveform import draw_nothing, draw_waveform, lanes_hidden
+from zerotop.ui.drawing.waveform_samples import draw_samples, rows_wanted
+from zerotop.ui.drawing.waveform_table import FULL_WIDTH, draw_phases, lines
+from zerotop.ui.frame import Frame
+from zerotop.ui.layout import GAP, Box
+from zerotop.ui.ports import Source
+from zerotop.ui.screens.iteration_model import Folding
+from zerotop.ui.screens.watching import Watching
+from zerotop.ui.widgets.drawn import Drawn
+
+_BESIDE_FROM = 150  # from this width on the table is beside the chart
+_LEAST_CHART = 9  # rows
+
+
+class IterationScreen(Watching):
+    """Why does an iteration take that long, and what idles meanwhile."""
+
+    NAME = "iteration"
+    TITLE = "Iteration"
+    HELP = "One iteration, folded from many: what GPUs, cores, power, PCIe and memory do in each phase of it."
+    TERMS = (
+        (
+            "folded",
+            "Many iterations laid over one another, phase on phase, as an oscilloscope does: the line is the median,\n"
+            "the band holds 10 to 90 % of what was seen. By default all since iterations last took another time.",
+        ),
+        (
+            "GPU %",
+            "NVML says the share of the last 200 ms in which a kernel ran. Samples begin everywhere in the iteration,\n"
+            "so shorter phases can be told apart: the curve is what those means come from.",
+        ),
+        (
+            "CPU/64",
+            "Cores in use, of those the job may use: of all ranks on a host together, or of the chosen one.\n"
+            "Sampled ten times a second, and told apart like the GPU's.",
+        ),
+        (
+            "blurred, at least",
+            "Blurred: the sensor looks back for longer than an iteration, so only its mean is known.\n"
+            "At least: PCIe counters are read so seldom that more than 4 GiB may flow between two looks.",
+        ),
+        (
+            "device, idle",
+            "Device: how long the GPU was at the phase, by CUDA events. Idle: seconds of the phase in which no kernel ran.\n"
+            "Copies are no kernels: a GPU that waits for gradients to go to the host is idle.",
+        ),
+        (
+            "left out",
+            "Iterations with an evaluation, a checkpoint, a skipped update (fp16 overflow), other phases, or far longer\n"
+            "than the others are not folded with them.",
+        ),
+        (
+            "pinned",
+            "c keeps the fold that is shown, and draws it behind later ones: before and after a change.\n"
+            "c again takes it away. It starts at the same moment of the iteration, and lasts as long as it lasted.",
+        ),
+    )
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("plus,equals_sign", "widen(1)", "More", id="iteration.more", tooltip="Fold more iterations"),
+        Binding("minus", "widen(-1)", "Fewer", id="iteration.fewer", tooltip="Fold fewer iterations: the latest ones"),
+        Binding(
+            "l", "level", "Whole level", id="iteration.level", tooltip="Fold all since iterations last took another time"
+        ),
+        Binding("c", "pin", "Pin", id="iteration.pin", tooltip="Keep this fold behind later ones, or take it away"),
+        Binding("m", "lane", "Next signal", id="iteration.lane", tooltip="Another signal first, where not all have room"),
+        Binding(
+            "e", "every_rank", "One or all ranks", id="iteration.ranks", tooltip="Fold all ranks together, or the chosen one"
+        ),
+        Binding("up", "rank(-1)", "Rank before", id="iteration.rank.before", tooltip="The rank before", show=False),
+        Binding("down", "rank(1)", "Next rank", id="iteration.rank.next", tooltip="The next rank", show=False),
+    ]
+
+    def __init__(self, glyphs: Glyphs, source: Source) -> None:
+        super().__init__(glyphs, source)
+        self.folding = Folding(source)
+
+    def pin(self, fold: WaveformFold | None, name: str = "") -> None:
+        """Lays a fold, of another session too, behind those that are shown; None takes it away."""
+        self.folding.pin(fold, name)
+        self._again()
+
+    def panels(self) -> Iterable[Drawn]:
+        yield Waves(self.glyphs, self.folding, id="waves")
+        yield Phases(self.glyphs, self.folding, id="phases")
+        yield Samples(self.glyphs, self.folding, id="samples")
+
+    def place(self, room: Box, frame: Frame) -> dict[str, Box]:
+        shown = self.folding.shown(frame)
+        if shown is None:
+            return {"waves": room}
+        count = 1 + len(lines(shown.fold, None))
+        if room.width >= _BESIDE_FROM:
+            table = FULL_WIDTH + (16 if shown.pinned is not None else 0)
+            chart = Box(room.x, room.y, room.width - table - GAP, room.height)
+            return {
+                "waves": chart,
+                **_beside(shown.fold, Box(chart.x + chart.width + GAP, room.y, table, room.height), count),
+            }
+        rows = min(count, max(5, room.height // 3))
+        if room.height - rows < _LEAST_CHART:
+            return {"waves": room}
+        upper = Box(room.x, room.y, room.width, room.height - rows)
+        return {"waves": upper, "phases": Box(room.x, room.y + upper.height, room.width, rows)}
+
+    def keys(self, frame: Frame) -> Sequence[Key]:
+        shown = self.folding.shown(frame)
+        if shown is None:
+            return ()
+        box = self._body.boxes.get("waves")
+        hidden = box is not None and lanes_hidden(shown.fold, box.width, box.height, pinned=shown.pinned is not None)
+        several = [Key("e", "one rank" if self.folding.every_rank else "all ranks", "screen.every_rank", 6)]
+        return (
+            Key("c", "unpin" if self.folding.pinned else "pin", "screen.pin", 8),
+            Key("+-", "iterations", "screen.widen(-1)", 7),
+            *([Key("l", "level", "screen.level", 6)] if self.folding.number is not None else []),
+            *([Key("m", "next signal", "screen.lane", 8)] if hidden else []),
+            *(several if shown.fold.world > 1 else []),
+        )
+
+    def action_widen(self, direction: int) -> None:
+        self.folding.widen(direction)
+        self._again()
+
+    def action_level(self) -> None:
+        self.folding.all_of_level()
+        self._again()
+
+    def action_pin(self) -> None:
+        if not self.folding.toggle_pin():
+            self.notify("There is nothing to pin yet.", timeout=2)
+        self._again()
+
+    def action_lane(self) -> None:
+        self.folding.next_lane()
+        self._again()
+
+    def action_every_rank(self) -> None:
+        self.folding.choose(every_rank=not self.folding.every_rank)
+        self._again()
+
+    async def action_rank(self, number: int) -> None:
+        """The first press looks at the rank that is chosen, further ones at others."""
+        if self.folding.every_rank:
+            self.folding.choose(every_rank=False)
+            self._again()
+        else:
+            self.folding.scales.forget()
+            await self.run_action(f"app.choose_rank({number})")
+
+    def _again(self) -> None:
+        """Draws the same frame in another way."""
+        if self.frame is not None:
+            self.frame = self.frame
+
+
+def _beside(fold: WaveformFold, room: Box, count: int) -> dict[str, Box]:
+    """The table of phases, and under it what it rests on, if there is room for that."""
+    below = room.height - count - 1
+    if below < rows_wanted(fold):
+        return {"phases": room}
+    return {
+        "phases": Box(room.x, room.y, room.width, count),
+        "samples": Box(room.x, room.y + count + 1, room.width, below),
+    }
+
+
+class _Kept(Drawn, can_focus=True):
+    """A panel that draws only what is another picture than the last one."""
+
+    def __init__(self, glyphs: Glyphs, folding: Folding, *, id: str) -> None:
+        super().__init__(glyphs, id=id)
+        self.folding = folding
+        self._of: tuple[object, ...] = ()
+
+    def _drawn_of(self, *what: object) -> bool:
+        """Whether the rows are already of this, which must be compared by identity."""
+        same = len(what) == len(self._of) and all(one is two or one == two for one, two in zip(what, self._of, strict=True))
+        self._of = what
+        return same and bool(self._rows)
+
+
+class Waves(_Kept):
+    """The folded iteration."""
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        shown = self.folding.shown(frame)
+        if shown is None:
+            self._of = ()
+            return draw_nothing(_missing(self.folding, frame), width, height, self.glyphs, focused=self.has_focus)
+        if self._drawn_of(shown, width, height, self.has_focus):
+            return self._rows
+        return draw_waveform(shown, width, height, self.glyphs, self.folding.scales, focused=self.has_focus)
+
+
+class Phases(_Kept):
+    """Its phases as a table."""
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        shown = self.folding.shown(frame)
+        if shown is None:
+            self._of = ()
+            return [filled((), width, self.glyphs)] * height
+        if self._drawn_of(shown, width, height, self.has_focus):
+            return self._rows
+        return draw_phases(shown.fold, shown.pinned, width, height, self.glyphs, focused=self.has_focus)
+
+
+class Samples(_Kept):
+    """What it rests on."""
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        shown = self.folding.shown(frame)
+        if shown is None:
+            self._of = ()
+            return [filled((), width, self.glyphs)] * height
+        if self._drawn_of(shown, width, height, self.has_focus):
+            return self._rows
+        return draw_samples(shown.fold, width, height, self.glyphs, focused=self.has_focus)
+
+
+def _missing(folding: Folding, frame: Frame) -> tuple[tuple[str, str], ...]:
+    """Why there is nothing to fold, and how to get it."""
+    if folding.waveforms.known(frame.view.cursor_ns):
+        return (
+            ("No iteration is finished yet.", "text"),
+            ("The first ones are folded as soon as they are: GPUs, cores, power and memory over their phases.", "muted"),
+        )
+    pid = next((rank.pid for rank in frame.view.ranks if rank.alive), None)
+    if not frame.view.ranks:
+        return (
+            ("No rank has made its engine yet.", "text"),
+            ("Iterations are folded when the first ones are finished.", "muted"),
+        )
+    command = f"zerotop attach {pid} --enter" if pid is not None else "zerotop run -- COMMAND"
+    return (
+        ("Where an iteration begins and ends is known only inside the ranks, and nothing was recorded there.", "text"),
+        (f"To see its phases: {command}", "value"),
+        ("A job that zerotop launches (zerotop run) has this from the start.", "muted"),
+    )

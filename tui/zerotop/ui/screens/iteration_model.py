@@ -1,0 +1,101 @@
+"""What the iteration screen folds, and how it is looked at: without a terminal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zerotop.analysis.waveform import WaveformFold
+from zerotop.analysis.waveform_source import Waveforms, wider
+from zerotop.ui.charts import Watched
+from zerotop.ui.drawing.waveform import Shown
+from zerotop.ui.drawing.waveform_lanes import LANES, lanes
+from zerotop.ui.frame import Frame
+from zerotop.ui.ports import Source
+
+
+@dataclass(frozen=True, eq=False)
+class Pinned:
+    """A fold that stays, behind later ones."""
+
+    fold: WaveformFold
+    name: str  # whose, where it is another session's
+
+
+class Folding:
+    """The fold at a frame, of the ranks and iterations that were chosen."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.waveforms = Waveforms(source.session, lambda: source.processes)
+        self.number: int | None = None  # iterations to fold; None: all of the level
+        self.every_rank = True
+        self.first_lane = LANES[0].id
+        self.pinned: Pinned | None = None
+        self.scales = Watched()
+        self._last: WaveformFold | None = None
+        self._shown: Shown | None = None
+        self._frame: Frame | None = None
+        self._how: tuple[object, ...] = ()
+
+    def at(self, frame: Frame) -> WaveformFold | None:
+        """The fold to show; the same object while nothing changed."""
+        following = frame.moment.live and frame.moment.following
+        rank = None if self.every_rank else frame.rank
+        self._last = self.waveforms.at(frame.view.cursor_ns, rank, self.number, hurry=not following)
+        return self._last
+
+    def shown(self, frame: Frame) -> Shown | None:
+        """All that is drawn; the same object while it is the same. None where nothing can be folded."""
+        how = (self.number, self.every_rank, self.first_lane, self.pinned)
+        if frame is self._frame and how == self._how:
+            return self._shown
+        self._frame, self._how = frame, how
+        fold = self.at(frame)
+        if fold is None:
+            self._shown = None
+            return None
+        pinned = self.pinned if self.pinned is not None and self.pinned.fold is not fold else None
+        shown = Shown(fold, pinned.fold if pinned else None, pinned.name if pinned else "", self.first_lane)
+        if self._shown is None or not _same(self._shown, shown):
+            self._shown = shown
+        return self._shown
+
+    def widen(self, direction: int) -> None:
+        """More iterations, or fewer."""
+        self.number = wider(self.number, self._last, direction)
+
+    def all_of_level(self) -> None:
+        """All iterations since the last change of level."""
+        self.number = None
+
+    def pin(self, fold: WaveformFold | None, name: str = "") -> None:
+        """Lays a fold behind those that follow; None takes it away."""
+        self.pinned = Pinned(fold, name) if fold is not None else None
+        self.scales.forget()
+
+    def toggle_pin(self) -> bool:
+        """Pins what is shown, or where something is pinned takes it away. Whether there was anything to do it with."""
+        if self.pinned is not None:
+            self.pin(None)
+            return True
+        self.pin(self._last)
+        return self._last is not None
+
+    def next_lane(self) -> None:
+        """Another lane comes first."""
+        if self._last is None:
+            return
+        ids = [lane.id for lane in lanes(self._last)]
+        if ids:
+            place = ids.index(self.first_lane) if self.first_lane in ids else 0
+            self.first_lane = ids[(place + 1) % len(ids)]
+
+    def choose(self, *, every_rank: bool) -> None:
+        """All ranks together, or the chosen one."""
+        if every_rank != self.every_rank:
+            self.every_rank = every_rank
+            self.scales.forget()
+
+
+def _same(one: Shown, other: Shown) -> bool:
+    return one.fold is other.fold and one.pinned is other.pinned and one.first_lane == other.first_lane
