@@ -89,7 +89,7 @@ def test_all_rows_of_a_tick_share_its_time(tmp_path: Path, start: Start) -> None
     assert len(common) >= min(map(len, times)) - 1  # the last tick may be half written
     assert common & set(records(tmp_path, "hosts")["time_ns"].tolist())
     steps = np.diff(sorted(common)) / 1e9
-    assert 0.08 < np.median(steps) < 0.15
+    assert 0.08 < np.median(steps) < 0.4  # ten a second, fewer on a busy machine
 
 
 def test_a_rank_that_dies_is_gone(tmp_path: Path, start: Start) -> None:

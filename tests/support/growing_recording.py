@@ -198,7 +198,7 @@ class GrowingNode:
         now, self._tick = time.monotonic_ns(), self._tick + 1
         for rank in self._ranks:
             self._sample_rank(now, rank)
-        if self._tick % (self._hertz // 2) == 0:
+        if self._tick % max(1, self._hertz // 2) == 0:
             self._hosts.write(
                 time_ns=now,
                 memory_total_bytes=2000 * GIB,
@@ -236,9 +236,9 @@ class GrowingNode:
             rank=rank.rank,
         )
         rank.read_allocator(now)
-        if self._tick % (self._hertz // 5) == 0:
+        if self._tick % max(1, self._hertz // 5) == 0:
             self._held.write(time_ns=now, used_bytes=used - GIB, pid=rank.pid, gpu=rank.local)
-        if self._tick % (self._hertz // 2) == 0:
+        if self._tick % max(1, self._hertz // 2) == 0:
             self._sample_threads(now, rank, cores)
 
     def _sample_threads(self, now: int, rank: GrowingRank, cores: float) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
+import threading
+from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from agents import table
+from agents import table, wait_for
 from zerotop_probe.outside import cgroup, gpus, job, nvml, pcie, proc, ranks, silence
 from zerotop_probe.outside.lanes import Lane
 from zerotop_probe.outside.proc import Process
@@ -206,61 +207,74 @@ def test_a_container_shows_a_part_of_the_tree(monkeypatch: pytest.MonkeyPatch, t
 
 
 class _Steps:
-    """A sampler that says what was asked of it; sampling takes as long as a test wants."""
+    """A sampler that says what was asked of it; a sample takes until it may go on."""
 
-    def __init__(self, seconds: float = 0.0, *, fails: bool = False) -> None:
+    def __init__(self, *, fails: bool = False) -> None:
         self.said: list[Any] = []
-        self._seconds = seconds
+        self.goes_on = threading.Event()
         self._fails = fails
 
     def prepare(self) -> None:
         self.said.append("prepare")
 
     def sample(self, time_ns: int, tick: int) -> None:
+        self.said.append(tick)
         if self._fails:
             raise ZeroDivisionError("no")
-        time.sleep(self._seconds)
-        self.said.append(tick)
+        self.goes_on.wait()
 
     def close(self) -> None:
         self.said.append("close")
 
 
-def _run_lane(sampler: _Steps, ticks: int) -> list[str]:
+def _lane(sampler: _Steps) -> tuple[Lane, list[str]]:
+    """A lane that has begun to sample tick 0, and what it reports."""
     errors: list[str] = []
     lane = Lane("lane", sampler, on_error=lambda where, error: errors.append(f"{where}: {error}"))
     lane.start()
-    for number in range(ticks):
+    _tick_until_sampled(lane, sampler, 0)
+    return lane, errors
+
+
+def _tick_until_sampled(lane: Lane, sampler: _Steps, number: int) -> None:
+    def sampled() -> bool:
         lane.tick(number, number)
-        time.sleep(0.01)
-    lane.finish(5.0)
-    return errors
+        return number in sampler.said
+
+    wait_for(sampled)
 
 
 def test_a_slow_sampler_leaves_ticks_out() -> None:
-    sampler = _Steps(0.05)
-    assert _run_lane(sampler, 20) == []
-    assert sampler.said[0] == "prepare"
-    assert sampler.said[-1] == "close"
-    ticks = sampler.said[1:-1]
-    assert ticks == sorted(set(ticks))
-    assert 1 < len(ticks) < 10
+    sampler = _Steps()
+    lane, errors = _lane(sampler)
+    for number in (1, 2, 3):
+        lane.tick(number, number)
+    sampler.goes_on.set()
+    _tick_until_sampled(lane, sampler, 4)
+    lane.finish(5.0)
+    assert errors == []
+    assert [said for said, _ in groupby(sampler.said)] == ["prepare", 0, 4, "close"]
 
 
 def test_a_failing_sampler_is_reported_once() -> None:
     sampler = _Steps(fails=True)
-    assert _run_lane(sampler, 5) == ["lane: no"]
-    assert sampler.said == ["prepare"]
+    lane, errors = _lane(sampler)
+    for number in (1, 2, 3):
+        lane.tick(number, number)
+    lane.finish(5.0)
+    assert errors == ["lane: no"]
+    assert sampler.said == ["prepare", 0]
 
 
 def test_a_hanging_sampler_does_not_hold_the_end_up() -> None:
-    lane = Lane("lane", _Steps(60.0), on_error=lambda where, error: None)
-    lane.start()
-    lane.tick(0, 0)
-    time.sleep(0.05)
-    before = time.monotonic()
+    sampler = _Steps()
+    lane, _ = _lane(sampler)
     lane.finish(0.1)
-    assert time.monotonic() - before < 5.0
+    assert lane.is_alive()
+    assert sampler.said == ["prepare", 0]
+    sampler.goes_on.set()
+    lane.join(5.0)
+    assert sampler.said[-1] == "close"
 
 
 def test_a_stream_falls_back_to_a_file_where_there_is_no_memfd(monkeypatch: pytest.MonkeyPatch) -> None:
