@@ -27,6 +27,7 @@ from zerotop.ui.ports import Controller, Leaving, Source
 from zerotop.ui.screens.dialog import Page
 from zerotop.ui.screens.feed import Feed
 from zerotop.ui.screens.go_to import GoToDialog, Place
+from zerotop.ui.screens.iteration import IterationScreen
 from zerotop.ui.screens.leave import LeaveDialog
 from zerotop.ui.screens.live import LiveScreen
 from zerotop.ui.screens.memory import MemoryScreen
@@ -47,6 +48,7 @@ SETTLED_S = 2.0  # until the screen's own objects are made
 SCREENS: tuple[type[Watching], ...] = (
     LiveScreen,
     TimelineScreen,
+    IterationScreen,
     MemoryScreen,
     RanksScreen,
     ThreadsScreen,
