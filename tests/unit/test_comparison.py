@@ -1,0 +1,137 @@
+"""Recordings side by side: the right figures, what differs told from what does not, as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+import recordings
+from zerotop.analysis.comparison import compare
+from zerotop.analysis.measures import Comparison, Measure, Unit
+from zerotop.cli import main
+from zerotop.ui.drawing.compare import head, rows, texts
+from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
+from zerotop.ui.drawing.rows import row_text, row_width
+
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def offload() -> Comparison:
+    """The same model and batch, the optimizer on the GPU and on the CPU."""
+    return compare([recordings.recording("z2"), recordings.recording("z2-offload")])
+
+
+def row(comparison: Comparison, name: str) -> Measure:
+    (found,) = [measure for measure in comparison.measures if measure.name.strip() == name]
+    return found
+
+
+def test_setup_time_memory_and_findings_are_beside_one_another(offload: Comparison) -> None:
+    assert row(offload, "optimizer offload").values == ("none", "cpu")
+    assert row(offload, "optimizer").values == ("FusedAdam", "DeepSpeedCPUAdam")
+    assert row(offload, "--deepspeed").values == (
+        "ds_configs/zero2_bf16.json",
+        "ds_configs/zero2_offload_optimizer_bf16.json",
+    )
+    step = row(offload, "step")
+    assert step.values == pytest.approx((0.0347, 0.1438), abs=1e-4)
+    assert step.factor(1) == pytest.approx(4.15, abs=0.01)
+    before, after = row(offload, "GPU 0, allocated").values
+    assert isinstance(before, int)
+    assert isinstance(after, int)
+    assert (before / GIB, after / GIB) == pytest.approx((12.65, 7.42), abs=0.01)
+    assert row(offload, "double spike").values == (None, "step 1")
+    assert row(offload, "end").values == ("exit code 0", "exit code 0")
+
+
+def test_what_is_the_same_does_not_differ(offload: Comparison) -> None:
+    same = {"model", "ZeRO stage", "data type", "micro-batch", "torch", "parameters", "end", "forward", "steps"}
+    assert not same & {measure.name.strip() for measure in offload.differing}
+    assert {"optimizer offload", "step", "GPU 0, allocated", "iteration", "tokens"} <= {m.name.strip() for m in offload.differing}
+
+
+def test_a_recording_does_not_differ_from_itself() -> None:
+    twice = compare([recordings.recording("story"), recordings.recording("story")])
+    assert not twice.differing
+    assert len(twice.measures) > 30
+    assert [row_text(found).strip() for found in rows(twice, 80, BLOCKS, only_differing=True)] == [
+        "Nothing differs by more than runs of one job do."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("unit", "values", "differs"),
+    [
+        (Unit.SECONDS, (1.0, 1.04), False),
+        (Unit.SECONDS, (1.0, 1.06), True),
+        (Unit.BYTES, (100, None), True),
+        (Unit.COUNT, (100, 101), True),
+        (Unit.TEXT, ("a", "a"), False),
+        (Unit.TEXT, ("a", None), True),
+        (Unit.SECONDS, (0.0, 0.0), False),
+    ],
+)
+def test_what_was_measured_differs_by_more_than_noise(unit: Unit, values: tuple[object, ...], differs: bool) -> None:
+    assert Measure("", "", unit, values).differs is differs  # type: ignore[arg-type]
+
+
+def test_factors_are_of_what_has_one() -> None:
+    assert Measure("", "", Unit.BYTES, (2, 3)).factor(1) == 1.5
+    for unit, values in ((Unit.BYTES, (0, 3)), (Unit.TEXT, ("2", "3")), (Unit.BYTES, (None, 3)), (Unit.BYTES, (2, None))):
+        assert math.isnan(Measure("", "", unit, values).factor(1))
+
+
+def test_one_row_has_one_unit() -> None:
+    assert texts(Measure("", "", Unit.SECONDS, (0.0007, 0.3))) == ["0.70 ms", "300 ms"]
+    assert texts(Measure("", "", Unit.SECONDS, (0.1, 2.75))) == ["0.10 s", "2.75 s"]
+    assert texts(Measure("", "", Unit.BYTES, (GIB, None))) == ["1.00 GiB", "–"]
+
+
+@pytest.mark.parametrize("width", [1, 20, 40, 80, 120, 200, 300])
+@pytest.mark.parametrize("number", [2, 3, 9])
+def test_every_row_is_as_wide_as_it_is_told(width: int, number: int) -> None:
+    comparison = compare([recordings.recording("z2"), recordings.recording("z2-oom")])
+    many = Comparison(
+        tuple(f"recording {place}" for place in range(number)),
+        tuple(Measure(m.section, m.name, m.unit, (m.values * number)[:number]) for m in comparison.measures),
+    )
+    for glyphs in (BLOCKS, ASCII):
+        drawn = [head(many, width, glyphs), *rows(many, width, glyphs)]
+        assert {row_width(found) for found in drawn} == {width}
+        if glyphs is ASCII:
+            assert all(row_text(found).isascii() for found in drawn)
+
+
+def test_recordings_of_other_kinds_are_compared_too() -> None:
+    comparison = compare([recordings.recording("story"), recordings.recording("cpu-dead"), recordings.recording("z2-oom")])
+    assert row(comparison, "end").values == ("exit code 0", "exit code 247", "exit code 1")
+    assert row(comparison, "GPU 3, reserved").values[1:] == (None, None)
+
+
+def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [str(recordings.packed("z2")), str(recordings.packed("z2-offload"))]
+    assert main(["compare", *paths]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["z2.zerotop", "z2-offload.zerotop"]
+    (step,) = [line for line in lines if line.startswith("  step ")]
+    assert step.split() == ["step", "34.7", "ms", "4.15×", "144", "ms"]
+    assert main(["compare", "--json", *paths]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["sessions"] == ["z2.zerotop", "z2-offload.zerotop"]
+    (measure,) = [found for found in told["rows"] if found["name"] == "GPU 0, reserved"]
+    assert measure["differs"] is True
+    assert measure["unit"] == "bytes"
+
+
+def test_one_session_has_nothing_to_be_compared_with(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(recordings.packed("z2"))]) == 2
+    assert capsys.readouterr().err == "zerotop: There is nothing to compare one session with: name two or more\n"
+
+
+def test_a_session_that_is_none_is_a_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["compare", str(recordings.packed("z2")), str(tmp_path)]) == 1
+    assert "holds no recording" in capsys.readouterr().err

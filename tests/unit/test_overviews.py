@@ -1,0 +1,186 @@
+"""Lines about recordings: right by the whole recording, made of little of it, kept until it changes, never a crash."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import recordings
+from zerotop.analysis.overview import PIECES, Overview, longest, overview
+from zerotop.analysis.overviews import Overviews
+from zerotop.analysis.steps import steps
+from zerotop.session import glimpse
+from zerotop.session.folder import Directory
+from zerotop.session.packing import pack
+from zerotop_probe.recording import directory
+
+
+def nobody_runs(path: Path) -> bool:
+    return False
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "zerotop" / "sessions"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.parametrize("name", recordings.names())
+def test_a_line_says_what_the_whole_recording_does(name: str) -> None:
+    whole = recordings.recording(name)
+    about = overview(glimpse.glimpse(recordings.packed(name)))
+    rows = steps(whole)
+    lowest = rows[rows["rank"] == rows["rank"].min()]
+    engine = next(event.facts for event in whole.events if event.name == "engine")
+    ended = next(event.facts for event in whole.events if event.name == "job_ended")
+    assert (about.steps, about.ranks, about.exit_code) == (len(lowest), engine["world_size"], ended["exit_code"])
+    assert about.iteration_s == pytest.approx(float(np.median(lowest["iteration_s"])))
+    assert max(about.iterations) == pytest.approx(float(lowest["iteration_s"].max()), abs=1e-6)
+    peaks = [int(source.array["reserved_peak_bytes"].max()) for source in whole.sources["allocator"]]
+    resident = [int(source.array["rss_bytes"][source.array["rank"] >= 0].max()) for source in whole.sources["processes"]]
+    assert about.peak_bytes == max(peaks or resident)
+    assert about.peak_on_host is not bool(peaks)
+    assert (about.model, about.zero_stage, about.dtype) == (engine["model"], engine["zero_stage"], engine["dtype"])
+    assert about.seconds == pytest.approx(ended["seconds"], abs=1.0)
+
+
+def test_why_it_ended_is_said_in_a_few_words() -> None:
+    assert overview(glimpse.glimpse(recordings.packed("z2-oom"))).why == "GPU memory"
+    assert overview(glimpse.glimpse(recordings.packed("z2"))).why == ""
+
+
+def test_packed_and_unpacked_say_the_same(root: Path) -> None:
+    session = recordings.as_directory("x4-z3", root)
+    again = overview(glimpse.glimpse(session))
+    assert again == overview(glimpse.glimpse(recordings.packed("x4-z3")))
+
+
+def test_a_glimpse_reads_neither_output_nor_samples_of_processors(root: Path) -> None:
+    session = recordings.as_directory("x4-z3", root)
+    others = ("output-", "threads-", "gpus-", "device_times-", "spans-rank1", "spans-rank2", "spans-rank3")
+    for path in session.iterdir():
+        if path.name.startswith(others):
+            path.write_bytes(b"not to be looked at")
+    assert overview(glimpse.glimpse(session)) == overview(glimpse.glimpse(recordings.packed("x4-z3")))
+
+
+def test_no_spike_is_lost() -> None:
+    values = np.full(10_000, 0.5)
+    values[7_777] = 60.0
+    found = longest(values, PIECES)
+    assert len(found) == PIECES
+    assert found.max() == 60.0
+    assert longest(values[:3], PIECES).tolist() == [0.5] * 3
+
+
+def test_lines_survive_json() -> None:
+    about = overview(glimpse.glimpse(recordings.packed("z2")))
+    assert Overview.from_json(json.loads(json.dumps(about.as_json()))) == about
+    blank = Overview.from_json(json.loads(json.dumps(Overview("x").as_json(), allow_nan=False)))
+    assert math.isnan(blank.iteration_s)
+    with pytest.raises(TypeError):
+        Overview.from_json({"name": "x"})
+
+
+def test_what_has_not_changed_is_not_read_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = root.with_name("overviews.json")
+    shutil.copy(recordings.packed("z2"), root)
+    shutil.copy(recordings.packed("z2-oom"), root)
+    first = Overviews(root, cache, nobody_runs).read_all()
+    read: list[Path] = []
+    monkeypatch.setattr("zerotop.analysis.overviews.glimpse", lambda path: read.append(path))
+    assert Overviews(root, cache, nobody_runs).read_all() == first
+    assert not read
+    monkeypatch.undo()
+    shutil.copy(recordings.packed("z2-fp16"), root / "z2.zerotop")
+    (changed,) = [r for r in Overviews(root, cache, nobody_runs).read_all() if r.name == "z2.zerotop"]
+    assert changed.about is not None
+    assert changed.about.name == "z2-fp16"
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:20_000])
+
+
+def _no_zip(path: Path) -> None:
+    path.write_bytes(b"something else")
+
+
+def _a_lie(path: Path) -> None:
+    path.unlink()
+    session = recordings.as_directory("z2", path.parent)
+    lines = b'{"time_ns": 1, "event": "node", "gpus": 7}\n{"time_ns": 1, "event": "rank_found", "rank": []}\n'
+    events = next(session.glob("events-node-*.jsonl"))
+    events.write_bytes(events.read_bytes() + lines)
+
+
+@pytest.mark.parametrize("damage", [_cut, _no_zip, _a_lie])
+def test_a_damaged_recording_is_a_line_with_a_sentence(root: Path, damage: Callable[[Path], None]) -> None:
+    shutil.copy(recordings.packed("z2"), root)
+    shutil.copy(recordings.packed("z2-oom"), root)
+    damage(root / "z2.zerotop")
+    found = Overviews(root, None, nobody_runs).read_all()
+    problems = [recording.about.problem for recording in found if recording.about is not None]
+    assert len(problems) == 2
+    assert sorted(map(bool, problems)) == [False, True]
+    assert next(filter(None, problems)).endswith(".")
+    assert not any(recording.live for recording in found)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"version": 1}', '{"version": 1, "known": {"a": {"stamp": [1], "about": {}}}}']
+)
+def test_a_damaged_cache_is_passed_over(root: Path, content: str) -> None:
+    cache = root.with_name("overviews.json")
+    cache.write_text(content)
+    shutil.copy(recordings.packed("z2"), root)
+    (found,) = Overviews(root, cache, nobody_runs).read_all()
+    assert found.about is not None
+    assert found.about.steps == 24
+
+
+def test_a_cache_that_cannot_be_written_costs_only_time(root: Path) -> None:
+    cache = root.with_name("overviews.json")
+    cache.mkdir()
+    shutil.copy(recordings.packed("z2"), root)
+    (found,) = Overviews(root, cache, nobody_runs).read_all()
+    assert found.about is not None
+    assert not [path for path in root.parent.iterdir() if path.name.startswith(".")]
+
+
+def test_what_is_written_is_live_and_what_is_silent_is_not(root: Path) -> None:
+    session = Path(directory.create(["python", "train.py"], path=str(root / "now"), launcher="python"))
+    overviews = Overviews(root, None, nobody_runs)
+    assert [recording.live for recording in overviews.read_all()] == [True]
+    old = json.loads((session / "session.json").read_text())
+    old["clock"]["unix_ns"] = time.time_ns() - 60 * 10**9
+    (session / "session.json").write_text(json.dumps(old))
+    assert [recording.live for recording in Overviews(root, None, nobody_runs).read_all()] == [False]
+    assert [recording.live for recording in Overviews(root, None, lambda path: True).read_all()] == [True]
+
+
+def test_they_come_newest_first_and_one_that_is_deleted_goes(root: Path) -> None:
+    for name in ("z2", "z2-oom", "story", "cpu-clean"):
+        shutil.copy(recordings.packed(name), root)
+    overviews = Overviews(root, root.with_name("o.json"), nobody_runs)
+    names = [recording.path.stem for recording in overviews.read_all()]
+    assert names == ["cpu-clean", "story", "z2-oom", "z2"]
+    (root / "story.zerotop").unlink()
+    assert [recording.path.stem for recording in overviews.look()] == ["cpu-clean", "z2-oom", "z2"]
+
+
+def test_a_packed_one_says_what_it_did_before(root: Path, tmp_path: Path) -> None:
+    session = recordings.as_directory("z2-oom", tmp_path)
+    with (root / "again.zerotop").open("wb") as stream:
+        pack(Directory(session), stream)
+    (found,) = Overviews(root, None, nobody_runs).read_all()
+    assert found.about == replace(overview(glimpse.glimpse(session)))
