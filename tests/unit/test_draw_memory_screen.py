@@ -183,7 +183,7 @@ def test_the_curve_and_the_blocks_alive_at_its_peak(tmp_path: Path) -> None:
     assert said.startswith("Microscope, step 1 of rank 0, GiB")
     assert "19.25 GiB in backward" in said
     assert "after 3.25 s, of 98 events" in said
-    assert "1536.0 MiB ■ forward, 0.35 s" in said
+    assert "1536.0 MiB ■ forward, 350 ms" in said
     assert "14.50 GiB   there before" in said
     styles = {style for row in rows for _, style in row}
     assert {"phase-forward", "phase-backward"} <= {part for style in styles for part in style.split("/")}

@@ -362,6 +362,8 @@ class ZerotopApp(App[Leaving]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action in ONLY_WATCHING and not self.is_watching:
             return False
+        if action == "look":
+            return self.is_watching and self.viewer.steered
         return self.viewer.sampler_missing if action == "restart_sampler" else True
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:

@@ -1,0 +1,211 @@
+"""The memory screen over real recordings: what its keys do, and what it says when there is nothing to show."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+import recordings
+from microscope_recording import looked_at
+from small_recording import BEGIN_NS, S
+from watching import FakeJob
+from zerotop.analysis.source import RecordingSource
+from zerotop.session.reader import Session
+from zerotop.ui.app import ZerotopApp
+from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
+from zerotop.ui.layout import Box
+from zerotop.ui.screens.memory import MemoryScreen, places
+
+
+class Shown:
+    """The app with its memory screen."""
+
+    def __init__(self, app: ZerotopApp, pilot: Pilot[Any]) -> None:
+        self.app = app
+        self.pilot = pilot
+
+    @property
+    def screen(self) -> MemoryScreen:
+        assert isinstance(self.app.screen, MemoryScreen)
+        return self.app.screen
+
+    def text(self) -> str:
+        return "\n".join(strip.text for strip in self.app.screen._compositor.render_strips())
+
+    async def press(self, *keys: str) -> str:
+        for key in keys:
+            await self.pilot.press(key)
+        await self.pilot.pause()
+        return self.text()
+
+
+@asynccontextmanager
+async def shown(
+    session: Session,
+    at_s: float | None = None,
+    size: tuple[int, int] = (120, 40),
+    *,
+    job: FakeJob | None = None,
+    glyphs: Glyphs = BLOCKS,
+) -> AsyncIterator[Shown]:
+    app = ZerotopApp(RecordingSource(session), job, title=session.name, glyphs=glyphs)
+    async with app.run_test(size=size) as pilot:
+        if at_s is not None:
+            app.viewer.go_to_seconds(at_s)
+        app.action_switch("memory")
+        await pilot.pause()
+        app.draw()
+        await pilot.pause()
+        yield Shown(app, pilot)
+
+
+async def test_the_ledger_of_a_gpu() -> None:
+    async with shown(recordings.recording("z2"), 45) as screen:
+        said = screen.text()
+        for words in ("parameters", "0.92", "at peak", "backward owns the peak: 12.65 GiB at step 1", "Peak by phase"):
+            assert words in said
+        assert "allocator  0 cache flushes" in said
+        assert "This recording has none" in said
+
+
+async def test_h_shows_host_memory_and_the_gpu_again() -> None:
+    async with shown(recordings.recording("z2-offload"), 50) as screen:
+        assert "Host memory of rank 0" in await screen.press("h")
+        assert "pinned" in screen.text()
+        assert "Host memory of rank 0" not in await screen.press("h")
+
+
+async def test_up_and_down_choose_the_rank_and_its_gpu() -> None:
+    async with shown(recordings.recording("x4-z3"), 55) as screen:
+        assert "GPU 0, rank 0, GiB" in screen.text()
+        assert "GPU 2, rank 2, GiB" in await screen.press("down", "down")
+        assert "GPU 1, rank 1, GiB" in await screen.press("up")
+        await screen.press("1", "3")
+        assert "GPU 1, rank 1, GiB" in await screen.press("up", "down")
+
+
+async def test_what_is_chosen_stays_when_screens_are_switched() -> None:
+    async with shown(recordings.recording("z2-offload"), 50) as screen:
+        await screen.press("h", "1")
+        screen.app.action_switch("memory")
+        await screen.pilot.pause()
+        assert "Host memory of rank 0" in screen.text()
+
+
+async def test_without_a_gpu_host_memory_comes_first() -> None:
+    async with shown(recordings.recording("cpu-clean"), 36) as screen:
+        said = screen.text()
+        assert "Host memory of rank 0, MiB" in said
+        assert "master weights" in said
+        assert " h " not in said.splitlines()[-1]
+        assert "No GPU was seen" in await screen.press("h")
+
+
+async def test_z_enlarges_the_ledger() -> None:
+    async with shown(recordings.recording("z2"), 45) as screen:
+        before = screen.app.screen.query_one("#ledger").size
+        await screen.press("z")
+        assert screen.app.screen.query_one("#ledger").size.width > before.width
+        await screen.press("escape")
+        assert screen.app.screen.query_one("#ledger").size == before
+
+
+async def test_m_is_not_there_in_a_replay() -> None:
+    async with shown(recordings.recording("z2"), 45) as screen:
+        assert screen.app.check_action("look", ()) is False
+        await screen.press("m")
+        assert "Asked" not in screen.text()
+        assert "microscope" not in screen.text().splitlines()[-1]
+
+
+class Running(RecordingSource):
+    """A recording whose job goes on."""
+
+    @property
+    def live(self) -> bool:
+        return True
+
+    seconds = 29.0
+
+    @property
+    def end_ns(self) -> int:
+        return BEGIN_NS + int(self.seconds * S)
+
+
+async def test_m_asks_for_a_look_and_its_result_is_drawn_when_it_arrives(tmp_path: Path) -> None:
+    session, job = looked_at(tmp_path).read(), FakeJob()
+    source = Running(session)
+    app = ZerotopApp(source, job, title="x")
+    async with app.run_test(size=(150, 46)) as pilot:
+        app.action_switch("memory")
+        await pilot.pause()
+        app.draw()
+        await pilot.pause()
+        screen = Shown(app, pilot)
+        assert "m takes one at the next step" in screen.text()
+        assert "m microscope" in screen.text().splitlines()[-1]
+        assert "Asked: it looks at the step after" in await screen.press("m")
+        assert job.looks == [(1, False)]
+        # The look of this recording is known from second 29.1 on.
+        source.seconds = 29.2
+        app.draw()
+        await pilot.pause()
+        said = screen.text()
+        assert "Asked" not in said
+        assert "Microscope, step 1 of rank 0, GiB" in said
+        assert "19.25 GiB in backward" in said
+        job.trouble = OSError("No space left on device")
+        await screen.press("m")
+        assert any("The job cannot be asked" in str(note.message) for note in app._notifications)
+
+
+@pytest.mark.parametrize("size", [(40, 12), (80, 24), (300, 90), (20, 6)])
+@pytest.mark.parametrize("name", ["z2-oom", "cpu-dead", "story", "x4-z3"])
+async def test_any_size(name: str, size: tuple[int, int]) -> None:
+    session = recordings.recording(name)
+    for at_s in (0.0, None):
+        async with shown(session, at_s, size, glyphs=ASCII if size[0] == 80 else BLOCKS) as screen:
+            lines = screen.text().splitlines()
+            assert len(lines) == size[1]
+            assert screen.text().isascii() or size[0] != 80
+            await screen.press("h", "down", "z", "h")
+
+
+def test_places_do_not_overlap_and_stay_in_the_room() -> None:
+    for name in ("z2", "cpu-clean", "x4-z3"):
+        session = recordings.recording(name)
+        view = MemoryScreen(BLOCKS, RecordingSource(session)).model._views.at(session.last_written_ns)
+        for width in (20, 60, 80, 118, 198, 298):
+            for height in (1, 4, 9, 15, 22, 44, 84):
+                for host in (False, True):
+                    room = Box(1, 3, width, height)
+                    taken: set[tuple[int, int]] = set()
+                    for box in places(room, view, host=host).values():
+                        cells = {(x, y) for x in range(box.x, box.x + box.width) for y in range(box.y, box.y + box.height)}
+                        assert not cells & taken
+                        taken |= cells
+                    assert all(1 <= x < 1 + width and 3 <= y < 3 + height for x, y in taken)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("z2-oom", "Rank 0 ran out of GPU memory"), ("cpu-dead", "was ended by SIGKILL")]
+)
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_a_death_is_told_on_every_screen(name: str, what: str, size: tuple[int, int]) -> None:
+    session = recordings.recording(name)
+    app = ZerotopApp(RecordingSource(session), None, title=name)
+    async with app.run_test(size=size) as pilot:
+        screen = Shown(app, pilot)
+        for number in "13":
+            said = await screen.press(number)
+            assert what in said
+            assert "→ " in said
+        app.viewer.go_to_seconds(2)
+        app.draw()
+        await pilot.pause()
+        assert what not in screen.text()
