@@ -22,11 +22,18 @@ PARTS_TEXTURED = {
     "phase-forward": "▒",
     "phase-backward": "▓",
     "phase-step": "█",
+    "phase-transfer": "T",
+    "phase-communication": "c",
+    "phase-eval": "E",
+    "phase-checkpoint": "K",
     "phase-other": ":",
     "progress": "█",
     "progress-rest": "░",
     "load": "█",
+    "load-others": "▒",
     "load-free": "·",
+    "series-1": "↓",
+    "series-2": "↑",
 }
 PARTS_ASCII = {
     "memory-allocated": "#",
@@ -45,11 +52,18 @@ PARTS_ASCII = {
     "phase-forward": "f",
     "phase-backward": "b",
     "phase-step": "S",
+    "phase-transfer": "T",
+    "phase-communication": "c",
+    "phase-eval": "E",
+    "phase-checkpoint": "K",
     "phase-other": ".",
     "progress": "#",
     "progress-rest": ".",
     "load": "#",
+    "load-others": "+",
     "load-free": ".",
+    "series-1": "v",
+    "series-2": "^",
 }
 
 

@@ -20,7 +20,7 @@ from zerotop.ui.drawing.timeline_words import last_row, legend, moment_text
 from zerotop.ui.drawing.words import phase_style, phase_word
 from zerotop_probe.recording.tables import PHASES
 
-LEAST_WIDTH = 24
+LEAST_WIDTH = 30
 # A column in which the phase that takes most of it has less than this is a mixture, and
 _PURE = 0.75
 # where so many columns are, a tall ribbon shows the phases' shares.

@@ -63,10 +63,15 @@ def legend(name: str, picture: Picture, axis: Scale, height: int, width: int, gl
         )
         value = at_cursor(picture, names) * (100 if name == "utilization" else axis.factor)
         text = fixed(value, decimals_for(value) if value == value else 0, _VALUE_WIDTH)
-        left: Row = (((glyphs.swatch, style),) if style else ()) + ((glyphs.plain(label) + unit, "label"),)
+        left: Row = (((swatch(style, glyphs), style),) if style else ()) + ((glyphs.plain(label) + unit, "label"),)
         rows.append(both_ends(left, ((text, "value"), (" ", "text")), width, glyphs))
     rows += [filled((), width, glyphs)] * (height - len(rows))
     return rows
+
+
+def swatch(style: str, glyphs: Glyphs) -> str:
+    """A sample of what is drawn in a style: where there are no colours, the character that stands for it."""
+    return glyphs.swatch if glyphs.smooth else "p" if style == "peak" else glyphs.part(style)
 
 
 def _entries(name: str, picture: Picture) -> list[tuple[tuple[str, ...], str, str]]:
@@ -123,7 +128,8 @@ def _colours(picture: Picture, glyphs: Glyphs) -> list[tuple[int, Row]]:
         names["phase-other"] = "init, other"
     rest = (f" {names[style]}" for style in found)
     return [
-        (20 - order.index(style), ((glyphs.swatch, style), (name, "muted"))) for style, name in zip(found, rest, strict=True)
+        (20 - order.index(style), ((swatch(style, glyphs), style), (name, "muted")))
+        for style, name in zip(found, rest, strict=True)
     ]
 
 
@@ -136,7 +142,7 @@ def _figures(picture: Picture, summary: Summary, glyphs: Glyphs) -> list[tuple[i
     known = sum(summary.phase_s.values())
     order = sorted(summary.phase_s, key=lambda name: -summary.phase_s[name])
     for place, name in enumerate(order[:6]):
-        part = (glyphs.swatch, phase_style(name)), (f" {phase_word(name, glyphs)} ", "muted")
+        part = (swatch(phase_style(name), glyphs), phase_style(name)), (f" {phase_word(name, glyphs)} ", "muted")
         amount = f"{glyphs.plain(duration(summary.phase_s[name] * 1e9))} {share(summary.phase_s[name] / known)}"
         found.append((80 - 10 * place, (*part, (amount, "value"))))
     for importance, name, label, factor, unit in _FIGURES:
