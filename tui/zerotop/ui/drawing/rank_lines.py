@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,7 +78,7 @@ def _pieces(picture: Picture, rest: NDArray[np.intp], room: int) -> tuple[Line, 
     """What is left in pieces by number: of whole nodes where there are many, else of a part of a node."""
     ranks, hosts = picture.matrix.ranks, picture.matrix.hosts
     count = len(hosts)
-    on_a_node = -(-count // len(set(hosts)))
+    on_a_node = max(Counter(hosts).values())
     size = -(-count // room)
     parts = [part for part in range(size, on_a_node + 1) if on_a_node % part == 0]
     size = parts[0] if parts else -(-size // on_a_node) * on_a_node

@@ -68,8 +68,9 @@ def told(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str, str, boo
         off = f"in no phase of {steps} is one more than {_percent(most)} of an iteration off"
         return f"All {ranks} ranks are alike: {off}.", f"All {ranks} ranks are alike.", False
     others = "the other one" if ranks == 2 else "the others"
+    each = "each of " if skew.steps > 1 else ""
     own, usual, late = seconds(skew.own_s), seconds(skew.usual_s), seconds(skew.late_s)
-    what = f"Rank {rank} takes {own} {_IN[skew.metric]} in each of {steps}, {others} {usual}"
+    what = f"Rank {rank} takes {own} {_IN[skew.metric]} in {each}{steps}, {others} {usual}"
     waits = "that one waits" if ranks == 2 else "they wait"
     end = f"; {waits} {late} for it" if skew.waited_for else ""
     share = f"{skew.share * 100:.0f} %"

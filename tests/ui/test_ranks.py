@@ -1,0 +1,196 @@
+"""The ranks screen in a terminal that is not there: its keys, its mouse, every recording, every size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from many_ranks import GIB, write_ranks
+from recordings import recording
+from small_recording import read
+from zerotop.analysis.rank_matrix import Metric
+from zerotop.analysis.source import RecordingSource
+from zerotop.ui.app import ZerotopApp
+from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
+from zerotop.ui.ports import Leaving
+from zerotop.ui.screens.ranks import RankMap, RanksScreen
+
+
+def app_of(folder: Path, glyphs: Glyphs = BLOCKS) -> ZerotopApp:
+    return ZerotopApp(RecordingSource(read(folder)), title="ranks", glyphs=glyphs)
+
+
+def text(app: ZerotopApp) -> list[str]:
+    return [strip.text for strip in app.screen._compositor.render_strips()]
+
+
+async def shown(app: ZerotopApp, pilot: Pilot[Leaving]) -> RanksScreen:
+    await pilot.pause()
+    app.action_switch("ranks")
+    await pilot.pause()
+    assert isinstance(app.screen, RanksScreen)
+    return app.screen
+
+
+def rank_of(screen: RanksScreen) -> int | None:
+    assert screen.frame is not None
+    return screen.frame.rank
+
+
+@pytest.fixture(scope="module")
+def six(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("six")
+    write_ranks(folder, 6, 12, late_s={4: 0.1}, more_bytes={2: 4 * GIB})
+    return folder
+
+
+async def test_the_different_rank_stands_first_and_is_named(six: Path) -> None:
+    app = app_of(six)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await shown(app, pilot)
+        lines = text(app)
+        first = next(place for place, line in enumerate(lines) if "Ranks: iteration s" in line)
+        assert "Rank 4 takes" in lines[first + 1]
+        assert next(line for line in lines[first + 2 :] if line[:4].strip(" ›").isdigit())[:4].strip() == "4"
+        assert any("Rank 0 node000" in line for line in lines)
+
+
+async def test_keys_turn_to_other_metrics_and_back(six: Path) -> None:
+    app = app_of(six)
+    async with app.run_test(size=(120, 40)) as pilot:
+        screen = await shown(app, pilot)
+        await pilot.press("m")
+        assert screen.ranking.metric is Metric.WAIT
+        assert any("Ranks: waited for ms" in line for line in text(app))
+        await pilot.press("M", "M")
+        assert screen.ranking.metric is Metric.STEP
+        for _ in screen.ranking.metrics:
+            await pilot.press("m")
+        assert screen.ranking.metric is Metric.STEP
+
+
+async def test_what_was_not_recorded_is_passed_over(tmp_path: Path) -> None:
+    write_ranks(tmp_path, 2, 4, sampled=False)
+    app = app_of(tmp_path)
+    async with app.run_test(size=(80, 24)) as pilot:
+        screen = await shown(app, pilot)
+        await pilot.press("m", "m")
+        assert screen.ranking.metric is Metric.DATA
+        await pilot.press("down")
+        assert rank_of(screen) == 1  # though no sampler saw the processes
+
+
+async def test_up_and_down_follow_the_order_that_is_shown(six: Path) -> None:
+    app = app_of(six)
+    async with app.run_test(size=(120, 40)) as pilot:
+        screen = await shown(app, pilot)
+        chosen = []
+        for key in ("up", "up", "down", "down", "down"):
+            await pilot.press(key)
+            chosen.append(rank_of(screen))
+        assert chosen == [4, 4, 0, 1, 2]
+        await pilot.press("o", "down", "down", "down", "down")
+        assert rank_of(screen) == 5
+        assert any("by number" in line for line in text(app))
+
+
+async def test_a_line_is_clicked(six: Path) -> None:
+    app = app_of(six)
+    async with app.run_test(size=(120, 40)) as pilot:
+        screen = await shown(app, pilot)
+        place = screen.query_one(RankMap)
+        lines = text(app)
+        row = next(y for y, line in enumerate(lines) if line[:4].strip(" ›") == "3")
+        await pilot.click(RankMap, offset=(10, row - place.region.y))
+        assert rank_of(screen) == 3
+        await pilot.click(RankMap, offset=(10, 0))  # the title is of no rank
+        assert rank_of(screen) == 3
+
+
+async def test_enter_goes_to_that_ranks_timeline(six: Path) -> None:
+    app = app_of(six)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await shown(app, pilot)
+        await pilot.press("up", "enter")
+        await pilot.pause()
+        assert app.screen.id == "timeline"
+        assert app.viewer.frame().rank == 4
+        app.action_switch("ranks")
+        await pilot.pause()
+        assert any("Rank 4 node000" in line for line in text(app))
+
+
+async def test_what_was_set_stays_while_another_screen_is_shown(six: Path) -> None:
+    app = app_of(six)
+    async with app.run_test(size=(120, 40)) as pilot:
+        screen = await shown(app, pilot)
+        await pilot.press("m", "m", "o")
+        app.action_switch("live")
+        await pilot.pause()
+        assert await shown(app, pilot) is screen
+        assert (screen.ranking.metric, screen.ranking.by_number) == (Metric.PEAK, True)
+
+
+async def test_the_map_goes_with_the_cursor(six: Path) -> None:
+    app = app_of(six)
+    async with app.run_test(size=(120, 40)) as pilot:
+        screen = await shown(app, pilot)
+        await pilot.press("home")
+        assert any("No rank has" in line for line in text(app))
+        app.viewer.go_to_step(4)
+        app.draw()
+        await pilot.pause()
+        assert screen.frame is not None
+        assert screen.ranking.look(screen.frame).matrix.steps.tolist() == [0, 1, 2, 3, 4]
+
+
+async def test_terms_and_keys_are_explained(six: Path) -> None:
+    app = app_of(six)
+    async with app.run_test(size=(120, 40)) as pilot:
+        screen = await shown(app, pilot)
+        bindings = [binding for _, binding, _, _ in screen.active_bindings.values()]
+        own = [binding for binding in bindings if binding.id and binding.id.startswith("ranks.")]
+        assert len(own) == len(RanksScreen.BINDINGS)
+        assert all(binding.tooltip and binding.description for binding in own)
+        assert all(len(line) <= 120 for _, meaning in RanksScreen.TERMS for line in meaning.split("\n"))
+
+
+@pytest.mark.parametrize(
+    ("name", "glyphs", "size"),
+    [
+        ("cpu-straggler", ASCII, (80, 24)),
+        ("cpu-dead", TEXTURES, (40, 12)),
+        ("x4-z3", BLOCKS, (120, 40)),
+        ("z2-oom", BLOCKS, (80, 24)),
+        ("story", BLOCKS, (300, 90)),
+    ],
+)
+async def test_real_recordings_have_their_ranks(name: str, glyphs: Glyphs, size: tuple[int, int]) -> None:
+    app = ZerotopApp(RecordingSource(recording(name)), title=name, glyphs=glyphs)
+    async with app.run_test(size=size) as pilot:
+        screen = await shown(app, pilot)
+        for _ in screen.ranking.metrics:
+            await pilot.press("m")
+        lines = text(app)
+        assert all(len(line) == size[0] for line in lines)
+        assert any("Ranks: iteration" in line for line in lines)
+        assert glyphs is not ASCII or all(line.isascii() for line in lines)
+
+
+async def test_the_straggler_of_a_real_job_is_named() -> None:
+    app = ZerotopApp(RecordingSource(recording("cpu-straggler")), title="straggler")
+    async with app.run_test(size=(120, 40)) as pilot:
+        await shown(app, pilot)
+        assert any("Rank 1 takes 60 ms for its data" in line for line in text(app))
+
+
+async def test_a_thousand_ranks(tmp_path: Path) -> None:
+    write_ranks(tmp_path, 1024, 3, late_s={700: 0.2}, sampled=False)
+    app = app_of(tmp_path)
+    async with app.run_test(size=(200, 50)) as pilot:
+        screen = await shown(app, pilot)
+        assert any("Rank 700 takes" in line for line in text(app))
+        await pilot.press("up")
+        assert rank_of(screen) == 700

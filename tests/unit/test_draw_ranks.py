@@ -1,0 +1,166 @@
+"""The ranks screen, as the strings it is."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from many_ranks import GIB, write_ranks
+from small_recording import read
+from zerotop.analysis.rank_matrix import Metric
+from zerotop.analysis.rank_outliers import Skew
+from zerotop.analysis.source import RecordingSource
+from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
+from zerotop.ui.drawing.rank_lines import plan
+from zerotop.ui.drawing.rank_table import draw_table
+from zerotop.ui.drawing.rank_words import told
+from zerotop.ui.drawing.ranks import Map, columns, draw_map
+from zerotop.ui.drawing.rows import row_text, row_width
+from zerotop.ui.playhead import Playhead
+from zerotop.ui.ranking import METRICS, Picture, Ranking
+from zerotop.ui.viewer import Viewer
+
+
+def look(folder: Path, metric: Metric = Metric.ITERATION, *, by_number: bool = False, rank: int | None = None) -> Picture:
+    source = RecordingSource(read(folder))
+    viewer, ranking = Viewer(source, None, lambda: 0.0), Ranking(source)
+    viewer.playhead = Playhead(lambda: 0.0)
+    if rank is not None:
+        viewer.frame()
+        viewer.set_rank(rank)
+    ranking.metric, ranking.by_number = metric, by_number
+    return ranking.look(viewer.frame(), 60)
+
+
+def texts(drawn: Map) -> list[str]:
+    return [row_text(row).rstrip() for row in drawn.rows]
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("three")
+    write_ranks(folder, 3, 6, late_s={1: 0.1}, more_bytes={2: 4 * GIB})
+    return folder
+
+
+def test_the_map_and_what_else_there_is_room_for(three: Path) -> None:
+    assert texts(draw_map(look(three), 60, 14, ASCII)) == [
+        "Ranks: iteration s  outliers first ---- 0.95 .:-=+*oO#@ 1.25",
+        " Rank 1: 103 ms for its data, the others 9 ms (9 %).",
+        " 1   ::::::::::::::::::::::::::::::::::::::::::::::::   1.00",
+        ">0   ::::::::::::::::::::::::::::::::::::::::::::::::   1.00",
+        " 2   ::::::::::::::::::::::::::::::::::::::::::::::::   1.00",
+        "waited for ms ----------------------------- 0 .:-=+*oO#@ 100",
+        " 1   @@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@     93",
+        ">0   ................................................      0",
+        " 2   ................................................      0",
+        "peak allocated GiB -------------------- 28.0 .:-=+*oO#@ 37.0",
+        " 1   ------------------------------------------------   30.0",
+        ">0   ------------------------------------------------   30.0",
+        " 2   oooooooooooooooooooooooooooooooooooooooooooooooo   34.0",
+        "  +--0-------1-------2-------3-------4-------5-------",
+    ]
+
+
+def test_by_number_and_by_another_metric(three: Path) -> None:
+    assert texts(draw_map(look(three, Metric.PEAK, by_number=True, rank=2), 60, 6, ASCII)) == [
+        "Ranks: peak allocated GiB  by number -- 28.0 .:-=+*oO#@ 37.0",
+        " Rank 1: 103 ms for its data, the others 9 ms (9 %).",
+        " 0   ------------------------------------------------   30.0",
+        " 1   ------------------------------------------------   30.0",
+        ">2   oooooooooooooooooooooooooooooooooooooooooooooooo   34.0",
+        "  +--0-------1-------2-------3-------4-------5-------",
+    ]
+
+
+def test_little_free_memory_is_loud(three: Path) -> None:
+    rows = texts(draw_map(look(three, Metric.FREE), 60, 6, ASCII))
+    assert rows[0] == "Ranks: least free GiB  outliers first ---- 110 .:-=+*oO#@ 85"
+    assert [row[8] for row in rows[2:5]] == ["O", "#", "#"]
+    assert [row[-2:] for row in rows[2:5]] == ["90", "89", "88"]
+
+
+def test_the_table(three: Path) -> None:
+    rows = draw_table(look(three, rank=1), 46, 13, BLOCKS)
+    assert [row_text(row).rstrip() for row in rows] == [
+        "Rank 1 node000 ──────── rank ── median ── diff",
+        "  iteration         1.00 s    1.00 s       0 %",
+        "■ data               103 ms      9 ms      ×11",
+        "■ forward            187 ms    187 ms      0 %",
+        "■ backward          0.47 s    0.56 s     −17 %",
+        "■ step               233 ms    233 ms      0 %",
+        "■ in between        10.0 ms   10.0 ms      0 %",
+        "  waited for        93.4 ms    0.0 ms     more",
+        "  peak allocated    30.0 GiB  30.0 GiB     0 %",
+        "  least free        89.0 GiB  89.0 GiB     0 %",
+        "  CPU cores         2.00      2.00         0 %",
+        "  medians of 6 steps",
+        "",
+    ]
+    styles = {row_text(row)[:12].strip(): row[-1][1] for row in rows}
+    assert styles["■ data"] == "warn"  # what is different is loud
+    assert styles["■ forward"] == "muted"
+
+
+def test_more_ranks_than_rows_share_them(tmp_path: Path) -> None:
+    write_ranks(tmp_path, 40, 6, late_s={9: 0.1}, sampled=False)
+    drawn = draw_map(look(tmp_path, Metric.WAIT), 60, 26, BLOCKS)
+    rows = texts(drawn)[4:]
+    assert [row[:4] for row in rows[:4]] == ["› 9 ", "  1 ", "  3 ", "  5 "]  # of two the upper one, or the chosen one
+    assert rows[0][6] == "▀"  # rank 9, and rank 0 under it
+    assert drawn.ranks[4] == 9
+    rows = texts(draw_map(look(tmp_path, Metric.WAIT, rank=0), 60, 12, BLOCKS))
+    assert [row[:9].strip("› ") for row in rows[2:9]] == ["9", "0", "node000", "node001", "node002", "node003", "node004"]
+
+
+def test_a_thousand_ranks_are_told_in_pieces(tmp_path: Path) -> None:
+    write_ranks(tmp_path, 1024, 3, late_s={700: 0.2, 3: 0.1}, sampled=False)
+    found = plan(look(tmp_path, Metric.WAIT, rank=0), 40, BLOCKS)
+    assert [line.label for line in found.lines[:5]] == ["700", "3", "0", "0-31", "32-63"]
+    assert found.height <= 40
+    assert sorted(row for line in found.lines for row in line.rows) == list(range(1024))  # each stands somewhere, once
+
+
+@pytest.mark.parametrize("glyphs", [BLOCKS, TEXTURES, ASCII], ids=lambda glyphs: glyphs.name)
+@pytest.mark.parametrize("ranks", [0, 1, 2, 9, 70])
+def test_every_size_is_drawn(tmp_path: Path, glyphs: Glyphs, ranks: int) -> None:
+    write_ranks(tmp_path, ranks, 4, late_s={1: 0.1}, sampled=ranks != 9)
+    for metric in METRICS:
+        picture = look(tmp_path, metric)
+        for width, height in ((1, 1), (8, 3), (20, 5), (40, 12), (80, 24), (300, 90)):
+            drawn = draw_map(picture, width, height, glyphs)
+            table = draw_table(picture, width, height, glyphs)
+            for rows in (drawn.rows, table):
+                assert [row_width(row) for row in rows] == [width] * height
+                assert glyphs is not ASCII or all(row_text(row).isascii() for row in rows)
+            assert all(0 <= row < height for row in drawn.ranks)
+            assert columns(width) >= 1
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    write_ranks(tmp_path, 0, 0)
+    assert "No rank has made its DeepSpeed engine yet" in " ".join(texts(draw_map(look(tmp_path), 60, 6, BLOCKS)))
+    write_ranks(tmp_path, 2, 0)
+    assert "No rank has finished a step yet" in " ".join(texts(draw_map(look(tmp_path), 60, 6, BLOCKS)))
+
+
+def test_what_is_said_of_skew() -> None:
+    late = Skew(64, 8, Metric.DATA, 3, 0.31, 0.02, 2.75)
+    assert told(late, 3, 8) == (
+        "Rank 3 takes 310 ms for its data in each of the last 64 steps, the others 20 ms; they wait 290 ms for it:"
+        " 11 % of an iteration.",
+        "Rank 3: 310 ms for its data, the others 20 ms (11 %).",
+        True,
+    )
+    assert told(Skew(1, 2, Metric.OTHER, 0, 1.5, 0.5, 4.0), 0, 2)[0] == (
+        "Rank 0 takes 1.50 s between the phases in the one step there is, the other one 500 ms;"
+        " that one waits 1.00 s for it: 25 % of an iteration."
+    )
+    assert not told(Skew(9, 8, Metric.STEP, 0, 0.55, 0.5, 1.0), 0, 8)[2]  # they meet there: an effect, and a small one
+    alike = told(Skew(9, 8, Metric.STEP, 0, 0.505, 0.5, 1.0), 0, 8)
+    assert alike[0] == "All 8 ranks are alike: in no phase of the last 9 steps is one more than 0.5 % of an iteration off."
+    assert told(None, None, 1)[0].startswith("One rank")
+    assert told(None, None, 4)[0].startswith("Ranks are compared once two")
+    assert Skew(9, 8, Metric.STEP, 0, math.nan, math.nan, 0.0).share == 0.0
