@@ -1,0 +1,189 @@
+"""The start screen's list without a screen: order, filter, marks, and a cursor that stays on its item."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from zerotop.analysis.overview import Overview
+from zerotop.analysis.overviews import Recording
+from zerotop.session.glimpse import Stamp
+from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES
+from zerotop.ui.drawing.rows import row_text, row_width
+from zerotop.ui.drawing.start import DETAIL_ROWS, detail, listing
+from zerotop.ui.drawing.start_columns import Line, size_text, spark, state
+from zerotop.ui.screens.start_model import ORDERS, StartModel
+from zerotop.ui.starting import RunningJob
+
+S = 10**9
+JOB = RunningJob(4711, "torchrun", 4, ("0", "1"), 3723.0, 3, "train.py")
+
+
+def recording(name: str, begin_s: int, **facts: object) -> Recording:
+    live, size = bool(facts.pop("live", False)), int(str(facts.pop("size", 1000)))
+    known = {"model": "Qwen2ForCausalLM", "parameters": 494_032_768, "zero_stage": 2, "exit_code": 0, **facts}
+    about = Overview(name, begin_ns=begin_s * S, over=not live, **known)  # type: ignore[arg-type]
+    return Recording(Path("/somewhere", name), False, Stamp(size, 1, begin_s * S), live, about)
+
+
+OLD = recording("a-old", 100, iteration_s=9.0, seconds=5.0, peak_bytes=1 << 30, size=9_000_000)
+FAILED = recording("b-failed", 200, exit_code=1, why="GPU memory", iteration_s=1.0, seconds=50.0, offload_optimizer="cpu")
+NEW = recording("c-new", 300, iteration_s=math.nan, seconds=1.0, peak_bytes=40 << 30)
+LIVE = recording("d-live", 150, live=True, exit_code=None, seconds=500.0)
+ALL = (NEW, FAILED, LIVE, OLD)
+
+
+def shown(model: StartModel) -> list[str]:
+    return [row.script if isinstance(row, RunningJob) else row.name for row in model.rows]
+
+
+@pytest.fixture
+def model() -> StartModel:
+    made = StartModel()
+    made.show(ALL, (JOB,))
+    return made
+
+
+def test_newest_come_first_after_what_runs_unrecorded(model: StartModel) -> None:
+    assert shown(model) == ["train.py", "c-new", "b-failed", "d-live", "a-old"]
+
+
+def test_each_order_puts_its_own_first(model: StartModel) -> None:
+    first = {}
+    for _ in ORDERS:
+        model.next_order()
+        first[model.order] = shown(model)[1]
+    assert first == {
+        "newest": "c-new",
+        "by state": "d-live",
+        "by name": "a-old",
+        "slowest": "a-old",
+        "fullest": "c-new",
+        "longest": "d-live",
+        "largest": "a-old",
+    }
+    assert StartModel("no such order").order == "newest"
+
+
+def test_what_is_not_known_comes_last(model: StartModel) -> None:
+    while model.order != "slowest":
+        model.next_order()
+    assert shown(model)[1:] == ["a-old", "b-failed", "c-new", "d-live"]
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("fail", ["b-failed"]),
+        ("LIVE", ["d-live"]),
+        ("gpu memory", ["b-failed"]),
+        ("zero-2 cpu", ["b-failed"]),
+        ("qwen2 new", ["c-new"]),
+        ("torchrun", ["train.py"]),
+        ("4711", ["train.py"]),
+        ("nothing like it", []),
+        ("", ["train.py", "c-new", "b-failed", "d-live", "a-old"]),
+    ],
+)
+def test_a_filter_takes_what_holds_all_words(model: StartModel, words: str, found: list[str]) -> None:
+    model.set_filter(words)
+    assert shown(model) == found
+
+
+def test_the_cursor_stays_on_its_recording_while_the_list_changes(model: StartModel) -> None:
+    model.go(2)
+    assert model.chosen is FAILED
+    model.show((recording("e-newer", 400), *ALL), ())
+    assert model.chosen is FAILED
+    model.set_filter("fail")
+    assert model.chosen is FAILED
+    model.set_filter("")
+    model.show((NEW, LIVE, OLD), ())
+    assert model.chosen in (NEW, LIVE, OLD)
+    model.show((), ())
+    assert model.chosen is None
+    model.move(5)
+    model.show(ALL, ())
+    assert model.chosen is NEW
+
+
+def test_marks_are_kept_and_compared(model: StartModel) -> None:
+    assert model.to_compare() == ()
+    model.mark()  # an unrecorded job cannot be
+    assert model.marked == ()
+    model.go(1)
+    model.mark()
+    assert model.marked == (NEW,)
+    assert model.to_compare() == (NEW, FAILED)  # with the chosen one
+    model.go(4)
+    model.mark()
+    assert model.to_compare() == (NEW, OLD)
+    model.set_filter("fail")
+    assert model.marked == (NEW, OLD)
+    model.show((NEW, FAILED), ())
+    assert model.marked == (NEW,)
+    model.unmark()
+    assert model.marked == ()
+
+
+def test_what_is_seen_follows_the_cursor() -> None:
+    model = StartModel()
+    model.show(tuple(recording(f"r{number:03}", number) for number in range(200)), ())
+    for place, top in ((0, 0), (9, 0), (10, 1), (199, 190), (195, 190), (100, 100), (0, 0)):
+        model.go(place)
+        model.scroll(10)
+        assert model.top == top
+    model.scroll(500)
+    assert model.top == 0
+
+
+@pytest.mark.parametrize("glyphs", [BLOCKS, TEXTURES, ASCII], ids=lambda glyphs: glyphs.name)
+@pytest.mark.parametrize("width", [10, 40, 60, 80, 100, 120, 200, 300])
+def test_every_row_is_as_wide_as_it_is_told(width: int, glyphs: object) -> None:
+    damaged = recording("broken", 1, problem="It is damaged: é\x1b[2J.")
+    odd = recording("\x1b]0;x\x07name-日本語-" * 9, 2, iterations=(1.0, 0.0, math.nan, 5.0), peak_bytes=1, total_steps=10**9)
+    unread = Recording(Path("/x"), True, Stamp(0, 1, 0), False, None)
+    items = (*ALL, JOB, damaged, odd, unread)
+    lines = [Line(item, place == 1, place == 2, 10**18) for place, item in enumerate(items)]
+    drawn = listing(lines, (("newest", "title"),), width, 12, glyphs)  # type: ignore[arg-type]
+    assert len(drawn) == 12
+    assert {row_width(row) for row in drawn} == {width}
+    for item in items:
+        rows = detail(item, width, glyphs)  # type: ignore[arg-type]
+        assert [row_width(row) for row in rows] == [width] * DETAIL_ROWS
+    assert "\x1b" not in "".join(row_text(row) for row in drawn)
+    if glyphs is ASCII:
+        # Names are the filter's of the whole screen to replace, what we draw ourselves is ours.
+        assert all(row_text(row).isascii() for row in drawn[:4])
+
+
+def test_what_matters_most_is_there_at_80_columns() -> None:
+    (_, row) = listing([Line(FAILED, True, False, 200 * S + 3600 * S)], (), 80, 2, BLOCKS)
+    text = row_text(row)
+    assert text.startswith("›  b-failed")
+    assert "GPU memory" in text
+    assert "1.00" in text
+    assert "60 min" in text
+
+
+def test_states_are_words() -> None:
+    words = {item.name: state(item, BLOCKS)[0] for item in ALL}
+    assert words == {"c-new": "exit 0", "b-failed": "GPU memory", "d-live": "● live", "a-old": "exit 0"}
+    assert state(recording("x", 1, exit_code=None), BLOCKS)[0] == "end unseen"
+    assert state(recording("x", 1, exit_code=137, why="SIGKILL"), BLOCKS) == ("SIGKILL", "alert")
+    assert state(recording("x", 1, exit_code=None, problem="Damaged."), BLOCKS) == ("damaged", "alert")
+    assert state(JOB, BLOCKS)[0] == "unrecorded"
+
+
+def test_a_long_first_iteration_hides_no_shift() -> None:
+    row = spark((50.0, 1.0, 1.0, 2.0), 4, BLOCKS)
+    assert row_text(row) == "▇▄▄▇"
+    assert row[0][1].startswith("muted")
+    assert row_text(spark((), 4, BLOCKS)).strip() == ""
+
+
+def test_sizes_are_short() -> None:
+    sizes = (0, 1023, (1 << 20) - 1, 807 * 1024, 5 << 30)
+    assert [size_text(size) for size in sizes] == ["0 B", "1023 B", "1.00 MiB", "807 KiB", "5.00 GiB"]
