@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from textual.pilot import Pilot
+
 from fake_source import FakeSource, Story
 from zerotop.ui.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import BLOCKS, Glyphs
+from zerotop.ui.ports import Leaving
+
+
+async def until(pilot: Pilot[Leaving], true: Callable[[], bool]) -> None:
+    """Waits for what is shown a moment later; a test's own time limit ends it."""
+    while not true():
+        await pilot.pause(0.05)
 
 
 class FakeJob:

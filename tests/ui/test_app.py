@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from textual.events import MouseScrollUp
-from textual.pilot import Pilot
 from textual.widgets import Input, OptionList
 
 from fake_source import cpu_story, failed_story, killed_story, many_story, offload_story
-from watching import Watch
+from watching import Watch, until
 from zerotop.ui.drawing.glyphs import ASCII, TEXTURES
 from zerotop.ui.ports import Leaving
 from zerotop.ui.screens.dialog import Page
@@ -21,12 +19,6 @@ from zerotop.ui.screens.go_to import GoToDialog
 from zerotop.ui.screens.leave import LeaveDialog
 from zerotop.ui.theme import DARK_NAME, LIGHT_NAME
 from zerotop.ui.widgets.panels import Output, Transport
-
-
-async def until(pilot: Pilot[Leaving], true: Callable[[], bool]) -> None:
-    """Waits for what is shown a moment later; a test's own time limit ends it."""
-    while not true():
-        await pilot.pause(0.05)
 
 
 async def test_what_is_written_is_drawn_at_the_next_tick() -> None:

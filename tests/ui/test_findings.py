@@ -9,7 +9,7 @@ import pytest
 from textual.widgets import OptionList
 
 from fake_source import BEGIN_NS, offload_story
-from watching import Watch
+from watching import Watch, until
 from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.ui.drawing.findings import clause, evidence_rows, figure, step_marks, weightiest
 from zerotop.ui.drawing.glyphs import BLOCKS
@@ -127,14 +127,11 @@ async def test_the_feed_shows_all_and_goes_there() -> None:
     seen = Watch(STORY, 75.0)
     async with seen.app.run_test(size=(80, 24)) as pilot:
         await pilot.press("a")
-        await pilot.pause(0.1)
-        assert isinstance(seen.app.screen, Feed)
+        await until(pilot, lambda: isinstance(seen.app.screen, Feed))
         assert seen.app.screen.query_one(OptionList).highlighted == 3
         await pilot.press("up", "up", "up")
-        await pilot.pause(0.1)
-        text = seen.text()
-        assert "→ Set what helps with steps_skipped." in text
-        assert "cause 90 % sure" in text
+        await until(pilot, lambda: "→ Set what helps with steps_skipped." in seen.text())
+        assert "cause 90 % sure" in seen.text()
         await pilot.press("enter")
         assert seen.app.viewer.frame().view.cursor_ns == SKIPS.known_ns
 
