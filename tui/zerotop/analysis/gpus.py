@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from numpy.typing import NDArray
+
 from zerotop.analysis.ends import Ends
 from zerotop.analysis.peaks import Peaks
 from zerotop.analysis.places import FRESH_NS, last_ticks
 from zerotop.analysis.view import Gpu
-from zerotop.session.reader import Event, Session, Source
+from zerotop.session.reader import Event, Session
 from zerotop_probe.recording.tables import UNKNOWN
 
 Key = tuple[str, int]  # host and NVML index
@@ -27,9 +29,11 @@ def gpus(
     used_by_job = _used_by_job(session, cursor_ns)
     found = {}
     for host, (source, tick) in last_ticks(session.sources["gpus"], cursor_ns).items():
+        time_ns = int(tick["time_ns"][-1]) + source.offset_ns
+        before = source.last_tick(time_ns - _RATE_NS, cursor_ns - 4 * _RATE_NS)
         for row in tick:
             key = (host, int(row["gpu"]))
-            rates = _rates(source, row, cursor_ns)
+            rates = _rates(before, row)
             found[key] = _gpu(key, names.get(key, "GPU"), row, rates, held.get(key, {}), used_by_job.get(key))
     return tuple(found[key] for key in sorted(found))
 
@@ -92,9 +96,8 @@ def _used_by_job(session: Session, cursor_ns: int) -> dict[Key, int]:
     return found
 
 
-def _rates(source: Source, row: Any, cursor_ns: int) -> tuple[float, float]:
-    """PCIe bytes per second each way over the last second; NaN where not measured."""
-    before = source.last_tick(int(row["time_ns"]) + source.offset_ns - _RATE_NS, cursor_ns - 4 * _RATE_NS)
+def _rates(before: NDArray[Any], row: Any) -> tuple[float, float]:
+    """PCIe bytes per second each way since the tick a second before; NaN where not measured."""
     earlier = before[before["gpu"] == row["gpu"]]
     if not len(earlier):
         return float("nan"), float("nan")

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.phases import innermost
+from zerotop.analysis.places import first_of_process
 from zerotop.analysis.view import Floats, GpuHistory, History, Rank, RankHistory
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording.tables import PHASES
@@ -94,14 +95,13 @@ class Histories:
         kept = self._ranks.setdefault((rank.host, rank.pid), Kept())
         begin = kept.missing(end)
         fresh = np.full((end - begin, 4), np.nan)
-        for source in self._session.sources["processes"]:
-            if source.host == rank.host:
-                rows = _between(source, begin, end)
-                rows = rows[rows["pid"] == rank.pid]
-                places = _places(source, rows, begin)
-                fresh[:, 0] = means(places, rows["cores_used"], end - begin)
-                fresh[:, 1] = highest(places, rows["rss_bytes"], end - begin)
-                fresh[:, 2] = highest(places, rows["shared_bytes"], end - begin)
+        for source in self._session.of_host("processes", rank.host):
+            rows = _between(source, begin, end)
+            rows = rows[rows["pid"] == rank.pid]
+            places = _places(source, rows, begin)
+            fresh[:, 0] = means(places, rows["cores_used"], end - begin)
+            fresh[:, 1] = highest(places, rows["rss_bytes"], end - begin)
+            fresh[:, 2] = highest(places, rows["shared_bytes"], end - begin)
         fresh[:, 3] = self._phases(rank, begin, end)
         table = kept.extended(begin, fresh)
         phases = tuple("" if code < 0 else PHASES[code] for code in table[:, 3].astype(int).tolist())
@@ -109,12 +109,12 @@ class Histories:
 
     def _phases(self, rank: Rank, begin: int, end: int) -> Floats:
         """For each piece the phase that the rank was in for most of it; -1 where its probe was not awake."""
-        begins = _of(self._session.sources["begins"], rank)
+        begins, spans = (first_of_process(self._session, table, (rank.host, rank.pid)) for table in ("begins", "spans"))
         if begins is None:
             return np.full(end - begin, -1.0)
         grain = PIECE_NS // _GRAIN
         moments = np.arange(begin * PIECE_NS + grain // 2, end * PIECE_NS, grain)
-        codes = innermost(begins, _of(self._session.sources["spans"], rank), moments, end * PIECE_NS)
+        codes = innermost(begins, spans, moments, end * PIECE_NS)
         votes = (codes.reshape(-1, _GRAIN)[:, :, None] == np.arange(-1, len(PHASES))).sum(axis=1)
         return np.asarray(votes.argmax(axis=1) - 1, np.float64)
 
@@ -122,13 +122,12 @@ class Histories:
         kept = self._gpus.setdefault(key, Kept())
         begin = kept.missing(end)
         fresh = np.full((end - begin, 4), np.nan)
-        for source in self._session.sources["gpus"]:
-            if source.host == key[0]:
-                rows = _between(source, begin, end)
-                rows = rows[rows["gpu"] == key[1]]
-                places = _places(source, rows, begin)
-                fresh[:, 0] = means(places, rows["utilization_percent"], end - begin)
-                fresh[:, 1] = highest(places, rows["used_bytes"], end - begin)
+        for source in self._session.of_host("gpus", key[0]):
+            rows = _between(source, begin, end)
+            rows = rows[rows["gpu"] == key[1]]
+            places = _places(source, rows, begin)
+            fresh[:, 0] = means(places, rows["utilization_percent"], end - begin)
+            fresh[:, 1] = highest(places, rows["used_bytes"], end - begin)
         for place, where in lies_on.items():
             if where == key:
                 self._add_allocator(self._session.sources["allocator"][place], fresh, begin, end)
@@ -150,11 +149,6 @@ class Histories:
             held = np.where(last >= 0, rows[name][last], np.nan)
             found = np.where(np.isnan(found), held, found)
             fresh[:, column] = np.where(np.isnan(fresh[:, column]), found, fresh[:, column] + np.nan_to_num(found))
-
-
-def _of(sources: Iterable[Source], rank: Rank) -> Source | None:
-    """The table of a rank's process."""
-    return next((source for source in sources if (source.host, source.pid) == (rank.host, rank.pid)), None)
 
 
 def _between(source: Source, begin: int, end: int) -> NDArray[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,12 +32,9 @@ def last_ticks(sources: Iterable[Source], cursor_ns: int, oldest_ns: int = 0) ->
     return {host: (source, tick) for host, (_, source, tick) in found.items()}
 
 
-def by_process(sources: Iterable[Source]) -> dict[Process, Source]:
-    """The table of each process; the first it made, where there are several."""
-    found: dict[Process, Source] = {}
-    for source in sources:
-        found.setdefault((source.host, source.pid), source)
-    return found
+def first_of_process(session: Session, table: str, process: Process) -> Source | None:
+    """The table of that name that a process wrote; the first, where there are several."""
+    return next(iter(session.of_process(table, *process)), None)
 
 
 class Sample(NamedTuple):
@@ -56,12 +54,11 @@ def ranks(session: Session, cursor_ns: int, peaks: Peaks, *, ended: bool) -> tup
     """The rank processes last sampled, by rank. After the job's end they are shown as they were, not alive."""
     samples = [one for source in session.sources["processes"] for one in _last_of_each(source, cursor_ns)]
     highest, busiest = _highest(session, cursor_ns, peaks), _busiest(session, cursor_ns)
-    begins, spans = by_process(session.sources["begins"]), by_process(session.sources["spans"])
     found: dict[tuple[str, int], Rank] = {}
     # Of several processes of a rank the last is shown: the job was started again.
     for sample in sorted(samples, key=lambda sample: sample.time_ns):
-        begun = begins.get(sample.process)
-        phase = phases.current(begun, spans.get(sample.process), cursor_ns) if begun is not None else ("", 0.0, None)
+        begins, spans = (first_of_process(session, table, sample.process) for table in ("begins", "spans"))
+        phase = phases.current(begins, spans, cursor_ns) if begins is not None else ("", 0.0, None)
         alive = not ended and cursor_ns - sample.time_ns < FRESH_NS
         rank = _rank(sample, alive, ("", *phase[1:]) if ended else phase, highest, busiest)
         found[sample.host, rank.rank] = rank
@@ -93,11 +90,21 @@ def _highest(session: Session, cursor_ns: int, peaks: Peaks) -> dict[Process, in
 def _busiest(session: Session, cursor_ns: int) -> dict[Process, list[tuple[str, float]]]:
     """Names and cores of each process's busiest threads, busiest first."""
     found: dict[Process, list[tuple[str, float]]] = {}
-    for host, (_, tick) in last_ticks(session.sources["threads"], cursor_ns, cursor_ns - FRESH_NS).items():
-        ordered = tick[np.argsort(-tick["cores_used"], kind="stable")]
-        columns = (ordered[column].tolist() for column in ("pid", "name", "cores_used"))
-        for pid, name, used in zip(*columns, strict=True):
-            found.setdefault((host, pid), []).append((name.decode("utf-8", "replace"), used))
+    for host, (source, tick) in last_ticks(session.sources["threads"], cursor_ns, cursor_ns - FRESH_NS).items():
+        for pid, busiest in _of_tick(source, int(tick["time_ns"][-1]), len(tick)).items():
+            found[host, pid] = busiest
+    return found
+
+
+@lru_cache(maxsize=512)
+def _of_tick(source: Source, time_ns: int, count: int) -> dict[int, list[tuple[str, float]]]:
+    """The same of one tick of one sampler, which is seen in several frames."""
+    tick = source.last_tick(time_ns + source.offset_ns)[:count]
+    ordered = tick[np.argsort(-tick["cores_used"], kind="stable")]
+    columns = (ordered[column].tolist() for column in ("pid", "name", "cores_used"))
+    found: dict[int, list[tuple[str, float]]] = {}
+    for pid, name, used in zip(*columns, strict=True):
+        found.setdefault(pid, []).append((name.decode("utf-8", "replace"), used))
     return found
 
 

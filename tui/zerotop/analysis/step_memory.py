@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -47,11 +48,11 @@ def add_memory(session: Session, process: Source, rows: Rows) -> None:
     begins, ends = rows["begin_unix_ns"], rows["end_unix_ns"]
     for kind in ("allocated", "reserved"):
         rows[f"{kind}_peak_bytes"] = UNKNOWN
-    for source in session.sources["allocator"]:
-        if (source.host, source.pid, source.rank) == (process.host, process.pid, process.rank):
+    for source in session.of_process("allocator", process.host, process.pid):
+        if source.rank == process.rank:
             add_allocator(rows, source)
     for table, column, into in _SAMPLED:
-        times, values = _samples(session.sources[table], process, column, rows)
+        times, values = _samples(session.of_host(table, process.host), process, column, rows)
         rows[into] = Windows(times, begins, ends).highest(values)
 
 
@@ -78,15 +79,14 @@ def _peaks_raised(windows: Windows, peaks: Ints) -> Ints:
     return np.where(after > before, after, UNKNOWN)
 
 
-def _samples(sources: list[Source], process: Source, column: str, rows: Rows) -> tuple[Ints, Ints]:
+def _samples(sources: Sequence[Source], process: Source, column: str, rows: Rows) -> tuple[Ints, Ints]:
     """Times and values of a process's samples that can bear on these steps, whichever samplers took them."""
     times, values = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for source in sources:
-        if source.host == process.host:
-            samples = _between(source, rows)
-            mine = np.flatnonzero(samples["pid"] == process.pid)
-            times.append(samples["time_ns"][mine] + source.offset_ns)
-            values.append(samples[column][mine])
+        samples = _between(source, rows)
+        mine = np.flatnonzero(samples["pid"] == process.pid)
+        times.append(samples["time_ns"][mine] + source.offset_ns)
+        values.append(samples[column][mine])
     joined = np.concatenate(times)
     order = np.argsort(joined, kind="stable")
     return joined[order], np.concatenate(values)[order]

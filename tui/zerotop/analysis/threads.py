@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from zerotop.analysis.affinity import NO_CORES, Affinities, Cores
 from zerotop.analysis.history import PIECE_NS
 from zerotop.analysis.phases import innermost
-from zerotop.analysis.places import FRESH_NS
+from zerotop.analysis.places import FRESH_NS, first_of_process
 from zerotop.analysis.view import Floats, Rank
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording.tables import PHASES
@@ -104,7 +104,7 @@ class ThreadTable:
         """``cells`` of ``pieces`` half seconds each, up to the last one that is over at the cursor."""
         cell_ns = pieces * PIECE_NS
         end = cursor_ns // cell_ns
-        tables = {name: [s for s in self._session.sources[name] if s.host == rank.host] for name in ("threads", "processes")}
+        tables = {name: self._session.of_host(name, rank.host) for name in ("threads", "processes")}
         known = tuple(source.count_known(cursor_ns) for sources in tables.values() for source in sources)
         key = (rank, end, cells, pieces, known, len(self._session.events))
         if self._last is None or self._last[0] != key:
@@ -112,7 +112,7 @@ class ThreadTable:
         return self._last[1]
 
     def _tell(
-        self, rank: Rank, cursor_ns: int, cells: tuple[int, int], cell_ns: int, tables: dict[str, list[Source]]
+        self, rank: Rank, cursor_ns: int, cells: tuple[int, int], cell_ns: int, tables: dict[str, Sequence[Source]]
     ) -> RankThreads:
         begin_ns, end_ns = cells[0] * cell_ns, cells[1] * cell_ns
         times, rows, ticks = _of_process(tables["threads"], rank.pid, begin_ns, cursor_ns)
@@ -179,10 +179,7 @@ class ThreadTable:
     def _phases(self, rank: Rank, cells: tuple[int, int], cell_ns: int, cursor_ns: int) -> tuple[str, ...]:
         """The phase that the rank was in for most of each cell."""
         count = cells[1] - cells[0]
-        begins, spans = (
-            next((s for s in self._session.sources[name] if (s.host, s.pid) == (rank.host, rank.pid)), None)
-            for name in ("begins", "spans")
-        )
+        begins, spans = (first_of_process(self._session, table, (rank.host, rank.pid)) for table in ("begins", "spans"))
         if begins is None or count <= 0:
             return ("",) * max(0, count)
         grain = cell_ns // _GRAIN

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ class Session:
         self.info = info
         self.name = str(info.get("name") or path.name)
         self.sources: dict[str, list[Source]] = {name: [] for name in TABLES}
+        self._by_host: dict[tuple[str, str], list[Source]] = {}
+        self._by_process: dict[tuple[str, str, int], list[Source]] = {}
         self.events: list[Event] = []
         self.damaged_files = 0
         self._clocks = Clocks()
@@ -73,6 +76,14 @@ class Session:
                 new |= source.refresh()
         return new or bool(fresh)
 
+    def of_host(self, table: str, host: str) -> Sequence[Source]:
+        """The tables of a name that writers on a node wrote."""
+        return self._by_host.get((table, host), ())
+
+    def of_process(self, table: str, host: str, pid: int) -> Sequence[Source]:
+        """The tables of a name that a process wrote: several, where its number was another's before."""
+        return self._by_process.get((table, host, pid), ())
+
     def release(self) -> None:
         """Gives the memory of what was read back to the system, see :meth:`Source.release`: for who has read much."""
         for sources in self.sources.values():
@@ -109,6 +120,8 @@ class Session:
             if header["table"] in self.sources:
                 source = Source(self._folder, name, header, len(line), self._clocks.offset_ns(header))
                 self.sources[source.table].append(source)
+                self._by_host.setdefault((source.table, source.host), []).append(source)
+                self._by_process.setdefault((source.table, source.host, source.pid), []).append(source)
                 return True
         except (OSError, *DAMAGED):
             self.damaged_files += 1

@@ -15,13 +15,15 @@ from zerotop.analysis.annotations.words import percent, size
 def detect(facts: Facts) -> Iterator[Annotation]:
     """One finding for each GPU: what was in use there when recording began, before any rank had made its engine."""
     seen: set[tuple[str, int]] = set()
+    born: dict[str, int] = {}
+    for process in facts.processes:
+        born[process.source.host] = min(process.source.born_ns, born.get(process.source.host, process.source.born_ns))
     for process in facts.processes:
         key = process.gpu
         if key is None or key in seen:
             continue
         seen.add(key)
-        born = [other.source.born_ns for other in facts.processes if other.source.host == key[0]]
-        found = _of_gpu(process, key, min(born))
+        found = _of_gpu(process, key, born.get(key[0], process.source.born_ns))
         if found is not None:
             yield found
 
