@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fake_source import FakeSource, Story, cpu_story, failed_story, killed_story, many_story, offload_story
-from zerotop.analysis.view import LiveView
+from zerotop.analysis.view import Inferred, LiveView
 from zerotop.ui.drawing.footer import Moment, Tab, draw_badge, draw_keys, draw_status, draw_tabs, draw_transport
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
 from zerotop.ui.drawing.header import draw_header, draw_notices, notices
@@ -52,6 +52,13 @@ def test_header_before_there_is_an_engine() -> None:
         " zerotop  brisk-otter   deepspeed --num_gpus 8 finetune.py --model…       LIVE  ",
         " no step yet  elapsed 0:05                                                      ",
     ]
+
+
+def test_a_time_that_is_inferred_is_said_to_be() -> None:
+    view = replace(at(offload_story(), 5.0), inferred=Inferred(2.7512, 0.874, ("cpu", "pcie"), 24.0))
+    assert texts(draw_header(view, BADGE, 80, 2, BLOCKS))[1] == (
+        " no step yet  about 2.75 s/it inferred, 87 % sure  elapsed 0:05                 "
+    )
 
 
 def test_gpu_memory() -> None:

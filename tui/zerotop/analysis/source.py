@@ -17,6 +17,7 @@ from zerotop.analysis.ends import Ends
 from zerotop.analysis.findings import Findings
 from zerotop.analysis.gpus import gpus
 from zerotop.analysis.history import Histories
+from zerotop.analysis.inferred import Rhythm
 from zerotop.analysis.iterations import Joined
 from zerotop.analysis.peaks import Peaks
 from zerotop.analysis.steps import RankSteps, StepTable
@@ -42,6 +43,7 @@ class RecordingSource:
         self._peaks = Peaks()
         self._histories = Histories(session)
         self._joined = Joined()
+        self._rhythm = Rhythm(session)
         self._findings = Findings(session)
         self._shown = False
         self._events: dict[str, list[Event]] = {}
@@ -124,6 +126,7 @@ class RecordingSource:
         lies_on = places.allocators(self.session, nodes, engines)
         on_gpus = gpus(self.session, cursor, nodes, lies_on, self._peaks, self._ends)
         ranks = places.ranks(self.session, cursor, self._peaks, ended=job.state is State.ENDED)
+        unseen = not count and job.state is State.RUNNING
         return LiveView(
             cursor_ns=cursor,
             job=job,
@@ -134,6 +137,7 @@ class RecordingSource:
             iterations=self._joined.upto(count),
             cost=self._cost(cursor, lost),
             output=self._transcript.lines(cursor, _OUTPUT_LINES),
+            inferred=self._rhythm.at(cursor) if unseen else None,
             history=self._histories.at(cursor, ranks, [(gpu.host, gpu.index) for gpu in on_gpus], lies_on),
         )
 

@@ -184,6 +184,16 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
+class Inferred:
+    """An iteration's time as far as it shows outside the job, where no probe tells it."""
+
+    iteration_s: float
+    confidence: float  # how like themselves the signals are one iteration later, 0 to 1
+    signals: tuple[str, ...]  # of which it was told: "cpu", "pcie", "utilization", "power"
+    window_s: float  # the time before the cursor that was looked at
+
+
+@dataclass(frozen=True, slots=True)
 class LiveView:
     """Everything the live screen shows at ``cursor_ns`` (unix nanoseconds)."""
 
@@ -197,3 +207,4 @@ class LiveView:
     cost: Cost
     output: tuple[str, ...]  # the last lines, carriage returns and escapes already resolved
     history: History = NO_HISTORY
+    inferred: Inferred | None = None

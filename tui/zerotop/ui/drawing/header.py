@@ -14,7 +14,7 @@ from zerotop.ui.drawing.findings import clause, told_style
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, both_ends, choose, filled, row_width, spaced
 from zerotop.ui.drawing.text import fit, literal
-from zerotop.ui.format import about, clock, count, known, speed
+from zerotop.ui.format import about, clock, count, known, share, speed
 
 
 class Notice(NamedTuple):
@@ -69,6 +69,10 @@ def _who(job: Job, width: int, glyphs: Glyphs) -> Row:
 
 def _how(view: LiveView, width: int, glyphs: Glyphs) -> Row:
     items = _progress_items(view.progress, view.job, _bar_width(width), glyphs)
+    if view.inferred is not None:
+        # "About", and said to be inferred: nobody counted steps here.
+        told = f"about {speed(view.inferred.iteration_s)}"
+        items.insert(1, (8, ((told, "band-value"), (f" inferred, {share(view.inferred.confidence)} sure", "band-muted"))))
     return spaced(choose(items, width, gap=3 if width > 100 else 2), gap=3 if width > 100 else 2, style="band")
 
 

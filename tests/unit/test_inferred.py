@@ -1,0 +1,113 @@
+"""An iteration's time as it shows outside a job: within 3 % of the truth, or not told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recordings import names, recording
+from small_recording import BEGIN_NS, S, identity, read, record, write
+from zerotop.analysis.inferred import Rhythm, inferred_iteration
+from zerotop.analysis.source import RecordingSource
+from zerotop.analysis.view import Inferred
+from zerotop_probe.recording.tables import GPUS, PROCESSES
+
+SECONDS = 60
+
+
+def told(folder: Path, load: Callable[[float], float], *, seconds: int = SECONDS, gpu: bool = False) -> Inferred | None:
+    """What is inferred of a process whose cores in use are a function of time, looked at ten times a second."""
+    fine = np.arange(0, seconds, 0.005)
+    used = np.concatenate([[0.0], np.cumsum([load(t) for t in fine]) * 0.005])
+    times = np.arange(0.1, seconds, 0.1)
+    times += np.random.default_rng(5).normal(0, 0.003, len(times))
+    cpu = np.interp(times, np.append(fine, seconds), used)
+    looks = zip(times, cpu, strict=True)
+    rows = [record(PROCESSES, time_ns=int(t * S), cpu_ns=int(c * 1e9), rank=0, pid=100) for t, c in looks]
+    write(folder, PROCESSES, identity(-1), *rows).close()
+    if gpu:
+        steady = [record(GPUS, time_ns=int(t * S), utilization_percent=100.0, power_w=700.0, gpu=0) for t in times]
+        write(folder, GPUS, identity(-1), *steady).close()
+    return inferred_iteration(read(folder), BEGIN_NS + (seconds - 1) * S)
+
+
+def busy_for(share: float, period: float) -> Callable[[float], float]:
+    """One core, and fifteen for a share of each period."""
+    return lambda t: 1.0 + (14.0 if t % period < share * period else 0.0)
+
+
+@pytest.mark.parametrize("period", [0.45, 0.8, 1.37, 2.75, 6.1])
+@pytest.mark.parametrize("share", [0.2, 0.6])
+def test_a_steady_rhythm_is_told_within_3_percent(tmp_path: Path, period: float, share: float) -> None:
+    found = told(tmp_path, busy_for(share, period), gpu=True)
+    assert found is not None
+    assert found.iteration_s == pytest.approx(period, rel=0.03)
+    assert found.signals == ("cpu",)
+    assert 0.5 < found.confidence <= 1.001
+
+
+@pytest.mark.parametrize("period", [0.035, 0.071, 0.11, 0.13, 0.147, 0.19])
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_what_is_too_fast_to_be_seen_is_not_told_as_something_slow(tmp_path: Path, period: float, share: float) -> None:
+    assert told(tmp_path, busy_for(share, period)) is None
+
+
+def test_noise_has_no_rhythm_and_a_steady_load_none_either(tmp_path: Path) -> None:
+    for name, load in (("noise", np.random.default_rng(3).random), ("steady", lambda: 4.0)):
+        folder = tmp_path / name
+        folder.mkdir()
+        assert told(folder, lambda t, load=load: float(load())) is None
+
+
+def test_while_the_rhythm_changes_nothing_is_told_and_afterwards_the_new_one(tmp_path: Path) -> None:
+    before, after = busy_for(0.3, 0.8), busy_for(0.3, 1.4)
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    assert told(changed, lambda t: before(t) if t < 54 else after(t)) is None
+    found = told(tmp_path, lambda t: before(t) if t < 30 else after(t))
+    assert found is not None
+    assert found.iteration_s == pytest.approx(1.4, rel=0.03)
+
+
+def test_a_real_job_is_told_right_or_not_at_all() -> None:
+    session = recording("gpu-offload-4")
+    steps = RecordingSource(session).view(None).iterations
+    answers = 0
+    for cursor_s in np.arange(steps.begin_s[0] + 12, steps.begin_s[-1], 2.0):
+        found = inferred_iteration(session, int(cursor_s * 1e9))
+        if found is not None:
+            within = (steps.begin_s > cursor_s - found.window_s) & (steps.begin_s <= cursor_s)
+            usual, mean = np.median(np.diff(steps.begin_s[within])), np.mean(np.diff(steps.begin_s[within]))
+            assert min(abs(found.iteration_s / usual - 1), abs(found.iteration_s / mean - 1)) < 0.03
+            answers += 1
+    assert answers >= 4
+
+
+@pytest.mark.parametrize("name", names())
+def test_no_recording_is_told_wrong(name: str) -> None:
+    session = recording(name)
+    steps = RecordingSource(session).view(None).iterations
+    found = inferred_iteration(session, session.last_written_ns - 2 * S)
+    assert found is None or found.iteration_s == pytest.approx(float(np.median(np.diff(steps.begin_s[-8:]))), rel=0.03)
+
+
+def test_nothing_is_inferred_where_steps_are_known() -> None:
+    source = RecordingSource(recording("gpu-offload-4"))
+    view = source.view(None)
+    assert view.inferred is None
+    assert view.progress.iteration_s > 0
+
+
+def test_it_is_looked_for_every_other_second(tmp_path: Path) -> None:
+    told(tmp_path, busy_for(0.3, 0.8))
+    rhythm = Rhythm(read(tmp_path))
+    first = rhythm.at(BEGIN_NS + 40 * S + S // 2)
+    assert first is not None
+    assert rhythm.at(BEGIN_NS + 41 * S) is first
+    later = rhythm.at(BEGIN_NS + 43 * S)
+    assert later is not first
+    assert later == replace(first, iteration_s=later.iteration_s, confidence=later.confidence) if later else False
