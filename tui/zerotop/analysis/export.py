@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 TABLES = (
     *("steps", "spans", "gpus", "processes", "threads", "allocator", "events", "annotations"),
-    *("device_times", "gpu_processes", "hosts", "probe"),
+    *("device_times", "gpu_processes", "hosts", "probe", "step_parts"),
 )
 FORMATS = ("csv", "parquet", "jsonl")
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.annotations import annotations as annotations_of
+from zerotop.analysis.step_parts import PARTS_DTYPE, step_parts
 from zerotop.analysis.steps import STEP_DTYPE, steps_of_ranks
 from zerotop.session.reader import Event, Session
 from zerotop_probe.recording import tables
@@ -67,7 +68,7 @@ Rows = NDArray[Any]
 
 
 def frames(session: Session, table: str, text: Text) -> Iterator[polars.DataFrame]:
-    """``steps``, ``events``, ``annotations`` or a table of records; at least one frame: an empty table has columns too.
+    """``steps``, ``step_parts``, ``events``, ``annotations`` or a table of records; at least one frame: an empty table has columns too.
 
     ``text`` makes what is safe to write of every text.
     """
@@ -78,6 +79,8 @@ def frames(session: Session, table: str, text: Text) -> Iterator[polars.DataFram
     elif table == "steps":
         yield _steps(np.empty(0, STEP_DTYPE))
         yield from (_steps(batch) for rows in steps_of_ranks(session) for batch in _batches(rows))
+    elif table == "step_parts":
+        yield from (_parts(batch) for batch in _batches(step_parts(session)))
     else:
         layout = tables.TABLES[table]
         empty = np.empty(0, [(field.name, field.dtype) for field in layout.fields])
@@ -95,6 +98,10 @@ def _batches(rows: Any) -> Iterator[Any]:
 def _steps(rows: Rows) -> polars.DataFrame:
     frame = polars.DataFrame({name: _numbers(rows[name]) for name in STEP_DTYPE.names or ()})
     return frame.insert_column(2, polars.Series("begin_unix_s", rows["begin_unix_ns"] / 1e9))
+
+
+def _parts(rows: Rows) -> polars.DataFrame:
+    return polars.DataFrame({name: _numbers(rows[name]) for name in PARTS_DTYPE.names or ()})
 
 
 def _records(layout: tables.Table, rows: Rows, who: Writer, text: Text) -> polars.DataFrame:

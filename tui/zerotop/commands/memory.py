@@ -7,6 +7,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from zerotop.analysis.allocator_health import AllocatorHealth, allocator_health
 from zerotop.analysis.estimates import Estimate, Rule
 from zerotop.analysis.expected import Difference, Setup, compare, estimates, expected, is_of, rule_of_thumb, setup
@@ -19,6 +21,7 @@ from zerotop.analysis.out_of_memory import PostMortem, post_mortem
 from zerotop.analysis.peak_ledger import PeakLedger, ledger_at_peak
 from zerotop.analysis.phase_peaks import RankPeaks, rank_peaks
 from zerotop.analysis.source import RecordingSource
+from zerotop.analysis.step_parts import step_parts, usual
 from zerotop.analysis.steps import steps
 from zerotop.commands.memory_text import lines
 from zerotop.commands.problems import Problem
@@ -44,6 +47,7 @@ class Report:
     rules: dict[int, Rule]  # the rule of thumb with what was measured, by rank
     estimates: tuple[Estimate, ...]
     allocators: tuple[AllocatorHealth, ...]
+    updates: dict[int, dict[str, float]]  # the median of what the parts of step() take, by rank, see step_parts
     post_mortem: PostMortem | None
 
 
@@ -101,8 +105,15 @@ def examine(session: Session, unix_ns: int, step: int | None, failure: PostMorte
         rules={process.rank: rule_of_thumb(i, by_process[process]) for process, i in told.items() if i is not None},
         estimates=estimates(known, nodes=len({host.host for host in hosts})) if known is not None else (),
         allocators=allocator_health(session, unix_ns, steps(session)),
+        updates=_updates(session, unix_ns),
         post_mortem=failure,
     )
+
+
+def _updates(session: Session, unix_ns: int) -> dict[int, dict[str, float]]:
+    rows = step_parts(session)
+    rows = rows[rows["begin_unix_ns"] < unix_ns]
+    return {int(rank): usual(rows[rows["rank"] == rank]) for rank in np.unique(rows["rank"])}
 
 
 def _notices(session: Session) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from zerotop.analysis.allocator_health import AllocatorHealth
@@ -32,6 +32,7 @@ def lines(report: Report) -> list[str]:
     parts += [_peaks(peaks, report) for peaks in report.peaks]
     parts += [_host(*pair) for pair in zip(report.hosts, report.host_differences, strict=True)]
     parts += [_allocator(health) for health in report.allocators]
+    parts += [_update(rank, times) for rank, times in report.updates.items()]
     parts.append(_estimates(report))
     return [line for part in parts if part for line in ("", *part)][1:]
 
@@ -137,6 +138,18 @@ def _allocator(health: AllocatorHealth) -> list[str]:
     found.append(f"  {settings.variable}={settings.text}" if settings.variable else "  PyTorch's default configuration")
     found += [] if settings.caching else ["  caching is off: PYTORCH_NO_CUDA_MEMORY_CACHING is set"]
     return [*found, *_notes(settings.notes)]
+
+
+def _update(rank: int, times: Mapping[str, float]) -> list[str]:
+    """What the parts of step() take; nothing where it has none."""
+    parts = [(name, seconds) for name, seconds in times.items() if name not in ("step_s", "gpu_idle_s")]
+    if not parts:
+        return []
+    told = ", ".join(f"{name.removesuffix('_s').replace('_', ' ')} {seconds:.3f}" for name, seconds in parts)
+    found = [f"Inside step() of rank {rank}, the median of {times.get('step_s', 0.0):.3f} s: {told} s"]
+    if "gpu_idle_s" in times:
+        found.append(f"  the GPU is idle for at least {times['gpu_idle_s']:.3f} s of it")
+    return found
 
 
 def _failure(failure: PostMortem) -> list[str]:

@@ -1,0 +1,85 @@
+"""The inside of step(): its parts, by the device's clock where that was asked, and how long the GPU has nothing to do."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import recordings
+from memory_recording import Recording, record
+from small_recording import BEGIN_NS, S, identity, span
+from zerotop.analysis.step_parts import PARTS, PARTS_DTYPE, step_parts, usual
+from zerotop_probe.recording import tables
+from zerotop_probe.recording.tables import BOUNDARY, FAILED, PHASE_CODE
+
+
+def recorded(folder: Path, *inside: Any, times: tuple[tuple[float, str, float], ...] = ()) -> Recording:
+    """One update from second 10 to 20, and a step that only accumulates before it."""
+    recording = Recording(folder)
+    spans = [span(1, 2, "step"), *inside, span(10, 20, "step", 3, BOUNDARY)]
+    recording.write(tables.SPANS, identity(0), sorted(spans, key=lambda row: row[1]))
+    told = [
+        record(tables.DEVICE_TIMES, 30, begin_ns=int(begin * S), device_ns=int(took * S), phase=PHASE_CODE[name], depth=1)
+        for begin, name, took in times
+    ]
+    recording.write(tables.DEVICE_TIMES, identity(0), told)
+    return recording
+
+
+OFFLOADED = (
+    span(10, 12, "grads_to_cpu", 3, depth=1),
+    span(12, 16, "cpu_optimizer", 3, depth=1),
+    span(16, 17, "params_to_gpu", 3, depth=1),
+)
+
+
+def test_what_the_host_says(tmp_path: Path) -> None:
+    (row,) = step_parts(recorded(tmp_path, *OFFLOADED).read())
+    assert (row["rank"], row["step"], row["begin_unix_ns"], row["step_s"]) == (0, 3, BEGIN_NS + 10 * S, 10)
+    assert (row["grads_to_cpu_s"], row["cpu_optimizer_s"], row["params_to_gpu_s"], row["allgather_s"]) == (2, 4, 1, 0)
+    assert row["gpu_idle_s"] == 7
+
+
+def test_the_device_knows_better_what_was_only_launched(tmp_path: Path) -> None:
+    (row,) = step_parts(recorded(tmp_path, *OFFLOADED, times=((16, "params_to_gpu", 3),)).read())
+    assert (row["params_to_gpu_s"], row["gpu_idle_s"]) == (3, 5)
+
+
+def test_where_not_all_moves_are_told_idle_is_what_the_cpu_computes(tmp_path: Path) -> None:
+    (row,) = step_parts(recorded(tmp_path, OFFLOADED[1]).read())
+    assert row["gpu_idle_s"] == 4
+
+
+def test_where_the_gpu_computes_the_update_nothing_is_known(tmp_path: Path) -> None:
+    (row,) = step_parts(recorded(tmp_path, span(11, 12, "optimizer", 3, depth=1)).read())
+    assert row["optimizer_s"] == 1
+    assert math.isnan(row["gpu_idle_s"])
+    (tmp_path / "plain").mkdir()
+    assert usual(step_parts(recorded(tmp_path / "plain").read())) == {"step_s": 10}
+
+
+def test_parts_in_parts_and_of_other_phases_are_not_counted(tmp_path: Path) -> None:
+    others = (span(3, 4, "reduce", depth=1), span(13, 14, "allgather", 3, depth=2), span(20, 21, "optimizer", 4, depth=1))
+    failed = span(22, 23, "step", 4, BOUNDARY | FAILED)
+    (row,) = step_parts(recorded(tmp_path, *OFFLOADED, *others, failed).read())
+    assert (row["reduce_s"], row["allgather_s"], row["optimizer_s"]) == (0, 0, 0)
+
+
+def test_no_steps(tmp_path: Path) -> None:
+    assert step_parts(Recording(tmp_path).read()).dtype == PARTS_DTYPE
+    assert usual(step_parts(Recording(tmp_path).read())) == {}
+
+
+IDLE = [("z2-offload", 0.079), ("story", 1.22), ("z3-offload-all", 0.084), ("z2", None)]
+
+
+@pytest.mark.parametrize(("name", "idle_s"), IDLE)
+def test_real_updates(name: str, idle_s: float | None) -> None:
+    rows = step_parts(recordings.recording(name))
+    told = usual(rows[-5:])
+    assert told.get("gpu_idle_s") == (pytest.approx(idle_s, rel=0.02) if idle_s is not None else None)
+    parts = sum(rows[f"{part}_s"] for part in PARTS)
+    assert (parts <= rows["step_s"] * 1.1).all()
