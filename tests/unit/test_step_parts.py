@@ -13,7 +13,7 @@ from memory_recording import Recording, record
 from small_recording import BEGIN_NS, S, identity, span
 from zerotop.analysis.step_parts import PARTS, PARTS_DTYPE, step_parts, usual
 from zerotop_probe.recording import tables
-from zerotop_probe.recording.tables import BOUNDARY, FAILED, PHASE_CODE
+from zerotop_probe.recording.tables import BOUNDARY, FAILED, PHASE_CODE, SKIPPED
 
 
 def recorded(folder: Path, *inside: Any, times: tuple[tuple[float, str, float], ...] = ()) -> Recording:
@@ -66,6 +66,15 @@ def test_parts_in_parts_and_of_other_phases_are_not_counted(tmp_path: Path) -> N
     failed = span(22, 23, "step", 4, BOUNDARY | FAILED)
     (row,) = step_parts(recorded(tmp_path, *OFFLOADED, *others, failed).read())
     assert (row["reduce_s"], row["allgather_s"], row["optimizer_s"]) == (0, 0, 0)
+
+
+def test_skipped_updates_are_not_usual(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    spans = [span(t, t + 1, "step", t, BOUNDARY | SKIPPED) for t in range(3)] + [span(5, 9, "step", 3, BOUNDARY)]
+    recording.write(tables.SPANS, identity(0), spans)
+    rows = step_parts(recording.read())
+    assert rows["skipped"].tolist() == [True, True, True, False]
+    assert usual(rows) == {"step_s": 4}
 
 
 def test_no_steps(tmp_path: Path) -> None:

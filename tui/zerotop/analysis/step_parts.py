@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.living import process_of, table_of
 from zerotop.session.reader import Session, Source
-from zerotop_probe.recording.tables import BOUNDARY, FAILED, PHASE_CODE
+from zerotop_probe.recording.tables import BOUNDARY, FAILED, PHASE_CODE, SKIPPED
 
 PARTS = ("grads_to_cpu", "cpu_optimizer", "params_to_gpu", "optimizer", "allgather", "reduce")
 _ON_CPU = "cpu_optimizer"
@@ -25,6 +25,7 @@ PARTS_DTYPE = np.dtype(
         ("rank", "<i4"),
         ("step", "<i8"),
         ("begin_unix_ns", "<i8"),
+        ("skipped", "?"),  # fp16 gradients overflowed: nothing was updated
         ("step_s", "<f8"),  # on the host; DeepSpeed waits for the device at its end
         *((f"{name}_s", "<f8") for name in PARTS),  # 0 where the update has no such part
         ("gpu_idle_s", "<f8"),  # at least; NaN where the GPU computes the update
@@ -45,6 +46,7 @@ def _of(session: Session, source: Source) -> NDArray[Any]:
     rows["rank"] = source.rank
     rows["step"] = steps["step"]
     rows["begin_unix_ns"] = steps["begin_ns"] + source.offset_ns
+    rows["skipped"] = steps["flags"] & SKIPPED != 0
     rows["step_s"] = (steps["end_ns"] - steps["begin_ns"]) / 1e9
     rows["gpu_idle_s"] = np.nan
     # Parts in parts are in the time of those.
@@ -82,7 +84,8 @@ def _seconds(parts: NDArray[Any], device_times: Source | None) -> NDArray[np.flo
 
 
 def usual(rows: NDArray[Any]) -> dict[str, float]:
-    """The median of each column of times over some updates; NaN where nothing is known. What never is there is left out."""
+    """The median of each column of times over the updates that were not skipped; what is never there is left out."""
+    rows = rows[~rows["skipped"]]
     names = ("step_s", *(f"{name}_s" for name in PARTS), "gpu_idle_s")
     found = {}
     for name in names:
