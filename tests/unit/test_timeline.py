@@ -151,6 +151,9 @@ def test_the_innermost_phase_of_every_moment(name: str, column_ns: int) -> None:
     moments = session.begin_ns + first * column_ns + np.arange(0, 300 * column_ns, grain) + grain // 2
     codes = innermost(begins, spans, moments, session.end_ns)
     codes[moments > (Ends(session.events).of(begins) or session.end_ns)] = -1
+    for row in spans.array[spans.array["phase"] == PHASE_CODE["eval"]]:
+        own = moments - spans.offset_ns
+        codes[(own >= row["begin_ns"]) & (own < row["end_ns"])] = PHASE_CODE["eval"]
     for code in range(len(PHASES)):
         looked = (codes.reshape(300, 50) == code).sum(axis=1) * grain / 1e9
         np.testing.assert_allclose(seconds[code], looked, atol=4 * grain / 1e9)

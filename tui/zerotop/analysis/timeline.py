@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,7 +83,7 @@ class Timelines:
         self._of_rank: dict[int, list[StepTimes]] = {}
         self._lanes: dict[Subject, Lanes] = {}
         self._ribbons: dict[int, tuple[RankPhases, Blocks]] = {}
-        self._ranks: tuple[int, dict[int, str]] = (-1, {})
+        self._awake: tuple[int, dict[int, str]] = (-1, {})
         self._lies_on: tuple[tuple[int, int], dict[int, GpuKey]] = ((-1, -1), {})
         self._last: tuple[object, Timeline] | None = None
 
@@ -93,15 +93,22 @@ class Timelines:
         return self._session.begin_ns
 
     def ranks(self) -> dict[int, str]:
-        """The host of each rank there ever was; of those that sampled processes have where no probe was awake."""
-        known = sum(len(self._session.sources[table]) for table in ("begins", "processes"))
-        if known != self._ranks[0] or not self._ranks[1]:
-            found = {source.rank: source.host for source in self._session.sources["begins"]}
-            for source in () if found else self._session.sources["processes"]:
-                found |= dict.fromkeys(np.unique(source.array["rank"][-_TAIL:]).tolist(), source.host)
-            named = {rank: host for rank, host in found.items() if rank >= 0}
-            self._ranks = known, dict(sorted((named or found).items()))
-        return self._ranks[1]
+        """The host of each rank there ever was; where no probe was awake, of those that sampled processes have."""
+        return self.awake() or self._sampled()
+
+    def awake(self) -> dict[int, str]:
+        """The host of each rank in which the probe was awake: those that have phases."""
+        begins = self._session.sources["begins"]
+        if len(begins) != self._awake[0]:
+            self._awake = len(begins), dict(sorted((source.rank, source.host) for source in begins))
+        return self._awake[1]
+
+    def _sampled(self) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for source in self._session.sources["processes"]:
+            found |= dict.fromkeys(np.unique(source.array["rank"][-_TAIL:]).tolist(), source.host)
+        named = {rank: host for rank, host in found.items() if rank >= 0}
+        return dict(sorted((named or found).items()))
 
     def subject(self, rank: int) -> Subject:
         """A rank with its host and GPU."""
@@ -133,7 +140,7 @@ class Timelines:
 
         What cannot be told within about ``budget_s`` seconds is blank, and :attr:`Timeline.complete` False.
         """
-        self.update()
+        self.update({subject.rank, *ranks})
         lanes, ribbons = self.lanes(subject), [self._ribbon(rank) for rank in ranks]
         beyond = min((end_ns - self.origin_ns) // window.column_ns, window.first + window.columns)
         key = (window, subject, tuple(ranks), beyond, lanes.count(), sum(phases.count() for phases, _ in ribbons))
@@ -152,14 +159,15 @@ class Timelines:
                 source.release()
         return told
 
-    def update(self) -> None:
-        """Takes in steps finished since."""
+    def update(self, ranks: Collection[int]) -> None:
+        """Takes in the steps that these have finished since."""
         for process in self._processes():
             if process not in self._steps:
                 self._steps[process] = StepTimes(process)
-                self._of_rank.setdefault(process.source.rank, []).append(self._steps[process])
-        for times in self._steps.values():
-            times.update()
+                self.steps_of(process.source.rank).append(self._steps[process])
+        for rank in ranks:
+            for times in self.steps_of(rank):
+                times.update()
 
     def lanes(self, subject: Subject) -> Lanes:
         """What is told of a subject; the last few are kept."""

@@ -1,6 +1,7 @@
 """The phases of one rank in columns of time: how many seconds of each column it was in each phase.
 
-Where columns are short, spans tell, to the nanosecond, which phase was the innermost. Where a column holds many spans, the
+Where columns are short, spans tell, to the nanosecond, which phase was the innermost; all that lies in an evaluation counts
+as evaluation. Where a column holds many spans, the
 finished steps tell: what is nested then counts for what it lies in, and a step's phases are spread over its time.
 """
 
@@ -17,12 +18,13 @@ from zerotop.analysis.timeline_samples import FOREVER_NS
 from zerotop.analysis.timeline_series import LONGEST_NS, Floats, Ints, ascending
 from zerotop.analysis.timeline_steps import StepTimes
 from zerotop.session.reader import Session, Source
-from zerotop_probe.recording.tables import PHASES
+from zerotop_probe.recording.tables import PHASE_CODE, PHASES
 
 # Spans to a column, on an average of the whole recording, from which on finished steps tell.
 MANY_SPANS = 48
 # Spans that begin in a piece of time end within so many of those that end in it, or have told of their begin.
 _LATER = 64
+_EVAL = PHASE_CODE["eval"]
 
 
 class RankPhases:
@@ -108,11 +110,25 @@ def _innermost(begins: Source, spans: Source | None, edges: Ints) -> Floats:
     times = ascending([*borders, rows["time_ns"] + begins.offset_ns])
     times = times[np.searchsorted(times, edges[0]) : np.searchsorted(times, edges[-1], "right")]
     codes = phases.innermost(begins, spans, times[:-1], cursor_ns)
+    for begin_ns, end_ns in _evaluations(begins, spans, int(edges[0]), cursor_ns):
+        codes[np.searchsorted(times[:-1], begin_ns) : np.searchsorted(times[:-1], end_ns)] = _EVAL
     column = np.searchsorted(edges, times[:-1], "right") - 1
     inside = (codes >= 0) & (column < len(edges) - 1)
     place = np.minimum(codes, len(PHASES) - 1)[inside].astype(np.intp) * (len(edges) - 1) + column[inside]
     found = np.bincount(place, np.diff(times)[inside] / 1e9, len(PHASES) * (len(edges) - 1))
     return np.asarray(found, np.float64).reshape(len(PHASES), -1)
+
+
+def _evaluations(begins: Source, spans: Source | None, from_ns: int, cursor_ns: int) -> list[tuple[int, int]]:
+    """Begins and ends of the evaluations that ended between a moment and the cursor, and of one in progress."""
+    found: list[tuple[int, int]] = []
+    if spans is not None:
+        rows = spans.array[spans.count_known(from_ns) : spans.count_known(cursor_ns)]
+        rows = rows[rows["phase"] == _EVAL]
+        times = (rows[name] + spans.offset_ns for name in ("begin_ns", "end_ns"))
+        found += zip(*(column.tolist() for column in times), strict=True)
+    open_ones = (begun for begun in phases.in_progress(begins, spans, cursor_ns) if begun.phase == _EVAL)
+    return [*found, *((begun.time_ns + begins.offset_ns, FOREVER_NS) for begun in open_ones)]
 
 
 def outermost_end(sources: Iterable[Source]) -> int:

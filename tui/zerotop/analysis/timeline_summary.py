@@ -34,7 +34,7 @@ class Summary:
 
 def summary(timelines: Timelines, subject: Subject, begin_ns: int, end_ns: int) -> Summary:
     """The range between two moments in unix time, the second one later."""
-    timelines.update()
+    timelines.update([subject.rank])
     lanes = timelines.lanes(subject)
     mean, highest = _values(lanes, timelines.origin_ns, begin_ns, end_ns)
     took = _iterations(timelines.steps_of(subject.rank), begin_ns, end_ns)

@@ -85,7 +85,7 @@ class Pictures:
 
     def _ranks(self, chosen: int) -> list[int]:
         """Those with phases, the chosen one first, then those after it."""
-        ranks = [rank for rank in self._timelines.ranks() if self._timelines.phases_of(rank).count()] if chosen >= 0 else []
+        ranks = list(self._timelines.awake())
         place = ranks.index(chosen) if chosen in ranks else 0
         return [*ranks[place:], *ranks[:place]]
 
