@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from many_ranks import GIB, write_ranks
 from recordings import recording
 from small_recording import read
+from uneven_ranks import GIB, write_ranks
 from zerotop.analysis.rank_matrix import Metric
 from zerotop.analysis.source import RecordingSource
 from zerotop.ui.app import ZerotopApp

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from many_ranks import GIB, write_ranks
 from small_recording import read
+from uneven_ranks import GIB, write_ranks
 from zerotop.analysis.rank_matrix import Metric
 from zerotop.analysis.rank_outliers import Skew
 from zerotop.analysis.source import RecordingSource

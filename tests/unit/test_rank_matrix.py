@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from many_ranks import GIB, PERIOD_S, write_ranks
 from small_recording import BEGIN_NS, S, identity, read, span, write
+from uneven_ranks import GIB, PERIOD_S, write_ranks
 from zerotop.analysis.rank_matrix import Metric, RankMatrices, RankMatrix, median
 from zerotop.analysis.rank_outliers import compared, deviations, outliers_first, scale_of, skew
 from zerotop.analysis.rank_samples import RankSamples

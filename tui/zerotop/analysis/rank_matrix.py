@@ -129,9 +129,14 @@ def _matrix(
         place = tail["step"] - first
         if len(place) and place[0] < 0:
             tail, place = tail[place >= 0], place[place >= 0]
-        begins[row, place], ends[row, place] = tail["begin_unix_ns"], tail["end_unix_ns"]
+        if not len(place):
+            continue
+        # Steps follow one another, except where a checkpoint took a rank back.
+        run = int(place[-1] - place[0]) + 1 == len(place)
+        where = slice(int(place[0]), int(place[-1]) + 1) if run else place
+        begins[row, where], ends[row, where] = tail["begin_unix_ns"], tail["end_unix_ns"]
         for metric in _RECORDED:
-            times[metric][row, place] = tail[f"{metric.value}_s"]
+            times[metric][row, where] = tail[f"{metric.value}_s"]
     _derive(times, meets_in_forward)
     return RankMatrix(processes, counts, np.arange(first, last + 1), begins, ends, times)
 
