@@ -42,7 +42,7 @@ def draw_waveform(
     text, style = sentence(fold, glyphs)
     rows = [_title(fold, width, glyphs, focused)]
     if height >= 3:
-        aside: Row = ((left_out(fold), "muted"),)
+        aside = _aside(shown, width)
         words: Row = ((glyphs.plain(text), style),)
         fits = row_width(words) + row_width(aside) + 2 <= width
         rows.append(both_ends(words, aside, width, glyphs) if fits else filled(words, width, glyphs))
@@ -51,6 +51,36 @@ def draw_waveform(
         rows += _picture(shown, width, room, glyphs, scales)
     blank = filled((), width, glyphs)
     return (rows + [blank] * height)[:height]
+
+
+def _aside(shown: Shown, width: int) -> Row:
+    """What was left out, or what is pinned, where its own ribbon has no room to say so."""
+    if shown.pinned is not None and not _said_in_ribbon(shown, width):
+        return ((pinned_words(shown), PINNED),)
+    return ((left_out(shown.fold), "muted"),)
+
+
+def pinned_words(shown: Shown) -> str:
+    """What lies behind: ``pinned: 884 ms, median of 8, skipped steps 1-8``; empty where nothing does."""
+    if shown.pinned is None:
+        return ""
+    return f"{shown.pinned_name or 'pinned'}: {seconds(shown.pinned.iteration_s)}, {folded(shown.pinned)}"
+
+
+def _said_in_ribbon(shown: Shown, width: int) -> bool:
+    columns = width - _gutter(width)
+    pinned_s = shown.pinned.iteration_s if shown.pinned is not None else 0.0
+    return len(pinned_words(shown)) + 1 <= columns - border(pinned_s, _end_s(shown), columns)
+
+
+def _gutter(width: int) -> int:
+    return (GUTTER if width >= 40 else 0) + AXIS_WIDTH
+
+
+def _end_s(shown: Shown) -> float:
+    """Where the picture ends: in the next iteration, or with what is pinned."""
+    pinned_s = shown.pinned.iteration_s if shown.pinned is not None else 0.0
+    return max(shown.fold.iteration_s * (1 + _NEXT), pinned_s)
 
 
 def _title(fold: WaveformFold, width: int, glyphs: Glyphs, focused: bool) -> Row:
@@ -64,15 +94,12 @@ def _title(fold: WaveformFold, width: int, glyphs: Glyphs, focused: bool) -> Row
 def _picture(shown: Shown, width: int, room: int, glyphs: Glyphs, scales: Watched) -> list[Row]:
     """Ribbons, lanes and the axis of time: ``room`` rows and one."""
     fold, pinned = shown.fold, shown.pinned
-    gutter = (GUTTER if width >= 40 else 0) + AXIS_WIDTH
-    end_s = fold.iteration_s * (1 + _NEXT)
-    if pinned is not None:
-        end_s = max(end_s, pinned.iteration_s)
+    gutter, end_s = _gutter(width), _end_s(shown)
     ribbons = [_ribbon("phases", fold, 0, end_s, width, gutter, glyphs)]
     if room >= _TWO_RIBBONS and any(stretch.depth for stretch in fold.stretches):
         ribbons.append(_ribbon("within", fold, 1, end_s, width, gutter, glyphs))
     if pinned is not None and room >= 7:
-        ribbons.append(_ribbon("pinned", pinned, 0, end_s, width, gutter, glyphs, once=shown.pinned_name or "pinned"))
+        ribbons.append(_ribbon("pinned", pinned, 0, end_s, width, gutter, glyphs, once=pinned_words(shown)))
     ribbons = ribbons[:room]
     chosen = _rotated(lanes(fold), shown.first_lane)
     left = room - len(ribbons)
@@ -128,8 +155,8 @@ def _ribbon(
     for stretch in mine:
         _write(canvas, stretch, end_s, glyphs)
     if once:
-        text = f"{once}: {seconds(fold.iteration_s)}, {folded(fold)}"
-        canvas.text(edge + 1, 0, fit(glyphs.plain(text), max(0, canvas.width - edge - 1), glyphs), PINNED)
+        if len(once) + 1 <= canvas.width - edge:
+            canvas.text(edge + 1, 0, glyphs.plain(once), PINNED)
     elif not depth:
         _write_next(canvas, edge, glyphs)
     lead = filled(((fit(glyphs.plain(word), max(0, gutter - 1), glyphs), "muted"),), gutter, glyphs)

@@ -12,6 +12,7 @@ from zerotop.ui.drawing.footer import Key
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, filled
 from zerotop.ui.drawing.waveform import draw_nothing, draw_waveform, lanes_hidden
+from zerotop.ui.drawing.waveform_copy import phases_text, waveform_text
 from zerotop.ui.drawing.waveform_samples import draw_samples, rows_wanted
 from zerotop.ui.drawing.waveform_table import FULL_WIDTH, draw_phases, lines
 from zerotop.ui.frame import Frame
@@ -21,7 +22,7 @@ from zerotop.ui.screens.iteration_model import Folding
 from zerotop.ui.screens.watching import Watching
 from zerotop.ui.widgets.drawn import Drawn
 
-_BESIDE_FROM = 150  # from this width on the table is beside the chart
+_BESIDE_FROM = 82  # from this width of the chart on the table is beside it
 _LEAST_CHART = 9  # rows
 
 
@@ -103,8 +104,8 @@ class IterationScreen(Watching):
         if shown is None:
             return {"waves": room}
         count = 1 + len(lines(shown.fold, None))
-        if room.width >= _BESIDE_FROM:
-            table = FULL_WIDTH + (16 if shown.pinned is not None else 0)
+        table = FULL_WIDTH + (16 if shown.pinned is not None else 0)
+        if room.width - table - GAP >= _BESIDE_FROM:
             chart = Box(room.x, room.y, room.width - table - GAP, room.height)
             return {
                 "waves": chart,
@@ -205,6 +206,11 @@ class Waves(_Kept):
             return self._rows
         return draw_waveform(shown, width, height, self.glyphs, self.folding.scales, focused=self.has_focus)
 
+    def copyable(self) -> str:
+        """The curves."""
+        shown = self.folding.shown(self.frame) if self.frame is not None else None
+        return waveform_text(shown.fold) if shown is not None else ""
+
 
 class Phases(_Kept):
     """Its phases as a table."""
@@ -217,6 +223,11 @@ class Phases(_Kept):
         if self._drawn_of(shown, width, height, self.has_focus):
             return self._rows
         return draw_phases(shown.fold, shown.pinned, width, height, self.glyphs, focused=self.has_focus)
+
+    def copyable(self) -> str:
+        """All rows, not only those that there is room for."""
+        shown = self.folding.shown(self.frame) if self.frame is not None else None
+        return phases_text(shown.fold, shown.pinned) if shown is not None else ""
 
 
 class Samples(_Kept):

@@ -1,0 +1,287 @@
+"""The iteration screen over real recordings: what it says, what its keys do, and what where there is nothing to fold."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+import recordings
+from fake_source import failed_story, many_story, offload_story
+from small_recording import BEGIN_NS, S, identity, record, write
+from watching import Watch
+from zerotop.analysis.source import RecordingSource
+from zerotop.analysis.waveform_source import Waveforms
+from zerotop.session.reader import Session
+from zerotop.ui.app import ZerotopApp
+from zerotop.ui.charts import Watched
+from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
+from zerotop.ui.drawing.rows import row_text, row_width
+from zerotop.ui.drawing.waveform import Shown, draw_waveform, heights
+from zerotop.ui.drawing.waveform_copy import phases_text, waveform_text
+from zerotop.ui.drawing.waveform_table import Line, draw_phases, fitting
+from zerotop.ui.drawing.waveform_words import left_out, sentence
+from zerotop.ui.screens.iteration import IterationScreen
+from zerotop.ui.theme import STYLES
+from zerotop_probe.recording.tables import PROCESSES
+
+
+class Seen:
+    """The app with its iteration screen."""
+
+    def __init__(self, app: ZerotopApp, pilot: Pilot[Any]) -> None:
+        self.app = app
+        self.pilot = pilot
+
+    @property
+    def screen(self) -> IterationScreen:
+        assert isinstance(self.app.screen, IterationScreen)
+        return self.app.screen
+
+    def text(self) -> str:
+        return "\n".join(strip.text for strip in self.app.screen._compositor.render_strips())
+
+    async def press(self, *keys: str) -> str:
+        for key in keys:
+            await self.pilot.press(key)
+        await self.pilot.pause()
+        return self.text()
+
+
+@asynccontextmanager
+async def seen(
+    session: Session, *, step: int | None = None, size: tuple[int, int] = (120, 40), glyphs: Glyphs = BLOCKS
+) -> AsyncIterator[Seen]:
+    app = ZerotopApp(RecordingSource(session), None, title=session.name, glyphs=glyphs)
+    async with app.run_test(size=size) as pilot:
+        if step is not None:
+            app.viewer.go_to_step(step)
+        app.action_switch("iteration")
+        await pilot.pause()
+        app.draw()
+        await pilot.pause()
+        yield Seen(app, pilot)
+
+
+def fold_of(name: str, **how: Any) -> Any:
+    session = recordings.recording(name)
+    found = Waveforms(session).at(session.last_written_ns, **how)
+    assert found is not None
+    return found
+
+
+async def test_the_story_in_one_sentence() -> None:
+    async with seen(recordings.recording("story")) as screen:
+        said = screen.text()
+        assert "Iteration 2.67 s · median of 3, steps 11–13 · 4 ranks" in said
+        assert re.search(r"GPUs idle 1\.[67]\d s of 2\.67 s while 62 cores run the optimizer", said)
+        for words in ("backward", "cpu optim", "next iteration", "GPU %", "CPU/64", "power W", "Phases ms"):
+            assert words in said, words
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "style"),
+    [
+        ("z2-offload", "while 16 cores run the optimizer", "warn"),
+        ("x4-z3", "cores run the optimizer", "warn"),
+        ("z2-oom", "of 485 ms; backward takes 86%", "value"),
+        ("gpu-clean", "where in 27", "value"),
+        ("cpu-clean", "backward takes 20.6 ms of 34.4 ms; 1.68 of 2 cores work", "value"),
+    ],
+)
+def test_what_is_said_needs_evidence(name: str, words: str, style: str) -> None:
+    text, how = sentence(fold_of(name), BLOCKS)
+    assert words in text
+    assert how == style
+
+
+def test_what_was_left_out_is_said() -> None:
+    assert left_out(fold_of("z2-offload")) == "2 with evaluation, 1 far longer left out"
+    assert left_out(fold_of("story")) == ""
+
+
+async def test_a_pinned_fold_lies_behind_later_ones_and_survives_other_screens() -> None:
+    async with seen(recordings.recording("story"), step=8) as screen:
+        assert "skipped steps 1–8" in screen.text()
+        await screen.press("c", "end")
+        said = screen.text()
+        assert "pinned: 884 ms, median of 8, skipped steps 1–8" in said
+        assert "change" in said
+        assert "+1789" in said
+        await screen.press("1")
+        assert not isinstance(screen.app.screen, IterationScreen)
+        screen.app.action_switch("iteration")
+        await screen.pilot.pause()
+        assert "pinned: 884 ms" in screen.text()
+        assert "pinned" not in await screen.press("c")
+
+
+async def test_another_sessions_fold_can_be_pinned() -> None:
+    async with seen(recordings.recording("z2-offload"), size=(160, 50)) as screen:
+        screen.screen.pin(fold_of("z3-offload-all"), "z3")
+        await screen.pilot.pause()
+        assert "z3: 457 ms, median of 11" in screen.text()
+        screen.screen.pin(None)
+        await screen.pilot.pause()
+        assert "z3:" not in screen.text()
+
+
+async def test_more_and_fewer_iterations_and_all_of_the_level() -> None:
+    async with seen(recordings.recording("z2-offload")) as screen:
+        assert "median of 21, steps 1–23" in screen.text()
+        assert "median of 20, steps 2–23" in await screen.press("minus")
+        assert "median of 10, steps 13–23" in await screen.press("minus")
+        assert "median of 20" in await screen.press("plus")
+        assert "median of 21" in await screen.press("l")
+
+
+async def test_other_signals_come_first_where_not_all_have_room() -> None:
+    async with seen(recordings.recording("story"), size=(80, 24)) as screen:
+        first = screen.text()
+        assert "GPU %" in first
+        assert "power W" not in first
+        second = await screen.press("m", "m")
+        assert "power W" in second
+        assert "GPU %" not in second
+        assert "GPU %" in await screen.press("m", "m", "m")
+
+
+async def test_one_rank_or_all() -> None:
+    async with seen(recordings.recording("story")) as screen:
+        assert "4 ranks" in screen.text()
+        assert "rank 0 " in await screen.press("e")
+        assert "rank 1 " in await screen.press("down")
+        assert "rank 0 " in await screen.press("up")
+        assert "4 ranks" in await screen.press("e")
+        assert "rank 0 " in await screen.press("down")
+
+
+async def test_every_key_is_explained_and_the_bottom_row_names_what_works() -> None:
+    async with seen(recordings.recording("story"), size=(160, 50)) as screen:
+        for binding in IterationScreen.BINDINGS:
+            assert binding.id  # type: ignore[union-attr]
+            assert binding.tooltip  # type: ignore[union-attr]
+        bottom = screen.text().splitlines()[-1]
+        assert "c pin" in bottom
+        assert "e one rank" in bottom
+        assert "m next signal" not in bottom
+        for _, means in IterationScreen.TERMS:
+            assert len(means.splitlines()) <= 2
+
+
+async def test_before_the_first_iteration_it_waits() -> None:
+    session = recordings.recording("z2-offload")
+    async with seen(session) as screen:
+        await screen.press("home")
+        assert "No rank has made its engine yet" in screen.text() or "No iteration is finished yet" in screen.text()
+
+
+async def test_without_a_probe_it_says_how_to_get_one(tmp_path: Path) -> None:
+    rows = [
+        record(PROCESSES, time_ns=int(now * S / 10), rss_bytes=10**9, cores_used=1.0, pid=4711, rank=0) for now in range(50)
+    ]
+    write(tmp_path, PROCESSES, identity(-1), *rows).close()
+    session = Session(tmp_path, {"boot": "boot", "clock": {"unix_ns": BEGIN_NS, "monotonic_ns": 0}})
+    async with seen(session) as screen:
+        assert "zerotop attach 4711 --enter" in screen.text()
+
+
+@pytest.mark.parametrize("size", [(40, 12), (60, 16), (80, 24), (120, 40), (300, 90)])
+@pytest.mark.parametrize("glyphs", [BLOCKS, TEXTURES, ASCII], ids=lambda glyphs: glyphs.name)
+async def test_any_size_and_any_characters(size: tuple[int, int], glyphs: Glyphs) -> None:
+    async with seen(recordings.recording("z2-offload"), size=size, glyphs=glyphs) as screen:
+        said = screen.text()
+        assert "Iteration" in said
+        if glyphs is ASCII:
+            assert said.isascii()
+        await screen.press("c", "minus", "m", "z")
+        assert "Iteration" in screen.text()
+
+
+@pytest.mark.parametrize("story", [offload_story, many_story, failed_story])
+async def test_sources_without_records_raise_nothing(story: Any) -> None:
+    watch = Watch(story(), 75.0)
+    async with watch.app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        watch.app.action_switch("iteration")
+        await pilot.pause()
+        for key in ("c", "plus", "minus", "m", "e", "down", "l", "z"):
+            await pilot.press(key)
+        assert "Iteration" in watch.text()
+
+
+@pytest.mark.parametrize("name", ["story", "z2-offload", "cpu-clean", "gpu-clean", "x4-z3"])
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (20, 4), (39, 7), (78, 14), (140, 44), (300, 80)])
+def test_rows_fill_the_room_and_have_styles_that_exist(name: str, width: int, height: int) -> None:
+    fold = fold_of(name)
+    shown = Shown(fold, fold_of("z2-offload"), "other")
+    rows = draw_waveform(shown, width, height, BLOCKS, Watched()) + draw_phases(fold, shown.pinned, width, height, BLOCKS)
+    assert len(rows) == 2 * height
+    for row in rows:
+        assert row_width(row) == width, row_text(row)
+        for _, style in row:
+            assert set(style.split("/")) <= set(STYLES), style
+
+
+def test_curves_are_where_the_numbers_are() -> None:
+    fold = fold_of("story", rank=0)
+    rows = [row_text(row) for row in draw_waveform(Shown(fold), 114, 20, ASCII, Watched())]
+    lane = next(place for place, row in enumerate(rows) if row.startswith("GPU %"))
+    left = len(rows[lane]) - 99
+    columns = {second: left + round(second / (fold.iteration_s * 1.25) * 99) for second in (0.4, 1.7, 2.9)}
+    high = {second for second, column in columns.items() if rows[lane][column] == "*"}
+    assert high == {0.4, 2.9}
+    low = next(place for place, row in enumerate(rows) if row.startswith("CPU/64")) - 1
+    assert rows[low][columns[1.7]] == "*"
+
+
+def test_lanes_share_the_room() -> None:
+    assert heights(20, 5) == [4, 4, 4, 4, 4]
+    assert heights(22, 5) == [5, 5, 4, 4, 4]
+    assert heights(9, 5) == [5, 4]
+    assert heights(3, 5) == [3]
+    assert heights(1, 5) == []
+    assert heights(90, 2) == [12, 12]
+
+
+def test_phases_within_others_give_way_first() -> None:
+    def line(phase: str, depth: int, seconds: float) -> Line:
+        return Line(phase, depth, seconds, None, None, None, 0.0, 0.0, 0.0)
+
+    found = [line("forward", 0, 1.0), line("step", 0, 5.0), line("cpu_optimizer", 1, 4.0), line("iteration", 0, 6.0)]
+    assert [one.phase for one in fitting(found, 3)] == ["forward", "step", "iteration"]
+    assert [one.phase for one in fitting(found, 2)] == ["step", "iteration"]
+    assert [one.phase for one in fitting(found, 1)] == ["iteration"]
+    assert fitting(found, 0) == []
+
+
+def test_what_is_copied_has_all_numbers() -> None:
+    fold = fold_of("z2-offload")
+    heading, *rows = waveform_text(fold).splitlines()
+    assert heading.split("\t")[:4] == ["position_s", "utilization", "utilization_p10", "utilization_p90"]
+    assert len(rows) == 201
+    assert all(len(row.split("\t")) == len(heading.split("\t")) for row in rows)
+    phases = phases_text(fold, None).splitlines()
+    assert phases[-1].startswith("iteration\t0\t0.32")
+    assert len(phases) == len(fold.phases) + 2
+
+
+async def test_a_frame_in_which_nothing_changed_folds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with seen(recordings.recording("story")) as screen:
+        before = screen.screen.folding.shown(screen.app.viewer.frame())
+
+        def never(*_: object) -> None:
+            raise AssertionError("folded again")
+
+        monkeypatch.setattr("zerotop.analysis.waveform_source.fold", never)
+        monkeypatch.setattr("zerotop.ui.screens.iteration.draw_waveform", never)
+        for _ in range(3):
+            screen.app.draw()
+            await asyncio.sleep(0)
+        assert screen.screen.folding.shown(screen.app.viewer.frame()) is before
