@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def same(one: Any, other: Any) -> bool:
         return all(same(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(one))
     if isinstance(one, np.ndarray):
         return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
-    if isinstance(one, dict):
+    if isinstance(one, Mapping):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, tuple):
         return len(one) == len(other) and all(map(same, one, other))
@@ -47,6 +48,8 @@ def test_a_view_is_the_same_while_growing(tmp_path: Path) -> None:
     def look(at: float) -> None:
         growing.refresh()
         seen.append(growing.view(int(at * S) + offset + 1))
+        # Histories are told when they are asked for.
+        assert len([*seen[-1].history.ranks.values()]) == len(seen[-1].history.ranks)
 
     look(base - 1)
     events[0].write(int(base * S), "engine", model="tiny", world_size=2)

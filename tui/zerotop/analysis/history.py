@@ -6,8 +6,8 @@ at the cursor are told.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,30 @@ _GRAIN = 50
 
 GpuKey = tuple[str, int]  # host, NVML index
 Table = NDArray[np.float64]  # (pieces, columns)
+
+
+Key = TypeVar("Key")
+Told = TypeVar("Told")
+
+
+class Asked(Mapping[Key, Told]):
+    """Tells each of its values when it is first asked for: of a thousand ranks a screen shows a few."""
+
+    def __init__(self, keys: Iterable[Key], tell: Callable[[Key], Told]) -> None:
+        self._told: dict[Key, Told | None] = dict.fromkeys(keys)
+        self._tell = tell
+
+    def __getitem__(self, key: Key) -> Told:
+        told = self._told[key]
+        if told is None:
+            told = self._told[key] = self._tell(key)
+        return told
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._told)
+
+    def __len__(self) -> int:
+        return len(self._told)
 
 
 class Kept:
@@ -82,11 +106,15 @@ class Histories:
         end, keys = cursor_ns // PIECE_NS, tuple(gpus)
         known = (end, tuple((rank.host, rank.pid) for rank in ranks), keys, len(lies_on))
         if self._last is None or self._last[0] != known:
+            processes = {rank.rank: rank for rank in ranks}
+            allocators: dict[GpuKey, list[int]] = {}
+            for place, where in lies_on.items():
+                allocators.setdefault(where, []).append(place)
             told = History(
                 piece_s=PIECE_NS / 1e9,
                 end_s=end * PIECE_NS / 1e9,
-                ranks={rank.rank: self._rank(rank, end) for rank in ranks},
-                gpus={key: self._gpu(key, end, lies_on) for key in keys},
+                ranks=Asked(processes, lambda number: self._rank(processes[number], end)),
+                gpus=Asked(keys, lambda key: self._gpu(key, end, allocators.get(key, ()))),
             )
             self._last = (known, told)
         return self._last[1]
@@ -118,7 +146,8 @@ class Histories:
         votes = (codes.reshape(-1, _GRAIN)[:, :, None] == np.arange(-1, len(PHASES))).sum(axis=1)
         return np.asarray(votes.argmax(axis=1) - 1, np.float64)
 
-    def _gpu(self, key: GpuKey, end: int, lies_on: dict[int, GpuKey]) -> GpuHistory:
+    def _gpu(self, key: GpuKey, end: int, allocators: Iterable[int]) -> GpuHistory:
+        """``allocators``: places of the tables that tell of it, among the session's."""
         kept = self._gpus.setdefault(key, Kept())
         begin = kept.missing(end)
         fresh = np.full((end - begin, 4), np.nan)
@@ -128,9 +157,8 @@ class Histories:
             places = _places(source, rows, begin)
             fresh[:, 0] = means(places, rows["utilization_percent"], end - begin)
             fresh[:, 1] = highest(places, rows["used_bytes"], end - begin)
-        for place, where in lies_on.items():
-            if where == key:
-                self._add_allocator(self._session.sources["allocator"][place], fresh, begin, end)
+        for place in allocators:
+            self._add_allocator(self._session.sources["allocator"][place], fresh, begin, end)
         table = kept.extended(begin, fresh)
         return GpuHistory(*(table[:, column] for column in range(4)))
 

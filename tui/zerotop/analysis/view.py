@@ -6,6 +6,7 @@ recorded, which is not zero.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -164,8 +165,8 @@ class History:
 
     piece_s: float
     end_s: float  # unix time at which the last piece ends
-    ranks: dict[int, RankHistory]  # by rank
-    gpus: dict[tuple[str, int], GpuHistory]  # by host and index
+    ranks: Mapping[int, RankHistory]  # by rank
+    gpus: Mapping[tuple[str, int], GpuHistory]  # by host and index
 
 
 NO_HISTORY = History(0.5, 0.0, {}, {})
