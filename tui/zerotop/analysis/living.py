@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from zerotop.analysis.ends import Ends
+from zerotop.analysis.known import Memo
 from zerotop.session.reader import Event, Session, Source
 
 
@@ -26,6 +27,13 @@ def living(session: Session, cursor_ns: int) -> list[Process]:
 
     Left out are those that are gone or have said goodbye, and those in whose place the job has been started again.
     """
+    return list(_LIVING.at(session, cursor_ns, lambda: _living(session, cursor_ns)))
+
+
+_LIVING: Memo[list[Process]] = Memo(("begins", "spans", "allocator"))
+
+
+def _living(session: Session, cursor_ns: int) -> list[Process]:
     born: dict[tuple[str, int], Source] = {}
     for source in session.sources["begins"] + session.sources["spans"] + session.sources["allocator"]:
         key = (source.host, source.rank)

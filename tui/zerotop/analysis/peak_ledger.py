@@ -6,12 +6,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from zerotop.analysis.device_looks import Key, look
+from zerotop.analysis.device_rows import device_rows
 from zerotop.analysis.inventories import inventory
 from zerotop.analysis.ledger import (
     Holder,
     allocated_rows,
     capacity,
-    device_rows,
     engines_until,
     gpu_name,
     lies_on,

@@ -38,7 +38,7 @@ def _columns(unit: Unit, highest: int, glyphs: Glyphs) -> list[Column[PhasePeak]
 
     def bar(peak: PhasePeak, width: int) -> Row:
         parts = [(phase_style(peak.phase), float(peak.allocated_bytes))]
-        return stacked_bar(parts, float(highest), width, glyphs, rest="strip")
+        return stacked_bar(parts, float(highest), width, glyphs, rest="strip" if glyphs.smooth else "memory-free")
 
     def place_of(peak: PhasePeak, width: int) -> Row:
         text = "" if peak.phase == "init" else f"{peak.step}.{peak.micro_step}"

@@ -124,9 +124,10 @@ def _gone(view: MemoryView, width: int, glyphs: Glyphs) -> list[Row]:
     """That it is no more so at the cursor."""
     if view.moment_ns == view.cursor_ns:
         return []
-    ago = f"{clock((view.cursor_ns - view.moment_ns) / 1e9)} ago"
+    seconds = (view.cursor_ns - view.moment_ns) / 1e9
+    ago = f", {clock(seconds)} ago" if seconds >= 1 else ""
     failed = view.failure is not None and view.moment_ns == view.failure.unix_ns
-    text = f"The ranks have gone: this is when {'it failed' if failed else 'the first of them left'}, {ago}."
+    text = f"The ranks have gone: this is when {'it failed' if failed else 'the first of them left'}{ago}."
     return [((line, "warn"),) for line in wrap(text, width, 2, glyphs)]
 
 
