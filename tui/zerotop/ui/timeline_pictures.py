@@ -46,6 +46,7 @@ class Pictures:
         origin_ns, subject = self._timelines.origin_ns, self._subject(frame)
         end_ns, now = self._source.end_ns, self._now(frame, origin_ns)
         window = self._view.window(now, 2 * cells, frame.view.progress.iteration_s)
+        self._timelines.update([subject.rank])
         recorded = self._timelines.lanes(subject).recorded()
         marks = self._marks(frame, origin_ns)
         ranks = self._ranks(subject.rank)

@@ -38,7 +38,10 @@ class TimelineView:
     """A window that keeps the cursor in sight, until it is taken elsewhere."""
 
     def __init__(self) -> None:
-        self._level: int | None = None  # place in LEVELS_NS; None until first shown
+        self._chosen: int | None = None  # level; None: as many iterations as at first
+        self._whole = False  # all of the recording, however long it becomes
+        self._at_first: tuple[float, int] | None = None  # seconds of an iteration, and the level for them
+        self._level = 0  # shown
         self._first = 0
         self._columns = 2
         self._held = False  # taken elsewhere by the user
@@ -49,29 +52,39 @@ class TimelineView:
     @property
     def column_ns(self) -> int:
         """How much time a column is."""
-        return LEVELS_NS[self._level or 0]
+        return LEVELS_NS[self._level]
 
     def window(self, now: Now, columns: int, iteration_s: float) -> Window:
         """What to show at a moment in so many columns (an even number: two of them are a cell)."""
-        if self._level is None:
-            length = int((ITERATIONS * iteration_s if iteration_s > 0 else _UNKNOWN_S) * _S)
-            self._level = _level(length + 2 * now.idle, columns)
-        elif columns != self._columns:
-            # The cursor, or else the right edge, stays where it is.
-            self._first += self._columns - columns
-        self._columns = columns
-        self._level = min(self._level, _level(now.end + 1, columns))
         before, self._now = self._now, now
+        level = self._wanted(now, columns, iteration_s)
+        if level != self._level or columns != self._columns:
+            self._first = _kept(self._first, self._columns, self.column_ns, columns, LEVELS_NS[level])
+            self._level, self._columns = level, columns
         moved = before is not None and now.cursor != before.cursor and not now.playing and not now.following
         if moved or (before is not None and now.following and not before.following):
             self._held = False
         self._place(now)
         return Window(self._first, self.column_ns, columns)
 
+    def _wanted(self, now: Now, columns: int, iteration_s: float) -> int:
+        """The level to show: never one on which the recording takes less than it could."""
+        most = _level(now.end + 1, columns)
+        if self._whole:
+            return most
+        if self._chosen is None:
+            known = iteration_s if iteration_s > 0 else 0.0
+            # As iterations become a little slower or faster nothing jumps.
+            if self._at_first is None or not 0.5 * known <= self._at_first[0] <= 2 * known or columns != self._columns:
+                length = int((ITERATIONS * known or _UNKNOWN_S) * _S)
+                self._at_first = known, _level(length + 2 * now.idle, columns)
+            return min(self._at_first[1], most)
+        return min(self._chosen, most)
+
     def _place(self, now: Now) -> None:
         last = now.end // self.column_ns
         if last < self._columns:
-            self._first = 0
+            self._first, self._held = 0, False
         elif self._held:
             self._first = max(0, min(self._first, last - self._columns // 2))
         elif now.following:
@@ -91,9 +104,11 @@ class TimelineView:
 
     def zoom(self, direction: int, anchor: int | None = None, factor: float = KEY) -> None:
         """Longer columns (-1) or shorter ones (1) around a moment; without one, around the cursor if it is in sight."""
-        if self._level is None or self._now is None:
+        if self._now is None:
             return
-        level = min(_further(self._level, direction, factor), _level(self._now.end + 1, self._columns))
+        most = _level(self._now.end + 1, self._columns)
+        level = min(_further(self._level, direction, factor), most)
+        self._whole = level == most and direction < 0
         if level == self._level:
             return
         around = self._now.cursor if anchor is None else anchor
@@ -101,23 +116,19 @@ class TimelineView:
         if not 0 <= place <= self._columns:
             place = self._columns / 2
             around = int((self._first + place) * self.column_ns)
-        self._level = level
+        self._chosen = self._level = level
         self._first = round(around / self.column_ns - place)
-        self._held |= (
-            anchor is not None or not self._first <= self._now.cursor // self.column_ns < self._first + self._columns
-        )
+        place = self._now.cursor // self.column_ns - self._first
+        self._held |= anchor is not None or not 0 <= place < self._columns
 
     def show(self, column_ns: int) -> None:
         """Columns of at most this length, around the cursor."""
-        self._level = max((level for level, length in enumerate(LEVELS_NS) if length <= column_ns), default=0)
-        self._held = False
+        self._chosen = max((level for level, length in enumerate(LEVELS_NS) if length <= column_ns), default=0)
+        self._held = self._whole = False
 
     def whole(self) -> None:
-        """All of the session; when that is shown already, as few iterations as at first."""
-        if self._now is not None and self._level is not None:
-            most = _level(self._now.end + 1, self._columns)
-            self._level = most if self._level != most else None
-            self._held = False
+        """All of the recording; when that is shown already, as few iterations as at first."""
+        self._chosen, self._whole, self._held = None, not self._whole, False
 
     def pan(self, share: float) -> None:
         """Moves on by a share of what is seen."""
@@ -171,6 +182,11 @@ class TimelineView:
         begin = self._now.cursor if self._begin is None else self._begin
         end = self._now.cursor if self._end is None else self._end
         return (begin, end) if begin < end else None
+
+
+def _kept(first: int, columns: int, column_ns: int, now_columns: int, now_ns: int) -> int:
+    """The first column after another level or width has been chosen: what was at the right edge stays there."""
+    return (first + columns) * column_ns // now_ns - now_columns
 
 
 def _further(level: int, direction: int, factor: float) -> int:

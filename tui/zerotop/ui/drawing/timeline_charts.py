@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
 from zerotop.analysis.timeline import Values
 from zerotop.analysis.view import Floats
-from zerotop.ui.charts import Canvas, Kind, Scale, grid, line, scale, stack
+from zerotop.ui.charts import Canvas, Fitted, Kind, Scale, grid, line, scale, stack
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.timeline_picture import Picture
 
@@ -77,7 +76,7 @@ def _cores_scale(picture: Picture, peak: float, height: int) -> Scale:
     """All cores of the host, where more than half of them were in use; sampling may see a few more than there are."""
     peak = picture.scales.largest("cores", peak)
     if picture.cores and peak > picture.cores / 2:
-        return Scale("cores", 1.0, picture.cores / (2 if height >= 2 else 1), float(picture.cores))
+        return Fitted("cores", 1.0, picture.cores / (2 if height >= 2 else 1), float(picture.cores), height)
     return scale(Kind.CORES, peak, height)
 
 
@@ -172,8 +171,6 @@ def draw_lane(name: str, picture: Picture, height: int, glyphs: Glyphs) -> tuple
     """The chart of a lane and its scale."""
     canvas = new_canvas(picture, height, glyphs)
     axis = PAINTERS[name](picture, canvas)
-    if height % round(axis.top / axis.distance):  # ticks in between would lie within rows
-        axis = replace(axis, distance=axis.top)
     if height >= 3:
         grid(canvas, axis)
     return canvas, axis

@@ -14,7 +14,7 @@ from zerotop.ui.drawing.rows import Row, both_ends, choose, filled, spaced
 from zerotop.ui.drawing.timeline_charts import host_fits
 from zerotop.ui.drawing.timeline_picture import Picture
 from zerotop.ui.drawing.words import phase_style, phase_word
-from zerotop.ui.format import GIB, clock, decimals_for, fixed, share, significant
+from zerotop.ui.format import GIB, clock, decimals_for, fixed, known, share, significant
 from zerotop_probe.recording.tables import PHASES
 
 _VALUE_WIDTH = 5
@@ -45,9 +45,9 @@ def at_cursor(picture: Picture, names: Sequence[str]) -> float:
         values = picture.value(name)
         if values is not None and place >= 0:
             row = values.highest if name in _HIGHEST else values.mean
-            known = np.flatnonzero(np.isfinite(row[max(0, place - back) : place + 1]))
-            if len(known):
-                return float(row[max(0, place - back) + known[-1]])
+            there = np.flatnonzero(np.isfinite(row[max(0, place - back) : place + 1]))
+            if len(there):
+                return float(row[max(0, place - back) + there[-1]])
     return math.nan
 
 
@@ -62,7 +62,7 @@ def legend(name: str, picture: Picture, axis: Scale, height: int, width: int, gl
             label if len(label + unit) + bool(style) <= room else label.replace(" ", "")[: room - len(unit) - bool(style)]
         )
         value = at_cursor(picture, names) * (100 if name == "utilization" else axis.factor)
-        text = fixed(value, decimals_for(value) if value == value else 0, _VALUE_WIDTH)
+        text = glyphs.plain(fixed(value, decimals_for(value) if known(value) else 0, _VALUE_WIDTH))
         left: Row = (((swatch(style, glyphs), style),) if style else ()) + ((glyphs.plain(label) + unit, "label"),)
         rows.append(both_ends(left, ((text, "value"), (" ", "text")), width, glyphs))
     rows += [filled((), width, glyphs)] * (height - len(rows))
@@ -139,11 +139,11 @@ def _figures(picture: Picture, summary: Summary, glyphs: Glyphs) -> list[tuple[i
     steps = f"{summary.steps} step" + ("" if summary.steps == 1 else "s")
     found: list[tuple[int, Row]] = [(99, (("[ ", "accent"), (glyphs.plain(duration(length)), "value"), (" ]", "accent")))]
     found.append((90, ((steps, "text"),)))
-    known = sum(summary.phase_s.values())
+    all_s = sum(summary.phase_s.values())
     order = sorted(summary.phase_s, key=lambda name: -summary.phase_s[name])
     for place, name in enumerate(order[:6]):
         part = (swatch(phase_style(name), glyphs), phase_style(name)), (f" {phase_word(name, glyphs)} ", "muted")
-        amount = f"{glyphs.plain(duration(summary.phase_s[name] * 1e9))} {share(summary.phase_s[name] / known)}"
+        amount = f"{glyphs.plain(duration(summary.phase_s[name] * 1e9))} {share(summary.phase_s[name] / all_s)}"
         found.append((80 - 10 * place, (*part, (amount, "value"))))
     for importance, name, label, factor, unit in _FIGURES:
         if name in summary.mean:

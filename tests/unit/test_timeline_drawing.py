@@ -1,0 +1,218 @@
+"""The timeline as the strings it draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from recordings import names, recording
+from small_recording import read
+from zerotop.analysis.source import RecordingSource
+from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
+from zerotop.ui.drawing.rows import row_text, row_width
+from zerotop.ui.drawing.timeline import chart_begin, chart_cells, draw_nothing, draw_timeline
+from zerotop.ui.drawing.timeline_lanes import BY_NAME, LANES, MARKS, RIBBONS, SUMMARY, TIME, plan, ribbons
+from zerotop.ui.drawing.timeline_picture import Picture
+from zerotop.ui.drawing.timeline_words import at_cursor, duration, moment_text
+from zerotop.ui.timeline_pictures import Pictures
+from zerotop.ui.timeline_view import TimelineView
+from zerotop.ui.viewer import Viewer
+
+S = 10**9
+EVERYTHING = {value for lane in LANES for value in lane.values}
+
+
+@lru_cache
+def source(name: str) -> RecordingSource:
+    return RecordingSource(recording(name))
+
+
+class Look:
+    """A timeline at a moment of a recording, drawn without a terminal."""
+
+    def __init__(self, name: str, step: int | None = None, *, rank: int = 0) -> None:
+        self.viewer = Viewer(source(name), None, lambda: 0.0)
+        self.viewer.source.view(None)
+        self.viewer.source.refresh()
+        self.view = TimelineView()
+        self.pictures = Pictures(self.viewer.source, self.view)
+        self.viewer.frame()
+        if rank:
+            self.viewer.choose_rank(rank)
+        if step is not None:
+            self.viewer.go_to_step(step)
+
+    def picture(self, width: int, height: int) -> Picture:
+        frame = self.viewer.frame()
+        picture = self.pictures.picture(frame, chart_cells(width), height)
+        while not picture.timeline.complete:
+            picture = self.pictures.picture(frame, chart_cells(width), height)
+        return picture
+
+    def rows(self, width: int, height: int, glyphs: Glyphs = BLOCKS) -> list[str]:
+        drawn = draw_timeline(self.picture(width, height), width, height, glyphs)
+        assert [row_width(row) for row in drawn] == [width] * height
+        return [row_text(row) for row in drawn]
+
+
+def test_the_double_spike_is_seen_at_a_glance() -> None:
+    """While the optimizer runs on the CPU the GPU stands still, and the other way round."""
+    look = Look("story", 13)
+    look.view.show(50_000_000)
+    rows = look.rows(80, 18, ASCII)
+    ribbon = next(row for row in rows if row.startswith("rank 0"))[chart_begin(80) :]
+    gpu, cores = (next(row for row in rows if row.startswith(name))[chart_begin(80) :] for name in ("GPU 0", "+cores"))
+    optimizing, computing = ([at for at, cell in enumerate(ribbon) if cell == letter] for letter in "Sb")
+    assert len(optimizing) > 10
+    assert len(computing) > 3
+    assert sum(gpu[at] in "#" for at in optimizing) < 0.3 * len(optimizing)
+    assert sum(gpu[at] in "#" for at in computing) > 0.5 * len(computing)
+    assert sum(cores[at] in "#+" for at in optimizing) > 0.8 * len(optimizing)
+    assert sum(cores[at] in "#+" for at in computing) < 0.5 * len(computing)
+
+
+def test_words_beside_the_lanes() -> None:
+    look = Look("story", 12)
+    rows = look.rows(80, 18)
+    lefts = [row[: chart_begin(80)].rstrip() for row in rows]
+    assert lefts[0] == "3 found here"
+    assert lefts[1].split() == ["rank", "0", "step"]
+    begins = [left.split()[0] for left in lefts[1:]]
+    assert begins[:4] == ["rank"] * 4
+    for name in ("GPU", "■cores", "■alloc", "■PCIe↑", "iteration", "step"):
+        assert name in begins
+    picture = look.picture(80, 18)
+    used = at_cursor(picture, ["utilization"]) * 100
+    assert next(left for left in lefts if left.startswith("GPU 0 %")).split()[3] in f"{used:.1f} {used:.2f}"
+
+
+@pytest.mark.parametrize("glyphs", [BLOCKS, TEXTURES, ASCII], ids=lambda glyphs: glyphs.name)
+def test_one_cursor_through_all_lanes(glyphs: Glyphs) -> None:
+    look = Look("story", 12)
+    rows = look.rows(120, 40, glyphs)
+    x = chart_begin(120) + look.picture(120, 40).cell(look.picture(120, 40).cursor)
+    assert [row[x] for row in rows[1:-1]] == [glyphs.line] * 38
+    assert rows[0][x] != glyphs.line  # over it are the marks
+
+
+def test_steps_and_time_below() -> None:
+    rows = Look("story", 12).rows(120, 30)
+    assert rows[-3].startswith("step 13")
+    assert "─11──" in rows[-3]
+    assert rows[-2].startswith("1:0")
+    assert "─1:00─" in rows[-2]
+
+
+def test_a_mark_where_something_was_found() -> None:
+    look = Look("story", 12)
+    row = look.rows(200, 40)[0]
+    picture = look.picture(200, 40)
+    seen = [mark for mark in picture.marks if 0 <= picture.cell(mark.at) < picture.cells]
+    assert len(seen) == 3
+    for mark in seen:
+        assert row[chart_begin(200) + picture.cell(mark.at)] == "◆"
+    assert "first real step: Step 10, after" in row
+
+
+def test_a_range_says_what_it_holds() -> None:
+    look = Look("story", 13)
+    look.picture(200, 40)
+    look.view.select(57 * S, 62 * S)
+    last = look.rows(200, 40)[-1]
+    assert last.startswith("[ 5.00 s ]  2 steps")
+    for word in ("cpu optim", "backward", "GPU ", "cores ", "alloc ", " max "):
+        assert word in last
+    narrow = look.rows(80, 18)[-1]
+    assert narrow.startswith("[ 5.00 s ]  2 steps")
+
+
+def test_without_a_gpu() -> None:
+    rows = Look("cpu-clean", 30).rows(120, 30)
+    assert rows[-1].endswith("Not recorded: GPU".ljust(len(rows[-1]) - rows[-1].index("Not")))
+    begins = [row[:9] for row in rows]
+    assert "■rank 0 G" in begins  # host memory
+    assert not any(begin.startswith("GPU") for begin in begins)
+    assert not any("PCIe" in row for row in rows)
+
+
+def test_the_chosen_rank_comes_first() -> None:
+    rows = Look("story", 13, rank=2).rows(80, 18)
+    assert [row[:6] for row in rows[1:5]] == ["rank 2", "rank 3", "rank 0", "rank 1"]
+    assert any(row.startswith("GPU 2 %") for row in rows)
+
+
+@pytest.mark.parametrize("name", [name for name in names() if name in ("story", "cpu-dead", "z2-oom", "x4-z3", "cpu-hang")])
+def test_any_size(name: str) -> None:
+    look = Look(name, 5)
+    for width, height in ((30, 1), (31, 4), (40, 7), (60, 10), (80, 18), (120, 33), (200, 44), (300, 84)):
+        for glyphs in (BLOCKS, TEXTURES, ASCII):
+            rows = look.rows(width, height, glyphs)
+            if glyphs is ASCII:
+                assert all(row.isascii() for row in rows)
+
+
+def test_any_zoom() -> None:
+    look = Look("z2-offload", 20)
+    for _ in range(40):
+        look.rows(100, 24)
+        look.view.zoom(1)
+    for _ in range(60):
+        look.rows(100, 24)
+        look.view.zoom(-1)
+        look.view.pan(-0.1)
+
+
+@pytest.mark.parametrize("ranks", [0, 1, 2, 8, 1024])
+@pytest.mark.parametrize(
+    "recorded", [EVERYTHING, {"cores", "all_cores", "rss", "host_memory", "iteration"}, {"utilization"}, set()]
+)
+def test_rows_of_lanes(ranks: int, recorded: set[str]) -> None:
+    for height in range(1, 120):
+        for marks in (False, True):
+            places = plan(height, recorded, ranks, marks=marks)
+            at = 0
+            for place in places:
+                assert place.top >= at
+                at = place.top + place.height
+            assert at <= height
+            if recorded and height > 3:
+                assert at == height
+            shown = ribbons(places)
+            assert shown <= ranks
+            assert (shown > 0) == (ranks > 0)
+            assert all(place.height >= BY_NAME[place.name].least for place in places if place.name in BY_NAME)
+    assert {place.name for place in plan(60, EVERYTHING, 4, marks=True)} >= {*BY_NAME, MARKS, RIBBONS, TIME, SUMMARY}
+
+
+def test_what_matters_most_stays_where_there_is_little_room() -> None:
+    assert [place.name for place in plan(5, EVERYTHING, 4, marks=True)][:3] == [RIBBONS, "utilization", "cores"]
+
+
+def test_nothing_to_show(tmp_path: Path) -> None:
+    empty = RecordingSource(read(tmp_path))
+    viewer = Viewer(empty, None, lambda: 0.0)
+    assert not Pictures(empty, TimelineView()).recorded(viewer.frame())
+    rows = [row_text(row) for row in draw_nothing(80, 18, BLOCKS)]
+    assert "Nothing is recorded yet." in "".join(rows)
+    assert {len(row) for row in rows} == {80}
+    assert "Too narrow" in "".join(row_text(row) for row in draw_nothing(20, 5, BLOCKS))
+    assert draw_nothing(0, 0, BLOCKS) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (lambda: moment_text(62_345_678_901, 50_000_000), "1:02.34"),
+        (lambda: moment_text(62_345_678_901, 2_000_000_000), "1:02"),
+        (lambda: moment_text(3_723_000_000_001, 1_000), "1:02:03.000000"),
+        (lambda: duration(12_345), "12.3 µs"),
+        (lambda: duration(250_000_000), "250 ms"),
+        (lambda: duration(2_750_000_000), "2.75 s"),
+        (lambda: duration(754_000_000_000), "12:34"),
+    ],
+)
+def test_times(words: Callable[[], str], expected: str) -> None:
+    assert words() == expected
