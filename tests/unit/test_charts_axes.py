@@ -136,3 +136,14 @@ def test_the_grid_lies_behind() -> None:
     grid(canvas, axis)
     line(canvas, np.array([100.0, 100]), np.array([100.0, 100]), "series-0", top=100)
     assert [row_text(row) for row in canvas.rows()] == ["⠉▔▔", "▔▔▔"]
+
+
+@given(st.integers(1, 60), st.floats(0.01, 1e6))
+def test_a_value_at_a_tick_is_drawn_at_it(height: int, largest: float) -> None:
+    """A fill up to a tick's value ends at the upper edge of the tick's row, however many rows there are."""
+    axis = scale(Kind.WATTS, largest, height)
+    for row, value in axis.tick_rows(height).items():
+        canvas = Canvas(1, height, BLOCKS)
+        area(canvas, np.array([value / axis.factor]), "load", top=axis.highest)
+        drawn = [row_text(line) for line in canvas.rows()]
+        assert drawn == [" "] * row + ["█"] * (height - row), (row, value, axis)

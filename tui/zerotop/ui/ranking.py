@@ -85,7 +85,8 @@ class Picture:
     def other_metrics(self) -> list[Metric]:
         """Those that may be shown beside the one asked for, in order, of which there is anything."""
         at = METRICS.index(self.metric)
-        return [metric for metric in METRICS[at + 1 :] + METRICS[:at] if self.samples.recorded(metric) and self._told(metric)]
+        others = METRICS[at + 1 :] + METRICS[:at]
+        return [metric for metric in others if self.samples.recorded(metric) and self._told(metric)]
 
     def _told(self, metric: Metric) -> bool:
         """Looking up what a thousand ranks have takes a while: then it is told when it is asked for."""

@@ -10,13 +10,14 @@ from zerotop.ui.charts.coloured import HEAT, heatmap, levels, ribbon
 from zerotop.ui.charts.columns import bridged, edges, last, mean, minmax, shares
 from zerotop.ui.charts.fills import area, band, stack
 from zerotop.ui.charts.lines import line
-from zerotop.ui.charts.scales import Kind, Watched, scale
+from zerotop.ui.charts.scales import Fitted, Kind, Watched, scale
 from zerotop.ui.drawing.axis import Scale
 
 __all__ = [
     "AXIS_WIDTH",
     "HEAT",
     "Canvas",
+    "Fitted",
     "Kind",
     "Scale",
     "Watched",

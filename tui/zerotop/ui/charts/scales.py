@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from enum import Enum
 
 from zerotop.ui.drawing.axis import Scale
 from zerotop.ui.format import GIB, ticks
+
+
+@dataclass(frozen=True)
+class Fitted(Scale):
+    """A scale for so many rows. Ticks stand whole rows apart, so that the chart may reach a little beyond the last one."""
+
+    rows: int = 0
+
+    @property
+    def highest(self) -> float:
+        """What the uppermost edge of the chart stands for, in what is measured."""
+        return self.top / self.factor * self.rows / max(1, self.plotted(self.rows))
 
 
 class Kind(Enum):
@@ -42,19 +55,21 @@ _USUAL = {Kind.SECONDS: ("s", 1.0), Kind.BYTES: ("GiB", float(GIB)), Kind.BYTES_
 _LEAST, _MOST = 0.04, 5000.0  # of a scale, in its unit
 
 
-def scale(kind: Kind, largest: float, height: int) -> Scale:
+def scale(kind: Kind, largest: float, height: int) -> Fitted:
     """A scale from zero in units for people, with ticks 1, 2 or 5 times a power of ten apart, for ``height`` rows.
 
-    ``largest`` is in SI units. What is not a number or not above zero gets a scale up to one.
+    ``largest`` is in SI units; ``highest`` of the scale is what to give charts as their ``top``. What is not a number or
+    not above zero gets a scale up to one.
     """
+    rows = max(1, height)
     if kind is Kind.PERCENT:
-        return Scale("%", 1.0, 25.0 if height >= 8 else 50.0 if height >= 2 else 100.0, 100.0)
+        return Fitted("%", 1.0, 25.0 if height >= 8 else 50.0 if height >= 2 else 100.0, 100.0, rows)
     if not 0 < largest < math.inf:
         unit, size = _USUAL.get(kind, _UNITS[kind][0][1:])
-        return Scale(unit, 1 / size, 1.0, 1.0)
+        return Fitted(unit, 1 / size, 1.0, 1.0, rows)
     unit, size = next((unit, size) for least, unit, size in reversed(_UNITS[kind]) if largest >= least)
     most = 4 if height >= 8 else 3 if height >= 6 else 2 if height >= 2 else 1
-    return Scale(unit, 1 / size, *ticks(min(max(largest / size, _LEAST), _MOST), most))
+    return Fitted(unit, 1 / size, *ticks(min(max(largest / size, _LEAST), _MOST), most), rows)
 
 
 class Watched:
@@ -73,7 +88,7 @@ class Watched:
             self._largest[chart] = before = value
         return before
 
-    def scale(self, chart: str, kind: Kind, value: float, height: int) -> Scale:
+    def scale(self, chart: str, kind: Kind, value: float, height: int) -> Fitted:
         """A scale for all values seen."""
         return scale(kind, self.largest(chart, value), height)
 

@@ -114,7 +114,7 @@ def _panel(
     if parts and not aside and len(bars) * (5 + _GAP) + _PARTS_FROM <= room:
         each, aside = 5, True
     above = rows - axis.plotted(rows)
-    columns = [stacked_column(bar.parts, axis.highest, rows - above, glyphs) for bar in bars]
+    columns = [stacked_column(bar.parts, axis.top / axis.factor, rows - above, glyphs) for bar in bars]
     words = _beside(bars[-1], axis, rows, above, room - len(bars) * (each + _GAP), glyphs) if aside else {}
     drawn = [rule((*title, (" ", "rule"), *heading) if heading else title, width, glyphs)]
     for row, label in enumerate(labels(axis, rows, glyphs)):
@@ -136,7 +136,7 @@ def _beside(bar: _Bar, axis: Scale, rows: int, above: int, width: int, glyphs: G
     found: dict[int, Row] = {}
     for style, size in sorted(_middles(bar.parts), key=lambda part: part[1][1]):
         amount, part = size
-        row = rows - 1 - int(min(rows - above - 1, amount / axis.highest * (rows - above)))
+        row = rows - 1 - int(min(rows - above - 1, amount / axis.top / axis.factor * (rows - above)))
         figure = unit.text(int(part))
         name = fit(_NAMES.get(style, ""), width - len(figure) - 2, glyphs)
         found[row] = ((f"  {name}".ljust(width - len(figure)), "muted"), (figure, "text"))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from zerotop.analysis.waveform import Signal, WaveformFold
 from zerotop.analysis.waveform_align import Stretch
 from zerotop.analysis.waveform_phases import name
-from zerotop.ui.charts import AXIS_WIDTH, Canvas, Kind, Scale, Watched, band, framed, grid, line
+from zerotop.ui.charts import AXIS_WIDTH, Canvas, Fitted, Kind, Watched, band, framed, grid, line
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, filled
 from zerotop.ui.drawing.words import phase_style
@@ -72,7 +72,7 @@ def draw_lane(
     largest = max([float(signal.high.max(initial=0.0)) for signal, _ in shown] + [_largest(before)])
     axis = scales.scale(lane.id, lane.kind, largest, height)
     if lane.kind is Kind.CORES and fold.host_cores and largest > fold.host_cores / 2:
-        axis = Scale(axis.unit, 1.0, fold.host_cores / 2, float(fold.host_cores))
+        axis = Fitted(axis.unit, 1.0, fold.host_cores / 2, float(fold.host_cores), height)
     tints(canvas, fold.stretches, fold.iteration_s, end_s)
     if len(shown) == 1:
         _spread(canvas, shown[0][0], fold.iteration_s, end_s, axis.highest)
