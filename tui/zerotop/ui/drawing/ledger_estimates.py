@@ -6,7 +6,7 @@ from zerotop.analysis.estimates import Estimate
 from zerotop.analysis.memory_view import MemoryView
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.ledger_parts import Unit, unit_for
-from zerotop.ui.drawing.rows import Row
+from zerotop.ui.drawing.rows import Row, filled
 from zerotop.ui.drawing.table import Column, place, rule
 from zerotop.ui.drawing.text import fit
 
@@ -20,7 +20,12 @@ def draw_estimates(view: MemoryView, width: int, height: int, glyphs: Glyphs) ->
     placed = place(_columns(unit, own, glyphs), width)
     rows = [rule(((f"DeepSpeed's estimates, {unit.name}", "title"),), width, glyphs, placed)]
     rows += [placed.row(each, width, glyphs) for each in view.estimates[: height - 1]]
+    if view.setup is not None and view.setup.largest_layer is None and len(rows) < height:
+        rows.append(filled(((fit(_LAYER, width, glyphs), "muted"),), width, glyphs))
     return rows
+
+
+_LAYER = "those for stage 3 need the largest layer's size, which was not recorded"
 
 
 def _columns(unit: Unit, own: set[Estimate], glyphs: Glyphs) -> list[Column[Estimate]]:
