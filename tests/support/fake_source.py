@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -213,6 +213,10 @@ class FakeSource:
             return False
         seen, self._seen = self._seen, self.now_s()
         return self._seen > seen
+
+    def reading(self) -> Generator[None, None, bool]:
+        return self.refresh()
+        yield
 
     def findings(self, cursor_ns: int | None) -> tuple[Annotation, ...]:
         cursor = self.end_ns if cursor_ns is None else cursor_ns

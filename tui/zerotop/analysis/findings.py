@@ -11,6 +11,7 @@ from zerotop.session.reader import Session
 _LEAST_S = 1.0  # between two searches: a finding is on screen within two of these
 _RESTS = 20  # so many times as long as a search takes nothing is searched for, so that it stays below 5 % of a core
 _MOST_S = 0.02  # of searching in one go, where there is much that was not looked at yet, as when a long recording is opened
+_LONG_S = 0.1
 
 
 class Findings:
@@ -33,8 +34,9 @@ class Findings:
             return False
         self._seen = read
         new = self._annotator.update(most_s=_MOST_S)
-        if not self._annotator.behind:
-            took = self._clock() - begin
+        took = self._clock() - begin
+        # With very many ranks one piece takes long: then they are far between.
+        if not self._annotator.behind or took > _LONG_S:
             self._due_s = begin + took + max(_LEAST_S, _RESTS * took)
         return new
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from zerotop.analysis.iterations import Joined
 from zerotop.analysis.peaks import Peaks
 from zerotop.analysis.steps import RankSteps, StepTable
 from zerotop.analysis.view import Cost, Job, LiveView, Progress, State
-from zerotop.session.reader import Event, Session
+from zerotop.session.reader import Event, Session, whole
 from zerotop.session.transcript import Transcript
 
 # Iterations that a rate is taken over.
@@ -51,6 +51,9 @@ class RecordingSource:
         self._transcript, self._older = Transcript(session), Transcript(session)
         self._looked_ns = time.time_ns()
         self._live, self._last_written_ns = session.live, session.last_written_ns
+        self._view: LiveView | None = None  # the last one, until more is read
+        self._before: dict[int, int] = {}  # how many records there were a little before it
+        self._steps.update()
         self._digest()
 
     @property
@@ -81,12 +84,20 @@ class RecordingSource:
 
     def refresh(self) -> bool:
         """Reads what was written since the last call. True when there was anything."""
-        self._looked_ns, was_live = time.time_ns(), self._live
-        fresh = self.session.refresh()
-        self._live, self._last_written_ns = self.session.live, self.session.last_written_ns
+        return whole(self.reading())
+
+    def reading(self) -> Generator[None, None, bool]:
+        """The same in pieces. Meanwhile everything is told as of the last look."""
+        looked_ns, was_live = time.time_ns(), self._live
+        fresh = yield from self.session.reading()
+        yield from self._steps.updating()
+        self._looked_ns, self._live, self._last_written_ns = looked_ns, self.session.live, self.session.last_written_ns
+        self._view = None
         fresh |= self._live != was_live
         if fresh:
+            yield
             self._digest()
+            yield
         # The first picture does not wait for what there is to say about it.
         found = self._shown and self._findings.update(self._last_written_ns)
         return fresh or found
@@ -102,7 +113,6 @@ class RecordingSource:
             for event in self.session.events:
                 self._events.setdefault(event.name, []).append(event)
             self._ends = Ends(self.session.events)
-        self._steps.update()
         over_ns = None if self._live else self._last_written_ns
         self._joined.extend(attempts(self._steps.processes, self._ends, over_ns))
 
@@ -118,6 +128,11 @@ class RecordingSource:
     def view(self, cursor_ns: int | None) -> LiveView:
         """What was known at the cursor; None is the end, which for a live recording is now."""
         cursor = self.end_ns if cursor_ns is None else cursor_ns
+        if self._view is None or self._view.cursor_ns != cursor:
+            self._view = self._view_at(cursor)
+        return self._view
+
+    def _view_at(self, cursor: int) -> LiveView:
         self._shown = True
         count = self._joined.count_known(cursor)
         nodes, engines = self._until("node", cursor), self._until("engine", cursor)
@@ -198,11 +213,14 @@ class RecordingSource:
 
     def _of_attaching(self, cursor: int) -> list[str]:
         """What a recording lacks that began while the job ran."""
-        entered = {event.rank for event in self._until("entered", cursor)}
         found = [str(event.facts.get("text")) for event in self._until("attached", cursor)]
-        for event in self._until("not_entered", cursor):
-            if event.facts.get("rank") not in entered:
-                found.append(f"Rank {event.facts.get('rank')} is not entered: {event.facts.get('why')}")
+        last = {(event.host, event.facts.get("pid")): event for event in self._until("not_entered", cursor)}
+        for event in self._until("entered", cursor):
+            last.pop((event.host, event.pid), None)
+        for (_, pid), event in last.items():
+            rank = event.facts.get("rank")
+            who = f"Process {pid}" if rank is None else f"Rank {rank}"
+            found.append(f"{who} is not entered: {event.facts.get('why')}")
         return found
 
     def _progress(self, cursor: int, count: int, job: Job) -> Progress:
@@ -237,14 +255,16 @@ class RecordingSource:
                     cost = int(last["cost_ns"]) - int(first["cost_ns"])
                     per_step.append(cost / 1e3 / (min(known, 101) - 1))
                     shares.append(cost / span)
-        records = self._records(cursor)
+        records, since_ns = self._records(cursor), (cursor - _RATE_NS) // _RATE_NS * _RATE_NS
+        if since_ns not in self._before:
+            self._before = {since_ns: self._records(since_ns)}
         return Cost(
             probe_us_per_step=_mean(per_step),
             probe_share=_mean(shares),
             lost_records=lost.records,
             errors=errors,
             records=records,
-            records_per_s=(records - self._records(cursor - _RATE_NS)) / (_RATE_NS / 1e9),
+            records_per_s=(records - self._before[since_ns]) / ((cursor - since_ns) / 1e9),
         )
 
     def _records(self, cursor: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from zerotop.analysis.growing import Growing
 from zerotop.analysis.span_sums import DURATIONS, SIZES, SUMS, add_up
 from zerotop.analysis.step_memory import add_memory
-from zerotop.session.reader import Session, Source
+from zerotop.session.reader import Session, Source, whole
 from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE, SKIPPED, UNKNOWN
 
 Rows = NDArray[Any]
@@ -50,6 +51,7 @@ MEMORY = ("allocated_peak_bytes", "reserved_peak_bytes", "host_rss_bytes", "nvml
 
 # Spans taken in at once. What is computed of them stays in the processor's cache.
 _AT_ONCE = 16384
+_PIECE = 64  # processes brought up to date in one go
 
 
 class RankSteps:
@@ -165,12 +167,18 @@ class StepTable:
 
         True when a step was finished anywhere, or a process is new.
         """
+        return whole(self.updating(until_ns))
+
+    def updating(self, until_ns: int | None = None) -> Generator[None, None, bool]:
+        """The same in pieces."""
         new = False
-        for source in self._session.sources["spans"]:
+        for number, source in enumerate(self._session.sources["spans"], 1):
             if source not in self._processes:
                 self._processes[source] = RankSteps(self._session, source, memory=self._memory)
                 new = True
             new |= self._processes[source].update(until_ns)
+            if not number % _PIECE:
+                yield
         return new
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from zerotop.session.files import Event, EventFile, Source
 from zerotop.session.folder import Directory, Folder, Unpacked, first_line
@@ -21,11 +21,25 @@ from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import SESSION_FILE
 from zerotop_probe.recording.tables import TABLES
 
-__all__ = ["Event", "Session", "SessionError", "Source"]
+__all__ = ["Event", "Session", "SessionError", "Source", "whole"]
+
+Result = TypeVar("Result")
 
 # Silence after which a recording whose end nobody saw counts as ended. The sampler writes ten times a second.
 _LIVE_NS = 5_000_000_000
 _BEGINNINGS, _ENDS = (events.JOB_STARTED, events.ATTACHED), (events.JOB_ENDED, events.DETACHED)
+
+_PIECE = 64  # files read in one go
+
+
+def whole(pieces: Generator[None, None, Result]) -> Result:
+    """Does all of it at once."""
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
 
 
 class Session:
@@ -66,14 +80,24 @@ class Session:
 
     def refresh(self) -> bool:
         """Reads what was written since the last call. True when there was anything."""
+        return whole(self.reading())
+
+    def reading(self) -> Generator[None, None, bool]:
+        """The same in pieces: for who has something else to do in between. What it returns is what :meth:`refresh` does."""
         new = self._find_files()
         # Events first: who reads that a process is gone then has its last records too.
-        fresh = [event for file in self._event_files for event in file.read()]
+        fresh: list[Event] = []
+        for number, file in enumerate(self._event_files, 1):
+            fresh += file.read()
+            if not number % _PIECE:
+                yield
         if fresh:
             self.events = sorted([*self.events, *fresh], key=lambda event: event.unix_ns)
         for sources in self.sources.values():
-            for source in sources:
+            for number, source in enumerate(sources, 1):
                 new |= source.refresh()
+                if not number % _PIECE:
+                    yield
         return new or bool(fresh)
 
     def of_host(self, table: str, host: str) -> Sequence[Source]:

@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -55,6 +55,8 @@ SCREENS: tuple[type[Watching], ...] = (
     OutputScreen,
 )
 TABS = tuple(Tab(screen.NAME, screen.TITLE) for screen in SCREENS)
+SLICE_S = 0.015  # of reading in one go: with very many ranks it takes longer, and keys are answered in between
+RESTS = 6.0  # so many times as long as reading and drawing took nothing is read: with very many ranks pictures are rarer
 HEARTBEAT_S = 0.5  # a frame at least this often, so that times go on counting
 
 
@@ -103,6 +105,9 @@ class ZerotopApp(App[Leaving]):
         self._screens: dict[str, Watching] = {}
         self.shown = LiveScreen.NAME  # of the screen that is shown, or was shown last
         self._ticks = 0
+        self._polling: Generator[None, None, bool] | None = None  # what is being read
+        self._took_s = 0.0
+        self._rest_until_s = 0.0
         self._terminal: int | None = None
         self._plain = [PlainText(self.glyphs)] if self.glyphs.name == "ascii" else []
         self.title = title or "zerotop"
@@ -179,10 +184,28 @@ class ZerotopApp(App[Leaving]):
         beat = max(1, round(HEARTBEAT_S / FRAME_S))
         if self._ticks % (2 * beat) == 0:
             self.viewer.check_sampler()
-        if self.viewer.poll() or self._ticks % beat == 0:
-            self.draw()
+        if self._polling is None and time.monotonic() >= self._rest_until_s:
+            self._polling, self._took_s = self.viewer.polling(), 0.0
+            self._poll_on()
         if isinstance(self.screen, LeaveDialog):
             self.screen.note_job(self.viewer.source.live)
+
+    def _poll_on(self) -> None:
+        """Reads for a slice of time; keys have their turn before the next one."""
+        if self._polling is None:
+            return
+        begun, cpu_s = time.monotonic(), time.thread_time()
+        try:
+            while time.monotonic() - begun < SLICE_S:
+                next(self._polling)
+        except StopIteration as end:
+            self._polling = None
+            if end.value or self._ticks % max(1, round(HEARTBEAT_S / FRAME_S)) == 0:
+                self.draw()
+        else:
+            self.call_later(self._poll_on)
+        self._took_s += time.thread_time() - cpu_s
+        self._rest_until_s = time.monotonic() + RESTS * self._took_s
 
     def draw(self) -> None:
         """Draws the frame of this moment."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from enum import Enum
 from typing import Protocol
 
@@ -41,6 +41,9 @@ class Source(Protocol):
 
     def refresh(self) -> bool:
         """Reads what was written since the last call. True when there was anything."""
+
+    def reading(self) -> Generator[None, None, bool]:
+        """The same in pieces, for who has keys to answer in between."""
 
     def view(self, cursor_ns: int | None) -> LiveView:
         """What is known at the cursor; None is the end, which for a live recording is now."""

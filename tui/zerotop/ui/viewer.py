@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.failures import Failures
 from zerotop.analysis.view import LiveView
+from zerotop.session.reader import whole
 from zerotop.ui.drawing.findings import time_marks, weightiest
 from zerotop.ui.drawing.footer import Moment
 from zerotop.ui.frame import Frame
@@ -38,7 +39,11 @@ class Viewer:
 
     def poll(self) -> bool:
         """Reads what is new; True when the screen would look different."""
-        fresh = self.source.refresh()
+        return whole(self.polling())
+
+    def polling(self) -> Generator[None, None, bool]:
+        """The same in pieces."""
+        fresh = yield from self.source.reading()
         if self.playhead.playing and self._cursor() >= self.source.end_ns:
             self.playhead.follow()
             return True
