@@ -109,6 +109,13 @@ def test_the_cursor_stays_on_its_recording_while_the_list_changes(model: StartMo
     assert model.chosen is NEW
 
 
+def test_the_cursor_stays_on_the_first_row_until_it_is_moved(model: StartModel) -> None:
+    model.show((OLD, FAILED), ())
+    assert model.chosen is FAILED
+    model.show(ALL, ())
+    assert model.chosen is NEW
+
+
 def test_marks_are_kept_and_compared(model: StartModel) -> None:
     assert model.to_compare() == ()
     model.mark()  # an unrecorded job cannot be

@@ -53,6 +53,7 @@ class StartModel:
         self.live = 0
         self._marked: set[str] = set()
         self._place = 0
+        self._moved = False  # until then the cursor is on the first row, whichever that is
         self._all: tuple[tuple[Recording, ...], tuple[RunningJob, ...]] = ((), ())
 
     def show(self, recordings: tuple[Recording, ...], jobs: tuple[RunningJob, ...]) -> None:
@@ -67,7 +68,7 @@ class StartModel:
         recordings, jobs = self._all
         items: list[Item] = [*jobs, *self._ordered(recordings)]
         self.rows = tuple(item for item in items if self._fits(item))
-        places = [place for place, item in enumerate(self.rows) if key_of(item) == chosen]
+        places = [place for place, item in enumerate(self.rows) if key_of(item) == chosen and self._moved]
         self._place = places[0] if places else max(0, min(self._place, len(self.rows) - 1))
 
     def _ordered(self, recordings: Iterable[Recording]) -> list[Recording]:
@@ -98,6 +99,7 @@ class StartModel:
 
     def go(self, place: int) -> None:
         """To a row, or the nearest there is."""
+        self._moved = True
         self._place = max(0, min(len(self.rows) - 1, place))
 
     def mark(self) -> None:
@@ -118,6 +120,8 @@ class StartModel:
     def set_filter(self, text: str) -> None:
         """Shows only what holds all of these words."""
         chosen = self.chosen
+        # What was found stays chosen when all are shown again.
+        self._moved |= bool(self.filter) and not text
         self.filter = text
         self._arrange(key_of(chosen) if chosen is not None else "")
 
@@ -125,7 +129,7 @@ class StartModel:
         """Sorts by the next thing to sort by; the cursor goes to the top of it."""
         names = list(ORDERS)
         self.order = names[(names.index(self.order) + 1) % len(names)]
-        self._place = 0
+        self._place, self._moved = 0, False
         self._arrange("")
 
     def scroll(self, height: int) -> None:

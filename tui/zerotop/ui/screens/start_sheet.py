@@ -80,7 +80,6 @@ class Sheet(Keyed):
         return self.key_row(keys(self._model), width)
 
     def on_click(self, event: events.Click) -> None:
-        super().on_click(event)
         row = event.y - _LIST_TOP
         if 0 <= row < self.seen and row + self._model.top < len(self._model.rows):
             self.post_message(self.Pointed(row + self._model.top, twice=event.chain == 2))

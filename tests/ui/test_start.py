@@ -1,0 +1,344 @@
+"""The start screen over real recordings: every key, and what must never happen to a recording."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import Input
+
+import recordings
+from zerotop.analysis.overviews import Overviews
+from zerotop.commands.desk import UserDesk
+from zerotop.session import catalog
+from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
+from zerotop.ui.habits import Habits
+from zerotop.ui.ports import Leaving
+from zerotop.ui.screens.compare import CompareScreen
+from zerotop.ui.screens.delete import DeleteDialog
+from zerotop.ui.screens.dialog import Page
+from zerotop.ui.screens.live import LiveScreen
+from zerotop.ui.screens.start import StartScreen
+from zerotop.ui.start_app import StartApp
+from zerotop.ui.theme import LIGHT_NAME
+from zerotop_probe.recording import directory
+
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The usual place, with three recordings in it; the current folder is another, empty one."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    folder = catalog.usual_place()
+    folder.mkdir(parents=True)
+    shutil.copy(recordings.packed("cpu-clean"), folder)
+    shutil.copy(recordings.packed("z2-oom"), folder)
+    recordings.as_directory("story", folder)
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    return folder
+
+
+class Start:
+    """The program over the usual place."""
+
+    def __init__(self, glyphs: Glyphs = BLOCKS, habits: Habits | None = None) -> None:
+        place = catalog.usual_place()
+        self.desk = UserDesk(Overviews(place, None, lambda path: False), find=list)
+        self.app = StartApp(self.desk, glyphs=glyphs, habits=habits)
+
+    @property
+    def list(self) -> StartScreen:
+        found = self.app.screen
+        assert isinstance(found, StartScreen)
+        return found
+
+    def names(self) -> list[str]:
+        return [getattr(row, "name", "") for row in self.list.model.rows]
+
+    def text(self) -> str:
+        return "\n".join(strip.text for strip in self.app.screen._compositor.render_strips())
+
+    def notices(self) -> list[str]:
+        return [notice.message for notice in self.app._notifications]
+
+
+async def until(pilot: Pilot[Leaving], true: Callable[[], object]) -> None:
+    """Waits for what is shown a moment later."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < deadline
+        await pilot.pause(0.05)
+
+
+def is_shown(start: Start, id: str | None) -> bool:
+    return start.app.screen.id == id
+
+
+async def ready(start: Start, pilot: Pilot[Leaving]) -> None:
+    await until(pilot, lambda: all(recording.about is not None for recording in start.desk.recordings))
+    await until(pilot, lambda: "exit 0" in start.text() and "reading" not in start.text())
+
+
+async def test_all_are_listed_newest_first_with_their_figures(root: Path) -> None:
+    start = Start()
+    async with start.app.run_test(size=(120, 40)) as pilot:
+        await ready(start, pilot)
+        assert start.names() == ["cpu-clean.zerotop", "story", "z2-oom.zerotop"]
+        text = start.text()
+        assert "3 recordings" in text
+        (story,) = [line for line in text.splitlines() if line.strip().startswith("story")]
+        for word in ("exit 0", "Llama 8.03B", "2 opt→CPU", "14", "0.962", "38.2 GPU"):
+            assert word in story
+        (oom,) = [line for line in text.splitlines() if line.strip().startswith("z2-oom")]
+        assert "GPU memory" in oom
+        assert "4/12" in oom
+
+
+async def test_enter_opens_and_leaving_comes_back(root: Path) -> None:
+    start = Start()
+    async with start.app.run_test(size=(120, 40)) as pilot:
+        await ready(start, pilot)
+        for leave in ("q", "escape"):
+            await pilot.press("home", "down", "enter")
+            await until(pilot, lambda: isinstance(start.app.screen, LiveScreen))
+            await until(pilot, lambda: "step 14/14" in start.text() or "14/14 steps" in start.text())
+            await pilot.press("2")
+            await until(pilot, lambda: not isinstance(start.app.screen, LiveScreen))
+            seen = start.app.screen.id
+            await pilot.press(leave)
+            await until(pilot, lambda: isinstance(start.app.screen, StartScreen))
+            assert start.list.model.place == 1
+            # The next one opens on the screen of the monitor that was seen last.
+            await pilot.press("down", "enter")
+            await until(pilot, partial(is_shown, start, seen))
+            await until(pilot, lambda: "z2-oom" in start.text())
+            await pilot.press("1", leave)
+            await until(pilot, lambda: isinstance(start.app.screen, StartScreen))
+        await pilot.press("q")
+    assert start.app.return_value is Leaving.QUIT
+
+
+async def test_keys_of_the_monitor_do_nothing_on_the_list(root: Path) -> None:
+    start = Start()
+    async with start.app.run_test(size=(120, 40)) as pilot:
+        await ready(start, pilot)
+        await pilot.press("1", "2", "n", "a", "i", "r", "g", "f", "left", "full_stop", "b", "x", "z", "tab")
+        await pilot.pause(0.2)
+        assert isinstance(start.app.screen, StartScreen)
+        assert not start.notices()
+
+
+async def test_typing_filters_and_escape_shows_all_again(root: Path) -> None:
+    start = Start()
+    async with start.app.run_test(size=(120, 40)) as pilot:
+        await ready(start, pilot)
+        await pilot.press("slash", *"spode")  # no key of the list's own is pressed meanwhile
+        assert start.names() == []
+        assert isinstance(start.app.screen, StartScreen)
+        await until(pilot, lambda: "Nothing holds" in start.text())
+        await pilot.press(*["backspace"] * 5, *"zero-2 oom", "enter")
+        assert start.names() == ["z2-oom.zerotop"]
+        assert "1 found" in start.text()
+        await pilot.press("escape")
+        assert len(start.names()) == 3
+        assert not start.list.query_one(Input).display
+        assert start.list.model.chosen is not None
+        assert start.list.model.chosen.path.name == "z2-oom.zerotop"
+
+
+async def test_order_is_kept_between_runs(root: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "habits.json"
+    start = Start(habits=Habits(kept))
+    async with start.app.run_test(size=(120, 40)) as pilot:
+        await ready(start, pilot)
+        while start.list.model.order != "slowest":
+            await pilot.press("o")
+        assert start.names() == ["story", "z2-oom.zerotop", "cpu-clean.zerotop"]
+        await pilot.press("t")
+    again = Start(habits=Habits(kept))
+    async with again.app.run_test(size=(120, 40)) as pilot:
+        await ready(again, pilot)
+        assert again.names() == ["story", "z2-oom.zerotop", "cpu-clean.zerotop"]
+        assert again.app.theme == LIGHT_NAME
+
+
+async def test_marked_ones_are_compared(root: Path) -> None:
+    start = Start()
+    async with start.app.run_test(size=(120, 40)) as pilot:
+        await ready(start, pilot)
+        await pilot.press("c")
+        await until(pilot, lambda: any("Mark two" in notice for notice in start.notices()))
+        await pilot.press("home", "down", "space", "c")
+        await until(pilot, lambda: isinstance(start.app.screen, CompareScreen))
+        await until(pilot, lambda: "LlamaForCausalLM" in start.text())
+        assert "Qwen2ForCausalLM" in start.text()
+        assert "parameter offload" in start.text()
+        await pilot.press("d")
+        await until(pilot, lambda: "parameter offload" not in start.text())
+        await pilot.press("end")
+        await until(pilot, lambda: "out of memory" in start.text())
+        await pilot.press("y")
+        assert start.app.clipboard.startswith("section\twhat\tstory\tz2-oom.zerotop\n")
+        await pilot.press("question_mark")
+        await until(pilot, lambda: isinstance(start.app.screen, Page))
+        await pilot.press("escape", "escape")
+        await until(pilot, lambda: isinstance(start.app.screen, StartScreen))
+        await pilot.press("escape")
+        assert start.list.model.marked == ()
+
+
+async def test_export_writes_steps_here_and_says_where(root: Path, tmp_path: Path) -> None:
+    start = Start()
+    async with start.app.run_test(size=(120, 40)) as pilot:
+        await ready(start, pilot)
+        await pilot.press("e")
+        path = tmp_path / "here" / "cpu-clean-steps.csv"
+        await until(pilot, lambda: any(str(path) in notice for notice in start.notices()))
+    lines = path.read_text().splitlines()
+    assert len(lines) == 1 + 2 * 40
+    assert lines[0].startswith("rank,step")
+
+
+async def test_packing_writes_a_file_here_once(root: Path, tmp_path: Path) -> None:
+    start = Start()
+    async with start.app.run_test(size=(120, 40)) as pilot:
+        await ready(start, pilot)
+        await pilot.press("down", "p")
+        path = tmp_path / "here" / "story.zerotop"
+        await until(pilot, lambda: any(str(path) in notice for notice in start.notices()))
+        before = path.read_bytes()
+        await pilot.press("p")
+        await until(pilot, lambda: any("exists already" in notice for notice in start.notices()))
+        assert path.read_bytes() == before
+        await pilot.press("up", "p")
+        await until(pilot, lambda: any("packed already" in notice for notice in start.notices()))
+
+
+@pytest.mark.parametrize("keys", [["escape"], ["enter"], ["n"], ["c"], ["q"]])
+async def test_nothing_is_deleted_without_a_yes(root: Path, keys: list[str]) -> None:
+    start = Start()
+    async with start.app.run_test(size=(80, 24)) as pilot:
+        await ready(start, pilot)
+        await pilot.press("d")
+        await until(pilot, lambda: isinstance(start.app.screen, DeleteDialog))
+        assert "frees 40.4 KiB" in start.text()
+        await pilot.press(*keys)
+        await until(pilot, lambda: isinstance(start.app.screen, StartScreen))
+        await pilot.pause(0.2)
+    assert sorted(path.name for path in root.iterdir()) == ["cpu-clean.zerotop", "story", "z2-oom.zerotop"]
+
+
+async def test_a_recording_is_deleted_and_what_that_freed_is_said(root: Path) -> None:
+    start = Start()
+    async with start.app.run_test(size=(120, 40)) as pilot:
+        await ready(start, pilot)
+        await pilot.press("down", "d")
+        await until(pilot, lambda: isinstance(start.app.screen, DeleteDialog))
+        await pilot.press("d")
+        await until(pilot, lambda: any("story is deleted: 80" in notice for notice in start.notices()))
+        await until(pilot, lambda: start.names() == ["cpu-clean.zerotop", "z2-oom.zerotop"])
+    assert not (root / "story").exists()
+
+
+async def test_a_live_one_and_what_lies_elsewhere_are_never_deleted(root: Path, tmp_path: Path) -> None:
+    directory.create(["python", "train.py"], path=str(root / "now"), launcher="python")
+    elsewhere = recordings.as_directory("z2", tmp_path)
+    (root / "a-link").symlink_to(elsewhere)
+    start = Start()
+    async with start.app.run_test(size=(120, 40)) as pilot:
+        await ready(start, pilot)
+        await pilot.press("slash", *"now", "enter", "d")
+        await until(pilot, lambda: any("now is live" in notice for notice in start.notices()))
+        await pilot.press("escape", "slash", *"a-link", "enter", "d")
+        await until(pilot, lambda: any("is a link" in notice for notice in start.notices()))
+        await pilot.pause(0.1)
+        assert isinstance(start.app.screen, StartScreen)
+    assert (root / "now" / "session.json").is_file()
+    assert (elsewhere / "session.json").is_file()
+
+
+async def test_what_appears_while_one_looks_is_shown(root: Path) -> None:
+    start = Start()
+    async with start.app.run_test(size=(120, 40)) as pilot:
+        await ready(start, pilot)
+        await pilot.press("down")
+        directory.create(["python", "train.py"], path=str(root / "fresh"), launcher="python")
+        await until(pilot, lambda: "● live" in start.text())
+        assert "4 recordings, 1 live" in start.text()
+        assert start.list.model.chosen is not None
+        assert start.list.model.chosen.path.name == "story"
+
+
+async def test_a_damaged_one_is_a_row_and_opens_as_a_sentence(root: Path) -> None:
+    (root / "broken").mkdir()
+    (root / "broken" / "session.json").write_text("{")
+    start = Start()
+    async with start.app.run_test(size=(120, 40)) as pilot:
+        await ready(start, pilot)
+        assert "damaged" in start.text()
+        await pilot.press("slash", *"broken", "enter", "enter")
+        await until(pilot, lambda: any("is damaged" in notice for notice in start.notices()))
+        assert isinstance(start.app.screen, StartScreen)
+
+
+async def test_nothing_recorded_yet_says_how_to_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nowhere"))
+    start = Start()
+    async with start.app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(0.2)
+        assert "zerotop run -- COMMAND" in start.text()
+        await pilot.press("enter", "space", "c", "e", "p", "d", "o", "down", "end", "pageup")
+        await pilot.pause(0.2)
+        assert isinstance(start.app.screen, StartScreen)
+        await pilot.press("question_mark")
+        await until(pilot, lambda: "Keys" in start.text())
+
+
+@pytest.mark.parametrize("size", [(20, 4), (40, 12), (80, 24), (120, 40), (300, 90)], ids=str)
+async def test_any_size_will_do(root: Path, size: tuple[int, int]) -> None:
+    start = Start(glyphs=ASCII)
+    async with start.app.run_test(size=size) as pilot:
+        await until(pilot, lambda: all(recording.about is not None for recording in start.desk.recordings))
+        await pilot.press("down", "space", "down", "c")
+        await until(pilot, lambda: isinstance(start.app.screen, CompareScreen))
+        await pilot.pause(0.1)
+        assert len(start.text().splitlines()) == size[1]
+        assert start.text().isascii()
+
+
+async def test_the_mouse_chooses_opens_and_presses_keys(root: Path) -> None:
+    start = Start()
+    async with start.app.run_test(size=(120, 40)) as pilot:
+        await ready(start, pilot)
+        await pilot.click("#sheet", offset=(10, 4))
+        assert start.list.model.place == 2
+        column = start.text().splitlines()[-1].index("o order")
+        await pilot.click("#sheet", offset=(column, 39))
+        await until(pilot, lambda: start.list.model.order == "by state")
+        await pilot.click("#sheet", offset=(10, 2), times=2)
+        await until(pilot, lambda: isinstance(start.app.screen, LiveScreen))
+
+
+async def test_keys_answer_while_many_are_read(root: Path) -> None:
+    for number in range(100):
+        shutil.copy(recordings.packed("z2"), root / f"copy-{number}.zerotop")
+    start = Start()
+    async with start.app.run_test(size=(120, 40)) as pilot:
+        slowest = 0.0
+        for _ in range(10):
+            begin = time.monotonic()
+            await pilot.press("down")
+            slowest = max(slowest, time.monotonic() - begin)
+            await asyncio.sleep(0.02)
+        assert start.list.model.place >= 10  # where that recording is by now
+        await until(pilot, lambda: "103 recordings" in start.text())
+        assert slowest < 1.0
