@@ -17,7 +17,7 @@ import pytest
 
 import zerotop_probe
 from agents import wait_for
-from programs import ZEROTOP, environment, zerotop
+from programs import ZEROTOP, environment, on_terminal, zerotop
 from zerotop_probe.outside import control
 from zerotop_probe.outside.attaching.enter import enter
 from zerotop_probe.outside.proc import Process
@@ -135,6 +135,25 @@ def test_the_order_of_attaching_and_detaching_is_that_of_time(tmp_path: Path) ->
     assert control.read_facts(str(session)).detached
     subprocess.run([sys.executable, "-c", write, str(session), "5", "attached"], check=True)
     assert not control.read_facts(str(session)).detached
+
+
+def test_entering_from_the_screen(job: Job, tmp_path: Path) -> None:
+    process = job()
+    terminal = on_terminal(tmp_path, "attach", str(process.pid))
+    try:
+        terminal.wait_for("E enter ranks")
+        terminal.type("E")
+        terminal.wait_for(f"Process {process.pid} is not entered: it has not", "DeepSpeed yet: ask again")
+        terminal.type("q")
+        terminal.wait_for("Detach")
+        terminal.type("d")
+        assert terminal.exit_code() == 0
+    finally:
+        terminal.close()
+    ((name, state),) = listed(tmp_path)
+    assert state == "live"
+    assert zerotop(tmp_path, "detach", name).returncode == 0
+    assert process.poll() is None
 
 
 @pytest.mark.parametrize("command", ["attach", "detach"])

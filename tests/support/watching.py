@@ -26,6 +26,7 @@ class FakeJob:
     def __init__(self) -> None:
         self.stops = 0
         self.sampler = True
+        self.outside = False
         self.restarts = 0
         self.looks: list[tuple[int, bool]] = []
         self.trouble: OSError | None = None
@@ -49,6 +50,15 @@ class FakeJob:
             raise self.trouble
         self.restarts += 1
         self.sampler = True
+
+    def can_enter(self) -> bool:
+        return self.outside
+
+    def enter(self) -> str:
+        if self.trouble:
+            raise self.trouble
+        self.outside = False
+        return "2 ranks are entered."
 
 
 class Watch:

@@ -77,7 +77,7 @@ gpus = st.builds(
 )
 ranks = st.builds(
     view.Rank,
-    rank=few,
+    rank=st.integers(-1, 300),
     host=words,
     pid=few,
     alive=st.booleans(),

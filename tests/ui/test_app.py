@@ -416,6 +416,26 @@ async def test_a_dead_sampler_is_said_and_started_again() -> None:
         assert "The sampler has stopped" not in seen.text()
 
 
+async def test_ranks_attached_to_from_outside_are_entered() -> None:
+    seen = Watch(offload_story(), 75.0)
+    async with seen.app.run_test(size=(120, 40), notifications=True) as pilot:
+        await pilot.press("E")
+        await pilot.pause()
+        assert "enter" not in seen.text()  # there is nobody to enter
+        seen.job.outside = True
+        for _ in range(12):
+            seen.app.tick()
+        await pilot.pause()
+        assert "E enter ranks" in seen.text()
+        seen.job.trouble = OSError("no more processes")
+        await pilot.press("E")
+        await until(pilot, lambda: "no more processes" in seen.text())
+        seen.job.trouble = None
+        await pilot.press("E")
+        await until(pilot, lambda: "2 ranks are entered." in seen.text())
+        await until(pilot, lambda: "E enter ranks" not in seen.text())
+
+
 NASTY = "[red]x[/red] [link=file:///]y \x1b]0;title\x07\x1b[2J \u202e rtl 损失 e\u0301 \x00"
 
 

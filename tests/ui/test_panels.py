@@ -337,3 +337,12 @@ def test_every_panel_fills_its_box(width: int, height: int, glyphs: object) -> N
             assert [len(row_text(row)) for row in rows] == [width] * height, draw
         rows = draw_output(Pane(view.output), width, height, glyphs)
         assert [len(row_text(row)) for row in rows] == [width] * height
+
+
+def test_a_process_that_nobody_numbered_is_the_job() -> None:
+    view = at(cpu_story(), 9.5)
+    view = replace(view, ranks=(replace(view.ranks[0], rank=-1),))
+    for draw in (draw_memory, draw_cpu):
+        text = "\n".join(texts(draw(view, 80, 8, BLOCKS)))
+        assert " job " in text or "\njob " in text
+        assert "-1" not in text

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from zerotop.commands.closing import say
+from zerotop.commands.entering import enter
 from zerotop.commands.named import recording_of, session_or_job
 from zerotop.commands.problems import USAGE, Problem
 from zerotop.commands.run import has_terminal
@@ -15,7 +16,6 @@ from zerotop.session.reader import Session
 from zerotop_probe.outside import agent, control
 from zerotop_probe.outside.attaching import session as attaching
 from zerotop_probe.outside.attaching.jobs import FoundJob, job_of
-from zerotop_probe.outside.proc import Process
 
 _LOOK_S = 0.2
 
@@ -36,7 +36,7 @@ def attach(options: argparse.Namespace) -> int:
         raise Problem(f"The job of {path.name} has ended; look back with: zerotop replay {path.name}")
     _have_sampler(path)
     if options.enter:
-        _enter(path)
+        say(*enter(path)[1])
     if options.headless:
         return _stay(path)
     if not has_terminal():
@@ -84,29 +84,6 @@ def _have_sampler(path: Path, *, new: bool = False) -> None:
     except (agent.AgentError, OSError) as error:
         began = "The job's sampler" if new else "The job's sampler has died, and another one"
         say(f"{began} cannot be started: {error}")
-
-
-def _enter(path: Path) -> None:
-    """Puts the probe into every rank that it is not in yet, and says of each where that could not be."""
-    ranks = _ranks(path)
-    if not ranks:
-        say("No rank is seen yet: enter it when it trains.")
-    for entry in attaching.enter_ranks(str(path), ranks):
-        if entry.why_not:
-            number = next(number for number, process in ranks if process == entry.process)
-            who = f"Process {entry.process.pid}" if number is None else f"Rank {number}"
-            say(f"{who} is {'still to be' if entry.pending else 'not'} entered: {entry.why_not.rstrip('.')}.")
-
-
-def _ranks(path: Path) -> list[tuple[int | None, Process]]:
-    """The ranks of a session's job that run on this node."""
-    root = control.read_facts(str(path)).job
-    job = job_of(root.pid) if root is not None and root.alive() else None
-    found = [(rank.rank, rank.process) for rank in job.ranks] if job is not None else []
-    known = {process for _, process in found}
-    # Ranks whose launcher has died are known from when they were found.
-    others = [process for process in control.read_facts(str(path)).ranks if process not in known and process.alive()]
-    return found + [(None, process) for process in others]
 
 
 def _stay(path: Path) -> int:

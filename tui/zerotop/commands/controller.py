@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from zerotop.commands import entering
 from zerotop.commands.looking import ask
 from zerotop_probe.outside import agent, control
 from zerotop_probe.recording import directory
@@ -14,6 +15,7 @@ class JobController:
     """The running job of one session on this node."""
 
     def __init__(self, session: Path) -> None:
+        self._path = session
         self._session = str(session)
         usual = session.parent == Path(directory.default_root()).absolute()
         self._called = session.name if usual else str(session)
@@ -41,3 +43,13 @@ class JobController:
             agent.watch_in_background(self._session)
         except agent.AgentError as error:
             raise OSError(str(error)) from error
+
+    def can_enter(self) -> bool:
+        """True while ranks that were attached to from outside have no probe."""
+        return entering.can_enter(self._path)
+
+    def enter(self) -> str:
+        """Puts the probe into them; says what came of it. Takes seconds where ranks do not answer."""
+        count, told = entering.enter(self._path)
+        entered = "1 rank is entered." if count == 1 else f"{count} ranks are entered."
+        return " ".join([entered] * bool(count) + told)

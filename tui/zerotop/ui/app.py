@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import sys
@@ -171,7 +172,7 @@ class ZerotopApp(App[Leaving]):
         """The first frame of a recording that is there."""
         if self.is_watching:
             self.viewer.poll()
-            self.viewer.check_sampler()
+            self.viewer.check_job()
             self.draw()
 
     def tick(self) -> None:
@@ -183,7 +184,7 @@ class ZerotopApp(App[Leaving]):
             return
         beat = max(1, round(HEARTBEAT_S / FRAME_S))
         if self._ticks % (2 * beat) == 0:
-            self.viewer.check_sampler()
+            self.viewer.check_job()
         if self._polling is None and time.monotonic() >= self._rest_until_s:
             self._polling, self._took_s = self.viewer.polling(), 0.0
             self._poll_on()
@@ -339,6 +340,22 @@ class ZerotopApp(App[Leaving]):
         except OSError as error:
             self.notify(f"The sampler cannot be started: {error}", severity="error", markup=False)
 
+    def action_enter(self) -> None:
+        """Puts the probe into the ranks, beside everything else: those that are busy answer late."""
+        controller = self.viewer.controller
+        if controller is not None:
+            self.notify("The ranks are asked to take the probe in.", timeout=3)
+            self.run_worker(self._enter(controller), group="enter", exclusive=True)
+
+    async def _enter(self, controller: Controller) -> None:
+        try:
+            said = await asyncio.to_thread(controller.enter)
+        except OSError as error:
+            said = f"The ranks cannot be entered: {error}"
+        self.notify(said, timeout=10, markup=False)
+        self.viewer.check_job()
+        self.draw()
+
     def action_look(self) -> None:
         """Has the job record every allocation of its next step."""
         try:
@@ -387,6 +404,8 @@ class ZerotopApp(App[Leaving]):
             return False
         if action == "look":
             return self.is_watching and self.viewer.steered
+        if action == "enter":
+            return self.viewer.enterable
         return self.viewer.sampler_missing if action == "restart_sampler" else True
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:

@@ -16,6 +16,7 @@ ONLY_WATCHING = frozenset(
         "begin",
         "follow",
         "restart_sampler",
+        "enter",
         "job",
         "choose_rank",
         "switch",
@@ -76,6 +77,13 @@ APP_BINDINGS: list[BindingType] = [
         "Restart sampler",
         id="job.sampler",
         tooltip="Start another sampler on this node",
+    ),
+    Binding(
+        "E",
+        "enter",
+        "Enter ranks",
+        id="job.enter",
+        tooltip="Put the probe into the ranks: phases, steps and PyTorch's memory from then on",
     ),
     Binding(
         "i",

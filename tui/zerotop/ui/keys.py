@@ -13,7 +13,14 @@ def with_own(common: tuple[Key, ...], own: Sequence[Key]) -> tuple[Key, ...]:
     return (*common[:1], *own, *common[1:])
 
 
-def entries(moment: Moment, controller: Controller | None, sampler_missing: bool, findings: int = 0) -> tuple[Key, ...]:
+def entries(
+    moment: Moment,
+    controller: Controller | None,
+    sampler_missing: bool,
+    findings: int = 0,
+    *,
+    enterable: bool = False,
+) -> tuple[Key, ...]:
     """The bottom row's entries, in drawing order. ``findings``: how many there are to go to."""
     playing = moment.playing or (moment.following and moment.live)
     keys = [
@@ -27,6 +34,8 @@ def entries(moment: Moment, controller: Controller | None, sampler_missing: bool
         keys.append(Key("f", "follow" if moment.live else "end", "app.follow", 8))
     if sampler_missing and controller is not None:
         keys.append(Key("r", "restart sampler", "app.restart_sampler", 8))
+    if enterable:
+        keys.append(Key("E", "enter ranks", "app.enter", 8))
     if findings:
         keys += [Key("a", f"{findings} found", "app.feed", 7), Key("np", "go there", "app.finding(1)", 4)]
     keys += [

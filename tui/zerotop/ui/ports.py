@@ -91,6 +91,12 @@ class Controller(Protocol):
             OSError: it cannot be started; the text says why.
         """
 
+    def can_enter(self) -> bool:
+        """True while ranks of a job that was attached to from outside are without the probe."""
+
+    def enter(self) -> str:
+        """Puts the probe into those ranks; says what came of it, in sentences. May take seconds."""
+
 
 class Leaving(Enum):
     """How the user left the screen: what the program returns."""

@@ -32,6 +32,7 @@ class Viewer:
         self._drawn: deque[float] = deque()
         self._view: LiveView | None = None
         self._sampler_alive = True
+        self.enterable = False  # ranks can be asked to take the probe in
         self._chosen: Annotation | None = None
         self._rank: int | None = None
         self._failures = Failures(source.session)
@@ -49,10 +50,11 @@ class Viewer:
             return True
         return self.playhead.playing or (fresh and self.playhead.following)
 
-    def check_sampler(self) -> None:
-        """Asks whether the node's sampler still works; a few system calls, so not for every frame."""
-        running = self.controller is not None and self.source.live
-        self._sampler_alive = not running or self.controller is None or self.controller.sampler_alive()
+    def check_job(self) -> None:
+        """Asks whether the node's sampler still works and ranks lack the probe; system calls, so not for every frame."""
+        running = self.controller if self.source.live else None
+        self._sampler_alive = running is None or running.sampler_alive()
+        self.enterable = running is not None and running.can_enter()
 
     @property
     def sampler_missing(self) -> bool:
@@ -68,7 +70,7 @@ class Viewer:
         self._view = self.source.view(None if self.playhead.following else self._cursor())
         known = self.source.findings(None)
         moment = self._moment(known)
-        keys = entries(moment, self.controller, self.sampler_missing, len(known))
+        keys = entries(moment, self.controller, self.sampler_missing, len(known), enterable=self.enterable)
         pane = self.scrollback.pane(self._view.output)
         cursor_ns = self._view.cursor_ns
         findings = tuple(finding for finding in known if finding.known_ns <= cursor_ns)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from zerotop.analysis.view import Gpu, Host, LiveView, Rank
+from zerotop.ui.drawing import words
 from zerotop.ui.drawing.bars import stacked_bar
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.past import LEAST_HEIGHT, draw_past
@@ -201,7 +202,7 @@ def _host_columns(hosts: Sequence[Host], name_width: int, bar_width: int, glyphs
 
 def _rank_columns(ranks: Sequence[Rank], scale: int, largest: int, glyphs: Glyphs) -> list[Column[Rank]]:
     decimals = decimals_for(largest / GIB)
-    longest = max([4, *(len(f"rank {rank.rank}") for rank in ranks)])
+    longest = max([4, *(len(words.rank_name(rank.rank)) for rank in ranks)])
 
     def bar(rank: Rank, cells: int) -> Row:
         parts = [
@@ -214,7 +215,7 @@ def _rank_columns(ranks: Sequence[Rank], scale: int, largest: int, glyphs: Glyph
         return ((glyphs.swatch if glyphs.smooth else glyphs.part(style), style), (text, "heading"))
 
     return [
-        Column((), longest, 9, lambda rank, _: ((f"rank {rank.rank}".rjust(longest), "label"),), left=True),
+        Column((), longest, 9, lambda rank, _: ((words.rank_name(rank.rank).rjust(longest), "label"),), left=True),
         Column((), 8, 9, bar, grows=True),
         Column(
             swatch("memory-allocated", "RSS"),

@@ -14,7 +14,7 @@ from zerotop.ui.drawing.rows import Row, filled
 from zerotop.ui.drawing.strips import cores_strip, empty_strip, strip_heading, utilization_strip
 from zerotop.ui.drawing.table import Column, place, rule
 from zerotop.ui.drawing.text import cells, fit, literal
-from zerotop.ui.drawing.words import cores, phase_style, phase_word
+from zerotop.ui.drawing.words import cores, phase_style, phase_word, rank_name
 from zerotop.ui.format import GIB, MISSING, decimals_for, fixed, gib
 
 STRIP_FROM = LABEL_WIDTH + 1  # where a tall strip begins: under a chart's plot
@@ -98,8 +98,7 @@ def _rank_columns(view: LiveView, width: int, tall: int, glyphs: Glyphs) -> list
     ranks = view.ranks
     several = len(view.hosts) > 1
     well = view.job.state is State.ENDED and view.job.exit_code == 0
-    label = "" if width < 46 else "rank "
-    names = {rank.rank: f"{label}{rank.rank}" for rank in ranks}
+    names = {rank.rank: rank_name(rank.rank, short=width < 46) for rank in ranks}
     longest = max([1, *(len(name) for name in names.values())])
     decimals = decimals_for(max([0, *(rank.rss_peak_bytes for rank in ranks)]) / GIB)
 

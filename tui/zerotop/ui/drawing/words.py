@@ -48,6 +48,13 @@ def phase_style(phase: str) -> str:
     return _PHASE_STYLES.get(phase, "phase-other")
 
 
+def rank_name(rank: int, *, short: bool = False) -> str:
+    """``rank 3``, or ``3``; a process that nobody numbered is the job itself."""
+    if rank < 0:
+        return "job"
+    return str(rank) if short else f"rank {rank}"
+
+
 def offload(job: Job, glyphs: Glyphs) -> str:
     """What is offloaded where: ``optimizer→CPU``, ``params+optimizer→CPU``; empty when nothing is."""
     optimizer, parameters = (_target(job.offload_optimizer), _target(job.offload_parameters))
