@@ -13,9 +13,10 @@ from uneven_ranks import GIB, write_ranks
 from zerotop.analysis.rank_matrix import Metric
 from zerotop.analysis.source import RecordingSource
 from zerotop.ui.app import ZerotopApp
+from zerotop.ui.copying import text_to_copy
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.ports import Leaving
-from zerotop.ui.screens.ranks import RankMap, RanksScreen
+from zerotop.ui.screens.ranks import RankMap, RanksScreen, RankTable
 
 
 def app_of(folder: Path, glyphs: Glyphs = BLOCKS) -> ZerotopApp:
@@ -144,6 +145,20 @@ async def test_the_map_goes_with_the_cursor(six: Path) -> None:
         await pilot.pause()
         assert screen.frame is not None
         assert screen.ranking.look(screen.frame).matrix.steps.tolist() == [0, 1, 2, 3, 4]
+
+
+async def test_the_numbers_can_be_copied(six: Path) -> None:
+    app = app_of(six)
+    async with app.run_test(size=(120, 40)) as pilot:
+        screen = await shown(app, pilot)
+        matrix = text_to_copy(screen).split("\n")
+        assert matrix[0].split("\t")[:2] == ["rank, iteration_s", "step 0"]
+        assert [line.split("\t")[0] for line in matrix[1:]] == ["4", "0", "1", "2", "3", "5"]
+        screen.query_one(RankTable).focus()
+        await pilot.pause()
+        table = dict(line.split("\t")[:2] for line in text_to_copy(screen).split("\n"))
+        assert table["figure"] == "rank 0"
+        assert float(table["peak_bytes"]) == pytest.approx(30 * GIB, rel=1e-5)
 
 
 async def test_terms_and_keys_are_explained(six: Path) -> None:

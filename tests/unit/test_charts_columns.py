@@ -74,3 +74,11 @@ def test_whole_numbers_of_any_width_are_points() -> None:
     for dtype in (np.int64, np.uint32, np.float32):
         low, high = minmax(np.arange(4), np.array([1, 5, 2, 2], dtype), 0, 4, 2)
         assert (low.tolist(), high.tolist()) == ([1, 2], [5, 2])
+
+
+def test_times_may_be_nanoseconds() -> None:
+    base = 1_790_000_000_000_000_000
+    x = base + np.array([0, 300, 1024, 2047, 2048], np.int64)
+    low, high = minmax(x, np.arange(5), base, base + 2048, 2)
+    assert (low.tolist(), high.tolist()) == ([0, 2], [1, 4])
+    assert minmax(x, np.arange(5), base + 512, base + 1024, 2)[1].tolist() == pytest.approx([NAN, 2], nan_ok=True)

@@ -11,6 +11,7 @@ from textual.message import Message
 
 from zerotop.ui.drawing.footer import Key
 from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.rank_copy import matrix_text, table_text
 from zerotop.ui.drawing.rank_table import draw_table
 from zerotop.ui.drawing.ranks import Map, columns, draw_map
 from zerotop.ui.drawing.rows import Row
@@ -51,6 +52,10 @@ class RankMap(Drawn, can_focus=True):
             self._map = draw_map(picture, width, height, self.glyphs, focused=self.has_focus)
         return self._map.rows
 
+    def copyable(self) -> str:
+        """All ranks and steps, not only those that there is room for."""
+        return matrix_text(self._ranking.look(self.frame)) if self.frame is not None else ""
+
     def on_click(self, event: events.Click) -> None:
         rank = self._map.ranks.get(event.y)
         if rank is not None:
@@ -71,6 +76,10 @@ class RankTable(Drawn, can_focus=True):
             return self._rows
         self._drawn = drawn
         return draw_table(drawn[0], width, height, self.glyphs, focused=self.has_focus)
+
+    def copyable(self) -> str:
+        """The same, in SI units."""
+        return table_text(self._ranking.look(self.frame)) if self.frame is not None else ""
 
 
 class RanksScreen(Watching):
