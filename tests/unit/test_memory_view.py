@@ -10,7 +10,7 @@ import pytest
 import recordings
 from memory_recording import GIB, PARTS, Recording, allocator, gib, gpu, holds, resident, usual
 from small_recording import BEGIN_NS, S, identity
-from zerotop.analysis.memory_lines import SUM_DEVICE, SUM_RESIDENT, Line
+from zerotop.analysis.memory_lines import FREED, SUM_DEVICE, SUM_RESIDENT, TO_COME, Line
 from zerotop.analysis.memory_view import MemoryView, MemoryViews
 from zerotop_probe.recording import events, tables
 
@@ -75,11 +75,18 @@ def test_lines_of_a_gpu(tmp_path: Path) -> None:
     expected = {line.key: (line.expected_bytes, line.difference_bytes) for line in view.lines if line.expected_bytes}
     assert expected["parameters"] == (gib(2), 0)
     gradients = next(line for line in view.lines if line.key == "gradients")
-    assert (gradients.now_bytes, gradients.expected_bytes, gradients.comes_and_goes) == (0, gib(2), True)
+    assert (gradients.now_bytes, gradients.expected_bytes, gradients.away) == (0, gib(2), FREED)
     assert [line.key for line in view.lines if line.is_sum] == ["allocated", "reserved", "job", "device"]
     (own,) = view.own_estimates
     assert own.gpu_bytes == 2 * GIB + 18 * GIB
     assert view.rule is not None
+
+
+def test_what_the_first_update_will_make_is_to_come() -> None:
+    session = recordings.recording("z2")
+    lines = MemoryViews(session).at(session.begin_ns + int(39.41 * S)).lines
+    away = {line.key: line.away for line in lines if line.expected_bytes}
+    assert away == {"parameters": "", "gradients": TO_COME, "master_weights": "", "optimizer_state": TO_COME}
 
 
 def test_the_peak_beside_now(tmp_path: Path) -> None:

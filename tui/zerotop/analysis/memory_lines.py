@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from zerotop.analysis.expected import Difference
 from zerotop.analysis.host_ledger import NOT_RESIDENT, PINNED_SPARE, HostLedger
 from zerotop.analysis.host_ledger import REST as HOST_REST
+from zerotop.analysis.inventories import AFTER_UPDATE, GRADIENTS, OPTIMIZER_STATE, WORDS
 from zerotop.analysis.ledger_rows import (
     ACTIVATIONS,
     ALLOCATED,
@@ -27,6 +28,8 @@ from zerotop.analysis.ledger_rows import (
 )
 
 SUM_ALLOCATED, SUM_RESERVED, SUM_JOB, SUM_DEVICE, SUM_RESIDENT = "allocated", "reserved", "job", "device", "resident"
+
+FREED, TO_COME = "freed", "to come"
 
 # From the innermost sum to the device; each sum holds the ones before it.
 _PARTS = (
@@ -63,7 +66,7 @@ class Line:
     pinned_bytes: int = 0  # of a host's row
     per_parameter: float | None = None  # bytes, of a host's row
     basis: str = ""  # what it rests on, as a few words
-    comes_and_goes: bool = False  # what is expected is not there all the time, and is not now
+    away: str = ""  # why what is expected is not there now: FREED until the next backward, or TO_COME
 
     @property
     def difference_bytes(self) -> int | None:
@@ -89,9 +92,18 @@ def gpu_lines(now: GpuLedger, peak: GpuLedger | None, differences: Sequence[Diff
 def _row(key: str, now: GpuLedger, peak: GpuLedger | None, said: Difference | None) -> Line:
     at_peak = peak.bytes_of(key) if peak is not None else None
     expected = said.expected_bytes if said is not None else None
-    away = said is not None and bool(said.note)
     basis = next((row.basis for row in now.rows if row.key == key), "")
-    return Line(key, _SHORT.get(key, LABELS[key]), now.bytes_of(key), at_peak, expected, basis=basis, comes_and_goes=away)
+    away = _away(said, basis)
+    return Line(key, _SHORT.get(key, LABELS[key]), now.bytes_of(key), at_peak, expected, basis=basis, away=away)
+
+
+def _away(said: Difference | None, basis: str) -> str:
+    """Gradients live from the backward to the update, and an optimizer makes its state in its first one."""
+    if said is None or 2 * said.measured_bytes >= (said.expected_bytes or 0):
+        return ""
+    if said.note:
+        return FREED
+    return TO_COME if said.key in (GRADIENTS, OPTIMIZER_STATE) and WORDS[AFTER_UPDATE] not in basis else ""
 
 
 def _worth(key: str, now: GpuLedger, peak: GpuLedger | None, said: Difference | None) -> bool:
@@ -114,8 +126,8 @@ def _without_repeats(lines: Sequence[Line]) -> list[Line]:
 
 def host_lines(now: HostLedger, differences: Sequence[Difference]) -> tuple[Line, ...]:
     """Of one rank's host memory: the last line is what is resident."""
-    said = {each.key: each.expected_bytes for each in differences}
-    away = {each.key for each in differences if each.note}
+    told = {each.key: each for each in differences}
+    said = {key: each.expected_bytes for key, each in told.items()}
     rows = [
         Line(
             row.key,
@@ -123,7 +135,7 @@ def host_lines(now: HostLedger, differences: Sequence[Difference]) -> tuple[Line
             row.bytes,
             None,
             said.get(row.key),
-            comes_and_goes=row.key in away,
+            away=_away(told.get(row.key), row.basis),
             pinned_bytes=row.pinned_bytes,
             per_parameter=row.per_parameter,
             basis=row.basis,

@@ -65,7 +65,8 @@ def table_rows(view: MemoryView, *, host: bool) -> int:
     gone = view.moment_ns != view.cursor_ns
     if host:
         return 5 + len(view.host_lines) + gone
-    return 1 + len(view.lines) + len(_beside(view)) + (2 if view.peaks is not None else 0) + gone
+    noted = view.gpu is not None and bool(view.gpu.notes or any(row.note for row in view.gpu.rows))
+    return 1 + len(view.lines) + len(_beside(view)) + (2 if view.peaks is not None else 0) + gone + 2 * noted
 
 
 _WITHOUT_GPU = (
@@ -166,7 +167,7 @@ def _host_columns(unit: Unit, lines: Sequence[Line], glyphs: Glyphs) -> list[Col
         return _figure(unit.text(line.pinned_bytes), line, lines) if line.pinned_bytes else ()
 
     def each(line: Line, _: int) -> Row:
-        known = line.per_parameter and not line.comes_and_goes
+        known = line.per_parameter and not line.away
         return ((f"{line.per_parameter:.2f}".rjust(8), "muted"),) if known else ()
 
     return [
@@ -201,9 +202,10 @@ def _expectations(unit: Unit, whole: int, glyphs: Glyphs) -> list[Column[Line]]:
         size = line.difference_bytes
         if size is None:
             return ()
-        if line.comes_and_goes:
-            return (("freed".rjust(width), "muted"),)
-        return ((unit.signed(size).rjust(width), "warn" if abs(size) > _MUCH * whole else "text"),)
+        if line.away:
+            return ((line.away.rjust(width), "muted"),)
+        much = abs(size) > _MUCH * whole and line.key not in _BESIDE
+        return ((unit.signed(size).rjust(width), "warn" if much else "text"),)
 
     return [
         Column((("expected", "heading"),), 8, 6, lambda line, width: _right(expected(line, width), width)),
