@@ -85,7 +85,7 @@ async def test_up_and_down_choose_the_rank_and_its_gpu() -> None:
         assert "GPU 0, rank 0, GiB" in screen.text()
         assert "GPU 2, rank 2, GiB" in await screen.press("down", "down")
         assert "GPU 1, rank 1, GiB" in await screen.press("up")
-        await screen.press("1", "3")
+        await screen.press("1", "4")
         assert "GPU 1, rank 1, GiB" in await screen.press("up", "down")
 
 
@@ -201,7 +201,7 @@ async def test_a_death_is_told_on_every_screen(name: str, what: str, size: tuple
     app = ZerotopApp(RecordingSource(session), None, title=name)
     async with app.run_test(size=size) as pilot:
         screen = Shown(app, pilot)
-        for number in "13":
+        for number in "14":
             said = await screen.press(number)
             assert what in said
             assert "→ " in said
