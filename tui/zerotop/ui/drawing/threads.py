@@ -281,3 +281,14 @@ def _legend(threads: RankThreads, width: int, glyphs: Glyphs) -> list[Row]:
         *([()] if named else []),
         *(tuple(row) for row in named if width >= 12),
     ]
+
+
+def threads_text(threads: RankThreads) -> str:
+    """A row for each thread, tabs between columns, a heading first: for the clipboard."""
+    lines = ["\t".join(("rank", "tid", "name", "cores", "waiting", "ran_on", "numa_nodes", "may_run_on"))]
+    for group in threads.groups:
+        for thread in group.threads:
+            figures = (f"{thread.cores_used:.3f}", f"{thread.waiting:.3f}")
+            places = (cores_text(thread.ran_on), ",".join(map(str, thread.nodes)), cores_text(thread.allowed))
+            lines.append("\t".join((str(threads.rank.rank), str(thread.tid), thread.name, *figures, *places)))
+    return "\n".join(lines)

@@ -14,7 +14,6 @@ from zerotop.ui.drawing.footer import Key
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.output_lines import draw_find, draw_lines, laid_out, lines_seen, plain_text
 from zerotop.ui.drawing.rows import Row
-from zerotop.ui.format import grouped
 from zerotop.ui.frame import Frame
 from zerotop.ui.layout import Box
 from zerotop.ui.ports import Source
@@ -64,7 +63,6 @@ class OutputScreen(Watching):
         Binding("pageup", "page(1)", "Page back", id="output.pageup", tooltip="A page back", show=False),
         Binding("pagedown", "page(-1)", "Page on", id="output.pagedown", tooltip="A page on", show=False),
         Binding("w", "wrap", "Wrap lines", id="output.wrap", tooltip="Long lines in several rows, or cut"),
-        Binding("y", "copy", "Copy", id="output.copy", tooltip="Copy the lines that are seen to the clipboard"),
         Binding("escape", "back", "Leave the search", id="output.back", tooltip="Forget what is looked for", show=False),
     ]
 
@@ -91,7 +89,7 @@ class OutputScreen(Watching):
             Key("/", "find", "screen.find", 8),
             *(match if searching else ()),
             Key("↑↓", "scroll", "screen.page(1)", 5),
-            Key("y", "copy", "screen.copy", 3),
+            Key("y", "copy", "app.copy", 3),
             Key("w", "wrap", "screen.wrap", 2),
         )
 
@@ -156,15 +154,6 @@ class OutputScreen(Watching):
         self.reading.wrapped = not self.reading.wrapped
         self.again()
 
-    def action_copy(self) -> None:
-        lines = self.query_one(Lines).seen()
-        if not lines:
-            self.notify("There is nothing to copy.", timeout=2)
-            return
-        self.app.copy_to_clipboard(plain_text(lines, self.glyphs))
-        number = f"{grouped(len(lines))} lines" if len(lines) > 1 else "One line"
-        self.notify(f"{number} copied, if this terminal lets programs copy.", timeout=3)
-
     def again(self) -> None:
         """Draws what has changed without the cursor, and searches on."""
         self._arrange()
@@ -228,13 +217,13 @@ class Lines(Drawn):
         page = self.reading.page(lines_seen(height))
         return draw_lines(page, self.reading.found(), width, height, self.glyphs)
 
-    def seen(self) -> list[Line]:
-        """The lines that are seen, once each."""
+    def copyable(self) -> str:
+        """The lines that are seen, each whole."""
         found: list[Line] = []
         for line in self._lines():
             if not found or line is not found[-1]:
                 found.append(line)
-        return found
+        return plain_text(found, self.glyphs)
 
     def _lines(self) -> list[Line]:
         width, height = self.size

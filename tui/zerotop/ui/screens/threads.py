@@ -16,7 +16,7 @@ from zerotop.ui.drawing.footer import Key
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rank_list import draw_ranks, first_seen
 from zerotop.ui.drawing.rows import Row, filled
-from zerotop.ui.drawing.threads import draw_threads, history_shape
+from zerotop.ui.drawing.threads import draw_threads, history_shape, threads_text
 from zerotop.ui.frame import Frame
 from zerotop.ui.layout import GAP, Box
 from zerotop.ui.ports import Source
@@ -99,6 +99,7 @@ class ThreadsScreen(Watching):
         return (
             *([Key("↑↓", "rank", "app.choose_rank(1)", 7)] if several else []),
             Key("enter", "single threads", "screen.open", 6),
+            Key("y", "copy", "app.copy", 2),
         )
 
     def action_open(self) -> None:
@@ -187,6 +188,10 @@ class Threads(Drawn):
             self.glyphs,
             top=self._top,
         )
+
+    def copyable(self) -> str:
+        """Each thread's figures."""
+        return threads_text(self._told) if self._told is not None else ""
 
     def toggle_all(self) -> None:
         """Each thread by itself, or all of a name together."""

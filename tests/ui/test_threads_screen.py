@@ -1,0 +1,131 @@
+"""The threads screen in a terminal that is not there: its keys, its mouse, sizes, what is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from recordings import recording
+from small_recording import identity, read, record, write
+from zerotop.analysis.source import RecordingSource
+from zerotop.session.reader import Session
+from zerotop.ui.app import ZerotopApp
+from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
+from zerotop.ui.ports import Leaving
+from zerotop.ui.screens.threads import RankList, Threads, ThreadsScreen
+from zerotop_probe.recording import tables
+
+S = 10**9
+
+
+def app_of(session: Session, glyphs: Glyphs = BLOCKS) -> ZerotopApp:
+    return ZerotopApp(RecordingSource(session), title="threads", glyphs=glyphs)
+
+
+def text(app: ZerotopApp) -> list[str]:
+    return [strip.text for strip in app.screen._compositor.render_strips()]
+
+
+async def shown(app: ZerotopApp, pilot: Pilot[Leaving], share: float = 0.9) -> ThreadsScreen:
+    await pilot.pause()
+    app.action_switch("threads")
+    app.viewer.go_to_share(share)
+    app.draw()
+    await pilot.pause()
+    assert isinstance(app.screen, ThreadsScreen)
+    return app.screen
+
+
+def title(app: ZerotopApp) -> str:
+    """The rank that it is about."""
+    return next(line for line in text(app) if " threads, " in line)
+
+
+async def test_up_and_down_choose_a_rank() -> None:
+    app = app_of(recording("story"))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await shown(app, pilot)
+        assert "Rank 0" in title(app)
+        await pilot.press("down", "down")
+        assert "Rank 2" in title(app)
+        await pilot.press("up")
+        assert "Rank 1" in title(app)
+        region = app.screen.query_one(RankList).region
+        await pilot.click(offset=(region.x + 3, region.y + 4))
+        await pilot.pause()
+        assert "Rank 3" in title(app)
+        assert any(line.lstrip().startswith("›   3") for line in text(app))
+
+
+async def test_threads_of_a_name_are_opened_and_closed() -> None:
+    app = app_of(recording("story"))
+    async with app.run_test(size=(120, 60)) as pilot:
+        await shown(app, pilot)
+        (group,) = [line for line in text(app) if "× python3" in line]
+        assert "▸" in group
+        await pilot.press("enter")
+        assert sum("    python3 " in line for line in text(app)) > 5
+        assert any("▾" in line for line in text(app))
+        first = next(line for line in text(app) if "    python3 " in line)
+        await pilot.press("pagedown")
+        assert first not in text(app)
+        await pilot.press("pageup", "pageup")
+        assert first in text(app)
+        await pilot.press("enter")
+        assert not any("    python3 " in line for line in text(app))
+
+
+async def test_the_numbers_are_copied() -> None:
+    app = app_of(recording("story"))
+    async with app.run_test(size=(120, 40)) as pilot:
+        screen = await shown(app, pilot)
+        await pilot.press("y")
+        heading, *rows = app.clipboard.split("\n")
+        assert heading.split("\t")[:4] == ["rank", "tid", "name", "cores"]
+        told = screen.query_one(Threads)._told
+        assert told is not None
+        assert len(rows) == sum(len(group.threads) for group in told.groups) > 10
+        assert all(row.startswith("0\t") for row in rows)
+
+
+async def test_crowding_is_said() -> None:
+    app = app_of(recording("story"))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await shown(app, pilot, 0.8)
+        assert any("threads want to run on 64 cores" in line for line in text(app))
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "glyphs"),
+    [
+        ("story", (40, 12), BLOCKS),
+        ("cpu-dead", (80, 24), ASCII),
+        ("x4-z3", (200, 50), TEXTURES),
+        ("cpu-clean", (300, 90), BLOCKS),
+    ],
+)
+async def test_every_size_of_real_recordings(name: str, size: tuple[int, int], glyphs: Glyphs) -> None:
+    app = app_of(recording(name), glyphs)
+    async with app.run_test(size=size) as pilot:
+        for share in (0.0, 0.3, 0.7, 1.0):
+            await shown(app, pilot, share)
+            assert len({len(line) for line in text(app)}) == 1
+            await pilot.press("enter", "pagedown")
+        assert glyphs is not ASCII or all(line.isascii() for line in text(app))
+
+
+async def test_no_rank_and_no_threads_are_said(tmp_path: Path) -> None:
+    write(tmp_path, tables.HOSTS, identity(-1), record(tables.HOSTS, time_ns=S, cores=4)).close()
+    app = app_of(read(tmp_path))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shown(app, pilot, 1.0)
+        assert any("No rank process was seen yet" in line for line in text(app))
+        await pilot.press("up", "down", "enter", "pagedown", "y")
+    fields = {"rank": 0, "pid": 100, "rss_bytes": 1, "cores_used": 1.0, "busy_threads": 1, "thread_count": 3}
+    write(tmp_path, tables.PROCESSES, identity(-1), record(tables.PROCESSES, time_ns=S, waiting_cores=0.0, **fields)).close()
+    app = app_of(read(tmp_path))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shown(app, pilot, 1.0)
+        assert any("No threads were recorded" in line for line in text(app))
