@@ -235,10 +235,12 @@ def test_curves_are_where_the_numbers_are() -> None:
     lane = next(place for place, row in enumerate(rows) if row.startswith("GPU %"))
     left = len(rows[lane]) - 99
     columns = {second: left + round(second / (fold.iteration_s * 1.25) * 99) for second in (0.4, 1.7, 2.9)}
-    high = {second for second, column in columns.items() if rows[lane][column] == "*"}
-    assert high == {0.4, 2.9}
-    low = next(place for place, row in enumerate(rows) if row.startswith("CPU/64")) - 1
-    assert rows[low][columns[1.7]] == "*"
+    depth = {second: next(row for row in range(5) if rows[lane + row][column] == "*") for second, column in columns.items()}
+    assert depth[0.4] < depth[1.7] > depth[2.9]
+    assert depth[1.7] == 4
+    cores = next(place for place, row in enumerate(rows) if row.startswith("CPU/64"))
+    assert rows[cores + 4][columns[0.4]] == "*"
+    assert "*" in rows[cores + 1][columns[1.7]] + rows[cores + 2][columns[1.7]]
 
 
 def test_lanes_share_the_room() -> None:

@@ -8,14 +8,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from zerotop.analysis.steps import RankSteps, StepTable
-from zerotop.analysis.waveform import Late, WaveformFold, fold, leader, members
-from zerotop.analysis.waveform_align import MOST, choose
+from zerotop.analysis.waveform import WaveformFold, fold, leader, members
+from zerotop.analysis.waveform_align import MOST, Chosen, choose
+from zerotop.analysis.waveform_signals import Late
 from zerotop.session.reader import Session
 
 # Numbers of iterations to choose from; all of the level lie between those around their number.
 SIZES = (3, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 _KEPT = 32
+# Of so many and more iterations the last one or two may be missing, of twice as many twice as many.
+_GRAINS = 32
 # Folding anew while a job runs: after a second at the earliest, and so that it takes at most this share of the time.
 _REST_S, _SHARE = 1.0, 0.03
 
@@ -59,21 +62,26 @@ class Waveforms:
         what = (lead.source, len(ranks), rank, number)
         if not hurry and self._last is not None and self._last[0] == what and self._clock() < self._due_s:
             return self._last[1]
-        key = (*what, count)
+        chosen = self._chosen(lead, count, number)
+        key = (*what, len(chosen.places), *chosen.places[-1:].tolist())
         if key in self._kept:
             self._kept.move_to_end(key)
         else:
             began_s = self._clock()
             # What does not depend on what was looked at before takes longer.
-            late = Late() if hurry else self._late
-            chosen = choose(lead.rows[:count], number)
-            self._kept[key] = fold(self.session, ranks, rank, chosen, cursor_ns, late)
+            self._kept[key] = fold(self.session, ranks, rank, chosen, cursor_ns, Late() if hurry else self._late)
             took_s = self._clock() - began_s
             self._due_s = self._clock() + max(_REST_S, took_s / _SHARE)
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         self._last = (what, self._kept[key])
         return self._kept[key]
+
+    def _chosen(self, lead: RankSteps, count: int, number: int | None) -> Chosen:
+        """The iterations to fold when so many are finished: of many not quite the last, so that few steps change any."""
+        found = choose(lead.rows[:count], number)
+        grain = 1 << max(0, (len(found.places) // _GRAINS).bit_length() - 1)
+        return found if grain == 1 or not count % grain else choose(lead.rows[: count - count % grain], number)
 
     def known(self, cursor_ns: int) -> bool:
         """Whether any rank tells of its steps: without, nothing can be folded, however long one waits."""

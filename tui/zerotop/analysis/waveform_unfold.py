@@ -87,7 +87,7 @@ def unfold(grid: Grid, begins: Floats, lengths: Floats, values: Floats, *, most:
         begins: where each window begins, seconds from the begin of its iteration.
         lengths: seconds of the window, above 0; may be longer than an iteration.
     """
-    groups = _Groups(grid, begins, lengths, values)
+    groups, of = _grouped(grid, begins, lengths, values)
     spread = max(float(np.ptp(values)), 1e-12)
     error = spread * 0.05
     weights = groups.counts.copy()
@@ -97,8 +97,8 @@ def unfold(grid: Grid, begins: Floats, lengths: Floats, values: Floats, *, most:
         distance = np.abs(groups.away(curve))
         error = max(_weighted_median(distance, groups.counts), _LEAST_ERROR * spread)
         weights = groups.counts * np.minimum(1.0, 1.5 * error / np.maximum(distance, error))
-    away = values + (groups.away(curve) - groups.values)[groups.of]
-    low, high = _band(groups, away)
+    away = values + (groups.away(curve) - groups.values)[of]
+    low, high = _band(groups, of, away)
     return Curve(curve, np.clip(curve + low, 0, most), np.clip(curve + high, 0, most), float(np.median(np.abs(away))))
 
 
@@ -116,7 +116,7 @@ def misfit(grid: Grid, begins: Floats, lengths: Floats, values: Floats, *, most:
     """
     if not len(values):
         return 0.0
-    groups = _Groups(grid, begins, lengths, values)
+    groups = _Samples(_rows(grid, begins, lengths), values, np.ones(len(values)))
     scale = max(float(np.ptp(values)), 1e-12)
     curve = _fit(grid, groups, groups.counts, _USUAL_ERROR**2, most)
     missed = (groups.counts * (groups.away(curve) / (_USUAL_ERROR * scale)) ** 2).sum()
@@ -124,32 +124,33 @@ def misfit(grid: Grid, begins: Floats, lengths: Floats, values: Floats, *, most:
     return float((missed + (changes**2).sum()) / len(values))
 
 
-class _Groups:
-    """Samples whose windows begin and end in the same bins, as one: the middle of their values, and how many they are."""
+@dataclass(frozen=True, eq=False)
+class _Samples:
+    """Samples, or groups of them: the share of each window that lies in each bin, what it says, and how many say so."""
 
-    def __init__(self, grid: Grid, begins: Floats, lengths: Floats, values: Floats) -> None:
-        bins, length = len(grid.widths), grid.length_s
-        ends = begins + lengths
-        cycles = np.floor(ends / length)
-        first = np.clip(np.searchsorted(grid.edges, begins, "right") - 1, 0, bins - 1)
-        last = np.clip(np.searchsorted(grid.edges, ends - cycles * length, "right") - 1, 0, bins - 1)
-        keys = (first * bins + last) * (int(cycles.max(initial=0)) + 1) + cycles.astype(np.int64)
-        order = np.lexsort((values, keys))
-        _, self.of, counts = np.unique(keys, return_inverse=True, return_counts=True)
-        sorted_values, starts = values[order], np.cumsum(counts) - counts
-        self.counts = counts.astype(np.float64)
-        self.values = (sorted_values[starts + (counts - 1) // 2] + sorted_values[starts + counts // 2]) / 2
-        middle_begin = np.bincount(self.of, begins) / counts
-        middle_length = np.bincount(self.of, lengths) / counts
-        self.rows = _rows(grid, middle_begin, middle_length)
+    rows: Floats  # (samples, bins)
+    values: Floats
+    counts: Floats
 
     def away(self, curve: Floats) -> Floats:
         """By how much each value lies above what the curve says it should be."""
         return np.asarray(self.values - self.rows @ curve, np.float64)
 
-    def squares(self, weights: Floats) -> Floats:
-        """rows.T @ diag(weights) @ rows."""
-        return np.asarray(self.rows.T @ (self.rows * weights[:, None]), np.float64)
+
+def _grouped(grid: Grid, begins: Floats, lengths: Floats, values: Floats) -> tuple[_Samples, Ints]:
+    """Samples whose windows begin and end in the same bins as one, with the middle of their values; and which is whose."""
+    bins, length = len(grid.widths), grid.length_s
+    ends = begins + lengths
+    cycles = np.floor(ends / length)
+    first = np.clip(np.searchsorted(grid.edges, begins, "right") - 1, 0, bins - 1)
+    last = np.clip(np.searchsorted(grid.edges, ends - cycles * length, "right") - 1, 0, bins - 1)
+    keys = (first * bins + last) * (int(cycles.max(initial=0)) + 1) + cycles.astype(np.int64)
+    order = np.lexsort((values, keys))
+    _, of, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    sorted_values, starts = values[order], np.cumsum(counts) - counts
+    middles = (sorted_values[starts + (counts - 1) // 2] + sorted_values[starts + counts // 2]) / 2
+    rows = _rows(grid, np.bincount(of, begins) / counts, np.bincount(of, lengths) / counts)
+    return _Samples(rows, middles, counts.astype(np.float64)), of
 
 
 def _rows(grid: Grid, begins: Floats, lengths: Floats) -> Floats:
@@ -165,10 +166,10 @@ def _until(grid: Grid, times: Floats) -> Floats:
     return np.asarray(cycles[:, None] * grid.widths + np.clip(inside, 0.0, grid.widths), np.float64)
 
 
-def _fit(grid: Grid, groups: _Groups, weights: Floats, noise: float, most: float) -> Floats:
+def _fit(grid: Grid, groups: _Samples, weights: Floats, noise: float, most: float) -> Floats:
     """Least squares with the penalty that the noise (as a share of the spread, squared) calls for, within bounds."""
     bins = len(grid.widths)
-    matrix = groups.squares(weights)
+    matrix: Floats = groups.rows.T @ (groups.rows * weights[:, None])
     wanted = groups.rows.T @ (weights * groups.values)
     change = np.where(grid.breaks, _JUMP, _CHANGE) ** 2
     penalty = noise / change if bins > 1 else np.zeros(bins)
@@ -202,11 +203,11 @@ def _weighted_median(values: Floats, weights: Floats) -> float:
     return float(values[order[min(len(values) - 1, int(np.searchsorted(sums, sums[-1] / 2)))]])
 
 
-def _band(groups: _Groups, away: Floats) -> tuple[Floats, Floats]:
+def _band(groups: _Samples, of: Ints, away: Floats) -> tuple[Floats, Floats]:
     """For each bin the distances below which a tenth and nine tenths of the samples lie, by how much they look at it."""
     chosen = np.arange(len(away)) if len(away) <= _FULL else np.linspace(0, len(away) - 1, _FULL).astype(np.int64)
     chosen = chosen[np.argsort(away[chosen])]
-    sums = np.cumsum(groups.rows[groups.of[chosen]], axis=0)
+    sums = np.cumsum(groups.rows[of[chosen]], axis=0)
     found = []
     for share in BAND:
         place = (sums < share * sums[-1]).sum(axis=0)

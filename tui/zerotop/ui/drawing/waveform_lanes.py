@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.waveform import Signal, WaveformFold
+from zerotop.analysis.waveform import WaveformFold
 from zerotop.analysis.waveform_align import Stretch
 from zerotop.analysis.waveform_phases import name
+from zerotop.analysis.waveform_signals import Signal
 from zerotop.ui.charts import AXIS_WIDTH, Canvas, Fitted, Kind, Watched, band, framed, grid, line
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, filled

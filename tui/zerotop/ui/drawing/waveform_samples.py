@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zerotop.analysis.waveform import Signal, WaveformFold
+from zerotop.analysis.waveform import WaveformFold
+from zerotop.analysis.waveform_signals import Signal
 from zerotop.ui.charts import scale
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.memory import panel_title

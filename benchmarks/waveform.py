@@ -1,0 +1,132 @@
+"""What the iteration screen costs: folding 1,000 iterations of 8 GPUs, and drawing, on a terminal of 200x50.
+
+"fold" is all of it from the recording's files, "grown" the same when iterations were finished while the job is followed,
+which is done every second at most, "still" a frame in which nothing changed. "redraw" is the whole screen with another
+signal first, from the frame to strips of text. "plain" is what folding without telling windows apart takes in the same
+run: the middles of all samples' windows sorted into places, and the median of each. All are medians of processor time.
+
+    python benchmarks/waveform.py [--ranks 1 8] [--iterations 1000] [--seconds 0.34 2.7] [--size 200x50]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+
+import zerotop.analysis.waveform_samples as samples  # first, before NumPy: see zerotop.session
+
+import numpy as np  # isort: skip
+
+from sensed_job import PLAN, Job
+from small_recording import read
+from zerotop.analysis.source import RecordingSource
+from zerotop.analysis.waveform_align import align, choose
+from zerotop.analysis.waveform_source import Waveforms
+from zerotop.session.reader import Session
+from zerotop.ui.app import ZerotopApp
+from zerotop.ui.drawing.glyphs import BLOCKS
+from zerotop.ui.screens.iteration import IterationScreen
+
+TIMES = 5
+GRAIN = 40
+
+
+def median_ms(work: Callable[[], object]) -> float:
+    """Of processor time."""
+    found = []
+    for _ in range(TIMES):
+        before = time.process_time()
+        work()
+        found.append((time.process_time() - before) * 1e3)
+    return sorted(found)[TIMES // 2]
+
+
+def plain(source: RecordingSource, session: Session) -> None:
+    """The peer: each GPU's and process's samples by the middles of their windows, a median for each of 100 places."""
+    for process in source.processes:
+        aligned = align(process.source, process.rows, choose(process.rows, None).places)
+        assert aligned is not None
+        reference = aligned.reference
+        begin, end = aligned.base_ns, aligned.base_ns + int(aligned.bounds[-1, -1] * 1e9)
+        pids = [process.source.pid]
+        found = samples.of_gpu(session, process.source.host, process.source.rank, begin, end)
+        found |= samples.of_processes(session, process.source.host, pids, begin, end)
+        for windows in found.values():
+            middles = (windows.begins_ns + windows.ends_ns) // 2
+            whole, places, _ = aligned.fold(middles, middles + 1, reference)
+            of = (places / reference[-1] * 100).astype(int)
+            order = np.argsort(of, kind="stable")
+            for part in np.split(windows.values[whole][order], np.flatnonzero(np.diff(of[order])) + 1):
+                np.median(part) if len(part) else None
+
+
+async def drawn(session: Session, width: int, height: int) -> dict[str, float]:
+    """The figures of the screen."""
+    app = ZerotopApp(RecordingSource(session), title="waveform", glyphs=BLOCKS)
+    async with app.run_test(size=(width, height)) as pilot:
+        await pilot.pause()
+        app.action_switch(IterationScreen.NAME)
+        await pilot.pause()
+        screen = app.screen
+        assert isinstance(screen, IterationScreen)
+        frame = app.viewer.frame()
+
+        def redraw() -> None:
+            screen.folding.next_lane()
+            screen.frame = frame
+            screen._compositor.render_strips()
+
+        def still() -> None:
+            screen.frame = app.viewer.frame()
+
+        redraw()
+        return {"redraw": median_ms(redraw), "still": median_ms(still)}
+
+
+def measured(session: Session, width: int, height: int) -> dict[str, float]:
+    """All figures of one recording."""
+    source, end, now = RecordingSource(session), session.last_written_ns, [0.0]
+    found = {"fold": median_ms(lambda: Waveforms(session, lambda: source.processes).at(end))}
+    live = Waveforms(session, lambda: source.processes, clock=lambda: now[0])
+    # So far apart that there is something new to fold each time.
+    ends = iter(source.processes[0].rows["end_unix_ns"][::-GRAIN][TIMES::-1].tolist())
+    live.at(next(ends), hurry=False)
+
+    def grown() -> None:
+        now[0] += 1000.0
+        live.at(next(ends), hurry=False)
+
+    found["grown"] = median_ms(grown)
+    found |= asyncio.run(drawn(session, width, height))
+    found["plain"] = median_ms(lambda: plain(source, session))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--iterations", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, nargs="+", default=[0.34, 2.7], help="of an iteration")
+    parser.add_argument("--size", default="200x50")
+    given = parser.parse_args()
+    width, height = map(int, given.size.split("x"))
+    for ranks in given.ranks:
+        for seconds in given.seconds:
+            job = Job(given.iterations, scale=seconds / sum(lasts for lasts, *_ in PLAN.values()))
+            with tempfile.TemporaryDirectory() as folder:
+                job.write(Path(folder), ranks=ranks)
+                found = measured(read(Path(folder)), width, height)
+            figures = "  ".join(f"{name} {value:.1f}" for name, value in found.items())
+            against = found["fold"] / found["plain"]
+            print(f"{ranks} ranks, {given.iterations} of {seconds} s, ms: {figures}  fold/plain {against:.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
