@@ -1,0 +1,298 @@
+"""The timeline in a terminal that is not there: its keys, its mouse, and what it shows while a recording grows."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import time_ns
+
+import pytest
+from textual.events import MouseScrollDown, MouseScrollLeft, MouseScrollRight, MouseScrollUp
+from textual.pilot import Pilot
+
+from fake_source import cpu_story
+from recordings import recording
+from small_recording import S, identity, read, record, span, write
+from watching import Watch
+from zerotop.analysis.source import RecordingSource
+from zerotop.session.reader import Session
+from zerotop.ui.app import ZerotopApp
+from zerotop.ui.drawing.glyphs import BLOCKS, Glyphs
+from zerotop.ui.drawing.timeline import chart_begin
+from zerotop.ui.drawing.timeline_picture import Picture
+from zerotop.ui.ports import Leaving
+from zerotop.ui.screens.timeline import Lanes, TimelineScreen
+from zerotop_probe.recording.tables import BEGINS, BOUNDARY, PHASE_CODE, PROCESSES, SPANS
+
+
+class Looking:
+    """An app that shows the timeline of a recording."""
+
+    def __init__(self, session: Session, pilot: Pilot[Leaving], app: ZerotopApp) -> None:
+        self.session, self.pilot, self.app = session, pilot, app
+
+    @property
+    def screen(self) -> TimelineScreen:
+        assert isinstance(self.app.screen, TimelineScreen)
+        return self.app.screen
+
+    @property
+    def lanes(self) -> Lanes:
+        return self.screen.query_one(Lanes)
+
+    @property
+    def picture(self) -> Picture:
+        picture = self.screen.query_one(Lanes)._pictures.last
+        assert picture is not None
+        return picture
+
+    @property
+    def length(self) -> int:
+        """Nanoseconds that are seen."""
+        return self.picture.cells * self.picture.cell_ns
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+        await self.pilot.pause()
+
+    def text(self) -> str:
+        return "\n".join(strip.text for strip in self.app.screen._compositor.render_strips())
+
+    def column(self, cell: int) -> tuple[int, int]:
+        """Where in the lanes a cell of the charts is."""
+        return chart_begin(self.lanes.size.width) + cell, 4
+
+
+@asynccontextmanager
+async def looking(session: Session, size: tuple[int, int] = (120, 40), glyphs: Glyphs = BLOCKS) -> AsyncIterator[Looking]:
+    app = ZerotopApp(RecordingSource(session), None, title="test", glyphs=glyphs)
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        await app.run_action("switch('timeline')")
+        app.draw()
+        await pilot.pause()
+        yield Looking(session, pilot, app)
+
+
+async def test_all_that_there_is_of_it() -> None:
+    async with looking(recording("story")) as seen:
+        text = seen.text()
+        for words in ("rank 0", "GPU 0 %", "■cores", "■alloc GiB", "■reserved", "PCIe ↑ GB/s", "iteration s", "power W"):
+            assert words in text
+
+
+async def test_zoom_keys() -> None:
+    async with looking(recording("story")) as seen:
+        await seen.press("left", "left")
+        before = seen.length
+        await seen.press("plus")
+        assert 0.4 * before < seen.length < 0.6 * before
+        await seen.press("equals_sign")
+        assert 0.2 * before < seen.length < 0.3 * before
+        await seen.press("minus", "minus")
+        assert seen.length == pytest.approx(before, rel=0.15)
+        await seen.press("w")
+        assert seen.picture.begin == 0
+        assert seen.length > 75 * S
+        await seen.press("w")
+        assert seen.length == before
+        for _ in range(30):
+            await seen.press("plus")
+        assert seen.picture.timeline.window.column_ns == 1000
+        assert 0 <= seen.picture.cell(seen.picture.cursor) < seen.picture.cells
+
+
+async def test_panning_keys_leave_the_cursor_where_it_is() -> None:
+    async with looking(recording("story")) as seen:
+        await seen.press("left")
+        begin, cursor = seen.picture.begin, seen.picture.cursor
+        for key, direction in (("h", -1), ("shift+left", -1), ("l", 1), ("shift+right", 1)):
+            await seen.press(key)
+            assert (seen.picture.begin - begin) * direction > 0
+            assert seen.picture.cursor == cursor
+            begin = seen.picture.begin
+        await seen.press(*"hhhh", "f")
+        assert seen.picture.cell(seen.picture.cursor) < seen.picture.cells
+        assert not seen.screen.looking.held
+
+
+async def test_time_keys_move_the_cursor_through_it() -> None:
+    async with looking(recording("story")) as seen:
+        await seen.press("left", "left", "left")
+        cursors = [seen.picture.cursor]
+        for _ in range(6):
+            await seen.press("left")
+            cursors.append(seen.picture.cursor)
+            assert 0 <= seen.picture.cell(cursors[-1]) < seen.picture.cells
+        assert cursors == sorted(cursors, reverse=True)
+        await seen.press("home")
+        assert seen.picture.cursor == seen.picture.begin == 0
+        await seen.press("n")
+        here = [mark for mark in seen.picture.marks if mark.at == seen.picture.cursor]
+        assert here
+        assert "◆" in seen.text()
+
+
+async def test_a_range_by_keys() -> None:
+    async with looking(recording("story"), (200, 50)) as seen:
+        assert "no range" not in seen.text()
+        await seen.press("left", "left", "left", "left_square_bracket", "right", "right", "right_square_bracket", "right")
+        assert seen.picture.range is not None
+        begin, end = seen.picture.range
+        assert seen.picture.summary is not None
+        assert seen.picture.summary.steps == 2
+        assert "]  2 steps" in seen.text()
+        seen.app.draw()
+        await seen.pilot.pause()
+        assert "esc no range" in seen.text()
+        assert 4 * S < end - begin < 7 * S
+        await seen.press("escape")
+        assert seen.picture.range is None
+        assert "2 steps" not in seen.text()
+
+
+async def test_the_ranks_keys_choose_whose_lanes_are_shown() -> None:
+    async with looking(recording("story")) as seen:
+        await seen.press("down")
+        assert seen.picture.subject.rank == 1
+        assert seen.picture.subject.gpu == (seen.picture.subject.host, 1)
+        assert seen.picture.ranks[0] == 1
+        await seen.press("up")
+        assert seen.picture.subject.rank == 0
+
+
+async def test_a_click_moves_the_cursor() -> None:
+    async with looking(recording("story")) as seen:
+        await seen.press("left", "left")
+        window = seen.picture.timeline.window
+        await seen.pilot.click(Lanes, offset=seen.column(20))
+        await seen.pilot.pause()
+        assert seen.picture.cell(seen.picture.cursor) == 20
+        assert seen.picture.timeline.window == window
+        assert "PAUSED" in seen.text()
+        # Beside the charts there is nothing to go to.
+        await seen.pilot.click(Lanes, offset=(3, 4))
+        await seen.pilot.pause()
+        assert seen.picture.cell(seen.picture.cursor) == 20
+
+
+async def test_dragging_selects_a_range() -> None:
+    async with looking(recording("story")) as seen:
+        await seen.press("left", "left")
+        cursor = seen.picture.cursor
+        await seen.pilot.mouse_down(Lanes, offset=seen.column(30))
+        await seen.pilot.hover(Lanes, offset=seen.column(20))
+        await seen.pilot.hover(Lanes, offset=seen.column(12))
+        await seen.pilot.mouse_up(Lanes, offset=seen.column(12))
+        await seen.pilot.pause()
+        picture = seen.picture
+        assert picture.range == (picture.begin + 12 * picture.cell_ns, picture.begin + 31 * picture.cell_ns)
+        assert picture.cursor == cursor
+        # The button is up: the mouse only passes by.
+        await seen.pilot.hover(Lanes, offset=seen.column(60))
+        await seen.pilot.pause()
+        assert seen.picture.range == picture.range
+
+
+async def test_the_wheel_zooms_where_the_mouse_is() -> None:
+    async with looking(recording("story")) as seen:
+        await seen.press("left", "left")
+        x, y = seen.column(25)
+        for kind, longer in ((MouseScrollUp, False), (MouseScrollDown, True)):
+            before, there = seen.length, seen.picture.begin + 25 * seen.picture.cell_ns
+            seen.lanes.post_message(kind(seen.lanes, x, y, 0, 0, 0, False, False, False, x, y))
+            await seen.pilot.pause()
+            assert (seen.length > before) == longer
+            assert abs(seen.picture.cell(there) - 25) <= 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "shift", "direction"),
+    [(MouseScrollLeft, False, -1), (MouseScrollRight, False, 1), (MouseScrollUp, True, -1), (MouseScrollDown, True, 1)],
+)
+async def test_the_wheel_pans_sideways(kind: type[MouseScrollUp], shift: bool, direction: int) -> None:
+    async with looking(recording("story")) as seen:
+        await seen.press("left", "left", "h")
+        begin, length = seen.picture.begin, seen.length
+        seen.lanes.post_message(kind(seen.lanes, 50, 4, 0, 0, 0, shift, False, False, 50, 4))
+        await seen.pilot.pause()
+        assert (seen.picture.begin - begin) * direction > 0
+        assert seen.length == length
+
+
+async def test_what_was_chosen_is_kept_while_another_screen_is_shown() -> None:
+    async with looking(recording("story")) as seen:
+        await seen.press("left", "plus", "plus", "left_square_bracket", "h", "left_square_bracket")
+        window = seen.picture.timeline.window
+        await seen.app.run_action("switch('live')")
+        await seen.pilot.pause()
+        await seen.app.run_action("switch('timeline')")
+        await seen.pilot.pause()
+        assert seen.picture.timeline.window == window
+        assert seen.screen.looking.selecting
+
+
+async def test_help_explains_it() -> None:
+    async with looking(recording("story"), (120, 60)) as seen:
+        await seen.press("question_mark")
+        text = seen.text()
+        assert "Less time, around the cursor" in text
+        assert "A range begins at the cursor" in text
+
+
+@pytest.mark.parametrize("size", [(20, 6), (40, 12), (80, 24), (300, 90)])
+@pytest.mark.parametrize("name", ["story", "cpu-clean", "z2-oom"])
+async def test_any_terminal(name: str, size: tuple[int, int]) -> None:
+    async with looking(recording(name), size) as seen:
+        for key in ("left", "plus", "minus", "w", "h", "left_square_bracket", "n", "down", "right", "escape"):
+            await seen.press(key)
+        assert seen.text()
+
+
+async def test_a_session_of_which_nothing_is_recorded_yet() -> None:
+    seen = Watch(cpu_story(), 3.0)
+    async with seen.app.run_test(size=(80, 24)) as pilot:
+        await seen.app.run_action("switch('timeline')")
+        await pilot.pause()
+        assert "Nothing is recorded yet." in seen.text()
+        for key in ("plus", "w", "h", "left_square_bracket", "right_square_bracket", "escape", "f"):
+            await pilot.press(key)
+        await pilot.click(Lanes, offset=(60, 4))
+        assert "Nothing is recorded yet." in seen.text()
+
+
+async def test_lanes_appear_and_move_while_a_job_runs(tmp_path: Path) -> None:
+    begin_ns = time_ns() - 100 * S
+    session_folder = tmp_path
+    spans, begins = write(session_folder, SPANS, identity(0)), write(session_folder, BEGINS, identity(0))
+    processes = write(session_folder, PROCESSES, identity(-1))
+
+    def go_on(step: int) -> None:
+        at = float(step)
+        begins.write(*record(BEGINS, time_ns=int(at * S), step=step, phase=PHASE_CODE["backward"]))
+        spans.write(*span(at, at + 0.6, "backward", step))
+        spans.write(*span(at + 0.6, at + 1, "step", step, BOUNDARY))
+        for tick in range(10):
+            cores = 8.0 if tick >= 6 else 1.0
+            processes.write(*record(PROCESSES, time_ns=int((at + tick / 10) * S), rank=0, pid=100, cores_used=cores))
+
+    async with looking(read(session_folder, begin_ns=begin_ns), (80, 24)) as seen:
+        assert "Not recorded" in seen.text()
+        for step in range(40, 90):
+            go_on(step)
+        seen.app.viewer.source.refresh()
+        seen.app.draw()
+        await seen.pilot.pause()
+        assert "CPU cores" in seen.text()
+        assert "backward" in seen.text()
+        first = seen.picture.timeline.window.first
+        for step in range(90, 99):
+            go_on(step)
+        seen.app.viewer.source.refresh()
+        seen.app.draw()
+        await seen.pilot.pause()
+        assert seen.picture.timeline.window.first >= first
+        assert seen.picture.step == 99
+    for writer in (spans, begins, processes):
+        writer.close()
