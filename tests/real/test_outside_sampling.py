@@ -92,6 +92,17 @@ def test_all_rows_of_a_tick_share_its_time(tmp_path: Path, start: Start) -> None
     assert 0.08 < np.median(steps) < 0.4  # ten a second, fewer on a busy machine
 
 
+def test_compilers_below_a_rank_are_told_of_once(tmp_path: Path, start: Start) -> None:
+    compiler = tmp_path / "cc1plus"
+    compiler.symlink_to("/bin/sleep")
+    code = f"import subprocess; subprocess.run(['/bin/sh', '-c', '{compiler} 600; true'])"
+    start(*python(LAUNCHER), code)
+    (found,) = wait_for(lambda: events(tmp_path, "compiling"))
+    assert (found["rank"], found["pid"]) in {(e["rank"], e["pid"]) for e in events(tmp_path, "rank_found")}
+    rows_of(tmp_path, "processes", 15, rank=1)
+    assert len(events(tmp_path, "compiling")) == 1
+
+
 def test_a_rank_that_dies_is_gone(tmp_path: Path, start: Start) -> None:
     start(*python(LAUNCHER), SLEEP)
     found = wait_for(lambda: len(events(tmp_path, "rank_found")) == 2 and events(tmp_path, "rank_found"))

@@ -31,3 +31,16 @@ def test_who_is_not_entered_and_why_until_it_is(tmp_path: Path) -> None:
         ("Attached to a job.",),
     ]
     assert source.view(None).job.exit_text == "The recording was ended here, and the job went on."
+
+
+def test_what_a_first_start_waits_for(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    recording.event(recording.node, 1, events.JOB_STARTED, pid=9)
+    recording.event(recording.node, 2, events.COMPILING, rank=0, pid=100)
+    recording.engine(at=3)
+    recording.event(recording.node, 9, events.SAMPLER_ERROR, where="nothing", error="else")
+    source = RecordingSource(recording.read())
+    said = [source.view(BEGIN_NS + second * S).job.exit_text for second in (1, 2, 3)]
+    assert said[0] == "Waiting for a rank to make its DeepSpeed engine."
+    assert said[1].startswith("DeepSpeed compiles its operators, the first time only")
+    assert said[2] == ""

@@ -26,6 +26,8 @@ _FAST_S, _SLOW_S, _FAST_FOR_S = 0.5, 5.0, 60.0
 # Launchers are sampled too, as rank -1: a plain `python train.py` is one until its engine reports. Not every
 # helper is.
 _MOST_LAUNCHERS = 4
+# What runs below a rank while operators are built.
+_COMPILERS = (b"ninja", b"cc1plus", b"nvcc", b"cicc", b"ptxas")
 _HELLO = re.compile(r"events-rank(\d+)-(.+)-(\d+)(?:\.\d+)?\.jsonl")
 
 
@@ -39,7 +41,7 @@ class Rank(NamedTuple):
 
 
 class Ranks:
-    """Follows the ranks of one job; writes RANK_FOUND, RANK_GONE and RANK_SILENT."""
+    """Follows the ranks of one job; writes RANK_FOUND, RANK_GONE, RANK_SILENT and COMPILING."""
 
     def __init__(
         self,
@@ -65,6 +67,7 @@ class Ranks:
         self._reports: dict[str, Process] = {}  # by file
         self._reported_s: dict[Process, float] = {}
         self._silent: set[Process] = set()
+        self._compiling = False
         self._next_s = 0.0
         self._fast_until_s = time.monotonic() + _FAST_FOR_S
         for process in attached or ():
@@ -130,6 +133,20 @@ class Ranks:
         for pid in waiting:
             if pid not in self.found and not self._classify(pid, now_s):
                 waiting.extend(children.get(pid, ()))
+        if not self._compiling and not self._reports:
+            self._find_compilers(children)
+
+    def _find_compilers(self, children: Mapping[int, Sequence[int]]) -> None:
+        """Says once that operators are built: for minutes nothing else is seen to happen."""
+        for rank in self.found.values():
+            below = list(children.get(rank.process.pid, ()))
+            for pid in below:
+                facts = proc.stat(pid)
+                if facts is not None and facts.name in _COMPILERS:
+                    self._compiling = True
+                    self._event(events.COMPILING, rank=rank.rank, pid=rank.process.pid)
+                    return
+                below.extend(children.get(pid, ()))
 
     def _classify(self, pid: int, now_s: float) -> bool:
         """Whether this process is a rank. Asked again each time: a launcher's child becomes one by exec."""

@@ -29,6 +29,8 @@ from zerotop.session.transcript import Transcript
 _WINDOW = 10
 _OUTPUT_LINES = 200
 _RATE_NS = 2_000_000_000
+_STARTING = "Waiting for a rank to make its DeepSpeed engine."
+_COMPILING = "DeepSpeed compiles its operators, the first time only: a minute or two. Then it makes its engine."
 _LOST = "The recording stops here: nobody saw how the job ended."
 _DETACHED = "The recording was ended here, and the job went on."
 
@@ -195,7 +197,7 @@ class RecordingSource:
             left = self._until("detached", cursor)
             return State.LOST, None, _DETACHED if left else _LOST
         if not engine and not self._until("attached", cursor):
-            return State.STARTING, None, "Waiting for a rank to make its DeepSpeed engine."
+            return State.STARTING, None, _COMPILING if self._until("compiling", cursor) else _STARTING
         return State.RUNNING, None, ""
 
     def _notices(self, cursor: int, lost: Losses) -> tuple[str, ...]:
