@@ -19,7 +19,7 @@ from zerotop.session.reader import Session
 from zerotop.ui.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
 from zerotop.ui.layout import Box
-from zerotop.ui.screens.memory import MemoryScreen, places
+from zerotop.ui.screens.memory import Curve, Ledger, MemoryScreen, PhasePeaks, places
 
 
 class Shown:
@@ -87,6 +87,33 @@ async def test_up_and_down_choose_the_rank_and_its_gpu() -> None:
         assert "GPU 1, rank 1, GiB" in await screen.press("up")
         await screen.press("1", "4")
         assert "GPU 1, rank 1, GiB" in await screen.press("up", "down")
+
+
+async def test_a_click_on_a_bar_chooses_its_rank() -> None:
+    async with shown(recordings.recording("x4-z3"), 55) as screen:
+        names = next(line for line in screen.text().splitlines() if line.split()[:4] == ["└", "0", "1", "2"])
+        await screen.pilot.click("#bars", offset=(names.index("2") - 1, 5))
+        await screen.pilot.pause()
+        assert "GPU 2, rank 2, GiB" in screen.text()
+        await screen.press("h")
+        await screen.pilot.click("#bars", offset=(7, 5))
+        await screen.pilot.pause()
+        assert "Host memory of rank 0" in screen.text()
+
+
+async def test_y_copies_bytes() -> None:
+    async with shown(recordings.recording("z2"), 45) as screen:
+        ledger, peaks, curve = (screen.screen.query_one(f"#{name}") for name in ("ledger", "peaks", "curve"))
+        assert isinstance(ledger, Ledger)
+        assert isinstance(peaks, PhasePeaks)
+        assert isinstance(curve, Curve)
+        rows = [line.split("\t") for line in ledger.copyable().splitlines()]
+        assert rows[0] == ["row", "now_bytes", "peak_bytes", "expected_bytes", "difference_bytes", "pinned_bytes"]
+        assert rows[-1][:2] == ["the device", "150754820096"]
+        assert peaks.copyable().splitlines()[1].split("\t")[:2] == ["backward", "13582294528"]
+        assert curve.copyable() == ""
+        await screen.press("y")
+        assert screen.app.clipboard == ledger.copyable()
 
 
 async def test_what_is_chosen_stays_when_screens_are_switched() -> None:

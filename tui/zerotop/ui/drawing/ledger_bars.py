@@ -51,7 +51,7 @@ def draw_gpu_bars(view: MemoryView, width: int, height: int, glyphs: Glyphs, *, 
     if not bars or height < 4:
         return _to_height([rule(title, width, glyphs)], width, height, glyphs)
     top = max(bar.total for bar in bars)
-    left = min(width, _AXIS + len(bars) * (min(_WIDEST, max(4, 24 // len(bars))) + _GAP))
+    left = _overview(len(bars), width)
     zoom = width - left - _BESIDE
     if view.gpu is None or zoom < _AXIS + 7:
         return _panel(title, bars, top, width, height, glyphs)
@@ -69,6 +69,25 @@ def draw_host_bars(view: MemoryView, width: int, height: int, glyphs: Glyphs, *,
     if not bars or height < 4:
         return _to_height([rule(title, width, glyphs)], width, height, glyphs)
     return _panel(title, bars, max(bar.total for bar in bars), width, height, glyphs, parts=len(bars) == 1)
+
+
+def _overview(count: int, width: int) -> int:
+    """Cells of the bars of so many GPUs, the axis included."""
+    return min(width, _AXIS + count * (min(_WIDEST, max(4, 24 // count)) + _GAP))
+
+
+def _each(count: int, room: int) -> int:
+    return max(_NARROWEST, min(_WIDEST, (room - _GAP * (count - 1)) // count))
+
+
+def rank_at(x: int, view: MemoryView, width: int, *, host: bool) -> int | None:
+    """The rank whose bar is at a column of what was drawn; None where there is none."""
+    whose = [(held.rank,) for held in view.hosts] if host else [gpu.ranks for gpu in view.gpus]
+    if not whose or x < _AXIS:
+        return None
+    room = (width if host else _overview(len(whose), width)) - _AXIS
+    place = (x - _AXIS) // (_each(len(whose), room) + _GAP)
+    return min(whose[place], default=None) if x - _AXIS < room and place < len(whose) else None
 
 
 def _title(word: str, beside: int, focused: bool) -> Row:
@@ -109,7 +128,7 @@ def _panel(
     axis = scale(Kind.BYTES, float(top), rows)
     heading: Row = ((axis.unit, "heading"), (" ", "rule")) if row_width(title) + 5 < width else ()
     room = width - _AXIS
-    each = max(_NARROWEST, min(_WIDEST, (room - _GAP * (len(bars) - 1)) // len(bars)))
+    each = _each(len(bars), room)
     aside = parts and room - len(bars) * (each + _GAP) >= _PARTS_FROM
     if parts and not aside and len(bars) * (5 + _GAP) + _PARTS_FROM <= room:
         each, aside = 5, True

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
+from textual import events
 from textual.binding import Binding, BindingType
+from textual.message import Message
 
 from zerotop.analysis.memory_view import MemoryView
+from zerotop.ui.copying_memory import curve_text, ledger_text, peaks_text
 from zerotop.ui.drawing.footer import Key
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.ledger_bars import bars_width, draw_gpu_bars, draw_host_bars
+from zerotop.ui.drawing.ledger_bars import bars_width, draw_gpu_bars, draw_host_bars, rank_at
 from zerotop.ui.drawing.ledger_curve import draw_curve
 from zerotop.ui.drawing.ledger_estimates import draw_estimates
 from zerotop.ui.drawing.ledger_peaks import draw_health, draw_peaks
@@ -44,9 +48,14 @@ class MemoryPanel(Drawn, can_focus=True):
         view = self.model.view(frame)
         return self.of_view(view, frame, width, height, self.model.of_host(view))
 
+    @abstractmethod
     def of_view(self, view: MemoryView, frame: Frame, width: int, height: int, host: bool) -> list[Row]:
         """The picture of a view, of the host's memory or of a GPU's."""
-        raise NotImplementedError
+
+    @property
+    def view(self) -> MemoryView | None:
+        """What is shown."""
+        return self.model.view(self.frame) if self.frame is not None else None
 
 
 class Bars(MemoryPanel):
@@ -56,6 +65,19 @@ class Bars(MemoryPanel):
         draw = draw_host_bars if host else draw_gpu_bars
         return draw(view, width, height, self.glyphs, focused=self.has_focus)
 
+    class Chosen(Message):
+        """The mouse chose a rank."""
+
+        def __init__(self, rank: int) -> None:
+            super().__init__()
+            self.rank = rank
+
+    def on_click(self, event: events.Click) -> None:
+        view = self.view
+        rank = rank_at(event.x, view, self.size.width, host=self.model.of_host(view)) if view is not None else None
+        if rank is not None:
+            self.post_message(self.Chosen(rank))
+
 
 class Ledger(MemoryPanel):
     """The chosen one's rows, and what they should be."""
@@ -63,6 +85,11 @@ class Ledger(MemoryPanel):
     def of_view(self, view: MemoryView, frame: Frame, width: int, height: int, host: bool) -> list[Row]:
         draw = draw_host_ledger if host else draw_gpu_ledger
         return draw(view, width, height, self.glyphs, focused=self.has_focus)
+
+    def copyable(self) -> str:
+        """Every row, in bytes."""
+        view = self.view
+        return "" if view is None else ledger_text(view.host_lines if self.model.of_host(view) else view.lines)
 
 
 class PhasePeaks(MemoryPanel):
@@ -75,6 +102,11 @@ class PhasePeaks(MemoryPanel):
         chart = draw_past(frame.view, "all ranks", None, width, max(2, height - 1), self.glyphs)
         return [rule(title, width, self.glyphs), *chart][:height]
 
+    def copyable(self) -> str:
+        """Every phase, in bytes."""
+        view = self.view
+        return peaks_text(view.peaks.phases) if view is not None and view.peaks is not None else ""
+
 
 class Curve(MemoryPanel):
     """What the microscope saw."""
@@ -85,6 +117,11 @@ class Curve(MemoryPanel):
         above = _HINT if below else height
         rows = [*draw_curve(view.look, said, width, above, self.glyphs, focused=self.has_focus), *below]
         return rows + [filled((), width, self.glyphs)] * (height - len(rows))
+
+    def copyable(self) -> str:
+        """All that was allocated and freed."""
+        view = self.view
+        return curve_text(view.look) if view is not None and view.look is not None else ""
 
 
 class Health(MemoryPanel, can_focus=False):
@@ -133,6 +170,10 @@ class MemoryScreen(Watching):
         if view.gpus:
             found.append(Key("h", "GPU" if host else "host", "screen.host", 6))
         return (*found, Key("↑↓", "rank", "app.choose_rank(1)", 5), Key("z", "zoom", "screen.zoom", 3))
+
+    def on_bars_chosen(self, event: Bars.Chosen) -> None:
+        """A bar was clicked."""
+        self.post_message(self.RankChosen(event.rank))
 
     def action_host(self) -> None:
         """From a GPU's memory to the host's, and back."""
