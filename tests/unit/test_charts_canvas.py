@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -211,7 +211,6 @@ ANY = st.floats(allow_nan=True, allow_infinity=True, width=64)
 SCALES = st.one_of(st.just(0.0), ANY)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 12), st.integers(0, 6), st.sampled_from(ALL), SCALES, SCALES, st.data(), st.integers(0, 30))
 def test_no_number_breaks_a_chart(
     width: int, height: int, glyphs: Glyphs, bottom: float, top: float, data: st.DataObject, count: int

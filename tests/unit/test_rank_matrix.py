@@ -168,3 +168,20 @@ def test_medians_leave_out_what_is_not_known() -> None:
     assert median(values, 1).tolist() == pytest.approx([2, NAN, 2], nan_ok=True)
     assert median(values, 0).tolist() == pytest.approx([1, 1, 2, 2])
     assert median(np.empty((2, 0), np.float32), 1).tolist() == pytest.approx([NAN, NAN], nan_ok=True)
+
+
+def test_noise_is_no_difference() -> None:
+    chance = np.random.default_rng(0)
+    for ranks in (2, 3, 8):
+        values = chance.normal(1.0, 0.1, (ranks, 64)).astype(np.float32)
+        assert not deviations(values, 1.0).any()
+        values[1, 10] += 3.0  # once, but far
+        assert np.flatnonzero(deviations(values, 1.0)).tolist() == [1]
+        values[1] = NAN
+        assert not deviations(values, 1.0).any()
+
+
+def test_who_came_late_is_compared_in_the_steps_it_has() -> None:
+    values = np.tile(np.linspace(1.0, 9.0, 20, dtype=np.float32), (4, 1))  # all get slower together
+    values[2, :15] = NAN
+    assert not deviations(values, 5.0).any()

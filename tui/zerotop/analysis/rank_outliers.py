@@ -21,15 +21,18 @@ _MET = (Metric.BACKWARD, Metric.STEP)
 def deviations(values: Matrix, scale: float) -> Matrix:
     """How far each rank's recent steps lie from the rank in the middle, (ranks,); 0 where less than ALIKE of ``scale``.
 
-    The mean of distances: what is always a little off counts as what is far off now and then.
+    What is now above and now below cancels out; what is always a little off counts as what is far off now and then.
     """
     recent = values[:, -RECENT:]
     if not recent.size:
         return np.zeros(len(values), np.float32)
-    distance = np.abs(recent - median(recent, 0)[None, :])
-    known = ~np.isnan(distance)
-    mean = np.where(known, distance, 0).sum(axis=1) / np.maximum(1, known.sum(axis=1))
-    return np.where(mean >= max(ALIKE * scale, 1e-9), mean, 0).astype(np.float32)
+    off = recent - median(recent, 0)[None, :]
+    known = ~np.isnan(off)
+    mean = np.where(known, off, 0).sum(axis=1) / np.maximum(1, known.sum(axis=1))
+    told = mean[known.any(axis=1)]
+    # Of two ranks the lower one is the middle of every step: what is usual is to be that far off.
+    far = np.abs(mean - (median(told[None, :], 1)[0] if len(told) else 0))
+    return np.where(known.any(axis=1) & (far >= max(ALIKE * scale, 1e-9)), far, 0).astype(np.float32)
 
 
 def outliers_first(deviation: Matrix) -> Ints:
