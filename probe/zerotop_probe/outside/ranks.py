@@ -133,7 +133,7 @@ class Ranks:
         for pid in waiting:
             if pid not in self.found and not self._classify(pid, now_s):
                 waiting.extend(children.get(pid, ()))
-        if not self._compiling and not self._reports:
+        if not self._compiling:
             self._find_compilers(children)
 
     def _find_compilers(self, children: Mapping[int, Sequence[int]]) -> None:

@@ -95,7 +95,7 @@ AFFINITY = "affinity"
 # A rank's process is gone. rank, pid: int
 RANK_GONE = "rank_gone"
 
-# A rank without an engine runs compilers, as when DeepSpeed's operators are first used. Said once. rank, pid: int
+# A rank runs compilers, as when DeepSpeed's operators are first used. Said once. rank, pid: int
 COMPILING = "compiling"
 
 # Somebody asked for the job to be stopped; which signal was sent. signal: str
