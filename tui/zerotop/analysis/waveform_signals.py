@@ -21,10 +21,12 @@ Floats = NDArray[np.float64]
 _MOST_SAMPLES = 20_000
 # Of a sensor whose samples look back for longer than this many iterations, only the mean is known.
 _BLIND = 1.4
+# Of one whose samples may be older than this share of an iteration, nobody knows where in it they were made.
+_LOST = 0.75
 # Windows that decide how much earlier NVML renewed its figures than was seen.
 _ENOUGH = 400
 _FULL_PERCENT = 100.0
-_COARSE = 40  # places of an iteration that are told apart for that
+_COARSE = 64  # places of an iteration that are told apart for that
 _LATE_NS = 20_000_000
 _BETTER = 0.85
 
@@ -116,7 +118,9 @@ class Folder:
     def _folded(self, part: Aligned, windows: Windows) -> tuple[Windows, Floats, Floats]:
         """Those within folded iterations, where they begin there, and how long they are there."""
         whole, begins, lengths = part.fold(windows.begins_ns, windows.ends_ns, self._reference)
-        kept = Windows(windows.begins_ns[whole], windows.ends_ns[whole], windows.values[whole], 0, windows.moments)
+        kept = Windows(
+            windows.begins_ns[whole], windows.ends_ns[whole], windows.values[whole], windows.slack_ns, windows.moments
+        )
         return kept, begins, np.maximum(lengths, 1e-9)
 
     def _placed(self, part: Aligned, key: tuple[str, int, str], windows: Windows) -> Windows:
@@ -137,19 +141,17 @@ class Folder:
         """The move after which a curve fits best; that to the middle, where none does much better."""
         most = windows.slack_ns
 
-        def error(move: int) -> float:
+        def error(move: int, places: Grid) -> float:
             kept, begins, lengths = self._folded(part, _moved(windows, move))
-            return misfit(self._coarse, begins, lengths, kept.values)
+            return misfit(places, begins, lengths, kept.values)
 
-        errors: dict[int, float] = {move: error(move) for move in (most // 2, *range(0, most + 1, _LATE_NS))}
+        moves = (most // 2, *range(0, most + 1, _LATE_NS))
+        errors: dict[int, float] = {move: error(move, self._coarse) for move in moves}
         best = min(errors, key=lambda move: errors[move])
         if errors[best] > _BETTER * errors[most // 2]:
             return most // 2
-        near: dict[int, float] = {
-            move: error(move) for move in (best - _LATE_NS // 2, best + _LATE_NS // 2) if 0 <= move <= most
-        }
-        near[best] = errors[best]
-        return min(near, key=lambda move: near[move])
+        near = [move for move in (best - _LATE_NS // 2, best, best + _LATE_NS // 2) if 0 <= move <= most]
+        return min(near, key=lambda move: error(move, self._grid))
 
     def _signal(self, name: str, parts: list[tuple[Windows, Floats, Floats]]) -> Signal | None:
         if not parts:
@@ -158,16 +160,18 @@ class Folder:
         if len(windows.values) < 2:
             return None
         begins, lengths = (np.concatenate(columns) for columns in list(zip(*parts, strict=True))[1:])
+        length = self._grid.length_s
+        resolved = windows.length_s <= _BLIND * length and windows.slack_ns / 1e9 <= _LOST * length
         if windows.moments:
             places, curve = fold_moments(self._grid, begins + lengths, windows.values)
             window_s = 0.0
         else:
             window_s = windows.length_s
-            places, curve = np.array([0.0, self._grid.length_s]), level(windows.values)
-            if window_s <= _BLIND * self._grid.length_s:
+            if resolved:
                 curve = unfold(self._grid, begins, lengths, windows.values, most=self._most(name))
                 places, curve = _through(self._grid, curve)
-        resolved = window_s <= _BLIND * self._grid.length_s
+            else:
+                places, curve = np.array([0.0, self._grid.length_s]), level(windows.values)
         return Signal(name, places, curve.median, curve.low, curve.high, len(windows.values), window_s, resolved)
 
     def _most(self, name: str) -> float:
