@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import recordings
 from memory_recording import GIB, PARTS, Recording, gib, usual
 from small_recording import BEGIN_NS, S, identity
 from zerotop.cli import main
@@ -89,3 +90,19 @@ def test_a_recording_with_nothing_in_it(tmp_path: Path, capsys: pytest.CaptureFi
     said = say(capsys, str(tmp_path / "empty"))
     assert said.splitlines()[0] == "empty, at its end: no rank has made a DeepSpeed engine"
     assert "No GPU was seen" in said
+
+
+def test_a_rank_that_was_killed_is_told_too(capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(recordings.packed("cpu-dead"))
+    lines = say(capsys, path).splitlines()
+    assert lines[2] == "Rank 1's process 29690 was ended by SIGKILL after step of step 19."
+    assert "save_steps" in lines[4]
+    told = json.loads(say(capsys, path, "--json"))
+    assert (told["failure"]["kind"], told["failure"]["setting"], told["post_mortem"]) == ("signal", "save_steps", None)
+    assert json.loads(say(capsys, path, "--at", "3", "--json"))["failure"] is None
+
+
+def test_what_an_update_consists_of(capsys: pytest.CaptureFixture[str]) -> None:
+    said = say(capsys, str(recordings.packed("z2-offload")))
+    assert "Inside step() of rank 0, the median of 0.1" in said
+    assert "the GPU is idle for at least 0.0" in said

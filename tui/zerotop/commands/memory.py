@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ import numpy as np
 from zerotop.analysis.allocator_health import AllocatorHealth, allocator_health
 from zerotop.analysis.estimates import Estimate, Rule
 from zerotop.analysis.expected import Difference, Setup, compare, estimates, expected, is_of, rule_of_thumb, setup
+from zerotop.analysis.failure import Failure
+from zerotop.analysis.failures import failure as what_ended
 from zerotop.analysis.host_ledger import HostLedger, host_ledger
 from zerotop.analysis.inventories import inventory
 from zerotop.analysis.ledger import ledger
@@ -48,17 +50,20 @@ class Report:
     estimates: tuple[Estimate, ...]
     allocators: tuple[AllocatorHealth, ...]
     updates: dict[int, dict[str, float]]  # the median of what the parts of step() take, by rank, see step_parts
-    post_mortem: PostMortem | None
+    post_mortem: PostMortem | None  # of the want of memory
+    failure: Failure | None  # what ended the job, whatever it was; what of it the post-mortem has is not repeated
 
 
 def memory(options: argparse.Namespace) -> int:
     """Prints the report. Returns 0."""
     session = Session.open(catalog.find(options.session))
     unix_ns, step = _moment(session, options.at)
-    failure = post_mortem(session, unix_ns if options.at is not None else session.last_written_ns)
+    until_ns = unix_ns if options.at is not None else session.last_written_ns
+    failure = post_mortem(session, until_ns)
     if options.at is None and failure is not None and failure.unix_ns is not None and failure.survived is not True:
         unix_ns, step = failure.unix_ns, None
-    report = examine(session, unix_ns, step, failure)
+    died = what_ended(session, until_ns)
+    report = examine(session, unix_ns, step, failure, replace(died, memory=None) if died is not None else None)
     if options.json:
         print(json.dumps(as_json(report), indent=1))
     else:
@@ -80,7 +85,9 @@ def _moment(session: Session, step: int | None) -> tuple[int, int | None]:
     return session.last_written_ns, None
 
 
-def examine(session: Session, unix_ns: int, step: int | None, failure: PostMortem | None) -> Report:
+def examine(
+    session: Session, unix_ns: int, step: int | None, failure: PostMortem | None, died: Failure | None = None
+) -> Report:
     """Looks at everything as it was known at a moment."""
     processes = living(session, unix_ns)
     engines = [event for process in processes for event in events_of(session, "engine", process, unix_ns)]
@@ -107,6 +114,7 @@ def examine(session: Session, unix_ns: int, step: int | None, failure: PostMorte
         allocators=allocator_health(session, unix_ns, steps(session)),
         updates=_updates(session, unix_ns),
         post_mortem=failure,
+        failure=died,
     )
 
 

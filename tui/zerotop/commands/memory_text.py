@@ -25,6 +25,8 @@ def lines(report: Report) -> list[str]:
     parts = [_head(report)]
     if report.post_mortem is not None:
         parts.append(_failure(report.post_mortem))
+    elif report.failure is not None:
+        parts.append([report.failure.what, f"  {report.failure.why}", f"  {report.failure.advice}"])
     for gpu, differences in zip(report.gpus, report.gpu_differences, strict=True):
         parts.append(_gpu(gpu, differences))
     if not report.gpus:
