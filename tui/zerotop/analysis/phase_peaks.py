@@ -113,7 +113,7 @@ def _with(best: _Best, session: Session, source: Source, begin: int, end: int) -
     phases, reserved = dict(best[0]), best[1]
     owners = _owners(session, source, begin, end)
     allocated = _peaks(source, "allocated", begin, end)
-    for code in np.unique(owners).tolist():
+    for code in np.flatnonzero(np.bincount(owners)).tolist():
         mine = np.flatnonzero(owners == code)
         place = int(mine[allocated[mine].argmax()])
         if code not in phases or allocated[place] > phases[code][0]:
@@ -175,7 +175,7 @@ class _Outermost:
         ends = spans["end_ns"] if spans is not None else np.empty(0, np.int64)
         froms = spans["begin_ns"] if spans is not None else np.empty(0, np.int64)
         opened = begins["time_ns"] if begins is not None else np.empty(0, np.int64)
-        still = ~np.isin(opened, froms)
+        still = _not_among(opened, froms)
         # A phase that is in progress at the end of the range ends for us never.
         self._begins: Ints = np.concatenate([froms, opened[still]]).astype(np.int64)
         self._ends: Ints = np.concatenate([ends, np.full(int(still.sum()), np.iinfo(np.int64).max)]).astype(np.int64)
@@ -198,6 +198,15 @@ class _Outermost:
         """How many phases begin or end strictly between two moments."""
         count = np.searchsorted(self._edges, ends, "left") - np.searchsorted(self._edges, begins, "right")
         return np.asarray(np.maximum(0, count), np.int64)
+
+
+def _not_among(times: Any, others: Any) -> NDArray[np.bool_]:
+    """Which of some times none of the others is."""
+    if not len(others):
+        return np.ones(len(times), np.bool_)
+    ordered = np.sort(others)
+    place = np.minimum(np.searchsorted(ordered, times), len(ordered) - 1)
+    return np.asarray(ordered[place] != times)
 
 
 def _between(source: Source | None, first_ns: int, last_ns: int) -> Any:
