@@ -12,6 +12,7 @@ from uneven_ranks import GIB, write_ranks
 from zerotop.analysis.rank_matrix import Metric
 from zerotop.analysis.rank_outliers import Skew
 from zerotop.analysis.source import RecordingSource
+from zerotop.analysis.view import State
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.drawing.rank_lines import plan
 from zerotop.ui.drawing.rank_table import draw_table
@@ -19,7 +20,7 @@ from zerotop.ui.drawing.rank_words import told
 from zerotop.ui.drawing.ranks import Map, columns, draw_map
 from zerotop.ui.drawing.rows import row_text, row_width
 from zerotop.ui.playhead import Playhead
-from zerotop.ui.ranking import METRICS, Picture, Ranking
+from zerotop.ui.ranking import METRICS, Picture, Ranking, why_empty
 from zerotop.ui.viewer import Viewer
 
 
@@ -140,10 +141,23 @@ def test_every_size_is_drawn(tmp_path: Path, glyphs: Glyphs, ranks: int) -> None
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    """These recordings are over; what is said of a job that may yet come to it is said by the same function."""
     write_ranks(tmp_path, 0, 0)
-    assert "No rank has made its DeepSpeed engine yet" in " ".join(texts(draw_map(look(tmp_path), 60, 6, BLOCKS)))
+    assert "No rank made its DeepSpeed engine" in " ".join(texts(draw_map(look(tmp_path), 60, 6, BLOCKS)))
+    session = read(tmp_path)
+    assert why_empty(session, (), State.STARTING).startswith("No rank has made its DeepSpeed engine yet")
     write_ranks(tmp_path, 2, 0)
-    assert "No rank has finished a step yet" in " ".join(texts(draw_map(look(tmp_path), 60, 6, BLOCKS)))
+    assert "No rank finished a step" in " ".join(texts(draw_map(look(tmp_path), 60, 6, BLOCKS)))
+    processes = RecordingSource(read(tmp_path)).processes
+    assert why_empty(session, processes, State.RUNNING).startswith("No rank has finished a step yet")
+
+
+def test_a_job_that_is_only_watched_from_outside_is_told_apart(tmp_path: Path) -> None:
+    write_ranks(tmp_path, 2, 4)
+    for file in tmp_path.glob("spans-*"):
+        file.unlink()
+    assert "only watched from outside" in " ".join(texts(draw_map(look(tmp_path), 60, 6, BLOCKS)))
+    assert "DeepSpeed engine yet" in why_empty(read(tmp_path), (), State.STARTING)
 
 
 def test_what_is_said_of_skew() -> None:

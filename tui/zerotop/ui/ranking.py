@@ -13,6 +13,7 @@ from zerotop.analysis.rank_matrix import RECENT, Matrix, Metric, RankMatrices, R
 from zerotop.analysis.rank_outliers import Compared, Skew, compared, deviations, outliers_first, scale_of, skew
 from zerotop.analysis.rank_samples import TABLES, RankSamples
 from zerotop.analysis.steps import RankSteps
+from zerotop.analysis.view import State
 from zerotop.session.reader import Session
 from zerotop.ui.frame import Frame
 from zerotop.ui.ports import Source
@@ -133,7 +134,8 @@ class Ranking:
             max(self._columns, RECENT),
             meets_in_forward=frame.view.job.zero_stage == 3,
         )
-        asked = (matrix, self.metric, self.by_number, frame.rank, frame.view.progress.total_steps)
+        view = frame.view
+        asked = (matrix, self.metric, self.by_number, frame.rank, view.progress.total_steps, view.job.state)
         if self._last is None or asked != self._asked:
             self._asked, self._last = asked, self._picture(matrix, frame)
         return self._last
@@ -171,17 +173,23 @@ class Ranking:
             skew=skew(matrix),
             samples=self._samples,
             total_steps=frame.view.progress.total_steps,
-            why_empty="" if len(values) else why_empty(self._source.session, matrix.processes),
+            why_empty="" if len(values) else why_empty(self._source.session, matrix.processes, frame.view.job.state),
         )
 
 
-def why_empty(session: Session, processes: Sequence[RankSteps]) -> str:
+def why_empty(session: Session, processes: Sequence[RankSteps], state: State) -> str:
     """Why no rank has a step here, and how to get some."""
+    over = state in (State.ENDED, State.LOST)
+    if processes and over:
+        return "No rank finished a step: there is nothing to compare."
     if processes:
         return "No rank has finished a step yet: ranks are compared from the first one on."
-    if any(len(source.array) for source in session.sources["processes"]):
+    # While a job starts, its processes are there before their engines are.
+    if state is not State.STARTING and any(len(source.array) for source in session.sources["processes"]):
         return (
             "No rank's steps are recorded here: the job's processes are only watched from outside. Started with zerotop run,"
             " or entered by zerotop attach, each rank says what it does."
         )
+    if over:
+        return "No rank made its DeepSpeed engine: there is nothing to compare."
     return "No rank has made its DeepSpeed engine yet: ranks are compared from their first finished step on."

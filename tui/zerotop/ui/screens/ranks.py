@@ -135,6 +135,8 @@ class RanksScreen(Watching):
         yield RankTable(self.glyphs, self.ranking, id="rank-table")
 
     def place(self, room: Box, frame: Frame) -> dict[str, Box]:
+        if self.ranking.look(frame).why_empty:
+            return {"rank-map": room}
         if room.width >= _BESIDE_FROM:
             left = room.width - GAP - TABLE_WIDTH
             return {
