@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -42,8 +43,17 @@ def largest(*several: Floats) -> float:
     return max(known, default=0.0)
 
 
+def _axis(picture: Picture, name: str, kind: Kind, value: float, height: int) -> Fitted:
+    return _filling(picture.scales.scale(name, kind, value, height))
+
+
+def _filling(axis: Fitted) -> Fitted:
+    """The scale with a tick only at its top, where more of them would leave some rows of a low lane unused."""
+    return axis if axis.rows % round(axis.top / axis.distance) == 0 else replace(axis, distance=axis.top)
+
+
 def _utilization(picture: Picture, canvas: Canvas) -> Scale:
-    axis = scale(Kind.PERCENT, 100.0, canvas.height)
+    axis = _filling(scale(Kind.PERCENT, 100.0, canvas.height))
     values = picture.value("utilization")
     _mean_and_highest(canvas, 100 * means(values, picture.cells), 100 * highest(values, picture.cells), axis.highest)
     return axis
@@ -76,8 +86,8 @@ def _cores_scale(picture: Picture, peak: float, height: int) -> Scale:
     """All cores of the host, where more than half of them were in use; sampling may see a few more than there are."""
     peak = picture.scales.largest("cores", peak)
     if picture.cores and peak > picture.cores / 2:
-        return Fitted("cores", 1.0, picture.cores / (2 if height >= 2 else 1), float(picture.cores), height)
-    return scale(Kind.CORES, peak, height)
+        return _filling(Fitted("cores", 1.0, picture.cores / (2 if height >= 2 else 1), float(picture.cores), height))
+    return _filling(scale(Kind.CORES, peak, height))
 
 
 def _memory(picture: Picture, canvas: Canvas) -> Scale:
@@ -87,8 +97,8 @@ def _memory(picture: Picture, canvas: Canvas) -> Scale:
     if np.isnan(process).all():
         process = highest(picture.value("device"), picture.cells)
     peak = picture.value("peak")
-    axis = picture.scales.scale(
-        "memory", Kind.BYTES, largest(allocated, reserved, process, highest(peak, picture.cells)), canvas.height
+    axis = _axis(
+        picture, "memory", Kind.BYTES, largest(allocated, reserved, process, highest(peak, picture.cells)), canvas.height
     )
     allocated = np.nan_to_num(allocated)
     reserved = np.maximum(np.nan_to_num(reserved), allocated)
@@ -113,7 +123,7 @@ def host_fits(picture: Picture) -> bool:
 def _host_memory(picture: Picture, canvas: Canvas) -> Scale:
     own, ranks, host = (highest(picture.value(name), picture.cells) for name in ("rss", "all_rss", "host_memory"))
     host = host if host_fits(picture) else ranks
-    axis = picture.scales.scale("host memory", Kind.BYTES, largest(own, ranks, host), canvas.height)
+    axis = _axis(picture, "host memory", Kind.BYTES, largest(own, ranks, host), canvas.height)
     own = np.nan_to_num(own)
     ranks = np.maximum(np.nan_to_num(ranks), own)
     host = np.maximum(np.nan_to_num(host), ranks)
@@ -124,7 +134,7 @@ def _host_memory(picture: Picture, canvas: Canvas) -> Scale:
 
 def _pcie(picture: Picture, canvas: Canvas) -> Scale:
     sent, received = (np.nan_to_num(highest(picture.value(name), picture.cells)) for name in ("sent", "received"))
-    axis = picture.scales.scale("pcie", Kind.BYTES_PER_S, largest(sent + received), canvas.height)
+    axis = _axis(picture, "pcie", Kind.BYTES_PER_S, largest(sent + received), canvas.height)
     stack(canvas, [("series-2", sent), ("series-1", received)], top=axis.highest)
     return axis
 
@@ -132,7 +142,7 @@ def _pcie(picture: Picture, canvas: Canvas) -> Scale:
 def _iteration(picture: Picture, canvas: Canvas) -> Scale:
     values = picture.value("iteration")
     peak = highest(values, picture.cells)
-    axis = picture.scales.scale("iteration", Kind.SECONDS, largest(peak), canvas.height)
+    axis = _axis(picture, "iteration", Kind.SECONDS, largest(peak), canvas.height)
     mean = np.nan_to_num(means(values, picture.cells))
     above = np.maximum(0.0, np.nan_to_num(peak) - mean)
     stack(canvas, [("accent", mean), ("load-free", above)], top=axis.highest)
@@ -142,7 +152,7 @@ def _iteration(picture: Picture, canvas: Canvas) -> Scale:
 def _power(picture: Picture, canvas: Canvas) -> Scale:
     values = picture.value("power")
     peak = highest(values, picture.cells)
-    axis = picture.scales.scale("power", Kind.WATTS, largest(peak), canvas.height)
+    axis = _axis(picture, "power", Kind.WATTS, largest(peak), canvas.height)
     mean = np.nan_to_num(means(values, picture.cells))
     stack(canvas, [("muted", mean), ("load-free", np.maximum(0.0, np.nan_to_num(peak) - mean))], top=axis.highest)
     return axis

@@ -58,9 +58,8 @@ def legend(name: str, picture: Picture, axis: Scale, height: int, width: int, gl
     room = width - _VALUE_WIDTH - 1
     for number, (names, label, style) in enumerate(entries[:height]):
         unit = f" {axis.unit}" if number == 0 and axis.unit not in label else ""
-        label = (
-            label if len(label + unit) + bool(style) <= room else label.replace(" ", "")[: room - len(unit) - bool(style)]
-        )
+        if len(label + unit) + bool(style) > room:
+            label = label.replace("iteration", "iter").replace(" ", "")[: room - len(unit) - bool(style)]
         value = at_cursor(picture, names) * (100 if name == "utilization" else axis.factor)
         text = glyphs.plain(fixed(value, decimals_for(value) if known(value) else 0, _VALUE_WIDTH))
         left: Row = (((swatch(style, glyphs), style),) if style else ()) + ((glyphs.plain(label) + unit, "label"),)
@@ -141,10 +140,10 @@ def _figures(picture: Picture, summary: Summary, glyphs: Glyphs) -> list[tuple[i
     found.append((90, ((steps, "text"),)))
     all_s = sum(summary.phase_s.values())
     order = sorted(summary.phase_s, key=lambda name: -summary.phase_s[name])
-    for place, name in enumerate(order[:6]):
+    for place, name in enumerate(order[: len(_OF_PHASES)]):
         part = (swatch(phase_style(name), glyphs), phase_style(name)), (f" {phase_word(name, glyphs)} ", "muted")
         amount = f"{glyphs.plain(duration(summary.phase_s[name] * 1e9))} {share(summary.phase_s[name] / all_s)}"
-        found.append((80 - 10 * place, (*part, (amount, "value"))))
+        found.append((_OF_PHASES[place], (*part, (amount, "value"))))
     for importance, name, label, factor, unit in _FIGURES:
         if name in summary.mean:
             mean, most = summary.mean[name] * factor, summary.highest[name] * factor
@@ -154,6 +153,7 @@ def _figures(picture: Picture, summary: Summary, glyphs: Glyphs) -> list[tuple[i
     return found
 
 
+_OF_PHASES = (87, 83, 70, 50, 35, 20)  # importance of the time in the longest phase, in the second one, and so on
 _FIGURES = (
     (88, "utilization", "GPU", 100, " %"),
     (86, "all_cores", "cores", 1, ""),
