@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from textual.events import MouseScrollUp
+from textual.pilot import Pilot
 from textual.widgets import Input, OptionList
 
 from fake_source import cpu_story, failed_story, killed_story, many_story, offload_story
@@ -393,16 +395,20 @@ class TestLeaving:
         assert seen.app.return_value is Leaving.QUIT
 
 
+async def seen_by_ticks(seen: Watch, pilot: Pilot[Leaving], true: Callable[[], bool]) -> None:
+    """Ticks until the job was asked how it is, and that was drawn."""
+    while not true():
+        seen.app.tick()
+        await pilot.pause(0.02)
+
+
 async def test_a_dead_sampler_is_said_and_started_again() -> None:
     seen = Watch(offload_story(), 75.0)
     async with seen.app.run_test(size=(120, 40), notifications=True) as pilot:
         await pilot.press("r")
         assert seen.job.restarts == 0  # there is nothing to restart
         seen.job.sampler = False
-        for _ in range(12):
-            seen.app.tick()
-        await pilot.pause()
-        assert "The sampler has stopped" in seen.text()
+        await seen_by_ticks(seen, pilot, lambda: "The sampler has stopped" in seen.text())
         assert "restart sampler" in seen.text()
         seen.job.trouble = OSError("no more processes")
         await pilot.press("r")
@@ -410,10 +416,7 @@ async def test_a_dead_sampler_is_said_and_started_again() -> None:
         seen.job.trouble = None
         await pilot.press("r")
         assert seen.job.restarts == 1
-        for _ in range(12):
-            seen.app.tick()
-        await pilot.pause()
-        assert "The sampler has stopped" not in seen.text()
+        await seen_by_ticks(seen, pilot, lambda: "The sampler has stopped" not in seen.text())
 
 
 async def test_ranks_attached_to_from_outside_are_entered() -> None:
@@ -423,17 +426,14 @@ async def test_ranks_attached_to_from_outside_are_entered() -> None:
         await pilot.pause()
         assert "enter" not in seen.text()  # there is nobody to enter
         seen.job.outside = True
-        for _ in range(12):
-            seen.app.tick()
-        await pilot.pause()
-        assert "E enter ranks" in seen.text()
+        await seen_by_ticks(seen, pilot, lambda: "E enter ranks" in seen.text())
         seen.job.trouble = OSError("no more processes")
         await pilot.press("E")
         await until(pilot, lambda: "no more processes" in seen.text())
         seen.job.trouble = None
         await pilot.press("E")
         await until(pilot, lambda: "2 ranks are entered." in seen.text())
-        await until(pilot, lambda: "E enter ranks" not in seen.text())
+        await seen_by_ticks(seen, pilot, lambda: "E enter ranks" not in seen.text())
 
 
 NASTY = "[red]x[/red] [link=file:///]y \x1b]0;title\x07\x1b[2J \u202e rtl 损失 e\u0301 \x00"
