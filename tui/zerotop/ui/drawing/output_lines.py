@@ -52,7 +52,7 @@ class Page:
     wrapped: bool
 
 
-def draw_lines(page: Page, found: Found, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
+def draw_lines(page: Page, found: Found, width: int, height: int, glyphs: Glyphs) -> list[Row]:
     """A title, then the lines; at the right where in the whole output they are."""
     if height <= 0 or width <= 0:
         return []
@@ -63,15 +63,16 @@ def draw_lines(page: Page, found: Found, width: int, height: int, glyphs: Glyphs
     shown = [filled(row, width - 1, glyphs) for row in (rows + [()] * room)[:room]]
     bar = _bar(page, found, room, glyphs)
     rows = [merged((*row, end)) for row, end in zip(shown, bar, strict=True)]
-    return [rule(_title(page, focused), width, glyphs), *rows] if room < height else rows
+    return [rule(_title(page), width, glyphs), *rows] if room < height else rows
 
 
-def _title(page: Page, focused: bool) -> Row:
-    if page.whole or not page.lines:
-        return panel_title("Output", focused)
-    place = "end" if page.share >= 1 else f"{page.share * 100:.0f} %"
-    note: Row = ((f" {place}", "title-value"),)
-    return (*panel_title("Output", focused), *note, *(((" newer lines below", "title-warn"),) if page.newer else ()))
+def _title(page: Page) -> Row:
+    """Says where it is, where that is not at the cursor."""
+    title = panel_title("Output", False)
+    if page.follows or page.whole or not page.lines:
+        return title
+    place: Row = ((f" {page.share * 100:.0f} %", "title-value"),) if page.newer else ((" end", "title-value"),)
+    return (*title, *place, *(((" newer lines below", "title-warn"),) if page.newer else ()))
 
 
 @dataclass(frozen=True)
