@@ -179,7 +179,7 @@ class Threads(Drawn):
         cores = {host.name: host.cores for host in view.hosts}
         return draw_threads(
             self._told,
-            crowding(view.ranks, cores, affinities, view.cursor_ns),
+            crowding([one for one in view.ranks if one.host == rank.host], cores, affinities, view.cursor_ns),
             self._opened,
             nodes,
             self._watched,
