@@ -98,6 +98,16 @@ def test_one_cursor_through_all_lanes(glyphs: Glyphs) -> None:
     assert rows[0][x] != glyphs.line  # over it are the marks
 
 
+def test_a_lane_is_as_high_as_its_scale_says() -> None:
+    """The busiest moment of the GPU, 100 %, fills the lane up to its first row, where the axis says so."""
+    look = Look("story", 9)
+    for height in range(12, 50):
+        rows = look.rows(120, height)
+        top = next(row for row in rows if row.startswith("GPU 0 %"))
+        assert "100┤" in top
+        assert "█" in top[chart_begin(120) :]
+
+
 def test_steps_and_time_below() -> None:
     rows = Look("story", 12).rows(120, 30)
     assert rows[-3].startswith("step 13")

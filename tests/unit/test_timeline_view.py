@@ -206,7 +206,9 @@ def test_ranges() -> None:
     view.begin_at(97 * S)  # after its end
     assert view.range() == (97 * S, 100 * S)
     view.end_at(96 * S)
-    assert view.range() is None  # from the cursor, which is later
+    assert view.range() == (96 * S, 100 * S)  # to the cursor, on whichever side it is
+    view.end_at(100 * S)
+    assert view.range() is None
     assert view.selecting
     view.select(7 * S, 3 * S)
     assert view.range() == (3 * S, 7 * S)

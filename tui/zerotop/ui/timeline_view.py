@@ -179,9 +179,8 @@ class TimelineView:
         """The range, in nanoseconds since the session's begin; where one of its ends was not set, the cursor is that."""
         if self._now is None or not self.selecting:
             return None
-        begin = self._now.cursor if self._begin is None else self._begin
-        end = self._now.cursor if self._end is None else self._end
-        return (begin, end) if begin < end else None
+        begin, end = (self._now.cursor if moment is None else moment for moment in (self._begin, self._end))
+        return None if begin == end else (min(begin, end), max(begin, end))
 
 
 def _kept(first: int, columns: int, column_ns: int, now_columns: int, now_ns: int) -> int:
