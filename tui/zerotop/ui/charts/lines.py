@@ -10,11 +10,11 @@ from zerotop.ui.charts.columns import Numbers
 
 Dots = NDArray[np.int16]
 
-# Braille bits of a half cell by its four dots, of which bit 0 is the lowest.
-_FOUR = range(4)
+# Braille bits of a half cell, its dots from below.
+_HALVES = ((0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08))
+# The same at 5 * (dots up to the highest) + (dots below the lowest), each 0 to 4.
 _LEFT, _RIGHT = (
-    np.array([sum(bits[dot] for dot in _FOUR if dots >> dot & 1) for dots in range(16)], np.uint8)
-    for bits in ((0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08))
+    np.array([sum(half[below:upto]) for upto in range(5) for below in range(5)], np.uint8) for half in _HALVES
 )
 _LETTERS = "*+ox#%@&"  # lines without braille, in the order in which they are drawn
 _APART = 24  # cells between the letters that name a line where colours cannot
@@ -78,10 +78,8 @@ def _joined(low: Dots, high: Dots) -> tuple[Dots, Dots]:
 def _bits(low: Dots, high: Dots, height: int) -> NDArray[np.uint8]:
     """The braille bits of each cell, shape (height, width), the uppermost row first."""
     base = (4 * np.arange(height - 1, -1, -1, dtype=np.int16))[:, None]
-    under_high = np.left_shift(1, np.clip(high + 1 - base, 0, 4).astype(np.uint8), dtype=np.uint8) - 1
-    under_low = np.left_shift(1, np.clip(low - base, 0, 4).astype(np.uint8), dtype=np.uint8) - 1
-    dots = (under_high & ~under_low).astype(np.uint8)
-    cells: NDArray[np.uint8] = _LEFT[dots[:, 0::2]] | _RIGHT[dots[:, 1::2]]
+    index = 5 * np.clip(high + 1 - base, 0, 4) + np.clip(low - base, 0, 4)
+    cells: NDArray[np.uint8] = _LEFT[index[:, 0::2]] | _RIGHT[index[:, 1::2]]
     return cells
 
 

@@ -88,8 +88,9 @@ class Painted(Widget):
         strip = self._strips[y]
         if strip is None:
             row = self._rows[y]
-            spans = solid(row) if self.glyphs.smooth else row
-            strip = Strip([Segment(text, self._style(name)) for text, name in spans], self._width)
+            spans = solid(row) if self.glyphs.smooth and any("█" in text for text, _ in row) else row
+            styles = self._styles_by_name
+            strip = Strip([Segment(text, styles.get(name) or self._style(name)) for text, name in spans], self._width)
             self._strips[y] = strip
         return strip
 
