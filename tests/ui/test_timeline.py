@@ -233,6 +233,24 @@ async def test_what_was_chosen_is_kept_while_another_screen_is_shown() -> None:
         assert seen.screen.looking.selecting
 
 
+async def test_the_numbers_of_a_range_can_be_copied() -> None:
+    async with looking(recording("story")) as seen:
+        await seen.press("left", "left", "y")
+        heading, *rows = seen.app.clipboard.split("\n")
+        assert heading.startswith("time_s\trank 0 phase\t")
+        assert "utilization mean\tutilization highest" in heading
+        assert "allocated_bytes highest" in heading
+        assert len(rows) == seen.picture.timeline.window.columns
+        assert {row.count("\t") for row in rows} == {heading.count("\t")}
+        assert float(rows[0].split("\t")[0]) == pytest.approx(seen.picture.begin / S)
+        assert any("\tcpu_optimizer\t" in row for row in rows)
+        begin = seen.picture.begin + 20 * seen.picture.cell_ns
+        seen.screen.looking.select(begin, begin + 5 * seen.picture.cell_ns)
+        seen.lanes.redraw()
+        await seen.press("y")
+        assert len(seen.app.clipboard.split("\n")) == 11
+
+
 async def test_help_explains_it() -> None:
     async with looking(recording("story"), (120, 60)) as seen:
         await seen.press("question_mark")

@@ -13,6 +13,7 @@ from zerotop.ui.drawing.footer import Key
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.drawing.timeline import LEAST_WIDTH, chart_begin, chart_cells, draw_nothing, draw_timeline
+from zerotop.ui.drawing.timeline_copy import window_text
 from zerotop.ui.frame import Frame
 from zerotop.ui.layout import Box
 from zerotop.ui.ports import Source
@@ -194,6 +195,10 @@ class Lanes(Drawn, can_focus=True):
             self._waiting = True
             self.set_timer(_AGAIN_S, self._go_on)
         return draw_timeline(picture, width, height, self.glyphs)
+
+    def copyable(self) -> str:
+        """The window's numbers, or the range's, where one is selected."""
+        return window_text(self._pictures.last) if self._pictures.last is not None else ""
 
     def _go_on(self) -> None:
         self._waiting = False
