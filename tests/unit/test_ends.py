@@ -66,7 +66,7 @@ def test_a_launcher_takes_all_nodes_with_it(two: Nodes) -> None:
     two.nodes[0].write(two.at(4), "job_ended", exit_code=0)
     assert two.over() == [4, 4]
     assert living(two.session, two.session.begin_ns + 63 * S) == [Process("n0", 10, 0), Process("n1", 11, 1)]
-    assert living(two.session, two.session.begin_ns + 64 * S) == []
+    assert living(two.session, two.session.begin_ns + 65 * S) == []
 
 
 def test_an_end_before_its_beginning_was_another_process_s(two: Nodes) -> None:
