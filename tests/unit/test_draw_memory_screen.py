@@ -13,6 +13,7 @@ from memory_recording import GIB, Recording, gib, usual
 from microscope_recording import looked_at
 from small_recording import BEGIN_NS, S, identity
 from zerotop.analysis.memory_view import MemoryView, MemoryViews
+from zerotop.analysis.phases import name
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.drawing.ledger_bars import draw_gpu_bars, draw_host_bars
 from zerotop.ui.drawing.ledger_curve import ASK, columns, draw_curve
@@ -138,8 +139,11 @@ def test_the_chosen_ones_job_beside_with_names(tmp_path: Path) -> None:
     assert "GPU 0, this job" in said
     assert "now" in said
     assert "peak" in said
-    (line,) = [line for line in said.splitlines() if "optimizer state" in line]
-    assert line.split()[-1] == "8.00"
+    lines = [line.split() for line in said.splitlines()]
+    named = [(words[-2], float(words[-1])) for words in lines if words and words[-1].replace(".", "").isdigit()]
+    order = [("PyTorch", 1.0), ("unallocated", 2.5), ("activations", 4.88)]  # from the top
+    order += [("state", 8.0), ("weights", 4.0), ("parameters", 2.0)]
+    assert [one for one in named if one in order] == order
 
 
 def test_peaks_by_phase(tmp_path: Path) -> None:
@@ -200,6 +204,15 @@ def test_no_column_hides_the_peak(tmp_path: Path) -> None:
     highest, _ = columns(look, 900)
     assert highest[100 * 255 // 100] == pytest.approx(gib(14.5 + 24 * 0.125))
     assert np.isclose(highest[-1], gib(14.5))
+
+
+def test_where_nothing_is_allocated_a_column_has_the_phase_of_its_time(tmp_path: Path) -> None:
+    look = view_of(looked_at(tmp_path), 29.5).look
+    assert look is not None
+    _, phases = columns(look, 90)  # a tenth of a second each, from second 20 on
+    assert [name(code) for code in phases[[10, 28, 40, 68, 75, 89]].tolist()] == [
+        *("forward", "forward", "backward", "backward", "step", "step")
+    ]
 
 
 # --- the post-mortem -----------------------------------------------------------------------------------------------------

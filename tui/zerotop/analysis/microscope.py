@@ -46,6 +46,8 @@ class Look:
     times_ns: Ints
     curve_bytes: Ints
     phases: NDArray[np.int16]  # (n,) the innermost phase (index into PHASES) at those times
+    changes_ns: Ints  # (m,) when one phase gave way to another
+    changed_to: NDArray[np.int16]  # (m,) that one
     peak_bytes: int
     peak_ns: int
     peak_phase: str
@@ -91,6 +93,7 @@ def _look(session: Session, event: Event) -> Look:
     peak = int(np.argmax(curve)) if len(curve) else None
     times_ns = rows["time_ns"] + offset_ns
     phases = _phases(session, event, times_ns) if len(rows) else np.empty(0, np.int16)
+    changes_ns = _changes(session, event, int(facts["begin_ns"]) + offset_ns, int(facts["end_ns"]) + offset_ns)
     alive = _alive(rows, peak) if peak is not None else []
     largest = sorted(alive, key=lambda place: -int(rows["size_bytes"][place]))[:_LARGEST]
     return Look(
@@ -105,6 +108,8 @@ def _look(session: Session, event: Event) -> Look:
         times_ns=times_ns,
         curve_bytes=curve,
         phases=phases,
+        changes_ns=changes_ns,
+        changed_to=_phases(session, event, changes_ns),
         peak_bytes=int(curve[peak]) if peak is not None else 0,
         peak_ns=int(times_ns[peak]) if peak is not None else 0,
         peak_phase=name(int(phases[peak])) if peak is not None else "",
@@ -134,6 +139,18 @@ def _rows(source: Source | None, request: int) -> NDArray[Any]:
 
 def _signed(rows: NDArray[Any]) -> Ints:
     return np.where(rows["action"] == _ALLOC, rows["size_bytes"], -rows["size_bytes"])
+
+
+def _changes(session: Session, event: Event, begin_ns: int, end_ns: int) -> Ints:
+    """The moments between two at which the event's process began or ended a phase, and the first of them itself."""
+    found = [np.array([begin_ns], np.int64)]
+    for table, columns in (("spans", ("begin_ns", "end_ns")), ("begins", ("time_ns",))):
+        source = _of(session, table, event)
+        if source is not None:
+            known = source.array[source.count_known(begin_ns) : source.count_known(end_ns)]
+            found += [known[column].astype(np.int64) + source.offset_ns for column in columns]
+    moments = np.unique(np.concatenate(found))
+    return moments[(moments >= begin_ns) & (moments < end_ns)]
 
 
 def _phases(session: Session, event: Event, times_ns: Ints) -> NDArray[np.int16]:

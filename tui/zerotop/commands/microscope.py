@@ -60,8 +60,9 @@ def _await(session: Session, request: int, wait_s: float) -> tuple[Look, ...]:
 
 def _as_dict(look: Look) -> dict[str, Any]:
     facts = dataclasses.asdict(look)
-    phases = [name(code) for code in look.phases.tolist()]
-    return {**facts, "times_ns": look.times_ns.tolist(), "curve_bytes": look.curve_bytes.tolist(), "phases": phases}
+    plain = {field: facts[field].tolist() for field in ("times_ns", "curve_bytes", "changes_ns")}
+    named = {field: [name(code) for code in facts[field].tolist()] for field in ("phases", "changed_to")}
+    return {**facts, **plain, **named}
 
 
 def _text(found: tuple[Look, ...]) -> str:

@@ -132,14 +132,13 @@ def _panel(
     aside = parts and room - len(bars) * (each + _GAP) >= _PARTS_FROM
     if parts and not aside and len(bars) * (5 + _GAP) + _PARTS_FROM <= room:
         each, aside = 5, True
-    above = rows - axis.plotted(rows)
-    columns = [stacked_column(bar.parts, axis.top / axis.factor, rows - above, glyphs) for bar in bars]
-    words = _beside(bars[-1], axis, rows, above, room - len(bars) * (each + _GAP), glyphs) if aside else {}
+    columns = [stacked_column(bar.parts, axis.highest, rows, glyphs) for bar in bars]
+    words = _beside(bars[-1], axis, rows, room - len(bars) * (each + _GAP), glyphs) if aside else {}
     drawn = [rule((*title, (" ", "rule"), *heading) if heading else title, width, glyphs)]
     for row, label in enumerate(labels(axis, rows, glyphs)):
         spans: list[Span] = list(label)
         for place, column in enumerate(columns):
-            text, style = column[row - above] if row >= above else (" ", "text")
+            text, style = column[row]
             spans += [(" " * (_GAP if place else 0), "text"), (text * each, style)]
         drawn.append(filled(merged((*spans, *words.get(row, ()))), width, glyphs))
     names = [(fit(bar.name, each, glyphs).center(each), "value" if bar.chosen else "label") for bar in bars]
@@ -149,13 +148,13 @@ def _panel(
     return [*drawn, filled(merged(below), width, glyphs)]
 
 
-def _beside(bar: _Bar, axis: Scale, rows: int, above: int, width: int, glyphs: Glyphs) -> dict[int, Row]:
+def _beside(bar: _Bar, axis: Scale, rows: int, width: int, glyphs: Glyphs) -> dict[int, Row]:
     """Row -> name and size of the part that lies there, the largest where several do."""
     unit = unit_for(max(bar.total, GIB))
     found: dict[int, Row] = {}
     for style, size in sorted(_middles(bar.parts), key=lambda part: part[1][1]):
         amount, part = size
-        row = rows - 1 - int(min(rows - above - 1, amount / axis.top / axis.factor * (rows - above)))
+        row = rows - 1 - int(min(rows - 1, amount / axis.highest * rows))
         figure = unit.text(int(part))
         name = fit(_NAMES.get(style, ""), width - len(figure) - 2, glyphs)
         found[row] = ((f"  {name}".ljust(width - len(figure)), "muted"), (figure, "text"))

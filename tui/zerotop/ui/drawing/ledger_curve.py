@@ -79,9 +79,15 @@ def columns(look: Look, count: int) -> tuple[Floats, NDArray[np.int64]]:
         first, end = max(0, int(places[column]) - 1), int(places[column + 1])
         if end > first:
             place = first + int(np.argmax(look.curve_bytes[first:end]))
-            highest[column], phases[column] = look.curve_bytes[place], look.phases[place]
-        elif first < len(look.curve_bytes) and places[column]:
-            highest[column], phases[column] = look.curve_bytes[first], look.phases[first]
+            highest[column] = look.curve_bytes[place]
+            phases[column] = look.phases[place] if end > places[column] else -1
+    # Where nothing was allocated or freed, the phase that a column lies in most.
+    quiet = np.flatnonzero((phases < 0) & (highest > 0))
+    middles = (borders[quiet] + borders[quiet + 1]) // 2
+    place = np.searchsorted(look.changes_ns, middles, "right") - 1
+    known = place >= 0
+    phases[quiet[known]] = look.changed_to[place[known]]
+    phases[(phases < 0) & (highest > 0)] = 0
     return highest, phases
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zerotop.analysis.inventories import CATEGORIES
-from zerotop.analysis.memory_lines import SUM_DEVICE, SUM_RESIDENT, Line
+from zerotop.analysis.memory_lines import Line
 from zerotop.analysis.memory_view import MemoryView
 from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.ledger_fitting import BESIDE, that_fit
 from zerotop.ui.drawing.ledger_parts import STYLES, Unit, unit_for
 from zerotop.ui.drawing.rows import Row, filled
 from zerotop.ui.drawing.table import Column, Placed, place, rule
@@ -18,8 +19,6 @@ from zerotop.ui.format import MISSING, clock
 _MUCH = 0.02
 # The rule of thumb is for these: neither for making the engine nor for evaluation.
 _STEP = ("forward", "backward", "step", "optimizer", "cpu_optimizer", "grads_to_cpu", "params_to_gpu", "allgather", "reduce")
-_BESIDE = ("estimate", "rule")
-_LAST = (SUM_DEVICE, SUM_RESIDENT)
 
 
 def draw_gpu_ledger(view: MemoryView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
@@ -186,7 +185,7 @@ def _names(lines: Sequence[Line], glyphs: Glyphs) -> Column[Line]:
     def cell(line: Line, width: int) -> Row:
         style = STYLES.get(line.key)
         if line.is_sum or style is None:
-            lead = "" if line.is_sum or line.key in _BESIDE else "  "
+            lead = "" if line.is_sum or line.key in BESIDE else "  "
             return ((fit(f"{lead}{line.label}", width, glyphs), "sum" if line.is_sum else "label"),)
         swatch = glyphs.swatch if glyphs.smooth else glyphs.part(style)
         return ((swatch, style), (" ", "text"), (fit(line.label, width - 2, glyphs), "text"))
@@ -204,7 +203,7 @@ def _expectations(unit: Unit, whole: int, glyphs: Glyphs) -> list[Column[Line]]:
             return ()
         if line.away:
             return ((line.away.rjust(width), "muted"),)
-        much = abs(size) > _MUCH * whole and line.key not in _BESIDE
+        much = abs(size) > _MUCH * whole and line.key not in BESIDE
         return ((unit.signed(size).rjust(width), "warn" if much else "text"),)
 
     return [
@@ -253,53 +252,14 @@ def _table(
     title: Row, placed: Placed[Line], lines: Sequence[Line], below: Sequence[Row], width: int, height: int, glyphs: Glyphs
 ) -> list[Row]:
     rows = [rule(title, width, glyphs, placed)]
-    shown = _that_fit(lines, height - 1)
+    shown = that_fit(lines, height - 1)
     # Sentences that are known now are not to be missed for rows that are hardly anything.
     if below and len(shown) + 1 + len(below[:1]) > height:
-        shown = _that_fit(lines, height - 1 - len(below[:1]))
+        shown = that_fit(lines, height - 1 - len(below[:1]))
     rows += [placed.row(line, width, glyphs) for line in shown]
     if below and height - len(rows) > len(below):
         rows.append(())
     return _to_height([*rows, *below], width, height, glyphs)
-
-
-def _that_fit(lines: Sequence[Line], room: int) -> list[Line]:
-    """In their order; the last sum stays, what is hardly anything goes first, then what is beside the ledger, then sums.
-
-    What goes is one line together, so that what is shown still adds up.
-    """
-    kept = list(lines)
-    largest = max((line.now_bytes for line in lines), default=0)
-
-    def importance(line: Line) -> tuple[int, int]:
-        size = max(abs(line.now_bytes), line.peak_bytes or 0, line.expected_bytes or 0)
-        if line.key in _LAST:
-            return 9, size
-        if line.is_sum:
-            return 3, size
-        if line.key in _BESIDE:
-            return 2, size
-        return (1 if size < largest / 1000 else 4), size
-
-    room = max(0, room)
-    while len(kept) > room:
-        kept.remove(min(kept, key=importance))
-    if any(_is_part(line) and line not in kept and importance(line)[0] > 1 for line in lines):
-        while len(kept) > max(0, room - 1):
-            kept.remove(min(kept, key=importance))
-        last = next((place for place, line in enumerate(kept) if line.key in _LAST), None)
-        if last is not None:
-            kept.insert(last, _together([line for line in lines if _is_part(line) and line not in kept]))
-    return kept
-
-
-def _is_part(line: Line) -> bool:
-    return not line.is_sum and line.key not in _BESIDE
-
-
-def _together(lines: Sequence[Line]) -> Line:
-    peaks = [line.peak_bytes for line in lines if line.peak_bytes is not None]
-    return Line("", f"{len(lines)} others", sum(line.now_bytes for line in lines), sum(peaks) if peaks else None)
 
 
 def _to_height(rows: list[Row], width: int, height: int, glyphs: Glyphs) -> list[Row]:
