@@ -18,6 +18,8 @@ Ints = NDArray[np.int64]
 TABLES = {Metric.PEAK: "allocator", Metric.FREE: "gpus", Metric.CORES: "processes"}
 # Around the steps that are asked about: a sample before the first and after the last.
 _AROUND_NS = 3_000_000_000
+# The newest steps, of which samples may yet be written.
+_FRESH = 4
 
 
 class RankSamples:
@@ -121,7 +123,9 @@ def _keep(matrix: RankMatrix, before: tuple[RankMatrix, Matrix], found: Matrix, 
     if low >= high:
         return
     there = slice(low - shift, high - shift)
-    same = (before[0].ends[:, low:high] == matrix.ends[:, there]) & ~np.isnan(before[1][:, low:high])
+    final = ~np.isnan(before[1][:, low:high])
+    final[:, : max(0, len(before[0].steps) - _FRESH - low)] = True
+    same = (before[0].ends[:, low:high] == matrix.ends[:, there]) & final
     found[:, there] = np.where(same, before[1][:, low:high], np.nan)
     missing[:, there] &= ~same
 
