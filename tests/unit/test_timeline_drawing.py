@@ -108,6 +108,15 @@ def test_a_lane_is_as_high_as_its_scale_says() -> None:
         assert "█" in top[chart_begin(120) :]
 
 
+def test_the_scale_of_cores_is_the_same_wherever_the_cursor_is() -> None:
+    look = Look("story", 12)
+    look.view.whole()
+    for seconds in (0.0, 1.0, 60.0, 75.0):
+        look.viewer.go_to_seconds(seconds)
+        rows = look.rows(120, 40)
+        assert "64┤" in next(row for row in rows if row.startswith(("■cores", "■rank 0 ")))
+
+
 def test_steps_and_time_below() -> None:
     rows = Look("story", 12).rows(120, 30)
     assert rows[-3].startswith("step 13")

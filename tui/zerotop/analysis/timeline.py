@@ -116,6 +116,15 @@ class Timelines:
         host = self.ranks().get(rank) or next(samplers, "")
         return Subject(rank, host, self.gpu_of(rank, host))
 
+    def cores_of(self, host: str) -> int:
+        """Cores that the job may run on there; 0 where nobody said."""
+        last = [
+            int(source.array["cores"][-1])
+            for source in self._session.sources["hosts"]
+            if source.host == host and len(source.array)
+        ]
+        return max(last, default=0)
+
     def gpu_of(self, rank: int, host: str) -> GpuKey | None:
         """The GPU that a rank's allocator tells of; where none does, the first of its host's that was sampled."""
         places = self._places()

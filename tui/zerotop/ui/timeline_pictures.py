@@ -67,7 +67,7 @@ class Pictures:
             step=self._timelines.step_at(subject.rank, origin_ns + now.cursor),
             range=selected,
             summary=self._summed(subject, selected, timeline),
-            cores=next((host.cores for host in frame.view.hosts if host.name == subject.host), 0),
+            cores=self._timelines.cores_of(subject.host),
             missing=_missing(recorded, phases=bool(shown)),
             scales=self._scales,
         )
