@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from zerotop.demo import RECORDING
 from zerotop.session.packing import SUFFIX, unpack
 from zerotop.session.reader import Session
 
 FOLDER = Path(__file__).resolve().parent.parent / "recordings"
+
+
+def from_outside(name: str, into: Path) -> Session:
+    """The recording as samplers alone would have made it, without a probe in any rank."""
+    folder = as_directory(name, into)
+    for path in folder.glob("*-rank*"):
+        path.unlink()
+    return Session.open(folder)
 
 
 def names() -> list[str]:
@@ -36,7 +46,37 @@ def as_directory(name: str, into: Path) -> Path:
     return session
 
 
-def labels() -> dict[str, set[tuple[str, int | None]]]:
-    """(finding, step in which it begins) that each recording must have, and nothing else; set by hand, with reasons."""
+class Label(NamedTuple):
+    """A finding that must be, and the step in which it begins, more or less."""
+
+    name: str
+    step: int | None
+    within: int = 0  # steps more or less
+
+    def fits(self, found: tuple[str, int | None]) -> bool:
+        """Whether that is the finding."""
+        name, step = found
+        same = step == self.step if step is None or self.step is None else abs(step - self.step) <= self.within
+        return name == self.name and same
+
+
+def labels(kind: str = "findings") -> dict[str, list[Label]]:
+    """What each recording must have, and nothing else; set by hand, with reasons.
+
+    ``outside``: without what ranks wrote. ``missed``: what was staged too and is known not to be found.
+    """
     told = json.loads((FOLDER / "labels.json").read_text())
-    return {name: {(finding, step) for finding, step in entry["findings"]} for name, entry in told.items()}
+    return {name: [Label(*label) for label in entry.get(kind, ())] for name, entry in told.items()}
+
+
+def compare(expected: Iterable[Label], found: Iterable[tuple[str, int | None]]) -> tuple[list[str], list[str], list[str]]:
+    """The kinds of what was found rightly, of what was found and should not be, and of what was not found."""
+    right, wrong, missed = [], list(found), []
+    for label in expected:
+        fitting = next((one for one in wrong if label.fits(one)), None)
+        if fitting is None:
+            missed.append(label.name)
+        else:
+            wrong.remove(fitting)
+            right.append(label.name)
+    return right, [name for name, _ in wrong], missed

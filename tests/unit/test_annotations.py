@@ -1,9 +1,12 @@
 """What is said of the real recordings, and when. The labels were set by hand: recordings/labels.json has the reasons."""
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import million_steps
 import recordings
 from zerotop.analysis.annotations import Annotation, Annotator, annotations
 from zerotop.session.reader import Session
@@ -36,7 +39,10 @@ def test_every_recording_has_its_labels() -> None:
 
 @pytest.mark.parametrize("name", sorted(LABELS))
 def test_what_is_found_is_what_is_labelled(found: dict[str, tuple[Annotation, ...]], name: str) -> None:
-    assert sorted((finding.name, finding.step) for finding in found[name]) == sorted(LABELS[name])
+    kinds = [(finding.name, finding.step) for finding in found[name]]
+    right, wrong, missed = recordings.compare(LABELS[name], kinds)
+    assert (wrong, missed) == ([], [])
+    assert len(right) == len(LABELS[name])
 
 
 @pytest.mark.parametrize("name", sorted(LABELS))
@@ -49,6 +55,25 @@ def test_at_any_cursor_stands_what_was_known_by_then(
     moments |= {session.begin_ns + span * part // 40 for part in range(41)}
     for cursor_ns in sorted(moments):
         assert annotations(session, cursor_ns) == tuple(finding for finding in whole if finding.known_ns <= cursor_ns)
+
+
+@pytest.mark.parametrize("piece", [30, 500])
+@pytest.mark.parametrize("name", sorted(LABELS))
+def test_pieces_make_no_difference(
+    sessions: dict[str, Session],
+    found: dict[str, tuple[Annotation, ...]],
+    name: str,
+    piece: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a job is read that grows, or a long one a little at a time."""
+    monkeypatch.setattr("zerotop.analysis.annotations.annotator._PIECE", piece)
+    session, whole = sessions[name], found[name]
+    annotator = Annotator(session)
+    for part in range(18):
+        cursor_ns = session.begin_ns + (session.end_ns - session.begin_ns) * part // 17
+        annotator.update(cursor_ns)
+        assert annotator.at(cursor_ns) == tuple(finding for finding in whole if finding.known_ns <= cursor_ns)
 
 
 @pytest.mark.parametrize("name", sorted(LABELS))
@@ -273,6 +298,67 @@ def test_rank_0_may_be_missing(tmp_path: Path) -> None:
     session = Session.open(folder)
     spike = of(annotations(session, session.end_ns), "double_spike")
     assert spike.ranks == (1, 2, 3)
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(LABELS) if name == "story" or name.startswith(("z", "gpu", "x4"))])
+def test_from_outside_alone(tmp_path: Path, name: str) -> None:
+    """Samplers see a double spike where iterations last longer than NVML looks back, and nothing that is not there."""
+    session = recordings.from_outside(name, tmp_path)
+    kinds = [(finding.name, finding.step) for finding in annotations(session, session.end_ns)]
+    assert recordings.compare(recordings.labels("outside")[name], kinds)[1:] == ([], [])
+
+
+def test_the_spike_from_outside_is_the_probe_s(tmp_path: Path, found: dict[str, tuple[Annotation, ...]]) -> None:
+    session = recordings.from_outside("story", tmp_path)
+    spike, told = of(annotations(session, session.end_ns), "double_spike"), of(found["story"], "double_spike")
+    assert spike.evidence["gap_s"] == pytest.approx(told.evidence["gap_s"], rel=0.05)
+    assert spike.evidence["iteration_s"] == pytest.approx(told.evidence["iteration_s"], rel=0.05)
+    assert spike.ranks == told.ranks
+
+
+@pytest.mark.parametrize("name", ["story", "z2", "cpu-straggler", "held-restart"])
+def test_two_steps_are_enough_for_nothing_wrong(tmp_path: Path, name: str) -> None:
+    """The spans after two steps are cut off; no detector minds, and the first step is what is said of."""
+    folder = recordings.as_directory(name, tmp_path)
+    for path in folder.glob("spans-*"):
+        header, _, records = path.read_bytes().partition(b"\n")
+        rows = np.frombuffer(records, [tuple(field) for field in json.loads(header)["dtype"]])
+        path.write_bytes(header + b"\n" + rows[rows["step"] < 2].tobytes())
+    session = Session.open(folder)
+    kinds = {finding.name for finding in annotations(session, session.end_ns)}
+    assert kinds <= {"first_real_step", "pinned_overhead", "crowded_cores", "dead_rank", "hung_ranks"}
+
+
+@pytest.mark.parametrize("hours", [-2, 2])
+@pytest.mark.parametrize("name", ["story", "x4-z3", "cpu-slow", "held-stall"])
+def test_clocks_that_step(tmp_path: Path, found: dict[str, tuple[Annotation, ...]], name: str, hours: int) -> None:
+    """One rank's file says that unix time is hours off: no exception, and nothing is said that needs a clock it lacks."""
+    folder = recordings.as_directory(name, tmp_path)
+    for path in folder.glob("*-rank1-*"):
+        header, _, rest = path.read_bytes().partition(b"\n")
+        told = json.loads(header)
+        told["clock"]["unix_ns"] += hours * 3600 * 10**9
+        path.write_bytes(json.dumps(told).encode() + b"\n" + rest)
+    session = Session.open(folder)
+    told_of = annotations(session, session.end_ns)
+    assert {finding.name for finding in told_of} <= {finding.name for finding in found[name]}
+    assert all(finding.begin_ns <= finding.end_ns <= finding.known_ns for finding in told_of)
+
+
+def test_a_rank_that_restarts_is_told_of_twice(found: dict[str, tuple[Annotation, ...]]) -> None:
+    kinds = [(finding.name, finding.step) for finding in found["held-restart"]]
+    assert kinds == [("first_real_step", 0), ("dead_rank", 17), ("first_real_step", 0)]
+
+
+def test_a_long_job_is_looked_at_in_pieces(tmp_path: Path) -> None:
+    """What the last second brought costs as little after many steps as after few."""
+    session = Session.open(million_steps.write(tmp_path / "session", 40_000))
+    annotator = Annotator(session)
+    assert annotator.update(most_s=0.0) in (True, False)
+    assert annotator.behind
+    annotator.update()
+    assert not annotator.behind
+    assert [(finding.name, finding.step) for finding in annotator.at(session.end_ns)] == [("estimate_gap", 1)]
 
 
 def test_an_empty_recording_has_none(tmp_path: Path) -> None:

@@ -72,11 +72,6 @@ class RankSteps:
         """All finished steps so far, oldest first."""
         return self._rows.rows
 
-    @property
-    def spans_taken(self) -> int:
-        """How many records of :attr:`source` were taken in."""
-        return self._used
-
     def update(self, until_ns: int | None = None) -> bool:
         """Takes in spans recorded since, or those of them that ended by then. True when a step was finished."""
         spans = self.source.array[self._used : None if until_ns is None else self.source.count_known(until_ns)]

@@ -6,15 +6,19 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from zerotop.analysis.annotations.facts import Process, Records, Rows, Samples
-from zerotop.analysis.annotations.words import percent
+from zerotop.analysis.annotations.facts import Group, Process, Records, Rows, Samples
+from zerotop.analysis.annotations.host import Load, load_of
+from zerotop.analysis.annotations.thresholds import HOST_GROWTH_BYTES, TAKEN_SHARE
+from zerotop.analysis.annotations.throttled import SLOWED
+from zerotop.analysis.annotations.words import percent, seconds, size
 
-# NVML's reasons that slow a GPU down against its will: hardware slowdown, software thermal, hardware thermal, power brake.
-_SLOWED = 0x08 | 0x20 | 0x40 | 0x80
 _POWER_CAP = 0x04
 # A sign is there when most samples show it, and was not when few did.
 _MOST, _FEW = 0.5, 0.1
+# A clock that falls by less is the usual up and down.
+_CLOCK_SHARE = 0.05
 
 
 class Cause(NamedTuple):
@@ -26,20 +30,26 @@ class Cause(NamedTuple):
 
 
 class Change(NamedTuple):
-    """The steps before and after, of the process whose they are."""
+    """Steps of a group's lead before and after."""
 
-    process: Process
+    group: Group
     before: Rows
     after: Rows
+
+    @property
+    def process(self) -> Process:
+        """Whose steps they are."""
+        return self.group.lead
 
 
 def cause_of(change: Change) -> Cause | None:
     """The surest that is recorded."""
-    for look in _LOOKS:
-        found = look(change)
-        if found is not None:
-            return found
-    return None
+    return next((found for look in _LOOKS if (found := look(change)) is not None), None)
+
+
+def cause_of_drift(change: Change) -> Cause | None:
+    """The surest that is recorded of what may change slowly."""
+    return next((found for look in _DRIFT_LOOKS if (found := look(change)) is not None), None)
 
 
 def _skipping(change: Change) -> Cause | None:
@@ -69,7 +79,7 @@ def _clocks(change: Change) -> Cause | None:
     before, after = _samples(change.process.gpu_samples, change.before), _samples(change.process.gpu_samples, change.after)
     if not len(before) or not len(after):
         return None
-    for bits, what in ((_SLOWED, "the GPU slowed its clocks down"), (_POWER_CAP, "the GPU reached its power limit")):
+    for bits, what in ((SLOWED, "the GPU slowed its clocks down"), (_POWER_CAP, "the GPU reached its power limit")):
         shares = [float(np.mean(samples.rows["throttle_reasons"] & bits != 0)) for samples in (before, after)]
         known = (before.rows["throttle_reasons"] >= 0).all() and (after.rows["throttle_reasons"] >= 0).all()
         if known and shares[0] < _FEW and shares[1] > _MOST:
@@ -103,6 +113,77 @@ def _crowding(change: Change) -> Cause | None:
     return Cause(f"threads of the rank waited for {waits[1]:.1f} cores instead of {waits[0]:.1f}", advice, 0.7)
 
 
+def _late_rank(change: Change) -> Cause | None:
+    """Another rank's own work takes longer, for which the lead waits where ranks meet."""
+    slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
+    known_ns, found = int(change.after["end_unix_ns"][-1]), []
+    for process in change.group.processes:
+        rows = process.steps_until(known_ns)
+        own = [own_s(rows[_same(rows, part)]) for part in (change.before, change.after)]
+        if min(len(part) for part in own) > 0:
+            found.append((float(np.median(own[1]) - np.median(own[0])), process.rank))
+    if len(found) < 2 or slower <= 0:
+        return None
+    (others, _), (late, rank) = sorted(found)[-2:]
+    if late - others < slower / 2 or rank == change.process.rank:
+        return None
+    return Cause(f"rank {rank} began to come {seconds(late)} later to where ranks meet", _LATE_ADVICE, 0.85)
+
+
+_LATE_ADVICE = "Look at what that rank alone does between the phases, and at its data: raise dataloader_num_workers."
+
+
+def _same(rows: Rows, steps: Rows) -> slice:
+    low, high = np.searchsorted(rows["step"], (steps["step"][0], steps["step"][-1] + 1))
+    return slice(int(low), int(high))
+
+
+def own_s(rows: Rows) -> NDArray[np.float64]:
+    """Seconds of each step outside the phases in which ranks wait for each other: data, and what lies between phases."""
+    met = rows["forward_s"] + rows["backward_s"] + rows["step_s"]
+    return np.asarray(rows["iteration_s"] - met, np.float64)
+
+
+def loads(change: Change) -> tuple[Load | None, Load | None]:
+    """The lead's node before and after."""
+    facts, host = change.process.facts, change.process.source.host
+    parts = ((int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])) for rows in (change.before, change.after))
+    before, after = (load_of(facts, host, *part) for part in parts)
+    return before, after
+
+
+def _others(change: Change) -> Cause | None:
+    before, after = loads(change)
+    if before is None or after is None or not after.taken:
+        return None
+    if after.others - before.others < TAKEN_SHARE * after.cores:
+        return None
+    text = f"other processes used {after.others:.1f} of {after.cores} cores instead of {before.others:.1f}"
+    return Cause(text, "Look in top for what runs beside the job: ranks have to wait for cores.", 0.8)
+
+
+def _slower_clock(change: Change) -> Cause | None:
+    samples = change.process.gpu_samples
+    before, after = _samples(samples, change.before), _samples(samples, change.after)
+    if not len(before) or not len(after):
+        return None
+    clocks = [float(np.median(part.rows["sm_clock_mhz"])) for part in (before, after)]
+    # Nothing is unknown here: NaN compares false.
+    if not clocks[1] < (1 - _CLOCK_SHARE) * clocks[0]:
+        return None
+    advice = "Look at nvidia-smi -q -d PERFORMANCE: cooling and power limits are out of DeepSpeed's reach."
+    return Cause(f"the SM clock fell from {clocks[0]:.0f} to {clocks[1]:.0f} MHz", advice, 0.7)
+
+
+def _grown(change: Change) -> Cause | None:
+    """More is resident, by as much as a list that is gone through in each step may hold."""
+    was, becomes = int(change.before["host_rss_bytes"].min()), int(change.after["host_rss_bytes"].max())
+    if was <= 0 or becomes - was < HOST_GROWTH_BYTES:
+        return None
+    advice = "Look for a list that grows with each step, and is gone through in each."
+    return Cause(f"the lead rank's host memory grew by {size(becomes - was)}", advice, 0.5)
+
+
 def _interruption(change: Change) -> Cause | None:
     first = change.after[0]
     for column, what in (("checkpoint_s", "a checkpoint was saved"), ("eval_s", "an evaluation was run")):
@@ -116,4 +197,6 @@ def _samples(samples: Records, rows: Rows) -> Samples:
     return samples.within(int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
 
 
-_LOOKS: tuple[Callable[[Change], Cause | None], ...] = (_skipping, _tokens, _retries, _clocks, _crowding, _interruption)
+_Look = Callable[[Change], Cause | None]
+_LOOKS: tuple[_Look, ...] = (_skipping, _tokens, _retries, _clocks, _others, _crowding, _late_rank, _interruption)
+_DRIFT_LOOKS: tuple[_Look, ...] = (_tokens, _retries, _clocks, _slower_clock, _others, _crowding, _late_rank, _grown)

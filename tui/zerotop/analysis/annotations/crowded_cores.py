@@ -9,7 +9,7 @@ import numpy as np
 
 from zerotop.analysis.annotations.annotation import Annotation, Severity
 from zerotop.analysis.annotations.facts import Facts, Group, Ints, Process
-from zerotop.analysis.annotations.thresholds import CROWDED, CROWDED_SECONDS
+from zerotop.analysis.annotations.thresholds import CROWDED, CROWDED_OWN, CROWDED_SECONDS
 from zerotop.analysis.annotations.words import plural, seconds
 from zerotop.session.reader import Source
 from zerotop_probe.recording.tables import PHASES
@@ -64,7 +64,7 @@ def _of_host(group: Group, mine: list[Process], cores: int, seen: _Seen) -> Iter
     wanted = np.bincount(where, np.nan_to_num(samples.rows["cores_used"] + samples.rows["waiting_cores"]))
     used = np.bincount(where, np.nan_to_num(samples.rows["cores_used"]))
     lengths = np.minimum(np.diff(times, prepend=seen.last_ns), _LONGEST_TICK_NS)
-    for at in np.flatnonzero(wanted >= CROWDED * cores).tolist():
+    for at in np.flatnonzero((wanted >= CROWDED * cores) & (used >= CROWDED_OWN * cores)).tolist():
         seen.crowded_ns += int(lengths[at])
         seen.ticks.append((int(times[at]), float(wanted[at]), float(used[at])))
         if seen.crowded_ns >= CROWDED_SECONDS * 1e9:

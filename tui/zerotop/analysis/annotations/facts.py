@@ -88,14 +88,13 @@ class Facts(Memory):
 
     def ahead(self, spans: int, end_ns: int) -> int:
         """The cursor at which about so many more phases have ended, of all ranks together; ``end_ns`` if that is before."""
-        self._table.update(self.cursor_ns)
-        left = [(len(one.source.array) - one.spans_taken, one) for one in self._table.processes]
-        most, longest = max(left, key=lambda pair: pair[0], default=(0, None))
+        spans_of = self.session.sources["spans"]
+        left = [(len(source.array) - (done := source.count_known(self.cursor_ns)), done, source) for source in spans_of]
+        most, done, longest = max(left, key=lambda one: one[0], default=(0, 0, None))
         each = max(1, spans // max(1, len(left)))
         if longest is None or most <= each:
             return end_ns
-        at = int(longest.source.array["end_ns"][longest.spans_taken + each - 1]) + longest.source.offset_ns
-        return min(end_ns, max(at, self.cursor_ns + 1))
+        return min(end_ns, int(longest.array["end_ns"][done + each - 1]) + longest.offset_ns)
 
     def _take_events(self) -> None:
         events = self.session.events

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from zerotop.analysis.annotations.annotation import Annotation, Severity, of_steps
-from zerotop.analysis.annotations.causes import Cause, Change, cause_of
+from zerotop.analysis.annotations.causes import Cause, Change, cause_of, loads, own_s
 from zerotop.analysis.annotations.facts import Facts, Group, Rows
 from zerotop.analysis.annotations.steady import Levels, Shift
 from zerotop.analysis.annotations.thresholds import SHORTEST_ITERATION_S
@@ -26,13 +26,26 @@ def detect(facts: Facts) -> Iterator[Annotation]:
         values = group.lead.steps["iteration_s"]
         for shift in group.lead.kept(_Levels).shifts(values):
             if max(values[shift.before].max(), values[shift.first]) >= SHORTEST_ITERATION_S:
-                yield _annotation(group, shift)
+                yield from _told(group, shift)
 
 
-def _annotation(group: Group, shift: Shift) -> Annotation:
+def _told(group: Group, shift: Shift) -> Iterator[Annotation]:
     steps = group.lead.steps
-    before, after = steps[shift.before], steps[shift.first : shift.last + 1]
-    cause = cause_of(Change(group.lead, before, after))
+    change = Change(group, steps[shift.before], steps[shift.first : shift.last + 1])
+    cause = cause_of(change)
+    if cause is None and _by_others(change):
+        return
+    yield _annotation(group, change.before, change.after, cause)
+
+
+def _by_others(change: Change) -> bool:
+    """Whether others, who have the cores, may have done it: the phases that compute take now longer, now shorter."""
+    was, becomes = (_middle(rows, "iteration_s") for rows in (change.before, change.after))
+    own = float(np.median(own_s(change.after)) - np.median(own_s(change.before)))
+    return own / (becomes - was) <= 0.5 and any(load is not None and load.taken for load in loads(change))
+
+
+def _annotation(group: Group, before: Rows, after: Rows, cause: Cause | None) -> Annotation:
     was, becomes = _middle(before, "iteration_s"), _middle(after, "iteration_s")
     changes = {name: _middle(after, name) - _middle(before, name) for name in _PHASES}
     changes["other_s"] = becomes - was - sum(changes.values())

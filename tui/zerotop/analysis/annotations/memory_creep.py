@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,11 +16,12 @@ from zerotop.analysis.annotations.words import size
 
 @dataclass
 class _Seen:
-    """How far a rank's steps were read; what was held after the last and after each of those that grew up to it."""
+    """How far a rank's steps were read, what was held after the last one, and the stretch of growth up to there."""
 
     steps: int = 0
-    last: int = -1
-    run: list[int] = field(default_factory=list)  # the first is that of the step before them
+    held: int = -1
+    length: int = 0  # of the stretch
+    base: int = -1  # what was held before it
     told: bool = False
 
 
@@ -28,23 +29,30 @@ def detect(facts: Facts) -> Iterator[Annotation]:
     """One finding for each rank and stretch of growth, after CREEP_STEPS steps of it or when it is CREEP_BYTES."""
     for process in facts.processes:
         seen = process.kept(_Seen)
-        if len(process.steps) == seen.steps:
-            continue
-        for value in held_after_steps(process, process.steps[seen.steps :]).tolist():
-            seen.steps += 1
-            _take(seen, value)
-            if not seen.told and len(seen.run) > CREEP_STEPS and value - seen.run[0] >= CREEP_BYTES:
-                seen.told = True
-                yield _annotation(process, process.steps[seen.steps - len(seen.run) + 1 : seen.steps], np.array(seen.run))
+        if len(process.steps) > seen.steps:
+            held = held_after_steps(process, process.steps[seen.steps :])
+            for begin, end in _stretches(held, seen):
+                rows = process.steps[begin : end + 1]
+                # With what was held before the first.
+                yield _annotation(process, rows[1:], held_after_steps(process, rows))
+            seen.steps = len(process.steps)
 
 
-def _take(seen: _Seen, value: int) -> None:
-    if not 0 <= seen.last < value:
-        seen.run, seen.told = [], False
-    elif not seen.told:
-        seen.run = seen.run or [seen.last]
-        seen.run.append(value)
-    seen.last = value
+def _stretches(held: Ints, seen: _Seen) -> Iterator[tuple[int, int]]:
+    """From the step before a stretch to the one (included) in which there is enough of it to be told."""
+    before = np.concatenate([[seen.held], held[:-1]])
+    grows = (before >= 0) & (held > before)
+    # Where the last step lies that did not grow; -1 is before these steps.
+    broken = np.maximum.accumulate(np.where(grows, -1, np.arange(len(held))))
+    carried = broken < 0
+    length = np.arange(len(held)) - broken + np.where(carried, seen.length, 0)
+    base = np.where(carried, seen.base if seen.length else seen.held, held[broken])
+    told = carried & seen.told
+    enough = np.flatnonzero(grows & ~told & (length >= CREEP_STEPS) & (held - base >= CREEP_BYTES))
+    for place in enough[np.diff(broken[enough], prepend=-2) != 0].tolist():
+        yield seen.steps + place - int(length[place]), seen.steps + place
+    seen.told = bool(told[-1]) or bool((broken[enough] == broken[-1]).any())
+    seen.held, seen.length, seen.base = int(held[-1]), int(length[-1]), int(base[-1])
 
 
 def _annotation(process: Process, rows: Rows, held: Ints) -> Annotation:

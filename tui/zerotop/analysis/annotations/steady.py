@@ -15,6 +15,7 @@ from zerotop.analysis.annotations.thresholds import (
     LEVEL_STEPS,
     SETTLED_STEPS,
     SHIFT_AGREE,
+    SHIFT_AT_ONCE,
     SHIFT_LASTS,
     SHIFT_SHARE,
     SHIFT_SPREADS,
@@ -55,14 +56,16 @@ class Levels:
             self._settled = False
 
     def _find_level(self, values: Values) -> bool:
-        """Up to where SETTLED_STEPS values agree, all but one of them."""
-        while not self._settled and self._next + SETTLED_STEPS <= len(values):
-            piece = _floats(values[self._next : self._next + _AT_ONCE + SETTLED_STEPS - 1])
-            windows = np.lib.stride_tricks.sliding_window_view(piece, SETTLED_STEPS)
+        """Up to where SETTLED_STEPS values agree, all but one of them; LEVEL_STEPS are a level however they vary."""
+        end = self._start + LEVEL_STEPS
+        if not self._settled and self._next + SETTLED_STEPS <= min(len(values), end):
+            windows = np.lib.stride_tricks.sliding_window_view(_floats(values[self._next : end]), SETTLED_STEPS)
             middle = np.median(windows, axis=1)[:, None]
             agree = (np.abs(windows - middle) <= AGREE_SHARE * np.abs(middle)).sum(axis=1) >= SETTLED_STEPS - 1
             self._settled = bool(agree.any())
             self._next += int(np.argmax(agree)) + SETTLED_STEPS if self._settled else len(windows)
+        if not self._settled and len(values) >= end:
+            self._settled, self._next = True, end
         return self._settled
 
     def _find_shift(self, values: Values) -> Shift | None:
@@ -105,6 +108,9 @@ def _is_shift(values: Values, start: int, first: int) -> bool:
     level = float(np.median(before))
     spread = float(np.median(np.abs(before - level)))
     by = max(SHIFT_SHARE * level, SHIFT_SPREADS * spread)
+    now, just = float(np.median(after[:SHIFT_STEPS])), float(np.median(before[-SHIFT_STEPS:]))
+    if abs(now - just) < SHIFT_AT_ONCE * abs(now - level):
+        return False  # it came slowly
     return any(
         bool(beyond[:SHIFT_STEPS].all() and beyond.mean() >= SHIFT_AGREE)
         for beyond in (after > level + by, after < level - by)

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.annotations.annotation import Annotation, Severity, first_run, of_steps
+from zerotop.analysis.annotations.causes import own_s
 from zerotop.analysis.annotations.facts import Facts, Group
 from zerotop.analysis.annotations.thresholds import SETTLED_STEPS, STALL_SECONDS, STRAGGLER_SHARE
 from zerotop.analysis.annotations.words import percent, seconds
-from zerotop.analysis.steps import Rows
 
 Floats = NDArray[np.float64]
 
@@ -47,7 +47,7 @@ def detect(facts: Facts) -> Iterator[Annotation]:
 
 def _late(group: Group, window: slice) -> tuple[NDArray[np.int64], Floats]:
     """Which process the others waited for in each step, by its place, -1 for none; and how long."""
-    own = np.stack([_own(process.steps[window]) for process in group.processes])
+    own = np.stack([own_s(process.steps[window]) for process in group.processes])
     late = own.max(axis=0) - np.partition(own, -2, axis=0)[-2]
     enough = (late >= STALL_SECONDS) & (late >= STRAGGLER_SHARE * _iteration(group, window))
     return np.where(enough, np.argmax(own, axis=0), -1), late
@@ -56,11 +56,6 @@ def _late(group: Group, window: slice) -> tuple[NDArray[np.int64], Floats]:
 def _iteration(group: Group, window: slice) -> Floats:
     longest: Floats = np.max([process.steps["iteration_s"][window] for process in group.processes], axis=0)
     return longest
-
-
-def _own(rows: Rows) -> Floats:
-    met = rows["forward_s"] + rows["backward_s"] + rows["step_s"]
-    return np.asarray(rows["iteration_s"] - met, np.float64)
 
 
 def _annotation(group: Group, which: int, window: slice, late: float) -> Annotation:

@@ -25,6 +25,20 @@ LEVEL_STEPS = 20
 # Iterations shorter than this (seconds) are the host's jitter; nobody trains a model that size for its speed.
 SHORTEST_ITERATION_S = 0.005
 
+# A drift is told by blocks of so many steps (their median: no single step counts) and their doublings.
+TREND_BLOCK = 8
+# The rise is so many times what neighbouring blocks differ by anyhow (median deviation; 6 are 4 standard deviations).
+TREND_SPREADS = 6.0
+# A rise that goes on is told again when it is higher by this factor.
+TREND_AGAIN = 1.5
+# Iterations: as with a shift, that much is seen. Of a change of level, the part that happens at once where it is no drift.
+DRIFT_SHARE = 0.15
+# So many blocks in a row, each higher by this share of what it would be if all rose alike: six in order come by chance once
+# in 720 times.
+DRIFT_BLOCKS = 6
+DRIFT_EVEN = 0.2
+SHIFT_AT_ONCE = 0.5
+
 # --- optimizer offload ---------------------------------------------------------------------------------------------------
 
 # Real steps that are averaged. The first real one builds optimizer state and is left out.
@@ -34,6 +48,15 @@ SPIKE_SHARE = 0.20
 SPIKE_GAP_S = 0.02
 # The gap is another one, to be told again, when its median has changed by this share.
 SPIKE_CHANGED_SHARE = 0.30
+
+# Without a probe: cores that each rank keeps busy while its optimizer runs there, 1 being usual; utilization (percent) of
+# a GPU that idles and of one that works; ticks (100 ms) until NVML, which looks back for 200 ms, tells of a stretch alone;
+# memory from which on a GPU is in use, which is more than a context.
+UNPROBED_CORES = 3.0
+UNPROBED_IDLE = 20.0
+UNPROBED_WORKS = 50.0
+UNPROBED_TICKS = 3
+UNPROBED_MEMORY_BYTES = 1 * GIB
 
 # --- evaluation ----------------------------------------------------------------------------------------------------------
 
@@ -68,13 +91,39 @@ OUTSIDE_BYTES = 4 * GIB
 # Somebody else's memory on a GPU of the job: more than a context of an idle process (0.5 GiB).
 OTHERS_BYTES = 1 * GIB
 
+# Measured less estimated, both: less is allocation granularity and a batch's change.
+GAP_BYTES = 1 * GIB
+GAP_SHARE = 0.10
+# A slowed clock for so long (seconds) is no passing dip.
+THROTTLED_SECONDS = 5.0
+
 # --- host ----------------------------------------------------------------------------------------------------------------
 
 # Threads of all ranks that want to run, per core of the host, over this long; 1 is full use.
 CROWDED = 1.5
 CROWDED_SECONDS = 1.0
+# Of the cores, what the ranks themselves use then: where others have them, it is not the ranks' threads that are too many.
+CROWDED_OWN = 0.6
+# Others have a node's cores when they use this share of all, the ranks wait for as much, and hardly any core is idle, over
+# this long (seconds) without a break. A monitor, a shell and a file system take a few percent.
+TAKEN_SHARE = 0.25
+TAKEN_FULL = 0.90
+TAKEN_SECONDS = 2.0
+# Resident memory that grows by as much in a rise is no cache that fills, and by this share of what there was.
+HOST_GROWTH_BYTES = 256 * MIB
+HOST_GROWTH_SHARE = 0.02
+# Memory hardly varies, so that fewer blocks do; what fills a cache grows less and less.
+HOST_GROWTH_BLOCKS = 4
+HOST_GROWTH_EVEN = 0.8
 # Share of the limit of host memory from which the kernel may soon kill.
 HOST_FULL_SHARE = 0.92
+# For so long (seconds); of a control group's limit ranks hold so much, so that it is not file cache, which gives way.
+HOST_FULL_SECONDS = 1.0
+HOST_FULL_OWN = 0.5
+# Host memory of an offloaded optimizer: ideal bytes for each parameter, and what more is worth a word, both.
+IDEAL_BYTES = 16
+PINNED_SHARE = 0.15
+PINNED_BYTES = 1 * GIB
 # Swap that was taken since the job began: a page or two always goes.
 SWAP_BYTES = 512 * MIB
 
