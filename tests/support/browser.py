@@ -34,7 +34,9 @@ _READ = """
   const buffer = window.rememberedTerminal?.buffer.active;
   if (!buffer) return "";
   const rows = [];
-  for (let y = 0; y < window.rememberedTerminal.rows; y++) rows.push(buffer.getLine(buffer.viewportY + y).translateToString(true));
+  for (let y = 0; y < window.rememberedTerminal.rows; y++) {
+    rows.push(buffer.getLine(buffer.viewportY + y).translateToString(true));
+  }
   return rows.join("\\n");
 })()
 """
@@ -90,6 +92,13 @@ class Page:
             assert asyncio.get_running_loop().time() < deadline, f"no {text!r} in:\n{shown}"
             await asyncio.sleep(0.1)
         return shown
+
+    async def wait_while(self, text: str) -> None:
+        """Waits until the terminal no longer shows some text."""
+        deadline = asyncio.get_running_loop().time() + PATIENCE_S
+        while text in (shown := await self.screen()):
+            assert asyncio.get_running_loop().time() < deadline, f"{text!r} still in:\n{shown}"
+            await asyncio.sleep(0.1)
 
     async def type(self, text: str) -> None:
         """Presses keys that stand for characters."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -12,9 +16,21 @@ from zerotop.ui.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.start_app import StartApp
 
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def end_with_parent() -> None:
+    """However the server ends, its windows do: nobody could see them any more."""
+    parent = os.getppid()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended meanwhile
+        sys.exit(1)
+
 
 def main(arguments: list[str]) -> None:
     """Shows it. Nothing is printed: standard output is the browser's."""
+    end_with_parent()
     # A browser draws every character, whatever the locale of the machine is.
     if not arguments:
         StartApp(UserDesk(), habits=kept_habits(), glyphs=BLOCKS).run()

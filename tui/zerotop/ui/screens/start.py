@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import ClassVar, TypeVar
 
-from textual import work
+from textual import events, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
@@ -135,10 +135,19 @@ class StartScreen(Screen[None]):
 
     # The filter
 
+    def on_key(self, event: events.Key) -> None:
+        """What is typed after / belongs to the filter, also what came before it had the focus."""
+        words = self.query_one(Input)
+        if event.key == "slash":
+            event.stop()
+            self.action_filter()
+        elif self.focused is words and event.is_printable and event.character:
+            event.stop()
+            words.insert_text_at_cursor(event.character)
+
     def action_filter(self) -> None:
         words = self.query_one(Input)
         words.display = True
-        # At once: what is typed next belongs to it already.
         self.set_focus(words)
 
     def on_input_changed(self, event: Input.Changed) -> None:
