@@ -156,16 +156,15 @@ class Timelines:
         if self._last is not None and self._last[0] == key and self._last[1].complete:
             return self._last[1]
         until_s = time.perf_counter() + budget_s
+        much = window.columns * window.column_ns > _MUCH_NS
         seconds = {}
-        for rank, (_, blocks) in zip(ranks, ribbons, strict=True):
+        for rank, (phases, blocks) in zip(ranks, ribbons, strict=True):
             seconds[rank] = blocks.columns(window.column_ns, window.first, window.columns, end_ns=end_ns, until_s=until_s)
-        values = lanes.values(window, end_ns, until_s)
+            _release(phases.sources() if much else ())
+        values = lanes.values(window, end_ns, until_s, release=much)
         complete = lanes.complete and all(blocks.complete for _, blocks in ribbons)
         told = Timeline(window, self.origin_ns, values, seconds, complete)
         self._last = key, told
-        if window.columns * window.column_ns > _MUCH_NS:
-            for source in (*lanes.sources(), *(source for phases, _ in ribbons for source in phases.sources())):
-                source.release()
         return told
 
     def update(self, ranks: Collection[int]) -> None:
@@ -235,23 +234,20 @@ class Lanes:
         """How much is recorded of it."""
         return sum(teller.count() for teller in self.tellers)
 
-    def sources(self) -> list[Source]:
-        """The tables that tell of it."""
-        return [source for teller in self.tellers if isinstance(teller, Samples) for source in teller.sources]
-
     @property
     def complete(self) -> bool:
         """Whether all of it that was asked for last could be told in time."""
         return all(blocks.complete for blocks in self.blocks)
 
-    def values(self, window: Window, end_ns: int, until_s: float) -> dict[str, Values]:
-        """What was recorded, by name."""
+    def values(self, window: Window, end_ns: int, until_s: float, *, release: bool) -> dict[str, Values]:
+        """What was recorded, by name. ``release``: gives back the memory of what was read, table by table."""
         found: dict[str, Values] = {}
         for place, (teller, blocks) in enumerate(zip(self.tellers, self.blocks, strict=True)):
             table = blocks.columns(window.column_ns, window.first, window.columns, end_ns=end_ns, until_s=until_s)
             self._note(teller.names, table)
             self._look(place)
             found.update(_values(teller.names, table))
+            _release(teller.sources if release and isinstance(teller, Samples) else ())
         return {name: values for name, values in found.items() if name in self._recorded}
 
     def recorded(self) -> frozenset[str]:
@@ -276,3 +272,8 @@ def _values(names: Sequence[str], table: Table) -> dict[str, Values]:
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.where(table[TIME] > 0, table[SUM] / table[TIME], np.nan)
     return {name: Values(table[LOWEST, place], table[HIGHEST, place], mean[place]) for place, name in enumerate(names)}
+
+
+def _release(sources: Iterable[Source]) -> None:
+    for source in sources:
+        source.release()
