@@ -116,6 +116,14 @@ def test_the_story_s_double_spike(found: dict[str, tuple[Annotation, ...]]) -> N
     assert 'offload_optimizer.device" to "none"' in spike.advice
 
 
+def test_what_the_step_would_cost_without_offload(found: dict[str, tuple[Annotation, ...]]) -> None:
+    """Master weights and moments are 12 bytes, 16-bit gradients 2, of the parameters that a rank keeps of 494,032,768."""
+    for name, shared_by in (("z2-offload", 1), ("x4-z3", 4)):
+        spike = of(found[name], "double_spike")
+        assert spike.evidence["without_offload_bytes"] == pytest.approx(14 * 494_032_768 / shared_by, rel=1e-6)
+        assert "without offload the same step would keep" in spike.sentence
+
+
 def test_copies_that_the_counters_miss_are_said_by_what_they_must_carry(found: dict[str, tuple[Annotation, ...]]) -> None:
     """A rank of the story copies 4 GB each way; counters of 32 bits that are read too late saw 0.06 GB back."""
     spike = of(found["story"], "double_spike")
@@ -267,6 +275,32 @@ def test_what_grows_and_by_how_much(found: dict[str, tuple[Annotation, ...]]) ->
     step = of(found["gpu-long"], "memory_step")
     assert (step.evidence["tokens_before"], step.evidence["tokens_after"]) == (4096, 8192)
     assert "8192 tokens instead of 4096" in of(found["gpu-long"], "iteration_shift").sentence
+
+
+def test_a_drift_and_what_grows(found: dict[str, tuple[Annotation, ...]]) -> None:
+    """2 ms more in each step; 24 and 12 MiB more."""
+    drift = of(found["held-drift"], "iteration_drift")
+    assert drift.evidence["slope_s"] == pytest.approx(0.002, rel=0.2)
+    assert "what lies between the phases carries" in drift.sentence
+    for name, mib in (("held-grows", 24), ("unseen-grows", 12)):
+        growths = [finding for finding in found[name] if finding.name == "host_growth"]
+        assert [growth.ranks for growth in sorted(growths, key=lambda one: one.ranks)] == [(0,), (1,)]
+        for growth in growths:
+            assert growth.evidence["bytes_per_step"] == pytest.approx(mib << 20, rel=0.15)
+
+
+def test_the_estimate_and_what_it_does_not_count(found: dict[str, tuple[Annotation, ...]]) -> None:
+    """2 + 18 bytes a parameter of 494,032,768 are estimated; backward's peak of 13.58 GB, 4.07 spare and a context were."""
+    gap = of(found["z2"], "estimate_gap")
+    assert gap.evidence["estimate_bytes"] == 20 * 494_032_768
+    assert gap.evidence["measured_bytes"] == pytest.approx(13.58e9 + 4.07e9 + 1.8e9, rel=0.01)
+    assert "Activations and temporaries make most of the difference" in gap.sentence
+
+
+def test_pinned_memory_against_the_ideal(found: dict[str, tuple[Annotation, ...]]) -> None:
+    """18 bytes in tensors, and 2.55 GiB of spare pinned memory over 494,032,768 parameters."""
+    over = of(found["z3-offload-all"], "pinned_overhead")
+    assert over.evidence["bytes_per_parameter"] == pytest.approx(18 + 2.55 * 2**30 / 494_032_768, abs=0.05)
 
 
 def test_memory_that_was_in_use_before(found: dict[str, tuple[Annotation, ...]]) -> None:

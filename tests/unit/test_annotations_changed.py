@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import recordings
 from zerotop.analysis.annotations import Annotation, annotations
@@ -91,3 +92,141 @@ def test_a_job_that_was_being_stopped_has_no_dead_rank(tmp_path: Path) -> None:
     stop = json.dumps({"time_ns": gone["time_ns"] - 10**9, "event": "stop_sent", "signal": "SIGTERM"})
     path.write_text("\n".join([header, stop, *lines]) + "\n")
     assert found(folder, "dead_rank") == []
+
+
+def test_a_gpu_that_is_too_hot_for_long(tmp_path: Path) -> None:
+    folder = recordings.as_directory("gpu-clean", tmp_path)
+
+    def heat(rows: Rows) -> None:
+        rows["throttle_reasons"] = 0x40
+        rows["temperature_c"] = 91
+
+    assert found(folder, "throttled") == []
+    change(folder, "gpus", heat)
+    (hot,) = found(folder, "throttled")
+    assert hot.evidence["throttled_s"] >= 5
+    assert "(hardware thermal)" in hot.sentence
+    assert "91 °C" in hot.sentence
+
+
+def test_the_card_s_power_limit_is_no_throttling(tmp_path: Path) -> None:
+    folder = recordings.as_directory("gpu-clean", tmp_path)
+
+    def limit(rows: Rows) -> None:
+        rows["throttle_reasons"] = 0x04
+
+    change(folder, "gpus", limit)
+    assert found(folder, "throttled") == []
+
+
+def test_host_memory_that_is_nearly_used_up(tmp_path: Path) -> None:
+    folder = recordings.as_directory("z2-offload", tmp_path)
+
+    def fill(rows: Rows) -> None:
+        rows["cgroup_limit_bytes"] = -1
+        rows["memory_available_bytes"] = rows["memory_total_bytes"] // 20
+
+    change(folder, "hosts", fill)
+    (short,) = found(folder, "host_memory_short")
+    assert "(95 %)" in short.sentence
+    assert short.ranks == (0,)
+
+
+def test_a_control_group_full_of_file_cache_is_not_short(tmp_path: Path) -> None:
+    folder = recordings.as_directory("z2-offload", tmp_path)
+
+    def fill(rows: Rows) -> None:
+        rows["cgroup_used_bytes"] = rows["cgroup_limit_bytes"] = rows["memory_total_bytes"] // 2
+
+    change(folder, "hosts", fill)
+    assert found(folder, "host_memory_short") == []
+
+
+def test_a_control_group_full_of_ranks_is(tmp_path: Path) -> None:
+    folder = recordings.as_directory("z2-offload", tmp_path)
+
+    def fill(rows: Rows) -> None:
+        rows["cgroup_limit_bytes"] = 10 << 30
+        rows["cgroup_used_bytes"] = 9.8 * 2**30
+
+    change(folder, "hosts", fill)
+    (short,) = found(folder, "host_memory_short")
+    assert "control group's limit of 10.00 GiB" in short.sentence
+
+
+def test_swap_that_is_taken_while_ranks_live(tmp_path: Path) -> None:
+    folder = recordings.as_directory("z2-offload", tmp_path)
+
+    def swap(rows: Rows) -> None:
+        rows["swap_used_bytes"] = np.where(np.arange(len(rows)) > len(rows) - 10, 3 << 30, 1 << 30)
+
+    change(folder, "hosts", swap)
+    (swapping,) = found(folder, "swapping")
+    assert swapping.evidence["swapped_bytes"] == 2 << 30
+
+
+def test_a_process_that_comes_to_the_gpu_later(tmp_path: Path) -> None:
+    folder = recordings.as_directory("z2", tmp_path)
+
+    def come(rows: Rows) -> None:
+        # Every other record, of the last ones, is another process's; it must not be there from the first on.
+        late = np.arange(len(rows)) % 2 + (np.arange(len(rows)) > len(rows) * 3 // 4) == 2
+        rows["pid"][late] = 31337
+        rows["used_bytes"][late] = 5 << 30
+
+    assert found(folder, "others_arrived") == []
+    change(folder, "gpu_processes", come)
+    (other,) = found(folder, "others_arrived")
+    assert "Process 31337" in other.sentence
+    assert other.evidence == {"used_bytes": 5 * 2.0**30, "left_over": 0.0}
+
+
+def test_more_outside_pytorch_than_a_context_takes(tmp_path: Path) -> None:
+    folder = recordings.as_directory("z2", tmp_path)
+
+    def take(rows: Rows) -> None:
+        rows["used_bytes"] += 6 << 30
+
+    assert found(folder, "outside_pytorch") == []
+    change(folder, "gpu_processes", take)
+    change(folder, "gpus", take)
+    (outside,) = found(folder, "outside_pytorch")
+    assert 7 * 2**30 < outside.evidence["outside_bytes"] < 8.5 * 2**30
+
+
+def bind(folder: Path, cpus: dict[int, str], numa: list[dict[str, object]]) -> None:
+    """Writes to the sampler's events which cores the ranks may run on."""
+    pids = {source.rank: source.pid for source in Session.open(folder).sources["spans"]}
+    (path,) = folder.glob("events-node-*.jsonl")
+    header, *lines = path.read_text().splitlines()
+    facts = [json.loads(line) for line in lines]
+    for event in facts:
+        if event["event"] == "node":
+            event["numa"] = numa
+    first_ns = min(event["time_ns"] for event in facts)
+    facts += [
+        {"time_ns": first_ns, "event": "affinity", "pid": pids[rank], "cpus": text, "threads": {}}
+        for rank, text in cpus.items()
+    ]
+    path.write_text("\n".join([header, *(json.dumps(event) for event in facts)]) + "\n")
+
+
+NODES: list[dict[str, object]] = [{"node": 0, "cpus": "0-31"}, {"node": 1, "cpus": "32-63"}]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "said"),
+    [
+        (["0-15", "0-15", "32-47", "48-63"], "Ranks 0 to 1 are bound to the same 16 cores while 16 of 64 have no rank."),
+        (["0-7", "8-15", "16-23", "24-31"], "None of 4 ranks is bound to cores of NUMA node 1: those and"),
+        (["24-39", "0-15", "40-55", "56-63"], "Rank 0 is bound to cores of several NUMA nodes"),
+        (["0-15", "16-31", "32-47", "48-63"], ""),
+        (["0-63", "0-63", "0-63", "0-63"], ""),
+    ],
+)
+def test_how_ranks_are_bound(tmp_path: Path, cpus: list[str], said: str) -> None:
+    folder = recordings.as_directory("x4-z3", tmp_path)
+    bind(folder, dict(enumerate(cpus)), NODES)
+    told = found(folder, "core_binding")
+    assert len(told) == bool(said)
+    assert not said or said in told[0].sentence

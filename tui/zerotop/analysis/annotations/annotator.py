@@ -28,6 +28,7 @@ class Annotator:
         self._found: dict[_Key, Annotation] = {}
         self._ordered: tuple[Annotation, ...] = ()
         self._upto_ns = -1
+        self._left: list[Detector] = []  # those that have not yet looked up to there
         self.behind = True
         """Whether the last update left off before it had looked at everything."""
 
@@ -35,22 +36,24 @@ class Annotator:
         """Looks on, up to a cursor or the last record, for about so long at most. True when there is a new finding."""
         end_ns = self._session.last_written_ns if until_ns is None else until_ns
         due, before = time.monotonic() + most_s, len(self._found)
-        while self._upto_ns < end_ns:
-            self._upto_ns = self._facts.ahead(_PIECE, end_ns)
-            self._look(self._upto_ns)
+        while self._left or self._upto_ns < end_ns:
+            if not self._left:
+                self._upto_ns = self._facts.ahead(_PIECE, end_ns)
+                self._facts.advance(self._upto_ns)
+                self._left = self._detectors[::-1]
+            else:
+                self._look(self._left.pop())
             if time.monotonic() >= due:
                 break
-        self.behind = self._upto_ns < end_ns
+        self.behind = bool(self._left) or self._upto_ns < end_ns
         if len(self._found) == before:
             return False
         self._ordered = tuple(sorted(self._found.values(), key=lambda one: (one.known_ns, one.begin_ns, one.name)))
         return True
 
-    def _look(self, cursor_ns: int) -> None:
-        self._facts.advance(cursor_ns)
-        for detect in self._detectors:
-            for one in detect(self._facts):
-                self._found.setdefault((one.name, one.known_ns, one.begin_ns, one.step, one.ranks), one)
+    def _look(self, detect: Detector) -> None:
+        for one in detect(self._facts):
+            self._found.setdefault((one.name, one.known_ns, one.begin_ns, one.step, one.ranks), one)
 
     def at(self, cursor_ns: int) -> tuple[Annotation, ...]:
         """What was found that was known at the cursor, in the order in which it became known."""

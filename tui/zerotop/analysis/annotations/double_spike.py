@@ -6,6 +6,7 @@ parameters. Cores, threads and bytes are the samplers'.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from zerotop.analysis.annotations.annotation import Annotation, Severity, of_ste
 from zerotop.analysis.annotations.facts import Facts, Group, Ints, Process
 from zerotop.analysis.annotations.thresholds import SPIKE_CHANGED_SHARE, SPIKE_GAP_S, SPIKE_SHARE, SPIKE_STEPS
 from zerotop.analysis.annotations.words import percent, plural, seconds, size
+from zerotop.analysis.expected import expected, setup
 from zerotop.analysis.steps import Rows
 
 Floats = NDArray[np.float64]
@@ -173,12 +175,22 @@ def _room(facts: Facts, lead: Process, known_ns: int) -> dict[str, float]:
     if isinstance(parameters, int):
         # Adam in mixed precision: master weights and two moments, 4 bytes each; gradients of 2, and, while it steps, 8 of
         # temporaries, as measured.
+        found |= _without_offload(lead)
         found["optimizer_bytes"] = 12.0 * parameters / shared_by
         found["needed_bytes"] = 22.0 * parameters / shared_by
     samples = lead.gpu_samples.within(0, known_ns)
     if len(samples):
         found["gpu_free_bytes"] = float(samples.rows["total_bytes"][-1] - samples.rows["used_bytes"].max())
     return found
+
+
+def _without_offload(lead: Process) -> dict[str, float]:
+    """What each GPU would hold more, by ZeRO's formulas, if the optimizer were not offloaded; nothing where they say nothing."""
+    job = setup(lead.engine)
+    if job is None or job.offload_optimizer == "none":
+        return {}
+    kept = expected(dataclasses.replace(job, offload_optimizer="none")).gpu
+    return {"without_offload_bytes": float(sum(kept.values()) - sum(expected(job).gpu.values()))}
 
 
 def _sentence(seen: dict[str, float]) -> str:
@@ -196,6 +208,9 @@ def _sentence(seen: dict[str, float]) -> str:
         text += f"; PCIe carries about {size(moved[0])} to the host and {size(moved[1])} back"
     elif least is not None:
         text += f"; about {size(least)} of gradients go to each rank's host memory and as much of parameters back"
+    if "without_offload_bytes" in seen:
+        text += f"; without offload the same step would keep {size(seen['without_offload_bytes'])} more on each GPU"
+        text += f", where {size(seen['gpu_free_bytes'])} were never used" if "gpu_free_bytes" in seen else ""
     return text + "."
 
 

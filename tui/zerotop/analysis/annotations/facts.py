@@ -50,6 +50,7 @@ class Facts(Memory):
         self._own: dict[str, tuple[int, dict[_Who, list[Source]]]] = {}
         self._lies_on: dict[_Who, Gpu] = {}
         self._placed: tuple[int, ...] = ()  # what was known when allocators were placed
+        self._sharing: tuple[object, dict[Gpu, list[Process]]] = (None, {})
         self._read: list[Event] = []  # the session's events, of which so many were taken in
         self._taken = 0
         self._events: dict[str, list[Event]] = {}
@@ -126,6 +127,17 @@ class Facts(Memory):
                 found.setdefault((one.host, one.pid, one.rank), []).append(one)
             self._own[table] = len(sources), found
         return found.get((source.host, source.pid, source.rank), [])
+
+    def on_gpu(self, key: Gpu) -> list[Process]:
+        """The processes whose allocators lie on a GPU, in the order in which they made their engines."""
+        known = (len(self._processes), self._placed)
+        if self._sharing[0] != known:
+            found: dict[Gpu, list[Process]] = {}
+            for process in self.processes:
+                if process.gpu is not None:
+                    found.setdefault(process.gpu, []).append(process)
+            self._sharing = known, found
+        return self._sharing[1].get(key, [])
 
     def gpu_of(self, source: Source) -> Gpu | None:
         """The GPU that the allocator of the process that writes ``source`` lies on."""

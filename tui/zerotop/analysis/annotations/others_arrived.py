@@ -26,19 +26,23 @@ def detect(facts: Facts) -> Iterator[Annotation]:
     """One finding for each such process and GPU, once its rank's first step has ended; before that see others_on_gpu."""
     earlier: dict[tuple[str, int], Process] = {}
     for group in facts.groups:
+        of_host: dict[str, list[int]] = {}
+        for host, pid in (process.key for process in group.processes):
+            of_host.setdefault(host, []).append(pid)
         for process in group.processes:
             if process.gpu is not None and len(process.steps):
-                yield from _of_rank(facts, group, process, earlier)
+                yield from _of_rank(facts, of_host.get(process.gpu[0], []), process, earlier)
         earlier |= {process.key: process for process in group.processes}
 
 
-def _of_rank(facts: Facts, group: Group, process: Process, earlier: dict[tuple[str, int], Process]) -> Iterator[Annotation]:
+def _of_rank(
+    facts: Facts, mine: list[int], process: Process, earlier: dict[tuple[str, int], Process]
+) -> Iterator[Annotation]:
     (host, gpu), seen = process.gpu or ("", -1), process.kept(_Seen)
     begin_ns = int(process.steps["end_unix_ns"][0])
     samples = facts.table("gpu_processes", host, "gpu", gpu).after(seen.counts).within(begin_ns, facts.cursor_ns)
     if not len(samples):
         return
-    mine = [pid for node, pid in (other.key for other in group.processes) if node == host]
     # In a container NVML numbers processes as the host does: then nobody can be told from the job.
     if not np.isin(samples.rows["pid"], mine).any() and not seen.told:
         return

@@ -45,8 +45,8 @@ def _at(facts: Facts, process: Process, count: int) -> Annotation | None:
     time_ns = int(rows["end_unix_ns"][-1])
     mine = [
         allocator
-        for other in facts.processes
-        if other.gpu == key and other.source.born_ns <= time_ns
+        for other in facts.on_gpu(key)
+        if other.source.born_ns <= time_ns
         for allocator in facts.own("allocator", other.source)
     ]
     seen = look(facts.session, key, time_ns, pids_of(facts.session, key[0], time_ns), mine)
