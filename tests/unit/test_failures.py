@@ -186,7 +186,7 @@ def test_real_deaths() -> None:
     for name, labels in recordings.labels().items():
         session = recordings.recording(name)
         found = Failures(session).at(session.last_written_ns)
-        assert (found is not None) == bool({"out_of_memory", "dead_rank"} & {label for label, _ in labels}), name
+        assert (found is not None) == bool({"out_of_memory", "dead_rank"} & {label.name for label in labels}), name
     dead = recordings.recording("cpu-dead")
     found = failure(dead, dead.last_written_ns)
     assert found is not None
