@@ -149,7 +149,9 @@ def test_an_evaluation_that_did_not_fit() -> None:
     assert post_mortem(session, before) is None
 
 
-HAD_ENOUGH = [name for name, labels in recordings.labels().items() if "out_of_memory" not in {label.name for label in labels}]
+HAD_ENOUGH = [
+    name for name, labels in recordings.labels().items() if "out_of_memory" not in {label.name for label in labels}
+]
 
 
 @pytest.mark.parametrize("name", HAD_ENOUGH)
