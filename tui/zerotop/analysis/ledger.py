@@ -198,10 +198,9 @@ def _largest(held: Iterable[Holder]) -> tuple[int, ...]:
 def pids_of(session: Session, host: str, cursor_ns: int) -> set[int]:
     """The process ids of the job on a node: its ranks, and the launchers that were sampled."""
     tables = ("begins", "allocator")
-    pids = {source.pid for name in tables for source in session.sources[name] if source.host == host}
-    for sampled, (_, tick) in places.last_ticks(session.sources["processes"], cursor_ns).items():
-        if sampled == host:
-            pids.update(np.unique(tick["pid"]).tolist())
+    pids = {source.pid for name in tables for source in session.of_host(name, host)}
+    for _, tick in places.last_ticks(session.of_host("processes", host), cursor_ns).values():
+        pids.update(np.unique(tick["pid"]).tolist())
     return pids
 
 

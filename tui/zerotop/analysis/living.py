@@ -46,10 +46,8 @@ def _living(session: Session, cursor_ns: int) -> list[Process]:
 
 def table_of(session: Session, name: str, process: Process) -> Source | None:
     """The table of that name that a rank's process writes; None where it has written nothing."""
-    for source in session.sources[name]:
-        if process_of(source) == process:
-            return source
-    return None
+    written = session.of_process(name, process.host, process.pid)
+    return next((source for source in written if process_of(source) == process), None)
 
 
 def events_of(session: Session, name: str, process: Process, cursor_ns: int) -> list[Event]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from zerotop.analysis.annotations.annotation import Annotation, Severity
-from zerotop.analysis.annotations.facts import Facts, Group, Process
+from zerotop.analysis.annotations.facts import Facts, Process
 from zerotop.analysis.annotations.thresholds import OTHERS_BYTES
 from zerotop.analysis.annotations.words import size
 from zerotop.session.reader import Source
