@@ -11,6 +11,7 @@ import pytest
 import recordings
 from zerotop.analysis.annotations import Annotation, annotations
 from zerotop.session.reader import Session
+from zerotop_probe.recording.tables import PHASE_CODE
 
 Rows = np.ndarray[Any, Any]
 
@@ -209,6 +210,29 @@ def bind(folder: Path, cpus: dict[int, str], numa: list[dict[str, object]]) -> N
         for rank, text in cpus.items()
     ]
     path.write_text("\n".join([header, *(json.dumps(event) for event in facts)]) + "\n")
+
+
+@pytest.mark.parametrize("grown_mib", [64, 0])
+def test_memory_that_grows_with_each_checkpoint(tmp_path: Path, grown_mib: int) -> None:
+    """The data phases of every fourth step are called checkpoints, and from each on more is allocated."""
+    folder = recordings.as_directory("gpu-clean", tmp_path)
+
+    def save(rows: Rows) -> None:
+        chosen = (rows["phase"] == PHASE_CODE["data"]) & (rows["step"] % 4 == 0) & (rows["step"] > 8)
+        rows["phase"][chosen] = PHASE_CODE["checkpoint_save"]
+
+    def keep(rows: Rows) -> None:
+        rows["allocated_bytes"] += np.maximum(0, rows["step"] // 4 - 2) * (grown_mib << 20)
+
+    change(folder, "spans", save)
+    change(folder, "allocator", keep)
+    creep = found(folder, "memory_creep")
+    assert len(creep) == (grown_mib > 0)
+    for finding in creep:
+        assert finding.step == 12
+        assert finding.evidence["bytes_per_pause"] == grown_mib << 20
+        assert "each of the last 4 checkpoints" in finding.sentence
+        assert finding.evidence["last_step"] > 1000
 
 
 NODES: list[dict[str, object]] = [{"node": 0, "cpus": "0-31"}, {"node": 1, "cpus": "32-63"}]

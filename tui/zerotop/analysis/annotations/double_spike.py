@@ -185,7 +185,7 @@ def _room(facts: Facts, lead: Process, known_ns: int) -> dict[str, float]:
 
 
 def _without_offload(lead: Process) -> dict[str, float]:
-    """What each GPU would hold more, by ZeRO's formulas, were the optimizer not offloaded; nothing where they say nothing."""
+    """What each GPU would hold more by ZeRO's formulas without offload; nothing where they do not say."""
     job = setup(lead.engine)
     if job is None or job.offload_optimizer == "none":
         return {}

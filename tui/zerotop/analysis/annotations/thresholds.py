@@ -79,6 +79,8 @@ REAL_STEPS = 2
 PLATEAU_STEPS = 3
 # Steps in which memory after the step has to grow without a break; leaks that matter do so in each.
 CREEP_STEPS = 12
+# Checkpoints or evaluations with each of which it grows.
+CREEP_PAUSES = 4
 # And by this much in all, which is more than buffers that are made once.
 CREEP_BYTES = 64 * MIB
 # Phases' peaks are the same within this share.
