@@ -60,6 +60,7 @@ class Overviews:
         self._job_runs = job_runs
         self._known = _load(cache) if cache is not None else {}
         self._saved = dict(self._known)
+        self._silent: set[tuple[Path, Stamp]] = set()  # recordings whose job was found to be over, unseen
         self.recordings: tuple[Recording, ...] = ()
 
     def look(self) -> tuple[Recording, ...]:
@@ -84,7 +85,15 @@ class Overviews:
         if about is not None and (about.over or about.problem):
             return False
         written_ns = now.changed_ns if about is None else about.end_ns
-        return time.time_ns() - written_ns < _LIVE_NS or self._job_runs(path)
+        if time.time_ns() - written_ns < _LIVE_NS:
+            return True
+        # A job that has ended does not begin again; whoever goes on recording writes.
+        if (path, now) in self._silent:
+            return False
+        runs = self._job_runs(path)
+        if not runs:
+            self._silent.add((path, now))
+        return runs
 
     def read_next(self) -> Recording | None:
         """Looks into the newest one that has changed since; None when there is none."""

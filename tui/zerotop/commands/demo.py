@@ -71,10 +71,11 @@ def _show_recorded() -> int:
         print(summary(session))
         return 0
     from zerotop.analysis.source import RecordingSource
+    from zerotop.commands.kept import kept_habits
     from zerotop.ui.app import ZerotopApp
 
     ready_ns = min(event.unix_ns for event in session.events if event.name == events.ENGINE)
-    app = ZerotopApp(RecordingSource(session), title=session.name, play_from_ns=ready_ns)
+    app = ZerotopApp(RecordingSource(session), title=session.name, play_from_ns=ready_ns, habits=kept_habits())
     app.run()
     return app.return_code or 0
 

@@ -21,9 +21,12 @@ def replay(options: argparse.Namespace) -> int:
     if not has_terminal():
         raise Problem("Replay needs a terminal; zerotop export writes the same data to files")
     from zerotop.analysis.source import RecordingSource
+    from zerotop.commands.kept import kept_habits
     from zerotop.ui.app import ZerotopApp
 
     source = RecordingSource(session)
-    app = ZerotopApp(source, title=session.name, play_from_ns=source.begin_ns, speed=options.speed)
+    app = ZerotopApp(
+        source, title=session.name, play_from_ns=source.begin_ns, speed=options.speed, habits=kept_habits()
+    )
     app.run()
     return app.return_code or 0

@@ -9,6 +9,7 @@ from zerotop.analysis.endings import ending
 from zerotop.analysis.source import RecordingSource
 from zerotop.commands.closing import last_words
 from zerotop.commands.controller import JobController
+from zerotop.commands.kept import kept_habits
 from zerotop.commands.problems import FAILED
 from zerotop.commands.running import RunningSession
 from zerotop.session.reader import Session
@@ -24,7 +25,7 @@ def watch_job(path: str | Path) -> int:
     """Shows a job that runs. Returns its exit code, 0 if it goes on, 1 if the screen failed or nobody knows."""
     session = RunningSession.open(Path(path))
     controller = JobController(session.path)
-    app = ZerotopApp(RecordingSource(session), controller, title=session.name)
+    app = ZerotopApp(RecordingSource(session), controller, title=session.name, habits=kept_habits())
     leaving = app.run()
     folder = str(session.path)
     if leaving is Leaving.STOPPED or not control.job_alive(folder):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 
 from zerotop.commands.desk import UserDesk
-from zerotop.session import catalog
-from zerotop.ui.habits import Habits
+from zerotop.commands.kept import kept_habits
 from zerotop.ui.start_app import StartApp
 
 
@@ -15,8 +14,3 @@ def start(options: argparse.Namespace) -> int:
     app = StartApp(UserDesk(), habits=kept_habits())
     app.run()
     return app.return_code or 0
-
-
-def kept_habits() -> Habits:
-    """What the user has set, in the state directory."""
-    return Habits(catalog.usual_place().with_name("habits.json"))

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from zerotop.commands.desk import UserDesk
+from zerotop.commands.kept import kept_habits
 from zerotop.commands.opening import opened
-from zerotop.commands.start import kept_habits
 from zerotop.ui.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.start_app import StartApp
