@@ -18,7 +18,8 @@ from zerotop.session.reader import Session
 from zerotop.ui.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.ports import Leaving
-from zerotop.ui.screens.output import Find, Lines, OutputScreen
+from zerotop.ui.screens.output import Lines, OutputScreen
+from zerotop.ui.widgets.find import Find
 
 SECOND = 10**9
 

@@ -12,7 +12,7 @@ from textual.message import Message
 from zerotop.analysis.output import Line
 from zerotop.ui.drawing.footer import Key
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.output_lines import draw_find, draw_lines, laid_out, lines_seen, plain_text
+from zerotop.ui.drawing.output_lines import draw_lines, laid_out, lines_seen, plain_text
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.frame import Frame
 from zerotop.ui.layout import Box
@@ -20,6 +20,7 @@ from zerotop.ui.ports import Source
 from zerotop.ui.reading import Reading
 from zerotop.ui.screens.watching import Watching
 from zerotop.ui.widgets.drawn import Drawn
+from zerotop.ui.widgets.find import Find
 
 # A slice of searching; a key waits at most so long for it. Then the others get their turn.
 _SLICE_S, _PAUSE_S = 0.015, 0.01
@@ -261,57 +262,3 @@ class Lines(Drawn):
         lines, row = self._lines(), event.y - (self.size.height - lines_seen(self.size.height))
         if event.x < self.size.width - 1 and 0 <= row < len(lines):
             self.post_message(self.Chosen(lines[row].time_ns))
-
-
-class Find(Drawn, can_focus=True):
-    """The row in which one types what to look for."""
-
-    class Typed(Message):
-        """The text is another one now."""
-
-    class Accepted(Message):
-        """That is to be looked for."""
-
-    class Left(Message):
-        """Nothing is to be looked for."""
-
-    def __init__(self, glyphs: Glyphs, reading: Reading, *, id: str) -> None:
-        super().__init__(glyphs, id=id)
-        self.reading = reading
-
-    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        return [draw_find(self.reading.found(), width, self.glyphs)]
-
-    def on_focus(self) -> None:
-        self.reading.start_typing()
-        super().on_focus()
-
-    def on_blur(self) -> None:
-        self.reading.stop_typing()
-        super().on_blur()
-
-    def on_key(self, event: events.Key) -> None:
-        text = self.reading.typed or ""
-        if event.is_printable and event.character is not None:
-            self._type(text + event.character)
-        elif event.key == "backspace":
-            self._type(text[:-1])
-        elif event.key == "ctrl+u":
-            self._type("")
-        elif event.key == "enter":
-            self.post_message(self.Accepted())
-        elif event.key == "escape":
-            self.post_message(self.Left())
-        else:
-            return
-        event.stop()
-        event.prevent_default()
-
-    def on_paste(self, event: events.Paste) -> None:
-        event.stop()
-        self._type((self.reading.typed or "") + event.text.split("\n")[0])
-
-    def _type(self, text: str) -> None:
-        # At once: the next key may come before the screen hears of this one.
-        self.reading.type(text)
-        self.post_message(self.Typed())
