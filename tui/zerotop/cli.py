@@ -71,8 +71,19 @@ def _add_attach(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     attach.add_argument("--enter", action="store_true", help="put the probe into its ranks, to see phases and memory")
     attach.add_argument("--headless", action="store_true", help="no screen: record until it ends")
     attach.add_argument("--json", action="store_true", help="the list, for programs")
+    attach.add_argument(
+        "--session", dest="folder", metavar="DIR", help="record here [a new folder in the state directory]"
+    )
+    _add_hosts(attach, "the job's other nodes too: HOST,HOST or @HOSTFILE, or job for those its launcher was told")
+    attach.add_argument("--there", metavar="REQUEST", help=argparse.SUPPRESS)
     detach = commands.add_parser("detach", help="take the probe out of a job, and end what attach records")
     detach.add_argument("session", metavar="PID|SESSION", help="a process of the job, or a session")
+    _add_hosts(detach, "on these nodes [all that attach has reached from here]")
+
+
+def _add_hosts(command: argparse.ArgumentParser, meaning: str) -> None:
+    command.add_argument("--hosts", metavar="HOSTS", help=meaning)
+    command.add_argument("--ssh", metavar="COMMAND", help="how to reach them [$ZEROTOP_SSH, else ssh]")
 
 
 def _add_serve(serve: argparse.ArgumentParser) -> None:

@@ -24,7 +24,11 @@ from zerotop_probe.outside.stop import GRACE_S, LEAVE_REQUEST, STOP_REQUEST
 from zerotop_probe.outside.stream import Stream
 from zerotop_probe.recording import clock
 
+# Followed by the root's number and start, and the session.
+WATCH = "--watch"
+
 __all__ = [
+    "WATCH",
     "AgentError",
     "CommandError",
     "End",
@@ -55,7 +59,7 @@ def watch_in_background(session: str) -> Process | None:
     root = read_facts(session).job
     if root is None or not root.alive() or sampler_alive(session):
         return None
-    return daemon.start(["--watch", str(root.pid), str(root.start), os.path.abspath(session)])
+    return daemon.start([WATCH, str(root.pid), str(root.start), os.path.abspath(session)])
 
 
 def run_in_foreground(session: str, command: Sequence[str], *, grace_s: tuple[float, float] = GRACE_S) -> End:
@@ -121,8 +125,10 @@ def prepare_watch(session: str, root: Process) -> Callable[[], End]:
         raise ProcessLookupError(f"There is no process {root.pid} that started when the job of {session} did")
     wanted = _background_signals()
     signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
-    streams, attached = _adopt_streams(session, root), read_facts(session).attached
-    return Agent(session, WatchedJob(root), streams, signals=wanted, attached=attached).run
+    streams, facts = _adopt_streams(session, root), read_facts(session)
+    return Agent(
+        session, WatchedJob(root), streams, signals=wanted, attached=facts.attached, joined=facts.joined
+    ).run
 
 
 def watch(session: str, root_pid: int) -> End:

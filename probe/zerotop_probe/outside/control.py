@@ -35,6 +35,10 @@ class Facts:
     # Its job was started by somebody else, and is recorded since it was attached to.
     attached: bool = False
     detached: bool = False
+    # The recording began on another node, and this one's part was added.
+    joined: bool = False
+    # Other nodes that were made to take part from here, as ssh names them.
+    reached: list[str] = field(default_factory=list)
     elsewhere: str = ""  # the host of a job of another machine, or from before this one was restarted
 
     def alive(self) -> bool:
@@ -83,12 +87,15 @@ def _lines(path: str) -> Iterator[dict[str, Any]]:
 
 def _note(facts: Facts, event: dict[str, Any]) -> None:
     name = event.get("event")
-    if name in (events.ATTACHED, events.DETACHED):
-        facts.detached = name == events.DETACHED
-    if name == events.ATTACHED:
+    if name in (events.ATTACHED, events.JOINED, events.DETACHED, events.PARTED):
+        facts.detached = name in (events.DETACHED, events.PARTED)
+    if name in (events.ATTACHED, events.JOINED):
         facts.attached = True
+        facts.joined = name == events.JOINED
         facts.job = _process(event)
         facts.ranks += map(_process, event.get("ranks") or ())
+    elif name == events.REACHED:
+        _note_reached(facts, str(event.get("name")), joined=bool(event.get("joined")))
     elif name in (events.JOB_STARTED, events.RANK_FOUND):
         if name == events.JOB_STARTED:
             facts.job = _process(event)
@@ -96,8 +103,13 @@ def _note(facts: Facts, event: dict[str, Any]) -> None:
             facts.ranks.append(_process(event))
     elif name == events.STOP_SENT:
         facts.stops_sent += 1
-    elif name == events.JOB_ENDED:
+    elif name == events.JOB_ENDED or (name == events.PARTED and "exit_code" in event):
         facts.ended = True
+
+
+def _note_reached(facts: Facts, name: str, *, joined: bool) -> None:
+    others = [other for other in facts.reached if other != name]
+    facts.reached = [*others, name] if joined else others
 
 
 def _process(event: dict[str, Any]) -> Process:

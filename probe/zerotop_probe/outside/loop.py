@@ -45,12 +45,15 @@ class Agent:
         echoes: Sequence[Echo] = (),
         grace_s: tuple[float, float] = GRACE_S,
         attached: bool = False,
+        joined: bool = False,
     ) -> None:
         """``signals`` are blocked by the caller; with ``echoes``, in the foreground, the job gets them.
 
-        ``attached``: the job is somebody else's, and what asks for our end does not ask for its.
+        ``attached``: the job is somebody else's, and what asks for our end does not ask for its. ``joined``: this is a
+        part of a job that others record elsewhere, and its end is not that of the whole.
         """
         self._attached = attached
+        self._joined = joined
         self._left = False
         self._job = job
         self._streams = streams
@@ -156,7 +159,7 @@ class Agent:
         text = jobs.describe_end(returncode, kills, where, asked=self._stopper.requested)
         self._events.write(
             ended_ns,
-            events.JOB_ENDED,
+            events.PARTED if self._joined else events.JOB_ENDED,
             exit_code=None if returncode is None else jobs.exit_code(returncode),
             signal=jobs.signal_name(returncode),
             seconds=(ended_ns - self._started_ns) / 1e9,

@@ -79,6 +79,20 @@ ATTACHED = "attached"
 # Somebody has ended the recording of a job that was attached to; the job goes on.
 DETACHED = "detached"
 
+# On another node of a job: its part there is recorded from now on too, as ATTACHED has it.
+JOINED = "joined"
+
+# The recording of that node's part is over: with exit_code, signal, seconds, oom_kills and text as JOB_ENDED has them that
+# part of the job has ended, without them somebody has detached.
+PARTED = "parted"
+
+# Another node was reached through ssh. name: str, as ssh was told; host: str, as it calls itself; ranks: int;
+# joined: bool, whether it takes part from now on, or no longer does
+REACHED = "reached"
+
+# Another node that was to take part does not. name: str, as ssh was told; why: str
+NOT_REACHED = "not_reached"
+
 # The probe is not in a rank that it was to enter. rank: int | null; pid: int; why: str, one sentence
 NOT_ENTERED = "not_entered"
 

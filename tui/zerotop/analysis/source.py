@@ -216,6 +216,7 @@ class RecordingSource:
     def _of_attaching(self, cursor: int) -> list[str]:
         """What a recording lacks that began while the job ran."""
         found = [str(event.facts.get("text")) for event in self._until("attached", cursor)]
+        found += _not_reached(self._until("not_reached", cursor) + self._until("reached", cursor))
         last = {(event.host, event.facts.get("pid")): event for event in self._until("not_entered", cursor)}
         for event in self._until("entered", cursor):
             last.pop((event.host, event.pid), None)
@@ -271,6 +272,13 @@ class RecordingSource:
 
     def _records(self, cursor: int) -> int:
         return sum(s.count_known(cursor) for sources in self.session.sources.values() for s in sources)
+
+
+def _not_reached(told: Iterable[Event]) -> list[str]:
+    """The nodes that were to take part and do not, by the last that was said of each."""
+    last = {str(event.facts.get("name")): event for event in sorted(told, key=lambda event: event.unix_ns)}
+    missing = [(name, event.facts.get("why")) for name, event in last.items() if event.name == "not_reached"]
+    return [f"{name} takes no part: {why}." for name, why in missing]
 
 
 def _shown(command: Iterable[Any]) -> tuple[str, ...]:

@@ -6,8 +6,9 @@ import argparse
 import time
 from pathlib import Path
 
+from zerotop.commands import hosts
 from zerotop.commands.closing import say
-from zerotop.commands.entering import enter
+from zerotop.commands.entering import enter, enter_here
 from zerotop.commands.named import recording_of, session_or_job
 from zerotop.commands.problems import USAGE, Problem
 from zerotop.commands.run import has_terminal
@@ -22,20 +23,27 @@ _LOOK_S = 0.2
 
 def attach(options: argparse.Namespace) -> int:
     """Returns the job's exit code if it is known when the screen is left, else 0."""
+    if options.there is not None:
+        from zerotop_probe.outside.attaching.there import tell
+
+        return tell(options.there)
     if options.session is None:
         from zerotop.commands.found import print_jobs
 
         return print_jobs(as_json=options.json)
     if not (options.headless or has_terminal()) and options.session.isdecimal():
         raise Problem("The live screen needs a terminal; --headless records without one")
-    path = _find(options.session)
+    hosts.set_command(options)
+    path = _find(options.session, options.folder)
     session = Session.open(path)
     if path.is_file():
         raise Problem(f"{path} is a packed recording, in which nothing runs; look back with: zerotop replay {path}")
     if not (is_live(session) or _taken_up(path)):
         raise Problem(f"The job of {path.name} has ended; look back with: zerotop replay {path.name}")
     _have_sampler(path)
-    if options.enter:
+    if options.hosts is not None:
+        say(*_with_hosts(path, options))
+    elif options.enter:
         say(*enter(path)[1])
     if options.headless:
         return _stay(path)
@@ -46,23 +54,32 @@ def attach(options: argparse.Namespace) -> int:
     return watch_job(path)
 
 
-def _find(text: str) -> Path:
-    """The session that is meant; a new one for a process whose job nobody records."""
+def _find(text: str, folder: str | None) -> Path:
+    """The session that is meant; a new one, in ``folder`` if given, for a process whose job nobody records."""
     found = session_or_job(text)
     if found is None:
         names = live_names()
         live = f"live sessions: {', '.join(names)}" if names else "no session is live"
         raise Problem(f"Process {text} is no Python of a job here; zerotop attach lists those that are; {live}", USAGE)
-    return _session_of(found) if isinstance(found, FoundJob) else found
-
-
-def _session_of(job: FoundJob) -> Path:
-    known = recording_of(job)
+    known = recording_of(found) if isinstance(found, FoundJob) else found
     if known is not None:
+        if folder is not None and known.absolute() != Path(folder).absolute():
+            raise Problem(f"The job is recorded in {known} already; leave --session away, or detach from that first")
         return known
-    path = Path(attaching.begin(job))
+    assert isinstance(found, FoundJob)
+    return _begin(found, folder)
+
+
+def _begin(job: FoundJob, folder: str | None) -> Path:
+    path = Path(attaching.begin(job, folder))
     _have_sampler(path, new=True)
     return path
+
+
+def _with_hosts(path: Path, options: argparse.Namespace) -> list[str]:
+    names = hosts.named(options.hosts, path)
+    here = enter_here(path)[1] if options.enter else []
+    return here + hosts.join(path, names, enter=options.enter)[1]
 
 
 def _taken_up(path: Path) -> bool:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from zerotop.commands import hosts
 from zerotop_probe.outside import control
 from zerotop_probe.outside.attaching import session as attaching
 from zerotop_probe.outside.attaching.enter import Entry
@@ -17,6 +18,13 @@ from zerotop_probe.recording import clock, events
 
 
 def enter(path: Path) -> tuple[int, list[str]]:
+    """:func:`enter_here`, and the same for the ranks of other nodes that take part."""
+    entered, told = enter_here(path)
+    elsewhere, told_there = hosts.enter(path)
+    return entered + elsewhere, told + told_there
+
+
+def enter_here(path: Path) -> tuple[int, list[str]]:
     """Puts the probe into every rank of this node that it is not in yet.
 
     Returns how many it is in now, and a sentence about each where it is not. Takes seconds where ranks do not answer.

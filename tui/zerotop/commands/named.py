@@ -7,6 +7,7 @@ from pathlib import Path
 from zerotop.session import catalog
 from zerotop.session.reader import SessionError
 from zerotop_probe.outside import control
+from zerotop_probe.outside.attaching import session as attaching
 from zerotop_probe.outside.attaching.jobs import FoundJob, job_of
 
 
@@ -33,4 +34,5 @@ def recording_of(job: FoundJob) -> Path | None:
             facts = control.read_facts(str(path))
             if facts.job in processes and not facts.ended and not facts.detached:
                 return path
-    return None
+    elsewhere = attaching.sampled_in(job)
+    return None if elsewhere is None else Path(elsewhere)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-from zerotop_probe.outside import control
+from zerotop_probe.outside import agent, control, proc
 from zerotop_probe.outside.attaching.enter import Entry, enter, leave
 from zerotop_probe.outside.attaching.jobs import FoundJob
 from zerotop_probe.outside.proc import Process
@@ -37,9 +37,28 @@ def begin(job: FoundJob, path: str | None = None) -> str:
 
 def note_attached(session: str, job: FoundJob) -> None:
     """Records that the job is recorded from now on, and what is missing."""
+    _note_job(session, events.ATTACHED, job)
+
+
+def note_joined(session: str, job: FoundJob) -> None:
+    """Records the same of this node's part of a job whose recording began on another node."""
+    _note_job(session, events.JOINED, job)
+
+
+def note_reached(session: str, name: str, *, host: str, ranks: int = 0, joined: bool) -> None:
+    """Records that another node takes part from now on, or no longer does."""
+    _write(session, events.REACHED, name=name, host=host, ranks=ranks, joined=joined)
+
+
+def note_not_reached(session: str, name: str, why: str) -> None:
+    """Records that another node does not take part."""
+    _write(session, events.NOT_REACHED, name=name, why=why)
+
+
+def _note_job(session: str, event: str, job: FoundJob) -> None:
     _write(
         session,
-        events.ATTACHED,
+        event,
         pid=job.root.pid,
         start=job.root.start,
         command=redact.command(job.command),
@@ -48,6 +67,18 @@ def note_attached(session: str, job: FoundJob) -> None:
         ranks=[{"rank": rank.rank, "pid": rank.process.pid, "start": rank.process.start} for rank in job.ranks],
         text=f"{_MISSING.format(age=age(job.age_s))}.",
     )
+
+
+def sampled_in(job: FoundJob) -> str | None:
+    """The session that a sampler on this node records this job in, wherever it lies; None if there is no such sampler."""
+    root = [str(job.root.pid), str(job.root.start)]
+    for pid in proc.pids():
+        arguments = proc.command_line(pid)
+        if agent.WATCH in arguments[-4:-3] and arguments[-3:-1] == root:
+            session = arguments[-1]
+            if Process.of(pid) in control.read_facts(session).samplers:
+                return session
+    return None
 
 
 def enter_ranks(session: str, ranks: Sequence[tuple[int | None, Process]]) -> list[Entry]:
@@ -72,7 +103,10 @@ def end(session: str) -> list[Entry]:
         deadline_s = time.monotonic() + _ENDING_S
         while control.sampler_alive(session) and time.monotonic() < deadline_s:
             time.sleep(_LOOK_S)
-        _write(session, events.DETACHED)
+        if facts.joined:
+            _write(session, events.PARTED)
+        else:
+            _write(session, events.DETACHED)
     return entries
 
 

@@ -1,0 +1,144 @@
+"""Asking zerotop on other nodes through ssh, which never asks for a password.
+
+The command there is the one word ``sh``, which every login shell understands alike; what it is to do comes by standard
+input. It is done by the same Python as here where that lies at the same place there, else by the ``zerotop`` on the PATH.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import zerotop_probe
+from zerotop_probe.outside.attaching.there import KEY
+
+_OPTIONS = (
+    "-T",
+    "-o", "BatchMode=yes",
+    "-o", "ConnectTimeout=10",
+    # A connection that is kept for others would keep our pipe open; one that is there is used all the same.
+    "-o", "ControlMaster=no",
+)  # fmt: skip
+# Ranks that do not answer take five seconds, connecting up to ten.
+PATIENCE_S = 60.0
+_AT_ONCE = 32
+
+_BOOT = (
+    "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; "
+    "from zerotop_probe.outside.attaching.there import main; sys.exit(main())"
+)
+_SCRIPT = """\
+python={python}
+root={root}
+request={request}
+if [ -x "$python" ] && [ -f "$root/zerotop_probe/outside/attaching/there.py" ]; then
+    exec "$python" -c {boot} "$root" "$request"
+fi
+if command -v zerotop >/dev/null 2>&1; then
+    exec zerotop attach --there "$request"
+fi
+echo
+echo {nothing}
+"""
+
+
+class NoSsh(OSError):
+    """The ssh command itself cannot be executed; the text is a sentence."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a node said."""
+
+    name: str  # as ssh was told
+    why_not: str = ""  # says why nothing was done; "" if it was
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def here(self) -> bool:
+        """Whether that node is this one."""
+        return bool(self.facts.get("here"))
+
+    @property
+    def host(self) -> str:
+        """What it calls itself; "" if it did not answer."""
+        return str(self.facts.get("host") or "")
+
+    @property
+    def entries(self) -> list[dict[str, Any]]:
+        """Of each rank that was asked: rank, pid, said, why_not, pending."""
+        return [entry for entry in self.facts.get("entries") or () if isinstance(entry, dict)]
+
+
+def ask(names: Iterable[str], command: Sequence[str], request: Mapping[str, Any]) -> list[Answer]:
+    """Asks all of these nodes at once; their answers are in the same order. Raises NoSsh.
+
+    ``command`` is ssh's, an empty one is ``ssh``.
+    """
+    text = _script(request)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(lambda name: _ask(name, list(command) or ["ssh"], text), names))
+
+
+def _script(request: Mapping[str, Any]) -> str:
+    root = os.path.dirname(os.path.dirname(os.path.abspath(zerotop_probe.__file__)))
+    why_not = f"there is neither {sys.executable} with zerotop nor a zerotop on the PATH there"
+    nothing = json.dumps({KEY: {"why_not": why_not}})
+    words = {"python": sys.executable, "root": root, "request": json.dumps(request), "boot": _BOOT, "nothing": nothing}
+    return _SCRIPT.format(**{name: shlex.quote(word) for name, word in words.items()})
+
+
+def _ask(name: str, command: list[str], script: str) -> Answer:
+    try:
+        done = subprocess.run(
+            [*command, *_OPTIONS, "--", name, "sh"],
+            check=False,
+            input=script,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=PATIENCE_S,
+        )
+    except subprocess.TimeoutExpired:
+        return Answer(name, f"it has not answered within {PATIENCE_S:.0f} s")
+    except OSError as error:
+        raise NoSsh(f"{command[0]} cannot be executed ({error.strerror}): name another with --ssh or ZEROTOP_SSH") from error
+    facts = _answered(done.stdout)
+    if facts is None:
+        return Answer(name, _why_silent(done.returncode, done.stderr))
+    return Answer(name, str(facts.get("why_not") or ""), facts)
+
+
+def _answered(output: str) -> dict[str, Any] | None:
+    """The answer among what the shell's own files may print."""
+    for line in output.splitlines():
+        if line.startswith('{"' + KEY):
+            try:
+                facts = json.loads(line)[KEY]
+            except (ValueError, KeyError):
+                continue
+            if isinstance(facts, dict):
+                return facts
+    return None
+
+
+def _why_silent(returncode: int, errors: str) -> str:
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    last = lines[-1].rstrip(".") if lines else "it gave no reason"
+    if returncode != 255:
+        if any("unrecognized arguments" in line for line in lines):
+            return "zerotop there is older than this one: install the same version"
+        return f"zerotop failed there ({last})"
+    if "Permission denied" in last:
+        return f"ssh is not let in without a password ({last}): give it a key or an agent"
+    if "Host key verification failed" in last:
+        return "ssh does not know its host key: connect once by hand, and accept it"
+    return f"ssh does not reach it ({last.removeprefix('ssh: ')})"

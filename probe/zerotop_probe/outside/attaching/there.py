@@ -1,0 +1,126 @@
+"""The side of another node: asked through ssh, it has that node's part of a job recorded in the common session.
+
+It is asked by one JSON object, answers with another on a line of its own, and ends. What it has started stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from zerotop_probe.outside import agent, control
+from zerotop_probe.outside.attaching import session as attaching
+from zerotop_probe.outside.attaching.enter import Entry
+from zerotop_probe.outside.attaching.jobs import FoundJob, find_jobs
+from zerotop_probe.outside.attaching.meeting import Meeting, part_of
+from zerotop_probe.outside.proc import Process
+from zerotop_probe.recording import clock
+from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
+
+KEY = "zerotop_there"
+# How long a file that was just written may take to be seen through a network filesystem.
+_SHARED_S = 3.0
+_LOOK_S = 0.1
+
+_NOT_SHARED = (
+    "it does not see the recording's folder {folder}, which has to be on a filesystem that all nodes share: choose such a "
+    "one with --session"
+)
+_NOT_WRITABLE = "it may not write to the recording's folder {folder} as this user"
+
+
+class Refused(Exception):
+    """It is not done; the text says why, to stand after the node's name and a colon."""
+
+
+def main() -> int:
+    """Does what the first argument asks for. Returns 0: what went wrong is in the answer."""
+    return tell(sys.argv[1])
+
+
+def tell(text: str) -> int:
+    """Prints the answer to a request. Returns 0."""
+    print(f"\n{json.dumps({KEY: answer(text)})}", flush=True)
+    return 0
+
+
+def answer(text: str) -> dict[str, Any]:
+    """What came of a request."""
+    facts: dict[str, Any] = {"host": clock.hostname(), "format": [FORMAT_MAJOR, FORMAT_MINOR]}
+    try:
+        return facts | _done(json.loads(text))
+    except Refused as error:
+        return facts | {"why_not": str(error)}
+    except (OSError, agent.AgentError, ValueError, KeyError, TypeError) as error:
+        return facts | {"why_not": f"zerotop failed there ({type(error).__name__}: {error})"}
+
+
+def _done(request: dict[str, Any]) -> dict[str, Any]:
+    if request["from"] == [clock.hostname(), clock.boot_id()]:
+        return {"here": True}
+    major, minor = request["format"]
+    if major != FORMAT_MAJOR:
+        raise Refused(
+            f"zerotop there records in format {FORMAT_MAJOR}.{FORMAT_MINOR}, and this session is of {major}.{minor}: "
+            "install the same version on both"
+        )
+    session = request["session"]
+    _check_shared(session, request["token"], request["secret"])
+    if request["action"] == "leave":
+        return _described(attaching.end(session), {})
+    return _join(session, Meeting.read(request["meeting"]), enter=bool(request["enter"]))
+
+
+def _check_shared(session: str, token: str, secret: str) -> None:
+    """Whether the folder is the asker's own: a file in it says what he says. Raises Refused."""
+    path = os.path.join(session, os.path.basename(token))
+    deadline_s = time.monotonic() + _SHARED_S
+    while _content(path) != secret:
+        if time.monotonic() > deadline_s:
+            raise Refused(_NOT_SHARED.format(folder=session))
+        time.sleep(_LOOK_S)
+    if not os.access(session, os.W_OK | os.X_OK):
+        raise Refused(_NOT_WRITABLE.format(folder=session))
+
+
+def _content(path: str) -> str:
+    with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+        return file.read()
+    return ""
+
+
+def _join(session: str, meeting: Meeting, *, enter: bool) -> dict[str, Any]:
+    job = part_of(find_jobs(), meeting)
+    if job is None:
+        raise Refused("no rank of this job runs there")
+    _have_recorded(session, job)
+    numbers = {rank.process: rank.rank for rank in job.ranks}
+    entries = attaching.enter_ranks(session, [(number, process) for process, number in numbers.items()]) if enter else []
+    return _described(entries, numbers) | {"ranks": len(job.ranks)}
+
+
+def _have_recorded(session: str, job: FoundJob) -> None:
+    facts = control.read_facts(session)
+    if facts.job is None or facts.detached or not facts.alive():
+        attaching.note_joined(session, job)
+    agent.watch_in_background(session)
+
+
+def _described(entries: list[Entry], numbers: dict[Process, int | None]) -> dict[str, Any]:
+    """Each process that was asked, its rank where that is known."""
+    return {
+        "entries": [
+            {
+                "rank": numbers.get(entry.process),
+                "pid": entry.process.pid,
+                "said": entry.said,
+                "why_not": entry.why_not,
+                "pending": entry.pending,
+            }
+            for entry in entries
+        ]
+    }

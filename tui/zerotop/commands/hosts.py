@@ -1,0 +1,175 @@
+"""A job's other nodes: each is asked through ssh to record its part of the job in the session, or to end that."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import secrets
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from zerotop.commands.problems import USAGE, Problem
+from zerotop_probe.outside import control
+from zerotop_probe.outside.attaching import hostfile, ssh
+from zerotop_probe.outside.attaching import session as attaching
+from zerotop_probe.outside.attaching.jobs import FoundJob, job_of
+from zerotop_probe.outside.attaching.meeting import Meeting
+from zerotop_probe.recording import clock
+from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
+
+_SSH = "ZEROTOP_SSH"
+_NO_MEETING = (
+    "No rank that a launcher numbered runs here, so which job is meant on other nodes is not known: attach on one with ranks"
+)
+_WHOLE = "All ranks of the job run on this node: no other one was asked."
+_NOT_RUNNING = "The job does not run on this node any more: attach on one that has ranks"
+_OLDER = "{name}: zerotop there records in format {theirs}, this one in {ours}: what only the newer one knows is missing"
+
+
+def set_command(options: argparse.Namespace) -> None:
+    """Takes ``--ssh`` for all that is asked from now on, by the screen too. Raises Problem if it is no command."""
+    if options.ssh is not None:
+        os.environ[_SSH] = options.ssh
+    if options.hosts is not None:
+        _command()
+
+
+def _command() -> list[str]:
+    try:
+        return shlex.split(os.environ.get(_SSH, ""))
+    except ValueError as error:
+        raise Problem(f"{os.environ[_SSH]!r} is no command: {error}", USAGE) from error
+
+
+def named(text: str, path: Path) -> list[str]:
+    """The other nodes that ``--hosts`` means for the job of a session. Raises Problem, OSError."""
+    try:
+        if text.startswith("@"):
+            names = hostfile.read_file(text[1:])
+        else:
+            names = hostfile.of_job(_job(path)) if text == "job" else hostfile.read_names(text)
+    except hostfile.NoHosts as error:
+        raise Problem(str(error), USAGE) from error
+    return [name for name in names if not _is_this(name)]
+
+
+def _is_this(name: str) -> bool:
+    """What is not known by name says so itself when it is asked."""
+    full = os.uname().nodename
+    return name.rpartition("@")[2] in (full, full.split(".")[0], "localhost", "127.0.0.1", "::1")
+
+
+def _job(path: Path) -> FoundJob:
+    root = control.read_facts(str(path)).job
+    job = job_of(root.pid) if root is not None and root.alive() else None
+    if job is None:
+        raise Problem(_NOT_RUNNING)
+    return job
+
+
+def join(path: Path, names: list[str], *, enter: bool) -> tuple[int, list[str]]:
+    """Has these nodes take part.
+
+    Returns how many of their ranks the probe is in now, and a sentence for each node that takes no part and each rank that
+    is not entered. Raises Problem.
+    """
+    meeting = Meeting.of(_job(path))
+    if meeting is None:
+        raise Problem(_NO_MEETING)
+    if meeting.whole:
+        return 0, [_WHOLE]
+    entered, told = 0, []
+    for answer in _ask(path, names, action="join", enter=enter, meeting=meeting.written()):
+        if answer.here:
+            continue
+        if answer.why_not:
+            attaching.note_not_reached(str(path), answer.name, answer.why_not)
+            told.append(f"{answer.name} takes no part: {answer.why_not}.")
+            continue
+        ranks = int(answer.facts.get("ranks") or 0)
+        attaching.note_reached(str(path), answer.name, host=answer.host, ranks=ranks, joined=True)
+        missing = [text for entry in answer.entries if (text := _not_entered(entry, answer.name))]
+        entered += len(answer.entries) - len(missing)
+        told += _of_format(answer) + missing
+    return entered, told
+
+
+def enter(path: Path) -> tuple[int, list[str]]:
+    """Puts the probe into the ranks of the other nodes that take part; what it returns is what :func:`join` does."""
+    names = control.read_facts(str(path)).reached
+    try:
+        return join(path, names, enter=True) if names else (0, [])
+    except Problem as error:
+        return 0, [f"{error}."]
+
+
+def leave(path: Path, names: list[str]) -> tuple[list[str], bool]:
+    """Ends the parts of these nodes. Returns sentences, and whether all of it was done. Raises Problem."""
+    told, done = [], True
+    for answer in _ask(path, names, action="leave"):
+        if answer.why_not:
+            done = False
+            told.append(f"{answer.name} is not detached: {answer.why_not}.")
+            continue
+        if not answer.here:
+            attaching.note_reached(str(path), answer.name, host=answer.host, joined=False)
+        for entry in answer.entries:
+            done = done and (not entry["why_not"] or bool(entry["pending"]))
+            told += left(f"Process {entry['pid']} on {answer.name}", entry["said"], entry["why_not"], entry["pending"])
+    return told, done
+
+
+def left(who: str, said: str, why_not: str, pending: bool) -> list[str]:
+    """What there is to say of a process that the probe was taken out of: one sentence or none."""
+    if why_not:
+        return [f"{who} is {'still to be' if pending else 'not'} left: {why_not.rstrip('.')}."]
+    sentences = {"leaving": "lets the probe go at the end of its step", "left": "has let the probe go"}
+    return [f"{who} {sentences[said]}."] if said in sentences else []
+
+
+def _not_entered(entry: dict[str, Any], name: str) -> str:
+    who = f"Process {entry['pid']}" if entry["rank"] is None else f"Rank {entry['rank']}"
+    how = "still to be" if entry["pending"] else "not"
+    return f"{who} on {name} is {how} entered: {entry['why_not'].rstrip('.')}." if entry["why_not"] else ""
+
+
+def _of_format(answer: ssh.Answer) -> list[str]:
+    theirs, ours = list(answer.facts.get("format") or ()), [FORMAT_MAJOR, FORMAT_MINOR]
+    if theirs == ours:
+        return []
+    return [_OLDER.format(name=answer.name, theirs=".".join(map(str, theirs)), ours=".".join(map(str, ours)))]
+
+
+def _ask(path: Path, names: list[str], **request: Any) -> list[ssh.Answer]:
+    with _token(path) as (token, secret):
+        try:
+            return ssh.ask(
+                names,
+                _command(),
+                {
+                    "session": str(path.absolute()),
+                    "format": [FORMAT_MAJOR, FORMAT_MINOR],
+                    "from": [clock.hostname(), clock.boot_id()],
+                    "token": token,
+                    "secret": secret,
+                    **request,
+                },
+            )
+        except ssh.NoSsh as error:
+            raise Problem(str(error)) from error
+
+
+@contextlib.contextmanager
+def _token(path: Path) -> Iterator[tuple[str, str]]:
+    """The name and content of a file in the session's folder: who can read it sees the same folder."""
+    file, secret = path / f"shared-{secrets.token_hex(8)}", secrets.token_hex(16)
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as writing:
+            writing.write(secret)
+        yield file.name, secret
+    finally:
+        file.unlink(missing_ok=True)
