@@ -33,7 +33,7 @@ def attach(options: argparse.Namespace) -> int:
         return print_jobs(as_json=options.json)
     if not (options.headless or has_terminal()) and options.session.isdecimal():
         raise Problem("The live screen needs a terminal; --headless records without one")
-    hosts.set_command(options)
+    hosts.check(options)
     path = _find(options.session, options.folder)
     session = Session.open(path)
     if path.is_file():
@@ -77,9 +77,23 @@ def _begin(job: FoundJob, folder: str | None) -> Path:
 
 
 def _with_hosts(path: Path, options: argparse.Namespace) -> list[str]:
-    names = hosts.named(options.hosts, path)
-    here = enter_here(path)[1] if options.enter else []
-    return here + hosts.join(path, names, enter=options.enter)[1]
+    """Has the job's other nodes take part; what there is to say. What fails there leaves this node's part as it is."""
+    here: list[str] = []
+
+    def enter_ours() -> None:
+        if options.enter:
+            here.extend(enter_here(path)[1])
+
+    try:
+        names = hosts.named(options.hosts, path)
+    except Problem as error:
+        enter_ours()
+        return [*here, f"{error}."]
+    try:
+        told = hosts.join(path, names, enter=options.enter, meanwhile=enter_ours)[1]
+    except Problem as error:
+        told = [f"{error}."]
+    return here + told
 
 
 def _taken_up(path: Path) -> bool:

@@ -10,26 +10,22 @@ from zerotop.commands.named import recording_of, session_or_job
 from zerotop.commands.problems import FAILED, USAGE, Problem
 from zerotop_probe.outside import control
 from zerotop_probe.outside.attaching import session as attaching
+from zerotop_probe.outside.attaching.enter import Entry
 from zerotop_probe.outside.attaching.jobs import FoundJob
 
 
 def detach(options: argparse.Namespace) -> int:
     """Returns 0, or 1 if a rank could not be left."""
-    hosts.set_command(options)
+    hosts.check(options)
     path = _find(options.session)
     facts = control.read_facts(str(path))
     names = hosts.named(options.hosts, path) if options.hosts is not None else facts.reached
-    failed = False
-    for entry in attaching.end(str(path)):
-        failed = failed or bool(entry.why_not and not entry.pending)
-        for text in hosts.left(f"Process {entry.process.pid}", entry.said, entry.why_not, entry.pending):
-            print(text)
-    if names:
-        told, done = hosts.leave(path, names)
-        failed = failed or not done
-        for text in told:
-            print(text)
-    print(_where(path, facts))
+    entries: list[Entry] = []
+    told, done = hosts.leave(path, names, lambda: entries.extend(attaching.end(str(path))))
+    ours = [text for one in entries for text in hosts.left(f"Process {one.process.pid}", one.said, one.why_not, one.pending)]
+    for text in [*ours, *told, _where(path, facts)]:
+        print(text)
+    failed = not done or any(entry.why_not and not entry.pending for entry in entries)
     return FAILED if failed else 0
 
 

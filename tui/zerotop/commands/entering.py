@@ -19,9 +19,10 @@ from zerotop_probe.recording import clock, events
 
 def enter(path: Path) -> tuple[int, list[str]]:
     """:func:`enter_here`, and the same for the ranks of other nodes that take part."""
-    entered, told = enter_here(path)
-    elsewhere, told_there = hosts.enter(path)
-    return entered + elsewhere, told + told_there
+    here: list[tuple[int, list[str]]] = []
+    elsewhere, told = hosts.enter(path, lambda: here.append(enter_here(path)))
+    ((entered, told_here),) = here
+    return entered + elsewhere, told_here + told
 
 
 def enter_here(path: Path) -> tuple[int, list[str]]:

@@ -50,11 +50,13 @@ def _describe(job: FoundJob, used: dict[int, list[int]]) -> dict[str, Any]:
 
 def _others() -> list[dict[str, Any]]:
     """Live recordings of jobs that no launcher numbered, a plain ``python train.py`` say."""
-    shown = {recording_of(job) for job in find_jobs()}
+    jobs = find_jobs()
+    shown = {recording_of(job) for job in jobs}
+    listed = {process for job in jobs for process in (job.root, *(rank.process for rank in job.ranks))}
     rows = []
     for path in catalog.listing():
         facts = control.read_facts(str(path))
-        if path in shown or facts.job is None or not facts.job.alive():
+        if path in shown or facts.job is None or facts.job in listed or not facts.job.alive():
             continue
         try:
             session = Session.open(path)

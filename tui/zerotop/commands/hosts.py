@@ -7,7 +7,7 @@ import contextlib
 import os
 import secrets
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +22,29 @@ from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
 
 _SSH = "ZEROTOP_SSH"
 _NO_MEETING = (
-    "No rank that a launcher numbered runs here, so which job is meant on other nodes is not known: attach on one with ranks"
+    "No rank that a launcher numbered runs here, so which job is meant on other nodes is not known: attach on one that has."
 )
+_JOB = "job"
 _WHOLE = "All ranks of the job run on this node: no other one was asked."
-_NOT_RUNNING = "The job does not run on this node any more: attach on one that has ranks"
+_NOT_RUNNING = "The job does not run on this node: attach on one that has ranks"
 _OLDER = "{name}: zerotop there records in format {theirs}, this one in {ours}: what only the newer one knows is missing"
 
 
-def set_command(options: argparse.Namespace) -> None:
-    """Takes ``--ssh`` for all that is asked from now on, by the screen too. Raises Problem if it is no command."""
+def _nothing() -> None:
+    pass
+
+
+def check(options: argparse.Namespace) -> None:
+    """Takes ``--ssh`` for all that is asked from now on, by the screen too.
+
+    Raises Problem or OSError if that is no command, or ``--hosts`` names no nodes.
+    """
     if options.ssh is not None:
         os.environ[_SSH] = options.ssh
     if options.hosts is not None:
         _command()
+        if options.hosts != _JOB:
+            _read(options.hosts)
 
 
 def _command() -> list[str]:
@@ -47,13 +57,17 @@ def _command() -> list[str]:
 def named(text: str, path: Path) -> list[str]:
     """The other nodes that ``--hosts`` means for the job of a session. Raises Problem, OSError."""
     try:
-        if text.startswith("@"):
-            names = hostfile.read_file(text[1:])
-        else:
-            names = hostfile.of_job(_job(path)) if text == "job" else hostfile.read_names(text)
+        names = hostfile.of_job(_job(path)) if text == _JOB else _read(text)
+    except hostfile.NoHosts as error:
+        raise Problem(str(error)) from error
+    return [name for name in names if not _is_this(name)]
+
+
+def _read(text: str) -> list[str]:
+    try:
+        return hostfile.read_file(text[1:]) if text.startswith("@") else hostfile.read_names(text)
     except hostfile.NoHosts as error:
         raise Problem(str(error), USAGE) from error
-    return [name for name in names if not _is_this(name)]
 
 
 def _is_this(name: str) -> bool:
@@ -70,19 +84,19 @@ def _job(path: Path) -> FoundJob:
     return job
 
 
-def join(path: Path, names: list[str], *, enter: bool) -> tuple[int, list[str]]:
-    """Has these nodes take part.
+def join(path: Path, names: list[str], *, enter: bool, meanwhile: Callable[[], None] = _nothing) -> tuple[int, list[str]]:
+    """Has these nodes take part; ``meanwhile`` is what is done here while they are at it.
 
     Returns how many of their ranks the probe is in now, and a sentence for each node that takes no part and each rank that
     is not entered. Raises Problem.
     """
     meeting = Meeting.of(_job(path))
-    if meeting is None:
-        raise Problem(_NO_MEETING)
-    if meeting.whole:
-        return 0, [_WHOLE]
+    if meeting is None or meeting.whole:
+        meanwhile()
+        return 0, [_NO_MEETING if meeting is None else _WHOLE]
     entered, told = 0, []
-    for answer in _ask(path, names, action="join", enter=enter, meeting=meeting.written()):
+    request = {"action": "join", "enter": enter, "meeting": meeting.written()}
+    for answer in _ask(path, names, request, meanwhile):
         if answer.here:
             continue
         if answer.why_not:
@@ -97,19 +111,25 @@ def join(path: Path, names: list[str], *, enter: bool) -> tuple[int, list[str]]:
     return entered, told
 
 
-def enter(path: Path) -> tuple[int, list[str]]:
-    """Puts the probe into the ranks of the other nodes that take part; what it returns is what :func:`join` does."""
+def enter(path: Path, meanwhile: Callable[[], None]) -> tuple[int, list[str]]:
+    """Puts the probe into the ranks of the other nodes that take part; the rest is as in :func:`join`."""
     names = control.read_facts(str(path)).reached
+    if not names:
+        meanwhile()
+        return 0, []
     try:
-        return join(path, names, enter=True) if names else (0, [])
+        return join(path, names, enter=True, meanwhile=meanwhile)
     except Problem as error:
         return 0, [f"{error}."]
 
 
-def leave(path: Path, names: list[str]) -> tuple[list[str], bool]:
-    """Ends the parts of these nodes. Returns sentences, and whether all of it was done. Raises Problem."""
+def leave(path: Path, names: list[str], meanwhile: Callable[[], None]) -> tuple[list[str], bool]:
+    """Ends the parts of these nodes; ``meanwhile`` is what is done here while they are at it.
+
+    Returns sentences, and whether all of it was done. Raises Problem.
+    """
     told, done = [], True
-    for answer in _ask(path, names, action="leave"):
+    for answer in _ask(path, names, {"action": "leave"}, meanwhile):
         if answer.why_not:
             done = False
             told.append(f"{answer.name} is not detached: {answer.why_not}.")
@@ -143,23 +163,28 @@ def _of_format(answer: ssh.Answer) -> list[str]:
     return [_OLDER.format(name=answer.name, theirs=".".join(map(str, theirs)), ours=".".join(map(str, ours)))]
 
 
-def _ask(path: Path, names: list[str], **request: Any) -> list[ssh.Answer]:
+def _ask(path: Path, names: list[str], request: dict[str, Any], meanwhile: Callable[[], None]) -> list[ssh.Answer]:
+    if not names:
+        meanwhile()
+        return []
     with _token(path) as (token, secret):
+        whole = request | {
+            "session": str(path.absolute()),
+            "format": [FORMAT_MAJOR, FORMAT_MINOR],
+            "from": [clock.hostname(), clock.boot_id()],
+            "token": token,
+            "secret": secret,
+        }
         try:
-            return ssh.ask(
-                names,
-                _command(),
-                {
-                    "session": str(path.absolute()),
-                    "format": [FORMAT_MAJOR, FORMAT_MINOR],
-                    "from": [clock.hostname(), clock.boot_id()],
-                    "token": token,
-                    "secret": secret,
-                    **request,
-                },
-            )
+            asked = ssh.Asked(names, _command(), whole)
         except ssh.NoSsh as error:
+            meanwhile()
             raise Problem(str(error)) from error
+        try:
+            meanwhile()
+            return asked.answers()
+        finally:
+            asked.end()
 
 
 @contextlib.contextmanager

@@ -6,13 +6,14 @@ input. It is done by the same Python as here where that lies at the same place t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +29,6 @@ _OPTIONS = (
 )  # fmt: skip
 # Ranks that do not answer take five seconds, connecting up to ten.
 PATIENCE_S = 60.0
-_AT_ONCE = 32
 
 _BOOT = (
     "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; "
@@ -77,14 +77,62 @@ class Answer:
         return [entry for entry in self.facts.get("entries") or () if isinstance(entry, dict)]
 
 
-def ask(names: Iterable[str], command: Sequence[str], request: Mapping[str, Any]) -> list[Answer]:
-    """Asks all of these nodes at once; their answers are in the same order. Raises NoSsh.
+class Asked:
+    """Nodes that were asked, all at once."""
 
-    ``command`` is ssh's, an empty one is ``ssh``.
-    """
-    text = _script(request)
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(lambda name: _ask(name, list(command) or ["ssh"], text), names))
+    def __init__(self, names: Iterable[str], command: Sequence[str], request: Mapping[str, Any]) -> None:
+        """Asks them. ``command`` is ssh's, an empty one is ``ssh``. Raises NoSsh."""
+        self._began_s = time.monotonic()
+        self._running: list[tuple[str, subprocess.Popen[str]]] = []
+        script = _script(request)
+        try:
+            for name in names:
+                self._running.append((name, _start([*(command or ["ssh"]), *_OPTIONS, "--", name, "sh"], script)))
+        except NoSsh:
+            self.end()
+            raise
+
+    def answers(self) -> list[Answer]:
+        """What they say, in the order in which they were named. Waits for it."""
+        return [self._answer(name, process) for name, process in self._running]
+
+    def _answer(self, name: str, process: subprocess.Popen[str]) -> Answer:
+        left_s = self._began_s + PATIENCE_S - time.monotonic()
+        try:
+            output, errors = process.communicate(timeout=max(left_s, 0.0))
+        except subprocess.TimeoutExpired:
+            return Answer(name, f"it has not answered within {PATIENCE_S:.0f} s")
+        facts = _answered(output)
+        if facts is None:
+            return Answer(name, _why_silent(process.returncode, errors))
+        return Answer(name, str(facts.get("why_not") or ""), facts)
+
+    def end(self) -> None:
+        """Waits no longer for those that have not answered."""
+        for _, process in self._running:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+
+
+def _start(command: list[str], script: str) -> subprocess.Popen[str]:
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except OSError as error:
+        raise NoSsh(f"{command[0]} cannot be executed ({error.strerror}): name another with --ssh or ZEROTOP_SSH") from error
+    assert process.stdin is not None
+    # It fits into the pipe. One that has ended already says why.
+    with contextlib.suppress(BrokenPipeError), process.stdin as file:
+        file.write(script)
+    process.stdin = None
+    return process
 
 
 def _script(request: Mapping[str, Any]) -> str:
@@ -93,28 +141,6 @@ def _script(request: Mapping[str, Any]) -> str:
     nothing = json.dumps({KEY: {"why_not": why_not}})
     words = {"python": sys.executable, "root": root, "request": json.dumps(request), "boot": _BOOT, "nothing": nothing}
     return _SCRIPT.format(**{name: shlex.quote(word) for name, word in words.items()})
-
-
-def _ask(name: str, command: list[str], script: str) -> Answer:
-    try:
-        done = subprocess.run(
-            [*command, *_OPTIONS, "--", name, "sh"],
-            check=False,
-            input=script,
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=PATIENCE_S,
-        )
-    except subprocess.TimeoutExpired:
-        return Answer(name, f"it has not answered within {PATIENCE_S:.0f} s")
-    except OSError as error:
-        raise NoSsh(f"{command[0]} cannot be executed ({error.strerror}): name another with --ssh or ZEROTOP_SSH") from error
-    facts = _answered(done.stdout)
-    if facts is None:
-        return Answer(name, _why_silent(done.returncode, done.stderr))
-    return Answer(name, str(facts.get("why_not") or ""), facts)
 
 
 def _answered(output: str) -> dict[str, Any] | None:

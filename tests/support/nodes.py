@@ -1,0 +1,167 @@
+"""Machines to attach to: namespaces of their own for processes, network and name, files in common, an sshd in each.
+
+Only for root on Linux with OpenSSH's server and iproute2; ``why_not`` tries it out.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin") or ""
+# The first process of a machine: it buries whoever dies there.
+_INIT = "import os, time\nprint('up', flush=True)\nwhile True:\n try: os.wait()\n except ChildProcessError: time.sleep(0.05)"
+# What a machine has for itself.
+_OWN = "mount -t tmpfs none /run && mkdir -m 755 /run/sshd && mount -t tmpfs none /dev/shm && ip link set lo up"
+_SSHD = """
+ListenAddress {address}:22
+HostKey {folder}/host_key
+AuthorizedKeysFile {folder}/user_key.pub
+PidFile none
+StrictModes no
+UsePAM no
+PermitRootLogin yes
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+"""
+_SSH = """
+Host {name}
+  HostName {address}
+  User root
+  IdentityFile {folder}/user_key
+  IdentitiesOnly yes
+  UserKnownHostsFile {folder}/known
+  GlobalKnownHostsFile none
+"""
+
+
+@functools.cache
+def why_not() -> str:
+    """Why there can be no such machines here; "" if there can."""
+    if os.geteuid():
+        return "only root makes network namespaces"
+    missing = [name for name in ("unshare", "nsenter", "ip", "ssh", "ssh-keygen") if shutil.which(name) is None]
+    if missing or not SSHD:
+        return f"there is no {', '.join(missing or ['sshd'])}"
+    tried = f"{_OWN} && ip link add zt0 type veth peer name zt1"
+    done = subprocess.run(["unshare", "--net", "--mount", "sh", "-c", tried], check=False, capture_output=True, text=True)
+    return f"network namespaces cannot be made ({done.stderr.strip()})" if done.returncode else ""
+
+
+class Node:
+    """One machine."""
+
+    def __init__(self, name: str, address: str, folder: Path) -> None:
+        """Starts it, without a network so far. ``folder`` gets its keys."""
+        self.name = name
+        self.address = address
+        self.folder = folder
+        folder.mkdir()
+        start = f"hostname {name} && {_OWN} && exec {shlex.join([sys.executable, '-c', _INIT])}"
+        spaces = ["--uts", "--net", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc"]
+        self._starter = subprocess.Popen(["unshare", *spaces, "sh", "-c", start], stdout=subprocess.PIPE)
+        assert self._starter.stdout is not None
+        assert self._starter.stdout.readline() == b"up\n"
+        children = Path(f"/proc/{self._starter.pid}/task/{self._starter.pid}/children")
+        self.pid = int(children.read_text())
+
+    def command(self, *arguments: str) -> list[str]:
+        """What runs a command there."""
+        return ["nsenter", "--target", str(self.pid), "--uts", "--net", "--pid", "--mount", "--", *arguments]
+
+    def run(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Runs a command there to its end."""
+        chosen: dict[str, Any] = {"check": False, "capture_output": True, "text": True, "timeout": 120}
+        return subprocess.run(self.command(*arguments), **chosen | options)
+
+    def serve(self, key: Path) -> None:
+        """Starts its sshd, which lets in whoever has ``key``."""
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / "host_key"], check=True)
+        shutil.copy(f"{key}.pub", self.folder / "user_key.pub")
+        settings = self.folder / "sshd_config"
+        settings.write_text(_SSHD.format(address=self.address, folder=self.folder))
+        subprocess.run(self.command(SSHD, "-f", str(settings), "-E", str(self.folder / "sshd.log")), check=True)
+
+    def end(self) -> None:
+        """Switches it off, with all that runs there."""
+        self._starter.kill()
+        self._starter.communicate()
+
+
+class Cluster:
+    """Two machines on one wire, and how each reaches the other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.nodes: list[Node] = []
+
+    def start(self) -> None:
+        """Switches both on."""
+        for number in (1, 2):
+            self.nodes.append(Node(f"zt-node-{number}", f"10.231.77.{number}", self.folder / f"node-{number}"))
+        self._wire()
+        key = self.folder / "user_key"
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+        for node in self.nodes:
+            node.serve(key)
+        self._write_settings()
+
+    def _wire(self) -> None:
+        one, two = self.nodes
+        names = [f"zt{os.getpid() % 1000000}{end}" for end in "ab"]
+        subprocess.run(["ip", "link", "add", names[0], "type", "veth", "peer", "name", names[1]], check=True)
+        for name, node in zip(names, (one, two), strict=True):
+            subprocess.run(["ip", "link", "set", name, "netns", str(node.pid), "name", "eth0"], check=True)
+            up = f"ip address add {node.address}/24 dev eth0 && ip link set eth0 up"
+            node.run("sh", "-c", up, check=True)
+
+    def _write_settings(self) -> None:
+        known = [f"{node.address} {(node.folder / 'host_key.pub').read_text()}" for node in self.nodes]
+        (self.folder / "known").write_text("".join(known))
+        text = [_SSH.format(name=node.name, address=node.address, folder=self.folder) for node in self.nodes]
+        (self.folder / "ssh_config").write_text("".join(text))
+
+    @property
+    def ssh(self) -> str:
+        """For ZEROTOP_SSH."""
+        return shlex.join(["ssh", "-F", str(self.folder / "ssh_config")])
+
+    def end(self) -> None:
+        """Switches both off."""
+        for node in self.nodes:
+            node.end()
+
+
+@contextmanager
+def two_nodes(folder: Path) -> Iterator[Cluster]:
+    """Two machines while it lasts."""
+    cluster = Cluster(folder)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.end()
+
+
+def started(node: Node, command: Sequence[str], output: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """A command on a machine, left to run."""
+    with open(output, "wb") as file:
+        return subprocess.Popen(node.command(*command), stdout=file, stderr=file, env=environment)
+
+
+def ended(process: subprocess.Popen[bytes], seconds: float) -> int:
+    """Its exit code. Raises AssertionError if it runs longer."""
+    deadline_s = time.monotonic() + seconds
+    while process.poll() is None:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    return int(process.returncode)
