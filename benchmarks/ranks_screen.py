@@ -25,10 +25,11 @@ from uneven_ranks import GIB, write_ranks
 from zerotop.analysis.rank_matrix import Metric
 from zerotop.analysis.rank_samples import RankSamples
 from zerotop.analysis.source import RecordingSource
-from zerotop.ui.app import TABS, ZerotopApp
+from zerotop.ui.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.ranking import Ranking
 from zerotop.ui.screens.ranks import RanksScreen
+from zerotop.ui.tabs import TABS
 
 TIMES = 9
 

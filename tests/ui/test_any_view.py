@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from zerotop.analysis import view
-from zerotop.ui.app import TABS
 from zerotop.ui.drawing.footer import draw_tabs
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.drawing.header import draw_header, draw_notices, notice_rows, notices
@@ -19,6 +18,7 @@ from zerotop.ui.drawing.output import Pane, draw_output
 from zerotop.ui.drawing.processors import draw_cpu, draw_gpu
 from zerotop.ui.drawing.rows import Row, row_text
 from zerotop.ui.screens.pages import job_text
+from zerotop.ui.tabs import TABS
 
 sizes = st.integers(0, 2**50)
 numbers = st.one_of(st.floats(min_value=0, max_value=1e12), st.just(float("nan")), st.just(float("inf")))

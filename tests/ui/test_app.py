@@ -19,6 +19,7 @@ from zerotop.ui.ports import Leaving
 from zerotop.ui.screens.dialog import Page
 from zerotop.ui.screens.go_to import GoToDialog
 from zerotop.ui.screens.leave import LeaveDialog
+from zerotop.ui.tabs import TABS, screen_of
 from zerotop.ui.theme import DARK_NAME, LIGHT_NAME
 from zerotop.ui.widgets.panels import Output, Transport
 
@@ -28,6 +29,11 @@ async def seen_by_ticks(seen: Watch, pilot: Pilot[Leaving], true: Callable[[], b
     while not true():
         seen.app.tick()
         await pilot.pause(0.02)
+
+
+def test_each_tab_is_the_screen_of_that_name() -> None:
+    kinds = {tab.name: screen_of(tab.name) for tab in TABS}
+    assert [(kind.NAME, kind.TITLE) for kind in kinds.values()] == [(tab.name, tab.title) for tab in TABS]
 
 
 async def test_what_is_written_is_drawn_at_the_next_tick() -> None:

@@ -6,11 +6,12 @@ from typing import Any, ClassVar
 
 from textual.binding import Binding, BindingType
 
-from zerotop.ui.app import SCREENS, ZerotopApp
+from zerotop.ui.app import ZerotopApp
 from zerotop.ui.ports import Leaving
 from zerotop.ui.screens.start import StartScreen
 from zerotop.ui.screens.watching import Watching
 from zerotop.ui.starting import Desk, Opened
+from zerotop.ui.tabs import TABS
 
 _START = "start"
 
@@ -52,8 +53,8 @@ class StartApp(ZerotopApp):
     async def _back(self) -> None:
         await self.switch_mode(_START)
         self.forget()
-        for screen in SCREENS:
-            await self.remove_mode(screen.NAME)
+        for tab in TABS:
+            await self.remove_mode(tab.name)
 
     async def action_back(self) -> None:
         """Leaves what is watched."""

@@ -1,0 +1,195 @@
+"""What shows a recording: one timer that reads and draws, and the screens, each made when it is first asked for."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from textual.app import App
+from textual.filter import ANSIToTruecolor, LineFilter
+
+from zerotop.ui.bindings import APP_BINDINGS
+from zerotop.ui.drawing.glyphs import Glyphs, choose_glyphs
+from zerotop.ui.filters import PlainText
+from zerotop.ui.habits import Habits
+from zerotop.ui.hang_up import end_as_hung_up, hung_up, terminal
+from zerotop.ui.ports import Controller, Leaving, Source
+from zerotop.ui.screens.leave import LeaveDialog
+from zerotop.ui.screens.watching import Watching
+from zerotop.ui.starting import Opened
+from zerotop.ui.tabs import TABS, screen_of
+from zerotop.ui.theme import DARK, DARK_NAME, LIGHT, LIGHT_NAME
+from zerotop.ui.viewer import Viewer
+
+FRAME_S = 0.22  # between looks at the recording: what was written is on screen within this and one drawing
+SETTLED_S = 2.0  # until the screen's own objects are made
+SLICE_S = 0.015  # of reading in one go: with very many ranks it takes longer, and keys are answered in between
+RESTS = 6.0  # so many times as long as reading and drawing took nothing is read: with very many ranks pictures are rarer
+HEARTBEAT_S = 0.5  # a frame at least this often, so that times go on counting
+
+
+class Monitor(App[Leaving]):
+    """Shows one source. ``run()`` returns how the user left.
+
+    Args:
+        source: the recording to show; None where one is opened later.
+        controller: the running job; None for a replay.
+        title: the terminal's title, usually the session's name.
+        play_from_ns: begin by playing from here (unix ns); None goes along with the end.
+        speed: of playing, one of ``playhead.SPEEDS``.
+        glyphs: characters to draw with; None chooses by locale.
+        habits: what the user has set before.
+        clock: monotonic seconds.
+    """
+
+    CSS_PATH = "app.tcss"
+    ENABLE_COMMAND_PALETTE = True
+    COMMAND_PALETTE_BINDING = "ctrl+p"
+    ESCAPE_TO_MINIMIZE = False
+    DEFAULT_MODE = TABS[0].name
+
+    BINDINGS = APP_BINDINGS
+
+    def __init__(
+        self,
+        source: Source | None,
+        controller: Controller | None = None,
+        *,
+        title: str = "",
+        play_from_ns: int | None = None,
+        speed: float = 1.0,
+        glyphs: Glyphs | None = None,
+        habits: Habits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.glyphs = glyphs or choose_glyphs(os.environ, getattr(sys.__stdout__, "encoding", None))
+        super().__init__()
+        self.register_theme(DARK)
+        self.register_theme(LIGHT)
+        self.habits = habits or Habits()
+        self.theme = LIGHT_NAME if self.habits.get("theme", DARK_NAME) == LIGHT_NAME else DARK_NAME
+        self._clock = clock
+        self._viewer: Viewer | None = None
+        self._screens: dict[str, Watching] = {}
+        self.shown = TABS[0].name  # of the screen that is shown, or was shown last
+        self._ticks = 0
+        self._polling: Generator[None, None, bool] | None = None  # what is being read
+        self._took_s = 0.0
+        self._rest_until_s = 0.0
+        self._terminal: int | None = None
+        self._plain = [PlainText(self.glyphs)] if self.glyphs.name == "ascii" else []
+        self.title = title or "zerotop"
+        if source is not None:
+            self.take(Opened(source, controller, self.title, play_from_ns), speed)
+
+    def take(self, opened: Opened, speed: float = 1.0) -> None:
+        """Makes it what is watched."""
+        self.title = opened.title
+        self._viewer = Viewer(opened.source, opened.controller, self._clock)
+        self._viewer.playhead.speed = speed
+        if opened.play_from_ns is not None:
+            self._viewer.playhead.play(opened.play_from_ns)
+        for tab in TABS:
+            self.add_mode(tab.name, partial(self._made, tab.name))
+
+    def forget(self) -> None:
+        """Nothing is watched any more; its screens are for the caller to remove."""
+        self._viewer = None
+        self._screens.clear()
+        self.title = "zerotop"
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether a recording is open."""
+        return self._viewer is not None
+
+    @property
+    def viewer(self) -> Viewer:
+        """Of the recording that is open."""
+        assert self._viewer is not None
+        return self._viewer
+
+    @property
+    def watching(self) -> Watching:
+        """The screen that is shown, or was shown last."""
+        return self._made(self.shown)
+
+    def _made(self, name: str) -> Watching:
+        """The screen of that name, made when it is first asked for and kept with all that was set on it."""
+        if name not in self._screens:
+            self._screens[name] = screen_of(name)(self.glyphs, self.viewer.source)
+        return self._screens[name]
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        """Our palettes' names for any other theme."""
+        return DARK.variables
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        # The themes have no ANSI colours: translating them would cost a tenth of a frame for nothing.
+        used = (kind for kind in super().get_line_filters() if not isinstance(kind, ANSIToTruecolor))
+        return [*used, *self._plain]
+
+    def on_mount(self) -> None:
+        self._terminal = None if self.is_headless else terminal()
+        self.look_first()
+        self.set_interval(FRAME_S, self.tick, name="collector")
+        self.set_timer(SETTLED_S, _keep_what_there_is)
+
+    def look_first(self) -> None:
+        """The first frame of a recording that is there."""
+        if self.is_watching:
+            self.viewer.poll()
+            self.viewer.check_job()
+            self.draw()
+
+    def tick(self) -> None:
+        """Reads what is new and draws it. The monitor's only timer."""
+        self._ticks += 1
+        if self._terminal is not None and hung_up(self._terminal):
+            end_as_hung_up()
+        if not self.is_watching:
+            return
+        beat = max(1, round(HEARTBEAT_S / FRAME_S))
+        if self._ticks % (2 * beat) == 0:
+            self.viewer.check_job()
+        if self._polling is None and time.monotonic() >= self._rest_until_s:
+            self._polling, self._took_s = self.viewer.polling(), 0.0
+            self._poll_on()
+        if isinstance(self.screen, LeaveDialog):
+            self.screen.note_job(self.viewer.source.live)
+
+    def _poll_on(self) -> None:
+        """Reads for a slice of time; keys have their turn before the next one."""
+        if self._polling is None:
+            return
+        begun, cpu_s = time.monotonic(), time.thread_time()
+        try:
+            while time.monotonic() - begun < SLICE_S:
+                next(self._polling)
+        except StopIteration as end:
+            self._polling = None
+            if end.value or self._ticks % max(1, round(HEARTBEAT_S / FRAME_S)) == 0:
+                self.draw()
+        else:
+            self.call_later(self._poll_on)
+        self._took_s += time.thread_time() - cpu_s
+        self._rest_until_s = time.monotonic() + RESTS * self._took_s
+
+    def draw(self) -> None:
+        """Draws the frame of this moment."""
+        self.watching.frame = replace(self.viewer.frame(), tabs=TABS)
+
+
+def _keep_what_there_is() -> None:
+    """Searches for garbage in what frames leave, seldom, and no longer in modules, styles and widgets.
+
+    A frame makes tens of thousands of small tuples, which go without that; the searches were a fifth of its time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000)
