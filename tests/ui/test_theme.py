@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from importlib.resources import files
 from itertools import combinations, pairwise
 
 import pytest
@@ -10,7 +12,6 @@ from rich.color import Color, ColorSystem
 from textual.theme import Theme
 
 from zerotop.ui.theme import DARK, LIGHT, STYLES
-from zerotop.ui.widgets.drawn import Drawn
 
 STACKED = ("phase-data", "phase-forward", "phase-backward", "phase-step", "phase-other")
 SERIES = tuple(f"series-{number}" for number in range(6))
@@ -106,5 +107,6 @@ def test_both_themes_name_the_same_colours() -> None:
         assert all(one != other for one, other in combinations(phases, 2))
 
 
-def test_every_style_is_a_component_class() -> None:
-    assert {f"drawn--{name}" for name in STYLES} <= Drawn.COMPONENT_CLASSES
+def test_every_style_has_a_rule() -> None:
+    rules = (files("zerotop.ui") / "app.tcss").read_text()
+    assert {f"drawn--{name}" for name in STYLES} == set(re.findall(r"> \.(drawn--[\w-]+) \{", rules))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
+from textual.dom import DOMNode
 from textual.geometry import Region
 from textual.reactive import reactive
 from textual.strip import Strip
@@ -19,14 +19,34 @@ from zerotop.ui.drawing.rows import Row, Span, row_text, row_width
 from zerotop.ui.frame import Frame
 from zerotop.ui.theme import STYLES
 
+_NAMES = frozenset(STYLES)
 _FULL = re.compile("█+|[^█]+")
+
+
+class Swatch(DOMNode):
+    """A node that is nowhere, to look up how the stylesheet paints one name in a widget.
+
+    Component classes would do the same for all names in all widgets whenever styles are looked at, a hundred milliseconds
+    each time a screen is shown; a widget uses a few of them.
+    """
+
+    def __init__(self, name: str, within: Widget) -> None:
+        if name not in _NAMES:
+            raise KeyError(name)
+        super().__init__(classes=f"drawn--{name}")
+        self._attach(within)
+
+    @property
+    def style(self) -> Style:
+        """With the ground that it lies on."""
+        self.app.stylesheet.apply(self)
+        return self.rich_style
 
 
 class Painted(Widget):
     """A widget that paints rows, whatever they are of."""
 
     ALLOW_SELECT = False
-    COMPONENT_CLASSES: ClassVar[set[str]] = {f"drawn--{name}" for name in STYLES}
 
     def __init__(self, glyphs: Glyphs, *, id: str) -> None:
         super().__init__(id=id)
@@ -95,13 +115,13 @@ class Painted(Widget):
         return strip
 
     def _style(self, name: str) -> Style:
-        """A component class's style; ``a/b`` puts the foreground of ``a`` on that of ``b``."""
+        """What app.tcss says of a name; ``a/b`` puts the foreground of ``a`` on that of ``b``."""
         style = self._styles_by_name.get(name)
         if style is None:
             over, _, under = name.partition("/")
-            style = self.get_component_rich_style(f"drawn--{over}")
+            style = Swatch(over, self).style
             if under:
-                style += Style(bgcolor=self.get_component_rich_style(f"drawn--{under}").color)
+                style += Style(bgcolor=Swatch(under, self).style.color)
             self._styles_by_name[name] = style
         return style
 
@@ -110,6 +130,7 @@ class Painted(Widget):
         super().notify_style_update()
         self._styles_by_name.clear()
         self._strips = [None] * len(self._rows)
+        self.refresh()
 
 
 class Drawn(Painted):
