@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from viewer_cost import WRITER, Terminal, machine_s
+from viewer_cost import WRITER, Terminal, attach, machine_s
 
 KEYS = 20  # how often each is pressed
 LONGEST_S = 5.0
@@ -72,7 +72,7 @@ def main() -> None:
         assert writer.stdout is not None
         assert writer.stdout.readline()
         time.sleep(15.0)
-        terminal = Terminal(path, width, height)
+        terminal = Terminal(attach(path), width, height)
         try:
             opened = terminal.press(b"", b"LIVE", 60.0)
             terminal.watch(options.warm_up)

@@ -25,6 +25,7 @@ import sys
 import tempfile
 import termios
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,14 +38,14 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Terminal:
-    """The viewer on a pseudo-terminal of a size."""
+    """A program on a pseudo-terminal of a size."""
 
-    def __init__(self, session: Path, width: int, height: int) -> None:
+    def __init__(self, command: Sequence[str], width: int, height: int) -> None:
         self.pid, self._end = pty.fork()
         if self.pid == 0:
             time.sleep(0.2)  # until the size is set
             environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", "LC_ALL": "C.UTF-8"}
-            os.execve(sys.executable, [sys.executable, "-m", "zerotop", "attach", str(session)], environment)
+            os.execvpe(command[0], command, environment)
         fcntl.ioctl(self._end, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
         self.written = 0
         self._tail = b""
@@ -93,6 +94,11 @@ class Terminal:
         os.close(self._end)
 
 
+def attach(session: Path) -> list[str]:
+    """The command that watches a session."""
+    return [sys.executable, "-m", "zerotop", "attach", str(session)]
+
+
 def machine_s() -> float:
     """Seconds of processor time that the whole machine used so far."""
     user, nice, system, _, _, irq, softirq, *_ = Path("/proc/stat").read_text().split()[1:9]
@@ -130,7 +136,7 @@ def measure(size: str, options: argparse.Namespace) -> str:
         assert writer.stdout is not None
         assert writer.stdout.readline()
         time.sleep(1.0)
-        terminal = Terminal(path, width, height)
+        terminal = Terminal(attach(path), width, height)
         try:
             terminal.watch(options.warm_up)
             before, machine, since, written = terminal.processor_s(), machine_s(), time.monotonic(), terminal.written
