@@ -67,7 +67,7 @@ async def shown(
 async def test_the_ledger_of_a_gpu() -> None:
     async with shown(recordings.recording("z2"), 45) as screen:
         said = screen.text()
-        for words in ("parameters", "0.92", "at peak", "backward owns the peak: 12.65 GiB at step 1", "Peak by phase"):
+        for words in ("parameters", "0.92", "at peak", "backward owns the peak: 12.65 GiB in step 1", "Peak by phase"):
             assert words in said
         assert "allocator  0 cache flushes" in said
         assert "This recording has none" in said

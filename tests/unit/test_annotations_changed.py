@@ -95,6 +95,32 @@ def test_a_job_that_was_being_stopped_has_no_dead_rank(tmp_path: Path) -> None:
     assert found(folder, "dead_rank") == []
 
 
+def test_a_launcher_that_a_signal_ended_takes_its_ranks_with_it(tmp_path: Path) -> None:
+    folder = recordings.as_directory("gpu-offload-110", tmp_path)
+    assert found(folder, "dead_rank") == []
+    (path,) = folder.glob("events-node-*.jsonl")
+    told = path.read_text()
+    assert '"signal": "SIGTERM"' in told
+    path.write_text(told.replace('"signal": "SIGTERM"', '"signal": null'))
+    (dead,) = found(folder, "dead_rank")
+    assert dead.ranks == (0,)
+
+
+def test_a_pause_that_wanders_is_one_and_one_that_doubles_another(tmp_path: Path) -> None:
+    """Steps 1 to 79 have 0.13 to 0.20 s of step()."""
+    folder = recordings.as_directory("gpu-z3-all", tmp_path)
+    (spike,) = found(folder, "double_spike")
+    assert spike.step == 1
+
+    def slower(rows: Rows) -> None:
+        """From step 40 on the updates begin 0.25 s sooner, over what was backward."""
+        later = (rows["phase"] == PHASE_CODE["step"]) & (rows["step"] >= 40)
+        rows["begin_ns"][later] -= 250_000_000
+
+    change(folder, "spans", slower)
+    assert [one.step for one in found(folder, "double_spike")] == [1, 40]
+
+
 def test_a_gpu_that_is_too_hot_for_long(tmp_path: Path) -> None:
     folder = recordings.as_directory("gpu-clean", tmp_path)
 

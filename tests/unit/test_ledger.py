@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import recordings
 from memory_recording import GIB, PARTS, Recording, allocator, gib, gpu, holds, record, resident, usual
 from small_recording import BEGIN_NS, S, identity, read, span
 from zerotop.analysis import phase_peaks
@@ -19,7 +20,8 @@ from zerotop.analysis.inventories import CATEGORIES
 from zerotop.analysis.ledger import ledger
 from zerotop.analysis.ledger_rows import ALLOCATED, CORRECTIONS, LABELS, GpuLedger, Row
 from zerotop.analysis.peak_ledger import ledger_at_peak
-from zerotop.analysis.phase_peaks import MIXED, rank_peaks
+from zerotop.analysis.phase_peaks import BEFORE, MIXED, rank_peaks
+from zerotop.analysis.steps import steps
 from zerotop.session.reader import Session
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, PHASE_CODE
@@ -457,6 +459,33 @@ def test_peaks_of_the_process_are_owned_by_the_phase_that_raised_them(tmp_path: 
         ("init", True),
         ("step", False),
     ]
+
+
+def test_what_was_before_a_rank_was_entered_is_no_phase_s(tmp_path: Path) -> None:
+    plan = [(1, 2, "forward", 0), (2, 3, "backward", 0)]
+    readings = [reading(1, 12, "forward", "begin"), reading(2, 5, "forward", "end"), reading(3, 9, "backward", "end")]
+    session = phased(tmp_path, plan, readings)
+    assert peaks(session, 5) == {"init": 12, "backward": 9, "forward": 5}
+    Recording(tmp_path).event(identity(0), 0.5, "entered")
+    session = read(tmp_path)
+    assert peaks(session, 5) == {BEFORE: 12, "backward": 9, "forward": 5}
+    (found,) = rank_peaks(session, at(5))
+    assert found.before is not None
+    assert (found.before.where, found.owner.where) == (BEFORE, "in backward of step 0")
+    (alone,) = rank_peaks(session, at(1.5))
+    assert alone.owner is alone.before
+
+
+def test_the_ledger_of_a_rank_that_was_entered_is_of_a_peak_that_was_seen() -> None:
+    """Rank 0 of four: 29.92 GiB before, 20.95 in backward since; what stays was counted only after that backward."""
+    session = recordings.recording("x4-attached")
+    found = ledger_at_peak(session, session.end_ns)[0]
+    assert found.before is not None
+    assert (found.before.allocated_bytes, found.peak.phase) == (32_121_046_528, "backward")
+    assert found.ledger.allocated_bytes == found.peak.allocated_bytes == 22_498_848_256
+    assert found.ledger.bytes_of("parameters") == 16_060_523_520
+    rows = steps(session)
+    assert rows["allocated_peak_bytes"][rows["rank"] == 0].max() == 22_498_848_256
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 50)), min_size=1, max_size=40), st.integers(1, 9))

@@ -41,6 +41,7 @@ class Fragmentation:
     unix_ns: int
     step: int
     phase: str  # which phase the window belongs to, see phase_peaks
+    where: str  # "in backward of step 6"
     reserved_bytes: int
     allocated_bytes: int
     requested_bytes: int | None  # what tensors asked for, before rounding; None where this torch does not count it
@@ -156,6 +157,7 @@ def _at_peak(session: Session, source: Source, cursor_ns: int) -> Fragmentation 
         unix_ns=peak.unix_ns,
         step=peak.step,
         phase=peak.phase,
+        where=peak.where,
         reserved_bytes=int(row["reserved_peak_bytes"]),
         allocated_bytes=int(row["allocated_peak_bytes"]),
         requested_bytes=requested if requested >= 0 else None,

@@ -40,6 +40,9 @@ class Asked(Mapping[Key, Told]):
         self._told: dict[Key, Told | None] = dict.fromkeys(keys)
         self._tell = tell
 
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
     def __getitem__(self, key: Key) -> Told:
         told = self._told[key]
         if told is None:

@@ -27,7 +27,7 @@ from zerotop.analysis.memory_lines import Line, gpu_lines, host_lines
 from zerotop.analysis.microscope import Look, Looks
 from zerotop.analysis.peak_ledger import PeakLedger, ledger_at_peak
 from zerotop.analysis.phase_peaks import RankPeaks, peaks_of
-from zerotop.session.reader import Session, Source
+from zerotop.session.reader import Event, Session, Source
 
 Item = TypeVar("Item")
 
@@ -54,6 +54,7 @@ class MemoryView:
     host_lines: tuple[Line, ...]
     node: HostMemory | None  # of the chosen rank's node
     setup: Setup | None  # of the chosen rank's engine
+    micro_steps: int  # of a step of that engine
     estimates: tuple[Estimate, ...]  # DeepSpeed's own, in all their option rows
     rule: Rule | None  # the rule of thumb with what was measured of the chosen rank
     health: AllocatorHealth | None  # of the chosen rank's allocator
@@ -120,6 +121,7 @@ class MemoryViews:
             host_lines=host_lines(host, compare(host, said) if said is not None else ()) if host is not None else (),
             node=next(iter(last_seconds(session, process.host, moment_ns)[-1:]), None) if process is not None else None,
             setup=known,
+            micro_steps=_micro_steps(engines[0]) if engines else 1,
             estimates=estimates(known, nodes=max(1, nodes)) if known is not None else (),
             rule=_rule(session, process, peaks, moment_ns),
             health=of_source(session, source, moment_ns) if source is not None else None,
@@ -184,6 +186,11 @@ def _standing_out(amounts: Mapping[Item, int], chosen: Item | None, most: int) -
     wanted = [item for item in (chosen, ranked[-1]) if item is not None]
     wanted += [item for item in ranked if item not in wanted][: most - len(wanted)]
     return [item for item in order if item in wanted]
+
+
+def _micro_steps(engine: Event) -> int:
+    told = engine.facts.get("gradient_accumulation")
+    return told if isinstance(told, int) else 1
 
 
 def _gpu_lines(gpu: GpuLedger | None, peak: PeakLedger | None, said: Expected | None) -> tuple[Line, ...]:

@@ -19,8 +19,8 @@ from zerotop.analysis.ledger import (
     pids_of,
 )
 from zerotop.analysis.ledger_rows import UNALLOCATED, GpuLedger, Row
-from zerotop.analysis.living import process_of
-from zerotop.analysis.phase_peaks import PhasePeak, peaks_of
+from zerotop.analysis.living import events_of, process_of
+from zerotop.analysis.phase_peaks import PhasePeak, RankPeaks, peaks_of
 from zerotop.session.reader import Session, Source
 
 
@@ -31,6 +31,7 @@ class PeakLedger:
     rank: int  # whose peak it is; other ranks on the GPU are as they were read last before
     peak: PhasePeak  # which phase owns it, in which step
     ledger: GpuLedger  # its rows add up to the whole device; what is free is what the others leave
+    before: PhasePeak | None  # a higher one before the rank was entered, of which no more is known than its size
 
 
 def ledger_at_peak(session: Session, cursor_ns: int, of: Collection[Key] | None = None) -> tuple[PeakLedger, ...]:
@@ -41,16 +42,19 @@ def ledger_at_peak(session: Session, cursor_ns: int, of: Collection[Key] | None 
             on.setdefault(key, []).append(session.sources["allocator"][place])
     found = []
     for key, sources in sorted(on.items()):
-        peaks = [(source, told.phases[0]) for source in sources if (told := peaks_of(session, source, cursor_ns)).phases]
+        peaks = [(source, told) for source in sources if (told := peaks_of(session, source, cursor_ns)).phases]
         if peaks:
-            source, peak = max(peaks, key=lambda one: one[1].allocated_bytes)
-            found.append(_at_peak(session, key, source, peak, sources))
+            source, told = max(peaks, key=lambda one: one[1].owner.allocated_bytes)
+            found.append(_at_peak(session, key, source, told, sources, cursor_ns))
     return tuple(found)
 
 
-def _at_peak(session: Session, key: Key, source: Source, peak: PhasePeak, sources: list[Source]) -> PeakLedger:
+def _at_peak(
+    session: Session, key: Key, source: Source, peaks: RankPeaks, sources: list[Source], cursor_ns: int
+) -> PeakLedger:
+    peak = peaks.owner
     # When the window had ended the phase was over; its peak was in it.
-    held = [_holder_at(session, source, peak, peak.unix_ns - 1)]
+    held = [_holder_at(session, source, peak, peak.unix_ns - 1, cursor_ns)]
     held += [_holder_before(session, other, peak.unix_ns) for other in _beside(source, sources, peak.unix_ns)]
     seen = look(session, key, peak.unix_ns, pids_of(session, key[0], peak.unix_ns), [holder.source for holder in held])
     reserved, allocated = (sum(getattr(holder, name) for holder in held) for name in ("reserved_bytes", "allocated_bytes"))
@@ -68,9 +72,9 @@ def _at_peak(session: Session, key: Key, source: Source, peak: PhasePeak, source
         reserved_bytes=reserved,
         allocated_bytes=allocated,
         unexplained_largest=held[0].inventory.unclaimed_largest if held[0].inventory is not None else (),
-        notes=notes_of(engines, seen, held),
+        notes=notes_of(seen, held),
     )
-    return PeakLedger(source.rank, peak, ledger)
+    return PeakLedger(source.rank, peak, ledger, peaks.before)
 
 
 def _beside(source: Source, sources: list[Source], time_ns: int) -> list[Source]:
@@ -82,9 +86,12 @@ def _beside(source: Source, sources: list[Source], time_ns: int) -> list[Source]
     return list(last.values())
 
 
-def _holder_at(session: Session, source: Source, peak: PhasePeak, time_ns: int) -> Holder:
+def _holder_at(session: Session, source: Source, peak: PhasePeak, time_ns: int, cursor_ns: int) -> Holder:
     reserved = max(peak.reserved_bytes, peak.allocated_bytes)
     told = inventory(session, process_of(source), time_ns)
+    if told is None and peak.in_a_step and events_of(session, "entered", process_of(source), time_ns):
+        # Entered in mid-training: what stays was there before anybody looked.
+        told = inventory(session, process_of(source), cursor_ns)
     return Holder(process_of(source), source, reserved, peak.allocated_bytes, told)
 
 

@@ -2,7 +2,8 @@
 
 A window lasts from one reading at a phase's edge to the next. It is a phase's own if no other phase on the outermost level
 lies in it; in very short steps, of which only the ends are read, it may hold several, and is nobody's. The first window is
-all that was before the first reading: making the engine, mostly.
+all that was before the first reading: making the engine, mostly; of a rank that was entered while it ran, all of its life
+until then.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.living import Process, process_of, table_of
+from zerotop.analysis.living import Process, events_of, process_of, table_of
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE, PHASES, TICK
 
@@ -23,8 +24,12 @@ Ints = NDArray[np.int64]
 MIXED = "several phases"
 """The owner of a window in which there were several."""
 
+BEFORE = "before it was entered"
+"""The owner of what a rank's process had allocated before the probe was let into it."""
+
 _BLOCK = 8192
-_MIXED = len(PHASES)
+_MIXED, _BEFORE = len(PHASES), len(PHASES) + 1
+_NAMES = (*PHASES, MIXED, BEFORE)
 # What is read less than this after a reading is not read again: it counts to the window that follows.
 _FRESH_NS = 1_000_000
 _WHOLE = frozenset(PHASE_CODE[name] for name in ("init", "eval", "checkpoint_save", "checkpoint_load"))
@@ -40,7 +45,7 @@ _NOTHING: _Best = ({}, (-1, -1))
 class PhasePeak:
     """The highest allocated of one rank in one phase."""
 
-    phase: str  # a name of PHASES, or MIXED
+    phase: str  # a name of PHASES, MIXED or BEFORE
     allocated_bytes: int
     reserved_bytes: int  # the highest in the same window
     exact: bool  # the allocator's own peak, not the highest of samples
@@ -49,14 +54,36 @@ class PhasePeak:
     unix_ns: int  # when its window ended
     place: int  # of the window's record in the allocator's table
 
+    @property
+    def in_a_step(self) -> bool:
+        """Whether its step is one in which it was, not merely the one that came next."""
+        return self.phase not in ("init", BEFORE)
+
+    @property
+    def where(self) -> str:
+        """``in backward of step 6``, ``in making the engine``, ``before it was entered``."""
+        if self.phase == BEFORE:
+            return BEFORE
+        return f"in {self.phase.replace('_', ' ')} of step {self.step}" if self.in_a_step else "in making the engine"
+
 
 @dataclass(frozen=True, slots=True)
 class RankPeaks:
     """The peaks of one rank up to a cursor."""
 
     process: Process
-    phases: tuple[PhasePeak, ...]  # highest first; the first one owns the peak
+    phases: tuple[PhasePeak, ...]  # highest first
     reserved: PhasePeak | None  # the window with the highest reserved
+
+    @property
+    def owner(self) -> PhasePeak:
+        """The highest that was seen in a phase; what was before an entry only where there is nothing else."""
+        return next((peak for peak in self.phases if peak.phase != BEFORE), self.phases[0])
+
+    @property
+    def before(self) -> PhasePeak | None:
+        """What was before the rank was entered, if it is higher than all that was seen since."""
+        return self.phases[0] if self.phases[0].phase == BEFORE else None
 
 
 class _Known:
@@ -95,7 +122,7 @@ def peaks_of(session: Session, source: Source, cursor_ns: int) -> RankPeaks:
 def _peak(source: Source, code: int, size: int, place: int) -> PhasePeak:
     row = source.array[place]
     return PhasePeak(
-        phase=PHASES[code] if code < len(PHASES) else MIXED,
+        phase=_NAMES[code],
         allocated_bytes=size,
         reserved_bytes=int(row["reserved_peak_bytes"]),
         exact=size == int(row["allocated_peak_bytes"]),
@@ -146,7 +173,8 @@ def _owners(session: Session, source: Source, begin: int, end: int) -> NDArray[n
     own = np.where((rows["edge"] != END) | np.isin(around, list(_WHOLE)), around, rows["phase"].astype(np.int64))
     own[own >= len(PHASES)] = PHASE_CODE["other"]  # a phase that only a newer version knows
     if begin == 0:
-        own[0] = PHASE_CODE["init"]
+        entered = events_of(session, "entered", process_of(source), int(ends[0]) + source.offset_ns)
+        own[0] = _BEFORE if entered else PHASE_CODE["init"]
     # A step may have begun a moment before it turned out to be one and was read.
     mixed = outermost.edges_between(starts + _FRESH_NS, ends - begins * _FRESH_NS) > 0
     return np.asarray(np.where(mixed, _MIXED, own), np.int64)

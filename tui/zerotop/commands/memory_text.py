@@ -10,7 +10,7 @@ from zerotop.analysis.expected import Difference, Setup, is_of
 from zerotop.analysis.host_ledger import HostLedger
 from zerotop.analysis.ledger_rows import UNEXPLAINED, GpuLedger
 from zerotop.analysis.out_of_memory import PostMortem
-from zerotop.analysis.phase_peaks import RankPeaks
+from zerotop.analysis.phase_peaks import BEFORE, RankPeaks
 
 if TYPE_CHECKING:
     from zerotop.commands.memory import Report
@@ -83,10 +83,14 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _peaks(peaks: RankPeaks, report: Report) -> list[str]:
-    owner, rank = peaks.phases[0], peaks.process.rank
-    title = f"Peak of rank {rank}: {gib(owner.allocated_bytes)} GiB allocated, in {owner.phase} of step {owner.step}"
+    owner, rank = peaks.owner, peaks.process.rank
+    title = f"Peak of rank {rank}: {gib(owner.allocated_bytes)} GiB allocated, {owner.where}"
+    if peaks.before is not None:
+        title += f"; {gib(peaks.before.allocated_bytes)} {BEFORE}"
     rows = [("  highest in each phase", "GiB", "step", "")]
-    rows += [(f"  {p.phase}", gib(p.allocated_bytes), str(p.step), "" if p.exact else "sampled") for p in peaks.phases]
+    for p in peaks.phases:
+        step = str(p.step) if p.in_a_step else _NONE
+        rows.append((f"  {p.phase}", gib(p.allocated_bytes), step, "" if p.exact else "sampled"))
     found = [title, *table(rows)]
     for at_peak in report.at_peak:
         if at_peak.rank == rank and at_peak.ledger.host == peaks.process.host and at_peak.peak.place == owner.place:
@@ -133,7 +137,7 @@ def _allocator(health: AllocatorHealth) -> list[str]:
     if health.at_peak is not None:
         peak = health.at_peak
         found.append(
-            f"  held the most in {peak.phase} of step {peak.step}: {gib(peak.reserved_bytes)} GiB reserved,"
+            f"  held the most {peak.where}: {gib(peak.reserved_bytes)} GiB reserved,"
             f" {gib(peak.bytes)} of it not allocated ({peak.share:.0%}), {gib(peak.inactive_split_bytes)} in split blocks"
         )
     settings = health.settings

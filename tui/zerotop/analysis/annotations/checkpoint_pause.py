@@ -8,19 +8,19 @@ import numpy as np
 
 from zerotop.analysis.annotations.annotation import Annotation, Severity
 from zerotop.analysis.annotations.facts import Facts
-from zerotop.analysis.annotations.thresholds import PAUSE_ITERATIONS, PAUSE_SECONDS, SPIKE_CHANGED_SHARE
+from zerotop.analysis.annotations.thresholds import PAUSE_ITERATIONS, PAUSE_SECONDS, SPIKE_LIKE_SHARE
 from zerotop.analysis.annotations.words import seconds
 
 
 def detect(facts: Facts) -> Iterator[Annotation]:
-    """The first long pause of each attempt, and later ones that are longer by SPIKE_CHANGED_SHARE."""
+    """The first long pause of each attempt, and later ones that are longer by SPIKE_LIKE_SHARE."""
     for group in facts.groups:
         lead, told = group.lead, 0.0
         saves = lead.rare("checkpoint_save")
         for begin_ns, end_ns in zip(lead.begins_ns(saves).tolist(), saves.times.tolist(), strict=True):
             before = lead.steps_until(begin_ns)
             pause = (end_ns - begin_ns) / 1e9
-            if not len(before) or pause < PAUSE_SECONDS or pause <= told * (1 + SPIKE_CHANGED_SHARE):
+            if not len(before) or pause < PAUSE_SECONDS or pause <= told * (1 + SPIKE_LIKE_SHARE):
                 continue
             usual = float(np.median(before["iteration_s"][-20:]))
             if pause < PAUSE_ITERATIONS * usual:

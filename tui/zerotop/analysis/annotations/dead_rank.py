@@ -8,6 +8,8 @@ from zerotop.analysis.annotations.annotation import Annotation, Severity
 from zerotop.analysis.annotations.facts import Facts, Group, Process
 from zerotop.session.reader import Event
 
+_STOPPING = ("SIGTERM", "SIGINT", "SIGHUP")
+
 
 def detect(facts: Facts) -> Iterator[Annotation]:
     """The first of each attempt: launchers end the others. None where somebody stopped the job, or a rank ended before."""
@@ -36,6 +38,8 @@ def _gone(facts: Facts, process: Process) -> Event | None:
 def _expected(facts: Facts, group: Group, time_ns: int) -> bool:
     """Whether the job was being stopped, or another rank had ended clearly before: then it was taken down."""
     stops = [event.unix_ns for event in facts.events("stop_sent")]
+    # A launcher whose rank has died ends by that rank's code: a signal that ends itself was sent to it.
+    stops += [end.unix_ns for end in facts.events("job_ended") if end.facts.get("signal") in _STOPPING]
     # A rank that others wait for ends within moments of the first; its goodbye says nothing then.
     ended = [event.unix_ns for process in group.processes for event in process.events("goodbye")]
     known = [event.unix_ns for event in facts.events("rank_gone")]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.annotations.annotation import Annotation, Severity, of_steps
 from zerotop.analysis.annotations.facts import Facts, Group, Ints, Process
-from zerotop.analysis.annotations.thresholds import SPIKE_CHANGED_SHARE, SPIKE_GAP_S, SPIKE_SHARE, SPIKE_STEPS
+from zerotop.analysis.annotations.thresholds import SPIKE_AGAIN, SPIKE_GAP_S, SPIKE_LIKE_SHARE, SPIKE_SHARE, SPIKE_STEPS
 from zerotop.analysis.annotations.words import percent, plural, seconds, size
 from zerotop.analysis.expected import expected, setup
 from zerotop.analysis.steps import Rows
@@ -46,7 +46,7 @@ class _Seen:
 
 
 def detect(facts: Facts) -> Iterator[Annotation]:
-    """One finding for each stretch of iterations with a like gap."""
+    """One finding while there is a gap; another one only where it has become quite another."""
     for group in facts.groups:
         if group.lead.on_gpu:
             yield from _of_group(facts, group)
@@ -67,11 +67,11 @@ def _of_group(facts: Facts, group: Group) -> Iterator[Annotation]:
     windows = np.lib.stride_tricks.sliding_window_view(gaps, SPIKE_STEPS)
     middle = np.median(windows, axis=1)
     usual = np.median(np.lib.stride_tricks.sliding_window_view(lead.steps["iteration_s"][places], SPIKE_STEPS), axis=1)
-    like = (np.abs(windows - middle[:, None]) <= SPIKE_CHANGED_SHARE * middle[:, None]).all(axis=1)
+    like = (np.abs(windows - middle[:, None]) <= SPIKE_LIKE_SHARE * middle[:, None]).all(axis=1)
     shares = middle / np.maximum(usual, 1e-9)
     for place in np.flatnonzero(like & (middle >= SPIKE_GAP_S) & (shares >= SPIKE_SHARE)).tolist():
         gap = float(middle[place])
-        if seen.told is None or abs(gap - seen.told) > SPIKE_CHANGED_SHARE * seen.told:
+        if seen.told is None or not 1 / SPIKE_AGAIN < gap / seen.told < SPIKE_AGAIN:
             seen.told = gap
             yield _annotation(facts, group, lead.steps[places[place : place + SPIKE_STEPS]], gap, float(shares[place]))
 

@@ -68,7 +68,7 @@ def _annotation(group: Group, rows: Rows, estimate: Estimate, peak: PeakLedger, 
     differences = beyond | {"model states": states - estimate.gpu_bytes}
     most = max(differences, key=lambda name: abs(differences[name]))
     making = peak.peak.phase == "init"
-    where = "making the engine" if making else f"{peak.peak.phase} of step {peak.peak.step}"
+    entered = ", of all since it was entered" if peak.before is not None else ""
     parts = ", ".join(f"{size(count)} {name}" for name, count in beyond.items())
     return of_steps(
         rows,
@@ -78,8 +78,8 @@ def _annotation(group: Group, rows: Rows, estimate: Estimate, peak: PeakLedger, 
         confidence=0.9,
         sentence=(
             f"DeepSpeed's estimator says {size(estimate.gpu_bytes)} a GPU for stage {estimate.stage} with"
-            f" {estimate.options}; at the peak, in {where}, this one held {size(total)}: {size(states)} of model states and,"
-            f" which no estimate counts, {parts}. {most[0].upper()}{most[1:]} make most of the difference"
+            f" {estimate.options}; at the peak, {peak.peak.where}{entered}, this one held {size(total)}: {size(states)} of"
+            f" model states and, which no estimate counts, {parts}. {most[0].upper()}{most[1:]} make most of the difference"
             f" ({size(abs(differences[most]))} {'more' if differences[most] > 0 else 'less'})."
         ),
         advice=_MAKING if making else _advice(most, bool(group.lead.engine.get("activation_checkpointing"))),

@@ -46,8 +46,11 @@ SPIKE_STEPS = 3
 # Below a fifth of the iteration or 20 ms the gap does not show, and nothing is won by mending it.
 SPIKE_SHARE = 0.20
 SPIKE_GAP_S = 0.02
-# The gap is another one, to be told again, when its median has changed by this share.
-SPIKE_CHANGED_SHARE = 0.30
+# Gaps are alike within this share of their median.
+SPIKE_LIKE_SHARE = 0.30
+# The gap is another one, to be told again, when it is longer or shorter by this factor: on a host that others use too it
+# wanders by a third, and a shift of iterations is told as such.
+SPIKE_AGAIN = 2.0
 
 # Without a probe: cores that each rank keeps busy while its optimizer runs there, 1 being usual; utilization (percent) of
 # a GPU that idles and of one that works; ticks (100 ms) until NVML, which looks back for 200 ms, tells of a stretch alone;

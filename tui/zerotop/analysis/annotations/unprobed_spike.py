@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from zerotop.analysis.annotations.annotation import Annotation, Severity
 from zerotop.analysis.annotations.facts import Facts, Ints, Samples
 from zerotop.analysis.annotations.thresholds import (
-    SPIKE_CHANGED_SHARE,
+    SPIKE_LIKE_SHARE,
     SPIKE_SHARE,
     SPIKE_STEPS,
     UNPROBED_CORES,
@@ -62,16 +62,21 @@ class _Nodes:
 
 
 def detect(facts: Facts) -> Iterator[Annotation]:
-    """At most one finding for each node without a rank that tells its phases."""
-    told = {process.source.host for process in facts.processes}
+    """At most one finding for each node, from the time before a rank on it told its phases."""
+    told: dict[str, int] = {}
+    for process in facts.processes:
+        host, born_ns = process.source.host, process.source.born_ns
+        told[host] = min(born_ns, told.get(host, born_ns))
     for host in facts.hosts:
         seen = facts.kept(_Nodes).of.setdefault(host, _Seen())
-        if host not in told and not seen.told:
-            yield from _of_host(facts, host, seen)
+        if not seen.told:
+            yield from _of_host(facts, host, seen, told.get(host))
 
 
-def _of_host(facts: Facts, host: str, seen: _Seen) -> Iterator[Annotation]:
+def _of_host(facts: Facts, host: str, seen: _Seen, until_ns: int | None) -> Iterator[Annotation]:
     processes = facts.table("processes", host).after(seen.processes)
+    if until_ns is not None and len(processes):
+        processes = processes.where(processes.times < until_ns)
     gpus = facts.table("gpus", host).after(seen.gpus)
     processes = processes.where(processes.rows["rank"] >= 0) if len(processes) else processes
     if not len(processes):
@@ -130,7 +135,7 @@ def _cycle(stretches: list[Stretch]) -> list[Stretch] | None:
 def _alike(stretches: list[Stretch]) -> bool:
     lengths = np.array([stretch.end_ns - stretch.begin_ns for stretch in stretches])
     middle = np.median(lengths)
-    return bool((np.abs(lengths - middle) <= SPIKE_CHANGED_SHARE * middle).all())
+    return bool((np.abs(lengths - middle) <= SPIKE_LIKE_SHARE * middle).all())
 
 
 def _seconds(stretches: list[Stretch]) -> float:

@@ -84,9 +84,9 @@ def columns(look: Look, count: int) -> tuple[Floats, NDArray[np.int64]]:
     # Where nothing was allocated or freed, the phase that a column lies in most.
     quiet = np.flatnonzero((phases < 0) & (highest > 0))
     middles = (borders[quiet] + borders[quiet + 1]) // 2
-    place = np.searchsorted(look.changes_ns, middles, "right") - 1
-    known = place >= 0
-    phases[quiet[known]] = look.changed_to[place[known]]
+    changes = np.searchsorted(look.changes_ns, middles, "right") - 1
+    known = changes >= 0
+    phases[quiet[known]] = look.changed_to[changes[known]]
     phases[(phases < 0) & (highest > 0)] = 0
     return highest, phases
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from zerotop.analysis.allocator_health import AllocatorHealth
 from zerotop.analysis.memory_view import MemoryView
-from zerotop.analysis.phase_peaks import PhasePeak
+from zerotop.analysis.phase_peaks import BEFORE, PhasePeak
 from zerotop.ui.drawing.bars import stacked_bar
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.ledger_parts import Unit, unit_for
@@ -26,13 +28,17 @@ def draw_peaks(view: MemoryView, width: int, height: int, glyphs: Glyphs, *, foc
         return _to_height(rows, width, height, glyphs)
     peaks = view.peaks.phases
     unit = unit_for(peaks[0].allocated_bytes)
-    placed = place(_columns(unit, peaks[0].allocated_bytes, glyphs), width)
+    placed = place(_columns(unit, peaks, view.micro_steps > 1, glyphs), width)
     rows = [rule(((f"Peak by phase, {unit.name}", style),), width, glyphs, placed)]
     rows += [placed.row(peak, width, glyphs) for peak in peaks[: height - 1]]
     return _to_height(rows, width, height, glyphs)
 
 
-def _columns(unit: Unit, highest: int, glyphs: Glyphs) -> list[Column[PhasePeak]]:
+def _columns(unit: Unit, peaks: Sequence[PhasePeak], several: bool, glyphs: Glyphs) -> list[Column[PhasePeak]]:
+    """``several``: steps have more than one micro-step."""
+    highest, heading = peaks[0].allocated_bytes, "step/micro" if several else "step"
+    longest = 15 if peaks[0].phase != BEFORE else len(BEFORE) + 1
+
     def name(peak: PhasePeak, width: int) -> Row:
         return ((fit(peak.phase.replace("_", " "), width, glyphs), "text"),)
 
@@ -41,18 +47,18 @@ def _columns(unit: Unit, highest: int, glyphs: Glyphs) -> list[Column[PhasePeak]
         return stacked_bar(parts, float(highest), width, glyphs, rest="strip" if glyphs.smooth else "memory-free")
 
     def place_of(peak: PhasePeak, width: int) -> Row:
-        text = "" if peak.phase == "init" else f"{peak.step}.{peak.micro_step}"
-        return ((text.rjust(width), "muted"),)
+        at = f"{peak.step}/{peak.micro_step}" if several else str(peak.step)
+        return ((at.rjust(width) if peak.in_a_step else "", "muted"),)
 
     def exact(peak: PhasePeak, _: int) -> Row:
         return (("" if peak.exact else "sampled", "muted"),)
 
     return [
-        Column((), 15, 9, name, left=True),
+        Column((), longest, 9, name, left=True),
         Column((), 6, 8, bar, grows=True),
         Column((("peak", "heading"),), unit.width, 9, lambda peak, _: ((unit.text(peak.allocated_bytes), "value"),)),
         Column((("reserved", "heading"),), 8, 4, lambda peak, _: ((unit.text(peak.reserved_bytes).rjust(8), "muted"),)),
-        Column((("step", "heading"),), 8, 5, place_of),
+        Column(((heading, "heading"),), len(heading) + 4, 5, place_of),
         Column((), 7, 1, exact),
     ]
 

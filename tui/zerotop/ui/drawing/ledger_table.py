@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from zerotop.analysis.inventories import CATEGORIES
 from zerotop.analysis.memory_lines import Line
 from zerotop.analysis.memory_view import MemoryView
+from zerotop.analysis.phase_peaks import BEFORE
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.ledger_fitting import BESIDE, that_fit
 from zerotop.ui.drawing.ledger_parts import STYLES, Unit, unit_for
@@ -110,10 +111,12 @@ def _beside(view: MemoryView) -> list[Line]:
 def _owner(view: MemoryView, unit: Unit, width: int, glyphs: Glyphs) -> list[Row]:
     if view.peaks is None:
         return []
-    peak = view.peaks.phases[0]
+    peak, before = view.peaks.owner, view.peaks.before
     size = f"{unit.text(peak.allocated_bytes).strip()} {unit.name}"
-    at = f"step {peak.step}, micro-step {peak.micro_step}" if peak.phase != "init" else "before the first step"
-    where = f" at {at}" if peak.phase != "init" else f", {at}"
+    micro_step = f", micro-step {peak.micro_step}" if view.micro_steps > 1 else ""
+    where = f" in step {peak.step}{micro_step}" if peak.in_a_step else ", before the first step"
+    if before is not None:
+        where += f"; {unit.text(before.allocated_bytes).strip()} {BEFORE}"
     name = peak.phase.replace("_", " ")
     owner = f"{name} own the peak" if name.endswith("s") else f"{name} owns the peak"
     row: Row = ((owner, "accent"), (f": {size}{where}", "text"))
