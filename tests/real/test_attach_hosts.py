@@ -25,6 +25,7 @@ from rank_recordings import Rank
 from real_jobs import TIMEOUT_S
 from real_jobs import environment as job_environment
 from zerotop.analysis.source import RecordingSource
+from zerotop.analysis.view import State
 from zerotop.session.reader import Session
 from zerotop_probe.recording.directory import SESSION_FILE
 
@@ -233,6 +234,67 @@ def test_ranks_that_have_no_deepspeed_are_named_with_their_node(cluster: Cluster
     with attached(zerotop, cluster, tmp_path, "--hosts", f"@{hostfile}", "--enter") as told:
         early = "entered: it has not imported DeepSpeed yet: ask again when it trains."
         assert told[:2] == [f"Rank 0 is not {early}", f"Rank 1 on zt-node-2 is not {early}"]
+
+
+        call = "import sys; from pathlib import Path; from zerotop.commands.controller import JobController as Job; "
+        call += "print(Job(Path(sys.argv[1])).enter())"
+        session = told[-1].partition("recording in ")[2]
+        pressed = cluster.nodes[0].run(
+            sys.executable, "-c", call, session, env=environment(tmp_path, ZEROTOP_SSH=cluster.ssh)
+        )
+        assert pressed.stdout == f"Rank 0 is not {early} Rank 1 on zt-node-2 is not {early}\n"
+
+
+def test_the_end_of_one_node_s_part_is_not_that_of_the_job(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
+    one, two = cluster.nodes
+    with ExitStack() as stack, rank_on(one, 0, tmp_path):
+        with rank_on(two, 1, tmp_path):
+            command = one.command(*ZEROTOP, "attach", first_pid(zerotop), "--hosts", "zt-node-2", "--headless")
+            process = stack.enter_context(subprocess.Popen(command, env=environment(tmp_path, ZEROTOP_SSH=cluster.ssh)))
+            stack.callback(process.kill)
+            (session,) = wait_for(lambda: list(tmp_path.glob("zerotop/sessions/*")))
+            wait_for(lambda: (session / SESSION_FILE).exists())
+            wait_for_both(session)
+        wait_for(lambda: samplers(two) == "")
+        recorded = Session.open(session)
+        assert not recorded.over
+        assert [event.host for event in recorded.events if event.name == "parted"] == ["zt_node_2"]
+
+        def alive() -> list[int]:
+            return [rank.rank for rank in RecordingSource(Session.open(session)).view(None).ranks if rank.alive]
+
+        wait_for(lambda: alive() == [0])
+        assert RecordingSource(Session.open(session)).view(None).job.state is State.RUNNING
+        assert process.poll() is None
+        one.run("pkill", "-KILL", "-f", "time.sleep.0.01")
+        assert process.wait(30) == 0
+    ended_session = Session.open(session)
+    assert ended_session.over
+    assert RecordingSource(ended_session).view(None).job.state is State.ENDED
+
+
+@pytest.mark.usefixtures("job")
+def test_a_node_that_is_not_reached_any_more_is_detached_from_later(
+    cluster: Cluster, zerotop: Zerotop, tmp_path: Path
+) -> None:
+    one, two = cluster.nodes
+    with attached(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told:
+        session = told[-1].partition("recording in ")[2]
+        two.run("ip", "link", "set", "eth0", "down", check=True)
+        done = zerotop("detach", session)
+        assert done.returncode == 1
+        assert "zt-node-2 is not detached: ssh does not reach it" in done.stdout
+        assert [bool(samplers(node)) for node in (one, two)] == [False, True]
+        two.run("ip", "link", "set", "eth0", "up", check=True)
+        done = zerotop("detach", session)
+        assert (done.returncode, done.stdout) == (0, f"Recorded in {session}\n")
+        assert samplers(two) == ""
+
+
+def test_nodes_of_no_job(zerotop: Zerotop) -> None:
+    done = zerotop("attach", "--hosts", "zt-node-2")
+    assert done.returncode == 2
+    assert "Name a job of this node" in done.stderr
 
 
 @pytest.mark.usefixtures("job")

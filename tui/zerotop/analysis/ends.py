@@ -8,7 +8,7 @@ from zerotop.session.reader import Event, Source
 
 # Said by the rank itself, and found by the sampler of its node.
 _OF_RANKS = ("goodbye", "rank_gone")
-_COMMANDED = ("job_started", "attached")
+_COMMANDED = ("job_started", "attached", "joined")
 
 
 class Ends:
@@ -26,7 +26,7 @@ class Ends:
                 pid = event.facts.get("pid")
                 process = (event.host, pid if isinstance(pid, int) else event.pid)
                 self._ranks.setdefault(process, []).append(event.unix_ns)
-            elif event.name == "job_ended":
+            elif event.name == "job_ended" or (event.name == "parted" and "exit_code" in event.facts):
                 self._commands.setdefault(event.host, []).append(event.unix_ns)
             elif event.name in _COMMANDED:
                 self._commanded.add(event.host)

@@ -28,6 +28,8 @@ def attach(options: argparse.Namespace) -> int:
 
         return tell(options.there)
     if options.session is None:
+        if options.hosts is not None:
+            raise Problem("Name a job of this node, by a process or its session, to find the same one on others", USAGE)
         from zerotop.commands.found import print_jobs
 
         return print_jobs(as_json=options.json)

@@ -1,0 +1,168 @@
+"""Which nodes are meant, which ranks there are of the same job, and what is made of what ssh says."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from zerotop_probe.outside.attaching import hostfile, ssh
+from zerotop_probe.outside.attaching.jobs import FoundJob, FoundRank
+from zerotop_probe.outside.attaching.meeting import Meeting, part_of
+from zerotop_probe.outside.proc import Process
+from zerotop_probe.recording import clock
+from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "node-1", "MASTER_PORT": "29500", "WORLD_SIZE": "4"}
+
+
+def job(*ranks: int, pid: int = 1, **environment: str) -> FoundJob:
+    """One whose ranks have these numbers."""
+    members = tuple(FoundRank(Process(pid + number, 1), number, environment) for number in ranks)
+    return FoundJob(members[0].process, "torchrun", (), members, 0.0)
+
+
+def meeting(*ranks: int, **environment: str) -> Meeting:
+    found = Meeting.of(job(*ranks, **environment))
+    assert found is not None
+    return found
+
+
+def test_ranks_of_one_job_meet_from_two_nodes() -> None:
+    one, two = meeting(0, 1, **TORCHRUN), meeting(2, 3, **TORCHRUN)
+    assert one.meets(two)
+    assert two.meets(one)
+    assert Meeting.read(json.loads(json.dumps(two.written()))) == two
+    assert not one.whole
+    assert meeting(0, 1, 2, 3, **TORCHRUN).whole
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"MASTER_PORT": "29501"},
+        {"MASTER_ADDR": "node-2"},
+        {"WORLD_SIZE": "8"},
+        {"TORCHELASTIC_RUN_ID": "night"},
+        {"SLURM_JOB_ID": "2"},
+    ],
+)
+def test_what_differs_makes_another_job(other: dict[str, str]) -> None:
+    ours = TORCHRUN | {"TORCHELASTIC_RUN_ID": "day", "SLURM_JOB_ID": "1"}
+    assert meeting(0, 1, **ours).meets(meeting(2, 3, **ours))
+    assert not meeting(0, 1, **ours).meets(meeting(2, 3, **ours | other))
+
+
+def test_jobs_of_one_node_each_that_use_the_same_port_do_not_meet() -> None:
+    alone = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2"}
+    assert not meeting(0, 1, **alone).meets(meeting(0, 1, **alone))
+    # Started by hand, the first node may well have been told the loopback address.
+    assert meeting(0, **alone).meets(meeting(1, **alone | {"MASTER_ADDR": "node-1"}))
+
+
+def test_an_address_alone_is_no_meeting() -> None:
+    assert not meeting(0, MASTER_ADDR="node-1").meets(meeting(1, MASTER_ADDR="node-1"))
+    assert Meeting.of(job(0)) is None
+
+
+def test_the_parts_of_several_launchers_on_a_node_are_one() -> None:
+    there = [job(3, pid=30, **TORCHRUN), job(2, pid=20, **TORCHRUN), job(0, pid=10, **TORCHRUN)]
+    found = part_of(there, meeting(0, 1, **TORCHRUN))
+    assert found is not None
+    assert [rank.rank for rank in found.ranks] == [2, 3]
+    assert part_of(there[2:], meeting(0, 1, **TORCHRUN)) is None
+
+
+@pytest.mark.parametrize("name", ["-oProxyCommand=x", "a b", "a;b", "$(a)", "a\nb", "a@-b", "@", "ä"])
+def test_what_is_no_name_of_a_node(name: str) -> None:
+    with pytest.raises(hostfile.NoHosts, match="is no name of a node"):
+        hostfile.read_names(f"good,{name}")
+
+
+def test_names_and_hostfiles(tmp_path: Path) -> None:
+    assert hostfile.read_names(" a.b-c ,me@10.0.0.1,fe80::1%eth0,a.b-c") == ["a.b-c", "me@10.0.0.1", "fe80::1%eth0"]
+    path = tmp_path / "hostfile"
+    path.write_text("# nodes\nworker-1 slots=4\n\n  worker-2 slots=4 # slow\nworker-1 slots=4\n")
+    assert hostfile.read_file(str(path)) == ["worker-1", "worker-2"]
+    path.write_text("# none\n")
+    with pytest.raises(hostfile.NoHosts, match="does not list nodes"):
+        hostfile.read_file(str(path))
+
+
+def test_the_nodes_that_a_launcher_was_told(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("c slots=1\nd slots=1\n")
+    world = base64.urlsafe_b64encode(b'{"a": [0, 1], "b": [0]}').decode()
+    wait = "import time; print(flush=True); time.sleep(60)"
+    for told, names in (([f"--world_info={world}"], ["a", "b"]), (["--hostfile", "mine"], ["c", "d"]), (["x"], None)):
+        with subprocess.Popen([sys.executable, "-c", wait, *told], stdout=subprocess.PIPE, cwd=tmp_path) as launcher:
+            assert launcher.stdout is not None
+            launcher.stdout.readline()
+            process = Process.of(launcher.pid)
+            assert process is not None
+            found = FoundJob(process, "deepspeed", (), (FoundRank(process, 0, {}),), 0.0)
+            try:
+                if names is None:
+                    with pytest.raises(hostfile.NoHosts, match="does not say which nodes"):
+                        hostfile.of_job(found)
+                else:
+                    assert hostfile.of_job(found) == names
+            finally:
+                launcher.kill()
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Callable[[str], ssh.Answer]:
+    """Asks a node by a program that is called as ssh is."""
+
+    def call(script: str) -> ssh.Answer:
+        program = tmp_path / "program"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        request = {"from": [clock.hostname(), clock.boot_id()], "quotes": "'\"$(exit 1)`\\"}
+        asked = ssh.Asked(["there"], [str(program)], request)
+        try:
+            (answer,) = asked.answers()
+        finally:
+            asked.end()
+        return answer
+
+    return call
+
+
+def test_this_node_knows_itself_under_any_name_whatever_its_shell_prints(ask: Callable[[str], ssh.Answer]) -> None:
+    answer = ask('echo "Welcome!"; printf "{\\"zerotop_there\\""; for last; do :; done; exec "$last"')
+    assert answer.here
+    assert answer.why_not == ""
+    assert (answer.host, answer.facts["format"]) == (clock.hostname(), [FORMAT_MAJOR, FORMAT_MINOR])
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("echo 'ssh: connect to host there port 22: No route to host' >&2; exit 255", "ssh does not reach it (connect to"),
+        ("echo 'me@there: Permission denied (publickey).' >&2; exit 255", "ssh is not let in without a password (me@there"),
+        ("echo 'Host key verification failed.' >&2; exit 255", "ssh does not know its host key"),
+        ("echo 'zerotop: error: unrecognized arguments: --there' >&2; exit 2", "zerotop there is older than this one"),
+        ("echo 'sh: not found' >&2; exit 127", "zerotop failed there (sh: not found)"),
+        ("exit 3", "zerotop failed there (it gave no reason)"),
+    ],
+)
+def test_what_ssh_says_is_made_a_sentence(ask: Callable[[str], ssh.Answer], script: str, why: str) -> None:
+    assert ask(script).why_not.startswith(why)
+
+
+def test_one_that_does_not_answer_is_not_waited_for_without_end(
+    ask: Callable[[str], ssh.Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh, "PATIENCE_S", 0.5)
+    assert ask("exec sleep 60").why_not == "it has not answered within 0 s"
+
+
+def test_no_such_ssh() -> None:
+    with pytest.raises(ssh.NoSsh, match="no-such-ssh cannot be executed"):
+        ssh.Asked(["there"], ["no-such-ssh"], {})
