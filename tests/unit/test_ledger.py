@@ -225,12 +225,6 @@ def test_who_said_goodbye_is_not_read_any_more(tmp_path: Path) -> None:
     assert told(one(recording.read(), 29.5)) == {"free": 51.5, "driver": 1.5, "other_processes": 4, "this_job": 23}
 
 
-def test_a_mig_slice(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.engine(at=3, devices=[{"ordinal": 0, "uuid": "MIG-1234", "total_bytes": gib(10)}])
-    assert "MIG is on" in one(recording.read(), 19.5).notes[0]
-
-
 def test_two_ranks_on_one_gpu_add_up(tmp_path: Path) -> None:
     recording = usual(tmp_path)
     recording.engine(rank=1)

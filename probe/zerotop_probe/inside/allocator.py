@@ -23,17 +23,38 @@ _FRESH_NS = {BEGIN: 1_000_000, END: 30_000}
 # The allocator's counters, nested as PyTorch's C function gives them.
 Read = Callable[[], "dict[str, Any]"]
 
+NATIVE, ASYNC = "native", "cudaMallocAsync"
+
+
+def backend(torch: Any) -> str:
+    """PyTorch's name for the allocator in force: :data:`NATIVE`, :data:`ASYNC`, or "pluggable" for one of the job's own.
+
+    The second counts no blocks, keeps no history and calls nobody when memory runs out; the third counts nothing at all.
+    """
+    read = getattr(torch.cuda, "get_allocator_backend", None)
+    return str(read()) if read is not None else NATIVE
+
 
 class Allocator:
     """Reads and records the allocator of one device."""
 
     def __init__(
-        self, session: str, identity: Identity, device: int, reads: tuple[Read, Read], meter: Meter, *, windows: bool
+        self,
+        session: str,
+        identity: Identity,
+        device: int,
+        reads: tuple[Read, Read],
+        meter: Meter,
+        *,
+        windows: bool,
+        has_blocks: bool = True,
     ) -> None:
         """``device`` is the process's own ordinal. ``reads``: what reads at a boundary, and what reads in between.
 
-        ``windows``: the reading at a boundary makes the peaks begin anew.
+        ``windows``: the reading at a boundary makes the peaks begin anew. ``has_blocks``: it counts what it is asked for
+        and its segments, where else their counters stand at 0.
         """
+        self._has_blocks = has_blocks
         self._read_at_boundary, self._read_between = reads
         self._device = device
         self._left_ns = -max(_FRESH_NS.values())
@@ -57,6 +78,8 @@ class Allocator:
         self._left_ns = now()
 
     def _record(self, time_ns: int, stats: dict[str, Any], step: int, micro_step: int, phase: int, edge: int) -> None:
+        if not self._has_blocks:
+            stats = {name: value for name, value in stats.items() if name not in ("requested_bytes", "segment")}
         segments = stats.get("segment", {}).get("all", {}).get("current", UNKNOWN)
         self._writer.write(time_ns, *counters(stats), step, micro_step, phase, edge, self._device, segments)
 

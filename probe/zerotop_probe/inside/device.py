@@ -32,7 +32,8 @@ _INNER = frozenset(
 class Device:
     """One GPU as this rank sees it."""
 
-    def __init__(self, allocator: Allocator, clock: DeviceClock, microscope: Microscope) -> None:
+    def __init__(self, allocator: Allocator | None, clock: DeviceClock, microscope: Microscope) -> None:
+        """``allocator`` is None where it cannot be read, as one of the job's own."""
         self._allocator = allocator
         self._clock = clock
         self._microscope = microscope
@@ -43,11 +44,13 @@ class Device:
     @property
     def lost(self) -> int:
         """Records that could not be written so far."""
-        return self._allocator.lost + self._clock.lost + self._microscope.lost
+        return self._clock.lost + self._microscope.lost + (self._allocator.lost if self._allocator is not None else 0)
 
     def start_ticker(self, stack: list[Span], meter: Meter) -> None:
         """Has a thread look in between, too."""
-        tasks: dict[str, Task] = {"allocator ticks": self._allocator.tick, "microscope requests": self._microscope.poll}
+        tasks: dict[str, Task] = {"microscope requests": self._microscope.poll}
+        if self._allocator is not None:
+            tasks["allocator ticks"] = self._allocator.tick
         self._ticker = Ticker(stack, tasks, meter)
         self._ticker.start()
 
@@ -62,18 +65,21 @@ class Device:
             return
         span.asked = self._closely or (span.phase not in _INNER)
         if self._closely or (span.phase not in _INNER and span.phase != _STEP):
-            self._allocator.sample(time_ns, span, BEGIN)
+            if self._allocator is not None:
+                self._allocator.sample(time_ns, span, BEGIN)
             self._clock.begins(span)
 
     def ends(self, time_ns: int, span: Span) -> None:
         """``span`` ends."""
         if span.asked:
             self._clock.ends(span)
-            self._allocator.sample(time_ns, span, END)
+            if self._allocator is not None:
+                self._allocator.sample(time_ns, span, END)
 
     def look(self, time_ns: int, span: Span) -> None:
         """Within ``span``: what its windows are from now on begins anew."""
-        self._allocator.sample(time_ns, span, END)
+        if self._allocator is not None:
+            self._allocator.sample(time_ns, span, END)
 
     def step_ended(self, step: int, time_ns: int) -> None:
         """After an optimizer step: decides how closely the next one is looked at."""
@@ -84,5 +90,7 @@ class Device:
 
     def close(self) -> None:
         """Closes the files, and touches no lock: in a forked child the ticker is gone, perhaps holding one."""
-        for part in (self._allocator, self._clock, self._microscope):
-            part.close()
+        if self._allocator is not None:
+            self._allocator.close()
+        self._clock.close()
+        self._microscope.close()

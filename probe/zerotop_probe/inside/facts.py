@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
 from zerotop_probe.inside import tensors
+from zerotop_probe.inside.allocator import backend
 from zerotop_probe.inside.engines import Engine
 from zerotop_probe.inside.part import now
 from zerotop_probe.inside.probe import Probe, attribute_device
@@ -125,10 +127,20 @@ def _devices(engine: Any) -> list[dict[str, Any]]:
         return []
     properties = torch.cuda.get_device_properties(ordinal)
     uuid = str(getattr(properties, "uuid", None) or "")
-    if uuid and not uuid.startswith(("GPU-", "MIG-")):
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    visible = names[ordinal].strip() if ordinal < len(names) else ""
+    if visible.startswith("MIG-") or (visible.startswith("GPU-") and not uuid):
+        uuid = visible  # of a MIG instance CUDA may tell the whole GPU's
+    elif uuid and not uuid.startswith("GPU-"):
         uuid = "GPU-" + uuid  # as NVML writes it
-    facts = {"ordinal": ordinal, "uuid": uuid or None, "name": properties.name}
+    facts = {"ordinal": ordinal, "visible": visible or None, "uuid": uuid or None, "name": properties.name}
     return [{**facts, "total_bytes": properties.total_memory}]
+
+
+def _allocator(engine: Any) -> str | None:
+    import torch
+
+    return None if attribute_device(engine.device) is None else backend(torch)
 
 
 def _checkpoints_activations(engine: Any) -> bool:
@@ -178,6 +190,7 @@ _FACTS: dict[str, Callable[[Any], Any]] = {
     "inner_optimizer": lambda engine: _class_name(engine.basic_optimizer),
     "device": lambda engine: str(engine.device),
     "devices": _devices,
+    "allocator": _allocator,
     "activation_checkpointing": _checkpoints_activations,
     "wall_clock_breakdown": lambda engine: bool(engine.wall_clock_breakdown()),
     "global_steps": lambda engine: int(engine.global_steps),

@@ -31,9 +31,20 @@ class Microscope:
     """Looks at the allocator of one device, a few steps at a time."""
 
     def __init__(
-        self, session: str, identity: Identity, device: int, memory: Any, write_event: Callable[..., None], meter: Meter
+        self,
+        session: str,
+        identity: Identity,
+        device: int,
+        memory: Any,
+        write_event: Callable[..., None],
+        meter: Meter,
+        refusal: str = "",
     ) -> None:
-        """``device`` is the process's own ordinal, ``memory`` is ``torch.cuda.memory``."""
+        """``device`` is the process's own ordinal, ``memory`` is ``torch.cuda.memory``.
+
+        ``refusal``: why every request is refused, as a sentence, where PyTorch keeps no history of this allocator.
+        """
+        self._refusal = refusal
         self._session = session
         self._identity = identity
         self._device = device
@@ -76,8 +87,11 @@ class Microscope:
 
     def _begin(self, step: int, request: int, steps: int, stacks: bool) -> None:
         look = _Look(request, steps, stacks, step + 1, now())
-        if any(self._snapshot()["device_traces"]):
-            self._told(look, "refused", why="The job records PyTorch's memory history itself.")
+        why = self._refusal
+        if not why and any(self._snapshot()["device_traces"]):
+            why = "The job records PyTorch's memory history itself."
+        if why:
+            self._told(look, "refused", why=why)
             return
         context, most = ("alloc", _MOST_WITH_STACKS) if stacks else (None, _MOST_ENTRIES)
         look.baseline = self._allocated()

@@ -10,7 +10,7 @@ import traceback
 from typing import Any
 
 from zerotop_probe.inside import identity
-from zerotop_probe.inside.allocator import Allocator
+from zerotop_probe.inside.allocator import ASYNC, NATIVE, Allocator, backend
 from zerotop_probe.inside.device import Device
 from zerotop_probe.inside.device_clock import DeviceClock
 from zerotop_probe.inside.engines import Engines
@@ -79,21 +79,31 @@ class Probe:
         if self.recorder is None or self.recorder.device is not None or device is None:
             return
         assert self._identity is not None
-        windows = os.environ.get(directory.PHASE_PEAKS) != "0"
         torch = sys.modules["torch"]
+        kind = backend(torch)
+        allocator = self._read_allocator(torch, device, kind) if kind in (NATIVE, ASYNC) else None
+        clock = DeviceClock(self._session, self._identity, device, torch.cuda, self.meter)
+        memory, write_event = torch.cuda.memory, self.recorder.event
+        refusal = "" if kind == NATIVE else f"PyTorch keeps no history of this job's allocator ({kind})."
+        microscope = Microscope(self._session, self._identity, device, memory, write_event, self.meter, refusal)
+        self.recorder.device = Device(allocator, clock, microscope)
+        if kind == NATIVE and self.peaks is not None:
+            Part("out of memory", self.meter).run(BlackBox(self.recorder, self.peaks, self.meter).listen)
+        self.recorder.device.start_ticker(self.recorder.stack, self.meter)
+
+    def _read_allocator(self, torch: Any, device: int, kind: str) -> Allocator:
+        assert self._identity is not None
+        windows = os.environ.get(directory.PHASE_PEAKS) != "0"
         # Those of an entry before are kept: what the job sees of its peaks rests on them.
         kept = self.peaks
         self.peaks = peaks = kept or Peaks(torch._C, device)
         reads = (peaks.read_and_reset if windows else peaks.read, peaks.read)
-        allocator = Allocator(self._session, self._identity, device, reads, self.meter, windows=windows)
         if windows and kept is None:
             peaks.install()
-        clock = DeviceClock(self._session, self._identity, device, torch.cuda, self.meter)
-        memory, write_event = torch.cuda.memory, self.recorder.event
-        microscope = Microscope(self._session, self._identity, device, memory, write_event, self.meter)
-        self.recorder.device = Device(allocator, clock, microscope)
-        Part("out of memory", self.meter).run(BlackBox(self.recorder, peaks, self.meter).listen)
-        self.recorder.device.start_ticker(self.recorder.stack, self.meter)
+        blocks = kind == NATIVE
+        return Allocator(
+            self._session, self._identity, device, reads, self.meter, windows=windows, has_blocks=blocks
+        )
 
     def _report(self, where: str, error: BaseException) -> None:
         if self.recorder is not None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from zerotop_probe.inside import snapshot
+from zerotop_probe.inside.allocator import NATIVE, backend
 
 PARAMETERS = "parameters"
 GRADIENTS = "gradients"
@@ -67,6 +68,14 @@ class Inventory:
         found: dict[str, int] = {}
         for (kind, _), (category, size, pinned) in self._claimed.items():
             if kind == "cpu" and (pinned or not pinned_only):
+                found[category] = found.get(category, 0) + size
+        return found
+
+    def device_by_size(self) -> dict[str, int]:
+        """Bytes in CUDA memory by category, as large as the storages themselves are: whose allocator shows no blocks."""
+        found: dict[str, int] = {}
+        for (kind, _), (category, size, _) in self._claimed.items():
+            if kind == "cuda":
                 found[category] = found.get(category, 0) + size
         return found
 
@@ -148,14 +157,23 @@ def facts(engine: Any, device: int | None) -> dict[str, Any]:
     told: dict[str, Any] = {"host": held.host(), "host_pinned": held.host(pinned_only=True)}
     told["unread"] = held.unread
     if device is not None:
-        blocks = snapshot.blocks_in_use(device)
-        told["device"], unclaimed = held.device(blocks)
-        told["allocated_bytes"] = sum(blocks.values())
-        told["unclaimed_bytes"] = sum(unclaimed)
-        told["unclaimed_largest"] = unclaimed[:_LARGEST]
+        told |= _on_device(held, device)
         told["pinned_allocator"] = _pinned_allocator()
     told["seconds"] = (time.monotonic_ns() - began) / 1e9
     return told
+
+
+def _on_device(held: Inventory, device: int) -> dict[str, Any]:
+    if backend(sys.modules["torch"]) != NATIVE:
+        return {"device": held.device_by_size(), "allocated_bytes": None}
+    blocks = snapshot.blocks_in_use(device)
+    by_category, unclaimed = held.device(blocks)
+    return {
+        "device": by_category,
+        "allocated_bytes": sum(blocks.values()),
+        "unclaimed_bytes": sum(unclaimed),
+        "unclaimed_largest": unclaimed[:_LARGEST],
+    }
 
 
 def _pinned_allocator() -> dict[str, int] | None:

@@ -39,12 +39,14 @@ _NEVER = (
 
 @dataclass(frozen=True)
 class Gpu:
-    """What identifies a GPU of this node."""
+    """What identifies a GPU of this node, or an instance of one that MIG has divided."""
 
     index: int
     uuid: str
     name: str
     total_bytes: int
+    mig_of: str | None = None
+    """Of an instance the UUID of the whole."""
 
 
 class Seen(NamedTuple):
@@ -64,11 +66,14 @@ class Lost(Exception):
 
 
 class Device:
-    """One GPU. A query that it does not support is made once and never again."""
+    """One GPU, or an instance of one. A query that it does not support is made once and never again."""
 
-    def __init__(self, index: int) -> None:
-        """Raises NVMLError if the driver does not give it to us."""
-        self._handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    def __init__(self, index: int, handle: Any, whole: Device | None = None) -> None:
+        """``whole``: what it is an instance of. Raises NVMLError if the driver does not give it to us."""
+        self._handle = handle
+        # An instance has no temperature and no clock but its GPU's.
+        self._chip = whole._handle if whole is not None else handle
+        self.gpu = Gpu(index, "", "GPU", UNKNOWN)
         self._off: set[str] = set()
         self._links = {_PCIE_TX: Counter(), _PCIE_RX: Counter()}
         self.pace = pcie.FASTEST
@@ -79,9 +84,20 @@ class Device:
         total = self._ask("memory", pynvml.nvmlDeviceGetMemoryInfo)
         uuid = _text(pynvml.nvmlDeviceGetUUID(self._handle))
         name = _text(pynvml.nvmlDeviceGetName(self._handle))
-        self.gpu = Gpu(index, uuid, name, int(total.total) if total is not None else UNKNOWN)
-        mode = self._ask("mig", pynvml.nvmlDeviceGetMigMode)
+        size = int(total.total) if total is not None else UNKNOWN
+        self.gpu = Gpu(index, uuid, name, size, whole.gpu.uuid if whole is not None else None)
+        mode = self._ask("mig", pynvml.nvmlDeviceGetMigMode) if whole is None else None
         self.mig = mode is not None and bool(mode[0])
+
+    def instances(self, first: int) -> list[Device]:
+        """Those into which MIG has divided it, numbered from ``first`` on. Raises Lost."""
+        found: list[Device] = []
+        for place in range(self._ask("instances", pynvml.nvmlDeviceGetMaxMigDeviceCount) or 0):
+            # A place may be empty.
+            handle = self._ask(f"instance {place}", pynvml.nvmlDeviceGetMigDeviceHandleByIndex, place)
+            if handle is not None:
+                found.append(Device(first + len(found), handle, self))
+        return found
 
     def _ask(self, name: str, query: Callable[..., Any], *arguments: Any) -> Any:
         """The answer, or None. Raises Lost."""
@@ -166,10 +182,11 @@ class Device:
         return math.nan if instant_mw is None else instant_mw / 1000
 
     def _read_slow(self) -> tuple[float, float, int]:
-        temperature = self._ask("temperature", pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU)
-        clock = self._ask("clock", pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM)
+        kind, domain, chip = pynvml.NVML_TEMPERATURE_GPU, pynvml.NVML_CLOCK_SM, self._chip
+        temperature = self._ask("temperature", lambda _: pynvml.nvmlDeviceGetTemperature(chip, kind))
+        clock = self._ask("clock", lambda _: pynvml.nvmlDeviceGetClockInfo(chip, domain))
         # Throttle reasons were renamed clock event reasons; the old name is what drivers old and new have.
-        reasons = self._ask("reasons", pynvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+        reasons = self._ask("reasons", lambda _: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(chip))
         return (
             math.nan if temperature is None else temperature,
             math.nan if clock is None else clock,
@@ -201,18 +218,36 @@ def look() -> tuple[Seen, list[Device]]:
         driver = _text(pynvml.nvmlSystemGetDriverVersion())
     except (pynvml.NVMLError, OSError) as error:
         return Seen(None, (), _why_no_driver(error)), []
-    devices, refused = [], []
+    devices, said = _opened(count)
+    if not count:
+        said.append(f"The NVIDIA driver {driver} shows no GPU.")
+    return Seen(driver, tuple(device.gpu for device in devices), " ".join(said) or None), devices
+
+
+def _opened(count: int) -> tuple[list[Device], list[str]]:
+    """All GPUs that can be watched, of a divided one its instances; and sentences about what is not so."""
+    devices: list[Device] = []
+    said: list[str] = []
+    number = count
     for index in range(count):
         try:
-            devices.append(Device(index))
+            device = Device(index, pynvml.nvmlDeviceGetHandleByIndex(index))
+            parts = device.instances(number) if device.mig else []
         except (pynvml.NVMLError, Lost) as error:
-            refused.append(f"GPU {index} cannot be watched: {error}.")
-    if not count:
-        refused.append(f"The NVIDIA driver {driver} shows no GPU.")
-    if any(device.mig for device in devices):
-        names = ", ".join(str(device.gpu.index) for device in devices if device.mig)
-        refused.append(f"MIG is on for GPU {names}: memory is the whole GPU's, utilization is not known.")
-    return Seen(driver, tuple(device.gpu for device in devices), " ".join(refused) or None), devices
+            said.append(f"GPU {index} cannot be watched: {error}.")
+            continue
+        if device.mig:
+            said.append(_of_divided(index, [part.gpu.index for part in parts]))
+        devices += parts or [device]
+        number += len(parts)
+    return sorted(devices, key=lambda device: device.gpu.index), said
+
+
+def _of_divided(index: int, parts: list[int]) -> str:
+    if not parts:
+        return f"MIG is on for GPU {index}, and there is no instance of it to be seen: memory is the whole GPU's."
+    names = f"its instance is GPU {parts[0]}" if len(parts) == 1 else f"its instances are GPUs {parts[0]} to {parts[-1]}"
+    return f"MIG is on for GPU {index}: {names} here, and how busy and how hungry for power each is is not known."
 
 
 def _why_no_driver(error: Exception) -> str:

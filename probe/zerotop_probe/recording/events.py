@@ -18,7 +18,9 @@ HELLO = "hello"
 # offload_optimizer, offload_parameters: "none" | "cpu" | "nvme"; dtype: "fp32" | "fp16" | "bf16"; micro_batch,
 # gradient_accumulation, train_batch, world_size, data_parallel: int; parameters, trainable_parameters,
 # rank_parameters (stage 3: elements this rank keeps), largest_layer_parameters: int; model, optimizer, inner_optimizer,
-# device: str; devices: [{ordinal, uuid, name, total_bytes}] of this process; activation_checkpointing: bool;
+# device: str; devices: [{ordinal, uuid, name, total_bytes, visible}] of this process, uuid as NVML writes it, but that a MIG
+# instance's may begin with GPU-, and visible its name in CUDA_VISIBLE_DEVICES, null without; allocator: "native" |
+# "cudaMallocAsync" | "pluggable", null without CUDA; activation_checkpointing: bool;
 # config: the whole effective DeepSpeed configuration, redacted; unread: {fact: error}, why one of these is null
 ENGINE = "engine"
 
@@ -32,7 +34,8 @@ OVERFLOW = "overflow"
 # first of each, the last only of an update that was not skipped; host, host_pinned: {category: bytes}; unread: int, tensors
 # that did not tell where they lie; seconds: float.
 # Where CUDA is in use also device: {category: bytes}, sizes of the allocator's blocks; allocated_bytes: all blocks in use;
-# unclaimed_bytes and unclaimed_largest: [bytes], those that belong to no category; pinned_allocator: {allocated_bytes,
+# unclaimed_bytes and unclaimed_largest: [bytes], those that belong to no category; where the allocator shows no blocks
+# allocated_bytes is null and device the sizes of the storages themselves; pinned_allocator: {allocated_bytes,
 # active_bytes} | null. Categories: parameters, gradients, master_weights, optimizer_state, buffers.
 TENSORS = "tensors"
 
@@ -63,7 +66,8 @@ GOODBYE = "goodbye"
 # --- by a node's sampler ---------------------------------------------------------------------------------------------------
 
 # The sampler runs. host: str; cores: int (usable by this job); memory_bytes: int; kernel, cpu: str;
-# driver: str | null; gpus: [{index, uuid, name, total_bytes}]; gpu_notice: str | null, why no GPU is seen, as a sentence;
+# driver: str | null; gpus: [{index, uuid, name, total_bytes, mig_of}], MIG's instances numbered after the last GPU and in
+# place of what they are parts of, mig_of: its uuid | null; gpu_notice: str | null, why less is seen than all, as a sentence;
 # numa: [{node: int, cpus: str such as "0-31,64-95"}], which cores belong to which memory, absent in older recordings;
 # sampler_pid, sampler_start: int
 NODE = "node"

@@ -203,7 +203,7 @@ GPUS = Table(
         Field("power_w", "f", "instant power where supported, else the driver's one-second average"),
         Field("temperature_c", "f", "GPU core temperature"),
         Field("sm_clock_mhz", "f", "streaming multiprocessor clock"),
-        Field("gpu", "i", "NVML index on this node; the node event maps it to UUID and name"),
+        Field("gpu", "i", "NVML index on this node, or a number after those for an instance of MIG's; see the node event"),
     ),
 )
 

@@ -43,6 +43,14 @@ _OPAQUE = (
     "PyTorch shows no blocks of its allocator (cudaMallocAsync, or an allocator of the job's own):"
     " what is allocated cannot be told apart."
 )
+_BY_SIZE = (
+    "PyTorch shows no blocks of its allocator (cudaMallocAsync): tensors are counted by their own size, and what is rounded"
+    " up or in nobody's hands is among activations and temporaries."
+)
+_NOT_READ = (
+    "This job has an allocator of device memory of its own, of which PyTorch has no counters: what it holds is NVML's figure"
+    " alone."
+)
 _HIDDEN = (
     "NVML does not show this job's processes, as in a container: the job's is what the device uses beyond what it used"
     " when the recording began."
@@ -55,7 +63,7 @@ _NO_NVML = "NVML was not to be had: of the device only what PyTorch holds is kno
 _GIVEN_BACK = (
     "This job has given memory back since PyTorch's allocator was last read: how it divides what is left is not known."
 )
-_MIG = "MIG is on: the device's figures are the whole GPU's, not the slice's that this job has."
+_MIG = "This is an instance that MIG has cut out of a GPU: all figures are the instance's."
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +157,16 @@ def _gpu_ledger(session: Session, key: Key, cursor_ns: int, held: list[Holder]) 
         reserved_bytes=reserved,
         allocated_bytes=sum(holder.allocated_bytes for holder in held),
         unexplained_largest=_largest(held),
-        notes=(*((_GIVEN_BACK,) if stale else ()), *notes_of(engines, seen, held)),
+        notes=(*((_GIVEN_BACK,) if stale else ()), *notes_of(engines, seen, held), *_not_read(session, key, cursor_ns)),
     )
+
+
+def _not_read(session: Session, key: Key, cursor_ns: int) -> tuple[str, ...]:
+    """Where a living rank has an allocator on this GPU that has no counters."""
+    alive = {(process.host, process.pid) for process in living(session, cursor_ns)}
+    engines = [e for e in engines_until(session, cursor_ns) if e.facts.get("allocator") == "pluggable"]
+    on = places.engines(_until(session, "node", cursor_ns), engines)
+    return (_NOT_READ,) if any(one == key and process in alive for process, one in on) else ()
 
 
 _ALLOCATOR = "PyTorch's allocator, its last reading"
@@ -186,8 +202,12 @@ def _of_one(allocated: int, told: Inventory | None) -> list[Row]:
 
 
 def is_opaque(allocated: int, told: Inventory) -> bool:
-    """Whether the allocator shows none of its blocks although it has some."""
-    return allocated > 0 and not told.blocks_bytes
+    """Whether the allocator shows none of its blocks although it has some, and tensors were not counted by their size."""
+    return allocated > 0 and not told.blocks_bytes and not _by_size(told)
+
+
+def _by_size(told: Inventory) -> bool:
+    return told.blocks_bytes is None and bool(told.device)
 
 
 def _largest(held: Iterable[Holder]) -> tuple[int, ...]:
@@ -236,8 +256,10 @@ def notes_of(engines: Iterable[Event], seen: Look | None, held: Sequence[Holder]
         found.append(NO_INVENTORY)
     if any(h.inventory is not None and is_opaque(h.allocated_bytes, h.inventory) for h in held):
         found.append(_OPAQUE)
+    if any(h.inventory is not None and _by_size(h.inventory) for h in held):
+        found.append(_BY_SIZE)
     mine = {(holder.process.host, holder.process.pid) for holder in held}
     devices = [d for e in engines if (e.host, e.pid) in mine for d in e.facts.get("devices") or []]
-    if any(str(device.get("uuid") or "").startswith("MIG-") for device in devices):
+    if any(str(d.get("uuid") or "").startswith("MIG-") or " MIG " in str(d.get("name") or "") for d in devices):
         found.append(_MIG)
     return tuple(found)

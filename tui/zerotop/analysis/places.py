@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis import phases
+from zerotop.analysis.devices import Devices
 from zerotop.analysis.peaks import Peaks
 from zerotop.analysis.view import Host, Rank
 from zerotop.session.reader import Event, Session, Source
@@ -160,27 +161,21 @@ def _host(name: str, row: Any) -> Host:
 
 
 def allocators(session: Session, nodes: Iterable[Event], engines: Iterable[Event]) -> dict[int, tuple[str, int]]:
-    """Place of an allocator's table in the session -> (host, index) of the GPU that its last record tells of.
-
-    Devices are the same when their UUIDs are; without them a rank's ordinal is taken for the index.
-    """
-    index_of = {
-        (node.host, _bare(gpu.get("uuid"))): int(gpu["index"]) for node in nodes for gpu in node.facts.get("gpus") or []
+    """Place of an allocator's table in the session -> (host, index) of the GPU that its last record tells of."""
+    devices = Devices(nodes, engines)
+    return {
+        place: devices.of(source.host, source.pid, int(source.array[-1]["device"]))
+        for place, source in enumerate(session.sources["allocator"])
+        if len(source.array)
     }
-    devices = {
-        (engine.host, engine.pid, device.get("ordinal")): _bare(device.get("uuid"))
+
+
+def engines(nodes: Iterable[Event], engines: Iterable[Event]) -> list[tuple[Process, tuple[str, int]]]:
+    """The process of each of these engines with the (host, index) of its GPUs."""
+    engines = list(engines)
+    devices = Devices(nodes, engines)
+    return [
+        ((engine.host, engine.pid), devices.of(engine.host, engine.pid, int(device.get("ordinal") or 0)))
         for engine in engines
         for device in engine.facts.get("devices") or []
-    }
-    found: dict[int, tuple[str, int]] = {}
-    for place, source in enumerate(session.sources["allocator"]):
-        if len(source.array):
-            ordinal = int(source.array[-1]["device"])
-            uuid = devices.get((source.host, source.pid, ordinal))
-            found[place] = (source.host, index_of.get((source.host, uuid or ""), ordinal))
-    return found
-
-
-def _bare(uuid: Any) -> str:
-    """NVML writes ``GPU-1a2b...``, PyTorch only the rest."""
-    return str(uuid or "").removeprefix("GPU-").lower()
+    ]

@@ -1,0 +1,202 @@
+"""Jobs on a real GPU that are put together oddly: each is shown as it is, and none makes the probe stumble."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loop_runs import LOOPS
+from rank_recordings import Rank, events, table
+from real_jobs import environment, free_port
+from zerotop.analysis import oom_text
+from zerotop.analysis.annotations import annotations
+from zerotop.analysis.ledger_rows import GpuLedger
+from zerotop.analysis.memory_view import MemoryViews
+from zerotop.session.reader import Session
+from zerotop_probe.outside import nvml
+from zerotop_probe.recording.tables import BOUNDARY, EVAL
+
+torch = pytest.importorskip("torch")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here"),
+]
+LIMIT_S = 240
+PARAMETERS = 2 * (1024 * 1024 + 1024)
+# Long enough for NVML to have seen what is held at the end.
+LINGER = ("--linger", "2.5")
+
+
+@dataclass(frozen=True)
+class Odd:
+    """A finished job: its recording, what it printed, what each rank counted itself."""
+
+    session: Path
+    output: str
+    by_rank: dict[int, dict[str, Any]]
+
+    def rank(self, number: int = 0) -> Rank:
+        return Rank(self.session, number)
+
+    def gpus(self) -> tuple[GpuLedger, ...]:
+        """The ledgers of all GPUs at the last moment at which all ranks were there."""
+        session = Session.open(self.session)
+        view = MemoryViews(session).at(session.end_ns)
+        for gpu in view.gpus:
+            assert sum(row.bytes for row in gpu.rows) == gpu.total_bytes
+        return view.gpus
+
+    def gpu(self, number: int = 0) -> GpuLedger:
+        """The one that this rank's allocator lies on."""
+        (found,) = [gpu for gpu in self.gpus() if number in gpu.ranks]
+        return found
+
+
+def recorded(folder: Path, command: list[str], **variables: str) -> tuple[Path, str]:
+    """Runs a command to its end under ``zerotop run``."""
+    session = folder / "session"
+    inherited = {name: value for name, value in environment().items() if name != "CUDA_VISIBLE_DEVICES"}
+    own = {"DS_ACCELERATOR": "cuda", "PYTHONZEROTOP_DEBUG": "1", **variables}
+    with open(folder / "output", "wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(session), "--", *command],
+            cwd=folder,
+            env=inherited | own,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(LIMIT_S)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    text = (folder / "output").read_text(errors="replace")
+    assert code == 0, text
+    assert "is no longer measured" not in text, text
+    return session, text
+
+
+def odd(folder: Path, *options: str, ranks: int = 1, **variables: str) -> Odd:
+    """Runs the loop of odd jobs."""
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--master_port", str(free_port())]
+    command = [sys.executable, *launcher, str(LOOPS / "odd.py"), *options]
+    session, text = recorded(folder, command, **variables)
+    lines = [json.loads(line[8:]) for line in text.splitlines() if line.startswith("COUNTED ")]
+    assert len(lines) == ranks, text
+    for path in session.glob("events-*.jsonl"):
+        assert not [event for event in events(path) if event["event"] in ("probe_error", "sampler_error")]
+    return Odd(session, text, {line["rank"]: line for line in lines})
+
+
+def uuids() -> list[str]:
+    seen, _ = nvml.look()
+    return [gpu.uuid for gpu in seen.gpus]
+
+
+def test_cuda_malloc_async(tmp_path: Path) -> None:
+    """It counts what is allocated and reserved, but shows no blocks, keeps no history and tells nobody when it runs out."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    options = ("--too-much", str(2 * total), *LINGER)
+    found = odd(tmp_path, *options, PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
+    rank, stats = found.rank(), found.by_rank[0]["stats"]
+    (engine,) = rank.event("engine")
+    assert engine["allocator"] == "cudaMallocAsync"
+    (path,) = found.session.glob("allocator-*.rec")
+    rows = table(path)
+    assert set(rows["segments"]) == set(rows["requested_peak_bytes"]) == {-1}
+    assert (rows["allocated_bytes"] <= rows["reserved_bytes"]).all()
+    # We have begun the peaks anew at every boundary, and the job has not seen it.
+    assert rows["allocated_peak_bytes"].max() == stats["allocated_bytes.all.peak"]
+    for told in rank.event("tensors"):
+        assert (told["allocated_bytes"], told["device"]["parameters"]) == (None, 4 * PARAMETERS)
+    gpu = found.gpu()
+    assert gpu.allocated_bytes == rows["allocated_bytes"][-1]
+    assert gpu.bytes_of("parameters") == 4 * PARAMETERS
+    assert gpu.bytes_of("optimizer_state") >= 8 * PARAMETERS
+    assert not gpu.bytes_of("unattributed", "unexplained")
+    assert any("shows no blocks" in note for note in gpu.notes)
+    error = oom_text.parse(found.output)
+    assert error is not None, found.output
+    assert error.kind == oom_text.CUDA
+    assert error.requested_bytes == pytest.approx(2 * total, rel=0.01)
+
+
+def test_an_allocator_of_the_jobs_own(tmp_path: Path) -> None:
+    """PyTorch knows nothing of what it holds; NVML does, and times are measured all the same."""
+    found = odd(tmp_path, "--own-allocator", "--gloo", *LINGER)
+    rank = found.rank()
+    (engine,) = rank.event("engine")
+    assert engine["allocator"] == "pluggable"
+    assert "error" in found.by_rank[0]["stats"]
+    assert not list(found.session.glob("allocator-*.rec"))
+    assert sum((span["flags"] & BOUNDARY) > 0 for span in rank.phase("step")) == 4
+    assert rank.event("tensors")[-1]["device"]["parameters"] == 4 * PARAMETERS
+    (gpu,) = [gpu for gpu in found.gpus() if any("of its own" in note for note in gpu.notes)]
+    assert gpu.ranks == ()
+    assert gpu.total_bytes - gpu.bytes_of("free") > 12 * PARAMETERS
+
+
+def test_several_engines_on_a_gpu_named_by_its_uuid(tmp_path: Path) -> None:
+    """The last GPU there is, by its UUID: it is ordinal 0 for the job."""
+    uuid = uuids()[-1]
+    found = odd(tmp_path, "--engines", "2", *LINGER, CUDA_VISIBLE_DEVICES=uuid)
+    rank = found.rank()
+    assert [event["engine"] for event in rank.event("engine")] == [0, 1]
+    assert {event["devices"][0]["uuid"] for event in rank.event("engine")} == {uuid}
+    steps = rank.phase("step")
+    assert steps[["engine", "step"]].tolist() == [(engine, step) for step in range(4) for engine in range(2)]
+    gpu = found.gpu()
+    assert gpu.index == len(uuids()) - 1
+    assert 2 * 4 * PARAMETERS <= gpu.bytes_of("parameters") < 2 * 4 * PARAMETERS + (1 << 20)
+    assert gpu.bytes_of("optimizer_state") >= 2 * 8 * PARAMETERS
+    assert gpu.bytes_of("unexplained") <= 0.02 * gpu.allocated_bytes
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU cannot be reordered")
+def test_gpus_in_another_order(tmp_path: Path) -> None:
+    found = odd(tmp_path, *LINGER, CUDA_VISIBLE_DEVICES="1,0")
+    assert found.gpu().index == 1
+
+
+def test_two_ranks_on_one_gpu(tmp_path: Path) -> None:
+    found = odd(tmp_path, "--gloo", "--one-gpu", *LINGER, ranks=2)
+    gpu = found.gpu()
+    assert gpu.ranks == (0, 1)
+    assert gpu.bytes_of("parameters") >= 2 * 4 * PARAMETERS
+    last = [table(path)["reserved_bytes"][-1] for path in found.session.glob("allocator-*.rec")]
+    assert (len(last), gpu.reserved_bytes) == (2, sum(last))
+    assert gpu.bytes_of("outside_pytorch") > 100 << 20  # two contexts
+
+
+def test_an_engine_without_optimizer(tmp_path: Path) -> None:
+    found = odd(tmp_path, "--no-optimizer", *LINGER)
+    rank = found.rank()
+    (engine,) = rank.event("engine")
+    assert engine["optimizer"] == ""
+    assert [event["when"] for event in rank.event("tensors")] == ["init"]
+    forwards = rank.phase("forward")
+    assert (len(forwards), set(forwards["flags"])) == (4, {EVAL})
+    gpu = found.gpu()
+    assert 4 * PARAMETERS <= gpu.bytes_of("parameters") < 4 * PARAMETERS + (1 << 20)
+    assert not gpu.bytes_of("optimizer_state", "gradients", "master_weights")
+
+
+def test_a_job_that_touches_no_gpu(tmp_path: Path) -> None:
+    session, _ = recorded(tmp_path, [sys.executable, "-c", "import time; time.sleep(3)"])
+    gpus = Odd(session, "", {}).gpus()
+    assert len(gpus) == len(uuids())
+    assert not any(gpu.ranks or gpu.allocated_bytes or gpu.bytes_of("this_job") for gpu in gpus)
+    opened = Session.open(session)
+    assert not [one for one in annotations(opened, opened.end_ns) if one.name != "others_on_gpu"]
