@@ -9,9 +9,9 @@ from zerotop.analysis.annotations import Annotation, Annotator
 from zerotop.session.reader import Session
 
 _LEAST_S = 1.0  # between two searches: a finding is on screen within two of these
-_RESTS = 20  # so many times as long as a search takes nothing is searched for, so that it stays below 5 % of a core
+_RESTS = 20  # so many times as long as a search takes nothing is searched for, so that it stays below 5 % of a core,
+_LONGEST_S = 15.0  # or for this long, where there was very much to look at
 _MOST_S = 0.02  # of searching in one go, where there is much that was not looked at yet, as when a long recording is opened
-_LONG_S = 0.1
 
 
 class Findings:
@@ -22,6 +22,7 @@ class Findings:
         self._annotator = Annotator(session)
         self._clock = clock
         self._due_s = -1.0
+        self._took_s = 0.0  # of the search that is going on
         self._seen: tuple[int, ...] | None = None
 
     def update(self, *read: int) -> bool:
@@ -34,10 +35,11 @@ class Findings:
             return False
         self._seen = read
         new = self._annotator.update(most_s=_MOST_S)
-        took = self._clock() - begin
-        # With very many ranks one piece takes long: then they are far between.
-        if not self._annotator.behind or took > _LONG_S:
-            self._due_s = begin + took + max(_LEAST_S, _RESTS * took)
+        end = self._clock()
+        self._took_s += end - begin
+        if not self._annotator.behind:
+            self._due_s = end + min(max(_LEAST_S, _RESTS * self._took_s), _LONGEST_S)
+            self._took_s = 0.0
         return new
 
     def at(self, cursor_ns: int) -> tuple[Annotation, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from zerotop.analysis.annotations.annotation import Annotation
 from zerotop.analysis.annotations.facts import Facts
@@ -28,6 +28,7 @@ class Annotator:
         self._found: dict[_Key, Annotation] = {}
         self._ordered: tuple[Annotation, ...] = ()
         self._upto_ns = -1
+        self._advancing: Iterator[None] | None = None  # of the facts, up to there
         self._left: list[Detector] = []  # those that have not yet looked up to there
         self.behind = True
         """Whether the last update left off before it had looked at everything."""
@@ -36,16 +37,18 @@ class Annotator:
         """Looks on, up to a cursor or the last record, for about so long at most. True when there is a new finding."""
         end_ns = self._session.last_written_ns if until_ns is None else until_ns
         due, before = time.monotonic() + most_s, len(self._found)
-        while self._left or self._upto_ns < end_ns:
-            if not self._left:
-                self._upto_ns = self._facts.ahead(_PIECE, end_ns)
-                self._facts.advance(self._upto_ns)
-                self._left = self._detectors[::-1]
-            else:
+        while self._advancing or self._left or self._upto_ns < end_ns:
+            if self._advancing is not None:
+                if next(self._advancing, True):
+                    self._advancing, self._left = None, self._detectors[::-1]
+            elif self._left:
                 self._look(self._left.pop())
+            else:
+                self._upto_ns = self._facts.ahead(_PIECE, end_ns)
+                self._advancing = self._facts.advancing(self._upto_ns)
             if time.monotonic() >= due:
                 break
-        self.behind = bool(self._left) or self._upto_ns < end_ns
+        self.behind = self._advancing is not None or bool(self._left) or self._upto_ns < end_ns
         if len(self._found) == before:
             return False
         self._ordered = tuple(sorted(self._found.values(), key=lambda one: (one.known_ns, one.begin_ns, one.name)))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 from zerotop.analysis.annotations.process import Memory, Process
 from zerotop.analysis.annotations.samples import Cursor, Ints, Records, Rows, Samples
 from zerotop.analysis.places import allocators
 from zerotop.analysis.steps import RankSteps, StepTable
-from zerotop.session.reader import Event, Session, Source
+from zerotop.session.reader import Event, Session, Source, whole
 
 __all__ = ["Facts", "Group", "Ints", "Process", "Records", "Rows", "Samples"]
 
@@ -68,10 +68,15 @@ class Facts(Memory):
 
     def advance(self, cursor_ns: int) -> None:
         """Moves the cursor on."""
+        whole(self.advancing(cursor_ns))
+
+    def advancing(self, cursor_ns: int) -> Generator[None, None, None]:
+        """The same in pieces. Meanwhile no detector may look."""
         self.cursor.ns = max(cursor_ns, self.cursor.ns)
         self._take_events()
         self._place()
-        self._table.update(self.cursor_ns)
+        yield
+        yield from self._table.updating(self.cursor_ns)
         if self._table.count == len(self._processes):
             return
         for steps in self._table.processes:
