@@ -51,7 +51,9 @@ def detect(facts: Facts) -> Iterator[Annotation]:
 def _of_group(facts: Facts, group: Group, rows: Rows) -> Iterator[Annotation]:
     known_ns, job = int(rows["end_unix_ns"][-1]), setup(group.lead.engine)
     said = [one for one in estimates(job) if is_of(one, job)] if job is not None else []
-    found = [one for one in ledger_at_peak(facts.session, known_ns) if group.lead.rank in one.ledger.ranks]
+    gpu = group.lead.gpu
+    peaks = ledger_at_peak(facts.session, known_ns, [gpu]) if gpu is not None else ()
+    found = [one for one in peaks if group.lead.rank in one.ledger.ranks]
     if not said or not found:
         return
     # Of rows that differ only in how the model was made, which is not known, GPUs get the same.
