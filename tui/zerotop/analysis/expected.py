@@ -26,7 +26,7 @@ w P / N. On NVMe they are in no memory but for buffers. What stage 3 keeps whole
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,7 @@ from zerotop.analysis.inventories import (
 )
 from zerotop.analysis.ledger_rows import GpuLedger
 from zerotop.analysis.phase_peaks import RankPeaks
+from zerotop.session.reader import Event
 
 # Bytes of state for each parameter, by what an inner optimizer's class is called; the first that fits.
 _STATE_BYTES = (("8bit", 2), ("adam", 8), ("lamb", 8), ("lion", 4), ("adagrad", 4), ("muon", None), ("sgd", None))
@@ -119,6 +120,12 @@ def setup(engine: Mapping[str, Any]) -> Setup | None:
     )
 
 
+def setups_of(engines: Iterable[Event]) -> list[Setup]:
+    """Of the engines of one process, those that train first."""
+    found = [known for event in engines if (known := setup(event.facts)) is not None]
+    return sorted(found, key=lambda known: not known.trains)
+
+
 def _offloaded_share(engine: Mapping[str, Any]) -> float:
     try:
         share = engine["config"]["zero_optimization"]["offload_optimizer"]["ratio"]
@@ -147,6 +154,21 @@ def expected(setup: Setup) -> Expected:
         return found
     host = {name: found.gpu.get(name, 0) + found.host.get(name, 0) for name in found.gpu | found.host}
     return Expected({}, host, found.nvme)
+
+
+def expected_of(setups: Iterable[Setup]) -> Expected | None:
+    """The same of all engines of one process together; None where there are none. What is not known of one is not known."""
+    each = [expected(setup) for setup in setups]
+    if not each:
+        return None
+    gpu, host, nvme = ([getattr(one, name) for one in each] for name in ("gpu", "host", "nvme"))
+    return Expected(_sums(gpu), _sums(host), _sums(nvme))
+
+
+def _sums(parts: Sequence[dict[str, int]]) -> dict[str, int]:
+    trained = [part for part in parts if len(part) > 1] or parts
+    names = set.intersection(*map(set, trained))
+    return {name: sum(part.get(name, 0) for part in parts) for name in CATEGORIES if name in names}
 
 
 def _put_gradients(found: Expected, setup: Setup) -> None:

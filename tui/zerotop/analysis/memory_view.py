@@ -14,7 +14,7 @@ from zerotop.analysis.allocator_health import AllocatorHealth, of_source
 from zerotop.analysis.device_looks import Key
 from zerotop.analysis.ends import Ends
 from zerotop.analysis.estimates import Estimate, Rule
-from zerotop.analysis.expected import Expected, Setup, compare, estimates, expected, is_of, rule_of_thumb, setup
+from zerotop.analysis.expected import Expected, Setup, compare, estimates, expected_of, is_of, rule_of_thumb, setups_of
 from zerotop.analysis.failure import Failure
 from zerotop.analysis.failures import Failures
 from zerotop.analysis.host_deaths import HostMemory, last_seconds
@@ -53,7 +53,7 @@ class MemoryView:
     host: HostLedger | None  # the chosen rank's, one of ``hosts``
     host_lines: tuple[Line, ...]
     node: HostMemory | None  # of the chosen rank's node
-    setup: Setup | None  # of the chosen rank's engine
+    setup: Setup | None  # of the chosen rank's first engine that trains
     micro_steps: int  # of a step of that engine
     estimates: tuple[Estimate, ...]  # DeepSpeed's own, in all their option rows
     rule: Rule | None  # the rule of thumb with what was measured of the chosen rank
@@ -86,7 +86,7 @@ class MemoryViews:
 
     def _view(self, cursor_ns: int, rank: int | None, most: int) -> MemoryView:
         session, died = self._session, self._failures.at(cursor_ns)
-        moment_ns = _moment(session, cursor_ns, died)
+        moment_ns = last_alive(session, cursor_ns, died)
         processes = living(session, moment_ns)
         process = next((one for one in processes if one.rank == rank), processes[0] if processes else None)
         on = _placed(session, moment_ns)
@@ -98,8 +98,8 @@ class MemoryViews:
         gpu = next((one for one in gpus if (one.host, one.index) == key), None)
         peak = next(iter(ledger_at_peak(session, moment_ns, [key])), None) if key is not None else None
         engines = events_of(session, "engine", process, moment_ns) if process is not None else []
-        known = setup(engines[0].facts) if engines else None
-        said = expected(known) if known is not None else None
+        setups = setups_of(engines)
+        known, said = next(iter(setups), None), expected_of(setups)
         peaks = peaks_of(session, source, moment_ns) if source is not None else None
         peaks = peaks if peaks is not None and peaks.phases else None
         hosts, beside = self._hosts(moment_ns, processes, process, most)
@@ -145,7 +145,7 @@ class MemoryViews:
         return ledgers, len(processes) - len(shown)
 
 
-def _moment(session: Session, cursor_ns: int, died: Failure | None) -> int:
+def last_alive(session: Session, cursor_ns: int, died: Failure | None) -> int:
     """The cursor while ranks are there; else the failure that ended them, or the last moment when all were."""
     tables = session.sources["begins"] + session.sources["spans"] + session.sources["allocator"]
     if living(session, cursor_ns) or not tables:

@@ -2,7 +2,8 @@
 
 PyTorch's own sentence has had three forms (c10/cuda/CUDACachingAllocator.cpp): with all figures in brackets up to 2.0; in
 sentences from 2.1 on, which writes "capacty" for capacity; and with what this process uses from 2.2 on. In 2.3.0 it breaks
-off after "GPU".
+off after "GPU". With backend:cudaMallocAsync it is a list, and in some versions no more than its first words
+(c10/cuda/CUDAMallocAsyncAllocator.cpp).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ _LONGEST = 2000
 # In order of how much they tell: where an output has several kinds, the first of these that it has.
 _BEGINS = (
     (CUDA, re.compile(r"(?:CUDA|HIP) out of memory\.\s+Tried to allocate")),
+    (CUDA, re.compile(r"(?:OutOfMemoryError: |^)Allocation on device\b", re.MULTILINE)),
     (NCCL, re.compile(r"Failed to CUDA (?:host )?(?:calloc|alloc|malloc)(?: async)?")),
     (NCCL, re.compile(r"NCCL WARN Cuda failure (?:\d+ )?'out of memory'")),
     (CUBLAS, re.compile(r"(?:CUBLAS|CUDNN|HIPBLAS)_STATUS_ALLOC_FAILED")),
@@ -31,21 +33,26 @@ _BEGINS = (
 _RANK = re.compile(r"\[rank(\d+)\]:")
 
 _FIELDS = {
-    "requested_bytes": rf"Tried to allocate\s+{_SIZE}",
-    "total_bytes": rf"(?:total\s+capac(?:i)?ty\s+of\s+{_SIZE}|{_SIZE}\s+total\s+capacity)",
-    "free_bytes": rf"(?:of\s+which\s+{_SIZE}\s+is\s+free|{_SIZE}\s+free;)",
+    "requested_bytes": rf"(?:Tried to allocate|Requested\s*:)\s+{_SIZE}",
+    "total_bytes": rf"(?:total\s+capac(?:i)?ty\s+of\s+{_SIZE}|{_SIZE}\s+total\s+capacity|Device limit\s*:\s+{_SIZE})",
+    "free_bytes": rf"(?:of\s+which\s+{_SIZE}\s+is\s+free|{_SIZE}\s+free;|Free \(according to CUDA\)\s*:\s+{_SIZE})",
     "allowed_bytes": rf"{_SIZE}\s+allowed;",
     "process_bytes": rf"this\s+process\s+has\s+{_SIZE}\s+memory\s+in\s+use",
-    "allocated_bytes": rf"(?:allocated\s+memory\s+{_SIZE}\s+is\s+allocated|{_SIZE}\s+already\s+allocated)",
+    "allocated_bytes": (
+        rf"(?:allocated\s+memory\s+{_SIZE}\s+is\s+allocated|{_SIZE}\s+already\s+allocated|Currently allocated\s*:\s+{_SIZE})"
+    ),
     "private_bytes": rf"with\s+{_SIZE}\s+allocated\s+in\s+private\s+pools",
     "unallocated_bytes": rf"{_SIZE}\s+is\s+reserved\s+by\s+PyTorch\s+but\s+unallocated",
     "reserved_bytes": rf"{_SIZE}\s+reserved\s+in\s+total",
 }
 _COMPILED = {name: re.compile(pattern) for name, pattern in _FIELDS.items()}
 _OTHERS = re.compile(rf"Process\s+(\d+)\s+has\s+{_SIZE}\s+memory\s+in\s+use")
-_DEVICE = re.compile(r"GPU\s+(\d+)")
+_DEVICE = re.compile(r"(?:GPU|on device)\s+(\d+)")
 # How a line begins that goes on with PyTorch's sentence, where somebody has broken it.
-_GOES_ON = re.compile(r"\s*(?:GPU \d|Including|Process \d|Of the|memory|(?:un)?allocated|reserved|PyTorch|is|by|but|\d)")
+_GOES_ON = re.compile(
+    r"\s*(?:GPU \d|Including|Process \d|Of the|memory|(?:un)?allocated|reserved|PyTorch|is|by|but|\d|Currently allocated"
+    r"|Requested +:|Device limit|Free \(according|:)"
+)
 _BYTES = re.compile(r"(\d+)\s+bytes")
 _NUMPY = re.compile(rf"Unable to allocate\s+{_SIZE}")
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from zerotop.analysis.allocator_health import AllocatorHealth, allocator_health
 from zerotop.analysis.estimates import Estimate, Rule
-from zerotop.analysis.expected import Difference, Setup, compare, estimates, expected, is_of, rule_of_thumb, setup
+from zerotop.analysis.expected import Difference, Setup, compare, estimates, expected_of, is_of, rule_of_thumb, setups_of
 from zerotop.analysis.failure import Failure
 from zerotop.analysis.failures import failure as what_ended
 from zerotop.analysis.host_ledger import HostLedger, host_ledger
@@ -19,6 +19,7 @@ from zerotop.analysis.inventories import inventory
 from zerotop.analysis.ledger import ledger
 from zerotop.analysis.ledger_rows import GpuLedger
 from zerotop.analysis.living import events_of, living
+from zerotop.analysis.memory_view import last_alive
 from zerotop.analysis.out_of_memory import PostMortem, post_mortem
 from zerotop.analysis.peak_ledger import PeakLedger, ledger_at_peak
 from zerotop.analysis.phase_peaks import RankPeaks, rank_peaks
@@ -39,7 +40,8 @@ class Report:
     unix_ns: int
     step: int | None  # the step after whose end it is; None where it is another moment
     notices: tuple[str, ...]  # sentences about the recording
-    setup: Setup | None  # of the first rank's first engine
+    setup: Setup | None  # of the first rank's first engine that trains
+    engines: int  # how many that rank has
     gpus: tuple[GpuLedger, ...]
     gpu_differences: tuple[tuple[Difference, ...], ...]  # for each of the GPUs
     hosts: tuple[HostLedger, ...]
@@ -72,7 +74,7 @@ def memory(options: argparse.Namespace) -> int:
 
 
 def _moment(session: Session, step: int | None) -> tuple[int, int | None]:
-    """The end of that step, or of the last one; the recording's end where none was finished."""
+    """The end of that step, or of the last one; where none was finished the last moment with all ranks."""
     source = RecordingSource(session)
     last = source.last_step
     wanted = last if step is None else step
@@ -82,7 +84,7 @@ def _moment(session: Session, step: int | None) -> tuple[int, int | None]:
     if step is not None:
         finished = "no step is" if last is None else f"the last that is finished is step {last}"
         raise Problem(f"Step {step} is not finished in this recording: {finished}")
-    return session.last_written_ns, None
+    return last_alive(session, session.last_written_ns, None), None
 
 
 def examine(
@@ -90,10 +92,10 @@ def examine(
 ) -> Report:
     """Looks at everything as it was known at a moment."""
     processes = living(session, unix_ns)
-    engines = [event for process in processes for event in events_of(session, "engine", process, unix_ns)]
-    known = setup(engines[0].facts) if engines else None
+    setups = setups_of(events_of(session, "engine", processes[0], unix_ns)) if processes else []
+    known = setups[0] if setups else None
     gpus, hosts = ledger(session, unix_ns), host_ledger(session, unix_ns)
-    said = expected(known) if known is not None else None
+    said = expected_of(setups)
     peaks = rank_peaks(session, unix_ns)
     by_process = {each.process: each for each in peaks}
     told = {process: inventory(session, process, unix_ns) for process in processes if process in by_process}
@@ -103,6 +105,7 @@ def examine(
         step=step,
         notices=_notices(session),
         setup=known,
+        engines=len(setups),
         gpus=gpus,
         gpu_differences=tuple(compare(gpu, said) if said is not None and gpu.ranks else () for gpu in gpus),
         hosts=hosts,

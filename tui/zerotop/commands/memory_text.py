@@ -43,7 +43,8 @@ def _head(report: Report) -> list[str]:
     when = f"at the end of step {report.step}" if report.step is not None else "at the failure"
     if report.step is None and report.post_mortem is None:
         when = "at its end"
-    return [f"{report.session}, {when}: {_setup(report.setup)}", *_notes(report.notices)]
+    beside = f"; {report.engines} engines in each rank, this is one of them" if report.engines > 1 else ""
+    return [f"{report.session}, {when}: {_setup(report.setup)}{beside}", *_notes(report.notices)]
 
 
 def _setup(setup: Setup | None) -> str:

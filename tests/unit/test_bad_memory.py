@@ -1,0 +1,393 @@
+"""GPUs and jobs that are not as one would have them: divided by MIG, hidden, renumbered, shared, with another allocator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from memory_recording import GIB, PARTS, UUID, Recording, allocator, gib, gpu, holds, record, usual
+from small_recording import BEGIN_NS, S, identity, span
+from zerotop.analysis.annotations import annotations
+from zerotop.analysis.devices import Devices
+from zerotop.analysis.expected import expected_of, setups_of
+from zerotop.analysis.ledger import ledger
+from zerotop.analysis.ledger_rows import GpuLedger
+from zerotop.analysis.memory_view import MemoryViews
+from zerotop.analysis.oom_text import parse
+from zerotop.session.reader import Event, Session
+from zerotop_probe.inside.allocator import Allocator, backend, counters
+from zerotop_probe.inside.device import Device
+from zerotop_probe.inside.device_clock import DeviceClock
+from zerotop_probe.inside.microscope import Microscope
+from zerotop_probe.inside.part import Meter, now
+from zerotop_probe.inside.recorder import Recorder
+from zerotop_probe.inside.tensors import PARAMETERS, Inventory
+from zerotop_probe.outside import gpus, nvml
+from zerotop_probe.recording import events, tables
+from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
+from zerotop_probe.recording.writer import Identity
+
+MIG = "MIG-0a1b2c3d-0000-0000-0000-00000000000"
+
+
+def at(second: float) -> int:
+    return BEGIN_NS + int(second * S)
+
+
+def ledgers(session: Session, second: float) -> dict[int, GpuLedger]:
+    """By number; the rows of each add up."""
+    found = {one.index: one for one in ledger(session, at(second))}
+    assert all(sum(row.bytes for row in one.rows) == one.total_bytes for one in found.values())
+    return found
+
+
+def told(one: GpuLedger) -> dict[str, float]:
+    return {row.key: row.bytes / GIB for row in one.rows if row.bytes}
+
+
+# --- MIG -----------------------------------------------------------------------------------------------------------------
+
+
+class Driver:
+    """NVML of a node with two GPUs, the second divided into two instances, the place between them empty."""
+
+    def __init__(self, instances: tuple[int, ...] = (0, 2)) -> None:
+        self.instances = instances
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        return f"gpu{index}"
+
+    def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:
+        return [int(handle == "gpu1")] * 2
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: str, place: int) -> str:
+        if place not in self.instances:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return f"instance{place}"
+
+    def nvmlDeviceGetUUID(self, handle: str) -> str:
+        return f"{UUID}{handle[-1]}" if handle.startswith("gpu") else f"{MIG}{handle[-1]}"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
+        total, used = (80, 20) if handle.startswith("gpu") else (10, 3 + int(handle[-1]))
+        return SimpleNamespace(total=gib(total), used=gib(used))
+
+    def nvmlDeviceGetTemperature(self, handle: str, kind: int) -> int:
+        if not handle.startswith("gpu"):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return 60
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
+        return [SimpleNamespace(pid=100, usedGpuMemory=gib(2))] if handle == "instance2" else []
+
+    def answer(self, name: str, *arguments: Any) -> Any:
+        fixed = {
+            "nvmlInit": None,
+            "nvmlShutdown": None,
+            "nvmlDeviceGetCount": 2,
+            "nvmlSystemGetDriverVersion": "580.1",
+            "nvmlDeviceGetName": "H200",
+            "nvmlDeviceGetMaxMigDeviceCount": 7,
+        }
+        if name in fixed:
+            return fixed[name]
+        own = getattr(self, name, None)
+        if own is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return own(*arguments)
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """In the place of all of NVML."""
+        for name in [name for name in dir(pynvml) if name.startswith("nvml") and callable(getattr(pynvml, name))]:
+            monkeypatch.setattr(pynvml, name, lambda *arguments, name=name: self.answer(name, *arguments))
+
+
+def test_instances_stand_in_the_place_of_a_divided_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    Driver().install(monkeypatch)
+    seen, devices = nvml.look()
+    assert [(one.index, one.uuid, one.mig_of) for one in seen.gpus] == [
+        (0, f"{UUID}0", None),
+        (2, f"{MIG}0", f"{UUID}1"),
+        (3, f"{MIG}2", f"{UUID}1"),
+    ]
+    assert [one.total_bytes for one in seen.gpus] == [gib(80), gib(10), gib(10)]
+    assert str(seen.notice).startswith("MIG is on for GPU 1: its instances are GPUs 2 to 3 here")
+    row = dict(zip([field.name for field in tables.GPUS.fields], devices[2].row(5, 0), strict=True))
+    assert (row["used_bytes"], row["total_bytes"], row["gpu"], row["temperature_c"]) == (gib(5), gib(10), 3, 60)
+    assert str(row["utilization_percent"]) == str(row["power_w"]) == "nan"
+    assert devices[2].process_rows(5, again=True) == [(5, gib(2), 100, 3)]
+
+
+def test_a_divided_gpu_without_instances_is_shown_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    Driver(()).install(monkeypatch)
+    seen, _ = nvml.look()
+    assert [one.index for one in seen.gpus] == [0, 1]
+    assert "there is no instance of it to be seen" in str(seen.notice)
+
+
+def sampled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Recording:
+    """What the sampler writes of that node."""
+    Driver().install(monkeypatch)
+    recording, seen = Recording(folder), []
+    sampler = gpus.GpuSampler(str(folder), recording.node, on_seen=seen.append, on_lost=lambda text: None)
+    sampler.prepare()
+    for tick in range(0, 100, 2):
+        sampler.sample(tick * S // 10, tick)
+    sampler.close()
+    told = [one.__dict__ for one in seen[0].gpus]
+    recording.event(recording.node, 0, events.NODE, host="node1", cores=8, gpus=told, gpu_notice=seen[0].notice)
+    return recording
+
+
+# How CUDA may call the second instance: by its own UUID, PyTorch having put NVML's prefix away; by that of the variable.
+@pytest.mark.parametrize("uuid", [f"GPU-{MIG[4:]}2", f"{MIG}2", f"{MIG}2".upper()])
+def test_an_instance_is_not_counted_as_the_whole_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uuid: str) -> None:
+    recording = sampled(tmp_path, monkeypatch)
+    device = {"ordinal": 0, "uuid": uuid, "name": "NVIDIA H200 MIG 1g.18gb", "total_bytes": gib(9.9)}
+    recording.engine(devices=[device])
+    readings = [allocator(1 + i / 2, 1, 1.5) for i in range(12)]
+    recording.write(tables.ALLOCATOR, identity(0), readings, born=0.5)
+    found = ledgers(recording.read(), 6)
+    assert {index: one.ranks for index, one in found.items()} == {0: (), 2: (), 3: (0,)}
+    assert found[3].total_bytes == gib(10)
+    expected = {"free": 5, "driver": 3, "outside_pytorch": 0.5, "reserved_unallocated": 0.5, "unattributed": 1}
+    assert told(found[3]) == expected
+    assert any("MIG" in note for note in found[3].notes)
+    assert told(found[2]) == {"free": 7, "driver": 3}
+
+
+# --- hidden and renumbered -------------------------------------------------------------------------------------------------
+
+
+def event(name: str, pid: int = -1, **facts: Any) -> Event:
+    return Event(name=name, unix_ns=0, role="rank", host="node1", rank=0, pid=pid, facts=facts)
+
+
+def node(*uuids: str, **more: Any) -> Event:
+    return event("node", gpus=[{"index": index, "uuid": uuid, **more} for index, uuid in enumerate(uuids)])
+
+
+def engine(pid: int, ordinal: int, uuid: str | None, **more: Any) -> Event:
+    return event("engine", pid, devices=[{"ordinal": ordinal, "uuid": uuid, **more}])
+
+
+def test_reordered_by_cuda_visible_devices() -> None:
+    made = [engine(1, 0, "GPU-cc"), engine(1, 1, "GPU-aa"), engine(2, 0, "GPU-bb")]
+    devices = Devices([node("GPU-aa", "GPU-bb", "GPU-cc")], made)
+    assert [devices.of("node1", *which)[1] for which in ((1, 0), (1, 1), (2, 0))] == [2, 0, 1]
+
+
+def test_two_gpus_that_nvml_does_not_show_are_two() -> None:
+    """Each process calls its own GPU 0, and so does NVML that of somebody else."""
+    made = [engine(1, 0, "GPU-xx"), engine(2, 0, "GPU-yy"), engine(3, 0, "GPU-xx")]
+    devices = Devices([node("GPU-aa", "GPU-bb")], made)
+    assert [devices.of("node1", pid, 0)[1] for pid in (1, 2, 3)] == [2, 3, 2]
+    devices = Devices([node()], made)
+    assert [devices.of("node1", pid, 0)[1] for pid in (1, 2, 3)] == [0, 1, 0]
+
+
+def test_a_torch_that_tells_no_uuid() -> None:
+    made = [engine(1, 0, None, visible="3"), engine(2, 1, None), engine(3, 0, "GPU-bb1")]
+    devices = Devices([node("GPU-aa11", "GPU-bb11", "GPU-cc11", "GPU-dd11")], made)
+    assert [devices.of("node1", *which)[1] for which in ((1, 0), (2, 1), (3, 0))] == [3, 1, 1]
+
+
+def test_an_instance_of_which_cuda_tells_the_whole_gpus_uuid() -> None:
+    small, large = ({"uuid": f"MIG-{size}", "mig_of": "GPU-aa", "total_bytes": gib(size)} for size in (10, 40))
+    parts = event("node", gpus=[{"index": 1, **small}, {"index": 2, **large}])
+    devices = Devices([parts], [engine(1, 0, "GPU-aa", total_bytes=gib(39.5)), engine(2, 0, "GPU-aa", total_bytes=gib(20))])
+    assert [devices.of("node1", pid, 0)[1] for pid in (1, 2)] == [2, 0]
+
+
+# --- a container ---------------------------------------------------------------------------------------------------------
+
+
+def test_in_a_container_the_jobs_own_processes_are_nobody_elses(tmp_path: Path) -> None:
+    """NVML calls the rank 99999: neither the ledger nor a finding may call that another process."""
+    recording, who = Recording(tmp_path), identity(0)
+    recording.node_event()
+    recording.engine()
+    recording.event(recording.node, 0.4, events.RANK_FOUND, rank=0, local_rank=0, pid=who.pid, start=1)
+    recording.write(tables.ALLOCATOR, who, [allocator(2 + i / 4, 20, 30) for i in range(100)], born=1)
+    spans = [span(3 + i, 3.9 + i, "step", i, BOUNDARY) for i in range(24)]
+    recording.write(tables.SPANS, who, spans, born=1)
+    begins = [record(tables.BEGINS, 3 + i, step=i, phase=PHASE_CODE["step"]) for i in range(24)]
+    recording.write(tables.BEGINS, who, begins, born=1)
+    looks = [i / 10 for i in range(280)]
+    recording.write(tables.GPUS, recording.node, [gpu(second, 0.5 if second < 2 else 32) for second in looks])
+    recording.write(tables.GPU_PROCESSES, recording.node, [holds(second, 99999, 31.5) for second in looks if second >= 2])
+    session = recording.read()
+    (found,) = ledgers(session, 20).values()
+    assert told(found)["before_the_job"] == 0.5
+    assert (found.bytes_of("outside_pytorch"), found.bytes_of("other_processes")) == (gib(1.5), 0)
+    assert "what the device uses beyond what it used" in found.notes[0]
+    assert not [one.name for one in annotations(session, at(28)) if one.name.startswith("others")]
+
+
+# --- other allocators ----------------------------------------------------------------------------------------------------
+
+STATS = {
+    "allocated_bytes": {"all": {"current": 5, "peak": 9}},
+    "reserved_bytes": {"all": {"current": 8, "peak": 12}},
+    "requested_bytes": {"all": {"current": 0, "peak": 0}},
+    "inactive_split_bytes": {"all": {"current": 0, "peak": 0}},
+    "segment": {"all": {"current": 0, "peak": 0}},
+    "num_alloc_retries": 0,
+    "num_ooms": 0,
+}
+ME = Identity.of_this_process("rank", 0)
+
+
+def test_which_allocator_there_is() -> None:
+    assert backend(SimpleNamespace(cuda=SimpleNamespace())) == "native"
+    assert backend(SimpleNamespace(cuda=SimpleNamespace(get_allocator_backend=lambda: "cudaMallocAsync"))) != "native"
+
+
+def test_what_cuda_malloc_async_does_not_count_is_not_zero(tmp_path: Path) -> None:
+    allocator = Allocator(str(tmp_path), ME, 0, (lambda: STATS, lambda: STATS), Meter(), windows=True, has_blocks=False)
+    allocator.tick(0, 0, PHASE_CODE["other"])
+    allocator.close()
+    session = Session(tmp_path, {"boot": "boot", "clock": {"unix_ns": 0, "monotonic_ns": 0}})
+    session.refresh()
+    (row,) = session.sources["allocator"][0].array
+    assert (row["allocated_bytes"], row["reserved_peak_bytes"], row["retries"]) == (5, 12, 0)
+    assert row["requested_peak_bytes"] == row["segments"] == -1
+    assert counters(STATS)[4] == 0
+
+
+class Cuda:
+    """As much of torch.cuda as the clock asks; no event is ever over."""
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            pass
+
+        def record(self) -> None:
+            pass
+
+        def query(self) -> bool:
+            return False
+
+    def current_device(self) -> int:
+        return 0
+
+    def is_current_stream_capturing(self) -> bool:
+        return False
+
+
+def test_an_allocator_that_cannot_be_read_is_no_error(tmp_path: Path) -> None:
+    """Phases are recorded all the same, and who asks for the microscope is told why not."""
+    meter = Meter()
+    said: list[BaseException] = []
+    meter.report = lambda where, error: said.append(error)
+    recorder = Recorder(str(tmp_path), ME, meter)
+    clock = DeviceClock(str(tmp_path), ME, 0, Cuda(), meter)
+    refusal = "PyTorch keeps no history of this job's allocator (pluggable)."
+    microscope = Microscope(str(tmp_path), ME, 0, None, recorder.event, meter, refusal)
+    recorder.device = Device(None, clock, microscope)
+    (tmp_path / "microscope.json").write_text('{"request": 1, "steps": 1}')
+    microscope.poll(0, 0, 0)
+    for step in range(2):
+        for phase in ("forward", "backward", "step"):
+            recorder.end(recorder.begin(now(), phase, (0, step, 0)), now())
+        recorder.step_ended(recorder.begin(now(), "other", (0, step, 0)), now())
+    recorder.close()
+    assert (said, meter.errors, recorder.lost) == ([], 0, 0)
+    text = next(tmp_path.glob("events-*.jsonl")).read_text()
+    assert '"refused"' in text
+    assert refusal in text
+    assert not list(tmp_path.glob("allocator-*"))
+
+
+def tensor(address: int, size: int) -> Any:
+    storage = SimpleNamespace(nbytes=lambda: size, data_ptr=lambda: address)
+    return SimpleNamespace(device=SimpleNamespace(type="cuda"), untyped_storage=lambda: storage)
+
+
+def test_tensors_are_counted_by_their_size_where_there_are_no_blocks() -> None:
+    held = Inventory()
+    for address, size in ((1, 100), (1, 100), (2, 30)):
+        held.add(tensor(address, size), PARAMETERS)
+    assert held.device_by_size() == {PARAMETERS: 130}
+
+
+def test_the_ledger_of_cuda_malloc_async(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    recording.tensors(19, "after_update", PARTS, allocated_bytes=None)
+    (found,) = ledgers(recording.read(), 19.5).values()
+    assert found.bytes_of("optimizer_state", "master_weights") == gib(12)
+    assert found.bytes_of("activations") == gib(14.75 - sum(PARTS.values()))
+    assert not found.bytes_of("unattributed", "unexplained")
+    assert "counted by their own size" in found.notes[0]
+
+
+def test_a_job_with_an_allocator_of_its_own(tmp_path: Path) -> None:
+    recording, who = Recording(tmp_path), identity(0)
+    recording.node_event()
+    recording.engine(allocator="pluggable")
+    recording.write(tables.BEGINS, who, [record(tables.BEGINS, 2, phase=PHASE_CODE["forward"])], born=1)
+    recording.write(tables.GPUS, recording.node, [gpu(second, 24) for second in range(1, 6)])
+    recording.write(tables.GPU_PROCESSES, recording.node, [holds(second, who.pid, 23) for second in range(1, 6)])
+    (found,) = ledgers(recording.read(), 5.5).values()
+    assert told(found) == {"free": 56, "driver": 1, "this_job": 23}
+    assert "an allocator of device memory of its own" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        (  # github.com/comfyanonymous/ComfyUI/issues/1285
+            "torch.cuda.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of memory)\n"
+            "Currently allocated     : 6.66 GiB\nRequested               : 72.00 MiB\nDevice limit            : 8.00 GiB\n"
+            "Free (according to CUDA): 0 bytes\nPyTorch limit (set by user-supplied memory fraction)\n"
+            "                        : 17179869184.00 GiB\nelse",
+            (72 << 20, gib(8), 0, gib(6.66)),
+        ),
+        ("torch.OutOfMemoryError: Allocation on device \nThis error means", (None, None, None, None)),
+    ],
+)
+def test_how_cuda_malloc_async_says_that_there_is_no_more(text: str, sizes: tuple[int | None, ...]) -> None:
+    found = parse("step 3\n" + text)
+    assert found is not None
+    assert found.kind == "cuda"
+    assert (found.requested_bytes, found.total_bytes, found.free_bytes, found.allocated_bytes) == sizes
+    assert "else" not in found.text
+
+
+# --- engines and ranks ---------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_never_touches_cuda_on_a_machine_with_gpus(tmp_path: Path) -> None:
+    recording, who = Recording(tmp_path), identity(0)
+    recording.node_event(gpus=2)
+    recording.engine(devices=[], device="cpu", allocator=None)
+    spans = [span(3 + i, 3.9 + i, "step", i, BOUNDARY) for i in range(12)]
+    recording.write(tables.SPANS, who, spans, born=1)
+    recording.write(tables.GPUS, recording.node, [gpu(second, 0.5, index=index) for second in range(16) for index in (0, 1)])
+    session = recording.read()
+    found = ledgers(session, 15)
+    assert [told(one) for one in found.values()] == [{"free": 79.5, "driver": 0.5}] * 2
+    assert not any(one.ranks or one.notes for one in found.values())
+    assert annotations(session, at(16)) == ()
+    view = MemoryViews(session).at(at(15))
+    assert (view.rank, len(view.gpus), view.peak, view.health) == (0, 2, None, None)
+
+
+def test_what_is_expected_of_several_engines_adds_up(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    recording.engine(at=18.8, engine=1, optimizer="", parameters=2 * GIB, trainable_parameters=0)
+    recording.tensors(18.9, "init", {"parameters": 4}, engine=1, unclaimed=14.5)
+    session = recording.read()
+    view = MemoryViews(session).at(at(19.5))
+    (line,) = [line for line in view.lines if line.key == "parameters"]
+    assert (line.now_bytes, line.expected_bytes) == (gib(6), gib(6))
+    assert view.setup is not None
+    assert (view.setup.parameters, view.setup.trains) == (GIB, True)
+    both = expected_of(setups_of([one for one in session.events if one.name == "engine"]))
+    assert both is not None
+    assert both.gpu["master_weights"] == gib(4)
+    assert expected_of([]) is None
