@@ -1,0 +1,84 @@
+"""Two ranks with several engines that train in turn, and with one that only looks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from loop_runs import LOOPS, Counted
+from real_jobs import environment, launch, run_recorded
+from zerotop.analysis.memory_view import MemoryViews
+from zerotop.commands.memory import examine
+from zerotop.commands.memory_text import lines
+from zerotop.session.reader import Session
+from zerotop_probe.recording.tables import BOUNDARY, EVAL
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
+
+BOTH = pytest.mark.parametrize("number", [0, 1])
+PARAMETERS = 2 * (1024 * 1024 + 1024)
+
+
+def recorded(factory: pytest.TempPathFactory, *options: str) -> Counted:
+    command = launch("torchrun", [str(LOOPS / "odd.py"), *options])
+    done = run_recorded(command, factory.mktemp("odd"), environment())
+    assert done.returncode == 0, done.output
+    lines = [json.loads(line[8:]) for line in done.output.splitlines() if line.startswith("COUNTED ")]
+    return Counted(done.session, done.output, {line["rank"]: line for line in lines})
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    return recorded(tmp_path_factory, "--engines", "2", "--stage", "1")
+
+
+@pytest.fixture(scope="module")
+def looking(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    return recorded(tmp_path_factory, "--no-optimizer")
+
+
+@BOTH
+def test_engines_that_train_in_turn(several: Counted, number: int) -> None:
+    rank, own = several.rank(number)
+    assert own["steps"] == [4, 4]
+    steps = rank.phase("step")
+    assert steps[["engine", "step"]].tolist() == [(engine, step) for step in range(4) for engine in range(2)]
+    assert (steps["flags"] & BOUNDARY == BOUNDARY).all()
+    told = [(event["engine"], event["when"]) for event in rank.event("tensors")]
+    assert sorted(told) == [(e, when) for e in (0, 1) for when in ("after_update", "before_update", "init")]
+    assert not rank.event("probe_error")
+
+
+def test_their_memory_is_told_together(several: Counted) -> None:
+    session = Session.open(several.session)
+    view = MemoryViews(session).at(session.last_written_ns, 1)
+    parts = {line.key: line for line in view.host_lines}
+    assert parts["master_weights"].expected_bytes == 2 * 4 * PARAMETERS // 2
+    assert parts["optimizer_state"].expected_bytes == 2 * 8 * PARAMETERS // 2
+    assert parts["optimizer_state"].now_bytes == pytest.approx(2 * 8 * PARAMETERS // 2, rel=0.01)
+    text = "\n".join(lines(examine(session, view.moment_ns, None, None)))
+    assert "2 engines in each rank" in text
+
+
+@BOTH
+def test_an_engine_without_optimizer(looking: Counted, number: int) -> None:
+    rank, own = looking.rank(number)
+    assert own["steps"] == [0]
+    (engine,) = rank.event("engine")
+    assert (engine["optimizer"], engine["trainable_parameters"]) == ("", PARAMETERS)
+    assert [event["when"] for event in rank.event("tensors")] == ["init"]
+    forwards = rank.phase("forward")
+    assert (len(forwards), set(forwards["flags"])) == (4, {EVAL})
+    assert not len(rank.phase("step", "backward"))
+    assert not rank.event("probe_error")
+
+
+def test_its_memory(looking: Counted) -> None:
+    session = Session.open(looking.session)
+    view = MemoryViews(session).at(session.last_written_ns)
+    assert view.setup is not None
+    assert not view.setup.trains
+    parts = {line.key: line for line in view.host_lines}
+    assert parts["parameters"].expected_bytes == 4 * PARAMETERS
+    assert not any(line.expected_bytes for key, line in parts.items() if key != "parameters")
