@@ -76,6 +76,8 @@ async def drawn(session: Session, width: int, height: int) -> dict[str, float]:
         await pilot.pause()
         screen = app.screen
         assert isinstance(screen, IterationScreen)
+        while screen.folding.busy:
+            await pilot.pause(0.01)
         frame = app.viewer.frame()
 
         def redraw() -> None:

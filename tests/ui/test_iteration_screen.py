@@ -50,8 +50,15 @@ class Seen:
     async def press(self, *keys: str) -> str:
         for key in keys:
             await self.pilot.press(key)
-        await self.pilot.pause()
+            await self.folded()
         return self.text()
+
+    async def folded(self) -> None:
+        """Waits until nothing is being folded."""
+        await self.pilot.pause()
+        while isinstance(self.app.screen, IterationScreen) and self.screen.folding.busy:
+            await self.pilot.pause(0.01)
+        await self.pilot.pause()
 
 
 @asynccontextmanager
@@ -65,8 +72,9 @@ async def seen(
         app.action_switch("iteration")
         await pilot.pause()
         app.draw()
-        await pilot.pause()
-        yield Seen(app, pilot)
+        found = Seen(app, pilot)
+        await found.folded()
+        yield found
 
 
 def fold_of(name: str, **how: Any) -> Any:
@@ -117,7 +125,7 @@ async def test_a_pinned_fold_lies_behind_later_ones_and_survives_other_screens()
         await screen.press("1")
         assert not isinstance(screen.app.screen, IterationScreen)
         screen.app.action_switch("iteration")
-        await screen.pilot.pause()
+        await screen.folded()
         assert "pinned: 884 ms" in screen.text()
         assert "pinned" not in await screen.press("c")
 
@@ -125,10 +133,10 @@ async def test_a_pinned_fold_lies_behind_later_ones_and_survives_other_screens()
 async def test_another_sessions_fold_can_be_pinned() -> None:
     async with seen(recordings.recording("z2-offload"), size=(160, 50)) as screen:
         screen.screen.pin(fold_of("z3-offload-all"), "z3")
-        await screen.pilot.pause()
+        await screen.folded()
         assert "z3: 457 ms, median of 11" in screen.text()
         screen.screen.pin(None)
-        await screen.pilot.pause()
+        await screen.folded()
         assert "z3:" not in screen.text()
 
 
@@ -274,6 +282,21 @@ def test_what_is_copied_has_all_numbers() -> None:
     assert len(phases) == len(fold.phases) + 2
 
 
+async def test_folding_goes_on_between_keys_and_the_fold_before_stays_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zerotop.ui.screens.iteration_model._AT_ONCE_S", 0.0)
+    async with seen(recordings.recording("story")) as screen:
+        before = screen.screen.folding.shown(screen.app.viewer.frame())
+        screen.screen.folding.choose(every_rank=False)
+        screen.app.draw()
+        assert screen.screen.folding.busy
+        assert screen.screen.folding.shown(screen.app.viewer.frame()) is before
+        await screen.folded()
+        after = screen.screen.folding.shown(screen.app.viewer.frame())
+        assert before is not None and after is not None
+        assert (before.fold.rank, after.fold.rank) == (None, 0)
+        assert "rank 0 " in screen.text()
+
+
 async def test_a_frame_in_which_nothing_changed_folds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async with seen(recordings.recording("story")) as screen:
         before = screen.screen.folding.shown(screen.app.viewer.frame())
@@ -281,7 +304,7 @@ async def test_a_frame_in_which_nothing_changed_folds_nothing(monkeypatch: pytes
         def never(*_: object) -> None:
             raise AssertionError("folded again")
 
-        monkeypatch.setattr("zerotop.analysis.waveform_source.fold", never)
+        monkeypatch.setattr("zerotop.analysis.waveform_source.folding", never)
         monkeypatch.setattr("zerotop.ui.screens.iteration.draw_waveform", never)
         for _ in range(3):
             screen.app.draw()

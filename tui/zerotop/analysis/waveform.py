@@ -7,7 +7,7 @@ sample means in time, :mod:`waveform_unfold` for how the means are told apart ag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,10 +57,10 @@ def members(processes: Sequence[RankSteps], cursor_ns: int) -> list[RankSteps]:
     return [last[rank] for rank in sorted(last)]
 
 
-def fold(
+def folding(
     session: Session, ranks: Sequence[RankSteps], rank: int | None, chosen: Chosen, cursor_ns: int, late: Late
-) -> WaveformFold | None:
-    """The fold of the chosen steps of a rank or of all; None where there is nothing to fold.
+) -> Generator[None, None, WaveformFold | None]:
+    """The fold of the chosen steps of a rank or of all, in pieces of milliseconds; None where there is nothing to fold.
 
     Args:
         ranks: from :func:`members`. The first, or the one of the rank, leads: ``chosen`` are places among its steps.
@@ -71,13 +71,18 @@ def fold(
         return None
     steps = lead.rows["step"][aligned.places]
     followers = [] if rank is not None else _spread([other for other in ranks if other is not lead], MOST_RANKS - 1)
-    others = [_follow(other, steps) for other in followers]
-    parts = [aligned, *(part for part in others if part is not None and _same(part, aligned))]
+    parts = [aligned]
+    for other in followers:
+        yield
+        part = _follow(other, steps)
+        if part is not None and _same(part, aligned):
+            parts.append(part)
+    yield
     reference = np.mean([part.reference for part in parts], axis=0)
     stretches = tuple(aligned.stretches(reference))
     of = Folder(session, parts, reference, cursor_ns, late)
     here = [process for process in ranks if rank is None and process.source.host == lead.source.host] or [lead]
-    signals = of.signals([process.source.pid for process in here])
+    signals = yield from of.signals([process.source.pid for process in here])
     left_out = dict(chosen.left_out)
     if other_shape := len(chosen.places) - len(aligned.places):
         left_out["other"] = other_shape

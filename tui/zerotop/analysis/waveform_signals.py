@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -87,19 +87,26 @@ class Folder:
         tables = {place: session.sources["allocator"][place] for place in lies_on}
         self._allocators = {(table.host, table.pid): (table, lies_on[place]) for place, table in tables.items()}
 
-    def signals(self, pids: list[int]) -> dict[str, Signal]:
-        """All there are, in the order in which they are shown."""
+    def signals(self, pids: list[int]) -> Generator[None, None, dict[str, Signal]]:
+        """All there are, in the order in which they are shown; in pieces, of milliseconds each."""
         names = ("utilization", "power", "cores", "allocated", "to_host", "to_gpu", "resident")
         parts: dict[str, list[tuple[Windows, Floats, Floats]]] = {name: [] for name in names}
         for part in self._parts:
+            yield
             for name, windows in self._of_rank(part).items():
                 parts[name].append(self._folded(part, windows))
+        yield
         lead = self._parts[0]
         span = self._span(lead)
         for name, windows in samples.of_processes(self._session, lead.source.host, pids, *span).items():
             parts[name].append(self._folded(lead, windows))
-        found = {name: self._signal(name, folded) for name, folded in parts.items()}
-        return {name: signal for name, signal in found.items() if signal is not None}
+        found = {}
+        for name, folded in parts.items():
+            yield
+            signal = self._signal(name, folded)
+            if signal is not None:
+                found[name] = signal
+        return found
 
     def _of_rank(self, part: Aligned) -> dict[str, Windows]:
         table, key = self._allocators.get((part.source.host, part.source.pid), (None, None))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from zerotop.analysis.steps import RankSteps, StepTable
-from zerotop.analysis.waveform import WaveformFold, fold, leader, members
+from zerotop.analysis.waveform import WaveformFold, folding, leader, members
 from zerotop.analysis.waveform_align import MOST, Chosen, choose
 from zerotop.analysis.waveform_signals import Late
-from zerotop.session.reader import Session
+from zerotop.session.reader import Session, whole
 
 # Numbers of iterations to choose from; all of the level lie between those around their number.
 SIZES = (3, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
@@ -54,6 +54,12 @@ class Waveforms:
         Returns:
             None where no rank has finished an iteration.
         """
+        return whole(self.folding(cursor_ns, rank, number, hurry=hurry))
+
+    def folding(
+        self, cursor_ns: int, rank: int | None, number: int | None, *, hurry: bool
+    ) -> Generator[None, None, WaveformFold | None]:
+        """The same in pieces; in one where nothing has to be folded. Only one fold may be made at a time."""
         ranks = members(self._processes(), cursor_ns)
         if not ranks:
             return None
@@ -67,10 +73,9 @@ class Waveforms:
         if key in self._kept:
             self._kept.move_to_end(key)
         else:
-            began_s = self._clock()
             # What does not depend on what was looked at before takes longer.
-            self._kept[key] = fold(self.session, ranks, rank, chosen, cursor_ns, Late() if hurry else self._late)
-            took_s = self._clock() - began_s
+            pieces = folding(self.session, ranks, rank, chosen, cursor_ns, Late() if hurry else self._late)
+            self._kept[key], took_s = yield from _timed(pieces, self._clock)
             self._due_s = self._clock() + max(_REST_S, took_s / _SHARE)
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
@@ -86,6 +91,21 @@ class Waveforms:
     def known(self, cursor_ns: int) -> bool:
         """Whether any rank tells of its steps: without, nothing can be folded, however long one waits."""
         return bool(members(self._processes(), cursor_ns))
+
+
+def _timed(
+    pieces: Generator[None, None, WaveformFold | None], clock: Callable[[], float]
+) -> Generator[None, None, tuple[WaveformFold | None, float]]:
+    """What comes of pieces of work, and the seconds that they take, without what is done in between."""
+    took_s = 0.0
+    while True:
+        begun_s = clock()
+        try:
+            next(pieces)
+        except StopIteration as end:
+            return end.value, took_s + clock() - begun_s
+        took_s += clock() - begun_s
+        yield
 
 
 def _own(session: Session) -> Callable[[], Sequence[RankSteps]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
@@ -24,6 +25,7 @@ from zerotop.ui.widgets.drawn import Drawn
 
 _BESIDE_FROM = 82  # from this width of the chart on the table is beside it
 _LEAST_CHART = 9  # rows
+_SLICE_S, _PAUSE_S = 0.012, 0.001  # of folding
 
 
 class IterationScreen(Watching):
@@ -88,6 +90,22 @@ class IterationScreen(Watching):
     def __init__(self, glyphs: Glyphs, source: Source) -> None:
         super().__init__(glyphs, source)
         self.folding = Folding(source)
+
+    def watch_frame(self) -> None:
+        super().watch_frame()
+        if self.folding.busy:
+            self.call_later(self._fold_on)
+
+    async def _fold_on(self) -> None:
+        """Folds for a slice of time; keys have their turn before the next one."""
+        # What is called later is called without a pause between: keys would wait in the terminal's thread.
+        await asyncio.sleep(_PAUSE_S)
+        if self.folding.busy:
+            self.folding.go_on(_SLICE_S)
+            if self.folding.busy:
+                self.call_later(self._fold_on)
+            else:
+                self._again()
 
     def pin(self, fold: WaveformFold | None, name: str = "") -> None:
         """Lays a fold, of another session too, behind those that are shown; None takes it away."""
@@ -245,6 +263,8 @@ class Samples(_Kept):
 
 def _missing(folding: Folding, frame: Frame) -> tuple[tuple[str, str], ...]:
     """Why there is nothing to fold, and how to get it."""
+    if folding.busy:
+        return (("Folding iterations.", "muted"),)
     if folding.waveforms.known(frame.view.cursor_ns):
         return (
             ("No iteration is finished yet.", "text"),

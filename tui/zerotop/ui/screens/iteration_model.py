@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Generator
 from dataclasses import dataclass
 
 from zerotop.analysis.waveform import WaveformFold
@@ -11,6 +13,8 @@ from zerotop.ui.drawing.waveform import Shown
 from zerotop.ui.drawing.waveform_lanes import LANES, lanes
 from zerotop.ui.frame import Frame
 from zerotop.ui.ports import Source
+
+_AT_ONCE_S = 0.02  # of folding before anything is drawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,24 +37,43 @@ class Folding:
         self.pinned: Pinned | None = None
         self.scales = Watched()
         self._last: WaveformFold | None = None
+        self._pieces: Generator[None, None, WaveformFold | None] | None = None  # of the fold that is being made
         self._shown: Shown | None = None
         self._frame: Frame | None = None
         self._how: tuple[object, ...] = ()
 
     def at(self, frame: Frame) -> WaveformFold | None:
-        """The fold to show; the same object while nothing changed."""
-        following = frame.moment.live and frame.moment.following
-        rank = None if self.every_rank else frame.rank
-        self._last = self.waveforms.at(frame.view.cursor_ns, rank, self.number, hurry=not following)
+        """The fold to show; the same object while nothing changed. While another is being made it is the one before."""
+        if not self.busy:
+            following = frame.moment.live and frame.moment.following
+            rank = None if self.every_rank else frame.rank
+            self._pieces = self.waveforms.folding(frame.view.cursor_ns, rank, self.number, hurry=not following)
+            self.go_on(_AT_ONCE_S)
         return self._last
+
+    @property
+    def busy(self) -> bool:
+        """Whether a fold is being made."""
+        return self._pieces is not None
+
+    def go_on(self, most_s: float) -> None:
+        """Makes the fold for about so long: it takes longer than keys may wait."""
+        due_s = time.monotonic() + most_s
+        try:
+            while self._pieces is not None:
+                next(self._pieces)
+                if time.monotonic() >= due_s:
+                    return
+        except StopIteration as end:
+            self._last, self._pieces, self._frame = end.value, None, None
 
     def shown(self, frame: Frame) -> Shown | None:
         """All that is drawn; the same object while it is the same. None where nothing can be folded."""
         how = (self.number, self.every_rank, self.first_lane, self.pinned)
         if frame is self._frame and how == self._how:
             return self._shown
-        self._frame, self._how = frame, how
         fold = self.at(frame)
+        self._frame, self._how = frame, how
         if fold is None:
             self._shown = None
             return None
