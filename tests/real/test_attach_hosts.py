@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import nodes
-import zerotop_probe
 from agents import wait_for
 from loop_runs import LOOPS, run
-from nodes import Cluster, Node, ended, started
+from node_jobs import PORT, Zerotop, attached, caller, first_pid, rank_on, samplers, wait_for_both
+from nodes import Cluster, ended, started
 from programs import ZEROTOP, environment
 from rank_recordings import Rank
 from real_jobs import TIMEOUT_S
@@ -35,11 +33,6 @@ pytestmark = [
     pytest.mark.skipif(bool(nodes.why_not()), reason=nodes.why_not() or "-"),
 ]
 
-BUSY = "import time\nwhile True: time.sleep(0.01)"
-PORT = "29571"
-
-Zerotop = Callable[..., subprocess.CompletedProcess[str]]
-
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
@@ -49,27 +42,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def zerotop(cluster: Cluster, tmp_path: Path) -> Zerotop:
-    """The program on the first node."""
-
-    def call(*arguments: str, node: Node = cluster.nodes[0], **variables: str) -> subprocess.CompletedProcess[str]:
-        variables = {"ZEROTOP_SSH": cluster.ssh} | variables
-        done = node.run(*ZEROTOP, *arguments, env=environment(tmp_path, **variables))
-        assert "Traceback" not in done.stderr, done.stderr
-        return done
-
-    return call
-
-
-@contextmanager
-def rank_on(node: Node, number: int, folder: Path, **told: str) -> Iterator[None]:
-    """A rank that was started by hand, and only waits."""
-    meeting = {"RANK": str(number), "WORLD_SIZE": "2", "MASTER_ADDR": "10.231.77.1", "MASTER_PORT": PORT} | told
-    process = started(node, [sys.executable, "-c", BUSY], folder / f"rank{number}", environment(folder, **meeting))
-    try:
-        yield
-    finally:
-        node.run("pkill", "-KILL", "-f", "time.sleep.0.01")
-        process.wait(30)
+    return caller(cluster, tmp_path)
 
 
 @pytest.fixture
@@ -77,65 +50,6 @@ def job(cluster: Cluster, tmp_path: Path) -> Iterator[None]:
     """A rank on each node."""
     with rank_on(cluster.nodes[0], 0, tmp_path), rank_on(cluster.nodes[1], 1, tmp_path):
         yield
-
-
-@contextmanager
-def hidden(node: Node, folder: Path) -> Iterator[None]:
-    """An empty folder of the node's own lies over this one."""
-    node.run("mount", "-t", "tmpfs", "none", str(folder), check=True)
-    try:
-        yield
-    finally:
-        node.run("umount", str(folder), check=True)
-
-
-def first_pid(zerotop: Zerotop) -> str:
-    """A process of the only job on the first node."""
-    found = wait_for(lambda: json.loads(zerotop("attach", "--json").stdout))
-    assert len(found) == 1, (found, zerotop("attach").stdout)
-    found = found[0]
-    return str(found["pid"])
-
-
-@contextmanager
-def attached(
-    zerotop: Zerotop,
-    cluster: Cluster,
-    folder: Path,
-    *options: str,
-    program: Sequence[str] = ZEROTOP,
-    session: Path | None = None,
-) -> Iterator[list[str]]:
-    """``zerotop attach`` on the first node without a screen, until it has said all that it has to say: that."""
-    what = first_pid(zerotop) if session is None else session.name
-    command = cluster.nodes[0].command(*program, "attach", what, *options, "--headless")
-    variables = environment(folder, ZEROTOP_SSH=cluster.ssh)
-    with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        told = []
-        for line in process.stderr:
-            told.append(line.removeprefix("zerotop: ").strip())
-            if told[-1].startswith("recording in "):
-                break
-        try:
-            yield told
-        finally:
-            zerotop("detach", told[-1].partition("recording in ")[2])
-            process.wait(60)
-
-
-def samplers(node: Node) -> str:
-    """The command lines of zerotop's processes on a node."""
-    return "\n".join(line for line in node.run("ps", "-ww", "-eo", "args").stdout.splitlines() if "--daemon" in line)
-
-
-def wait_for_both(session: Path) -> None:
-    """Waits until processes of both nodes were sampled."""
-
-    def hosts() -> set[str]:
-        return {source.host for source in Session.open(session).sources["processes"] if len(source.array)}
-
-    wait_for(lambda: hosts() == {"zt_node_1", "zt_node_2"})
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +149,6 @@ def test_ranks_that_have_no_deepspeed_are_named_with_their_node(cluster: Cluster
         early = "entered: it has not imported DeepSpeed yet: ask again when it trains."
         assert told[:2] == [f"Rank 0 is not {early}", f"Rank 1 on zt-node-2 is not {early}"]
 
-
         call = "import sys; from pathlib import Path; from zerotop.commands.controller import JobController as Job; "
         call += "print(Job(Path(sys.argv[1])).enter())"
         session = told[-1].partition("recording in ")[2]
@@ -295,162 +208,3 @@ def test_nodes_of_no_job(zerotop: Zerotop) -> None:
     done = zerotop("attach", "--hosts", "zt-node-2")
     assert done.returncode == 2
     assert "Name a job of this node" in done.stderr
-
-
-@pytest.mark.usefixtures("job")
-def test_nodes_that_cannot_take_part_are_told_in_a_sentence_and_the_others_go_on(
-    cluster: Cluster, zerotop: Zerotop, tmp_path: Path
-) -> None:
-    two = cluster.nodes[1]
-    settings = Path(cluster.folder / "ssh_config")
-    lost = "Host silent\n  HostName 10.231.77.99\n  ConnectTimeout 1\n"
-    refused = f"Host refused\n  HostName {two.address}\n  Port 23\n"
-    stranger = f"Host stranger\n  HostName {two.address}\n  UserKnownHostsFile none\n"
-    locked = f"Host locked\n  HostName {two.address}\n  User root\n  UserKnownHostsFile {cluster.folder}/known\n"
-    odd = tmp_path / "ssh_config"
-    odd.write_text(lost + refused + stranger + locked + settings.read_text())
-    ssh = ("--ssh", f"ssh -F {odd}")
-    names = "refused,stranger,locked,zt-node-2,silent"
-    with attached(zerotop, cluster, tmp_path, *ssh, "--hosts", names) as told:
-        (session,) = (tmp_path / "zerotop" / "sessions").iterdir()
-        assert told[0].startswith("refused takes no part: ssh does not reach it (connect to host 10.231.77.2 port 23: ")
-        assert told[1] == (
-            "stranger takes no part: ssh does not know its host key: connect once by hand, and accept it."
-        )
-        assert told[2].startswith("locked takes no part: ssh is not let in without a password (")
-        assert told[3].startswith("silent takes no part: ssh does not reach it (connect to host 10.231.77.99 port 22: ")
-        assert len(told) == 5
-        wait_for_both(session)
-        notices = RecordingSource(Session.open(session)).view(None).job.notices
-        assert [line in notices for line in told[:4]] == [True] * 4
-
-
-@pytest.mark.usefixtures("job")
-def test_a_folder_that_is_not_shared(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
-    state = tmp_path / "zerotop"
-    state.mkdir()
-    with (
-        hidden(cluster.nodes[1], state),
-        attached(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told,
-    ):
-        assert "takes no part: it does not see the recording's folder" in told[0]
-        assert "choose such a one with --session" in told[0]
-        assert samplers(cluster.nodes[1]) == ""
-
-
-@pytest.mark.usefixtures("job")
-def test_a_node_without_zerotop(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
-    package = Path(zerotop_probe.__file__).parent / "outside" / "attaching"
-    with (
-        hidden(cluster.nodes[1], package),
-        attached(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told,
-    ):
-        assert told[0] == (
-            f"zt-node-2 takes no part: there is neither {sys.executable} with zerotop nor a zerotop on the PATH there."
-        )
-
-
-@pytest.mark.usefixtures("job")
-def test_zerotop_at_another_place_is_found_by_the_path(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
-    one, two = cluster.nodes
-    elsewhere = tmp_path / "elsewhere"
-    (elsewhere / "bin").mkdir(parents=True)
-    with hidden(one, elsewhere):
-        prefix = Path(sys.executable).parent.parent
-        for name in ("lib", "pyvenv.cfg"):
-            if (prefix / name).exists():
-                one.run("ln", "-s", str(prefix / name), str(elsewhere / name), check=True)
-        one.run("mkdir", str(elsewhere / "bin"), check=True)
-        python = elsewhere / "bin" / "python"
-        one.run("ln", "-s", os.path.realpath(sys.executable), str(python), check=True)
-        program = tmp_path / "program"
-        program.write_text(f'#!/bin/sh\ntouch {tmp_path}/asked\nexec {sys.executable} -m zerotop "$@"\n')
-        program.chmod(0o755)
-        with bound(two, program, Path("/usr/bin/zerotop")):
-            options = ("--hosts", "zt-node-2", "--session", f"{tmp_path}/session")
-            with attached(zerotop, cluster, tmp_path, *options, program=[str(python), "-m", "zerotop"]) as told:
-                assert told == [f"recording in {tmp_path}/session"]
-                assert (tmp_path / "asked").exists()
-                wait_for_both(tmp_path / "session")
-    assert samplers(two) == ""
-
-
-@contextmanager
-def bound(node: Node, file: Path, place: Path) -> Iterator[None]:
-    """A node has this file at that place too, in a folder of programs."""
-    lower = f"lowerdir={_alone(file, place.name)}:{place.parent}"
-    node.run("mount", "-t", "overlay", "none", "-o", lower, str(place.parent), check=True)
-    assert node.run("test", "-x", str(place)).returncode == 0
-    try:
-        yield
-    finally:
-        node.run("umount", "--lazy", str(place.parent), check=True)
-
-
-def _alone(file: Path, name: str) -> Path:
-    folder = file.parent / "alone"
-    folder.mkdir()
-    shutil.copy(file, folder / name)
-    return folder
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1", "10.231.77.1"])
-def test_another_job_that_meets_at_the_same_port_is_not_taken_for_this_one(
-    cluster: Cluster, zerotop: Zerotop, tmp_path: Path, address: str
-) -> None:
-    one, two = cluster.nodes
-    with rank_on(one, 0, tmp_path, MASTER_ADDR=address), rank_on(two, 0, tmp_path, MASTER_ADDR=address):  # noqa: SIM117
-        with attached(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told:
-            assert told[0] == "zt-node-2 takes no part: no rank of this job runs there."
-    assert samplers(two) == ""
-
-
-@pytest.mark.usefixtures("job")
-def test_another_format_of_recordings_is_said(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
-    two = cluster.nodes[1]
-    with attached(zerotop, cluster, tmp_path) as told:
-        session = told[-1].partition("recording in ")[2]
-        assert (Path(session) / SESSION_FILE).exists()
-        request = {"from": ["elsewhere", ""], "format": [99, 0], "session": session, "action": "join"}
-        done = two.run(*ZEROTOP, "attach", "--there", json.dumps(request), env=environment(tmp_path))
-    answer = json.loads(done.stdout)["zerotop_there"]
-    assert "zerotop there records in format 1." in answer["why_not"]
-    assert "this session is of 99.0: install the same version on both" in answer["why_not"]
-
-
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [
-        ("-oProxyCommand=touch bad", "'-oProxyCommand=touch bad' is no name of a node"),
-        ("zt-node-2;touch bad", "'zt-node-2;touch bad' is no name of a node"),
-        (",", "No node is named"),
-        ("@nowhere", "No such file or directory: nowhere"),
-    ],
-)
-@pytest.mark.usefixtures("job")
-def test_what_names_no_nodes(zerotop: Zerotop, tmp_path: Path, names: str, said: str) -> None:
-    done = zerotop("attach", first_pid(zerotop), f"--hosts={names}", "--headless")
-    assert done.returncode in (1, 2)
-    assert done.stderr == f"zerotop: {said}\n"
-    assert not (tmp_path / "zerotop").exists()
-
-
-@pytest.mark.usefixtures("job")
-def test_a_launcher_that_names_no_nodes_and_an_ssh_that_is_none(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
-    with attached(zerotop, cluster, tmp_path, "--hosts", "job") as told:
-        assert told[0] == (
-            "The job's launcher does not say which nodes it runs on: name them, or @FILE for a hostfile."
-        )
-        (session,) = (tmp_path / "zerotop" / "sessions").iterdir()
-        said = zerotop("attach", session.name, "--hosts", "zt-node-2", "--ssh", "no-such-ssh").stderr.splitlines()
-        assert said[0] == (
-            "zerotop: no-such-ssh cannot be executed (No such file or directory): name another with --ssh or ZEROTOP_SSH."
-        )
-
-
-def test_a_job_of_one_node_asks_no_other(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
-    with (
-        rank_on(cluster.nodes[0], 0, tmp_path, WORLD_SIZE="1"),
-        attached(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told,
-    ):
-        assert told[0] == "All ranks of the job run on this node: no other one was asked."

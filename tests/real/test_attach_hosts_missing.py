@@ -1,0 +1,181 @@
+"""Nodes that take no part in what ``zerotop attach --hosts`` records: each is named, and why."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import nodes
+import zerotop_probe
+from node_jobs import Zerotop, attached, bound, caller, first_pid, hidden, rank_on, samplers, wait_for_both
+from nodes import Cluster
+from programs import ZEROTOP, environment
+from real_jobs import TIMEOUT_S
+from zerotop.analysis.source import RecordingSource
+from zerotop.session.reader import Session
+from zerotop_probe.recording.directory import SESSION_FILE
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.timeout(2 * TIMEOUT_S),
+    pytest.mark.skipif(bool(nodes.why_not()), reason=nodes.why_not() or "-"),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with nodes.two_nodes(tmp_path_factory.mktemp("cluster")) as both:
+        yield both
+
+
+@pytest.fixture
+def zerotop(cluster: Cluster, tmp_path: Path) -> Zerotop:
+    return caller(cluster, tmp_path)
+
+
+@pytest.fixture
+def job(cluster: Cluster, tmp_path: Path) -> Iterator[None]:
+    """A rank on each node."""
+    with rank_on(cluster.nodes[0], 0, tmp_path), rank_on(cluster.nodes[1], 1, tmp_path):
+        yield
+
+
+@pytest.mark.usefixtures("job")
+def test_nodes_that_cannot_take_part_are_told_in_a_sentence_and_the_others_go_on(
+    cluster: Cluster, zerotop: Zerotop, tmp_path: Path
+) -> None:
+    two = cluster.nodes[1]
+    settings = Path(cluster.folder / "ssh_config")
+    lost = "Host silent\n  HostName 10.231.77.99\n  ConnectTimeout 1\n"
+    refused = f"Host refused\n  HostName {two.address}\n  Port 23\n"
+    stranger = f"Host stranger\n  HostName {two.address}\n  UserKnownHostsFile none\n"
+    locked = f"Host locked\n  HostName {two.address}\n  User root\n  UserKnownHostsFile {cluster.folder}/known\n"
+    odd = tmp_path / "ssh_config"
+    odd.write_text(lost + refused + stranger + locked + settings.read_text())
+    ssh = ("--ssh", f"ssh -F {odd}")
+    names = "refused,stranger,locked,zt-node-2,silent"
+    with attached(zerotop, cluster, tmp_path, *ssh, "--hosts", names) as told:
+        (session,) = (tmp_path / "zerotop" / "sessions").iterdir()
+        assert told[0].startswith("refused takes no part: ssh does not reach it (connect to host 10.231.77.2 port 23: ")
+        assert told[1] == "stranger takes no part: ssh does not know its host key: connect once by hand, and accept it."
+        assert told[2].startswith("locked takes no part: ssh is not let in without a password (")
+        assert told[3].startswith("silent takes no part: ssh does not reach it (connect to host 10.231.77.99 port 22: ")
+        assert len(told) == 5
+        wait_for_both(session)
+        notices = RecordingSource(Session.open(session)).view(None).job.notices
+        assert [line in notices for line in told[:4]] == [True] * 4
+
+
+@pytest.mark.usefixtures("job")
+def test_a_folder_that_is_not_shared(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
+    state = tmp_path / "zerotop"
+    state.mkdir()
+    with (
+        hidden(cluster.nodes[1], state),
+        attached(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told,
+    ):
+        assert "takes no part: it does not see the recording's folder" in told[0]
+        assert "choose such a one with --session" in told[0]
+        assert samplers(cluster.nodes[1]) == ""
+
+
+@pytest.mark.usefixtures("job")
+def test_a_node_without_zerotop(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
+    package = Path(zerotop_probe.__file__).parent / "outside" / "attaching"
+    with (
+        hidden(cluster.nodes[1], package),
+        attached(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told,
+    ):
+        assert told[0] == (
+            f"zt-node-2 takes no part: there is neither {sys.executable} with zerotop nor a zerotop on the PATH there."
+        )
+
+
+@pytest.mark.usefixtures("job")
+def test_zerotop_at_another_place_is_found_by_the_path(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
+    one, two = cluster.nodes
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "bin").mkdir(parents=True)
+    with hidden(one, elsewhere):
+        prefix = Path(sys.executable).parent.parent
+        for name in ("lib", "pyvenv.cfg"):
+            if (prefix / name).exists():
+                one.run("ln", "-s", str(prefix / name), str(elsewhere / name), check=True)
+        one.run("mkdir", str(elsewhere / "bin"), check=True)
+        python = elsewhere / "bin" / "python"
+        one.run("ln", "-s", os.path.realpath(sys.executable), str(python), check=True)
+        program = tmp_path / "program"
+        program.write_text(f'#!/bin/sh\ntouch {tmp_path}/asked\nexec {sys.executable} -m zerotop "$@"\n')
+        program.chmod(0o755)
+        with bound(two, program, Path("/usr/bin/zerotop")):
+            options = ("--hosts", "zt-node-2", "--session", f"{tmp_path}/session")
+            with attached(zerotop, cluster, tmp_path, *options, program=[str(python), "-m", "zerotop"]) as told:
+                assert told == [f"recording in {tmp_path}/session"]
+                assert (tmp_path / "asked").exists()
+                wait_for_both(tmp_path / "session")
+    assert samplers(two) == ""
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "10.231.77.1"])
+def test_another_job_that_meets_at_the_same_port_is_not_taken_for_this_one(
+    cluster: Cluster, zerotop: Zerotop, tmp_path: Path, address: str
+) -> None:
+    one, two = cluster.nodes
+    with rank_on(one, 0, tmp_path, MASTER_ADDR=address), rank_on(two, 0, tmp_path, MASTER_ADDR=address):  # noqa: SIM117
+        with attached(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told:
+            assert told[0] == "zt-node-2 takes no part: no rank of this job runs there."
+    assert samplers(two) == ""
+
+
+@pytest.mark.usefixtures("job")
+def test_another_format_of_recordings_is_said(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
+    two = cluster.nodes[1]
+    with attached(zerotop, cluster, tmp_path) as told:
+        session = told[-1].partition("recording in ")[2]
+        assert (Path(session) / SESSION_FILE).exists()
+        request = {"from": ["elsewhere", ""], "format": [99, 0], "session": session, "action": "join"}
+        done = two.run(*ZEROTOP, "attach", "--there", json.dumps(request), env=environment(tmp_path))
+    answer = json.loads(done.stdout)["zerotop_there"]
+    assert "zerotop there records in format 1." in answer["why_not"]
+    assert "this session is of 99.0: install the same version on both" in answer["why_not"]
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ("-oProxyCommand=touch bad", "'-oProxyCommand=touch bad' is no name of a node"),
+        ("zt-node-2;touch bad", "'zt-node-2;touch bad' is no name of a node"),
+        (",", "No node is named"),
+        ("@nowhere", "No such file or directory: nowhere"),
+    ],
+)
+@pytest.mark.usefixtures("job")
+def test_what_names_no_nodes(zerotop: Zerotop, tmp_path: Path, names: str, said: str) -> None:
+    done = zerotop("attach", first_pid(zerotop), f"--hosts={names}", "--headless")
+    assert done.returncode in (1, 2)
+    assert done.stderr == f"zerotop: {said}\n"
+    assert not (tmp_path / "zerotop").exists()
+
+
+@pytest.mark.usefixtures("job")
+def test_a_launcher_that_names_no_nodes_and_an_ssh_that_is_none(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
+    with attached(zerotop, cluster, tmp_path, "--hosts", "job") as told:
+        assert told[0] == "The job's launcher does not say which nodes it runs on: name them, or @FILE for a hostfile."
+        (session,) = (tmp_path / "zerotop" / "sessions").iterdir()
+        said = zerotop("attach", session.name, "--hosts", "zt-node-2", "--ssh", "no-such-ssh").stderr.splitlines()
+        assert said[0] == (
+            "zerotop: no-such-ssh cannot be executed (No such file or directory): name another with --ssh or ZEROTOP_SSH."
+        )
+
+
+def test_a_job_of_one_node_asks_no_other(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
+    with (
+        rank_on(cluster.nodes[0], 0, tmp_path, WORLD_SIZE="1"),
+        attached(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told,
+    ):
+        assert told[0] == "All ranks of the job run on this node: no other one was asked."
