@@ -145,7 +145,7 @@ async def test_z_enlarges_the_ledger() -> None:
 async def test_m_is_not_there_in_a_replay() -> None:
     async with shown(recordings.recording("z2"), 45) as screen:
         assert screen.app.check_action("look", ()) is False
-        await screen.press("m")
+        await screen.press("x")
         assert "Asked" not in screen.text()
         assert "microscope" not in screen.text().splitlines()[-1]
 
@@ -164,7 +164,7 @@ class Running(RecordingSource):
         return BEGIN_NS + int(self.seconds * S)
 
 
-async def test_m_asks_for_a_look_and_its_result_is_drawn_when_it_arrives(tmp_path: Path) -> None:
+async def test_x_asks_for_a_look_and_its_result_is_drawn_when_it_arrives(tmp_path: Path) -> None:
     session, job = looked_at(tmp_path).read(), FakeJob()
     source = Running(session)
     app = ZerotopApp(source, job, title="x")
@@ -174,9 +174,9 @@ async def test_m_asks_for_a_look_and_its_result_is_drawn_when_it_arrives(tmp_pat
         app.draw()
         await pilot.pause()
         screen = Shown(app, pilot)
-        assert "m takes one at the next step" in screen.text()
-        assert "m microscope" in screen.text().splitlines()[-1]
-        assert "Asked: it looks at the step after" in await screen.press("m")
+        assert "x takes one at the next step" in screen.text()
+        assert "x microscope" in screen.text().splitlines()[-1]
+        assert "Asked: it looks at the step after" in await screen.press("x")
         assert job.looks == [(1, False)]
         # The look of this recording is known from second 29.1 on.
         source.seconds = 29.2
@@ -187,7 +187,7 @@ async def test_m_asks_for_a_look_and_its_result_is_drawn_when_it_arrives(tmp_pat
         assert "Microscope, step 1 of rank 0, GiB" in said
         assert "19.25 GiB in backward" in said
         job.trouble = OSError("No space left on device")
-        await screen.press("m")
+        await screen.press("x")
         assert any("The job cannot be asked" in str(note.message) for note in app._notifications)
 
 

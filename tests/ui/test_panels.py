@@ -165,9 +165,9 @@ def test_phases_nobody_recorded_are_not_drawn() -> None:
 
 def test_cpu() -> None:
     assert texts(draw_cpu(at(offload_story(), 75.0), 72, 4, BLOCKS)) == [
-        "CPU 63.4 of 64 cores ──── last 8 s ──────── cores busy  thr ─ RSS pinned",
-        "rank 0 ■ cpu optim    1.4 ▇▁▁▇▇▇▇▁▁▇▇▇▁▁▇▇▇   7.9    8  207  61.2   24.1",
-        "rank 1 ■ cpu optim    1.4 ▇▁▁▇▇▇▇▁▁▇▇▇▁▁▇▇▇   7.9    8  207  61.2   24.1",
+        "CPU 63.4 of 64 cores ────── last 8 s ────── cores busy  thr ─ RSS pinned",
+        "rank 0 ■ cpu optim    1.4 s ▁▇▇▇▇▁▁▇▇▇▁▁▇▇▇   7.9    8  207  61.2   24.1",
+        "rank 1 ■ cpu optim    1.4 s ▁▇▇▇▇▁▁▇▇▇▁▁▇▇▇   7.9    8  207  61.2   24.1",
         "… 6 more ranks, 7.9 cores each                                          ",
     ]
 

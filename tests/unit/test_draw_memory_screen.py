@@ -112,7 +112,7 @@ def test_empty_states_say_what_is_missing(tmp_path: Path) -> None:
     view = view_of(Recording(tmp_path), 3)
     assert "No GPU was seen" in text(draw_gpu_ledger(view, 80, 6, BLOCKS))
     assert "No rank has made its DeepSpeed engine yet" in text(draw_host_ledger(view, 80, 6, BLOCKS))
-    assert "m takes one at the next step" in text(draw_curve(None, ASK, 80, 6, BLOCKS))
+    assert "x takes one at the next step" in text(draw_curve(None, ASK, 80, 6, BLOCKS))
     assert draw_estimates(view, 80, 6, BLOCKS) == []
 
 

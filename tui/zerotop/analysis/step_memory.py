@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.places import FRESH_NS
 from zerotop.session.reader import Session, Source
-from zerotop_probe.recording.tables import UNKNOWN
+from zerotop_probe.recording.tables import BEGIN, UNKNOWN
 
 Rows = NDArray[Any]
 Ints = NDArray[np.int64]
@@ -61,12 +61,13 @@ def add_allocator(rows: Rows, source: Source) -> None:
     samples = _between(source, rows)
     windows = Windows(samples["time_ns"] + source.offset_ns, rows["begin_unix_ns"], rows["end_unix_ns"])
     exact = _peaks_of_windows if source.header.get("peaks") == "window" else _peaks_raised
-    # The first reading's peak is that of all the process's life before, which matters where it was entered late.
-    from_first = len(samples) and samples["time_ns"][0] == source.array["time_ns"][0]
+    # The first reading's peak, at the begin of a phase, is that of all the process's life before: of making the engine, or,
+    # where it was entered late, of nobody knows what.
+    before = len(samples) and samples["time_ns"][0] == source.array["time_ns"][0] and samples["edge"][0] == BEGIN
     for kind in ("allocated", "reserved"):
         column = f"{kind}_peak_bytes"
         sampled, peaks = windows.highest(samples[f"{kind}_bytes"]), samples[column].astype(np.int64)
-        if from_first and exact is _peaks_of_windows:
+        if before and exact is _peaks_of_windows:
             peaks[0] = samples[f"{kind}_bytes"][0]
         rows[column] = np.maximum.reduce([rows[column], sampled, exact(windows, peaks)])
 

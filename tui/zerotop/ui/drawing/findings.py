@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 
 from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -50,7 +51,8 @@ def told_style(finding: Annotation, cursor_ns: int) -> str:
     return style(finding) if fresh or finding.severity is Severity.ERROR else "muted"
 
 
-def clause(sentence: str, width: int, most: int, glyphs: Glyphs) -> list[str]:
+@lru_cache(maxsize=64)
+def clause(sentence: str, width: int, most: int, glyphs: Glyphs) -> Sequence[str]:
     """The sentence in at most ``most`` lines; where it is longer, up to the end of a part of it."""
     text = literal(sentence, glyphs)
     lines = wrap(text, width, most + 1, glyphs)

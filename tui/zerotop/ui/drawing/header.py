@@ -169,5 +169,5 @@ def draw_notices(sentences: Sequence[Notice], width: int, height: int, glyphs: G
     return [filled(row, width, glyphs) for row in rows] + [filled((), width, glyphs)] * (height - len(rows))
 
 
-def _lines(notice: Notice, width: int, most: int, glyphs: Glyphs) -> list[str]:
+def _lines(notice: Notice, width: int, most: int, glyphs: Glyphs) -> Sequence[str]:
     return clause(notice.sentence, max(1, width - 4), min(most, notice.most), glyphs) or [""]

@@ -24,8 +24,8 @@ _BLOCKS_WIDTH = 34
 _LEAST_CHART = 30
 
 ASK, LATER, NO_GPU = (
-    "No look has been taken yet. m takes one at the next step: every allocation and free of it, at hardly any cost.",
-    "This recording has none. While a job runs, m on this screen takes one at the next step; so does"
+    "No look has been taken yet. x takes one at the next step: every allocation and free of it, at hardly any cost.",
+    "This recording has none. While a job runs, x on this screen takes one at the next step; so does"
     " zerotop microscope SESSION, which with --stacks also keeps PyTorch's own snapshot.",
     "It looks at PyTorch's allocator on a GPU: no rank of this job has one.",
 )

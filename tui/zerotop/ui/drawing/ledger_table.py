@@ -66,7 +66,7 @@ def table_rows(view: MemoryView, *, host: bool) -> int:
     if host:
         return 5 + len(view.host_lines) + gone
     noted = view.gpu is not None and bool(view.gpu.notes or any(row.note for row in view.gpu.rows))
-    return 1 + len(view.lines) + len(_beside(view)) + (2 if view.peaks is not None else 0) + gone + 2 * noted
+    return 1 + len(view.lines) + len(_beside(view)) + (0 if view.peaks is None else 2 + (view.peaks.before is not None)) + gone + 2 * noted
 
 
 _WITHOUT_GPU = (
@@ -119,8 +119,9 @@ def _owner(view: MemoryView, unit: Unit, width: int, glyphs: Glyphs) -> list[Row
         where += f"; {unit.text(before.allocated_bytes).strip()} {BEFORE}"
     name = peak.phase.replace("_", " ")
     owner = f"{name} own the peak" if name.endswith("s") else f"{name} owns the peak"
-    row: Row = ((owner, "accent"), (f": {size}{where}", "text"))
-    return [row if sum(len(text) for text, _ in row) <= width else ((fit(f"{owner}: {size}", width, glyphs), "accent"),)]
+    said = wrap(f"{owner}: {size}{where}", width, 2, glyphs)
+    first: Row = ((said[0][: len(owner)], "accent"), (said[0][len(owner) :], "text"))
+    return [first, *(((line, "text"),) for line in said[1:])]
 
 
 def _gone(view: MemoryView, width: int, glyphs: Glyphs) -> list[Row]:

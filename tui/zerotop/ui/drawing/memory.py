@@ -174,11 +174,20 @@ def _gpu_columns(gpus: Sequence[Gpu], width: int, glyphs: Glyphs) -> list[Column
     ]
 
 
+def short_name(name: str, names: Sequence[str], width: int, glyphs: Glyphs) -> str:
+    """A name in ``width`` cells: its beginning, or its end where others among ``names`` begin like it, as node-1 and node-2."""
+    short = fit(name, width, glyphs, words=False)
+    if sum(fit(other, width, glyphs, words=False) == short for other in names) < 2:
+        return short
+    room = width - len(glyphs.ellipsis)
+    return glyphs.ellipsis + name[-room:] if room > 0 and len(name) > width else short
+
+
 def _host_columns(hosts: Sequence[Host], name_width: int, bar_width: int, glyphs: Glyphs) -> list[Column[Host]]:
-    several = len(hosts) > 1
+    names = [literal(host.name, glyphs) for host in hosts]
 
     def name(host: Host, cells: int) -> Row:
-        text = literal(host.name, glyphs) if several else "host"
+        text = short_name(literal(host.name, glyphs), names, cells, glyphs) if len(names) > 1 else "host"
         return ((fit(text, cells, glyphs, words=False).rjust(cells), "label"),)
 
     def bar(host: Host, cells: int) -> Row:

@@ -109,7 +109,7 @@ def _rank_columns(view: LiveView, width: int, tall: int, glyphs: Glyphs) -> list
         return ((f"{glyphs.swatch} ", style), (phase_word(rank.phase, glyphs).ljust(cells - 2), "text"))
 
     def since(rank: Rank, cells: int) -> Row:
-        return ((fixed(rank.phase_s, 1, cells) if rank.alive else " " * cells, "muted"),)
+        return ((f"{fixed(rank.phase_s, 1, cells - 2)} s" if rank.alive else " " * cells, "muted"),)
 
     def load(rank: Rank, cells: int) -> Row:
         return _cores_strip(view, rank, cells, 1, glyphs)[0]
@@ -133,7 +133,7 @@ def _rank_columns(view: LiveView, width: int, tall: int, glyphs: Glyphs) -> list
         Column((), longest, 9, lambda rank, _: ((names[rank.rank].rjust(longest), "label"),), left=True),
         *([Column((("host", "heading"),), host_width, 4, host, left=True)] if several else []),
         Column((("now", "heading"),), 12, 8, phase, left=True),
-        Column((("for s", "heading"),), 5, 3, since),
+        Column((), 7, 3, since),
         *([] if tall > 1 else [Column(partial(strip_heading, view.history.piece_s), 7, 7, load, grows=True, left=True)]),
         *([Column(_BUSIEST, 13, 3, busiest, grows=True, left=True)] if tall > 1 else []),
         Column((("cores", "heading"),), 5, 9, lambda rank, cells: figure(fixed(rank.cores_used, 1, cells), rank, cells)),

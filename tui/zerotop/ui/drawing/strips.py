@@ -72,6 +72,6 @@ def empty_strip(width: int, height: int, glyphs: Glyphs) -> tuple[Row, ...]:
 
 
 def strip_heading(piece_s: float, width: int) -> Row:
-    """What a strip is: ``last 24 s``, as far as it reaches."""
-    long, short = f"last {about(width * piece_s)}", about(width * piece_s)
-    return ((long if len(long) <= width else short, "heading"),)
+    """What a strip is: ``last 24 s``, as far as it reaches; nothing where there is no room to say it."""
+    text = f"last {about(width * piece_s)}"
+    return ((text, "heading"),) if len(text) <= width else ()

@@ -40,9 +40,15 @@ class Placed(Generic[Item]):
         at = 0
         for column, begin, size in self.columns:
             spans.append((" " * (begin - at), "text"))
-            spans.extend(filled(column.cell(item, size), size, glyphs))
+            cell = column.cell(item, size)
+            missing = size - row_width(cell)
+            spans.extend(cell if missing >= 0 else filled(cell, size, glyphs))
+            spans.append((" " * missing, "text"))
             at = begin + size
-        return filled(merged(spans), width, glyphs)
+        if at > width:
+            return filled(merged(spans), width, glyphs)
+        spans.append((" " * (width - at), "text"))
+        return merged(spans)
 
 
 def place(columns: Sequence[Column[Item]], width: int, gap: int = 1) -> Placed[Item]:

@@ -273,7 +273,7 @@ def _legend(threads: RankThreads, width: int, glyphs: Glyphs) -> list[Row]:
     """What the chart shows, beside it."""
     rank = threads.rank
     kinds = list(dict.fromkeys(phase for phase in threads.phases if phase))
-    named = [((glyphs.swatch, phase_style(phase)), (f" {phase}", "muted")) for phase in kinds]
+    named = [((glyphs.swatch, phase_style(phase)), (f" {phase.replace('_', ' ')}", "muted")) for phase in kinds]
     return [
         ((f"{glyphs.swatch} ", "load"), (f"{fixed(rank.cores_used, 1, 4)} cores", "text")),
         ((f"{glyphs.track if glyphs.smooth else _LETTER} ", _SERIES), (f"{rank.busy_threads:4d} busy", "text")),

@@ -140,7 +140,7 @@ class MemoryScreen(Watching):
     TERMS = TERMS
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("m", "app.look", "Microscope", id="memory.look", tooltip="Record every allocation of the next step"),
+        Binding("x", "app.look", "Microscope", id="memory.look", tooltip="Record every allocation of the next step"),
         Binding("h", "host", "GPU or host", id="memory.host", tooltip="Show host memory, or the GPU's again"),
         Binding("up", "app.choose_rank(-1)", "Rank before", id="memory.rank.before", tooltip="The rank before", show=False),
         Binding("down", "app.choose_rank(1)", "Next rank", id="memory.rank.next", tooltip="The next rank", show=False),
@@ -166,7 +166,7 @@ class MemoryScreen(Watching):
     def keys(self, frame: Frame) -> Sequence[Key]:
         view = self.model.view(frame)
         host = self.model.of_host(view)
-        found = [Key("m", "microscope", "app.look", 7)] if can_look(frame, view) else []
+        found = [Key("x", "microscope", "app.look", 7)] if can_look(frame, view) else []
         if view.gpus:
             found.append(Key("h", "GPU" if host else "host", "screen.host", 6))
         return (*found, Key("↑↓", "rank", "app.choose_rank(1)", 5), Key("z", "zoom", "screen.zoom", 3))

@@ -53,8 +53,8 @@ TERMS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Peak by phase",
-        "The highest that was allocated in each phase, from the allocator's own counter, and in which step.\n"
-        "To lower the peak, lower the first one.",
+        "The highest that was allocated in each phase, from the allocator's own counter, and in which step; 6/2 is\n"
+        "micro-step 2 of step 6. Of a rank that was entered late all before is one. To lower the peak, lower the first.",
     ),
     (
         "microscope",

@@ -27,9 +27,12 @@ _KEY_WORDS = {
     "minus": "-",
     "equals_sign": "=",
     "plus": "+",
-    "left": "left",
-    "right": "right",
+    "left_square_bracket": "[",
+    "right_square_bracket": "]",
+    "slash": "/",
 }
+# What bindings are called by that work on every screen.
+_EVERYWHERE = ("app.", "time.", "job.")
 
 
 def key_text(key: str) -> str:
@@ -38,22 +41,28 @@ def key_text(key: str) -> str:
 
 
 def help_page(about: str, bindings: Iterable[Binding], terms: Iterable[tuple[str, str]], glyphs: Glyphs) -> Group:
-    """What the screen is about, keys, then terms."""
-    keys = Table.grid(padding=(0, 3))
-    keys.add_column(no_wrap=True, style="bold")
-    keys.add_column()
-    for names, meaning in _keys(bindings):
-        keys.add_row(Text("  ".join(names)), Text(glyphs.plain(meaning)))
-    parts: list[RenderableType] = [
-        Text(f"{glyphs.plain(about)}\n"),
-        _heading("Keys"),
-        Padding(keys, _INDENT),
-        _heading("\nWords of this screen"),
-    ]
+    """What the screen is about, its own keys, its words, then the keys that work everywhere."""
+    known = list(bindings)
+    here = [binding for binding in known if not (binding.id or "").startswith(_EVERYWHERE)]
+    everywhere = [binding for binding in known if binding not in here]
+    parts: list[RenderableType] = [Text(f"{glyphs.plain(about)}\n")]
+    if here:
+        parts += [_heading("Keys of this screen"), _keys_table(here, glyphs), Text()]
+    parts.append(_heading("Words of this screen"))
     for term, meaning in terms:
         parts.append(Padding(Text(glyphs.plain(term), "bold"), _INDENT))
         parts.append(Padding(Text(glyphs.plain(meaning.replace("\n", " "))), _INDENT_MORE))
+    parts += [_heading("Keys everywhere"), _keys_table(everywhere, glyphs)]
     return Group(*parts)
+
+
+def _keys_table(bindings: Iterable[Binding], glyphs: Glyphs) -> Padding:
+    table = Table.grid(padding=(0, 3))
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column()
+    for names, meaning in _keys(bindings):
+        table.add_row(Text("  ".join(names)), Text(glyphs.plain(meaning)))
+    return Padding(table, _INDENT)
 
 
 def _heading(text: str) -> Text:
@@ -61,11 +70,15 @@ def _heading(text: str) -> Text:
 
 
 def _keys(bindings: Iterable[Binding]) -> list[tuple[list[str], str]]:
-    """(keys, what they do), a row for each action."""
+    """(keys, what they do), a row for each action; numbers that do alike share one."""
     rows: dict[str, tuple[list[str], Binding]] = {}
     for binding in bindings:
-        rows.setdefault(binding.action, ([], binding))[0].append(key_text(binding.key))
-    return [(keys, binding.tooltip or binding.description) for keys, binding in rows.values()]
+        action = binding.tooltip if binding.key.isdigit() else binding.action
+        rows.setdefault(action, ([], binding))[0].append(key_text(binding.key))
+    return [
+        ([f"{keys[0]} to {keys[-1]}"] if keys[0].isdigit() and len(keys) > 1 else keys, binding.tooltip or binding.description)
+        for keys, binding in rows.values()
+    ]
 
 
 def job_text(view: LiveView, glyphs: Glyphs) -> Text:

@@ -57,8 +57,8 @@ TERMS: tuple[tuple[str, str], ...] = (
         "Colours are those of the bars above; of a half second the highest sample is shown.",
     ),
     (
-        "now, for s",
-        "The innermost phase the rank is in, and for how many seconds.\n"
+        "now",
+        "The innermost phase the rank is in, and for how long.\n"
         "A rank that stays far longer than the others is the one they wait for, or it hangs.",
     ),
     (
