@@ -175,7 +175,7 @@ def _gpu_columns(gpus: Sequence[Gpu], width: int, glyphs: Glyphs) -> list[Column
 
 
 def short_name(name: str, names: Sequence[str], width: int, glyphs: Glyphs) -> str:
-    """A name in ``width`` cells: its beginning, or its end where others among ``names`` begin like it, as node-1 and node-2."""
+    """A name in ``width`` cells: its beginning, or its end where others among ``names`` begin like it."""
     short = fit(name, width, glyphs, words=False)
     if sum(fit(other, width, glyphs, words=False) == short for other in names) < 2:
         return short

@@ -1,0 +1,30 @@
+"""How the names of nodes are shortened."""
+
+from __future__ import annotations
+
+import pytest
+
+from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
+from zerotop.ui.drawing.memory import short_name
+
+NODES = ["gpu_node_1", "gpu_node_2", "storage"]
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "shown"),
+    [
+        ("gpu_node_1", 10, "gpu_node_1"),
+        ("gpu_node_1", 6, "…ode_1"),
+        ("gpu_node_2", 6, "…ode_2"),
+        ("storage", 6, "stora…"),
+        ("gpu_node_2", 2, "…2"),
+    ],
+)
+def test_names_that_begin_alike_are_told_apart_by_their_ends(name: str, width: int, shown: str) -> None:
+    assert short_name(name, NODES, width, BLOCKS) == shown
+
+
+def test_the_ellipsis_of_ascii_and_no_room() -> None:
+    assert len(short_name("gpu_node_1", NODES, 6, ASCII)) == 6
+    assert len(short_name("gpu_node_1", NODES, 1, ASCII)) <= 1
+    assert short_name("gpu_node_1", NODES, 0, BLOCKS) == ""
