@@ -13,7 +13,7 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11 python3.1
 CXX_FOUND = command -v $${CXX:-c++} || command -v g++
 HEADER := import os, sysconfig; open(os.path.join(sysconfig.get_path("include"), "Python.h"))
 
-.PHONY: install demo test bench clean
+.PHONY: install demo test bench pictures clean
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -44,6 +44,9 @@ test: install
 
 bench: install
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+pictures: install
+	$(BIN)/python docs/pictures.py
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -8,57 +8,123 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from zerotop.commands.problems import FAILED, USAGE, Problem, sentence
 
 _INTERRUPTED = 130
 
 
+_SESSION = "its name, its beginning, or its path"
+_ANY = """
+Without a COMMAND the list of all recordings opens. SESSION is the name that `zerotop sessions` lists, its beginning, or a
+path. In brackets stands what holds where an option is not given. `zerotop COMMAND --help` tells more of each.
+"""
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="zerotop", description="Watch, explain, replay and export DeepSpeed training from the terminal."
+        prog="zerotop",
+        description="Watch, explain, replay and export DeepSpeed training from the terminal.",
+        epilog=_ANY,
     )
+    parser.add_argument("--version", action=_Version, help="show the version and exit")
     commands = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
-    run = commands.add_parser(
-        "run", help="start a job and watch it", usage="%(prog)s [--session DIR] [--headless] -- COMMAND"
-    )
-    run.add_argument("--session", metavar="DIR", help="record here [a new folder in the state directory]")
-    run.add_argument(
-        "--no-phase-peaks", action="store_true", help="leave the peak counters of PyTorch's allocator alone"
-    )
-    run.add_argument("--headless", action="store_true", help="no screen: the job's output passes through")
+    _add_starting(commands)
     _add_attach(commands)
-    listing = commands.add_parser("sessions", help="list what was recorded")
-    listing.add_argument("--json", action="store_true", help="for programs")
-    replay = commands.add_parser("replay", help="look at a recording")
-    replay.add_argument("session", metavar="SESSION", help="its name, its beginning, or its path")
-    replay.add_argument("--speed", type=float, default=1.0, help="from 0.25 to 1000 [1]")
-    notes = commands.add_parser("annotations", help="say what happened in a recording, and why")
-    notes.add_argument("session", metavar="SESSION", help="its name, its beginning, or its path")
-    notes.add_argument("--json", action="store_true", help="for programs")
-    _add_microscope(commands.add_parser("microscope", help="see every allocation of a running job's next steps"))
-    _add_export(commands.add_parser("export", help="write a recording's tables to files"))
-    pack = commands.add_parser("pack", help="make one small file of a session, to keep or send")
-    pack.add_argument("session", metavar="SESSION", help="its name, its beginning, or its path")
-    pack.add_argument("-o", "--output", metavar="FILE", help="[SESSION.zerotop in this directory]")
-    compare = commands.add_parser("compare", help="look at two or more recordings side by side")
+    _add_looking(commands)
+    _add_microscope(commands)
+    compare = _add(
+        commands, "compare", "look at two or more recordings side by side", "zerotop compare brisk-otter calm-heron --json"
+    )
     compare.add_argument("sessions", nargs="+", metavar="SESSION", help="a name, its beginning, or a path")
     compare.add_argument("--json", action="store_true", help="for programs: sizes in bytes, times in seconds")
-    memory = commands.add_parser("memory", help="where a recording's memory was, and what was expected")
-    memory.add_argument("session", metavar="SESSION", help="its name, its beginning, or its path")
-    memory.add_argument("--at", type=int, metavar="STEP", help="at the end of this step [the last, or the failure]")
-    memory.add_argument("--json", action="store_true", help="for programs: sizes in bytes")
-    _add_serve(commands.add_parser("serve", help="show the same in a browser"))
-    doctor = commands.add_parser("doctor", help="say what this machine lets us see")
+    _add_export(commands)
+    pack = _add(
+        commands, "pack", "make one small file of a session, to keep or send", "zerotop pack brisk-otter -o otter.zerotop"
+    )
+    pack.add_argument("session", metavar="SESSION", help=_SESSION)
+    pack.add_argument("-o", "--output", metavar="FILE", help="[SESSION.zerotop in this directory]")
+    _add_serve(commands)
+    doctor = _add(commands, "doctor", "say what this machine lets us see, and how to see more", "zerotop doctor")
     doctor.add_argument("--json", action="store_true", help="for programs")
-    demo = commands.add_parser("demo", help="watch a real two-rank fine-tune")
-    demo.add_argument("--steps", type=_steps, default=24, help="optimizer steps to train [24]")
-    demo.add_argument("--recorded", action="store_true", help="replay one of an 8 B model on 4 GPUs: nothing is trained")
     return parser
 
 
-def _add_microscope(microscope: argparse.ArgumentParser) -> None:
-    microscope.add_argument("session", metavar="SESSION", help="its name, its beginning, or its path")
+class _Version(argparse.Action):
+    """Looks the version up only when it is asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **more: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, **more)
+
+    def __call__(self, parser: argparse.ArgumentParser, *arguments: Any) -> None:
+        from importlib import metadata
+
+        print(f"zerotop {metadata.version('zerotop')}")
+        parser.exit()
+
+
+def _add(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, says: str, *examples: str, **more: Any
+) -> argparse.ArgumentParser:
+    """A command: what it does is a clause in the list of all, and a sentence in its own help."""
+    return commands.add_parser(
+        name,
+        help=says,
+        description=f"{says[0].upper()}{says[1:]}.",
+        epilog="\n".join(("for example:", *(f"  {example}" for example in examples))),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        **more,
+    )
+
+
+def _add_starting(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    demo = _add(commands, "demo", "watch a real two-rank fine-tune", "zerotop demo", "zerotop demo --recorded")
+    demo.add_argument("--steps", type=_steps, default=24, help="optimizer steps to train [24]")
+    demo.add_argument("--recorded", action="store_true", help="replay one of an 8 B model on 4 GPUs: nothing is trained")
+    run = _add(
+        commands,
+        "run",
+        "start a job and watch it",
+        "zerotop run -- deepspeed --num_gpus 8 train.py --deepspeed_config ds.json",
+        "zerotop run --headless -- torchrun --nproc-per-node 8 train.py",
+        usage="%(prog)s [-h] [--session DIR] [--headless] [--no-phase-peaks] -- COMMAND",
+    )
+    run.add_argument("--session", metavar="DIR", help="record here [a new folder in the state directory]")
+    run.add_argument("--headless", action="store_true", help="no screen: the job's output passes through")
+    run.add_argument("--no-phase-peaks", action="store_true", help="leave the peak counters of PyTorch's allocator alone")
+
+
+def _add_looking(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    listing = _add(commands, "sessions", "list what was recorded", "zerotop sessions")
+    listing.add_argument("--json", action="store_true", help="for programs")
+    replay = _add(
+        commands, "replay", "look at a recording", "zerotop replay brisk-otter", "zerotop replay otter.zerotop --speed 4"
+    )
+    replay.add_argument("session", metavar="SESSION", help=_SESSION)
+    replay.add_argument("--speed", type=float, default=1.0, help="from 0.25 to 1000 [1]")
+    notes = _add(commands, "annotations", "say what happened in a recording, and why", "zerotop annotations brisk-otter")
+    notes.add_argument("session", metavar="SESSION", help=_SESSION)
+    notes.add_argument("--json", action="store_true", help="for programs")
+    memory = _add(
+        commands,
+        "memory",
+        "say where a recording's memory was, and what was expected",
+        "zerotop memory brisk-otter --at 24",
+    )
+    memory.add_argument("session", metavar="SESSION", help=_SESSION)
+    memory.add_argument("--at", type=int, metavar="STEP", help="at the end of this step [the last, or the failure]")
+    memory.add_argument("--json", action="store_true", help="for programs: sizes in bytes")
+
+
+def _add_microscope(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    microscope = _add(
+        commands,
+        "microscope",
+        "see every allocation of a running job's next steps",
+        "zerotop microscope brisk-otter --steps 2",
+    )
+    microscope.add_argument("session", metavar="SESSION", help=_SESSION)
     microscope.add_argument("--steps", type=_steps, default=1, help="optimizer steps to look at [1]")
     microscope.add_argument("--stacks", action="store_true", help="with Python stacks, which is slow, for memory_viz")
     microscope.add_argument("--wait", type=_steps, default=120, metavar="SECONDS", help="for the steps to end [120]")
@@ -66,17 +132,22 @@ def _add_microscope(microscope: argparse.ArgumentParser) -> None:
 
 
 def _add_attach(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    attach = commands.add_parser("attach", help="list the jobs that run here, or watch one, whoever started it")
+    attach = _add(
+        commands,
+        "attach",
+        "list the jobs that run here, or watch one, whoever started it",
+        "zerotop attach",
+        "zerotop attach 4711 --enter",
+        "zerotop attach 4711 --hosts worker-2,worker-3 --session /shared/job",
+    )
     attach.add_argument("session", nargs="?", metavar="PID|SESSION", help="a process of the job, or a session")
     attach.add_argument("--enter", action="store_true", help="put the probe into its ranks, to see phases and memory")
     attach.add_argument("--headless", action="store_true", help="no screen: record until it ends")
     attach.add_argument("--json", action="store_true", help="the list, for programs")
-    attach.add_argument(
-        "--session", dest="folder", metavar="DIR", help="record here [a new folder in the state directory]"
-    )
+    attach.add_argument("--session", dest="folder", metavar="DIR", help="record here [a new folder in the state directory]")
     _add_hosts(attach, "the job's other nodes too: HOST,HOST or @HOSTFILE, or job for those its launcher was told")
     attach.add_argument("--there", metavar="REQUEST", help=argparse.SUPPRESS)
-    detach = commands.add_parser("detach", help="take the probe out of a job, and end what attach records")
+    detach = _add(commands, "detach", "take the probe out of a job, and end what attach records", "zerotop detach 4711")
     detach.add_argument("session", metavar="PID|SESSION", help="a process of the job, or a session")
     _add_hosts(detach, "on these nodes [all that attach has reached from here]")
 
@@ -86,15 +157,23 @@ def _add_hosts(command: argparse.ArgumentParser, meaning: str) -> None:
     command.add_argument("--ssh", metavar="COMMAND", help="how to reach them [$ZEROTOP_SSH, else ssh]")
 
 
-def _add_serve(serve: argparse.ArgumentParser) -> None:
+def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    serve = _add(commands, "serve", "show the same in a browser", "zerotop serve", "zerotop serve brisk-otter --port 0")
     serve.add_argument("session", nargs="?", metavar="SESSION", help="only this one [the list of all]")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on [127.0.0.1]; others need a token")
     serve.add_argument("--port", type=int, default=8023, help="[8023]; 0 takes any that is free")
     serve.add_argument("--token", help="what a browser has to say to be let in [$ZEROTOP_TOKEN]")
 
 
-def _add_export(export: argparse.ArgumentParser) -> None:
-    export.add_argument("session", metavar="SESSION", help="its name, its beginning, or its path")
+def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    export = _add(
+        commands,
+        "export",
+        "write a recording's tables to files",
+        "zerotop export brisk-otter > steps.csv",
+        "zerotop export brisk-otter --table all --format parquet -o tables/",
+    )
+    export.add_argument("session", metavar="SESSION", help=_SESSION)
     export.add_argument("--table", default="steps", metavar="NAME", help="a table, or all [steps]")
     export.add_argument("--format", choices=("csv", "parquet", "jsonl"), default="csv", help="[csv]")
     export.add_argument("-o", "--output", metavar="PATH", help="file, or directory [standard output]")

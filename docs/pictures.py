@@ -1,0 +1,68 @@
+"""Takes the pictures in this folder anew: the program itself, on real recordings. ``make pictures`` runs it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import NamedTuple
+
+from zerotop import demo
+from zerotop.analysis.annotations import annotations
+from zerotop.analysis.source import RecordingSource
+from zerotop.session.reader import Session
+from zerotop.ui.app import ZerotopApp
+from zerotop.ui.drawing.glyphs import BLOCKS
+
+HERE = Path(__file__).parent
+RECORDINGS = HERE.parent / "tests" / "recordings"
+SIZE = (120, 40)
+
+
+class Picture(NamedTuple):
+    """What is on one."""
+
+    name: str
+    recording: Path
+    screen: str
+    finding: str = ""
+    """Gone to with ``n``, as a user would; without one the end of the step ``step`` is."""
+    step: int = -1
+    keys: tuple[str, ...] = ()
+    size: tuple[int, int] = SIZE
+
+
+STORY = demo.RECORDING
+PICTURES = (
+    Picture("live", STORY, "live", step=12),
+    Picture("timeline", STORY, "timeline", finding="skipping_ended"),
+    Picture("iteration", STORY, "iteration", step=13),
+    Picture("memory", RECORDINGS / "z2.zerotop", "memory", step=22, size=(120, 40)),
+    Picture("validation-jump", RECORDINGS / "z2-offload.zerotop", "timeline", finding="validation_jump"),
+    Picture("post-mortem", RECORDINGS / "z2-oom.zerotop", "memory", keys=("end",)),
+)
+
+
+async def take(picture: Picture) -> None:
+    """Writes one picture. Raises SystemExit where the recording has no such finding."""
+    source = RecordingSource(Session.open(picture.recording))
+    app = ZerotopApp(source, glyphs=BLOCKS, title=picture.recording.stem)
+    said = annotations(Session.open(picture.recording), source.session.last_written_ns)
+    async with app.run_test(size=picture.size) as pilot:
+        while len(source.findings(None)) < len(said):
+            await pilot.pause(0.1)
+        app.action_switch(picture.screen)
+        if picture.finding:
+            found = [one for one in source.findings(None) if one.name == picture.finding]
+            if not found:
+                raise SystemExit(f"{picture.recording.name} has no {picture.finding}")
+            app.viewer.go_to_finding(found[0])
+        elif picture.step >= 0:
+            app.viewer.go_to_step(picture.step)
+        await pilot.press(*picture.keys)
+        await pilot.pause(1.0)
+        (HERE / f"{picture.name}.svg").write_text(app.export_screenshot(title=""))
+        print(f"docs/{picture.name}.svg")
+
+
+for each in PICTURES:
+    asyncio.run(take(each))

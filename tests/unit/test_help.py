@@ -1,0 +1,47 @@
+"""What ``--help`` says: every command has a sentence and examples, and the examples are what they say."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from zerotop import cli
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    (found,) = [action for action in cli._parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    return dict(found.choices)
+
+
+def words(line: str) -> list[str]:
+    """What the shell would give to zerotop."""
+    return shlex.split(line.split(" > ")[0].split(" | ")[0], comments=True)[1:]
+
+
+@pytest.mark.parametrize("name", commands())
+def test_the_examples_of_a_command(name: str) -> None:
+    parser = commands()[name]
+    assert str(parser.description).endswith(".")
+    examples = re.findall(r"^  (zerotop .*)$", str(parser.epilog), re.MULTILINE)
+    assert examples
+    for example in examples:
+        assert cli._parse(words(example)).name == name
+
+
+def test_every_command_line_in_the_readme() -> None:
+    blocks = re.findall(r"^```\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("zerotop ")]
+    assert len(lines) > 10
+    for line in lines:
+        assert cli._parse(words(line)).name in commands()
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert re.fullmatch(r"zerotop \d+\.\d+\S*\n", capsys.readouterr().out)
