@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from recordings import recording
 from zerotop.analysis.microscope import Look, Looks, looks
+from zerotop.analysis.phase_peaks import rank_peaks
 from zerotop.commands.looking import ask
 from zerotop.session.reader import Session
 from zerotop_probe.inside.microscope import Microscope
@@ -170,3 +172,14 @@ def test_a_request_is_bounded(rank: Rank) -> None:
         rank.step(step)
     (look,) = rank.looks()
     assert look.steps == 100
+
+
+def test_a_real_curve_is_what_the_allocator_counted() -> None:
+    session = recording("gpu-microscope")
+    (look,) = looks(session, session.last_written_ns)
+    (process,) = rank_peaks(session, look.known_ns)
+    backward = next(peak for peak in process.phases if peak.phase == "backward")
+    # The history counts what was asked for, the allocator in blocks of 512 bytes and more; step 1 was as large as step 23.
+    assert 0.995 * backward.allocated_bytes < look.peak_bytes < backward.allocated_bytes
+    assert (look.first_step, look.peak_phase) == (23, "backward")
+    assert look.before_bytes + sum(block.size_bytes for block in look.largest) <= look.peak_bytes
