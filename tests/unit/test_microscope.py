@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from recordings import recording
+from recordings import packed, recording
 from zerotop.analysis.microscope import Look, Looks, looks
 from zerotop.analysis.phase_peaks import rank_peaks
+from zerotop.cli import main
 from zerotop.commands.looking import ask
 from zerotop.session.reader import Session
 from zerotop_probe.inside.microscope import Microscope
@@ -183,3 +184,8 @@ def test_a_real_curve_is_what_the_allocator_counted() -> None:
     assert 0.995 * backward.allocated_bytes < look.peak_bytes < backward.allocated_bytes
     assert (look.first_step, look.peak_phase) == (23, "backward")
     assert look.before_bytes + sum(block.size_bytes for block in look.largest) <= look.peak_bytes
+
+
+def test_a_packed_recording_runs_no_more(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["microscope", str(packed("z2"))]) == 1
+    assert "its job runs no more" in capsys.readouterr().err

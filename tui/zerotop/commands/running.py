@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from zerotop.session.folder import Folder
 from zerotop.session.reader import Session
 from zerotop_probe.outside import control
 
@@ -16,15 +17,15 @@ _LOOK_S = 0.5
 class RunningSession(Session):
     """Lives as long as its job does, even when nobody records it: a sampler that was killed can be replaced."""
 
-    def __init__(self, path: Path, info: dict[str, Any]) -> None:
+    def __init__(self, path: Path, info: dict[str, Any], folder: Folder | None = None) -> None:
         self._looked_s = 0.0
         self._runs = False
-        super().__init__(path, info)
+        super().__init__(path, info, folder)
 
     @property
     def live(self) -> bool:
         """Whether somebody writes it, or its job runs and its end was not recorded."""
-        return super().live or (not self.over and self._job_runs())
+        return super().live or (not self.over and self.path.is_dir() and self._job_runs())
 
     def _job_runs(self) -> bool:
         now_s = time.monotonic()
