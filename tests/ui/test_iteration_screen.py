@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from textual.pilot import Pilot
 
 import recordings
+import screens
 from fake_source import failed_story, many_story, offload_story
 from small_recording import BEGIN_NS, S, identity, record, write
 from watching import Watch
@@ -32,28 +32,15 @@ from zerotop.ui.theme import STYLES
 from zerotop_probe.recording.tables import PROCESSES
 
 
-class Seen:
+class Seen(screens.Shown[IterationScreen]):
     """The app with its iteration screen."""
-
-    def __init__(self, app: ZerotopApp, pilot: Pilot[Any]) -> None:
-        self.app = app
-        self.pilot = pilot
-
-    @property
-    def screen(self) -> IterationScreen:
-        assert isinstance(self.app.screen, IterationScreen)
-        return self.app.screen
-
-    def text(self) -> str:
-        return "\n".join(strip.text for strip in self.app.screen._compositor.render_strips())
 
     async def press(self, *keys: str) -> str:
         for key in keys:
-            await self.pilot.press(key)
-            await self.folded()
+            await super().press(key)
         return self.text()
 
-    async def folded(self) -> None:
+    async def settled(self) -> None:
         """Waits until nothing is being folded."""
         await self.pilot.pause()
         while isinstance(self.app.screen, IterationScreen) and self.screen.folding.busy:
@@ -72,8 +59,8 @@ async def seen(
         app.action_switch("iteration")
         await pilot.pause()
         app.draw()
-        found = Seen(app, pilot)
-        await found.folded()
+        found = Seen(app, pilot, IterationScreen)
+        await found.settled()
         yield found
 
 
@@ -125,7 +112,7 @@ async def test_a_pinned_fold_lies_behind_later_ones_and_survives_other_screens()
         await screen.press("1")
         assert not isinstance(screen.app.screen, IterationScreen)
         screen.app.action_switch("iteration")
-        await screen.folded()
+        await screen.settled()
         assert "pinned: 884 ms" in screen.text()
         assert "pinned" not in await screen.press("c")
 
@@ -133,10 +120,10 @@ async def test_a_pinned_fold_lies_behind_later_ones_and_survives_other_screens()
 async def test_another_sessions_fold_can_be_pinned() -> None:
     async with seen(recordings.recording("z2-offload"), size=(160, 50)) as screen:
         screen.screen.pin(fold_of("z3-offload-all"), "z3")
-        await screen.folded()
+        await screen.settled()
         assert "z3: 457 ms, median of 11" in screen.text()
         screen.screen.pin(None)
-        await screen.folded()
+        await screen.settled()
         assert "z3:" not in screen.text()
 
 
@@ -290,9 +277,10 @@ async def test_folding_goes_on_between_keys_and_the_fold_before_stays_meanwhile(
         screen.app.draw()
         assert screen.screen.folding.busy
         assert screen.screen.folding.shown(screen.app.viewer.frame()) is before
-        await screen.folded()
+        await screen.settled()
         after = screen.screen.folding.shown(screen.app.viewer.frame())
-        assert before is not None and after is not None
+        assert before is not None
+        assert after is not None
         assert (before.fold.rank, after.fold.rank) == (None, 0)
         assert "rank 0 " in screen.text()
 

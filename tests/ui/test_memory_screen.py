@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from textual.pilot import Pilot
 
 import recordings
 from microscope_recording import looked_at
+from screens import Shown
 from small_recording import BEGIN_NS, S
 from watching import FakeJob
 from zerotop.analysis.source import RecordingSource
@@ -22,28 +21,6 @@ from zerotop.ui.layout import Box
 from zerotop.ui.screens.memory import Curve, Ledger, MemoryScreen, PhasePeaks, places
 
 
-class Shown:
-    """The app with its memory screen."""
-
-    def __init__(self, app: ZerotopApp, pilot: Pilot[Any]) -> None:
-        self.app = app
-        self.pilot = pilot
-
-    @property
-    def screen(self) -> MemoryScreen:
-        assert isinstance(self.app.screen, MemoryScreen)
-        return self.app.screen
-
-    def text(self) -> str:
-        return "\n".join(strip.text for strip in self.app.screen._compositor.render_strips())
-
-    async def press(self, *keys: str) -> str:
-        for key in keys:
-            await self.pilot.press(key)
-        await self.pilot.pause()
-        return self.text()
-
-
 @asynccontextmanager
 async def shown(
     session: Session,
@@ -52,7 +29,7 @@ async def shown(
     *,
     job: FakeJob | None = None,
     glyphs: Glyphs = BLOCKS,
-) -> AsyncIterator[Shown]:
+) -> AsyncIterator[Shown[MemoryScreen]]:
     app = ZerotopApp(RecordingSource(session), job, title=session.name, glyphs=glyphs)
     async with app.run_test(size=size) as pilot:
         if at_s is not None:
@@ -61,7 +38,7 @@ async def shown(
         await pilot.pause()
         app.draw()
         await pilot.pause()
-        yield Shown(app, pilot)
+        yield Shown(app, pilot, MemoryScreen)
 
 
 async def test_the_ledger_of_a_gpu() -> None:
@@ -173,7 +150,7 @@ async def test_x_asks_for_a_look_and_its_result_is_drawn_when_it_arrives(tmp_pat
         await pilot.pause()
         app.draw()
         await pilot.pause()
-        screen = Shown(app, pilot)
+        screen = Shown(app, pilot, MemoryScreen)
         assert "x takes one at the next step" in screen.text()
         assert "x microscope" in screen.text().splitlines()[-1]
         assert "Asked: it looks at the step after" in await screen.press("x")
@@ -227,7 +204,7 @@ async def test_a_death_is_told_on_every_screen(name: str, what: str, size: tuple
     session = recordings.recording(name)
     app = ZerotopApp(RecordingSource(session), None, title=name)
     async with app.run_test(size=size) as pilot:
-        screen = Shown(app, pilot)
+        screen = Shown(app, pilot, MemoryScreen)
         for number in "14":
             said = await screen.press(number)
             assert what in said

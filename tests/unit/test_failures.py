@@ -182,12 +182,16 @@ def test_places(phase: str, outer: str, step: int | None, words: str) -> None:
     assert place(phase, outer, step) == words
 
 
+# Sent to its launcher: no detector's finding, but the job did not end by itself.
+STOPPED = "gpu-offload-110"
+
+
 def test_real_deaths() -> None:
     for name, labels in recordings.labels().items():
         session = recordings.recording(name)
         died = bool({"out_of_memory", "dead_rank"} & {label.name for label in labels})
         found = Failures(session).at(session.last_written_ns)
-        assert (found is not None) == (died and name != "held-restart"), name
+        assert (found is not None) == ((died and name != "held-restart") or name == STOPPED), name
     dead = recordings.recording("cpu-dead")
     found = failure(dead, dead.last_written_ns)
     assert found is not None

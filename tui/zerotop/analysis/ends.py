@@ -33,8 +33,11 @@ class Ends:
 
     def of(self, source: Source) -> int | None:
         """When the process that writes ``source`` was over (unix time); None while nothing says so."""
-        own = self._ranks.get((source.host, source.pid), [])
-        hosts = (source.host,) if source.host in self._commanded else tuple(self._commands)
-        ends = [*own, *(end for host in hosts for end in self._commands.get(host, ()))]
-        # A number that was another process's before.
-        return min((end for end in ends if end >= source.born_ns), default=None)
+        return self.after(source.host, source.pid, source.born_ns)
+
+    def after(self, host: str, pid: int, time_ns: int) -> int | None:
+        """When the process that had this number then was over; ends before are those of another that had it."""
+        own = self._ranks.get((host, pid), [])
+        hosts = (host,) if host in self._commanded else tuple(self._commands)
+        ends = [*own, *(end for one in hosts for end in self._commands.get(one, ()))]
+        return min((end for end in ends if end >= time_ns), default=None)

@@ -53,6 +53,9 @@ def death(session: Session, cursor_ns: int) -> Death | None:
     counted = ended.facts.get("oom_kills") if ended is not None else None
     killed = max(counted if isinstance(counted, int) else 0, kills(session, cursor_ns))
     failed = ended is not None and ended.facts.get("exit_code") != 0
+    if ended is not None and ended.facts.get("exit_code") is None and ended.facts.get("signal") is None and gone is None:
+        # Of a job that was attached to nobody knows the code; that its ranks ended in good order they said themselves.
+        failed = all(event.name != "goodbye" for event in known)
     if not killed and not failed:
         return None
     last = gone or ended

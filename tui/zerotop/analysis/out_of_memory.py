@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from zerotop.analysis.allocator_settings import settings
 from zerotop.analysis.host_deaths import Death, HostMemory, death, last_seconds
 from zerotop.analysis.host_ledger import PINNED_SPARE, host_ledger
 from zerotop.analysis.inventories import CATEGORIES, inventory
-from zerotop.analysis.last_spans import LastSpan, largest_batch, last_batch, last_spans, outermost, works_after
+from zerotop.analysis.last_spans import LastSpan, largest_batch, last_spans, outermost
 from zerotop.analysis.ledger import holders, ledger, lies_on
 from zerotop.analysis.ledger_rows import OTHERS
 from zerotop.analysis.living import Process, events_of, process_of
 from zerotop.analysis.oom_case import Case
 from zerotop.analysis.oom_reasons import verdict
+from zerotop.analysis.oom_scene import Scene, last_scene, survived_it
 from zerotop.analysis.oom_text import CUDA, HOST, KILLED, ErrorText, parse
 from zerotop.session.reader import Event, Session
 from zerotop_probe.recording.events import OUT_OF_MEMORY
@@ -68,17 +69,6 @@ class PostMortem:
     confidence: float  # 0 to 1: how sure the cause is; what was measured is not in doubt
 
 
-class _Scene(NamedTuple):
-    """Where and when it happened, as far as is known."""
-
-    process: Process | None
-    at_ns: int
-    phase: str
-    outer: str
-    facts: Mapping[str, int]  # step, micro_step, rows, sequence, tokens, device
-    spans: tuple[LastSpan, ...]
-
-
 def post_mortem(session: Session, cursor_ns: int) -> PostMortem | None:
     """The failure that matters at the cursor: what ended the job if something did, else the last one. None without any."""
     events = [e for e in session.events if e.name == OUT_OF_MEMORY and e.unix_ns <= cursor_ns]
@@ -102,7 +92,7 @@ def _recorded(
     session: Session, cursor_ns: int, events: Sequence[Event], text: ErrorText | None, end: Death | None
 ) -> PostMortem:
     """The rank's own record: of the failure that nobody survived if there is one, else of the last."""
-    told = [(event, _survived(session, event, cursor_ns)) for event in events]
+    told = [(event, survived_it(session, event, cursor_ns)) for event in events]
     event, survived = next(((one, lived) for one, lived in told if lived is False), told[-1])
     said = text if text is not None and text.kind == CUDA and survived is not True else None
     return _of_event(session, event, cursor_ns, said, end, survived=survived, failures=len(events))
@@ -127,30 +117,16 @@ def _of_event(
     facts = {name: value for name, value in event.facts.items() if isinstance(value, int)}
     phase = str(event.facts.get("phase") or "")
     outer = outermost(session, process, event.unix_ns, cursor_ns) or phase
-    scene = _Scene(
+    scene = Scene(
         process, event.unix_ns, phase, outer, facts, last_spans(session, process, event.unix_ns, cursor_ns)
     )
     case = _case(session, scene, CUDA, facts, said)
     return _post_mortem(session, "rank", scene, case, said, end, survived=survived, failures=failures)
 
 
-def _survived(session: Session, event: Event, cursor_ns: int) -> bool | None:
-    process = Process(event.host, event.pid, event.rank)
-    if works_after(session, process, event.unix_ns, cursor_ns):
-        return True
-    ends = ("goodbye", "rank_gone", "job_ended")
-    over = any(
-        event.unix_ns < one.unix_ns <= cursor_ns
-        and one.name in ends
-        and (one.name == "job_ended" or (one.host, one.facts.get("pid", one.pid)) == process[:2])
-        for one in session.events
-    )
-    return False if over else None
-
-
 def _printed(session: Session, cursor_ns: int, text: ErrorText, end: Death | None) -> PostMortem:
     """The output alone: nobody in the rank was asked, or somebody beside PyTorch's allocator failed."""
-    scene = _last_scene(session, cursor_ns, text.rank, text.device)
+    scene = last_scene(session, cursor_ns, text.rank, text.device)
     sizes = ("requested_bytes", "free_bytes", "allocated_bytes", "reserved_bytes")
     facts = {name: size for name in sizes if (size := getattr(text, name)) is not None}
     limit = text.allowed_bytes or text.total_bytes
@@ -160,39 +136,17 @@ def _printed(session: Session, cursor_ns: int, text: ErrorText, end: Death | Non
 
 def _killed(session: Session, cursor_ns: int, end: Death, failures: int) -> PostMortem:
     """The sampler: a rank was killed from outside."""
-    scene = _last_scene(session, cursor_ns, end.rank, None)._replace(at_ns=end.unix_ns)
+    scene = last_scene(session, cursor_ns, end.rank, None)._replace(at_ns=end.unix_ns)
     last = max(end.memory, key=lambda sample: sample.used_bytes, default=None)
     facts = {"limit_bytes": last.limit_bytes, "host_used": last.used_bytes} if last is not None else {}
     case = _case(session, scene, KILLED, {**facts, "killed": end.kills}, None)
     return _post_mortem(session, "sampler", scene, case, None, end, survived=False, failures=failures)
 
 
-def _last_scene(session: Session, cursor_ns: int, rank: int | None, device: int | None) -> _Scene:
-    """The last that is known of a rank; of the only one where it is not said which."""
-    sources = [s for s in session.sources["spans"] if s.born_ns <= cursor_ns and rank in (None, s.rank)]
-    if not sources or (rank is None and len({source.rank for source in sources}) > 1):
-        return _Scene(None, cursor_ns, "", "", {}, ())
-    source = max(sources, key=lambda one: one.born_ns)
-    process, known = process_of(source), source.count_known(cursor_ns)
-    begins = [s.last_ns or 0 for s in session.sources["begins"] if process_of(s) == process]
-    at_ns = min(cursor_ns, max([int(source.array["end_ns"][known - 1]) + source.offset_ns if known else 0, *begins]))
-    spans = last_spans(session, process, at_ns, cursor_ns)
-    failed = [span for span in spans if span.failed]
-    facts = last_batch(session, process, cursor_ns) | ({} if device is None else {"device": device})
-    if failed:
-        inner, outer = max(failed, key=lambda s: s.depth), min(failed, key=lambda s: s.depth)
-        facts |= {"step": inner.step, "micro_step": inner.micro_step}
-        return _Scene(process, at_ns, inner.phase, outer.phase, facts, spans)
-    phase = outermost(session, process, at_ns, cursor_ns)
-    if spans:
-        facts |= {"step": spans[-1].step, "micro_step": spans[-1].micro_step}
-    return _Scene(process, at_ns, phase, phase, facts, spans)
-
-
 # --- what they know ------------------------------------------------------------------------------------------------------
 
 
-def _case(session: Session, scene: _Scene, kind: str, facts: Mapping[str, int], text: ErrorText | None) -> Case:
+def _case(session: Session, scene: Scene, kind: str, facts: Mapping[str, int], text: ErrorText | None) -> Case:
     process = scene.process
     engines = events_of(session, "engine", process, scene.at_ns) if process is not None else []
     hello = events_of(session, "hello", process, scene.at_ns) if process is not None else []
@@ -231,12 +185,12 @@ def _total(engine: Mapping[str, Any]) -> int | None:
     return next((size for size in sizes if isinstance(size, int)), None)
 
 
-def _kept(session: Session, scene: _Scene) -> int | None:
+def _kept(session: Session, scene: Scene) -> int | None:
     told = inventory(session, scene.process, scene.at_ns) if scene.process is not None else None
     return sum(told.device.get(name, 0) for name in CATEGORIES) if told is not None else None
 
 
-def _others(session: Session, scene: _Scene, text: ErrorText | None) -> int | None:
+def _others(session: Session, scene: Scene, text: ErrorText | None) -> int | None:
     """What processes that are not this one hold of its device, other ranks among them."""
     if text is not None and text.process_bytes is not None:
         return sum(size for _, size in text.others)
@@ -248,7 +202,7 @@ def _others(session: Session, scene: _Scene, text: ErrorText | None) -> int | No
     return None
 
 
-def _key(session: Session, scene: _Scene) -> tuple[str, int] | None:
+def _key(session: Session, scene: Scene) -> tuple[str, int] | None:
     for place, key in lies_on(session, scene.at_ns).items():
         if process_of(session.sources["allocator"][place]) == scene.process:
             return key
@@ -258,7 +212,7 @@ def _key(session: Session, scene: _Scene) -> tuple[str, int] | None:
 def _post_mortem(
     session: Session,
     witness: str,
-    scene: _Scene,
+    scene: Scene,
     case: Case,
     text: ErrorText | None,
     end: Death | None,

@@ -18,7 +18,9 @@ _UPPER, _MIDDLE, _LOWER = ord("▔"), ord("━"), ord("▂")
 
 def area(canvas: Canvas, values: Numbers, style: str, *, top: float, bottom: float = 0.0) -> None:
     """Fills each cell column from ``bottom`` up to its value, shape (``canvas.width``,). NaN leaves it empty."""
-    stack(canvas, [(style, np.asarray(values, np.float64) - bottom)], top=top - bottom)
+    with np.errstate(invalid="ignore"):  # of infinities
+        above = np.asarray(values, np.float64) - bottom
+    stack(canvas, [(style, above)], top=top - bottom)
 
 
 def stack(canvas: Canvas, layers: Sequence[Layer], *, top: float) -> None:

@@ -66,7 +66,8 @@ def table_rows(view: MemoryView, *, host: bool) -> int:
     if host:
         return 5 + len(view.host_lines) + gone
     noted = view.gpu is not None and bool(view.gpu.notes or any(row.note for row in view.gpu.rows))
-    return 1 + len(view.lines) + len(_beside(view)) + (0 if view.peaks is None else 2 + (view.peaks.before is not None)) + gone + 2 * noted
+    owner = 0 if view.peaks is None else 2 + (view.peaks.before is not None)
+    return 1 + len(view.lines) + len(_beside(view)) + owner + gone + 2 * noted
 
 
 _WITHOUT_GPU = (

@@ -139,23 +139,18 @@ def _pcie(picture: Picture, canvas: Canvas) -> Scale:
     return axis
 
 
-def _iteration(picture: Picture, canvas: Canvas) -> Scale:
-    values = picture.value("iteration")
-    peak = highest(values, picture.cells)
-    axis = _axis(picture, "iteration", Kind.SECONDS, largest(peak), canvas.height)
-    mean = np.nan_to_num(means(values, picture.cells))
-    above = np.maximum(0.0, np.nan_to_num(peak) - mean)
-    stack(canvas, [("accent", mean), ("load-free", above)], top=axis.highest)
-    return axis
+def _mean_and_peak(name: str, kind: Kind, style: str) -> Painter:
+    """Paints the mean of a signal in each cell, and above it up to the highest."""
 
+    def paint(picture: Picture, canvas: Canvas) -> Scale:
+        values = picture.value(name)
+        peak = highest(values, picture.cells)
+        axis = _axis(picture, name, kind, largest(peak), canvas.height)
+        mean = np.nan_to_num(means(values, picture.cells))
+        stack(canvas, [(style, mean), ("load-free", np.maximum(0.0, np.nan_to_num(peak) - mean))], top=axis.highest)
+        return axis
 
-def _power(picture: Picture, canvas: Canvas) -> Scale:
-    values = picture.value("power")
-    peak = highest(values, picture.cells)
-    axis = _axis(picture, "power", Kind.WATTS, largest(peak), canvas.height)
-    mean = np.nan_to_num(means(values, picture.cells))
-    stack(canvas, [("muted", mean), ("load-free", np.maximum(0.0, np.nan_to_num(peak) - mean))], top=axis.highest)
-    return axis
+    return paint
 
 
 PAINTERS: dict[str, Painter] = {
@@ -164,8 +159,8 @@ PAINTERS: dict[str, Painter] = {
     "memory": _memory,
     "host memory": _host_memory,
     "pcie": _pcie,
-    "iteration": _iteration,
-    "power": _power,
+    "iteration": _mean_and_peak("iteration", Kind.SECONDS, "accent"),
+    "power": _mean_and_peak("power", Kind.WATTS, "muted"),
 }
 
 

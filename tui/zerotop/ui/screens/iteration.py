@@ -12,7 +12,7 @@ from zerotop.analysis.waveform import WaveformFold
 from zerotop.ui.drawing.footer import Key
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, filled
-from zerotop.ui.drawing.waveform import draw_nothing, draw_waveform, lanes_hidden
+from zerotop.ui.drawing.waveform import Shown, draw_nothing, draw_waveform, lanes_hidden
 from zerotop.ui.drawing.waveform_copy import phases_text, waveform_text
 from zerotop.ui.drawing.waveform_samples import draw_samples, rows_wanted
 from zerotop.ui.drawing.waveform_table import FULL_WIDTH, draw_phases, lines
@@ -211,17 +211,29 @@ class _Kept(Drawn, can_focus=True):
         self._of = what
         return same and bool(self._rows)
 
-
-class Waves(_Kept):
-    """The folded iteration."""
-
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         shown = self.folding.shown(frame)
         if shown is None:
             self._of = ()
-            return draw_nothing(_missing(self.folding, frame), width, height, self.glyphs, focused=self.has_focus)
-        if self._drawn_of(shown, width, height, self.has_focus):
-            return self._rows
+            return self.nothing(frame, width, height)
+        return self._rows if self._drawn_of(shown, width, height, self.has_focus) else self.picture(shown, width, height)
+
+    def nothing(self, frame: Frame, width: int, height: int) -> list[Row]:
+        """Where there is nothing to fold."""
+        return [filled((), width, self.glyphs)] * height
+
+    def picture(self, shown: Shown, width: int, height: int) -> list[Row]:
+        """What it is of."""
+        raise NotImplementedError
+
+
+class Waves(_Kept):
+    """The folded iteration."""
+
+    def nothing(self, frame: Frame, width: int, height: int) -> list[Row]:
+        return draw_nothing(_missing(self.folding, frame), width, height, self.glyphs, focused=self.has_focus)
+
+    def picture(self, shown: Shown, width: int, height: int) -> list[Row]:
         return draw_waveform(shown, width, height, self.glyphs, self.folding.scales, focused=self.has_focus)
 
     def copyable(self) -> str:
@@ -233,13 +245,7 @@ class Waves(_Kept):
 class Phases(_Kept):
     """Its phases as a table."""
 
-    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        shown = self.folding.shown(frame)
-        if shown is None:
-            self._of = ()
-            return [filled((), width, self.glyphs)] * height
-        if self._drawn_of(shown, width, height, self.has_focus):
-            return self._rows
+    def picture(self, shown: Shown, width: int, height: int) -> list[Row]:
         return draw_phases(shown.fold, shown.pinned, width, height, self.glyphs, focused=self.has_focus)
 
     def copyable(self) -> str:
@@ -251,13 +257,7 @@ class Phases(_Kept):
 class Samples(_Kept):
     """What it rests on."""
 
-    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        shown = self.folding.shown(frame)
-        if shown is None:
-            self._of = ()
-            return [filled((), width, self.glyphs)] * height
-        if self._drawn_of(shown, width, height, self.has_focus):
-            return self._rows
+    def picture(self, shown: Shown, width: int, height: int) -> list[Row]:
         return draw_samples(shown.fold, width, height, self.glyphs, focused=self.has_focus)
 
 

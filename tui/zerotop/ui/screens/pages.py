@@ -75,10 +75,11 @@ def _keys(bindings: Iterable[Binding]) -> list[tuple[list[str], str]]:
     for binding in bindings:
         action = binding.tooltip if binding.key.isdigit() else binding.action
         rows.setdefault(action, ([], binding))[0].append(key_text(binding.key))
-    return [
-        ([f"{keys[0]} to {keys[-1]}"] if keys[0].isdigit() and len(keys) > 1 else keys, binding.tooltip or binding.description)
-        for keys, binding in rows.values()
-    ]
+    return [(_together(keys), binding.tooltip or binding.description) for keys, binding in rows.values()]
+
+
+def _together(keys: list[str]) -> list[str]:
+    return [f"{keys[0]} to {keys[-1]}"] if keys[0].isdigit() and len(keys) > 1 else keys
 
 
 def job_text(view: LiveView, glyphs: Glyphs) -> Text:

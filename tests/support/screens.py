@@ -1,0 +1,39 @@
+"""For tests of one screen: the app that shows it, its text, and keys."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+from textual.pilot import Pilot
+
+from zerotop.ui.app import ZerotopApp
+from zerotop.ui.screens.watching import Watching
+
+Kind = TypeVar("Kind", bound=Watching)
+
+
+class Shown(Generic[Kind]):
+    """The app with one of its screens."""
+
+    def __init__(self, app: ZerotopApp, pilot: Pilot[Any], kind: type[Kind]) -> None:
+        self.app = app
+        self.pilot = pilot
+        self.kind = kind
+
+    @property
+    def screen(self) -> Kind:
+        assert isinstance(self.app.screen, self.kind)
+        return self.app.screen
+
+    def text(self) -> str:
+        return "\n".join(strip.text for strip in self.app.screen._compositor.render_strips())
+
+    async def press(self, *keys: str) -> str:
+        for key in keys:
+            await self.pilot.press(key)
+        await self.settled()
+        return self.text()
+
+    async def settled(self) -> None:
+        """Waits for what a key began."""
+        await self.pilot.pause()
