@@ -72,7 +72,7 @@ def _at_peak(
         reserved_bytes=reserved,
         allocated_bytes=allocated,
         unexplained_largest=held[0].inventory.unclaimed_largest if held[0].inventory is not None else (),
-        notes=notes_of(seen, held),
+        notes=notes_of(engines, seen, held),
     )
     return PeakLedger(source.rank, peak, ledger, peaks.before)
 
