@@ -47,7 +47,7 @@ class RecordingSource:
         self._joined = Joined()
         self._rhythm = Rhythm(session)
         self._findings = Findings(session)
-        self._shown = False
+        self._shown = self._followed = False  # whether a view was asked for, and whether of the end
         self._events: dict[str, list[Event]] = {}
         self._event_count = -1
         self._transcript, self._older = Transcript(session), Transcript(session)
@@ -100,6 +100,8 @@ class RecordingSource:
             yield
             self._digest()
             yield
+            if self._followed:
+                self._view = yield from self._viewing(self.end_ns)
         # The first picture does not wait for what there is to say about it.
         found = self._shown and self._findings.update(self._last_written_ns)
         return fresh or found
@@ -129,20 +131,23 @@ class RecordingSource:
 
     def view(self, cursor_ns: int | None) -> LiveView:
         """What was known at the cursor; None is the end, which for a live recording is now."""
+        self._shown, self._followed = True, cursor_ns is None
         cursor = self.end_ns if cursor_ns is None else cursor_ns
         if self._view is None or self._view.cursor_ns != cursor:
-            self._view = self._view_at(cursor)
+            self._view = whole(self._viewing(cursor))
         return self._view
 
-    def _view_at(self, cursor: int) -> LiveView:
-        self._shown = True
+    def _viewing(self, cursor: int) -> Generator[None, None, LiveView]:
         count = self._joined.count_known(cursor)
         nodes, engines = self._until("node", cursor), self._until("engine", cursor)
         lost = losses(self.session.sources["probe"], self._events, cursor)
         job = self._job(cursor, lost)
         lies_on = places.allocators(self.session, nodes, engines)
+        yield
         on_gpus = gpus(self.session, cursor, nodes, lies_on, self._peaks, self._ends)
+        yield
         ranks = places.ranks(self.session, cursor, self._peaks, ended=job.state is State.ENDED)
+        yield
         unseen = not count and job.state is State.RUNNING
         return LiveView(
             cursor_ns=cursor,
@@ -290,5 +295,3 @@ def _shown(command: Iterable[Any]) -> tuple[str, ...]:
 def _mean(values: Iterable[float]) -> float:
     found = list(values)
     return sum(found) / len(found) if found else math.nan
-
-

@@ -59,6 +59,7 @@ class Session:
         self._clocks.offset_ns(info)
         self._event_files: list[EventFile] = []
         self._known_files: set[str] = set()
+        self._last_ns: int | None = None  # of the last record or event, once it was asked for
         self.refresh()
 
     @classmethod
@@ -84,6 +85,7 @@ class Session:
 
     def reading(self) -> Generator[None, None, bool]:
         """The same in pieces: for who has something else to do in between. What it returns is what :meth:`refresh` does."""
+        self._last_ns = None
         new = self._find_files()
         # Events first: who reads that a process is gone then has its last records too.
         fresh: list[Event] = []
@@ -98,6 +100,7 @@ class Session:
                 new |= source.refresh()
                 if not number % _PIECE:
                     yield
+        self._last_ns = None
         return new or bool(fresh)
 
     def of_host(self, table: str, host: str) -> Sequence[Source]:
@@ -164,9 +167,11 @@ class Session:
     @property
     def last_written_ns(self) -> int:
         """The time of the last record or event."""
-        records = [source.last_ns for sources in self.sources.values() for source in sources]
-        told = [event.unix_ns for event in self.events[-1:]]
-        return max([self.begin_ns, *told, *(last for last in records if last is not None)])
+        if self._last_ns is None:
+            records = [source.last_ns for sources in self.sources.values() for source in sources]
+            told = [event.unix_ns for event in self.events[-1:]]
+            self._last_ns = max([self.begin_ns, *told, *(last for last in records if last is not None)])
+        return self._last_ns
 
     @property
     def over(self) -> bool:
