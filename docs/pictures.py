@@ -64,5 +64,6 @@ async def take(picture: Picture) -> None:
         print(f"docs/{picture.name}.svg")
 
 
-for each in PICTURES:
-    asyncio.run(take(each))
+if __name__ == "__main__":
+    for each in PICTURES:
+        asyncio.run(take(each))

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import re
+import runpy
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from zerotop import cli
+from zerotop.analysis.annotations import annotations
+from zerotop.analysis.source import RecordingSource
+from zerotop.session.reader import Session
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -17,6 +22,12 @@ README = Path(__file__).parents[2] / "README.md"
 def commands() -> dict[str, argparse.ArgumentParser]:
     (found,) = [action for action in cli._parser()._actions if isinstance(action, argparse._SubParsersAction)]
     return dict(found.choices)
+
+
+def pictures() -> list[dict[str, Any]]:
+    """What docs/pictures.py takes."""
+    found = runpy.run_path(str(README.parent / "docs" / "pictures.py"))["PICTURES"]
+    return [picture._asdict() for picture in found]
 
 
 def words(line: str) -> list[str]:
@@ -45,3 +56,19 @@ def test_every_command_line_in_the_readme() -> None:
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert re.fullmatch(r"zerotop \d+\.\d+\S*\n", capsys.readouterr().out)
+
+
+def test_the_pictures_in_the_readme_are_those_that_can_be_taken_anew() -> None:
+    taken = {picture["name"] for picture in pictures()}
+    assert set(re.findall(r"docs/([\w-]+)\.svg", README.read_text())) == taken
+    assert {path.stem for path in (README.parent / "docs").glob("*.svg")} == taken
+
+
+@pytest.mark.parametrize("picture", pictures(), ids=lambda picture: str(picture["name"]))
+def test_what_a_picture_shows_is_in_its_recording(picture: dict[str, Any]) -> None:
+    session = Session.open(picture["recording"])
+    if picture["finding"]:
+        assert picture["finding"] in {one.name for one in annotations(session, session.last_written_ns)}
+    if picture["step"] >= 0:
+        source = RecordingSource(session)
+        assert source.step_time(picture["step"]) is not None
