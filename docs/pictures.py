@@ -36,7 +36,7 @@ PICTURES = (
     Picture("live", STORY, "live", step=12),
     Picture("timeline", STORY, "timeline", finding="skipping_ended"),
     Picture("iteration", STORY, "iteration", step=13),
-    Picture("memory", RECORDINGS / "z2.zerotop", "memory", step=22, size=(120, 40)),
+    Picture("memory", RECORDINGS / "gpu-microscope.zerotop", "memory", step=40),
     Picture("validation-jump", RECORDINGS / "z2-offload.zerotop", "timeline", finding="validation_jump"),
     Picture("post-mortem", RECORDINGS / "z2-oom.zerotop", "memory", keys=("end",)),
 )
