@@ -56,6 +56,27 @@ def resident(at: float, pid: int, rss: float, rank: int = 0) -> tuple[Any, ...]:
     return record(tables.PROCESSES, at, rss_bytes=gib(rss), pid=pid, rank=rank)
 
 
+OOM = {
+    "device": 0,
+    "requested_bytes": gib(30),
+    "limit_bytes": gib(79),
+    "free_bytes": gib(20),
+    "phase": "backward",
+    "step": 1,
+    "micro_step": 0,
+    "rows": 4,
+    "sequence": 512,
+    "tokens": 2048,
+    "allocated_bytes": gib(50),
+    "reserved_bytes": gib(53),
+    "inactive_split_bytes": gib(3),
+    "largest_free_block_bytes": gib(1),
+    "retries": 1,
+    "ooms": 1,
+}
+"""What a rank records of an error for want of GPU memory, in its micro-batch of 4 x 512 tokens."""
+
+
 class Recording:
     """Tables and events of some writers, in one folder."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import recordings
-from memory_recording import Recording, gib, usual
+from memory_recording import OOM, Recording, gib, usual
 from small_recording import BEGIN_NS, S, identity, span
 from zerotop.analysis.failed_processes import last_words, signal_of
 from zerotop.analysis.failure import ERROR, MEMORY, SIGNAL, Failure, place
@@ -16,23 +16,6 @@ from zerotop.analysis.failures import Failures, failure
 from zerotop.analysis.host_deaths import Death
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import FAILED
-
-OOM = {
-    "device": 0,
-    "requested_bytes": gib(30),
-    "limit_bytes": gib(79),
-    "free_bytes": gib(20),
-    "phase": "backward",
-    "step": 1,
-    "micro_step": 0,
-    "rows": 4,
-    "sequence": 512,
-    "tokens": 2048,
-    "largest_free_block_bytes": gib(1),
-    "allocated_bytes": gib(50),
-    "reserved_bytes": gib(53),
-    "inactive_split_bytes": gib(3),
-}
 
 
 def end(recording: Recording, at_s: float, **facts: Any) -> None:

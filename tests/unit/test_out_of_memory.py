@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory_recording import Recording, gib, record, usual
+from memory_recording import OOM, Recording, gib, record, usual
 from small_recording import BEGIN_NS, S, identity, span
 from zerotop.analysis.allocator_settings import settings
 from zerotop.analysis.oom_case import Case
@@ -181,26 +181,6 @@ def test_the_last_of_several() -> None:
 
 
 # --- the post-mortem of a recording --------------------------------------------------------------------------------------
-
-OOM = {
-    "device": 0,
-    "requested_bytes": gib(30),
-    "limit_bytes": gib(79),
-    "free_bytes": gib(20),
-    "phase": "backward",
-    "step": 1,
-    "micro_step": 0,
-    "rows": 4,
-    "sequence": 512,
-    "tokens": 2048,
-    "allocated_bytes": gib(50),
-    "reserved_bytes": gib(53),
-    "inactive_split_bytes": gib(3),
-    "largest_free_block_bytes": gib(1),
-    "retries": 1,
-    "ooms": 1,
-}
-
 
 def failing(folder: Path, at_s: float = 25, **facts: Any) -> Recording:
     """The usual recording, whose rank runs out of memory in the backward of step 1."""

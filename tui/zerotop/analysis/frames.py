@@ -68,8 +68,9 @@ Rows = NDArray[Any]
 
 
 def frames(session: Session, table: str, text: Text) -> Iterator[polars.DataFrame]:
-    """``steps``, ``step_parts``, ``events``, ``annotations`` or a table of records; at least one frame: an empty table has columns too.
+    """``steps``, ``step_parts``, ``events``, ``annotations`` or a table of records.
 
+    At least one frame: an empty table has columns too.
     ``text`` makes what is safe to write of every text.
     """
     if table == "annotations":

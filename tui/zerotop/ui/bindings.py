@@ -25,6 +25,19 @@ ONLY_WATCHING = frozenset(
 )
 """The actions of the app that need a recording to be open."""
 
+
+def list_bindings(screen: str, moved: str, first: str, last: str) -> list[BindingType]:
+    """The keys of a list or a long table. ``moved``: the action for so many rows; ``first``, ``last``: to its ends."""
+    return [
+        Binding("up,k", f"{moved}(-1)", "Up", id=f"{screen}.up", tooltip="One row up", show=False),
+        Binding("down,j", f"{moved}(1)", "Down", id=f"{screen}.down", tooltip="One row down", show=False),
+        Binding("pageup", "page(-1)", "Page up", id=f"{screen}.pageup", tooltip="A page up", show=False),
+        Binding("pagedown", "page(1)", "Page down", id=f"{screen}.pagedown", tooltip="A page down", show=False),
+        Binding("home", first, "First", id=f"{screen}.first", tooltip="To the first row", show=False),
+        Binding("end", last, "Last", id=f"{screen}.last", tooltip="To the last row", show=False),
+    ]
+
+
 APP_BINDINGS: list[BindingType] = [
     Binding(
         "space",

@@ -10,6 +10,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from zerotop.analysis.measures import Comparison
+from zerotop.ui.bindings import list_bindings
 from zerotop.ui.drawing.compare import head, rows, texts
 from zerotop.ui.drawing.footer import Key
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -45,12 +46,7 @@ class CompareScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "close", "Back", id="compare.close", tooltip="Back to the list"),
         Binding("d", "differing", "Differences", id="compare.differing", tooltip="Only what differs, or everything"),
-        Binding("up,k", "scroll(-1)", "Up", id="compare.up", tooltip="One row up", show=False),
-        Binding("down,j", "scroll(1)", "Down", id="compare.down", tooltip="One row down", show=False),
-        Binding("pageup", "page(-1)", "Page up", id="compare.pageup", tooltip="A page up", show=False),
-        Binding("pagedown", "page(1)", "Page down", id="compare.pagedown", tooltip="A page down", show=False),
-        Binding("home", "scroll(-100000)", "Top", id="compare.top", tooltip="To the top", show=False),
-        Binding("end", "scroll(100000)", "Bottom", id="compare.bottom", tooltip="To the bottom", show=False),
+        *list_bindings("compare", "scroll", "scroll(-100000)", "scroll(100000)"),
     ]
 
     def __init__(self, comparison: Comparison, glyphs: Glyphs) -> None:

@@ -15,6 +15,7 @@ from textual.widgets import Input
 
 from zerotop.analysis.measures import Comparison
 from zerotop.analysis.overviews import Recording
+from zerotop.ui.bindings import list_bindings
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.screens.compare import CompareScreen
 from zerotop.ui.screens.delete import DeleteDialog
@@ -49,12 +50,7 @@ class StartScreen(Screen[None]):
         Binding("e", "export", "Export", id="start.export", tooltip="Write its steps as CSV to the current folder"),
         Binding("p", "pack", "Pack", id="start.pack", tooltip="Write it as one small file to the current folder"),
         Binding("d", "delete", "Delete", id="start.delete", tooltip="Delete it for good, after asking"),
-        Binding("up,k", "move(-1)", "Up", id="start.up", tooltip="One up", show=False),
-        Binding("down,j", "move(1)", "Down", id="start.down", tooltip="One down", show=False),
-        Binding("pageup", "page(-1)", "Page up", id="start.pageup", tooltip="A page up", show=False),
-        Binding("pagedown", "page(1)", "Page down", id="start.pagedown", tooltip="A page down", show=False),
-        Binding("home", "go(0)", "First", id="start.first", tooltip="To the first", show=False),
-        Binding("end", "go(-1)", "Last", id="start.last", tooltip="To the last", show=False),
+        *list_bindings("start", "move", "go(0)", "go(-1)"),
     ]
 
     class Chosen(Message):
