@@ -327,14 +327,18 @@ def test_the_ledger_of_cuda_malloc_async(tmp_path: Path) -> None:
 
 def test_a_job_with_an_allocator_of_its_own(tmp_path: Path) -> None:
     recording, who = Recording(tmp_path), identity(0)
-    recording.node_event()
-    recording.engine(allocator="pluggable")
+    recording.node_event(gpus=2)
+    recording.engine(allocator="pluggable", on=1)
     recording.write(tables.BEGINS, who, [record(tables.BEGINS, 2, phase=PHASE_CODE["forward"])], born=1)
-    recording.write(tables.GPUS, recording.node, [gpu(second, 24) for second in range(1, 6)])
-    recording.write(tables.GPU_PROCESSES, recording.node, [holds(second, who.pid, 23) for second in range(1, 6)])
-    (found,) = ledgers(recording.read(), 5.5).values()
-    assert told(found) == {"free": 56, "driver": 1, "this_job": 23}
-    assert "an allocator of device memory of its own" in found.notes[0]
+    looks = [gpu(second, (1, 24)[index], index=index) for second in range(1, 6) for index in (0, 1)]
+    recording.write(tables.GPUS, recording.node, looks)
+    recording.write(tables.GPU_PROCESSES, recording.node, [holds(second, who.pid, 23, 1) for second in range(1, 6)])
+    session = recording.read()
+    found = ledgers(session, 5.5)
+    assert told(found[1]) == {"free": 56, "driver": 1, "this_job": 23}
+    assert "an allocator of device memory of its own" in found[1].notes[0]
+    assert found[0].notes == ()
+    assert MemoryViews(session).at(at(5.5)).gpu == found[1]
 
 
 @pytest.mark.parametrize(

@@ -161,12 +161,19 @@ def _gpu_ledger(session: Session, key: Key, cursor_ns: int, held: list[Holder]) 
     )
 
 
+def told_on(session: Session, cursor_ns: int, allocator: str | None = None) -> dict[tuple[str, int], Key]:
+    """The GPU that each process (host, pid) says its engine is on, those with such an allocator or all."""
+    engines = engines_until(session, cursor_ns)
+    wanted = {(each.host, each.pid) for each in engines if allocator in (None, each.facts.get("allocator"))}
+    on = places.engines(_until(session, "node", cursor_ns), engines) if wanted else []
+    return {process: key for process, key in on if process in wanted}
+
+
 def _not_read(session: Session, key: Key, cursor_ns: int) -> tuple[str, ...]:
     """Where a living rank has an allocator on this GPU that has no counters."""
-    alive = {(process.host, process.pid) for process in living(session, cursor_ns)}
-    engines = [e for e in engines_until(session, cursor_ns) if e.facts.get("allocator") == "pluggable"]
-    on = places.engines(_until(session, "node", cursor_ns), engines)
-    return (_NOT_READ,) if any(one == key and process in alive for process, one in on) else ()
+    on = told_on(session, cursor_ns, "pluggable")
+    alive = {(process.host, process.pid) for process in living(session, cursor_ns)} if on else set()
+    return (_NOT_READ,) if any(one == key and process in alive for process, one in on.items()) else ()
 
 
 _ALLOCATOR = "PyTorch's allocator, its last reading"

@@ -20,7 +20,7 @@ from zerotop.analysis.failures import Failures
 from zerotop.analysis.host_deaths import HostMemory, last_seconds
 from zerotop.analysis.host_ledger import HostLedger, of_process
 from zerotop.analysis.inventories import inventory
-from zerotop.analysis.ledger import ledger, lies_on
+from zerotop.analysis.ledger import ledger, lies_on, told_on
 from zerotop.analysis.ledger_rows import GpuLedger
 from zerotop.analysis.living import Process, events_of, living, process_of
 from zerotop.analysis.memory_lines import Line, gpu_lines, host_lines
@@ -91,6 +91,8 @@ class MemoryViews:
         process = next((one for one in processes if one.rank == rank), processes[0] if processes else None)
         on = _placed(session, moment_ns)
         key, source = on.get(process, (None, None)) if process is not None else (None, None)
+        if key is None and process is not None:
+            key = told_on(session, moment_ns).get((process.host, process.pid))
         used = dict.fromkeys((place for place, _ in on.values()), 0) | _used(session, moment_ns)
         key = key if key is not None else min(used, default=None)
         shown = _standing_out(used, key, most)
