@@ -52,8 +52,10 @@ class Odd:
     def gpus(self) -> tuple[GpuLedger, ...]:
         """The ledgers of all GPUs a second before the first rank left, when all of them linger."""
         session = Session.open(self.session)
-        moment_ns = MemoryViews(session).at(session.end_ns).moment_ns - 1_000_000_000
-        found = ledger(session, moment_ns)
+        # A rank's ticker reads its allocator until it leaves. The screen would look at a failure's moment instead.
+        last_ns = [source.last_ns for source in session.sources["allocator"] if source.last_ns is not None]
+        left_ns = min(last_ns, default=MemoryViews(session).at(session.end_ns).moment_ns)
+        found = ledger(session, left_ns - 1_000_000_000)
         for gpu in found:
             assert sum(row.bytes for row in gpu.rows) == gpu.total_bytes
         return found

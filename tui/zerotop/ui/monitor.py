@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import sys
@@ -29,6 +30,7 @@ from zerotop.ui.viewer import Viewer
 FRAME_S = 0.22  # between looks at the recording: what was written is on screen within this and one drawing
 SETTLED_S = 2.0  # until the screen's own objects are made
 SLICE_S = 0.015  # of reading in one go: with very many ranks it takes longer, and keys are answered in between
+PAUSE_S = 0.001  # between two slices
 RESTS = 6.0  # so many times as long as reading and drawing took nothing is read: with very many ranks pictures are rarer
 HEARTBEAT_S = 0.5  # a frame at least this often, so that times go on counting
 
@@ -176,9 +178,14 @@ class Monitor(App[Leaving]):
             if end.value or self._ticks % max(1, round(HEARTBEAT_S / FRAME_S)) == 0:
                 self.draw()
         else:
-            self.call_later(self._poll_on)
+            self.call_later(self._poll_later)
         self._took_s += time.thread_time() - cpu_s
         self._rest_until_s = time.monotonic() + RESTS * self._took_s
+
+    async def _poll_later(self) -> None:
+        # What is called later is called without a pause in between: keys would wait in the terminal's thread.
+        await asyncio.sleep(PAUSE_S)
+        self._poll_on()
 
     def draw(self) -> None:
         """Draws the frame of this moment."""
