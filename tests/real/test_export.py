@@ -16,6 +16,7 @@ from real_jobs import RANKS, Run
 from zerotop.analysis import annotations
 from zerotop.analysis.export import FORMATS, TABLES
 from zerotop.session.reader import Session
+from zerotop_probe.recording.tables import BOUNDARY
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
 
@@ -68,6 +69,9 @@ def test_all_formats_say_the_same(session: Path, exported: dict[tuple[str, str],
         assert whole.height == len(recording.events) > 0
     elif table == "annotations":
         assert whole.height == len(annotations.annotations(recording, recording.end_ns))
+    elif table == "step_parts":
+        updates = [source.array["flags"] & BOUNDARY != 0 for source in recording.sources["spans"]]
+        assert whole.height == sum(int(boundary.sum()) for boundary in updates) > 0
     elif table != "steps":
         assert whole.height == sum(len(source.array) for source in recording.sources[table])
 
