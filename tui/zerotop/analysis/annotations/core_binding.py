@@ -26,7 +26,7 @@ def detect(facts: Facts) -> Iterator[Annotation]:
     """At most one finding for each attempt and node, once each of its ranks has finished a step."""
     for group in facts.groups:
         told = group.kept(_Told).hosts
-        for host in sorted({process.source.host for process in group.processes} - told):
+        for host in sorted({*group.hosts} - told):
             mine = [process for process in group.processes if process.source.host == host]
             if all(len(process.steps) for process in mine):
                 told.add(host)

@@ -26,20 +26,13 @@ class _Seen:
     told: bool = False
 
 
-@dataclass
-class _Nodes:
-    """Those of a group."""
-
-    of: dict[str, _Seen] = field(default_factory=dict)
-
-
 def detect(facts: Facts) -> Iterator[Annotation]:
     """At most one finding for each attempt and node, once training has begun."""
     for group in facts.groups:
         if not len(group.lead.steps):
             continue
-        for host in sorted({process.source.host for process in group.processes}):
-            seen = group.kept(_Nodes).of.setdefault(host, _Seen())
+        for host in group.hosts:
+            seen = group.kept(_Seen, host)
             if not seen.told:
                 yield from _of_host(facts, group, host, seen)
 

@@ -32,20 +32,13 @@ class _Seen:
     told: bool = False
 
 
-@dataclass
-class _Nodes:
-    """Those of a group."""
-
-    of: dict[str, _Seen] = field(default_factory=dict)
-
-
 def detect(facts: Facts) -> Iterator[Annotation]:
     """At most one finding for each attempt and node, once training has begun."""
     for group in facts.groups:
         if not len(group.lead.steps):
             continue
-        for host in sorted({process.source.host for process in group.processes}):
-            seen, cores = group.kept(_Nodes).of.setdefault(host, _Seen()), facts.cores(host)
+        for host in group.hosts:
+            seen, cores = group.kept(_Seen, host), facts.cores(host)
             if cores is not None and not seen.told:
                 mine = [process for process in group.processes if process.source.host == host]
                 yield from _of_host(group, mine, cores, seen)

@@ -29,6 +29,11 @@ class Group(Memory):
         """The one of the lowest rank."""
         return self.processes[0]
 
+    @property
+    def hosts(self) -> list[str]:
+        """The nodes they are on."""
+        return sorted({process.source.host for process in self.processes})
+
     def ranks(self, known_ns: int) -> tuple[int, ...]:
         """Those there were at a moment."""
         return tuple(process.rank for process in self.processes if process.source.born_ns <= known_ns)

@@ -31,18 +31,11 @@ class _Seen:
     told: set[str] = field(default_factory=set)
 
 
-@dataclass
-class _Nodes:
-    """Those of a group."""
-
-    of: dict[str, _Seen] = field(default_factory=dict)
-
-
 def detect(facts: Facts) -> Iterator[Annotation]:
     """At most one finding of each of the two for each attempt and node."""
     for group in facts.groups:
-        for host in sorted({process.source.host for process in group.processes}):
-            seen = group.kept(_Nodes).of.setdefault(host, _Seen())
+        for host in group.hosts:
+            seen = group.kept(_Seen, host)
             samples = facts.table("hosts", host).after(seen.counts).within(group.lead.source.born_ns - 1, facts.cursor_ns)
             if not len(samples):
                 continue

@@ -30,11 +30,11 @@ class Memory:
     def __init__(self) -> None:
         self._kept: dict[Any, Any] = {}
 
-    def kept(self, kind: Callable[[], T]) -> T:
-        """A ``kind()`` that is made once."""
-        if kind not in self._kept:
-            self._kept[kind] = kind()
-        found: T = self._kept[kind]
+    def kept(self, kind: Callable[[], T], of: str = "") -> T:
+        """A ``kind()`` that is made once, or once for each ``of``."""
+        if (kind, of) not in self._kept:
+            self._kept[kind, of] = kind()
+        found: T = self._kept[kind, of]
         return found
 
 

@@ -54,13 +54,6 @@ class _Seen:
     told: bool = False
 
 
-@dataclass
-class _Nodes:
-    """Those of a session."""
-
-    of: dict[str, _Seen] = field(default_factory=dict)
-
-
 def detect(facts: Facts) -> Iterator[Annotation]:
     """At most one finding for each node, from the time before a rank on it told its phases."""
     told: dict[str, int] = {}
@@ -68,7 +61,7 @@ def detect(facts: Facts) -> Iterator[Annotation]:
         host, born_ns = process.source.host, process.source.born_ns
         told[host] = min(born_ns, told.get(host, born_ns))
     for host in facts.hosts:
-        seen = facts.kept(_Nodes).of.setdefault(host, _Seen())
+        seen = facts.kept(_Seen, host)
         if not seen.told:
             yield from _of_host(facts, host, seen, told.get(host))
 
