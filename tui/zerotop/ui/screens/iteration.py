@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
@@ -222,9 +223,9 @@ class _Kept(Drawn, can_focus=True):
         """Where there is nothing to fold."""
         return [filled((), width, self.glyphs)] * height
 
+    @abstractmethod
     def picture(self, shown: Shown, width: int, height: int) -> list[Row]:
         """What it is of."""
-        raise NotImplementedError
 
 
 class Waves(_Kept):
