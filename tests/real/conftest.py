@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import nodes
 import shared_memory
+from node_jobs import Zerotop, caller, rank_on
+from nodes import Cluster
 from real_jobs import Run, environment, finetune_command, prepared_config, remove_stale_locks, run_recorded
 
 # Under nohup every child would inherit that it is ignored, and jobs here are sent one.
@@ -46,3 +49,23 @@ def finetune_run(
         return made[key]
 
     return run
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two machines with a network and files in common."""
+    with nodes.two_nodes(tmp_path_factory.mktemp("cluster")) as both:
+        yield both
+
+
+@pytest.fixture
+def zerotop(cluster: Cluster, tmp_path: Path) -> Zerotop:
+    """The program on the first of them."""
+    return caller(cluster, tmp_path)
+
+
+@pytest.fixture
+def job(cluster: Cluster, tmp_path: Path) -> Iterator[None]:
+    """A rank on each node."""
+    with rank_on(cluster.nodes[0], 0, tmp_path), rank_on(cluster.nodes[1], 1, tmp_path):
+        yield

@@ -6,7 +6,6 @@ import base64
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 import nodes
 from agents import wait_for
 from loop_runs import LOOPS, run
-from node_jobs import PORT, Zerotop, attached, caller, first_pid, rank_on, samplers, wait_for_both
+from node_jobs import PORT, Zerotop, attached, first_pid, rank_on, samplers, wait_for_both
 from nodes import Cluster, ended, started
 from programs import ZEROTOP, environment
 from rank_recordings import Rank
@@ -32,24 +31,6 @@ pytestmark = [
     pytest.mark.timeout(2 * TIMEOUT_S),
     pytest.mark.skipif(bool(nodes.why_not()), reason=nodes.why_not() or "-"),
 ]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with nodes.two_nodes(tmp_path_factory.mktemp("cluster")) as both:
-        yield both
-
-
-@pytest.fixture
-def zerotop(cluster: Cluster, tmp_path: Path) -> Zerotop:
-    return caller(cluster, tmp_path)
-
-
-@pytest.fixture
-def job(cluster: Cluster, tmp_path: Path) -> Iterator[None]:
-    """A rank on each node."""
-    with rank_on(cluster.nodes[0], 0, tmp_path), rank_on(cluster.nodes[1], 1, tmp_path):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import nodes
 import zerotop_probe
-from node_jobs import Zerotop, attached, bound, caller, first_pid, hidden, rank_on, samplers, wait_for_both
+from node_jobs import Zerotop, attached, bound, first_pid, hidden, rank_on, samplers, wait_for_both
 from nodes import Cluster
 from programs import ZEROTOP, environment
 from real_jobs import TIMEOUT_S
@@ -25,24 +24,6 @@ pytestmark = [
     pytest.mark.timeout(2 * TIMEOUT_S),
     pytest.mark.skipif(bool(nodes.why_not()), reason=nodes.why_not() or "-"),
 ]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with nodes.two_nodes(tmp_path_factory.mktemp("cluster")) as both:
-        yield both
-
-
-@pytest.fixture
-def zerotop(cluster: Cluster, tmp_path: Path) -> Zerotop:
-    return caller(cluster, tmp_path)
-
-
-@pytest.fixture
-def job(cluster: Cluster, tmp_path: Path) -> Iterator[None]:
-    """A rank on each node."""
-    with rank_on(cluster.nodes[0], 0, tmp_path), rank_on(cluster.nodes[1], 1, tmp_path):
-        yield
 
 
 @pytest.mark.usefixtures("job")
