@@ -13,6 +13,8 @@ import pytest
 
 from agents import AGENT, events, python, recorded, wait_for
 from zerotop_probe.outside import agent, control
+from zerotop_probe.outside.attaching import jobs
+from zerotop_probe.outside.attaching import session as attaching
 from zerotop_probe.outside.proc import Process
 
 # Says which signals it got; ends at the last of them.
@@ -215,3 +217,27 @@ os.execv(sys.argv[1], sys.argv[1:])
     assert seen.count(b"SIGINT") == 1
     assert recorded(tmp_path, "output") == b"ready\nSIGINT\nSIGTERM\n"
     os.close(ours)
+
+
+def test_ranks_without_a_launcher_are_all_stopped(tmp_path: Path) -> None:
+    """As srun leaves them on a node: the job was attached to, and none of its ranks is another's child."""
+    environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_PORT": "29573"}
+    ranks = [
+        subprocess.Popen(listener("SIGINT", "SIGINT"), env=environment | {"RANK": str(number)}, stdout=subprocess.PIPE)
+        for number in (0, 1)
+    ]
+    try:
+        assert [rank.stdout is not None and rank.stdout.readline() for rank in ranks] == [b"ready\n"] * 2
+        job = jobs.job_of(ranks[1].pid)
+        assert job is not None
+        session = attaching.begin(job, str(tmp_path / "session"))
+        sampler = agent.watch_in_background(session)
+        assert sampler is not None
+        control.request_stop(session)
+        assert [rank.wait(30) for rank in ranks] == [9, 9]
+        wait_for(lambda: not sampler.alive())
+        assert signals_sent(Path(session)) == ["SIGINT"]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()

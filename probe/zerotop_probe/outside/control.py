@@ -165,7 +165,7 @@ def _why_not_here(facts: Facts) -> str:
 
 def _stop_without_sampler(session: str, facts: Facts, root: Process) -> None:
     number = _STAGES[min(facts.stops_sent, len(_STAGES) - 1)]
-    if signal_job(root, session, number):
+    if signal_job(root, session, number, facts.ranks):
         identity = Identity.of_this_process("control")
         writer = EventWriter(session, identity)
         writer.write(time.monotonic_ns(), events.STOP_SENT, signal=number.name)

@@ -69,7 +69,9 @@ class Agent:
         disk.reserve(self._events.fileno(), _ROOM_FOR_EVENTS)
         self._output = OutputRecorder(session, identity, streams, on_error=self._note_output_lost)
         self._node = Node(session, identity, job.root, self._events)
-        self._stopper = Stopper(job.root, session, grace_s=grace_s, on_sent=self._note_stop)
+        self._stopper = Stopper(
+            job.root, session, grace_s=grace_s, on_sent=self._note_stop, ranks=self._node.ranks.processes
+        )
 
     def _write(self, event: str, **facts: object) -> None:
         self._events.write(time.monotonic_ns(), event, **facts)

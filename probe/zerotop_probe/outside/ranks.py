@@ -84,9 +84,13 @@ class Ranks:
         ranks = [Member(rank.process, rank.rank) for rank in self.found.values()]
         return ranks + [Member(process, -1) for process in self._launchers if process.pid not in self.found]
 
+    def processes(self) -> list[Process]:
+        """The ranks that were found and have not gone."""
+        return [rank.process for rank in list(self.found.values())]
+
     def alive(self) -> bool:
         """Whether a rank that was found still runs."""
-        return any(rank.process.alive() for rank in list(self.found.values()))
+        return any(process.alive() for process in self.processes())
 
     def look(self, *, now: bool = False) -> None:
         """Looks for ranks that have come or gone, if it is time or ``now``: often at first, later rarely."""
