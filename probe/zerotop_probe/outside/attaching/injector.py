@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from zerotop_probe.outside.attaching.target import CannotEnter, Target, read_memory, why_forbidden
-from zerotop_probe.outside.attaching.tracing import DidNotStop, Held
+from zerotop_probe.outside.attaching.tracing import DidNotStop, Held, still_there, write
 from zerotop_probe.outside.proc import Process
 
 _PAGE = 4096
@@ -50,7 +50,8 @@ class Planted(NamedTuple):
 
     process: Process
     address: int
-    stopped_s: float  # how long the process was held
+    stopped_s: float  # how long its main thread was held
+    stopped_cpu_s: float  # what of that we computed; the rest was waiting for a core
     whole_s: float
 
     def state(self) -> State:
@@ -67,17 +68,15 @@ def plant(target: Target, text: str) -> Planted:
     code = text.encode() + b"\0"
     size = -(-(_TEXT + len(code) + _STACK) // _PAGE) * _PAGE
     with _undisturbed():
-        held_s = time.monotonic()
         try:
-            address = _plant_held(target, code, size)
+            address, held = _plant_held(target, code, size)
         except PermissionError as error:
             raise CannotEnter(why_forbidden(target.process.pid)) from error
         except ProcessLookupError as error:
             raise CannotEnter(f"Process {target.process.pid} has ended.") from error
         except (DidNotStop, ChildProcessError) as error:
             raise CannotEnter(f"{error}: it goes on untouched, try again later.") from error
-        stopped_s = time.monotonic() - held_s
-    return Planted(target.process, address, stopped_s, time.monotonic() - began_s)
+    return Planted(target.process, address, held.stopped_s, held.cpu_s, time.monotonic() - began_s)
 
 
 @contextlib.contextmanager
@@ -94,20 +93,20 @@ def _undisturbed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _plant_held(target: Target, code: bytes, size: int) -> int:
+def _plant_held(target: Target, code: bytes, size: int) -> tuple[int, Held]:
     pid = target.process.pid
     memory = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
     try:
-        held = Held(pid, patience_s=_STOP_S)
+        if not target.process.alive():  # the number was given to another one meanwhile
+            raise ProcessLookupError(pid)
+        held = Held(pid, patience_s=_STOP_S, same=lambda: still_there(memory, target.syscall))
         try:
-            if not target.process.alive():  # the number was given to another one meanwhile
-                raise ProcessLookupError(pid)
             address = _map(held, target, size)
-            os.pwrite(memory, _content(target, address, code), address)
+            write(memory, _content(target, address, code), address)
             stack = address + size - 8
-            os.pwrite(memory, struct.pack("<Q", address + _BREAKPOINT), stack)
+            write(memory, struct.pack("<Q", address + _BREAKPOINT), stack)
             _add(held, target, address, stack)
-            return address
+            return address, held
         finally:
             held.release()
     finally:

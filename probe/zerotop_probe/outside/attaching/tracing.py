@@ -2,6 +2,9 @@
 
 Nothing but the general registers is read or written, so the layout of vector registers, which differs between
 processors and breaks other tools, does not matter.
+
+While a thread is held, ours keeps the interpreter's lock: given away, it would come back after 5 ms each time where another
+thread of ours computes, as one that draws a screen does.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import math
 import os
 import signal
 import time
+from collections.abc import Callable
 
 _CONT, _SINGLESTEP, _GETREGS, _SETREGS, _DETACH = 7, 9, 12, 13, 17
 _SEIZE, _INTERRUPT, _GETSIGMASK, _SETSIGMASK = 0x4206, 0x4207, 0x420A, 0x420B
@@ -27,9 +31,18 @@ _NAMES = """
     r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi orig_rax rip cs eflags rsp ss fs_base gs_base ds es fs gs
 """
 
-_libc = ctypes.CDLL(None, use_errno=True)
+# A thread stops, and comes back from a call of ours, within some 20 us if a core is free for it. What takes longer waits
+# for other programs: then we no longer spin, and at last no longer keep our other threads waiting.
+_SPIN_S, _KEEP_LOCK_S = 0.001, 0.02
+_SLEEP_US = 50
+
+_libc = ctypes.PyDLL(None, use_errno=True)  # unlike CDLL it keeps the interpreter's lock
 _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
 _libc.ptrace.restype = ctypes.c_long
+_libc.waitpid.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+for _call in (_libc.pread, _libc.pwrite):
+    _call.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_longlong]
+    _call.restype = ctypes.c_ssize_t
 
 
 class Registers(ctypes.Structure):
@@ -49,20 +62,43 @@ class DidNotStop(TimeoutError):
     """The thread did not come to a stop in time."""
 
 
-def _ptrace(request: int, pid: int, address: int = 0, data: int = 0) -> None:
-    if _libc.ptrace(request, pid, address, data) == -1:
+def _checked(result: int) -> int:
+    if result == -1:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+    return result
+
+
+def _ptrace(request: int, pid: int, address: int = 0, data: int = 0) -> None:
+    _checked(_libc.ptrace(request, pid, address, data))
+
+
+def write(memory: int, content: bytes, address: int) -> None:
+    """Writes to a process's memory through a descriptor of its ``/proc/PID/mem``. Raises OSError."""
+    _checked(_libc.pwrite(memory, content, len(content), address))
+
+
+def still_there(memory: int, address: int) -> bool:
+    """Whether the process has not ended since then, nor begun to run another program."""
+    return int(_libc.pread(memory, ctypes.create_string_buffer(1), 1, address)) == 1
 
 
 class Held:
     """One thread, stopped from the end of ``__init__`` to :meth:`release`. All calls come from one thread of ours."""
 
-    def __init__(self, pid: int, *, patience_s: float) -> None:
-        """Stops it. Raises PermissionError, ProcessLookupError; DidNotStop, and then it goes on as before."""
+    def __init__(self, pid: int, *, patience_s: float, same: Callable[[], bool] = lambda: True) -> None:
+        """Stops it. Raises PermissionError, ProcessLookupError; DidNotStop, and then it goes on as before.
+
+        ``same``: whether the number still means the process that is meant. When we ask it can no longer be reused.
+        """
         self.pid = pid
+        self.stopped_s = self.cpu_s = 0.0  # known after release: how long, and what of that we computed ourselves
+        time.sleep(0)  # if another thread of ours computes, it has its turn now, and not in the middle of this
         _ptrace(_SEIZE, pid)
         try:
+            if not same():
+                raise ProcessLookupError(errno.ESRCH, f"Process {pid} has ended")
+            self._began_s, self._began_cpu_s = time.monotonic(), time.thread_time()
             _ptrace(_INTERRUPT, pid)
             self._await_interrupt(time.monotonic() + patience_s)
             self._registers = self._read_registers()
@@ -83,17 +119,23 @@ class Held:
             _ptrace(_CONT, self.pid, 0, os.WSTOPSIG(status))
 
     def _wait(self, deadline_s: float) -> int:
-        spins = 0
-        while True:
-            pid, status = os.waitpid(self.pid, os.WNOHANG | _WALL)
-            if pid:
-                if not os.WIFSTOPPED(status):
-                    raise ProcessLookupError(errno.ESRCH, f"Process {self.pid} has ended")
-                return status
-            if time.monotonic() > deadline_s:
+        began_s = time.monotonic()
+        found = ctypes.c_int()
+        place = ctypes.addressof(found)
+        while not _checked(_libc.waitpid(self.pid, place, os.WNOHANG | _WALL)):
+            now_s = time.monotonic()
+            if now_s > deadline_s:
                 raise DidNotStop(f"Process {self.pid} does not come to a stop")
-            spins += 1
-            time.sleep(0 if spins < 100 else 0.0001)
+            if now_s - began_s < _SPIN_S:
+                _libc.sched_yield()
+            elif now_s - began_s < _KEEP_LOCK_S:
+                _libc.usleep(_SLEEP_US)
+            else:
+                time.sleep(_SLEEP_US / 1e6)
+        status = found.value
+        if not os.WIFSTOPPED(status):
+            raise ProcessLookupError(errno.ESRCH, f"Process {self.pid} has ended")
+        return status
 
     @property
     def registers(self) -> Registers:
@@ -157,6 +199,7 @@ class Held:
             self._set_mask(self._mask.value)
         finally:
             self._let_go()
+            self.stopped_s, self.cpu_s = time.monotonic() - self._began_s, time.thread_time() - self._began_cpu_s
 
     def _let_go(self) -> None:
         try:
