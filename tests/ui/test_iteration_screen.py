@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from textual.widgets import Input, OptionList
 
 import recordings
 import screens
 from fake_source import failed_story, many_story, offload_story
 from small_recording import BEGIN_NS, S, identity, record, write
-from watching import Watch
+from watching import Watch, until
 from zerotop.analysis.source import RecordingSource
 from zerotop.analysis.waveform_source import Waveforms
 from zerotop.session.reader import Session
@@ -27,6 +29,7 @@ from zerotop.ui.drawing.waveform import Shown, draw_waveform, heights
 from zerotop.ui.drawing.waveform_copy import phases_text, waveform_text
 from zerotop.ui.drawing.waveform_table import Line, draw_phases, fitting
 from zerotop.ui.drawing.waveform_words import left_out, sentence
+from zerotop.ui.screens.beside import BesideDialog
 from zerotop.ui.screens.iteration import IterationScreen
 from zerotop.ui.theme import STYLES
 from zerotop_probe.recording.tables import PROCESSES
@@ -125,6 +128,53 @@ async def test_another_sessions_fold_can_be_pinned() -> None:
         screen.screen.pin(None)
         await screen.settled()
         assert "z3:" not in screen.text()
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+    """A recording, with another one beside it, one that nothing put a probe into, and what is none."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for name in ("z2-offload", "z3-offload-all"):
+        shutil.copy(recordings.packed(name), tmp_path)
+    recordings.from_outside("cpu-clean", tmp_path)
+    (tmp_path / "torn.zerotop").write_bytes(b"torn")
+    return Session.open(tmp_path / "z2-offload.zerotop")
+
+
+async def test_another_recordings_iteration_is_chosen_from_a_list(own: Session) -> None:
+    async with seen(own, size=(160, 50)) as screen:
+        await screen.press("v")
+        assert isinstance(screen.app.screen, BesideDialog)
+        listed = screen.app.screen.query_one(OptionList)
+        await until(screen.pilot, lambda: "enter lays its last iterations" in screen.text())
+        assert listed.option_count == 1
+        assert "z3-offload-all.zerotop" in screen.text()
+        assert "None of 1 holds these words." in await screen.press(*"zzz")
+        assert "z3-offload-all.zerotop" in await screen.press("backspace", "backspace", "3", "down")
+        await screen.press("enter")
+        await until(screen.pilot, lambda: "z3-offload-all: 457 ms, median of 11" in screen.text())
+        assert "z3-offload-all" not in await screen.press("c")
+        await screen.press("v", "escape")
+        assert isinstance(screen.app.screen, IterationScreen)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("cpu-clean", "No rank of cpu-clean has finished an iteration."),
+        ("torn.zerotop", "torn.zerotop"),
+        ("nowhere", "There is no session"),
+    ],
+)
+async def test_what_cannot_lie_beside_it_is_said(own: Session, typed: str, said: str) -> None:
+    async with seen(own) as screen:
+        await screen.press("v")
+        await until(screen.pilot, lambda: "Reading" not in screen.text())
+        words = screen.app.screen.query_one(Input)
+        words.value = typed if typed == "nowhere" else str(own.path.parent / typed)
+        await screen.press("enter")
+        shown = lambda: [screen.text(), *(notice.message for notice in screen.app._notifications)]  # noqa: E731
+        await until(screen.pilot, lambda: any(said in text for text in shown()))
 
 
 async def test_more_and_fewer_iterations_and_all_of_the_level() -> None:

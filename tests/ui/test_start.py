@@ -23,6 +23,7 @@ from zerotop.ui.ports import Leaving
 from zerotop.ui.screens.compare import CompareScreen
 from zerotop.ui.screens.delete import DeleteDialog
 from zerotop.ui.screens.dialog import Page
+from zerotop.ui.screens.iteration import IterationScreen
 from zerotop.ui.screens.live import LiveScreen
 from zerotop.ui.screens.start import StartScreen
 from zerotop.ui.start_app import StartApp
@@ -194,6 +195,19 @@ async def test_marked_ones_are_compared(root: Path) -> None:
         await until(pilot, lambda: isinstance(start.app.screen, StartScreen))
         await pilot.press("escape")
         assert start.list.model.marked == ()
+
+
+async def test_the_iterations_of_two_that_are_compared_are_laid_over_one_another(root: Path) -> None:
+    start = Start()
+    async with start.app.run_test(size=(120, 40)) as pilot:
+        await ready(start, pilot)
+        await pilot.press("home", "space", "c")
+        await until(pilot, lambda: isinstance(start.app.screen, CompareScreen))
+        await pilot.press("v")
+        await until(pilot, lambda: isinstance(start.app.screen, IterationScreen))
+        await until(pilot, lambda: "story: 2.67 s, median of 3" in start.text())
+        await pilot.press("q")
+        await until(pilot, lambda: isinstance(start.app.screen, StartScreen))
 
 
 async def test_export_writes_steps_here_and_says_where(root: Path, tmp_path: Path) -> None:

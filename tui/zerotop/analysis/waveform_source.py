@@ -6,6 +6,7 @@ import time
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 
 from zerotop.analysis.steps import RankSteps, StepTable
 from zerotop.analysis.waveform import WaveformFold, folding, leader, members
@@ -121,6 +122,15 @@ def _own(session: Session) -> Callable[[], Sequence[RankSteps]]:
         return steps.processes
 
     return processes
+
+
+def last_fold(path: Path) -> WaveformFold | None:
+    """The fold at the end of a recording, of all its ranks; None where none has finished an iteration.
+
+    Raises SessionError where it cannot be read.
+    """
+    session = Session.open(path)
+    return Waveforms(session).at(session.last_written_ns)
 
 
 def wider(number: int | None, shown: WaveformFold | None, direction: int) -> int | None:

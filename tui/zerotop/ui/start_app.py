@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 from textual.binding import Binding, BindingType
@@ -34,7 +35,17 @@ class StartApp(ZerotopApp):
         return StartScreen(self._desk, self.glyphs, order=self.habits.get("order", "newest"))
 
     def on_start_screen_chosen(self, event: StartScreen.Chosen) -> None:
+        if event.beside is not None:
+            self.shown = "iteration"
         self.open_recording(event.opened)
+        if event.beside is not None:
+            self.call_after_refresh(self._lay_beside, event.beside)
+
+    def _lay_beside(self, path: Path) -> None:
+        from zerotop.ui.screens.iteration import IterationScreen  # as late as every screen: starting is quicker
+
+        if self.is_watching and isinstance(self.watching, IterationScreen):
+            self.watching.lay_beside(path)
 
     def on_start_screen_ordered(self, event: StartScreen.Ordered) -> None:
         self.habits.set("order", event.order)

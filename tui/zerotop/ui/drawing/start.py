@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Sequence
 
 from zerotop.analysis.overview import Overview
 from zerotop.analysis.overviews import Recording
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.rows import Row, both_ends, filled, merged, row_width
-from zerotop.ui.drawing.start_columns import Line, columns, seconds_text, short_offload, state
+from zerotop.ui.drawing.rows import Row, both_ends, filled, merged, row_text, row_width
+from zerotop.ui.drawing.start_columns import Line, columns, few_columns, seconds_text, short_offload, state
 from zerotop.ui.drawing.table import Placed, place, rule
 from zerotop.ui.drawing.text import fit, literal
 from zerotop.ui.format import about, count, grouped
@@ -35,6 +36,20 @@ def listing(lines: Sequence[Line], title: Row, width: int, height: int, glyphs: 
         row = _with_problem(line, placed, width, glyphs) if damaged else placed.row(line, width, glyphs)
         rows.append(_raised(row) if line.chosen and glyphs.smooth else row)
     return [*rows, *(filled((), width, glyphs) for _ in range(height - len(rows)))]
+
+
+def one_line(recording: Recording, width: int, glyphs: Glyphs) -> str:
+    """A recording in a line of text, for a short list of them under :func:`names`."""
+    return row_text(_short(width, glyphs).row(Line(recording, False, False, time.time_ns()), width, glyphs))
+
+
+def names(width: int, glyphs: Glyphs) -> str:
+    """What the columns of that are called."""
+    return row_text(rule((), width, glyphs, _short(width, glyphs))).replace(glyphs.rule, " ")
+
+
+def _short(width: int, glyphs: Glyphs) -> Placed[Line]:
+    return place(few_columns(glyphs), width)
 
 
 def _with_problem(line: Line, placed: Placed[Line], width: int, glyphs: Glyphs) -> Row:

@@ -156,6 +156,19 @@ def columns(glyphs: Glyphs) -> list[Column[Line]]:
     ]
 
 
+def few_columns(glyphs: Glyphs) -> list[Column[Line]]:
+    """Those by which one recording is chosen among others: its name, what was trained and how, when, and how fast."""
+    cells = _Cells(glyphs)
+    return [
+        Column((("session", "heading"),), 26, 9, cells.name, grows=True, left=True),
+        Column((("model", "heading"),), 13, 5, cells.model, left=True),
+        Column((("ZeRO", "heading"),), 11, 7, cells.zero, left=True),
+        Column((("age", "heading"),), 6, 6, cells.age),
+        Column((("s/it", "heading"),), 6, 8, cells.iteration),
+        Column((("peak GiB", "heading"),), 10, 4, cells.peak),
+    ]
+
+
 def script_and_options(command: Sequence[str]) -> str:
     """A command from its script on, without folders; all of it where there is none."""
     place = next((place for place, word in enumerate(command) if word.endswith(".py")), 0)

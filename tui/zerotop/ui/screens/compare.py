@@ -34,8 +34,8 @@ def _with_margin(row: Row, style: str) -> Row:
     return merged(((" " * _MARGIN, style), *row, (" " * _MARGIN, style)))
 
 
-class CompareScreen(Screen[None]):
-    """A table that scrolls."""
+class CompareScreen(Screen[bool]):
+    """A table that scrolls. Returns whether to lay the iterations of the first two over one another."""
 
     TITLE = "Compare"
     HELP = "Recordings side by side: what is the same is muted, what differs is bright."
@@ -45,6 +45,7 @@ class CompareScreen(Screen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "close", "Back", id="compare.close", tooltip="Back to the list"),
+        Binding("v", "overlay", "Overlay", id="compare.overlay", tooltip="Iterations of the first two over one another"),
         Binding("d", "differing", "Differences", id="compare.differing", tooltip="Only what differs, or everything"),
         *list_bindings("compare", "scroll", "scroll(-100000)", "scroll(100000)"),
     ]
@@ -57,7 +58,10 @@ class CompareScreen(Screen[None]):
         yield self.table
 
     def action_close(self) -> None:
-        self.dismiss(None)
+        self.dismiss(False)
+
+    def action_overlay(self) -> None:
+        self.dismiss(True)
 
     def action_differing(self) -> None:
         self.table.only_differing = not self.table.only_differing
@@ -94,7 +98,8 @@ class Table(Keyed, can_focus=True):
         scroll = [Key("↑↓", "scroll", "scroll(1)", 6)] if scrolls else []
         which = Key("d", "everything" if self.only_differing else "only differences", "differing", 8)
         others = [Key("y", "copy", "app.copy", 5), Key("?", "help", "app.help", 7)]
-        return [Key("q", "back", "close", 9), which, *scroll, *others]
+        overlay = Key("v", "iterations over one another", "overlay", 6)
+        return [Key("q", "back", "close", 9), which, overlay, *scroll, *others]
 
     def scroll_rows(self, number: int) -> None:
         """Down, or up."""

@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import ClassVar
 
+from textual import work
 from textual.binding import Binding, BindingType
 
 from zerotop.analysis.waveform import WaveformFold
+from zerotop.analysis.waveform_source import last_fold
+from zerotop.session.headers import SessionError
+from zerotop.session.packing import SUFFIX
 from zerotop.ui.drawing.footer import Key
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, filled
@@ -20,6 +25,7 @@ from zerotop.ui.drawing.waveform_table import FULL_WIDTH, draw_phases, lines
 from zerotop.ui.frame import Frame
 from zerotop.ui.layout import GAP, Box
 from zerotop.ui.ports import Source
+from zerotop.ui.screens.beside import BesideDialog
 from zerotop.ui.screens.iteration_model import Folding
 from zerotop.ui.screens.watching import Watching
 from zerotop.ui.widgets.drawn import Drawn
@@ -69,7 +75,7 @@ class IterationScreen(Watching):
         (
             "pinned",
             "c keeps the fold that is shown, and draws it behind later ones: before and after a change.\n"
-            "c again takes it away. It starts at the same moment of the iteration, and lasts as long as it lasted.",
+            "c again takes it away, v lays another recording's there. It begins at the same moment and lasts as it did.",
         ),
     )
 
@@ -80,6 +86,7 @@ class IterationScreen(Watching):
             "l", "level", "Whole level", id="iteration.level", tooltip="Fold all since iterations last took another time"
         ),
         Binding("c", "pin", "Pin", id="iteration.pin", tooltip="Keep this fold behind later ones, or take it away"),
+        Binding("v", "beside", "Beside another", id="iteration.beside", tooltip="Another recording's iteration behind it"),
         Binding("m", "lane", "Next signal", id="iteration.lane", tooltip="Another signal first, where not all have room"),
         Binding(
             "e", "every_rank", "One or all ranks", id="iteration.ranks", tooltip="Fold all ranks together, or the chosen one"
@@ -145,6 +152,7 @@ class IterationScreen(Watching):
         several = [Key("e", "one rank" if self.folding.every_rank else "all ranks", "screen.every_rank", 6)]
         return (
             Key("c", "unpin" if self.folding.pinned else "pin", "screen.pin", 8),
+            Key("v", "another run", "screen.beside", 5),
             Key("+-", "iterations", "screen.widen(-1)", 7),
             *([Key("l", "level", "screen.level", 6)] if self.folding.number is not None else []),
             *([Key("m", "next signal", "screen.lane", 8)] if hidden else []),
@@ -163,6 +171,27 @@ class IterationScreen(Watching):
         if not self.folding.toggle_pin():
             self.notify("There is nothing to pin yet.", timeout=2)
         self._again()
+
+    def action_beside(self) -> None:
+        """Lets the user choose the recording whose iteration to lay behind this one's."""
+        self.app.push_screen(BesideDialog(self.folding.source.session.path, self.glyphs), self._lay_beside)
+
+    def _lay_beside(self, path: Path | None) -> None:
+        if path is not None:
+            self.lay_beside(path)
+
+    @work(exclusive=True, group="beside")
+    async def lay_beside(self, path: Path) -> None:
+        """Pins the last iterations of another recording. Reading them may take seconds, and is done meanwhile."""
+        try:
+            fold = await asyncio.to_thread(last_fold, path)
+        except (SessionError, OSError) as error:
+            self.notify(str(error), severity="error", timeout=8, markup=False)
+            return
+        if fold is None:
+            self.notify(f"No rank of {path.name} has finished an iteration.", timeout=8, markup=False)
+        else:
+            self.pin(fold, path.name.removesuffix(SUFFIX))
 
     def action_lane(self) -> None:
         self.folding.next_lane()

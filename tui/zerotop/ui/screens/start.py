@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from textual import events, work
@@ -56,9 +58,11 @@ class StartScreen(Screen[None]):
     class Chosen(Message):
         """A recording was read and is to be watched."""
 
-        def __init__(self, opened: Opened) -> None:
+        def __init__(self, opened: Opened, beside: Path | None = None) -> None:
+            """``beside``: another one, whose iterations are to lie behind this one's."""
             super().__init__()
             self.opened = opened
+            self.beside = beside
 
     class Ordered(Message):
         """The user chose another order."""
@@ -187,10 +191,15 @@ class StartScreen(Screen[None]):
         if len(items) < 2:
             self.app.notify("Mark two or more with space, then c shows them side by side.", timeout=4)
         else:
-            self._do("Comparing …", lambda: self.desk.compare(items), self._show_comparison)
+            self._do("Comparing …", lambda: self.desk.compare(items), lambda found: self._show_comparison(items, found))
 
-    def _show_comparison(self, comparison: Comparison) -> None:
-        self.app.push_screen(CompareScreen(comparison, self.glyphs))
+    def _show_comparison(self, items: Sequence[Recording], comparison: Comparison) -> None:
+        def decided(overlay: bool | None) -> None:
+            if overlay:
+                chosen = partial(self.Chosen, beside=items[1].path)
+                self._do("Opening …", lambda: self.desk.open(items[0]), lambda opened: self.post_message(chosen(opened)))
+
+        self.app.push_screen(CompareScreen(comparison, self.glyphs), decided)
 
     def action_delete(self) -> None:
         chosen = self.model.chosen
