@@ -22,19 +22,22 @@ class FakeJob:
     """Implements ``ports.Controller`` and writes down what it was asked."""
 
     attach_command = "zerotop attach brisk-otter"
+    stop_means = "Asks it to end; asked again, it is killed."
 
     def __init__(self) -> None:
         self.stops = 0
+        self.not_stopped = ""
         self.sampler = True
         self.outside = False
         self.restarts = 0
         self.looks: list[tuple[int, bool]] = []
         self.trouble: OSError | None = None
 
-    def stop(self) -> None:
+    def stop(self) -> str:
         if self.trouble:
             raise self.trouble
         self.stops += 1
+        return self.not_stopped
 
     def look(self, steps: int, stacks: bool) -> int:
         if self.trouble:

@@ -353,15 +353,13 @@ class TestLeaving:
         seen = Watch(cpu_story(), 12.0)
         async with seen.app.run_test(size=(80, 24)) as pilot:
             await pilot.press("q", "s")
-            await pilot.pause()
-            assert seen.job.stops == 1
+            await until(pilot, lambda: seen.job.stops == 1)
             seen.clock += 3
             seen.app.tick()
             await pilot.pause()
             assert "asked to end 3 s ago" in seen.text()
             await pilot.press("s")
-            await pilot.pause()
-            assert seen.job.stops == 2
+            await until(pilot, lambda: seen.job.stops == 2)
             assert "Stopping hard" in seen.text()
             seen.seconds = 500.0
             seen.app.tick()
@@ -393,8 +391,19 @@ class TestLeaving:
         seen.job.trouble = PermissionError(1, "Operation not permitted [red]")
         async with seen.app.run_test(size=(80, 24)) as pilot:
             await pilot.press("q", "s")
-            await pilot.pause()
-            assert "The job cannot be stopped: [Errno 1] Operation not permitted [red]" in seen.text()
+            await until(pilot, lambda: "The job cannot be stopped: [Errno 1] Operation not permitted [red]" in seen.text())
+            assert "The job is still running." in seen.text()
+
+    async def test_a_node_that_is_not_asked_to_stop(self) -> None:
+        seen = Watch(offload_story(), 75.0)
+        seen.job.stop_means = "Asks it to end, here and on two; asked again, it is killed."
+        seen.job.not_stopped = "two is not asked to stop: ssh does not reach it."
+        async with seen.app.run_test(size=(80, 24)) as pilot:
+            await pilot.press("q")
+            await until(pilot, lambda: "here and on two" in seen.text())
+            await pilot.press("s")
+            await until(pilot, lambda: "two is not asked to stop: ssh does not reach it." in seen.text())
+            assert "asked to end 0 s ago" in seen.text()
 
     async def test_when_the_job_is_over_leaving_does_not_ask(self) -> None:
         seen = Watch(failed_story(), 60.0)

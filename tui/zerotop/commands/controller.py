@@ -5,29 +5,49 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from zerotop.commands import entering
+from zerotop.commands import entering, hosts
 from zerotop.commands.looking import ask
+from zerotop.session.reader import Session
 from zerotop_probe.outside import agent, control
 from zerotop_probe.recording import directory
 
+# More nodes than these are counted, not named.
+_MOST_NAMES = 3
+
 
 class JobController:
-    """The running job of one session on this node."""
+    """The running job of one session on this node, and its parts on others."""
 
     def __init__(self, session: Path) -> None:
         self._path = session
         self._session = str(session)
         usual = session.parent == Path(directory.default_root()).absolute()
         self._called = session.name if usual else str(session)
+        self.not_stopped: list[str] = []
 
     @property
     def attach_command(self) -> str:
         """What to type to come back."""
         return f"zerotop attach {shlex.quote(self._called)}"
 
-    def stop(self) -> None:
-        """Asks the job to end; the second call ends it hard. Raises OSError if it cannot be reached."""
-        control.request_stop(self._session)
+    @property
+    def stop_means(self) -> str:
+        """What :meth:`stop` does, as a sentence."""
+        facts = control.read_facts(self._session)
+        if facts.joined:
+            began = Session.open(self._path).info.get("host") or "the node where it was attached to"
+            return f"Asks its part on this node to end; all of it is stopped from {began}."
+        names = facts.reached
+        others = f"{len(names)} other nodes" if len(names) > _MOST_NAMES else ", ".join(names)
+        return f"Asks it to end{f', here and on {others}' if names else ''}; asked again, it is killed."
+
+    def stop(self) -> str:
+        """Asks the job to end, on all nodes that take part; the second call ends it hard.
+
+        Says which were not asked, in sentences; ``not_stopped`` has them too. Raises OSError if it cannot be reached here.
+        """
+        self.not_stopped = hosts.stop(self._path, lambda: control.request_stop(self._session))
+        return " ".join(self.not_stopped)
 
     def look(self, steps: int, stacks: bool) -> int:
         """Asks for a look through the microscope at the next steps; returns the request's number. Raises OSError."""

@@ -27,6 +27,9 @@ _NO_MEETING = (
 _JOB = "job"
 _WHOLE = "All ranks of the job run on this node: no other one was asked."
 _NOT_RUNNING = "The job does not run on this node: attach on one that has ranks"
+_NOT_STOPPED = "{name} is not asked to stop: {why}. Its ranks may wait for the others: ask again, or end them there."
+# How long the other nodes may take to be asked to stop before this one is.
+_FIRST_S = 3.0
 _OLDER = "{name}: zerotop there records in format {theirs}, this one in {ours}: what only the newer one knows is missing"
 
 
@@ -142,6 +145,20 @@ def leave(path: Path, names: list[str], meanwhile: Callable[[], None]) -> tuple[
     return told, done
 
 
+def stop(path: Path, here: Callable[[], None]) -> list[str]:
+    """Has the other nodes that take part asked to stop their parts of the job, and then does it ``here``.
+
+    They are asked first, so that no rank sees others die before it is asked itself; but one that does not answer is not waited
+    for long. Returns sentences about those that were not asked. Raises OSError if it cannot be done here.
+    """
+    names = control.read_facts(str(path)).reached
+    try:
+        answers = _ask(path, names, {"action": "stop"}, here, first_s=_FIRST_S)
+    except Problem as error:
+        return [f"{error}."]
+    return [_NOT_STOPPED.format(name=answer.name, why=answer.why_not) for answer in answers if answer.why_not]
+
+
 def left(who: str, said: str, why_not: str, pending: bool) -> list[str]:
     """What there is to say of a process that the probe was taken out of: one sentence or none."""
     if why_not:
@@ -163,7 +180,10 @@ def _of_format(answer: ssh.Answer) -> list[str]:
     return [_OLDER.format(name=answer.name, theirs=".".join(map(str, theirs)), ours=".".join(map(str, ours)))]
 
 
-def _ask(path: Path, names: list[str], request: dict[str, Any], meanwhile: Callable[[], None]) -> list[ssh.Answer]:
+def _ask(
+    path: Path, names: list[str], request: dict[str, Any], meanwhile: Callable[[], None], *, first_s: float = 0.0
+) -> list[ssh.Answer]:
+    """What these nodes say; ``meanwhile`` is done when all have, or after ``first_s``. Raises Problem, OSError."""
     if not names:
         meanwhile()
         return []
@@ -181,6 +201,7 @@ def _ask(path: Path, names: list[str], request: dict[str, Any], meanwhile: Calla
             meanwhile()
             raise Problem(str(error)) from error
         try:
+            asked.wait(first_s)
             meanwhile()
             return asked.answers()
         finally:

@@ -27,6 +27,8 @@ def watch_job(path: str | Path) -> int:
     controller = JobController(session.path)
     app = ZerotopApp(RecordingSource(session), controller, title=session.name, habits=kept_habits())
     leaving = app.run()
+    for text in controller.not_stopped:
+        print(text)
     folder = str(session.path)
     if leaving is Leaving.STOPPED or not control.job_alive(folder):
         _await_end(session)

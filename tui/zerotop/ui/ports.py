@@ -65,8 +65,12 @@ class Controller(Protocol):
     def attach_command(self) -> str:
         """What to type to come back after leaving, for example ``zerotop attach brisk-otter``."""
 
-    def stop(self) -> None:
-        """Asks the job to end; the second call ends it hard. Returns at once.
+    @property
+    def stop_means(self) -> str:
+        """What ``stop`` does, as a sentence: on which nodes."""
+
+    def stop(self) -> str:
+        """Asks the job to end; the second call ends it hard. Says where it was not asked; may take seconds.
 
         Raises:
             OSError: the job cannot be reached; the text says why.

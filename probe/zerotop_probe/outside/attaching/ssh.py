@@ -29,6 +29,7 @@ _OPTIONS = (
 )  # fmt: skip
 # Ranks that do not answer take five seconds, connecting up to ten.
 PATIENCE_S = 60.0
+_LOOK_S = 0.02
 
 _BOOT = (
     "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; "
@@ -91,6 +92,12 @@ class Asked:
         except NoSsh:
             self.end()
             raise
+
+    def wait(self, seconds: float) -> None:
+        """Waits for all of them, no longer than that."""
+        deadline_s = time.monotonic() + seconds
+        while time.monotonic() < deadline_s and any(process.poll() is None for _, process in self._running):
+            time.sleep(_LOOK_S)
 
     def answers(self) -> list[Answer]:
         """What they say, in the order in which they were named. Waits for it."""

@@ -70,9 +70,15 @@ def _done(request: dict[str, Any]) -> dict[str, Any]:
         )
     session = request["session"]
     _check_shared(session, request["token"], request["secret"])
-    if request["action"] == "leave":
+    action = request["action"]
+    if action == "join":
+        return _join(session, Meeting.read(request["meeting"]), enter=bool(request["enter"]))
+    if action == "leave":
         return _described(attaching.end(session), {})
-    return _join(session, Meeting.read(request["meeting"]), enter=bool(request["enter"]))
+    if action == "stop":
+        control.request_stop(session)
+        return {}
+    raise Refused(f"zerotop there is older than this one and cannot {action} a job: install the same version")
 
 
 def _check_shared(session: str, token: str, secret: str) -> None:

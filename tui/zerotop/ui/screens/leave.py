@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -47,7 +48,9 @@ class LeaveDialog(Dialog[Leaving]):
         self.query_one(OptionList).focus()
 
     def note_job(self, live: bool) -> None:
-        """Called for every frame while the dialog is open."""
+        """Called for every frame while the dialog is open; one may come while it is being taken away."""
+        if not self.query("#text"):
+            return
         if not live and not self._over:
             self._over = True
             self._show()
@@ -75,14 +78,21 @@ class LeaveDialog(Dialog[Leaving]):
         return Leaving.DETACHED
 
     def _stop(self) -> None:
-        try:
-            self.controller.stop()
-        except OSError as error:
-            self.tell(f"The job cannot be stopped: {error}")
-            return
         self.asked += 1
         self._asked_at = self._clock()
         self._show()
+        self.run_worker(self._ask())
+
+    async def _ask(self) -> None:
+        """Beside everything else: nodes that are not reached answer late. Who leaves meanwhile has asked all the same."""
+        try:
+            said = await asyncio.to_thread(self.controller.stop)
+        except OSError as error:
+            said = f"The job cannot be stopped: {error}"
+            self.asked -= 1
+            self._show()
+        if said:
+            self.tell(said)
 
     def _show(self) -> None:
         self._explain()
@@ -123,6 +133,6 @@ class LeaveDialog(Dialog[Leaving]):
         back = literal(self.controller.attach_command, self.glyphs)
         return [
             ("detach", "d  Detach", f"Training goes on. Come back with: {back}"),
-            ("stop", "s  Stop the job", "Asks it to end; asked again, it is killed."),
+            ("stop", "s  Stop the job", literal(self.controller.stop_means, self.glyphs)),
             ("cancel", "c  Cancel", "Back to the live screen."),
         ]
