@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from zerotop_probe.outside.attaching.target import CannotEnter, Target, read_memory, why_forbidden
-from zerotop_probe.outside.attaching.tracing import DidNotStop, Held, still_there, write
+from zerotop_probe.outside.attaching.tracing import DidNotStop, Held, punctual, still_there, write
 from zerotop_probe.outside.proc import Process
 
 _PAGE = 4096
@@ -67,7 +67,7 @@ def plant(target: Target, text: str) -> Planted:
     began_s = time.monotonic()
     code = text.encode() + b"\0"
     size = -(-(_TEXT + len(code) + _STACK) // _PAGE) * _PAGE
-    with _undisturbed():
+    with _undisturbed(), punctual():
         try:
             address, held = _plant_held(target, code, size)
         except PermissionError as error:

@@ -9,13 +9,14 @@ thread of ours computes, as one that draws a screen does.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import math
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 _CONT, _SINGLESTEP, _GETREGS, _SETREGS, _DETACH = 7, 9, 12, 13, 17
 _SEIZE, _INTERRUPT, _GETSIGMASK, _SETSIGMASK = 0x4206, 0x4207, 0x420A, 0x420B
@@ -31,14 +32,15 @@ _NAMES = """
     r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi orig_rax rip cs eflags rsp ss fs_base gs_base ds es fs gs
 """
 
-# A thread stops, and comes back from a call of ours, within some 20 us if a core is free for it. What takes longer waits
-# for other programs: then we no longer spin, and at last no longer keep our other threads waiting.
-_SPIN_S, _KEEP_LOCK_S = 0.001, 0.02
-_SLEEP_US = 50
+# A thread stops, and comes back from a call of ours, within some 20 us if a core is free for it, be it ours: so we nap, for
+# longer and longer. If it takes long our other threads are no longer kept waiting.
+_NAP_US, _NAP_SHARE, _KEEP_LOCK_S = 10, 0.1, 0.02
+_SET_SLACK, _GET_SLACK = 29, 30
 
 _libc = ctypes.PyDLL(None, use_errno=True)  # unlike CDLL it keeps the interpreter's lock
 _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
 _libc.ptrace.restype = ctypes.c_long
+_libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 _libc.waitpid.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
 for _call in (_libc.pread, _libc.pwrite):
     _call.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_longlong]
@@ -81,6 +83,24 @@ def write(memory: int, content: bytes, address: int) -> None:
 def still_there(memory: int, address: int) -> bool:
     """Whether the process has not ended since then, nor begun to run another program."""
     return int(_libc.pread(memory, ctypes.create_string_buffer(1), 1, address)) == 1
+
+
+@contextlib.contextmanager
+def punctual() -> Iterator[None]:
+    """Naps of our thread last as long as they are meant to, and not 50 us more; where we may, we come before other programs.
+
+    On a machine that has more to do than cores this makes a stop several times shorter.
+    """
+    slack, policy, place = _libc.prctl(_GET_SLACK, 0, 0, 0, 0), os.sched_getscheduler(0), os.sched_getparam(0)
+    _libc.prctl(_SET_SLACK, 1, 0, 0, 0)
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(os.sched_get_priority_min(os.SCHED_FIFO)))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, policy, place)
+        _libc.prctl(_SET_SLACK, slack, 0, 0, 0)
 
 
 class Held:
@@ -126,12 +146,11 @@ class Held:
             now_s = time.monotonic()
             if now_s > deadline_s:
                 raise DidNotStop(f"Process {self.pid} does not come to a stop")
-            if now_s - began_s < _SPIN_S:
-                _libc.sched_yield()
-            elif now_s - began_s < _KEEP_LOCK_S:
-                _libc.usleep(_SLEEP_US)
+            nap_us = int(_NAP_US + _NAP_SHARE * 1e6 * (now_s - began_s))
+            if now_s - began_s < _KEEP_LOCK_S:
+                _libc.usleep(nap_us)
             else:
-                time.sleep(_SLEEP_US / 1e6)
+                time.sleep(nap_us / 1e6)
         status = found.value
         if not os.WIFSTOPPED(status):
             raise ProcessLookupError(errno.ESRCH, f"Process {self.pid} has ended")
