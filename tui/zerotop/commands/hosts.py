@@ -148,8 +148,8 @@ def leave(path: Path, names: list[str], meanwhile: Callable[[], None]) -> tuple[
 def stop(path: Path, here: Callable[[], None]) -> list[str]:
     """Has the other nodes that take part asked to stop their parts of the job, and then does it ``here``.
 
-    They are asked first, so that no rank sees others die before it is asked itself; but one that does not answer is not waited
-    for long. Returns sentences about those that were not asked. Raises OSError if it cannot be done here.
+    They are asked first, so that no rank sees others die before it is asked; what does not answer is not waited for long.
+    Returns sentences about those that were not asked. Raises OSError if it cannot be done here.
     """
     names = control.read_facts(str(path)).reached
     try:
