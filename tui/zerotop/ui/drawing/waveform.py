@@ -12,7 +12,7 @@ from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.memory import panel_title
 from zerotop.ui.drawing.rows import Row, Span, both_ends, filled, row_width
 from zerotop.ui.drawing.table import rule
-from zerotop.ui.drawing.text import cells, fit
+from zerotop.ui.drawing.text import cells, fit, literal
 from zerotop.ui.drawing.waveform_lanes import BORDER, GUTTER, LANES, PINNED, Lane, border, codes, draw_lane, lanes
 from zerotop.ui.drawing.waveform_words import folded, left_out, seconds, sentence, whose
 from zerotop.ui.drawing.words import phase_style, phase_word
@@ -99,7 +99,8 @@ def _picture(shown: Shown, width: int, room: int, glyphs: Glyphs, scales: Watche
     if room >= _TWO_RIBBONS and any(stretch.depth for stretch in fold.stretches):
         ribbons.append(_ribbon("within", fold, 1, end_s, width, gutter, glyphs))
     if pinned is not None and room >= 7:
-        ribbons.append(_ribbon("pinned", pinned, 0, end_s, width, gutter, glyphs, once=pinned_words(shown)))
+        whose = literal(shown.pinned_name, glyphs) or "pinned"
+        ribbons.append(_ribbon(whose, pinned, 0, end_s, width, gutter, glyphs, once=pinned_words(shown)))
     ribbons = ribbons[:room]
     chosen = _rotated(lanes(fold), shown.first_lane)
     left = room - len(ribbons)
@@ -156,7 +157,7 @@ def _ribbon(
         _write(canvas, stretch, end_s, glyphs)
     if once:
         if len(once) + 1 <= canvas.width - edge:
-            canvas.text(edge + 1, 0, glyphs.plain(once), PINNED)
+            canvas.text(edge + 1, 0, literal(glyphs.plain(once), glyphs), PINNED)
     elif not depth:
         _write_next(canvas, edge, glyphs)
     lead = filled(((fit(glyphs.plain(word), max(0, gutter - 1), glyphs), "muted"),), gutter, glyphs)

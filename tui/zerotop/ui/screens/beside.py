@@ -23,7 +23,7 @@ from zerotop.ui.screens.dialog import Dialog
 from zerotop.ui.screens.start_model import searched
 
 _WIDTH = 88  # of a line, where the terminal has room
-_EDGES = 12  # cells between the terminal's edges and a line
+_EDGES = 14  # cells between the edges of the terminal and a line, with the scrollbar
 _SHOWN = 100  # lines; who has more recordings filters
 
 
