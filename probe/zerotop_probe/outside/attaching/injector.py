@@ -1,4 +1,4 @@
-"""Has a running Python execute a text of ours on its main thread: CPython before 3.14, on x86-64 Linux.
+"""Has a running Python execute a text of ours on its main thread: CPython before 3.14, on Linux.
 
 The thread is held for about half a millisecond. Meanwhile it makes one system call, mmap, for pages of our own, and
 calls ``Py_AddPendingCall``, which only writes a function's address into a table. No memory is allocated, nothing is
@@ -22,15 +22,13 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from zerotop_probe.outside.attaching.target import CannotEnter, Target, read_memory, why_forbidden
+from zerotop_probe.outside.attaching.target import CannotEnter, Entrance, Target, read_memory, why_forbidden
 from zerotop_probe.outside.attaching.tracing import DidNotStop, Held, punctual, still_there, write
 from zerotop_probe.outside.proc import Process
 
 _PAGE = 4096
 _STACK = 1 << 16
 _STATE, _BREAKPOINT, _CODE, _TEXT = 0, 16, 64, 128
-_READ_WRITE_EXECUTE, _PRIVATE_ANONYMOUS = 7, 0x22
-_MMAP = 9
 _ERRORS_FROM = 2**64 - 4095
 # How long a thread may take to stop, and our call to return. A call that waits longer waits for a lock that the
 # interrupted thread itself holds: it is given up, and the thread goes on.
@@ -94,18 +92,22 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _plant_held(target: Target, code: bytes, size: int) -> tuple[int, Held]:
-    pid = target.process.pid
+    pid, entrance = target.process.pid, target.entrance
+    if entrance is None:
+        raise CannotEnter(f"Process {pid} runs Python {target.version[0]}.{target.version[1]}, which is asked by itself.")
     memory = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
     try:
         if not target.process.alive():  # the number was given to another one meanwhile
             raise ProcessLookupError(pid)
-        held = Held(pid, patience_s=_STOP_S, same=lambda: still_there(memory, target.syscall))
+        held = Held(pid, entrance.machine, patience_s=_STOP_S, same=lambda: still_there(memory, entrance.syscall))
         try:
-            address = _map(held, target, size)
-            write(memory, _content(target, address, code), address)
-            stack = address + size - 8
-            write(memory, struct.pack("<Q", address + _BREAKPOINT), stack)
-            _add(held, target, address, stack)
+            held.foresee(patience_s=_CALL_S)
+            address = _map(held, entrance, size)
+            write(memory, _content(entrance, address, code), address)
+            back = address + _BREAKPOINT
+            frame = entrance.machine.frame(back)
+            write(memory, frame, address + size - len(frame))
+            _add(held, entrance, address, address + size)
             return address, held
         finally:
             held.release()
@@ -113,55 +115,38 @@ def _plant_held(target: Target, code: bytes, size: int) -> tuple[int, Held]:
         os.close(memory)
 
 
-def _map(held: Held, target: Target, size: int) -> int:
-    after = held.step(
-        held.registers.changed(
-            rip=target.syscall,
-            rax=_MMAP,
-            rdi=0,
-            rsi=size,
-            rdx=_READ_WRITE_EXECUTE,
-            r10=_PRIVATE_ANONYMOUS,
-            r8=-1,
-            r9=0,
-        ),
-        patience_s=_CALL_S,
+def _map(held: Held, entrance: Entrance, size: int) -> int:
+    machine = entrance.machine
+    after = held.step(machine.mapping(held.registers, at=entrance.syscall, size=size), patience_s=_CALL_S)
+    if machine.place(after) != entrance.syscall + len(machine.syscall):
+        raise ChildProcessError(f"Process {held.pid} does not make a system call of ours")
+    address = machine.result(after)
+    if address >= _ERRORS_FROM:
+        raise ChildProcessError(f"Process {held.pid} gets no memory to be entered with ({os.strerror(2**64 - address)})")
+    return address
+
+
+def _content(entrance: Entrance, address: int, text: bytes) -> bytes:
+    """The pages' beginning."""
+    machine = entrance.machine
+    code = machine.program(
+        address + _CODE,
+        state=address + _STATE,
+        states=(State.RUNNING, State.DONE),
+        text=address + _TEXT,
+        run=entrance.run_string,
     )
-    if after.rax >= _ERRORS_FROM:
-        raise ChildProcessError(f"Process {held.pid} gets no memory to be entered with ({os.strerror(2**64 - after.rax)})")
-    return int(after.rax)
+    start = b"\0" * _BREAKPOINT + machine.breakpoint * ((_CODE - _BREAKPOINT) // len(machine.breakpoint))
+    return (start + code).ljust(_TEXT, b"\0") + text
 
 
-def _content(target: Target, address: int, text: bytes) -> bytes:
-    """The pages' beginning. The machine code, called by the interpreter as a function of one argument, is:
-
-    push rbx / mov rbx, STATE / mov qword [rbx], RUNNING / mov rdi, TEXT / mov rax, PyRun_SimpleString / call rax /
-    mov qword [rbx], DONE / xor eax, eax / pop rbx / ret
-    """
-    code = b"".join(
-        (
-            b"\x53\x48\xbb" + struct.pack("<Q", address + _STATE),
-            b"\x48\xc7\x03" + struct.pack("<I", State.RUNNING),
-            b"\x48\xbf" + struct.pack("<Q", address + _TEXT),
-            b"\x48\xb8" + struct.pack("<Q", target.run_string),
-            b"\xff\xd0",
-            b"\x48\xc7\x03" + struct.pack("<I", State.DONE),
-            b"\x31\xc0\x5b\xc3",
-        )
-    )
-    start = b"\0" * _BREAKPOINT + b"\xcc" * (_CODE - _BREAKPOINT)
-    return (start + code).ljust(_TEXT, b"\xcc") + text
-
-
-def _add(held: Held, target: Target, address: int, stack: int) -> None:
+def _add(held: Held, entrance: Entrance, address: int, stack: int) -> None:
+    machine, back = entrance.machine, address + _BREAKPOINT
     after = held.call(
-        held.registers.changed(
-            rip=target.add_pending_call, rdi=address + _CODE, rsi=0, rsp=stack, rbp=0, rax=0,
-            eflags=held.registers.eflags & ~0x400,  # the calling convention wants the direction flag clear
-        ),
+        machine.calling(held.registers, entrance.add_pending_call, address + _CODE, stack=stack, back=back),
         patience_s=_CALL_S,
-    )  # fmt: skip
-    if after.rip != address + _BREAKPOINT + 1:
+    )
+    if machine.broke_at(after) != back:
         raise ChildProcessError(f"Process {held.pid} came to a breakpoint that is not ours")
-    if after.rax & 0xFFFFFFFF:
+    if machine.result(after) & 0xFFFFFFFF:
         raise ChildProcessError(f"Process {held.pid} has too many calls pending")

@@ -14,6 +14,9 @@ from typing import NamedTuple
 
 from zerotop_probe.outside import proc
 from zerotop_probe.outside.attaching import elf
+from zerotop_probe.outside.attaching.aarch64 import Aarch64
+from zerotop_probe.outside.attaching.machine import Machine
+from zerotop_probe.outside.attaching.x86_64 import X8664
 from zerotop_probe.outside.proc import Process
 
 OLDEST = (3, 9)
@@ -25,7 +28,8 @@ _VERSION = "Py_Version"  # a constant, from 3.11 on
 _LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) \S+ \d+\s*(.*)")
 _LIBRARY = re.compile(r"libpython3[\d.]*\w?\.so")
 _VERSIONED = re.compile(r"python(\d)\.(\d+)")
-_SYSCALL = b"\x0f\x05"
+# By what platform.machine() says.
+MACHINES: dict[str, Machine] = {machine.name: machine for machine in (X8664(), Aarch64())}
 
 
 class CannotEnter(Exception):
@@ -42,15 +46,22 @@ class Mapping(NamedTuple):
     path: str
 
 
+class Entrance(NamedTuple):
+    """Where a Python that cannot be asked itself is entered: addresses."""
+
+    machine: Machine
+    add_pending_call: int
+    run_string: int
+    syscall: int  # an instruction that makes a system call
+
+
 class Target(NamedTuple):
     """What is needed to enter a process."""
 
     process: Process
     version: tuple[int, int]
     executable: str
-    add_pending_call: int = 0
-    run_string: int = 0
-    syscall: int = 0  # the address of a system call instruction
+    entrance: Entrance | None = None  # None from ASKED_FROM on
 
 
 def mappings(pid: int) -> list[Mapping]:
@@ -74,12 +85,13 @@ def examine(process: Process) -> Target:
     lines = mappings(process.pid)
     executable = _link(process.pid)
     files = _candidates(lines, executable)
-    version, found = None, None
+    version, found, built_for = None, None, ""
     for path in files:
         symbols = _symbols(process.pid, path)
         if symbols is None or not all(name in symbols.offsets for name in _FUNCTIONS):
             continue
         base = min(line.begin - line.offset for line in lines if line.path == path) if symbols.movable else 0
+        built_for = symbols.machine
         found = {name: base + offset for name, offset in symbols.offsets.items()}
         version = _told_version(process.pid, found) or named_version([path, executable, *(m.path for m in lines)])
         break
@@ -87,9 +99,15 @@ def examine(process: Process) -> Target:
         raise CannotEnter(_why_no_python(process.pid, lines))
     if version is None:
         raise CannotEnter(f"Process {process.pid} does not tell its Python version: it is seen from outside only.")
-    _check_version(process.pid, version)
-    call = _find_syscall(process.pid, lines)
-    return Target(process, version, executable, found[_FUNCTIONS[0]], found[_FUNCTIONS[1]], call)
+    if version < OLDEST:
+        raise CannotEnter(
+            f"Process {process.pid} runs Python {_written(version)}; the probe needs 3.9: it is seen from outside only."
+        )
+    if version >= ASKED_FROM:
+        return Target(process, version, executable)
+    machine = _machine(process.pid, version, built_for)
+    call = _find_syscall(process.pid, machine, lines)
+    return Target(process, version, executable, Entrance(machine, found[_FUNCTIONS[0]], found[_FUNCTIONS[1]], call))
 
 
 def _check_traceable(process: Process) -> None:
@@ -221,21 +239,30 @@ def _why_no_python(pid: int, lines: list[Mapping]) -> str:
     )
 
 
-def _check_version(pid: int, version: tuple[int, int]) -> None:
-    written = ".".join(map(str, version))
-    if version < OLDEST:
-        raise CannotEnter(f"Process {pid} runs Python {written}; the probe needs 3.9: it is seen from outside only.")
-    if version < ASKED_FROM and platform.machine() != "x86_64":
+def _machine(pid: int, version: tuple[int, int], built_for: str) -> Machine:
+    here = platform.machine()
+    machine = MACHINES.get(here)
+    if machine is None:
         raise CannotEnter(
-            f"Entering Python {written} is known for x86-64 only, and this is {platform.machine()}: start the job with "
-            "zerotop run, or use Python 3.14, which can be entered everywhere."
+            f"Entering Python {_written(version)} is known for {' and '.join(MACHINES)} only, and this is {here}: start the "
+            "job with zerotop run, or use Python 3.14, which can be entered everywhere."
         )
+    if built_for != here:
+        raise CannotEnter(
+            f"Process {pid} runs a Python for {built_for}, which is emulated on this {here}: start the job with zerotop run."
+        )
+    return machine
 
 
-def _find_syscall(pid: int, lines: list[Mapping]) -> int:
+def _written(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
+
+
+def _find_syscall(pid: int, machine: Machine, lines: list[Mapping]) -> int:
     for line in lines:
         if line.path == "[vdso]":
-            position = read_memory(pid, line.begin, line.end - line.begin).find(_SYSCALL)
-            if position >= 0:
-                return line.begin + position
+            content = read_memory(pid, line.begin, line.end - line.begin)
+            for found in re.finditer(re.escape(machine.syscall), content):
+                if found.start() % machine.alignment == 0:
+                    return line.begin + found.start()
     raise CannotEnter(f"Process {pid} has no vDSO, which entering it needs: it is seen from outside only.")

@@ -1,7 +1,6 @@
-"""ptrace on x86-64 Linux: one thread held still, its general registers, its memory. See ptrace(2).
+"""ptrace on Linux: one thread held still, its registers, its memory. See ptrace(2).
 
-Nothing but the general registers is read or written, so the layout of vector registers, which differs between
-processors and breaks other tools, does not matter.
+What differs between processors is told by a ``Machine``.
 
 While a thread is held, ours keeps the interpreter's lock: given away, it would come back after 5 ms each time where another
 thread of ours computes, as one that draws a screen does.
@@ -15,11 +14,17 @@ import errno
 import math
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
-_CONT, _SINGLESTEP, _GETREGS, _SETREGS, _DETACH = 7, 9, 12, 13, 17
-_SEIZE, _INTERRUPT, _GETSIGMASK, _SETSIGMASK = 0x4206, 0x4207, 0x420A, 0x420B
+from zerotop_probe.outside.attaching.machine import Machine, Registers
+
+_PEEK, _CONT, _SINGLESTEP, _DETACH, _SYSEMU = 1, 7, 9, 17, 31
+_GETREGSET, _SETREGSET, _SEIZE, _INTERRUPT, _GETSIGMASK, _SETSIGMASK = 0x4204, 0x4205, 0x4206, 0x4207, 0x420A, 0x420B
+_GENERAL = 1  # NT_PRSTATUS
+_LARGEST_SET = 1 << 14
 _EVENT_STOP = 128
 _WALL = 0x40000000
 _MASK_BYTES = 8
@@ -27,10 +32,6 @@ _MASK_BYTES = 8
 # What a fault in our own call would raise. Blocked, the kernel would put the process's handler aside.
 FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS)
 _BLOCKED = ~sum(1 << (number - 1) for number in FAULTS) & (2**64 - 1)
-
-_NAMES = """
-    r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi orig_rax rip cs eflags rsp ss fs_base gs_base ds es fs gs
-"""
 
 # A thread stops, and comes back from a call of ours, within some 20 us if a core is free for it, be it ours: so we nap, for
 # longer and longer. If it takes long our other threads are no longer kept waiting.
@@ -47,17 +48,17 @@ for _call in (_libc.pread, _libc.pwrite):
     _call.restype = ctypes.c_ssize_t
 
 
-class Registers(ctypes.Structure):
-    """``struct user_regs_struct`` of x86-64."""
+class _Span(ctypes.Structure):
+    """``struct iovec``."""
 
-    _fields_ = [(name, ctypes.c_ulonglong) for name in _NAMES.split()]
+    _fields_ = [("address", ctypes.c_void_p), ("size", ctypes.c_size_t)]
 
-    def changed(self, **values: int) -> Registers:
-        """A copy with some registers set, which the kernel does not take for an interrupted system call."""
-        copy = Registers.from_buffer_copy(self)
-        for name, value in {"orig_rax": -1, **values}.items():
-            setattr(copy, name, value & (2**64 - 1))
-        return copy
+
+class _Set(NamedTuple):
+    """A register set of a thread, its content as it was."""
+
+    kind: int
+    content: bytes
 
 
 class DidNotStop(TimeoutError):
@@ -106,12 +107,13 @@ def punctual() -> Iterator[None]:
 class Held:
     """One thread, stopped from the end of ``__init__`` to :meth:`release`. All calls come from one thread of ours."""
 
-    def __init__(self, pid: int, *, patience_s: float, same: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, pid: int, machine: Machine, *, patience_s: float, same: Callable[[], bool] = lambda: True) -> None:
         """Stops it. Raises PermissionError, ProcessLookupError; DidNotStop, and then it goes on as before.
 
         ``same``: whether the number still means the process that is meant. When we ask it can no longer be reused.
         """
         self.pid = pid
+        self._machine = machine
         self.stopped_s = self.cpu_s = 0.0  # known after release: how long, and what of that we computed ourselves
         time.sleep(0)  # if another thread of ours computes, it has its turn now, and not in the middle of this
         _ptrace(_SEIZE, pid)
@@ -122,6 +124,7 @@ class Held:
             _ptrace(_INTERRUPT, pid)
             self._await_interrupt(time.monotonic() + patience_s)
             self._registers = self._read_registers()
+            self._kept = self._read_kept()
             self._mask = ctypes.c_uint64()
             _ptrace(_GETSIGMASK, pid, _MASK_BYTES, ctypes.addressof(self._mask))
             # Signals wait in the kernel, whole and in order, until the thread is released.
@@ -162,16 +165,59 @@ class Held:
         return self._registers
 
     def _read_registers(self) -> Registers:
-        registers = Registers()
-        _ptrace(_GETREGS, self.pid, 0, ctypes.addressof(registers))
+        registers = self._machine.layout()
+        self._move(_GETREGSET, _GENERAL, ctypes.addressof(registers), ctypes.sizeof(registers))
         return registers
 
     def _set_registers(self, registers: Registers) -> None:
-        _ptrace(_SETREGS, self.pid, 0, ctypes.addressof(registers))
+        self._move(_SETREGSET, _GENERAL, ctypes.addressof(registers), ctypes.sizeof(registers))
+        for kind, content in self._machine.outside_calls:
+            self._write_set(_Set(kind, content))
+
+    def _read_kept(self) -> _Set | None:
+        for kind in self._machine.kept:
+            buffer = ctypes.create_string_buffer(_LARGEST_SET)
+            try:
+                size = self._move(_GETREGSET, kind, ctypes.addressof(buffer), _LARGEST_SET)
+            except OSError:  # this processor has none
+                continue
+            return _Set(kind, buffer.raw[:size])
+        return None
+
+    def _write_set(self, registers: _Set) -> None:
+        buffer = ctypes.create_string_buffer(registers.content, len(registers.content))
+        self._move(_SETREGSET, registers.kind, ctypes.addressof(buffer), len(registers.content))
+
+    def _move(self, request: int, kind: int, address: int, size: int) -> int:
+        span = _Span(address, size)
+        _ptrace(request, self.pid, kind, ctypes.addressof(span))
+        return int(span.size)
 
     def _set_mask(self, mask: int) -> None:
         value = ctypes.c_uint64(mask)
         _ptrace(_SETSIGMASK, self.pid, _MASK_BYTES, ctypes.addressof(value))
+
+    def foresee(self, *, patience_s: float) -> None:
+        """Learns with which registers an interrupted system call will go on, where the kernel shows that late."""
+        name = self._machine.restarted_by
+        if not name or not self._at_system_call():
+            return
+        before = self._registers
+        try:
+            # The kernel takes the call up, as far as its entrance: there it leaves it out.
+            entered = self._execute(_SYSEMU, before, patience_s)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return  # before Linux 5.3: a sleep of C begins anew
+        self.step(before, patience_s=patience_s)  # out of the entrance
+        self._registers = before.changed(**{name: getattr(entered, name)})
+
+    def _at_system_call(self) -> bool:
+        # -1 if nothing can be read there, which is no instruction either.
+        word = int(_libc.ptrace(_PEEK, self.pid, self._machine.place(self._registers), 0))
+        code = self._machine.syscall
+        return (word & (2**64 - 1)).to_bytes(8, sys.byteorder).startswith(code)
 
     def step(self, registers: Registers, *, patience_s: float) -> Registers:
         """Executes one instruction with these registers and returns what became of them. Raises DidNotStop."""
@@ -216,6 +262,8 @@ class Held:
         try:
             self._set_registers(self._registers)
             self._set_mask(self._mask.value)
+            if self._kept is not None and self._read_kept() != self._kept:
+                self._write_set(self._kept)
         finally:
             self._let_go()
             self.stopped_s, self.cpu_s = time.monotonic() - self._began_s, time.thread_time() - self._began_cpu_s
