@@ -11,7 +11,7 @@ import signal
 import struct
 import termios
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 PATIENCE_S = 60
@@ -44,8 +44,12 @@ class Terminal:
 
     def wait_for(self, *texts: str) -> None:
         """Reads what is drawn until all of ``texts`` were among it."""
+        self.wait_until(lambda drawn: all(text in drawn for text in texts))
+
+    def wait_until(self, seen: Callable[[str], bool]) -> None:
+        """Reads what is drawn until it is as wanted."""
         deadline = time.monotonic() + PATIENCE_S
-        while not all(text in self.text for text in texts):
+        while not seen(self.text):
             assert time.monotonic() < deadline, self.text[-3000:]
             assert self._read(), f"it ended: {self.text[-3000:]}"
 

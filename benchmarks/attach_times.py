@@ -1,0 +1,281 @@
+"""How soon ``zerotop attach`` shows a job that runs already, and how soon its ranks are entered.
+
+A real DeepSpeed job of so many ranks is started by torchrun on the processors, and knows nothing of zerotop. Then, again and
+again, each time from nothing:
+
+- ``attach PID`` in a real pseudo-terminal: when its first picture is there that shows every rank with a figure of its own;
+- ``attach``: when the list of jobs has been printed;
+- ``attach PID --enter``, and the key E on the screen: when each rank has the probe in it, and when it has recorded its first
+  allocator figure or, where PyTorch's allocator has none, its first phase.
+
+Moments are those that the recording and the terminal tell, counted from the start of the command or from the key. Beside the
+first picture stands what processor time the program had used by then: on a busy machine the rest is waiting for a core.
+
+    python benchmarks/attach_times.py [--ranks 2] [--jobs 2] [--tries 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+
+from programs import ZEROTOP, environment, on_terminal
+from rank_recordings import events, table
+from terminals import Terminal
+
+FIRST_PICTURE_S, ENTERED_S = 0.5, 1.0
+START_S = 600.0
+TRAIN = """
+import sys
+import deepspeed, torch
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would want a compiler
+folder, width = sys.argv[1], int(sys.argv[2])
+torch.manual_seed(1)
+model = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(4)])
+engine = deepspeed.initialize(model=model, model_parameters=model.parameters(), config={
+    "train_micro_batch_size_per_gpu": width,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "torch_adam": True}},
+    "zero_optimization": {"stage": 2},
+    "steps_per_print": 1000000,
+})[0]
+while True:
+    engine.backward(engine(torch.randn(width, width)).square().mean())
+    engine.step()
+    if engine.global_steps == 3:
+        open(f"{folder}/trains-{torch.distributed.get_rank()}", "w").close()
+"""
+IMPORTS = {
+    "Python and what attach imports": "import zerotop.cli, zerotop.commands.attach",
+    "the same and the screen": "import zerotop.cli, zerotop.commands.attach, zerotop.commands.screen",
+}
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Seconds:
+    """What was measured, by its name and in order."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, list[float]] = {}
+
+    def add(self, name: str, *values: float) -> None:
+        self._found.setdefault(name, []).extend(values)
+
+    def show(self, name: str, target: str = "") -> None:
+        """One row of the table."""
+        values = self._found.get(name, [])
+        if values:
+            print(f"{name:<58} {len(values):>5} {statistics.median(values):>8.2f} {max(values):>8.2f}  {target}")
+
+
+@contextlib.contextmanager
+def training(ranks: int, width: int) -> Iterator[int]:
+    """The job, once all ranks train: its launcher's number."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "train.py")
+        script.write_text(TRAIN)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--master_port", str(port)]
+        own = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        with open(Path(folder, "output"), "w+b") as output:
+            job = subprocess.Popen(
+                [*command, str(script), folder, str(width)],
+                env=environment(Path(folder), **own), stdout=output, stderr=output, start_new_session=True,
+            )  # fmt: skip
+            try:
+                wait_for(lambda: job.poll() is not None or len(list(Path(folder).glob("trains-*"))) == ranks, START_S)
+                if job.poll() is not None:
+                    output.seek(0)
+                    sys.exit(f"the job has failed:\n{output.read().decode(errors='replace')[-3000:]}")
+                yield job.pid
+            finally:
+                job.send_signal(signal.SIGTERM)  # torchrun ends its ranks then, which have process groups of their own
+                job.wait()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> None:
+    """Waits until it holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            sys.exit("waited in vain")
+        time.sleep(0.02)
+
+
+class Attached:
+    """``zerotop attach`` on a terminal, from nothing; detached from at the end."""
+
+    def __init__(self, state: Path, job: int, ranks: int, *options: str) -> None:
+        self._state, self._job, self._ranks = state, job, ranks
+        self._sessions = state / "zerotop" / "sessions"
+        self._before = self._listed()
+        self.began_s = time.monotonic()
+        self.terminal: Terminal = on_terminal(state, "attach", str(job), *options, rows=60, columns=200)
+
+    def __enter__(self) -> Attached:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.terminal.close()
+        subprocess.run([*ZEROTOP, "detach", str(self._job)], env=environment(self._state), check=True, capture_output=True)
+
+    def _listed(self) -> set[Path]:
+        return set(self._sessions.iterdir()) if self._sessions.is_dir() else set()
+
+    def picture(self) -> float:
+        """Waits until all ranks are seen with a figure; seconds since the command."""
+        wanted = [re.compile(rf"rank +{number} [^r]*?\d\.\d") for number in range(self._ranks)]
+        self.terminal.wait_until(lambda text: all(pattern.search(text) for pattern in wanted))
+        return time.monotonic() - self.began_s
+
+    def cpu_s(self) -> float:
+        """Processor time that it has used."""
+        fields = Path(f"/proc/{self.terminal.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+    @property
+    def session(self) -> Path:
+        (path,) = self._listed() - self._before
+        return path
+
+    def told(self, role: str, name: str) -> float:
+        """When its control or node first wrote an event of that name; seconds since the command."""
+        (path,) = self.session.glob(f"events-{role}-*.jsonl")
+        return next(event["time_ns"] for event in events(path) if event["event"] == name) / 1e9 - self.began_s
+
+    def sampled(self) -> float:
+        """When the first reading of a process was taken."""
+        (path,) = self.session.glob("processes-*.rec")
+        return float(table(path)["time_ns"].min()) / 1e9 - self.began_s
+
+    def entered(self, since_s: float) -> tuple[list[float], list[float]]:
+        """Waits until all ranks were entered and have recorded: when that was, and when they first recorded."""
+        at: list[int] = []
+        first: list[int] = []
+
+        def all_have(_: str) -> bool:
+            at[:] = filter(None, map(_entered_ns, self.session.glob("events-rank*.jsonl")))
+            first[:] = filter(None, map(self._first_ns, range(self._ranks)))
+            return len(at) == len(first) == self._ranks
+
+        self.terminal.wait_until(all_have)
+        return [value / 1e9 - since_s for value in at], [value / 1e9 - since_s for value in first]
+
+    def _first_ns(self, rank: int) -> int:
+        """Of its first record of the allocator, or of a phase where there is none; 0 so far."""
+        for name, field in (("allocator", "time_ns"), ("spans", "end_ns")):
+            for path in self.session.glob(f"{name}-rank{rank}-*.rec"):
+                rows = table(path)
+                if len(rows):
+                    return int(rows[field][0])
+        return 0
+
+    def iterations(self) -> list[float]:
+        """Seconds that each rank's iterations took."""
+        spans = [table(path) for path in self.session.glob("spans-rank*.rec")]
+        starts = [sorted(rows["begin_ns"][(rows["phase"] == 3) & (rows["depth"] == 0)]) for rows in spans]  # forward
+        return [float(after - before) / 1e9 for found in starts for before, after in pairwise(found)]
+
+
+def _entered_ns(path: Path) -> int:
+    with contextlib.suppress(json.JSONDecodeError):  # a line that is being written
+        return next((int(event["time_ns"]) for event in events(path) if event["event"] == "entered"), 0)
+    return 0
+
+
+def first_pictures(seconds: Seconds, state: Path, job: int, ranks: int, tries: int) -> None:
+    for _ in range(tries):
+        with Attached(state, job, ranks) as attached:
+            seconds.add("first picture with a figure of every rank", attached.picture())
+            seconds.add("  processor time of the program until then", attached.cpu_s())
+            seconds.add("  the job found and its recording begun", attached.told("control", "attached"))
+            seconds.add("  the sampler has begun", attached.told("node", "rank_found"))
+            seconds.add("  its first reading of a rank", attached.sampled())
+
+
+def lists(seconds: Seconds, state: Path, job: int, tries: int) -> None:
+    for _ in range(tries):
+        began_s = time.monotonic()
+        done = subprocess.run([*ZEROTOP, "attach"], env=environment(state), check=True, capture_output=True, text=True)
+        seconds.add("list of jobs printed", time.monotonic() - began_s)
+        assert str(job) in done.stdout, done.stdout
+
+
+def enter(seconds: Seconds, state: Path, job: int, ranks: int, *, key: bool) -> None:
+    name = "key E" if key else "--enter"
+    with Attached(state, job, ranks, *([] if key else ["--enter"])) as attached:
+        since_s = attached.began_s
+        if key:
+            attached.terminal.wait_until(lambda text: "enter ranks" in text)
+            attached.terminal.watch(1.0)
+            since_s = time.monotonic()
+            attached.terminal.type("E")
+        else:
+            seconds.add("--enter: first picture", attached.picture())
+        entered, first = attached.entered(since_s)
+        seconds.add(f"{name}: a rank is entered", *entered)
+        seconds.add(f"{name}: it has recorded its first figure", *first)
+        attached.terminal.watch(2.0)
+        seconds.add("iteration of a rank", *attached.iterations())
+
+
+def starts(seconds: Seconds) -> None:
+    """What Python itself and imports take, of files that are in the page cache."""
+    for name, code in IMPORTS.items():
+        for _ in range(5):
+            began_s = time.monotonic()
+            subprocess.run([sys.executable, "-c", code], check=True)
+            seconds.add(f"  {name}", time.monotonic() - began_s)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=2, help="started one after the other [2]")
+    parser.add_argument("--tries", type=int, default=5, help="first pictures and lists of each [5]")
+    parser.add_argument("--width", type=int, default=512, help="of the model: how long an iteration takes [512]")
+    options = parser.parse_args()
+    seconds = Seconds()
+    with tempfile.TemporaryDirectory() as folder:
+        state = Path(folder)
+        for number in range(options.jobs):
+            with training(options.ranks, options.width) as job:
+                first_pictures(seconds, state, job, options.ranks, options.tries)
+                lists(seconds, state, job, options.tries)
+                # The first time the probe is imported there, the second time it is there already.
+                for key in (bool(number % 2), not number % 2):
+                    enter(seconds, state, job, options.ranks, key=key)
+    starts(seconds)
+    print(f"{options.ranks} ranks{'':<{58 - len(str(options.ranks)) - 6}} {'times':>5} {'median s':>8} {'worst':>8}  target")
+    seconds.show("first picture with a figure of every rank", f"{FIRST_PICTURE_S} s")
+    for name in ("processor time of the program until then", *IMPORTS, "the job found and its recording begun"):
+        seconds.show(f"  {name}")
+    seconds.show("  the sampler has begun")
+    seconds.show("  its first reading of a rank")
+    seconds.show("list of jobs printed", f"{FIRST_PICTURE_S} s")
+    seconds.show("--enter: first picture")
+    for name in ("--enter", "key E"):
+        seconds.show(f"{name}: a rank is entered")
+        seconds.show(f"{name}: it has recorded its first figure", f"{ENTERED_S:.0f} s and its next return to Python")
+    seconds.show("iteration of a rank")
+    print(f"load of the machine {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, of which {options.ranks} is the job's")
+
+
+if __name__ == "__main__":
+    main()
