@@ -398,3 +398,16 @@ def test_a_long_job_is_looked_at_in_pieces(tmp_path: Path) -> None:
 def test_an_empty_recording_has_none(tmp_path: Path) -> None:
     session = Session(tmp_path, {"clock": {"unix_ns": 0, "monotonic_ns": 0}})
     assert annotations(session, 10**18) == ()
+
+
+def test_ranks_whose_probe_was_taken_out_do_not_hang(tmp_path: Path) -> None:
+    """The same silence of 30 s, after each has said that it tells nothing more."""
+    folder = recordings.as_directory("cpu-hang", tmp_path)
+    before = Session.open(folder)
+    silent_ns = of(annotations(before, before.end_ns), "hung_ranks").begin_ns
+    for source in before.sources["begins"]:
+        (path,) = folder.glob(f"events-rank{source.rank}-*.jsonl")
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"time_ns": silent_ns - source.offset_ns + 1, "event": "left", "lost": 0}) + "\n")
+    after = Session.open(folder)
+    assert "hung_ranks" not in {finding.name for finding in annotations(after, after.end_ns)}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from small_recording import BEGIN_NS, S, identity, read, record, span, write
+from zerotop.analysis.ends import Ends
 from zerotop.analysis.history import PIECE_NS, PIECES, Histories
 from zerotop.analysis.view import History, Rank
 from zerotop.session.reader import Session
@@ -19,7 +20,7 @@ RANK = Rank(0, "node1", 100, True, "", 0.0, None, 0, 0, 0, 0, 0.0, 0.0, 0, 0, ()
 
 
 def at(histories: Histories, seconds: float) -> History:
-    return histories.at(BEGIN_NS + int(seconds * S), [RANK], [("node1", 0)], {0: ("node1", 0)})
+    return histories.at(BEGIN_NS + int(seconds * S), [RANK], [("node1", 0)], {0: ("node1", 0)}, Ends(()))
 
 
 def rounded(values: np.ndarray, last: int) -> list[float | None]:
@@ -106,7 +107,7 @@ def test_every_cursor_is_told_the_same_on_whatever_way_it_is_reached(session: Se
 
 
 def test_what_no_one_recorded_is_unknown(tmp_path: Path) -> None:
-    told = Histories(read(tmp_path)).at(BEGIN_NS, [RANK], [("node1", 0)], {})
+    told = Histories(read(tmp_path)).at(BEGIN_NS, [RANK], [("node1", 0)], {}, Ends(()))
     assert np.isnan(told.ranks[0].cores_used).all()
     assert set(told.ranks[0].phase) == {""}
     assert len(told.ranks[0].phase) == PIECES

@@ -225,6 +225,17 @@ def test_who_said_goodbye_is_not_read_any_more(tmp_path: Path) -> None:
     assert told(one(recording.read(), 29.5)) == {"free": 51.5, "driver": 1.5, "other_processes": 4, "this_job": 23}
 
 
+def test_a_probe_that_was_taken_out_tells_no_more_and_is_put_in_again(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    recording.event(identity(0), 29.2, "left", lost=0)
+    found = one(recording.read(), 29.5)
+    assert told(found) == {"free": 51.5, "driver": 1.5, "other_processes": 4, "this_job": 23}
+    assert found.notes == ("The probe was taken out of rank 0: how this job's memory is divided since then is not known.",)
+    recording.write(tables.ALLOCATOR, identity(0), [allocator(29.7, 3, 4)], born=29.6)
+    again = one(recording.read(), 29.8)
+    assert (again.reserved_bytes, again.notes) == (gib(4), one(recording.read(), 29.1).notes)
+
+
 def test_two_ranks_on_one_gpu_add_up(tmp_path: Path) -> None:
     recording = usual(tmp_path)
     recording.engine(rank=1)

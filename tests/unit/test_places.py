@@ -17,6 +17,7 @@ from zerotop.analysis.peaks import Peaks
 from zerotop.analysis.source import RecordingSource
 from zerotop.analysis.view import LiveView
 from zerotop_probe.recording import tables
+from zerotop_probe.recording.tables import PHASE_CODE
 from zerotop_probe.recording.writer import EventWriter, Identity
 
 SAMPLER = identity(-1)
@@ -148,3 +149,24 @@ def test_what_a_rank_held_is_gone_with_it(tmp_path: Path) -> None:
     seen = [view(tmp_path, second).gpus[0] for second in (2, 4, 6)]
     assert [(gpu.allocated_bytes, gpu.reserved_bytes) for gpu in seen] == [(80, 90), (40, 45), (None, None)]
     assert {(gpu.allocated_peak_bytes, gpu.reserved_peak_bytes) for gpu in seen} == {(100, 110)}
+
+
+def test_of_a_rank_whose_probe_was_taken_out_nothing_is_told_until_it_is_put_in_again(tmp_path: Path) -> None:
+    put(tmp_path, tables.GPUS, SAMPLER, *({"at": at, "gpu": 0, "total_bytes": 99, "used_bytes": 60} for at in range(1, 10)))
+    put(tmp_path, tables.PROCESSES, SAMPLER, *(process(at, 5) for at in range(1, 10)))
+    for born, size in ((1, 40), (7, 30)):
+        sizes = {"allocated_peak_bytes": 50, "reserved_bytes": size + 5, "reserved_peak_bytes": 55}
+        put(tmp_path, tables.ALLOCATOR, identity(0), {"at": born, "allocated_bytes": size, **sizes}, born=born)
+        put(tmp_path, tables.BEGINS, identity(0), {"at": born, "phase": PHASE_CODE["forward"], "step": born}, born=born)
+    events = EventWriter(str(tmp_path), identity(0))
+    events.write(4 * S, "left", lost=0)
+    events.close()
+    seen = [view(tmp_path, second) for second in (3, 6, 9)]
+    assert [(one.gpus[0].allocated_bytes, one.gpus[0].reserved_bytes) for one in seen] == [(40, 45), (None, None), (30, 35)]
+    assert {one.gpus[0].allocated_peak_bytes for one in seen} == {50}
+    assert [(one.ranks[0].phase, one.ranks[0].step, one.ranks[0].alive) for one in seen] == [
+        ("forward", 1, True), ("", 1, True), ("forward", 7, True),
+    ]  # fmt: skip
+    strip = seen[-1].history
+    assert [math.isnan(value) for value in strip.gpus["node1", 0].allocated_bytes[-9:]] == [True] * 5 + [False] * 4
+    assert [bool(phase) for phase in strip.ranks[0].phase[-9:]] == [False] * 5 + [True] * 4

@@ -52,6 +52,6 @@ def _groups(processes: Iterable[RankSteps]) -> list[list[RankSteps]]:
 
 
 def _gone(source: Source, ends: Ends, end_ns: int | None) -> int | None:
-    """The first that is known of its own end, its job's, or that of all (``end_ns``)."""
-    known = (ends.of(source), end_ns)
+    """The first that is known of its own end, its probe's, its job's, or that of all (``end_ns``)."""
+    known = (ends.told_until(source), end_ns)
     return min((time for time in known if time is not None and time >= source.born_ns), default=None)

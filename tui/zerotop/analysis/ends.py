@@ -8,6 +8,8 @@ from zerotop.session.reader import Event, Source
 
 # Said by the rank itself, and found by the sampler of its node.
 _OF_RANKS = ("goodbye", "rank_gone")
+# Said by a rank that goes on, of which nothing more is told.
+_LEFT = "left"
 _COMMANDED = ("job_started", "attached", "joined")
 
 
@@ -19,6 +21,7 @@ class Ends:
 
     def __init__(self, events: Iterable[Event]) -> None:
         self._ranks: dict[tuple[str, int], list[int]] = {}
+        self._left: dict[tuple[str, int], list[int]] = {}
         self._commands: dict[str, list[int]] = {}
         self._commanded: set[str] = set()
         for event in events:
@@ -26,6 +29,8 @@ class Ends:
                 pid = event.facts.get("pid")
                 process = (event.host, pid if isinstance(pid, int) else event.pid)
                 self._ranks.setdefault(process, []).append(event.unix_ns)
+            elif event.name == _LEFT:
+                self._left.setdefault((event.host, event.pid), []).append(event.unix_ns)
             elif event.name == "job_ended" or (event.name == "parted" and "exit_code" in event.facts):
                 self._commands.setdefault(event.host, []).append(event.unix_ns)
             elif event.name in _COMMANDED:
@@ -34,6 +39,12 @@ class Ends:
     def of(self, source: Source) -> int | None:
         """When the process that writes ``source`` was over (unix time); None while nothing says so."""
         return self.after(source.host, source.pid, source.born_ns)
+
+    def told_until(self, source: Source) -> int | None:
+        """When it was over, or the probe that writes ``source`` was taken out; None while nothing says so."""
+        left = [time for time in self._left.get((source.host, source.pid), ()) if time >= source.born_ns]
+        known = [*left, *filter(None, [self.of(source)])]
+        return min(known, default=None)
 
     def after(self, host: str, pid: int, time_ns: int) -> int | None:
         """When the process that had this number then was over; ends before are those of another that had it."""

@@ -91,7 +91,7 @@ def _not_for_memory(memory: Sequence[HostMemory]) -> str:
 
 def _last_place(session: Session, process: Process, at_ns: int, cursor_ns: int) -> str:
     """The phase that a process was in when it was gone, or the last one before."""
-    begins = table_of(session, "begins", process)
+    begins = table_of(session, "begins", process, at_ns)
     known = begins.count_known(at_ns) if begins is not None else 0
     if begins is None or not known:
         return ""

@@ -61,13 +61,13 @@ def _gpu(key: Key, name: str, row: Any, rates: tuple[float, float], held: dict[s
 def _held(
     session: Session, cursor_ns: int, lies_on: dict[int, Key], peaks: Peaks, ends: Ends
 ) -> dict[Key, dict[str, int]]:
-    """What PyTorch's allocators on each GPU held at most, and hold where their process lives; by column, of all ranks."""
+    """What PyTorch's allocators on each GPU held at most, and hold where their process tells; by column, of all ranks."""
     by_rank: dict[tuple[Key, int], dict[str, int]] = {}
     tables = [(session.sources["allocator"][place], key) for place, key in lies_on.items()]
     for source, key in sorted(tables, key=lambda table: table[0].born_ns):
         if known := source.count_known(cursor_ns):
             held = by_rank.setdefault((key, source.rank), {})
-            over_ns = ends.of(source)
+            over_ns = ends.told_until(source)
             # A rank that was started again holds what its last process does.
             for column in ("allocated_bytes", "reserved_bytes"):
                 held.pop(column, None)

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.phases import innermost
-from zerotop.analysis.places import first_of_process
+from zerotop.analysis.ends import Ends
+from zerotop.analysis.phases import NOT_YET, innermost
 from zerotop.analysis.view import Floats, GpuHistory, History, Rank, RankHistory
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording.tables import PHASES
@@ -101,10 +101,12 @@ class Histories:
         self._gpus: dict[GpuKey, Kept] = {}
         self._last: tuple[object, History] | None = None
 
-    def at(self, cursor_ns: int, ranks: Sequence[Rank], gpus: Iterable[GpuKey], lies_on: dict[int, GpuKey]) -> History:
+    def at(
+        self, cursor_ns: int, ranks: Sequence[Rank], gpus: Iterable[GpuKey], lies_on: dict[int, GpuKey], ends: Ends
+    ) -> History:
         """The history of these ranks and GPUs; the same object while no other piece is over.
 
-        ``lies_on`` says of which GPU an allocator's table (its place among the session's) tells.
+        ``lies_on`` says of which GPU an allocator's table (its place among the session's) tells, ``ends`` until when.
         """
         end, keys = cursor_ns // PIECE_NS, tuple(gpus)
         known = (end, tuple((rank.host, rank.pid) for rank in ranks), keys, len(lies_on))
@@ -116,13 +118,13 @@ class Histories:
             told = History(
                 piece_s=PIECE_NS / 1e9,
                 end_s=end * PIECE_NS / 1e9,
-                ranks=Asked(processes, lambda number: self._rank(processes[number], end)),
-                gpus=Asked(keys, lambda key: self._gpu(key, end, allocators.get(key, ()))),
+                ranks=Asked(processes, lambda number: self._rank(processes[number], end, ends)),
+                gpus=Asked(keys, lambda key: self._gpu(key, end, allocators.get(key, ()), ends)),
             )
             self._last = (known, told)
         return self._last[1]
 
-    def _rank(self, rank: Rank, end: int) -> RankHistory:
+    def _rank(self, rank: Rank, end: int, ends: Ends) -> RankHistory:
         kept = self._ranks.setdefault((rank.host, rank.pid), Kept())
         begin = kept.missing(end)
         fresh = np.full((end - begin, 4), np.nan)
@@ -133,23 +135,27 @@ class Histories:
             fresh[:, 0] = means(places, rows["cores_used"], end - begin)
             fresh[:, 1] = highest(places, rows["rss_bytes"], end - begin)
             fresh[:, 2] = highest(places, rows["shared_bytes"], end - begin)
-        fresh[:, 3] = self._phases(rank, begin, end)
+        fresh[:, 3] = self._phases(rank, begin, end, ends)
         table = kept.extended(begin, fresh)
         phases = tuple("" if code < 0 else PHASES[code] for code in table[:, 3].astype(int).tolist())
         return RankHistory(table[:, 0], table[:, 1], table[:, 2], phases)
 
-    def _phases(self, rank: Rank, begin: int, end: int) -> Floats:
+    def _phases(self, rank: Rank, begin: int, end: int, ends: Ends) -> Floats:
         """For each piece the phase that the rank was in for most of it; -1 where its probe was not awake."""
-        begins, spans = (first_of_process(self._session, table, (rank.host, rank.pid)) for table in ("begins", "spans"))
+        begins, spans = (
+            self._session.table_of(table, rank.host, rank.pid, end * PIECE_NS) for table in ("begins", "spans")
+        )
         if begins is None:
             return np.full(end - begin, -1.0)
         grain = PIECE_NS // _GRAIN
         moments = np.arange(begin * PIECE_NS + grain // 2, end * PIECE_NS, grain)
         codes = innermost(begins, spans, moments, end * PIECE_NS)
+        if (over_ns := ends.told_until(begins)) is not None:
+            codes[moments > over_ns] = NOT_YET
         votes = (codes.reshape(-1, _GRAIN)[:, :, None] == np.arange(-1, len(PHASES))).sum(axis=1)
         return np.asarray(votes.argmax(axis=1) - 1, np.float64)
 
-    def _gpu(self, key: GpuKey, end: int, allocators: Iterable[int]) -> GpuHistory:
+    def _gpu(self, key: GpuKey, end: int, allocators: Iterable[int], ends: Ends) -> GpuHistory:
         """``allocators``: places of the tables that tell of it, among the session's."""
         kept = self._gpus.setdefault(key, Kept())
         begin = kept.missing(end)
@@ -161,13 +167,14 @@ class Histories:
             fresh[:, 0] = means(places, rows["utilization_percent"], end - begin)
             fresh[:, 1] = highest(places, rows["used_bytes"], end - begin)
         for place in allocators:
-            self._add_allocator(self._session.sources["allocator"][place], fresh, begin, end)
+            source = self._session.sources["allocator"][place]
+            self._add_allocator(source, fresh, begin, end, ends.told_until(source))
         table = kept.extended(begin, fresh)
         return GpuHistory(*(table[:, column] for column in range(4)))
 
     @staticmethod
-    def _add_allocator(source: Source, fresh: Table, begin: int, end: int) -> None:
-        """Adds what one rank on the GPU holds: the highest sample of a piece, or the last one before."""
+    def _add_allocator(source: Source, fresh: Table, begin: int, end: int, over_ns: int | None) -> None:
+        """Adds what one rank on the GPU holds: the highest sample of a piece, or the last before, while it tells any."""
         first = source.count_known(begin * PIECE_NS - 1)
         rows = source.array[max(0, first - 1) : source.count_known(end * PIECE_NS - 1)]
         if not len(rows):
@@ -175,9 +182,10 @@ class Histories:
         places = _places(source, rows, begin)
         last = np.searchsorted(places, np.arange(end - begin), "right") - 1
         within = places >= 0
+        told = np.arange(begin, end) <= (end if over_ns is None else over_ns // PIECE_NS)
         for column, name in ((2, "allocated_bytes"), (3, "reserved_bytes")):
             found = highest(places[within], rows[name][within], end - begin)
-            held = np.where(last >= 0, rows[name][last], np.nan)
+            held = np.where((last >= 0) & told, rows[name][last], np.nan)
             found = np.where(np.isnan(found), held, found)
             fresh[:, column] = np.where(np.isnan(fresh[:, column]), found, fresh[:, column] + np.nan_to_num(found))
 

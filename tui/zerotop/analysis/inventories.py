@@ -97,7 +97,7 @@ def _looks(
 
 def holds_gradients(session: Session, process: Process, engine: int, cursor_ns: int) -> bool:
     """Whether a backward has ended since the engine's last update."""
-    spans = table_of(session, "spans", process)
+    spans = table_of(session, "spans", process, cursor_ns)
     if spans is None:
         return False
     known = spans.count_known(cursor_ns)

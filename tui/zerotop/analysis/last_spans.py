@@ -34,7 +34,7 @@ class LastSpan:
 
 def last_spans(session: Session, process: Process, at_ns: int, cursor_ns: int) -> tuple[LastSpan, ...]:
     """The last phases that a rank had left at a moment, and those that it was in if they are over at the cursor."""
-    source = table_of(session, "spans", process)
+    source = table_of(session, "spans", process, at_ns)
     if source is None:
         return ()
     known = source.count_known(min(cursor_ns, at_ns + _UNWINDING_NS))
@@ -60,7 +60,7 @@ def _span(span: Any, offset_ns: int) -> LastSpan:
 
 def outermost(session: Session, process: Process, at_ns: int, cursor_ns: int) -> str:
     """The outermost phase that a rank was in at a moment; "" between phases."""
-    begins, spans = table_of(session, "begins", process), table_of(session, "spans", process)
+    begins, spans = table_of(session, "begins", process, at_ns), table_of(session, "spans", process, at_ns)
     if begins is None:
         return ""
     known = begins.array[: begins.count_known(at_ns)][-_TAIL:]
@@ -78,7 +78,7 @@ def outermost(session: Session, process: Process, at_ns: int, cursor_ns: int) ->
 
 def works_after(session: Session, process: Process, at_ns: int, cursor_ns: int) -> bool:
     """Whether a rank has begun and ended a forward, backward or step after a moment."""
-    source = table_of(session, "spans", process)
+    source = table_of(session, "spans", process, cursor_ns)
     if source is None:
         return False
     later = source.array[source.count_known(at_ns) : source.count_known(cursor_ns)]
@@ -88,7 +88,7 @@ def works_after(session: Session, process: Process, at_ns: int, cursor_ns: int) 
 
 def largest_batch(session: Session, process: Process, until_ns: int) -> dict[str, int]:
     """rows, sequence and tokens of the largest training micro-batch that was over by then; nothing where there was none."""
-    source = table_of(session, "spans", process)
+    source = table_of(session, "spans", process, until_ns)
     if source is None:
         return {}
     spans = source.array[: source.count_known(until_ns - 1)]
@@ -101,7 +101,7 @@ def largest_batch(session: Session, process: Process, until_ns: int) -> dict[str
 
 def last_batch(session: Session, process: Process, cursor_ns: int) -> dict[str, int]:
     """rows, sequence and tokens of the last micro-batch that was looked at; what is not known is missing."""
-    source = table_of(session, "spans", process)
+    source = table_of(session, "spans", process, cursor_ns)
     if source is None:
         return {}
     for span in source.array[: source.count_known(cursor_ns)][: -_TAIL - 1 : -1]:

@@ -23,6 +23,7 @@ import numpy as np
 from zerotop.analysis import places
 from zerotop.analysis.device_looks import Key, Look, look
 from zerotop.analysis.device_rows import device_rows
+from zerotop.analysis.ends import Ends
 from zerotop.analysis.inventories import CATEGORIES, GRADIENTS, NO_INVENTORY, Inventory, inventory
 from zerotop.analysis.known import Memo
 from zerotop.analysis.ledger_rows import (
@@ -51,6 +52,7 @@ _NOT_READ = (
     "This job has an allocator of device memory of its own, of which PyTorch has no counters: what it holds is NVML's figure"
     " alone."
 )
+_TAKEN_OUT = "The probe was taken out of {who}: how this job's memory is divided since then is not known."
 _HIDDEN = (
     "NVML does not show this job's processes, as in a container: the job's is what the device uses beyond what it used"
     " when the recording began."
@@ -90,12 +92,12 @@ def ledger(session: Session, cursor_ns: int, of: Collection[Key] | None = None) 
 
 def holders(session: Session, cursor_ns: int, of: Collection[Key] | None = None) -> dict[Key, list[Holder]]:
     """The living ranks' allocators by the GPU they lie on."""
-    alive = set(living(session, cursor_ns))
+    alive, ends = set(living(session, cursor_ns)), Ends(_until(session, "left", cursor_ns))
     found: dict[Key, list[Holder]] = {}
     for place, key in lies_on(session, cursor_ns).items():
         source = session.sources["allocator"][place]
         process, known = process_of(source), source.count_known(cursor_ns)
-        if process in alive and known and (of is None or key in of):
+        if process in alive and known and (of is None or key in of) and ends.told_until(source) is None:
             last = source.array[known - 1]
             # An inventory that is newer than the reading would tell of other bytes.
             told = inventory(session, process, int(last["time_ns"]) + source.offset_ns)
@@ -157,7 +159,12 @@ def _gpu_ledger(session: Session, key: Key, cursor_ns: int, held: list[Holder]) 
         reserved_bytes=reserved,
         allocated_bytes=sum(holder.allocated_bytes for holder in held),
         unexplained_largest=_largest(held),
-        notes=(*((_GIVEN_BACK,) if stale else ()), *notes_of(engines, seen, held), *_not_read(session, key, cursor_ns)),
+        notes=(
+            *((_GIVEN_BACK,) if stale else ()),
+            *notes_of(engines, seen, held),
+            *_not_read(session, key, cursor_ns),
+            *_taken_out(session, key, cursor_ns),
+        ),
     )
 
 
@@ -167,6 +174,16 @@ def told_on(session: Session, cursor_ns: int, allocator: str | None = None) -> d
     wanted = {(each.host, each.pid) for each in engines if allocator in (None, each.facts.get("allocator"))}
     on = places.engines(_until(session, "node", cursor_ns), engines) if wanted else []
     return {process: key for process, key in on if process in wanted}
+
+
+def _taken_out(session: Session, key: Key, cursor_ns: int) -> tuple[str, ...]:
+    """Where a living rank on this GPU tells no more of its allocator."""
+    ends = Ends(_until(session, "left", cursor_ns))
+    tables = [session.sources["allocator"][place] for place, on in lies_on(session, cursor_ns).items() if on == key]
+    told = {process_of(source) for source in tables if ends.told_until(source) is None}
+    silent = sorted(one.rank for one in {*map(process_of, tables)} - told if one in living(session, cursor_ns))
+    who = f"rank {silent[0]}" if len(silent) == 1 else f"{len(silent)} ranks"
+    return (_TAKEN_OUT.format(who=who),) if silent else ()
 
 
 def _not_read(session: Session, key: Key, cursor_ns: int) -> tuple[str, ...]:

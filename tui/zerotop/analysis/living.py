@@ -8,6 +8,9 @@ from zerotop.analysis.ends import Ends
 from zerotop.analysis.known import Memo
 from zerotop.session.reader import Event, Session, Source
 
+# A probe makes its tables one after the other, and is put in again no sooner.
+_TOGETHER_NS = 100_000_000
+
 
 class Process(NamedTuple):
     """A rank's process on its node."""
@@ -44,10 +47,17 @@ def _living(session: Session, cursor_ns: int) -> list[Process]:
     return sorted(found, key=lambda process: (process.rank, process.host))
 
 
-def table_of(session: Session, name: str, process: Process) -> Source | None:
-    """The table of that name that a rank's process writes; None where it has written nothing."""
-    written = session.of_process(name, process.host, process.pid)
-    return next((source for source in written if process_of(source) == process), None)
+def table_of(session: Session, name: str, process: Process, at_ns: int | None) -> Source | None:
+    """The table of that name that a rank's process wrote at a moment (None: now); None where it has written nothing."""
+    found = session.table_of(name, process.host, process.pid, at_ns)
+    return found if found is not None and process_of(found) == process else None
+
+
+def beside(session: Session, name: str, source: Source) -> Source | None:
+    """The table of that name that a rank's process wrote while it wrote ``source``."""
+    same = session.of_process(source.table, source.host, source.pid)
+    later = [other.born_ns for other in same if other.born_ns > source.born_ns]
+    return table_of(session, name, process_of(source), min(later) - _TOGETHER_NS if later else None)
 
 
 def events_of(session: Session, name: str, process: Process, cursor_ns: int) -> list[Event]:

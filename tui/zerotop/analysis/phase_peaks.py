@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.living import Process, events_of, process_of, table_of
+from zerotop.analysis.living import Process, beside, events_of, process_of
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE, PHASES, TICK
 
@@ -197,9 +197,8 @@ class _Outermost:
     def __init__(self, session: Session, source: Source, begin: int, end: int) -> None:
         first = int(source.array["time_ns"][max(0, begin - 1)]) + source.offset_ns
         last = int(source.array["time_ns"][end - 1]) + source.offset_ns
-        process = process_of(source)
-        spans = _between(table_of(session, "spans", process), first, last)
-        begins = _between(table_of(session, "begins", process), first, last)
+        spans = _between(beside(session, "spans", source), first, last)
+        begins = _between(beside(session, "begins", source), first, last)
         ends = spans["end_ns"] if spans is not None else np.empty(0, np.int64)
         froms = spans["begin_ns"] if spans is not None else np.empty(0, np.int64)
         opened = begins["time_ns"] if begins is not None else np.empty(0, np.int64)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from zerotop.analysis import phases
 from zerotop.analysis.devices import Devices
+from zerotop.analysis.ends import Ends
 from zerotop.analysis.peaks import Peaks
 from zerotop.analysis.view import Host, Rank
 from zerotop.session.reader import Event, Session, Source
@@ -33,11 +34,6 @@ def last_ticks(sources: Iterable[Source], cursor_ns: int, oldest_ns: int = 0) ->
     return {host: (source, tick) for host, (_, source, tick) in found.items()}
 
 
-def first_of_process(session: Session, table: str, process: Process) -> Source | None:
-    """The table of that name that a process wrote; the first, where there are several."""
-    return next(iter(session.of_process(table, *process)), None)
-
-
 class Sample(NamedTuple):
     """A record of a process and when in unix time it was taken."""
 
@@ -51,17 +47,22 @@ class Sample(NamedTuple):
         return self.host, int(self.row["pid"])
 
 
-def ranks(session: Session, cursor_ns: int, peaks: Peaks, *, ended: bool) -> tuple[Rank, ...]:
-    """The rank processes last sampled, by rank. After the job's end they are shown as they were, not alive."""
+def ranks(session: Session, cursor_ns: int, peaks: Peaks, ends: Ends, *, ended: bool) -> tuple[Rank, ...]:
+    """The rank processes last sampled, by rank. After the job's end they are shown as they were, not alive.
+
+    Of one whose probe was taken out no phase is told.
+    """
     samples = [one for source in session.sources["processes"] for one in _last_of_each(source, cursor_ns)]
     highest, busiest = _highest(session, cursor_ns, peaks), _busiest(session, cursor_ns)
     found: dict[tuple[str, int], Rank] = {}
     # Of several processes of a rank the last is shown: the job was started again.
     for sample in sorted(samples, key=lambda sample: sample.time_ns):
-        begins, spans = (first_of_process(session, table, sample.process) for table in ("begins", "spans"))
+        begins, spans = (session.table_of(table, *sample.process, cursor_ns) for table in ("begins", "spans"))
         phase = phases.current(begins, spans, cursor_ns) if begins is not None else ("", 0.0, None)
         alive = not ended and cursor_ns - sample.time_ns < FRESH_NS
-        rank = _rank(sample, alive, ("", *phase[1:]) if ended else phase, highest, busiest)
+        over_ns = ends.told_until(begins) if begins is not None else None
+        silent = ended or (over_ns is not None and over_ns <= cursor_ns)
+        rank = _rank(sample, alive, ("", *phase[1:]) if silent else phase, highest, busiest)
         found[sample.host, rank.rank] = rank
     known = [rank for rank in found.values() if rank.rank >= 0]
     return tuple(sorted(known or found.values(), key=lambda rank: rank.rank))

@@ -146,7 +146,7 @@ class RecordingSource:
         yield
         on_gpus = gpus(self.session, cursor, nodes, lies_on, self._peaks, self._ends)
         yield
-        ranks = places.ranks(self.session, cursor, self._peaks, ended=job.state is State.ENDED)
+        ranks = places.ranks(self.session, cursor, self._peaks, self._ends, ended=job.state is State.ENDED)
         yield
         unseen = not count and job.state is State.RUNNING
         return LiveView(
@@ -160,7 +160,7 @@ class RecordingSource:
             cost=self._cost(cursor, lost),
             output=self._transcript.lines(cursor, _OUTPUT_LINES),
             inferred=self._rhythm.at(cursor) if unseen else None,
-            history=self._histories.at(cursor, ranks, [(gpu.host, gpu.index) for gpu in on_gpus], lies_on),
+            history=self._histories.at(cursor, ranks, [(gpu.host, gpu.index) for gpu in on_gpus], lies_on, self._ends),
         )
 
     def _until(self, name: str, cursor: int) -> list[Event]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.living import process_of, table_of
+from zerotop.analysis.living import beside
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording.tables import BOUNDARY, FAILED, PHASE_CODE, SKIPPED
 
@@ -55,7 +55,7 @@ def _of(session: Session, source: Source) -> NDArray[Any]:
         return rows
     of = np.searchsorted(steps["begin_ns"], parts["begin_ns"], "right") - 1
     inside = (of >= 0) & (parts["end_ns"] <= steps["end_ns"][of])
-    seconds = _seconds(parts, table_of(session, "device_times", process_of(source)))
+    seconds = _seconds(parts, beside(session, "device_times", source))
     for name in PARTS:
         mine = inside & (parts["phase"] == PHASE_CODE[name])
         rows[f"{name}_s"] = np.bincount(of[mine], seconds[mine], len(rows))

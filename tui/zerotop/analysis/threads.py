@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from zerotop.analysis.affinity import NO_CORES, Affinities, Cores
 from zerotop.analysis.history import PIECE_NS
 from zerotop.analysis.phases import innermost
-from zerotop.analysis.places import FRESH_NS, first_of_process
+from zerotop.analysis.places import FRESH_NS
 from zerotop.analysis.view import Floats, Rank
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording.tables import PHASES
@@ -179,7 +179,7 @@ class ThreadTable:
     def _phases(self, rank: Rank, cells: tuple[int, int], cell_ns: int, cursor_ns: int) -> tuple[str, ...]:
         """The phase that the rank was in for most of each cell."""
         count = cells[1] - cells[0]
-        begins, spans = (first_of_process(self._session, table, (rank.host, rank.pid)) for table in ("begins", "spans"))
+        begins, spans = (self._session.table_of(table, rank.host, rank.pid, cursor_ns) for table in ("begins", "spans"))
         if begins is None or count <= 0:
             return ("",) * max(0, count)
         grain = cell_ns // _GRAIN

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from zerotop.analysis import phases
 from zerotop.analysis.ends import Ends
+from zerotop.analysis.living import beside
 from zerotop.analysis.timeline_samples import FOREVER_NS
 from zerotop.analysis.timeline_series import LONGEST_NS, Floats, Ints, ascending
 from zerotop.analysis.timeline_steps import StepTimes
@@ -80,11 +81,11 @@ class RankPhases:
         return column_ns * sum(len(source.array) for source in spans) > MANY_SPANS * taken
 
     def _exact(self, edges: Ints) -> Floats:
-        ends, spans = Ends(self._session.events), self._sources("spans")
+        ends = Ends(self._session.events)
         seconds = self.blank(len(edges) - 1)
         for begins in sorted(self._sources("begins"), key=lambda source: source.born_ns):
-            over_ns = ends.of(begins) or FOREVER_NS
-            mine = next((source for source in spans if (source.host, source.pid) == (begins.host, begins.pid)), None)
+            over_ns = ends.told_until(begins) or FOREVER_NS
+            mine = beside(self._session, "spans", begins)
             if begins.born_ns <= edges[-1] and over_ns > edges[0]:
                 seconds += _innermost(begins, mine, np.minimum(edges, over_ns))
         return seconds

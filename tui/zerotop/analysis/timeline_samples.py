@@ -171,13 +171,13 @@ class Allocators:
         self.sources = [session.sources["allocator"][place] for place, where in lies_on.items() if where == key]
 
     def parts(self, begin_ns: int, end_ns: int) -> Iterable[Part]:
-        """See :meth:`Gpu.parts`. An allocator holds what it held last until its process is over."""
+        """See :meth:`Gpu.parts`. An allocator holds what it held last until nothing more is told of it."""
         ends, held, peaks = Ends(self._session.events), [], []
         for source in self.sources:
             first = max(0, source.count_known(begin_ns) - 1)
             rows = source.array[first : source.count_known(end_ns) + 1]
             if len(rows):
-                times, over_ns = rows["time_ns"] + source.offset_ns, ends.of(source) or FOREVER_NS
+                times, over_ns = rows["time_ns"] + source.offset_ns, ends.told_until(source) or FOREVER_NS
                 values = [rows["allocated_bytes"], rows["reserved_bytes"]]
                 held.append(after_samples(times, [value.astype(np.float64) for value in values], over_ns))
                 peak = _peak(source, rows)

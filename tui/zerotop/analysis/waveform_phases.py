@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.living import process_of, table_of
+from zerotop.analysis.living import beside
 from zerotop.analysis.waveform_align import Aligned, Stretch
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import PHASES
@@ -88,7 +88,7 @@ def _between(outer: Sequence[Stretch], iteration_s: float) -> tuple[tuple[float,
 def _device(session: Session, part: Aligned) -> Floats:
     """Seconds on the device of each span, shape (iterations, spans); NaN where it was not measured."""
     found = np.full(part.spans.shape, np.nan)
-    source = table_of(session, "device_times", process_of(part.source))
+    source = beside(session, "device_times", part.source)
     if source is None or not part.spans.size:
         return found
     rows = _looked_up(source.array, part.spans)

@@ -108,8 +108,16 @@ class Session:
         return self._by_host.get((table, host), ())
 
     def of_process(self, table: str, host: str, pid: int) -> Sequence[Source]:
-        """The tables of a name that a process wrote: several, where its number was another's before."""
+        """The tables of a name that a process wrote: several where its number was another's, or its probe put in again."""
         return self._by_process.get((table, host, pid), ())
+
+    def table_of(self, table: str, host: str, pid: int, at_ns: int | None = None) -> Source | None:
+        """The one of those that it wrote at a moment (unix time; None: now), or first; None where there are none."""
+        written = self.of_process(table, host, pid)
+        if len(written) < 2:
+            return written[0] if written else None
+        begun = [source for source in written if at_ns is None or source.born_ns <= at_ns]
+        return max(begun, key=_born) if begun else min(written, key=_born)
 
     def release(self) -> None:
         """Gives the memory of what was read back to the system, see :meth:`Source.release`: for who has read much."""
@@ -196,6 +204,10 @@ def _output_tail(source: Source, cursor_ns: int, size: int) -> bytes:
     last = source.array[known - 1]
     end = int(last["offset"]) + int(last["length"])
     return source.read_output(max(0, end - size), end)
+
+
+def _born(source: Source) -> int:
+    return source.born_ns
 
 
 def _info(folder: Folder) -> dict[str, Any]:

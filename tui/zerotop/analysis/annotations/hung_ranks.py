@@ -17,6 +17,8 @@ from zerotop_probe.recording.tables import PHASE_CODE, PHASES
 
 # Phases in which nothing is heard for as long as they take.
 _SILENT = ("init", "checkpoint_save", "checkpoint_load")
+# What a rank says when it ends, and when its probe is taken out.
+_LAST = ("goodbye", "left")
 # A phase that is in progress began no longer before the last sign of life.
 _LOOK_BACK_NS = 3600 * 10**9
 
@@ -58,10 +60,11 @@ def _of_group(facts: Facts, group: Group) -> Iterator[Annotation]:
 
 
 def _over(facts: Facts, group: Group) -> int:
-    """When the first of the ranks, or the job, is known to have ended."""
+    """When the first of the ranks, or the job, is known to have ended, or to tell nothing more."""
     pids = {(process.source.host, process.source.pid) for process in group.processes}
     gone = [event.unix_ns for event in facts.events("rank_gone") if (event.host, event.facts.get("pid")) in pids]
-    byes = [event.unix_ns for process in group.processes for event in process.events("goodbye")]
+    told = [(process, event) for process in group.processes for name in _LAST for event in process.events(name)]
+    byes = [event.unix_ns for process, event in told if event.unix_ns > process.source.born_ns]
     ends = [event.unix_ns for event in facts.events("job_ended") if event.unix_ns > group.lead.source.born_ns]
     return min([*gone, *byes, *ends], default=np.iinfo(np.int64).max)
 
