@@ -1,0 +1,195 @@
+"""What is known of processors to enter a thread: where registers lie, what is called with, and which machine is which."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import platform
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from zerotop_probe.outside.attaching.machine import Machine, Registers
+from zerotop_probe.outside.attaching.target import ASKED_FROM, MACHINES, CannotEnter, examine
+from zerotop_probe.outside.proc import Process
+
+STATE, CODE, TEXT = 0, 64, 128
+FAR, RUN, STACK, BACK = 0x7F12_3456_0000, 0x1122_3344_5566_7788, 0x7F00_0000_0000, 0x7F00_0000_0010
+# The words of the kernel's user_regs_struct and user_pt_regs, by their index.
+WORDS = {
+    "x86_64": {"rbp": 4, "r10": 7, "r8": 9, "rax": 10, "rdx": 12, "rsi": 13, "rdi": 14, "orig_rax": 15, "rip": 16,
+               "eflags": 18, "rsp": 19, "gs": 26},
+    "aarch64": {"x0": 0, "x1": 1, "x2": 2, "x4": 4, "x8": 8, "x29": 29, "x30": 30, "sp": 31, "pc": 32, "pstate": 33},
+}  # fmt: skip
+# As a disassembler reads it: push rbx; mov rbx, FAR; mov qword [rbx], 1; mov rdi, FAR + 128; mov rax, RUN; call rax;
+# mov qword [rbx], 2; xor eax, eax; pop rbx; ret.
+# And: stp x19, x30, [sp, #-16]!; adr x19, FAR; mov x9, 1; str x9, [x19]; adr x0, FAR + 128; ldr x9, RUN; blr x9; mov x9, 2;
+# str x9, [x19]; mov w0, 0; ldp x19, x30, [sp], #16; ret.
+PROGRAMS = {
+    "x86_64": "5348bb00005634127f000048c7030100000048bf80005634127f000048b88877665544332211ffd048c7030200000031c05bc3",
+    "aarch64": "f37bbfa9f3fdff10290080d2690200f980010010e900005820013fd6"
+    "490080d2690200f900008052f37bc1a8c0035fd68877665544332211",
+}
+
+
+@pytest.fixture(params=sorted(MACHINES))
+def machine(request: pytest.FixtureRequest) -> Machine:
+    return MACHINES[request.param]
+
+
+def filled(machine: Machine) -> Registers:
+    """Registers that each hold something of their own, every flag set."""
+    count = ctypes.sizeof(machine.layout) // 8
+    words = [0xF000_0000_0000_0000 + index for index in range(count)]
+    for flags in ("eflags", "pstate"):
+        if flags in WORDS[machine.name]:
+            words[WORDS[machine.name][flags]] = 0xFFFF_FFFF
+    return machine.layout.from_buffer_copy(struct.pack(f"<{count}Q", *words))
+
+
+def changes(machine: Machine, before: Registers, after: Registers) -> dict[str, int]:
+    """By name, the words that are others now; all of them have to be known ones."""
+    count = ctypes.sizeof(before) // 8
+    names = {index: name for name, index in WORDS[machine.name].items()}
+    old, new = (struct.unpack(f"<{count}Q", bytes(registers)) for registers in (before, after))
+    return {names.get(index, f"word {index}"): new[index] for index in range(count) if old[index] != new[index]}
+
+
+def test_the_kernel_s_layout(machine: Machine) -> None:
+    assert ctypes.sizeof(machine.layout) == {"x86_64": 27 * 8, "aarch64": 34 * 8}[machine.name]
+    registers = filled(machine)
+    words = struct.unpack(f"<{ctypes.sizeof(registers) // 8}Q", bytes(registers))
+    for name, index in WORDS[machine.name].items():
+        assert getattr(registers, name) == words[index], name
+
+
+def test_asking_for_memory_sets_the_call_s_registers_and_no_others(machine: Machine) -> None:
+    before = filled(machine)
+    asked = changes(machine, before, machine.mapping(before, at=BACK, size=8192))
+    nothing = 2**64 - 1
+    kept = {name: asked.pop(name, None) for name in ("eflags", "pstate")}
+    if machine.name == "x86_64":
+        # r9, the offset, is word 8.
+        assert asked == {"rip": BACK, "rax": 9, "rdi": 0, "rsi": 8192, "rdx": 7, "r10": 0x22, "r8": nothing, "word 8": 0} | {
+            "orig_rax": nothing
+        }
+        assert kept == {"eflags": None, "pstate": None}
+    else:
+        assert asked == {"pc": BACK, "x8": 222, "x0": 0, "x1": 8192, "x2": 7, "word 3": 0x22, "x4": nothing, "word 5": 0}
+        assert kept == {"eflags": None, "pstate": 0xFFFF_F3FF}  # no indirect branch has been taken
+
+
+def test_a_call_begins_as_its_convention_wants(machine: Machine) -> None:
+    before = filled(machine)
+    called = changes(machine, before, machine.calling(before, FAR, RUN, stack=STACK, back=BACK))
+    if machine.name == "x86_64":
+        # Behind the return address the stack is a multiple of 16.
+        assert called == {"rip": FAR, "rdi": RUN, "rsi": 0, "rax": 0, "rbp": 0, "rsp": STACK - 8} | {
+            "orig_rax": 2**64 - 1, "eflags": 0xFFFF_FBFF,
+        }  # fmt: skip
+        assert machine.frame(BACK) == struct.pack("<Q", BACK)
+    else:
+        assert called == {"pc": FAR, "x0": RUN, "x1": 0, "x29": 0, "x30": BACK, "sp": STACK, "pstate": 0xFFFF_F3FF}
+        assert machine.frame(BACK) == b""
+
+
+def test_what_came_of_it(machine: Machine) -> None:
+    name = "rip" if machine.name == "x86_64" else "pc"
+    after = filled(machine).changed(**{name: BACK})
+    assert machine.place(after) == BACK
+    # On x86-64 the breakpoint lies before it, on aarch64 there.
+    assert machine.broke_at(after) == BACK - (1 if machine.name == "x86_64" else 0)
+    assert machine.result(after) == getattr(after, "rax" if machine.name == "x86_64" else "x0")
+
+
+def test_the_program_is_what_an_assembler_makes(machine: Machine) -> None:
+    code = machine.program(FAR + CODE, state=FAR + STATE, states=(1, 2), text=FAR + TEXT, run=RUN)
+    assert code.hex() == PROGRAMS[machine.name]
+    assert len(code) <= TEXT - CODE
+
+
+@pytest.fixture
+def pages() -> Iterator[tuple[mmap.mmap, int]]:
+    """Memory that can be executed, and where it lies."""
+    memory = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    view = ctypes.c_char.from_buffer(memory)
+    yield memory, ctypes.addressof(view)
+    del view
+    memory.close()
+
+
+@pytest.mark.skipif(platform.machine() not in MACHINES, reason="no machine of ours")
+def test_the_program_runs_here(pages: tuple[mmap.mmap, int]) -> None:
+    memory, address = pages
+    seen = []
+
+    def run(text: bytes) -> int:
+        seen.append((text, memory[STATE]))
+        return -1  # an error in the text is none of the program's
+
+    called = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)(run)
+    place = ctypes.cast(called, ctypes.c_void_p).value
+    assert place is not None
+    code = MACHINES[platform.machine()].program(
+        address + CODE, state=address + STATE, states=(1, 2), text=address + TEXT, run=place
+    )
+    memory[TEXT : TEXT + 5] = b"text\0"
+    memory[CODE : CODE + len(code)] = code
+    program = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(address + CODE)
+    assert [program(None), program(None)] == [0, 0]
+    assert seen == [(b"text", 1), (b"text", 1)]
+    assert memory[STATE] == 2
+
+
+@pytest.fixture
+def child() -> Iterator[Process]:
+    with subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = Process.of(process.pid)
+        assert found is not None
+        yield found
+        process.kill()
+
+
+old = pytest.mark.skipif(sys.version_info >= ASKED_FROM, reason="this Python is asked itself, on every machine")
+
+
+@old
+@pytest.mark.skipif(platform.machine() not in MACHINES, reason="no machine of ours")
+def test_the_machine_is_the_one_that_it_is(child: Process) -> None:
+    entrance = examine(child).entrance
+    assert entrance is not None
+    assert entrance.machine.name == platform.machine()
+    with open(f"/proc/{child.pid}/mem", "rb", buffering=0) as memory:
+        memory.seek(entrance.syscall)
+        assert memory.read(len(entrance.machine.syscall)) == entrance.machine.syscall
+    assert entrance.syscall % entrance.machine.alignment == 0
+
+
+@old
+@pytest.mark.parametrize("name", ["riscv64", "ppc64le", "s390x"])
+def test_a_machine_that_nobody_has_seen_yet(child: Process, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: name)
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    sentence = (
+        f"Entering Python {version} is known for x86_64 and aarch64 only, and this is {name}: start the job with zerotop "
+        "run, or use Python 3.14, which can be entered everywhere."
+    )
+    with pytest.raises(CannotEnter, match=f"^{re.escape(sentence)}$"):
+        examine(child)
+
+
+@old
+@pytest.mark.skipif(platform.machine() not in MACHINES, reason="no machine of ours")
+def test_a_python_of_another_machine_is_not_entered(child: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under an emulator, whose own registers those of the thread are."""
+    (other,) = MACHINES.keys() - {platform.machine()}
+    built_for = platform.machine()
+    monkeypatch.setattr(platform, "machine", lambda: other)
+    with pytest.raises(CannotEnter, match=f"a Python for {built_for}, which is emulated on this {other}: start the job"):
+        examine(child)
