@@ -32,11 +32,23 @@ pytestmark = [
     pytest.mark.skipif(bool(nodes.why_not()), reason=nodes.why_not() or "-"),
 ]
 
+OPTIONS = ("--stage", "3", "--offload")
+
 
 @pytest.fixture(scope="module")
 def _operators_are_built(tmp_path_factory: pytest.TempPathFactory) -> None:
     """See test_attach.py."""
-    run("hand_written", tmp_path_factory.mktemp("built"), "--torch-adam", "--steps", "1", session=Path(), bootstrap=False)
+    run("hand_written", tmp_path_factory.mktemp("built"), *OPTIONS, "--steps", "1", session=Path(), bootstrap=False)
+
+
+@pytest.fixture(scope="module")
+def alone(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory, _operators_are_built: None) -> list[dict[str, object]]:
+    """What the ranks of the job count themselves where nobody attaches to it."""
+    folder = tmp_path_factory.mktemp("alone")
+    with ExitStack() as stack:
+        processes = train(cluster, folder, stack)
+        assert [ended(process, TIMEOUT_S) for process in processes] == [0, 0]
+    return [counted(folder, number) for number in (0, 1)]
 
 
 def train(cluster: Cluster, folder: Path, stack: ExitStack) -> list[subprocess.Popen[bytes]]:
@@ -44,7 +56,7 @@ def train(cluster: Cluster, folder: Path, stack: ExitStack) -> list[subprocess.P
     world = json.dumps({node.name: [0] for node in cluster.nodes})
     told = ["--world_info", base64.urlsafe_b64encode(world.encode()).decode(), "--master_port", PORT]
     told += ["--master_addr", cluster.nodes[0].address]
-    script = [str(LOOPS / "hand_written.py"), "--torch-adam", "--stage", "3", "--steps", "1500"]
+    script = [str(LOOPS / "hand_written.py"), *OPTIONS, "--steps", "1500"]
     processes = []
     for number, node in enumerate(cluster.nodes):
         command = [sys.executable, "-m", "deepspeed.launcher.launch", "--node_rank", str(number), *told, *script]
@@ -67,9 +79,24 @@ def counted(folder: Path, number: int) -> dict[str, object]:
     return dict(json.loads(next(line for line in lines if line.startswith("COUNTED "))[8:]))
 
 
-@pytest.mark.usefixtures("_operators_are_built")
+def wait_until_entered(session: Path, count: int) -> None:
+    """Waits until both ranks have recorded for a while, in so many files."""
+
+    def sizes(number: int) -> list[int]:
+        return [path.stat().st_size for path in session.glob(f"spans-rank{number}-*")]
+
+    wait_for(lambda: all(sum(size > 5000 for size in sizes(number)) == count for number in (0, 1)), 60.0)
+
+
+def trained_alike(folder: Path, alone: list[dict[str, object]]) -> bool:
+    """Whether all losses, and the weights and classes at the end, are those of the job that nobody attached to."""
+    names = ("losses", "weights", "strange_methods")
+    own = [counted(folder, number) for number in (0, 1)]
+    return all(here[name] == there[name] for here, there in zip(own, alone, strict=True) for name in names)
+
+
 def test_both_nodes_of_a_deepspeed_job_are_entered_recorded_in_one_session_and_left(
-    cluster: Cluster, zerotop: Zerotop, tmp_path: Path
+    cluster: Cluster, zerotop: Zerotop, tmp_path: Path, alone: list[dict[str, object]]
 ) -> None:
     session = tmp_path / "session"
     with ExitStack() as stack:
@@ -95,12 +122,37 @@ def test_both_nodes_of_a_deepspeed_job_are_entered_recorded_in_one_session_and_l
         assert len(steps) > 3
         assert steps.tolist() == list(range(int(steps[0]), int(steps[0]) + len(steps)))
         assert int(steps[-1]) < int(str(own["global_steps"]))
+    assert trained_alike(tmp_path, alone)
     recorded = Session.open(session)
     assert recorded.over
     view = RecordingSource(recorded).view(None)
     assert [(rank.rank, rank.host) for rank in view.ranks] == [(0, "zt_node_1"), (1, "zt_node_2")]
     assert np.isfinite([rank.cores_used for rank in view.ranks]).all()
     assert [host.name for host in view.hosts] == ["zt_node_1", "zt_node_2"]
+
+
+def test_a_job_of_two_nodes_that_is_entered_left_and_entered_again_trains_as_if_alone(
+    cluster: Cluster, zerotop: Zerotop, tmp_path: Path, alone: list[dict[str, object]]
+) -> None:
+    session = None
+    with ExitStack() as stack:
+        processes = train(cluster, tmp_path, stack)
+        for count in (1, 2):
+            with attached(zerotop, cluster, tmp_path, "--hosts", "job", "--enter", session=session) as told:
+                (session,) = tmp_path.glob("zerotop/sessions/*")
+                while told[:-1]:
+                    assert [process.poll() for process in processes] == [None, None], told
+                    told = zerotop("attach", session.name, "--hosts", "job", "--enter").stderr.splitlines()
+                wait_until_entered(session, count)
+                again = zerotop("attach", session.name, "--hosts", "job", "--enter")
+                assert again.stderr == "zerotop: The live screen needs a terminal; --headless records without one\n"
+                assert [samplers(node).count("--watch") for node in cluster.nodes] == [1, 1]
+                assert [len(list(session.glob(f"spans-rank{number}-*"))) for number in (0, 1)] == [count, count]
+        assert [ended(process, TIMEOUT_S) for process in processes] == [0, 0]
+    assert session is not None
+    said = [event.name for event in Session.open(session).events if event.name in ("entered", "left", "probe_error")]
+    assert sorted(said) == ["entered"] * 4 + ["left"] * 4
+    assert trained_alike(tmp_path, alone)
 
 
 @pytest.mark.usefixtures("job")
