@@ -16,6 +16,8 @@ from zerotop_probe.outside.stop import LEAVE_REQUEST, STOP_REQUEST, signal_job
 from zerotop_probe.recording import clock, events
 from zerotop_probe.recording.writer import EventWriter, Identity
 
+CANNOT_WRITE = "nothing can be written to {folder}: make room there, or choose another folder with --session"
+
 _STAGES = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 
@@ -50,10 +52,11 @@ def read_facts(session: str) -> Facts:
     """Reads the events of all samplers (and of earlier calls of ``request_stop``) of this node and boot."""
     facts = Facts()
     told: list[dict[str, Any]] = []
+    here = (clock.hostname(), clock.boot_id())
     for path in sorted(glob.glob(os.path.join(glob.escape(session), "events-[nc]*.jsonl"))):
         lines = _lines(path)
         writer = next(lines, {}).get("writer", {})
-        if (writer.get("host"), writer.get("boot")) != (clock.hostname(), clock.boot_id()):
+        if (writer.get("host"), writer.get("boot")) != here:
             facts.elsewhere = str(writer.get("host") or "")
             continue
         if writer.get("role") == "node":

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
-from numpy.typing import NDArray
+from collections.abc import Generator, Iterable
 
 from zerotop.analysis.ends import Ends
 from zerotop.analysis.peaks import Peaks
-from zerotop.analysis.places import FRESH_NS, last_ticks
+from zerotop.analysis.places import FRESH_NS, NODES, RANKS, Values, last_ticks, values_of
 from zerotop.analysis.view import Gpu
 from zerotop.session.reader import Event, Session
 from zerotop_probe.recording.tables import UNKNOWN
@@ -22,23 +19,28 @@ _FASTEST_LINK = 1e12
 
 def gpus(
     session: Session, cursor_ns: int, nodes: Iterable[Event], lies_on: dict[int, Key], peaks: Peaks, ends: Ends
-) -> tuple[Gpu, ...]:
-    """Each GPU as last sampled, with what PyTorch's allocators on it say; ``lies_on`` is from :func:`places.allocators`."""
+) -> Generator[None, None, tuple[Gpu, ...]]:
+    """In pieces each GPU as last sampled, with what PyTorch's allocators on it say.
+
+    ``lies_on`` is from :func:`places.allocators`.
+    """
     names = {(node.host, gpu["index"]): str(gpu["name"]) for node in nodes for gpu in node.facts.get("gpus") or []}
-    held = _held(session, cursor_ns, lies_on, peaks, ends)
+    held = yield from _held(session, cursor_ns, lies_on, peaks, ends)
     used_by_job = _used_by_job(session, cursor_ns)
     found = {}
-    for host, (source, tick) in last_ticks(session.sources["gpus"], cursor_ns).items():
+    for number, (host, (source, tick)) in enumerate(last_ticks(session.sources["gpus"], cursor_ns).items(), 1):
+        if not number % NODES:
+            yield
         time_ns = int(tick["time_ns"][-1]) + source.offset_ns
-        before = source.last_tick(time_ns - _RATE_NS, cursor_ns - 4 * _RATE_NS)
-        for row in tick:
-            key = (host, int(row["gpu"]))
-            rates = _rates(before, row)
+        before = {row["gpu"]: row for row in values_of(source.last_tick(time_ns - _RATE_NS, cursor_ns - 4 * _RATE_NS)[::-1])}
+        for row in values_of(tick):
+            key = (host, row["gpu"])
+            rates = _rates(before.get(row["gpu"]), row)
             found[key] = _gpu(key, names.get(key, "GPU"), row, rates, held.get(key, {}), used_by_job.get(key))
     return tuple(found[key] for key in sorted(found))
 
 
-def _gpu(key: Key, name: str, row: Any, rates: tuple[float, float], held: dict[str, int], used_by_job: int | None) -> Gpu:
+def _gpu(key: Key, name: str, row: Values, rates: tuple[float, float], held: dict[str, int], used_by_job: int | None) -> Gpu:
     return Gpu(
         host=key[0],
         index=key[1],
@@ -60,11 +62,13 @@ def _gpu(key: Key, name: str, row: Any, rates: tuple[float, float], held: dict[s
 
 def _held(
     session: Session, cursor_ns: int, lies_on: dict[int, Key], peaks: Peaks, ends: Ends
-) -> dict[Key, dict[str, int]]:
+) -> Generator[None, None, dict[Key, dict[str, int]]]:
     """What PyTorch's allocators on each GPU held at most, and hold where their process tells; by column, of all ranks."""
     by_rank: dict[tuple[Key, int], dict[str, int]] = {}
     tables = [(session.sources["allocator"][place], key) for place, key in lies_on.items()]
-    for source, key in sorted(tables, key=lambda table: table[0].born_ns):
+    for number, (source, key) in enumerate(sorted(tables, key=lambda table: table[0].born_ns), 1):
+        if not number % RANKS:
+            yield
         if known := source.count_known(cursor_ns):
             held = by_rank.setdefault((key, source.rank), {})
             over_ns = ends.told_until(source)
@@ -89,22 +93,20 @@ def _used_by_job(session: Session, cursor_ns: int) -> dict[Key, int]:
     ranks = {(source.host, source.pid) for source in session.sources["begins"]}
     found: dict[Key, int] = {}
     for host, (_, tick) in last_ticks(session.sources["gpu_processes"], cursor_ns, cursor_ns - FRESH_NS).items():
-        for row in tick:
-            if (host, int(row["pid"])) in ranks and row["used_bytes"] != UNKNOWN:
-                key = (host, int(row["gpu"]))
-                found[key] = found.get(key, 0) + int(row["used_bytes"])
+        for pid, gpu, used in zip(*(tick[name].tolist() for name in ("pid", "gpu", "used_bytes")), strict=True):
+            if (host, pid) in ranks and used != UNKNOWN:
+                found[host, gpu] = found.get((host, gpu), 0) + used
     return found
 
 
-def _rates(before: NDArray[Any], row: Any) -> tuple[float, float]:
+def _rates(before: Values | None, row: Values) -> tuple[float, float]:
     """PCIe bytes per second each way since the tick a second before; NaN where not measured."""
-    earlier = before[before["gpu"] == row["gpu"]]
-    if not len(earlier):
+    if before is None:
         return float("nan"), float("nan")
-    seconds = (int(row["time_ns"]) - int(earlier[0]["time_ns"])) / 1e9
+    seconds = (row["time_ns"] - before["time_ns"]) / 1e9
     rates = []
     for column in ("pcie_tx_bytes", "pcie_rx_bytes"):
-        now, then = int(row[column]), int(earlier[0][column])
+        now, then = row[column], before[column]
         rate = (now - then) / seconds if seconds > 0 and now >= then >= 0 else float("nan")
         rates.append(rate if rate < _FASTEST_LINK else float("nan"))
     return rates[0], rates[1]

@@ -11,6 +11,7 @@ from zerotop.session.reader import Source
 
 # Records between two places of which the highest before are kept: what a cursor anywhere has to read.
 _BLOCK = 8192
+_FEW = 64  # of which going through them one by one is faster
 
 
 class Peaks:
@@ -41,6 +42,14 @@ def _raised(highest: dict[int, int], rows: NDArray[Any], column: str, by: str) -
     """A copy of ``highest`` with what is higher in ``rows``."""
     raised = dict(highest)
     keys, values = rows[by], rows[column]
+    if len(rows) <= _FEW:
+        for key, value in zip(keys.tolist(), values.tolist(), strict=True):
+            raised[key] = max(raised.get(key, value), value)
+        return raised
+    only = int(keys[0])
+    if (keys == only).all():
+        value = int(values.max())
+        return raised | {only: max(raised.get(only, value), value)}
     for key in np.unique(keys).tolist():
         value = int(values[keys == key].max())
         raised[key] = max(raised.get(key, value), value)

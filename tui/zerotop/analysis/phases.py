@@ -17,7 +17,8 @@ OTHER = 0
 
 _DEPTHS = 4  # phases nest three deep
 # Begins looked back through for the phases in progress: usually a step's, in an evaluation all of that.
-_TAILS = (32, 4096)
+_TAILS = (8, 64, 4096)
+_ENDED = 32  # spans looked back through for those that ended since
 
 
 class Begun(NamedTuple):
@@ -60,7 +61,7 @@ def in_progress(begins: Source, spans: Source | None, cursor_ns: int) -> list[Be
     if spans is None:
         return chain[::-1]
     # What ended after the last begin of its depth is among the last few.
-    ended = spans.array[: spans.count_known(cursor_ns)][-_TAILS[0] :]
+    ended = spans.array[: spans.count_known(cursor_ns)][-_ENDED:]
     over = set(zip(ended["begin_ns"].tolist(), ended["depth"].tolist(), strict=True))
     return [begun for begun in reversed(chain) if (begun.time_ns, begun.depth) not in over]
 

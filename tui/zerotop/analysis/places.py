@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -21,6 +21,10 @@ Process = tuple[str, int]  # host and pid
 FRESH_NS = 3_000_000_000
 # Samples looked back through for the last of a process that is gone: minutes, with a few ranks.
 _TAIL = 4096
+_NEAR = 256  # among which the last tick of a node usually is
+# Work done in one go: nodes, and ranks.
+NODES, RANKS = 16, 64
+Values = dict[str, Any]
 
 
 def last_ticks(sources: Iterable[Source], cursor_ns: int, oldest_ns: int = 0) -> dict[str, tuple[Source, NDArray[Any]]]:
@@ -39,24 +43,40 @@ class Sample(NamedTuple):
 
     time_ns: int
     host: str
-    row: Any
+    row: Values
 
     @property
     def process(self) -> Process:
         """Whose it is."""
-        return self.host, int(self.row["pid"])
+        return self.host, self.row["pid"]
 
 
-def ranks(session: Session, cursor_ns: int, peaks: Peaks, ends: Ends, *, ended: bool) -> tuple[Rank, ...]:
-    """The rank processes last sampled, by rank. After the job's end they are shown as they were, not alive.
+def values_of(records: NDArray[Any]) -> list[Values]:
+    """Each record's fields by name, as plain values: reading many of them one by one from an array takes longer."""
+    names = records.dtype.names or ()
+    return [dict(zip(names, values, strict=True)) for values in records.tolist()]
+
+
+def ranks(
+    session: Session, cursor_ns: int, peaks: Peaks, ends: Ends, *, ended: bool
+) -> Generator[None, None, tuple[Rank, ...]]:
+    """In pieces the rank processes last sampled, by rank. After the job's end they are shown as they were, not alive.
 
     Of one whose probe was taken out no phase is told.
     """
-    samples = [one for source in session.sources["processes"] for one in _last_of_each(source, cursor_ns)]
-    highest, busiest = _highest(session, cursor_ns, peaks), _busiest(session, cursor_ns)
+    samples: list[Sample] = []
+    highest: dict[Process, int] = {}
+    for number, source in enumerate(session.sources["processes"], 1):
+        samples += _last_of_each(source, cursor_ns)
+        _raise(highest, source, cursor_ns, peaks)
+        if not number % NODES:
+            yield
+    busiest = yield from _busiest(session, cursor_ns)
     found: dict[tuple[str, int], Rank] = {}
     # Of several processes of a rank the last is shown: the job was started again.
-    for sample in sorted(samples, key=lambda sample: sample.time_ns):
+    for number, sample in enumerate(sorted(samples, key=lambda sample: sample.time_ns), 1):
+        if not number % RANKS:
+            yield
         begins, spans = (session.table_of(table, *sample.process, cursor_ns) for table in ("begins", "spans"))
         phase = phases.current(begins, spans, cursor_ns) if begins is not None else ("", 0.0, None)
         alive = not ended and cursor_ns - sample.time_ns < FRESH_NS
@@ -74,25 +94,43 @@ def _last_of_each(source: Source, cursor_ns: int) -> list[Sample]:
     if not known:
         return []
     tail = source.array[max(0, known - _TAIL) : known]
+    rows = _tick_of_all(tail)
+    if rows is None:
+        rows = _last_rows(tail)
+    return [Sample(row["time_ns"] + source.offset_ns, source.host, row) for row in values_of(rows)]
+
+
+def _tick_of_all(tail: NDArray[Any]) -> NDArray[Any] | None:
+    """The last tick, if all processes are in it, once each."""
+    near = tail[-_NEAR:]
+    tick = near[near["time_ns"] == near["time_ns"][-1]]
+    pids = tick["pid"].tolist()
+    if len(tick) == len(near) < len(tail) or len(set(pids)) < len(pids):
+        return None
+    return tick if np.isin(tail["pid"], pids).all() else None
+
+
+def _last_rows(tail: NDArray[Any]) -> NDArray[Any]:
     tail = tail[(tail["time_ns"] >= tail["time_ns"][-1] - FRESH_NS) | (tail["rank"] >= 0)]
     _, places = np.unique(tail["pid"][::-1], return_index=True)
-    rows = tail[len(tail) - 1 - np.sort(places)[::-1]]
-    return [Sample(int(row["time_ns"]) + source.offset_ns, source.host, row) for row in rows]
+    rows: NDArray[Any] = tail[len(tail) - 1 - np.sort(places)[::-1]]
+    return rows
 
 
-def _highest(session: Session, cursor_ns: int, peaks: Peaks) -> dict[Process, int]:
-    """The highest resident memory of each process, whichever samplers saw it."""
-    found: dict[Process, int] = {}
-    for source in session.sources["processes"]:
-        for pid, rss_bytes in peaks.upto(source, "rss_bytes", cursor_ns, by="pid").items():
-            found[source.host, pid] = max(rss_bytes, found.get((source.host, pid), 0))
-    return found
+def _raise(highest: dict[Process, int], source: Source, cursor_ns: int, peaks: Peaks) -> None:
+    """Takes in the highest resident memory of each process that one sampler saw."""
+    for pid, rss_bytes in peaks.upto(source, "rss_bytes", cursor_ns, by="pid").items():
+        process = source.host, pid
+        highest[process] = max(rss_bytes, highest.get(process, 0))
 
 
-def _busiest(session: Session, cursor_ns: int) -> dict[Process, list[tuple[str, float]]]:
+def _busiest(session: Session, cursor_ns: int) -> Generator[None, None, dict[Process, list[tuple[str, float]]]]:
     """Names and cores of each process's busiest threads, busiest first."""
     found: dict[Process, list[tuple[str, float]]] = {}
-    for host, (source, tick) in last_ticks(session.sources["threads"], cursor_ns, cursor_ns - FRESH_NS).items():
+    ticks = last_ticks(session.sources["threads"], cursor_ns, cursor_ns - FRESH_NS)
+    for number, (host, (source, tick)) in enumerate(ticks.items(), 1):
+        if not number % NODES:
+            yield
         for pid, busiest in _of_tick(source, int(tick["time_ns"][-1]), len(tick)).items():
             found[host, pid] = busiest
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from zerotop.analysis import places
 from zerotop.analysis.rank_matrix import Matrix, Metric, RankMatrix
 from zerotop.analysis.step_memory import Windows, add_allocator
 from zerotop.analysis.steps import MEMORY
-from zerotop.session.reader import Session, Source
+from zerotop.session.reader import Session, Source, whole
 from zerotop_probe.recording.tables import UNKNOWN
 
 Ints = NDArray[np.int64]
@@ -20,6 +20,11 @@ TABLES = {Metric.PEAK: "allocator", Metric.FREE: "gpus", Metric.CORES: "processe
 _AROUND_NS = 3_000_000_000
 # The newest steps, of which samples may yet be written.
 _FRESH = 4
+# Done in one go: rows, and tables.
+_ROWS, _TABLES = 32, 16
+
+Pieces = Generator[None, None, None]
+Samples = dict[tuple[str, int], tuple[Ints, NDArray[np.void]]]
 
 
 class RankSamples:
@@ -35,28 +40,37 @@ class RankSamples:
 
     def of(self, metric: Metric, matrix: RankMatrix) -> Matrix:
         """Ranks x steps, NaN where nothing is known."""
+        return whole(self.telling(metric, matrix))
+
+    def telling(self, metric: Metric, matrix: RankMatrix) -> Generator[None, None, Matrix]:
+        """The same in pieces of milliseconds; in one where it was told before."""
         before = self._last.get(metric)
         if before is None or before[0] is not matrix:
             known = before if before is not None and before[0].processes == matrix.processes else None
-            before = self._last[metric] = matrix, self._told(metric, matrix, known)
+            before = matrix, (yield from self._told(metric, matrix, known))
+            self._last[metric] = before
         return before[1]
 
-    def _told(self, metric: Metric, matrix: RankMatrix, before: tuple[RankMatrix, Matrix] | None) -> Matrix:
+    def _told(
+        self, metric: Metric, matrix: RankMatrix, before: tuple[RankMatrix, Matrix] | None
+    ) -> Generator[None, None, Matrix]:
         found = np.full(matrix.ends.shape, np.nan, np.float32)
         missing = matrix.ends > 0
         if before is not None and len(before[0].steps) and len(matrix.steps):
             _keep(matrix, before, found, missing)
         rows = np.flatnonzero(missing.any(axis=1)).tolist()
         tell = {Metric.PEAK: self._peaks, Metric.FREE: self._free, Metric.CORES: self._cores}[metric]
-        for row, values in tell(matrix, rows, missing) if rows else ():
-            found[row, missing[row]] = values
+        if rows:
+            yield from tell(matrix, rows, missing, found)
         return found
 
-    def _peaks(self, matrix: RankMatrix, rows: Sequence[int], missing: NDArray[np.bool_]) -> Iterator[tuple[int, Matrix]]:
+    def _peaks(self, matrix: RankMatrix, rows: Sequence[int], missing: NDArray[np.bool_], found: Matrix) -> Pieces:
         by_process: dict[tuple[str, int, int], list[Source]] = {}
         for source in self._session.sources["allocator"]:
             by_process.setdefault((source.host, source.pid, source.rank), []).append(source)
-        for row in rows:
+        for number, row in enumerate(rows, 1):
+            if not number % _ROWS:
+                yield
             process = matrix.processes[row].source
             steps = np.zeros(int(missing[row].sum()), matrix.processes[row].rows.dtype)
             steps["begin_unix_ns"], steps["end_unix_ns"] = matrix.begins[row, missing[row]], matrix.ends[row, missing[row]]
@@ -64,29 +78,34 @@ class RankSamples:
                 steps[column] = UNKNOWN
             for source in by_process.get((process.host, process.pid, process.rank), ()):
                 add_allocator(steps, source)
-            yield row, _known(steps["allocated_peak_bytes"])
+            found[row, missing[row]] = _known(steps["allocated_peak_bytes"])
 
-    def _free(self, matrix: RankMatrix, rows: Sequence[int], missing: NDArray[np.bool_]) -> Iterator[tuple[int, Matrix]]:
+    def _free(self, matrix: RankMatrix, rows: Sequence[int], missing: NDArray[np.bool_], found: Matrix) -> Pieces:
         nodes, engines = ([e for e in self._session.events if e.name == name] for name in ("node", "engine"))
         allocators = self._session.sources["allocator"]
         lies_on = {
             (allocators[place].host, allocators[place].pid): gpu
             for place, gpu in places.allocators(self._session, nodes, engines).items()
         }
-        samples = self._samples("gpus", "gpu", matrix, missing)
-        for row in rows:
+        yield
+        samples = yield from self._samples("gpus", "gpu", matrix, missing)
+        for number, row in enumerate(rows, 1):
+            if not number % _ROWS:
+                yield
             source = matrix.processes[row].source
             gpu = lies_on.get((source.host, source.pid))
             if gpu is not None and gpu in samples:
                 times, records = samples[gpu]
                 begins, ends = matrix.begins[row, missing[row]], matrix.ends[row, missing[row]]
                 used = _known(Windows(times, begins, ends).highest(records["used_bytes"]))
-                yield row, (np.float32(records["total_bytes"][-1]) - used).astype(np.float32)
+                found[row, missing[row]] = (np.float32(records["total_bytes"][-1]) - used).astype(np.float32)
 
-    def _cores(self, matrix: RankMatrix, rows: Sequence[int], missing: NDArray[np.bool_]) -> Iterator[tuple[int, Matrix]]:
+    def _cores(self, matrix: RankMatrix, rows: Sequence[int], missing: NDArray[np.bool_], found: Matrix) -> Pieces:
         """From processor time so far at the begin and the end of each step: steps may be shorter than a tick."""
-        samples = self._samples("processes", "pid", matrix, missing)
-        for row in rows:
+        samples = yield from self._samples("processes", "pid", matrix, missing)
+        for number, row in enumerate(rows, 1):
+            if not number % _ROWS:
+                yield
             source = matrix.processes[row].source
             if (source.host, source.pid) not in samples:
                 continue
@@ -95,15 +114,17 @@ class RankSamples:
             cpu_ns = records["cpu_ns"].astype(np.float64)
             since = times[0]
             used = [np.interp(at - since, times - since, cpu_ns, left=np.nan, right=np.nan) for at in (begins, ends)]
-            yield row, ((used[1] - used[0]) / np.maximum(1, ends - begins)).astype(np.float32)
+            found[row, missing[row]] = ((used[1] - used[0]) / np.maximum(1, ends - begins)).astype(np.float32)
 
     def _samples(
         self, table: str, key: str, matrix: RankMatrix, missing: NDArray[np.bool_]
-    ) -> dict[tuple[str, int], tuple[Ints, NDArray[np.void]]]:
+    ) -> Generator[None, None, Samples]:
         """By host and ``key`` the times and records around the steps that are missing."""
         begin, end = int(matrix.begins[missing].min()) - _AROUND_NS, int(matrix.ends[missing].max()) + _AROUND_NS
-        found: dict[tuple[str, int], tuple[Ints, NDArray[np.void]]] = {}
-        for source in self._session.sources[table]:
+        found: Samples = {}
+        for number, source in enumerate(self._session.sources[table], 1):
+            if not number % _TABLES:
+                yield
             records = source.array[source.count_known(begin) : source.count_known(end)]
             records = records[np.argsort(records[key], kind="stable")]
             borders = np.flatnonzero(np.diff(records[key], prepend=records[key][:1] - 1, append=records[key][-1:] + 1))

@@ -28,6 +28,7 @@ from zerotop.session.transcript import Transcript
 # Iterations that a rate is taken over.
 _WINDOW = 10
 _OUTPUT_LINES = 200
+_TABLES = 512  # that are asked for their number of records in one go
 _RATE_NS = 2_000_000_000
 _STARTING = "Waiting for a rank to make its DeepSpeed engine."
 _COMPILING = "DeepSpeed compiles its operators, the first time only: a minute or two. Then it makes its engine."
@@ -53,7 +54,8 @@ class RecordingSource:
         self._transcript, self._older = Transcript(session), Transcript(session)
         self._looked_ns = time.time_ns()
         self._live, self._last_written_ns = session.live, session.last_written_ns
-        self._view: LiveView | None = None  # the last one, until more is read
+        self._view: LiveView | None = None  # the last one, until there is another of what was read since
+        self._of_end = False  # whether it is of the end, as it was then
         self._before: dict[int, int] = {}  # how many records there were a little before it
         self._steps.update()
         self._digest()
@@ -94,14 +96,14 @@ class RecordingSource:
         fresh = yield from self.session.reading()
         yield from self._steps.updating()
         self._looked_ns, self._live, self._last_written_ns = looked_ns, self.session.live, self.session.last_written_ns
-        self._view = None
         fresh |= self._live != was_live
         if fresh:
             yield
             self._digest()
             yield
-            if self._followed:
-                self._view = yield from self._viewing(self.end_ns)
+        # Who presses a key while the next view is made is answered from this one.
+        view = (yield from self._viewing(self.end_ns)) if fresh and self._followed else None
+        self._view, self._of_end = view, True
         # The first picture does not wait for what there is to say about it.
         found = self._shown and self._findings.update(self._last_written_ns)
         return fresh or found
@@ -130,12 +132,17 @@ class RecordingSource:
         return self._older.lines(cursor_ns, most)
 
     def view(self, cursor_ns: int | None) -> LiveView:
-        """What was known at the cursor; None is the end, which for a live recording is now."""
+        """What was known at the cursor; None is the end, which for a live recording is the last look at it."""
+        return whole(self.viewing(cursor_ns))
+
+    def viewing(self, cursor_ns: int | None) -> Generator[None, None, LiveView]:
+        """The same in pieces; in one where it is the view that was told last."""
         self._shown, self._followed = True, cursor_ns is None
-        cursor = self.end_ns if cursor_ns is None else cursor_ns
-        if self._view is None or self._view.cursor_ns != cursor:
-            self._view = whole(self._viewing(cursor))
-        return self._view
+        kept = self._view
+        if kept is None or not (self._of_end if cursor_ns is None else kept.cursor_ns == cursor_ns):
+            kept = yield from self._viewing(self.end_ns if cursor_ns is None else cursor_ns)
+            self._view, self._of_end = kept, cursor_ns is None
+        return kept
 
     def _viewing(self, cursor: int) -> Generator[None, None, LiveView]:
         count = self._joined.count_known(cursor)
@@ -144,9 +151,11 @@ class RecordingSource:
         job = self._job(cursor, lost)
         lies_on = places.allocators(self.session, nodes, engines)
         yield
-        on_gpus = gpus(self.session, cursor, nodes, lies_on, self._peaks, self._ends)
+        on_gpus = yield from gpus(self.session, cursor, nodes, lies_on, self._peaks, self._ends)
         yield
-        ranks = places.ranks(self.session, cursor, self._peaks, self._ends, ended=job.state is State.ENDED)
+        ranks = yield from places.ranks(self.session, cursor, self._peaks, self._ends, ended=job.state is State.ENDED)
+        yield
+        cost = yield from self._cost(cursor, lost)
         yield
         unseen = not count and job.state is State.RUNNING
         return LiveView(
@@ -157,7 +166,7 @@ class RecordingSource:
             hosts=places.hosts(self.session, cursor),
             ranks=ranks,
             iterations=self._joined.upto(count),
-            cost=self._cost(cursor, lost),
+            cost=cost,
             output=self._transcript.lines(cursor, _OUTPUT_LINES),
             inferred=self._rhythm.at(cursor) if unseen else None,
             history=self._histories.at(cursor, ranks, [(gpu.host, gpu.index) for gpu in on_gpus], lies_on, self._ends),
@@ -251,9 +260,11 @@ class RecordingSource:
             elapsed_s=max(0.0, ((ended[-1].unix_ns if ended else cursor) - self.begin_ns) / 1e9),
         )
 
-    def _cost(self, cursor: int, lost: Losses) -> Cost:
+    def _cost(self, cursor: int, lost: Losses) -> Generator[None, None, Cost]:
         per_step, shares, errors = [], [], 0
-        for source in self.session.sources["probe"]:
+        for number, source in enumerate(self.session.sources["probe"], 1):
+            if not number % places.RANKS:
+                yield
             known = source.count_known(cursor)
             if known:
                 first, last = source.array[max(0, known - 100)], source.array[known - 1]
@@ -263,9 +274,9 @@ class RecordingSource:
                     cost = int(last["cost_ns"]) - int(first["cost_ns"])
                     per_step.append(cost / 1e3 / (min(known, 101) - 1))
                     shares.append(cost / span)
-        records, since_ns = self._records(cursor), (cursor - _RATE_NS) // _RATE_NS * _RATE_NS
+        records, since_ns = (yield from self._records(cursor)), (cursor - _RATE_NS) // _RATE_NS * _RATE_NS
         if since_ns not in self._before:
-            self._before = {since_ns: self._records(since_ns)}
+            self._before = {since_ns: (yield from self._records(since_ns))}
         return Cost(
             probe_us_per_step=_mean(per_step),
             probe_share=_mean(shares),
@@ -275,8 +286,13 @@ class RecordingSource:
             records_per_s=(records - self._before[since_ns]) / ((cursor - since_ns) / 1e9),
         )
 
-    def _records(self, cursor: int) -> int:
-        return sum(s.count_known(cursor) for sources in self.session.sources.values() for s in sources)
+    def _records(self, cursor: int) -> Generator[None, None, int]:
+        count = 0
+        for sources in self.session.sources.values():
+            for begin in range(0, len(sources), _TABLES):
+                count += sum(source.count_known(cursor) for source in sources[begin : begin + _TABLES])
+                yield
+        return count
 
 
 def _not_reached(told: Iterable[Event]) -> list[str]:

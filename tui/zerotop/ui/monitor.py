@@ -17,6 +17,7 @@ from textual.filter import ANSIToTruecolor, LineFilter
 from zerotop.ui.bindings import APP_BINDINGS
 from zerotop.ui.drawing.glyphs import Glyphs, choose_glyphs
 from zerotop.ui.filters import PlainText
+from zerotop.ui.frame import Frame
 from zerotop.ui.habits import Habits
 from zerotop.ui.hang_up import end_as_hung_up, hung_up, terminal
 from zerotop.ui.ports import Controller, Leaving, Source
@@ -30,6 +31,7 @@ from zerotop.ui.viewer import Viewer
 FRAME_S = 0.22  # between looks at the recording: what was written is on screen within this and one drawing
 SETTLED_S = 2.0  # until the screen's own objects are made
 SLICE_S = 0.015  # of reading in one go: with very many ranks it takes longer, and keys are answered in between
+AT_ONCE_S = 0.012  # of processor time for a frame before anything is drawn
 PAUSE_S = 0.001  # between two slices
 RESTS = 6.0  # so many times as long as reading and drawing took nothing is read: with very many ranks pictures are rarer
 HEARTBEAT_S = 0.5  # a frame at least this often, so that times go on counting
@@ -81,6 +83,8 @@ class Monitor(App[Leaving]):
         self.shown = TABS[0].name  # of the screen that is shown, or was shown last
         self._ticks = 0
         self._polling: Generator[None, None, bool] | None = None  # what is being read
+        self._framing: Generator[None, None, Frame] | None = None  # the frame that is being made
+        self._another = False  # something was changed since it was begun
         self._took_s = 0.0
         self._rest_until_s = 0.0
         self._terminal: int | None = None
@@ -102,6 +106,7 @@ class Monitor(App[Leaving]):
     def forget(self) -> None:
         """Nothing is watched any more; its screens are for the caller to remove."""
         self._viewer = None
+        self._polling = self._framing = None
         self._screens.clear()
         self.title = "zerotop"
 
@@ -169,6 +174,9 @@ class Monitor(App[Leaving]):
         """Reads for a slice of time; keys have their turn before the next one."""
         if self._polling is None:
             return
+        if self._framing is not None:  # somebody waits for that
+            self.call_later(self._poll_later)
+            return
         begun, cpu_s = time.monotonic(), time.thread_time()
         try:
             while time.monotonic() - begun < SLICE_S:
@@ -188,8 +196,39 @@ class Monitor(App[Leaving]):
         self._poll_on()
 
     def draw(self) -> None:
-        """Draws the frame of this moment."""
-        self.watching.frame = replace(self.viewer.frame(), tabs=TABS)
+        """Draws the frame of this moment.
+
+        With very many ranks a look at another moment takes longer than keys may wait. Then it is made in slices, and until
+        it is there only what tells of time is drawn anew.
+        """
+        self._another = self._framing is not None
+        if self._framing is None:
+            self._framing = self.viewer.framing()
+            self._frame_on(AT_ONCE_S)
+        present = self.viewer.present() if self._framing is not None else None
+        if present is not None:
+            self.watching.answer(replace(present, tabs=TABS))
+
+    def _frame_on(self, most_s: float) -> None:
+        """Makes the frame for about so long, and draws it when it is whole."""
+        if self._framing is None:
+            return
+        begun = time.thread_time()
+        try:
+            while time.thread_time() - begun < most_s:
+                next(self._framing)
+        except StopIteration as end:
+            self._framing = None
+            self.watching.frame = replace(end.value, tabs=TABS)
+            if self._another:
+                self.draw()
+        else:
+            self.call_later(self._frame_later)
+
+    async def _frame_later(self) -> None:
+        await asyncio.sleep(PAUSE_S)
+        if self.is_watching:
+            self._frame_on(SLICE_S)
 
 
 def _keep_what_there_is() -> None:

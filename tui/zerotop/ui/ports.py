@@ -48,6 +48,9 @@ class Source(Protocol):
     def view(self, cursor_ns: int | None) -> LiveView:
         """What is known at the cursor; None is the end, which for a live recording is now."""
 
+    def viewing(self, cursor_ns: int | None) -> Generator[None, None, LiveView]:
+        """The same in pieces."""
+
     def findings(self, cursor_ns: int | None) -> tuple[Annotation, ...]:
         """What was found that was known at the cursor, in the order in which it became known; None is the end."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -32,6 +33,7 @@ METRICS = (
 )
 _MANY = 128  # ranks, from which on it is looked at them more seldom
 _PACE_NS = 1_000_000_000
+_AT_ONCE_S = 0.012  # of processor time for a picture before anything is drawn
 _TABLE = (
     Metric.ITERATION,
     Metric.DATA,
@@ -44,6 +46,10 @@ _TABLE = (
     Metric.FREE,
     Metric.CORES,
 )
+
+
+Told = tuple[RankMatrix, Matrix]
+_NOTHING: Matrix = np.empty((0, 0), np.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +80,8 @@ class Picture:
 
     def of(self, metric: Metric) -> Matrix:
         """The values of any metric."""
+        if metric is self.metric:
+            return self.values
         return self.samples.of(metric, self.matrix) if metric in TABLES else self.matrix.times[metric]
 
     def deviation_of(self, metric: Metric) -> Matrix:
@@ -113,6 +121,9 @@ class Ranking:
         self._columns = RECENT
         self._asked: tuple[object, ...] = ()
         self._last: Picture | None = None
+        self._pieces: Generator[None, None, Told] | None = None  # of what is being looked up
+        self._sought: Metric | None = None  # by them
+        self._told: dict[Metric, Told] = {}  # what was looked up last
 
     @property
     def metrics(self) -> list[Metric]:
@@ -134,11 +145,48 @@ class Ranking:
             max(self._columns, RECENT),
             meets_in_forward=frame.view.job.zero_stage == 3,
         )
+        matrix, values = self._known(matrix)
         view = frame.view
-        asked = (matrix, self.metric, self.by_number, frame.rank, view.progress.total_steps, view.job.state)
+        asked = (matrix, id(values), self.metric, self.by_number, frame.rank, view.progress.total_steps, view.job.state)
         if self._last is None or asked != self._asked:
-            self._asked, self._last = asked, self._picture(matrix, frame)
+            self._asked, self._last = asked, self._picture(matrix, values, frame)
         return self._last
+
+    def _known(self, matrix: RankMatrix) -> Told:
+        """The matrix with the values of the metric; where looking them up takes long, meanwhile those told before."""
+        metric = self.metric
+        if not matrix.times:
+            return matrix, _NOTHING
+        if metric not in TABLES:
+            return matrix, matrix.times[metric]
+        if self._sought is not metric:
+            self._pieces = None
+        before = self._told.get(metric)
+        if before is not None and before[0] is matrix:
+            return before
+        if self._pieces is None:
+            self._sought, self._pieces = metric, self._looking_up(metric, matrix)
+            self.go_on(_AT_ONCE_S)
+        # That it is this metric is said at once.
+        return self._told.setdefault(metric, (matrix, np.full(matrix.ends.shape, np.nan, np.float32)))
+
+    def _looking_up(self, metric: Metric, matrix: RankMatrix) -> Generator[None, None, Told]:
+        return matrix, (yield from self._samples.telling(metric, matrix))
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being looked up."""
+        return self._pieces is not None
+
+    def go_on(self, most_s: float) -> None:
+        """Looks it up for about so long: with many ranks it takes longer than keys may wait."""
+        begun_s = time.thread_time()
+        try:
+            while self._pieces is not None and time.thread_time() - begun_s < most_s:
+                next(self._pieces)
+        except StopIteration as end:
+            assert self._sought is not None
+            self._told[self._sought], self._pieces = end.value, None
 
     def _cursor(self, frame: Frame) -> int:
         """The frame's cursor. Many ranks that go on finish steps all the time: they are looked at once a second."""
@@ -147,12 +195,8 @@ class Ranking:
             return cursor_ns - cursor_ns % _PACE_NS
         return cursor_ns
 
-    def _picture(self, matrix: RankMatrix, frame: Frame) -> Picture:
+    def _picture(self, matrix: RankMatrix, values: Matrix, frame: Frame) -> Picture:
         metric = self.metric
-        if not matrix.times:
-            values = np.empty((0, 0), np.float32)
-        else:
-            values = self._samples.of(metric, matrix) if metric in TABLES else matrix.times[metric]
         deviation = deviations(values, scale_of(metric, matrix, values))
         odd = deviation
         if metric is Metric.ITERATION and matrix.times:

@@ -35,6 +35,7 @@ class Viewer:
         self.enterable = False  # ranks can be asked to take the probe in
         self._chosen: Annotation | None = None
         self._rank: int | None = None
+        self._aim: int | None = None  # the step gone to, until it is shown
         self._failures = Failures(source.session)
         self._asked: int | None = None
 
@@ -63,20 +64,34 @@ class Viewer:
 
     def frame(self) -> Frame:
         """What to draw now."""
+        return whole(self.framing())
+
+    def framing(self) -> Generator[None, None, Frame]:
+        """The same in pieces."""
+        cursor = None if self.playhead.following else self._cursor()
+        self._view = yield from self.source.viewing(cursor)
+        if cursor == self._cursor():
+            self._aim = None
+        return self._frame(self._view)
+
+    def present(self) -> Frame | None:
+        """What the last frame was of, with what was changed since that needs no look at the recording."""
+        return self._frame(self._view) if self._view is not None else None
+
+    def _frame(self, view: LiveView) -> Frame:
         now = self._clock()
         self._drawn.append(now)
         while now - self._drawn[0] > _FPS_WINDOW_S:
             self._drawn.popleft()
-        self._view = self.source.view(None if self.playhead.following else self._cursor())
         known = self.source.findings(None)
         moment = self._moment(known)
         keys = entries(moment, self.controller, self.sampler_missing, len(known), enterable=self.enterable)
-        pane = self.scrollback.pane(self._view.output)
-        cursor_ns = self._view.cursor_ns
+        pane = self.scrollback.pane(view.output)
+        cursor_ns = view.cursor_ns
         findings = tuple(finding for finding in known if finding.known_ns <= cursor_ns)
         told = self._chosen_here(cursor_ns) or weightiest(findings, cursor_ns)
         return Frame(
-            self._view,
+            view,
             moment,
             pane,
             self._fps(),
@@ -145,9 +160,14 @@ class Viewer:
         """Towards older output (positive) or newer; ``room`` is how many lines are seen."""
         self.scrollback.scroll(lines, room, self._cursor())
 
+    def _set_out(self) -> None:
+        """Somebody goes elsewhere."""
+        self.scrollback.forget()
+        self._aim = None
+
     def follow(self) -> None:
         """Goes to the end, of the output too, and along with it."""
-        self.scrollback.forget()
+        self._set_out()
         self.playhead.follow()
 
     def toggle_play(self) -> None:
@@ -165,19 +185,22 @@ class Viewer:
     def seek_steps(self, number: int) -> None:
         """Stands where the step ``number`` after (or before) the one shown has just finished."""
         shown = self._view.progress.step if self._view is not None else None
-        self.go_to_step((-1 if shown is None else shown) + number)
+        here = -1 if shown is None else shown
+        self.go_to_step((here if self._aim is None else self._aim) + number)
 
     def go_to_step(self, step: int) -> None:
         """Stands where ``step`` has just finished, or at the begin or end where there is no such step."""
-        self.scrollback.forget()
+        self._set_out()
         if step < 0:
             self.playhead.pause(self.source.begin_ns)
+            self._aim = -1
             return
         moment = self.source.step_time(step)
         if moment is None:
             self.playhead.follow()
         else:
             self.playhead.pause(moment)
+            self._aim = step
 
     def seek_seconds(self, seconds: float) -> None:
         """Moves by seconds; playing goes on."""
@@ -194,7 +217,7 @@ class Viewer:
 
     def go_to_ns(self, cursor_ns: int) -> None:
         """Goes to a moment; at the end or beyond it, goes along with the end."""
-        self.scrollback.forget()
+        self._set_out()
         if cursor_ns >= self.source.end_ns:
             self.playhead.follow()
         else:
@@ -202,7 +225,7 @@ class Viewer:
 
     def go_to_finding(self, finding: Annotation) -> None:
         """Stands where a finding had just become known; it is the one told while the cursor stays there."""
-        self.scrollback.forget()
+        self._set_out()
         self._chosen = finding
         self.playhead.pause(min(finding.known_ns, self.source.end_ns))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
@@ -23,6 +24,7 @@ from zerotop.ui.screens.watching import Watching
 from zerotop.ui.widgets.drawn import Drawn
 
 TABLE_WIDTH = 46
+_SLICE_S, _PAUSE_S = 0.012, 0.001  # of looking up
 _TABLE_ROWS = 12
 _AROUND_MAP = 4  # rows of title, sentence and steps
 _BESIDE_FROM = 100  # cells from which on the table stands beside the map
@@ -129,6 +131,21 @@ class RanksScreen(Watching):
     def __init__(self, glyphs: Glyphs, source: Source) -> None:
         super().__init__(glyphs, source)
         self.ranking = Ranking(source)
+
+    def watch_frame(self) -> None:
+        super().watch_frame()
+        if self.ranking.busy:
+            self.call_later(self._look_on)
+
+    async def _look_on(self) -> None:
+        """Looks up what is shown for a slice of time; keys have their turn before the next one."""
+        await asyncio.sleep(_PAUSE_S)
+        if self.ranking.busy:
+            self.ranking.go_on(_SLICE_S)
+            if self.ranking.busy:
+                self.call_later(self._look_on)
+            else:
+                self._look_again()
 
     def panels(self) -> Iterable[Drawn]:
         yield RankMap(self.glyphs, self.ranking, id="rank-map")

@@ -140,6 +140,16 @@ class Watching(Screen[None]):
             return {self.zoomed: room}
         return {name: box for name, box in self.place(room, frame).items() if box.width > 0 and box.height > 0}
 
+    def answer(self, frame: Frame) -> None:
+        """Somebody pressed a key, and what it asks for is not there yet: ``frame`` has what is told meanwhile."""
+        if self.frame is None or self.frame.view is not frame.view:
+            self.frame = frame
+            return
+        for panel in self._body.children:
+            if isinstance(panel, (panels.Header, panels.Transport)):
+                panel.frame = frame
+                panel.redraw()
+
     def action_zoom(self) -> None:
         """The focused panel, or without focus the one the screen is most about, takes the room."""
         focused = self.focused.id if self.focused is not None else None
