@@ -6,6 +6,7 @@ there.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 
 from zerotop_probe.outside import daemon
 from zerotop_probe.outside import job as jobs
-from zerotop_probe.outside.control import read_facts, sampler_alive
+from zerotop_probe.outside.control import CANNOT_WRITE, read_facts, sampler_alive
 from zerotop_probe.outside.daemon import AgentError
 from zerotop_probe.outside.echo import Echo, fill_standard_descriptors, same_file
 from zerotop_probe.outside.job import CommandError, End, Job, WatchedJob, check_command
@@ -120,15 +121,19 @@ def prepare_in_background(
 
 
 def prepare_watch(session: str, root: Process) -> Callable[[], End]:
-    """Takes up a running job; the result records it to its end. Raises ProcessLookupError if it has ended."""
+    """Takes up a running job; the result records it to its end.
+
+    Raises ProcessLookupError if it has ended, CommandError if nothing can be written: nobody would ever find us again.
+    """
     if not root.alive():
         raise ProcessLookupError(f"There is no process {root.pid} that started when the job of {session} did")
     wanted = _background_signals()
     signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
     streams, facts = _adopt_streams(session, root), read_facts(session)
-    return Agent(
-        session, WatchedJob(root), streams, signals=wanted, attached=facts.attached, joined=facts.joined
-    ).run
+    agent = Agent(session, WatchedJob(root), streams, signals=wanted, attached=facts.attached, joined=facts.joined)
+    if not agent.is_known:
+        raise CommandError(errno.ENOSPC, CANNOT_WRITE.format(folder=session))
+    return agent.run
 
 
 def watch(session: str, root_pid: int) -> End:

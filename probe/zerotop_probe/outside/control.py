@@ -18,6 +18,8 @@ from zerotop_probe.recording.writer import EventWriter, Identity
 
 CANNOT_WRITE = "nothing can be written to {folder}: make room there, or choose another folder with --session"
 
+CANNOT_WRITE = "nothing can be written to {folder}: make room there, or choose another folder with --session"
+
 _STAGES = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 

@@ -73,6 +73,11 @@ class Agent:
             job.root, session, grace_s=grace_s, on_sent=self._note_stop, ranks=self._node.ranks.processes
         )
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the recording says who we are, so that others can ask us for something."""
+        return not self._events.lost
+
     def _write(self, event: str, **facts: object) -> None:
         self._events.write(time.monotonic_ns(), event, **facts)
 

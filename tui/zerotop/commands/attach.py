@@ -120,8 +120,13 @@ def _have_sampler(path: Path, *, new: bool = False) -> None:
 
 
 def _stay(path: Path) -> int:
-    """Without a screen: stays until the recording has ended. Ctrl-C leaves it, and leaves it to go on."""
+    """Without a screen: stays until the recording has ended. Ctrl-C leaves it, and leaves it to go on.
+
+    Raises Problem where nobody records; why not was said.
+    """
     folder = str(path)
+    if not control.sampler_alive(folder):
+        raise Problem("Nothing is recorded")
     say(f"recording in {path}")
     try:
         while control.sampler_alive(folder):

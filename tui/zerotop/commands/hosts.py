@@ -18,6 +18,7 @@ from zerotop_probe.outside.attaching import session as attaching
 from zerotop_probe.outside.attaching.jobs import FoundJob, job_of
 from zerotop_probe.outside.attaching.meeting import Meeting
 from zerotop_probe.recording import clock
+from zerotop_probe.recording.directory import SESSION_FILE
 from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
 
 _SSH = "ZEROTOP_SSH"
@@ -210,12 +211,19 @@ def _ask(
 
 @contextlib.contextmanager
 def _token(path: Path) -> Iterator[tuple[str, str]]:
-    """The name and content of a file in the session's folder: who can read it sees the same folder."""
+    """The name and content of a file in the session's folder: who can read it sees the same folder.
+
+    A new one, or where none can be written, as on a full disk, what tells the session from all others.
+    """
     file, secret = path / f"shared-{secrets.token_hex(8)}", secrets.token_hex(16)
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as writing:
-            writing.write(secret)
-        yield file.name, secret
+        try:
+            file.touch(mode=0o600, exist_ok=False)
+            file.write_text(secret, encoding="ascii")
+        except OSError:
+            file.unlink(missing_ok=True)
+            yield SESSION_FILE, (path / SESSION_FILE).read_text(encoding="ascii")
+        else:
+            yield file.name, secret
     finally:
         file.unlink(missing_ok=True)

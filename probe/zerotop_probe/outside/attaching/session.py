@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Iterable, Sequence
 
@@ -32,6 +33,8 @@ def begin(job: FoundJob, path: str | None = None) -> str:
         attached={"pid": job.root.pid, "start": job.root.start, "age_s": job.age_s},
     )
     note_attached(session, job)
+    if control.read_facts(session).job is None:
+        raise OSError(errno.ENOSPC, f"Recording is not possible: {control.CANNOT_WRITE.format(folder=session)}")
     return session
 
 

@@ -17,6 +17,7 @@ from zerotop_probe.outside.attaching import session as attaching
 from zerotop_probe.outside.attaching.enter import Entry
 from zerotop_probe.outside.attaching.jobs import FoundJob, find_jobs
 from zerotop_probe.outside.attaching.meeting import Meeting, part_of
+from zerotop_probe.outside.job import CommandError
 from zerotop_probe.outside.proc import Process
 from zerotop_probe.recording import clock
 from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
@@ -113,7 +114,12 @@ def _have_recorded(session: str, job: FoundJob) -> None:
     facts = control.read_facts(session)
     if facts.job is None or facts.detached or not facts.alive():
         attaching.note_joined(session, job)
-    agent.watch_in_background(session)
+    try:
+        agent.watch_in_background(session)
+    except CommandError as error:
+        raise Refused(str(error)) from error
+    if not control.sampler_alive(session):
+        raise Refused(control.CANNOT_WRITE.format(folder=session))
 
 
 def _described(entries: list[Entry], numbers: dict[Process, int | None]) -> dict[str, Any]:
