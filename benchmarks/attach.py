@@ -8,8 +8,10 @@ runs. On an idle machine the two are alike.
 
     python benchmarks/attach.py [--entries 100] [--drawing] [--python PATH ...]
 
-Without --python: every CPython 3.9 to 3.13 below ~/.pyenv/versions, or else the one that runs this. With --drawing a second
-thread of the one who stops computes without pause, as its screen may: more than a screen ever does.
+From 3.14 on a Python is asked and not stopped at all: there only the whole counts.
+
+Without --python: every CPython from 3.9 on below ~/.pyenv/versions and python3.14, or else the one that runs this. With
+--drawing a second thread of the one who stops computes without pause, as its screen may: more than a screen ever does.
 """
 
 from __future__ import annotations
@@ -17,21 +19,25 @@ from __future__ import annotations
 import argparse
 import os
 import select
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from zerotop_probe.outside.attaching import asking, payload
 from zerotop_probe.outside.attaching.injector import State, plant
 from zerotop_probe.outside.attaching.target import CannotEnter, examine
 from zerotop_probe.outside.proc import Process
 
 ANSWER_S = 20.0
+COUNT = "import sys; sys.modules['entered'][0] += 1"
 TARGET_MEDIAN_MS, TARGET_WORST_MS = 1.0, 10.0
 
 FRAME = """
@@ -93,32 +99,52 @@ def target(python: str, load: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+def entered(process: Process) -> tuple[Callable[[], bool], float, float]:
+    """Has it count one more. Returns what tells whether that is done, how long it was stopped, and our part of that.
+
+    Raises CannotEnter; what is returned raises ProcessLookupError.
+    """
+    seen = examine(process)
+    if seen.entrance is not None:
+        planted = plant(seen, COUNT)
+        return lambda: planted.state() is State.DONE, planted.stopped_s, planted.stopped_cpu_s
+    script = Path(tempfile.gettempdir()) / f"zerotop-{process.pid}.py"
+    # What is there afterwards was not executed: it removes itself last.
+    script.write_text(f"{COUNT}\nimport os, signal; signal.pthread_sigmask(0, ()); os.unlink({str(script)!r})")
+    asking.request(seen, str(script))
+
+    def done() -> bool:
+        if not process.alive():
+            payload.forget(str(script))
+            raise ProcessLookupError(process.pid)
+        return not script.exists()
+
+    return done, 0.0, 0.0
+
+
 def enter_many(python: str, load: str, entries: int) -> Result:
     """Enters one target as often; every entry adds one to a number in it, which has to be right in the end."""
-    stops: list[float] = []
-    own: list[float] = []
-    wholes: list[float] = []
-    refused = 0
+    result = Result([], [], [], 0, "")
     with target(python, load) as process:
         seen = Process.of(process.pid)
+        assert seen is not None
         for _ in range(entries):
             began_s = time.perf_counter()
             try:
-                assert seen is not None
-                planted = plant(examine(seen), "import sys; sys.modules['entered'][0] += 1")
-                stops.append(planted.stopped_s)
-                own.append(planted.stopped_cpu_s)
-                while planted.state() is not State.DONE:
+                done, stopped_s, own_s = entered(seen)
+                result.stops.append(stopped_s)
+                result.own.append(own_s)
+                while not done():
                     if time.perf_counter() - began_s > ANSWER_S:
-                        return Result(stops, own, wholes, refused, "hang")
+                        return result._replace(failure="hang")
                     time.sleep(0.0005)
             except CannotEnter:
-                refused += 1
+                result = result._replace(refused=result.refused + 1)
                 continue
             except ProcessLookupError:
-                return Result(stops, own, wholes, refused, "crash")
-            wholes.append(time.perf_counter() - began_s)
-        return Result(stops, own, wholes, refused, how_it_ended(process, entries - refused))
+                return result._replace(failure="crash")
+            result.wholes.append(time.perf_counter() - began_s)
+        return result._replace(failure=how_it_ended(process, entries - result.refused))
 
 
 def how_it_ended(process: subprocess.Popen[str], expected: int) -> str:
@@ -138,10 +164,11 @@ def how_it_ended(process: subprocess.Popen[str], expected: int) -> str:
 
 
 def pythons() -> list[str]:
-    """The interpreters of this machine that are entered in this way."""
+    """The interpreters of this machine that can be entered."""
     found = sorted(Path.home().glob(".pyenv/versions/3.*/bin/python3"), key=lambda path: path.parts[-3])
-    named = [str(path) for path in found if 9 <= int(path.parts[-3].split(".")[1]) <= 13]
-    return named or [sys.executable]
+    named = [str(path) for path in found if int(path.parts[-3].split(".")[1]) >= 9]
+    asked = shutil.which("python3.14")
+    return [*named, *([asked] if asked else [])] or [sys.executable]
 
 
 def main() -> int:

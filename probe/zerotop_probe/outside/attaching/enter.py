@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from zerotop_probe.outside.attaching import payload
+from zerotop_probe.outside.attaching import asking, payload
 from zerotop_probe.outside.attaching.injector import Planted, State, plant
-from zerotop_probe.outside.attaching.target import ASKED_FROM, CannotEnter, Target, examine
+from zerotop_probe.outside.attaching.target import ASKED_FROM, CannotEnter, examine
 from zerotop_probe.outside.proc import Process
 
 _LOOK_S = 0.005
 # A rank that has not answered by then is in a long call of C, or hangs.
 PATIENCE_S = 5.0
-_ASKING_S = 10.0
 
 _PENDING = (
     "its main thread has been in one call of C for {seconds:.0f} s, as in a long operator or a collective that waits: it is "
@@ -49,24 +46,29 @@ class Asked:
         self._path = payload.answer_path(session, process)
         self._began_s = time.monotonic()
         self._planted: Planted | None = None
+        self._script = ""
         target = examine(process)
-        payload.expect_answer(self._path)
+        payload.expect_answer(self._path, process)
         text = payload.text(self._path, action, *arguments)
-        if target.version >= ASKED_FROM:
-            _ask_interpreter(target, text)
-            return
         try:
-            self._planted = plant(target, text)
+            if target.version >= ASKED_FROM:
+                self._script = payload.script_path(session, process)
+                payload.write(self._script, payload.script(self._script, text), process)
+                asking.request(target, self._script)
+            else:
+                self._planted = plant(target, text)
         except CannotEnter:
-            payload.forget(self._path)
+            self._forget()
             raise
 
     def entry(self) -> Entry | None:
         """What came of it, None so far."""
         try:
             done = self._planted is not None and self._planted.state() is State.DONE
+            if not self.process.alive():
+                raise ProcessLookupError(self.process.pid)
         except ProcessLookupError:
-            payload.forget(self._path)
+            self._forget()
             return self._entry(why_not="it has ended")
         said = payload.take_answer(self._path)
         if said is None:
@@ -77,9 +79,14 @@ class Asked:
 
     def overdue(self) -> Entry:
         """For one that has not answered so far."""
-        payload.forget(self._path)
+        payload.forget(self._path)  # what it is asked to execute stays: it will look for that
         seconds = time.monotonic() - self._began_s
         return self._entry(why_not=_PENDING.format(seconds=seconds, pid=self.process.pid), pending=True)
+
+    def _forget(self) -> None:
+        payload.forget(self._path)
+        if self._script:
+            payload.forget(self._script)
 
     def _entry(self, *, said: str = "", why_not: str = "", pending: bool = False) -> Entry:
         stopped_s = self._planted.stopped_s if self._planted is not None else 0.0
@@ -117,23 +124,3 @@ def enter(processes: Iterable[Process], session: str, *, patience_s: float = PAT
 def leave(processes: Iterable[Process], session: str, *, patience_s: float = PATIENCE_S) -> list[Entry]:
     """Has the probe taken out of each of these ranks."""
     return ask(processes, os.path.abspath(session), "leave", patience_s=patience_s)
-
-
-def _ask_interpreter(target: Target, text: str) -> None:
-    """PEP 768: an interpreter of the very same version asks. Its own executable is one."""
-    pid = target.process.pid
-    with tempfile.NamedTemporaryFile("w", suffix=".py", prefix="zerotop-", delete=False) as file:
-        file.write(f"__import__('os').unlink({file.name!r})\n{text}")
-    command = [target.executable, "-I", "-S", "-c", f"import sys; sys.remote_exec({pid}, {file.name!r})"]
-    try:
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_ASKING_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        payload.forget(file.name)
-        raise CannotEnter(f"Process {pid} cannot be asked: {error}.") from error
-    if done.returncode:
-        payload.forget(file.name)
-        said = (done.stderr.strip().splitlines() or ["it gave no reason"])[-1]
-        raise CannotEnter(
-            f"Python {'.'.join(map(str, target.version))} refuses to be asked ({said}): start the job without "
-            "PYTHON_DISABLE_REMOTE_DEBUG, and run zerotop as its user or as root."
-        )

@@ -8,13 +8,17 @@ behind, raises nothing and returns at once. It imports the probe by file path, a
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+from collections.abc import Iterator
 
 import zerotop_probe
 from zerotop_probe.outside import proc
+from zerotop_probe.outside.attaching.target import CannotEnter, read_status
 from zerotop_probe.outside.proc import Process
 
 _ROOT = os.path.dirname(os.path.abspath(zerotop_probe.__file__))
+_libc = ctypes.CDLL(None)
 
 _CODE = """
 def act(root, answer, action, arguments):
@@ -48,6 +52,12 @@ def act(root, answer, action, arguments):
         raised = error
     if raised is not None and not isinstance(raised, Exception):
         again(raised)
+    try:
+        # Looks after signals, whose mark may have been lost when this was asked for.
+        import signal
+        signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    except BaseException as error:
+        again(error)
 
 
 def again(raised):
@@ -71,15 +81,73 @@ def text(answer: str, action: str, *arguments: str) -> str:
     return f"exec({code!r}, {{}})\n"
 
 
+def script(path: str, text: str) -> str:
+    """The content of a script at ``path`` that removes itself and executes ``text``."""
+    return f"__import__('os').unlink({path!r})\n{text}"
+
+
 def answer_path(session: str, process: Process) -> str:
     """Where a process answers: in the session's own folder, for where it cannot write it cannot record either."""
     return os.path.join(os.path.abspath(session), f"answer-{process.pid}-{os.getpid()}")
 
 
-def expect_answer(path: str) -> None:
-    """Makes the file that an answer is written to. While it is not there nobody answers, and nothing is left lying."""
-    with contextlib.suppress(OSError):
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
+def script_path(session: str, process: Process) -> str:
+    """Where a process finds what it is asked to execute."""
+    return os.path.join(os.path.abspath(session), f"asked-{process.pid}-{os.getpid()}.py")
+
+
+def expect_answer(path: str, process: Process) -> None:
+    """Makes the file that an answer is written to. While it is not there nobody answers, and nothing is left lying.
+
+    Raises CannotEnter.
+    """
+    write(path, "", process)
+
+
+def write(path: str, content: str, process: Process) -> None:
+    """Makes a file that a process can read and write, if it sees our own folders. Raises CannotEnter."""
+    folder = os.path.dirname(path)
+    for seen in (_ROOT, folder):
+        _check_seen(process.pid, os.path.realpath(seen))
+    try:
+        with _as_owner(process.pid):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            os.write(descriptor, content.encode("utf-8", "surrogateescape"))
+            os.close(descriptor)
+    except OSError as error:
+        raise CannotEnter(
+            f"Process {process.pid} cannot write to the recording's folder {folder} ({error.strerror}): choose another one "
+            "with --session."
+        ) from error
+
+
+def _check_seen(pid: int, path: str) -> None:
+    """Whether a process finds there what we find. In a container or a chroot it may not."""
+    with contextlib.suppress(PermissionError):
+        try:
+            seen = os.path.samestat(os.stat(path), os.stat(f"/proc/{pid}/root{path}"))
+        except FileNotFoundError:
+            seen = False
+        if not seen:
+            raise CannotEnter(
+                f"Process {pid} has files of its own, as in a container, and {path} is not among them: run zerotop there."
+            )
+
+
+@contextlib.contextmanager
+def _as_owner(pid: int) -> Iterator[None]:
+    """What this thread makes meanwhile belongs to the user of that process, and is made only where that user may."""
+    user, group = (int(read_status(pid).get(name, "0 0 0 0").split()[-1]) for name in ("Uid", "Gid"))
+    if user == os.geteuid():
+        yield
+        return
+    try:
+        _libc.setfsgid(group)
+        _libc.setfsuid(user)
+        yield
+    finally:
+        _libc.setfsuid(os.geteuid())
+        _libc.setfsgid(os.getegid())
 
 
 def take_answer(path: str) -> str | None:

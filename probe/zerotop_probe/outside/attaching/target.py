@@ -25,6 +25,7 @@ ASKED_FROM = (3, 14)
 
 _FUNCTIONS = ("Py_AddPendingCall", "PyRun_SimpleString")
 _VERSION = "Py_Version"  # a constant, from 3.11 on
+_RUNTIME = "_PyRuntime"  # begins with a table of where things lie, from 3.13 on
 _LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) \S+ \d+\s*(.*)")
 _LIBRARY = re.compile(r"libpython3[\d.]*\w?\.so")
 _VERSIONED = re.compile(r"python(\d)\.(\d+)")
@@ -62,6 +63,7 @@ class Target(NamedTuple):
     version: tuple[int, int]
     executable: str
     entrance: Entrance | None = None  # None from ASKED_FROM on
+    runtime: int = 0  # the address of _PyRuntime, 0 if it is not exported
 
 
 def mappings(pid: int) -> list[Mapping]:
@@ -104,7 +106,7 @@ def examine(process: Process) -> Target:
             f"Process {process.pid} runs Python {_written(version)}; the probe needs 3.9: it is seen from outside only."
         )
     if version >= ASKED_FROM:
-        return Target(process, version, executable)
+        return Target(process, version, executable, runtime=found.get(_RUNTIME, 0))
     machine = _machine(process.pid, version, built_for)
     call = _find_syscall(process.pid, machine, lines)
     return Target(process, version, executable, Entrance(machine, found[_FUNCTIONS[0]], found[_FUNCTIONS[1]], call))
@@ -191,7 +193,7 @@ def _symbols(pid: int, path: str) -> elf.Symbols | None:
 
 @functools.lru_cache(maxsize=16)
 def _read(path: str, _device: int, _number: int, _changed_ns: int) -> elf.Symbols:
-    return elf.read_symbols(path, (*_FUNCTIONS, _VERSION))
+    return elf.read_symbols(path, (*_FUNCTIONS, _VERSION, _RUNTIME))
 
 
 def _told_version(pid: int, found: dict[str, int]) -> tuple[int, int] | None:
