@@ -1,0 +1,162 @@
+"""Stopping a job that is attached to on two nodes, and a recording's folder that is full."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+import nodes
+from agents import python, wait_for
+from node_jobs import PORT, Zerotop, attached, first_pid, samplers, wait_for_both
+from nodes import Cluster, ended, started
+from programs import ZEROTOP, environment
+from terminals import Terminal
+from zerotop.session.reader import Session
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(bool(nodes.why_not()), reason=nodes.why_not() or "-"),
+]
+
+# A rank that says what it is asked, and ends then.
+RANK = """
+import signal, time
+def asked(number, frame):
+    print(signal.Signals(number).name, flush=True)
+    raise SystemExit(4)
+for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, asked)
+while True: time.sleep(0.05)
+"""
+STOP = """
+import sys
+from pathlib import Path
+from zerotop.commands.controller import JobController
+print(JobController(Path(sys.argv[1])).stop())
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of little room, which both nodes see, for it is there before them."""
+    folder = tmp_path_factory.mktemp("small")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@contextmanager
+def ranks(cluster: Cluster, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """One on each node, which say in ``rank0`` and ``rank1`` what they were asked."""
+    found = []
+    with ExitStack() as stack:
+        for number, node in enumerate(cluster.nodes):
+            told = {"RANK": str(number), "WORLD_SIZE": "2", "MASTER_ADDR": cluster.nodes[0].address, "MASTER_PORT": PORT}
+            found.append(started(node, python(RANK), folder / f"rank{number}", environment(folder, **told)))
+            stack.callback(found[-1].wait)
+            stack.callback(node.run, "pkill", "-KILL", "-f", "signal.Signals")
+        yield found
+
+
+@pytest.fixture
+def watched(
+    cluster: Cluster, zerotop: Zerotop, tmp_path: Path
+) -> Iterator[tuple[Terminal, Path, list[subprocess.Popen[bytes]]]]:
+    """The live screen on the first node, of a job on both; its session and its ranks."""
+    with ranks(cluster, tmp_path) as processes:
+        arguments = cluster.nodes[0].command(*ZEROTOP, "attach", first_pid(zerotop), "--hosts", "zt-node-2")
+        program = [shutil.which(arguments[0]) or "", *arguments[1:]]
+        terminal = Terminal(program, environment=environment(tmp_path, ZEROTOP_SSH=cluster.ssh), folder=tmp_path)
+        try:
+            terminal.wait_for("E enter ranks")
+            (session,) = tmp_path.glob("zerotop/sessions/*")
+            wait_for_both(session)
+            yield terminal, session, processes
+        finally:
+            terminal.close()
+
+
+def test_a_job_is_asked_to_stop_on_both_nodes_and_gently(
+    cluster: Cluster, watched: tuple[Terminal, Path, list[subprocess.Popen[bytes]]], tmp_path: Path
+) -> None:
+    terminal, session, processes = watched
+    terminal.type("q")
+    terminal.wait_for("Asks it to end, here and on zt-node-2; asked again, it is")
+    assert [process.poll() for process in processes] == [None, None]
+    terminal.type("s")
+    assert [ended(process, 30) for process in processes] == [4, 4]
+    assert [(tmp_path / f"rank{number}").read_text() for number in (0, 1)] == ["SIGINT\n"] * 2
+    terminal.wait_for("The job has ended.")
+    terminal.type("l")
+    terminal.exit_code()
+    wait_for(lambda: [samplers(node) for node in cluster.nodes] == ["", ""])
+    sent = [event for event in Session.open(session).events if event.name == "stop_sent"]
+    assert sorted((event.host, event.facts["signal"]) for event in sent) == [
+        ("zt_node_1", "SIGINT"),
+        ("zt_node_2", "SIGINT"),
+    ]
+
+
+def test_a_node_that_is_not_reached_is_named_and_the_others_are_stopped(
+    cluster: Cluster, watched: tuple[Terminal, Path, list[subprocess.Popen[bytes]]]
+) -> None:
+    terminal, _, processes = watched
+    two = cluster.nodes[1]
+    two.run("ip", "link", "set", "eth0", "down", check=True)
+    try:
+        terminal.type("q")
+        terminal.wait_for("here and on zt-node-2")
+        terminal.type("s")
+        assert ended(processes[0], 30) == 4
+        terminal.wait_for("zt-node-2 is not asked to stop")
+        assert processes[1].poll() is None
+    finally:
+        two.run("ip", "link", "set", "eth0", "up", check=True)
+    terminal.wait_for("The job has ended.")
+    terminal.type("l")
+    terminal.exit_code()
+    assert "Its ranks may wait for the others: ask again, or end them there." in terminal.text
+    assert samplers(two)
+
+
+def test_a_joined_part_says_from_where_the_whole_is_stopped(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
+    with ranks(cluster, tmp_path), attached(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told:
+        session = told[-1].partition("recording in ")[2]
+        means = f"import sys; {STOP.replace('.stop()', '.stop_means')}"
+        done = cluster.nodes[1].run(sys.executable, "-c", means, session, env=environment(tmp_path))
+        assert done.stdout == "Asks its part on this node to end; all of it is stopped from zt_node_1.\n", done.stderr
+
+
+def test_a_full_folder(cluster: Cluster, zerotop: Zerotop, tmp_path: Path, small: Path) -> None:
+    one, two = cluster.nodes
+    full = small / "full"
+    with ranks(cluster, tmp_path) as processes:
+        full.write_bytes(bytes(os.statvfs(small).f_bavail * os.statvfs(small).f_frsize - 8192))
+        session = small / "early"
+        done = zerotop("attach", first_pid(zerotop), "--hosts", "zt-node-2", "--headless", "--session", str(session))
+        assert done.returncode == 1
+        assert f"nothing can be written to {session}: make room there" in done.stderr
+        assert [samplers(one), samplers(two)] == ["", ""]
+
+        full.unlink()
+        session = small / "late"
+        with attached(zerotop, cluster, tmp_path, "--hosts", "zt-node-2", "--session", str(session)):
+            wait_for_both(session)
+            with pytest.raises(OSError, match="No space left"):
+                full.write_bytes(bytes(1 << 20))
+            asked = one.run(
+                sys.executable, "-c", STOP, str(session), env=environment(tmp_path, ZEROTOP_SSH=cluster.ssh), check=True
+            )
+            assert asked.stdout == "\n"
+            assert [ended(process, 30) for process in processes] == [4, 4]
+            wait_for(lambda: [samplers(one), samplers(two)] == ["", ""])
+            full.unlink()
