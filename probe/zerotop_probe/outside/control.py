@@ -18,8 +18,6 @@ from zerotop_probe.recording.writer import EventWriter, Identity
 
 CANNOT_WRITE = "nothing can be written to {folder}: make room there, or choose another folder with --session"
 
-CANNOT_WRITE = "nothing can be written to {folder}: make room there, or choose another folder with --session"
-
 _STAGES = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 
@@ -56,18 +54,30 @@ def read_facts(session: str) -> Facts:
     told: list[dict[str, Any]] = []
     here = (clock.hostname(), clock.boot_id())
     for path in sorted(glob.glob(os.path.join(glob.escape(session), "events-[nc]*.jsonl"))):
-        lines = _lines(path)
-        writer = next(lines, {}).get("writer", {})
+        writer = _writer(path)
         if (writer.get("host"), writer.get("boot")) != here:
             facts.elsewhere = str(writer.get("host") or "")
             continue
         if writer.get("role") == "node":
             facts.samplers.append(Process(int(writer["pid"]), int(writer["start"])))
-        told += lines
+        told += _lines(path)
     # Of one boot, so that their times compare: what attached and what detached wrote files of their own.
     for event in sorted(told, key=_time):
         _note(facts, event)
     return facts
+
+
+_WRITERS: dict[str, dict[str, Any]] = {}  # by path, of a process that asks again and again
+
+
+def _writer(path: str) -> dict[str, Any]:
+    """Who writes a file, by its first line, which never changes once it is there."""
+    if path not in _WRITERS:
+        found = next(_lines(path), {}).get("writer", {})
+        if not found:
+            return {}
+        _WRITERS[path] = found
+    return _WRITERS[path]
 
 
 def _time(event: dict[str, Any]) -> int:

@@ -6,6 +6,7 @@ by itself: an exception, a wrong argument. One that somebody stopped, and one th
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from zerotop.analysis.failed_processes import of_error, of_signal, signal_of
@@ -34,8 +35,8 @@ class Failures:
     def at(self, cursor_ns: int) -> Failure | None:
         """What had killed the job by then; None while it lives, and where it ended well."""
         session = self._session
-        told = sum(event.unix_ns <= cursor_ns for event in session.events)
-        ends = any(event.name in _ENDS for event in session.events[:told])
+        told = bisect_right(session.events, cursor_ns, key=lambda event: event.unix_ns)
+        ends = any(session.told(name, cursor_ns) for name in _ENDS)
         if not ends and not kills(session, cursor_ns):
             return None
         # Spans tell how long an error was survived, output what was printed.

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -110,11 +111,16 @@ def holders(session: Session, cursor_ns: int, of: Collection[Key] | None = None)
 def lies_on(session: Session, cursor_ns: int) -> dict[int, Key]:
     """Place of an allocator's table in the session -> (host, index) of its GPU."""
     # A table that has been made and has no record yet lies nowhere.
-    if any(not len(source.array) for source in session.sources["allocator"]):
+    tables, begun = session.sources["allocator"], _BEGUN.get(session, 0)
+    while begun < len(tables) and len(tables[begun].array):
+        begun += 1
+    _BEGUN[session] = begun
+    if begun < len(tables):
         return _lies_on(session, cursor_ns)
     return _PLACED.at(session, cursor_ns, lambda: _lies_on(session, cursor_ns))
 
 
+_BEGUN: WeakKeyDictionary[Session, int] = WeakKeyDictionary()  # so many tables, from the first on, have records
 _PLACED: Memo[dict[int, Key]] = Memo(("allocator",))
 
 
@@ -123,7 +129,7 @@ def _lies_on(session: Session, cursor_ns: int) -> dict[int, Key]:
 
 
 def _until(session: Session, name: str, cursor_ns: int) -> list[Event]:
-    return [event for event in session.events if event.name == name and event.unix_ns <= cursor_ns]
+    return list(session.told(name, cursor_ns))
 
 
 def engines_until(session: Session, cursor_ns: int) -> list[Event]:

@@ -62,10 +62,4 @@ def beside(session: Session, name: str, source: Source) -> Source | None:
 
 def events_of(session: Session, name: str, process: Process, cursor_ns: int) -> list[Event]:
     """The events of that name that a rank's process has recorded up to the cursor, in order."""
-    return [
-        event
-        for event in session.events
-        if event.name == name
-        and event.unix_ns <= cursor_ns
-        and (event.host, event.pid, event.rank) == process
-    ]
+    return list(session.told_by(name, *process, cursor_ns))

@@ -81,7 +81,7 @@ class Looks:
 
 
 def _told(session: Session, cursor_ns: int) -> list[Event]:
-    return [event for event in session.events if event.name == "microscope" and event.unix_ns <= cursor_ns]
+    return list(session.told("microscope", cursor_ns))
 
 
 def _look(session: Session, event: Event) -> Look:

@@ -81,8 +81,7 @@ class Folder:
         self._grid, self._coarse = grid(reference), grid(reference, _COARSE)
         self._late = late
         self.host_cores = host_cores(session, parts[0].source.host)
-        known = [event for event in session.events if event.unix_ns <= cursor_ns]
-        nodes, engines = ([event for event in known if event.name == name] for name in ("node", "engine"))
+        nodes, engines = (session.told(name, cursor_ns) for name in ("node", "engine"))
         lies_on = allocators(session, nodes, engines)
         tables = {place: session.sources["allocator"][place] for place in lies_on}
         self._allocators = {(table.host, table.pid): (table, lies_on[place]) for place, table in tables.items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from bisect import bisect_right
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -54,6 +55,8 @@ class Session:
         self._by_host: dict[tuple[str, str], list[Source]] = {}
         self._by_process: dict[tuple[str, str, int], list[Source]] = {}
         self.events: list[Event] = []
+        self._named: dict[str, list[Event]] = {}
+        self._named_by: dict[tuple[str, str, int, int], list[Event]] = {}
         self.damaged_files = 0
         self._clocks = Clocks()
         self._clocks.offset_ns(info)
@@ -94,7 +97,8 @@ class Session:
             if not number % _PIECE:
                 yield
         if fresh:
-            self.events = sorted([*self.events, *fresh], key=lambda event: event.unix_ns)
+            self.events = sorted([*self.events, *fresh], key=_told_ns)
+            self._index(fresh)
         for sources in self.sources.values():
             for number, source in enumerate(sources, 1):
                 new |= source.refresh()
@@ -102,6 +106,26 @@ class Session:
                     yield
         self._last_ns = None
         return new or bool(fresh)
+
+    def _index(self, fresh: Sequence[Event]) -> None:
+        """Takes events in by name and writer. With many ranks there are tens of thousands, of which few are asked for."""
+        for event in fresh:
+            self._named.setdefault(event.name, []).append(event)
+            self._named_by.setdefault((event.name, event.host, event.pid, event.rank), []).append(event)
+        for event in {event.name: event for event in fresh}.values():
+            self._named[event.name].sort(key=_told_ns)
+        for event in fresh:
+            self._named_by[event.name, event.host, event.pid, event.rank].sort(key=_told_ns)
+
+    def told(self, name: str, cursor_ns: int) -> Sequence[Event]:
+        """The events of a name up to a moment in unix time, in order."""
+        named = self._named.get(name, [])
+        return named[: bisect_right(named, cursor_ns, key=_told_ns)]
+
+    def told_by(self, name: str, host: str, pid: int, rank: int, cursor_ns: int) -> Sequence[Event]:
+        """Those of them that a process of a rank wrote."""
+        named = self._named_by.get((name, host, pid, rank), [])
+        return named[: bisect_right(named, cursor_ns, key=_told_ns)]
 
     def of_host(self, table: str, host: str) -> Sequence[Source]:
         """The tables of a name that writers on a node wrote."""
@@ -204,6 +228,10 @@ def _output_tail(source: Source, cursor_ns: int, size: int) -> bytes:
     last = source.array[known - 1]
     end = int(last["offset"]) + int(last["length"])
     return source.read_output(max(0, end - size), end)
+
+
+def _told_ns(event: Event) -> int:
+    return event.unix_ns
 
 
 def _born(source: Source) -> int:
