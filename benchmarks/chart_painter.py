@@ -62,7 +62,7 @@ def ours() -> tuple[Widget, Callable[[Series], None]]:
     """The widget and what draws a frame of it."""
     widget = Lines(BLOCKS, id="lines")
     widget.series = [(np.arange(2.0), np.zeros(2))]
-    widget.set_reactive(Drawn.frame, cast("Frame", object()))
+    widget.frame = cast("Frame", object())
     return widget, widget.show
 
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.geometry import Region
 from textual.message import Message
 from textual.reactive import reactive
 from textual.screen import Screen
@@ -21,7 +22,8 @@ from zerotop.ui.layout import Box, outline
 from zerotop.ui.ports import Source
 from zerotop.ui.widgets import panels
 from zerotop.ui.widgets.body import Panels
-from zerotop.ui.widgets.drawn import Drawn
+from zerotop.ui.widgets.drawn import Drawn, Painted
+from zerotop.ui.widgets.pen import Pen
 
 
 class Watching(Screen[None]):
@@ -72,7 +74,10 @@ class Watching(Screen[None]):
         super().__init__(id=self.NAME)
         self.glyphs = glyphs
         self.source = source
+        self._drawn: list[Drawn] = []
         self._body = Panels()
+        # A terminal of ASCII gets its text filtered, which is the compositor's.
+        self._pen = Pen(self, (Painted, Panels)) if glyphs.name != "ascii" else None
 
     @abstractmethod
     def panels(self) -> Iterable[Drawn]:
@@ -88,8 +93,8 @@ class Watching(Screen[None]):
 
     def compose(self) -> ComposeResult:
         with self._body:
-            for panel in self._panels():
-                yield panel.data_bind(Watching.frame)
+            self._drawn = list(self._panels())
+            yield from self._drawn
 
     def _panels(self) -> Iterable[Drawn]:
         yield panels.Header(self.glyphs, id="header")
@@ -100,10 +105,17 @@ class Watching(Screen[None]):
         yield panels.Keys(self.glyphs, id="keys", own=self.keys)
 
     def on_mount(self) -> None:
-        self._arrange()
+        self.watch_frame()
 
     def watch_frame(self) -> None:
         self._arrange()
+        boxes = self._body.boxes
+        for panel in self._drawn:
+            panel.frame = self.frame
+            if panel.id in boxes:
+                panel.renew()
+        if self._pen is not None:
+            self._pen.lift()
 
     def watch_zoomed(self) -> None:
         self._arrange()
@@ -126,6 +138,9 @@ class Watching(Screen[None]):
         boxes = common.boxes | self._own_places(common.room, self.frame)
         if boxes != self._body.boxes:
             self._body.boxes = boxes
+            for panel in self._drawn:
+                box = boxes.get(panel.id or "")
+                panel.lies(Region(box.x, box.y, box.width, box.height) if box else Region(), self._pen)
 
     def _sentences(self, frame: Frame, width: int, height: int) -> int:
         """Rows that what there is to say under the header wants."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.segment import Segment
 from rich.style import Style
 from textual.dom import DOMNode
 from textual.geometry import Region
-from textual.reactive import reactive
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -18,6 +17,7 @@ from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, Span, row_text, row_width
 from zerotop.ui.frame import Frame
 from zerotop.ui.theme import STYLES
+from zerotop.ui.widgets.pen import Escapes, Pen, changes, escaped
 
 _NAMES = frozenset(STYLES)
 _FULL = re.compile("█+|[^█]+")
@@ -55,6 +55,13 @@ class Painted(Widget):
         self._width = 0  # for which they were drawn
         self._strips: list[Strip | None] = []
         self._styles_by_name: dict[str, Style] = {}
+        self._escapes_by_name: dict[str, Escapes] = {}
+        self._pen: Pen | None = None
+        self._lies = Region()
+
+    def lies(self, region: Region, pen: Pen | None) -> None:
+        """Where on the terminal it is to be, and what may write it there; else that is Textual's compositor."""
+        self._lies, self._pen = region, pen
 
     @abstractmethod
     def paint(self, width: int, height: int) -> list[Row] | None:
@@ -70,10 +77,16 @@ class Painted(Widget):
         self.redraw()
 
     def redraw(self) -> None:
-        """Draws anew and asks for a repaint of the cells that are different."""
-        width, height = self.size
+        """Draws anew; on the terminal the cells that are different are written."""
+        self.renew()
+        if self._pen is not None:
+            self._pen.lift()
+
+    def renew(self) -> None:
+        """The same for who draws several and lifts the pen."""
+        width, height = self.outer_size
         rows = self.paint(width, height) if width and height else None
-        if rows is None:
+        if rows is None or rows is self._rows:
             return
         before, self._rows = self._rows, rows
         resized, self._width = width != self._width, width
@@ -84,8 +97,19 @@ class Painted(Widget):
         changed = [y for y, (old, new) in enumerate(zip(before, rows, strict=True)) if old != new]
         for y in changed:
             self._strips[y] = None
-        if changed:
+        if changed and not self._write(before, changed):
             self.refresh(Region.from_union([_difference(before[y], rows[y], y, width) for y in changed]))
+
+    def _write(self, before: list[Row], changed: list[int]) -> bool:
+        """Writes what is different in these rows straight to the terminal; False where it is not free to be written."""
+        pen, region = self._pen, self._lies
+        if pen is None or region.size != self.outer_size or not pen.reaches(self, region):
+            return False
+        smooth = self.glyphs.smooth
+        for y in changed:
+            pieces = changes(before[y], self._rows[y])
+            pen.write(region, y, [(x, escaped(_smoothed(spans, smooth), self._escapes)) for x, spans in pieces])
+        return True
 
     def drawn_text(self) -> str:
         """The picture without its colours."""
@@ -107,8 +131,7 @@ class Painted(Widget):
             return Strip.blank(self.size.width, self.rich_style)
         strip = self._strips[y]
         if strip is None:
-            row = self._rows[y]
-            spans = solid(row) if self.glyphs.smooth and any("█" in text for text, _ in row) else row
+            spans = _smoothed(self._rows[y], self.glyphs.smooth)
             styles = self._styles_by_name
             strip = Strip([Segment(text, styles.get(name) or self._style(name)) for text, name in spans], self._width)
             self._strips[y] = strip
@@ -125,10 +148,22 @@ class Painted(Widget):
             self._styles_by_name[name] = style
         return style
 
+    def _escapes(self, name: str) -> Escapes:
+        """What the terminal is told before and after a text of this style."""
+        escapes = self._escapes_by_name.get(name)
+        if escapes is None:
+            strip = Strip([Segment("|", self._style(name))])
+            for line_filter in self.get_line_filters():
+                strip = strip.apply_filter(line_filter, self.background_colors[1])
+            begin, _, end = strip.render(self.app.console).partition("|")
+            escapes = self._escapes_by_name[name] = begin, end
+        return escapes
+
     def notify_style_update(self) -> None:
         """The theme changed: no style that was looked up holds any more."""
         super().notify_style_update()
         self._styles_by_name.clear()
+        self._escapes_by_name.clear()
         self._strips = [None] * len(self._rows)
         self.refresh()
 
@@ -136,7 +171,8 @@ class Painted(Widget):
 class Drawn(Painted):
     """A widget whose picture is a pure function of the frame, its size and the glyphs."""
 
-    frame: reactive[Frame | None] = reactive[Frame | None](None, always_update=True, repaint=False, init=False)
+    frame: Frame | None = None
+    """What it draws; :meth:`redraw` does."""
 
     @abstractmethod
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
@@ -145,11 +181,13 @@ class Drawn(Painted):
     def paint(self, width: int, height: int) -> list[Row] | None:
         return None if self.frame is None else self.draw(self.frame, width, height)
 
-    def watch_frame(self) -> None:
-        self.redraw()
+
+def _smoothed(spans: Sequence[Span], smooth: bool) -> Iterable[Span]:
+    """The spans as they are painted."""
+    return solid(spans) if smooth and any("█" in text for text, _ in spans) else spans
 
 
-def solid(row: Row) -> Iterator[Span]:
+def solid(row: Iterable[Span]) -> Iterator[Span]:
     """The row with its whole cells as backgrounds: fonts and pictures leave gaps between full blocks, not between those."""
     for text, name in row:
         if "█" not in text or name == "output":

@@ -1,0 +1,122 @@
+"""What is written straight to the terminal is what the compositor would have left there."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.fake_source import FakeSource, offload_story
+from textual.widgets._toast import Toast
+
+from zerotop.ui.app import ZerotopApp
+from zerotop.ui.drawing.glyphs import BLOCKS
+from zerotop.ui.drawing.rows import Row
+from zerotop.ui.widgets.pen import Pen, Written, changes
+
+_MOVE = re.compile(r"\x1b\[(\d+);(\d+)H|\x1b\[[\d;]*m|([^\x1b]+)")
+WIDTH = 40
+
+
+def cut(cells: str, borders: list[int], styles: str) -> Row:
+    """A row of these cells, a span between each two borders."""
+    places = sorted({0, len(cells), *borders})
+    return tuple((cells[a:b], styles[a]) for a, b in pairwise(places))
+
+
+rows = st.builds(
+    cut,
+    st.text("ab█", min_size=WIDTH, max_size=WIDTH),
+    st.lists(st.integers(1, WIDTH - 1), max_size=8),
+    st.text("xy", min_size=WIDTH, max_size=WIDTH),
+)
+
+
+def cells_of(row: Row) -> list[tuple[str, str]]:
+    return [(character, style) for text, style in row for character in text]
+
+
+@given(rows, rows)
+def test_changes_make_the_one_row_of_the_other(before: Row, after: Row) -> None:
+    found = cells_of(before)
+    for x, spans in changes(before, after):
+        piece = cells_of(tuple(spans))
+        found[x : x + len(piece)] = piece
+    assert found == cells_of(after)
+
+
+def test_only_spans_that_differ_are_written() -> None:
+    before = (("ab", "x"), ("cd", "y"), ("ef", "x"))
+    assert list(changes(before, before)) == []
+    assert list(changes(before, (("ab", "x"), ("cD", "y"), ("ef", "x")))) == [(2, [("cD", "y")])]
+    assert list(changes(before, (("a", "x"), ("bcd", "y"), ("ef", "x")))) == [(0, [("a", "x"), ("bcd", "y")])]
+
+
+def test_spans_are_found_behind_wide_characters() -> None:
+    assert list(changes((("日本", "x"), ("a", "x")), (("日本", "x"), ("b", "x")))) == [(4, [("b", "x")])]
+
+
+class Paper:
+    """A terminal that knows where the cursor is."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self.lines = [list(line) for line in lines]
+
+    def write(self, text: str) -> None:
+        y = x = 0
+        for found in _MOVE.finditer(text):
+            row, column, printed = found.groups()
+            if row:
+                y, x = int(row) - 1, int(column) - 1
+            elif printed:
+                self.lines[y][x : x + len(printed)] = printed
+                x += len(printed)
+
+    @property
+    def text(self) -> list[str]:
+        return ["".join(line) for line in self.lines]
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_the_terminal_shows_what_the_compositor_would_paint(
+    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+
+    def display(app: ZerotopApp, screen: object, update: object) -> None:
+        if isinstance(update, Written):
+            written.append(update.render_segments(app.console))
+
+    app = ZerotopApp(FakeSource(offload_story(), lambda: 60.0), glyphs=BLOCKS)
+    async with app.run_test(size=size) as pilot:
+        app.viewer.go_to_seconds(40)
+        app.draw()
+        await pilot.pause()
+        paper = Paper(lines_of(app))
+        monkeypatch.setattr(ZerotopApp, "_display", display)
+        for tenths in range(401, 420):
+            app.viewer.go_to_seconds(tenths / 10)
+            app.draw()
+            assert len(written) == 1, "one picture is written in one go"
+            paper.write(written.pop())
+            assert paper.text == lines_of(app)
+
+
+async def test_what_lies_over_a_panel_is_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = ZerotopApp(FakeSource(offload_story(), lambda: 60.0), glyphs=BLOCKS)
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        app.notify("Something")
+        while not any(isinstance(widget, Toast) for widget in app.screen._compositor.visible_widgets):
+            await pilot.pause(0.01)
+        monkeypatch.setattr(Pen, "write", lambda *_: pytest.fail("written over a message"))
+        app.viewer.go_to_seconds(40)
+        app.draw()
+        await pilot.press("question_mark")
+        app.viewer.go_to_seconds(41)
+        app.draw()
+
+
+def lines_of(app: ZerotopApp) -> list[str]:
+    return [strip.text for strip in app.screen._compositor.render_strips()]
