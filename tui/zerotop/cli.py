@@ -10,7 +10,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from zerotop.commands.keeping import keeping
 from zerotop.commands.problems import FAILED, USAGE, Problem, sentence
+from zerotop.commands.terminal import has_terminal
 
 _INTERRUPTED = 130
 
@@ -200,7 +202,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _perform(options: argparse.Namespace) -> int:
-    module = importlib.import_module(f"zerotop.commands.{options.name}")
+    with keeping():
+        module = importlib.import_module(f"zerotop.commands.{options.name}")
     return int(getattr(module, options.name)(options))
 
 
@@ -209,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _print_anything()
     arguments = sys.argv[1:] if argv is None else argv
     try:
-        options = _parse(arguments) if arguments or not _has_terminal() else argparse.Namespace(name="start")
+        options = _parse(arguments) if arguments or not has_terminal() else argparse.Namespace(name="start")
     except SystemExit as end:  # argparse has said why, or has printed its help
         return end.code if isinstance(end.code, int) else USAGE
     try:
@@ -225,10 +228,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"zerotop: {sentence(error)}", file=sys.stderr)
         return error.code if isinstance(error, Problem) else FAILED
-
-
-def _has_terminal() -> bool:
-    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
 
 
 def _print_anything() -> None:

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 
 from zerotop_probe.outside import daemon
 from zerotop_probe.outside import job as jobs
-from zerotop_probe.outside.control import CANNOT_WRITE, read_facts, sampler_alive
-from zerotop_probe.outside.daemon import AgentError
+from zerotop_probe.outside.control import CANNOT_WRITE, read_facts
+from zerotop_probe.outside.daemon import AgentError, watch_in_background
 from zerotop_probe.outside.echo import Echo, fill_standard_descriptors, same_file
 from zerotop_probe.outside.job import CommandError, End, Job, WatchedJob, check_command
 from zerotop_probe.outside.loop import TO_JOB, TO_STOP, Agent
@@ -25,11 +25,7 @@ from zerotop_probe.outside.stop import GRACE_S, LEAVE_REQUEST, STOP_REQUEST
 from zerotop_probe.outside.stream import Stream
 from zerotop_probe.recording import clock
 
-# Followed by the root's number and start, and the session.
-WATCH = "--watch"
-
 __all__ = [
-    "WATCH",
     "AgentError",
     "CommandError",
     "End",
@@ -53,14 +49,6 @@ def launch_in_background(
     check_command(command)
     grace = [str(seconds) for seconds in grace_s]
     return daemon.start(["--grace", *grace, os.path.abspath(session), "--", *command])
-
-
-def watch_in_background(session: str) -> Process | None:
-    """Starts a new agent for a job whose agent has died; None if that lives or the job has ended."""
-    root = read_facts(session).job
-    if root is None or not root.alive() or sampler_alive(session):
-        return None
-    return daemon.start([WATCH, str(root.pid), str(root.start), os.path.abspath(session)])
 
 
 def run_in_foreground(session: str, command: Sequence[str], *, grace_s: tuple[float, float] = GRACE_S) -> End:

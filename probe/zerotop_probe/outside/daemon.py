@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import zerotop_probe
+from zerotop_probe.outside.control import read_facts, sampler_alive
 from zerotop_probe.outside.job import CommandError, End
 from zerotop_probe.outside.proc import Process
 from zerotop_probe.recording import clock
@@ -20,10 +21,27 @@ _BOOT = (
     "from zerotop_probe.outside.__main__ import main; sys.exit(main())"
 )
 _KEY = "zerotop_agent"
+# Followed by the root's number and start, and the session.
+WATCH = "--watch"
 
 
 class AgentError(RuntimeError):
     """The agent could not be started, for a reason that is not the command's."""
+
+
+class Starting:
+    """An agent that is being started: meanwhile its starter can do something else."""
+
+    def __init__(self, pid: int, answers: int) -> None:
+        self._pid = pid
+        self._answers = answers
+
+    def answer(self) -> Process:
+        """Waits until its job runs; to be called once. Raises as :func:`start`."""
+        with open(self._answers, "rb") as file:
+            said = [line.decode(errors="replace").rstrip("\n") for line in _until_answer(file)]
+        os.waitpid(self._pid, 0)
+        return _understand(said)
 
 
 def start(arguments: Sequence[str]) -> Process:
@@ -31,6 +49,11 @@ def start(arguments: Sequence[str]) -> Process:
 
     Raises CommandError if the job's command could not be executed, AgentError if the agent itself failed.
     """
+    return begin(arguments).answer()
+
+
+def begin(arguments: Sequence[str]) -> Starting:
+    """The same without waiting. Raises OSError if no process can be started."""
     reading, writing = os.pipe()
     root = os.path.dirname(os.path.dirname(os.path.abspath(zerotop_probe.__file__)))
     actions = [
@@ -42,12 +65,26 @@ def start(arguments: Sequence[str]) -> Process:
     command = [sys.executable, "-c", _BOOT, root, "--daemon", *arguments]
     try:
         pid = os.posix_spawn(sys.executable, command, dict(os.environ), file_actions=actions, setsid=True)
+    except OSError:
+        os.close(reading)
+        raise
     finally:
         os.close(writing)
-    with open(reading, "rb") as file:
-        said = [line.decode(errors="replace").rstrip("\n") for line in _until_answer(file)]
-    os.waitpid(pid, 0)
-    return _understand(said)
+    return Starting(pid, reading)
+
+
+def begin_watch(session: str) -> Starting | None:
+    """Begins to start a new agent for a job whose agent has died; None if that lives or the job has ended."""
+    root = read_facts(session).job
+    if root is None or not root.alive() or sampler_alive(session):
+        return None
+    return begin([WATCH, str(root.pid), str(root.start), os.path.abspath(session)])
+
+
+def watch_in_background(session: str) -> Process | None:
+    """The same, and waits until it runs. Raises AgentError, OSError."""
+    starting = begin_watch(session)
+    return None if starting is None else starting.answer()
 
 
 def _until_answer(lines: Iterable[bytes]) -> Iterator[bytes]:

@@ -100,7 +100,7 @@ class Agent:
 
     def run(self) -> End:
         """Stays as long as the job; returns how it ended."""
-        next_s = time.monotonic()
+        next_s = time.monotonic() + _PERIOD_S  # the samplers have looked once by then
         half_ticks = 0
         while not self._over():
             now_ns = time.monotonic_ns()

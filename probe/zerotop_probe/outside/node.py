@@ -38,7 +38,9 @@ class HostLane:
         self._ended = False
 
     def prepare(self) -> None:
-        """Nothing to do before the first tick."""
+        """Follows what is there already: the first tick has something to compare with."""
+        self._ranks.look()
+        self._processes.follow(self._ranks.members())
 
     def sample(self, time_ns: int, tick: int) -> None:
         """One tick."""

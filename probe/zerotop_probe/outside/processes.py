@@ -168,10 +168,11 @@ class ProcessSampler:
             if tick % _TICKS_PER_THREAD_ROWS == 0:
                 for thread in sampled.thread_rows(time_ns, tick):
                     self._threads.write(*thread)
-        self._follow(members)
+        self.follow(members)
         return ended
 
-    def _follow(self, members: Sequence[Member]) -> None:
+    def follow(self, members: Sequence[Member]) -> None:
+        """Samples these from now on, and no others."""
         wanted = {member.process: member for member in members}
         for process in [process for process in self._sampled if process not in wanted]:
             self._sampled.pop(process).close()
@@ -183,6 +184,6 @@ class ProcessSampler:
 
     def close(self) -> None:
         """Closes all files."""
-        self._follow(())
+        self.follow(())
         self._processes.close()
         self._threads.close()

@@ -19,7 +19,8 @@ class Findings:
 
     def __init__(self, session: Session, clock: Callable[[], float] = time.monotonic) -> None:
         """``clock`` gives seconds."""
-        self._annotator = Annotator(session)
+        self._session = session
+        self._annotator: Annotator | None = None  # made when first searched with: no picture waits for all detectors' import
         self._clock = clock
         self._due_s = -1.0
         self._took_s = 0.0  # of the search that is going on
@@ -31,6 +32,8 @@ class Findings:
         True when there is something new.
         """
         begin = self._clock()
+        if self._annotator is None:
+            self._annotator = Annotator(self._session)
         if begin < self._due_s or (read == self._seen and not self._annotator.behind):
             return False
         self._seen = read
@@ -44,4 +47,4 @@ class Findings:
 
     def at(self, cursor_ns: int) -> tuple[Annotation, ...]:
         """What was found that was known at the cursor (unix nanoseconds), in the order in which it became known."""
-        return self._annotator.at(cursor_ns)
+        return () if self._annotator is None else self._annotator.at(cursor_ns)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from zerotop.commands import hosts
+# What else is needed is imported where it is: the sampler is started before the screen is imported, since both take as long.
 from zerotop.commands.closing import say
-from zerotop.commands.entering import enter, enter_here
+from zerotop.commands.entering import begin, enter, enter_here
+from zerotop.commands.keeping import keeping
 from zerotop.commands.named import recording_of, session_or_job
 from zerotop.commands.problems import USAGE, Problem
-from zerotop.commands.run import has_terminal
-from zerotop.commands.sessions import is_live, live_names
-from zerotop.session.reader import Session
-from zerotop_probe.outside import agent, control
+from zerotop.commands.terminal import has_terminal
+from zerotop_probe.outside import control, daemon
 from zerotop_probe.outside.attaching import session as attaching
 from zerotop_probe.outside.attaching.jobs import FoundJob, job_of
 
@@ -35,31 +35,38 @@ def attach(options: argparse.Namespace) -> int:
         return print_jobs(as_json=options.json)
     if not (options.headless or has_terminal()) and options.session.isdecimal():
         raise Problem("The live screen needs a terminal; --headless records without one")
-    hosts.check(options)
-    path = _find(options.session, options.folder)
-    session = Session.open(path)
-    if path.is_file():
-        raise Problem(f"{path} is a packed recording, in which nothing runs; look back with: zerotop replay {path}")
-    if not (is_live(session) or _taken_up(path)):
-        raise Problem(f"The job of {path.name} has ended; look back with: zerotop replay {path.name}")
-    _have_sampler(path)
-    if options.hosts is not None:
-        say(*_with_hosts(path, options))
-    elif options.enter:
-        say(*enter(path)[1])
-    if options.headless:
-        return _stay(path)
-    if not has_terminal():
-        raise Problem("The live screen needs a terminal; --headless records without one")
-    from zerotop.commands.screen import watch_job
+    if options.hosts is not None or options.ssh is not None:
+        from zerotop.commands import hosts
 
-    return watch_job(path)
+        hosts.check(options)
+    path, await_sampler = _find(options.session, options.folder)
+    if options.headless or options.hosts is not None or not has_terminal():
+        await_sampler()
+        if options.hosts is not None:
+            say(*_with_hosts(path, options))
+        elif options.enter:
+            say(*enter(path)[1])
+        if options.headless:
+            return _stay(path)
+        if not has_terminal():
+            raise Problem("The live screen needs a terminal; --headless records without one")
+    entering = begin(path) if options.enter and options.hosts is None else None
+    with keeping():
+        from zerotop.commands.screen import watch_job
+
+    await_sampler()
+    return watch_job(path, entering)
 
 
-def _find(text: str, folder: str | None) -> Path:
-    """The session that is meant; a new one, in ``folder`` if given, for a process whose job nobody records."""
+def _find(text: str, folder: str | None) -> tuple[Path, Callable[[], None]]:
+    """The session that is meant; a new one, in ``folder`` if given, for a process whose job nobody records.
+
+    And what waits for its sampler, which is being started where there is none.
+    """
     found = session_or_job(text)
     if found is None:
+        from zerotop.commands.sessions import live_names
+
         names = live_names()
         live = f"live sessions: {', '.join(names)}" if names else "no session is live"
         raise Problem(f"Process {text} is no Python of a job here; zerotop attach lists those that are; {live}", USAGE)
@@ -67,19 +74,31 @@ def _find(text: str, folder: str | None) -> Path:
     if known is not None:
         if folder is not None and known.absolute() != Path(folder).absolute():
             raise Problem(f"The job is recorded in {known} already; leave --session away, or detach from that first")
-        return known
+        return known, _join(known)
     assert isinstance(found, FoundJob)
-    return _begin(found, folder)
+    path = Path(attaching.begin(found, folder))
+    return path, _start_sampler(path, new=True)
 
 
-def _begin(job: FoundJob, folder: str | None) -> Path:
-    path = Path(attaching.begin(job, folder))
-    _have_sampler(path, new=True)
-    return path
+def _join(path: Path) -> Callable[[], None]:
+    """Starts another sampler for a recording that has lost its own; returns what waits for it."""
+    from zerotop.commands.sessions import is_live
+    from zerotop.session.reader import Session
+
+    session = Session.open(path)
+    if path.is_file():
+        raise Problem(f"{path} is a packed recording, in which nothing runs; look back with: zerotop replay {path}")
+    if is_live(session):
+        return _start_sampler(path)
+    if _taken_up(path):
+        return _start_sampler(path, new=True)
+    raise Problem(f"The job of {path.name} has ended; look back with: zerotop replay {path.name}")
 
 
 def _with_hosts(path: Path, options: argparse.Namespace) -> list[str]:
     """Has the job's other nodes take part; what there is to say. What fails there leaves this node's part as it is."""
+    from zerotop.commands import hosts
+
     here: list[str] = []
 
     def enter_ours() -> None:
@@ -105,18 +124,29 @@ def _taken_up(path: Path) -> bool:
     if job is None:
         return False
     attaching.note_attached(str(path), job)
-    _have_sampler(path, new=True)
     return True
 
 
-def _have_sampler(path: Path, *, new: bool = False) -> None:
-    """Starts a sampler, or another one where a running job has lost its own."""
+def _start_sampler(path: Path, *, new: bool = False) -> Callable[[], None]:
+    """Starts a sampler, or another one where a running job has lost its own; returns what waits for it."""
+    began = "The job's sampler" if new else "The job's sampler has died, and another one"
     try:
-        if agent.watch_in_background(str(path)) is not None and not new:
-            say("The job's sampler had died: another one records it from now on.")
-    except (agent.AgentError, OSError) as error:
-        began = "The job's sampler" if new else "The job's sampler has died, and another one"
+        starting = daemon.begin_watch(str(path))
+    except OSError as error:
         say(f"{began} cannot be started: {error}")
+        return lambda: None
+
+    def wait() -> None:
+        if starting is None:
+            return
+        try:
+            starting.answer()
+        except (daemon.AgentError, OSError) as error:
+            say(f"{began} cannot be started: {error}")
+        else:
+            say(*[] if new else ["The job's sampler had died: another one records it from now on."])
+
+    return wait
 
 
 def _stay(path: Path) -> int:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from zerotop.analysis.endings import NOBODY_SAW, Ending, Losses
+if TYPE_CHECKING:
+    from zerotop.analysis.endings import Ending
 
 
 def last_words(end: Ending) -> list[str]:
     """The sentences worth saying: nothing of what went well."""
+    from zerotop.analysis.endings import NOBODY_SAW, Losses  # which NumPy comes with, and others only have a word to say
+
     how = "" if end.exit_code == 0 else end.text or NOBODY_SAW
     return [words for words in (how, Losses(end.lost_records, end.lost_output_bytes).sentence) if words]
 

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
-from zerotop.commands import entering, hosts
+from zerotop.commands import entering
 from zerotop.commands.looking import ask
 from zerotop.session.reader import Session
-from zerotop_probe.outside import agent, control
+from zerotop_probe.outside import control, daemon
 from zerotop_probe.recording import directory
 
 # More nodes than these are counted, not named.
 _MOST_NAMES = 3
 
 
+Entered = Callable[[], tuple[int, list[str]]]
+
+
 class JobController:
     """The running job of one session on this node, and its parts on others."""
 
-    def __init__(self, session: Path) -> None:
+    def __init__(self, session: Path, entering: Entered | None = None) -> None:
+        """``entering`` waits for what entering its ranks comes to where that was begun before."""
         self._path = session
+        self._entering = entering
         self._session = str(session)
         usual = session.parent == Path(directory.default_root()).absolute()
         self._called = session.name if usual else str(session)
@@ -46,6 +52,8 @@ class JobController:
 
         Says which were not asked, in sentences; ``not_stopped`` has them too. Raises OSError if it cannot be reached here.
         """
+        from zerotop.commands import hosts
+
         self.not_stopped = hosts.stop(self._path, lambda: control.request_stop(self._session))
         return " ".join(self.not_stopped)
 
@@ -60,8 +68,8 @@ class JobController:
     def restart_sampler(self) -> None:
         """Starts another sampler on the running job. Raises OSError if it cannot be started."""
         try:
-            agent.watch_in_background(self._session)
-        except agent.AgentError as error:
+            daemon.watch_in_background(self._session)
+        except daemon.AgentError as error:
             raise OSError(str(error)) from error
 
     def can_enter(self) -> bool:
@@ -70,6 +78,7 @@ class JobController:
 
     def enter(self) -> str:
         """Puts the probe into them; says what came of it. Takes seconds where ranks do not answer."""
-        count, told = entering.enter(self._path)
+        begun, self._entering = self._entering, None
+        count, told = begun() if begun is not None else entering.enter(self._path)
         entered = "1 rank is entered." if count == 1 else f"{count} ranks are entered."
         return " ".join([entered] * bool(count) + told)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import glob
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from zerotop.commands import hosts
 from zerotop_probe.outside import control
 from zerotop_probe.outside.attaching import session as attaching
 from zerotop_probe.outside.attaching.enter import Entry
@@ -19,10 +19,22 @@ from zerotop_probe.recording import clock, events
 
 def enter(path: Path) -> tuple[int, list[str]]:
     """:func:`enter_here`, and the same for the ranks of other nodes that take part."""
+    if not control.read_facts(str(path)).reached:
+        return enter_here(path)
+    from zerotop.commands import hosts
+
     here: list[tuple[int, list[str]]] = []
     elsewhere, told = hosts.enter(path, lambda: here.append(enter_here(path)))
     ((entered, told_here),) = here
     return entered + elsewhere, told_here + told
+
+
+def begin(path: Path) -> Callable[[], tuple[int, list[str]]]:
+    """:func:`enter` beside what else there is to do; returns what waits for it."""
+    threads = ThreadPoolExecutor(1)
+    done = threads.submit(enter, path)
+    threads.shutdown(wait=False)
+    return done.result
 
 
 def enter_here(path: Path) -> tuple[int, list[str]]:

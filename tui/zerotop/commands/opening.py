@@ -11,7 +11,7 @@ from zerotop.commands.problems import Problem
 from zerotop.commands.running import RunningSession
 from zerotop.session.reader import Session
 from zerotop.ui.starting import Opened
-from zerotop_probe.outside import agent, control
+from zerotop_probe.outside import control, daemon
 from zerotop_probe.outside.attaching import session as attaching
 from zerotop_probe.outside.attaching.jobs import job_of
 
@@ -36,7 +36,7 @@ def begun(pid: int) -> Path:
         return known
     path = Path(attaching.begin(job))
     try:
-        agent.watch_in_background(str(path))
-    except agent.AgentError as error:
+        daemon.watch_in_background(str(path))
+    except daemon.AgentError as error:
         raise Problem(f"The job's sampler cannot be started: {error}") from error
     return path

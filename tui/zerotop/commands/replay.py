@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from zerotop.commands.problems import USAGE, Problem
-from zerotop.commands.run import has_terminal
+from zerotop.commands.terminal import has_terminal
 from zerotop.session import catalog
 from zerotop.session.reader import Session
 

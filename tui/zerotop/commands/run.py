@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 
 from zerotop.analysis.endings import Ending
 from zerotop.commands.closing import last_words, say
+from zerotop.commands.keeping import keeping
 from zerotop.commands.launching import new_session
 from zerotop.commands.problems import FAILED
+from zerotop.commands.terminal import has_terminal
 from zerotop_probe.outside import agent
 from zerotop_probe.recording import directory
-
-
-def has_terminal() -> bool:
-    """Whether a screen can be shown and keys be read."""
-    return sys.stdin is not None and sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty()
 
 
 def run(options: argparse.Namespace) -> int:
@@ -27,7 +23,8 @@ def run(options: argparse.Namespace) -> int:
         return _headless(options)
     with new_session(options.command, options.session) as session:
         agent.launch_in_background(session, options.command)
-    from zerotop.commands.screen import watch_job
+    with keeping():
+        from zerotop.commands.screen import watch_job
 
     return watch_job(session)
 

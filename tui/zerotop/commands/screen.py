@@ -8,7 +8,7 @@ from pathlib import Path
 from zerotop.analysis.endings import ending
 from zerotop.analysis.source import RecordingSource
 from zerotop.commands.closing import last_words
-from zerotop.commands.controller import JobController
+from zerotop.commands.controller import Entered, JobController
 from zerotop.commands.kept import kept_habits
 from zerotop.commands.problems import FAILED
 from zerotop.commands.running import RunningSession
@@ -21,11 +21,15 @@ from zerotop_probe.outside import control
 _STOPPED_S = 5.0
 
 
-def watch_job(path: str | Path) -> int:
-    """Shows a job that runs. Returns its exit code, 0 if it goes on, 1 if the screen failed or nobody knows."""
+def watch_job(path: str | Path, entering: Entered | None = None) -> int:
+    """Shows a job that runs, and what entering its ranks came to where that was begun.
+
+    Returns its exit code, 0 if it goes on, 1 if the screen failed or nobody knows.
+    """
     session = RunningSession.open(Path(path))
-    controller = JobController(session.path)
+    controller = JobController(session.path, entering)
     app = ZerotopApp(RecordingSource(session), controller, title=session.name, habits=kept_habits())
+    app.enters = entering is not None
     leaving = app.run()
     for text in controller.not_stopped:
         print(text)

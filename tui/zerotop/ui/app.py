@@ -24,6 +24,13 @@ from zerotop.ui.theme import DARK_NAME, LIGHT_NAME
 class ZerotopApp(Moving):
     """Shows one source, see :class:`Monitor`. ``run()`` returns how the user left."""
 
+    enters = False
+    """Whether to say, as soon as the screen is there, what becomes of entering the ranks."""
+
+    def on_mount(self) -> None:
+        if self.enters:
+            self.action_enter()
+
     def action_leave(self) -> None:
         """Quits, or asks first while there is a job to ask about."""
         if not self.is_watching:

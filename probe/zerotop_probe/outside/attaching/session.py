@@ -6,7 +6,7 @@ import errno
 import time
 from collections.abc import Iterable, Sequence
 
-from zerotop_probe.outside import agent, control, proc
+from zerotop_probe.outside import control, daemon, proc
 from zerotop_probe.outside.attaching.enter import Entry, enter, leave
 from zerotop_probe.outside.attaching.jobs import FoundJob
 from zerotop_probe.outside.proc import Process
@@ -77,7 +77,7 @@ def sampled_in(job: FoundJob) -> str | None:
     root = [str(job.root.pid), str(job.root.start)]
     for pid in proc.pids():
         arguments = proc.command_line(pid)
-        if agent.WATCH in arguments[-4:-3] and arguments[-3:-1] == root:
+        if daemon.WATCH in arguments[-4:-3] and arguments[-3:-1] == root:
             session = arguments[-1]
             if Process.of(pid) in control.read_facts(session).samplers:
                 return session
