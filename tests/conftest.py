@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +22,15 @@ with suppress(ImportError):
     settings.load_profile("any machine")
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def usual_units() -> Iterator[None]:
+    """What one test chose for the screens is not the next one's choice."""
+    yield
+    units = sys.modules.get("zerotop.ui.units")
+    if units is not None:
+        units.choose(units.USUAL)
 
 
 @pytest.fixture(scope="session")

@@ -43,7 +43,7 @@ def test_header() -> None:
 def test_progress_is_seen_without_colours_too() -> None:
     view = at(cpu_story(), 12.0)
     assert texts(draw_header(view, BADGE, 80, 2, ASCII))[1] == (
-        "  9/40 steps  ##.......  3.10 it/s  3.17k tok/s  ETA 10 s  elapsed 0:12         "
+        "  9/40 steps  ##.......  323 ms/it  3.17k tok/s  ETA 10 s  elapsed 0:12         "
     )
 
 

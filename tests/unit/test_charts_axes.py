@@ -24,12 +24,13 @@ from zerotop.ui.charts import (
     time_ticks,
 )
 from zerotop.ui.charts.axes import DISTANCES, time_distance
-from zerotop.ui.drawing.axis import labels
+from zerotop.ui.drawing.axis import labels, memory_scale
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
 from zerotop.ui.drawing.rows import row_text, row_width
-from zerotop.ui.format import GIB
+from zerotop.ui.units import DECIMAL, USUAL, choose
 
 DAY = 86400.0
+GIB = 1 << 30
 
 
 def texts(begin: float, end: float, width: int, *, by_clock: bool = False) -> list[str]:
@@ -147,3 +148,40 @@ def test_a_value_at_a_tick_is_drawn_at_it(height: int, largest: float) -> None:
         area(canvas, np.array([value / axis.factor]), "load", top=axis.highest)
         drawn = [row_text(line) for line in canvas.rows()]
         assert drawn == [" "] * row + ["█"] * (height - row), (row, value, axis)
+
+
+@pytest.mark.parametrize("height", [4, 8, 30])
+def test_in_decimal_units_ticks_are_round_there(height: int) -> None:
+    held = 79.6 * GIB  # of a GPU that is sold as one of 80 GB
+    assert scale(Kind.BYTES, held, height).unit == "GiB"
+    choose(USUAL._replace(sizes=DECIMAL))
+    for axis in (scale(Kind.BYTES, held, height), memory_scale(held, height)):
+        assert (axis.unit, axis.factor) == ("GB", 1e-9)
+        assert axis.distance in (20, 50)
+        assert all(value % axis.distance == 0 for value in axis.tick_rows(height).values())
+        assert axis.top >= held / 1e9
+
+
+@pytest.mark.parametrize(
+    ("size", "binary", "decimal"),
+    [
+        (0, "GiB", "GB"),
+        (99e3, "KiB", "kB"),
+        (101e3, "KiB", "MB"),
+        (4e6, "MiB", "MB"),
+        (105e6, "MiB", "GB"),
+        (6e12, "TiB", "TB"),
+    ],
+)
+def test_the_unit_of_an_axis_follows_what_was_chosen(size: float, binary: str, decimal: str) -> None:
+    assert scale(Kind.BYTES, size, 8).unit == binary
+    choose(USUAL._replace(sizes=DECIMAL))
+    assert scale(Kind.BYTES, size, 8).unit == decimal
+    assert scale(Kind.BYTES_PER_S, 12e9, 8).unit == "GB/s"
+
+
+def test_a_watched_scale_does_not_shrink_when_units_change() -> None:
+    watched = Watched()
+    watched.scale("memory", Kind.BYTES, 60e9, 8)
+    choose(USUAL._replace(sizes=DECIMAL))
+    assert watched.scale("memory", Kind.BYTES, 10e9, 8).top >= 60

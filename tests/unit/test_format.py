@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerotop.ui import format as form
+from zerotop.ui.units import BINARY, DECIMAL, USUAL, Choice, Pace, Sizes, choose
 
 GIB = 1024**3
 
@@ -33,9 +34,46 @@ def test_fixed_never_changes_its_width(value: float, decimals: int) -> None:
     assert len(form.fixed(value, decimals, 6)) == 6
 
 
-def test_gib_is_binary() -> None:
-    assert form.gib(GIB) == "  1.0"
-    assert form.gib(None) == "    –"
+@pytest.mark.parametrize(
+    ("sizes", "size", "text"),
+    [
+        (BINARY, GIB, "  1.0"),
+        (DECIMAL, GIB, "  1.1"),
+        (DECIMAL, 80_000_000_000, " 80.0"),
+        (BINARY, 80_000_000_000, " 74.5"),
+        (DECIMAL, 1000 * GIB, " 1074"),  # a decimal goes before the width does
+        (DECIMAL, -GIB, " -1.1"),
+        (DECIMAL, 0, "  0.0"),
+        (DECIMAL, None, "    –"),
+        (BINARY, None, "    –"),
+    ],
+)
+def test_amounts_are_in_the_large_unit_that_was_chosen(sizes: Sizes, size: int | None, text: str) -> None:
+    choose(USUAL._replace(sizes=sizes))
+    assert form.amount(size) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "binary", "decimal"),
+    [
+        (0, "0 B", "0 B"),
+        (999, "999 B", "999 B"),
+        (1000, "1000 B", "1.00 kB"),
+        (1023, "1023 B", "1.02 kB"),
+        (807 * 1024, "807 KiB", "826 kB"),
+        ((1 << 20) - 1, "1.00 MiB", "1.05 MB"),
+        (999_999, "977 KiB", "1.00 MB"),
+        (int(1023.4 * 2**20), "1023 MiB", "1.07 GB"),
+        (int(1023.9 * 2**20), "1.00 GiB", "1.07 GB"),
+        (-5 * GIB, "-5.00 GiB", "-5.37 GB"),
+        (16 * 10**9, "14.9 GiB", "16.0 GB"),
+        (2**50, "1024 TiB", "1126 TB"),
+    ],
+)
+def test_sizes_have_three_digits_and_their_unit(size: int, binary: str, decimal: str) -> None:
+    assert form.size(size) == binary
+    choose(USUAL._replace(sizes=DECIMAL))
+    assert form.size(size) == decimal
 
 
 @pytest.mark.parametrize(
@@ -57,17 +95,25 @@ def test_counts(number: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
+    ("seconds", "as_seconds", "as_rate"),
     [
-        (2.75, "2.75 s/it"),
-        (13.04, "13.0 s/it"),
-        (0.25, "4.00 it/s"),
-        (0.0123, "81.3 it/s"),
-        (math.nan, "– s/it"),
+        (2.75, "2.75 s/it", "0.364 it/s"),
+        (13.04, "13.0 s/it", "0.0767 it/s"),
+        (45.0, "45.0 s/it", "0.0222 it/s"),
+        (1.0, "1.00 s/it", "1.00 it/s"),
+        (0.9996, "1.00 s/it", "1.00 it/s"),
+        (0.9994, "999 ms/it", "1.00 it/s"),
+        (1.0049, "1.00 s/it", "1.00 it/s"),
+        (0.25, "250 ms/it", "4.00 it/s"),
+        (0.0123, "12.3 ms/it", "81.3 it/s"),
+        (0.0, "– s/it", "– it/s"),
+        (math.nan, "– s/it", "– it/s"),
     ],
 )
-def test_speed_in_the_unit_people_use(seconds: float, text: str) -> None:
-    assert form.speed(seconds) == text
+def test_the_pace_either_way(seconds: float, as_seconds: str, as_rate: str) -> None:
+    assert form.speed(seconds) == as_seconds
+    choose(Choice(BINARY, Pace.RATE))
+    assert form.speed(seconds) == as_rate
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from zerotop.session.glimpse import Stamp
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES
 from zerotop.ui.drawing.rows import row_text, row_width
 from zerotop.ui.drawing.start import DETAIL_ROWS, detail, listing
-from zerotop.ui.drawing.start_columns import Line, size_text, spark, state
+from zerotop.ui.drawing.start_columns import Line, spark, state
 from zerotop.ui.screens.start_model import ORDERS, StartModel
 from zerotop.ui.starting import RunningJob
 
@@ -189,8 +189,3 @@ def test_a_long_first_iteration_hides_no_shift() -> None:
     assert row_text(row) == "▇▄▄▇"
     assert row[0][1].startswith("muted")
     assert row_text(spark((), 4, BLOCKS)).strip() == ""
-
-
-def test_sizes_are_short() -> None:
-    sizes = (0, 1023, (1 << 20) - 1, 807 * 1024, 5 << 30)
-    assert [size_text(size) for size in sizes] == ["0 B", "1023 B", "1.00 MiB", "807 KiB", "5.00 GiB"]

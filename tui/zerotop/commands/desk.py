@@ -122,9 +122,9 @@ class UserDesk:
                 recording.path.unlink()
             self._overviews.look()
             self._publish(self._overviews.recordings)
-        from zerotop.ui.drawing.start_columns import size_text
+        from zerotop.ui.format import size
 
-        return f"{recording.name} is deleted: {size_text(recording.stamp.bytes)} are free again."
+        return f"{recording.name} is deleted: {size(recording.stamp.bytes)} are free again."
 
     def compare(self, recordings: Sequence[Recording]) -> Comparison:
         """Reads them whole."""

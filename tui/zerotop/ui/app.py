@@ -10,6 +10,7 @@ from textual.app import SystemCommand
 from textual.dom import DOMNode
 from textual.screen import Screen
 
+from zerotop.ui import units
 from zerotop.ui.bindings import ONLY_WATCHING
 from zerotop.ui.copying import text_to_copy
 from zerotop.ui.moving import Moving
@@ -19,6 +20,12 @@ from zerotop.ui.screens.leave import LeaveDialog
 from zerotop.ui.screens.pages import help_page, job_text
 from zerotop.ui.tabs import TABS
 from zerotop.ui.theme import DARK_NAME, LIGHT_NAME
+from zerotop.ui.widgets.drawn import Painted
+
+_COUNTED = {
+    units.BINARY.name: "2^30 bytes, as PyTorch and nvidia-smi count",
+    units.DECIMAL.name: "10^9 bytes, as data sheets count",
+}
 
 
 class ZerotopApp(Moving):
@@ -105,6 +112,29 @@ class ZerotopApp(Moving):
     def action_switch_theme(self) -> None:
         self.theme = LIGHT_NAME if self.theme == DARK_NAME else DARK_NAME
         self.habits.set("theme", self.theme)
+
+    def action_switch_sizes(self) -> None:
+        """Between GiB and GB."""
+        sizes = units.other_sizes()
+        self._tell_in(units.chosen()._replace(sizes=sizes))
+        self.habits.set("sizes", sizes.name)
+        self.notify(f"Sizes are in {sizes.name} now: {_COUNTED[sizes.name]}.", timeout=3)
+
+    def action_switch_pace(self) -> None:
+        """Between seconds an iteration and iterations a second."""
+        pace = units.other_pace()
+        self._tell_in(units.chosen()._replace(pace=pace))
+        self.habits.set("pace", pace.value)
+        self.notify(f"The pace is in {pace.value} now.", timeout=3)
+
+    def _tell_in(self, choice: units.Choice) -> None:
+        units.choose(choice)
+        if self.is_watching:
+            self.draw()  # its keys say what else there is to choose
+        for screen in self.screen_stack:
+            for panel in screen.query("Painted"):
+                if isinstance(panel, Painted):
+                    panel.redraw()
 
     def action_screenshot(self, filename: str | None = None, path: str | None = None) -> None:
         """Saves the screen as SVG and says where."""

@@ -120,6 +120,20 @@ APP_BINDINGS: list[BindingType] = [
         id="app.theme",
         tooltip="Switch between the dark and the light theme",
     ),
+    Binding(
+        "u",
+        "switch_sizes",
+        "GiB or GB",
+        id="app.sizes",
+        tooltip="Tell sizes in binary units (GiB, MiB) or in decimal ones (GB, MB)",
+    ),
+    Binding(
+        "U",
+        "switch_pace",
+        "s/it or it/s",
+        id="app.pace",
+        tooltip="Tell the pace in seconds an iteration or in iterations a second",
+    ),
     Binding("question_mark", "help", "Help", id="app.help", tooltip="Keys, and the words of this screen"),
     Binding(
         "q",

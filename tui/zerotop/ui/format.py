@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 
-GIB = 1024**3
+from zerotop.ui import units
+from zerotop.ui.units import Pace
+
 MISSING = "–"
 
 
@@ -32,9 +34,18 @@ def decimals_for(largest: float) -> int:
     return 0 if largest >= 1000 else 1 if largest >= 10 else 2
 
 
-def gib(size: int | None, decimals: int = 1, width: int = 5) -> str:
-    """Bytes as GiB (1024^3), without the unit."""
-    return fixed(None if size is None else size / GIB, decimals, width)
+def amount(size: int | None, decimals: int = 1, width: int = 5) -> str:
+    """Bytes in GiB or GB, without the unit."""
+    return fixed(None if size is None else size / units.giga().bytes, decimals, width)
+
+
+def size(count: float) -> str:
+    """Bytes in three significant digits: ``807 KiB``, ``1.25 GiB``, ``-40.2 MB``."""
+    sizes = units.chosen().sizes
+    for unit in (sizes.tera, sizes.giga, sizes.mega, sizes.kilo):
+        if abs(count) >= unit.bytes * 0.9995:
+            return f"{'-' if count < 0 else ''}{significant(abs(count) / unit.bytes)} {unit.name}"
+    return f"{count:.0f} B"
 
 
 def count(number: float | None) -> str:
@@ -53,12 +64,19 @@ def significant(value: float) -> str:
 
 
 def speed(iteration_s: float) -> str:
-    """Iteration speed in the unit people use for it: ``2.75 s/it``, or ``3.64 it/s`` for fast ones."""
+    """How fast iterations are: ``2.75 s/it``, ``412 ms/it``; or ``0.364 it/s``, ``2.43 it/s``."""
+    pace = units.chosen().pace
     if math.isnan(iteration_s) or iteration_s <= 0:
-        return f"{MISSING} s/it"
-    if iteration_s >= 1:
-        return f"{significant(iteration_s)} s/it"
-    return f"{significant(1 / iteration_s)} it/s"
+        return f"{MISSING} {pace.value}"
+    if pace is Pace.RATE:
+        return f"{per_second(iteration_s)} {pace.value}"
+    return f"{significant(iteration_s)} s/it" if iteration_s >= 0.9995 else f"{significant(iteration_s * 1e3)} ms/it"
+
+
+def per_second(iteration_s: float) -> str:
+    """How many iterations there are in a second: ``12.3``, ``2.43``, ``0.364``, ``0.0222``."""
+    rate = 1 / iteration_s
+    return significant(rate) if rate >= 0.995 else f"{rate:.3f}" if rate >= 0.0995 else f"{rate:.4f}"
 
 
 def clock(seconds: float) -> str:

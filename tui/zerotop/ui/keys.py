@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from zerotop.ui.drawing.footer import Key, Moment
 from zerotop.ui.ports import Controller
+from zerotop.ui.units import other_pace, other_sizes
 
 
 def with_own(common: tuple[Key, ...], own: Sequence[Key]) -> tuple[Key, ...]:
@@ -43,6 +44,8 @@ def entries(
         Key("i", "info", "app.job", 3),
         Key("s", "screenshot", "app.screenshot", 1),
         Key("t", "theme", "app.switch_theme", 0),
+        Key("u", other_sizes().name, "app.switch_sizes", 1),
+        Key("U", other_pace().value, "app.switch_pace", 0),
         Key("?", "help", "app.help", 8),
         Key("^p", "palette", "app.command_palette", 2),
     ]

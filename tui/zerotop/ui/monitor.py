@@ -14,6 +14,7 @@ from functools import partial
 from textual.app import App
 from textual.filter import ANSIToTruecolor, LineFilter
 
+from zerotop.ui import units
 from zerotop.ui.bindings import APP_BINDINGS
 from zerotop.ui.drawing.glyphs import Glyphs, choose_glyphs
 from zerotop.ui.filters import PlainText
@@ -77,6 +78,7 @@ class Monitor(App[Leaving]):
         self.register_theme(LIGHT)
         self.habits = habits or Habits()
         self.theme = LIGHT_NAME if self.habits.get("theme", DARK_NAME) == LIGHT_NAME else DARK_NAME
+        units.choose(units.named(self.habits.get("sizes", ""), self.habits.get("pace", "")))
         self._clock = clock
         self._viewer: Viewer | None = None
         self._screens: dict[str, Watching] = {}

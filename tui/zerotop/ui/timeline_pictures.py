@@ -93,7 +93,7 @@ class Pictures:
     @staticmethod
     def _marks(frame: Frame, origin_ns: int) -> tuple[Mark, ...]:
         return tuple(
-            Mark(finding.known_ns - origin_ns, findings.style(finding), f"{findings.name(finding)}: {finding.sentence}")
+            Mark(finding.known_ns - origin_ns, findings.style(finding), findings.headed(finding))
             for finding in frame.known
             if finding.confidence >= findings.SURE
         )

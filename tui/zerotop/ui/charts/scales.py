@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from zerotop.ui.drawing.axis import Scale
-from zerotop.ui.format import GIB, ticks
+from zerotop.ui.format import ticks
+from zerotop.ui.units import chosen
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,13 @@ _UNITS: dict[Kind, tuple[tuple[float, str, float], ...]] = {
         (18000, "h", 3600),
         (1.8e7, "d", 86400),
     ),
-    Kind.BYTES: ((0, "KiB", 2**10), (2**20 / 10, "MiB", 2**20), (GIB / 10, "GiB", GIB), (5000 * GIB, "TiB", 2**40)),
     Kind.BYTES_PER_S: ((0, "kB/s", 1e3), (1e5, "MB/s", 1e6), (1e8, "GB/s", 1e9), (5e12, "TB/s", 1e12)),
     Kind.WATTS: ((0, "W", 1), (5000, "kW", 1e3), (5e6, "MW", 1e6)),
     Kind.CORES: ((0, "cores", 1), (5000, "k cores", 1e3)),
     Kind.NUMBER: ((0, "", 1), (5000, "k", 1e3), (5e6, "M", 1e6), (5e9, "G", 1e9)),
 }
 # Of a chart of which nothing is known yet.
-_USUAL = {Kind.SECONDS: ("s", 1.0), Kind.BYTES: ("GiB", float(GIB)), Kind.BYTES_PER_S: ("GB/s", 1e9)}
+_USUAL = {Kind.SECONDS: ("s", 1.0), Kind.BYTES_PER_S: ("GB/s", 1e9)}
 _LEAST, _MOST = 0.04, 5000.0  # of a scale, in its unit
 
 
@@ -65,11 +65,18 @@ def scale(kind: Kind, largest: float, height: int) -> Fitted:
     if kind is Kind.PERCENT:
         return Fitted("%", 1.0, 25.0 if height >= 8 else 50.0 if height >= 2 else 100.0, 100.0, rows)
     if not 0 < largest < math.inf:
-        unit, size = _USUAL.get(kind, _UNITS[kind][0][1:])
+        unit, size = chosen().sizes.giga if kind is Kind.BYTES else _USUAL.get(kind, _UNITS[kind][0][1:])
         return Fitted(unit, 1 / size, 1.0, 1.0, rows)
-    unit, size = next((unit, size) for least, unit, size in reversed(_UNITS[kind]) if largest >= least)
+    unit, size = next((unit, size) for least, unit, size in reversed(_units(kind)) if largest >= least)
     most = 4 if height >= 8 else 3 if height >= 6 else 2 if height >= 2 else 1
     return Fitted(unit, 1 / size, *ticks(min(max(largest / size, _LEAST), _MOST), most), rows)
+
+
+def _units(kind: Kind) -> tuple[tuple[float, str, float], ...]:
+    if kind is not Kind.BYTES:
+        return _UNITS[kind]
+    kilo, mega, giga, tera = chosen().sizes
+    return (0, *kilo), (mega.bytes / 10, *mega), (giga.bytes / 10, *giga), (5000 * giga.bytes, *tera)
 
 
 class Watched:

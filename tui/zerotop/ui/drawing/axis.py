@@ -11,7 +11,8 @@ import numpy as np
 from zerotop.analysis.view import Floats
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, Span, merged, row_width
-from zerotop.ui.format import GIB, ticks, time_unit
+from zerotop.ui.format import ticks, time_unit
+from zerotop.ui.units import giga
 
 LABEL_WIDTH = 4
 
@@ -62,8 +63,9 @@ def time_scale(seconds: Floats, height: int) -> Scale:
 
 
 def memory_scale(size: float, height: int) -> Scale:
-    """A scale in GiB for amounts up to ``size`` bytes."""
-    return Scale("GiB", 1 / GIB, *ticks(size / GIB, 4 if height >= 8 else 3 if height >= 6 else 2))
+    """A scale in GiB or GB for amounts up to ``size`` bytes."""
+    unit = giga()
+    return Scale(unit.name, 1 / unit.bytes, *ticks(size / unit.bytes, 4 if height >= 8 else 3 if height >= 6 else 2))
 
 
 def labels(scale: Scale, height: int, glyphs: Glyphs) -> list[Row]:

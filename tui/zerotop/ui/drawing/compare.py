@@ -9,7 +9,8 @@ from zerotop.analysis.measures import Comparison, Measure, Unit, Value
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, Span, filled, merged
 from zerotop.ui.drawing.text import cells, fit, literal
-from zerotop.ui.format import GIB, MISSING, count, grouped, significant, time_unit
+from zerotop.ui.format import MISSING, count, grouped, significant, time_unit
+from zerotop.ui.units import giga
 
 GAP = 2
 LABEL, NARROWEST, WIDEST = 30, 15, 44
@@ -101,7 +102,7 @@ def _text(value: Value, unit: Unit, largest: float) -> str:
         word, factor = time_unit(largest)
         return f"{significant(value * factor)} {word}"
     if unit is Unit.BYTES:
-        return f"{value / GIB:.2f} GiB"
+        return f"{value / giga().bytes:.2f} {giga().name}"
     if unit is Unit.RATE:
         return f"{count(value)}/s"
     return grouped(int(value)) if value < _EXACT else count(value)

@@ -9,7 +9,8 @@ from functools import lru_cache
 from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.text import cells, literal, wrap
-from zerotop.ui.format import GIB, MISSING, count, grouped, significant
+from zerotop.ui.format import MISSING, count, grouped, significant
+from zerotop.ui.units import chosen, reworded
 
 SURE = 0.5  # findings less sure than this are only in the feed
 PASSING_S = 60.0  # what only explains is said for so long
@@ -29,6 +30,21 @@ def style(finding: Annotation) -> str:
 def name(finding: Annotation) -> str:
     """``double spike``."""
     return finding.name.replace("_", " ")
+
+
+def sentence(finding: Annotation) -> str:
+    """What happened, in the units that were chosen."""
+    return reworded(finding.sentence, finding.evidence.values())
+
+
+def headed(finding: Annotation) -> str:
+    """``double spike: The optimizer ...``."""
+    return f"{name(finding)}: {sentence(finding)}"
+
+
+def advice(finding: Annotation) -> str:
+    """What to do about it."""
+    return reworded(finding.advice, finding.evidence.values())
 
 
 def weightiest(findings: Sequence[Annotation], cursor_ns: int) -> Annotation | None:
@@ -108,7 +124,9 @@ def _seconds(value: float) -> str:
 
 
 def _size(value: float) -> str:
-    return f"{value / GIB:.2f} GiB" if abs(value) >= GIB / 100 else f"{value / 1024**2:.2f} MiB"
+    _, mega, giga, _ = chosen().sizes
+    unit = giga if abs(value) >= giga.bytes / 100 else mega
+    return f"{value / unit.bytes:.2f} {unit.name}"
 
 
 _UNITS: tuple[tuple[str, Callable[[float], str]], ...] = (

@@ -10,7 +10,7 @@ from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.analysis.view import Job, LiveView, Progress, State
 from zerotop.ui.drawing import words
 from zerotop.ui.drawing.bars import stacked_bar
-from zerotop.ui.drawing.findings import clause, told_style
+from zerotop.ui.drawing.findings import advice, clause, sentence, told_style
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, both_ends, choose, filled, row_width, spaced
 from zerotop.ui.drawing.text import fit, literal
@@ -139,9 +139,9 @@ def notices(
 def _told(finding: Annotation, cursor_ns: int, most: int) -> list[Notice]:
     style = told_style(finding, cursor_ns)
     if finding.severity is not Severity.ERROR:
-        return [Notice("" if finding.severity is Severity.INFO else "!", finding.sentence, style, most)]
-    why = Notice("!", finding.sentence, style, block=True)
-    return [why, Notice("→", finding.advice, "value", most=2, block=True)] if finding.advice else [why]
+        return [Notice("" if finding.severity is Severity.INFO else "!", sentence(finding), style, most)]
+    why = Notice("!", sentence(finding), style, block=True)
+    return [why, Notice("→", advice(finding), "value", most=2, block=True)] if finding.advice else [why]
 
 
 def notice_rows(sentences: Sequence[Notice], width: int, most: int, glyphs: Glyphs) -> int:

@@ -17,7 +17,7 @@ from zerotop.ui.drawing.ledger_parts import BEYOND_JOB, STYLES, unit_for
 from zerotop.ui.drawing.rows import Row, Span, filled, merged, row_width
 from zerotop.ui.drawing.table import rule
 from zerotop.ui.drawing.text import fit
-from zerotop.ui.format import GIB
+from zerotop.ui.units import giga
 
 _AXIS = LABEL_WIDTH + 1
 _WIDEST, _NARROWEST, _GAP = 8, 2, 1
@@ -150,7 +150,7 @@ def _panel(
 
 def _beside(bar: _Bar, axis: Scale, rows: int, width: int, glyphs: Glyphs) -> dict[int, Row]:
     """Row -> name and size of the part that lies there, the largest where several do."""
-    unit = unit_for(max(bar.total, GIB))
+    unit = unit_for(max(bar.total, giga().bytes))
     found: dict[int, Row] = {}
     for style, size in sorted(_middles(bar.parts), key=lambda part: part[1][1]):
         amount, part = size

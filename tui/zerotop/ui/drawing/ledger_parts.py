@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from zerotop.analysis import host_ledger as on_host
 from zerotop.analysis import inventories as of_tensors
 from zerotop.analysis import ledger_rows as of_gpu
-from zerotop.ui.format import GIB, fixed
+from zerotop.ui.format import fixed
+from zerotop.ui.units import chosen
 
 # From the bottom of a bar to its top.
 STYLES = {
@@ -33,8 +34,6 @@ STYLES = {
 }
 BEYOND_JOB = (of_gpu.OTHERS, of_gpu.BEFORE, of_gpu.DRIVER, of_gpu.REST, of_gpu.FREE)
 """Rows of a device that are not the job's."""
-
-_MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,8 @@ class Unit:
 
 
 def unit_for(largest: int) -> Unit:
-    """GiB, or MiB where little is used."""
-    if largest < 2 * GIB:
-        return Unit("MiB", _MIB, 1, 7)
-    return Unit("GiB", GIB, 2 if largest < 1000 * GIB else 1, 7)
+    """GiB, or MiB where little is used; or GB and MB."""
+    _, mega, giga, _ = chosen().sizes
+    if largest < 2 * giga.bytes:
+        return Unit(*mega, 1, 7)
+    return Unit(*giga, 2 if largest < 1000 * giga.bytes else 1, 7)

@@ -13,7 +13,10 @@ from zerotop.ui.drawing.past import LEAST_HEIGHT, draw_past
 from zerotop.ui.drawing.rows import Row, filled
 from zerotop.ui.drawing.table import Column, place, rule
 from zerotop.ui.drawing.text import fit, literal
-from zerotop.ui.format import GIB, decimals_for, gib
+from zerotop.ui.format import amount, decimals_for
+from zerotop.ui.units import giga
+
+_SWAPPED = (1 << 30) // 20  # bytes from which on swap is worth a word
 
 
 def draw_memory(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
@@ -32,13 +35,13 @@ def draw_gpu_memory(view: LiveView, width: int, height: int, glyphs: Glyphs, *, 
     """Allocated, reserved, other and free for each GPU, with the highest so far as thin lines."""
     columns = _gpu_columns(view.gpus, width, glyphs)
     placed = place(columns, width)
-    rows = [rule(panel_title("GPU memory GiB" if width >= 46 else "Memory GiB", focused), width, glyphs, placed)]
+    rows = [rule(panel_title(f"{'GPU memory' if width >= 46 else 'Memory'} {giga().name}", focused), width, glyphs, placed)]
     room = height - 1
     hosts = list(view.hosts) if room >= len(view.gpus) + len(view.hosts) else []
     shown, hidden = most_telling(view.gpus, room - len(hosts), _gpu_tellings(view.gpus))
     rows.extend(placed.row(gpu, width, glyphs) for gpu in shown)
     if hidden:
-        text = f"{glyphs.ellipsis} {len(hidden)} more, {_used_range(hidden)} GiB used"
+        text = f"{glyphs.ellipsis} {len(hidden)} more, {_used_range(hidden)} {giga().name} used"
         rows.append(filled(((text, "muted"),), width, glyphs))
     host_columns = place(_host_columns(view.hosts, placed.columns[0][2], placed.columns[1][2], glyphs), width)
     rows.extend(host_columns.row(host, width, glyphs) for host in hosts)
@@ -68,15 +71,15 @@ def draw_host_memory(view: LiveView, width: int, height: int, glyphs: Glyphs, *,
     limit = max((host.memory_limit_bytes for host in view.hosts), default=0)
     largest = max((rank.rss_peak_bytes for rank in view.ranks), default=0)
     placed = place(_rank_columns(view.ranks, limit or largest, largest, glyphs), width)
-    rows = [rule(panel_title("Host memory GiB" if width >= 46 else "Memory GiB", focused), width, glyphs, placed)]
+    rows = [rule(panel_title(f"{'Host memory' if width >= 46 else 'Memory'} {giga().name}", focused), width, glyphs, placed)]
     host_columns = place(_host_columns(view.hosts, placed.columns[0][2], placed.columns[1][2], glyphs), width)
     hosts = view.hosts[: max(1, height - 2)] if height > 2 else ()
     rows.extend(host_columns.row(host, width, glyphs) for host in hosts)
     shown, hidden = most_telling(view.ranks, height - len(rows), _rank_tellings(view.ranks))
     rows.extend(placed.row(rank, width, glyphs) for rank in shown)
     if hidden:
-        largest_hidden = gib(max(rank.rss_bytes for rank in hidden)).strip()
-        text = f"{glyphs.ellipsis} {len(hidden)} more ranks, at most {largest_hidden} GiB each"
+        largest_hidden = amount(max(rank.rss_bytes for rank in hidden)).strip()
+        text = f"{glyphs.ellipsis} {len(hidden)} more ranks, at most {largest_hidden} {giga().name} each"
         rows.append(filled(((text, "muted"),), width, glyphs))
     if not view.ranks:
         return _to_height(rows, width, height, glyphs)
@@ -106,7 +109,7 @@ def _rank_tellings(ranks: Sequence[Rank]) -> list[int]:
 
 
 def _used_range(gpus: Sequence[Gpu]) -> str:
-    used = [gpu.used_bytes / GIB for gpu in gpus]
+    used = [gpu.used_bytes / giga().bytes for gpu in gpus]
     least, most = f"{min(used):.1f}", f"{max(used):.1f}"
     return least if least == most else f"{least} to {most}"
 
@@ -122,10 +125,10 @@ def _gpu_columns(gpus: Sequence[Gpu], width: int, glyphs: Glyphs) -> list[Column
     several = len({gpu.host for gpu in gpus}) > 1
     short = width < 46
     names = {id(gpu): gpu_name(gpu, several, short, glyphs) for gpu in gpus}
-    decimals = decimals_for(max(gpu.total_bytes for gpu in gpus) / GIB / 10)
+    decimals = decimals_for(max(gpu.total_bytes for gpu in gpus) / giga().bytes / 10)
 
     def figure(size: int | None, style: str = "value") -> Row:
-        return ((gib(size, decimals), style),)
+        return ((amount(size, decimals), style),)
 
     def bar(gpu: Gpu, cells: int) -> Row:
         allocated, reserved = gpu.allocated_bytes or 0, gpu.reserved_bytes or 0
@@ -194,10 +197,10 @@ def _host_columns(hosts: Sequence[Host], name_width: int, bar_width: int, glyphs
         return stacked_bar([("memory-other", float(host.memory_used_bytes))], host.memory_limit_bytes, cells, glyphs)
 
     def used(host: Host, cells: int) -> Row:
-        largest = host.memory_limit_bytes / GIB
+        largest = host.memory_limit_bytes / giga().bytes
         decimals = decimals_for(largest)
-        swap = f"swap {gib(host.swap_used_bytes).strip()}  " if host.swap_used_bytes > GIB // 20 else ""
-        amounts = (gib(size, decimals).strip() for size in (host.memory_used_bytes, host.memory_limit_bytes))
+        swap = f"swap {amount(host.swap_used_bytes).strip()}  " if host.swap_used_bytes > _SWAPPED else ""
+        amounts = (amount(size, decimals).strip() for size in (host.memory_used_bytes, host.memory_limit_bytes))
         text = " of ".join(amounts)
         swap = swap if len(swap) + len(text) <= cells else ""
         return (("".rjust(cells - len(swap) - len(text)), "text"), (swap, "warn"), (text, "value"))
@@ -210,7 +213,7 @@ def _host_columns(hosts: Sequence[Host], name_width: int, bar_width: int, glyphs
 
 
 def _rank_columns(ranks: Sequence[Rank], scale: int, largest: int, glyphs: Glyphs) -> list[Column[Rank]]:
-    decimals = decimals_for(largest / GIB)
+    decimals = decimals_for(largest / giga().bytes)
     longest = max([4, *(len(words.rank_name(rank.rank)) for rank in ranks)])
 
     def bar(rank: Rank, cells: int) -> Row:
@@ -230,25 +233,25 @@ def _rank_columns(ranks: Sequence[Rank], scale: int, largest: int, glyphs: Glyph
             swatch("memory-allocated", "RSS"),
             5,
             9,
-            lambda rank, _: ((gib(rank.rss_bytes, decimals), "value"),),
+            lambda rank, _: ((amount(rank.rss_bytes, decimals), "value"),),
         ),
         Column(
             ((glyphs.peak, "peak"), ("peak", "heading")),
             5,
             4,
-            lambda rank, _: ((gib(rank.rss_peak_bytes, decimals), "muted"),),
+            lambda rank, _: ((amount(rank.rss_peak_bytes, decimals), "muted"),),
         ),
         Column(
             swatch("memory-reserved", "shared"),
             7,
             5,
-            lambda rank, _: (("  ", "text"), (gib(rank.shared_bytes, decimals), "value")),
+            lambda rank, _: (("  ", "text"), (amount(rank.shared_bytes, decimals), "value")),
         ),
         Column(
             (("pinned", "heading"),),
             6,
             2,
-            lambda rank, _: ((" ", "text"), (gib(rank.pinned_bytes, decimals), "muted")),
+            lambda rank, _: ((" ", "text"), (amount(rank.pinned_bytes, decimals), "muted")),
         ),
     ]
 

@@ -14,6 +14,7 @@ from zerotop.ui.drawing.table import rule
 from zerotop.ui.drawing.text import literal, wrap
 from zerotop.ui.drawing.words import phase_style
 from zerotop.ui.format import clock, time_unit
+from zerotop.ui.units import reworded
 
 _TITLES = {"memory": "Out of memory", "signal": "Killed", "error": "Failed"}
 _LABEL = 24
@@ -59,21 +60,25 @@ def _side_by_side(words: Sequence[Row], numbers: Sequence[Row], width: int, glyp
 
 def _words(failure: Failure, width: int, most: int, glyphs: Glyphs) -> list[Row]:
     """What, where, why, what to do; of why as much as the others leave room for."""
-    what: list[Row] = [((line, "alert"),) for line in wrap(literal(failure.what, glyphs), width, 2, glyphs)]
+    what: list[Row] = [((line, "alert"),) for line in wrap(literal(_told(failure.what, failure), glyphs), width, 2, glyphs)]
     advice = _advice(failure, width, glyphs)
     where: list[Row] = [((line, "muted"),) for line in wrap(literal(failure.where, glyphs), width, 2, glyphs)]
     if len(what) + len(where) + len(advice) + 2 > most:
         where = []
     room = min(6, max(1, most - len(what) - len(where) - len(advice)))
-    why: list[Row] = [((line, "text"),) for line in wrap(literal(failure.why, glyphs), width, room, glyphs)]
+    why: list[Row] = [((line, "text"),) for line in wrap(literal(_told(failure.why, failure), glyphs), width, room, glyphs)]
     return [*what, *where, *why, *advice]
+
+
+def _told(sentence: str, failure: Failure) -> str:
+    return reworded(sentence, (size for number in failure.numbers for size in (number.bytes, number.of_bytes or 0)))
 
 
 def _advice(failure: Failure, width: int, glyphs: Glyphs) -> list[Row]:
     """The setting stands out."""
     lead = f"{glyphs.arrow} "
     rows: list[Row] = []
-    for number, line in enumerate(wrap(literal(failure.advice, glyphs), width - len(lead), 4, glyphs)):
+    for number, line in enumerate(wrap(literal(_told(failure.advice, failure), glyphs), width - len(lead), 4, glyphs)):
         before, setting, after = line.partition(failure.setting) if failure.setting else (line, "", "")
         start = lead if not number else " " * len(lead)
         rows.append(((start, "accent"), (before, "value"), (setting, "accent"), (after, "value")))

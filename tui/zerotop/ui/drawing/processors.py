@@ -15,7 +15,8 @@ from zerotop.ui.drawing.strips import cores_strip, empty_strip, strip_heading, u
 from zerotop.ui.drawing.table import Column, place, rule
 from zerotop.ui.drawing.text import cells, fit, literal
 from zerotop.ui.drawing.words import cores, phase_style, phase_word, rank_name
-from zerotop.ui.format import GIB, MISSING, decimals_for, fixed, gib
+from zerotop.ui.format import MISSING, amount, decimals_for, fixed
+from zerotop.ui.units import giga
 
 STRIP_FROM = LABEL_WIDTH + 1  # where a tall strip begins: under a chart's plot
 _BUSIEST: Row = (("busiest threads", "heading"),)
@@ -100,7 +101,7 @@ def _rank_columns(view: LiveView, width: int, tall: int, glyphs: Glyphs) -> list
     well = view.job.state is State.ENDED and view.job.exit_code == 0
     names = {rank.rank: rank_name(rank.rank, short=width < 46) for rank in ranks}
     longest = max([1, *(len(name) for name in names.values())])
-    decimals = decimals_for(max([0, *(rank.rss_peak_bytes for rank in ranks)]) / GIB)
+    decimals = decimals_for(max([0, *(rank.rss_peak_bytes for rank in ranks)]) / giga().bytes)
 
     def phase(rank: Rank, cells: int) -> Row:
         if not rank.alive:
@@ -148,8 +149,8 @@ def _rank_columns(view: LiveView, width: int, tall: int, glyphs: Glyphs) -> list
 def _memory_columns(decimals: int) -> list[Column[Rank]]:
     """Host memory, which without GPUs has a panel of its own."""
     return [
-        Column((("RSS", "heading"),), 5, 7, lambda rank, cells: ((gib(rank.rss_bytes, decimals, cells), "value"),)),
-        Column((("pinned", "heading"),), 6, 4, lambda rank, cells: ((gib(rank.pinned_bytes, decimals, cells), "muted"),)),
+        Column((("RSS", "heading"),), 5, 7, lambda rank, cells: ((amount(rank.rss_bytes, decimals, cells), "value"),)),
+        Column((("pinned", "heading"),), 6, 4, lambda rank, cells: ((amount(rank.pinned_bytes, decimals, cells), "muted"),)),
     ]
 
 

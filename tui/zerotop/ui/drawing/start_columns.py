@@ -16,8 +16,9 @@ from zerotop.ui.drawing.rows import Row
 from zerotop.ui.drawing.strips import strip
 from zerotop.ui.drawing.table import Column
 from zerotop.ui.drawing.text import fit, literal
-from zerotop.ui.format import GIB, MISSING, about, clock, count, significant
+from zerotop.ui.format import MISSING, about, clock, count, per_second, significant, size
 from zerotop.ui.starting import Item, RunningJob
+from zerotop.ui.units import Pace, chosen, giga
 
 UNKNOWN = Overview("")
 _SPARKLINE, _CLIPPED = "load", "muted"
@@ -111,17 +112,20 @@ class _Cells:
 
     def iteration(self, line: Line, width: int) -> Row:
         seconds = line.about.iteration_s
-        return self._right("" if math.isnan(seconds) else seconds_text(seconds), width, "value")
+        if math.isnan(seconds) or seconds <= 0:
+            return ()
+        text = per_second(seconds) if chosen().pace is Pace.RATE else seconds_text(seconds)
+        return self._right(text, width, "value")
 
     def peak(self, line: Line, width: int) -> Row:
-        size = line.about.peak_bytes
-        if size is None:
+        highest = line.about.peak_bytes
+        if highest is None:
             return ()
         where = "host" if line.about.peak_on_host else "GPU "
-        return ((f"{significant(size / GIB)} ".rjust(width - 4), "text"), (where, "muted"))
+        return ((f"{significant(highest / giga().bytes)} ".rjust(width - 4), "text"), (where, "muted"))
 
     def stored(self, line: Line, width: int) -> Row:
-        return self._right(size_text(line.item.stamp.bytes) if isinstance(line.item, Recording) else "", width)
+        return self._right(size(line.item.stamp.bytes) if isinstance(line.item, Recording) else "", width)
 
     def command(self, line: Line, width: int) -> Row:
         text = literal(script_and_options(line.about.command), self.glyphs)
@@ -148,8 +152,8 @@ def columns(glyphs: Glyphs) -> list[Column[Line]]:
         Column(heading("age"), 6, 6, cells.age),
         Column(heading("time"), 8, 3, cells.time),
         Column(heading("steps"), 9, 3, cells.steps),
-        Column(heading("s/it"), 6, 8, cells.iteration),
-        Column(heading("peak GiB"), 10, 5, cells.peak),
+        Column(heading(chosen().pace.value), 6, 8, cells.iteration),
+        Column(heading(f"peak {giga().name}"), 10, 5, cells.peak),
         Column(heading("on disk"), 8, 1, cells.stored),
         Column(heading("iterations"), 10, 7, cells.iterations, grows=True, left=True),
         Column(heading("command"), 24, 0, cells.command, grows=True, left=True),
@@ -164,8 +168,8 @@ def few_columns(glyphs: Glyphs) -> list[Column[Line]]:
         Column((("model", "heading"),), 13, 5, cells.model, left=True),
         Column((("ZeRO", "heading"),), 11, 7, cells.zero, left=True),
         Column((("age", "heading"),), 6, 6, cells.age),
-        Column((("s/it", "heading"),), 6, 8, cells.iteration),
-        Column((("peak GiB", "heading"),), 10, 4, cells.peak),
+        Column(((chosen().pace.value, "heading"),), 6, 8, cells.iteration),
+        Column(((f"peak {giga().name}", "heading"),), 10, 4, cells.peak),
     ]
 
 
@@ -195,14 +199,6 @@ def short_offload(known: Overview, glyphs: Glyphs) -> str:
 def seconds_text(seconds: float) -> str:
     """Three digits: ``0.132``, ``2.75``, ``12.3``, ``123``."""
     return f"{seconds:.3f}" if seconds < 0.9995 else significant(seconds)
-
-
-def size_text(size: int) -> str:
-    """Bytes of a file: ``807 KiB``, ``1.25 GiB``."""
-    for factor, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= factor * 0.9995:
-            return f"{significant(size / factor)} {unit}"
-    return f"{size} B"
 
 
 def spark(values: Sequence[float], width: int, glyphs: Glyphs) -> Row:

@@ -14,7 +14,8 @@ from zerotop.ui.drawing.rows import Row, both_ends, choose, filled, spaced
 from zerotop.ui.drawing.timeline_charts import host_fits
 from zerotop.ui.drawing.timeline_picture import Picture
 from zerotop.ui.drawing.words import phase_style, phase_word
-from zerotop.ui.format import GIB, clock, decimals_for, fixed, known, share, significant
+from zerotop.ui.format import clock, decimals_for, fixed, known, share, significant
+from zerotop.ui.units import giga
 from zerotop_probe.recording.tables import PHASES
 
 _VALUE_WIDTH = 5
@@ -144,7 +145,7 @@ def _figures(picture: Picture, summary: Summary, glyphs: Glyphs) -> list[tuple[i
         part = (swatch(phase_style(name), glyphs), phase_style(name)), (f" {phase_word(name, glyphs)} ", "muted")
         amount = f"{glyphs.plain(duration(summary.phase_s[name] * 1e9))} {share(summary.phase_s[name] / all_s)}"
         found.append((_OF_PHASES[place], (*part, (amount, "value"))))
-    for importance, name, label, factor, unit in _FIGURES:
+    for importance, name, label, factor, unit in _figures_told():
         if name in summary.mean:
             mean, most = summary.mean[name] * factor, summary.highest[name] * factor
             texts = [fixed(value, decimals_for(most), 1) for value in (mean, most)]
@@ -154,15 +155,20 @@ def _figures(picture: Picture, summary: Summary, glyphs: Glyphs) -> list[tuple[i
 
 
 _OF_PHASES = (87, 83, 70, 50, 35, 20)  # importance of the time in the longest phase, in the second one, and so on
-_FIGURES = (
-    (88, "utilization", "GPU", 100, " %"),
-    (86, "all_cores", "cores", 1, ""),
-    (84, "allocated", "alloc", 1 / GIB, " GiB"),
-    (56, "process", "process", 1 / GIB, " GiB"),
-    (54, "iteration", "iteration", 1, " s"),
-    (45, "sent", "PCIe ↑", 1e-9, " GB/s"),
-    (43, "received", "↓", 1e-9, " GB/s"),
-    (40, "power", "power", 1, " W"),
-    (60, "rss", "RSS", 1 / GIB, " GiB"),
-    (30, "host_memory", "host", 1 / GIB, " GiB"),
-)
+
+
+def _figures_told() -> tuple[tuple[int, str, str, float, str], ...]:
+    """(importance, name, label, how many of its unit are one in SI, unit)."""
+    memory = 1 / giga().bytes, f" {giga().name}"
+    return (
+        (88, "utilization", "GPU", 100, " %"),
+        (86, "all_cores", "cores", 1, ""),
+        (84, "allocated", "alloc", *memory),
+        (56, "process", "process", *memory),
+        (54, "iteration", "iteration", 1, " s"),
+        (45, "sent", "PCIe ↑", 1e-9, " GB/s"),
+        (43, "received", "↓", 1e-9, " GB/s"),
+        (40, "power", "power", 1, " W"),
+        (60, "rss", "RSS", *memory),
+        (30, "host_memory", "host", *memory),
+    )

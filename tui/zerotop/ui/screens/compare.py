@@ -15,6 +15,7 @@ from zerotop.ui.drawing.compare import head, rows, texts
 from zerotop.ui.drawing.footer import Key
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, filled, merged
+from zerotop.ui.units import other_sizes
 from zerotop.ui.widgets.keyed import Keyed
 
 COMPARE_TERMS: tuple[tuple[str, str], ...] = (
@@ -97,7 +98,8 @@ class Table(Keyed, can_focus=True):
     def _keys(self, scrolls: bool) -> list[Key]:
         scroll = [Key("↑↓", "scroll", "scroll(1)", 6)] if scrolls else []
         which = Key("d", "everything" if self.only_differing else "only differences", "differing", 8)
-        others = [Key("y", "copy", "app.copy", 5), Key("?", "help", "app.help", 7)]
+        units = Key("u", other_sizes().name, "app.switch_sizes", 3)
+        others = [Key("y", "copy", "app.copy", 5), units, Key("?", "help", "app.help", 7)]
         overlay = Key("v", "iterations over one another", "overlay", 6)
         return [Key("q", "back", "close", 9), which, overlay, *scroll, *others]
 

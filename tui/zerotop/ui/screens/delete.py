@@ -12,8 +12,8 @@ from textual.widgets.option_list import Option
 
 from zerotop.analysis.overviews import Recording
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.start_columns import size_text
 from zerotop.ui.drawing.text import literal
+from zerotop.ui.format import size
 from zerotop.ui.screens.dialog import Dialog
 
 
@@ -30,8 +30,8 @@ class DeleteDialog(Dialog[bool]):
         self.recording = recording
 
     def contents(self) -> ComposeResult:
-        name, size = literal(self.recording.name, self.glyphs), size_text(self.recording.stamp.bytes)
-        yield Static(Text(f"{name} is deleted for good. That frees {size}."), id="text", markup=False)
+        name, freed = literal(self.recording.name, self.glyphs), size(self.recording.stamp.bytes)
+        yield Static(Text(f"{name} is deleted for good. That frees {freed}."), id="text", markup=False)
         keep, delete = Option(Text("c  Keep it"), id="keep"), Option(Text("d  Delete it"), id="delete")
         yield OptionList(keep, delete, markup=False)
 

@@ -70,7 +70,7 @@ class Feed(Dialog[Annotation]):
         text.append(f"{clock((finding.known_ns - self.begin_ns) / 1e9):>8}  ", self._colour("muted"))
         text.append(f"{step:<10}  ", self._colour("muted"))
         text.append(f"{_MARKS[finding.severity]} {findings.name(finding):<18}  ", colour)
-        text.append(literal(finding.sentence, self.glyphs), self._colour("muted") if muted else "")
+        text.append(literal(findings.sentence(finding), self.glyphs), self._colour("muted") if muted else "")
         return text
 
     def _colour(self, style: str) -> str:
@@ -89,10 +89,10 @@ class Feed(Dialog[Annotation]):
 
     def _detail(self, finding: Annotation, width: int) -> Text:
         text = Text()
-        text.append(literal(finding.sentence, self.glyphs))
+        text.append(literal(findings.sentence(finding), self.glyphs))
         if finding.advice:
             text.append(f"\n\n{self.glyphs.arrow} ", self._colour("accent"))
-            text.append(literal(finding.advice, self.glyphs), "bold")
+            text.append(literal(findings.advice(finding), self.glyphs), "bold")
         text.append(f"\n\n{self._whose(finding)}\n", self._colour("muted"))
         for row in findings.evidence_rows(finding, width, self.glyphs):
             text.append(f"\n{row}", self._colour("muted"))

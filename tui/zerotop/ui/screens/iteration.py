@@ -28,6 +28,7 @@ from zerotop.ui.ports import Source
 from zerotop.ui.screens.beside import BesideDialog
 from zerotop.ui.screens.iteration_model import Folding
 from zerotop.ui.screens.watching import Watching
+from zerotop.ui.units import chosen
 from zerotop.ui.widgets.drawn import Drawn
 
 _BESIDE_FROM = 82  # from this width of the chart on the table is beside it
@@ -246,7 +247,8 @@ class _Kept(Drawn, can_focus=True):
         if shown is None:
             self._of = ()
             return self.nothing(frame, width, height)
-        return self._rows if self._drawn_of(shown, width, height, self.has_focus) else self.picture(shown, width, height)
+        kept = self._drawn_of(shown, width, height, self.has_focus, chosen())
+        return self._rows if kept else self.picture(shown, width, height)
 
     def nothing(self, frame: Frame, width: int, height: int) -> list[Row]:
         """Where there is nothing to fold."""

@@ -28,6 +28,7 @@ from zerotop.ui.ports import Source
 from zerotop.ui.screens.memory_model import MemoryModel, can_look, hint
 from zerotop.ui.screens.memory_terms import TERMS
 from zerotop.ui.screens.watching import Watching
+from zerotop.ui.units import giga
 from zerotop.ui.widgets.drawn import Drawn
 
 _TABLE = 66  # cells that a ledger's figures need
@@ -98,7 +99,7 @@ class PhasePeaks(MemoryPanel):
     def of_view(self, view: MemoryView, frame: Frame, width: int, height: int, host: bool) -> list[Row]:
         if not host:
             return draw_peaks(view, width, height, self.glyphs, focused=self.has_focus)
-        title = (("Resident memory of all ranks, GiB", "title-focused" if self.has_focus else "title"),)
+        title = ((f"Resident memory of all ranks, {giga().name}", "title-focused" if self.has_focus else "title"),)
         chart = draw_past(frame.view, "all ranks", None, width, max(2, height - 1), self.glyphs)
         return [rule(title, width, self.glyphs), *chart][:height]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from zerotop.ui.screens.terms import SIZES_TERM
+
 TERMS: tuple[tuple[str, str], ...] = (
+    SIZES_TERM,
     (
         "now, at peak",
         "Each row at the cursor, and when a rank on this GPU had allocated the most so far.\n"

@@ -15,7 +15,8 @@ from zerotop.analysis.view import LiveView
 from zerotop.ui.drawing import words
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.text import literal
-from zerotop.ui.format import GIB
+from zerotop.ui.format import amount
+from zerotop.ui.units import giga
 
 _INDENT, _INDENT_MORE = (0, 0, 0, 2), (0, 0, 1, 4)
 _KEY_WORDS = {
@@ -118,7 +119,7 @@ def _batch(view: LiveView) -> str:
 
 
 def _host(name: str, cores: int, memory: int) -> str:
-    return f"{name}: {cores} cores, {memory / GIB:.1f} GiB"
+    return f"{name}: {cores} cores, {amount(memory).strip()} {giga().name}"
 
 
 def literal_lines(text: str, glyphs: Glyphs) -> str:

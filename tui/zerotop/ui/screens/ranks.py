@@ -21,6 +21,7 @@ from zerotop.ui.layout import GAP, Box
 from zerotop.ui.ports import Source
 from zerotop.ui.ranking import Ranking
 from zerotop.ui.screens.watching import Watching
+from zerotop.ui.units import chosen
 from zerotop.ui.widgets.drawn import Drawn
 
 TABLE_WIDTH = 46
@@ -48,7 +49,7 @@ class RankMap(Drawn, can_focus=True):
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         picture = self._ranking.look(frame, columns(width))
-        drawn = (picture, width, height, self.has_focus)
+        drawn = (picture, width, height, self.has_focus, chosen())
         if drawn != self._drawn:
             self._drawn = drawn
             self._map = draw_map(picture, width, height, self.glyphs, focused=self.has_focus)
@@ -73,7 +74,7 @@ class RankTable(Drawn, can_focus=True):
         self._drawn: tuple[object, ...] = ()
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        drawn = (self._ranking.look(frame), width, height, self.has_focus)
+        drawn = (self._ranking.look(frame), width, height, self.has_focus, chosen())
         if drawn == self._drawn:
             return self._rows
         self._drawn = drawn

@@ -25,6 +25,7 @@ from zerotop.ui.screens.start_model import StartModel
 from zerotop.ui.screens.start_sheet import Sheet
 from zerotop.ui.screens.start_terms import START_TERMS
 from zerotop.ui.starting import Desk, Opened, Refused, RunningJob
+from zerotop.ui.units import chosen
 
 LOOK_S = 0.25  # between looks at what is known of the recordings
 _AGE_S = 5.0  # so often ages count on
@@ -98,7 +99,7 @@ class StartScreen(Screen[None]):
         seen = (self.desk.recordings, self.desk.jobs)
         if self._seen[:2] != seen:
             self.model.show(*seen)
-        now = (*seen, int(time.monotonic() / _AGE_S))
+        now = (*seen, int(time.monotonic() / _AGE_S), chosen())
         if now != self._seen:
             self._seen = now
             self._sheet.redraw()

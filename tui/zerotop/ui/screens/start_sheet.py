@@ -16,6 +16,7 @@ from zerotop.ui.drawing.start import DETAIL_ROWS, detail, head, listing
 from zerotop.ui.drawing.start_columns import Line
 from zerotop.ui.screens.start_model import StartModel
 from zerotop.ui.starting import Item
+from zerotop.ui.units import other_pace, other_sizes
 from zerotop.ui.widgets.keyed import Keyed
 
 _LIST_TOP = 2  # rows above the first of the list
@@ -103,6 +104,7 @@ def keys(model: StartModel) -> list[Key]:
     named += [Key("/", "filter", "filter", 8), Key("o", "order", "order", 6)]
     if isinstance(model.chosen, Recording):
         named += [Key("e", "export", "export", 3), Key("p", "pack", "pack", 3), Key("d", "delete", "delete", 3)]
+    named += [Key("u", other_sizes().name, "app.switch_sizes", 1), Key("U", other_pace().value, "app.switch_pace", 0)]
     return [*named, Key("t", "theme", "app.switch_theme", 1), Key("?", "help", "app.help", 7)]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from zerotop.ui.screens.terms import SIZES_TERM
+
 START_TERMS: tuple[tuple[str, str], ...] = (
     (
         "state",
@@ -13,11 +15,12 @@ START_TERMS: tuple[tuple[str, str], ...] = (
         "The stage, and what is offloaded where: opt is the optimizer, par the parameters, all both.",
     ),
     (
-        "s/it",
-        "Seconds an iteration takes: the median of all, on the lowest rank.",
+        "s/it, it/s",
+        "Seconds an iteration takes, or iterations a second: the median of all, on the lowest rank. U switches.",
     ),
+    SIZES_TERM,
     (
-        "peak GiB",
+        "peak",
         "The most that PyTorch's allocator held on the GPU of any rank; host: without GPUs, the largest rank's memory.",
     ),
     (

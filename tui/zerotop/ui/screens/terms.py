@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+SIZES_TERM = (
+    "GiB, GB",
+    "1 GiB is 2^30 bytes, as PyTorch and nvidia-smi count; 1 GB is 10^9, as data sheets do. u switches all sizes.\n"
+    "DeepSpeed's own lines write GB and mean GiB. Rates of PCIe are decimal always, as links are sold.",
+)
+PACE_TERM = (
+    "s/it, it/s",
+    "Seconds an iteration takes, or iterations a second: U switches. Charts of iterations stay in seconds,\n"
+    "which the phases in them add up to.",
+)
+
 TERMS: tuple[tuple[str, str], ...] = (
     (
         "step",
         "One optimizer step: gradient-accumulation many forward and backward passes, then the update.\n"
         "Numbered from 0 as DeepSpeed does: after step 23, 24 are done. × marks an update that fp16 overflow skipped.",
     ),
+    PACE_TERM,
     (
         "2×1×8",
         "Micro-batch per rank × gradient accumulation × ranks.\nTheir product is the number of samples behind one update.",
     ),
+    SIZES_TERM,
     (
         "alloc, rsrvd",
         "PyTorch's own figures: bytes in live tensors, and bytes it holds from the driver to serve them.\n"

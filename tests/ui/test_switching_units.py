@@ -1,0 +1,175 @@
+"""``u`` and ``U``: every number on every screen is in the units that were chosen, and nothing else changes."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from textual.geometry import Region
+from textual.pilot import Pilot
+
+from recordings import packed, recording
+from watching import until
+from zerotop.analysis.annotations import annotations
+from zerotop.analysis.overviews import Overviews
+from zerotop.analysis.source import RecordingSource
+from zerotop.commands.desk import UserDesk
+from zerotop.session import catalog
+from zerotop.ui.app import ZerotopApp
+from zerotop.ui.copying import text_to_copy
+from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
+from zerotop.ui.habits import Habits
+from zerotop.ui.ports import Leaving
+from zerotop.ui.screens.compare import CompareScreen
+from zerotop.ui.screens.start import StartScreen
+from zerotop.ui.start_app import StartApp
+from zerotop.ui.tabs import TABS
+from zerotop.ui.widgets.drawn import Painted
+
+_BINARY, _DECIMAL = re.compile(r"\b[KMGT]iB\b"), re.compile(r"\b[kMGT]B\b(?!/s)")
+_NOT_OURS = ("keys", "output")  # the key says what it switches to; the job's own words stay as they are
+_ERROR = "CUDA out of memory"  # so do PyTorch's, which are told after ours
+
+
+def watching(name: str, habits: Habits | None = None, glyphs: Glyphs = BLOCKS) -> ZerotopApp:
+    return ZerotopApp(RecordingSource(recording(name)), title=name, habits=habits, glyphs=glyphs)
+
+
+def drawn(app: ZerotopApp) -> dict[str, str]:
+    """Panel by panel what is on the screen, but for how often it is drawn."""
+    panels = [panel for panel in app.screen.query("Painted").results(Painted) if panel.display and panel.id != "tabs"]
+    return {panel.id or "": panel.drawn_text() for panel in panels}
+
+
+def sizes(app: ZerotopApp) -> tuple[set[str], set[str]]:
+    """The panels that tell sizes in binary units, and those that do in decimal ones."""
+    texts = {name: text.partition(_ERROR)[0] for name, text in drawn(app).items() if name not in _NOT_OURS}
+    binary, decimal = ({name for name, text in texts.items() if kind.search(text)} for kind in (_BINARY, _DECIMAL))
+    return binary, decimal
+
+
+def regions(app: ZerotopApp) -> dict[str, Region]:
+    return {panel.id or "": panel.region for panel in app.screen.query("Painted")}
+
+
+async def on(app: ZerotopApp, pilot: Pilot[Leaving], screen: str) -> None:
+    app.action_switch(screen)
+    await pilot.pause(0.1)
+    await pilot.app.workers.wait_for_complete()
+    await pilot.pause(0.1)
+
+
+@pytest.fixture(scope="module")
+def found() -> int:
+    """How many findings there are in the story: they come one after the other while it is shown."""
+    session = recording("story")
+    return len(annotations(session, session.last_written_ns))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50)], ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_on_every_screen_sizes_follow_and_nothing_moves(size: tuple[int, int], found: int) -> None:
+    app = watching("story")
+    followed = set()
+    async with app.run_test(size=size) as pilot:
+        await until(pilot, lambda: len(app.viewer.source.findings(None)) == found)
+        for tab in TABS:
+            await on(app, pilot, tab.name)
+            usual, places = drawn(app), regions(app)
+            binary, decimal = sizes(app)
+            assert not decimal
+            await pilot.press("u")
+            await pilot.pause(0.05)
+            assert sizes(app) == (set(), binary)
+            assert regions(app) == places
+            followed |= binary
+            await pilot.press("u")
+            await pilot.pause(0.05)
+            assert drawn(app) == usual
+    assert followed >= {"memory", "ledger", "bars", "lanes", "rank-table"}
+
+
+@pytest.mark.parametrize("name", ["cpu-clean", "gpu-microscope", "z2-oom", "z2-offload"])
+async def test_no_size_is_left_in_the_other_unit(name: str) -> None:
+    app = watching(name)
+    async with app.run_test(size=(200, 50)) as pilot:
+        await pilot.press("u")
+        for tab in TABS:
+            await on(app, pilot, tab.name)
+            assert sizes(app)[0] == set(), (tab.name, drawn(app))
+
+
+async def test_where_it_died_is_told_in_them_too() -> None:
+    app = watching("z2-oom")
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("end")
+        await pilot.pause(0.1)
+        said = drawn(app)["notices"]
+        assert "GiB" in said
+        await pilot.press("u")
+        await pilot.pause(0.1)
+        ours = drawn(app)["notices"].partition(_ERROR)[0]
+        assert "GB" in ours
+        assert "iB" not in ours
+
+
+async def test_it_is_still_so_on_another_screen_and_in_another_run(tmp_path: Path) -> None:
+    kept = tmp_path / "habits.json"
+    app = watching("story", Habits(kept))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await on(app, pilot, "live")
+        assert "s/it" in drawn(app)["header"]
+        await on(app, pilot, "memory")
+        await pilot.press("u", "U")
+        await on(app, pilot, "live")
+        assert "GPU memory GB" in drawn(app)["memory"]
+        assert re.search(r"0\.\d{3} it/s", drawn(app)["header"])
+    app = watching("story", Habits(kept))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await on(app, pilot, "live")
+        assert "GPU memory GB" in drawn(app)["memory"]
+        assert "it/s" in drawn(app)["header"]
+    app = watching("story", Habits())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await on(app, pilot, "live")
+        assert "GPU memory GiB" in drawn(app)["memory"]
+
+
+async def test_without_utf8_all_of_it_is_ascii() -> None:
+    app = watching("story", glyphs=ASCII)
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await pilot.press("U", "u")
+        await pilot.pause(0.4)
+        text = "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+        assert "Sizes are in GB now" in text
+        assert text.isascii()
+
+
+async def test_the_list_and_a_comparison_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    folder = catalog.usual_place()
+    folder.mkdir(parents=True)
+    for name in ("story", "z2-oom"):
+        shutil.copy(packed(name), folder)
+    app = StartApp(UserDesk(Overviews(folder, None, lambda path: False), find=list), glyphs=BLOCKS)
+
+    def listed() -> str:
+        return drawn(app)["sheet"].rpartition("\n")[0]
+
+    async with app.run_test(size=(200, 50)) as pilot:
+        await until(pilot, lambda: isinstance(app.screen, StartScreen) and "Qwen2" in listed() and "Llama" in listed())
+        assert all(word in listed() for word in ("peak GiB", "s/it", "KiB")), listed()
+        await pilot.press("u", "U")
+        assert all(word in listed() for word in ("peak GB", "it/s", "kB"))
+        assert not _BINARY.search(listed())
+        await pilot.press("space", "down", "space", "c")
+        await until(pilot, lambda: isinstance(app.screen, CompareScreen))
+        await pilot.pause(0.1)
+        copied = text_to_copy(app.screen)
+        assert _DECIMAL.search(copied)
+        assert not _BINARY.search(copied)
+        await pilot.press("u")
+        assert not _DECIMAL.search(text_to_copy(app.screen))
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(app.screen, StartScreen) and "peak GiB" in listed())
