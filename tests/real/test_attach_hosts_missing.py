@@ -11,6 +11,7 @@ import pytest
 
 import nodes
 import zerotop_probe
+from agents import wait_for
 from node_jobs import Zerotop, attached, bound, first_pid, hidden, rank_on, samplers, wait_for_both
 from nodes import Cluster
 from programs import ZEROTOP, environment
@@ -160,3 +161,23 @@ def test_a_job_of_one_node_asks_no_other(cluster: Cluster, zerotop: Zerotop, tmp
         attached(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told,
     ):
         assert told[0] == "All ranks of the job run on this node: no other one was asked."
+
+
+@pytest.mark.usefixtures("job")
+def test_a_connection_that_breaks_leaves_nothing_that_detach_does_not_end(
+    cluster: Cluster, zerotop: Zerotop, tmp_path: Path
+) -> None:
+    two, breaking = cluster.nodes[1], tmp_path / "ssh"
+    breaking.write_text(f'#!/bin/sh\n{cluster.ssh} "$@" | head -2\nexit 255\n')  # it has begun there, and no more is heard
+    breaking.chmod(0o755)
+    with attached(zerotop, cluster, tmp_path, "--ssh", str(breaking), "--hosts", "zt-node-2") as told:
+        assert told[0] == (
+            "zt-node-2 may take part or not: the connection broke before it answered. Attach again with --hosts to ask it"
+            " again; detach ends its part too."
+        )
+        wait_for(lambda: samplers(two))
+        session = told[-1].partition("recording in ")[2]
+        notices = RecordingSource(Session.open(Path(session))).view(None).job.notices
+        assert "zt-node-2 takes no part: the connection broke before it answered." in notices
+        assert zerotop("detach", session).returncode == 0
+        assert samplers(two) == ""

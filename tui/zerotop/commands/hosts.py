@@ -28,6 +28,8 @@ _NO_MEETING = (
 _JOB = "job"
 _WHOLE = "All ranks of the job run on this node: no other one was asked."
 _NOT_RUNNING = "The job does not run on this node: attach on one that has ranks"
+_NO_PART = "{name} takes no part: {why}."
+_MAYBE = "{name} may take part or not: {why}. Attach again with --hosts to ask it again; detach ends its part too."
 _NOT_STOPPED = "{name} is not asked to stop: {why}. Its ranks may wait for the others: ask again, or end them there."
 # How long the other nodes may take to be asked to stop before this one is.
 _FIRST_S = 3.0
@@ -104,8 +106,10 @@ def join(path: Path, names: list[str], *, enter: bool, meanwhile: Callable[[], N
         if answer.here:
             continue
         if answer.why_not:
+            if answer.lost:  # so that it is asked when others are
+                attaching.note_reached(str(path), answer.name, host="", joined=True)
             attaching.note_not_reached(str(path), answer.name, answer.why_not)
-            told.append(f"{answer.name} takes no part: {answer.why_not}.")
+            told.append((_MAYBE if answer.lost else _NO_PART).format(name=answer.name, why=answer.why_not))
             continue
         ranks = int(answer.facts.get("ranks") or 0)
         attaching.note_reached(str(path), answer.name, host=answer.host, ranks=ranks, joined=True)

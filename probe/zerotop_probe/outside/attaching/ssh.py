@@ -26,16 +26,24 @@ _OPTIONS = (
     "-o", "ConnectTimeout=10",
     # A connection that is kept for others would keep our pipe open; one that is there is used all the same.
     "-o", "ControlMaster=no",
+    # A connection that breaks is noticed within 15 s.
+    "-o", "ServerAliveInterval=5",
+    "-o", "ServerAliveCountMax=3",
 )  # fmt: skip
 # Ranks that do not answer take five seconds, connecting up to ten.
 PATIENCE_S = 60.0
+_SSH_FAILED = 255
+_LOST = "the connection broke before it answered"
 _LOOK_S = 0.02
 
 _BOOT = (
     "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; "
     "from zerotop_probe.outside.attaching.there import main; sys.exit(main())"
 )
+_BEGUN = "zerotop_begun"
 _SCRIPT = """\
+echo
+echo {begun}
 python={python}
 root={root}
 request={request}
@@ -60,6 +68,7 @@ class Answer:
 
     name: str  # as ssh was told
     why_not: str = ""  # says why nothing was done; "" if it was
+    lost: bool = False  # it has begun, and what it did then was not heard: it may have done it
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -107,12 +116,13 @@ class Asked:
         left_s = self._began_s + PATIENCE_S - time.monotonic()
         try:
             output, errors = process.communicate(timeout=max(left_s, 0.0))
-        except subprocess.TimeoutExpired:
-            return Answer(name, f"it has not answered within {PATIENCE_S:.0f} s")
+        except subprocess.TimeoutExpired as error:
+            return Answer(name, f"it has not answered within {PATIENCE_S:.0f} s", lost=_has_begun(error.stdout or b""))
         facts = _answered(output)
         if facts is None:
-            return Answer(name, _why_silent(process.returncode, errors))
-        return Answer(name, str(facts.get("why_not") or ""), facts)
+            lost = process.returncode == _SSH_FAILED and _has_begun(output)
+            return Answer(name, _LOST if lost else _why_silent(process.returncode, errors), lost)
+        return Answer(name, str(facts.get("why_not") or ""), facts=facts)
 
     def end(self) -> None:
         """Waits no longer for those that have not answered."""
@@ -147,7 +157,12 @@ def _script(request: Mapping[str, Any]) -> str:
     why_not = f"there is neither {sys.executable} with zerotop nor a zerotop on the PATH there"
     nothing = json.dumps({KEY: {"why_not": why_not}})
     words = {"python": sys.executable, "root": root, "request": json.dumps(request), "boot": _BOOT, "nothing": nothing}
+    words["begun"] = _BEGUN
     return _SCRIPT.format(**{name: shlex.quote(word) for name, word in words.items()})
+
+
+def _has_begun(output: str | bytes) -> bool:
+    return _BEGUN in (output.decode("utf-8", "replace") if isinstance(output, bytes) else output)
 
 
 def _answered(output: str) -> dict[str, Any] | None:
@@ -166,7 +181,7 @@ def _answered(output: str) -> dict[str, Any] | None:
 def _why_silent(returncode: int, errors: str) -> str:
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     last = lines[-1].rstrip(".") if lines else "it gave no reason"
-    if returncode != 255:
+    if returncode != _SSH_FAILED:
         if any("unrecognized arguments" in line for line in lines):
             return "zerotop there is older than this one: install the same version"
         return f"zerotop failed there ({last})"
