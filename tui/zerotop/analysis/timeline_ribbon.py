@@ -16,7 +16,7 @@ from zerotop.analysis import phases
 from zerotop.analysis.ends import Ends
 from zerotop.analysis.living import beside
 from zerotop.analysis.timeline_samples import FOREVER_NS
-from zerotop.analysis.timeline_series import LONGEST_NS, Floats, Ints, ascending
+from zerotop.analysis.timeline_series import Floats, Ints, ascending
 from zerotop.analysis.timeline_steps import StepTimes
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording.tables import PHASE_CODE, PHASES
@@ -25,6 +25,7 @@ from zerotop_probe.recording.tables import PHASE_CODE, PHASES
 MANY_SPANS = 48
 # Spans that begin in a piece of time end within so many of those that end in it, or have told of their begin.
 _LATER = 64
+_SETTLED_NS = 500_000_000
 _EVAL = PHASE_CODE["eval"]
 
 
@@ -133,14 +134,17 @@ def _evaluations(begins: Source, spans: Source | None, from_ns: int, cursor_ns: 
 
 
 def outermost_end(sources: Iterable[Source]) -> int:
-    """Up to when phases are known for good: nested ones may be told of when the outermost one ends."""
+    """Up to when phases are known for good: nested ones may be told of when the outermost one ends.
+
+    Spans are written in the order in which they end; a little is left for a rank that was started again.
+    """
     found = 0
     for source in sources:
         depths = source.array["depth"][-_LATER:]
         last = np.flatnonzero(depths == 0)
         if len(last):
             found = max(found, int(source.array["end_ns"][len(source.array) - len(depths) + last[-1]]) + source.offset_ns)
-    return found - LONGEST_NS if found else 0
+    return found - _SETTLED_NS if found else 0
 
 
 def as_codes(seconds: Floats) -> NDArray[np.int16]:

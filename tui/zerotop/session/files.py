@@ -149,6 +149,9 @@ class EventFile:
     def read(self) -> list[Event]:
         """The events of the whole lines added since the last call."""
         try:
+            # Events are rare: most looks find none, and asking for the size is a tenth of opening the file.
+            if self._folder.size(self.name) <= self._position:
+                return []
             data = self._folder.read(self.name, self._position)
         except OSError:
             return []

@@ -17,6 +17,8 @@ Ints = NDArray[np.int64]
 
 # Records that are looked back through for the last one of a process or GPU: minutes, with a few ranks.
 _LOOK_BACK = 4096
+# Records of a writer that are looked through for the first one before that many are.
+_NEAR = 64
 
 
 @dataclass(eq=False)
@@ -68,8 +70,15 @@ class Records:
 
     def first(self) -> Samples:
         """The first one, or none."""
-        found = self._joined([(one, 0, min(_LOOK_BACK, one.count_known(self._cursor.ns))) for one in self._sources()])
+        found = self._joined([self._begin(one) for one in self._sources()])
         return Samples(found.times[:1], found.rows[:1])
+
+    def _begin(self, source: Source) -> tuple[Source, int, int]:
+        """So much of a writer's records that its first one is among them, if it has one."""
+        known = source.count_known(self._cursor.ns)
+        near = min(_NEAR, known)
+        has_one = not self._column or bool((source.array[self._column][:near] == self._value).any())
+        return source, 0, near if has_one else min(_LOOK_BACK, known)
 
     def after(self, counts: dict[Source, int]) -> Samples:
         """Those beyond so many records of each writer; ``counts`` is brought up to date."""
