@@ -181,3 +181,34 @@ def test_a_connection_that_breaks_leaves_nothing_that_detach_does_not_end(
         assert "zt-node-2 takes no part: the connection broke before it answered." in notices
         assert zerotop("detach", session).returncode == 0
         assert samplers(two) == ""
+
+
+@pytest.mark.usefixtures("job")
+def test_a_clock_that_is_minutes_off_is_said_and_put_right(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
+    two, shift = cluster.nodes[1], tmp_path / "shift"
+    shift.mkdir()
+    (shift / "sitecustomize.py").write_text("import time\nnow = time.time_ns\ntime.time_ns = lambda: now() + 300 * 10**9\n")
+    (shift / "boot_id").write_text("another-boot\n")
+    two.run("mount", "--bind", str(shift / "boot_id"), "/proc/sys/kernel/random/boot_id", check=True)
+    wrong = tmp_path / "ssh"
+    wrong.write_text(f'#!/bin/sh\nexec {cluster.ssh} "$@" -c "\'PYTHONPATH={shift} exec sh\'"\n')
+    wrong.chmod(0o755)
+    try:
+        with attached(zerotop, cluster, tmp_path, "--ssh", str(wrong), "--hosts", "zt-node-2") as told:
+            session = Path(told[-1].partition("recording in ")[2])
+            assert told[0] == (
+                "The clock of zt-node-2 is 5 min ahead of this one: its times are put right to about a second;"
+                " set both by NTP."
+            )
+            wait_for_both(session)
+            recorded = Session.open(session)
+            one, other = sorted(recorded.sources["processes"], key=lambda source: source.host)
+            newest = [source.array["time_ns"][-1] + source.offset_ns for source in (one, other)]
+            assert abs(newest[0] - newest[1]) < 15 * 10**9
+            pair = other.header["clock"]
+            assert pair["unix_ns"] - pair["monotonic_ns"] - other.offset_ns > 280 * 10**9
+            alive = [rank.alive for rank in RecordingSource(recorded).view(None).ranks]
+            assert alive == [True, True]
+    finally:
+        two.run("umount", "/proc/sys/kernel/random/boot_id", check=True)
+    assert samplers(two) == ""

@@ -83,7 +83,9 @@ ATTACHED = "attached"
 # Somebody has ended the recording of a job that was attached to; the job goes on.
 DETACHED = "detached"
 
-# On another node of a job: its part there is recorded from now on too, as ATTACHED has it.
+# On another node of a job: its part there is recorded from now on too, as ATTACHED has it. Where that node's clock is off by
+# much, the header of this event's file has aligned: true, and its clock pair has the unix time of the node that attached: all
+# times of this boot are to be taken by it.
 JOINED = "joined"
 
 # The recording of that node's part is over: with exit_code, signal, seconds, oom_kills and text as JOB_ENDED has them that

@@ -116,8 +116,8 @@ class RecordWriter:
 class EventWriter:
     """Appends facts that are rare and irregular, one JSON object a line. Never raises: see ``lost``."""
 
-    def __init__(self, directory: str, identity: Identity) -> None:
-        """Creates ``events-<writer>.jsonl`` with its header line."""
+    def __init__(self, directory: str, identity: Identity, **more: Any) -> None:
+        """Creates ``events-<writer>.jsonl`` with its header line, in which ``more`` stands too."""
         self.lost = 0
         self._torn = False
         self._descriptor: int | None = None
@@ -126,7 +126,7 @@ class EventWriter:
         except OSError:
             self.lost = 1
             return
-        self._append(header("events", identity))
+        self._append(header("events", identity, **more))
 
     def fileno(self) -> int | None:
         """The file's descriptor; None when it could not be made or is closed."""

@@ -7,6 +7,7 @@ import contextlib
 import os
 import secrets
 import shlex
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ _WHOLE = "All ranks of the job run on this node: no other one was asked."
 _NOT_RUNNING = "The job does not run on this node: attach on one that has ranks"
 _NO_PART = "{name} takes no part: {why}."
 _MAYBE = "{name} may take part or not: {why}. Attach again with --hosts to ask it again; detach ends its part too."
+_CLOCK = "The clock of {name} is {apart} {way} this one: its times are put right to about a second; set both by NTP."
 _NOT_STOPPED = "{name} is not asked to stop: {why}. Its ranks may wait for the others: ask again, or end them there."
 # How long the other nodes may take to be asked to stop before this one is.
 _FIRST_S = 3.0
@@ -115,7 +117,7 @@ def join(path: Path, names: list[str], *, enter: bool, meanwhile: Callable[[], N
         attaching.note_reached(str(path), answer.name, host=answer.host, ranks=ranks, joined=True)
         missing = [text for entry in answer.entries if (text := _not_entered(entry, answer.name))]
         entered += len(answer.entries) - len(missing)
-        told += _of_format(answer) + missing
+        told += _of_format(answer) + _of_clock(answer) + missing
     return entered, told
 
 
@@ -185,6 +187,12 @@ def _of_format(answer: ssh.Answer) -> list[str]:
     return [_OLDER.format(name=answer.name, theirs=".".join(map(str, theirs)), ours=".".join(map(str, ours)))]
 
 
+def _of_clock(answer: ssh.Answer) -> list[str]:
+    ahead_s = float(answer.facts.get("ahead_s") or 0.0)
+    way = "ahead of" if ahead_s > 0 else "behind"
+    return [_CLOCK.format(name=answer.name, apart=attaching.age(abs(ahead_s)), way=way)] if ahead_s else []
+
+
 def _ask(
     path: Path, names: list[str], request: dict[str, Any], meanwhile: Callable[[], None], *, first_s: float = 0.0
 ) -> list[ssh.Answer]:
@@ -195,6 +203,7 @@ def _ask(
     with _token(path) as (token, secret):
         whole = request | {
             "session": str(path.absolute()),
+            "unix_ns": time.time_ns(),
             "format": [FORMAT_MAJOR, FORMAT_MINOR],
             "from": [clock.hostname(), clock.boot_id()],
             "token": token,

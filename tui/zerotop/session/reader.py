@@ -7,6 +7,7 @@ read is ever unpickled or evaluated.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from bisect import bisect_right
@@ -30,6 +31,7 @@ Result = TypeVar("Result")
 _LIVE_NS = 5_000_000_000
 _BEGINNINGS, _ENDS = (events.JOB_STARTED, events.ATTACHED), (events.JOB_ENDED, events.DETACHED)
 
+_JOINS = "events-control-"
 _PIECE = 64  # files read in one go
 
 
@@ -156,17 +158,26 @@ class Session:
 
     def _find_files(self) -> bool:
         try:
-            names = sorted(set(self._folder.names()) - self._known_files)
+            names = sorted(set(self._folder.names()) - self._known_files, key=_clocks_first)
         except OSError:
             return False
         new = False
         for name in names:
             if name.startswith("events-") and name.endswith(".jsonl"):
+                if name.startswith(_JOINS):
+                    self._take_clock(name)
                 self._event_files.append(EventFile(self._folder, name, self._clocks))
                 self._known_files.add(name)
             elif name.endswith(".rec"):
                 new |= self._add_source(name)
         return new
+
+    def _take_clock(self, name: str) -> None:
+        """Takes a node's times by this file if its writer knew how its clock stands to that of the others."""
+        with contextlib.suppress(OSError, SessionError, *DAMAGED):
+            header = read_header(first_line(self._folder, name), name)
+            if header.get("aligned"):
+                self._clocks.offset_ns(header)
 
     def _add_source(self, name: str) -> bool:
         """Opens a table's file; one whose header is not yet whole is looked at again, a damaged one is passed over."""
@@ -232,6 +243,11 @@ def _output_tail(source: Source, cursor_ns: int, size: int) -> bytes:
 
 def _told_ns(event: Event) -> int:
     return event.unix_ns
+
+
+def _clocks_first(name: str) -> tuple[bool, str]:
+    """Who has a node join may say how its clock stands to that of the others."""
+    return not name.startswith(_JOINS), name
 
 
 def _born(source: Source) -> int:

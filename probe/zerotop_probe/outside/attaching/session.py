@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from zerotop_probe.outside import control, daemon, proc
 from zerotop_probe.outside.attaching.enter import Entry, enter, leave
 from zerotop_probe.outside.attaching.jobs import FoundJob
 from zerotop_probe.outside.proc import Process
-from zerotop_probe.recording import directory, events, redact
+from zerotop_probe.recording import clock, directory, events, redact
 from zerotop_probe.recording.writer import EventWriter, Identity
 
 _MISSING = (
@@ -21,6 +21,7 @@ _MISSING = (
 # How long a sampler is given to write its last.
 _ENDING_S = 3.0
 _LOOK_S = 0.02
+_NOTHING: Mapping[str, object] = {}
 
 
 def begin(job: FoundJob, path: str | None = None) -> str:
@@ -43,9 +44,14 @@ def note_attached(session: str, job: FoundJob) -> None:
     _note_job(session, events.ATTACHED, job)
 
 
-def note_joined(session: str, job: FoundJob) -> None:
-    """Records the same of this node's part of a job whose recording began on another node."""
-    _note_job(session, events.JOINED, job)
+def note_joined(session: str, job: FoundJob, *, ahead_ns: int = 0) -> None:
+    """Records the same of this node's part of a job whose recording began on another node.
+
+    ``ahead_ns``: how far this node's clock is ahead of that one's; readers take all of this node's times by that.
+    """
+    pair = clock.clock_pair()
+    aligned = {"clock": {**pair, "unix_ns": pair["unix_ns"] - ahead_ns}, "aligned": True}
+    _note_job(session, events.JOINED, job, aligned if ahead_ns else {})
 
 
 def note_reached(session: str, name: str, *, host: str, ranks: int = 0, joined: bool) -> None:
@@ -58,10 +64,11 @@ def note_not_reached(session: str, name: str, why: str) -> None:
     _write(session, events.NOT_REACHED, name=name, why=why)
 
 
-def _note_job(session: str, event: str, job: FoundJob) -> None:
+def _note_job(session: str, event: str, job: FoundJob, header: Mapping[str, object] = _NOTHING) -> None:
     _write(
         session,
         event,
+        header,
         pid=job.root.pid,
         start=job.root.start,
         command=redact.command(job.command),
@@ -117,8 +124,8 @@ def _living(processes: Iterable[Process]) -> list[Process]:
     return [process for process in dict.fromkeys(processes) if process.alive()]
 
 
-def _write(session: str, event: str, **facts: object) -> None:
-    writer = EventWriter(session, Identity.of_this_process("control"))
+def _write(session: str, event: str, header: Mapping[str, object] = _NOTHING, /, **facts: object) -> None:
+    writer = EventWriter(session, Identity.of_this_process("control"), **header)
     writer.write(time.monotonic_ns(), event, **facts)
     writer.close()
 

@@ -26,6 +26,8 @@ KEY = "zerotop_there"
 # How long a file that was just written may take to be seen through a network filesystem.
 _SHARED_S = 3.0
 _LOOK_S = 0.1
+# Connecting takes up to ten seconds: what differs by more is the clocks.
+_APART_NS = 30_000_000_000
 
 _NOT_SHARED = (
     "it does not see the recording's folder {folder}, which has to be on a filesystem that all nodes share: choose such a "
@@ -73,7 +75,9 @@ def _done(request: dict[str, Any]) -> dict[str, Any]:
     _check_shared(session, request["token"], request["secret"])
     action = request["action"]
     if action == "join":
-        return _join(session, Meeting.read(request["meeting"]), enter=bool(request["enter"]))
+        ahead_ns = _ahead_ns(request.get("unix_ns"))
+        meeting = Meeting.read(request["meeting"])
+        return _join(session, meeting, enter=bool(request["enter"]), ahead_ns=ahead_ns) | {"ahead_s": ahead_ns / 1e9}
     if action == "leave":
         return _described(attaching.end(session), {})
     if action == "stop":
@@ -100,20 +104,26 @@ def _content(path: str) -> str:
     return ""
 
 
-def _join(session: str, meeting: Meeting, *, enter: bool) -> dict[str, Any]:
+def _ahead_ns(asked_ns: Any) -> int:
+    """How far this node's clock is ahead of the asker's, by when it was asked; 0 if asking may have taken so long."""
+    ahead_ns = time.time_ns() - asked_ns if isinstance(asked_ns, int) else 0
+    return ahead_ns if abs(ahead_ns) > _APART_NS else 0
+
+
+def _join(session: str, meeting: Meeting, *, enter: bool, ahead_ns: int) -> dict[str, Any]:
     job = part_of(find_jobs(), meeting)
     if job is None:
         raise Refused("no rank of this job runs there")
-    _have_recorded(session, job)
+    _have_recorded(session, job, ahead_ns)
     numbers = {rank.process: rank.rank for rank in job.ranks}
     entries = attaching.enter_ranks(session, [(number, process) for process, number in numbers.items()]) if enter else []
     return _described(entries, numbers) | {"ranks": len(job.ranks)}
 
 
-def _have_recorded(session: str, job: FoundJob) -> None:
+def _have_recorded(session: str, job: FoundJob, ahead_ns: int) -> None:
     facts = control.read_facts(session)
     if facts.job is None or facts.detached or not facts.alive():
-        attaching.note_joined(session, job)
+        attaching.note_joined(session, job, ahead_ns=ahead_ns)
     try:
         agent.watch_in_background(session)
     except CommandError as error:
