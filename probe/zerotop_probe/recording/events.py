@@ -84,8 +84,8 @@ ATTACHED = "attached"
 DETACHED = "detached"
 
 # On another node of a job: its part there is recorded from now on too, as ATTACHED has it. Where that node's clock is off by
-# much, the header of this event's file has aligned: true, and its clock pair has the unix time of the node that attached: all
-# times of this boot are to be taken by it.
+# much, the header of this event's file has aligned: true, and the unix time in it is that of the node that attached: by it
+# all times of this boot are to be taken.
 JOINED = "joined"
 
 # The recording of that node's part is over: with exit_code, signal, seconds, oom_kills and text as JOB_ENDED has them that
