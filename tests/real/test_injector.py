@@ -1,0 +1,109 @@
+"""What entering a Python leaves as it was: how long it sleeps in C, and what its processor holds in wide registers."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from agents import wait_for
+from zerotop_probe.outside.attaching.injector import Planted, State, plant
+from zerotop_probe.outside.attaching.target import ASKED_FROM, examine
+from zerotop_probe.outside.proc import Process
+
+pytestmark = [
+    pytest.mark.skipif(sys.version_info >= ASKED_FROM, reason="this Python is asked itself, without an injector"),
+    pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="no machine of ours"),
+]
+
+SLEEP_S = 3
+WAYS = {
+    "nanosleep": "libc.nanosleep(ctypes.byref(Span(3, 0)), None)",
+    "clock_nanosleep": "libc.clock_nanosleep(1, 0, ctypes.byref(Span(3, 0)), None)",
+    "poll": "libc.poll(None, 0, 3000)",
+    "time.sleep": "time.sleep(3)",
+    "select": "select.select([], [], [], 3)",
+    "lock": "threading.Event().wait(3)",
+}
+SLEEPS = """
+import ctypes, select, threading, time
+libc = ctypes.CDLL(None)
+class Span(ctypes.Structure): _fields_ = [("s", ctypes.c_long), ("ns", ctypes.c_long)]
+print("ready", flush=True)
+began = time.monotonic()
+WAY
+print(time.monotonic() - began, flush=True)
+"""
+# A function f(rounds) that fills a wide register, counts down, and returns 0 if all of it is still there.
+WIDE = {
+    # vpcmpeqd ymm15, ymm15, ymm15; dec rdi; jne; vpmovmskb eax, ymm15; not eax; vzeroupper; ret
+    "x86_64": ("avx2", "c4410576ff48ffcf75fbc4c17dd7c7f7d0c5f877c3"),
+    # ptrue p0.b; mov z31.b, 7; subs x0, x0, 1; b.ne; cmpeq p1.b, p0/z, z31.b, 7; cntp x0, p0, p1.b; rdvl x1, 1;
+    # sub x0, x1, x0; ret
+    "aarch64": ("sve", "e0e31825ffc03825000400f1e1ffff54e1830725208020252150bf04200000cbc0035fd6"),
+}
+COMPUTES = """
+import ctypes, mmap, select
+code = bytes.fromhex("CODE")
+memory = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+memory[:len(code)] = code
+intact = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_long)(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+print("ready", flush=True)
+harmed = 0
+while not select.select([0], [], [], 0)[0]: harmed += intact(10_000_000) != 0
+print(harmed, flush=True)
+"""
+
+
+@contextmanager
+def at_work(program: str) -> Iterator[tuple[subprocess.Popen[str], Process]]:
+    """A Python that executes this and has said so."""
+    with subprocess.Popen([sys.executable, "-c", program], stdin=-1, stdout=-1, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        found = Process.of(process.pid)
+        assert found is not None
+        try:
+            yield process, found
+        finally:
+            process.kill()
+
+
+def state_of(process: Process) -> str:
+    """One letter, see proc(5)."""
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def wait_until_done(planted: Planted) -> None:
+    """Until the text has been executed."""
+    wait_for(lambda: planted.state() is State.DONE)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_sleep_ends_when_it_would_have(way: str) -> None:
+    with at_work(SLEEPS.replace("WAY", WAYS[way])) as (process, found):
+        wait_for(lambda: state_of(found) == "S")
+        # Begun anew, it would last these two seconds longer.
+        time.sleep(SLEEP_S - 1)
+        for _ in range(3):
+            plant(examine(found), "pass")
+        assert process.stdout is not None
+        assert SLEEP_S - 0.1 < float(process.stdout.readline()) < SLEEP_S + 1
+
+
+def test_wide_registers_are_what_they_were() -> None:
+    feature, code = WIDE[platform.machine()]
+    if feature not in Path("/proc/cpuinfo").read_text().split():
+        pytest.skip(f"this processor has no {feature}")
+
+    with at_work(COMPUTES.replace("CODE", code)) as (process, found):
+        for _ in range(30):
+            wait_until_done(plant(examine(found), "pass"))
+        said, _ = process.communicate("end\n")
+        assert said == "0\n"
