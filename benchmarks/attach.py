@@ -1,10 +1,10 @@
 """What entering a running Python costs it: how long it is stopped, and whether it survives, by CPython version and by load.
 
 Every target is busy in a way that other tools have broken: it allocates without pause, runs many threads, handles a signal
-every few milliseconds, starts subprocesses, sleeps, or computes in C. It counts, and says so when it is over: one that has crashed, hangs,
-saw an error or counted wrong is a failure. Stops are measured by the one who stops, from asking for the stop to letting go,
-so that waiting for a core is in them; what of that it computed itself is printed beside, which does not depend on what else
-runs. On an idle machine the two are alike.
+every few milliseconds, starts subprocesses, sleeps, or computes in C. It counts, and says so when it is over: one that has
+crashed, hangs, saw an error or counted wrong is a failure. Stops are measured by the one who stops, from asking for the stop
+to letting go, so that waiting for a core is in them; what of that it computed itself is printed beside, which does not
+depend on what else runs. On an idle machine the two are alike.
 
     python benchmarks/attach.py [--entries 100] [--drawing] [--python PATH ...]
 
