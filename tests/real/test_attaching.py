@@ -111,6 +111,7 @@ def test_a_recording_from_outside_ends_with_detach_and_can_be_taken_up(job: Job,
         _, said = attached.communicate(timeout=30)
         assert (attached.returncode, said) == (0, "")
         assert listed(tmp_path) == [(name, "ended")]
+        assert f"{name}  detached" in zerotop(tmp_path, "sessions").stdout.decode()
         assert process.poll() is None
         attached, again = recording(tmp_path, name)
         assert again == name

@@ -181,6 +181,7 @@ def test_states_are_words() -> None:
     assert state(recording("x", 1, exit_code=None), BLOCKS)[0] == "end unseen"
     assert state(recording("x", 1, exit_code=137, why="SIGKILL"), BLOCKS) == ("SIGKILL", "alert")
     assert state(recording("x", 1, exit_code=None, problem="Damaged."), BLOCKS) == ("damaged", "alert")
+    assert state(recording("x", 1, exit_code=None, why="detached"), BLOCKS) == ("detached", "text")
     assert state(JOB, BLOCKS)[0] == "unrecorded"
 
 

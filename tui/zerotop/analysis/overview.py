@@ -22,6 +22,9 @@ Told = Mapping[str, Sequence[Event]]
 """Events by name."""
 
 
+DETACHED = "detached"
+
+
 @dataclass(frozen=True, slots=True)
 class Overview:
     """One recording. Bytes and nanoseconds are integers, other times are seconds; None and NaN: not recorded.
@@ -36,7 +39,7 @@ class Overview:
     over: bool = False  # the job's end was recorded
     exit_code: int | None = None
     end: str = ""  # a sentence about how it ended
-    why: str = ""  # of a job that failed: a few words
+    why: str = ""  # of a job that failed: a few words; DETACHED of one that went on
     problem: str = ""  # a sentence: why it cannot be read
     model: str = ""
     parameters: int | None = None
@@ -166,9 +169,11 @@ def _end_ns(session: Session, told: Told) -> int:
 
 
 def _why(told: Told, exit_code: int | None) -> str:
-    """What ended a job that did not end well, in two or three words."""
+    """What ended a job that did not end well, in two or three words, or a recording before its job."""
     end = _last(told, events.JOB_ENDED)
-    if not end or exit_code == 0:
+    if not end:
+        return DETACHED if _last_ns(told, events.DETACHED) > _last_ns(told, events.ATTACHED) else ""
+    if exit_code == 0:
         return ""
     if events.OUT_OF_MEMORY in told:
         return "GPU memory"
@@ -182,6 +187,11 @@ def _why(told: Told, exit_code: int | None) -> str:
 def _last(told: Told, name: str) -> Mapping[str, Any]:
     found = told.get(name)
     return found[-1].facts if found else {}
+
+
+def _last_ns(told: Told, name: str) -> int:
+    found = told.get(name)
+    return found[-1].unix_ns if found else -1
 
 
 def _number(value: object) -> int | None:

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from zerotop.analysis.endings import Losses
-from zerotop.analysis.overview import Overview
+from zerotop.analysis.overview import DETACHED, Overview
 from zerotop.analysis.overviews import Overviews, Recording
 from zerotop.session import catalog
 from zerotop.session.reader import Session
@@ -65,6 +65,8 @@ def _lines(row: dict[str, Any], width: int) -> list[str]:
 def _end(row: dict[str, Any]) -> str:
     if row["state"] != "ended":
         return str(row["state"])
+    if row["detached"]:
+        return DETACHED
     return "exit ?" if row["exit_code"] is None else f"exit {row['exit_code']}"
 
 
@@ -82,6 +84,7 @@ def _describe(recording: Recording) -> dict[str, Any]:
         "command": list(about.command),
         "started": _date(about.begin_ns),
         "exit_code": about.exit_code,
+        "detached": about.why == DETACHED,
         "ended": about.end,
         "lost_records": about.lost_records,
         "lost_output_bytes": about.lost_output_bytes,

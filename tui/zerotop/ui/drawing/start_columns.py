@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerotop.analysis.overview import Overview, longest
+from zerotop.analysis.overview import DETACHED, Overview, longest
 from zerotop.analysis.overviews import Recording
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row
@@ -41,6 +41,10 @@ class Line:
         return (self.item.about if isinstance(self.item, Recording) else None) or UNKNOWN
 
 
+# What somebody wanted.
+_CALM = {"stopped": "warn", DETACHED: "text"}
+
+
 def state(item: Item, glyphs: Glyphs) -> tuple[str, str]:
     """(word, style): ``● live``, ``exit 0``, what ended it, or that it cannot be read."""
     if isinstance(item, RunningJob):
@@ -55,7 +59,7 @@ def state(item: Item, glyphs: Glyphs) -> tuple[str, str]:
     if known.exit_code == 0:
         return "exit 0", "text"
     if known.why:
-        return known.why, "warn" if known.why == "stopped" else "alert"
+        return known.why, _CALM.get(known.why, "alert")
     return ("end unseen", "warn") if known.exit_code is None else (f"exit {known.exit_code}", "alert")
 
 
