@@ -30,10 +30,11 @@ NOBODY = 65534
 BUSY = "import sys, time\nprint('ready', flush=True)\nwhile True: time.sleep(0.01)"
 # Refuses ptrace(2) with EPERM from now on, as the default sandbox of containers does.
 SANDBOX = """
-import ctypes, struct
+import ctypes, platform, struct
+number = {"x86_64": 101, "aarch64": 117}[platform.machine()]
 libc = ctypes.CDLL(None, use_errno=True)
 filters = b"".join(struct.pack("HBBI", *each) for each in (
-    (0x20, 0, 0, 0), (0x15, 0, 1, 101), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)))
+    (0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)))
 code = ctypes.create_string_buffer(filters)
 class Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("filters", ctypes.c_void_p)]
