@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
+
 from zerotop.analysis.view import Iterations, LiveView
 from zerotop.ui.drawing.axis import LABEL_WIDTH, Scale, labels, step_axis, time_scale, with_grid
+from zerotop.ui.drawing.bars import Part
 from zerotop.ui.drawing.columns import stacked_column
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.memory import panel_title
@@ -78,9 +81,11 @@ def _plot(
 ) -> list[Row]:
     """The chart's rows without axis and legend."""
     above = height - scale.plotted(height)
-    columns = [_column(iterations, index, scale.highest, height - above, above, glyphs) for index in shown]
-    for index, column in zip(shown, columns, strict=True):
-        if (mark := marks.get(int(iterations.step[index]))) is not None:
+    taken = slice(shown.start, shown.stop)
+    facts = (iterations.iteration_s[taken].tolist(), iterations.skipped[taken].tolist(), _parts(iterations, taken))
+    columns = [_column(*step, scale.highest, height - above, above, glyphs) for step in zip(*facts, strict=True)]
+    for step, column in zip(iterations.step[taken].tolist() if marks else (), columns, strict=False):
+        if (mark := marks.get(step)) is not None:
             column[0] = (glyphs.marked, _over(column[0], mark, glyphs) if column[0][0].strip() else mark)
     gap = " " * (step_width > 2)
     ticks = scale.tick_rows(height)
@@ -105,13 +110,14 @@ def _wide(text: str, style: str, width: int) -> list[Span]:
     return [("█" * left, under), (text, style), ("█" * (width - 1 - left), under)]
 
 
-def _column(iterations: Iterations, index: int, top_s: float, height: int, above: int, glyphs: Glyphs) -> list[Span]:
+def _column(
+    took_s: float, skipped: bool, parts: tuple[Part, ...], top_s: float, height: int, above: int, glyphs: Glyphs
+) -> list[Span]:
     """One step's cells from the top down, marked where it is too tall for the chart or was skipped."""
-    parts = tuple((f"phase-{name}", _seconds(iterations, name, index)) for name in ITERATION_PHASES)
     cells = [(" ", "text")] * above + list(stacked_column(parts, top_s, height, glyphs))
-    if iterations.iteration_s[index] > top_s * 1.001:
+    if took_s > top_s * 1.001:
         cells[above] = (glyphs.clipped, _over(cells[above], "clipped", glyphs))
-    if iterations.skipped[index]:
+    if skipped:
         free = [row for row in range(above + height) if cells[row][0] == " "]
         if free:
             cells[free[-1]] = (glyphs.skipped, "warn")
@@ -125,16 +131,14 @@ def _over(cell: Span, mark: str, glyphs: Glyphs) -> str:
     return f"{mark}/{cell[1].split('/')[0]}" if glyphs.smooth else mark
 
 
-def _seconds(iterations: Iterations, name: str, index: int) -> float:
-    """A phase's seconds; what nobody recorded is nothing to draw."""
-    if name in iterations.phase_s:
-        value = float(iterations.phase_s[name][index])
-    elif name == "other":
-        known = (float(values[index]) for values in iterations.phase_s.values())
-        value = float(iterations.iteration_s[index]) - sum(second for second in known if not math.isnan(second))
-    else:
-        value = 0.0
-    return 0.0 if math.isnan(value) else max(0.0, value)
+def _parts(iterations: Iterations, taken: slice) -> list[tuple[Part, ...]]:
+    """What each step is made of; what nobody recorded is nothing to draw."""
+    nothing = np.zeros(len(iterations.step[taken]))
+    known = {name: np.fmax(0.0, values[taken]) for name, values in iterations.phase_s.items()}
+    known.setdefault("other", np.fmax(0.0, iterations.iteration_s[taken] - sum(known.values(), nothing)))
+    styles = [f"phase-{name}" for name in ITERATION_PHASES]
+    seconds = zip(*(known.get(name, nothing).tolist() for name in ITERATION_PHASES), strict=True)
+    return [tuple(zip(styles, step, strict=True)) for step in seconds]
 
 
 def _legend(iterations: Iterations, scale: Scale, height: int, glyphs: Glyphs) -> list[Row]:
