@@ -35,6 +35,7 @@ SLICE_S = 0.015  # of reading in one go: with very many ranks it takes longer, a
 AT_ONCE_S = 0.012  # of processor time for a frame before anything is drawn
 PAUSE_S = 0.001  # between two slices
 RESTS = 6.0  # so many times as long as reading and drawing took nothing is read: with very many ranks pictures are rarer
+FIRST_LOOKS, FIRST_S = 8, 0.05  # a job that was attached to just now has its first figures within these
 HEARTBEAT_S = 0.5  # a frame at least this often, so that times go on counting
 
 
@@ -147,6 +148,7 @@ class Monitor(App[Leaving]):
         self._terminal = None if self.is_headless else terminal()
         self.look_first()
         self.set_interval(FRAME_S, self.tick, name="collector")
+        self.set_interval(FIRST_S, self._read, repeat=FIRST_LOOKS)
         self.set_timer(SETTLED_S, _keep_what_there_is)
 
     def look_first(self) -> None:
@@ -157,7 +159,7 @@ class Monitor(App[Leaving]):
             self.draw()
 
     def tick(self) -> None:
-        """Reads what is new and draws it. The monitor's only timer."""
+        """Reads what is new and draws it. But for the first moments, the monitor's only timer."""
         self._ticks += 1
         if self._terminal is not None and hung_up(self._terminal):
             end_as_hung_up()
@@ -166,11 +168,15 @@ class Monitor(App[Leaving]):
         beat = max(1, round(HEARTBEAT_S / FRAME_S))
         if self._ticks % (2 * beat) == 0:
             self.viewer.check_job()
-        if self._polling is None and time.monotonic() >= self._rest_until_s:
-            self._polling, self._took_s = self.viewer.polling(), 0.0
-            self._poll_on()
+        self._read()
         if isinstance(self.screen, LeaveDialog):
             self.screen.note_job(self.viewer.source.live)
+
+    def _read(self) -> None:
+        """Begins to read what is new, if that is not going on and has rested."""
+        if self.is_watching and self._polling is None and time.monotonic() >= self._rest_until_s:
+            self._polling, self._took_s = self.viewer.polling(), 0.0
+            self._poll_on()
 
     def _poll_on(self) -> None:
         """Reads for a slice of time; keys have their turn before the next one."""
