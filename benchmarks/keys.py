@@ -110,7 +110,9 @@ class Inside:
         boxes = getattr(getattr(screen, "_body", None), "boxes", None)
         if boxes is not None:
             waits = waits or not boxes or not all(screen.query_one(f"#{name}")._rows for name in boxes)
-        if waits:
+        for work in (getattr(screen, "folding", None), getattr(screen, "ranking", None)):
+            waits = waits or (work is not None and work.busy)
+        if waits or getattr(app, "_framing", None) is not None:
             asyncio.get_running_loop().call_later(0.001, self._look, app)
         elif self._since is not None:
             now = time.monotonic(), time.process_time()
@@ -218,6 +220,7 @@ def main() -> None:
     parser.add_argument("--stacks", action="store_true", help="say where the program was while keys waited")
     options = parser.parse_args()
     width, height = map(int, options.size.split("x"))
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as zerotop has it, which here comes after NumPy
     with tempfile.TemporaryDirectory() as folder:
         path, log = Path(folder) / "session", Path(folder) / "answers"
         log.touch()

@@ -41,11 +41,13 @@ def process(at: float, rss: int, *, rank: int = 0, pid: int = 100) -> dict[str, 
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 50)), max_size=60),
     st.integers(1, 9),
+    st.integers(0, 9),
     st.lists(st.integers(-1, 70), max_size=8),
 )
-def test_peaks(samples: list[tuple[int, int]], block: int, cursors: list[int]) -> None:
+def test_peaks(samples: list[tuple[int, int]], block: int, few: int, cursors: list[int]) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(peaks_module, "_BLOCK", block)
+        patch.setattr(peaks_module, "_FEW", few)
         facts = [process(at, rss, pid=pid) for at, (pid, rss) in enumerate(samples)]
         put(Path(folder), tables.PROCESSES, SAMPLER, *facts)
         (source,) = read(Path(folder)).sources["processes"]
@@ -54,6 +56,15 @@ def test_peaks(samples: list[tuple[int, int]], block: int, cursors: list[int]) -
             known = samples[: cursor + 1]
             expected = {pid: max(rss for other, rss in known if other == pid) for pid, _ in known}
             assert peaks.upto(source, "rss_bytes", BEGIN_NS + cursor * S, by="pid") == expected
+
+
+@given(st.lists(st.sets(st.integers(0, 4), min_size=1), min_size=1, max_size=12), st.integers(0, 13))
+def test_the_last_sample_of_each_process(ticks: list[set[int]], cursor: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        facts = [process(at, at, rank=pid, pid=pid) for at, pids in enumerate(ticks) for pid in sorted(pids)]
+        put(Path(folder), tables.PROCESSES, SAMPLER, *facts)
+        last = {pid: at for at, pids in enumerate(ticks[: cursor + 1]) for pid in pids}
+        assert {rank.pid: rank.rss_bytes for rank in view(Path(folder), cursor).ranks} == last
 
 
 def test_a_sampler_that_was_started_again(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,12 +58,18 @@ class Signal:
 
     def _upto(self, place_s: float) -> float:
         """The area under the median from 0 on."""
-        at = self.position_s
-        pieces = np.diff(at) * (self.median[1:] + self.median[:-1]) / 2
-        last = max(0, min(int(np.searchsorted(at, place_s, "right")) - 1, len(at) - 2))
-        rest = min(max(place_s - float(at[last]), 0.0), float(at[last + 1] - at[last]))
-        slope = (self.median[last + 1] - self.median[last]) / max(float(at[last + 1] - at[last]), 1e-12)
-        return float(pieces[:last].sum() + rest * (self.median[last] + slope * rest / 2))
+        at, median, areas = self._columns
+        last = max(0, min(bisect_right(at, place_s) - 1, len(at) - 2))
+        length = at[last + 1] - at[last]
+        rest = min(max(place_s - at[last], 0.0), length)
+        slope = (median[last + 1] - median[last]) / max(length, 1e-12)
+        return areas[last] + rest * (median[last] + slope * rest / 2)
+
+    @cached_property
+    def _columns(self) -> tuple[list[float], list[float], list[float]]:
+        """Positions, median and the area before each position: they are asked for hundreds of times a picture."""
+        pieces = np.diff(self.position_s) * (self.median[1:] + self.median[:-1]) / 2
+        return self.position_s.tolist(), self.median.tolist(), [0.0, *np.cumsum(pieces).tolist()]
 
 
 @dataclass
@@ -92,7 +100,8 @@ class Folder:
         parts: dict[str, list[tuple[Windows, Floats, Floats]]] = {name: [] for name in names}
         for part in self._parts:
             yield
-            for name, windows in self._of_rank(part).items():
+            told = yield from self._of_rank(part)
+            for name, windows in told.items():
                 parts[name].append(self._folded(part, windows))
         yield
         lead = self._parts[0]
@@ -107,13 +116,15 @@ class Folder:
                 found[name] = signal
         return found
 
-    def _of_rank(self, part: Aligned) -> dict[str, Windows]:
+    def _of_rank(self, part: Aligned) -> Generator[None, None, dict[str, Windows]]:
         table, key = self._allocators.get((part.source.host, part.source.pid), (None, None))
         if table is None or key is None:
             return {}
         found = samples.of_gpu(self._session, *key, *self._span(part))
         found = {name: _thinned(windows, _MOST_SAMPLES // len(self._parts)) for name, windows in found.items()}
-        found = {name: self._placed(part, (*key, name), windows) for name, windows in found.items()}
+        for name, windows in found.items():
+            yield
+            found[name] = self._placed(part, (*key, name), windows)
         held = samples.of_allocator(table, *self._span(part))
         return {**found, "allocated": _thinned(held, _MOST_SAMPLES // len(self._parts))}
 

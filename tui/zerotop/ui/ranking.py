@@ -182,8 +182,10 @@ class Ranking:
         """Looks it up for about so long: with many ranks it takes longer than keys may wait."""
         begun_s = time.thread_time()
         try:
-            while self._pieces is not None and time.thread_time() - begun_s < most_s:
+            while self._pieces is not None:
                 next(self._pieces)
+                if time.thread_time() - begun_s >= most_s:
+                    return
         except StopIteration as end:
             assert self._sought is not None
             self._told[self._sought], self._pieces = end.value, None

@@ -14,7 +14,7 @@ from zerotop.ui.drawing.waveform_lanes import LANES, lanes
 from zerotop.ui.frame import Frame
 from zerotop.ui.ports import Source
 
-_AT_ONCE_S = 0.02  # of folding before anything is drawn
+_AT_ONCE_S = 0.012  # of folding before anything is drawn
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,123 @@
+"""Keys are answered while what they ask for is still being computed."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fake_source import FakeSource, offload_story
+from small_recording import read
+from uneven_ranks import GIB, write_ranks
+from watching import until
+from zerotop.analysis.rank_matrix import Metric
+from zerotop.analysis.source import RecordingSource
+from zerotop.analysis.view import LiveView
+from zerotop.ui import ranking as ranking_module
+from zerotop.ui.app import ZerotopApp
+from zerotop.ui.drawing.glyphs import BLOCKS
+from zerotop.ui.ranking import Ranking
+from zerotop.ui.screens.ranks import RanksScreen
+from zerotop.ui.viewer import Viewer
+
+
+class Slow(FakeSource):
+    """A source whose looks take until they are let through."""
+
+    def __init__(self) -> None:
+        super().__init__(offload_story(), lambda: 75.0)
+        self.through = True
+
+    def viewing(self, cursor_ns: int | None) -> Generator[None, None, LiveView]:
+        view = self.view(cursor_ns)
+        while not self.through:
+            yield
+        return view
+
+
+def text(app: ZerotopApp) -> str:
+    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+
+
+async def test_time_moves_on_the_screen_before_what_was_then() -> None:
+    source = Slow()
+    app = ZerotopApp(source, title="slow", glyphs=BLOCKS, clock=lambda: 0.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        assert "LIVE" in text(app)
+        source.through = False
+        await pilot.press("comma", "comma")
+        await until(pilot, lambda: "PAUSED −0:19" in text(app))
+        assert " 15/616" in text(app)  # the step at the end, which was shown before
+        source.through = True
+        await until(pilot, lambda: " 15/616" not in text(app))
+        assert "PAUSED −0:19" in text(app)
+
+
+async def test_another_screen_comes_with_the_frame_there_is() -> None:
+    source = Slow()
+    app = ZerotopApp(source, title="slow", glyphs=BLOCKS, clock=lambda: 0.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        source.through = False
+        await pilot.press("comma", "6")
+        await until(pilot, lambda: "Threads" in text(app) and " 15/616" in text(app))
+        source.through = True
+        await until(pilot, lambda: " 15/616" not in text(app))
+
+
+def test_steps_are_counted_from_where_one_goes() -> None:
+    source = Slow()
+    viewer = Viewer(source, None, lambda: 0.0)
+    assert viewer.frame().view.progress.step == 14
+    source.through = False
+    making = viewer.framing()
+    for number in (-1, -1, -1, 1):
+        viewer.seek_steps(number)
+        next(making)
+    source.through = True
+    assert viewer.frame().view.progress.step == 12
+    viewer.seek_steps(1)
+    assert viewer.frame().view.progress.step == 13
+
+
+@pytest.mark.parametrize("metric", [Metric.PEAK, Metric.FREE, Metric.CORES])
+def test_what_is_looked_up_in_pieces_is_the_same(metric: Metric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_ranks(tmp_path, 70, 9, more_bytes={2: 4 * GIB})
+    source = RecordingSource(read(tmp_path))
+    frame = Viewer(source, None, lambda: 0.0).frame()
+    at_once, piecewise = Ranking(source), Ranking(source)
+    at_once.metric = piecewise.metric = metric
+    monkeypatch.setattr(ranking_module, "_AT_ONCE_S", 10.0)
+    expected = at_once.look(frame)
+    assert not at_once.busy
+    monkeypatch.setattr(ranking_module, "_AT_ONCE_S", 0.0)
+    first = piecewise.look(frame)
+    assert piecewise.busy
+    assert first.metric is metric
+    assert np.isnan(first.values).all()
+    while piecewise.busy:
+        piecewise.go_on(1e-9)
+    found = piecewise.look(frame)
+    assert np.array_equal(found.values, expected.values, equal_nan=True)
+    assert found.order.tolist() == expected.order.tolist()
+    assert piecewise.look(frame) is found
+
+
+async def test_a_metric_is_named_before_it_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_ranks(tmp_path, 70, 9)
+    monkeypatch.setattr(ranking_module, "_AT_ONCE_S", 0.0)
+    app = ZerotopApp(RecordingSource(read(tmp_path)), title="ranks", glyphs=BLOCKS)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        await pilot.press("5", "m", "m")
+        screen = app.screen
+        assert isinstance(screen, RanksScreen)
+        assert "Ranks: " in text(app)
+        assert screen.ranking.metric is Metric.PEAK
+        assert screen.frame is not None
+        assert screen.ranking.look(screen.frame).metric is Metric.PEAK
+        await until(pilot, lambda: not screen.ranking.busy)
+        assert not np.isnan(screen.ranking.look(screen.frame).values).all()
