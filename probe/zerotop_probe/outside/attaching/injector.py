@@ -94,7 +94,7 @@ def _undisturbed() -> Iterator[None]:
 def _plant_held(target: Target, code: bytes, size: int) -> tuple[int, Held]:
     pid, entrance = target.process.pid, target.entrance
     if entrance is None:
-        raise CannotEnter(f"Process {pid} runs Python {target.version[0]}.{target.version[1]}, which is asked by itself.")
+        raise CannotEnter(f"Process {pid} runs Python {target.version[0]}.{target.version[1]}, which is asked and not held.")
     memory = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
     try:
         if not target.process.alive():  # the number was given to another one meanwhile
