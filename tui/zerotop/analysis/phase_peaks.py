@@ -91,6 +91,7 @@ class _Known:
 
     def __init__(self) -> None:
         self.upto: list[_Best] = [_NOTHING]
+        self.last: tuple[tuple[int, int], RankPeaks] | None = None  # at a cursor, of so many records
 
 
 _KNOWN: WeakKeyDictionary[Source, _Known] = WeakKeyDictionary()
@@ -106,6 +107,14 @@ def peaks_of(session: Session, source: Source, cursor_ns: int) -> RankPeaks:
     """The peaks of one allocator's table. Whole blocks are read once; after that a cursor anywhere costs a block."""
     known = _KNOWN.setdefault(source, _Known())
     count = source.count_known(cursor_ns)
+    # One picture asks three times.
+    if known.last is None or known.last[0] != (cursor_ns, count):
+        known.last = (cursor_ns, count), _told(session, source, known, count)
+    return known.last[1]
+
+
+def _told(session: Session, source: Source, known: _Known, count: int) -> RankPeaks:
+    """The peaks in so many records."""
     for begin in range((len(known.upto) - 1) * _BLOCK, count - _BLOCK + 1, _BLOCK):
         known.upto.append(_with(known.upto[-1], session, source, begin, begin + _BLOCK))
     blocks = count // _BLOCK
