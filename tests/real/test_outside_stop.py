@@ -22,10 +22,10 @@ LISTENER = """
 import os, signal, sys, time
 names, last = sys.argv[1].split(","), sys.argv[2]
 def note(number, frame):
-    print(signal.Signals(number).name)
+    print(signal.Signals(number).name, flush=True)
     if signal.Signals(number).name == last: sys.exit(9)
 for name in names: signal.signal(getattr(signal, name), note)
-print("ready")
+print("ready", flush=True)
 while True: time.sleep(0.05)
 """
 

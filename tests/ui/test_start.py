@@ -356,3 +356,8 @@ async def test_keys_answer_while_many_are_read(root: Path) -> None:
         assert start.list.model.place >= 10  # where that recording is by now
         await until(pilot, lambda: "103 recordings" in start.text())
         assert slowest < 1.0
+
+
+def test_a_selection_is_cleared_before_any_screen_is_there() -> None:
+    """As the list's field asks from Python 3.12 on, where a task begins at once."""
+    Start().app.clear_selection()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any, ClassVar
 
+from textual.app import ScreenStackError
 from textual.binding import Binding, BindingType
 
 from zerotop.ui.app import ZerotopApp
@@ -33,6 +35,11 @@ class StartApp(ZerotopApp):
 
     def _list(self) -> StartScreen:
         return StartScreen(self._desk, self.glyphs, order=self.habits.get("order", "newest"))
+
+    def clear_selection(self) -> None:
+        # From Python 3.12 on the list's field asks for this while the list is not on the stack of screens yet.
+        with contextlib.suppress(ScreenStackError):
+            super().clear_selection()
 
     def on_start_screen_chosen(self, event: StartScreen.Chosen) -> None:
         if event.beside is not None:
