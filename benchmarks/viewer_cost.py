@@ -7,7 +7,12 @@ has left the terminal's other end. Processor time and memory are the kernel's fi
 "others" is what everything else on the machine used meanwhile, the recording's writer and this program included: where that
 is much, the viewer's figures are of a busy machine.
 
+The numbers are not on every screen: of the others there is no lateness. Processor time depends on what else the machine
+does, so two versions have to run at once: ``--other FOLDER`` names another checkout, whose viewer watches the same recording
+on a terminal of its own; "ratio" is this one's processor time to that one's.
+
     python benchmarks/viewer_cost.py [--seconds 20] [--warm-up 5] [--size 80x24 200x50 ...] [--ranks 8]
+        [--screens live timeline ...] [--other FOLDER]
 """
 
 from __future__ import annotations
@@ -25,7 +30,8 @@ import sys
 import tempfile
 import termios
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +40,7 @@ from zerotop.session.reader import Session
 
 WRITER = Path(__file__).resolve().parent.parent / "tests" / "support" / "growing_recording.py"
 _FACT = re.compile(rb"fact (\d{8})")
+SCREENS = ("live", "timeline", "iteration", "memory", "ranks", "threads", "output")  # by the number that shows them
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -76,6 +83,10 @@ class Terminal:
                 if answer in seen:
                     return time.monotonic() - begun
         return seconds
+
+    def type(self, keys: bytes) -> None:
+        """Presses keys."""
+        os.write(self._end, keys)
 
     def processor_s(self) -> float:
         """Seconds of processor time so far."""
@@ -126,8 +137,8 @@ def lateness_ms(seen: list[tuple[int, int]], written: dict[int, int]) -> np.ndar
     return np.array(late)
 
 
-def measure(size: str, options: argparse.Namespace) -> str:
-    """One line of figures for a terminal of this size."""
+def measure(size: str, options: argparse.Namespace) -> Iterator[str]:
+    """A line of figures for each screen on a terminal of this size."""
     width, height = (int(part) for part in size.split("x"))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "session"
@@ -136,26 +147,50 @@ def measure(size: str, options: argparse.Namespace) -> str:
         assert writer.stdout is not None
         assert writer.stdout.readline()
         time.sleep(1.0)
-        terminal = Terminal(attach(path), width, height)
+        terminals = [Terminal(attach(path), width, height)]
+        if options.other is not None:
+            roots = f"PYTHONPATH={options.other / 'tui'}:{options.other / 'probe'}"
+            terminals.append(Terminal(["env", roots, *attach(path)], width, height))
         try:
-            terminal.watch(options.warm_up)
-            before, machine, since, written = terminal.processor_s(), machine_s(), time.monotonic(), terminal.written
-            seen = terminal.watch(options.seconds)
-            passed = time.monotonic() - since
-            share = (terminal.processor_s() - before) / passed
-            others = (machine_s() - machine) / passed - share
-            memory = terminal.memory_mb("VmRSS"), terminal.memory_mb("RssAnon")
-            rate = (terminal.written - written) / 1e3 / passed
+            watched(terminals, options.warm_up)
+            for screen in options.screens:
+                for terminal in terminals:
+                    terminal.type(str(SCREENS.index(screen) + 1).encode())
+                watched(terminals, 2.0)
+                yield f"{size:>8} {screen:>9} {told(terminals, path, options.seconds)}"
         finally:
-            terminal.close()
+            for terminal in terminals:
+                terminal.close()
             writer.kill()
             writer.wait()
-        late = lateness_ms(seen, facts_written(path))
-        p50, p99 = np.quantile(late, [0.5, 0.99])
-    return (
-        f"{size:>8} {share:7.1%} {others:7.0%} {memory[0]:8.0f} {memory[1]:8.0f} {len(seen) / passed:6.1f}"
-        f" {p50:9.0f} {p99:6.0f} {late.max():6.0f} {len(late):6d} {rate:6.1f}"
+
+
+def watched(terminals: Sequence[Terminal], seconds: float) -> list[list[tuple[int, int]]]:
+    """What each of them showed meanwhile."""
+    with ThreadPoolExecutor(len(terminals)) as pool:
+        return list(pool.map(lambda terminal: terminal.watch(seconds), terminals))
+
+
+def told(terminals: Sequence[Terminal], path: Path, seconds: float) -> str:
+    """The figures of the first one while so many seconds pass, and its processor time as a share of the other one's."""
+    viewer = terminals[0]
+    before, machine, written = [one.processor_s() for one in terminals], machine_s(), viewer.written
+    since = time.monotonic()
+    seen = watched(terminals, seconds)[0]
+    passed = time.monotonic() - since
+    shares = [(one.processor_s() - begun) / passed for one, begun in zip(terminals, before, strict=True)]
+    others = (machine_s() - machine) / passed - shares[0]
+    rate = (viewer.written - written) / 1e3 / passed
+    figures = (
+        f"{shares[0]:7.1%} {others:7.0%} {viewer.memory_mb('VmRSS'):7.0f} {viewer.memory_mb('RssAnon'):8.0f} {rate:6.1f}"
     )
+    if len(shares) > 1:
+        figures += f" {shares[0] / shares[1]:6.2f}"
+    if len(seen) < 2:
+        return figures
+    late = lateness_ms(seen, facts_written(path))
+    p50, p99 = np.quantile(late, [0.5, 0.99])
+    return f"{figures}   {len(seen) / passed:5.1f} drawn/s, late by {p50:.0f} ms p50, {p99:.0f} p99, {late.max():.0f} worst"
 
 
 def main() -> None:
@@ -163,14 +198,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--warm-up", type=float, default=5.0)
     parser.add_argument("--size", nargs="*", default=["80x24", "120x40", "200x50"])
+    parser.add_argument("--screens", nargs="*", default=["live"], choices=SCREENS)
+    parser.add_argument("--other", type=Path, help="another checkout, to be measured at the same time")
     parser.add_argument("--ranks", type=int, default=8)
     options = parser.parse_args()
-    print(
-        f"{'size':>8} {'1 core':>7} {'others':>7} {'RSS MB':>8} {'anon MB':>8} {'drawn/s':>6} {'p50 ms':>8} {'p99':>6}"
-        f" {'worst':>6} {'facts':>6} {'kB/s':>6}"
-    )
+    ratio = f" {'ratio':>6}" if options.other is not None else ""
+    print(f"{'size':>8} {'screen':>9} {'1 core':>7} {'others':>7} {'RSS MB':>7} {'anon MB':>8} {'kB/s':>6}{ratio}")
     for size in options.size:
-        print(measure(size, options), flush=True)
+        for line in measure(size, options):
+            print(line, flush=True)
 
 
 if __name__ == "__main__":
