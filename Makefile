@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 
 # The first of the usual names that is new enough.
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 10))
-PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11 python3.10; do \
+PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
 	$$name -c '$(NEW_ENOUGH)' 2>/dev/null && { echo $$name; break; }; done)
 CXX_FOUND = command -v $${CXX:-c++} || command -v g++
 HEADER := import os, sysconfig; open(os.path.join(sysconfig.get_path("include"), "Python.h"))
