@@ -166,3 +166,28 @@ def test_nothing_shown_is_ever_taken_back(facts: list[tuple[str, int]]) -> None:
         job.close()
     for second, before in seen:
         assert shown(again, second) == before
+
+
+def test_ranks_that_were_entered_at_different_steps_are_joined_by_the_steps_number(job: Job) -> None:
+    one, late = job.process(0, 0), job.process(1, 3.2)
+    one.step, late.step = 40, 42
+    for step in range(4):
+        one.finish(step + 1, step + 2)
+    late.finish(3.3, 4.1)
+    late.finish(4.1, 6.5)
+    source = job.source()
+    assert [step for step, _ in shown(source, 9)] == [40, 41, 42, 43]
+    assert [round(seconds, 1) for _, seconds in shown(source, 9)] == [1.0, 1.0, 1.0, 2.4]
+    one.gone(7)
+    late.finish(6.5, 9)
+    source.refresh()
+    assert [step for step, _ in shown(source, 9)] == [40, 41, 42, 43, 44]
+
+
+def test_steps_that_nobody_has_told_of_are_left_out(job: Job) -> None:
+    one, late = job.process(0, 0), job.process(1, 5)
+    one.step, late.step = 40, 70
+    one.finish(1, 2)
+    one.gone(3)
+    late.finish(6, 7)
+    assert [step for step, _ in shown(job.source(), 9)] == [40, 70]

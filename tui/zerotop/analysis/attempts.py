@@ -17,13 +17,18 @@ class Member:
 
     rows: Rows
     gone_ns: int | None
+    late: int = 0  # how many steps of the others lie before its first, as of one that was entered later
 
     @property
     def count(self) -> int:
-        """How many steps it finished in its time."""
+        """How many steps of the attempt were over when it had finished its last in its time."""
         if self.gone_ns is None:
-            return len(self.rows)
-        return bisect_right(self.rows["end_unix_ns"], self.gone_ns)
+            return self.late + len(self.rows)
+        return self.late + bisect_right(self.rows["end_unix_ns"], self.gone_ns)
+
+    def between(self, begin: int, end: int) -> Rows:
+        """Its steps among those of the attempt."""
+        return self.rows[max(0, begin - self.late) : max(0, min(end, self.count) - self.late)]
 
 
 def attempts(processes: Iterable[RankSteps], ends: Ends, over_ns: int | None) -> list[list[Member]]:
@@ -33,10 +38,21 @@ def attempts(processes: Iterable[RankSteps], ends: Ends, over_ns: int | None) ->
     """
     groups = _groups(processes)
     until = [*(group[0].source.born_ns for group in groups[1:]), over_ns]
-    return [
-        [Member(process.rows, _gone(process.source, ends, end)) for process in group]
-        for group, end in zip(groups, until, strict=False)
-    ]
+    return [_members(group, ends, end) for group, end in zip(groups, until, strict=False)]
+
+
+def _members(group: Iterable[RankSteps], ends: Ends, end_ns: int | None) -> list[Member]:
+    found: list[Member] = []
+    first: int | None = None
+    for process in group:
+        rows, late = process.rows, 0
+        if len(rows):
+            first = int(rows["step"][0]) if first is None else first
+            late = int(rows["step"][0]) - first
+        if all(member.gone_ns is not None for member in found):  # steps that nobody has told of are none
+            late = min(late, max((member.count for member in found), default=0))
+        found.append(Member(rows[max(0, -late) :], _gone(process.source, ends, end_ns), max(0, late)))
+    return found
 
 
 def _groups(processes: Iterable[RankSteps]) -> list[list[RankSteps]]:

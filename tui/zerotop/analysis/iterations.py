@@ -60,13 +60,14 @@ class Joined:
         tokens = np.zeros(len(slowest), np.int64)
         known_ns = np.full(len(slowest), max(self.known_ns[-1:], default=0), np.int64)
         for member in members:
-            rows = member.rows[self._done : min(member.count, end)]
-            count = len(rows)
-            slower = np.flatnonzero(rows["iteration_s"] > slowest["iteration_s"][:count])
-            slowest[slower] = rows[slower]
-            tokens[:count] += np.maximum(rows["tokens"], 0)
-            ends = np.append(rows["end_unix_ns"], np.full(len(slowest) - count, member.gone_ns or 0))
-            known_ns = np.maximum(known_ns, ends)
+            rows = member.between(self._done, end)
+            begin = min(len(slowest), max(0, member.late - self._done))
+            own = slice(begin, begin + len(rows))
+            slower = np.flatnonzero(rows["iteration_s"] > slowest["iteration_s"][own])
+            slowest[begin + slower] = rows[slower]
+            tokens[own] += np.maximum(rows["tokens"], 0)
+            known_ns[own] = np.maximum(known_ns[own], rows["end_unix_ns"])
+            known_ns[own.stop :] = np.maximum(known_ns[own.stop :], member.gone_ns or 0)
         self._tokens.add(len(tokens))[:] = tokens
         self._known_ns.add(len(known_ns))[:] = np.maximum.accumulate(known_ns)
         self._done = end
