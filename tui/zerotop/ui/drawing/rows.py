@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from rich.cells import cell_len
+
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.text import cells, fit
 
@@ -20,7 +22,7 @@ def row_width(row: Iterable[Span]) -> int:
     """Cells a row takes."""
     width = 0
     for text, _ in row:
-        width += len(text) if text.isascii() else cells(text)
+        width += len(text) if text.isascii() else cell_len(text)
     return width
 
 

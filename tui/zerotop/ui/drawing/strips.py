@@ -23,12 +23,17 @@ def strip(values: Sequence[float], styles: Sequence[str], top: float, width: int
     """
     shown = min(width, len(values))
     pairs = zip(values[len(values) - shown :], styles[len(styles) - shown :], strict=True)
-    heights = [(_eighths(value, top, height), style) for value, style in pairs]
-    lead: Span = (" " * (width - shown), _on_ground("text", glyphs))
-    return [
-        merged([lead, *(_cell(eighths - 8 * row, style, row == height - 1, glyphs) for eighths, style in heights)])
+    return list(_rows(tuple((_eighths(value, top, height), style) for value, style in pairs), width, height, glyphs))
+
+
+@lru_cache(maxsize=256)  # most frames bring no new piece of time
+def _rows(columns: tuple[tuple[int, str], ...], width: int, height: int, glyphs: Glyphs) -> tuple[Row, ...]:
+    """The rows of columns of so many eighths of a cell and their style."""
+    lead: Span = (" " * (width - len(columns)), _on_ground("text", glyphs))
+    return tuple(
+        merged([lead, *(_cell(eighths - 8 * row, style, row == height - 1, glyphs) for eighths, style in columns)])
         for row in reversed(range(height))
-    ]
+    )
 
 
 def _eighths(value: float, top: float, height: int) -> int:
