@@ -20,6 +20,7 @@ from zerotop.ui.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.ranking import Ranking
 from zerotop.ui.screens.ranks import RanksScreen
+from zerotop.ui.theme import DARK_NAME, LIGHT_NAME
 from zerotop.ui.viewer import Viewer
 
 
@@ -121,3 +122,24 @@ async def test_a_metric_is_named_before_it_is_known(tmp_path: Path, monkeypatch:
         assert screen.ranking.look(screen.frame).metric is Metric.PEAK
         await until(pilot, lambda: not screen.ranking.busy)
         assert not np.isnan(screen.ranking.look(screen.frame).values).all()
+
+
+async def test_a_screen_that_comes_back_is_painted_in_the_theme_of_now() -> None:
+    def painted(app: ZerotopApp) -> list[list[tuple[str, str]]]:
+        strips = app.screen._compositor.render_strips()
+        return [[(segment.text, str(segment.style)) for segment in strip] for strip in strips]
+
+    seen = []
+    for theme in (DARK_NAME, LIGHT_NAME):
+        app = ZerotopApp(FakeSource(offload_story(), lambda: 75.0), title="themes", glyphs=BLOCKS, clock=lambda: 0.0)
+        async with app.run_test(size=(120, 40)) as pilot:
+            app.theme = theme
+            await pilot.pause()
+            seen.append(painted(app))
+            await pilot.press("2")
+            app.theme = LIGHT_NAME
+            await pilot.press("1")
+            await pilot.pause()
+            seen.append(painted(app))
+    assert seen[0] != seen[1]
+    assert seen[1] == seen[2] == seen[3]

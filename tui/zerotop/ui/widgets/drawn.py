@@ -55,6 +55,7 @@ class Painted(Widget):
         self._width = 0  # for which they were drawn
         self._strips: list[Strip | None] = []
         self._styles_by_name: dict[str, Style] = {}
+        self._ground: tuple[object, ...] = ()  # the theme and the colours beneath for which they hold
         self._escapes_by_name: dict[str, Escapes] = {}
         self._pen: Pen | None = None
         self._lies = Region()
@@ -160,8 +161,13 @@ class Painted(Widget):
         return escapes
 
     def notify_style_update(self) -> None:
-        """The theme changed: no style that was looked up holds any more."""
+        """Where the theme changed no style that was looked up holds any more."""
         super().notify_style_update()
+        # It is told whenever a screen is shown, too: looking styles up again was half of that.
+        ground = self.app.theme, self.background_colors
+        if ground == self._ground:
+            return
+        self._ground = ground
         self._styles_by_name.clear()
         self._escapes_by_name.clear()
         self._strips = [None] * len(self._rows)
