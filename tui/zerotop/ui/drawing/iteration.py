@@ -19,6 +19,7 @@ from zerotop.ui.drawing.words import ITERATION_PHASES, last_phases
 from zerotop.ui.format import fixed
 
 LEGEND_WIDTH = 17
+_WIDEST = 8  # cells of a step
 _MARKS = ("accent", "warn", "alert")  # styles of findings
 
 
@@ -66,7 +67,7 @@ def _chart(view: LiveView, width: int, height: int, glyphs: Glyphs, focused: boo
 
 def _step_width(total: int | None, room: int) -> int:
     """Cells for each step: more than one only where the whole run fits, so that nothing is rescaled later."""
-    return max(1, min(4, room // total)) if total else 1
+    return max(1, min(_WIDEST, room // total)) if total else 1
 
 
 def _plot(
@@ -135,7 +136,8 @@ def _parts(iterations: Iterations, taken: slice) -> list[tuple[Part, ...]]:
     """What each step is made of; what nobody recorded is nothing to draw."""
     nothing = np.zeros(len(iterations.step[taken]))
     known = {name: np.fmax(0.0, values[taken]) for name, values in iterations.phase_s.items()}
-    known.setdefault("other", np.fmax(0.0, iterations.iteration_s[taken] - sum(known.values(), nothing)))
+    with np.errstate(invalid="ignore"):  # of times without end nothing is left
+        known.setdefault("other", np.fmax(0.0, iterations.iteration_s[taken] - sum(known.values(), nothing)))
     styles = [f"phase-{name}" for name in ITERATION_PHASES]
     seconds = zip(*(known.get(name, nothing).tolist() for name in ITERATION_PHASES), strict=True)
     return [tuple(zip(styles, step, strict=True)) for step in seconds]
