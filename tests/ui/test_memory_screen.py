@@ -213,3 +213,14 @@ async def test_a_death_is_told_on_every_screen(name: str, what: str, size: tuple
         app.draw()
         await pilot.pause()
         assert what not in screen.text()
+
+
+async def test_with_room_to_spare_memory_over_time_is_under_the_ledger() -> None:
+    app = ZerotopApp(RecordingSource(recordings.recording("story")), None, title="story")
+    async with app.run_test(size=(300, 90)) as pilot:
+        screen = Shown(app, pilot, MemoryScreen)
+        said = await screen.press("end", "4")
+        assert "Memory of GPU 0, GiB" in said
+        assert "Resident memory of all ranks, GiB" in said
+        said = await screen.press("h")
+        assert "Memory of GPU 0" not in said

@@ -61,7 +61,7 @@ async def test_up_and_down_choose_a_rank() -> None:
 
 async def test_threads_of_a_name_are_opened_and_closed() -> None:
     app = app_of(recording("story"))
-    async with app.run_test(size=(120, 60)) as pilot:
+    async with app.run_test(size=(120, 40)) as pilot:
         await shown(app, pilot)
         (group,) = [line for line in text(app) if "× python3" in line]
         assert "▸" in group
@@ -75,6 +75,28 @@ async def test_threads_of_a_name_are_opened_and_closed() -> None:
         assert first in text(app)
         await pilot.press("enter")
         assert not any("    python3 " in line for line in text(app))
+
+
+async def test_with_room_to_spare_the_busiest_threads_of_a_name_are_shown_unasked() -> None:
+    app = app_of(recording("story"))
+    async with app.run_test(size=(200, 70)) as pilot:
+        await shown(app, pilot)
+        seen = sum("    python3 " in line for line in text(app))
+        assert 10 < seen < 60
+        assert not any("more rows" in line for line in text(app))
+        await pilot.press("enter")
+        assert any("more rows below" in line for line in text(app))
+        await pilot.press("enter")
+        assert not any("    python3 " in line for line in text(app))
+
+
+async def test_a_recording_shorter_than_what_is_usually_seen_has_the_width_to_itself() -> None:
+    app = app_of(recording("story"))
+    async with app.run_test(size=(300, 70)) as pilot:
+        await shown(app, pilot, 1.0)
+        (axis,) = [line for line in text(app) if "30 s" in line and "40 s" in line]
+        assert axis.index("10 s") < 0.4 * 300
+        assert any("last 75 s" in line for line in text(app))
 
 
 async def test_the_numbers_are_copied() -> None:

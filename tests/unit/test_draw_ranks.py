@@ -178,3 +178,13 @@ def test_what_is_said_of_skew() -> None:
     assert told(None, None, 1)[0].startswith("One rank")
     assert told(None, None, 4)[0].startswith("Ranks are compared once two")
     assert Skew(9, 8, Metric.STEP, 0, math.nan, math.nan, 0.0).share == 0.0
+
+
+def test_in_much_room_lines_are_taller_and_maps_stand_apart(three: Path) -> None:
+    rows = texts(draw_map(look(three), 160, 86, ASCII))
+    titles = [place for place, row in enumerate(rows) if row.endswith(tuple("0123456789")) and "@ " in row and ".:-" in row]
+    assert len(titles) == 1 + len(look(three).other_metrics)
+    assert len([row for row in rows[: titles[1]] if row.lstrip(" >").startswith(("0 ", "1 ", "2 "))]) == 3
+    assert titles[1] == 2 + 3 * 6 + 1
+    assert all(not rows[title - 1] for title in titles[1:])
+    assert rows[2].count(":") == 6 * 24

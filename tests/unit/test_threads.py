@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from small_recording import BEGIN_NS, S, identity, read, record, span, write
 from zerotop.analysis.affinity import Affinities, cores_text, parse_cores
+from zerotop.analysis.history import PIECE_NS
 from zerotop.analysis.source import RecordingSource
 from zerotop.analysis.threads import MAIN, RankThreads, ThreadTable, crowding
 from zerotop.analysis.view import Rank
@@ -45,7 +46,7 @@ def recorded(folder: Path, *threads: Any, processes: Any = ()) -> Session:
 def told(session: Session, at: float, pieces: int = 1, table: ThreadTable | None = None) -> RankThreads:
     cursor = BEGIN_NS + int(at * S)
     (rank, *_) = RecordingSource(session).view(cursor).ranks
-    return (table or ThreadTable(session)).at(rank, cursor, CELLS, pieces)
+    return (table or ThreadTable(session)).at(rank, cursor, CELLS, pieces * PIECE_NS)
 
 
 def note(folder: Path, at: float, event: str, **facts: Any) -> None:

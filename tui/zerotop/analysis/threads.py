@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.affinity import NO_CORES, Affinities, Cores
-from zerotop.analysis.history import PIECE_NS
 from zerotop.analysis.phases import innermost
 from zerotop.analysis.places import FRESH_NS
 from zerotop.analysis.view import Floats, Rank
@@ -100,13 +99,12 @@ class ThreadTable:
         self.affinities = Affinities(session)
         self._last: tuple[object, RankThreads] | None = None
 
-    def at(self, rank: Rank, cursor_ns: int, cells: int, pieces: int) -> RankThreads:
-        """``cells`` of ``pieces`` half seconds each, up to the last one that is over at the cursor."""
-        cell_ns = pieces * PIECE_NS
+    def at(self, rank: Rank, cursor_ns: int, cells: int, cell_ns: int) -> RankThreads:
+        """``cells`` of so many nanoseconds each, in whole ms, up to the last one that is over at the cursor."""
         end = cursor_ns // cell_ns
         tables = {name: self._session.of_host(name, rank.host) for name in ("threads", "processes")}
         known = tuple(source.count_known(cursor_ns) for sources in tables.values() for source in sources)
-        key = (rank, end, cells, pieces, known, len(self._session.events))
+        key = (rank, end, cells, cell_ns, known, len(self._session.events))
         if self._last is None or self._last[0] != key:
             self._last = (key, self._tell(rank, cursor_ns, (end - cells, end), cell_ns, tables))
         return self._last[1]

@@ -39,7 +39,7 @@ def draw_ranks(
 
 def _title(view: LiveView, width: int) -> Row:
     used, there = cores(view)
-    text = f" {used:.1f} of {there}" + (" cores" if width >= 100 else "") if there and width >= 60 else ""
+    text = f" {used:.1f} of {there}" if there and width >= 60 else ""
     return (*panel_title("Ranks", False), (text, "title-value"))
 
 

@@ -18,7 +18,8 @@ from zerotop.ui.drawing.text import wrap
 from zerotop.ui.ranking import Picture
 
 _LABELS = 12  # cells for the longest name of a line
-_STEP_WIDTHS = (8, 6, 4, 3, 2, 1)  # cells for each step: few, so that the map is rescaled seldom
+_TALLEST, _TALLEST_OTHER = 6, 3  # rows of one rank, of one in another metric's map
+_STEP_WIDTHS = (24, 16, 12, 8, 6, 4, 3, 2, 1)  # cells for each step: few, so that the map is rescaled seldom
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,16 @@ class _Drawing:
         """All of it: the metric that was asked for, the steps, and in what is left of the room other metrics."""
         sentence = self.sentence
         main = self._section(self.picture.metric, self.plan)
+        small = replace(self.plan, tall=self.tall[1])
         order = "by number" if self.picture.by_number else "outliers first"
         title: Row = (*panel_title(f"Ranks: {main.words}", self.focused), (f"  {order}", "muted"))
         rows = [main.title(title, self.width), *sentence, *main.rows()]
         ranks = self._places(1 + len(sentence), self.plan)
-        small = replace(self.plan, tall=1)
         for metric in self.picture.other_metrics if self.plan.tall else ():
             if len(rows) + small.height + 2 > self.height:
                 break
+            if self.air:
+                rows.append(filled((), self.width, self.glyphs))
             section = self._section(metric, small)
             rows.append(section.title(((section.words, "title-value"),), self.width))
             ranks |= self._places(len(rows), small)
@@ -98,7 +101,33 @@ class _Drawing:
     @cached_property
     def plan(self) -> Plan:
         """The lines of the metric that was asked for."""
+        return replace(self._least, tall=self.tall[0])
+
+    @cached_property
+    def _least(self) -> Plan:
         return plan(self.picture, max(1, self.height - 2 - len(self.sentence)), self.glyphs)
+
+    @cached_property
+    def tall(self) -> tuple[int, int]:
+        """Rows of each line, of the metric that was asked for and of the others: more where all of these fit."""
+        least, others = self._least, len(self.picture.other_metrics)
+        room, lines = self._room, len(least.lines)
+        for small in range(_TALLEST_OTHER, 0, -1):
+            for tall in range(_TALLEST, max(small, least.tall), -1):
+                if least.tall and lines * (tall + small * others) <= room:
+                    return tall, small
+        return least.tall, 1
+
+    @cached_property
+    def air(self) -> bool:
+        """Whether there is a row to spare above each of the others."""
+        lines, others = len(self.plan.lines), len(self.picture.other_metrics)
+        return lines * (self.tall[0] + self.tall[1] * others) + others <= self._room
+
+    @property
+    def _room(self) -> int:
+        """Rows for the lines of all metrics."""
+        return self.height - 2 - len(self.sentence) - len(self.picture.other_metrics)
 
     @cached_property
     def shape(self) -> Shape:

@@ -2,44 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from zerotop.analysis.affinity import Cores, cores_text
+from zerotop.analysis.history import PIECE_NS
 from zerotop.analysis.threads import Group, RankThreads, Thread
-from zerotop.analysis.view import Floats
-from zerotop.ui.charts import (
-    AXIS_WIDTH,
-    Canvas,
-    Kind,
-    Scale,
-    Watched,
-    axis_row,
-    framed,
-    grid,
-    line,
-    mean,
-    minmax,
-    stack,
-    time_ticks,
-)
+from zerotop.ui.charts import AXIS_WIDTH, Watched
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.memory import panel_title
 from zerotop.ui.drawing.rows import Row, Span, filled, merged, row_width
 from zerotop.ui.drawing.strips import strip
 from zerotop.ui.drawing.table import Column, Placed, place, rule
 from zerotop.ui.drawing.text import cells, fit, literal
+from zerotop.ui.drawing.threads_chart import draw_chart
 from zerotop.ui.drawing.words import phase_style
-from zerotop.ui.format import about, fixed
+from zerotop.ui.format import fixed
 
 _WINDOW_PIECES = 120  # half seconds that are seen at least
+_WINDOWS = (30, 45, 60, 75, 90)  # seconds: few, so that what grows is rescaled seldom
 _CHART_FROM = 12  # rows of the panel from which there is a chart too
 _LEAST_CHART, _MOST_CHART = 5, 24
 _TALLEST = 4  # rows of one history
-_LETTER = "*"
-_SERIES = "series-0"  # the line of busy threads
+_LEAST_OPENED = 4  # threads of each name that there must be room for to show them unasked
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +46,19 @@ class Line:
 Cell = Callable[[Line, int], Row]
 
 
-def history_shape(width: int, *, nodes: int, bound: bool) -> tuple[int, int]:
-    """(cells, half seconds a cell) of the histories in a panel of this width; see :func:`draw_threads`."""
+def history_shape(width: int, length_ns: int, *, nodes: int, bound: bool) -> tuple[int, int]:
+    """(cells, nanoseconds a cell) of the histories in a panel of this width; see :func:`draw_threads`.
+
+    ``length_ns``: of the recording. One that is shorter than what is usually seen has the cells to itself.
+    """
     columns = _columns_of(width, lambda line, size: (), lambda line, size: (), nodes=nodes, bound=bound).columns
     size = next(size for column, _, size in columns if column.grows)
-    return size, max(1, -(-_WINDOW_PIECES // size))
+    cell_ns = max(1, -(-_WINDOW_PIECES // size)) * PIECE_NS
+    whole_ms = next((seconds * 1000 for seconds in _WINDOWS if seconds * 10**9 >= length_ns), None)
+    if whole_ms is None:
+        return size, cell_ns
+    # Of cells much shorter than a sampler's tick, most would have nothing of their own.
+    return size, min(cell_ns, max(PIECE_NS // 2, -(-whole_ms // size) * 10**6))
 
 
 def _columns_of(width: int, name: Cell, history: Cell, *, nodes: int, bound: bool) -> Placed[Line]:
@@ -158,21 +153,28 @@ def _node(line: Line, size: int) -> Row:
     return ((",".join(map(str, nodes)).rjust(size), "warn" if len(nodes) > 1 else "muted"),)
 
 
-def lines(threads: RankThreads, opened: Set[str], nodes: int) -> list[Line]:
-    """The rows of the table: groups, and of those that are opened each thread."""
+def lines(threads: RankThreads, opened: Collection[str], nodes: int, most: int | None = None) -> list[Line]:
+    """The rows of the table: groups, and of those that are opened each thread, the busiest ``most`` of them."""
     found: list[Line] = []
     for group in threads.groups:
         is_open = group.name in opened and len(group.threads) > 1
         found.append(Line(group, open=is_open, nodes=nodes > 1))
         if is_open:
-            found.extend(Line(group, thread, nodes=nodes > 1) for thread in group.threads)
+            found.extend(Line(group, thread, nodes=nodes > 1) for thread in group.threads[:most])
     return found
+
+
+def _unasked(threads: RankThreads, room: int, tall: int) -> int:
+    """How many threads of each name there is room for under their names, 0 for too few to be worth it."""
+    several = sum(len(group.threads) > 1 for group in threads.groups)
+    most = (room - 1 - tall * len(threads.groups)) // max(1, several)
+    return most if several and most >= _LEAST_OPENED else 0
 
 
 def draw_threads(
     threads: RankThreads,
     told: Sequence[str],
-    opened: Set[str],
+    opened: Collection[str] | None,
     nodes: int,
     watched: Watched,
     begin_s: float,
@@ -181,22 +183,31 @@ def draw_threads(
     *,
     top: int = 0,
 ) -> list[Row]:
-    """The panel. ``told`` are sentences, ``nodes`` how many NUMA nodes the host has, ``top`` the first thread seen."""
+    """The panel. ``told`` are sentences, ``nodes`` how many NUMA nodes the host has, ``top`` the first thread seen.
+
+    ``opened``: names of which each thread is shown by itself; None where nobody chose: as many as there is room for.
+    """
     width, height = size
     if height <= 0 or width <= 0:
         return []
     placed = _placed(threads, width, nodes, glyphs)
     rows = [rule(_title(threads, width), width, glyphs, placed)]
     rows += [filled((("! ", "warn"), (fit(text, width - 2, glyphs), "warn")), width, glyphs) for text in told[: height // 6]]
-    items = lines(threads, opened, nodes)
+    items = lines(threads, opened or (), nodes)
     room = height - len(rows)
     chart = 0
     if height >= _CHART_FROM:
         chart = max(_LEAST_CHART, room // 4, min(room - len(items) - 1, _MOST_CHART, room * 3 // 5))
-        rows += _chart(threads, placed, watched, begin_s, chart, width, glyphs)
+        (_, _, name_size), (_, _, columns) = placed.columns[:2]
+        rows += draw_chart(threads, name_size + 1, columns, watched, begin_s, chart, width, glyphs)
     room -= chart
     tall = max(1, min(_TALLEST, (room - 1) // max(1, len(items)))) if glyphs.smooth else 1
-    table = [row for line in items for row in _item_rows(line, threads, placed, tall, width, glyphs)]
+    most = _unasked(threads, room, tall) if opened is None else 0
+    if most:
+        items = lines(threads, {group.name for group in threads.groups}, nodes, most)
+    table: list[Row] = []
+    for item in items:
+        table += _item_rows(item, threads, placed, 1 if most and item.thread is not None else tall, width, glyphs)
     table.append(filled(_rest(threads, glyphs), width, glyphs))
     top = max(0, min(top, len(table) - room))
     shown = table[top : top + room]
@@ -235,52 +246,6 @@ def _rest(threads: RankThreads, glyphs: Glyphs) -> Row:
     if threads.rest_cores >= 1:
         return ((f"{other}: only the busiest of a rank are recorded one by one", "muted"),)
     return ((f"{other}: hardly running", "muted"),)
-
-
-def _chart(
-    threads: RankThreads, placed: Placed[Line], watched: Watched, begin_s: float, height: int, width: int, glyphs: Glyphs
-) -> list[Row]:
-    """Cores used, in the colours of the phases, and the number of busy threads as a line; time below."""
-    (_, _, name_size), (_, _, size) = placed.columns[:2]
-    used = _columns(threads, threads.cores_used, size)
-    _, high = minmax(threads.time_s, threads.busy, threads.begin_s, threads.end_s, 2 * size, hold=0.5)
-    highest = max(float(np.nanmax(values, initial=0.0)) for values in (used, high))
-    canvas = Canvas(size, height - 1, glyphs)
-    axis = watched.scale("cores", Kind.CORES, highest, canvas.height)
-    grid(canvas, axis)
-    _paint_phases(canvas, used, threads.phases, axis)
-    line(canvas, high, high, _SERIES, top=axis.highest, letter=_LETTER)
-    marks = time_ticks(threads.begin_s - begin_s, threads.end_s - begin_s, size)
-    below = axis_row([(column, text) for column, text in marks if not text.startswith("-")], size, glyphs)
-    left = name_size + 1 - AXIS_WIDTH
-    legend = [*_legend(threads, left, glyphs), *[()] * height][:height]
-    rows = framed(canvas, axis, below)
-    return [filled((*filled(told, left, glyphs), *row), width, glyphs) for told, row in zip(legend, rows, strict=True)]
-
-
-def _columns(threads: RankThreads, values: Floats, size: int) -> Floats:
-    return mean(threads.time_s, values, threads.begin_s, threads.end_s, size, hold=0.5)
-
-
-def _paint_phases(canvas: Canvas, used: Floats, phases: Sequence[str], axis: Scale) -> None:
-    """Each column in the colour of the phase that its time was spent in."""
-    styles = np.array([phase_style(phase) for phase in phases])
-    layers = [(str(style), np.where(styles == style, used, np.nan)) for style in np.unique(styles)]
-    stack(canvas, layers, top=axis.highest)
-
-
-def _legend(threads: RankThreads, width: int, glyphs: Glyphs) -> list[Row]:
-    """What the chart shows, beside it."""
-    rank = threads.rank
-    kinds = list(dict.fromkeys(phase for phase in threads.phases if phase))
-    named = [((glyphs.swatch, phase_style(phase)), (f" {phase.replace('_', ' ')}", "muted")) for phase in kinds]
-    return [
-        ((f"{glyphs.swatch} ", "load"), (f"{fixed(rank.cores_used, 1, 4)} cores", "text")),
-        ((f"{glyphs.track if glyphs.smooth else _LETTER} ", _SERIES), (f"{rank.busy_threads:4d} busy", "text")),
-        ((f"last {about(threads.end_s - threads.begin_s)}", "muted"),),
-        *([()] if named else []),
-        *(tuple(row) for row in named if width >= 12),
-    ]
 
 
 def threads_text(threads: RankThreads) -> str:

@@ -19,7 +19,6 @@ from zerotop.ui.drawing.words import phase_style, phase_word
 
 _LANE = 4  # rows of a lane below which the next one is not shown
 _TWO_RIBBONS = 12  # rows of the picture from which on the phases within phases have a row
-_TALLEST = 12  # rows of a lane: more do not tell more
 # How far the next iteration is shown, as a share of one: what lies at an end goes on there.
 _NEXT = 0.25
 
@@ -118,7 +117,7 @@ def heights(room: int, count: int) -> list[int]:
     if room < 2 or not count:
         return []
     shown = max(1, min(count, room // _LANE))
-    each, more = divmod(min(room, shown * _TALLEST), shown)
+    each, more = divmod(room, shown)
     return [each + (place < more) for place in range(shown)]
 
 

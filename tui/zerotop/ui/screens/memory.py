@@ -11,6 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 
 from zerotop.analysis.memory_view import MemoryView
+from zerotop.analysis.view import Gpu, LiveView
 from zerotop.ui.copying_memory import curve_text, ledger_text, peaks_text
 from zerotop.ui.drawing.footer import Key
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -35,6 +36,7 @@ _TABLE = 66  # cells that a ledger's figures need
 _BESIDE_FROM = 78  # from this width on bars stand beside the table
 _LEAST_BELOW = 6  # rows that peaks and the microscope need
 _TWO_BELOW_FROM = 96
+_LEAST_PAST, _PAST = 8, 64  # rows that a chart under the ledger needs; cells of one from which on there are two
 _HINT = 4  # rows that how to get a look takes
 
 
@@ -99,14 +101,30 @@ class PhasePeaks(MemoryPanel):
     def of_view(self, view: MemoryView, frame: Frame, width: int, height: int, host: bool) -> list[Row]:
         if not host:
             return draw_peaks(view, width, height, self.glyphs, focused=self.has_focus)
-        title = ((f"Resident memory of all ranks, {giga().name}", "title-focused" if self.has_focus else "title"),)
-        chart = draw_past(frame.view, "all ranks", None, width, max(2, height - 1), self.glyphs)
-        return [rule(title, width, self.glyphs), *chart][:height]
+        return _past_of_ranks(frame.view, width, height, self.glyphs, focused=self.has_focus)
 
     def copyable(self) -> str:
         """Every phase, in bytes."""
         view = self.view
         return peaks_text(view.peaks.phases) if view is not None and view.peaks is not None else ""
+
+
+class Past(MemoryPanel):
+    """How the GPU's memory went, and beside it the host's where there is room for both."""
+
+    def of_view(self, view: MemoryView, frame: Frame, width: int, height: int, host: bool) -> list[Row]:
+        if view.gpu is None:
+            return [filled((), width, self.glyphs)] * height
+        key = (view.gpu.host, view.gpu.index)
+        gpu = next((one for one in frame.view.gpus if (one.host, one.index) == key), None)
+        left = (width - GAP) // 2 if width >= 2 * _PAST + GAP else width
+        focused, name = self.has_focus, f"GPU {view.gpu.index}"
+        rows = _past(f"Memory of {name}", name, gpu, frame.view, left, height, self.glyphs, focused=focused)
+        if left == width:
+            return rows
+        beside = _past_of_ranks(frame.view, width - left - GAP, height, self.glyphs, focused=focused)
+        gap = (" " * GAP, "text")
+        return [(*one, gap, *two) for one, two in zip(rows, beside, strict=True)]
 
 
 class Curve(MemoryPanel):
@@ -130,6 +148,18 @@ class Health(MemoryPanel, can_focus=False):
 
     def of_view(self, view: MemoryView, frame: Frame, width: int, height: int, host: bool) -> list[Row]:
         return [draw_health(view, width, self.glyphs)]
+
+
+def _past_of_ranks(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool) -> list[Row]:
+    return _past("Resident memory of all ranks", "all ranks", None, view, width, height, glyphs, focused=focused)
+
+
+def _past(
+    title: str, name: str, gpu: Gpu | None, view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool
+) -> list[Row]:
+    """The last while of a GPU or (None) of all ranks' host memory, under a title."""
+    head = rule(((f"{title}, {giga().name}", "title-focused" if focused else "title"),), width, glyphs)
+    return [head, *draw_past(view, name, gpu, width, max(2, height - 1), glyphs)][:height]
 
 
 class MemoryScreen(Watching):
@@ -156,6 +186,7 @@ class MemoryScreen(Watching):
     def panels(self) -> Iterable[Drawn]:
         yield Bars(self.model, self.glyphs, id="bars")
         yield Ledger(self.model, self.glyphs, id="ledger")
+        yield Past(self.model, self.glyphs, id="past")
         yield PhasePeaks(self.model, self.glyphs, id="peaks")
         yield Curve(self.model, self.glyphs, id="curve")
         yield Health(self.model, self.glyphs, id="health")
@@ -191,15 +222,26 @@ def places(room: Box, view: MemoryView, *, host: bool) -> dict[str, Box]:
         height -= 1
         boxes["health"] = Box(room.x, room.y + height, room.width, 1)
     wanted = max(7, table_rows(view, host=host))
-    upper = height if height - wanted < _LEAST_BELOW else max(wanted, min(height - 12, height // 2))
+    upper = height if height - wanted < _LEAST_BELOW else max(wanted, height - _below_rows(view, height, host=host))
     if room.width >= _BESIDE_FROM:
         bars = bars_width(view, room.width - _TABLE - GAP, host=host)
         boxes["bars"] = Box(room.x, room.y, bars, upper)
-        boxes["ledger"] = Box(room.x + bars + GAP, room.y, room.width - bars - GAP, upper)
+        ledger = upper if host or upper - wanted < _LEAST_PAST else wanted
+        boxes["ledger"] = Box(room.x + bars + GAP, room.y, room.width - bars - GAP, ledger)
+        if ledger < upper:
+            boxes["past"] = Box(room.x + bars + GAP, room.y + ledger, room.width - bars - GAP, upper - ledger)
     else:
         boxes["ledger"] = Box(room.x, room.y, room.width, upper)
     below = Box(room.x, room.y + upper, room.width, height - upper)
     return boxes | (_below(below, view, host=host) if below.height else {})
+
+
+def _below_rows(view: MemoryView, height: int, *, host: bool) -> int:
+    """Rows for what is below: half of all for a chart that fills them, else what its tables need."""
+    if host or view.look is not None or not view.gpus:
+        return max(12, height - height // 2)
+    phases = len(view.peaks.phases) if view.peaks is not None else 1
+    return max(12, 1 + phases, _HINT + 2 + len(view.estimates))
 
 
 def _below(room: Box, view: MemoryView, *, host: bool) -> dict[str, Box]:

@@ -80,7 +80,7 @@ class ThreadsScreen(Watching):
 
     def place(self, room: Box, frame: Frame) -> dict[str, Box]:
         ranks = max(1, len(frame.view.ranks))
-        if room.width >= _BESIDE_FROM and ranks > 2:
+        if room.width >= _BESIDE_FROM and ranks > 2 and ranks >= room.height // 6:
             x = room.x + _LIST_WIDTH + GAP
             return {
                 "ranks": Box(room.x, room.y, _LIST_WIDTH, room.height),
@@ -160,7 +160,7 @@ class Threads(Drawn):
         self.source = source
         self._watched = Watched()
         self._of: tuple[str, int] | None = None
-        self._opened: set[str] = set()
+        self._opened: set[str] | None = None  # nobody chose
         self._top = 0
         self._told: RankThreads | None = None
 
@@ -175,7 +175,8 @@ class Threads(Drawn):
         view = frame.view
         affinities = self.table.affinities
         nodes, bound = affinities.node_count(rank.host), bool(affinities.process(rank.host, rank.pid, view.cursor_ns))
-        self._told = self.table.at(rank, view.cursor_ns, *history_shape(width, nodes=nodes, bound=bound))
+        length_ns = self.source.end_ns - self.source.begin_ns
+        self._told = self.table.at(rank, view.cursor_ns, *history_shape(width, length_ns, nodes=nodes, bound=bound))
         cores = {host.name: host.cores for host in view.hosts}
         return draw_threads(
             self._told,
@@ -203,7 +204,7 @@ class Threads(Drawn):
     def scroll_rows(self, rows: int) -> None:
         """Further down the threads, or (negative) up."""
         groups = self._told.groups if self._told is not None else ()
-        most = sum(1 + len(group.threads) * (group.name in self._opened) for group in groups)
+        most = sum(1 + len(group.threads) * (group.name in (self._opened or ())) for group in groups)
         self._top = max(0, min(self._top + rows, most))
         self.redraw()
 
