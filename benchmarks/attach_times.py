@@ -140,8 +140,8 @@ class Attached:
 
     def picture(self) -> float:
         """Waits until all ranks are seen with a figure; seconds since the command."""
-        wanted = [re.compile(rf"rank +{number} [^r]*?\d\.\d") for number in range(self._ranks)]
-        self.terminal.wait_until(lambda text: all(pattern.search(text) for pattern in wanted))
+        wanted = [re.compile(rf"rank +{number} [^r\n]*?\d\.\d") for number in range(self._ranks)]
+        self.terminal.wait_until(lambda _: all(pattern.search(self.terminal.screen) for pattern in wanted))
         return time.monotonic() - self.began_s
 
     def cpu_s(self) -> float:

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pyte
+
 PATIENCE_S = 60
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])")
 
@@ -30,12 +32,19 @@ class Terminal:
             os.chdir(folder)
             os.execve(command[0], list(command), environment)
         self._drawn = b""
+        self._shown = pyte.Screen(columns, rows)
+        self._stream = pyte.ByteStream(self._shown)
         self._status: int | None = None
 
     @property
     def text(self) -> str:
         """What was drawn since the last key, without escapes and without the order that they give it."""
         return _ESCAPES.sub(b"", self._drawn).decode("utf-8", "replace")
+
+    @property
+    def screen(self) -> str:
+        """What is on it now, a line for each row."""
+        return "\n".join(self._shown.display)
 
     @property
     def drawn(self) -> bytes:
@@ -71,6 +80,7 @@ class Terminal:
         except OSError:  # all of the other side is closed
             return False
         self._drawn += data
+        self._stream.feed(data)
         return bool(data)
 
     def type(self, keys: str) -> None:
