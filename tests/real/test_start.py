@@ -37,7 +37,7 @@ def test_in_a_terminal_it_lists_opens_and_leaves(tmp_path: Path) -> None:
     terminal.wait_for("1 recording")
     terminal.wait_for("GPU memory")
     terminal.type("\r")
-    terminal.wait_for("Qwen2ForCausalLM")
+    terminal.wait_for("Timeline")  # the tabs of the screens, which the list has not
     terminal.type("q")
     terminal.wait_for("1 recording")
     terminal.type("q")
