@@ -13,7 +13,9 @@ from textual.pilot import Pilot
 from textual.widgets import Input, OptionList
 
 from fake_source import cpu_story, failed_story, killed_story, many_story, offload_story
+from paper import Paper
 from watching import Watch, until
+from zerotop.ui.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import ASCII, TEXTURES
 from zerotop.ui.ports import Leaving
 from zerotop.ui.screens.dialog import Page
@@ -22,6 +24,7 @@ from zerotop.ui.screens.leave import LeaveDialog
 from zerotop.ui.tabs import TABS, screen_of
 from zerotop.ui.theme import DARK_NAME, LIGHT_NAME
 from zerotop.ui.widgets.panels import Output, Transport
+from zerotop.ui.widgets.pen import Written
 
 
 async def seen_by_ticks(seen: Watch, pilot: Pilot[Leaving], true: Callable[[], bool]) -> None:
@@ -522,17 +525,26 @@ async def test_resizing() -> None:
         assert "15/616" in seen.text()
 
 
-async def test_only_what_changed_is_repainted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_what_changed_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Watch(offload_story(), 75.0)
     async with seen.app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
-        iteration = seen.app.screen.query_one("#iteration")
-        repainted = []
-        monkeypatch.setattr(type(iteration), "refresh", lambda self, *regions, **_: repainted.extend(regions))
+        region = seen.app.screen.query_one("#iteration").region
+        paper = Paper(seen.text().split("\n"))
+
+        def display(app: ZerotopApp, screen: object, update: object) -> None:
+            assert update is None or isinstance(update, Written), "painted by whole rows"
+            if update is not None:
+                paper.write(update.render_segments(app.console))
+
+        monkeypatch.setattr(ZerotopApp, "_display", display)
         seen.seconds = 75.1  # within the same step
         views = seen.source.views
         await seen_by_ticks(seen, pilot, lambda: seen.source.views > views)
-        assert repainted == []
+        assert not [place for place in paper.touched if region.contains(*place)]
+        before = paper.text
         seen.seconds = 77.9  # one step more
-        await seen_by_ticks(seen, pilot, lambda: bool(repainted))
-        assert 0 < sum(region.area for region in repainted) < iteration.size.area
+        await seen_by_ticks(seen, pilot, lambda: paper.text != before)
+        assert paper.text == seen.text().split("\n")
+        assert 0 < sum(region.contains(*place) for place in paper.touched) < region.area / 2
+        assert len(paper.touched) < seen.app.size.area / 2

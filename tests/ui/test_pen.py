@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.fake_source import FakeSource, offload_story
 from textual.widgets._toast import Toast
 
+from fake_source import FakeSource, offload_story
+from paper import Paper
 from zerotop.ui.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.widgets.pen import Pen, Written, changes
 
-_MOVE = re.compile(r"\x1b\[(\d+);(\d+)H|\x1b\[[\d;]*m|([^\x1b]+)")
 WIDTH = 40
 
 
@@ -56,27 +55,6 @@ def test_only_spans_that_differ_are_written() -> None:
 
 def test_spans_are_found_behind_wide_characters() -> None:
     assert list(changes((("日本", "x"), ("a", "x")), (("日本", "x"), ("b", "x")))) == [(4, [("b", "x")])]
-
-
-class Paper:
-    """A terminal that knows where the cursor is."""
-
-    def __init__(self, lines: list[str]) -> None:
-        self.lines = [list(line) for line in lines]
-
-    def write(self, text: str) -> None:
-        y = x = 0
-        for found in _MOVE.finditer(text):
-            row, column, printed = found.groups()
-            if row:
-                y, x = int(row) - 1, int(column) - 1
-            elif printed:
-                self.lines[y][x : x + len(printed)] = printed
-                x += len(printed)
-
-    @property
-    def text(self) -> list[str]:
-        return ["".join(line) for line in self.lines]
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])

@@ -1,0 +1,34 @@
+"""A terminal that knows only where the cursor is and what is printed there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_MOVE = re.compile(r"\x1b\[(\d+);(\d+)H|\x1b\[[\d;]*m|([^\x1b]+)")
+
+
+class Paper:
+    """Lines of text that are written over; all characters are one cell wide."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self.lines = [list(line) for line in lines]
+        self.touched: set[tuple[int, int]] = set()
+        """The cells (x, y) that were written so far, whether they changed or not."""
+
+    def write(self, text: str) -> None:
+        """Moves and prints as its escapes say."""
+        y = x = 0
+        for found in _MOVE.finditer(text):
+            row, column, printed = found.groups()
+            if row:
+                y, x = int(row) - 1, int(column) - 1
+            elif printed:
+                self.lines[y][x : x + len(printed)] = printed
+                self.touched.update((place, y) for place in range(x, x + len(printed)))
+                x += len(printed)
+
+    @property
+    def text(self) -> list[str]:
+        """What stands on it."""
+        return ["".join(line) for line in self.lines]
