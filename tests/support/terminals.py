@@ -59,7 +59,7 @@ class Terminal:
         """Reads what is drawn until it is as wanted."""
         deadline = time.monotonic() + PATIENCE_S
         while not seen(self.text):
-            assert time.monotonic() < deadline, self.text[-3000:]
+            assert time.monotonic() < deadline, f"{self.text[-3000:]}\n{self.screen}"
             assert self._read(), f"it ended: {self.text[-3000:]}"
 
     def watch(self, seconds: float) -> None:
