@@ -15,7 +15,7 @@ from small_recording import BEGIN_NS, S, identity
 from zerotop.analysis.memory_view import MemoryView, MemoryViews
 from zerotop.analysis.phases import name
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
-from zerotop.ui.drawing.ledger_bars import draw_gpu_bars, draw_host_bars
+from zerotop.ui.drawing.ledger_bars import draw_gpu_bars, draw_host_bars, rank_at
 from zerotop.ui.drawing.ledger_curve import ASK, columns, draw_curve
 from zerotop.ui.drawing.ledger_estimates import draw_estimates
 from zerotop.ui.drawing.ledger_parts import unit_for
@@ -120,7 +120,7 @@ def test_ranks_that_have_gone(tmp_path: Path) -> None:
     recording = usual(tmp_path)
     recording.event(identity(0), 29.2, events.GOODBYE)
     view = view_of(recording, 40)
-    assert "The ranks have gone: this is when the first of them left, 0:10 ago." in text(
+    assert "The ranks have gone: this is when the first left, 0:10 ago." in text(
         draw_gpu_ledger(view, 80, 26, BLOCKS)
     )
 
@@ -247,3 +247,18 @@ def test_units() -> None:
     assert (gibs.text(gib(1.5)).strip(), gibs.text(0).strip(), gibs.text(1).strip()) == ("1.50", "0.00", "<0.01")
     assert (gibs.text(None).strip(), gibs.signed(0).strip(), gibs.signed(-gib(1)).strip()) == ("–", "0.00", "-1.00")
     assert (mibs.name, mibs.text(1 << 20).strip()) == ("MiB", "1.0")
+
+
+def test_bars_are_narrow_before_one_is_left_out_and_the_chosen_one_never_is(tmp_path: Path) -> None:
+    view = view_of(usual(tmp_path), 29.5)
+    gpu = view.gpus[0]
+    several = tuple(replace(gpu, index=index, ranks=(index,)) for index in range(8))
+    four = replace(view, gpus=several[:4], gpu=several[0])
+    names = row_text(draw_gpu_bars(four, 12, 12, BLOCKS)[-1])
+    assert names.split() == ["└0", "1", "2", "3"]
+    eight = replace(view, gpus=several, gpu=several[6])
+    rows = draw_gpu_bars(eight, 12, 12, BLOCKS)
+    assert row_text(rows[-1]).split() == ["└4", "5", "6", "7"]
+    assert all(row_width(row) == 12 and "…" not in row_text(row) for row in rows)
+    assert [rank_at(x, eight, 12, host=False) for x in (5, 7, 9, 11)] == [4, 5, 6, 7]
+    assert "4 more" in row_text(draw_gpu_bars(eight, 12, 12, BLOCKS)[0])

@@ -20,7 +20,7 @@ from zerotop.ui.drawing.text import fit
 from zerotop.ui.units import giga
 
 _AXIS = LABEL_WIDTH + 1
-_WIDEST, _NARROWEST, _GAP = 8, 2, 1
+_WIDEST, _GAP = 8, 1
 _BESIDE = 3  # cells between the GPUs and the chosen one's job
 _PARTS_FROM = 20  # cells that names and figures beside a bar need
 
@@ -46,17 +46,19 @@ def bars_width(view: MemoryView, room: int, *, host: bool) -> int:
 
 def draw_gpu_bars(view: MemoryView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
     """Every GPU against its whole memory; at the right, on a scale of its own, the chosen one's job."""
-    bars = [_gpu_bar(gpu, gpu is view.gpu) for gpu in view.gpus]
-    title = _title("GPUs", view.gpus_beside, focused)
+    left = _overview(max(1, len(view.gpus)), width)
+    first, end, _ = _seen(*_names(view, host=False), left - _AXIS)
+    bars = [_gpu_bar(gpu, gpu is view.gpu) for gpu in view.gpus[first:end]]
+    title = _title("GPUs", view.gpus_beside + len(view.gpus) - len(bars), focused)
     if not bars or height < 4:
         return _to_height([rule(title, width, glyphs)], width, height, glyphs)
     top = max(bar.total for bar in bars)
-    left = _overview(len(bars), width)
     zoom = width - left - _BESIDE
     if view.gpu is None or zoom < _AXIS + 7:
         return _panel(title, bars, top, width, height, glyphs)
     job = _job_bars(view)
     inside = f"GPU {view.gpu.index}, this job"
+    inside = inside if len(inside) < zoom else f"GPU {view.gpu.index}"
     right = _panel(((inside, "title"),), job, max(bar.total for bar in job), zoom, height, glyphs, parts=True)
     overview = _panel(title, bars, top, left, height, glyphs)
     return [merged((*one, (" " * _BESIDE, "text"), *two)) for one, two in zip(overview, right, strict=True)]
@@ -64,8 +66,9 @@ def draw_gpu_bars(view: MemoryView, width: int, height: int, glyphs: Glyphs, *, 
 
 def draw_host_bars(view: MemoryView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
     """What is resident of every rank."""
-    bars = [_host_bar(host, host is view.host) for host in view.hosts]
-    title = _title("Ranks", view.hosts_beside, focused)
+    first, end, _ = _seen(*_names(view, host=True), width - _AXIS)
+    bars = [_host_bar(host, host is view.host) for host in view.hosts[first:end]]
+    title = _title("Ranks", view.hosts_beside + len(view.hosts) - len(bars), focused)
     if not bars or height < 4:
         return _to_height([rule(title, width, glyphs)], width, height, glyphs)
     return _panel(title, bars, max(bar.total for bar in bars), width, height, glyphs, parts=len(bars) == 1)
@@ -76,8 +79,19 @@ def _overview(count: int, width: int) -> int:
     return min(width, _AXIS + count * (min(_WIDEST, max(4, 24 // count)) + _GAP))
 
 
-def _each(count: int, room: int) -> int:
-    return max(_NARROWEST, min(_WIDEST, (room - _GAP * (count - 1)) // count))
+def _names(view: MemoryView, *, host: bool) -> tuple[list[str], int]:
+    """What stands under the bars, and which of them is chosen."""
+    if host:
+        return [str(one.rank) for one in view.hosts], next((n for n, one in enumerate(view.hosts) if one is view.host), 0)
+    return [str(one.index) for one in view.gpus], next((n for n, one in enumerate(view.gpus) if one is view.gpu), 0)
+
+
+def _seen(names: Sequence[str], chosen: int, room: int) -> tuple[int, int, int]:
+    """(the first bar that there is room for, the one after the last, cells of each); the chosen one is among them."""
+    least = max(map(len, names), default=1)
+    count = max(1, min(len(names), (room + _GAP) // (least + _GAP)))
+    first = max(0, min(chosen - count // 2, len(names) - count))
+    return first, min(len(names), first + count), max(least, min(_WIDEST, (room - _GAP * (count - 1)) // count))
 
 
 def rank_at(x: int, view: MemoryView, width: int, *, host: bool) -> int | None:
@@ -86,8 +100,9 @@ def rank_at(x: int, view: MemoryView, width: int, *, host: bool) -> int | None:
     if not whose or x < _AXIS:
         return None
     room = (width if host else _overview(len(whose), width)) - _AXIS
-    place = (x - _AXIS) // (_each(len(whose), room) + _GAP)
-    return min(whose[place], default=None) if x - _AXIS < room and place < len(whose) else None
+    first, end, each = _seen(*_names(view, host=host), room)
+    place = first + (x - _AXIS) // (each + _GAP)
+    return min(whose[place], default=None) if x - _AXIS < room and place < end else None
 
 
 def _title(word: str, beside: int, focused: bool) -> Row:
@@ -128,7 +143,7 @@ def _panel(
     axis = scale(Kind.BYTES, float(top), rows)
     heading: Row = ((axis.unit, "heading"), (" ", "rule")) if row_width(title) + 5 < width else ()
     room = width - _AXIS
-    each = _each(len(bars), room)
+    *_, each = _seen([bar.name for bar in bars], 0, room)
     aside = parts and room - len(bars) * (each + _GAP) >= _PARTS_FROM
     if parts and not aside and len(bars) * (5 + _GAP) + _PARTS_FROM <= room:
         each, aside = 5, True
@@ -156,7 +171,7 @@ def _beside(bar: _Bar, axis: Scale, rows: int, width: int, glyphs: Glyphs) -> di
         amount, part = size
         row = rows - 1 - int(min(rows - 1, amount / axis.highest * rows))
         figure = unit.text(int(part))
-        name = fit(_NAMES.get(style, ""), width - len(figure) - 2, glyphs)
+        name = fit(_WORDS.get(style, ""), width - len(figure) - 2, glyphs)
         found[row] = ((f"  {name}".ljust(width - len(figure)), "muted"), (figure, "text"))
     return found
 
@@ -170,7 +185,7 @@ def _middles(parts: Sequence[Part]) -> list[tuple[str, tuple[float, float]]]:
     return found
 
 
-_NAMES = {
+_WORDS = {
     "memory-parameters": "parameters",
     "memory-gradients": "gradients",
     "memory-master": "master weights",

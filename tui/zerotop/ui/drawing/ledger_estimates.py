@@ -8,7 +8,7 @@ from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.ledger_parts import Unit, unit_for
 from zerotop.ui.drawing.rows import Row, filled
 from zerotop.ui.drawing.table import Column, place, rule
-from zerotop.ui.drawing.text import fit
+from zerotop.ui.drawing.text import fit, wrap
 
 
 def draw_estimates(view: MemoryView, width: int, height: int, glyphs: Glyphs) -> list[Row]:
@@ -20,8 +20,8 @@ def draw_estimates(view: MemoryView, width: int, height: int, glyphs: Glyphs) ->
     placed = place(_columns(unit, own, glyphs), width)
     rows = [rule(((f"DeepSpeed's estimates, {unit.name}", "title"),), width, glyphs, placed)]
     rows += [placed.row(each, width, glyphs) for each in view.estimates[: height - 1]]
-    if view.setup is not None and view.setup.largest_layer is None and len(rows) < height:
-        rows.append(filled(((fit(_LAYER, width, glyphs), "muted"),), width, glyphs))
+    if view.setup is not None and view.setup.largest_layer is None:
+        rows += [filled(((line, "muted"),), width, glyphs) for line in wrap(_LAYER, width, height - len(rows), glyphs)]
     return rows
 
 

@@ -132,7 +132,7 @@ def _gone(view: MemoryView, width: int, glyphs: Glyphs) -> list[Row]:
     seconds = (view.cursor_ns - view.moment_ns) / 1e9
     ago = f", {clock(seconds)} ago" if seconds >= 1 else ""
     failed = view.failure is not None and view.moment_ns == view.failure.unix_ns
-    text = f"The ranks have gone: this is when {'it failed' if failed else 'the first of them left'}{ago}."
+    text = f"The ranks have gone: this is when {'it failed' if failed else 'the first left'}{ago}."
     return [((line, "warn"),) for line in wrap(text, width, 2, glyphs)]
 
 

@@ -22,7 +22,7 @@ from zerotop.ui.drawing.words import phase_style
 from zerotop.ui.format import fixed
 
 _WINDOW_PIECES = 120  # half seconds that are seen at least
-_WINDOWS = (30, 45, 60, 75, 90)  # seconds: few, so that what grows is rescaled seldom
+_WINDOWS = (15, 30, 45, 60, 75, 90)  # seconds: few, so that what grows is rescaled seldom
 _CHART_FROM = 12  # rows of the panel from which there is a chart too
 _LEAST_CHART, _MOST_CHART = 5, 24
 _TALLEST = 4  # rows of one history
@@ -164,6 +164,11 @@ def lines(threads: RankThreads, opened: Collection[str], nodes: int, most: int |
     return found
 
 
+def _tall(room: int, count: int, glyphs: Glyphs) -> int:
+    """Rows of each of so many lines."""
+    return max(1, min(_TALLEST, room // max(1, count))) if glyphs.smooth else 1
+
+
 def _unasked(threads: RankThreads, room: int, tall: int) -> int:
     """How many threads of each name there is room for under their names, 0 for too few to be worth it."""
     several = sum(len(group.threads) > 1 for group in threads.groups)
@@ -198,10 +203,13 @@ def draw_threads(
     chart = 0
     if height >= _CHART_FROM:
         chart = max(_LEAST_CHART, room // 4, min(room - len(items) - 1, _MOST_CHART, room * 3 // 5))
+        # What a table of lines all of one height leaves is the chart's.
+        left = room - chart - 1
+        chart += max(0, min(left - len(items) * _tall(left, len(items), glyphs), _MOST_CHART - chart))
         (_, _, name_size), (_, _, columns) = placed.columns[:2]
         rows += draw_chart(threads, name_size + 1, columns, watched, begin_s, chart, width, glyphs)
     room -= chart
-    tall = max(1, min(_TALLEST, (room - 1) // max(1, len(items)))) if glyphs.smooth else 1
+    tall = _tall(room - 1, len(items), glyphs)
     most = _unasked(threads, room, tall) if opened is None else 0
     if most:
         items = lines(threads, {group.name for group in threads.groups}, nodes, most)

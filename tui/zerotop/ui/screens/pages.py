@@ -83,10 +83,12 @@ def _together(keys: list[str]) -> list[str]:
     return [f"{keys[0]} to {keys[-1]}"] if keys[0].isdigit() and len(keys) > 1 else keys
 
 
-def job_text(view: LiveView, glyphs: Glyphs) -> Text:
+def job_text(view: LiveView, glyphs: Glyphs) -> Group:
     """What is known about the job, its engine and its hosts, and every notice in full."""
     job = view.job
-    text = Text()
+    known = Table.grid(padding=(0, 2))
+    known.add_column(no_wrap=True, style="bold")
+    known.add_column()
     for label, value in (
         ("name", job.name),
         ("command", shlex.join(job.command)),
@@ -100,12 +102,9 @@ def job_text(view: LiveView, glyphs: Glyphs) -> Text:
         ("hosts", "\n".join(_host(host.name, host.cores, host.memory_limit_bytes) for host in view.hosts)),
     ):
         if value:
-            text.append(f"{label:<10}", "bold")
-            text.append(literal_lines(value, glyphs).replace("\n", "\n" + " " * 10) + "\n")
-    for sentence in (job.exit_text, *job.notices):
-        if sentence:
-            text.append("\n" + literal_lines(sentence, glyphs) + "\n")
-    return text
+            known.add_row(label, Text(literal_lines(value, glyphs)))
+    said = (Text("\n" + literal_lines(sentence, glyphs)) for sentence in (job.exit_text, *job.notices) if sentence)
+    return Group(known, *said)
 
 
 def _batch(view: LiveView) -> str:
