@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fake_source import FakeSource, Story, cpu_story, failed_story, killed_story, many_story, offload_story
-from zerotop.analysis.view import Inferred, LiveView
+from zerotop.analysis.view import Inferred, LiveView, State
 from zerotop.ui.drawing.footer import Moment, Tab, draw_badge, draw_keys, draw_status, draw_tabs, draw_transport
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
 from zerotop.ui.drawing.header import draw_header, draw_notices, notices
@@ -17,6 +17,7 @@ from zerotop.ui.drawing.memory import draw_memory
 from zerotop.ui.drawing.output import Pane, draw_output, lines_seen
 from zerotop.ui.drawing.processors import draw_cpu, draw_gpu
 from zerotop.ui.drawing.rows import Row, row_text
+from zerotop.ui.drawing.words import nothing_printed
 from zerotop.ui.keys import entries
 
 
@@ -241,7 +242,7 @@ def test_output_is_literal_and_scrolls() -> None:
     assert title.startswith("Output more than 19 newer below, this is the begin ──")
     assert texts(draw_output(Pane(lines), 12, 1, ASCII)) == ["> [red]?[31."[:10] + ".."]
     assert [lines_seen(height) for height in (1, 2, 3, 10)] == [1, 2, 2, 9]
-    assert texts(draw_output(Pane(()), 24, 3, BLOCKS))[1].strip() == "nothing printed yet"
+    assert texts(draw_output(Pane(()), 24, 3, BLOCKS, nothing="nothing printed yet"))[1].strip() == "nothing printed yet"
 
 
 def test_an_alert_is_told_in_full() -> None:
@@ -346,3 +347,18 @@ def test_a_process_that_nobody_numbered_is_the_job() -> None:
         text = "\n".join(texts(draw(view, 80, 8, BLOCKS)))
         assert " job " in text or "\njob " in text
         assert "-1" not in text
+
+
+def test_of_ranks_that_are_watched_from_outside_no_phase_is_told() -> None:
+    view = at(offload_story(), 60)
+    unseen = [replace(rank, phase="", phase_s=0.0) for rank in view.ranks]
+    outside = replace(view, ranks=tuple(unseen), job=replace(view.job, prints_here=False))
+    rows = texts(draw_cpu(outside, 120, 12, BLOCKS))
+    assert not any("starting" in row or " now " in row for row in rows)
+    mixed = replace(view, ranks=(*unseen[:1], *view.ranks[1:]))
+    (first, second) = texts(draw_cpu(mixed, 120, 12, BLOCKS))[1:3]
+    assert first.split()[:3] == ["rank", "0", "–"]
+    assert "■" in second
+    assert nothing_printed(outside.job) == "not recorded: it goes where the job was started"
+    waiting = replace(outside, job=replace(outside.job, state=State.STARTING))
+    assert "starting" in texts(draw_cpu(waiting, 120, 12, BLOCKS))[1]

@@ -200,6 +200,7 @@ class RecordingSource:
             gradient_accumulation=facts.get("gradient_accumulation"),
             ranks=facts.get("world_size"),
             notices=self._notices(cursor, lost),
+            prints_here=not self._until("attached", cursor),
         )
 
     def _state(self, cursor: int, engine: bool) -> tuple[State, int | None, str]:

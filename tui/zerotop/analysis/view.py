@@ -45,6 +45,7 @@ class Job:
     gradient_accumulation: int | None
     ranks: int | None  # world size
     notices: tuple[str, ...]  # sentences to say once: no NVIDIA driver, a silent rank, a stopped sampler
+    prints_here: bool = True  # False where it ran already when it was attached to: what it prints goes elsewhere
 
 
 @dataclass(frozen=True, slots=True)

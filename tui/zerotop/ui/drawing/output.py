@@ -22,8 +22,10 @@ class Pane:
     seeks: int = field(default=0, compare=False)  # how often somebody has gone to another moment
 
 
-def draw_output(pane: Pane, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
-    """The pane's lines. In one or two rows there is no title."""
+def draw_output(
+    pane: Pane, width: int, height: int, glyphs: Glyphs, *, focused: bool = False, nothing: str = ""
+) -> list[Row]:
+    """The pane's lines, or where there are none what is said instead. In one or two rows there is no title."""
     if height <= 0:
         return []
     lines, room = pane.lines, lines_seen(height)
@@ -39,7 +41,7 @@ def draw_output(pane: Pane, width: int, height: int, glyphs: Glyphs, *, focused:
         for line in shown
     )
     if not lines:
-        rows.append(filled((("  nothing printed yet" if titled else "", "muted"),), width, glyphs))
+        rows.append(filled(((f"  {nothing}" if titled else "", "muted"),), width, glyphs))
     return (rows + [filled((), width, glyphs)] * height)[:height]
 
 

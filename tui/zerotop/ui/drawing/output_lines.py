@@ -52,14 +52,14 @@ class Page:
     wrapped: bool
 
 
-def draw_lines(page: Page, found: Found, width: int, height: int, glyphs: Glyphs) -> list[Row]:
-    """A title, then the lines; at the right where in the whole output they are."""
+def draw_lines(page: Page, found: Found, width: int, height: int, glyphs: Glyphs, nothing: str = "") -> list[Row]:
+    """A title, then the lines, or ``nothing`` where there are none; at the right where in the whole output they are."""
     if height <= 0 or width <= 0:
         return []
     room = lines_seen(height)
     rows = [row for row, _ in laid_out(page, found, width, room, glyphs)]
     if not page.lines:
-        rows = [(("  nothing was printed up to here", "muted"),)]
+        rows = [((f"  {nothing}", "muted"),)]
     shown = [filled(row, width - 1, glyphs) for row in (rows + [()] * room)[:room]]
     bar = _bar(page, found, room, glyphs)
     rows = [merged((*row, end)) for row, end in zip(shown, bar, strict=True)]

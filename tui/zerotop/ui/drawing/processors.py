@@ -99,6 +99,8 @@ def _rank_columns(view: LiveView, width: int, tall: int, glyphs: Glyphs) -> list
     ranks = view.ranks
     several = len(view.hosts) > 1
     well = view.job.state is State.ENDED and view.job.exit_code == 0
+    starting = view.job.state is State.STARTING
+    told = starting or any(rank.phase for rank in ranks)  # not of ranks that are only watched from outside
     names = {rank.rank: rank_name(rank.rank, short=width < 46) for rank in ranks}
     longest = max([1, *(len(name) for name in names.values())])
     decimals = decimals_for(max([0, *(rank.rss_peak_bytes for rank in ranks)]) / giga().bytes)
@@ -106,11 +108,14 @@ def _rank_columns(view: LiveView, width: int, tall: int, glyphs: Glyphs) -> list
     def phase(rank: Rank, cells: int) -> Row:
         if not rank.alive:
             return (("ended".ljust(cells), "muted"),) if well else (("exited".ljust(cells), "alert"),)
+        if not (rank.phase or starting):
+            return ((glyphs.plain(MISSING), "muted"),)
         style = phase_style(rank.phase)
         return ((f"{glyphs.swatch} ", style), (phase_word(rank.phase, glyphs).ljust(cells - 2), "text"))
 
     def since(rank: Rank, cells: int) -> Row:
-        return ((f"{fixed(rank.phase_s, 1, cells - 2)} s" if rank.alive else " " * cells, "muted"),)
+        known = rank.alive and (rank.phase or starting)
+        return ((f"{fixed(rank.phase_s, 1, cells - 2)} s" if known else " " * cells, "muted"),)
 
     def load(rank: Rank, cells: int) -> Row:
         return _cores_strip(view, rank, cells, 1, glyphs)[0]
@@ -133,8 +138,7 @@ def _rank_columns(view: LiveView, width: int, tall: int, glyphs: Glyphs) -> list
     return [
         Column((), longest, 9, lambda rank, _: ((names[rank.rank].rjust(longest), "label"),), left=True),
         *([Column((("host", "heading"),), host_width, 4, host, left=True)] if several else []),
-        Column((("now", "heading"),), 12, 8, phase, left=True),
-        Column((), 7, 3, since),
+        *([Column((("now", "heading"),), 12, 8, phase, left=True), Column((), 7, 3, since)] if told else []),
         *([] if tall > 1 else [Column(partial(strip_heading, view.history.piece_s), 7, 7, load, grows=True, left=True)]),
         *([Column(_BUSIEST, 13, 3, busiest, grows=True, left=True)] if tall > 1 else []),
         Column((("cores", "heading"),), 5, 9, lambda rank, cells: figure(fixed(rank.cores_used, 1, cells), rank, cells)),

@@ -48,6 +48,11 @@ def phase_style(phase: str) -> str:
     return _PHASE_STYLES.get(phase, "phase-other")
 
 
+def nothing_printed(job: Job) -> str:
+    """What stands where the job's output would."""
+    return "nothing printed yet" if job.prints_here else "not recorded: it goes where the job was started"
+
+
 def rank_name(rank: int, *, short: bool = False) -> str:
     """``rank 3``, or ``3``; a process that nobody numbered is the job itself."""
     if rank < 0:

@@ -14,6 +14,7 @@ from zerotop.ui.drawing.footer import Key
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.output_lines import draw_lines, laid_out, lines_seen, plain_text
 from zerotop.ui.drawing.rows import Row
+from zerotop.ui.drawing.words import nothing_printed
 from zerotop.ui.frame import Frame
 from zerotop.ui.layout import Box
 from zerotop.ui.ports import Source
@@ -216,7 +217,8 @@ class Lines(Drawn):
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         self.reading.look(frame.view.cursor_ns, frame.output.seeks)
         page = self.reading.page(lines_seen(height))
-        return draw_lines(page, self.reading.found(), width, height, self.glyphs)
+        nothing = nothing_printed(frame.view.job)
+        return draw_lines(page, self.reading.found(), width, height, self.glyphs, nothing)
 
     def copyable(self) -> str:
         """The lines that are seen, each whole."""

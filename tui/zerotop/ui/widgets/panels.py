@@ -18,6 +18,7 @@ from zerotop.ui.drawing.output import draw_output, lines_seen
 from zerotop.ui.drawing.post_mortem import draw_post_mortem
 from zerotop.ui.drawing.processors import draw_cpu, draw_gpu
 from zerotop.ui.drawing.rows import Row
+from zerotop.ui.drawing.words import nothing_printed
 from zerotop.ui.frame import Frame
 from zerotop.ui.keys import with_own
 from zerotop.ui.widgets.drawn import Drawn
@@ -93,7 +94,8 @@ class Output(Drawn, can_focus=True):
             self.room = room
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        return draw_output(frame.output, width, height, self.glyphs, focused=self.has_focus)
+        nothing = nothing_printed(frame.view.job)
+        return draw_output(frame.output, width, height, self.glyphs, focused=self.has_focus, nothing=nothing)
 
     def scroll_lines(self, lines: int) -> None:
         """Asks for older lines (positive) or newer ones."""
