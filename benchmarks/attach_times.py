@@ -140,7 +140,7 @@ class Attached:
 
     def picture(self) -> float:
         """Waits until all ranks are seen with a figure; seconds since the command."""
-        wanted = [re.compile(rf"rank +{number} [^r\n]*?\d\.\d") for number in range(self._ranks)]
+        wanted = [re.compile(rf"rank +{number} .*?\d\.\d") for number in range(self._ranks)]
         self.terminal.wait_until(lambda _: all(pattern.search(self.terminal.screen) for pattern in wanted))
         return time.monotonic() - self.began_s
 
