@@ -224,3 +224,11 @@ async def test_with_room_to_spare_memory_over_time_is_under_the_ledger() -> None
         assert "Resident memory of all ranks, GiB" in said
         said = await screen.press("h")
         assert "Memory of GPU 0" not in said
+
+
+async def test_without_a_probe_memory_over_time_is_what_there_is_to_show(tmp_path: Path) -> None:
+    app = ZerotopApp(RecordingSource(recordings.from_outside("z2-offload", tmp_path)), None, title="outside")
+    async with app.run_test(size=(80, 24)) as pilot:
+        said = await Shown(app, pilot, MemoryScreen).press("end", "4")
+        assert "Memory of GPU 0, GiB" in said
+        assert "Peaks by phase" not in said

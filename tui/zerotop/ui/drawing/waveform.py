@@ -12,7 +12,7 @@ from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.memory import panel_title
 from zerotop.ui.drawing.rows import Row, Span, both_ends, filled, row_width
 from zerotop.ui.drawing.table import rule
-from zerotop.ui.drawing.text import cells, fit, literal
+from zerotop.ui.drawing.text import cells, fit, literal, wrap
 from zerotop.ui.drawing.waveform_lanes import BORDER, GUTTER, LANES, PINNED, Lane, border, codes, draw_lane, lanes
 from zerotop.ui.drawing.waveform_words import folded, left_out, seconds, sentence, whose
 from zerotop.ui.drawing.words import phase_style, phase_word
@@ -185,5 +185,7 @@ def _write_next(canvas: Canvas, edge: int, glyphs: Glyphs) -> None:
 def draw_nothing(lines: tuple[tuple[str, str], ...], width: int, height: int, glyphs: Glyphs, *, focused: bool) -> list[Row]:
     """The panel where nothing can be folded: what is missing and how to get it, as (text, style)."""
     rows = [rule(panel_title("Iteration", focused), width, glyphs)]
-    rows += [filled(((f"  {glyphs.plain(text)}", style),), width, glyphs) for text, style in lines]
+    for text, style in lines:
+        said = wrap(glyphs.plain(text), max(1, width - 4), max(0, height - len(rows)), glyphs)
+        rows += [filled(((f"  {line}", style),), width, glyphs) for line in said]
     return (rows + [filled((), width, glyphs)] * height)[:height]

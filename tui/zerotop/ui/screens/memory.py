@@ -238,15 +238,24 @@ def places(room: Box, view: MemoryView, *, host: bool) -> dict[str, Box]:
 
 def _below_rows(view: MemoryView, height: int, *, host: bool) -> int:
     """Rows for what is below: half of all for a chart that fills them, else what its tables need."""
+    if not host and _only_watched(view):
+        return height
     if host or view.look is not None or not view.gpus:
         return max(12, height - height // 2)
     phases = len(view.peaks.phases) if view.peaks is not None else 1
     return max(12, 1 + phases, _HINT + 2 + len(view.estimates))
 
 
+def _only_watched(view: MemoryView) -> bool:
+    """Nothing is known from inside: what there is to show is how the GPU's memory went."""
+    return view.gpu is not None and view.peaks is None and view.look is None and not view.estimates
+
+
 def _below(room: Box, view: MemoryView, *, host: bool) -> dict[str, Box]:
     if host:
         return {"peaks": room}
+    if _only_watched(view):
+        return {"past": room}
     if room.width < _TWO_BELOW_FROM:
         return {"curve" if view.look is not None else "peaks": room}
     left = min(68, (room.width - GAP) * 2 // 5)
