@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from zerotop.ui.charts import Canvas, area, band, heatmap, levels, line, ribbon, stack
+from zerotop.ui.charts import Canvas, Pile, area, band, heatmap, levels, line, ribbon, stack, stacks
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.drawing.rows import Row, row_text, row_width
 
@@ -85,6 +85,28 @@ def test_of_three_layers_in_a_cell_the_two_largest_are_seen() -> None:
     canvas = Canvas(1, 1, BLOCKS)
     stack(canvas, [("a", np.array([3.0])), ("b", np.array([1.0])), ("c", np.array([4.0]))], top=8)
     assert canvas.rows() == [(("▃", "a/c"),)]
+
+
+@pytest.mark.parametrize("glyphs", [BLOCKS, TEXTURES, ASCII], ids=lambda glyphs: glyphs.name)
+def test_several_stacks_at_once_are_each_as_it_is_alone(glyphs: Glyphs) -> None:
+    numbers = np.random.default_rng(7)
+    piles = [
+        Pile(
+            1, 3, [("load", numbers.random(40)), ("load-free", numbers.random(40)), ("load-others", numbers.random(40))], 2.0
+        ),
+        Pile(5, 1, [("memory-allocated", np.append(numbers.random(38) / 20, [np.nan, 0.0]))], 1.0),
+        Pile(6, 4, [("series-1", 9 * numbers.random(40)), ("series-2", 9 * numbers.random(30))], 10.0),
+    ]
+    canvas = Canvas(40, 11, glyphs)
+    stacks(canvas, piles)
+    rows = canvas.rows()
+    for pile in piles:
+        alone = Canvas(40, pile.rows, glyphs)
+        stack(alone, pile.layers, top=pile.top)
+        assert rows[pile.row : pile.row + pile.rows] == alone.rows()
+        part = canvas.part(pile.row, pile.rows)
+        assert part.rows() == alone.rows()
+    assert {row_text(rows[y]) for y in (0, 4, 10)} == {" " * 40}
 
 
 def test_little_is_seen_and_nothing_is_not() -> None:

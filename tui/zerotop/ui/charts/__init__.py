@@ -8,7 +8,7 @@ from zerotop.ui.charts.axes import AXIS_WIDTH, axis_row, framed, grid, step_axis
 from zerotop.ui.charts.canvas import Canvas
 from zerotop.ui.charts.coloured import HEAT, heatmap, levels, ribbon
 from zerotop.ui.charts.columns import bridged, edges, last, mean, minmax, shares
-from zerotop.ui.charts.fills import area, band, stack
+from zerotop.ui.charts.fills import Pile, area, band, stack, stacks
 from zerotop.ui.charts.lines import line
 from zerotop.ui.charts.scales import Fitted, Kind, Watched, scale
 from zerotop.ui.drawing.axis import Scale
@@ -19,6 +19,7 @@ __all__ = [
     "Canvas",
     "Fitted",
     "Kind",
+    "Pile",
     "Scale",
     "Watched",
     "area",
@@ -38,6 +39,7 @@ __all__ = [
     "scale",
     "shares",
     "stack",
+    "stacks",
     "step_axis",
     "time_axis",
     "time_ticks",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,6 +35,14 @@ class Canvas:
         self.back = np.zeros(shape, np.int16)
         self._names = [""]
         self._numbers = {"": 0}
+
+    def part(self, row: int, rows: int) -> Canvas:
+        """Some of its rows as a canvas: what is drawn there is drawn here."""
+        part = copy(self)
+        place = slice(max(0, row), max(0, row) + max(0, rows))
+        part.characters, part.fore, part.back = self.characters[place], self.fore[place], self.back[place]
+        part.height = len(part.characters)
+        return part
 
     @property
     def dots(self) -> int:

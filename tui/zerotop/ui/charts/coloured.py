@@ -21,19 +21,20 @@ Codes = NDArray[np.integer]
 def ribbon(canvas: Canvas, codes: Codes, styles: Sequence[str], *, row: int = 0, rows: int = 1, x: int = 0) -> None:
     """Colours cells by ``styles[code]``, ``rows`` rows of them from ``row`` on; a negative code leaves a cell empty.
 
-    ``codes`` has one for each cell from column ``x`` on, or two: then a cell is split between a left and a right half.
+    ``codes`` has one for each cell from column ``x`` on, or two: then a cell is split between a left and a right half. There
+    may be several rows of them.
     """
     room = canvas.width - x
     if room <= 0 or row >= canvas.height or not styles:
         return
-    halves = len(codes) > room
-    codes = np.where((codes >= 0) & (codes < len(styles)), codes, -1)[: 2 * room if halves else room]
-    if halves and len(codes) % 2:
-        codes = np.append(codes, -1)
-    left, right = (codes[0::2], codes[1::2]) if halves else (codes, codes)
+    halves = codes.shape[-1] > room
+    codes = np.where((codes >= 0) & (codes < len(styles)), codes, -1)[..., : 2 * room if halves else room]
+    if halves and codes.shape[-1] % 2:
+        codes = np.concatenate((codes, np.full_like(codes[..., :1], -1)), axis=-1)
+    left, right = (codes[..., 0::2], codes[..., 1::2]) if halves else (codes, codes)
     if not canvas.glyphs.smooth:
         right = left = np.where(left < 0, right, left)
-    _split(canvas, left, right, styles, (slice(row, row + rows), slice(x, x + len(left))), _LEFT_HALF)
+    _split(canvas, left, right, styles, (slice(row, row + rows), slice(x, x + left.shape[-1])), _LEFT_HALF)
 
 
 def heatmap(

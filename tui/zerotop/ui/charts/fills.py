@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.ui.charts.canvas import EIGHTHS, SPACE, Canvas, heights
+from zerotop.ui.charts.canvas import EIGHTHS, SPACE, Canvas, heights, shown
 from zerotop.ui.charts.columns import Numbers
 
 Ints = NDArray[np.int64]
@@ -23,69 +24,91 @@ def area(canvas: Canvas, values: Numbers, style: str, *, top: float, bottom: flo
     stack(canvas, [(style, above)], top=top - bottom)
 
 
+class Pile(NamedTuple):
+    """Layers upon one another in some rows of a canvas; ``top`` is the value at the upper edge of these rows."""
+
+    row: int
+    rows: int
+    layers: Sequence[Layer]
+    top: float
+
+
 def stack(canvas: Canvas, layers: Sequence[Layer], *, top: float) -> None:
     """Stacks layers upwards from 0; each has one amount for each cell column. NaN and less than nothing count as nothing.
 
     A cell in which two layers meet is split between them; of three, the two largest are seen. A column that is not nothing
     is seen, however little it is. What lies beyond ``top`` is left out.
     """
-    if not canvas.width or not canvas.height or not layers:
+    stacks(canvas, [Pile(0, canvas.height, layers, top)])
+
+
+def stacks(canvas: Canvas, piles: Sequence[Pile]) -> None:
+    """Several stacks under one another, all at once: that costs hardly more than one of them."""
+    piles = [pile for pile in piles if pile.rows and pile.layers]
+    if not canvas.width or not piles:
         return
-    edges = _edges(canvas, layers, top)
-    floor = (8 * np.arange(canvas.height - 1, -1, -1))[:, None]
-    covers = np.clip(edges[1:, None, :] - floor, 0, 8) - np.clip(edges[:-1, None, :] - floor, 0, 8)
+    which = np.repeat(np.arange(len(piles)), [pile.rows for pile in piles])
+    place = np.concatenate([np.arange(pile.row, pile.row + pile.rows) for pile in piles])
+    floor = 8 * np.concatenate([np.arange(pile.rows - 1, -1, -1) for pile in piles])
+    covers = np.diff(np.clip(_edges(canvas.width, piles)[:, which] - floor[:, None], 0, 8), axis=0)
     filled = covers.sum(axis=0)
-    numbers = np.array([canvas.number(style) for style, _ in layers], np.int16)
     largest = covers.argmax(axis=0)
+    styles = _of_layers(piles, canvas.number, np.int16)
+    numbers = styles[which[:, None], largest]
     if not canvas.glyphs.smooth:
-        _whole_cells(canvas, largest, filled >= 4, [canvas.glyphs.part(style) for style, _ in layers], numbers)
+        letters = _of_layers(piles, lambda style: ord(canvas.glyphs.part(style)), np.uint32)[which[:, None], largest]
+        there = filled >= 4
+        canvas.characters[place] = np.where(there, letters, canvas.characters[place])
+        canvas.fore[place] = np.where(there, numbers, canvas.fore[place])
         return
-    canvas.back = np.where((filled > 0) & (filled < 8), canvas.shown(), canvas.back)
-    canvas.characters = np.where(filled > 0, EIGHTHS[filled], canvas.characters)
-    canvas.fore = np.where(filled > 0, numbers[largest], canvas.fore)
-    if len(layers) > 1:
-        _split(canvas, covers, largest, filled == 8, numbers)
+    characters, fore, back = canvas.characters[place], canvas.fore[place], canvas.back[place]
+    some = filled > 0
+    back = np.where(some & (filled < 8), shown(characters, fore, back), back)
+    characters, fore = np.where(some, EIGHTHS[filled], characters), np.where(some, numbers, fore)
+    if len(covers) > 1:
+        meeting = np.flatnonzero((filled == 8) & (covers.max(axis=0) < 8))
+        lower, upper, eighths = _split(covers.reshape(len(covers), -1)[:, meeting])
+        whose = which[meeting // canvas.width]
+        characters.ravel()[meeting] = EIGHTHS[eighths]
+        fore.ravel()[meeting], back.ravel()[meeting] = styles[whose, lower], styles[whose, upper]
+    canvas.characters[place], canvas.fore[place], canvas.back[place] = characters, fore, back
 
 
-def _edges(canvas: Canvas, layers: Sequence[Layer], top: float) -> Ints:
-    """Where layers end, in eighths of a cell from below, shape (layers + 1, width); the first row is the ground."""
-    amounts = np.zeros((len(layers) + 1, canvas.width))
-    for row, (_, values) in zip(amounts[1:], layers, strict=True):
-        row[: len(values)] = np.maximum(0.0, np.nan_to_num(np.asarray(values, np.float64)[: canvas.width], posinf=1e300))
-    with np.errstate(over="ignore"):
+def _of_layers(piles: Sequence[Pile], told: Callable[[str], int], kind: type[np.integer]) -> NDArray[np.integer]:
+    """Something of each layer's style, shape (piles, layers)."""
+    most = max(len(pile.layers) for pile in piles)
+    return np.array([[*(told(style) for style, _ in pile.layers), *[0] * (most - len(pile.layers))] for pile in piles], kind)
+
+
+def _edges(width: int, piles: Sequence[Pile]) -> Ints:
+    """Where layers end, in eighths of a cell from below, shape (layers + 1, piles, width); the first are the ground."""
+    amounts = np.zeros((1 + max(len(pile.layers) for pile in piles), len(piles), width))
+    for place, pile in enumerate(piles):
+        for row, (_, values) in zip(amounts[1:, place], pile.layers, strict=False):
+            row[: len(values)] = values[:width]
+    amounts = np.fmin(np.fmax(amounts, 0.0), 1e300)
+    tops, sizes = np.array([(pile.top, 8 * pile.rows) for pile in piles]).T[:, :, None]
+    with np.errstate(all="ignore"):
         sums = np.minimum(amounts.cumsum(axis=0), 1e300)
-    edges: Ints = np.rint(np.nan_to_num(heights(sums, 0.0, top, 8 * canvas.height))).astype(np.int64)
+        places = np.fmax(np.clip(sums / tops * sizes, 0, sizes), 0)
+    edges: Ints = np.rint(places).astype(np.int64)
     little = (edges[-1] == 0) & (sums[-1] > 0)
-    edges[1:, little] = np.cumsum(amounts[1:, little] == amounts[1:, little].max(axis=0, initial=0), axis=0) > 0
+    if little.any():
+        here = amounts[1:, little]
+        edges[1:, little] = np.cumsum(here == here.max(axis=0), axis=0) > 0
     return edges
 
 
-def _split(
-    canvas: Canvas, covers: Ints, largest: NDArray[np.intp], full: NDArray[np.bool_], numbers: NDArray[np.int16]
-) -> None:
-    """Divides full cells in which layers meet between the two largest of them."""
-    meeting = np.flatnonzero((full & (covers.max(axis=0) < 8)).ravel())
-    if not len(meeting):
-        return
-    here = covers.reshape(len(covers), -1)[:, meeting]
-    one = largest.ravel()[meeting]
-    rest = here.copy()
-    rest[one, np.arange(len(meeting))] = 0
+def _split(covers: Ints) -> tuple[Ints, Ints, Ints]:
+    """Of full cells in which layers meet: the lower and the upper one of the two largest, and the lower one's eighths."""
+    cells = np.arange(covers.shape[1])
+    one = covers.argmax(axis=0)
+    rest = covers.copy()
+    rest[one, cells] = 0
     other = rest.argmax(axis=0)
     lower, upper = np.minimum(one, other), np.maximum(one, other)
-    sizes = np.take_along_axis(here, np.stack((lower, upper)), axis=0)
-    eighths = np.rint(sizes[0] * 8 / sizes.sum(axis=0)).astype(np.int64)
-    canvas.characters.ravel()[meeting] = EIGHTHS[eighths]
-    canvas.fore.ravel()[meeting] = numbers[lower]
-    canvas.back.ravel()[meeting] = numbers[upper]
-
-
-def _whole_cells(
-    canvas: Canvas, part: NDArray[np.intp], there: NDArray[np.bool_], letters: Sequence[str], numbers: NDArray[np.int16]
-) -> None:
-    characters = np.array([ord(letter) for letter in letters], np.uint32)
-    canvas.characters = np.where(there, characters[part], canvas.characters)
-    canvas.fore = np.where(there, numbers[part], canvas.fore)
+    sizes = covers[lower, cells], covers[upper, cells]
+    return lower, upper, np.rint(sizes[0] * 8 / (sizes[0] + sizes[1])).astype(np.int64)
 
 
 def band(
@@ -104,8 +127,8 @@ def band(
     number = canvas.number(style)
     if not canvas.glyphs.smooth:
         there = upper - lower >= 4
-        canvas.characters = np.where(there, np.uint32(ord(letter)), canvas.characters)
-        canvas.fore = np.where(there, np.int16(number), canvas.fore)
+        canvas.characters[:] = np.where(there, np.uint32(ord(letter)), canvas.characters)
+        canvas.fore[:] = np.where(there, np.int16(number), canvas.fore)
         return
     behind = canvas.shown()
     full = (lower == 0) & (upper == 8)
@@ -113,13 +136,13 @@ def band(
     from_above = (lower > 0) & (lower < 8) & (upper == 8)
     within = (lower > 0) & (upper < 8) & (upper > lower)
     thin = np.where(lower >= 5, _UPPER, np.where(upper <= 3, _LOWER, _MIDDLE))
-    canvas.characters = np.select(
+    canvas.characters[:] = np.select(
         [full, from_below, from_above, within], [SPACE, EIGHTHS[upper], EIGHTHS[lower], thin], canvas.characters
     ).astype(np.uint32)
     ground = np.where(behind > 0, behind, canvas.number("ground"))
     blocks = from_below | within
-    canvas.fore = np.select([blocks, from_above], [np.int16(number), ground], canvas.fore).astype(np.int16)
-    canvas.back = np.select([full | from_above, blocks], [np.int16(number), behind], canvas.back).astype(np.int16)
+    canvas.fore[:] = np.select([blocks, from_above], [np.int16(number), ground], canvas.fore).astype(np.int16)
+    canvas.back[:] = np.select([full | from_above, blocks], [np.int16(number), behind], canvas.back).astype(np.int16)
 
 
 def _band_edges(canvas: Canvas, low: Numbers, high: Numbers, bottom: float, top: float) -> tuple[Ints, Ints]:
@@ -132,5 +155,3 @@ def _band_edges(canvas: Canvas, low: Numbers, high: Numbers, bottom: float, top:
     eighths = np.rint(np.nan_to_num(places)).astype(np.int64)
     begin = np.minimum(eighths.min(axis=0), 8 * canvas.height - 1)
     return np.where(known, begin, 0), np.where(known, np.maximum(eighths.max(axis=0), begin + 1), 0)
-
-

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zerotop.analysis.timeline_ribbon import as_codes
 from zerotop.analysis.view import Floats
-from zerotop.ui.charts import AXIS_WIDTH, Canvas, axis_row, framed, ribbon, stack, time_axis
-from zerotop.ui.drawing.axis import LABEL_WIDTH
+from zerotop.ui.charts import AXIS_WIDTH, Canvas, axis_row, ribbon, stack, time_axis
+from zerotop.ui.drawing.axis import LABEL_WIDTH, labels
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, both_ends, filled, merged
 from zerotop.ui.drawing.text import cells, fit, literal, wrap
-from zerotop.ui.drawing.timeline_charts import draw_cursor, draw_lane, new_canvas
-from zerotop.ui.drawing.timeline_lanes import MARKS, RIBBONS, STEPS, SUMMARY, TIME, Place
+from zerotop.ui.drawing.timeline_charts import draw_charts
+from zerotop.ui.drawing.timeline_lanes import BY_NAME, MARKS, RIBBONS, STEPS, SUMMARY, TIME, Place
 from zerotop.ui.drawing.timeline_picture import Picture
 from zerotop.ui.drawing.timeline_words import last_row, legend, moment_text
 from zerotop.ui.drawing.words import phase_style, phase_word
@@ -50,18 +51,44 @@ def chart_cells(width: int) -> int:
 
 def draw_timeline(picture: Picture, width: int, height: int, glyphs: Glyphs) -> list[Row]:
     """The whole picture: ``height`` rows of ``width`` cells, of which ``chart_cells`` are the picture's."""
-    rows: list[Row] = []
-    for place in picture.places:
-        rows += [_between(picture, width, glyphs)] * (place.top - len(rows))
-        rows += _DRAWERS.get(place.name, _lane)(picture, place, width, glyphs)
+    drawn = [place for place in picture.places if place.name not in _TEXTS]
+    canvas = Canvas(picture.cells, max((place.top + place.height for place in drawn), default=0), glyphs)
+    words = _charts(picture, drawn, canvas, width)
+    rows = [(*left, *row) for left, row in zip(words, canvas.rows(), strict=True)]
+    rows += [_TEXTS[place.name](picture, width, glyphs) for place in picture.places if place.name in _TEXTS]
     rows += [filled((), width, glyphs)] * (height - len(rows))
     return rows[:height]
 
 
-def _between(picture: Picture, width: int, glyphs: Glyphs) -> Row:
-    """Air between lanes, through which the cursor goes too."""
-    row = with_cursor(((" " * picture.cells, "text"),), picture.cell(picture.cursor), glyphs)
-    return filled(((" " * chart_begin(width), "text"), *row), width, glyphs)
+def _charts(picture: Picture, places: Sequence[Place], canvas: Canvas, width: int) -> list[Row]:
+    """Draws all that is there for every cell of time, all on one canvas; returns what is at the left of its rows."""
+    nothing: Row = ((" " * chart_begin(width), "text"),)
+    words = [nothing] * canvas.height
+    lanes = [place for place in places if place.name in BY_NAME]
+    for place in places:
+        if picture.range is not None and place.name != MARKS:
+            begin, end = (picture.cell(moment) for moment in picture.range)
+            canvas.ground(begin, end + 1, "cursor-ground", top=place.top, bottom=place.top + place.height)
+        if place.name == RIBBONS:
+            words[place.top : place.top + place.height] = _ribbons(picture, place, canvas, width)
+        if place.name == MARKS:
+            words[place.top] = _marks(picture, canvas.part(place.top, 1), width)
+    for place, axis in zip(lanes, draw_charts(canvas, picture, lanes), strict=True):
+        left = legend(place.name, picture, axis, place.height, legend_width(width), canvas.glyphs)
+        sides = labels(axis, place.height, canvas.glyphs)
+        words[place.top : place.top + place.height] = [(*row, *side) for row, side in zip(left, sides, strict=True)]
+    # Over the cursor are the marks' words.
+    above = sum(place.height for place in places if place.name == MARKS)
+    _cursor(canvas.part(above, canvas.height - above), picture.cell(picture.cursor))
+    return words
+
+
+def _cursor(canvas: Canvas, x: int) -> None:
+    """A thin line through everything."""
+    if 0 <= x < canvas.width:
+        canvas.back[:, x] = canvas.shown()[:, x]
+        canvas.characters[:, x] = ord(canvas.glyphs.line)
+        canvas.fore[:, x] = canvas.number("cursor")
 
 
 def draw_nothing(width: int, height: int, glyphs: Glyphs) -> list[Row]:
@@ -76,34 +103,18 @@ def draw_nothing(width: int, height: int, glyphs: Glyphs) -> list[Row]:
     return [*rows, *[filled((), width, glyphs)] * (height - len(rows))][:height]
 
 
-def _lane(picture: Picture, place: Place, width: int, glyphs: Glyphs) -> list[Row]:
-    canvas, axis = draw_lane(place.name, picture, place.height, glyphs)
-    draw_cursor(canvas, picture.cell(picture.cursor))
-    words = legend(place.name, picture, axis, place.height, legend_width(width), glyphs)
-    return [filled((*left, *row), width, glyphs) for left, row in zip(words, framed(canvas, axis), strict=True)]
-
-
-def _beside(left: Row, canvas: Canvas, width: int, glyphs: Glyphs) -> list[Row]:
-    """The canvas without an axis of values, words beside its first row."""
-    begin, nothing = chart_begin(width), filled((), chart_begin(width), glyphs)
-    lefts = [filled(left, begin, glyphs), *([nothing] * (canvas.height - 1))]
-    return [filled((*words, *row), width, glyphs) for words, row in zip(lefts, canvas.rows(), strict=True)]
-
-
-def _ribbons(picture: Picture, place: Place, width: int, glyphs: Glyphs) -> list[Row]:
-    rows: list[Row] = []
-    for number, rank in enumerate(picture.ranks):
-        seconds = picture.timeline.phases[rank]
-        tall = place.tall if number == 0 else 1
-        canvas = new_canvas(picture, tall, glyphs)
-        if tall > 1 and _mixed(seconds):
-            shares = [(style, _share(seconds, style)) for style in dict.fromkeys(_STYLES)]
-            stack(canvas, [(style, share) for style, share in shares if share.any()], top=1.0)
-        else:
-            ribbon(canvas, as_codes(seconds), _STYLES, rows=tall)
-        draw_cursor(canvas, picture.cell(picture.cursor))
-        rows += _beside(_whose(picture, rank, width, glyphs), canvas, width, glyphs)
-    return rows
+def _ribbons(picture: Picture, place: Place, canvas: Canvas, width: int) -> list[Row]:
+    seconds = np.stack([picture.timeline.phases[rank] for rank in picture.ranks])
+    codes, tall = as_codes(seconds), place.tall
+    mixed = tall > 1 and _mixed(seconds[0])
+    if mixed:
+        shares = [(style, _share(seconds[0], style)) for style in dict.fromkeys(_STYLES)]
+        stack(canvas.part(place.top, tall), [(style, share) for style, share in shares if share.any()], top=1.0)
+    rows = np.repeat(codes, [0 if mixed else tall, *[1] * (len(codes) - 1)], axis=0)
+    ribbon(canvas, rows, _STYLES, row=place.top + place.height - len(rows), rows=len(rows))
+    nothing: Row = ((" " * chart_begin(width), "text"),)
+    words = [_whose(picture, *whose, width, canvas.glyphs) for whose in zip(picture.ranks, codes, strict=True)]
+    return [words[0], *[nothing] * (tall - 1), *words[1:]]
 
 
 def _mixed(seconds: Floats) -> bool:
@@ -119,11 +130,10 @@ def _share(seconds: Floats, style: str) -> Floats:
     return np.asarray(np.divide(chosen, total, out=np.zeros(len(total)), where=total > 0))
 
 
-def _whose(picture: Picture, rank: int, width: int, glyphs: Glyphs) -> Row:
+def _whose(picture: Picture, rank: int, codes: NDArray[np.int16], width: int, glyphs: Glyphs) -> Row:
     """``rank 0  backward``: whose ribbon, and its phase at the cursor."""
     window = picture.timeline.window
     column = picture.cursor // window.column_ns - window.first
-    codes = as_codes(picture.timeline.phases[rank])
     code = int(codes[column]) if 0 <= column < len(codes) else -1
     phase: Row = ((phase_word(PHASES[code], glyphs), _STYLES[code]),) if code >= 0 else ()
     style = "value" if rank == picture.subject.rank else "label"
@@ -131,8 +141,8 @@ def _whose(picture: Picture, rank: int, width: int, glyphs: Glyphs) -> Row:
     return merged((*both_ends(((f"rank {rank}{more}", style),), phase, chart_begin(width) - 1, glyphs), (" ", "text")))
 
 
-def _marks(picture: Picture, place: Place, width: int, glyphs: Glyphs) -> list[Row]:
-    canvas = Canvas(picture.cells, 1, glyphs)
+def _marks(picture: Picture, canvas: Canvas, width: int) -> Row:
+    glyphs = canvas.glyphs
     here = sorted((mark for mark in picture.marks if 0 <= picture.cell(mark.at) < picture.cells), key=lambda mark: mark.at)
     begins = [picture.cell(mark.at) for mark in here]
     for mark, begin, end in zip(here, begins, [*begins, picture.cells][1:], strict=True):
@@ -144,19 +154,19 @@ def _marks(picture: Picture, place: Place, width: int, glyphs: Glyphs) -> list[R
             )
     count = len(here)
     words = f"{count} found here" if count else "nothing found" if width >= 110 else ""
-    return _beside(((words, "label"),), canvas, width, glyphs)
+    return filled(((words, "label"),), chart_begin(width), glyphs)
 
 
-def _steps(picture: Picture, place: Place, width: int, glyphs: Glyphs) -> list[Row]:
+def _steps(picture: Picture, width: int, glyphs: Glyphs) -> Row:
     marks = [(picture.cell(begin), str(number)) for begin, number in picture.steps]
     here = "step" if picture.step is None else f"step {picture.step}"
-    return [_axis(here, axis_row(marks, picture.cells, glyphs), picture, width, glyphs, " ")]
+    return _axis(here, axis_row(marks, picture.cells, glyphs), picture, width, glyphs, " ")
 
 
-def _time(picture: Picture, place: Place, width: int, glyphs: Glyphs) -> list[Row]:
+def _time(picture: Picture, width: int, glyphs: Glyphs) -> Row:
     begin_s, end_s = picture.begin / 1e9, (picture.begin + picture.cells * picture.cell_ns) / 1e9
     row = time_axis(begin_s, end_s, picture.cells, glyphs, zero_s=0.0)
-    return [_axis(moment_text(picture.cursor, picture.cell_ns), row, picture, width, glyphs, glyphs.corner)]
+    return _axis(moment_text(picture.cursor, picture.cell_ns), row, picture, width, glyphs, glyphs.corner)
 
 
 def _axis(words: str, row: Row, picture: Picture, width: int, glyphs: Glyphs, corner: str) -> Row:
@@ -178,14 +188,4 @@ def with_cursor(row: Row, x: int, glyphs: Glyphs) -> Row:
     return merged(spans)
 
 
-def _summary(picture: Picture, place: Place, width: int, glyphs: Glyphs) -> list[Row]:
-    return [last_row(picture, width, glyphs)]
-
-
-_DRAWERS: dict[str, Callable[[Picture, Place, int, Glyphs], list[Row]]] = {
-    MARKS: _marks,
-    RIBBONS: _ribbons,
-    STEPS: _steps,
-    TIME: _time,
-    SUMMARY: _summary,
-}
+_TEXTS: dict[str, Callable[[Picture, int, Glyphs], Row]] = {STEPS: _steps, TIME: _time, SUMMARY: last_row}

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from zerotop.analysis.timeline import Values
 from zerotop.analysis.view import Floats
-from zerotop.ui.charts import Canvas, Fitted, Kind, Scale, grid, line, scale, stack
-from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.charts import Canvas, Fitted, Kind, Pile, Scale, grid, line, scale, stacks
+from zerotop.ui.drawing.timeline_lanes import Place
 from zerotop.ui.drawing.timeline_picture import Picture
 
-Painter = Callable[[Picture, Canvas], Scale]
+Layers = list[tuple[str, Floats]]
 
 
-def new_canvas(picture: Picture, height: int, glyphs: Glyphs) -> Canvas:
-    """Cells for a lane, with the range behind."""
-    canvas = Canvas(picture.cells, height, glyphs)
-    if picture.range is not None:
-        canvas.ground(picture.cell(picture.range[0]), picture.cell(picture.range[1]) + 1, "cursor-ground")
-    return canvas
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """What a lane shows: layers upon one another, the scale for them, and a line over them."""
+
+    axis: Scale
+    layers: Layers
+    line: Floats | None = None
+
+
+Charting = Callable[[Picture, int], Chart]
 
 
 def highest(values: Values | None, count: int) -> Floats:
@@ -34,13 +38,12 @@ def means(values: Values | None, count: int) -> Floats:
     if values is None:
         return np.full(count, np.nan)
     left, right = values.mean[0::2], values.mean[1::2]
-    return np.where(np.isnan(left), right, np.where(np.isnan(right), left, (left + right) / 2))
+    return (np.fmin(left, right) + np.fmax(left, right)) / 2
 
 
 def largest(*several: Floats) -> float:
     """The largest value there is, 0 without any."""
-    known = [float(np.nanmax(values)) for values in several if len(values) and not np.isnan(values).all()]
-    return max(known, default=0.0)
+    return float(np.fmax.reduce(np.concatenate(several), initial=0.0))
 
 
 def _axis(picture: Picture, name: str, kind: Kind, value: float, height: int) -> Fitted:
@@ -52,34 +55,33 @@ def _filling(axis: Fitted) -> Fitted:
     return axis if axis.rows % round(axis.top / axis.distance) == 0 else replace(axis, distance=axis.top)
 
 
-def _utilization(picture: Picture, canvas: Canvas) -> Scale:
-    axis = _filling(scale(Kind.PERCENT, 100.0, canvas.height))
+def _known(values: Floats) -> Floats:
+    """0 where nothing is known."""
+    return np.fmax(values, 0.0)
+
+
+def _utilization(picture: Picture, height: int) -> Chart:
+    axis = _filling(scale(Kind.PERCENT, 100.0, height))
     values = picture.value("utilization")
-    _mean_and_highest(canvas, 100 * means(values, picture.cells), 100 * highest(values, picture.cells), axis.highest)
-    return axis
+    return Chart(axis, _mean_and_highest(100 * means(values, picture.cells), 100 * highest(values, picture.cells), axis))
 
 
-def _mean_and_highest(canvas: Canvas, mean: Floats, peak: Floats, top: float) -> None:
+def _mean_and_highest(mean: Floats, peak: Floats, axis: Scale, style: str = "load") -> Layers:
     """The mean as an area; above it, fainter, up to the highest: a spike is seen however short it was."""
-    mean, peak = np.minimum(np.nan_to_num(mean), top), np.minimum(np.nan_to_num(peak), top)
-    stack(canvas, [("load", mean), ("load-free", np.maximum(0.0, peak - mean))], top=top)
+    mean, peak = (np.minimum(_known(values), axis.highest) for values in (mean, peak))
+    return [(style, mean), ("load-free", peak - mean)]
 
 
-def _cores(picture: Picture, canvas: Canvas) -> Scale:
+def _cores(picture: Picture, height: int) -> Chart:
     whose = next((name for name in ("all_cores", "cores", "host_cores") if picture.value(name) is not None), "")
-    values, mine = picture.value(whose), picture.value("cores")
-    peak = highest(values, picture.cells)
-    axis = _cores_scale(picture, largest(peak), canvas.height)
-    mean, own = means(values, picture.cells), means(mine, picture.cells)
-    if len(picture.ranks) + picture.other_ranks > 1 and whose == "all_cores":
-        top = axis.highest
-        total = np.minimum(np.nan_to_num(mean), top)
-        own = np.minimum(np.nan_to_num(own), total)
-        above = np.maximum(0.0, np.minimum(np.nan_to_num(peak), top) - total)
-        stack(canvas, [("load", own), ("load-others", total - own), ("load-free", above)], top=top)
-    else:
-        _mean_and_highest(canvas, mean, peak, axis.highest)
-    return axis
+    values = picture.value(whose)
+    peak, mean = highest(values, picture.cells), means(values, picture.cells)
+    axis = _cores_scale(picture, largest(peak), height)
+    if len(picture.ranks) + picture.other_ranks == 1 or whose != "all_cores":
+        return Chart(axis, _mean_and_highest(mean, peak, axis))
+    (_, total), above = _mean_and_highest(mean, peak, axis)
+    own = np.minimum(_known(means(picture.value("cores"), picture.cells)), total)
+    return Chart(axis, [("load", own), ("load-others", total - own), above])
 
 
 def _cores_scale(picture: Picture, peak: float, height: int) -> Scale:
@@ -90,28 +92,23 @@ def _cores_scale(picture: Picture, peak: float, height: int) -> Scale:
     return _filling(scale(Kind.CORES, peak, height))
 
 
-def _memory(picture: Picture, canvas: Canvas) -> Scale:
-    allocated, reserved, process = (
-        highest(picture.value(name), picture.cells) for name in ("allocated", "reserved", "process")
-    )
-    if np.isnan(process).all():
-        process = highest(picture.value("device"), picture.cells)
+def _memory(picture: Picture, height: int) -> Chart:
+    values = [highest(picture.value(name), picture.cells) for name in ("allocated", "reserved", "process")]
+    if np.isnan(values[-1]).all():
+        values[-1] = highest(picture.value("device"), picture.cells)
     peak = picture.value("peak")
-    axis = _axis(
-        picture, "memory", Kind.BYTES, largest(allocated, reserved, process, highest(peak, picture.cells)), canvas.height
-    )
-    allocated = np.nan_to_num(allocated)
-    reserved = np.maximum(np.nan_to_num(reserved), allocated)
-    process = np.maximum(np.nan_to_num(process), reserved)
-    layers = [
+    axis = _axis(picture, "memory", Kind.BYTES, largest(*values, highest(peak, picture.cells)), height)
+    return Chart(axis, _nested(values), peak.highest if peak is not None and height >= 2 else None)
+
+
+def _nested(values: Sequence[Floats]) -> Layers:
+    """Memory each of which is part of the next."""
+    allocated, reserved, process = np.maximum.accumulate(_known(np.stack(values)))
+    return [
         ("memory-allocated", allocated),
         ("memory-reserved", reserved - allocated),
         ("memory-other", process - reserved),
     ]
-    stack(canvas, layers, top=axis.highest)
-    if peak is not None and canvas.height >= 2:
-        line(canvas, peak.highest, peak.highest, "peak", top=axis.highest, letter="p")
-    return axis
 
 
 def host_fits(picture: Picture) -> bool:
@@ -120,40 +117,31 @@ def host_fits(picture: Picture) -> bool:
     return host <= 3 * ranks or not ranks
 
 
-def _host_memory(picture: Picture, canvas: Canvas) -> Scale:
-    own, ranks, host = (highest(picture.value(name), picture.cells) for name in ("rss", "all_rss", "host_memory"))
-    host = host if host_fits(picture) else ranks
-    axis = _axis(picture, "host memory", Kind.BYTES, largest(own, ranks, host), canvas.height)
-    own = np.nan_to_num(own)
-    ranks = np.maximum(np.nan_to_num(ranks), own)
-    host = np.maximum(np.nan_to_num(host), ranks)
-    layers = [("memory-allocated", own), ("memory-reserved", ranks - own), ("memory-other", host - ranks)]
-    stack(canvas, layers, top=axis.highest)
-    return axis
+def _host_memory(picture: Picture, height: int) -> Chart:
+    names = ("rss", "all_rss", "host_memory" if host_fits(picture) else "all_rss")
+    values = [highest(picture.value(name), picture.cells) for name in names]
+    return Chart(_axis(picture, "host memory", Kind.BYTES, largest(*values), height), _nested(values))
 
 
-def _pcie(picture: Picture, canvas: Canvas) -> Scale:
-    sent, received = (np.nan_to_num(highest(picture.value(name), picture.cells)) for name in ("sent", "received"))
-    axis = _axis(picture, "pcie", Kind.BYTES_PER_S, largest(sent + received), canvas.height)
-    stack(canvas, [("series-2", sent), ("series-1", received)], top=axis.highest)
-    return axis
+def _pcie(picture: Picture, height: int) -> Chart:
+    sent, received = (_known(highest(picture.value(name), picture.cells)) for name in ("sent", "received"))
+    axis = _axis(picture, "pcie", Kind.BYTES_PER_S, largest(sent + received), height)
+    return Chart(axis, [("series-2", sent), ("series-1", received)])
 
 
-def _mean_and_peak(name: str, kind: Kind, style: str) -> Painter:
-    """Paints the mean of a signal in each cell, and above it up to the highest."""
+def _mean_and_peak(name: str, kind: Kind, style: str) -> Charting:
+    """The mean of a signal in each cell, and above it up to the highest."""
 
-    def paint(picture: Picture, canvas: Canvas) -> Scale:
+    def chart(picture: Picture, height: int) -> Chart:
         values = picture.value(name)
         peak = highest(values, picture.cells)
-        axis = _axis(picture, name, kind, largest(peak), canvas.height)
-        mean = np.nan_to_num(means(values, picture.cells))
-        stack(canvas, [(style, mean), ("load-free", np.maximum(0.0, np.nan_to_num(peak) - mean))], top=axis.highest)
-        return axis
+        axis = _axis(picture, name, kind, largest(peak), height)
+        return Chart(axis, _mean_and_highest(means(values, picture.cells), peak, axis, style))
 
-    return paint
+    return chart
 
 
-PAINTERS: dict[str, Painter] = {
+CHARTS: dict[str, Charting] = {
     "utilization": _utilization,
     "cores": _cores,
     "memory": _memory,
@@ -164,18 +152,20 @@ PAINTERS: dict[str, Painter] = {
 }
 
 
-def draw_cursor(canvas: Canvas, x: int) -> None:
-    """A thin line through everything."""
-    if 0 <= x < canvas.width:
-        canvas.back[:, x] = canvas.shown()[:, x]
-        canvas.characters[:, x] = ord(canvas.glyphs.line)
-        canvas.fore[:, x] = canvas.number("cursor")
-
-
-def draw_lane(name: str, picture: Picture, height: int, glyphs: Glyphs) -> tuple[Canvas, Scale]:
-    """The chart of a lane and its scale."""
-    canvas = new_canvas(picture, height, glyphs)
-    axis = PAINTERS[name](picture, canvas)
-    if height >= 3:
-        grid(canvas, axis)
-    return canvas, axis
+def draw_charts(canvas: Canvas, picture: Picture, places: Sequence[Place]) -> list[Scale]:
+    """Draws lanes where they are, and returns their scales."""
+    charts = [CHARTS[place.name](picture, place.height) for place in places]
+    stacks(
+        canvas,
+        [
+            Pile(place.top, place.height, chart.layers, chart.axis.highest)
+            for place, chart in zip(places, charts, strict=True)
+        ],
+    )
+    for place, chart in zip(places, charts, strict=True):
+        part = canvas.part(place.top, place.height)
+        if chart.line is not None:
+            line(part, chart.line, chart.line, "peak", top=chart.axis.highest, letter="p")
+        if place.height >= 3:
+            grid(part, chart.axis)
+    return [chart.axis for chart in charts]
