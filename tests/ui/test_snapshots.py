@@ -8,10 +8,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from textual.pilot import Pilot
 
 from fake_source import cpu_story, killed_story, many_story, offload_story
-from watching import Watch
-from zerotop.ui.drawing.glyphs import ASCII
+from recordings import recording
+from watching import Watch, until
+from zerotop.analysis.source import RecordingSource
+from zerotop.ui.app import ZerotopApp
+from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
+from zerotop.ui.screens.iteration import IterationScreen
+from zerotop.ui.screens.ranks import RanksScreen
+from zerotop.ui.tabs import TABS
+
+FOUND = 8  # findings of the story
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50)], ids=lambda size: f"{size[0]}x{size[1]}")
@@ -45,3 +54,36 @@ def test_looking_back_in_the_light_theme(snap_compare: Any) -> None:
 
 def test_leaving(snap_compare: Any) -> None:
     assert snap_compare(Watch(offload_story(), 75.0).app, terminal_size=(80, 24), press=["q"])
+
+
+# --- every screen, over the recording that is shipped with the demo -------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def story() -> RecordingSource:
+    """All of it is read once."""
+    source = RecordingSource(recording("story"))
+    while source.refresh():
+        pass
+    return source
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("name", [tab.name for tab in TABS])
+def test_each_screen(snap_compare: Any, story: RecordingSource, name: str, size: tuple[int, int]) -> None:
+    app = ZerotopApp(story, glyphs=BLOCKS, title="story", clock=lambda: 1000.0)
+
+    async def settled(pilot: Pilot[Any]) -> None:
+        """At the end of step 12, with all that was found and folded."""
+        await until(pilot, lambda: len(story.findings(None)) == FOUND)
+        app.action_switch(name)
+        app.viewer.go_to_step(12)
+        app.draw()
+        await pilot.pause()
+        screen = app.screen
+        await until(pilot, lambda: not (isinstance(screen, IterationScreen) and screen.folding.busy))
+        await until(pilot, lambda: not (isinstance(screen, RanksScreen) and screen.ranking.busy))
+        app.draw()
+        await pilot.pause()
+
+    assert snap_compare(app, terminal_size=size, run_before=settled)
