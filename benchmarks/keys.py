@@ -5,7 +5,8 @@ A key has answered when the terminal is first written to after its action began;
 be computed, laid out or painted any more. Beside each stands the processor time that the viewer used meanwhile: on a machine
 that others use too it says more, because it does not have their share in it.
 
-    python benchmarks/keys.py [--ranks 8] [--hosts 1] [--screens 1 3 5] [--rounds 12] [--size 200x50] [--stacks]
+    python benchmarks/keys.py [--ranks 8] [--hosts 1] [--screens 1 3 5] [--keys time zoom] [--rounds 12]
+        [--size 200x50] [--stacks]
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ def measure(terminal: Terminal, log: Path, options: argparse.Namespace) -> None:
         terminal.watch(2.0)
         for _ in range(options.rounds):
             for group, keys in GROUPS.items():
-                if screen in LACKING.get(group, ""):
+                if group not in options.keys or screen in LACKING.get(group, ""):
                     continue
                 found[screen, group] += [keyboard.press(key) for key in keys]
         print(told(screen, "first", found[screen, "first"]))
@@ -194,7 +195,8 @@ def measure(terminal: Terminal, log: Path, options: argparse.Namespace) -> None:
             if (screen, group) in found:
                 print(told(screen, group, found[screen, group]))
         every = [answer for (of, group), answers in found.items() if of == screen and group != "first" for answer in answers]
-        print(told(screen, "all", every), flush=True)
+        if every:
+            print(told(screen, "all", every), flush=True)
     others = [screen for screen in options.screens for _ in range(max(2, options.rounds // 2))]
     random.shuffle(others)
     turns: dict[str, list[Answer]] = collections.defaultdict(list)
@@ -217,6 +219,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--size", default="200x50")
     parser.add_argument("--screens", nargs="*", default=list("1234567"))
+    parser.add_argument("--keys", nargs="*", default=list(GROUPS), choices=GROUPS, help="beside those that switch screens")
     parser.add_argument("--stacks", action="store_true", help="say where the program was while keys waited")
     options = parser.parse_args()
     width, height = map(int, options.size.split("x"))

@@ -69,6 +69,35 @@ async def test_another_screen_comes_with_the_frame_there_is() -> None:
         await until(pilot, lambda: " 15/616" not in text(app))
 
 
+async def test_a_screen_that_was_seen_is_there_at_once_and_then_becomes_what_it_is_now() -> None:
+    source = Slow()
+    app = ZerotopApp(source, title="slow", glyphs=BLOCKS, clock=lambda: 0.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("6")
+        await until(pilot, lambda: " 15/616" in text(app))
+        await pilot.press("1")
+        source.through = False
+        await pilot.press("comma", "6")
+        await until(pilot, lambda: "PAUSED −0:10" in text(app) and " 15/616" in text(app))
+        source.through = True
+        await until(pilot, lambda: " 15/616" not in text(app))
+        assert "PAUSED −0:10" in text(app)
+
+
+async def test_a_screen_that_was_seen_in_a_terminal_of_another_size_fills_that_of_now() -> None:
+    app = ZerotopApp(FakeSource(offload_story(), lambda: 75.0), title="sizes", glyphs=BLOCKS, clock=lambda: 0.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        await pilot.press("2")
+        await pilot.resize_terminal(80, 24)
+        await pilot.press("1")
+        await pilot.pause()
+        seen = text(app)
+        assert [len(line) for line in seen.split("\n")] == [80] * 24
+        assert "15/616" in seen
+        assert "Live" in seen.split("\n")[-2]
+
+
 def test_steps_are_counted_from_where_one_goes() -> None:
     source = Slow()
     viewer = Viewer(source, None, lambda: 0.0)

@@ -203,6 +203,17 @@ class Monitor(App[Leaving]):
         await asyncio.sleep(PAUSE_S)
         self._poll_on()
 
+    def delay_update(self, delay: float = 0.05) -> None:
+        """Textual hides changes of screens for longer than a key may wait. Screens that are there need no hiding."""
+        if not (self._batch_count and self.is_watching and self.watching.is_mounted):
+            super().delay_update(delay)
+
+    async def draw_later(self) -> None:
+        """Draws when what was just painted is on the terminal."""
+        await asyncio.sleep(PAUSE_S)
+        if self.is_watching:
+            self.draw()
+
     def draw(self) -> None:
         """Draws the frame of this moment.
 

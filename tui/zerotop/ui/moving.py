@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from zerotop.analysis.annotations import Annotation
 from zerotop.ui.monitor import Monitor
 from zerotop.ui.screens.feed import Feed
@@ -16,10 +18,19 @@ class Moving(Monitor):
 
     def action_switch(self, name: str) -> None:
         """Shows the screen of that name. A dialog over it stays where it is: none can be open."""
-        if name != self.shown:
-            self.shown = name
+        if name == self.shown:
+            return
+        self.shown = name
+        was_seen = self.watching.frame is not None
+        with self.batch_update():  # until it is painted, as a whole
             self.switch_mode(name)
+            present = self.viewer.present() if was_seen else None
+            if present is not None:
+                self.watching.answer(replace(present, tabs=TABS))
+        if present is None:
             self.draw()
+        else:
+            self.call_later(self.draw_later)
 
     def action_switch_to(self, number: int) -> None:
         """Shows the screen of that number, if there is one."""

@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.geometry import Region
+from textual.events import ScreenResume
+from textual.geometry import Region, Size
 from textual.message import Message
 from textual.reactive import reactive
 from textual.screen import Screen
@@ -76,6 +77,7 @@ class Watching(Screen[None]):
         self.source = source
         self._drawn: list[Drawn] = []
         self._body = Panels()
+        self._ground: tuple[object, ...] = ()  # for which its styles were looked up
         # A terminal of ASCII gets its text filtered, which is the compositor's.
         self._pen = Pen(self, (Painted, Panels)) if glyphs.name != "ascii" else None
 
@@ -106,6 +108,21 @@ class Watching(Screen[None]):
 
     def on_mount(self) -> None:
         self.watch_frame()
+
+    def _on_screen_resume(self, event: ScreenResume) -> None:
+        # Textual looks all styles up again and leaves painting to a timer, which takes longer than a key may wait.
+        event.prevent_default()
+        ground = self.app.theme, self.app._css_update_count
+        event.refresh_styles = event.refresh_styles and ground != self._ground
+        self._ground = ground
+        super()._on_screen_resume(event)
+        if self._body.boxes:
+            self._on_timer_update()
+
+    def _screen_resized(self, size: Size) -> None:
+        # It is told so whenever it is shown, too.
+        if size != self.outer_size or self._layout_required:
+            super()._screen_resized(size)
 
     def watch_frame(self) -> None:
         self._arrange()
@@ -157,7 +174,7 @@ class Watching(Screen[None]):
 
     def answer(self, frame: Frame) -> None:
         """Somebody pressed a key, and what it asks for is not there yet: ``frame`` has what is told meanwhile."""
-        if self.frame is None or self.frame.view is not frame.view:
+        if self.frame is None:
             self.frame = frame
             return
         for panel in self._body.children:
