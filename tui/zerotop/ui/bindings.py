@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from textual.binding import Binding, BindingType
 
+from zerotop.ui.tabs import TABS
+
 ONLY_WATCHING = frozenset(
     {
         "toggle_play",
@@ -75,7 +77,7 @@ APP_BINDINGS: list[BindingType] = [
             tooltip="To the screen of this number",
             show=False,
         )
-        for number in range(1, 10)
+        for number in range(1, len(TABS) + 1)
     ),
     Binding("g", "go_to", "Go to", id="time.go", tooltip="Go to a step or a time"),
     Binding("n", "finding(1)", "Next finding", id="time.finding.on", tooltip="To the next finding"),

@@ -175,12 +175,12 @@ def _axis(words: str, row: Row, picture: Picture, width: int, glyphs: Glyphs, co
 
 
 def with_cursor(row: Row, x: int, glyphs: Glyphs) -> Row:
-    """A row of an axis with the cursor in a cell of it."""
+    """A row of an axis with the cursor in a cell of it, unless a number stands there: it would be another without a digit."""
     spans: list[tuple[str, str]] = []
     at = 0
     for text, style in row:
         end = at + cells(text)
-        if at <= x < end:
+        if at <= x < end and text[x - at] in (glyphs.rule, " "):
             spans += [(text[: x - at], style), (glyphs.line, "cursor"), (text[x - at + 1 :], style)]
         else:
             spans.append((text, style))
