@@ -85,10 +85,11 @@ class Samples:
         return next((base for least, base in _BASES if column_ns >= least and column_ns % base == 0), column_ns)
 
     def tell(self, edges: Ints) -> Table:
-        table = self.blank(len(edges) - 1)
+        table, told = self.blank(len(edges) - 1), set[int]()
         for place, series in self._recorded.parts(int(edges[0]), int(edges[-1])):
-            rows = slice(place, place + len(series.values))
-            table[:, rows] = together(table[:, rows], totals(series, edges))
+            rows, found = slice(place, place + len(series.values)), totals(series, edges)
+            table[:, rows] = together(table[:, rows], found) if place in told else found
+            told.add(place)
         return table
 
     def join(self, table: Table, factor: int) -> Table:

@@ -76,32 +76,34 @@ def nothing(values: int, columns: int) -> Table:
 def totals(series: Series, edges: Ints) -> Table:
     """What the values come to between each two neighbouring edges (unix nanoseconds, ascending)."""
     table = nothing(len(series.values), len(edges) - 1)
-    first = np.searchsorted(series.ends, edges[:-1], "right")
+    ended = np.searchsorted(series.ends, edges, "right")
     beyond = np.searchsorted(series.begins, edges[1:], "left")
-    some = np.flatnonzero(beyond > first)
+    some = np.flatnonzero(beyond > ended[:-1])
     if not len(some):
         return table
-    low, high = int(first[some[0]]), int(beyond[some[-1]])
+    low, high = int(ended[some[0]]), int(beyond[some[-1]])
     part = Series(series.begins[low:high], series.ends[low:high], series.values[:, low:high])
-    borders = np.stack((first[some], beyond[some]), axis=1).ravel() - low
+    borders = np.stack((ended[some], beyond[some]), axis=1).ravel() - low
     padded = np.append(part.values, np.full((len(part.values), 1), np.nan), axis=1)
     table[LOWEST][:, some] = np.fmin.reduceat(padded, borders, axis=1)[:, ::2]
     table[HIGHEST][:, some] = np.fmax.reduceat(padded, borders, axis=1)[:, ::2]
-    known = ~np.isnan(part.values)
-    table[SUM] = _between(part, np.where(known, part.values, 0.0), edges)
-    table[TIME] = _between(part, known.astype(np.float64), edges)
+    table[SUM:] = _integrals(part, edges, np.clip(ended - low, 0, high - low))
     return table
 
 
-def _between(series: Series, values: Floats, edges: Ints) -> Floats:
-    """The integral of the values over seconds, between each two edges."""
+def _integrals(series: Series, edges: Ints, ended: Ints) -> Floats:
+    """The integrals of the values over seconds, and the seconds of which they are known, between each two edges.
+
+    ``ended``: how many of the pieces have ended at each edge.
+    """
     lengths = (series.ends - series.begins) / 1e9
-    upto = np.zeros((len(values), len(lengths) + 1))
-    np.cumsum(values * lengths, axis=1, out=upto[:, 1:])
-    place = np.searchsorted(series.ends, edges, "right")
-    begun = np.minimum(place, len(lengths) - 1)
-    part = np.where(place < len(lengths), np.maximum(0, edges - series.begins[begun]) / 1e9, 0.0)
-    return np.asarray(np.diff(upto[:, place] + values[:, begun] * part, axis=1))
+    known = ~np.isnan(series.values)
+    values = np.stack((np.where(known, series.values, 0.0), known))
+    upto = np.zeros((*values.shape[:-1], len(lengths) + 1))
+    np.cumsum(values * lengths, axis=-1, out=upto[..., 1:])
+    begun = np.minimum(ended, len(lengths) - 1)
+    part = np.where(ended < len(lengths), np.maximum(0, edges - series.begins[begun]) / 1e9, 0.0)
+    return np.asarray(np.diff(upto[..., ended] + values[..., begun] * part, axis=-1))
 
 
 def together(one: Table, other: Table) -> Table:
