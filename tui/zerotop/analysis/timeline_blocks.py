@@ -60,6 +60,8 @@ class Blocks:
         self.complete = True
         beyond = (end_ns - self._origin_ns) // column_ns + 1
         known = self._columns(column_ns, first, max(0, min(count, beyond - first)), end_ns, until_s)
+        if known.shape[-1] == count:
+            return known
         return np.concatenate((known, self._teller.blank(count - known.shape[-1])), axis=-1)
 
     def _columns(self, column_ns: int, first: int, count: int, end_ns: int, until_s: float) -> Floats:
@@ -69,14 +71,15 @@ class Blocks:
         if high <= low:
             return self._teller.blank(count)
         blocks = range(low // BLOCK, (high - 1) // BLOCK + 1)
-        told = np.concatenate([self._block(column_ns, index, end_ns, until_s) for index in blocks], axis=-1)
+        told = np.concatenate([self._block(column_ns, index, blocks[-1], end_ns, until_s) for index in blocks], axis=-1)
         told = told[..., low - blocks[0] * BLOCK : high - blocks[0] * BLOCK]
         if (low, high) == (first, first + count):
             return told
         around = (self._teller.blank(low - first), told, self._teller.blank(first + count - high))
         return np.concatenate(around, axis=-1)
 
-    def _block(self, column_ns: int, index: int, end_ns: int, until_s: float) -> Floats:
+    def _block(self, column_ns: int, index: int, last: int, end_ns: int, until_s: float) -> Floats:
+        """A block; ``last`` is the last one that is wanted."""
         number = self._teller.count()
         kept = self._kept.pop((column_ns, index), None)
         if kept is not None and (kept.final == BLOCK or kept.count == number):
@@ -89,22 +92,33 @@ class Blocks:
                 return kept.table
             return self._teller.blank(BLOCK)
         was_complete, self.complete = self.complete, True
-        table = self._told(column_ns, index, kept, end_ns, until_s)
-        if self.complete:
-            self._keep(column_ns, index, _Block(table, number, self._final(column_ns, index)))
-        self.complete &= was_complete
-        return table
-
-    def _told(self, column_ns: int, index: int, kept: _Block | None, end_ns: int, until_s: float) -> Floats:
         base = self._teller.base(column_ns)
         if base != column_ns:
-            factor = column_ns // base
-            table = self._columns(base, index * BLOCK * factor, BLOCK * factor, end_ns, until_s)
-            return self._teller.join(table, factor)
+            tables = [self._joined(column_ns, base, index, end_ns, until_s)]
+        elif kept is None:
+            tables = self._told(column_ns, index, index, None)
+        else:  # what was not final is told again, beyond this block's end in the same go
+            tables = self._told(column_ns, index, min(index + 1, last), kept)
+        if self.complete:
+            for place, table in enumerate(tables, index):
+                self._keep(column_ns, place, _Block(table, number, self._final(column_ns, place)))
+        self.complete &= was_complete
+        return tables[0]
+
+    def _joined(self, column_ns: int, base: int, index: int, end_ns: int, until_s: float) -> Floats:
+        factor = column_ns // base
+        table = self._columns(base, index * BLOCK * factor, BLOCK * factor, end_ns, until_s)
+        return self._teller.join(table, factor)
+
+    def _told(self, column_ns: int, first: int, last: int, kept: _Block | None) -> list[Floats]:
+        """Blocks from records, from the one on of which some may be kept."""
         done = kept.final if kept is not None else 0
-        edges = self._origin_ns + column_ns * np.arange(index * BLOCK + done, (index + 1) * BLOCK + 1, dtype=np.int64)
-        fresh = self._teller.tell(edges)
-        return fresh if kept is None or not done else np.concatenate((kept.table[..., :done], fresh), axis=-1)
+        numbers = np.arange(first * BLOCK + done, (last + 1) * BLOCK + 1, dtype=np.int64)
+        fresh = self._teller.tell(self._origin_ns + column_ns * numbers)
+        tables = np.split(fresh, np.arange(BLOCK - done, fresh.shape[-1], BLOCK), axis=-1)
+        if kept is not None and done:
+            tables[0] = np.concatenate((kept.table[..., :done], tables[0]), axis=-1)
+        return tables
 
     def _final(self, column_ns: int, index: int) -> int:
         passed = (self._teller.final_ns() - self._origin_ns) // column_ns - index * BLOCK
