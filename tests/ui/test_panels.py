@@ -17,7 +17,7 @@ from zerotop.ui.drawing.memory import draw_memory
 from zerotop.ui.drawing.output import Pane, draw_output, lines_seen
 from zerotop.ui.drawing.processors import draw_cpu, draw_gpu
 from zerotop.ui.drawing.rows import Row, row_text
-from zerotop.ui.drawing.words import nothing_printed
+from zerotop.ui.drawing.words import ending, nothing_printed
 from zerotop.ui.keys import entries
 
 
@@ -362,3 +362,23 @@ def test_of_ranks_that_are_watched_from_outside_no_phase_is_told() -> None:
     assert nothing_printed(outside.job) == "not recorded: it goes where the job was started"
     waiting = replace(outside, job=replace(outside.job, state=State.STARTING))
     assert "starting" in texts(draw_cpu(waiting, 120, 12, BLOCKS))[1]
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "badge", "style", "mark"),
+    [
+        (State.ENDED, 0, ("ENDED 0", "badge-good"), "good", ""),
+        (State.ENDED, 3, ("ENDED 3", "badge-bad"), "alert", "!"),
+        (State.ENDED, None, ("ENDED", "badge-past"), "warn", "!"),  # another started it: who knows its exit code
+        (State.DETACHED, None, ("DETACHED", "badge-past"), "text", ""),
+        (State.LOST, None, ("LOST", "badge-bad"), "alert", "!"),
+    ],
+)
+def test_what_is_not_known_to_be_bad_is_not_red(
+    state: State, code: int | None, badge: tuple[str, str], style: str, mark: str
+) -> None:
+    view = at(offload_story(), 60)
+    job = replace(view.job, state=state, exit_code=code, exit_text="It is over.")
+    assert ending(job) == badge
+    (told, *_) = notices(replace(view, job=job))
+    assert (told.style, told.mark) == (style, mark)

@@ -239,7 +239,7 @@ def _end(side: _Side) -> str:
     job = side.view.job
     if job.state is State.ENDED:
         return "ended" if job.exit_code is None else f"exit code {job.exit_code}"
-    return "nobody saw it" if job.state is State.LOST else "it runs"
+    return {State.LOST: "nobody saw it", State.DETACHED: "detached from"}.get(job.state, "it runs")
 
 
 def _found(side: _Side, name: str) -> str | None:

@@ -210,7 +210,7 @@ class RecordingSource:
             return State.ENDED, facts.get("exit_code"), str(facts.get("text") or "")
         if not self._live and cursor >= self._last_written_ns:
             left = self._until("detached", cursor)
-            return State.LOST, None, _DETACHED if left else _LOST
+            return (State.DETACHED, None, _DETACHED) if left else (State.LOST, None, _LOST)
         if not engine and not self._until("attached", cursor):
             return State.STARTING, None, _COMPILING if self._until("compiling", cursor) else _STARTING
         return State.RUNNING, None, ""

@@ -23,6 +23,12 @@ class State(Enum):
     RUNNING = "running"
     ENDED = "ended"  # the sampler saw it end: see ``exit_code``
     LOST = "lost"  # nobody writes any more and nobody saw it end
+    DETACHED = "detached"  # the recording was ended on purpose, and the job went on
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will be recorded."""
+        return self in (State.ENDED, State.LOST, State.DETACHED)
 
 
 @dataclass(frozen=True, slots=True)

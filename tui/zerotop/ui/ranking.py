@@ -225,8 +225,7 @@ class Ranking:
 
 def why_empty(session: Session, processes: Sequence[RankSteps], state: State) -> str:
     """Why no rank has a step here, and how to get some."""
-    over = state in (State.ENDED, State.LOST)
-    if processes and over:
+    if processes and state.over:
         return "No rank finished a step: there is nothing to compare."
     if processes:
         return "No rank has finished a step yet: ranks are compared from the first one on."
@@ -236,6 +235,6 @@ def why_empty(session: Session, processes: Sequence[RankSteps], state: State) ->
             "No rank's steps are recorded here: the job's processes are only watched from outside. Started with zerotop run,"
             " or entered by zerotop attach, each rank says what it does."
         )
-    if over:
+    if state.over:
         return "No rank made its DeepSpeed engine: there is nothing to compare."
     return "No rank has made its DeepSpeed engine yet: ranks are compared from their first finished step on."

@@ -126,9 +126,9 @@ def notices(
     job = view.job
     result: list[Notice] = []
     if job.exit_text:
-        over = job.state in (State.ENDED, State.LOST)
-        bad = job.state is State.LOST or (over and job.exit_code != 0)
-        result.append(Notice("!" if bad else "", job.exit_text, "alert" if bad else "good" if over else "text", block=bad))
+        style = words.fared(job)
+        mark = "!" if style in ("alert", "warn") else ""
+        result.append(Notice(mark, job.exit_text, style, block=style == "alert"))
     result.extend(Notice("!", sentence, "warn") for sentence in problems)
     if told is not None:
         result.extend(_told(told, view.cursor_ns, 2 if roomy else 1))

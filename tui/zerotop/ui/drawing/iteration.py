@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from zerotop.analysis.view import Iterations, LiveView, State
+from zerotop.analysis.view import Iterations, LiveView
 from zerotop.ui.drawing.axis import LABEL_WIDTH, Scale, labels, step_axis, time_scale, with_grid
 from zerotop.ui.drawing.bars import Part
 from zerotop.ui.drawing.columns import stacked_column
@@ -40,7 +40,7 @@ def draw_iteration(
         return _chart(view, width, height, glyphs, focused, marks or {})
     rows = [rule(panel_title("Iteration", focused), width, glyphs)]
     if height > 1 and not len(view.iterations.step):
-        text = "no step was recorded" if view.job.state in (State.ENDED, State.LOST) else "no step finished yet"
+        text = "no step was recorded" if view.job.state.over else "no step finished yet"
         rows.append(filled(((f"  {text}", "muted"),), width, glyphs))
     return (rows + [filled((), width, glyphs)] * height)[:height]
 

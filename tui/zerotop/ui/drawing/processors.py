@@ -14,7 +14,7 @@ from zerotop.ui.drawing.rows import Row, filled
 from zerotop.ui.drawing.strips import cores_strip, empty_strip, strip_heading, utilization_strip
 from zerotop.ui.drawing.table import Column, place, rule
 from zerotop.ui.drawing.text import cells, fit, literal
-from zerotop.ui.drawing.words import cores, phase_style, phase_word, rank_name
+from zerotop.ui.drawing.words import cores, fared, phase_style, phase_word, rank_name
 from zerotop.ui.format import MISSING, amount, decimals_for, fixed
 from zerotop.ui.units import giga
 
@@ -98,7 +98,7 @@ def _tellings(ranks: Sequence[Rank]) -> list[int]:
 def _rank_columns(view: LiveView, width: int, tall: int, glyphs: Glyphs) -> list[Column[Rank]]:
     ranks = view.ranks
     several = len(view.hosts) > 1
-    well = view.job.state is State.ENDED and view.job.exit_code == 0
+    well = view.job.state is State.ENDED and fared(view.job) != "alert"
     starting = view.job.state is State.STARTING
     told = starting or any(rank.phase for rank in ranks)  # not of ranks that are only watched from outside
     names = {rank.rank: rank_name(rank.rank, short=width < 46) for rank in ranks}

@@ -12,7 +12,7 @@ from zerotop.ui.drawing.processors import busiest_threads
 from zerotop.ui.drawing.rows import Row, filled
 from zerotop.ui.drawing.table import Column, place, rule
 from zerotop.ui.drawing.text import fit, literal
-from zerotop.ui.drawing.words import cores, phase_style, phase_word
+from zerotop.ui.drawing.words import cores, fared, phase_style, phase_word
 from zerotop.ui.format import MISSING, fixed
 
 
@@ -44,7 +44,7 @@ def _title(view: LiveView, width: int) -> Row:
 
 
 def _columns(view: LiveView, chosen: int | None, bound: Mapping[int, Cores], glyphs: Glyphs) -> list[Column[Rank]]:
-    well = view.job.state is State.ENDED and view.job.exit_code == 0
+    well = view.job.state is State.ENDED and fared(view.job) != "alert"
     hosts = len({rank.host for rank in view.ranks}) > 1
     longest = max([4, *(len(str(rank.rank)) for rank in view.ranks)])
 

@@ -94,13 +94,18 @@ def stage(job: Job) -> str:
 
 def ending(job: Job) -> tuple[str, str]:
     """(word, style) for a job that is over: ``ENDED 0`` or ``LOST``; empty while it runs."""
-    if job.state is State.LOST:
-        return "LOST", "badge-bad"
-    if job.state is not State.ENDED:
+    if not job.state.over:
         return "", ""
-    bad = job.exit_code != 0
-    code = "" if job.exit_code is None else f" {job.exit_code}"
-    return f"ENDED{code}", "badge-bad" if bad else "badge-good"
+    code = f" {job.exit_code}" if job.state is State.ENDED and job.exit_code is not None else ""
+    badges = {"good": "badge-good", "alert": "badge-bad"}
+    return f"{job.state.value.upper()}{code}", badges.get(fared(job), "badge-past")
+
+
+def fared(job: Job) -> str:
+    """The style of how a job ended: good, bad, or, where its exit code is another's to know, neither."""
+    if job.state is State.ENDED and job.exit_code is not None:
+        return "alert" if job.exit_code else "good"
+    return "alert" if job.state is State.LOST else "warn" if job.state is State.ENDED else "text"
 
 
 def last_phases(iterations: Iterations) -> dict[str, float]:
