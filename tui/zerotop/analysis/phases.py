@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,29 +84,37 @@ def innermost(begins: Source, spans: Source | None, moments: Ints, cursor_ns: in
 
     ``moments`` are unix nanoseconds, ascending, shape (n,).
     """
+    if not len(moments) or not begins.count_known(cursor_ns):
+        return np.full(len(moments), NOT_YET, np.int16)
+    return innermost_of(begins, closed(spans, int(moments[0]), cursor_ns), in_progress(begins, spans, cursor_ns), moments)
+
+
+def innermost_of(begins: Source, ended: NDArray[Any] | None, begun: Sequence[Begun], moments: Ints) -> NDArray[np.int16]:
+    """The same from the spans that ended since the first of the moments, and the phases in progress."""
     found = np.full(len(moments), NOT_YET, np.int16)
-    known = begins.count_known(cursor_ns)
-    if not known or not len(moments):
-        return found
     own = moments - begins.offset_ns
     found[own >= begins.array["time_ns"][0]] = OTHER
-    by_depth = _closed(spans, int(moments[0]), cursor_ns)
-    inside = [_within(mine, own) for mine in by_depth]
-    for mine, place in zip(by_depth, inside, strict=True):
-        found[place >= 0] = mine["phase"][place[place >= 0]]
-    for begun in in_progress(begins, spans, cursor_ns):
-        # What lies in it and deeper has been told.
-        deeper = sum((place >= 0 for place in inside[begun.depth + 1 :]), np.zeros(len(own), np.bool_))
-        found[(own >= begun.time_ns) & ~deeper] = begun.phase
+    inside: list[NDArray[np.bool_]] = []
+    if ended is not None and len(ended):
+        depths = ended["depth"]
+        for depth in range(min(_DEPTHS, int(depths.max()) + 1)):
+            mine = ended[depths == depth]
+            place = _within(mine, own)
+            inside.append(place >= 0)
+            found[inside[-1]] = mine["phase"][place[inside[-1]]]
+    for one in begun:
+        free = own >= one.time_ns
+        for there in inside[one.depth + 1 :]:
+            free &= ~there  # what lies in it and deeper has been told
+        found[free] = one.phase
     return found
 
 
-def _closed(spans: Source | None, from_ns: int, cursor_ns: int) -> list[NDArray[Any]]:
-    """By depth the spans that ended between a moment and the cursor."""
+def closed(spans: Source | None, from_ns: int, cursor_ns: int) -> NDArray[Any] | None:
+    """The spans that ended between a moment and the cursor."""
     if spans is None:
-        return []
-    closed = spans.array[spans.count_known(from_ns) : spans.count_known(cursor_ns)]
-    return [closed[closed["depth"] == depth] for depth in range(_DEPTHS)]
+        return None
+    return spans.array[spans.count_known(from_ns) : spans.count_known(cursor_ns)]
 
 
 def _within(spans: NDArray[Any], own: Ints) -> Ints:

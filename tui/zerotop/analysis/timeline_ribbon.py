@@ -102,35 +102,31 @@ def _gaps(borders: list[Ints]) -> list[tuple[int, int]]:
 
 def _innermost(begins: Source, spans: Source | None, edges: Ints) -> Floats:
     """Seconds in which each phase was the innermost of one process, between each two edges."""
-    borders, cursor_ns = [edges], int(edges[-1])
+    first, cursor_ns = int(edges[0]), int(edges[-1])
+    rows = begins.array[begins.count_known(first) : begins.count_known(cursor_ns)]
+    borders = [edges, rows["time_ns"] + begins.offset_ns]
     if spans is not None and len(spans.array):
-        upto = min(len(spans.array), spans.count_known(int(edges[-1])) + _LATER)
-        cursor_ns = max(cursor_ns, int(spans.array["end_ns"][upto - 1]) + spans.offset_ns) if upto else cursor_ns
-        rows = spans.array[spans.count_known(int(edges[0])) : upto]
-        borders += [rows["begin_ns"] + spans.offset_ns, rows["end_ns"] + spans.offset_ns]
-    rows = begins.array[begins.count_known(int(edges[0])) : begins.count_known(int(edges[-1]))]
-    times = ascending([*borders, rows["time_ns"] + begins.offset_ns])
+        upto = min(len(spans.array), spans.count_known(cursor_ns) + _LATER)
+        cursor_ns = max(cursor_ns, int(spans.array["end_ns"][upto - 1]) + spans.offset_ns)
+    if not begins.count_known(cursor_ns):
+        return np.zeros((len(PHASES), len(edges) - 1))
+    ended, begun = phases.closed(spans, first, cursor_ns), phases.in_progress(begins, spans, cursor_ns)
+    evaluations = [(one.time_ns + begins.offset_ns, FOREVER_NS) for one in begun if one.phase == _EVAL]
+    if ended is not None and spans is not None:
+        ends = ended["end_ns"] + spans.offset_ns
+        borders += [ended["begin_ns"] + spans.offset_ns, ends]
+        for row in np.flatnonzero(ended["phase"] == _EVAL).tolist():
+            evaluations.append((int(borders[-2][row]), int(ends[row])))
+    times = ascending(borders)
     times = times[np.searchsorted(times, edges[0]) : np.searchsorted(times, edges[-1], "right")]
-    codes = phases.innermost(begins, spans, times[:-1], cursor_ns)
-    for begin_ns, end_ns in _evaluations(begins, spans, int(edges[0]), cursor_ns):
+    codes = phases.innermost_of(begins, ended, begun, times[:-1])
+    for begin_ns, end_ns in evaluations:
         codes[np.searchsorted(times[:-1], begin_ns) : np.searchsorted(times[:-1], end_ns)] = _EVAL
     column = np.searchsorted(edges, times[:-1], "right") - 1
     inside = (codes >= 0) & (column < len(edges) - 1)
     place = np.minimum(codes, len(PHASES) - 1)[inside].astype(np.intp) * (len(edges) - 1) + column[inside]
     found = np.bincount(place, np.diff(times)[inside] / 1e9, len(PHASES) * (len(edges) - 1))
     return np.asarray(found, np.float64).reshape(len(PHASES), -1)
-
-
-def _evaluations(begins: Source, spans: Source | None, from_ns: int, cursor_ns: int) -> list[tuple[int, int]]:
-    """Begins and ends of the evaluations that ended between a moment and the cursor, and of one in progress."""
-    found: list[tuple[int, int]] = []
-    if spans is not None:
-        rows = spans.array[spans.count_known(from_ns) : spans.count_known(cursor_ns)]
-        rows = rows[rows["phase"] == _EVAL]
-        times = (rows[name] + spans.offset_ns for name in ("begin_ns", "end_ns"))
-        found += zip(*(column.tolist() for column in times), strict=True)
-    open_ones = (begun for begun in phases.in_progress(begins, spans, cursor_ns) if begun.phase == _EVAL)
-    return [*found, *((begun.time_ns + begins.offset_ns, FOREVER_NS) for begun in open_ones)]
 
 
 def outermost_end(sources: Iterable[Source]) -> int:

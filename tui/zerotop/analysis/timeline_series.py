@@ -63,7 +63,9 @@ def stacked(several: list[Series]) -> Series:
 def ascending(times: list[Ints]) -> Ints:
     """All of these moments once, in order. (``np.unique`` does not see that each list is in order already.)"""
     together = np.sort(np.concatenate(times), kind="stable")
-    return together[np.append(True, np.diff(together) > 0)] if len(together) else together
+    first = np.ones(len(together), np.bool_)
+    np.not_equal(together[1:], together[:-1], out=first[1:])
+    return together[first]
 
 
 def nothing(values: int, columns: int) -> Table:
