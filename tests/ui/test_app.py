@@ -335,7 +335,7 @@ class TestLeaving:
         assert seen.app.return_value is Leaving.DETACHED
         assert seen.job.stops == 0
 
-    @pytest.mark.parametrize("keys", [["d"], ["enter"]])
+    @pytest.mark.parametrize("keys", [["d"], ["l"], ["enter"]])
     async def test_detach(self, keys: list[str]) -> None:
         seen = Watch(offload_story(), 75.0)
         async with seen.app.run_test(size=(80, 24)) as pilot:

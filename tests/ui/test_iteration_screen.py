@@ -150,7 +150,7 @@ async def test_another_recordings_iteration_is_chosen_from_a_list(own: Session) 
         assert listed.option_count == 1
         assert "z3-offload-all.zerotop" in screen.text()
         assert "None of 1 holds these words." in await screen.press(*"zzz")
-        assert "z3-offload-all.zerotop" in await screen.press("backspace", "backspace", "3", "down")
+        assert "z3-offload-all.zerotop" in await screen.press("backspace", "backspace", "3", "down", "up")
         await screen.press("enter")
         await until(screen.pilot, lambda: "z3-offload-all: 457 ms, median of 11" in screen.text())
         assert "z3-offload-all" not in await screen.press("c")

@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
-from textual.pilot import Pilot
 from textual.widgets import Input
 
 import recordings
-from zerotop.analysis.overviews import Overviews
-from zerotop.commands.desk import UserDesk
-from zerotop.session import catalog
-from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
+from start_list import Start, filled, is_shown, ready, until
+from zerotop.ui.drawing.glyphs import ASCII
 from zerotop.ui.habits import Habits
 from zerotop.ui.ports import Leaving
 from zerotop.ui.screens.compare import CompareScreen
@@ -26,67 +22,13 @@ from zerotop.ui.screens.dialog import Page
 from zerotop.ui.screens.iteration import IterationScreen
 from zerotop.ui.screens.live import LiveScreen
 from zerotop.ui.screens.start import StartScreen
-from zerotop.ui.start_app import StartApp
 from zerotop.ui.theme import LIGHT_NAME
 from zerotop_probe.recording import directory
-
-PATIENCE_S = 20.0
 
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The usual place, with three recordings in it; the current folder is another, empty one."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    folder = catalog.usual_place()
-    folder.mkdir(parents=True)
-    shutil.copy(recordings.packed("cpu-clean"), folder)
-    shutil.copy(recordings.packed("z2-oom"), folder)
-    recordings.as_directory("story", folder)
-    here = tmp_path / "here"
-    here.mkdir()
-    monkeypatch.chdir(here)
-    return folder
-
-
-class Start:
-    """The program over the usual place."""
-
-    def __init__(self, glyphs: Glyphs = BLOCKS, habits: Habits | None = None) -> None:
-        place = catalog.usual_place()
-        self.desk = UserDesk(Overviews(place, None, lambda path: False), find=list)
-        self.app = StartApp(self.desk, glyphs=glyphs, habits=habits)
-
-    @property
-    def list(self) -> StartScreen:
-        found = self.app.screen
-        assert isinstance(found, StartScreen)
-        return found
-
-    def names(self) -> list[str]:
-        return [getattr(row, "name", "") for row in self.list.model.rows]
-
-    def text(self) -> str:
-        return "\n".join(strip.text for strip in self.app.screen._compositor.render_strips())
-
-    def notices(self) -> list[str]:
-        return [notice.message for notice in self.app._notifications]
-
-
-async def until(pilot: Pilot[Leaving], true: Callable[[], object]) -> None:
-    """Waits for what is shown a moment later."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline
-        await pilot.pause(0.05)
-
-
-def is_shown(start: Start, id: str | None) -> bool:
-    return start.app.screen.id == id
-
-
-async def ready(start: Start, pilot: Pilot[Leaving]) -> None:
-    await until(pilot, lambda: all(recording.about is not None for recording in start.desk.recordings))
-    await until(pilot, lambda: "exit 0" in start.text() and "reading" not in start.text())
+    return filled(tmp_path, monkeypatch)
 
 
 async def test_all_are_listed_newest_first_with_their_figures(root: Path) -> None:
@@ -251,13 +193,14 @@ async def test_nothing_is_deleted_without_a_yes(root: Path, keys: list[str]) -> 
     assert sorted(path.name for path in root.iterdir()) == ["cpu-clean.zerotop", "story", "z2-oom.zerotop"]
 
 
-async def test_a_recording_is_deleted_and_what_that_freed_is_said(root: Path) -> None:
+@pytest.mark.parametrize("key", ["d", "y"])
+async def test_a_recording_is_deleted_and_what_that_freed_is_said(root: Path, key: str) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await ready(start, pilot)
         await pilot.press("down", "d")
         await until(pilot, lambda: isinstance(start.app.screen, DeleteDialog))
-        await pilot.press("d")
+        await pilot.press(key)
         await until(pilot, lambda: any("story is deleted: 80" in notice for notice in start.notices()))
         await until(pilot, lambda: start.names() == ["cpu-clean.zerotop", "z2-oom.zerotop"])
     assert not (root / "story").exists()

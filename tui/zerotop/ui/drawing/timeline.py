@@ -175,7 +175,7 @@ def _axis(words: str, row: Row, picture: Picture, width: int, glyphs: Glyphs, co
 
 
 def with_cursor(row: Row, x: int, glyphs: Glyphs) -> Row:
-    """A row of an axis with the cursor in a cell of it, unless a number stands there: it would be another without a digit."""
+    """A row of an axis with the cursor in a cell of it, unless a number is there: without a digit it would be another."""
     spans: list[tuple[str, str]] = []
     at = 0
     for text, style in row:

@@ -161,12 +161,17 @@ class IterationScreen(Watching):
         )
 
     def action_widen(self, direction: int) -> None:
-        self.folding.widen(direction)
-        self._again()
+        self._say(self.folding.widen(direction))
 
     def action_level(self) -> None:
-        self.folding.all_of_level()
-        self._again()
+        self._say(self.folding.all_of_level())
+
+    def _say(self, why_not: str) -> None:
+        """Why a key changed nothing; else what it changed is drawn."""
+        if why_not:
+            self.notify(why_not, timeout=3)
+        else:
+            self._again()
 
     def action_pin(self) -> None:
         if not self.folding.toggle_pin():

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from zerotop.analysis.waveform import WaveformFold
-from zerotop.analysis.waveform_source import Waveforms, wider
+from zerotop.analysis.waveform_source import SIZES, Waveforms, wider
 from zerotop.ui.charts import Watched
 from zerotop.ui.drawing.waveform import Shown
 from zerotop.ui.drawing.waveform_lanes import LANES, lanes
@@ -83,13 +83,21 @@ class Folding:
             self._shown = shown
         return self._shown
 
-    def widen(self, direction: int) -> None:
-        """More iterations, or fewer."""
+    def widen(self, direction: int) -> str:
+        """More iterations, or fewer; a sentence where there are none to add or to leave out."""
+        folded = self._last.iterations if self._last is not None else SIZES[0]
+        if direction > 0 and self.number is not None and folded < self.number:
+            return "There are no more iterations to fold with these."
+        if direction < 0 and folded <= SIZES[0]:
+            return f"Fewer than {SIZES[0]} iterations are not folded."
         self.number = wider(self.number, self._last, direction)
+        return ""
 
-    def all_of_level(self) -> None:
-        """All iterations since the last change of level."""
+    def all_of_level(self) -> str:
+        """All iterations since the last change of level; a sentence where they are folded already."""
+        said = "" if self.number is not None else "All since iterations last took another time are folded already."
         self.number = None
+        return said
 
     def pin(self, fold: WaveformFold | None, name: str = "") -> None:
         """Lays a fold behind those that follow; None takes it away."""

@@ -1,0 +1,78 @@
+"""For tests of the list of recordings: a place with three of them, and the program over it."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+import recordings
+from zerotop.analysis.overviews import Overviews
+from zerotop.commands.desk import UserDesk
+from zerotop.session import catalog
+from zerotop.ui.drawing.glyphs import BLOCKS, Glyphs
+from zerotop.ui.habits import Habits
+from zerotop.ui.ports import Leaving
+from zerotop.ui.screens.start import StartScreen
+from zerotop.ui.start_app import StartApp
+
+PATIENCE_S = 20.0
+
+
+def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The usual place, with three recordings in it; the current folder is another, empty one."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    folder = catalog.usual_place()
+    folder.mkdir(parents=True)
+    shutil.copy(recordings.packed("cpu-clean"), folder)
+    shutil.copy(recordings.packed("z2-oom"), folder)
+    recordings.as_directory("story", folder)
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    return folder
+
+
+class Start:
+    """The program over the usual place."""
+
+    def __init__(self, glyphs: Glyphs = BLOCKS, habits: Habits | None = None) -> None:
+        place = catalog.usual_place()
+        self.desk = UserDesk(Overviews(place, None, lambda path: False), find=list)
+        self.app = StartApp(self.desk, glyphs=glyphs, habits=habits)
+
+    @property
+    def list(self) -> StartScreen:
+        found = self.app.screen
+        assert isinstance(found, StartScreen)
+        return found
+
+    def names(self) -> list[str]:
+        return [getattr(row, "name", "") for row in self.list.model.rows]
+
+    def text(self) -> str:
+        return "\n".join(strip.text for strip in self.app.screen._compositor.render_strips())
+
+    def notices(self) -> list[str]:
+        return [notice.message for notice in self.app._notifications]
+
+
+async def until(pilot: Pilot[Leaving], true: Callable[[], object]) -> None:
+    """Waits for what is shown a moment later."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < deadline
+        await pilot.pause(0.05)
+
+
+def is_shown(start: Start, id: str | None) -> bool:
+    return start.app.screen.id == id
+
+
+async def ready(start: Start, pilot: Pilot[Leaving]) -> None:
+    await until(pilot, lambda: all(recording.about is not None for recording in start.desk.recordings))
+    await until(pilot, lambda: "exit 0" in start.text() and "reading" not in start.text())

@@ -1,0 +1,220 @@
+"""Every key of every screen does something that is seen, or says why it does not. A new one fails here until it is tried."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.binding import Binding
+from textual.dom import DOMNode
+from textual.pilot import Pilot
+from textual.widgets import Input
+
+import zerotop.ui
+from recordings import recording
+from start_list import Start, filled, ready
+from watching import until
+from zerotop.analysis.source import RecordingSource
+from zerotop.ui.app import ZerotopApp
+from zerotop.ui.drawing.glyphs import BLOCKS
+from zerotop.ui.monitor import Monitor
+from zerotop.ui.screens.compare import CompareScreen
+from zerotop.ui.screens.dialog import Dialog, Page
+from zerotop.ui.screens.feed import Feed
+from zerotop.ui.screens.iteration import IterationScreen
+from zerotop.ui.screens.output import OutputScreen
+from zerotop.ui.screens.ranks import RanksScreen
+from zerotop.ui.screens.start import StartScreen
+from zerotop.ui.screens.watching import Watching
+from zerotop.ui.start_app import StartApp
+from zerotop.ui.tabs import TABS, screen_of
+from zerotop.ui.widgets.drawn import Painted
+
+COMPARING = ("space", "down", "space", "c")
+# Keys that are pressed before, so that there is something to do: by a binding's id.
+FIRST: dict[str, tuple[str, ...]] = {
+    "screen.unzoom": ("z",),
+    "time.end": ("left",),
+    "app.screen.1": ("2",),
+    "app.copy": ("tab",),
+    "page.close": ("i",),
+    "feed.close": ("a",),
+    "dialog.close": ("g",),
+    "live.output.down": ("up", "up"),
+    "live.output.pagedown": ("pageup",),
+    "timeline.out": ("plus",),
+    "timeline.earlier": ("plus",),
+    "timeline.later": ("plus", "h"),
+    "timeline.end": ("left_square_bracket", "right_square_bracket", "right"),
+    "timeline.back": ("left_square_bracket",),
+    "timeline.up": ("down",),
+    "iteration.more": ("end", "plus"),
+    "iteration.fewer": ("end",),
+    "iteration.rank.before": ("down",),
+    "memory.rank.before": ("down",),
+    "ranks.up": ("down",),
+    "threads.up": ("down",),
+    "threads.pageup": ("pagedown",),
+    "threads.pagedown": ("pageup",),
+    "output.down": ("up",),
+    "output.pagedown": ("pageup",),
+    "output.next": ("slash", *"loss", "enter"),
+    "output.before": ("slash", *"loss", "enter"),
+    "output.back": ("slash", *"loss", "enter"),
+    "start.up": ("down",),
+    "start.pageup": ("pagedown",),
+    "start.first": ("pagedown",),
+    "start.all": ("slash", *"story", "enter"),
+    "start.compare": COMPARING[:-1],
+    "app.back": ("enter",),
+    **dict.fromkeys(("compare.close", "compare.differing", "compare.down", "compare.pagedown", "compare.last"), COMPARING),
+    **dict.fromkeys(("compare.up", "compare.pageup", "compare.first"), (*COMPARING, "end")),
+}
+# Those that need a job, several recordings or a yes, and the tests that press them.
+ELSEWHERE: dict[str, str] = {
+    "job.sampler": "test_app::test_a_dead_sampler_is_said_and_started_again",
+    "job.enter": "test_app::test_ranks_attached_to_from_outside_are_entered",
+    "memory.look": "test_memory_screen::test_x_asks_for_a_look_and_its_result_is_drawn_when_it_arrives",
+    "app.leave": "test_app::test_every_way_out_asks",
+    "app.leave.always": "test_app::test_every_way_out_asks",
+    "leave.detach": "test_app::test_detach",
+    "leave.again": "test_app::test_detach",
+    "leave.cancel": "test_app::test_cancel",
+    "leave.stop": "test_app::test_stop_shows_its_progress_then_forces_then_ends",
+    "delete.yes": "test_start::test_a_recording_is_deleted_and_what_that_freed_is_said",
+    "delete.no": "test_start::test_nothing_is_deleted_without_a_yes",
+    "compare.overlay": "test_start::test_the_iterations_of_two_that_are_compared_are_laid_over_one_another",
+    "beside.down": "test_iteration_screen::test_another_recordings_iteration_is_chosen_from_a_list",
+    "beside.up": "test_iteration_screen::test_another_recordings_iteration_is_chosen_from_a_list",
+}
+
+
+def owners() -> Iterator[type[DOMNode]]:
+    """All that declare keys."""
+    for module in pkgutil.walk_packages(zerotop.ui.__path__, "zerotop.ui."):
+        for kind in vars(importlib.import_module(module.name)).values():
+            if isinstance(kind, type) and issubclass(kind, DOMNode) and kind.__module__ == module.name:
+                yield kind
+
+
+def declared(kind: type[DOMNode]) -> list[Binding]:
+    """A class's own."""
+    return [binding for binding in vars(kind).get("BINDINGS", ()) if isinstance(binding, Binding)]
+
+
+# Where keys are tried: a screen of the monitor, with those that are the same everywhere on the first one.
+EVERYWHERE = (Watching, Monitor, Page, Feed, Dialog)
+ON_SCREENS = [
+    pytest.param(tab.name, (screen_of(tab.name), *(EVERYWHERE if tab is TABS[0] else ())), id=tab.name) for tab in TABS
+]
+ON_LISTS = (StartScreen, CompareScreen, StartApp)
+
+
+def source_of(test: str) -> str:
+    """A test of this folder, with what it is parametrized by."""
+    module, _, name = test.partition("::")
+    text = (Path(__file__).parent / f"{module}.py").read_text(encoding="utf-8")
+    (found,) = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.AsyncFunctionDef) and node.name == name]
+    begin = min([found.lineno, *(decorator.lineno for decorator in found.decorator_list)])
+    return "\n".join(text.splitlines()[begin - 1 : found.end_lineno])
+
+
+def test_each_key_is_pressed_somewhere() -> None:
+    here = {binding.id for param in ON_SCREENS for kind in param.values[1] for binding in declared(kind)}
+    here |= {binding.id for kind in ON_LISTS for binding in declared(kind)}
+    found = {binding.id: binding for kind in owners() for binding in declared(kind)}
+    assert None not in found
+    assert set(ELSEWHERE) - set(found) == set()
+    assert set(FIRST) - here == set()
+    for id in set(found) - here:
+        assert id in ELSEWHERE, f"no test presses {found[id].key} ({id})"
+    for id, test in ELSEWHERE.items():
+        for key in found[id].key.split(","):
+            assert f'"{key}"' in source_of(test), f"{test} does not press {key} ({id})"
+
+
+class Seen:
+    """What somebody sees of an app, and hears of it."""
+
+    def __init__(self, app: ZerotopApp, pilot: Pilot[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.app, self.pilot = app, pilot
+        self.told: list[str] = []
+        monkeypatch.setattr(app, "notify", lambda message, **_: self.told.append(message))
+
+    def all(self) -> object:
+        """Without how often it is drawn, which the tabs say."""
+        screen = self.app.screen
+        shown = {
+            panel.id: (panel.region, panel._rows) for panel in screen.query(Painted) if panel.display and panel.id != "tabs"
+        }
+        fields = [field.value for field in screen.query(Input) if field.display]
+        return type(screen), shown, fields, screen.focused, self.app.theme, len(self.told), self.app.is_running
+
+    async def settled(self) -> None:
+        await self.pilot.pause()
+        screen = self.app.screen
+        if isinstance(screen, IterationScreen):
+            await until(self.pilot, lambda: not screen.folding.busy)
+        if isinstance(screen, RanksScreen):
+            await until(self.pilot, lambda: not screen.ranking.busy)
+        if isinstance(screen, OutputScreen):
+            await until(self.pilot, lambda: not screen.reading.busy)
+        if isinstance(screen, Watching):
+            self.app.draw()
+        await self.pilot.pause()
+
+    async def tries(self, key: str, id: str) -> None:
+        """Presses it, and waits for something to be different."""
+        for before in FIRST.get(id, ()):
+            await self.pilot.press(before)
+            await self.settled()
+        unpressed = self.all()
+        await self.pilot.press(key)
+        for _ in range(100):
+            await self.pilot.pause(0.02)
+            if self.all() != unpressed:
+                return
+        raise AssertionError(f"{key} ({id}) changes nothing")
+
+
+@pytest.mark.parametrize(("name", "kinds"), ON_SCREENS)
+async def test_each_key_of_a_screen(
+    name: str, kinds: tuple[type[DOMNode], ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    app = ZerotopApp(RecordingSource(recording("story")), glyphs=BLOCKS, title="story", clock=lambda: 1000.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        seen = Seen(app, pilot, monkeypatch)
+        await until(pilot, lambda: len(app.viewer.source.findings(None)) == 8)
+        for binding in [binding for kind in kinds for binding in declared(kind) if binding.id not in ELSEWHERE]:
+            for key in binding.key.split(","):
+                while not isinstance(app.screen, Watching):
+                    await pilot.press("escape")
+                app.action_switch(name)
+                await pilot.pause()
+                await pilot.press("escape")
+                app.viewer.go_to_step(12)
+                await seen.settled()
+                await seen.tries(key, binding.id or "")
+
+
+async def test_each_key_of_the_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(tmp_path, monkeypatch)
+    start = Start()
+    async with start.app.run_test(size=(100, 14)) as pilot:
+        await ready(start, pilot)
+        seen = Seen(start.app, pilot, monkeypatch)
+        for binding in [binding for kind in ON_LISTS for binding in declared(kind) if binding.id not in ELSEWHERE]:
+            for key in binding.key.split(","):
+                while not isinstance(start.app.screen, StartScreen):
+                    await pilot.press("escape")
+                    await pilot.pause()
+                await pilot.press("escape", "home")
+                await seen.settled()
+                await seen.tries(key, binding.id or "")
