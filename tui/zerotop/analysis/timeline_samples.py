@@ -15,6 +15,7 @@ from zerotop.analysis.timeline_series import (
     Series,
     Table,
     after_samples,
+    ascending,
     before_samples,
     coarser,
     nothing,
@@ -130,7 +131,7 @@ def _rates(times: Ints, rows: Rows) -> Series:
     # What is seen after a while without traffic was moved since the last look; whether there is some now is not yet seen.
     quiet = np.searchsorted(times, np.append(times[changed], times[-1:]) - _LOOK_NS, "right") - 1
     quiet = quiet[quiet > np.append(0, changed)[: len(quiet)]]
-    kept = np.unique(np.concatenate((np.arange(min(1, len(times))), changed, quiet)))
+    kept = ascending([np.arange(min(1, len(times))), changed, quiet])
     seconds = np.diff(times[kept]) / 1e9
     moved = np.diff(counters[:, kept], axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -157,10 +158,11 @@ class GpuProcesses:
         ranks = [source.pid for source in self._session.sources["begins"] if source.host == self._host]
         for source in self.sources:
             rows = around(source, begin_ns, end_ns)
-            rows = rows[(rows["gpu"] == self._index) & np.isin(rows["pid"], ranks) & (rows["used_bytes"] != UNKNOWN)]
-            times, used = _sums(rows, "used_bytes")
+            rows = rows[(rows["gpu"] == self._index) & (rows["used_bytes"] != UNKNOWN)]
+            rows = rows[np.isin(rows["pid"], ranks)]
+            times, used = _sums(rows, ("used_bytes",))
             until_ns = int(times[-1]) + source.offset_ns + LONGEST_NS if len(times) else 0
-            yield Part(0, after_samples(times + source.offset_ns, [used], until_ns, longest_ns=LONGEST_NS))
+            yield Part(0, after_samples(times + source.offset_ns, used, until_ns, longest_ns=LONGEST_NS))
 
 
 class Allocators:
@@ -217,10 +219,10 @@ class Processes:
         """See :meth:`Gpu.parts`."""
         for source in self.sources:
             rows = around(source, begin_ns, end_ns)
-            for place, chosen in ((0, rows["rank"] == self._rank), (2, rows["rank"] >= min(0, self._rank))):
-                mine = rows[chosen]
-                times, cores = _sums(mine, "cores_used")
-                yield Part(place, before_samples(times + source.offset_ns, [cores, _sums(mine, "rss_bytes")[1]]))
+            ranks = rows["rank"]
+            for place, chosen in ((0, ranks == self._rank), (2, ranks >= min(0, self._rank))):
+                times, values = _sums(rows[chosen], ("cores_used", "rss_bytes"))
+                yield Part(place, before_samples(times + source.offset_ns, values))
 
 
 class Hosts:
@@ -250,9 +252,13 @@ def around(source: Source, begin_ns: int, end_ns: int) -> Rows:
     return source.array[source.count_known(begin_ns - LONGEST_NS - 1) : source.count_known(end_ns + LONGEST_NS)]
 
 
-def _sums(rows: Rows, column: str) -> tuple[Ints, NDArray[np.float64]]:
-    """(ticks, the sum of a column's values in each)."""
-    times = rows["time_ns"]
-    first = np.flatnonzero(np.diff(times, prepend=times[:1] - 1))
-    values = rows[column].astype(np.float64)
-    return times[first], np.add.reduceat(values, first) if len(first) else values
+def _sums(rows: Rows, columns: Sequence[str]) -> tuple[Ints, list[NDArray[Any]]]:
+    """(ticks, the sum of each column's values in each)."""
+    times = np.ascontiguousarray(rows["time_ns"])
+    begins = np.ones(len(times), np.bool_)
+    np.not_equal(times[1:], times[:-1], out=begins[1:])
+    values = [rows[column].astype(np.float64) for column in columns]
+    if begins.all():
+        return times, values
+    first = np.flatnonzero(begins)
+    return times[first], [np.add.reduceat(value, first) for value in values]

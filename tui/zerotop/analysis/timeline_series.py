@@ -85,11 +85,13 @@ def totals(series: Series, edges: Ints) -> Table:
         return table
     low, high = int(ended[some[0]]), int(beyond[some[-1]])
     part = Series(series.begins[low:high], series.ends[low:high], series.values[:, low:high])
-    borders = np.stack((ended[some], beyond[some]), axis=1).ravel() - low
-    padded = np.append(part.values, np.full((len(part.values), 1), np.nan), axis=1)
+    borders = np.empty(2 * len(some), np.intp)
+    borders[::2], borders[1::2] = ended[some] - low, beyond[some] - low
+    padded = np.empty((len(part.values), high - low + 1))
+    padded[:, :-1], padded[:, -1] = part.values, np.nan
     table[LOWEST][:, some] = np.fmin.reduceat(padded, borders, axis=1)[:, ::2]
     table[HIGHEST][:, some] = np.fmax.reduceat(padded, borders, axis=1)[:, ::2]
-    table[SUM:] = _integrals(part, edges, np.clip(ended - low, 0, high - low))
+    table[SUM:] = _integrals(part, edges, np.minimum(np.maximum(ended - low, 0), high - low))
     return table
 
 
@@ -99,13 +101,15 @@ def _integrals(series: Series, edges: Ints, ended: Ints) -> Floats:
     ``ended``: how many of the pieces have ended at each edge.
     """
     lengths = (series.ends - series.begins) / 1e9
-    known = ~np.isnan(series.values)
-    values = np.stack((np.where(known, series.values, 0.0), known))
+    values = np.empty((2, *series.values.shape))
+    np.equal(series.values, series.values, out=values[1])  # NaN is not equal to itself
+    values[0] = np.where(values[1], series.values, 0.0)
     upto = np.zeros((*values.shape[:-1], len(lengths) + 1))
     np.cumsum(values * lengths, axis=-1, out=upto[..., 1:])
     begun = np.minimum(ended, len(lengths) - 1)
     part = np.where(ended < len(lengths), np.maximum(0, edges - series.begins[begun]) / 1e9, 0.0)
-    return np.asarray(np.diff(upto[..., ended] + values[..., begun] * part, axis=-1))
+    passed = upto.take(ended, axis=-1) + values.take(begun, axis=-1) * part
+    return np.asarray(passed[..., 1:] - passed[..., :-1])
 
 
 def together(one: Table, other: Table) -> Table:
