@@ -63,7 +63,8 @@ class JobController:
 
     def sampler_alive(self) -> bool:
         """False when the sampler is gone while the job still runs."""
-        return control.sampler_alive(self._session) or not control.job_alive(self._session)
+        facts = control.read_facts(self._session)
+        return any(sampler.alive() for sampler in facts.samplers) or not facts.alive()
 
     def restart_sampler(self) -> None:
         """Starts another sampler on the running job. Raises OSError if it cannot be started."""

@@ -12,7 +12,9 @@ from dataclasses import replace
 from functools import partial
 
 from textual.app import App
+from textual.events import Event, InputEvent
 from textual.filter import ANSIToTruecolor, LineFilter
+from textual.worker import Worker
 
 from zerotop.ui import units
 from zerotop.ui.bindings import APP_BINDINGS
@@ -32,10 +34,12 @@ from zerotop.ui.viewer import Viewer
 FRAME_S = 0.22  # between looks at the recording: what was written is on screen within this and one drawing
 SETTLED_S = 2.0  # until the screen's own objects are made
 SLICE_S = 0.015  # of reading in one go: with very many ranks it takes longer, and keys are answered in between
+KEYED_S, KEYED_SLICE_S = 1.0, 0.005  # so long after a key another one is likely, which is not to wait for that long
 AT_ONCE_S = 0.012  # of processor time for a frame before anything is drawn
 PAUSE_S = 0.001  # between two slices
 RESTS = 6.0  # so many times as long as reading and drawing took nothing is read: with very many ranks pictures are rarer
 FIRST_LOOKS, FIRST_S = 8, 0.05  # a job that was attached to just now has its first figures within these
+GARBAGE = 50_000  # objects more than went make a search for garbage worth its time
 HEARTBEAT_S = 0.5  # a frame at least this often, so that times go on counting
 
 
@@ -90,6 +94,8 @@ class Monitor(App[Leaving]):
         self._another = False  # something was changed since it was begun
         self._took_s = 0.0
         self._rest_until_s = 0.0
+        self._keyed_s = -KEYED_S  # when somebody last pressed something
+        self._checking: Worker[None] | None = None
         self._terminal: int | None = None
         self._plain = [PlainText(self.glyphs)] if self.glyphs.name == "ascii" else []
         self.title = title or "zerotop"
@@ -151,6 +157,15 @@ class Monitor(App[Leaving]):
         self.set_interval(FIRST_S, self._read, repeat=FIRST_LOOKS)
         self.set_timer(SETTLED_S, _keep_what_there_is)
 
+    async def on_event(self, event: Event) -> None:
+        if isinstance(event, InputEvent):
+            self._keyed_s = time.monotonic()
+        await super().on_event(event)
+
+    @property
+    def _slice_s(self) -> float:
+        return KEYED_SLICE_S if time.monotonic() - self._keyed_s < KEYED_S else SLICE_S
+
     def look_first(self) -> None:
         """The first frame of a recording that is there."""
         if self.is_watching:
@@ -167,10 +182,17 @@ class Monitor(App[Leaving]):
             return
         beat = max(1, round(HEARTBEAT_S / FRAME_S))
         if self._ticks % (2 * beat) == 0:
-            self.viewer.check_job()
+            self._check_job()
+        if gc.get_count()[0] > GARBAGE and time.monotonic() - self._keyed_s > KEYED_S:
+            gc.collect(0)
         self._read()
         if isinstance(self.screen, LeaveDialog):
             self.screen.note_job(self.viewer.source.live)
+
+    def _check_job(self) -> None:
+        # On a thread: of very many ranks there are files to look through.
+        if self._checking is None or self._checking.is_finished:
+            self._checking = self.run_worker(self.viewer.check_job, group="job", thread=True)
 
     def _read(self) -> None:
         """Begins to read what is new, if that is not going on and has rested."""
@@ -187,7 +209,7 @@ class Monitor(App[Leaving]):
             return
         begun, cpu_s = time.monotonic(), time.thread_time()
         try:
-            while time.monotonic() - begun < SLICE_S:
+            while time.monotonic() - begun < self._slice_s:
                 next(self._polling)
         except StopIteration as end:
             self._polling = None
@@ -223,7 +245,7 @@ class Monitor(App[Leaving]):
         self._another = self._framing is not None
         if self._framing is None:
             self._framing = self.viewer.framing()
-            self._frame_on(AT_ONCE_S)
+            self._frame_on(min(AT_ONCE_S, self._slice_s))
         present = self.viewer.present() if self._framing is not None else None
         if present is not None:
             self.watching.answer(replace(present, tabs=TABS))
@@ -247,14 +269,15 @@ class Monitor(App[Leaving]):
     async def _frame_later(self) -> None:
         await asyncio.sleep(PAUSE_S)
         if self.is_watching:
-            self._frame_on(SLICE_S)
+            self._frame_on(self._slice_s)
 
 
 def _keep_what_there_is() -> None:
     """Searches for garbage in what frames leave, seldom, and no longer in modules, styles and widgets.
 
-    A frame makes tens of thousands of small tuples, which go without that; the searches were a fifth of its time.
+    A frame makes tens of thousands of small tuples, which go without that; the searches were a fifth of its time. With very
+    many ranks one took 40 ms: there it is to be a moment at which nobody presses a key.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000)
+    gc.set_threshold(10 * GARBAGE)
