@@ -11,7 +11,7 @@ from zerotop.session.reader import Session
 _LEAST_S = 1.5  # between two searches: a finding is on screen within this, a search and a frame
 _RESTS = 20  # so many times as long as a search takes nothing is searched for, so that it stays below 5 % of a core,
 _LONGEST_S = 15.0  # or for this long, where there was very much to look at
-_MOST_S = 0.02  # of searching in one go, where there is much that was not looked at yet, as when a long recording is opened
+_MOST_S = 0.005  # of searching in one go, where there is much that was not looked at yet, as when a long recording is opened
 
 
 class Findings:

@@ -30,6 +30,7 @@ _WINDOW = 10
 _OUTPUT_LINES = 200
 _TABLES = 512  # that are asked for their number of records in one go
 _RATE_NS = 2_000_000_000
+_SEARCHES = 2  # for findings, each a piece of reading
 _STARTING = "Waiting for a rank to make its DeepSpeed engine."
 _COMPILING = "DeepSpeed compiles its operators, the first time only: a minute or two. Then it makes its engine."
 _LOST = "The recording stops here: nobody saw how the job ended."
@@ -58,7 +59,7 @@ class RecordingSource:
         self._of_end = False  # whether it is of the end, as it was then
         self._before: dict[int, int] = {}  # how many records there were a little before it
         self._steps.update()
-        self._digest()
+        whole(self._digesting())
 
     @property
     def live(self) -> bool:
@@ -95,24 +96,28 @@ class RecordingSource:
         looked_ns, was_live = time.time_ns(), self._live
         fresh = yield from self.session.reading()
         yield from self._steps.updating()
+        yield
         self._looked_ns, self._live, self._last_written_ns = looked_ns, self.session.live, self.session.last_written_ns
         fresh |= self._live != was_live
         if fresh:
             yield
-            self._digest()
+            yield from self._digesting()
             yield
         # Who presses a key while the next view is made is answered from this one.
         view = (yield from self._viewing(self.end_ns)) if fresh and self._followed else None
         self._view, self._of_end = view, True
-        # The first picture does not wait for what there is to say about it.
-        found = self._shown and self._findings.update(self._last_written_ns)
+        yield
+        found = False
+        for _ in range(_SEARCHES if self._shown else 0):  # the first picture does not wait for what there is to say about it
+            found |= self._findings.update(self._last_written_ns)
+            yield
         return fresh or found
 
     def findings(self, cursor_ns: int | None) -> tuple[Annotation, ...]:
         """What was found that was known at the cursor, in the order in which it became known; None is the end."""
         return self._findings.at(self.end_ns if cursor_ns is None else cursor_ns)
 
-    def _digest(self) -> None:
+    def _digesting(self) -> Generator[None, None, None]:
         if len(self.session.events) != self._event_count:
             self._event_count = len(self.session.events)
             self._events = {}
@@ -120,7 +125,9 @@ class RecordingSource:
                 self._events.setdefault(event.name, []).append(event)
             self._ends = Ends(self.session.events)
         over_ns = None if self._live else self._last_written_ns
-        self._joined.extend(attempts(self._steps.processes, self._ends, over_ns))
+        together = attempts(self._steps.processes, self._ends, over_ns)
+        yield
+        self._joined.extend(together)
 
     def step_time(self, step: int) -> int | None:
         """The moment at which ``step`` has just finished on all ranks."""
@@ -149,6 +156,7 @@ class RecordingSource:
         nodes, engines = self._until("node", cursor), self._until("engine", cursor)
         lost = losses(self.session.sources["probe"], self._events, cursor)
         job = self._job(cursor, lost)
+        yield
         lies_on = places.allocators(self.session, nodes, engines)
         yield
         on_gpus = yield from gpus(self.session, cursor, nodes, lies_on, self._peaks, self._ends)
@@ -158,18 +166,22 @@ class RecordingSource:
         cost = yield from self._cost(cursor, lost)
         yield
         unseen = not count and job.state is State.RUNNING
+        hosts = places.hosts(self.session, cursor)
+        yield
+        history = self._histories.at(cursor, ranks, [(gpu.host, gpu.index) for gpu in on_gpus], lies_on, self._ends)
+        yield
         return LiveView(
             cursor_ns=cursor,
             job=job,
             progress=self._progress(cursor, count, job),
             gpus=on_gpus,
-            hosts=places.hosts(self.session, cursor),
+            hosts=hosts,
             ranks=ranks,
             iterations=self._joined.upto(count),
             cost=cost,
             output=self._transcript.lines(cursor, _OUTPUT_LINES),
             inferred=self._rhythm.at(cursor) if unseen else None,
-            history=self._histories.at(cursor, ranks, [(gpu.host, gpu.index) for gpu in on_gpus], lies_on, self._ends),
+            history=history,
         )
 
     def _until(self, name: str, cursor: int) -> list[Event]:
