@@ -71,12 +71,14 @@ class Blocks:
         if high <= low:
             return self._teller.blank(count)
         blocks = range(low // BLOCK, (high - 1) // BLOCK + 1)
-        told = np.concatenate([self._block(column_ns, index, blocks[-1], end_ns, until_s) for index in blocks], axis=-1)
-        told = told[..., low - blocks[0] * BLOCK : high - blocks[0] * BLOCK]
-        if (low, high) == (first, first + count):
-            return told
-        around = (self._teller.blank(low - first), told, self._teller.blank(first + count - high))
-        return np.concatenate(around, axis=-1)
+        tables = [self._block(column_ns, index, blocks[-1], end_ns, until_s) for index in blocks]
+        tables[-1] = tables[-1][..., : high - blocks[-1] * BLOCK]
+        tables[0] = tables[0][..., low - blocks[0] * BLOCK :]
+        if low > first:
+            tables.insert(0, self._teller.blank(low - first))
+        if high < first + count:
+            tables.append(self._teller.blank(first + count - high))
+        return np.concatenate(tables, axis=-1)
 
     def _block(self, column_ns: int, index: int, last: int, end_ns: int, until_s: float) -> Floats:
         """A block; ``last`` is the last one that is wanted."""

@@ -104,8 +104,8 @@ def draw_nothing(width: int, height: int, glyphs: Glyphs) -> list[Row]:
 
 
 def _ribbons(picture: Picture, place: Place, canvas: Canvas, width: int) -> list[Row]:
-    seconds = np.stack([picture.timeline.phases[rank] for rank in picture.ranks])
-    codes, tall = as_codes(seconds), place.tall
+    seconds = [picture.timeline.phases[rank] for rank in picture.ranks]
+    codes, tall = np.stack([as_codes(one) for one in seconds]), place.tall
     mixed = tall > 1 and _mixed(seconds[0])
     if mixed:
         shares = [(style, _share(seconds[0], style)) for style in dict.fromkeys(_STYLES)]
