@@ -182,8 +182,8 @@ def test_the_past_has_the_colours_of_its_phases() -> None:
 
 def test_few_ranks_with_room_show_their_threads_and_have_tall_strips() -> None:
     assert texts(draw_cpu(at(cpu_story(), 12.0), 38, 9, BLOCKS))[:5] == [
-        "CPU 2.0 of 2 ─ cores busy  thr ───────",
-        "0 ■ backward     1.0    1   41        ",
+        "CPU 2.0 of 2 ───────── cores busy  thr",
+        "0 ■ backward             1.0    1   41",
         "     pt_main_thread 1.0               ",
         "                  ▇▆▆▇▇▇▇▇▆▆▇▇▇▇▇▆▇▇▇▇",
         "                  ████████████████████",
@@ -196,6 +196,8 @@ def test_what_ended_well_is_not_loud() -> None:
     assert ("ended".ljust(12), "muted") in draw_cpu(view, 60, 3, BLOCKS)[1]
     failed = replace(view, job=replace(view.job, exit_code=1))
     assert ("exited".ljust(12), "alert") in draw_cpu(failed, 60, 3, BLOCKS)[1]
+    silent = replace(failed, ranks=tuple(replace(rank, phase="") for rank in failed.ranks))
+    assert ("exited".ljust(12), "alert") in draw_cpu(silent, 60, 3, BLOCKS)[1]
 
 
 def test_dead_and_late_ranks_come_first() -> None:

@@ -12,7 +12,7 @@ from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.memory import gpu_name, most_telling, panel_title
 from zerotop.ui.drawing.rows import Row, filled
 from zerotop.ui.drawing.strips import cores_strip, empty_strip, strip_heading, utilization_strip
-from zerotop.ui.drawing.table import Column, place, rule
+from zerotop.ui.drawing.table import Column, Placed, place, rule
 from zerotop.ui.drawing.text import cells, fit, literal
 from zerotop.ui.drawing.words import cores, fared, phase_style, phase_word, rank_name
 from zerotop.ui.format import MISSING, amount, decimals_for, fixed
@@ -29,7 +29,7 @@ def draw_cpu(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused
     """
     shown, hidden = most_telling(view.ranks, height - 1, _tellings(view.ranks))
     tall = tallness(height, len(view.ranks))
-    placed = place(_rank_columns(view, width, tall, glyphs), width)
+    placed = _placed(_rank_columns(view, width, tall, glyphs), width)
     rows = [rule(_cpu_title(view, width, focused), width, glyphs, placed)]
     told = tall < 3 or any(column.heading == _BUSIEST for column, _, _ in placed.columns)
     for rank in shown:
@@ -42,6 +42,18 @@ def draw_cpu(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused
     if not view.ranks:
         rows.append(filled((("  no rank has said hello yet", "muted"),), width, glyphs))
     return (rows + [filled((), width, glyphs)] * height)[:height]
+
+
+def _placed(columns: list[Column[Rank]], width: int) -> Placed[Rank]:
+    """The columns; where none that grows has room, what is left is between words and figures."""
+    placed = place(columns, width)
+    kept = [column for column, _, _ in placed.columns]
+    last, begin, size = placed.columns[-1]
+    if last.left or any(column.grows for column in kept) or begin + size >= width:
+        return placed
+    words = next(place for place, column in enumerate(kept) if column.heading and not column.left)
+    between: Column[Rank] = Column((), 0, 9, lambda rank, _: (), grows=True, left=True)
+    return place([*kept[:words], between, *kept[words:]], width)
 
 
 def tallness(height: int, count: int) -> int:
@@ -100,7 +112,7 @@ def _rank_columns(view: LiveView, width: int, tall: int, glyphs: Glyphs) -> list
     several = len(view.hosts) > 1
     well = view.job.state is State.ENDED and fared(view.job) != "alert"
     starting = view.job.state is State.STARTING
-    told = starting or any(rank.phase for rank in ranks)  # not of ranks that are only watched from outside
+    told = starting or any(rank.phase or not rank.alive for rank in ranks)  # not of ranks that are only watched from outside
     names = {rank.rank: rank_name(rank.rank, short=width < 46) for rank in ranks}
     longest = max([1, *(len(name) for name in names.values())])
     decimals = decimals_for(max([0, *(rank.rss_peak_bytes for rank in ranks)]) / giga().bytes)
