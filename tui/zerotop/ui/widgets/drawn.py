@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 
 from rich.segment import Segment
 from rich.style import Style
@@ -190,7 +191,7 @@ class Drawn(Painted):
 
 def _smoothed(spans: Sequence[Span], smooth: bool) -> Iterable[Span]:
     """The spans as they are painted."""
-    return solid(spans) if smooth and any("█" in text for text, _ in spans) else spans
+    return solid(spans) if smooth else spans
 
 
 def solid(row: Iterable[Span]) -> Iterator[Span]:
@@ -198,9 +199,17 @@ def solid(row: Iterable[Span]) -> Iterator[Span]:
     for text, name in row:
         if "█" not in text or name == "output":
             yield text, name
-            continue
-        for part in _FULL.findall(text):
-            yield (" " * len(part), f"text/{name.partition('/')[0]}") if part[0] == "█" else (part, name)
+        elif not text.strip("█"):
+            yield " " * len(text), _behind(name)
+        else:
+            for part in _FULL.findall(text):
+                yield (" " * len(part), _behind(name)) if part[0] == "█" else (part, name)
+
+
+@cache
+def _behind(name: str) -> str:
+    """A style with the colour of another as its background."""
+    return f"text/{name.partition('/')[0]}"
 
 
 def _difference(old: Row, new: Row, y: int, width: int) -> Region:
