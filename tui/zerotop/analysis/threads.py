@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.affinity import NO_CORES, Affinities, Cores
+from zerotop.analysis.history import PIECE_NS
 from zerotop.analysis.phases import innermost
 from zerotop.analysis.places import FRESH_NS
 from zerotop.analysis.view import Floats, Rank
@@ -117,7 +118,8 @@ class ThreadTable:
         places = np.minimum((times - begin_ns) // cell_ns, cells[1] - cells[0])
         number = np.bincount((np.unique(ticks) - begin_ns) // cell_ns, minlength=cells[1] - cells[0] + 1)
         last_ns = int(ticks.max()) if len(ticks) and cursor_ns - ticks.max() < FRESH_NS else -1
-        threads = self._threads(rank, cursor_ns, times, rows, places, number, last_ns)
+        held = max(1, round(PIECE_NS / cell_ns))
+        threads = self._threads(rank, cursor_ns, times, rows, places, number, last_ns, held)
         samples_s, samples, _ = _of_process(tables["processes"], rank.pid, begin_ns, cursor_ns)
         named = sum(thread.cores_used > 0 for thread in threads)
         return RankThreads(
@@ -144,6 +146,7 @@ class ThreadTable:
         places: NDArray[np.int64],
         ticks: NDArray[np.int64],
         last_ns: int,
+        held: int,
     ) -> list[Thread]:
         if not len(rows):
             return []
@@ -154,7 +157,7 @@ class ThreadTable:
         np.add.at(history, (which, places), rows["cores_used"].astype(np.float64))
         with np.errstate(invalid="ignore", divide="ignore"):
             history = history / ticks
-        history = _held(history)[:, :-1]
+        history = _held(history, held)[:, :-1]
         found = []
         for place, tid in enumerate(tids.tolist()):
             mine, at = rows[which == place], times[which == place]
@@ -202,10 +205,11 @@ def _of_process(
     return np.concatenate(times), np.concatenate(rows) if rows else np.empty(0), np.concatenate(ticks)
 
 
-def _held(history: Floats) -> Floats:
-    """A cell in which no sampler ticked, because ticks are as far apart as cells, has what the one before it had."""
-    empty = np.isnan(history[:, 1:]) & ~np.isnan(history[:, :-1])
-    history[:, 1:][empty] = history[:, :-1][empty]
+def _held(history: Floats, most: int) -> Floats:
+    """Cells in which no sampler ticked, as ticks are as far apart as so many cells, have what the one before them had."""
+    for _ in range(most):
+        empty = np.isnan(history[:, 1:]) & ~np.isnan(history[:, :-1])
+        history[:, 1:][empty] = history[:, :-1][empty]
     return history
 
 

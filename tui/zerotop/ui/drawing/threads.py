@@ -57,15 +57,14 @@ def history_shape(width: int, length_ns: int, *, nodes: int, bound: bool) -> tup
     whole_ms = next((seconds * 1000 for seconds in _WINDOWS if seconds * 10**9 >= length_ns), None)
     if whole_ms is None:
         return size, cell_ns
-    # Of cells much shorter than a sampler's tick, most would have nothing of their own.
-    return size, min(cell_ns, max(PIECE_NS // 2, -(-whole_ms // size) * 10**6))
+    return size, min(cell_ns, -(-whole_ms // size) * 10**6)
 
 
 def _columns_of(width: int, name: Cell, history: Cell, *, nodes: int, bound: bool) -> Placed[Line]:
     """The columns; of nodes and of what threads are bound to only where there is something to say."""
     return place(
         [
-            Column((), AXIS_WIDTH + (15 if width < 100 else 19), 9, name, left=True),
+            Column((), AXIS_WIDTH + (15 if width < 100 else 19 if width < 180 else 27), 9, name, left=True),
             Column((), 8, 9, history, grows=True, left=True),
             Column((("cores", "heading"),), 5, 9, _cores),
             Column((("wait", "heading"),), 4, 7, _wait),
