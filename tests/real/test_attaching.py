@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -246,6 +247,44 @@ def test_a_main_thread_in_a_long_call_is_asked_and_not_waited_for(job: Job, tmp_
     assert "in one call of C for 1 s" in told
     assert f"py-spy dump --pid {process.pid}" in told
     assert process.poll() is None
+
+
+@pytest.mark.skipif(sys.version_info >= ASKED_FROM, reason="asked, and not held")
+def test_a_python_that_starts_is_not_harmed(tmp_path: Path) -> None:
+    """Half an interpreter crashes where it runs a text, and a text that imports breaks the import that it interrupts."""
+    what = [sys.executable, "-c", "import argparse, decimal, json, logging"]
+    refused: set[str] = set()
+    for number in range(60):
+        with subprocess.Popen(what, stderr=subprocess.PIPE) as process:
+            time.sleep(number / 1000)
+            found = Process.of(process.pid)
+            if found is not None:
+                refused |= {entry.why_not.replace(str(process.pid), "N") for entry in enter([found], str(tmp_path))}
+            assert process.communicate(timeout=20)[1] == b"", number
+            assert process.returncode == 0, number
+    assert "The Python of process N is starting or ending: enter it when it trains." in refused
+
+
+def test_one_that_imports_without_end_is_entered_in_between(job: Job, tmp_path: Path) -> None:
+    process = job(
+        "import importlib, json, signal, sys, time\n"
+        "def imports():\n"
+        "    for name in ('json', 'json.decoder', 'json.scanner', 'json.encoder'):\n"
+        "        del sys.modules[name]\n"
+        "    importlib.import_module('json')\n"
+        "print('ready', flush=True)\n"
+        "for number in range(3000):\n"
+        "    imports(), sum(range(60000))\n"
+        "sys.exit(7)",
+        stderr=subprocess.PIPE,
+    )
+    found = Process.of(process.pid)
+    assert found is not None
+    reasons = [entry.why_not for _ in range(10) for entry in enter([found], str(tmp_path), patience_s=1.0)]
+    assert not any("failed" in reason for reason in reasons)
+    assert "it has not imported DeepSpeed yet: ask again when it trains" in reasons
+    assert process.communicate(timeout=60)[1] == b""
+    assert process.returncode == 7
 
 
 def test_a_program_that_is_no_python(tmp_path: Path) -> None:

@@ -83,3 +83,17 @@ def test_what_a_handler_of_the_job_s_own_raises_reaches_the_job(tmp_path: Path) 
 def test_an_answer_that_nobody_waits_for_is_dropped(tmp_path: Path) -> None:
     done = entered(tmp_path / "nobody", "pass", stays_s=0)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+def test_it_does_nothing_in_the_midst_of_an_import(tmp_path: Path) -> None:
+    """Before CPython 3.12 an import there takes the lock away from the one that it interrupts, which fails then."""
+    answer = tmp_path / "answer"
+    answer.touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(payload, "_ROOT", probe(tmp_path, "pass"))
+        text = payload.text(str(answer), "enter", "here")
+    (tmp_path / "half.py").write_text("import ctypes, sys\nctypes.pythonapi.PyRun_SimpleString(sys.argv[1].encode())\n")
+    job = "import half, sys\nprint('zerotop_probe' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", job, text], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("False\n", "")
+    assert answer.read_text() == "importing"

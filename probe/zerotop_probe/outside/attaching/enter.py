@@ -13,6 +13,7 @@ from zerotop_probe.outside.attaching.target import ASKED_FROM, CannotEnter, exam
 from zerotop_probe.outside.proc import Process
 
 _LOOK_S = 0.005
+_AGAIN_S = 0.25  # until one that is importing is asked again
 # A rank that has not answered by then is in a long call of C, or hangs.
 PATIENCE_S = 5.0
 
@@ -21,7 +22,11 @@ _PENDING = (
     "asked, and does it when that call returns; py-spy dump --pid {pid} shows where it is"
 )
 _SILENT = "it was asked and did not answer: it cannot write to {folder}"
+_IMPORTING = "it is importing modules, and must not be disturbed then: ask again when it trains"
 _EARLY = "it has not imported DeepSpeed yet: ask again when it trains"
+
+
+_NOT_NOW = {"early": _EARLY, "importing": _IMPORTING}
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ class Asked:
             return self._entry(why_not=_SILENT.format(folder=self._folder)) if done else None
         if said.startswith("! "):
             return self._entry(why_not=f"the probe failed there ({said[2:]})")
-        return self._entry(said=said, why_not=_EARLY if said == "early" else "")
+        return self._entry(said=said, why_not=_NOT_NOW.get(said, ""))
 
     def overdue(self) -> Entry:
         """For one that has not answered so far."""
@@ -99,19 +104,27 @@ def ask(
     """Has ``action`` of ``inside.install`` called in each of these; waits at most ``patience_s`` for their answers."""
     entries: list[Entry] = []
     waiting: list[Asked] = []
-    for process in processes:
-        try:
-            waiting.append(Asked(process, session, action, *arguments))
-        except CannotEnter as error:
-            entries.append(Entry(process, why_not=str(error)))
-    deadline_s = time.monotonic() + patience_s
-    while waiting:
+    now_s = time.monotonic()
+    deadline_s = now_s + patience_s
+    due_s = dict.fromkeys(processes, now_s)
+    while due_s or waiting:
+        for process in [process for process, at_s in due_s.items() if at_s <= now_s]:
+            del due_s[process]
+            try:
+                waiting.append(Asked(process, session, action, *arguments))
+            except CannotEnter as error:
+                entries.append(Entry(process, why_not=str(error)))
+        now_s = time.monotonic()
         answers = [(asked, asked.entry()) for asked in waiting]
-        entries += [entry for _, entry in answers if entry is not None]
         waiting = [asked for asked, entry in answers if entry is None]
-        if time.monotonic() > deadline_s:
+        for entry in (entry for _, entry in answers if entry is not None):
+            if entry.why_not == _IMPORTING and now_s + _AGAIN_S < deadline_s:
+                due_s[entry.process] = now_s + _AGAIN_S
+            else:
+                entries.append(entry)
+        if now_s > deadline_s:
             return entries + [asked.overdue() for asked in waiting]
-        time.sleep(_LOOK_S if waiting else 0)
+        time.sleep(_LOOK_S if due_s or waiting else 0)
     return entries
 
 

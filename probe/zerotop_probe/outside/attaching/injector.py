@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from zerotop_probe.outside.attaching.target import CannotEnter, Entrance, Target, read_memory, why_forbidden
-from zerotop_probe.outside.attaching.tracing import DidNotStop, Held, punctual, still_there, write
+from zerotop_probe.outside.attaching.tracing import DidNotStop, Held, is_one, punctual, still_there, write
 from zerotop_probe.outside.proc import Process
 
 _PAGE = 4096
@@ -101,6 +101,9 @@ def _plant_held(target: Target, code: bytes, size: int) -> tuple[int, Held]:
             raise ProcessLookupError(pid)
         held = Held(pid, entrance.machine, patience_s=_STOP_S, same=lambda: still_there(memory, entrance.syscall))
         try:
+            # Before and after that a text of ours would find half an interpreter, and the process would crash.
+            if not is_one(memory, entrance.initialized):
+                raise CannotEnter(f"The Python of process {pid} is starting or ending: enter it when it trains.")
             held.foresee(patience_s=_CALL_S)
             address = _map(held, entrance, size)
             write(memory, _content(entrance, address, code), address)

@@ -22,30 +22,17 @@ _libc = ctypes.CDLL(None)
 
 _CODE = """
 def act(root, answer, action, arguments):
-    import os, sys
+    import posix, sys  # built in: os and signal may be half imported
     raised = None
     try:
-        import importlib.util
-        package = sys.modules.get("zerotop_probe")
-        if package is None:
-            path = os.path.join(root, "__init__.py")
-            spec = importlib.util.spec_from_file_location("zerotop_probe", path, submodule_search_locations=[root])
-            package = importlib.util.module_from_spec(spec)
-            sys.modules["zerotop_probe"] = package
-            try:
-                spec.loader.exec_module(package)
-            except BaseException:
-                del sys.modules["zerotop_probe"]
-                raise
-        install = importlib.import_module("zerotop_probe.inside.install")
-        said = getattr(install, action)(*arguments)
+        said = "importing" if importing() else done(root, action, arguments)
     except BaseException as error:
         raised = error
         said = "! " + type(error).__name__ + ": " + str(error)
     try:
-        descriptor = os.open(answer, os.O_WRONLY)
-        os.write(descriptor, said.encode("utf-8", "replace"))
-        os.close(descriptor)
+        descriptor = posix.open(answer, posix.O_WRONLY)
+        posix.write(descriptor, said.encode("utf-8", "replace"))
+        posix.close(descriptor)
     except OSError:
         pass  # nobody waits for it any more
     except BaseException as error:
@@ -54,21 +41,50 @@ def act(root, answer, action, arguments):
         again(raised)
     try:
         # Looks after signals, whose mark may have been lost when this was asked for.
-        import signal
-        signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        signal = sys.modules.get("_signal")
+        if signal is not None:
+            signal.pthread_sigmask(signal.SIG_BLOCK, ())
     except BaseException as error:
         again(error)
 
 
+def importing():
+    # An import in the midst of an import takes from the job's its lock (CPython before 3.12), or finds half a module.
+    import sys
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def done(root, action, arguments):
+    import importlib.util, sys
+    package = sys.modules.get("zerotop_probe")
+    if package is None:
+        path = root + "/__init__.py"
+        spec = importlib.util.spec_from_file_location("zerotop_probe", path, submodule_search_locations=[root])
+        package = importlib.util.module_from_spec(spec)
+        sys.modules["zerotop_probe"] = package
+        try:
+            spec.loader.exec_module(package)
+        except BaseException:
+            del sys.modules["zerotop_probe"]
+            raise
+    install = importlib.import_module("zerotop_probe.inside.install")
+    return getattr(install, action)(*arguments)
+
+
 def again(raised):
     # The job's own handler of a signal has raised this, where the job cannot see it: the signal is sent once more.
-    import os, signal, threading
+    import posix, signal, threading
     handlers = {getattr(signal.getsignal(number), "__code__", None): number for number in signal.valid_signals()}
     number, trace = signal.SIGINT, raised.__traceback__
     while trace is not None:
         number = handlers.get(trace.tb_frame.f_code, number)
         trace = trace.tb_next
-    threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+    threading.Timer(0.05, posix.kill, (posix.getpid(), number)).start()
 
 
 act(*CALL)
@@ -83,7 +99,7 @@ def text(answer: str, action: str, *arguments: str) -> str:
 
 def script(path: str, text: str) -> str:
     """The content of a script at ``path`` that removes itself and executes ``text``."""
-    return f"__import__('os').unlink({path!r})\n{text}"
+    return f"__import__('posix').unlink({path!r})\n{text}"
 
 
 def answer_path(session: str, process: Process) -> str:

@@ -26,6 +26,8 @@ ASKED_FROM = (3, 14)
 _FUNCTIONS = ("Py_AddPendingCall", "PyRun_SimpleString")
 _VERSION = "Py_Version"  # a constant, from 3.11 on
 _RUNTIME = "_PyRuntime"  # begins with a table of where things lie, from 3.13 on
+# Where in it lies what Py_IsInitialized() tells: an int that is 1 from when __main__ is there until it all is torn down.
+_INITIALIZED = {(3, 9): 12, (3, 10): 12, (3, 11): 16, (3, 12): 16, (3, 13): 600}
 _LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) \S+ \d+\s*(.*)")
 _LIBRARY = re.compile(r"libpython3[\d.]*\w?\.so")
 _VERSIONED = re.compile(r"python(\d)\.(\d+)")
@@ -54,6 +56,7 @@ class Entrance(NamedTuple):
     add_pending_call: int
     run_string: int
     syscall: int  # an instruction that makes a system call
+    initialized: int  # an int that is 1 while the interpreter is up
 
 
 class Target(NamedTuple):
@@ -109,7 +112,11 @@ def examine(process: Process) -> Target:
         return Target(process, version, executable, runtime=found.get(_RUNTIME, 0))
     machine = _machine(process.pid, version, built_for)
     call = _find_syscall(process.pid, machine, lines)
-    return Target(process, version, executable, Entrance(machine, found[_FUNCTIONS[0]], found[_FUNCTIONS[1]], call))
+    if _RUNTIME not in found:
+        raise CannotEnter(f"Process {process.pid} does not tell whether its Python is up: it is seen from outside only.")
+    add, run = (found[name] for name in _FUNCTIONS)
+    entrance = Entrance(machine, add, run, call, found[_RUNTIME] + _INITIALIZED[version])
+    return Target(process, version, executable, entrance)
 
 
 def _check_traceable(process: Process) -> None:

@@ -86,6 +86,12 @@ def still_there(memory: int, address: int) -> bool:
     return int(_libc.pread(memory, ctypes.create_string_buffer(1), 1, address)) == 1
 
 
+def is_one(memory: int, address: int) -> bool:
+    """Whether an int of the process is 1."""
+    content = ctypes.create_string_buffer(4)
+    return int(_libc.pread(memory, content, 4, address)) == 4 and content.raw == b"\1\0\0\0"
+
+
 @contextlib.contextmanager
 def punctual() -> Iterator[None]:
     """Naps of our thread last as long as they are meant to, and not 50 us more; where we may, we come before other programs.
