@@ -15,13 +15,16 @@ from watching import until
 from zerotop.analysis.rank_matrix import Metric
 from zerotop.analysis.source import RecordingSource
 from zerotop.analysis.view import LiveView
+from zerotop.ui import monitor
 from zerotop.ui import ranking as ranking_module
 from zerotop.ui.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.ranking import Ranking
 from zerotop.ui.screens.ranks import RanksScreen
+from zerotop.ui.tabs import TABS
 from zerotop.ui.theme import DARK_NAME, LIGHT_NAME
 from zerotop.ui.viewer import Viewer
+from zerotop.ui.widgets.drawn import Drawn
 
 
 class Slow(FakeSource):
@@ -82,6 +85,22 @@ async def test_a_screen_that_was_seen_is_there_at_once_and_then_becomes_what_it_
         source.through = True
         await until(pilot, lambda: " 15/616" not in text(app))
         assert "PAUSED −0:10" in text(app)
+
+
+async def test_screens_are_made_before_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor, "SETTLED_S", 0.01)
+    monkeypatch.setattr(monitor, "READY_S", 0.02)
+    monkeypatch.setattr(monitor, "KEYED_S", 0.0)
+    app = ZerotopApp(FakeSource(offload_story(), lambda: 75.0), title="ready", glyphs=BLOCKS, clock=lambda: 0.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(pilot, lambda: all(tab.name in app._screen_stacks for tab in TABS))
+        assert app.screen.id == "live"
+        assert "Iteration" in text(app)
+        for number, tab in enumerate(TABS, 1):
+            await pilot.press(str(number))
+            await pilot.pause()
+            assert app.screen.id == tab.name
+            assert all(panel.drawn_text() for panel in app.screen.query(Drawn) if panel.display)
 
 
 async def test_a_screen_that_was_seen_in_a_terminal_of_another_size_fills_that_of_now() -> None:

@@ -33,6 +33,7 @@ from zerotop.ui.viewer import Viewer
 
 FRAME_S = 0.22  # between looks at the recording: what was written is on screen within this and one drawing
 SETTLED_S = 2.0  # until the screen's own objects are made
+READY_S = 0.3  # between two things that are done for screens that may be asked for
 SLICE_S = 0.015  # of reading in one go: with very many ranks it takes longer, and keys are answered in between
 KEYED_S, KEYED_SLICE_S = 1.0, 0.005  # so long after a key another one is likely, which is not to wait for that long
 AT_ONCE_S = 0.012  # of processor time for a frame before anything is drawn
@@ -96,6 +97,7 @@ class Monitor(App[Leaving]):
         self._rest_until_s = 0.0
         self._keyed_s = -KEYED_S  # when somebody last pressed something
         self._checking: Worker[None] | None = None
+        self._imported = ""  # the screen whose module was imported last
         self._terminal: int | None = None
         self._plain = [PlainText(self.glyphs)] if self.glyphs.name == "ascii" else []
         self.title = title or "zerotop"
@@ -138,8 +140,21 @@ class Monitor(App[Leaving]):
     def _made(self, name: str) -> Watching:
         """The screen of that name, made when it is first asked for and kept with all that was set on it."""
         if name not in self._screens:
-            self._screens[name] = screen_of(name)(self.glyphs, self.viewer.source)
+            screen = self._screens[name] = screen_of(name)(self.glyphs, self.viewer.source)
+            # It gets its styles when it is mounted: Textual would look up those of all others too.
+            screen._css_update_count = self._css_update_count
         return self._screens[name]
+
+    def _make_ready(self) -> None:
+        """Makes one more of the screens that were not asked for yet, at a moment at which nobody presses a key."""
+        lacking = [tab.name for tab in TABS if tab.name not in self._screen_stacks]
+        if not lacking or not self.is_watching or time.monotonic() - self._keyed_s < KEYED_S:
+            return
+        if self._imported == lacking[0]:
+            self._init_mode(lacking[0])
+        else:  # which takes as long as all else
+            screen_of(lacking[0])
+            self._imported = lacking[0]
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """Our palettes' names for any other theme."""
@@ -155,7 +170,11 @@ class Monitor(App[Leaving]):
         self.look_first()
         self.set_interval(FRAME_S, self.tick, name="collector")
         self.set_interval(FIRST_S, self._read, repeat=FIRST_LOOKS)
-        self.set_timer(SETTLED_S, _keep_what_there_is)
+        self.set_timer(SETTLED_S, self._settle)
+
+    def _settle(self) -> None:
+        _keep_what_there_is()
+        self.set_interval(READY_S, self._make_ready)
 
     async def on_event(self, event: Event) -> None:
         if isinstance(event, InputEvent):

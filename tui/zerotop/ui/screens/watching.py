@@ -117,7 +117,18 @@ class Watching(Screen[None]):
         self._ground = ground
         super()._on_screen_resume(event)
         if self._body.boxes:
+            if self._layout_required:
+                self._lay_out()
             self._on_timer_update()
+
+    def _lay_out(self) -> None:
+        """Where it is shown for the first time: with what all screens have, before its own panels are drawn."""
+        with self.app.batch_update():
+            self._refresh_layout()
+        self._layout_required = False
+        for panel in self._drawn:
+            if isinstance(panel, (panels.Header, panels.Notices, panels.Transport, panels.Tabs, panels.Keys)):
+                panel.renew()
 
     def _screen_resized(self, size: Size) -> None:
         # It is told so whenever it is shown, too.
