@@ -141,8 +141,7 @@ class Monitor(App[Leaving]):
         """The screen of that name, made when it is first asked for and kept with all that was set on it."""
         if name not in self._screens:
             screen = self._screens[name] = screen_of(name)(self.glyphs, self.viewer.source)
-            # It gets its styles when it is mounted: Textual would look up those of all others too.
-            screen._css_update_count = self._css_update_count
+            screen._css_update_count = self._css_update_count  # mounting styles it; Textual would style all others too
         return self._screens[name]
 
     def _make_ready(self) -> None:
@@ -152,9 +151,8 @@ class Monitor(App[Leaving]):
             return
         if self._imported == lacking[0]:
             self._init_mode(lacking[0])
-        else:  # which takes as long as all else
-            screen_of(lacking[0])
-            self._imported = lacking[0]
+        self._imported = lacking[0]
+        screen_of(self._imported)  # which takes as long as all else
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """Our palettes' names for any other theme."""
@@ -208,8 +206,7 @@ class Monitor(App[Leaving]):
         if isinstance(self.screen, LeaveDialog):
             self.screen.note_job(self.viewer.source.live)
 
-    def _check_job(self) -> None:
-        # On a thread: of very many ranks there are files to look through.
+    def _check_job(self) -> None:  # on a thread: of very many ranks there are files to look through
         if self._checking is None or self._checking.is_finished:
             self._checking = self.run_worker(self.viewer.check_job, group="job", thread=True)
 
@@ -294,8 +291,8 @@ class Monitor(App[Leaving]):
 def _keep_what_there_is() -> None:
     """Searches for garbage in what frames leave, seldom, and no longer in modules, styles and widgets.
 
-    A frame makes tens of thousands of small tuples, which go without that; the searches were a fifth of its time. With very
-    many ranks one took 40 ms: there it is to be a moment at which nobody presses a key.
+    A frame makes tens of thousands of small tuples, which go without that. The searches were a fifth of its time, with very
+    many ranks 40 ms each: now they are for moments at which nobody presses a key.
     """
     gc.collect()
     gc.freeze()
