@@ -24,13 +24,14 @@ from zerotop_probe.outside.proc import Process
 # at each line what has become of them.
 LOOKALIKE = """
 import ctypes, sys
-version, support, enabled, size = (int(word, 0) for word in sys.argv[1:])
+version, support, enabled, size, initialized = (int(word, 0) for word in sys.argv[1:])
 runtime, newest, oldest, thread = (ctypes.create_string_buffer(4096) for _ in range(4))
 def put(memory, offset, *values):
     memory[offset:offset + 8 * len(values)] = b"".join(value.to_bytes(8, "little") for value in values)
 put(runtime, 0, int.from_bytes(b"xdebugpy", "little"), version)
 put(runtime, 40, 1000, 0, 8, 16, 0, 24)
 put(runtime, support, 8, 256, 32, 0, 4, size)
+put(runtime, support + 64, initialized)
 put(runtime, 1000, ctypes.addressof(newest))
 put(newest, 8, 1, ctypes.addressof(oldest))
 put(oldest, 8, 0, 0, ctypes.addressof(thread), enabled)
@@ -74,9 +75,11 @@ class Lookalike:
 
 
 @contextmanager
-def lookalike(version: int = PYTHON_3_14, *, support: int = 712, enabled: int = 1, size: int = 512) -> Iterator[Lookalike]:
+def lookalike(
+    version: int = PYTHON_3_14, *, support: int = 712, enabled: int = 1, size: int = 512, initialized: int = 1
+) -> Iterator[Lookalike]:
     """One that is ended afterwards."""
-    command = [sys.executable, "-c", LOOKALIKE, *map(str, (version, support, enabled, size))]
+    command = [sys.executable, "-c", LOOKALIKE, *map(str, (version, support, enabled, size, initialized))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield Lookalike(process, version)
@@ -94,6 +97,11 @@ def test_the_main_thread_of_the_first_interpreter_is_asked(version: int, support
 def test_one_that_forbids_it_is_left_alone() -> None:
     with lookalike(enabled=0) as one:
         assert "PYTHON_DISABLE_REMOTE_DEBUG or -X disable-remote-debug" in one.refuses()
+
+
+def test_one_that_is_starting_is_left_alone() -> None:
+    with lookalike(initialized=0) as one:
+        assert "starting or ending: enter it when it trains." in one.refuses()
 
 
 def test_a_path_has_to_fit() -> None:

@@ -19,6 +19,7 @@ _COOKIE = b"xdebugpy"
 _FIRST_INTERPRETER, _INTERPRETER_ID, _NEXT_INTERPRETER, _MAIN_THREAD = 40, 56, 64, 80
 _SUPPORT_AT = {(3, 14): 712, (3, 15): 840}
 _SUPPORT = struct.Struct("<6Q")
+_INITIALIZED = 16  # behind that lies what Py_IsInitialized() tells
 _RELEASED = 0xF0
 # More interpreters are a list that is read while it changes.
 _MOST_INTERPRETERS = 1000
@@ -65,6 +66,8 @@ def _request(target: Target, memory: int, path: bytes) -> None:
             f"Process {target.process.pid} was started with PYTHON_DISABLE_REMOTE_DEBUG or -X disable-remote-debug, which "
             "forbids entering it: it is seen from outside only; start the job without that, or with zerotop run."
         )
+    if _read(memory, target.runtime + _SUPPORT_AT[target.version] + _SUPPORT.size + _INITIALIZED, "<i") != 1:
+        raise CannotEnter(f"The Python of process {target.process.pid} is starting or ending: enter it when it trains.")
     thread = _read(memory, interpreter + _read(memory, target.runtime + _MAIN_THREAD, "<Q"), "<Q")
     if not thread:
         raise CannotEnter(f"Process {target.process.pid} has no main thread in Python yet, or no more: try again later.")
