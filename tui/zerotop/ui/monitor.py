@@ -147,7 +147,7 @@ class Monitor(App[Leaving]):
     def _make_ready(self) -> None:
         """Makes one more of the screens that were not asked for yet, at a moment at which nobody presses a key."""
         lacking = [tab.name for tab in TABS if tab.name not in self._screen_stacks]
-        if not lacking or not self.is_watching or time.monotonic() - self._keyed_s < KEYED_S:
+        if not (lacking and self.is_watching and self.is_running) or time.monotonic() - self._keyed_s < KEYED_S:
             return
         if self._imported == lacking[0]:
             self._init_mode(lacking[0])
@@ -195,7 +195,7 @@ class Monitor(App[Leaving]):
         self._ticks += 1
         if self._terminal is not None and hung_up(self._terminal):
             end_as_hung_up()
-        if not self.is_watching:
+        if not (self.is_watching and self.is_running):  # screens go before timers do
             return
         beat = max(1, round(HEARTBEAT_S / FRAME_S))
         if self._ticks % (2 * beat) == 0:
@@ -239,7 +239,8 @@ class Monitor(App[Leaving]):
     async def _poll_later(self) -> None:
         # What is called later is called without a pause in between: keys would wait in the terminal's thread.
         await asyncio.sleep(PAUSE_S)
-        self._poll_on()
+        if self.is_running:
+            self._poll_on()
 
     def delay_update(self, delay: float = 0.05) -> None:
         """Textual hides changes of screens for longer than a key may wait. Screens that are there need no hiding."""
@@ -249,7 +250,7 @@ class Monitor(App[Leaving]):
     async def draw_later(self) -> None:
         """Draws when what was just painted is on the terminal."""
         await asyncio.sleep(PAUSE_S)
-        if self.is_watching:
+        if self.is_watching and self.is_running:
             self.draw()
 
     def draw(self) -> None:
@@ -261,7 +262,7 @@ class Monitor(App[Leaving]):
         self._another = self._framing is not None
         if self._framing is None:
             self._framing = self.viewer.framing()
-            self._frame_on(min(AT_ONCE_S, self._slice_s))
+            self._frame_on(AT_ONCE_S)
         present = self.viewer.present() if self._framing is not None else None
         if present is not None:
             self.watching.answer(replace(present, tabs=TABS))
