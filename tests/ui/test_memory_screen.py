@@ -12,7 +12,7 @@ import recordings
 from microscope_recording import looked_at
 from screens import Shown
 from small_recording import BEGIN_NS, S
-from watching import FakeJob
+from watching import FakeJob, until
 from zerotop.analysis.source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop.ui.app import ZerotopApp
@@ -158,9 +158,8 @@ async def test_x_asks_for_a_look_and_its_result_is_drawn_when_it_arrives(tmp_pat
         # The look of this recording is known from second 29.1 on.
         source.seconds = 29.2
         app.draw()
-        await pilot.pause()
+        await until(pilot, lambda: "Asked" not in screen.text())
         said = screen.text()
-        assert "Asked" not in said
         assert "Microscope, step 1 of rank 0, GiB" in said
         assert "19.25 GiB in backward" in said
         job.trouble = OSError("No space left on device")
