@@ -91,7 +91,7 @@ def test_entered_half_way_a_jobs_ledger_adds_up_and_its_results_are_its_own(tmp_
     assert 100 < first < 5000
     told = zerotop(state, "memory", str(session.parent), "--json")
     assert told.returncode == 0, told.stderr.decode()
-    (gpu,) = json.loads(told.stdout)["gpus"]
+    (gpu,) = [gpu for gpu in json.loads(told.stdout)["gpus"] if gpu["ranks"]]  # the machine may have others
     rows = {row["key"]: row["bytes"] for row in gpu["rows"]}
     assert sum(rows.values()) == gpu["total_bytes"]
     assert abs(rows["unexplained"]) < 0.02 * gpu["allocated_bytes"]
