@@ -39,6 +39,9 @@ PICTURES = (
     Picture("memory", RECORDINGS / "gpu-microscope.zerotop", "memory", step=40),
     Picture("validation-jump", RECORDINGS / "z2-offload.zerotop", "timeline", finding="validation_jump"),
     Picture("post-mortem", RECORDINGS / "z2-oom.zerotop", "memory", keys=("end",)),
+    Picture("ranks", RECORDINGS / "held-straggler.zerotop", "ranks", keys=("end",)),
+    Picture("threads", STORY, "threads", step=12),
+    Picture("output", RECORDINGS / "z2-oom.zerotop", "output", keys=("end",)),
 )
 
 
@@ -50,7 +53,6 @@ async def take(picture: Picture) -> None:
     async with app.run_test(size=picture.size) as pilot:
         while len(source.findings(None)) < len(said):
             await pilot.pause(0.1)
-        app.action_switch(picture.screen)
         if picture.finding:
             found = [one for one in source.findings(None) if one.name == picture.finding]
             if not found:
@@ -58,6 +60,8 @@ async def take(picture: Picture) -> None:
             app.viewer.go_to_finding(found[0])
         elif picture.step >= 0:
             app.viewer.go_to_step(picture.step)
+        app.action_switch(picture.screen)  # only now: a screen keeps the zoom with which it was shown first
+        await pilot.pause(0.5)
         await pilot.press(*picture.keys)
         await pilot.pause(1.0)
         (HERE / f"{picture.name}.svg").write_text(app.export_screenshot(title=""))
