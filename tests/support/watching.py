@@ -83,3 +83,10 @@ class Watch:
     def text(self) -> str:
         """The screen without its colours."""
         return "\n".join(strip.text for strip in self.app.screen._compositor.render_strips())
+
+    async def ticked(self, pilot: Pilot[Leaving]) -> None:
+        """One tick of the monitor's timer: what it begins is done in pieces, and is on the screen afterwards."""
+        self.app.tick()
+        await pilot.pause()
+        await until(pilot, lambda: self.app._polling is None and self.app._framing is None)
+        await pilot.pause()
