@@ -73,7 +73,7 @@ class Terminal:
         """Takes what there is, for a moment; False once nobody can write any more."""
         if self.master < 0:
             return False
-        if not select.select([self.master], [], [], 0.2)[0]:
+        if not self._readable(0.2):
             return True
         try:
             data = os.read(self.master, 1 << 16)
@@ -82,6 +82,12 @@ class Terminal:
         self._drawn += data
         self._stream.feed(data)
         return bool(data)
+
+    def _readable(self, seconds: float) -> bool:
+        """Whether there is something, or nobody there any more. select() knows no descriptors over 1,024."""
+        waiting = select.poll()
+        waiting.register(self.master, select.POLLIN)
+        return bool(waiting.poll(1000 * seconds))
 
     def type(self, keys: str) -> None:
         """Types; what was drawn before is forgotten."""
@@ -95,7 +101,7 @@ class Terminal:
             if time.monotonic() > deadline:
                 os.kill(self.pid, signal.SIGKILL)
             self._read()
-        while self._read() and select.select([self.master], [], [], 0)[0]:
+        while self._read() and self._readable(0.0):
             pass
         assert self._status is not None
         return os.waitstatus_to_exitcode(self._status)

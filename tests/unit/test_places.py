@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import tempfile
 from pathlib import Path
@@ -11,11 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recordings import as_directory
 from small_recording import BEGIN_NS, S, identity, read, record, write
 from zerotop.analysis import peaks as peaks_module
 from zerotop.analysis.peaks import Peaks
 from zerotop.analysis.source import RecordingSource
 from zerotop.analysis.view import LiveView
+from zerotop.session.reader import Session
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import PHASE_CODE
 from zerotop_probe.recording.writer import EventWriter, Identity
@@ -181,3 +184,12 @@ def test_of_a_rank_whose_probe_was_taken_out_nothing_is_told_until_it_is_put_in_
     strip = seen[-1].history
     assert [math.isnan(value) for value in strip.gpus["node1", 0].allocated_bytes[-9:]] == [True] * 5 + [False] * 4
     assert [bool(phase) for phase in strip.ranks[0].phase[-9:]] == [False] * 5 + [True] * 4
+
+
+def test_a_recording_that_is_closed_keeps_no_file_open(tmp_path: Path) -> None:
+    folder = as_directory("cpu-clean", tmp_path)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        RecordingSource(Session.open(folder)).view(None)
+        gc.collect()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
-from functools import lru_cache
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,9 +136,18 @@ def _busiest(session: Session, cursor_ns: int) -> Generator[None, None, dict[Pro
     return found
 
 
-@lru_cache(maxsize=512)
+_TICKS: WeakKeyDictionary[Source, tuple[tuple[int, int], dict[int, list[tuple[str, float]]]]] = WeakKeyDictionary()
+
+
 def _of_tick(source: Source, time_ns: int, count: int) -> dict[int, list[tuple[str, float]]]:
-    """The same of one tick of one sampler, which is seen in several frames."""
+    """The same of one tick of one sampler. It is seen in several frames, and read in the first."""
+    known = _TICKS.get(source)
+    if known is None or known[0] != (time_ns, count):
+        known = _TICKS[source] = (time_ns, count), _read_tick(source, time_ns, count)
+    return known[1]
+
+
+def _read_tick(source: Source, time_ns: int, count: int) -> dict[int, list[tuple[str, float]]]:
     tick = source.last_tick(time_ns + source.offset_ns)[:count]
     ordered = tick[np.argsort(-tick["cores_used"], kind="stable")]
     columns = (ordered[column].tolist() for column in ("pid", "name", "cores_used"))
