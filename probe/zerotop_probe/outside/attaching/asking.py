@@ -11,7 +11,7 @@ import os
 import struct
 from typing import NamedTuple
 
-from zerotop_probe.outside.attaching.target import CannotEnter, Target, why_forbidden
+from zerotop_probe.outside.attaching.target import INITIALIZED, CannotEnter, Target, why_forbidden, why_not_up
 
 # ``_Py_DebugOffsets``, with which _PyRuntime begins. Where its last part begins differs by version.
 _HEAD = struct.Struct("<8sQ")
@@ -19,7 +19,6 @@ _COOKIE = b"xdebugpy"
 _FIRST_INTERPRETER, _INTERPRETER_ID, _NEXT_INTERPRETER, _MAIN_THREAD = 40, 56, 64, 80
 _SUPPORT_AT = {(3, 14): 712, (3, 15): 840}
 _SUPPORT = struct.Struct("<6Q")
-_INITIALIZED = 16  # behind that lies what Py_IsInitialized() tells
 _RELEASED = 0xF0
 # More interpreters are a list that is read while it changes.
 _MOST_INTERPRETERS = 1000
@@ -60,17 +59,17 @@ def _request(target: Target, memory: int, path: bytes) -> None:
     if not target.process.alive():  # the number was given to another one meanwhile
         raise ProcessLookupError(target.process.pid)
     support = _support(target, memory)
+    if _read(memory, target.runtime + INITIALIZED[target.version], "<i") != 1:
+        raise CannotEnter(why_not_up(target.process.pid))
     interpreter = _main_interpreter(target, memory)
     if not _read(memory, interpreter + support.enabled, "<i"):
         raise CannotEnter(
             f"Process {target.process.pid} was started with PYTHON_DISABLE_REMOTE_DEBUG or -X disable-remote-debug, which "
             "forbids entering it: it is seen from outside only; start the job without that, or with zerotop run."
         )
-    if _read(memory, target.runtime + _SUPPORT_AT[target.version] + _SUPPORT.size + _INITIALIZED, "<i") != 1:
-        raise CannotEnter(f"The Python of process {target.process.pid} is starting or ending: enter it when it trains.")
     thread = _read(memory, interpreter + _read(memory, target.runtime + _MAIN_THREAD, "<Q"), "<Q")
     if not thread:
-        raise CannotEnter(f"Process {target.process.pid} has no main thread in Python yet, or no more: try again later.")
+        raise CannotEnter(why_not_up(target.process.pid))
     if len(path) > support.path_size:
         raise CannotEnter(
             f"The recording's folder has too long a path to be told to process {target.process.pid}: choose another one "
@@ -109,7 +108,7 @@ def _main_interpreter(target: Target, memory: int) -> int:
         if not interpreter:
             break
         interpreter = _read(memory, interpreter + following, "<Q")
-    raise CannotEnter(f"Process {target.process.pid} is just starting or ending: try again later.")
+    raise CannotEnter(why_not_up(target.process.pid))
 
 
 def _read(memory: int, address: int, form: str) -> int:

@@ -24,9 +24,7 @@ _PENDING = (
 _SILENT = "it was asked and did not answer: it cannot write to {folder}"
 _IMPORTING = "it is importing modules, and must not be disturbed then: ask again when it trains"
 _EARLY = "it has not imported DeepSpeed yet: ask again when it trains"
-
-
-_NOT_NOW = {"early": _EARLY, "importing": _IMPORTING}
+_NOT_NOW = {"early": _EARLY, "importing": _IMPORTING}  # by the probe's own word
 
 
 @dataclass(frozen=True)
@@ -118,12 +116,13 @@ def ask(
         answers = [(asked, asked.entry()) for asked in waiting]
         waiting = [asked for asked, entry in answers if entry is None]
         for entry in (entry for _, entry in answers if entry is not None):
-            if entry.why_not == _IMPORTING and now_s + _AGAIN_S < deadline_s:
+            if entry.said == "importing" and now_s < deadline_s:
                 due_s[entry.process] = now_s + _AGAIN_S
             else:
                 entries.append(entry)
         if now_s > deadline_s:
-            return entries + [asked.overdue() for asked in waiting]
+            importing = [Entry(process, why_not=_IMPORTING) for process in due_s]
+            return entries + importing + [asked.overdue() for asked in waiting]
         time.sleep(_LOOK_S if due_s or waiting else 0)
     return entries
 

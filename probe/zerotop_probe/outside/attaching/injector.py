@@ -1,6 +1,6 @@
 """Has a running Python execute a text of ours on its main thread: CPython before 3.14, on Linux.
 
-The thread is held for about half a millisecond. Meanwhile it makes one system call, mmap, for pages of our own, and
+The thread is held for some 0.2 ms. Meanwhile it makes one system call, mmap, for pages of our own, and
 calls ``Py_AddPendingCall``, which only writes a function's address into a table. No memory is allocated, nothing is
 loaded, no Python runs: where the thread was interrupted, in malloc say, does not matter. The text is executed by the
 interpreter itself when the main thread next comes to where it also handles signals.
@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from zerotop_probe.outside.attaching.target import CannotEnter, Entrance, Target, read_memory, why_forbidden
+from zerotop_probe.outside.attaching.target import CannotEnter, Entrance, Target, read_memory, why_forbidden, why_not_up
 from zerotop_probe.outside.attaching.tracing import DidNotStop, Held, is_one, punctual, still_there, write
 from zerotop_probe.outside.proc import Process
 
@@ -101,9 +101,8 @@ def _plant_held(target: Target, code: bytes, size: int) -> tuple[int, Held]:
             raise ProcessLookupError(pid)
         held = Held(pid, entrance.machine, patience_s=_STOP_S, same=lambda: still_there(memory, entrance.syscall))
         try:
-            # Before and after that a text of ours would find half an interpreter, and the process would crash.
             if not is_one(memory, entrance.initialized):
-                raise CannotEnter(f"The Python of process {pid} is starting or ending: enter it when it trains.")
+                raise CannotEnter(why_not_up(pid))
             held.foresee(patience_s=_CALL_S)
             address = _map(held, entrance, size)
             write(memory, _content(entrance, address, code), address)

@@ -27,7 +27,10 @@ _FUNCTIONS = ("Py_AddPendingCall", "PyRun_SimpleString")
 _VERSION = "Py_Version"  # a constant, from 3.11 on
 _RUNTIME = "_PyRuntime"  # begins with a table of where things lie, from 3.13 on
 # Where in it lies what Py_IsInitialized() tells: an int that is 1 from when __main__ is there until it all is torn down.
-_INITIALIZED = {(3, 9): 12, (3, 10): 12, (3, 11): 16, (3, 12): 16, (3, 13): 600}
+# Before and after that a text of ours would find half an interpreter, and the process would crash.
+INITIALIZED = {
+    (3, 9): 12, (3, 10): 12, (3, 11): 16, (3, 12): 16, (3, 13): 600, (3, 14): 776, (3, 15): 904,
+}  # fmt: skip
 _LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) \S+ \d+\s*(.*)")
 _LIBRARY = re.compile(r"libpython3[\d.]*\w?\.so")
 _VERSIONED = re.compile(r"python(\d)\.(\d+)")
@@ -115,7 +118,7 @@ def examine(process: Process) -> Target:
     if _RUNTIME not in found:
         raise CannotEnter(f"Process {process.pid} does not tell whether its Python is up: it is seen from outside only.")
     add, run = (found[name] for name in _FUNCTIONS)
-    entrance = Entrance(machine, add, run, call, found[_RUNTIME] + _INITIALIZED[version])
+    entrance = Entrance(machine, add, run, call, found[_RUNTIME] + INITIALIZED[version])
     return Target(process, version, executable, entrance)
 
 
@@ -149,6 +152,11 @@ def _check_rights(pid: int, status: dict[str, str]) -> None:
             f"The kernel does not let us into process {pid} (a sandbox, or a program that may not be traced): "
             "run zerotop as root, or give the container CAP_SYS_PTRACE."
         )
+
+
+def why_not_up(pid: int) -> str:
+    """Why it is left alone while its interpreter is not up, as a sentence."""
+    return f"The Python of process {pid} is starting or ending: enter it when it trains."
 
 
 def why_forbidden(pid: int) -> str:
