@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -186,10 +187,17 @@ def test_of_a_rank_whose_probe_was_taken_out_nothing_is_told_until_it_is_put_in_
     assert [bool(phase) for phase in strip.ranks[0].phase[-9:]] == [False] * 5 + [True] * 4
 
 
-def test_a_recording_that_is_closed_keeps_no_file_open(tmp_path: Path) -> None:
+def test_a_recording_holds_no_file_open_and_what_is_mapped_goes_with_it(tmp_path: Path) -> None:
     folder = as_directory("cpu-clean", tmp_path)
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    for _ in range(3):
-        RecordingSource(Session.open(folder)).view(None)
-        gc.collect()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count(f"{folder}/")
+
+    source = RecordingSource(Session.open(folder))
+    source.view(None)
+    assert mapped() > 0
+    opened = [os.path.realpath(f"/proc/self/fd/{descriptor}") for descriptor in os.listdir("/proc/self/fd")]
+    assert not [path for path in opened if path.startswith(str(folder))]
+    del source
+    gc.collect()
+    assert mapped() == 0

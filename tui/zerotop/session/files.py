@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from zerotop.session.folder import Folder
 from zerotop.session.headers import DAMAGED, Clocks, read_header
+from zerotop.session.mapping import release
 from zerotop_probe.recording.tables import TABLES
 
 _NEAR = 64  # records before the end that are looked through first
@@ -50,7 +50,7 @@ class Source:
         self._data_offset = data_offset
         self._dtype = _dtype(header, name)
         self.array: NDArray[Any] = np.empty(0, self._dtype)
-        self._mapping: mmap.mmap | bytes | None = None
+        self._bytes: NDArray[np.uint8] | bytes = b""
         self._known = TABLES[self.table].known
         self._times: NDArray[np.int64] = self.array[self._known]
         self._last_ns: int | None = None  # the last of the times, once it was asked for
@@ -64,17 +64,17 @@ class Source:
             if count <= len(self.array):
                 return False
             size = self._data_offset + count * self._dtype.itemsize
-            self._mapping = self._folder.view(self.path.name, size)
+            self._bytes = self._folder.view(self.path.name, size)
         except (OSError, ValueError):
             return False
-        self.array = np.frombuffer(self._mapping, self._dtype, count, self._data_offset)
+        self.array = np.frombuffer(self._bytes, self._dtype, count, self._data_offset)
         self._times, self._last_ns = self.array[self._known], None
         return True
 
     def release(self) -> None:
-        """Gives the memory of what was read back to the system, which has it on disk: mapped pages count as ours."""
-        if isinstance(self._mapping, mmap.mmap):
-            self._mapping.madvise(mmap.MADV_DONTNEED)
+        """Gives the memory of what was read back to the system, which has it on disk."""
+        if isinstance(self._bytes, np.ndarray):
+            release(self._bytes)
 
     def read_output(self, begin: int, end: int) -> bytes:
         """These bytes of what its writer recorded of the job's output; none where that cannot be read."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from pathlib import Path
 from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotop.session.mapping import mapped
 
 # A header line longer than this is not one of ours.
 _LONGEST_HEADER = 1 << 20
@@ -27,7 +31,7 @@ class Folder(Protocol):
     def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
         """These bytes, or as many of them as there are."""
 
-    def view(self, name: str, size: int) -> mmap.mmap | bytes:
+    def view(self, name: str, size: int) -> NDArray[np.uint8] | bytes:
         """The first ``size`` bytes, not copied. Raises ValueError where there are fewer."""
 
 
@@ -57,13 +61,9 @@ class Directory:
             file.seek(begin)
             return file.read(-1 if end is None else max(0, end - begin))
 
-    def view(self, name: str, size: int) -> mmap.mmap:
-        """The first bytes, mapped: what is not looked at costs nothing, and what is removed stays readable."""
-        descriptor = os.open(self._prefix + name, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
-        finally:
-            os.close(descriptor)
+    def view(self, name: str, size: int) -> NDArray[np.uint8]:
+        """The first bytes, mapped."""
+        return mapped(self._prefix + name, size)
 
 
 class Unpacked:
