@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from zerotop_probe.recording import events
 
 if TYPE_CHECKING:
-    from zerotop.session.reader import Event, Session, Source
+    from zerotop.session.reader import Session
 
 NOBODY_SAW = "Nobody saw how the job ended: its exit code is not known."
+
+
+# That of which the later one counts.
+_TURNS = (events.JOB_ENDED, events.DETACHED, events.ATTACHED)
 
 
 class Ending(NamedTuple):
@@ -39,32 +41,33 @@ class Losses(NamedTuple):
 
 def ending(session: Session) -> Ending:
     """Reads how the job ended, and what its samplers and ranks could not write."""
-    told: dict[str, list[Event]] = {}
-    for event in session.events:
-        told.setdefault(event.name, []).append(event)
-    ends = [event.facts for event in told.get(events.JOB_ENDED, ())]
+    ends = [event.facts for event in session.told(events.JOB_ENDED)]
     code = ends[-1].get("exit_code") if ends else None
     text = str(ends[-1].get("text") or NOBODY_SAW) if ends else ""
-    return Ending(code if isinstance(code, int) else None, text, *losses(session.sources["probe"], told))
+    return Ending(code if isinstance(code, int) else None, text, *losses(session))
 
 
-def losses(probes: Iterable[Source], told: Mapping[str, Sequence[Event]], cursor_ns: int | None = None) -> Losses:
-    """What ranks (tables ``probe``) and samplers had said up to the cursor that they could not write; None is the end.
+def left_running(session: Session, cursor_ns: int | None = None) -> bool:
+    """Whether the recording was ended, up to the cursor, while its job went on: detached, and not attached again since."""
+    turns = [(event.unix_ns, event.name) for name in _TURNS for event in session.told(name, cursor_ns)[-1:]]
+    return bool(turns) and max(turns)[1] == events.DETACHED
 
-    ``told``: events by name. On a full disk a rank's table stands still, and its last word says what followed.
+
+def losses(session: Session, cursor_ns: int | None = None) -> Losses:
+    """What ranks and samplers had said up to the cursor that they could not write; None is the end.
+
+    On a full disk a rank's table ``probe`` stands still, and its last word says what followed.
     """
-    until_ns = math.inf if cursor_ns is None else cursor_ns
     counted: dict[tuple[str, int], int] = {}
-    for source in probes:
+    for source in session.sources["probe"]:
         known = len(source.array) if cursor_ns is None else source.count_known(cursor_ns)
         lost = int(source.array["lost"][known - 1]) if known else 0
         counted[source.host, source.pid] = counted.get((source.host, source.pid), 0) + lost
     said: dict[tuple[str, int], int] = {}
-    for event in (*told.get(events.LEFT, ()), *told.get(events.GOODBYE, ())):
-        if event.unix_ns <= until_ns:
-            said[event.host, event.pid] = said.get((event.host, event.pid), 0) + _count(event.facts.get("lost"))
+    for event in (*session.told(events.LEFT, cursor_ns), *session.told(events.GOODBYE, cursor_ns)):
+        said[event.host, event.pid] = said.get((event.host, event.pid), 0) + _count(event.facts.get("lost"))
     by_ranks = sum(max(counted.get(rank, 0), said.get(rank, 0)) for rank in {*counted, *said})
-    ends = [event.facts for event in told.get(events.SAMPLER_ENDED, ()) if event.unix_ns <= until_ns]
+    ends = [event.facts for event in session.told(events.SAMPLER_ENDED, cursor_ns)]
     return Losses(
         by_ranks + sum(_count(facts.get("lost_records")) for facts in ends),
         sum(_count(facts.get("lost_output_bytes")) for facts in ends),

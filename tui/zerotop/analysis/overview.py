@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
 
-from zerotop.analysis.endings import ending
+from zerotop.analysis.endings import ending, left_running
 from zerotop.analysis.steps import STEP_DTYPE, Rows, StepTable
 from zerotop.analysis.view import Floats
-from zerotop.session.reader import Event, Session
+from zerotop.session.reader import Session
 from zerotop_probe.recording import events
 
 PIECES = 96
 """The most values of a sparkline."""
-
-Told = Mapping[str, Sequence[Event]]
-"""Events by name."""
-
 
 DETACHED = "detached"
 
@@ -83,9 +79,6 @@ def _plain(value: Any) -> Any:
 
 def overview(session: Session) -> Overview:
     """Of a session of which there need not be more than ``session.glimpse`` opens."""
-    told: dict[str, list[Event]] = {}
-    for event in session.events:
-        told.setdefault(event.name, []).append(event)
     rows = _steps(session)
     peak, on_host = _peak(session)
     command = session.info.get("command")
@@ -94,15 +87,15 @@ def overview(session: Session) -> Overview:
         name=session.name,
         command=tuple(map(str, command)) if isinstance(command, list) else (),
         begin_ns=session.begin_ns,
-        seconds=max(0, _end_ns(session, told) - session.begin_ns) / 1e9,
+        seconds=max(0, _end_ns(session) - session.begin_ns) / 1e9,
         over=session.over,
         exit_code=end.exit_code,
         end=end.text,
-        why=_why(told, end.exit_code),
-        **_engine(told),
-        gpus=_gpus(told),
+        why=_why(session, end.exit_code),
+        **_engine(session),
+        gpus=_gpus(session),
         steps=len(rows),
-        total_steps=_number(_last(told, events.TOTAL_STEPS).get("steps")),
+        total_steps=_number(_last(session, events.TOTAL_STEPS).get("steps")),
         iteration_s=float(np.median(rows["iteration_s"])) if len(rows) else math.nan,
         iterations=tuple(round(float(value), 6) for value in longest(rows["iteration_s"], PIECES)),
         peak_bytes=peak,
@@ -141,57 +134,52 @@ def _peak(session: Session) -> tuple[int | None, bool]:
     return (max(resident), True) if max(resident, default=0) > 0 else (None, False)
 
 
-def _engine(told: Told) -> dict[str, Any]:
+def _engine(session: Session) -> dict[str, Any]:
     """What the lowest rank's first engine is."""
-    engines = [event for event in told.get(events.ENGINE, ()) if not event.facts.get("engine")]
+    engines = [event for event in session.told(events.ENGINE) if not event.facts.get("engine")]
     facts = min(engines, key=lambda event: event.rank).facts if engines else {}
     texts = {name: str(facts.get(name) or "") for name in ("model", "dtype")}
     places = {name: str(facts.get(name) or "none") for name in ("offload_optimizer", "offload_parameters")}
     numbers = {name: _number(facts.get(name)) for name in ("parameters", "zero_stage")}
-    return {**texts, **places, **numbers, "ranks": _ranks(told, facts)}
+    return {**texts, **places, **numbers, "ranks": _ranks(session, facts)}
 
 
-def _ranks(told: Told, engine: Mapping[str, Any]) -> int | None:
+def _ranks(session: Session, engine: Mapping[str, Any]) -> int | None:
     """The world's size; before there is an engine, how many processes of ranks were found."""
-    found = {event.facts.get("rank") for event in told.get(events.RANK_FOUND, ())}
+    found = {event.facts.get("rank") for event in session.told(events.RANK_FOUND)}
     return _number(engine.get("world_size")) or len(found) or None
 
 
-def _gpus(told: Told) -> int:
+def _gpus(session: Session) -> int:
     """Of all nodes, those that are not the job's too."""
-    by_host = {event.host: event.facts.get("gpus") or () for event in told.get(events.NODE, ())}
+    by_host = {event.host: event.facts.get("gpus") or () for event in session.told(events.NODE)}
     return sum(map(len, by_host.values()))
 
 
-def _end_ns(session: Session, told: Told) -> int:
-    ended = told.get(events.JOB_ENDED)
+def _end_ns(session: Session) -> int:
+    ended = session.told(events.JOB_ENDED)
     return ended[-1].unix_ns if ended else session.last_written_ns
 
 
-def _why(told: Told, exit_code: int | None) -> str:
+def _why(session: Session, exit_code: int | None) -> str:
     """What ended a job that did not end well, in two or three words, or a recording before its job."""
-    end = _last(told, events.JOB_ENDED)
+    end = _last(session, events.JOB_ENDED)
     if not end:
-        return DETACHED if _last_ns(told, events.DETACHED) > _last_ns(told, events.ATTACHED) else ""
+        return DETACHED if left_running(session) else ""
     if exit_code == 0:
         return ""
-    if events.OUT_OF_MEMORY in told:
+    if session.told(events.OUT_OF_MEMORY):
         return "GPU memory"
     if end.get("oom_kills"):
         return "host memory"
-    if events.STOP_SENT in told:
+    if session.told(events.STOP_SENT):
         return "stopped"
     return str(end.get("signal") or "")
 
 
-def _last(told: Told, name: str) -> Mapping[str, Any]:
-    found = told.get(name)
+def _last(session: Session, name: str) -> Mapping[str, Any]:
+    found = session.told(name)
     return found[-1].facts if found else {}
-
-
-def _last_ns(told: Told, name: str) -> int:
-    found = told.get(name)
-    return found[-1].unix_ns if found else -1
 
 
 def _number(value: object) -> int | None:

@@ -12,17 +12,18 @@ import numpy as np
 from zerotop.analysis import places
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.attempts import attempts
-from zerotop.analysis.endings import Losses, losses
+from zerotop.analysis.endings import Losses, left_running, losses
 from zerotop.analysis.ends import Ends
 from zerotop.analysis.findings import Findings
 from zerotop.analysis.gpus import gpus
 from zerotop.analysis.history import Histories
 from zerotop.analysis.inferred import Rhythm
 from zerotop.analysis.iterations import Joined
+from zerotop.analysis.notices import notices
 from zerotop.analysis.peaks import Peaks
 from zerotop.analysis.steps import RankSteps, StepTable
 from zerotop.analysis.view import Cost, Job, LiveView, Progress, State
-from zerotop.session.reader import Event, Session, whole
+from zerotop.session.reader import Session, whole
 from zerotop.session.transcript import Transcript
 
 # Iterations that a rate is taken over.
@@ -50,7 +51,6 @@ class RecordingSource:
         self._rhythm = Rhythm(session)
         self._findings = Findings(session)
         self._shown = self._followed = False  # whether a view was asked for, and whether of the end
-        self._events: dict[str, list[Event]] = {}
         self._event_count = -1
         self._transcript, self._older = Transcript(session), Transcript(session)
         self._looked_ns = time.time_ns()
@@ -120,9 +120,6 @@ class RecordingSource:
     def _digesting(self) -> Generator[None, None, None]:
         if len(self.session.events) != self._event_count:
             self._event_count = len(self.session.events)
-            self._events = {}
-            for event in self.session.events:
-                self._events.setdefault(event.name, []).append(event)
             self._ends = Ends(self.session.events)
         over_ns = None if self._live else self._last_written_ns
         together = attempts(self._steps.processes, self._ends, over_ns)
@@ -153,8 +150,8 @@ class RecordingSource:
 
     def _viewing(self, cursor: int) -> Generator[None, None, LiveView]:
         count = self._joined.count_known(cursor)
-        nodes, engines = self._until("node", cursor), self._until("engine", cursor)
-        lost = losses(self.session.sources["probe"], self._events, cursor)
+        nodes, engines = self.session.told("node", cursor), self.session.told("engine", cursor)
+        lost = losses(self.session, cursor)
         job = self._job(cursor, lost)
         yield
         lies_on = places.allocators(self.session, nodes, engines)
@@ -184,11 +181,8 @@ class RecordingSource:
             history=history,
         )
 
-    def _until(self, name: str, cursor: int) -> list[Event]:
-        return [event for event in self._events.get(name, ()) if event.unix_ns <= cursor]
-
     def _first_engine(self, cursor: int) -> dict[str, Any]:
-        engines = [e for e in self._until("engine", cursor) if not e.facts.get("engine")]
+        engines = [e for e in self.session.told("engine", cursor) if not e.facts.get("engine")]
         return min(engines, key=lambda e: e.rank).facts if engines else {}
 
     def _job(self, cursor: int, lost: Losses) -> Job:
@@ -211,58 +205,31 @@ class RecordingSource:
             micro_batch=facts.get("micro_batch"),
             gradient_accumulation=facts.get("gradient_accumulation"),
             ranks=facts.get("world_size"),
-            notices=self._notices(cursor, lost),
-            prints_here=not self._until("attached", cursor),
+            notices=notices(self.session, cursor, lost),
+            prints_here=not self.session.told("attached", cursor),
         )
 
     def _state(self, cursor: int, engine: bool) -> tuple[State, int | None, str]:
-        ended = self._until("job_ended", cursor)
+        ended = self.session.told("job_ended", cursor)
         if ended:
             facts = ended[-1].facts
             return State.ENDED, facts.get("exit_code"), str(facts.get("text") or "")
         if not self._live and cursor >= self._last_written_ns:
-            left = self._until("detached", cursor)
-            return (State.DETACHED, None, _DETACHED) if left else (State.LOST, None, _LOST)
-        if not engine and not self._until("attached", cursor):
-            return State.STARTING, None, _COMPILING if self._until("compiling", cursor) else _STARTING
+            return (State.DETACHED, None, _DETACHED) if left_running(self.session, cursor) else (State.LOST, None, _LOST)
+        if not engine and not self.session.told("attached", cursor):
+            return State.STARTING, None, _COMPILING if self.session.told("compiling", cursor) else _STARTING
         return State.RUNNING, None, ""
-
-    def _notices(self, cursor: int, lost: Losses) -> tuple[str, ...]:
-        found = [str(e.facts["gpu_notice"]) for e in self._until("node", cursor) if e.facts.get("gpu_notice")]
-        found += [f"Rank {e.facts.get('rank')}: {e.facts.get('why')}" for e in self._until("rank_silent", cursor)]
-        found += self._of_attaching(cursor)
-        found += filter(None, [lost.sentence])
-        for event in self._until("probe_error", cursor) + self._until("sampler_error", cursor):
-            found.append(f"Recording is partial: {event.facts.get('where')}: {event.facts.get('error')}")
-        if self.session.damaged_files:
-            found.append(f"{self.session.damaged_files} damaged files of this recording were passed over.")
-        if self.session.damaged_lines:
-            found.append(f"{self.session.damaged_lines} damaged lines in this recording's events were passed over.")
-        return tuple(dict.fromkeys(found))
-
-    def _of_attaching(self, cursor: int) -> list[str]:
-        """What a recording lacks that began while the job ran."""
-        found = [str(event.facts.get("text")) for event in self._until("attached", cursor)]
-        found += _not_reached(self._until("not_reached", cursor) + self._until("reached", cursor))
-        last = {(event.host, event.facts.get("pid")): event for event in self._until("not_entered", cursor)}
-        for event in self._until("entered", cursor):
-            last.pop((event.host, event.pid), None)
-        for (_, pid), event in last.items():
-            rank = event.facts.get("rank")
-            who = f"Process {pid}" if rank is None else f"Rank {rank}"
-            found.append(f"{who} is not entered: {event.facts.get('why')}")
-        return found
 
     def _progress(self, cursor: int, count: int, job: Job) -> Progress:
         rows = self._joined.rows[:count]
         last = rows[-_WINDOW:]
         seconds = float(last["iteration_s"].mean()) if len(last) else math.nan
         tokens = float(self._joined.tokens[:count][-_WINDOW:].mean()) if len(last) else math.nan
-        planned = self._until("total_steps", cursor)
+        planned = self.session.told("total_steps", cursor)
         total = int(planned[-1].facts["steps"]) if planned else None
         step = int(rows["step"][-1]) if len(rows) else None
         left = total - step - 1 if total is not None and step is not None else math.nan
-        ended = self._until("job_ended", cursor)
+        ended = self.session.told("job_ended", cursor)
         return Progress(
             step=step,
             total_steps=total,
@@ -306,13 +273,6 @@ class RecordingSource:
                 count += sum(source.count_known(cursor) for source in sources[begin : begin + _TABLES])
                 yield
         return count
-
-
-def _not_reached(told: Iterable[Event]) -> list[str]:
-    """The nodes that were to take part and do not, by the last that was said of each."""
-    last = {str(event.facts.get("name")): event for event in sorted(told, key=lambda event: event.unix_ns)}
-    missing = [(name, event.facts.get("why")) for name, event in last.items() if event.name == "not_reached"]
-    return [f"{name} takes no part: {why}." for name, why in missing]
 
 
 def _shown(command: Iterable[Any]) -> tuple[str, ...]:

@@ -111,18 +111,20 @@ class Session:
 
     def _index(self, fresh: Sequence[Event]) -> None:
         """Takes events in by name and writer. With many ranks there are tens of thousands, of which few are asked for."""
+        touched: dict[int, list[Event]] = {}
         for event in fresh:
-            self._named.setdefault(event.name, []).append(event)
-            self._named_by.setdefault((event.name, event.host, event.pid, event.rank), []).append(event)
-        for event in {event.name: event for event in fresh}.values():
-            self._named[event.name].sort(key=_told_ns)
-        for event in fresh:
-            self._named_by[event.name, event.host, event.pid, event.rank].sort(key=_told_ns)
+            named = self._named.setdefault(event.name, [])
+            by_writer = self._named_by.setdefault((event.name, event.host, event.pid, event.rank), [])
+            for events_of_it in (named, by_writer):
+                events_of_it.append(event)
+                touched[id(events_of_it)] = events_of_it
+        for events_of_it in touched.values():
+            events_of_it.sort(key=_told_ns)
 
-    def told(self, name: str, cursor_ns: int) -> Sequence[Event]:
-        """The events of a name up to a moment in unix time, in order."""
+    def told(self, name: str, cursor_ns: int | None = None) -> Sequence[Event]:
+        """The events of a name up to a moment in unix time, in order; None is the end."""
         named = self._named.get(name, [])
-        return named[: bisect_right(named, cursor_ns, key=_told_ns)]
+        return named[:] if cursor_ns is None else named[: bisect_right(named, cursor_ns, key=_told_ns)]
 
     def told_by(self, name: str, host: str, pid: int, rank: int, cursor_ns: int) -> Sequence[Event]:
         """Those of them that a process of a rank wrote."""
