@@ -180,6 +180,7 @@ def others(size: tuple[int, int], times: int) -> Iterator[tuple[str, float]]:
         "a heatmap of two rows a cell": lambda canvas: charts.heatmap(canvas, heat, halves=True),
     }
     for name, draw in kinds.items():
+
         def work() -> list[Row]:
             canvas = charts.Canvas(width, height, BLOCKS)
             draw(canvas)  # noqa: B023

@@ -88,8 +88,7 @@ def children(code: str, arguments: list[list[str]]) -> Iterator[list[subprocess.
     """Programs that have said that they are ready; None if one of them did not. They are killed at the end."""
     command = [sys.executable, "-c", code]
     started = [
-        subprocess.Popen([*command, *own], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        for own in arguments
+        subprocess.Popen([*command, *own], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for own in arguments
     ]
     try:
         ready = [child.stdout is not None and child.stdout.readline() == "ready\n" for child in started]
@@ -232,9 +231,7 @@ def _looks_a_second(pace: pcie.Pace) -> dict[str, float]:
 
 def main() -> None:
     """Prints all figures."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--threads", type=int, default=200)
     parser.add_argument("--busy", type=int, default=2)

@@ -33,9 +33,7 @@ def job_environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def finetune_run(
-    tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str, str]
-) -> Callable[..., Run]:
+def finetune_run(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str, str]) -> Callable[..., Run]:
     """``finetune_run(config, launcher="deepspeed", options=())`` is a real_jobs.Run of finetune.py."""
     made: dict[tuple[str | None, str, tuple[str, ...]], Run] = {}
 

@@ -84,9 +84,7 @@ def test_a_terminal_of_hardly_any_size(opened: Open, hostile: str) -> None:
         {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii:strict"},
     ],
 )
-def test_nothing_but_ascii_is_drawn_where_the_locale_has_no_more(
-    opened: Open, hostile: str, locale: dict[str, str]
-) -> None:
+def test_nothing_but_ascii_is_drawn_where_the_locale_has_no_more(opened: Open, hostile: str, locale: dict[str, str]) -> None:
     terminal = opened("replay", hostile, "--speed", "1000", **locale)
     terminal.wait_for("[red]markup", "emoji", "exit code 0")
     terminal.watch(0.5)

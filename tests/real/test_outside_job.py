@@ -71,10 +71,7 @@ print(json.dumps({
     expected, got = json.loads(plain.stdout), json.loads(ours.stdout)
     assert got.pop("environment") == {
         **expected.pop("environment"),
-        "PYTHONPATH": os.path.dirname(zerotop_probe.__file__)
-        + "/bootstrap"
-        + os.pathsep
-        + before["PYTHONPATH"],
+        "PYTHONPATH": os.path.dirname(zerotop_probe.__file__) + "/bootstrap" + os.pathsep + before["PYTHONPATH"],
         "PYTHONZEROTOP_SESSION": str(session),
         "PYTHONUNBUFFERED": before.get("PYTHONUNBUFFERED", "1"),
     }
@@ -168,9 +165,7 @@ def test_the_callers_signal_mask_comes_back(tmp_path: Path) -> None:
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
 
 
-def test_modules_of_the_working_directory_are_not_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_of_the_working_directory_are_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("psutil", "pynvml", "argparse", "zerotop_probe", "probe"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')")
     session = tmp_path / "session"
@@ -222,8 +217,7 @@ def test_a_job_that_the_kernel_kills_for_memory(tmp_path: Path) -> None:
     (end,) = events(tmp_path, "job_ended")
     assert end["oom_kills"] == 1
     assert end["text"] == (
-        "The job was killed by signal 9 (SIGKILL); "
-        "the kernel's OOM killer ended 1 process of its control group."
+        "The job was killed by signal 9 (SIGKILL); the kernel's OOM killer ended 1 process of its control group."
     )
     rows = records(tmp_path, "hosts")
     assert set(rows["cgroup_limit_bytes"].tolist()) == {96 << 20}

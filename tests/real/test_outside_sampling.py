@@ -145,9 +145,7 @@ def test_reports_of_other_sessions_and_machines_make_no_rank(tmp_path: Path, sta
 
 
 @pytest.mark.parametrize("option", ["-E", "-I", "-uS"])
-def test_a_rank_that_the_probe_cannot_enter_is_reported_at_once(
-    tmp_path: Path, start: Start, option: str
-) -> None:
+def test_a_rank_that_the_probe_cannot_enter_is_reported_at_once(tmp_path: Path, start: Start, option: str) -> None:
     start(*python(LAUNCHER), SLEEP, option)
     silent = wait_for(lambda: len(events(tmp_path, "rank_silent")) == 2 and events(tmp_path, "rank_silent"))
     assert {event["rank"] for event in silent} == {0, 1}
@@ -192,9 +190,7 @@ def test_cores_and_busiest_threads(tmp_path: Path, start: Start) -> None:
     threads = threads[threads["time_ns"] >= rows["time_ns"][0]]
     assert set(threads["name"].tolist()) == {b"burner"}
     assert len(set(threads["tid"].tolist())) == 2
-    assert threads["cores_used"].sum() / len(set(threads["time_ns"].tolist())) == pytest.approx(
-        spent, abs=0.3
-    )
+    assert threads["cores_used"].sum() / len(set(threads["time_ns"].tolist())) == pytest.approx(spent, abs=0.3)
     assert set(threads["processor"].tolist()) <= set(range(os.cpu_count() or 1))
 
 

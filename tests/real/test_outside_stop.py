@@ -76,9 +76,7 @@ def test_a_stop_insists_by_itself(tmp_path: Path) -> None:
 
 
 def test_asking_again_does_not_wait(tmp_path: Path) -> None:
-    started = agent.launch_in_background(
-        str(tmp_path), listener("SIGINT,SIGTERM", "SIGTERM"), grace_s=(600, 600)
-    )
+    started = agent.launch_in_background(str(tmp_path), listener("SIGINT,SIGTERM", "SIGTERM"), grace_s=(600, 600))
     wait_for(lambda: ready(tmp_path))
     control.request_stop(str(tmp_path))
     wait_for(lambda: b"SIGINT" in recorded(tmp_path, "output"))
@@ -160,9 +158,7 @@ def test_in_the_foreground_a_stop_request_spares_the_callers_group(tmp_path: Pat
     """The job shares its process group with us and whoever called us; only the job is meant."""
     command = [*AGENT, "--foreground", str(tmp_path), "--", *listener("SIGINT", "SIGINT")]
     script = "trap 'echo caller interrupted' INT; \"$@\"; echo ended $?"
-    with subprocess.Popen(
-        ["bash", "-c", script, "_", *command], stdout=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen(["bash", "-c", script, "_", *command], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         control.request_stop(str(tmp_path))

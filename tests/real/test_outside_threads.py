@@ -36,9 +36,7 @@ class Child:
     """A process whose threads work when told to, and one reader of them."""
 
     def __init__(self, budget: Budget, *, schedstat: bool = True) -> None:
-        self.process = subprocess.Popen(
-            python(CHILD), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
+        self.process = subprocess.Popen(python(CHILD), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
         self._answer()
         self._clock = (~self.process.pid << 3) | 2
         self.threads = Threads(self.process.pid, budget, schedstat=schedstat, now_ns=time.monotonic_ns())

@@ -164,9 +164,7 @@ def test_evaluations_last_from_their_first_forward_to_their_last(offloaded: Coun
 
 
 @BOTH
-def test_every_batch_was_fetched_and_data_loader_workers_write_nothing(
-    offloaded: Counted, number: int
-) -> None:
+def test_every_batch_was_fetched_and_data_loader_workers_write_nothing(offloaded: Counted, number: int) -> None:
     rank, own = offloaded.rank(number)
     # Each evaluation's loader is also asked once more, to say that it has no more.
     assert len(rank.phase("data")) == len(own["forwards"]) + len(own["evaluations"]) + 2

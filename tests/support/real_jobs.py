@@ -79,11 +79,7 @@ def prepared_config(name: str, folder: Path) -> Path:
     """The ready config of that name; one that swaps to NVMe gets a folder to swap to."""
     path = demo.config_path(name)
     content = json.loads(path.read_text())
-    swaps = [
-        part
-        for part in content["zero_optimization"].values()
-        if isinstance(part, dict) and "nvme_path" in part
-    ]
+    swaps = [part for part in content["zero_optimization"].values() if isinstance(part, dict) and "nvme_path" in part]
     if not swaps:
         return path
     for part in swaps:

@@ -86,9 +86,7 @@ STATE = "import sys; print(sorted(set(sys.modules)), sys.path, [type(f).__name__
 
 @every_python
 @pytest.mark.parametrize("session", [None, ""])
-def test_without_a_session_the_interpreter_is_as_without_us(
-    python: str, folder: Path, session: str | None
-) -> None:
+def test_without_a_session_the_interpreter_is_as_without_us(python: str, folder: Path, session: str | None) -> None:
     with_us = run(python, folder, STATE, session=session)
     without_us = run(python, folder, STATE, bootstrap=None)
     assert (with_us.returncode, with_us.stderr) == (0, "")
@@ -96,9 +94,7 @@ def test_without_a_session_the_interpreter_is_as_without_us(
 
 
 @every_python
-def test_with_a_session_no_module_is_imported_for_it_and_nothing_said(
-    python: str, folder: Path, tmp_path: Path
-) -> None:
+def test_with_a_session_no_module_is_imported_for_it_and_nothing_said(python: str, folder: Path, tmp_path: Path) -> None:
     code = "import sys; print(sorted(set(sys.modules)), sys.path)"
     with_us = run(python, folder, code, session=str(tmp_path))
     without_us = run(python, folder, code, bootstrap=None)
@@ -108,9 +104,7 @@ def test_with_a_session_no_module_is_imported_for_it_and_nothing_said(
 
 @every_python
 @pytest.mark.parametrize("session", [None, "/nowhere"])
-def test_a_sitecustomize_of_the_users_own_takes_our_place(
-    python: str, folder: Path, session: str | None
-) -> None:
+def test_a_sitecustomize_of_the_users_own_takes_our_place(python: str, folder: Path, session: str | None) -> None:
     (folder / "sitecustomize.py").write_text("import sys; print('mine'); sys.mine = __name__\n")
     code = "import sys; print(sys.mine); print(sys.modules['sitecustomize'].__file__)"
     done = run(python, folder, code, session=session)
@@ -119,9 +113,7 @@ def test_a_sitecustomize_of_the_users_own_takes_our_place(
 
 
 @every_python
-@pytest.mark.parametrize(
-    "body", ["1 / 0", "import no_such_module", "raise ImportError('mine', name='x')", "syntax?"]
-)
+@pytest.mark.parametrize("body", ["1 / 0", "import no_such_module", "raise ImportError('mine', name='x')", "syntax?"])
 def test_one_that_fails_fails_as_it_did(python: str, folder: Path, body: str) -> None:
     if python == FOUND.get("2.7") and "name=" in body:
         pytest.skip("ImportError takes no name there")
@@ -145,9 +137,7 @@ def test_a_users_modules_of_our_names_are_theirs(python: str, folder: Path) -> N
 
 
 @supported_python
-def test_the_probe_is_loaded_by_path_when_the_engine_is_imported_and_not_before(
-    python: str, folder: Path
-) -> None:
+def test_the_probe_is_loaded_by_path_when_the_engine_is_imported_and_not_before(python: str, folder: Path) -> None:
     stand_in_for_deepspeed(folder)
     code = (
         "import sys\n"
@@ -211,7 +201,5 @@ def test_children_inherit_it(folder: Path) -> None:
 def test_interpreters_that_ignore_the_environment_go_unwatched(folder: Path, option: str) -> None:
     environment = os.environ | {"PYTHONPATH": str(BOOTSTRAP), "PYTHONZEROTOP_SESSION": "/nowhere"}
     code = "import sys; print([type(finder).__name__ for finder in sys.meta_path])"
-    done = subprocess.run(
-        [sys.executable, option, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, option, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert "_Finder" not in done.stdout

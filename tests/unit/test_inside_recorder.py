@@ -75,9 +75,7 @@ def test_depth_follows_nesting(recorder: Recorder, tmp_path: Path) -> None:
     ]
 
 
-def test_what_an_exception_leaves_open_ends_with_the_phase_around_it(
-    recorder: Recorder, tmp_path: Path
-) -> None:
+def test_what_an_exception_leaves_open_ends_with_the_phase_around_it(recorder: Recorder, tmp_path: Path) -> None:
     outer = recorder.begin(10, "step", HERE)
     recorder.begin(20, "cpu_optimizer", HERE, loose=True)
     recorder.end(outer, 30, FAILED)
@@ -133,9 +131,7 @@ class TestGuess:
     def data(self, recorder: Recorder, guess: Guess, begin: int, end: int) -> None:
         guess.hold(recorder.begin(begin, "data", HERE), end)
 
-    def test_lasts_from_the_first_forward_to_the_last(
-        self, recorder: Recorder, guess: Guess, tmp_path: Path
-    ) -> None:
+    def test_lasts_from_the_first_forward_to_the_last(self, recorder: Recorder, guess: Guess, tmp_path: Path) -> None:
         self.forward(recorder, guess, 10, 20)
         self.forward(recorder, guess, 30, 40)
         guess.close()
@@ -339,9 +335,7 @@ class TestAllocator:
             -1,
         )
 
-    def test_a_reading_that_fails_ends_the_readings_and_nothing_else(
-        self, tmp_path: Path, recorder: Recorder
-    ) -> None:
+    def test_a_reading_that_fails_ends_the_readings_and_nothing_else(self, tmp_path: Path, recorder: Recorder) -> None:
         meter = self.allocator(tmp_path, recorder, lambda: {}["gone"])
         recorder.end(recorder.begin(10, "forward", HERE), 20)
         assert meter.errors == 1

@@ -78,9 +78,7 @@ def test_a_watcher_that_fails_goes_off_and_the_timer_goes_on(heard: list[str]) -
     assert heard == []
 
 
-@pytest.mark.parametrize(
-    "copied", [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))]
-)
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
 def test_a_copy_of_the_optimizer_gets_deepspeeds_object(timers: Timers, copied: Any) -> None:
     assert type(copied(timers)) is Inner
 

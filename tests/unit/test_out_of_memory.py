@@ -182,6 +182,7 @@ def test_the_last_of_several() -> None:
 
 # --- the post-mortem of a recording --------------------------------------------------------------------------------------
 
+
 def failing(folder: Path, at_s: float = 25, **facts: Any) -> Recording:
     """The usual recording, whose rank runs out of memory in the backward of step 1."""
     recording = usual(folder)
@@ -440,9 +441,7 @@ def test_a_request_that_grows_with_the_micro_batch() -> None:
     st.sampled_from(["", *tables.PHASES]),
     st.sampled_from([{}, ZERO2, ALL_OFFLOADED]),
 )
-def test_there_is_always_a_cause_and_an_advice(
-    facts: dict[str, Any], kind: str, phase: str, engine: dict[str, Any]
-) -> None:
+def test_there_is_always_a_cause_and_an_advice(facts: dict[str, Any], kind: str, phase: str, engine: dict[str, Any]) -> None:
     found = verdict(Case(kind=kind, phase=phase, engine=engine, **facts))
     assert found.cause
     assert found.advice

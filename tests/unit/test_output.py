@@ -129,9 +129,7 @@ def test_places_move_by_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("size", [200, 1 << 17])
 @pytest.mark.parametrize(("wanted", "like"), [("Line 1", 0), ("line 1", 111), ("EPOCH 7", 0), ("epoch 7", 3), ("löss", 23)])
-def test_every_match_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, like: int, size: int
-) -> None:
+def test_every_match_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, like: int, size: int) -> None:
     monkeypatch.setattr(blocks, "BLOCK", size)
     there = reel(a_job(tmp_path, 161))
     search = Search(there, wanted)

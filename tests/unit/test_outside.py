@@ -59,9 +59,7 @@ def test_what_is_a_python(arguments: list[str], answer: bool) -> None:
 def test_silence_means_something_only_when_peers_spoke_long_ago() -> None:
     assert silence.why_late(0, 1e6) is None
     assert silence.why_late(3, 29.0) is None
-    assert (
-        silence.why_late(3, 31.0) == "3 other ranks have made an engine, the first 31 s ago, and it has not"
-    )
+    assert silence.why_late(3, 31.0) == "3 other ranks have made an engine, the first 31 s ago, and it has not"
     assert silence.why_blind(["python", "x.py"], carries_session=True) is None
 
 
@@ -121,8 +119,7 @@ def test_a_late_rank_is_named_once_and_only_if_it_was_there(tmp_path: Path) -> N
             -9,
             1,
             False,
-            "The job was killed by signal 9 (SIGKILL); "
-            "the kernel's OOM killer ended 1 process of its control group.",
+            "The job was killed by signal 9 (SIGKILL); the kernel's OOM killer ended 1 process of its control group.",
         ),
         (
             1,
@@ -142,9 +139,7 @@ def test_exit_codes_are_a_shells() -> None:
 
 
 def test_a_name_with_parentheses_and_spaces() -> None:
-    fields = " ".join(
-        ["S", "7", "8"] + ["0"] * 8 + ["3", "4"] + ["0"] * 6 + ["99"] + ["0"] * 16 + ["5"] + ["0"] * 10
-    )
+    fields = " ".join(["S", "7", "8"] + ["0"] * 8 + ["3", "4"] + ["0"] * 6 + ["99"] + ["0"] * 16 + ["5"] + ["0"] * 10)
     facts = proc.parse_stat(f"12 (a) b (c)) {fields}\n".encode())
     assert facts is not None
     assert (facts.name, facts.parent, facts.group, facts.cpu_ticks) == (b"a) b (c)", 7, 8, 7)
@@ -196,8 +191,7 @@ def test_a_container_shows_a_part_of_the_tree(monkeypatch: pytest.MonkeyPatch, t
     files = {
         "/proc/7/cgroup": b"5:cpu,memory:/docker/abc/inner\n0::/docker/abc\n",
         "/proc/self/mountinfo": (
-            f"30 20 0:1 /docker/abc {tmp_path} rw - cgroup cgroup rw,cpu,memory\n"
-            "31 20 0:2 / /sys rw - cgroup2 x rw\n"
+            f"30 20 0:1 /docker/abc {tmp_path} rw - cgroup cgroup rw,cpu,memory\n31 20 0:2 / /sys rw - cgroup2 x rw\n"
         ).encode(),
     }
     monkeypatch.setattr(proc, "read", lambda path, limit=0: files.get(path, b""))

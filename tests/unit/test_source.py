@@ -81,4 +81,3 @@ def test_a_view_is_the_same_while_growing(tmp_path: Path) -> None:
             assert same(getattr(view, name), getattr(again, name)), name
     assert len(seen[-1].iterations.step) == 5
     assert {len(view.iterations.step) for view in seen} == {0, 3, 4, 5}
-

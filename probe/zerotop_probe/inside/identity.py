@@ -89,9 +89,7 @@ def _at_start() -> dict[str, str]:
 def software() -> dict[str, Any]:
     """Versions of what this process has imported, its script's own arguments, the variables that matter."""
     names = ("torch", "deepspeed", "transformers", "accelerate")
-    versions = {
-        name: str(getattr(sys.modules[name], "__version__", "")) for name in names if name in sys.modules
-    }
+    versions = {name: str(getattr(sys.modules[name], "__version__", "")) for name in names if name in sys.modules}
     return {
         "python": platform.python_version(),
         **versions,

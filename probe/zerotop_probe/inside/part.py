@@ -110,9 +110,7 @@ def _restore(owner: Any, name: str, wrapper: Any, original: Any) -> None:
         setattr(owner, name, original)
 
 
-def wrapped(
-    original: Callable[..., Any], where: str, before: Before, after: After, meter: Meter
-) -> Callable[..., Any]:
+def wrapped(original: Callable[..., Any], where: str, before: Before, after: After, meter: Meter) -> Callable[..., Any]:
     """``original`` with ``before`` and ``after`` around it."""
     part = Part(where, meter)
 

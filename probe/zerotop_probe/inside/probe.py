@@ -101,9 +101,7 @@ class Probe:
         if windows and kept is None:
             peaks.install()
         blocks = kind == NATIVE
-        return Allocator(
-            self._session, self._identity, device, reads, self.meter, windows=windows, has_blocks=blocks
-        )
+        return Allocator(self._session, self._identity, device, reads, self.meter, windows=windows, has_blocks=blocks)
 
     def _report(self, where: str, error: BaseException) -> None:
         if self.recorder is not None:

@@ -35,9 +35,7 @@ class Span:
         "tokens",
     )
 
-    def __init__(
-        self, begin_ns: int, phase: int, depth: int, place: tuple[int, int, int], loose: bool
-    ) -> None:
+    def __init__(self, begin_ns: int, phase: int, depth: int, place: tuple[int, int, int], loose: bool) -> None:
         """``place`` is (engine, step, micro-step)."""
         self.begin_ns = begin_ns
         self.phase = phase

@@ -27,9 +27,7 @@ class Timers:
             watcher = self._watchers.get(name)
             if watcher is None:
                 return self._inner(name)
-            timer = self._watched[name] = _Timer(
-                self._inner(name), watcher, Part(f"timer {name}", self._meter)
-            )
+            timer = self._watched[name] = _Timer(self._inner(name), watcher, Part(f"timer {name}", self._meter))
         return timer
 
     def __getattr__(self, name: str) -> Any:
@@ -43,9 +41,7 @@ class Timers:
 
 
 class _Timer:
-    def __init__(
-        self, inner: Any, watcher: tuple[Callable[[], None], Callable[[], None]], part: Part
-    ) -> None:
+    def __init__(self, inner: Any, watcher: tuple[Callable[[], None], Callable[[], None]], part: Part) -> None:
         self._inner = inner
         self._starts, self._stops = watcher
         self._part = part

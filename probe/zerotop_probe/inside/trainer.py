@@ -23,9 +23,7 @@ class TrainerHooks:
         meter = self._probe.meter
         for name in ("evaluation_loop", "prediction_loop"):
             around(module.Trainer, name, self._evaluation_begins, self._ends, meter)
-        around(
-            module.CallbackHandler, "on_train_begin", self._training_begins, self._training_has_begun, meter
-        )
+        around(module.CallbackHandler, "on_train_begin", self._training_begins, self._training_has_begun, meter)
 
     def _evaluation_begins(self, time_ns: int, trainer: Any, args: Any, kwargs: Any) -> Span | None:
         probe, recorder = self._probe, self._probe.recorder

@@ -57,9 +57,7 @@ class Hooks:
 
     # --- construction ---------------------------------------------------------------------------------------
 
-    def _construction_begins(
-        self, time_ns: int, engine: Any, args: Any, kwargs: Any
-    ) -> tuple[Any, Span] | None:
+    def _construction_begins(self, time_ns: int, engine: Any, args: Any, kwargs: Any) -> tuple[Any, Span] | None:
         if not self._probe.wake() or self._probe.recorder is None or self._probe.recorder.inside("init"):
             return None
         self._go_on(time_ns)
@@ -133,9 +131,7 @@ class Hooks:
         if span.flags & EVAL and self._probe.guess is not None:
             self._probe.guess.forward_ended(time_ns)
 
-    def backward_begins(
-        self, time_ns: int, engine: Any, args: Any, kwargs: Any
-    ) -> tuple[Engine, Span] | None:
+    def backward_begins(self, time_ns: int, engine: Any, args: Any, kwargs: Any) -> tuple[Engine, Span] | None:
         known = self._enter(time_ns, engine, trains=True)
         if known is None or self._probe.recorder is None or self._probe.recorder.inside("backward"):
             return None

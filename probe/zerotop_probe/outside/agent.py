@@ -37,9 +37,7 @@ __all__ = [
 ]
 
 
-def launch_in_background(
-    session: str, command: Sequence[str], *, grace_s: tuple[float, float] = GRACE_S
-) -> Process:
+def launch_in_background(session: str, command: Sequence[str], *, grace_s: tuple[float, float] = GRACE_S) -> Process:
     """Starts ``command`` and its agent in sessions of their own: they survive the caller and its terminal.
 
     Returns the agent once the job runs. ``grace_s`` is the time a stopped job gets between signals, see
@@ -167,9 +165,7 @@ def _launch(
     writers = [stream.writer() for stream in streams]
     try:
         environ = jobs.environment(os.path.abspath(session), os.environ)
-        return jobs.spawn(
-            command, environ, stdout=writers[0], stderr=writers[-1], signal_mask=mask, own_session=own_session
-        )
+        return jobs.spawn(command, environ, stdout=writers[0], stderr=writers[-1], signal_mask=mask, own_session=own_session)
     except CommandError:
         for stream in streams:
             stream.close()

@@ -28,9 +28,7 @@ class Lane(threading.Thread):
     ends; the others go on.
     """
 
-    def __init__(
-        self, name: str, sampler: Sampler, *, on_error: Callable[[str, BaseException], None]
-    ) -> None:
+    def __init__(self, name: str, sampler: Sampler, *, on_error: Callable[[str, BaseException], None]) -> None:
         super().__init__(name=name, daemon=True)
         self._sampler = sampler
         self._on_error = on_error

@@ -204,8 +204,7 @@ class Device:
             self._used_before = self._used
             processes = self._ask("processes", pynvml.nvmlDeviceGetComputeRunningProcesses) or ()
             self._processes = [
-                (UNKNOWN if process.usedGpuMemory is None else process.usedGpuMemory, process.pid)
-                for process in processes
+                (UNKNOWN if process.usedGpuMemory is None else process.usedGpuMemory, process.pid) for process in processes
             ]
         return [(time_ns, used, pid, self.gpu.index) for used, pid in self._processes]
 

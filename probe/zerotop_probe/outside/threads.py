@@ -146,9 +146,7 @@ class Threads:
             read = self._all.values()
             waited += sum(self._waited_lately(thread, now_ns, elapsed_ns) for thread in read if not thread.hot)
             self._choose_hot(now_ns)
-        busy = sum(
-            2 * (thread.cpu_ns - thread.before_ns) >= thread.read_at_ns - thread.before_at_ns for thread in read
-        )
+        busy = sum(2 * (thread.cpu_ns - thread.before_ns) >= thread.read_at_ns - thread.before_at_ns for thread in read)
         return Use(waited if self._schedstat else None, busy)
 
     def _advance(self, thread: Thread, now_ns: int) -> int:

@@ -21,9 +21,7 @@ class Model(torch.nn.Module):
     def __init__(self, width):
         super().__init__()
         self.embedding = torch.nn.Embedding(VOCABULARY, width)
-        self.middle = torch.nn.Sequential(
-            torch.nn.Linear(width, width), torch.nn.GELU(), torch.nn.Linear(width, width)
-        )
+        self.middle = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU(), torch.nn.Linear(width, width))
         self.head = torch.nn.Linear(width, VOCABULARY)
 
     def forward(self, input_ids, fail=False):
@@ -79,17 +77,11 @@ def parse():
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument(
-        "--direct", action="store_true", help="loss.backward() instead of engine.backward(loss)"
-    )
+    parser.add_argument("--direct", action="store_true", help="loss.backward() instead of engine.backward(loss)")
     parser.add_argument("--evaluate-every", type=int, default=0)
     parser.add_argument("--evaluation-rows", type=int, default=4)
-    parser.add_argument(
-        "--checkpoint", help="save after half of the steps, and go back there at the end for one more"
-    )
-    parser.add_argument(
-        "--stumble", type=int, default=-1, help="the micro-step in which a forward fails and is repeated"
-    )
+    parser.add_argument("--checkpoint", help="save after half of the steps, and go back there at the end for one more")
+    parser.add_argument("--stumble", type=int, default=-1, help="the micro-step in which a forward fails and is repeated")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--torch-adam", action="store_true", help="an optimizer that needs no compiler")
     parser.add_argument("--wall-clock-breakdown", action="store_true")

@@ -84,9 +84,7 @@ def allocator_health(session: Session, cursor_ns: int, steps: NDArray[Any] | Non
     return tuple(sorted((health for health in found if health is not None), key=lambda health: health.rank))
 
 
-def of_source(
-    session: Session, source: Source, cursor_ns: int, steps: NDArray[Any] | None = None
-) -> AllocatorHealth | None:
+def of_source(session: Session, source: Source, cursor_ns: int, steps: NDArray[Any] | None = None) -> AllocatorHealth | None:
     """One rank's; None before its first reading."""
     count = source.count_known(cursor_ns)
     if not count:

@@ -103,9 +103,7 @@ def _without_processes(
     return Look(total, used, None, 0, 0, before, outside, settled)
 
 
-def _outside(
-    looks: Iterable[tuple[int, int]], allocators: Sequence[Source], cursor_ns: int
-) -> tuple[int | None, bool]:
+def _outside(looks: Iterable[tuple[int, int]], allocators: Sequence[Source], cursor_ns: int) -> tuple[int | None, bool]:
     """The job's bytes beyond its allocators', and whether it is exact. ``looks``: (unix time, job's bytes), latest first."""
     roughly = None
     for time_ns, job in looks:

@@ -142,9 +142,7 @@ class Histories:
 
     def _phases(self, rank: Rank, begin: int, end: int, ends: Ends) -> Floats:
         """For each piece the phase that the rank was in for most of it; -1 where its probe was not awake."""
-        begins, spans = (
-            self._session.table_of(table, rank.host, rank.pid, end * PIECE_NS) for table in ("begins", "spans")
-        )
+        begins, spans = (self._session.table_of(table, rank.host, rank.pid, end * PIECE_NS) for table in ("begins", "spans"))
         if begins is None:
             return np.full(end - begin, -1.0)
         grain = PIECE_NS // _GRAIN

@@ -84,9 +84,7 @@ def inventory(session: Session, process: Process, cursor_ns: int) -> Inventory |
     )
 
 
-def _looks(
-    session: Session, process: Process, engine: int, events: list[Event], cursor_ns: int
-) -> tuple[Event, Event]:
+def _looks(session: Session, process: Process, engine: int, events: list[Event], cursor_ns: int) -> tuple[Event, Event]:
     """Of one engine: the look for all that stays, and the look for gradients."""
     by_moment = {str(event.facts.get("when")): event for event in events}
     known = [by_moment[moment] for moment in (AFTER_UPDATE, BEFORE_UPDATE, INIT) if moment in by_moment] or [events[-1]]

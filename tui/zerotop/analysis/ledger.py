@@ -216,8 +216,7 @@ def _of_one(allocated: int, told: Inventory | None) -> list[Row]:
     if told is None or is_opaque(allocated, told):
         return [Row(UNATTRIBUTED, allocated, _ALLOCATOR)]
     rows = [
-        Row(name, told.device.get(name, 0), told.gradients_basis if name == GRADIENTS else told.basis)
-        for name in CATEGORIES
+        Row(name, told.device.get(name, 0), told.gradients_basis if name == GRADIENTS else told.basis) for name in CATEGORIES
     ]
     left = allocated - sum(row.bytes for row in rows)
     cublas = min(told.cublas_bytes, max(0, left))

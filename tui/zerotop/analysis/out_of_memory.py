@@ -117,9 +117,7 @@ def _of_event(
     facts = {name: value for name, value in event.facts.items() if isinstance(value, int)}
     phase = str(event.facts.get("phase") or "")
     outer = outermost(session, process, event.unix_ns, cursor_ns) or phase
-    scene = Scene(
-        process, event.unix_ns, phase, outer, facts, last_spans(session, process, event.unix_ns, cursor_ns)
-    )
+    scene = Scene(process, event.unix_ns, phase, outer, facts, last_spans(session, process, event.unix_ns, cursor_ns))
     case = _case(session, scene, CUDA, facts, said)
     return _post_mortem(session, "rank", scene, case, said, end, survived=survived, failures=failures)
 

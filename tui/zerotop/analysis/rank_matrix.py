@@ -113,9 +113,7 @@ def _count_known(process: RankSteps, cursor_ns: int) -> int:
     return bisect_right(rows["end_unix_ns"], cursor_ns)
 
 
-def _matrix(
-    processes: tuple[RankSteps, ...], counts: tuple[int, ...], columns: int, meets_in_forward: bool
-) -> RankMatrix:
+def _matrix(processes: tuple[RankSteps, ...], counts: tuple[int, ...], columns: int, meets_in_forward: bool) -> RankMatrix:
     known = [(process, count) for process, count in zip(processes, counts, strict=True) if count]
     if not known:
         return replace(NOTHING, processes=processes, counts=counts)

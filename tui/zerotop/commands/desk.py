@@ -157,4 +157,4 @@ def _job(job: FoundJob) -> RunningJob:
 
 def _with_tilde(path: Path) -> str:
     home = os.path.expanduser("~")
-    return f"~{str(path)[len(home):]}" if str(path).startswith(home + os.sep) else str(path)
+    return f"~{str(path)[len(home) :]}" if str(path).startswith(home + os.sep) else str(path)

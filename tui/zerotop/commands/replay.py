@@ -25,8 +25,6 @@ def replay(options: argparse.Namespace) -> int:
     from zerotop.ui.app import ZerotopApp
 
     source = RecordingSource(session)
-    app = ZerotopApp(
-        source, title=session.name, play_from_ns=source.begin_ns, speed=options.speed, habits=kept_habits()
-    )
+    app = ZerotopApp(source, title=session.name, play_from_ns=source.begin_ns, speed=options.speed, habits=kept_habits())
     app.run()
     return app.return_code or 0

@@ -298,9 +298,7 @@ def make_datasets(options: argparse.Namespace, args, folder: str) -> tuple:
         os.makedirs(cache, exist_ok=True)
         blocks = make_blocks(texts, tokenize_with(options.model), options.seq_length, cache)
     if len(blocks) < (2 if eval_rows else 1):
-        raise BadInput(
-            f"the text fills {len(blocks)} rows of {options.seq_length} tokens: too few to train on"
-        )
+        raise BadInput(f"the text fills {len(blocks)} rows of {options.seq_length} tokens: too few to train on")
     eval_rows = min(eval_rows, len(blocks) // 2)
     train = blocks.select(range(eval_rows, min(rows, len(blocks))))
     return train, blocks.select(range(eval_rows)) if eval_rows else None

@@ -86,9 +86,7 @@ def _search(file: BinaryIO, sections: list[_Section], names: Collection[str]) ->
     return found
 
 
-def _in_section(
-    file: BinaryIO, section: _Section, texts: _Section, names: Collection[str]
-) -> Iterator[tuple[str, int]]:
+def _in_section(file: BinaryIO, section: _Section, texts: _Section, names: Collection[str]) -> Iterator[tuple[str, int]]:
     text, table = _content(file, texts), _content(file, section)
     by_position = {position: name for name in names for position in _positions(text, name)}
     for fields in _SYMBOL.iter_unpack(table[: len(table) - len(table) % _SYMBOL.size]):

@@ -86,9 +86,7 @@ def time_ticks(begin_s: float, end_s: float, width: int, *, by_clock: bool = Fal
     first, beyond = math.ceil(begin_s / distance - 1e-9), math.floor(end_s / distance + 1e-9)
     numbers = range(first, min(beyond, first + width) + 1)
     times = [number * distance for number in numbers]
-    return [
-        (int((time - begin_s) / length * width + 1e-6), time_text(time, distance, by_clock=by_clock)) for time in times
-    ]
+    return [(int((time - begin_s) / length * width + 1e-6), time_text(time, distance, by_clock=by_clock)) for time in times]
 
 
 def time_distance(length_s: float, width: int, *, apart: int = 14) -> float:

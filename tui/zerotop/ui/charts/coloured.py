@@ -74,9 +74,7 @@ def heat_letter(canvas_is_ascii: bool, level: int) -> str:
     return (_HEAT_ASCII if canvas_is_ascii else _HEAT_PLAIN)[level]
 
 
-def _split(
-    canvas: Canvas, one: Codes, other: Codes, styles: Sequence[str], place: tuple[slice, slice], half: int
-) -> None:
+def _split(canvas: Canvas, one: Codes, other: Codes, styles: Sequence[str], place: tuple[slice, slice], half: int) -> None:
     """Colours the cells at ``place``, each divided in two by the character ``half``, which fills the first half."""
     numbers = np.array([canvas.number(style) for style in styles], np.int16)
     full = _full(canvas, styles)

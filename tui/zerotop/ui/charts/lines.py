@@ -13,9 +13,7 @@ Dots = NDArray[np.int16]
 # Braille bits of a half cell, its dots from below.
 _HALVES = ((0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08))
 # The same at 5 * (dots up to the highest) + (dots below the lowest), each 0 to 4.
-_LEFT, _RIGHT = (
-    np.array([sum(half[below:upto]) for upto in range(5) for below in range(5)], np.uint8) for half in _HALVES
-)
+_LEFT, _RIGHT = (np.array([sum(half[below:upto]) for upto in range(5) for below in range(5)], np.uint8) for half in _HALVES)
 _LETTERS = "*+ox#%@&"  # lines without braille, in the order in which they are drawn
 _APART = 24  # cells between the letters that name a line where colours cannot
 
@@ -101,5 +99,3 @@ def _name(canvas: Canvas, high: Dots, style: str, letter: str) -> None:
     for x in range(first, canvas.width, _APART):
         if high[2 * x] >= 0 or high[2 * x + 1] >= 0:
             canvas.mark(x, canvas.height - 1 - int(tops[x]), letter, style)
-
-

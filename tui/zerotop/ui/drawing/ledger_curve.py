@@ -110,8 +110,6 @@ def _words(look: Look, unit: Unit, hint: str, width: int, glyphs: Glyphs) -> Seq
     return rows
 
 
-
-
 def _time(nanoseconds: int) -> str:
     unit, each = time_unit(nanoseconds / 1e9)
     return f"{nanoseconds / 1e9 * each:.{0 if unit == 'ms' else 2}f} {unit}"

@@ -111,9 +111,7 @@ def laid_out(page: Page, found: Found, width: int, room: int, glyphs: Glyphs) ->
     return rows[first : first + room]
 
 
-def _rows_of(
-    line: Line, said: tuple[str, str], page: Page, found: Found, columns: _Columns, glyphs: Glyphs
-) -> list[Row]:
+def _rows_of(line: Line, said: tuple[str, str], page: Page, found: Found, columns: _Columns, glyphs: Glyphs) -> list[Row]:
     marked = (line.place is None or line.place == page.marked) and (page.newer or page.lines[-1].later)
     here = line.place is not None and line.place == page.here
     rows: list[Row] = []

@@ -72,7 +72,7 @@ def _columns(view: LiveView, chosen: int | None, bound: Mapping[int, Cores], gly
     def may_run_on(rank: Rank, size: int) -> Row:
         allowed = bound.get(rank.rank)
         text = cores_text(allowed) if allowed else glyphs.plain(MISSING)
-        return ((text if len(text) <= size else f"{len(allowed or ())} cores").rjust(size), "muted"),
+        return (((text if len(text) <= size else f"{len(allowed or ())} cores").rjust(size), "muted"),)
 
     def busiest(rank: Rank, size: int) -> Row:
         return (("  ", "text"), *busiest_threads(rank, size - 2, glyphs))

@@ -120,9 +120,7 @@ class RanksScreen(Watching):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("m", "metric(1)", "Metric", id="ranks.metric", tooltip="The next metric: times, memory, cores"),
-        Binding(
-            "M", "metric(-1)", "Metric before", id="ranks.metric.back", tooltip="The metric before", show=False
-        ),
+        Binding("M", "metric(-1)", "Metric before", id="ranks.metric.back", tooltip="The metric before", show=False),
         Binding("o", "order", "Order", id="ranks.order", tooltip="Outliers first, or by number"),
         Binding("up", "choose(-1)", "Rank above", id="ranks.up", tooltip="The rank above in the map", show=False),
         Binding("down", "choose(1)", "Rank below", id="ranks.down", tooltip="The rank below in the map", show=False),
