@@ -343,7 +343,7 @@ async def test_a_frame_in_which_nothing_changed_folds_nothing(monkeypatch: pytes
             raise AssertionError("folded again")
 
         monkeypatch.setattr("zerotop.analysis.waveform_source.folding", never)
-        monkeypatch.setattr("zerotop.ui.screens.iteration.draw_waveform", never)
+        monkeypatch.setattr("zerotop.ui.screens.iteration_panels.draw_waveform", never)
         for _ in range(3):
             screen.app.draw()
             await asyncio.sleep(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -17,23 +16,20 @@ from zerotop.session.headers import SessionError
 from zerotop.session.packing import SUFFIX
 from zerotop.ui.drawing.footer import Key
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.rows import Row, filled
-from zerotop.ui.drawing.waveform import Shown, draw_nothing, draw_waveform, lanes_hidden
-from zerotop.ui.drawing.waveform_copy import phases_text, waveform_text
-from zerotop.ui.drawing.waveform_samples import draw_samples, rows_wanted
-from zerotop.ui.drawing.waveform_table import FULL_WIDTH, draw_phases, lines
+from zerotop.ui.drawing.waveform import lanes_hidden
+from zerotop.ui.drawing.waveform_samples import rows_wanted
+from zerotop.ui.drawing.waveform_table import FULL_WIDTH, lines
 from zerotop.ui.frame import Frame
 from zerotop.ui.layout import GAP, Box
 from zerotop.ui.ports import Source
 from zerotop.ui.screens.beside import BesideDialog
 from zerotop.ui.screens.iteration_model import Folding
+from zerotop.ui.screens.iteration_panels import Phases, Samples, Waves
 from zerotop.ui.screens.watching import Watching
-from zerotop.ui.units import chosen
 from zerotop.ui.widgets.drawn import Drawn
 
 _BESIDE_FROM = 82  # from this width of the chart on the table is beside it
 _LEAST_CHART = 9  # rows
-_SLICE_S, _PAUSE_S = 0.012, 0.001  # of folding
 
 
 class IterationScreen(Watching):
@@ -98,28 +94,12 @@ class IterationScreen(Watching):
 
     def __init__(self, glyphs: Glyphs, source: Source) -> None:
         super().__init__(glyphs, source)
-        self.folding = Folding(source)
-
-    def watch_frame(self) -> None:
-        super().watch_frame()
-        if self.folding.busy:
-            self.call_later(self._fold_on)
-
-    async def _fold_on(self) -> None:
-        """Folds for a slice of time; keys have their turn before the next one."""
-        # What is called later is called without a pause between: keys would wait in the terminal's thread.
-        await asyncio.sleep(_PAUSE_S)
-        if self.folding.busy:
-            self.folding.go_on(_SLICE_S)
-            if self.folding.busy:
-                self.call_later(self._fold_on)
-            else:
-                self._again()
+        self.folding = self.long_work = Folding(source)
 
     def pin(self, fold: WaveformFold | None, name: str = "") -> None:
         """Lays a fold, of another session too, behind those that are shown; None takes it away."""
         self.folding.pin(fold, name)
-        self._again()
+        self.again()
 
     def panels(self) -> Iterable[Drawn]:
         yield Waves(self.glyphs, self.folding, id="waves")
@@ -171,12 +151,12 @@ class IterationScreen(Watching):
         if why_not:
             self.notify(why_not, timeout=3)
         else:
-            self._again()
+            self.again()
 
     def action_pin(self) -> None:
         if not self.folding.toggle_pin():
             self.notify("There is nothing to pin yet.", timeout=2)
-        self._again()
+        self.again()
 
     def action_beside(self) -> None:
         """Lets the user choose the recording whose iteration to lay behind this one's."""
@@ -201,25 +181,20 @@ class IterationScreen(Watching):
 
     def action_lane(self) -> None:
         self.folding.next_lane()
-        self._again()
+        self.again()
 
     def action_every_rank(self) -> None:
         self.folding.choose(every_rank=not self.folding.every_rank)
-        self._again()
+        self.again()
 
     async def action_rank(self, number: int) -> None:
         """The first press looks at the rank that is chosen, further ones at others."""
         if self.folding.every_rank:
             self.folding.choose(every_rank=False)
-            self._again()
+            self.again()
         else:
             self.folding.scales.forget()
             await self.run_action(f"app.choose_rank({number})")
-
-    def _again(self) -> None:
-        """Draws the same frame in another way."""
-        if self.frame is not None:
-            self.frame = self.frame
 
 
 def _beside(fold: WaveformFold, room: Box, count: int) -> dict[str, Box]:
@@ -231,91 +206,3 @@ def _beside(fold: WaveformFold, room: Box, count: int) -> dict[str, Box]:
         "phases": Box(room.x, room.y, room.width, count),
         "samples": Box(room.x, room.y + count + 1, room.width, below),
     }
-
-
-class _Kept(Drawn, can_focus=True):
-    """A panel that draws only what is another picture than the last one."""
-
-    def __init__(self, glyphs: Glyphs, folding: Folding, *, id: str) -> None:
-        super().__init__(glyphs, id=id)
-        self.folding = folding
-        self._of: tuple[object, ...] = ()
-
-    def _drawn_of(self, *what: object) -> bool:
-        """Whether the rows are already of this, which must be compared by identity."""
-        same = len(what) == len(self._of) and all(one is two or one == two for one, two in zip(what, self._of, strict=True))
-        self._of = what
-        return same and bool(self._rows)
-
-    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        shown = self.folding.shown(frame)
-        if shown is None:
-            self._of = ()
-            return self.nothing(frame, width, height)
-        kept = self._drawn_of(shown, width, height, self.has_focus, chosen())
-        return self._rows if kept else self.picture(shown, width, height)
-
-    def nothing(self, frame: Frame, width: int, height: int) -> list[Row]:
-        """Where there is nothing to fold."""
-        return [filled((), width, self.glyphs)] * height
-
-    @abstractmethod
-    def picture(self, shown: Shown, width: int, height: int) -> list[Row]:
-        """What it is of."""
-
-
-class Waves(_Kept):
-    """The folded iteration."""
-
-    def nothing(self, frame: Frame, width: int, height: int) -> list[Row]:
-        return draw_nothing(_missing(self.folding, frame), width, height, self.glyphs, focused=self.has_focus)
-
-    def picture(self, shown: Shown, width: int, height: int) -> list[Row]:
-        return draw_waveform(shown, width, height, self.glyphs, self.folding.scales, focused=self.has_focus)
-
-    def copyable(self) -> str:
-        """The curves."""
-        shown = self.folding.shown(self.frame) if self.frame is not None else None
-        return waveform_text(shown.fold) if shown is not None else ""
-
-
-class Phases(_Kept):
-    """Its phases as a table."""
-
-    def picture(self, shown: Shown, width: int, height: int) -> list[Row]:
-        return draw_phases(shown.fold, shown.pinned, width, height, self.glyphs, focused=self.has_focus)
-
-    def copyable(self) -> str:
-        """All rows, not only those that there is room for."""
-        shown = self.folding.shown(self.frame) if self.frame is not None else None
-        return phases_text(shown.fold, shown.pinned) if shown is not None else ""
-
-
-class Samples(_Kept):
-    """What it rests on."""
-
-    def picture(self, shown: Shown, width: int, height: int) -> list[Row]:
-        return draw_samples(shown.fold, width, height, self.glyphs, focused=self.has_focus)
-
-
-def _missing(folding: Folding, frame: Frame) -> tuple[tuple[str, str], ...]:
-    """Why there is nothing to fold, and how to get it."""
-    if folding.busy:
-        return (("Folding iterations.", "muted"),)
-    if folding.waveforms.known(frame.view.cursor_ns):
-        return (
-            ("No iteration is finished yet.", "text"),
-            ("The first ones are folded as soon as they are: GPUs, cores, power and memory over their phases.", "muted"),
-        )
-    pid = next((rank.pid for rank in frame.view.ranks if rank.alive), None)
-    if not frame.view.ranks:
-        return (
-            ("No rank has made its engine yet.", "text"),
-            ("Iterations are folded when the first ones are finished.", "muted"),
-        )
-    command = f"zerotop attach {pid} --enter" if pid is not None else "zerotop run -- COMMAND"
-    return (
-        ("Where an iteration begins and ends is known only inside the ranks, and nothing was recorded there.", "text"),
-        (f"To see its phases: {command}", "value"),
-        ("A job that zerotop launches (zerotop run) has this from the start.", "muted"),
-    )

@@ -211,7 +211,7 @@ class MemoryScreen(Watching):
         """From a GPU's memory to the host's, and back."""
         if self.frame is not None:
             self.model.switch(self.model.view(self.frame))
-            self.frame = self.frame
+            self.again()
 
 
 def places(room: Box, view: MemoryView, *, host: bool) -> dict[str, Box]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
@@ -25,7 +24,6 @@ from zerotop.ui.units import chosen
 from zerotop.ui.widgets.drawn import Drawn
 
 TABLE_WIDTH = 46
-_SLICE_S, _PAUSE_S = 0.012, 0.001  # of looking up
 _TABLE_ROWS = 12
 _AROUND_MAP = 4  # rows of title, sentence and steps
 _BESIDE_FROM = 100  # cells from which on the table stands beside the map
@@ -129,22 +127,7 @@ class RanksScreen(Watching):
 
     def __init__(self, glyphs: Glyphs, source: Source) -> None:
         super().__init__(glyphs, source)
-        self.ranking = Ranking(source)
-
-    def watch_frame(self) -> None:
-        super().watch_frame()
-        if self.ranking.busy:
-            self.call_later(self._look_on)
-
-    async def _look_on(self) -> None:
-        """Looks up what is shown for a slice of time; keys have their turn before the next one."""
-        await asyncio.sleep(_PAUSE_S)
-        if self.ranking.busy:
-            self.ranking.go_on(_SLICE_S)
-            if self.ranking.busy:
-                self.call_later(self._look_on)
-            else:
-                self._look_again()
+        self.ranking = self.long_work = Ranking(source)
 
     def panels(self) -> Iterable[Drawn]:
         yield RankMap(self.glyphs, self.ranking, id="rank-map")
@@ -176,17 +159,13 @@ class RanksScreen(Watching):
             Key("z", "zoom", "screen.zoom", 2),
         )
 
-    def _look_again(self) -> None:
-        """Draws the same frame with what was set."""
-        self.frame = self.frame
-
     def action_metric(self, number: int) -> None:
         self.ranking.turn(number)
-        self._look_again()
+        self.again()
 
     def action_order(self) -> None:
         self.ranking.by_number = not self.ranking.by_number
-        self._look_again()
+        self.again()
 
     async def action_choose(self, number: int) -> None:
         if self.frame is not None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -25,6 +26,19 @@ from zerotop.ui.widgets import panels
 from zerotop.ui.widgets.body import Panels
 from zerotop.ui.widgets.drawn import Drawn, Painted
 from zerotop.ui.widgets.pen import Pen
+
+_SLICE_S, _PAUSE_S = 0.012, 0.001  # of long work
+
+
+class LongWork(Protocol):
+    """What a screen shows that may take longer to find than keys may wait."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is not all there yet."""
+
+    def go_on(self, most_s: float) -> None:
+        """Works for about so long."""
 
 
 class Watching(Screen[None]):
@@ -77,6 +91,8 @@ class Watching(Screen[None]):
         self.source = source
         self._drawn: list[Drawn] = []
         self._body = Panels()
+        self.long_work: LongWork | None = None
+        self._working = False
         self._ground: tuple[object, ...] = ()  # for which its styles were looked up
         # A terminal of ASCII gets its text filtered, which is the compositor's.
         self._pen = Pen(self, (Painted, Panels)) if glyphs.name != "ascii" else None
@@ -144,6 +160,28 @@ class Watching(Screen[None]):
                 panel.renew()
         if self._pen is not None:
             self._pen.lift()
+        self._work_on()
+
+    def _work_on(self) -> None:
+        if not self._working and self.long_work is not None and self.long_work.busy:
+            self._working = True
+            self.call_later(self._work_a_slice)
+
+    async def _work_a_slice(self) -> None:
+        """Keys have their turn before the next one."""
+        # What is called later is called without a pause between: keys would wait in the terminal's thread.
+        await asyncio.sleep(_PAUSE_S)
+        self._working = False
+        if self.long_work is not None and self.long_work.busy:
+            self.long_work.go_on(_SLICE_S)
+            if not self.long_work.busy:
+                self.again()
+        self._work_on()
+
+    def again(self) -> None:
+        """Draws the same frame in another way."""
+        if self.frame is not None:
+            self.frame = self.frame
 
     def watch_zoomed(self) -> None:
         self._arrange()
