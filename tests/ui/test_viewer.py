@@ -136,6 +136,20 @@ def test_times(clock: Clock) -> None:
     assert watched.playhead.following
 
 
+def test_a_chosen_rank_stays_where_no_ranks_are_known_yet(clock: Clock) -> None:
+    watched = viewer(clock)
+    watched.frame()
+    watched.set_rank(2)
+    watched.go_to_share(0.0)
+    assert not watched.frame().view.ranks
+    watched.choose_rank(1)
+    assert watched.frame().rank == 2
+    watched.follow()
+    watched.frame()
+    watched.choose_rank(1)
+    assert watched.frame().rank == 3
+
+
 def test_frames_each_second(clock: Clock) -> None:
     watched = viewer(clock)
     for _ in range(20):

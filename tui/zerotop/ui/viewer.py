@@ -125,7 +125,7 @@ class Viewer:
         """The rank so many places further on among those there are; it stays within them."""
         ranks = sorted(rank.rank for rank in self._view.ranks) if self._view is not None else []
         shown = self._rank_shown()
-        if shown is not None:
+        if shown in ranks:  # before the first sample there are none, and what was chosen stays
             self._rank = ranks[max(0, min(len(ranks) - 1, ranks.index(shown) + number))]
 
     def set_rank(self, rank: int) -> None:
