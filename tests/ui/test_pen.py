@@ -14,6 +14,7 @@ from paper import Paper
 from zerotop.ui.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.drawing.rows import Row
+from zerotop.ui.widgets.drawn import Drawn
 from zerotop.ui.widgets.pen import Pen, Written, changes
 
 WIDTH = 40
@@ -98,3 +99,18 @@ async def test_what_lies_over_a_panel_is_not_written_over(monkeypatch: pytest.Mo
 
 def lines_of(app: ZerotopApp) -> list[str]:
     return [strip.text for strip in app.screen._compositor.render_strips()]
+
+
+async def test_a_panel_that_loses_the_focus_as_the_program_ends_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = ZerotopApp(FakeSource(offload_story(), lambda: 60.0), glyphs=BLOCKS)
+    async with app.run_test() as pilot:
+        await pilot.press("tab")
+        panel = app.screen.focused
+        assert isinstance(panel, Drawn)
+        before = panel.drawn_text()
+        with monkeypatch.context() as ending:
+            ending.setitem(app._screen_stacks, app.current_mode, [])
+            app.viewer.go_to_seconds(40)
+            panel.frame = app.viewer.frame()
+            panel.on_blur()
+        assert panel.drawn_text() != before

@@ -53,7 +53,8 @@ class Pen:
     def reaches(self, widget: Widget, region: Region) -> bool:
         """Whether that widget is seen, all of it, where it is to be, and nothing is over it."""
         screen, app = self._screen, self._screen.app
-        if app.screen is not screen or app._batch_count or app.is_inline:
+        # While the program ends there are no screens, and panels still hear that they lost the focus.
+        if app._screen_stack[-1:] != [screen] or app._batch_count or app.is_inline:
             return False
         visible = screen._compositor.visible_widgets
         if self._seen is not visible:
