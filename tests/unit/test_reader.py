@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from zerotop.session import folder as folders
+from zerotop.session.mapping import room_in
 from zerotop.session.reader import Session, SessionError
 from zerotop_probe.recording import directory, tables
 from zerotop_probe.recording.writer import EventWriter, Identity, RecordWriter
 
+MOST_OPEN = 48
 WHO = Identity("rank", 0, "node1", 100, 1, "")
 
 
@@ -80,6 +85,53 @@ def test_growing(tmp_path: Path) -> None:
     assert [source.count_known(source.offset_ns + time) for time in (0, 1, 2, 3)] == [0, 1, 2, 2]
     for writer in (first, second, events):
         writer.close()
+
+
+@pytest.mark.parametrize("room", [0, 100, 1 << 17])
+def test_growing_within_what_is_mapped_and_beyond(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    monkeypatch.setattr(folders, "room_in", lambda path: room)
+    folder, written = make(tmp_path), [1]
+    writer = probe(folder, 1)
+    session = Session.open(folder)
+    (source,) = session.sources["probe"]
+    first, begin = source.array, source.array.ctypes.data
+    for count in (1, 2, 30, 10_000, 1):
+        for _ in range(count):
+            written.append(len(written))
+            writer.write(written[-1], 1, 2, 0, 0)
+        assert session.refresh()
+        assert times(session) == [written]
+        if len(written) < 30:
+            assert (source.array.ctypes.data == begin) == ((len(written) - 1) * tables.PROBE.layout.size <= room)
+    assert first["time_ns"].tolist() == [1]
+    assert not session.refresh()
+    writer.close()
+
+
+def test_a_file_that_takes_the_name_of_another_is_read_instead_once_it_has_more(tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    assert room_in(str(folder)) > 0  # else nothing is mapped before it is there
+    probe(folder, 1, 2, 3).close()
+    (path,) = folder.glob("*.rec")
+    data, size = path.read_bytes(), tables.PROBE.layout.size
+    session = Session.open(folder)
+    for fewer, expected in ((2, [1, 2, 3]), (-2, [1, 2, 3, 3, 3]), (-1, [1, 2, 3, 3, 3]), (-4, [1, 2, 3, *[3] * 4])):
+        other = tmp_path / "other"
+        other.write_bytes(data[: len(data) - fewer * size] if fewer > 0 else data + data[-size:] * -fewer)
+        other.replace(path)
+        session.refresh()
+        assert times(session) == [expected]
+
+
+def test_more_tables_than_files_may_be_open(tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    for rank in range(80):
+        probe(folder, rank, who=WHO._replace(rank=rank)).close()
+    most = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({MOST_OPEN}, {MOST_OPEN}))"
+    sums = "sum(int(source.array['time_ns'].sum()) for source in Session.open(Path(sys.argv[1])).sources['probe'])"
+    program = f"import sys; from pathlib import Path; from zerotop.session.reader import Session; {most}; print({sums})"
+    done = subprocess.run([sys.executable, "-c", program, folder], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == [str(sum(range(80)))]
 
 
 def test_what_was_given_back_is_read_again(tmp_path: Path) -> None:

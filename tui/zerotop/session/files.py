@@ -47,28 +47,32 @@ class Source:
         self.offset_ns = offset_ns
         self.born_ns = int(header["clock"]["monotonic_ns"]) + offset_ns
         """When the file was made, in unix time."""
+        self._name = name
         self._data_offset = data_offset
         self._dtype = _dtype(header, name)
-        self.array: NDArray[Any] = np.empty(0, self._dtype)
         self._bytes: NDArray[np.uint8] | bytes = b""
         self._known = TABLES[self.table].known
-        self._times: NDArray[np.int64] = self.array[self._known]
+        self._room: NDArray[Any] = np.empty(0, self._dtype)  # all that can be mapped without mapping it anew
+        self._room_times: NDArray[np.int64] = self._room[self._known]
+        self.array: NDArray[Any] = self._room
+        self._times = self._room_times
         self._last_ns: int | None = None  # the last of the times, once it was asked for
         self.refresh()
 
     def refresh(self) -> bool:
-        """Maps what has been added since. True when there was a whole record more."""
+        """Takes in what has been added since. True when there was a whole record more."""
         try:
-            # The folder may be gone; what is mapped stays readable.
-            count = max(0, self._folder.size(self.path.name) - self._data_offset) // self._dtype.itemsize
-            if count <= len(self.array):
-                return False
-            size = self._data_offset + count * self._dtype.itemsize
-            self._bytes = self._folder.view(self.path.name, size)
-        except (OSError, ValueError):
+            size, found = self._folder.view(self._name)
+        except OSError:  # the folder may be gone; what is mapped stays readable
             return False
-        self.array = np.frombuffer(self._bytes, self._dtype, count, self._data_offset)
-        self._times, self._last_ns = self.array[self._known], None
+        count = max(0, size - self._data_offset) // self._dtype.itemsize
+        if count <= len(self.array):
+            return False
+        if found is not self._bytes:
+            self._bytes, room = found, (len(found) - self._data_offset) // self._dtype.itemsize
+            self._room = np.frombuffer(found, self._dtype, room, self._data_offset)
+            self._room_times = self._room[self._known]
+        self.array, self._times, self._last_ns = self._room[:count], self._room_times[:count], None
         return True
 
     def release(self) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.mapping import mapped
+from zerotop.session.mapping import Mapped, mapped, room_in
 
 # A header line longer than this is not one of ours.
 _LONGEST_HEADER = 1 << 20
@@ -31,14 +31,17 @@ class Folder(Protocol):
     def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
         """These bytes, or as many of them as there are."""
 
-    def view(self, name: str, size: int) -> NDArray[np.uint8] | bytes:
-        """The first ``size`` bytes, not copied. Raises ValueError where there are fewer."""
+    def view(self, name: str) -> tuple[int, NDArray[np.uint8] | bytes]:
+        """How many bytes there are now, and they, not copied; the same object as before where they lie in it.
+
+        It may be longer than the file: what lies behind is not to be looked at.
+        """
 
 
 class Directory:
     """A session directory, as it is on disk at each moment.
 
-    A live screen asks for the size of every file five times a second, so this makes no paths and no file objects.
+    A live screen asks for every file five times a second, so this makes no paths and no file objects.
     """
 
     grows = True
@@ -46,6 +49,8 @@ class Directory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._prefix = os.path.join(path, "")
+        self._room = room_in(self._prefix)
+        self._mapped: dict[str, Mapped] = {}
 
     def names(self) -> list[str]:
         """All files."""
@@ -61,9 +66,13 @@ class Directory:
             file.seek(begin)
             return file.read(-1 if end is None else max(0, end - begin))
 
-    def view(self, name: str, size: int) -> NDArray[np.uint8]:
-        """The first bytes, mapped."""
-        return mapped(self._prefix + name, size)
+    def view(self, name: str) -> tuple[int, NDArray[np.uint8]]:
+        """How many bytes there are now, and they, mapped."""
+        status, known = os.stat(self._prefix + name), self._mapped.get(name)
+        if known is not None and known.holds(status):
+            return status.st_size, known.array
+        known = self._mapped[name] = mapped(self._prefix + name, self._room)
+        return known.size, known.array
 
 
 class Unpacked:
@@ -87,11 +96,9 @@ class Unpacked:
         """These bytes, or as many of them as there are."""
         return self._file(name)[begin:end]
 
-    def view(self, name: str, size: int) -> bytes:
-        """The file itself. Raises ValueError where it is shorter."""
-        if size > self.size(name):
-            raise ValueError(f"{name} is shorter than {size} bytes")
-        return self._file(name)
+    def view(self, name: str) -> tuple[int, bytes]:
+        """A file's bytes and how many."""
+        return self.size(name), self._file(name)
 
     def _file(self, name: str) -> bytes:
         try:

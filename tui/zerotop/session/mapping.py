@@ -1,7 +1,8 @@
-"""Files mapped into memory without a descriptor for each.
+"""Files mapped into memory: without a descriptor for each, and with room for what will be added.
 
 ``mmap.mmap`` keeps the file open for as long as it is mapped (until Python 3.13 always): a recording of 1,024 ranks has more
-files than a shell's usual limit of 1,024 lets a process open.
+files than a shell's usual limit of 1,024 lets a process open. And it maps no more than there is: each of those files would
+be opened and mapped anew at every look, which took a quarter of it.
 """
 
 from __future__ import annotations
@@ -9,17 +10,23 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+_ROOM = 1 << 17  # bytes mapped behind a file's end: of a rank's table minutes
+# File systems that show in a mapping what is added to its file, by the types of linux/magic.h: ext, XFS, tmpfs, Btrfs,
+# overlay, ZFS. Others, NFS above all, look for what other nodes have added when a file is mapped, and only then.
+_COHERENT = {0xEF53, 0x58465342, 0x01021994, 0x9123683E, 0x794C7630, 0x2FC12FC1}
+_STATFS_WORDS = 64  # more than it has anywhere, the type first
 _FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_int64)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.statfs.argtypes = (ctypes.c_char_p, ctypes.c_void_p)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
@@ -41,18 +48,34 @@ class _Mapping:
             munmap(self._address, self._size)
 
 
-def mapped(path: str, size: int) -> NDArray[np.uint8]:
-    """The first ``size`` bytes of a file, read-only: what is not looked at costs nothing, what is removed stays readable.
+class Mapped(NamedTuple):
+    """A file that was mapped, read-only: what is not looked at costs nothing, what is removed stays readable."""
 
-    Raises OSError where it cannot be opened or mapped, ValueError where it is shorter.
-    """
+    device: int
+    inode: int
+    size: int  # when it was
+    array: NDArray[np.uint8]  # with room: a look behind the file's end would end this process
+
+    def holds(self, status: os.stat_result) -> bool:
+        """Whether it is the file of this status, not one that had its name before, and all of it lies within."""
+        return (self.device, self.inode) == (status.st_dev, status.st_ino) and status.st_size <= len(self.array)
+
+
+def mapped(path: str, room: int = 0) -> Mapped:
+    """Maps a file and so many bytes more. Raises OSError where it cannot be opened or mapped."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        if os.fstat(descriptor).st_size < size:
-            raise ValueError(f"{path} is shorter than {size} bytes")  # a look behind its end would end this process
-        return np.asarray(_Mapping(descriptor, size))
+        status = os.fstat(descriptor)
+        array = np.asarray(_Mapping(descriptor, status.st_size + room))
+        return Mapped(status.st_dev, status.st_ino, status.st_size, array)
     finally:
         os.close(descriptor)
+
+
+def room_in(folder: str) -> int:
+    """How many bytes to map behind the ends of files there: none where what is added would not be seen in them."""
+    told = (ctypes.c_long * _STATFS_WORDS)()
+    return _ROOM if _libc.statfs(os.fsencode(folder), told) == 0 and told[0] in _COHERENT else 0
 
 
 def release(array: NDArray[np.uint8]) -> None:
