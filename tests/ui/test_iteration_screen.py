@@ -16,8 +16,9 @@ from textual.widgets import Input, OptionList
 import recordings
 import screens
 from fake_source import failed_story, many_story, offload_story
+from settling import until
 from small_recording import BEGIN_NS, S, identity, record, write
-from watching import Watch, until
+from watching import Watch
 from zerotop.analysis.source import RecordingSource
 from zerotop.analysis.waveform_source import Waveforms
 from zerotop.session.reader import Session
@@ -295,6 +296,16 @@ def test_lanes_share_the_room() -> None:
     assert heights(3, 5) == [3]
     assert heights(1, 5) == []
     assert heights(91, 2) == [46, 45]
+
+
+def test_small_changes_keep_their_decimals() -> None:
+    one, other = fold_of("held-clean-z0"), fold_of("unseen-clean")
+    assert one.iteration_s < 0.1  # so it is told to a tenth of a millisecond
+    rows = [row_text(row) for row in draw_phases(one, other, 90, 8, BLOCKS)]
+    heading = rows[0].index("change") + len("change")
+    changes = [row[heading - 7 : heading].strip() for row in rows if row.startswith(("■", "iteration"))]
+    assert changes
+    assert all(re.fullmatch(r"[+−]?\d+\.\d|–", change) for change in changes), changes
 
 
 def test_phases_within_others_give_way_first() -> None:

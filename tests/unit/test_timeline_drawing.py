@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -148,6 +149,16 @@ def test_a_range_says_what_it_holds() -> None:
         assert word in last
     narrow = look.rows(80, 18)[-1]
     assert narrow.startswith("[ 5.00 s ]  2 steps")
+
+
+def test_small_figures_of_a_range_keep_their_decimals() -> None:
+    look = Look("held-clean-z0")
+    picture = look.picture(200, 40)
+    look.view.select(0, picture.cells * picture.cell_ns)
+    last = look.rows(200, 40)[-1]
+    assert re.search(r"cores \d\.\d\d max \d\.\d\d  iteration \d\d\.\d max \d+\.\d ms  RSS 0\.\d\d max 0\.\d\d GiB", last), (
+        last
+    )
 
 
 def test_without_a_gpu() -> None:

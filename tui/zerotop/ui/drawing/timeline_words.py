@@ -14,7 +14,7 @@ from zerotop.ui.drawing.rows import Row, both_ends, choose, filled, spaced
 from zerotop.ui.drawing.timeline_charts import host_fits
 from zerotop.ui.drawing.timeline_picture import Picture
 from zerotop.ui.drawing.words import phase_style, phase_word
-from zerotop.ui.format import clock, decimals_for, fixed, known, share, significant
+from zerotop.ui.format import clock, decimals_for, fixed, known, share, significant, time_unit
 from zerotop.ui.units import giga
 from zerotop_probe.recording.tables import PHASES
 
@@ -145,10 +145,10 @@ def _figures(picture: Picture, summary: Summary, glyphs: Glyphs) -> list[tuple[i
         part = (swatch(phase_style(name), glyphs), phase_style(name)), (f" {phase_word(name, glyphs)} ", "muted")
         amount = f"{glyphs.plain(duration(summary.phase_s[name] * 1e9))} {share(summary.phase_s[name] / all_s)}"
         found.append((_OF_PHASES[place], (*part, (amount, "value"))))
-    for importance, name, label, factor, unit in _figures_told():
+    for importance, name, label, factor, unit in _figures_told(summary.highest.get("iteration", 0.0)):
         if name in summary.mean:
             mean, most = summary.mean[name] * factor, summary.highest[name] * factor
-            texts = [fixed(value, decimals_for(most), 1) for value in (mean, most)]
+            texts = [f"{value:.{decimals_for(most)}f}" for value in (mean, most)]
             words: Row = ((f"{glyphs.plain(label)} ", "muted"), (texts[0], "value"), (" max ", "muted"))
             found.append((importance, (*words, (texts[1] + unit, "value"))))
     return found
@@ -157,15 +157,16 @@ def _figures(picture: Picture, summary: Summary, glyphs: Glyphs) -> list[tuple[i
 _OF_PHASES = (87, 83, 70, 50, 35, 20)  # importance of the time in the longest phase, in the second one, and so on
 
 
-def _figures_told() -> tuple[tuple[int, str, str, float, str], ...]:
-    """(importance, name, label, how many of its unit are one in SI, unit)."""
+def _figures_told(longest_s: float) -> tuple[tuple[int, str, str, float, str], ...]:
+    """(importance, name, label, how many of its unit are one in SI, unit). ``longest_s``: of the iterations."""
     memory = 1 / giga().bytes, f" {giga().name}"
+    time, each = time_unit(longest_s)
     return (
         (88, "utilization", "GPU", 100, " %"),
         (86, "all_cores", "cores", 1, ""),
         (84, "allocated", "alloc", *memory),
         (56, "process", "process", *memory),
-        (54, "iteration", "iteration", 1, " s"),
+        (54, "iteration", "iteration", each, f" {time}"),
         (45, "sent", "PCIe ↑", 1e-9, " GB/s"),
         (43, "received", "↓", 1e-9, " GB/s"),
         (40, "power", "power", 1, " W"),

@@ -91,7 +91,7 @@ def _columns(fold: WaveformFold, pinned: bool, unit: str, factor: float, glyphs:
             return figure(math.nan)
         least = 0.5 * 10.0**-decimals
         sign = "+" if more * factor >= least else glyphs.minus if more * factor <= -least else " "
-        return (((sign + fixed(abs(more) * factor, decimals, 1)).rjust(_FIGURE), "value" if sign != " " else "muted"),)
+        return ((f"{sign}{abs(more) * factor:.{decimals}f}".rjust(_FIGURE), "value" if sign != " " else "muted"),)
 
     def cores(line: Line) -> Row:
         return ((glyphs.plain(fixed(line.cores, 1, 6)), "text" if not math.isnan(line.cores) else "muted"),)
