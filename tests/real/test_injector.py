@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from agents import wait_for
 from zerotop_probe.outside.attaching.injector import Planted, State, plant
-from zerotop_probe.outside.attaching.target import ASKED_FROM, examine
+from zerotop_probe.outside.attaching.target import ASKED_FROM, CannotEnter, examine, read_status
 from zerotop_probe.outside.proc import Process
 
 pytestmark = [
@@ -59,6 +60,14 @@ harmed = 0
 while not select.select([0], [], [], 0)[0]: harmed += intact(10_000_000) != 0
 print(harmed, flush=True)
 """
+# Starts a program whose input nobody writes to yet: meanwhile the kernel neither returns nor stops for anybody.
+IN_THE_KERNEL = """
+import os
+print("ready", flush=True)
+os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, FIFO, os.O_RDONLY, 0)])
+print("back", flush=True)
+while True: pass
+"""
 
 
 @contextmanager
@@ -95,6 +104,29 @@ def test_a_sleep_ends_when_it_would_have(way: str) -> None:
             plant(examine(found), "pass")
         assert process.stdout is not None
         assert SLEEP_S - 0.1 < float(process.stdout.readline()) < SLEEP_S + 1
+
+
+def test_one_that_did_not_stop_in_time_is_let_go(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with at_work(IN_THE_KERNEL.replace("FIFO", repr(str(fifo)))) as (process, found):
+        wait_for(lambda: state_of(found) == "D")
+        with pytest.raises(CannotEnter, match="does not come to a stop"):
+            plant(examine(found), "raise SystemExit")
+        wait_for(lambda: read_status(found.pid)["TracerPid"] == "0")
+
+        fifo.open("w").close()
+        assert process.stdout is not None
+        assert process.stdout.readline() == "back\n"
+        wait_until_done(plant(examine(found), "pass"))
+
+
+def test_one_that_ended_after_it_was_looked_at() -> None:
+    with at_work("print('ready', flush=True); input()") as (process, found):
+        target = examine(found)
+        process.communicate("")
+        with pytest.raises(CannotEnter, match="has ended"):
+            plant(target, "pass")
 
 
 def test_wide_registers_are_what_they_were() -> None:

@@ -20,10 +20,11 @@ import signal
 import struct
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from zerotop_probe.outside.attaching.target import CannotEnter, Entrance, Target, read_memory, why_forbidden, why_not_up
-from zerotop_probe.outside.attaching.tracing import DidNotStop, Held, is_one, punctual, still_there, write
+from zerotop_probe.outside.attaching.tracing import Held, is_one, punctual, still_there, write
 from zerotop_probe.outside.proc import Process
 
 _PAGE = 4096
@@ -65,14 +66,16 @@ def plant(target: Target, text: str) -> Planted:
     began_s = time.monotonic()
     code = text.encode() + b"\0"
     size = -(-(_TEXT + len(code) + _STACK) // _PAGE) * _PAGE
-    with _undisturbed(), punctual():
+    # In a thread of its own: when that ends the kernel lets go of a process that could not be stopped, as one that is in a
+    # long call of the kernel. It would otherwise stop at the call's end, and stay so for as long as we live.
+    with _undisturbed(), ThreadPoolExecutor(1) as thread:
         try:
-            address, held = _plant_held(target, code, size)
+            address, held = thread.submit(_plant_held, target, code, size).result()
         except PermissionError as error:
             raise CannotEnter(why_forbidden(target.process.pid)) from error
-        except ProcessLookupError as error:
+        except (ProcessLookupError, FileNotFoundError) as error:
             raise CannotEnter(f"Process {target.process.pid} has ended.") from error
-        except (DidNotStop, ChildProcessError) as error:
+        except OSError as error:
             raise CannotEnter(f"{error}: it goes on untouched, try again later.") from error
     return Planted(target.process, address, held.stopped_s, held.cpu_s, time.monotonic() - began_s)
 
@@ -91,6 +94,7 @@ def _undisturbed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
+@punctual()
 def _plant_held(target: Target, code: bytes, size: int) -> tuple[int, Held]:
     pid, entrance = target.process.pid, target.entrance
     if entrance is None:

@@ -111,10 +111,13 @@ def punctual() -> Iterator[None]:
 
 
 class Held:
-    """One thread, stopped from the end of ``__init__`` to :meth:`release`. All calls come from one thread of ours."""
+    """One thread, stopped from the end of ``__init__`` to :meth:`release`.
+
+    All calls come from one thread of ours, which ends soon after: only then does the kernel let go of one that did not stop.
+    """
 
     def __init__(self, pid: int, machine: Machine, *, patience_s: float, same: Callable[[], bool] = lambda: True) -> None:
-        """Stops it. Raises PermissionError, ProcessLookupError; DidNotStop, and then it goes on as before.
+        """Stops it. Raises PermissionError, ProcessLookupError; DidNotStop, and then it goes on as before, see above.
 
         ``same``: whether the number still means the process that is meant. When we ask it can no longer be reused.
         """
@@ -278,5 +281,5 @@ class Held:
         try:
             _ptrace(_DETACH, self.pid)
         except ProcessLookupError:
-            # It has ended; or it does not stop at all, and the kernel lets it go when we end.
+            # It has ended; or it does not stop at all, and the kernel lets it go when our thread ends.
             return
