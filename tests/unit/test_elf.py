@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from pathlib import Path
 
@@ -10,11 +11,7 @@ import pytest
 from zerotop_probe.outside.attaching import elf
 
 
-@pytest.mark.parametrize(("number", "name"), [(62, "x86_64"), (183, "aarch64"), (243, "243")])
-@pytest.mark.parametrize(("kind", "movable", "value"), [(3, True, 0x2234), (2, False, 0x402234)])
-def test_a_symbol_of_a_file_for_any_machine(
-    tmp_path: Path, number: int, name: str, kind: int, movable: bool, value: int
-) -> None:
+def program(kind: int, number: int) -> bytes:
     """A file with one segment at 0x400000, a symbol table and the names."""
     texts = b"\0other\0sought\0"
     symbols = struct.pack("<24xIBBHQQ", texts.index(b"sought"), 0x12, 0, 1, 0x402234, 8)
@@ -24,10 +21,26 @@ def test_a_symbol_of_a_file_for_any_machine(
     segment = struct.pack("<IIQQQQQQ", 1, 5, 0, 0x400000, 0x400000, 4096, 4096, 4096)
     table = bytes(64) + struct.pack("<IIQQQQIIQQ", 0, 11, 0, 0, begin, len(symbols), 2, 0, 8, 24)
     table += struct.pack("<IIQQQQIIQQ", 0, 3, 0, 0, begin + len(symbols), len(texts), 0, 0, 1, 0)
+    return head + segment + symbols + texts + table
+
+
+@pytest.mark.parametrize(("number", "name"), [(62, "x86_64"), (183, "aarch64"), (243, "243")])
+@pytest.mark.parametrize(("kind", "movable", "value"), [(3, True, 0x2234), (2, False, 0x402234)])
+def test_a_symbol_of_a_file_for_any_machine(
+    tmp_path: Path, number: int, name: str, kind: int, movable: bool, value: int
+) -> None:
     path = tmp_path / "file"
-    path.write_bytes(head + segment + symbols + texts + table)
+    path.write_bytes(program(kind, number))
     found = elf.read_symbols(str(path), ["sought", "absent"])
     assert found == elf.Symbols(name, movable, {"sought": value})
+
+
+def test_a_file_that_is_damaged_anywhere(tmp_path: Path) -> None:
+    path, whole = tmp_path / "file", program(3, 62)
+    for position in range(6, len(whole)):
+        path.write_bytes(whole[:position] + b"\xff" * 8 + whole[position + 8 :])
+        with contextlib.suppress(elf.NotElf, OSError):
+            elf.read_symbols(str(path), ["sought"])
 
 
 def test_a_file_that_is_no_program(tmp_path: Path) -> None:

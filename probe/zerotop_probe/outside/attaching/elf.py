@@ -42,11 +42,11 @@ def read_symbols(path: str, names: Collection[str]) -> Symbols:
             raise NotElf(f"{path} is no 64-bit ELF file")
         kind, machine = struct.unpack_from("<HH", head, 16)
         movable = kind == 3
-        base = _first_load(file, head) if movable else 0
         try:
+            base = _first_load(file, head) if movable else 0
             values = _search(file, _sections(file, head), names)
-        except struct.error as error:
-            raise NotElf(f"{path} is cut off") from error
+        except (struct.error, IndexError, ValueError, OverflowError, MemoryError) as error:
+            raise NotElf(f"{path} is cut off or damaged") from error
     offsets = {name: value - base for name, value in values.items()}
     return Symbols(_MACHINES.get(machine, str(machine)), movable, offsets)
 
