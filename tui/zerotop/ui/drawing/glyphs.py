@@ -113,6 +113,10 @@ class Glyphs:
         """The character of a whole cell of this part."""
         return self.meter if self.smooth else self.parts.get(name, "#" if self.name == "ascii" else "█")
 
+    def sample(self, name: str) -> str:
+        """What stands before a part's name: a cell of its colour, or where there are no colours its character."""
+        return self.swatch if self.smooth else self.part(name)
+
     def plain(self, text: str) -> str:
         """Text of our own, in characters this set allows."""
         return text.translate(_PLAIN) if self.name == "ascii" else text

@@ -156,9 +156,8 @@ def _legend(iterations: Iterations, scale: Scale, height: int, glyphs: Glyphs) -
         whole = _figure(float(iterations.iteration_s[-1]), scale)
         rows.append(((heading.ljust(LEGEND_WIDTH - 6), "heading"), (whole, "value")))
     for name in _largest(names, last, height):
-        swatch = glyphs.swatch if glyphs.smooth else glyphs.part(f"phase-{name}")
-        figure = _figure(last.get(name, math.nan), scale)
-        rows.append(((f"{swatch} ", f"phase-{name}"), (name.ljust(LEGEND_WIDTH - 8), "text"), (figure, "value")))
+        style, figure = f"phase-{name}", _figure(last.get(name, math.nan), scale)
+        rows.append(((f"{glyphs.sample(style)} ", style), (name.ljust(LEGEND_WIDTH - 8), "text"), (figure, "value")))
     if skipped and len(rows) < height:
         text = "skipped".ljust(LEGEND_WIDTH - 8)
         rows.append(((f"{glyphs.skipped} ", "warn"), (text, "text"), (str(skipped).rjust(6), "value")))

@@ -101,9 +101,9 @@ def _words(look: Look, unit: Unit, hint: str, width: int, glyphs: Glyphs) -> Seq
     for block in look.largest[:BLOCKS]:
         of = unit_for(block.size_bytes)
         size = f"{of.text(block.size_bytes)} {of.name}"
-        swatch = glyphs.swatch if glyphs.smooth else glyphs.part(phase_style(block.phase))
+        style = phase_style(block.phase)
         told = fit(f"{block.phase.replace('_', ' ')}, {_time(block.age_ns)}", width - len(size) - 4, glyphs)
-        rows.append(((f"{size} ", "value"), (swatch, phase_style(block.phase)), (f" {told}", "muted")))
+        rows.append(((f"{size} ", "value"), (glyphs.sample(style), style), (f" {told}", "muted")))
     before = f"{unit.text(look.before_bytes)} {unit.name}"
     rows.append(((f"{before} ", "value"), ("  there before", "muted")))
     rows += [((line, "accent"),) for line in wrap(hint, width, 3, glyphs)] if hint else []

@@ -192,8 +192,7 @@ def _names(lines: Sequence[Line], glyphs: Glyphs) -> Column[Line]:
         if line.is_sum or style is None:
             lead = "" if line.is_sum or line.key in BESIDE else "  "
             return ((fit(f"{lead}{line.label}", width, glyphs), "sum" if line.is_sum else "label"),)
-        swatch = glyphs.swatch if glyphs.smooth else glyphs.part(style)
-        return ((swatch, style), (" ", "text"), (fit(line.label, width - 2, glyphs), "text"))
+        return ((glyphs.sample(style), style), (" ", "text"), (fit(line.label, width - 2, glyphs), "text"))
 
     return Column((), min(longest, 36), 9, cell, left=True)
 

@@ -141,7 +141,7 @@ def _gpu_columns(gpus: Sequence[Gpu], width: int, glyphs: Glyphs) -> list[Column
         return stacked_bar(parts, gpu.total_bytes, cells, glyphs, marks=marks)
 
     def swatch(style: str, text: str) -> Row:
-        return ((glyphs.swatch if glyphs.smooth else glyphs.part(style), style), (text, "heading"))
+        return ((glyphs.sample(style), style), (text, "heading"))
 
     longest = max(len(name) for name in names.values())
     return [
@@ -224,7 +224,7 @@ def _rank_columns(ranks: Sequence[Rank], scale: int, largest: int, glyphs: Glyph
         return stacked_bar(parts, scale, cells, glyphs, marks=[float(rank.rss_peak_bytes)] if rank.rss_peak_bytes else [])
 
     def swatch(style: str, text: str) -> Row:
-        return ((glyphs.swatch if glyphs.smooth else glyphs.part(style), style), (text, "heading"))
+        return ((glyphs.sample(style), style), (text, "heading"))
 
     return [
         Column((), longest, 9, lambda rank, _: ((words.rank_name(rank.rank).rjust(longest), "label"),), left=True),

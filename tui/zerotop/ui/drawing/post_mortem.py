@@ -120,7 +120,7 @@ def _phases(failure: Failure, width: int, glyphs: Glyphs) -> Row:
     for span in reversed([span for span in failure.spans if not span.depth or span.failed]):
         unit, each = time_unit(span.seconds)
         text = f" {span.phase.replace('_', ' ')} {span.seconds * each:.{0 if unit == 'ms' else 2}f} {unit}"
-        mark = f"  {glyphs.swatch if glyphs.smooth else glyphs.part(phase_style(span.phase))}"
+        mark = f"  {glyphs.sample(phase_style(span.phase))}"
         failed = f" {glyphs.skipped}" if span.failed else ""
         room -= len(mark) + len(text) + len(failed)
         if room < 0:

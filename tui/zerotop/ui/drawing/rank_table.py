@@ -45,7 +45,7 @@ def _columns(glyphs: Glyphs) -> list[Column[Compared]]:
 
 def _name(one: Compared, glyphs: Glyphs) -> Row:
     style = STYLES.get(one.metric)
-    swatch = (glyphs.swatch if glyphs.smooth else glyphs.part(style)) if style else " "
+    swatch = glyphs.sample(style) if style else " "
     return ((f"{swatch} ", style or "text"), (NAMES[one.metric], "text"))
 
 

@@ -70,9 +70,13 @@ def _legend(threads: RankThreads, begin_s: float, width: int, glyphs: Glyphs) ->
     """What the chart shows, beside it."""
     rank = threads.rank
     kinds = list(dict.fromkeys(phase for phase in threads.phases if phase))
-    named = [((glyphs.swatch, phase_style(phase)), (f" {phase.replace('_', ' ')}", "muted")) for phase in kinds]
+    styles = map(phase_style, kinds)
+    named = [
+        ((glyphs.sample(style), style), (f" {phase.replace('_', ' ')}", "muted"))
+        for phase, style in zip(kinds, styles, strict=True)
+    ]
     return [
-        ((f"{glyphs.swatch} ", "load"), (f"{fixed(rank.cores_used, 1, 4)} cores", "text")),
+        ((f"{glyphs.sample('load')} ", "load"), (f"{fixed(rank.cores_used, 1, 4)} cores", "text")),
         ((f"{glyphs.track if glyphs.smooth else _LETTER} ", _SERIES), (f"{rank.busy_threads:4d} busy", "text")),
         ((f"last {about(threads.end_s - max(threads.begin_s, begin_s))}", "muted"),),
         *([()] if named else []),

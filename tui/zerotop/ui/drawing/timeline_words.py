@@ -71,7 +71,7 @@ def legend(name: str, picture: Picture, axis: Scale, height: int, width: int, gl
 
 def swatch(style: str, glyphs: Glyphs) -> str:
     """A sample of what is drawn in a style: where there are no colours, the character that stands for it."""
-    return glyphs.swatch if glyphs.smooth else "p" if style == "peak" else glyphs.part(style)
+    return "p" if style == "peak" and not glyphs.smooth else glyphs.sample(style)
 
 
 def _entries(name: str, picture: Picture) -> list[tuple[tuple[str, ...], str, str]]:

@@ -125,6 +125,5 @@ def _name(line: Line, glyphs: Glyphs) -> Row:
     if line.phase == "iteration":
         return (("iteration", "value"),)
     style = phase_style(line.phase)
-    swatch = glyphs.swatch if glyphs.smooth else glyphs.part(style)
     word = phase_word(line.phase, glyphs) + (f" {glyphs.times}{line.times}" if line.times > 1 and not line.depth else "")
-    return ((" " * line.depth, "text"), (f"{swatch} ", style), (word, "muted" if line.depth else "text"))
+    return ((" " * line.depth, "text"), (f"{glyphs.sample(style)} ", style), (word, "muted" if line.depth else "text"))
