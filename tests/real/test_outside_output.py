@@ -13,6 +13,7 @@ from typing import Any
 from agents import AGENT, events, in_foreground, python, recorded, wait_for
 from machine import small_disk
 from zerotop_probe.outside import agent
+from zerotop_probe.recording import clock
 
 
 def foreground(session: Path, code: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
@@ -133,6 +134,8 @@ while os.path.exists({str(flag)!r}): time.sleep(0.02)
     wait_for(lambda: list(session.glob("output-*.rec")) and b"first 99\n" in recorded(session, "output"))
     os.kill(first.pid, signal.SIGKILL)
     wait_for(lambda: not first.alive())
+    # What another one leaves that finds the disk full.
+    (session / f"output-node-{clock.hostname()}-1.rec").touch()
     flag.touch()
     second = agent.watch_in_background(str(session))
     assert second is not None

@@ -98,9 +98,12 @@ def recorded_bytes(session: str, host: str, stream: str) -> int:
     streams = [field.name for field in OUTPUT.fields].index("stream")
     total = 0
     for path in glob.glob(os.path.join(glob.escape(session), f"{OUTPUT.name}-node-{host}-*.rec")):
-        with open(path, "rb") as file:
-            json.loads(file.readline())
-            records = file.read()
+        try:
+            with open(path, "rb") as file:
+                json.loads(file.readline())
+                records = file.read()
+        except (OSError, ValueError):  # its first line could not be written, as on a full disk
+            continue
         whole = OUTPUT.layout.iter_unpack(records[: len(records) - len(records) % OUTPUT.layout.size])
         total += sum(record[lengths] for record in whole if record[streams] == code)
     return total
