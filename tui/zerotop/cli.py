@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from zerotop.commands.keeping import keeping
+from zerotop.commands.printing import printable
 from zerotop.commands.problems import FAILED, USAGE, Problem, sentence
 from zerotop.commands.terminal import has_terminal
 
@@ -226,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if not _is_expected(error):
             raise
-        print(f"zerotop: {sentence(error)}", file=sys.stderr)
+        print(f"zerotop: {printable(sentence(error))}", file=sys.stderr)
         return error.code if isinstance(error, Problem) else FAILED
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.annotations import annotations as find
+from zerotop.commands.printing import printable
 from zerotop.session import catalog
 from zerotop.session.reader import Session
 
@@ -41,7 +42,7 @@ def as_dict(finding: Annotation) -> dict[str, Any]:
 def _lines(finding: Annotation, begin_ns: int) -> str:
     where = f"step {finding.step}" if finding.step is not None else "no step"
     head = f"{(finding.known_ns - begin_ns) / 1e9:9.1f} s  {where}  {finding.name}  ({finding.severity.value})"
-    texts = (finding.sentence, "-> " + finding.advice)
+    texts = (printable(finding.sentence), "-> " + printable(finding.advice))
     return "\n".join(
         [head, *(textwrap.fill(text, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT) for text in texts)]
     )

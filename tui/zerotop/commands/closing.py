@@ -7,6 +7,8 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from zerotop.commands.printing import printable
+
 if TYPE_CHECKING:
     from zerotop.analysis.endings import Ending
 
@@ -22,6 +24,6 @@ def last_words(end: Ending) -> list[str]:
 def say(*sentences: str) -> None:
     """Writes lines to standard error. Where that is closed or full, the exit code stays what it was."""
     encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
-    text = "".join(f"zerotop: {sentence}\n" for sentence in sentences)
+    text = "".join(f"zerotop: {printable(sentence)}\n" for sentence in sentences)
     with suppress(OSError):
         os.write(2, text.encode(encoding, "backslashreplace"))

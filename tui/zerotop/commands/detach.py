@@ -7,6 +7,7 @@ from pathlib import Path
 
 from zerotop.commands import hosts
 from zerotop.commands.named import recording_of, session_or_job
+from zerotop.commands.printing import printable
 from zerotop.commands.problems import FAILED, USAGE, Problem
 from zerotop_probe.outside import control
 from zerotop_probe.outside.attaching import session as attaching
@@ -24,7 +25,7 @@ def detach(options: argparse.Namespace) -> int:
     told, done = hosts.leave(path, names, lambda: entries.extend(attaching.end(str(path))))
     ours = [text for one in entries for text in hosts.left(f"Process {one.process.pid}", one.said, one.why_not, one.pending)]
     for text in [*ours, *told, _where(path, facts)]:
-        print(text)
+        print(printable(text))
     failed = not done or any(entry.why_not and not entry.pending for entry in entries)
     return FAILED if failed else 0
 

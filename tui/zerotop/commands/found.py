@@ -7,6 +7,7 @@ import shlex
 from typing import Any
 
 from zerotop.commands.named import recording_of
+from zerotop.commands.printing import printable
 from zerotop.session import catalog
 from zerotop.session.reader import Session, SessionError
 from zerotop_probe.outside import control
@@ -83,8 +84,7 @@ def _line(row: dict[str, Any]) -> str:
     stage = "-" if row["zero_stage"] is None else str(row["zero_stage"])
     seconds = "-" if row["age_s"] is None else age(row["age_s"])
     script = row["script"] or shlex.join(row["command"])
-    text = (
+    return printable(
         f"{row['pid']:>8}  {row['launcher']:<10}  {shown:<7}  {','.join(row['gpus']) or '-':<7}  {seconds:>10}  {stage:<4}  "
         f"{row['session'] or '-':<24}  {script}"
     )
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

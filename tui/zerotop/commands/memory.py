@@ -27,6 +27,7 @@ from zerotop.analysis.source import RecordingSource
 from zerotop.analysis.step_parts import step_parts, usual
 from zerotop.analysis.steps import steps
 from zerotop.commands.memory_text import lines
+from zerotop.commands.printing import printable
 from zerotop.commands.problems import Problem
 from zerotop.session import catalog
 from zerotop.session.reader import Session
@@ -69,7 +70,7 @@ def memory(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(as_json(report), indent=1))
     else:
-        print("\n".join(lines(report)))
+        print("\n".join(map(printable, lines(report))))
     return 0
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from zerotop.analysis.microscope import Look, looks
 from zerotop.analysis.phases import name
 from zerotop.commands.looking import ask
+from zerotop.commands.printing import printable
 from zerotop.commands.problems import Problem
 from zerotop.commands.running import RunningSession
 from zerotop.session import catalog
@@ -66,7 +67,7 @@ def _as_dict(look: Look) -> dict[str, Any]:
 
 
 def _text(found: tuple[Look, ...]) -> str:
-    return "\n".join(line for look in found for line in _lines(look))
+    return "\n".join(printable(line) for look in found for line in _lines(look))
 
 
 def _lines(look: Look) -> list[str]:

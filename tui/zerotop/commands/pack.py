@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from zerotop.commands.printing import printable
 from zerotop.commands.problems import Problem
 from zerotop.commands.sessions import is_live
 from zerotop.session import catalog
@@ -25,7 +26,7 @@ def pack(options: argparse.Namespace) -> int:
         print("The job still runs: what was recorded up to now is packed.", file=sys.stderr)
     said, left_out = packed(path, options.output)
     if left_out:
-        print(f"Left out, no part of the recording: {', '.join(left_out)}", file=sys.stderr)
+        print(f"Left out, no part of the recording: {printable(', '.join(left_out))}", file=sys.stderr)
     print(said)
     return 0
 

@@ -10,6 +10,7 @@ from zerotop.analysis.source import RecordingSource
 from zerotop.commands.closing import last_words
 from zerotop.commands.controller import Entered, JobController
 from zerotop.commands.kept import kept_habits
+from zerotop.commands.printing import printable
 from zerotop.commands.problems import FAILED
 from zerotop.commands.running import RunningSession
 from zerotop.session.reader import Session
@@ -32,7 +33,7 @@ def watch_job(path: str | Path, entering: Entered | None = None) -> int:
     app.enters = entering is not None
     leaving = app.run()
     for text in controller.not_stopped:
-        print(text)
+        print(printable(text))
     folder = str(session.path)
     if leaving is Leaving.STOPPED or not control.job_alive(folder):
         _await_end(session)
@@ -43,7 +44,7 @@ def watch_job(path: str | Path, entering: Entered | None = None) -> int:
         return app.return_code or 0
     end = ending(session)
     for words in last_words(end):
-        print(words)
+        print(printable(words))
     return FAILED if end.exit_code is None else end.exit_code
 
 

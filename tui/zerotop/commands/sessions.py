@@ -13,6 +13,7 @@ from typing import Any
 from zerotop.analysis.endings import Losses
 from zerotop.analysis.overview import DETACHED, Overview
 from zerotop.analysis.overviews import Overviews, Recording
+from zerotop.commands.printing import printable
 from zerotop.session import catalog
 from zerotop.session.reader import Session
 from zerotop_probe.outside import control
@@ -59,7 +60,7 @@ def _lines(row: dict[str, Any], width: int) -> list[str]:
     what = row.get("problem") or shlex.join(row["command"])
     line = f"{row['name']:<{width}}  {_end(row):<10}  {row['started'] or '?':<19}  {what}"
     lacking = Losses(row["lost_records"], row["lost_output_bytes"]).sentence
-    return [_printable(text) for text in (line, f"  {lacking}" if lacking else "") if text]
+    return [printable(text) for text in (line, f"  {lacking}" if lacking else "") if text]
 
 
 def _end(row: dict[str, Any]) -> str:
@@ -68,11 +69,6 @@ def _end(row: dict[str, Any]) -> str:
     if row["detached"]:
         return DETACHED
     return "exit ?" if row["exit_code"] is None else f"exit {row['exit_code']}"
-
-
-def _printable(text: str) -> str:
-    """A program's text or a terminal's escapes in a command line stay on their line."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _describe(recording: Recording) -> dict[str, Any]:

@@ -1,0 +1,64 @@
+"""What others wrote into a recording reaches the terminal as text: no command passes on an escape or a line of theirs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recordings import FOLDER
+from zerotop.cli import main
+from zerotop.commands.closing import say
+from zerotop.session.packing import unpack
+
+ESCAPES = "\x1b]0;title\x07\x1b[2J\r\x9b31m\u202e\n"
+# What readers understand by these is fixed: another value would say nothing.
+FIXED = {"event", "table", "role", "host", "boot"}
+
+
+def hostile(value: Any, name: str = "") -> Any:
+    """Escapes after every text of an event."""
+    if isinstance(value, str):
+        return value if name in FIXED else value + ESCAPES
+    if isinstance(value, list):
+        return [hostile(each, name) for each in value]
+    return {key: hostile(each, key) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Recordings, unpacked, in whose events somebody has written these."""
+    root = tmp_path_factory.mktemp("sessions")
+    for recording in ("z2-oom", "gpu-microscope", "cpu-dead"):
+        (root / recording).mkdir()
+        for name, content in unpack(FOLDER / f"{recording}.zerotop").items():
+            if name.endswith(".jsonl"):
+                head, *lines = content.splitlines()
+                content = b"\n".join([head, *(json.dumps(hostile(json.loads(line))).encode() for line in lines), b""])
+            (root / recording / name).write_bytes(content)
+        (root / recording / f"odd{ESCAPES}").touch()
+    return {path.name: path for path in root.iterdir()}
+
+
+@pytest.mark.parametrize("recording", ["z2-oom", "gpu-microscope", "cpu-dead"])
+@pytest.mark.parametrize("command", ["annotations", "memory", "microscope", "compare", "pack"])
+def test_a_hostile_recording(
+    folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, recording: str
+) -> None:
+    path = str(folders[recording])
+    more = {"compare": [path], "pack": ["-o", str(tmp_path / "packed.zerotop")]}
+    main([command, path, *more.get(command, [])])
+    captured = capsys.readouterr()
+    said = captured.out + captured.err
+    assert said
+    assert all(character.isprintable() or character == "\n" for character in said), said
+
+
+def test_what_went_wrong(capfd: pytest.CaptureFixture[str]) -> None:
+    main(["replay", f"no{ESCAPES}such"])
+    say(f"worker-2 takes no part: {ESCAPES}")
+    said = capfd.readouterr().err
+    assert all(character.isprintable() or character == "\n" for character in said), said
+    assert len(said.splitlines()) == 2
