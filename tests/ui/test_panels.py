@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from zerotop.ui.drawing.iteration import draw_iteration
 from zerotop.ui.drawing.memory import draw_memory
 from zerotop.ui.drawing.output import Pane, draw_output, lines_seen
 from zerotop.ui.drawing.processors import draw_cpu, draw_gpu
+from zerotop.ui.drawing.rank_list import draw_ranks
 from zerotop.ui.drawing.rows import Row, row_text
 from zerotop.ui.drawing.words import ending, nothing_printed
 from zerotop.ui.keys import entries
@@ -173,6 +175,21 @@ def test_cpu() -> None:
     ]
 
 
+def test_before_a_second_sample_no_figure_of_the_processors_is_known() -> None:
+    view = at(many_story(64), 75.0)
+    unknown = replace(
+        view,
+        hosts=tuple(replace(host, cores_used=math.nan) for host in view.hosts),
+        ranks=tuple(replace(rank, cores_used=math.nan) for rank in view.ranks),
+        gpus=tuple(replace(gpu, utilization_percent=math.nan) for gpu in view.gpus),
+    )
+    rows = [*texts(draw_cpu(unknown, 76, 5, BLOCKS)), *texts(draw_gpu(unknown, 76, 5, BLOCKS))]
+    assert not any("nan" in row for row in rows)
+    assert rows[0].startswith("CPU – of 512 cores ─")
+    assert rows[4].strip() == "… 61 more ranks, – cores each"
+    assert texts(draw_ranks(unknown, 0, {}, 76, 3, BLOCKS))[0].startswith("Ranks – of 512 ─")
+
+
 def test_the_past_has_the_colours_of_its_phases() -> None:
     row = draw_cpu(at(offload_story(), 75.0), 72, 4, BLOCKS)[1]
     strip = [(text[0], style) for text, style in row if set(text) <= set("▁▇")]
@@ -294,7 +311,7 @@ def test_status_is_loud_about_losses_only() -> None:
     text = "probe 61 µs/step   0.002 % of the step   36 000 records    480/s   6 fps "
     assert row_text(draw_status(cost, 6.0, 80, BLOCKS)) == text
     lossy = draw_status(replace(cost, lost_records=1234, errors=1), 6.0, 100, BLOCKS)
-    assert [text for text, style in lossy if style == "alert"] == ["1 234 records lost", "1 probe errors"]
+    assert [text for text, style in lossy if style == "alert"] == ["1 234 records lost", "1 probe error"]
 
 
 def test_tabs_lie_where_they_say_and_leave_room_for_what_watching_costs() -> None:

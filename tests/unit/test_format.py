@@ -29,6 +29,14 @@ def test_fixed_keeps_its_width(value: float | None, decimals: int, width: int, t
     assert form.fixed(value, decimals, width) == text
 
 
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [([2.04, 1.2], "1.2 to 2.0"), ([2.04, 2.0], "2.0"), ([math.nan, 3.0], "3.0"), ([math.nan], "–"), ([], "–")],
+)
+def test_the_least_and_the_largest_of_what_is_known(values: list[float], text: str) -> None:
+    assert form.between(values, 1) == text
+
+
 @given(st.floats(min_value=0, max_value=99999), st.integers(0, 3))
 def test_fixed_never_changes_its_width(value: float, decimals: int) -> None:
     assert len(form.fixed(value, decimals, 6)) == 6

@@ -10,6 +10,7 @@ from textual.app import SystemCommand
 from textual.dom import DOMNode
 from textual.screen import Screen
 
+from zerotop.analysis.annotations.words import plural
 from zerotop.ui import units
 from zerotop.ui.bindings import ONLY_WATCHING
 from zerotop.ui.copying import text_to_copy
@@ -151,7 +152,7 @@ class ZerotopApp(Moving):
         if text:
             self.copy_to_clipboard(text)
             lines = text.count("\n") + 1
-            self.notify(f"{lines} line{'' if lines == 1 else 's'} copied, if this terminal lets programs copy.", timeout=3)
+            self.notify(f"{plural(lines, 'line')} copied, if this terminal lets programs copy.", timeout=3)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action in ONLY_WATCHING and not self.is_watching:

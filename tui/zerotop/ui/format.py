@@ -6,6 +6,7 @@ Unknown values (None, NaN) become an en dash, which is not a zero.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from zerotop.ui import units
 from zerotop.ui.units import Pace
@@ -116,6 +117,14 @@ def share(part: float) -> str:
     percent = part * 100
     decimals = 0 if percent >= 9.95 else 1 if percent >= 0.995 else 2 if percent >= 0.01 or percent == 0 else 3
     return f"{percent:.{decimals}f} %"
+
+
+def between(values: Iterable[float], decimals: int) -> str:
+    """The least and the largest of those that are known: ``0.6 to 1.2``, or ``0.6`` where they look alike."""
+    texts = [f"{value:.{decimals}f}" for value in sorted(value for value in values if known(value))]
+    if not texts:
+        return MISSING
+    return texts[0] if texts[0] == texts[-1] else f"{texts[0]} to {texts[-1]}"
 
 
 def grouped(number: int) -> str:

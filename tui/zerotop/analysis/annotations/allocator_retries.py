@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from zerotop.analysis.annotations.annotation import Annotation, Severity
+from zerotop.analysis.annotations.annotation import PAUSE, Annotation, Severity
 from zerotop.analysis.annotations.facts import Facts, Process, Samples
 from zerotop.analysis.annotations.words import plural, size
 from zerotop.session.reader import Source
@@ -24,9 +24,10 @@ class _Seen:
     next: int = 0
 
 
-def detect(facts: Facts) -> Iterator[Annotation]:
+def detect(facts: Facts) -> Iterator[Annotation | None]:
     """For each rank at its first, and then at each tenfold of it."""
     for process in facts.processes:
+        yield PAUSE
         seen = process.kept(_Seen)
         samples = process.allocator.after(seen.counts)
         if not len(samples):

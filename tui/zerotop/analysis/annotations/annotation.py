@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+PAUSE = None  # what a detector yields where it may be left for a while
+
 
 class Severity(str, Enum):
     """How much a finding asks for."""

@@ -10,7 +10,7 @@ from zerotop.analysis.annotations.annotation import Annotation
 from zerotop.analysis.annotations.facts import Facts
 from zerotop.session.reader import Session
 
-Detector = Callable[[Facts], Iterable[Annotation]]
+Detector = Callable[[Facts], Iterable[Annotation | None]]
 
 # Phases that are looked at together, of all ranks: a few milliseconds' work.
 _PIECE = 16384
@@ -28,8 +28,7 @@ class Annotator:
         self._found: dict[_Key, Annotation] = {}
         self._ordered: tuple[Annotation, ...] = ()
         self._upto_ns = -1
-        self._advancing: Iterator[None] | None = None  # of the facts, up to there
-        self._left: list[Detector] = []  # those that have not yet looked up to there
+        self._looking: Iterator[None] | None = None  # up to there
         self.behind = True
         """Whether the last update left off before it had looked at everything."""
 
@@ -37,26 +36,29 @@ class Annotator:
         """Looks on, up to a cursor or the last record, for about so long at most. True when there is a new finding."""
         end_ns = self._session.last_written_ns if until_ns is None else until_ns
         due, before = time.monotonic() + most_s, len(self._found)
-        while self._advancing or self._left or self._upto_ns < end_ns:
-            if self._advancing is not None:
-                if next(self._advancing, True):
-                    self._advancing, self._left = None, self._detectors[::-1]
-            elif self._left:
-                self._look(self._left.pop())
-            else:
+        while self._looking is not None or self._upto_ns < end_ns:
+            if self._looking is None:
                 self._upto_ns = self._facts.ahead(_PIECE, end_ns)
-                self._advancing = self._facts.advancing(self._upto_ns)
+                self._looking = self._look()
+            elif next(self._looking, True):
+                self._looking = None
             if time.monotonic() >= due:
                 break
-        self.behind = self._advancing is not None or bool(self._left) or self._upto_ns < end_ns
+        self.behind = self._looking is not None or self._upto_ns < end_ns
         if len(self._found) == before:
             return False
         self._ordered = tuple(sorted(self._found.values(), key=lambda one: (one.known_ns, one.begin_ns, one.name)))
         return True
 
-    def _look(self, detect: Detector) -> None:
-        for one in detect(self._facts):
-            self._found.setdefault((one.name, one.known_ns, one.begin_ns, one.step, one.ranks), one)
+    def _look(self) -> Iterator[None]:
+        """In pieces with all detectors, up to there."""
+        yield from self._facts.advancing(self._upto_ns)
+        for detect in self._detectors:
+            for one in detect(self._facts):
+                if one is not None:
+                    self._found.setdefault((one.name, one.known_ns, one.begin_ns, one.step, one.ranks), one)
+                yield
+            yield
 
     def at(self, cursor_ns: int) -> tuple[Annotation, ...]:
         """What was found that was known at the cursor, in the order in which it became known."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from zerotop.analysis.annotations.annotation import Annotation, Severity
+from zerotop.analysis.annotations.annotation import PAUSE, Annotation, Severity
 from zerotop.analysis.annotations.facts import Facts, Process
 from zerotop.analysis.annotations.words import of_ranks, plural
 
@@ -22,11 +22,12 @@ class _Told:
     hosts: set[str] = field(default_factory=set)
 
 
-def detect(facts: Facts) -> Iterator[Annotation]:
+def detect(facts: Facts) -> Iterator[Annotation | None]:
     """At most one finding for each attempt and node, once each of its ranks has finished a step."""
     for group in facts.groups:
         told = group.kept(_Told).hosts
         for host in sorted({*group.hosts} - told):
+            yield PAUSE
             mine = [process for process in group.processes if process.source.host == host]
             if all(len(process.steps) for process in mine):
                 told.add(host)

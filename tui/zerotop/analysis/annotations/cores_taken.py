@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from zerotop.analysis.annotations.annotation import Annotation, Severity
+from zerotop.analysis.annotations.annotation import PAUSE, Annotation, Severity
 from zerotop.analysis.annotations.facts import Facts, Group
 from zerotop.analysis.annotations.host import Load, loads_of
 from zerotop.analysis.annotations.thresholds import TAKEN_FULL, TAKEN_SECONDS
@@ -26,12 +26,13 @@ class _Seen:
     told: bool = False
 
 
-def detect(facts: Facts) -> Iterator[Annotation]:
+def detect(facts: Facts) -> Iterator[Annotation | None]:
     """At most one finding for each attempt and node, once training has begun."""
     for group in facts.groups:
         if not len(group.lead.steps):
             continue
         for host in group.hosts:
+            yield PAUSE
             seen = group.kept(_Seen, host)
             if not seen.told:
                 yield from _of_host(facts, group, host, seen)

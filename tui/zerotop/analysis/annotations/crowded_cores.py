@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from zerotop.analysis.annotations.annotation import Annotation, Severity
+from zerotop.analysis.annotations.annotation import PAUSE, Annotation, Severity
 from zerotop.analysis.annotations.facts import Facts, Group, Ints, Process
 from zerotop.analysis.annotations.thresholds import CROWDED, CROWDED_OWN, CROWDED_SECONDS
 from zerotop.analysis.annotations.words import plural, seconds
@@ -32,12 +32,13 @@ class _Seen:
     told: bool = False
 
 
-def detect(facts: Facts) -> Iterator[Annotation]:
+def detect(facts: Facts) -> Iterator[Annotation | None]:
     """At most one finding for each attempt and node, once training has begun."""
     for group in facts.groups:
         if not len(group.lead.steps):
             continue
         for host in group.hosts:
+            yield PAUSE
             seen, cores = group.kept(_Seen, host), facts.cores(host)
             if cores is not None and not seen.told:
                 mine = [process for process in group.processes if process.source.host == host]

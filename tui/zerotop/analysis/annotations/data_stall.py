@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerotop.analysis.annotations.annotation import Annotation, Severity, first_run, of_steps
+from zerotop.analysis.annotations.annotation import PAUSE, Annotation, Severity, first_run, of_steps
 from zerotop.analysis.annotations.facts import Facts, Group, Process
 from zerotop.analysis.annotations.thresholds import SETTLED_STEPS, STALL_SECONDS, STALL_SHARE
 from zerotop.analysis.annotations.words import of_ranks, percent, seconds
@@ -21,12 +21,17 @@ class _Seen:
     told: bool = False
 
 
-def detect(facts: Facts) -> Iterator[Annotation]:
+def detect(facts: Facts) -> Iterator[Annotation | None]:
     """One finding for each attempt: the first SETTLED_STEPS steps in a row in which a rank waits."""
     for group in facts.groups:
         if group.kept(_Seen).told:
             continue
-        found = [(first, process) for process in group.processes if (first := _first(process)) is not None]
+        found = []
+        for process in group.processes:
+            yield PAUSE
+            first = _first(process)
+            if first is not None:
+                found.append((first, process))
         if found:
             group.kept(_Seen).told = True
             ends = [int(process.steps["end_unix_ns"][first + SETTLED_STEPS - 1]) for first, process in found]

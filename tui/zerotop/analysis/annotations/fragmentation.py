@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zerotop.analysis.annotations.annotation import Annotation, Severity, first_run, of_steps
+from zerotop.analysis.annotations.annotation import PAUSE, Annotation, Severity, first_run, of_steps
 from zerotop.analysis.annotations.facts import Facts, Process, Rows
 from zerotop.analysis.annotations.thresholds import FRAGMENTED_SHARE, PLATEAU_STEPS, SHORT_SHARE
 from zerotop.analysis.annotations.words import percent, size
@@ -19,9 +19,10 @@ class _Seen:
     told: bool = False
 
 
-def detect(facts: Facts) -> Iterator[Annotation]:
+def detect(facts: Facts) -> Iterator[Annotation | None]:
     """At most one finding for each rank: the first PLATEAU_STEPS steps in a row in which it is so."""
     for process in facts.processes:
+        yield PAUSE
         seen, device = process.kept(_Seen), process.device_bytes
         if seen.told or not device or len(process.steps) == seen.steps:
             continue

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zerotop.analysis.annotations.annotation import Annotation, Severity, of_steps
+from zerotop.analysis.annotations.annotation import PAUSE, Annotation, Severity, of_steps
 from zerotop.analysis.annotations.facts import Facts, Group, Process
 from zerotop.analysis.annotations.host import memory_of
 from zerotop.analysis.annotations.real_steps import skipped_first
@@ -29,10 +29,11 @@ class _Trend(Trend):
         super().__init__(HOST_GROWTH_BLOCKS, HOST_GROWTH_EVEN)
 
 
-def detect(facts: Facts) -> Iterator[Annotation]:
+def detect(facts: Facts) -> Iterator[Annotation | None]:
     """One finding for each rank and rise, and again when it has gone on for long; not of what the first real step makes."""
     for group in facts.groups:
         for process in group.processes:
+            yield PAUSE
             skipped = skipped_first(process)
             if skipped >= len(process.steps):
                 continue

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.annotations.annotation import Annotation, Severity
+from zerotop.analysis.annotations.annotation import PAUSE, Annotation, Severity
 from zerotop.analysis.annotations.facts import Facts, Group, Rows, Samples
 from zerotop.analysis.annotations.host import memory
 from zerotop.analysis.annotations.thresholds import HOST_FULL_OWN, HOST_FULL_SECONDS, HOST_FULL_SHARE, SWAP_BYTES
@@ -31,10 +31,11 @@ class _Seen:
     told: set[str] = field(default_factory=set)
 
 
-def detect(facts: Facts) -> Iterator[Annotation]:
+def detect(facts: Facts) -> Iterator[Annotation | None]:
     """At most one finding of each of the two for each attempt and node."""
     for group in facts.groups:
         for host in group.hosts:
+            yield PAUSE
             seen = group.kept(_Seen, host)
             samples = facts.table("hosts", host).after(seen.counts).within(group.lead.source.born_ns - 1, facts.cursor_ns)
             if not len(samples):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.annotations.annotation import Annotation, Severity
+from zerotop.analysis.annotations.annotation import PAUSE, Annotation, Severity
 from zerotop.analysis.annotations.facts import Facts, Group, Ints, Samples
 from zerotop.analysis.annotations.thresholds import HANG_ITERATIONS, HANG_SECONDS
 from zerotop.analysis.annotations.words import plural, seconds
@@ -23,7 +23,7 @@ _LAST = ("goodbye", "left")
 _LOOK_BACK_NS = 3600 * 10**9
 
 
-def detect(facts: Facts) -> Iterator[Annotation]:
+def detect(facts: Facts) -> Iterator[Annotation | None]:
     """One finding for each silence of an attempt, when it has lasted long enough, whether or not it ends."""
     for group in facts.groups:
         if len(group.lead.steps):
@@ -39,11 +39,13 @@ class _Seen:
     heard_ns: int = 0
 
 
-def _of_group(facts: Facts, group: Group) -> Iterator[Annotation]:
+def _of_group(facts: Facts, group: Group) -> Iterator[Annotation | None]:
     seen = group.kept(_Seen)
     seen.heard_ns = seen.heard_ns or int(group.lead.steps["end_unix_ns"][0])
-    times = [process.begun.after(seen.begins).times for process in group.processes]
-    times += [process.spans.after(seen.ends).times for process in group.processes]
+    times = []
+    for process in group.processes:
+        yield PAUSE
+        times += [process.begun.after(seen.begins).times, process.spans.after(seen.ends).times]
     fresh = np.sort(np.concatenate(times))
     heard = np.concatenate([[seen.heard_ns], fresh[fresh >= seen.heard_ns]])
     seen.heard_ns = int(heard[-1])

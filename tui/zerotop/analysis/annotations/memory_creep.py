@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerotop.analysis.annotations.annotation import Annotation, Severity, of_steps
+from zerotop.analysis.annotations.annotation import PAUSE, Annotation, Severity, of_steps
 from zerotop.analysis.annotations.facts import Facts, Ints, Process, Rows
 from zerotop.analysis.annotations.phase_peaks import held_after_steps
 from zerotop.analysis.annotations.thresholds import CREEP_BYTES, CREEP_STEPS
@@ -25,9 +25,10 @@ class _Seen:
     told: bool = False
 
 
-def detect(facts: Facts) -> Iterator[Annotation]:
+def detect(facts: Facts) -> Iterator[Annotation | None]:
     """One finding for each rank and stretch of growth, after CREEP_STEPS steps of it or when it is CREEP_BYTES."""
     for process in facts.processes:
+        yield PAUSE
         seen = process.kept(_Seen)
         if len(process.steps) > seen.steps:
             held = held_after_steps(process, process.steps[seen.steps :])

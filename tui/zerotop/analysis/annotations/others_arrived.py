@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from zerotop.analysis.annotations.annotation import Annotation, Severity
+from zerotop.analysis.annotations.annotation import PAUSE, Annotation, Severity
 from zerotop.analysis.annotations.facts import Facts, Process
 from zerotop.analysis.annotations.thresholds import OTHERS_BYTES
 from zerotop.analysis.annotations.words import size
@@ -22,7 +22,7 @@ class _Seen:
     told: set[int] = field(default_factory=set)
 
 
-def detect(facts: Facts) -> Iterator[Annotation]:
+def detect(facts: Facts) -> Iterator[Annotation | None]:
     """One finding for each such process and GPU, once its rank's first step has ended; before that see others_on_gpu."""
     earlier: dict[tuple[str, int], Process] = {}
     for group in facts.groups:
@@ -30,6 +30,7 @@ def detect(facts: Facts) -> Iterator[Annotation]:
         for host, pid in (process.key for process in group.processes):
             of_host.setdefault(host, []).append(pid)
         for process in group.processes:
+            yield PAUSE
             if process.gpu is not None and len(process.steps):
                 yield from _of_rank(facts, of_host.get(process.gpu[0], []), process, earlier)
         earlier |= {process.key: process for process in group.processes}

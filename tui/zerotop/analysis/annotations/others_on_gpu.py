@@ -6,19 +6,20 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from zerotop.analysis.annotations.annotation import Annotation, Severity
+from zerotop.analysis.annotations.annotation import PAUSE, Annotation, Severity
 from zerotop.analysis.annotations.facts import Facts, Process
 from zerotop.analysis.annotations.thresholds import OTHERS_BYTES
 from zerotop.analysis.annotations.words import percent, size
 
 
-def detect(facts: Facts) -> Iterator[Annotation]:
+def detect(facts: Facts) -> Iterator[Annotation | None]:
     """One finding for each GPU: what was in use there when recording began, before any rank had made its engine."""
     seen: set[tuple[str, int]] = set()
     born: dict[str, int] = {}
     for process in facts.processes:
         born[process.source.host] = min(process.source.born_ns, born.get(process.source.host, process.source.born_ns))
     for process in facts.processes:
+        yield PAUSE
         key = process.gpu
         if key is None or key in seen:
             continue

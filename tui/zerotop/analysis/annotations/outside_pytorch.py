@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zerotop.analysis.annotations.annotation import Annotation, Severity, of_steps
+from zerotop.analysis.annotations.annotation import PAUSE, Annotation, Severity, of_steps
 from zerotop.analysis.annotations.facts import Facts, Process
 from zerotop.analysis.annotations.thresholds import OUTSIDE_BYTES
 from zerotop.analysis.annotations.words import plural, size
@@ -27,9 +27,10 @@ class _Seen:
     told: bool = False
 
 
-def detect(facts: Facts) -> Iterator[Annotation]:
+def detect(facts: Facts) -> Iterator[Annotation | None]:
     """At most one finding for each rank."""
     for process in facts.processes:
+        yield PAUSE
         seen = process.kept(_Seen)
         while not seen.told and len(process.steps) >= seen.next:
             found = _at(facts, process, seen.next)

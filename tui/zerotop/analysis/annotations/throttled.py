@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from zerotop.analysis.annotations.annotation import Annotation, Severity
+from zerotop.analysis.annotations.annotation import PAUSE, Annotation, Severity
 from zerotop.analysis.annotations.facts import Facts, Process, Samples
 from zerotop.analysis.annotations.thresholds import THROTTLED_SECONDS
 from zerotop.analysis.annotations.words import seconds
@@ -33,9 +33,10 @@ class _Seen:
     told: bool = False
 
 
-def detect(facts: Facts) -> Iterator[Annotation]:
+def detect(facts: Facts) -> Iterator[Annotation | None]:
     """One finding for each rank."""
     for process in facts.processes:
+        yield PAUSE
         seen = process.kept(_Seen)
         if seen.told or process.gpu is None or not len(process.steps):
             continue

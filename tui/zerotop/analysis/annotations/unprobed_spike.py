@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.annotations.annotation import Annotation, Severity
+from zerotop.analysis.annotations.annotation import PAUSE, Annotation, Severity
 from zerotop.analysis.annotations.facts import Facts, Ints, Samples
 from zerotop.analysis.annotations.thresholds import (
     SPIKE_LIKE_SHARE,
@@ -54,13 +54,14 @@ class _Seen:
     told: bool = False
 
 
-def detect(facts: Facts) -> Iterator[Annotation]:
+def detect(facts: Facts) -> Iterator[Annotation | None]:
     """At most one finding for each node, from the time before a rank on it told its phases."""
     told: dict[str, int] = {}
     for process in facts.processes:
         host, born_ns = process.source.host, process.source.born_ns
         told[host] = min(born_ns, told.get(host, born_ns))
     for host in facts.hosts:
+        yield PAUSE
         seen = facts.kept(_Seen, host)
         if not seen.told:
             yield from _of_host(facts, host, seen, told.get(host))

@@ -28,7 +28,12 @@ def percent(share: float) -> str:
 
 def plural(count: int, what: str) -> str:
     """A count of things."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}{'es' if what.endswith('s') else 's'}"
+    return f"{count} {called(count, what)}"
+
+
+def called(count: int, what: str) -> str:
+    """What so many of them are called: ``rank``, ``ranks``, ``processes``, ``flushes``."""
+    return what if count == 1 else what + ("es" if what.endswith(("s", "sh")) else "s")
 
 
 def of_ranks(ranks: Sequence[int]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from copy import copy
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +17,8 @@ from zerotop.ui.drawing.text import cells, literal
 SPACE, FULL, BRAILLE = 0x20, 0x2588, 0x2800
 EIGHTHS = np.array([SPACE, *range(0x2581, FULL + 1)], np.uint32)  # a cell filled from below
 _SHOWN_BY_HALF = 0x2584  # from this block on, a cell's colour is its block's rather than what is behind
+
+ALL = slice(None), slice(None)
 
 Mask = NDArray[np.bool_]
 Codes = NDArray[np.int16]
@@ -76,10 +80,10 @@ class Canvas:
             return
         letters = [letter if cells(letter) == 1 else self.glyphs.unsafe for letter in literal(text, self.glyphs)]
         letters = letters[max(0, -x) : max(0, self.width - x)]
-        place = slice(max(0, x), max(0, x) + len(letters))
-        self.back[y, place] = self.shown()[y, place]
-        self.characters[y, place] = [ord(letter) for letter in letters]
-        self.fore[y, place] = self.number(style)
+        place = y, slice(max(0, x), max(0, x) + len(letters))
+        self.back[place] = self.shown(place)
+        self.characters[place] = [ord(letter) for letter in letters]
+        self.fore[place] = self.number(style)
 
     def mark(self, x: int, y: int, character: str, style: str) -> None:
         """One character over whatever is there."""
@@ -92,13 +96,13 @@ class Canvas:
             return
         column = self.characters[:, x]
         crossed = (column > BRAILLE) & (column <= BRAILLE + 255)
-        self.back[:, x] = np.where(crossed, self.number(f"{style}-ground"), self.shown()[:, x])
+        self.back[:, x] = np.where(crossed, self.number(f"{style}-ground"), self.shown((slice(None), x)))
         self.characters[:, x] = np.where(crossed, column, ord(self.glyphs.line))
         self.fore[:, x] = np.where(crossed, self.fore[:, x], self.number(style))
 
-    def shown(self) -> Codes:
-        """The colour that fills most of each cell: what is behind when something is drawn over it."""
-        return shown(self.characters, self.fore, self.back)
+    def shown(self, place: tuple[slice | int, slice | int] = ALL) -> Codes:
+        """The colour that fills most of each of these cells: what is behind when something is drawn over it."""
+        return shown(self.characters[place], self.fore[place], self.back[place])
 
     def rows(self, base: str = "text") -> list[Row]:
         """The picture: ``height`` rows of exactly ``width`` cells. ``base`` is the style where nothing was drawn."""
@@ -109,21 +113,21 @@ class Canvas:
         keys = fore.astype(np.int32) * len(self._names) + back
         changes = np.ones(keys.shape, np.bool_)
         np.not_equal(keys[:, 1:], keys[:, :-1], out=changes[:, 1:])
-        begins = np.flatnonzero(changes)
-        text = self.characters.astype("<u4").tobytes().decode("utf-32-le")
-        names = self._span_names(keys.ravel()[begins].tolist(), base)
-        starts = begins.tolist()
-        spans = [(text[begin:end], name) for begin, end, name in zip(starts, [*starts[1:], len(text)], names, strict=True)]
-        counts = np.concatenate(([0], changes.sum(axis=1).cumsum())).tolist()
-        return [tuple(spans[counts[y] : counts[y + 1]]) for y in range(self.height)]
+        begins = changes.ravel().nonzero()[0]
+        text = self.characters.astype("<u4", copy=False).tobytes().decode("utf-32-le")
+        starts, names = begins.tolist(), self._span_names(keys.ravel()[begins].tolist(), base)
+        # Without a loop of Python's own: there are a thousand spans.
+        spans = list(zip(map(text.__getitem__, map(slice, starts, [*starts[1:], len(text)])), names, strict=True))
+        counts = [0, *changes.sum(axis=1).cumsum().tolist()]
+        return [tuple(spans[begin:end]) for begin, end in pairwise(counts)]
 
-    def _span_names(self, keys: list[int], base: str) -> list[str]:
+    def _span_names(self, keys: list[int], base: str) -> Iterable[str]:
         names: dict[int, str] = {}
         for key in set(keys):
             fore, back = divmod(key, len(self._names))
             name = self._names[fore] or base
             names[key] = f"{name}/{self._names[back]}" if back else name
-        return [names[key] for key in keys]
+        return map(names.__getitem__, keys)
 
 
 def shown(characters: NDArray[np.uint32], fore: Codes, back: Codes) -> Codes:

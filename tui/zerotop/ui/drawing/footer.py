@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from zerotop.analysis.annotations.words import called
 from zerotop.analysis.view import Cost, LiveView
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, Span, both_ends, choose, filled, merged, row_width, spaced
@@ -60,9 +61,9 @@ def draw_status(cost: Cost, fps: float, width: int, glyphs: Glyphs) -> Row:
         left.append((8, (("probe ", "muted"), (probe, "text"))))
         left.append((6, ((share(cost.probe_share), "text"), (" of the step", "muted"))))
     if cost.lost_records:
-        left.append((9, ((f"{grouped(cost.lost_records)} records lost", "alert"),)))
+        left.append((9, ((f"{grouped(cost.lost_records)} {called(cost.lost_records, 'record')} lost", "alert"),)))
     if cost.errors:
-        left.append((9, ((f"{grouped(cost.errors)} probe errors", "alert"),)))
+        left.append((9, ((f"{grouped(cost.errors)} {called(cost.errors, 'probe error')}", "alert"),)))
     left.append((5, ((grouped(cost.records), "text"), (" records", "muted"))))
     if known(cost.records_per_s):
         left.append((4, ((count(cost.records_per_s).rjust(4), "text"), ("/s", "muted"))))

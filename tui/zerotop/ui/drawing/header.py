@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from zerotop.analysis.annotations import Annotation, Severity
+from zerotop.analysis.annotations.words import called
 from zerotop.analysis.view import Job, LiveView, Progress, State
 from zerotop.ui.drawing import words
 from zerotop.ui.drawing.bars import stacked_bar
@@ -102,11 +103,11 @@ def _progress_items(progress: Progress, job: Job, bar: int, glyphs: Glyphs) -> l
 def _step(progress: Progress, glyphs: Glyphs) -> Row:
     """``13/616 steps``: how many are finished, of which the last is step 12. As wide for the first as for the last."""
     if progress.step is None:
-        text = glyphs.plain("no step yet") if progress.total_steps is None else f"–/{progress.total_steps} steps"
+        text = "no step yet" if progress.total_steps is None else f"–/{progress.total_steps} steps"
         return ((glyphs.plain(text), "band-muted"),)
     if progress.total_steps is None:
-        word = " step" if progress.finished_steps == 1 else " steps"
-        return ((str(progress.finished_steps), "band-value"), (word, "band-muted"))
+        word = called(progress.finished_steps, "step")
+        return ((str(progress.finished_steps), "band-value"), (f" {word}", "band-muted"))
     total = str(progress.total_steps)
     return (
         (str(progress.finished_steps).rjust(len(total)), "band-value"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from zerotop.analysis.annotations.words import plural
 from zerotop.analysis.memory_lines import SUM_DEVICE, SUM_RESIDENT, Line
 
 BESIDE = ("estimate", "rule")
@@ -47,4 +48,4 @@ def _is_part(line: Line) -> bool:
 
 def _together(lines: Sequence[Line]) -> Line:
     peaks = [line.peak_bytes for line in lines if line.peak_bytes is not None]
-    return Line("", f"{len(lines)} others", sum(line.now_bytes for line in lines), sum(peaks) if peaks else None)
+    return Line("", plural(len(lines), "other"), sum(line.now_bytes for line in lines), sum(peaks) if peaks else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zerotop.analysis.allocator_health import AllocatorHealth
+from zerotop.analysis.annotations.words import plural
 from zerotop.analysis.memory_view import MemoryView
 from zerotop.analysis.phase_peaks import BEFORE, PhasePeak
 from zerotop.ui.drawing.bars import stacked_bar
@@ -68,7 +69,7 @@ def draw_health(view: MemoryView, width: int, glyphs: Glyphs) -> Row:
     if view.health is None:
         return filled((), width, glyphs)
     health, items = view.health, []
-    items.append((9, ((f"{health.retries} cache flushes", "warn" if health.retries else "text"),)))
+    items.append((9, ((plural(health.retries, "cache flush"), "warn" if health.retries else "text"),)))
     if health.ooms:
         items.append((9, ((f"{health.ooms} out of memory", "alert"),)))
     if health.at_peak is not None:
@@ -78,7 +79,7 @@ def draw_health(view: MemoryView, width: int, glyphs: Glyphs) -> Row:
     split = unit_for(health.inactive_split_bytes)
     items.append((5, ((f"{split.text(health.inactive_split_bytes).strip()} {split.name} in split blocks", "text"),)))
     if health.segments is not None:
-        items.append((4, ((f"{health.segments} segments", "text"),)))
+        items.append((4, ((plural(health.segments, "segment"), "text"),)))
     items.append((6, ((literal(_settings(health), glyphs), "muted"),)))
     row = spaced(choose([(weight, row) for weight, row in items], width - 11, gap=3), gap=3)
     return filled((("allocator  ", "label"), *row), width, glyphs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+from zerotop.analysis.annotations.words import plural
 from zerotop.analysis.view import Gpu, Host, LiveView, Rank
 from zerotop.ui.drawing import words
 from zerotop.ui.drawing.bars import stacked_bar
@@ -13,7 +14,7 @@ from zerotop.ui.drawing.past import LEAST_HEIGHT, draw_past
 from zerotop.ui.drawing.rows import Row, filled
 from zerotop.ui.drawing.table import Column, place, rule
 from zerotop.ui.drawing.text import fit, literal
-from zerotop.ui.format import amount, decimals_for
+from zerotop.ui.format import amount, between, decimals_for
 from zerotop.ui.units import giga
 
 _SWAPPED = (1 << 30) // 20  # bytes from which on swap is worth a word
@@ -41,7 +42,8 @@ def draw_gpu_memory(view: LiveView, width: int, height: int, glyphs: Glyphs, *, 
     shown, hidden = most_telling(view.gpus, room - len(hosts), _gpu_tellings(view.gpus))
     rows.extend(placed.row(gpu, width, glyphs) for gpu in shown)
     if hidden:
-        text = f"{glyphs.ellipsis} {len(hidden)} more, {_used_range(hidden)} {giga().name} used"
+        used = between((gpu.used_bytes / giga().bytes for gpu in hidden), 1)
+        text = f"{glyphs.ellipsis} {len(hidden)} more, {used} {giga().name} used"
         rows.append(filled(((text, "muted"),), width, glyphs))
     host_columns = place(_host_columns(view.hosts, placed.columns[0][2], placed.columns[1][2], glyphs), width)
     rows.extend(host_columns.row(host, width, glyphs) for host in hosts)
@@ -79,7 +81,7 @@ def draw_host_memory(view: LiveView, width: int, height: int, glyphs: Glyphs, *,
     rows.extend(placed.row(rank, width, glyphs) for rank in shown)
     if hidden:
         largest_hidden = amount(max(rank.rss_bytes for rank in hidden)).strip()
-        text = f"{glyphs.ellipsis} {len(hidden)} more ranks, at most {largest_hidden} {giga().name} each"
+        text = f"{glyphs.ellipsis} {plural(len(hidden), 'more rank')}, at most {largest_hidden} {giga().name} each"
         rows.append(filled(((text, "muted"),), width, glyphs))
     if not view.ranks:
         return _to_height(rows, width, height, glyphs)
@@ -106,12 +108,6 @@ def _gpu_tellings(gpus: Sequence[Gpu]) -> list[int]:
 def _rank_tellings(ranks: Sequence[Rank]) -> list[int]:
     usual = median([rank.rss_peak_bytes for rank in ranks]) if ranks else 0
     return [2 if not rank.alive else 1 if rank.rss_peak_bytes > usual * 1.2 else 0 for rank in ranks]
-
-
-def _used_range(gpus: Sequence[Gpu]) -> str:
-    used = [gpu.used_bytes / giga().bytes for gpu in gpus]
-    least, most = f"{min(used):.1f}", f"{max(used):.1f}"
-    return least if least == most else f"{least} to {most}"
 
 
 def gpu_name(gpu: Gpu, several: bool, short: bool, glyphs: Glyphs) -> str:

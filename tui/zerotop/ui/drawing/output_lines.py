@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zerotop.analysis.annotations.words import called
 from zerotop.analysis.output import Line, Place
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.memory import panel_title
@@ -192,7 +193,7 @@ def _outcome(found: Found, glyphs: Glyphs) -> Row:
     if not found.count:
         return (("not found" if not rest else f"not found yet{rest}", "band-warn"),)
     which = f"{grouped(found.number)} of " if found.number else ""
-    said: Row = ((f"{which}{grouped(found.count)} lines{rest}", "band"),)
+    said: Row = ((f"{which}{grouped(found.count)} {called(found.count, 'line')}{rest}", "band"),)
     if found.failed:
         said = (*said, ("  no other in that direction", "band-warn"))
     return said if found.typing else (*said, ("  enter next  N before  esc leave", "band-muted"))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from statistics import median
 
+from zerotop.analysis.annotations.words import plural
 from zerotop.analysis.view import Gpu, LiveView, Rank, State
 from zerotop.ui.drawing.axis import LABEL_WIDTH
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -15,7 +16,7 @@ from zerotop.ui.drawing.strips import cores_strip, empty_strip, strip_heading, u
 from zerotop.ui.drawing.table import Column, Placed, place, rule
 from zerotop.ui.drawing.text import cells, fit, literal
 from zerotop.ui.drawing.words import cores, fared, phase_style, phase_word, rank_name
-from zerotop.ui.format import MISSING, amount, decimals_for, fixed
+from zerotop.ui.format import MISSING, amount, between, decimals_for, fixed
 from zerotop.ui.units import giga
 
 STRIP_FROM = LABEL_WIDTH + 1  # where a tall strip begins: under a chart's plot
@@ -77,18 +78,14 @@ def _cores_strip(view: LiveView, rank: Rank, width: int, tall: int, glyphs: Glyp
 
 def _cpu_title(view: LiveView, width: int, focused: bool) -> Row:
     """``CPU 63.1 of 64 cores``; the figure is the whole host's."""
-    used, there = cores(view)
-    if not there:
-        return panel_title("CPU", focused)
-    text = f" {used:.1f} of {there}" + (" cores" if width >= 50 else "")
+    used = cores(view)
+    text = f" {used}{' cores' if width >= 50 else ''}" if used else ""
     return (*panel_title("CPU", focused), (text, "title-value"))
 
 
 def _more(hidden: Sequence[Rank], glyphs: Glyphs) -> str:
-    used = [rank.cores_used for rank in hidden]
-    least, most = f"{min(used):.1f}", f"{max(used):.1f}"
-    between = least if least == most else f"{least} to {most}"
-    return f"{glyphs.ellipsis} {len(hidden)} more ranks, {between} cores each"
+    used = between((rank.cores_used for rank in hidden), 1)
+    return f"{glyphs.ellipsis} {plural(len(hidden), 'more rank')}, {used} cores each"
 
 
 def _tellings(ranks: Sequence[Rank]) -> list[int]:
@@ -194,8 +191,7 @@ def draw_gpu(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused
         rows.append(placed.row(gpu, width, glyphs))
         rows.extend(_under(_utilization_strip(view, gpu, width - STRIP_FROM, tall - 1, glyphs), width, glyphs))
     if hidden:
-        used = [gpu.utilization_percent for gpu in hidden]
-        text = f"{glyphs.ellipsis} {len(hidden)} more, {min(used):.0f} to {max(used):.0f} %"
+        text = f"{glyphs.ellipsis} {len(hidden)} more, {between((gpu.utilization_percent for gpu in hidden), 0)} %"
         rows.append(filled(((text, "muted"),), width, glyphs))
     return (rows + [filled((), width, glyphs)] * height)[:height]
 

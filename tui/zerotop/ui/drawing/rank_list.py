@@ -38,9 +38,8 @@ def draw_ranks(
 
 
 def _title(view: LiveView, width: int) -> Row:
-    used, there = cores(view)
-    text = f" {used:.1f} of {there}" if there and width >= 60 else ""
-    return (*panel_title("Ranks", False), (text, "title-value"))
+    used = cores(view)
+    return (*panel_title("Ranks", False), (f" {used}" if used and width >= 60 else "", "title-value"))
 
 
 def _columns(view: LiveView, chosen: int | None, bound: Mapping[int, Cores], glyphs: Glyphs) -> list[Column[Rank]]:

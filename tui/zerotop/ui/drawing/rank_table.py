@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from zerotop.analysis.annotations.words import plural
 from zerotop.analysis.rank_matrix import RECENT, Metric
 from zerotop.analysis.rank_outliers import Compared
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -69,6 +70,6 @@ def _difference(one: Compared, width: int, glyphs: Glyphs) -> Row:
 def _foot(picture: Picture, width: int, room: int, glyphs: Glyphs) -> list[Row]:
     """What the figures are."""
     count = min(RECENT, len(picture.matrix.steps))
-    lines = [f"medians of {count} step{'s' * (count > 1)}"]
+    lines = [f"medians of {plural(count, 'step')}"]
     rows = [filled(((fit(f"  {line}", width, glyphs), "muted"),), width, glyphs) for line in lines]
     return rows if room >= len(rows) else []

@@ -6,6 +6,7 @@ import shlex
 import time
 from collections.abc import Sequence
 
+from zerotop.analysis.annotations.words import called, plural
 from zerotop.analysis.overview import Overview
 from zerotop.analysis.overviews import Recording
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -78,7 +79,7 @@ def _sentence(text: str, style: str, width: int, glyphs: Glyphs) -> Row:
 
 def _of_job(job: RunningJob) -> list[tuple[str, str]]:
     gpus = f" on GPU {', '.join(job.gpus)}" if job.gpus else ""
-    what = f"Process {job.pid}, started by {job.launcher} {about(job.age_s)} ago: {job.ranks} ranks{gpus}."
+    what = f"Process {job.pid}, started by {job.launcher} {about(job.age_s)} ago: {plural(job.ranks, 'rank')}{gpus}."
     return [
         (what, "text"),
         ("Nobody records it. Enter watches it from outside from now on: memory, processors, GPUs.", "text"),
@@ -105,7 +106,8 @@ def _ending(recording: Recording, known: Overview) -> str:
     if recording.live:
         return "It runs. Enter watches it; leaving that asks what becomes of it." if not known.end else known.end
     ran_out = f"It ran out of {known.why}. " if known.why in ("GPU memory", "host memory") else ""
-    lost = f" {grouped(known.lost_records)} records could not be written." if known.lost_records else ""
+    records = f"{grouped(known.lost_records)} {called(known.lost_records, 'record')}"
+    lost = f" {records} could not be written." if known.lost_records else ""
     return ran_out + (known.end or "The recording stops there: nobody saw how the job ended.") + lost
 
 
@@ -115,8 +117,8 @@ def _trained(known: Overview, glyphs: Glyphs) -> str:
     size_text = f" of {count(known.parameters)} parameters" if known.parameters else ""
     offload = short_offload(known, glyphs)
     parts = [f"{known.model}{size_text}", f"ZeRO-{known.zero_stage} {offload}".strip(), known.dtype]
-    parts.append(f"{known.ranks} ranks" if known.ranks != 1 else "1 rank")
+    parts.append(plural(known.ranks, "rank") if known.ranks else "")
     if known.iterations:
-        slowest = seconds_text(max(known.iterations))
-        parts.append(f"{grouped(known.steps)} steps, median {seconds_text(known.iteration_s)} s, longest {slowest} s")
+        took = f"median {seconds_text(known.iteration_s)} s, longest {seconds_text(max(known.iterations))} s"
+        parts.append(f"{grouped(known.steps)} {called(known.steps, 'step')}, {took}")
     return ", ".join(part for part in parts if part)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zerotop.analysis.affinity import Cores, cores_text
+from zerotop.analysis.annotations.words import plural
 from zerotop.analysis.history import PIECE_NS
 from zerotop.analysis.threads import Group, RankThreads, Thread
 from zerotop.ui.charts import AXIS_WIDTH, Watched
@@ -220,14 +221,14 @@ def draw_threads(
     shown = table[top : top + room]
     if len(table) > top + room and shown:
         hidden = len(table) - top - room + 1
-        shown[-1] = filled(((f"{glyphs.ellipsis} {hidden} more rows below", "muted"),), width, glyphs)
+        shown[-1] = filled(((f"{glyphs.ellipsis} {plural(hidden, 'more row')} below", "muted"),), width, glyphs)
     return (rows + shown + [filled((), width, glyphs)] * height)[:height]
 
 
 def _title(threads: RankThreads, width: int) -> Row:
     rank = threads.rank
     name = f"Rank {rank.rank}" if rank.rank >= 0 else f"Process {rank.pid}"
-    text = f" {rank.thread_count} threads, {rank.busy_threads} busy"
+    text = f" {plural(rank.thread_count, 'thread')}, {rank.busy_threads} busy"
     return (*panel_title(name, False), (text if width >= 60 else "", "title-value"))
 
 
@@ -248,8 +249,7 @@ def _rest(threads: RankThreads, glyphs: Glyphs) -> Row:
         return (("  No threads were recorded: zerotop run and zerotop attach record them.", "muted"),)
     if not threads.rank.alive:
         return (("  This process has ended: what it did last is shown.", "muted"),)
-    number = "1 other" if threads.rest_threads == 1 else f"{threads.rest_threads} others"
-    other = f"  {number}, {threads.rest_cores:.1f} cores"
+    other = f"  {plural(threads.rest_threads, 'other')}, {threads.rest_cores:.1f} cores"
     if threads.rest_cores >= 1:
         return ((f"{other}: only the busiest of a rank are recorded one by one", "muted"),)
     return ((f"{other}: hardly running", "muted"),)

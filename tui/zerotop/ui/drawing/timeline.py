@@ -86,7 +86,7 @@ def _charts(picture: Picture, places: Sequence[Place], canvas: Canvas, width: in
 def _cursor(canvas: Canvas, x: int) -> None:
     """A thin line through everything."""
     if 0 <= x < canvas.width:
-        canvas.back[:, x] = canvas.shown()[:, x]
+        canvas.back[:, x] = canvas.shown((slice(None), x))
         canvas.characters[:, x] = ord(canvas.glyphs.line)
         canvas.fore[:, x] = canvas.number("cursor")
 

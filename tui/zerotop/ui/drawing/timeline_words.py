@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from zerotop.analysis.annotations.words import plural
 from zerotop.analysis.timeline_summary import Summary
 from zerotop.ui.charts import Scale
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -136,7 +137,7 @@ def _colours(picture: Picture, glyphs: Glyphs) -> list[tuple[int, Row]]:
 def _figures(picture: Picture, summary: Summary, glyphs: Glyphs) -> list[tuple[int, Row]]:
     """(importance, figure) of a range."""
     length = summary.end_ns - summary.begin_ns
-    steps = f"{summary.steps} step" + ("" if summary.steps == 1 else "s")
+    steps = plural(summary.steps, "step")
     found: list[tuple[int, Row]] = [(99, (("[ ", "accent"), (glyphs.plain(duration(length)), "value"), (" ]", "accent")))]
     found.append((90, ((steps, "text"),)))
     all_s = sum(summary.phase_s.values())

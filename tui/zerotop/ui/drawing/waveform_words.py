@@ -39,7 +39,7 @@ def sentence(fold: WaveformFold, glyphs: Glyphs) -> tuple[str, str]:
         busy = 1 - found.total_s / fold.iteration_s
         return f"{gpus} {_are(fold)} busy {busy:.0%} of the time; where in {of}, NVML's 200 ms cannot tell", "value"
     if found.optimizer:
-        cores = f"{found.cores:.0f} cores run the optimizer"
+        cores = "1 core runs the optimizer" if round(found.cores) == 1 else f"{found.cores:.0f} cores run the optimizer"
         return f"{gpus} {verb} {seconds(found.longest_s)} of {of} while {cores}", "warn"
     if found.total_s >= _MUCH * fold.iteration_s:
         return f"{gpus} {verb} {seconds(found.total_s)} of {of}{_meanwhile(found, glyphs)}", "warn"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+from zerotop.analysis.annotations.words import plural
 from zerotop.analysis.view import Iterations, Job, LiveView, State
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.text import literal
-from zerotop.ui.format import MISSING, count
+from zerotop.ui.format import MISSING, between, count
 
 # Drawing order, from the bottom of a column up.
 ITERATION_PHASES = ("data", "forward", "backward", "step", "other")
@@ -76,7 +77,7 @@ def _target(device: str | None) -> str:
 def batch(job: Job, glyphs: Glyphs) -> str:
     """Micro-batch x accumulation x ranks: ``2×1×8``."""
     if job.micro_batch is None and job.gradient_accumulation is None:
-        return f"{job.ranks} ranks" if job.ranks else ""
+        return plural(job.ranks, "rank") if job.ranks else ""
     numbers = (job.micro_batch, job.gradient_accumulation, job.ranks)
     return glyphs.times.join(str(number) if number is not None else glyphs.plain(MISSING) for number in numbers)
 
@@ -117,6 +118,7 @@ def last_phases(iterations: Iterations) -> dict[str, float]:
     return {"other": float(iterations.iteration_s[-1]) - sum(known.values()), **known}
 
 
-def cores(view: LiveView) -> tuple[float, int]:
-    """(cores in use, cores there are) over all hosts of the job."""
-    return sum(host.cores_used for host in view.hosts), sum(host.cores for host in view.hosts)
+def cores(view: LiveView) -> str:
+    """``63.1 of 64``: cores in use over all hosts of the job; empty before the first sample."""
+    used, there = sum(host.cores_used for host in view.hosts), sum(host.cores for host in view.hosts)
+    return f"{between([used], 1)} of {there}" if there else ""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from textual import events
 from textual.message import Message
 
+from zerotop.analysis.annotations.words import plural
 from zerotop.analysis.overviews import Recording
 from zerotop.ui.drawing.footer import Key
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -65,7 +66,7 @@ class Sheet(Keyed):
         model = self._model
         live = f", {model.live} live" if model.live else ""
         found = f", {len(model.rows)} found" if model.filter else ""
-        return f"{model.known} recording{'' if model.known == 1 else 's'}{live}{found}"
+        return f"{plural(model.known, 'recording')}{live}{found}"
 
     def _list(self, width: int, height: int) -> list[Row]:
         model, now_ns = self._model, time.time_ns()
@@ -99,7 +100,7 @@ def keys(model: StartModel) -> list[Key]:
     several = len(model.to_compare()) >= 2
     named = [Key("q", "quit", "app.leave", 9)]
     if model.rows:
-        named += [Key("⏎", "open", "open", 9), Key("space", "mark", "mark", 5)]
+        named += [Key("enter", "open", "open", 9), Key("space", "mark", "mark", 5)]
         named.append(Key("c", "compare", "compare", 8 if several else 4))
     named += [Key("/", "filter", "filter", 8), Key("o", "order", "order", 6)]
     if isinstance(model.chosen, Recording):

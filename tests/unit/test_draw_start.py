@@ -1,0 +1,48 @@
+"""The start screen's rows about one recording or job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from zerotop.analysis.overview import Overview
+from zerotop.analysis.overviews import Recording
+from zerotop.session.glimpse import Stamp
+from zerotop.ui.drawing.glyphs import BLOCKS
+from zerotop.ui.drawing.rows import row_text
+from zerotop.ui.drawing.start import detail
+from zerotop.ui.screens.start_model import StartModel
+from zerotop.ui.screens.start_sheet import keys
+from zerotop.ui.starting import Item, RunningJob
+
+JOB = RunningJob(123, "torchrun", 1, ("0",), 300.0, None, "train.py")
+KNOWN = Overview("one", zero_stage=2, model="Tiny", ranks=1, steps=1, iterations=(2.5,), iteration_s=2.5)
+
+
+def told(item: Item) -> str:
+    return " ".join(row_text(row).strip() for row in detail(item, 120, BLOCKS))
+
+
+def recorded(known: Overview) -> Recording:
+    return Recording(Path("/recordings/one"), False, Stamp(1, 1, 1), False, known)
+
+
+@pytest.mark.parametrize(("ranks", "said"), [(1, ": 1 rank on GPU 0."), (2, ": 2 ranks on GPU 0.")])
+def test_how_many_ranks_a_running_job_has(ranks: int, said: str) -> None:
+    assert said in told(replace(JOB, ranks=ranks))
+
+
+def test_what_was_trained_in_one_step_or_by_ranks_that_were_not_counted() -> None:
+    assert "Tiny, ZeRO-2, 1 rank, 1 step, median 2.50 s, longest 2.50 s" in told(recorded(KNOWN))
+    assert "Tiny, ZeRO-2, 4 ranks, 30 steps, median" in told(recorded(replace(KNOWN, ranks=4, steps=30)))
+    assert "Tiny, ZeRO-2, 1 step, median" in told(recorded(replace(KNOWN, ranks=None)))
+    assert "1 record could not be written." in told(recorded(replace(KNOWN, lost_records=1)))
+
+
+def test_keys_are_called_as_on_all_screens() -> None:
+    model = StartModel()
+    model.show((recorded(KNOWN),), ())
+    assert "enter" in [key.key for key in keys(model)]
+    assert all(key.key.isascii() for key in keys(model))
