@@ -315,6 +315,20 @@ def test_a_recording_that_grows_is_told_as_one_that_has_grown(tmp_path: Path, co
     growing.close()
 
 
+def test_time_goes_on_while_nothing_is_recorded() -> None:
+    """An allocator holds what it held last, also in columns that had not begun when its last record was read."""
+    session = recording("z2-offload")
+    lines, window = timelines(session), Window(2400, 20 * MS, 90)
+    middle_ns, end_ns = (session.begin_ns + column * window.column_ns for column in (2430, 2500))
+    subject = lines.subject(0)
+    before = lines.at(window, subject, (0,), middle_ns)
+    assert np.isnan(before.values["allocated"].highest[40:]).all()
+    told, expected = lines.at(window, subject, (0,), end_ns), timelines(session).at(window, subject, (0,), end_ns)
+    np.testing.assert_array_equal(told.values["allocated"].highest, expected.values["allocated"].highest)
+    np.testing.assert_allclose(told.phases[0], expected.phases[0], atol=1e-12)
+    assert np.isfinite(told.values["allocated"].highest[40:]).any()
+
+
 def test_what_cannot_be_read_in_time_is_read_later(tmp_path: Path) -> None:
     growing = Growing(tmp_path)
     growing.go_on(20_000)

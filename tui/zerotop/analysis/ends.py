@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from weakref import WeakKeyDictionary
 
-from zerotop.session.reader import Event, Source
+from zerotop.session.reader import Event, Session, Source
 
 # Said by the rank itself, and found by the sampler of its node.
 _OF_RANKS = ("goodbye", "rank_gone")
@@ -52,3 +53,14 @@ class Ends:
         hosts = (host,) if host in self._commanded else tuple(self._commands)
         ends = [*own, *(end for one in hosts for end in self._commands.get(one, ()))]
         return min((end for end in ends if end >= time_ns), default=None)
+
+
+def ends_of(session: Session) -> Ends:
+    """All that a session tells of so far; the same object until there is another event."""
+    known = _KNOWN.get(session)
+    if known is None or known[0] is not session.events:
+        known = _KNOWN[session] = session.events, Ends(session.events)
+    return known[1]
+
+
+_KNOWN: WeakKeyDictionary[Session, tuple[Sequence[Event], Ends]] = WeakKeyDictionary()

@@ -13,7 +13,7 @@ from zerotop.analysis import places
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.attempts import attempts
 from zerotop.analysis.endings import Losses, left_running, losses
-from zerotop.analysis.ends import Ends
+from zerotop.analysis.ends import ends_of
 from zerotop.analysis.findings import Findings
 from zerotop.analysis.gpus import gpus
 from zerotop.analysis.history import Histories
@@ -51,7 +51,6 @@ class RecordingSource:
         self._rhythm = Rhythm(session)
         self._findings = Findings(session)
         self._shown = self._followed = False  # whether a view was asked for, and whether of the end
-        self._event_count = -1
         self._transcript, self._older = Transcript(session), Transcript(session)
         self._looked_ns = time.time_ns()
         self._live, self._last_written_ns = session.live, session.last_written_ns
@@ -118,9 +117,7 @@ class RecordingSource:
         return self._findings.at(self.end_ns if cursor_ns is None else cursor_ns)
 
     def _digesting(self) -> Generator[None, None, None]:
-        if len(self.session.events) != self._event_count:
-            self._event_count = len(self.session.events)
-            self._ends = Ends(self.session.events)
+        self._ends = ends_of(self.session)
         over_ns = None if self._live else self._last_written_ns
         together = attempts(self._steps.processes, self._ends, over_ns)
         yield

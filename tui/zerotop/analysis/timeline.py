@@ -241,14 +241,14 @@ class Lanes:
 
     def values(self, window: Window, end_ns: int, until_s: float, *, release: bool) -> dict[str, Values]:
         """What was recorded, by name. ``release``: gives back the memory of what was read, table by table."""
-        found: dict[str, Values] = {}
+        tables: list[Table] = []
         for place, (teller, blocks) in enumerate(zip(self.tellers, self.blocks, strict=True)):
-            table = blocks.columns(window.column_ns, window.first, window.columns, end_ns=end_ns, until_s=until_s)
-            self._note(teller.names, table)
+            tables.append(blocks.columns(window.column_ns, window.first, window.columns, end_ns=end_ns, until_s=until_s))
             self._look(place)
-            found.update(_values(teller.names, table))
             _release(teller.sources if release and isinstance(teller, Samples) else ())
-        return {name: values for name, values in found.items() if name in self._recorded}
+        names, table = [name for teller in self.tellers for name in teller.names], np.concatenate(tables, axis=1)
+        self._note(names, table)
+        return {name: values for name, values in _values(names, table).items() if name in self._recorded}
 
     def recorded(self) -> frozenset[str]:
         """The names of what there is, as far as was seen in windows asked for and in the last records."""
@@ -265,12 +265,13 @@ class Lanes:
             self._note(teller.names, teller.tell(np.array([end_ns - _LOOK_NS, end_ns + _LOOK_NS])))
 
     def _note(self, names: Sequence[str], table: Table) -> None:
-        self._recorded.update(name for name, told in zip(names, (table[TIME] > 0).any(axis=-1), strict=True) if told)
+        told = (table[TIME] > 0).any(axis=-1)
+        self._recorded.update(name for name, there in zip(names, told.tolist(), strict=True) if there)
 
 
 def _values(names: Sequence[str], table: Table) -> dict[str, Values]:
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.where(table[TIME] > 0, table[SUM] / table[TIME], np.nan)
+    mean = np.full(table.shape[1:], np.nan)
+    np.divide(table[SUM], table[TIME], out=mean, where=table[TIME] > 0)
     return {name: Values(table[LOWEST, place], table[HIGHEST, place], mean[place]) for place, name in enumerate(names)}
 
 

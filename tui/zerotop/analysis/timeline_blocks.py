@@ -40,6 +40,7 @@ class Teller(Protocol):
 class _Block:
     table: Floats
     count: int  # what was recorded when it was told
+    told: int  # so many of its columns were, as far as time had come
     final: int  # so many of its columns will not change
 
 
@@ -58,8 +59,8 @@ class Blocks:
         Nothing is known after ``end_ns``; what could not be told before ``until_s`` (of ``time.perf_counter``) is blank.
         """
         self.complete = True
-        beyond = (end_ns - self._origin_ns) // column_ns + 1
-        known = self._columns(column_ns, first, max(0, min(count, beyond - first)), end_ns, until_s)
+        begun = max(0, min(count, self._beyond(column_ns, end_ns) - first))
+        known = self._columns(column_ns, first, begun, end_ns, until_s)
         if known.shape[-1] == count:
             return known
         return np.concatenate((known, self._teller.blank(count - known.shape[-1])), axis=-1)
@@ -82,9 +83,9 @@ class Blocks:
 
     def _block(self, column_ns: int, index: int, last: int, end_ns: int, until_s: float) -> Floats:
         """A block; ``last`` is the last one that is wanted."""
-        number = self._teller.count()
+        number, beyond = self._teller.count(), self._beyond(column_ns, end_ns)
         kept = self._kept.pop((column_ns, index), None)
-        if kept is not None and (kept.final == BLOCK or kept.count == number):
+        if kept is not None and (kept.final == BLOCK or (kept.count, kept.told) == (number, _within(index, beyond))):
             self._kept[column_ns, index] = kept
             return kept.table
         if time.perf_counter() > until_s:
@@ -98,12 +99,13 @@ class Blocks:
         if base != column_ns:
             tables = [self._joined(column_ns, base, index, end_ns, until_s)]
         elif kept is None:
-            tables = self._told(column_ns, index, index, None)
+            tables = self._told(column_ns, index, index, None, beyond)
         else:  # what was not final is told again, beyond this block's end in the same go
-            tables = self._told(column_ns, index, min(index + 1, last), kept)
+            tables = self._told(column_ns, index, min(index + 1, last), kept, beyond)
         if self.complete:
+            final = min(beyond, (self._teller.final_ns() - self._origin_ns) // column_ns)
             for place, table in enumerate(tables, index):
-                self._keep(column_ns, place, _Block(table, number, self._final(column_ns, place)))
+                self._keep(column_ns, place, _Block(table, number, *(_within(place, upto) for upto in (beyond, final))))
         self.complete &= was_complete
         return tables[0]
 
@@ -112,21 +114,28 @@ class Blocks:
         table = self._columns(base, index * BLOCK * factor, BLOCK * factor, end_ns, until_s)
         return self._teller.join(table, factor)
 
-    def _told(self, column_ns: int, first: int, last: int, kept: _Block | None) -> list[Floats]:
-        """Blocks from records, from the one on of which some may be kept."""
+    def _told(self, column_ns: int, first: int, last: int, kept: _Block | None, beyond: int) -> list[Floats]:
+        """Blocks from records, from the one on of which some may be kept, up to the column numbered ``beyond``."""
         done = kept.final if kept is not None else 0
-        numbers = np.arange(first * BLOCK + done, (last + 1) * BLOCK + 1, dtype=np.int64)
-        fresh = self._teller.tell(self._origin_ns + column_ns * numbers)
-        tables = np.split(fresh, np.arange(BLOCK - done, fresh.shape[-1], BLOCK), axis=-1)
+        begin, end = first * BLOCK + done, (last + 1) * BLOCK
+        beyond = max(begin + 1, min(beyond, end))
+        fresh = self._teller.tell(self._origin_ns + column_ns * np.arange(begin, beyond + 1, dtype=np.int64))
+        tables = [fresh, self._teller.blank(end - beyond)]
         if kept is not None and done:
-            tables[0] = np.concatenate((kept.table[..., :done], tables[0]), axis=-1)
-        return tables
+            tables.insert(0, kept.table[..., :done])
+        whole = np.concatenate(tables, axis=-1)
+        return [whole[..., place : place + BLOCK] for place in range(0, whole.shape[-1], BLOCK)]
 
-    def _final(self, column_ns: int, index: int) -> int:
-        passed = (self._teller.final_ns() - self._origin_ns) // column_ns - index * BLOCK
-        return int(max(0, min(BLOCK, passed)))
+    def _beyond(self, column_ns: int, end_ns: int) -> int:
+        """How many columns have begun by then."""
+        return (end_ns - self._origin_ns) // column_ns + 1
 
     def _keep(self, column_ns: int, index: int, block: _Block) -> None:
         self._kept[column_ns, index] = block
         while len(self._kept) > _KEPT:
             del self._kept[next(iter(self._kept))]
+
+
+def _within(index: int, columns: int) -> int:
+    """How many of the first so many columns lie in a block."""
+    return max(0, min(BLOCK, columns - index * BLOCK))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis import phases
-from zerotop.analysis.ends import Ends
+from zerotop.analysis.ends import ends_of
 from zerotop.analysis.living import beside
 from zerotop.analysis.timeline_samples import FOREVER_NS
 from zerotop.analysis.timeline_series import Floats, Ints, ascending
@@ -82,7 +82,7 @@ class RankPhases:
         return column_ns * sum(len(source.array) for source in spans) > MANY_SPANS * taken
 
     def _exact(self, edges: Ints) -> Floats:
-        ends = Ends(self._session.events)
+        ends = ends_of(self._session)
         seconds = self.blank(len(edges) - 1)
         for begins in sorted(self._sources("begins"), key=lambda source: source.born_ns):
             over_ns = ends.told_until(begins) or FOREVER_NS

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.ends import Ends
+from zerotop.analysis.ends import ends_of
 from zerotop.analysis.timeline_series import (
     LONGEST_NS,
     Ints,
@@ -160,7 +160,7 @@ class GpuProcesses:
             rows = around(source, begin_ns, end_ns)
             rows = rows[(rows["gpu"] == self._index) & (rows["used_bytes"] != UNKNOWN)]
             rows = rows[np.isin(rows["pid"], ranks)]
-            times, used = _sums(rows, ("used_bytes",))
+            times, used = _sums(np.ascontiguousarray(rows["time_ns"]), [rows["used_bytes"]])
             until_ns = int(times[-1]) + source.offset_ns + LONGEST_NS if len(times) else 0
             yield Part(0, after_samples(times + source.offset_ns, used, until_ns, longest_ns=LONGEST_NS))
 
@@ -177,7 +177,7 @@ class Allocators:
 
     def parts(self, begin_ns: int, end_ns: int) -> Iterable[Part]:
         """See :meth:`Gpu.parts`. An allocator holds what it held last until nothing more is told of it."""
-        ends, held, peaks = Ends(self._session.events), [], []
+        ends, held, peaks = ends_of(self._session), [], []
         for source in self.sources:
             first = max(0, source.count_known(begin_ns) - 1)
             rows = source.array[first : source.count_known(end_ns) + 1]
@@ -221,7 +221,7 @@ class Processes:
             rows = around(source, begin_ns, end_ns)
             ranks = rows["rank"]
             for place, chosen in ((0, ranks == self._rank), (2, ranks >= min(0, self._rank))):
-                times, values = _sums(rows[chosen], ("cores_used", "rss_bytes"))
+                times, values = _sums(rows["time_ns"][chosen], [rows[name][chosen] for name in ("cores_used", "rss_bytes")])
                 yield Part(place, before_samples(times + source.offset_ns, values))
 
 
@@ -252,13 +252,12 @@ def around(source: Source, begin_ns: int, end_ns: int) -> Rows:
     return source.array[source.count_known(begin_ns - LONGEST_NS - 1) : source.count_known(end_ns + LONGEST_NS)]
 
 
-def _sums(rows: Rows, columns: Sequence[str]) -> tuple[Ints, list[NDArray[Any]]]:
-    """(ticks, the sum of each column's values in each)."""
-    times = np.ascontiguousarray(rows["time_ns"])
+def _sums(times: Ints, columns: Sequence[NDArray[Any]]) -> tuple[Ints, list[NDArray[Any]]]:
+    """(ticks, the sum of each column's values in each) of records with these times."""
     begins = np.ones(len(times), np.bool_)
     np.not_equal(times[1:], times[:-1], out=begins[1:])
-    values = [rows[column].astype(np.float64) for column in columns]
+    values = [column.astype(np.float64) for column in columns]
     if begins.all():
         return times, values
-    first = np.flatnonzero(begins)
+    first = begins.nonzero()[0]
     return times[first], [np.add.reduceat(value, first) for value in values]

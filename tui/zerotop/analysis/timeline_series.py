@@ -62,7 +62,8 @@ def stacked(several: list[Series]) -> Series:
 
 def ascending(times: list[Ints]) -> Ints:
     """All of these moments once, in order. (``np.unique`` does not see that each list is in order already.)"""
-    together = np.sort(np.concatenate(times), kind="stable")
+    together = np.concatenate(times)
+    together.sort(kind="stable")
     first = np.ones(len(together), np.bool_)
     np.not_equal(together[1:], together[:-1], out=first[1:])
     return together[first]
@@ -78,9 +79,8 @@ def nothing(values: int, columns: int) -> Table:
 def totals(series: Series, edges: Ints) -> Table:
     """What the values come to between each two neighbouring edges (unix nanoseconds, ascending)."""
     table = nothing(len(series.values), len(edges) - 1)
-    ended = np.searchsorted(series.ends, edges, "right")
-    beyond = np.searchsorted(series.begins, edges[1:], "left")
-    some = np.flatnonzero(beyond > ended[:-1])
+    ended, beyond = series.ends.searchsorted(edges, "right"), series.begins.searchsorted(edges[1:], "left")
+    some = (beyond > ended[:-1]).nonzero()[0]
     if not len(some):
         return table
     low, high = int(ended[some[0]]), int(beyond[some[-1]])

@@ -12,6 +12,7 @@ from zerotop.ui.charts.canvas import EIGHTHS, SPACE, Canvas, heights, shown
 from zerotop.ui.charts.columns import Numbers
 
 Ints = NDArray[np.int64]
+Eighths = NDArray[np.int16]
 Layer = tuple[str, Numbers]  # style, amount in each column
 
 _UPPER, _MIDDLE, _LOWER = ord("▔"), ord("━"), ord("▂")
@@ -49,9 +50,9 @@ def stacks(canvas: Canvas, piles: Sequence[Pile]) -> None:
         return
     which = np.repeat(np.arange(len(piles)), [pile.rows for pile in piles])
     place = np.concatenate([np.arange(pile.row, pile.row + pile.rows) for pile in piles])
-    floor = 8 * np.concatenate([np.arange(pile.rows - 1, -1, -1) for pile in piles])
-    covers = np.diff(np.clip(_edges(canvas.width, piles)[:, which] - floor[:, None], 0, 8), axis=0)
-    filled = covers.sum(axis=0)
+    floor = np.concatenate([np.arange(8 * pile.rows - 8, -8, -8, dtype=np.int16) for pile in piles])
+    upto = np.minimum(np.maximum(_edges(canvas.width, piles)[:, which] - floor[:, None], 0), 8)
+    covers, filled = upto[1:] - upto[:-1], upto[-1]
     most, largest = covers[0], np.zeros(filled.shape, np.intp)
     for layer in range(1, len(covers)):  # much faster than argmax is across rows
         largest[covers[layer] > most] = layer
@@ -83,7 +84,7 @@ def _of_layers(piles: Sequence[Pile], told: Callable[[str], int], kind: type[np.
     return np.array([[*(told(style) for style, _ in pile.layers), *[0] * (most - len(pile.layers))] for pile in piles], kind)
 
 
-def _edges(width: int, piles: Sequence[Pile]) -> Ints:
+def _edges(width: int, piles: Sequence[Pile]) -> Eighths:
     """Where layers end, in eighths of a cell from below, shape (layers + 1, piles, width); the first are the ground."""
     amounts = np.zeros((1 + max(len(pile.layers) for pile in piles), len(piles), width))
     for place, pile in enumerate(piles):
@@ -93,8 +94,8 @@ def _edges(width: int, piles: Sequence[Pile]) -> Ints:
     tops, sizes = np.array([(pile.top, 8 * pile.rows) for pile in piles]).T[:, :, None]
     with np.errstate(all="ignore"):
         sums = np.minimum(amounts.cumsum(axis=0), 1e300)
-        places = np.fmax(np.clip(sums / tops * sizes, 0, sizes), 0)
-    edges: Ints = np.rint(places).astype(np.int64)
+        places = np.minimum(np.fmax(sums / tops * sizes, 0), sizes)
+    edges: Eighths = np.rint(places).astype(np.int16)
     little = (edges[-1] == 0) & (sums[-1] > 0)
     if little.any():
         here = amounts[1:, little]
@@ -102,7 +103,7 @@ def _edges(width: int, piles: Sequence[Pile]) -> Ints:
     return edges
 
 
-def _split(covers: Ints) -> tuple[Ints, Ints, Ints]:
+def _split(covers: Eighths) -> tuple[Ints, Ints, Ints]:
     """Of full cells in which layers meet: the lower and the upper one of the two largest, and the lower one's eighths."""
     cells = np.arange(covers.shape[1])
     one = covers.argmax(axis=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -68,7 +69,8 @@ def memory_scale(size: float, height: int) -> Scale:
     return Scale(unit.name, 1 / unit.bytes, *ticks(size / unit.bytes, 4 if height >= 8 else 3 if height >= 6 else 2))
 
 
-def labels(scale: Scale, height: int, glyphs: Glyphs) -> list[Row]:
+@lru_cache(maxsize=256)
+def labels(scale: Scale, height: int, glyphs: Glyphs) -> tuple[Row, ...]:
     """The axis itself, ``LABEL_WIDTH`` + 1 cells wide."""
     places = scale.tick_rows(height)
     decimals = max(0, -math.floor(math.log10(scale.distance) + 1e-9))
@@ -76,7 +78,7 @@ def labels(scale: Scale, height: int, glyphs: Glyphs) -> list[Row]:
     for row in range(height):
         text = f"{places[row]:.{decimals}f}"[:LABEL_WIDTH] if row in places else ""
         rows.append(((text.rjust(LABEL_WIDTH), "axis"), (glyphs.tick if row in places else glyphs.line, "rule")))
-    return rows
+    return tuple(rows)
 
 
 def with_grid(cells: Iterable[Span], width: int, glyphs: Glyphs) -> Row:
