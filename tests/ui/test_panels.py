@@ -340,18 +340,18 @@ def test_keys_fit_and_lie_where_they_say() -> None:
     assert row_text(draw_keys(keys, 40, ASCII)[0]).isascii()
 
 
+@pytest.fixture(scope="module")
+def views() -> list[LiveView]:
+    told = ((offload_story(), 75.0), (cpu_story(), 1.0), (killed_story(), 60.0), (many_story(), 75.0))
+    return [at(story, seconds) for story, seconds in told]
+
+
 @pytest.mark.parametrize("width", [1, 7, 12, 20, 39, 58, 77, 118, 148, 298])
 @pytest.mark.parametrize("height", [1, 2, 3, 5, 9, 14, 40])
 @pytest.mark.parametrize("glyphs", [BLOCKS, ASCII])
-def test_every_panel_fills_its_box(width: int, height: int, glyphs: object) -> None:
+def test_every_panel_fills_its_box(views: list[LiveView], width: int, height: int, glyphs: object) -> None:
     assert glyphs is BLOCKS or glyphs is ASCII
-    for story, seconds in (
-        (offload_story(), 75.0),
-        (cpu_story(), 1.0),
-        (killed_story(), 60.0),
-        (many_story(), 75.0),
-    ):
-        view = at(story, seconds)
+    for view in views:
         for draw in (draw_memory, draw_iteration, draw_cpu, draw_gpu):
             rows = draw(view, width, height, glyphs)
             assert [len(row_text(row)) for row in rows] == [width] * height, draw
@@ -374,6 +374,8 @@ def test_of_ranks_that_are_watched_from_outside_no_phase_is_told() -> None:
     outside = replace(view, ranks=tuple(unseen), job=replace(view.job, prints_here=False))
     rows = texts(draw_cpu(outside, 120, 12, BLOCKS))
     assert not any("starting" in row or " now " in row for row in rows)
+    listed = texts(draw_ranks(outside, None, {}, 80, 4, BLOCKS))
+    assert [row.split()[:2] for row in listed[1:]] == [["0", "–"], ["1", "–"], ["2", "–"]]
     mixed = replace(view, ranks=(*unseen[:1], *view.ranks[1:]))
     (first, second) = texts(draw_cpu(mixed, 120, 12, BLOCKS))[1:3]
     assert first.split()[:3] == ["rank", "0", "–"]

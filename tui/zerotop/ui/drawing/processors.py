@@ -7,7 +7,7 @@ from functools import partial
 from statistics import median
 
 from zerotop.analysis.annotations.words import plural
-from zerotop.analysis.view import Gpu, LiveView, Rank, State
+from zerotop.analysis.view import Gpu, Job, LiveView, Rank, State
 from zerotop.ui.drawing.axis import LABEL_WIDTH
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.memory import gpu_name, most_telling, panel_title
@@ -107,7 +107,6 @@ def _tellings(ranks: Sequence[Rank]) -> list[int]:
 def _rank_columns(view: LiveView, width: int, tall: int, glyphs: Glyphs) -> list[Column[Rank]]:
     ranks = view.ranks
     several = len(view.hosts) > 1
-    well = view.job.state is State.ENDED and fared(view.job) != "alert"
     starting = view.job.state is State.STARTING
     told = starting or any(rank.phase or not rank.alive for rank in ranks)  # not of ranks that are only watched from outside
     names = {rank.rank: rank_name(rank.rank, short=width < 46) for rank in ranks}
@@ -115,12 +114,7 @@ def _rank_columns(view: LiveView, width: int, tall: int, glyphs: Glyphs) -> list
     decimals = decimals_for(max([0, *(rank.rss_peak_bytes for rank in ranks)]) / giga().bytes)
 
     def phase(rank: Rank, cells: int) -> Row:
-        if not rank.alive:
-            return (("ended".ljust(cells), "muted"),) if well else (("exited".ljust(cells), "alert"),)
-        if not (rank.phase or starting):
-            return ((glyphs.plain(MISSING), "muted"),)
-        style = phase_style(rank.phase)
-        return ((f"{glyphs.swatch} ", style), (phase_word(rank.phase, glyphs).ljust(cells - 2), "text"))
+        return phase_now(rank, view.job, cells, glyphs)
 
     def since(rank: Rank, cells: int) -> Row:
         known = rank.alive and (rank.phase or starting)
@@ -157,6 +151,17 @@ def _rank_columns(view: LiveView, width: int, tall: int, glyphs: Glyphs) -> list
         *(_memory_columns(decimals) if view.gpus else []),
         *([] if tall > 1 else [Column(_BUSIEST, busy_width, 2, busiest, left=True)]),
     ]
+
+
+def phase_now(rank: Rank, job: Job, width: int, glyphs: Glyphs) -> Row:
+    """What a rank does now; nothing is claimed of one that is only watched from outside."""
+    if not rank.alive:
+        well = job.state is State.ENDED and fared(job) != "alert"
+        return (("ended".ljust(width), "muted"),) if well else (("exited".ljust(width), "alert"),)
+    if not rank.phase and job.state is not State.STARTING:
+        return ((glyphs.plain(MISSING), "muted"),)
+    style = phase_style(rank.phase)
+    return ((f"{glyphs.swatch} ", style), (phase_word(rank.phase, glyphs).ljust(width - 2), "text"))
 
 
 def _memory_columns(decimals: int) -> list[Column[Rank]]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from zerotop.analysis.affinity import Cores, cores_text
-from zerotop.analysis.view import LiveView, Rank, State
+from zerotop.analysis.view import LiveView, Rank
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.memory import panel_title
-from zerotop.ui.drawing.processors import busiest_threads
+from zerotop.ui.drawing.processors import busiest_threads, phase_now
 from zerotop.ui.drawing.rows import Row, filled
 from zerotop.ui.drawing.table import Column, place, rule
 from zerotop.ui.drawing.text import fit, literal
-from zerotop.ui.drawing.words import cores, fared, phase_style, phase_word
+from zerotop.ui.drawing.words import cores
 from zerotop.ui.format import MISSING, fixed
 
 
@@ -43,7 +43,6 @@ def _title(view: LiveView, width: int) -> Row:
 
 
 def _columns(view: LiveView, chosen: int | None, bound: Mapping[int, Cores], glyphs: Glyphs) -> list[Column[Rank]]:
-    well = view.job.state is State.ENDED and fared(view.job) != "alert"
     hosts = len({rank.host for rank in view.ranks}) > 1
     longest = max([4, *(len(str(rank.rank)) for rank in view.ranks)])
 
@@ -52,12 +51,7 @@ def _columns(view: LiveView, chosen: int | None, bound: Mapping[int, Cores], gly
         return ((mark, "accent"), (str(rank.rank).rjust(size - 1), "accent" if rank.rank == chosen else "label"))
 
     def phase(rank: Rank, size: int) -> Row:
-        if not rank.alive:
-            return (("ended".ljust(size), "muted") if well else ("exited".ljust(size), "alert"),)
-        return (
-            (f"{glyphs.swatch} ", phase_style(rank.phase)),
-            (fit(phase_word(rank.phase, glyphs), size - 2, glyphs, words=False).ljust(size - 2), "text"),
-        )
+        return phase_now(rank, view.job, size, glyphs)
 
     def figure(text: str, rank: Rank, size: int, style: str = "value") -> Row:
         return ((text.rjust(size), style),) if rank.alive else ((glyphs.plain(MISSING).rjust(size), "muted"),)
