@@ -51,7 +51,7 @@ MEMORY = ("allocated_peak_bytes", "reserved_peak_bytes", "host_rss_bytes", "nvml
 
 # Spans taken in at once. What is computed of them stays in the processor's cache.
 _AT_ONCE = 16384
-_PIECE = 64  # processes brought up to date in one go
+_PIECE = 8  # processes brought up to date in one go
 
 
 class RankSteps:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_ROOM = 1 << 17  # bytes mapped behind a file's end: of a rank's table minutes
+_ROOM = 1 << 16  # bytes mapped behind a file's end: half a minute of a busy table, or more
 # File systems that show in a mapping what is added to its file, by the types of linux/magic.h: ext, XFS, tmpfs, Btrfs,
 # overlay, ZFS. Others, NFS above all, look for what other nodes have added when a file is mapped, and only then.
 _COHERENT = {0xEF53, 0x58465342, 0x01021994, 0x9123683E, 0x794C7630, 0x2FC12FC1}

@@ -1,10 +1,11 @@
 """What happened and why: findings in a recording, each with its numbers and one thing to do.
 
-A detector is a module of this package with a function ``detect(facts: Facts) -> Iterable[Annotation | None]``; a file put here
-is found, nothing else is touched. It is called again and again, with facts up to a cursor that moves on. What it has said it
-may say again: the same finding counts once. What would have to be computed anew it keeps, with ``kept`` of the facts, a
-process or a group. Where it looks at all ranks or nodes one after the other it yields PAUSE, as there may be very many. A finding rests only on what was recorded up to its ``known_ns`` and never changes after, so that a list
-at a cursor is the whole recording's list up to there, in however many pieces it was read.
+A detector is a module of this package with a function ``detect(facts: Facts) -> Iterable[Annotation | None]``; a file put
+here is found, nothing else is touched. It is called again and again, with facts up to a cursor that moves on. What it has
+said it may say again: the same finding counts once. What would have to be computed anew it keeps, with ``kept`` of the
+facts, a process or a group. Where it looks at all ranks or nodes, of which there may be very many, it yields PAUSE at each.
+A finding rests only on what was recorded up to its ``known_ns`` and never changes after, so that a list at a cursor is the
+whole recording's list up to there, in however many pieces it was read.
 """
 
 # No annotations of the future here: that import would take the name of the function.

@@ -28,7 +28,7 @@ class Annotator:
         self._found: dict[_Key, Annotation] = {}
         self._ordered: tuple[Annotation, ...] = ()
         self._upto_ns = -1
-        self._looking: Iterator[None] | None = None  # up to there
+        self._looking: Iterator[None] | None = None
         self.behind = True
         """Whether the last update left off before it had looked at everything."""
 
@@ -38,8 +38,7 @@ class Annotator:
         due, before = time.monotonic() + most_s, len(self._found)
         while self._looking is not None or self._upto_ns < end_ns:
             if self._looking is None:
-                self._upto_ns = self._facts.ahead(_PIECE, end_ns)
-                self._looking = self._look()
+                self._looking = self._look(end_ns)
             elif next(self._looking, True):
                 self._looking = None
             if time.monotonic() >= due:
@@ -50,8 +49,9 @@ class Annotator:
         self._ordered = tuple(sorted(self._found.values(), key=lambda one: (one.known_ns, one.begin_ns, one.name)))
         return True
 
-    def _look(self) -> Iterator[None]:
-        """In pieces with all detectors, up to there."""
+    def _look(self, end_ns: int) -> Iterator[None]:
+        """In pieces with all detectors, some way on towards the end."""
+        self._upto_ns = yield from self._facts.ahead(_PIECE, end_ns)
         yield from self._facts.advancing(self._upto_ns)
         for detect in self._detectors:
             for one in detect(self._facts):

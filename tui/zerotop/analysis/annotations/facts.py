@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 
 from zerotop.analysis.annotations.process import Memory, Process
 from zerotop.analysis.annotations.samples import Cursor, Ints, Records, Rows, Samples
-from zerotop.analysis.places import allocators
+from zerotop.analysis.places import RANKS, allocators
 from zerotop.analysis.steps import RankSteps, StepTable
 from zerotop.session.reader import Event, Session, Source, whole
 
@@ -97,12 +97,17 @@ class Facts(Memory):
             last.append(process)
             last.sort(key=lambda other: other.rank)
 
-    def ahead(self, spans: int, end_ns: int) -> int:
-        """The cursor at which about so many more phases have ended, of all ranks together; ``end_ns`` if that is before."""
-        spans_of = self.session.sources["spans"]
-        left = [(len(source.array) - (done := source.count_known(self.cursor_ns)), done, source) for source in spans_of]
-        most, done, longest = max(left, key=lambda one: one[0], default=(0, 0, None))
-        each = max(1, spans // max(1, len(left)))
+    def ahead(self, spans: int, end_ns: int) -> Generator[None, None, int]:
+        """In pieces the cursor at which about so many more phases have ended, of all ranks; ``end_ns`` if that is before."""
+        most, done, longest = 0, 0, None
+        sources = self.session.sources["spans"]
+        for number, source in enumerate(sources, 1):
+            known = source.count_known(self.cursor_ns)
+            if len(source.array) - known > most:
+                most, done, longest = len(source.array) - known, known, source
+            if not number % RANKS:
+                yield
+        each = max(1, spans // max(1, len(sources)))
         if longest is None or most <= each:
             return end_ns
         return min(end_ns, int(longest.array["end_ns"][done + each - 1]) + longest.offset_ns)

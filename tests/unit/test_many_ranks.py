@@ -1,0 +1,118 @@
+"""With very many ranks keys have their turn soon: no piece of work is about most of them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from small_recording import BEGIN_NS, S, identity, read, record, span, write
+from zerotop.analysis.annotations import Annotator
+from zerotop.session.files import Source
+from zerotop.session.reader import Session
+from zerotop_probe.recording import tables
+from zerotop_probe.recording.tables import PHASE_CODE
+from zerotop_probe.recording.writer import EventWriter
+
+RANKS, NODE, STEPS = 160, 8, 12
+MOST = RANKS // 2  # tables looked at in one go
+
+
+def write_ranks(folder: Path) -> None:
+    """Ranks that train, eight on each node."""
+    for rank in range(RANKS):
+        who = identity(rank, host=f"node{rank // NODE}")
+        events = EventWriter(str(folder), who)
+        events.write(1, "hello", rank=rank)
+        events.write(1, "engine", engine=0, devices=[{"ordinal": rank % NODE}], world_size=RANKS)
+        events.close()
+        spans = [
+            span(step + begin, step + end, phase, step, flags)
+            for step in range(STEPS)
+            for phase, begin, end, flags in (("forward", 0.1, 0.4, 0), ("step", 0.4, 0.9, tables.BOUNDARY))
+        ]
+        begins = [
+            record(tables.BEGINS, time_ns=int((step + 0.1) * S), phase=PHASE_CODE["forward"], depth=0, step=step)
+            for step in range(STEPS)
+        ]
+        allocator = [
+            record(tables.ALLOCATOR, time_ns=step * S, allocated_bytes=1, device=rank % NODE) for step in range(STEPS)
+        ]
+        probe = [record(tables.PROBE, time_ns=step * S, cost_ns=step, lost=0, errors=0) for step in range(STEPS)]
+        of_rank = (tables.SPANS, spans), (tables.BEGINS, begins), (tables.ALLOCATOR, allocator), (tables.PROBE, probe)
+        for table, records in of_rank:
+            write(folder, table, who, *records).close()
+    for node in range(RANKS // NODE):
+        write_samples(folder, node)
+
+
+def write_samples(folder: Path, node: int) -> None:
+    """What a node's sampler sees."""
+    who = identity(-1, host=f"node{node}")
+    ranks = range(node * NODE, node * NODE + NODE)
+    samples: dict[tables.Table, list[Any]] = {}
+    for at in range(STEPS):
+        now: dict[str, Any] = {"time_ns": at * S}
+        samples.setdefault(tables.HOSTS, []).append(
+            record(tables.HOSTS, **now, memory_total_bytes=9, cores=8, cores_used=1.0)
+        )
+        for rank in ranks:
+            pid, gpu = {"pid": 100 + rank}, {"gpu": rank % NODE}
+            samples.setdefault(tables.GPUS, []).append(record(tables.GPUS, **now, **gpu, used_bytes=5, total_bytes=9))
+            samples.setdefault(tables.GPU_PROCESSES, []).append(
+                record(tables.GPU_PROCESSES, **now, **gpu, **pid, used_bytes=3)
+            )
+            samples.setdefault(tables.PROCESSES, []).append(record(tables.PROCESSES, **now, **pid, rank=rank, rss_bytes=7))
+            samples.setdefault(tables.THREADS, []).append(
+                record(tables.THREADS, **now, **pid, tid=pid["pid"], cores_used=0.5)
+            )
+    for table, records in samples.items():
+        write(folder, table, who, *records).close()
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
+    """Of very many ranks."""
+    folder = tmp_path_factory.mktemp("ranks")
+    write_ranks(folder)
+    return read(folder)
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> list[Source]:
+    """The tables that were looked at."""
+    found: list[Source] = []
+    count_known = Source.count_known
+
+    def noting(source: Source, cursor_ns: int) -> int:
+        found.append(source)
+        return count_known(source, cursor_ns)
+
+    monkeypatch.setattr(Source, "count_known", noting)
+    return found
+
+
+def most_in_a_piece(pieces: Generator[None, None, object], looked: list[Source]) -> int:
+    """Of how many tables one piece is."""
+    most = 0
+    looked.clear()
+    for _ in pieces:
+        most = max(most, len(set(looked)))
+        looked.clear()
+    return max(most, len(set(looked)))
+
+
+def test_findings(session: Session, looked: list[Source]) -> None:
+    annotator = Annotator(session)
+
+    def searching() -> Generator[None, None, None]:
+        annotator.update(most_s=0.0)
+        while annotator.behind:
+            yield
+            annotator.update(most_s=0.0)
+
+    annotator.update(BEGIN_NS + 3 * S)
+    assert len(looked) > 10 * RANKS
+    assert most_in_a_piece(searching(), looked) <= MOST
