@@ -21,6 +21,8 @@ from zerotop.ui.drawing.rank_list import draw_ranks
 from zerotop.ui.drawing.rows import Row, row_text
 from zerotop.ui.drawing.words import ending, nothing_printed
 from zerotop.ui.keys import entries
+from zerotop.ui.viewer import Viewer
+from zerotop.ui.widgets.panels import Iteration
 
 
 def at(story: Story, seconds: float) -> LiveView:
@@ -147,6 +149,14 @@ def test_iterations_in_milliseconds_and_ascii() -> None:
         "    |fffffffff                             : data          2",
         "    +0----5------------------------------                   ",
     ]
+
+
+def test_that_no_step_comes_any_more_is_said_as_soon_as_that_is_so() -> None:
+    panel = Iteration(BLOCKS, id="iteration")
+    frame = Viewer(FakeSource(offload_story(), lambda: 5.0), None, lambda: 0.0).frame()
+    assert "no step finished yet" in "".join(texts(panel.draw(frame, 60, 5)))
+    over = replace(frame, view=replace(frame.view, job=replace(frame.view.job, state=State.LOST)))
+    assert "no step was recorded" in "".join(texts(panel.draw(over, 60, 5)))
 
 
 def test_a_short_run_gets_wide_columns_from_its_first_step_on() -> None:

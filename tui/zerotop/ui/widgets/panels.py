@@ -56,7 +56,7 @@ class Iteration(Drawn, can_focus=True):
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         iterations, total = frame.view.iterations, frame.view.progress.total_steps
         marks = step_marks(frame.findings)
-        drawn = (iterations, total, width, height, self.has_focus, marks)
+        drawn = (iterations, total, frame.view.job.state.over, width, height, self.has_focus, marks)
         # A source may hand out the same steps again until another one is finished.
         if self._drawn and drawn[0] is self._drawn[0] and drawn[1:] == self._drawn[1:]:
             return self._rows
