@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable
 
 from textual.app import SystemCommand
 from textual.dom import DOMNode
+from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
 from zerotop.analysis.annotations.words import plural
 from zerotop.ui import units
 from zerotop.ui.bindings import ONLY_WATCHING
 from zerotop.ui.copying import text_to_copy
+from zerotop.ui.drawing.text import literal
 from zerotop.ui.moving import Moving
 from zerotop.ui.ports import Controller, Leaving
 from zerotop.ui.screens.dialog import Page
@@ -38,6 +40,18 @@ class ZerotopApp(Moving):
     def on_mount(self) -> None:
         if self.enters:
             self.action_enter()
+
+    def notify(
+        self,
+        message: str,
+        *,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,
+        markup: bool = False,
+    ) -> None:
+        """A notice is text, whoever has written what it says: ``markup`` has no meaning."""
+        super().notify(literal(message, self.glyphs), title=title, severity=severity, timeout=timeout, markup=False)
 
     def action_leave(self) -> None:
         """Quits, or asks first while there is a job to ask about."""
@@ -70,7 +84,7 @@ class ZerotopApp(Moving):
         try:
             self.viewer.controller.restart_sampler()
         except OSError as error:
-            self.notify(f"The sampler cannot be started: {error}", severity="error", markup=False)
+            self.notify(f"The sampler cannot be started: {error}", severity="error")
 
     def action_enter(self) -> None:
         """Puts the probe into the ranks, beside everything else: those that are busy answer late."""
@@ -84,7 +98,7 @@ class ZerotopApp(Moving):
             said = await asyncio.to_thread(controller.enter)
         except OSError as error:
             said = f"The ranks cannot be entered: {error}"
-        self.notify(said, timeout=10, markup=False)
+        self.notify(said, timeout=10)
         self.viewer.check_job()
         self.draw()
 
@@ -93,7 +107,7 @@ class ZerotopApp(Moving):
         try:
             self.viewer.ask_to_look()
         except OSError as error:
-            self.notify(f"The job cannot be asked: {error}", severity="error", markup=False)
+            self.notify(f"The job cannot be asked: {error}", severity="error")
         self.draw()
 
     def action_job(self) -> None:
@@ -142,9 +156,9 @@ class ZerotopApp(Moving):
         try:
             place = os.path.abspath(self.save_screenshot(filename, path))
         except OSError as error:
-            self.notify(f"The screenshot cannot be saved: {error}", severity="error", markup=False)
+            self.notify(f"The screenshot cannot be saved: {error}", severity="error")
         else:
-            self.notify(f"Saved as {place}", title="Screenshot", markup=False)
+            self.notify(f"Saved as {place}", title="Screenshot")
 
     def action_copy(self) -> None:
         """Copies the numbers of the focused panel to the clipboard, through the terminal."""

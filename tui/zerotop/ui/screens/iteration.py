@@ -172,10 +172,10 @@ class IterationScreen(Watching):
         try:
             fold = await asyncio.to_thread(last_fold, path)
         except (SessionError, OSError) as error:
-            self.notify(str(error), severity="error", timeout=8, markup=False)
+            self.notify(str(error), severity="error", timeout=8)
             return
         if fold is None:
-            self.notify(f"No rank of {path.name} has finished an iteration.", timeout=8, markup=False)
+            self.notify(f"No rank of {path.name} has finished an iteration.", timeout=8)
         else:
             self.pin(fold, path.name.removesuffix(SUFFIX))
 

@@ -208,7 +208,7 @@ class StartScreen(Screen[None]):
             return
         why_not = self.desk.kept_for(chosen)
         if why_not:
-            self.app.notify(why_not, severity="warning", timeout=_TOLD_S, markup=False)
+            self.app.notify(why_not, severity="warning", timeout=_TOLD_S)
             return
 
         def decided(yes: bool | None) -> None:
@@ -225,7 +225,7 @@ class StartScreen(Screen[None]):
             self._do(busy, lambda: act(chosen), self._tell)
 
     def _tell(self, sentence: str) -> None:
-        self.app.notify(sentence, timeout=_TOLD_S, markup=False)
+        self.app.notify(sentence, timeout=_TOLD_S)
 
     def _do(self, busy: str, act: Callable[[], Result], then: Callable[[Result], object]) -> None:
         """One thing at a time, beside the screen: reading a long recording takes a while."""
@@ -251,4 +251,4 @@ class StartScreen(Screen[None]):
         then()
 
     def _refuse(self, sentence: str) -> None:
-        self.app.notify(sentence, severity="error", timeout=_TOLD_S, markup=False)
+        self.app.notify(sentence, severity="error", timeout=_TOLD_S)

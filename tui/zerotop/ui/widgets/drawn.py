@@ -16,6 +16,7 @@ from textual.widget import Widget
 
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, Span, row_text, row_width
+from zerotop.ui.drawing.text import literal
 from zerotop.ui.frame import Frame
 from zerotop.ui.theme import STYLES
 from zerotop.ui.widgets.pen import Escapes, Pen, changes, escaped
@@ -107,10 +108,9 @@ class Painted(Widget):
         pen, region = self._pen, self._lies
         if pen is None or region.size != self.outer_size or not pen.reaches(self, region):
             return False
-        smooth = self.glyphs.smooth
         for y in changed:
             pieces = changes(before[y], self._rows[y])
-            pen.write(region, y, [(x, escaped(_smoothed(spans, smooth), self._escapes)) for x, spans in pieces])
+            pen.write(region, y, [(x, escaped(_painted(spans, self.glyphs), self._escapes)) for x, spans in pieces])
         return True
 
     def drawn_text(self) -> str:
@@ -133,7 +133,7 @@ class Painted(Widget):
             return Strip.blank(self.size.width, self.rich_style)
         strip = self._strips[y]
         if strip is None:
-            spans = _smoothed(self._rows[y], self.glyphs.smooth)
+            spans = _painted(self._rows[y], self.glyphs)
             styles = self._styles_by_name
             strip = Strip([Segment(text, styles.get(name) or self._style(name)) for text, name in spans], self._width)
             self._strips[y] = strip
@@ -189,9 +189,11 @@ class Drawn(Painted):
         return None if self.frame is None else self.draw(self.frame, width, height)
 
 
-def _smoothed(spans: Sequence[Span], smooth: bool) -> Iterable[Span]:
-    """The spans as they are painted."""
-    return solid(spans) if smooth else spans
+def _painted(spans: Sequence[Span], glyphs: Glyphs) -> Iterable[Span]:
+    """The spans as they are painted: nothing that a terminal would obey, wherever a recording may have brought it in."""
+    if not "".join([text for text, _ in spans]).isprintable():
+        spans = [(literal(text, glyphs), name) for text, name in spans]
+    return solid(spans) if glyphs.smooth else spans
 
 
 def solid(row: Iterable[Span]) -> Iterator[Span]:
