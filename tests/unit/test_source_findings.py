@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 
 import recordings
+from small_recording import S, identity, read, record, write
 from zerotop.analysis import findings as module
 from zerotop.analysis.annotations import annotations
 from zerotop.analysis.findings import Findings
 from zerotop.analysis.source import RecordingSource
 from zerotop.session.reader import Session
+from zerotop_probe.recording.tables import HOSTS
 
 
 def test_the_first_picture_does_not_wait_for_findings(tmp_path: Path) -> None:
@@ -41,3 +43,33 @@ def test_nothing_is_searched_for_without_a_change_or_too_soon(tmp_path: Path, mo
     assert len(times) == 2, "too soon: no search, which would look at the clock at its end too"
     assert not found.update(2, 1)
     assert not times, "it was searched, and the same was found"
+
+
+def test_a_search_ends_though_the_recording_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_S", 0.0)  # the least at each look
+    now, looks = 0.0, 0
+
+    def clock() -> float:
+        nonlocal looks
+        looks += 1
+        return now
+
+    def searches() -> bool:
+        """Who searches looks at the clock at the end too."""
+        before = looks
+        found.update(session.last_written_ns)
+        return looks == before + 2
+
+    writer = write(tmp_path, HOSTS, identity(-1), record(HOSTS, time_ns=S))
+    session = read(tmp_path)
+    found = Findings(session, clock)
+    second = 1
+    while searches():
+        second += 1
+        assert second < 500, "what is new is for the next search, after a rest"
+        writer.write(*record(HOSTS, time_ns=second * S))
+        session.refresh()
+    writer.close()
+    assert second > 2
+    now = 100.0
+    assert searches(), "of what was written during the first one nothing was seen yet, though nothing came since"

@@ -24,7 +24,8 @@ class Findings:
         self._clock = clock
         self._due_s = -1.0
         self._took_s = 0.0  # of the search that is going on
-        self._seen: tuple[int, ...] | None = None
+        self._seen: tuple[int, ...] | None = None  # when the last search began,
+        self._until_ns: int | None = None  # and up to where it is to look; None: it is over
 
     def update(self, *read: int) -> bool:
         """Searches on, if it is time and what was ``read`` (any figures that change with it) has changed.
@@ -34,15 +35,18 @@ class Findings:
         begin = self._clock()
         if self._annotator is None:
             self._annotator = Annotator(self._session)
-        if begin < self._due_s or (read == self._seen and not self._annotator.behind):
-            return False
-        self._seen = read
-        new = self._annotator.update(most_s=_MOST_S)
+        if self._until_ns is None:
+            if begin < self._due_s or read == self._seen:
+                return False
+            # What is written while it goes on is for the next one: where records come faster than they are looked at in one
+            # go it would never end, and never rest.
+            self._seen, self._until_ns = read, self._session.last_written_ns
+        new = self._annotator.update(self._until_ns, most_s=_MOST_S)
         end = self._clock()
         self._took_s += end - begin
         if not self._annotator.behind:
             self._due_s = end + min(max(_LEAST_S, _RESTS * self._took_s), _LONGEST_S)
-            self._took_s = 0.0
+            self._took_s, self._until_ns = 0.0, None
         return new
 
     def at(self, cursor_ns: int) -> tuple[Annotation, ...]:
