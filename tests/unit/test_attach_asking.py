@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from agents import wait_for
+from machine import small_disk
 from zerotop_probe.outside import proc
 from zerotop_probe.outside.attaching import asking, payload
 from zerotop_probe.outside.attaching.enter import enter
@@ -157,6 +158,15 @@ def test_files_that_a_process_sees_otherwise_are_no_way_to_it(tmp_path: Path) ->
         finally:
             process.kill()
     assert os.listdir(tmp_path / "inner") == []
+
+
+def test_half_of_a_file_is_none(tmp_path: Path) -> None:
+    ourselves = Process.of(os.getpid())
+    assert ourselves is not None
+    with small_disk(tmp_path / "small", "8k") as disk:
+        (disk / "other").write_bytes(bytes(4096))
+        with pytest.raises(CannotEnter, match=r"No space left on device\): choose another one with --session"):
+            payload.write(str(disk / "file"), "#" * 8192, ourselves)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")

@@ -128,8 +128,9 @@ def write(path: str, content: str, process: Process) -> None:
     try:
         with _as_owner(process.pid):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            os.write(descriptor, content.encode("utf-8", "surrogateescape"))
-            os.close(descriptor)
+            # Whole or not at all: of a full disk os.write would take what it gets, and half a script would be executed.
+            with open(descriptor, "wb") as file:
+                file.write(content.encode("utf-8", "surrogateescape"))
     except OSError as error:
         raise CannotEnter(
             f"Process {process.pid} cannot write to the recording's folder {folder} ({error.strerror}): choose another one "
