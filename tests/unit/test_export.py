@@ -6,18 +6,21 @@ import csv
 import io
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 import polars
 import pytest
 
+from recordings import FOLDER
 from small_recording import BEGIN_NS, identity, read, record
 from small_recording import span as span_of
 from small_recording import write as write_open
 from zerotop.analysis import frames
 from zerotop.analysis.export import FORMATS, TABLES, export, spreadsheet_safe
 from zerotop.analysis.steps import steps
+from zerotop.cli import main
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY, SKIPPED
 from zerotop_probe.recording.writer import EventWriter, Identity
@@ -204,3 +207,12 @@ def test_an_empty_recording_has_columns(tmp_path: Path, table: str) -> None:
 def test_what_there_is_not(tmp_path: Path, table: str, fmt: str) -> None:
     with pytest.raises(ValueError, match=r"^There is no .*; there are .*\.$"):
         export(read(tmp_path), table, fmt, io.BytesIO())
+
+
+def test_a_link_where_we_write_is_not_followed(tmp_path: Path) -> None:
+    """In a folder that others can write to somebody may guess how the unfinished file is called."""
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / f".steps.csv.{os.getpid()}").symlink_to(tmp_path / "precious")
+    assert main(["export", str(FOLDER / "z2.zerotop"), "-o", str(tmp_path / "steps.csv")]) == 1
+    assert (tmp_path / "precious").read_text() == "kept"
+    assert not (tmp_path / "steps.csv").exists()

@@ -53,7 +53,7 @@ def write_file(session: Session, table: str, form: str, path: Path) -> int:
     # Written beside and moved: a full disk leaves no half table under the name asked for.
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with partial.open("wb") as stream:
+        with partial.open("xb") as stream:  # through no link that somebody else has laid there
             rows = write_table(session, table, form, stream)
         partial.replace(path)
     finally:
