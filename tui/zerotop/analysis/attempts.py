@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 
 from zerotop.analysis.ends import Ends
+from zerotop.analysis.places import RANKS
 from zerotop.analysis.steps import RankSteps, Rows
 from zerotop.session.reader import Source
 
@@ -31,20 +32,25 @@ class Member:
         return self.rows[max(0, begin - self.late) : max(0, min(end, self.count) - self.late)]
 
 
-def attempts(processes: Iterable[RankSteps], ends: Ends, over_ns: int | None) -> list[list[Member]]:
-    """The processes that trained together, oldest first: where a rank appears again, the job was started again.
+def attempts(processes: Iterable[RankSteps], ends: Ends, over_ns: int | None) -> Generator[None, None, list[list[Member]]]:
+    """In pieces the processes that trained together, oldest first: where a rank appears again, the job was started again.
 
     ``processes`` are in order of birth. ``over_ns``: the end of a recording that nobody writes any more.
     """
     groups = _groups(processes)
     until = [*(group[0].source.born_ns for group in groups[1:]), over_ns]
-    return [_members(group, ends, end) for group, end in zip(groups, until, strict=False)]
+    found = []
+    for group, end in zip(groups, until, strict=False):
+        found.append((yield from _members(group, ends, end)))
+    return found
 
 
-def _members(group: Iterable[RankSteps], ends: Ends, end_ns: int | None) -> list[Member]:
+def _members(group: Iterable[RankSteps], ends: Ends, end_ns: int | None) -> Generator[None, None, list[Member]]:
     found: list[Member] = []
     first: int | None = None
-    for process in group:
+    for number, process in enumerate(group, 1):
+        if not number % RANKS:
+            yield
         rows, late = process.rows, 0
         if len(rows):
             first = int(rows["step"][0]) if first is None else first

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.attempts import Member
 from zerotop.analysis.growing import Growing
+from zerotop.analysis.places import RANKS
 from zerotop.analysis.steps import STEP_DTYPE, Rows
 from zerotop.analysis.view import Floats, Iterations
 
@@ -16,7 +17,7 @@ _PHASES = {"data": "data_s", "forward": "forward_s", "backward": "backward_s", "
 
 
 class Joined:
-    """The steps that every rank process has finished or was gone before, oldest first, extended by :meth:`extend`.
+    """The steps that every rank process has finished or was gone before, oldest first, extended by :meth:`extending`.
 
     A step takes as long as on its slowest rank, and is known when the last rank has finished it or is gone.
     """
@@ -44,22 +45,24 @@ class Joined:
         """From when in unix time each step is known; never falls."""
         return self._known_ns.rows
 
-    def extend(self, attempts: Sequence[Sequence[Member]]) -> None:
-        """Takes in what the processes have finished since."""
+    def extending(self, attempts: Sequence[Sequence[Member]]) -> Generator[None, None, None]:
+        """Takes in what the processes have finished since, in pieces. What is known meanwhile is what was known before."""
         for number, members in enumerate(attempts[self._attempt :], self._attempt):
             if number != self._attempt:
                 self._attempt, self._done = number, 0
-            self._join(members)
+            yield from self._joining(members)
 
-    def _join(self, members: Sequence[Member]) -> None:
+    def _joining(self, members: Sequence[Member]) -> Generator[None, None, None]:
         end = _end(members)
         if end <= self._done:
             return
-        slowest = self._rows.add(end - self._done)
+        slowest = np.empty(end - self._done, STEP_DTYPE)
         slowest["iteration_s"] = -np.inf
         tokens = np.zeros(len(slowest), np.int64)
         known_ns = np.full(len(slowest), max(self.known_ns[-1:], default=0), np.int64)
-        for member in members:
+        for number, member in enumerate(members, 1):
+            if not number % RANKS:
+                yield
             rows = member.between(self._done, end)
             begin = min(len(slowest), max(0, member.late - self._done))
             own = slice(begin, begin + len(rows))
@@ -68,6 +71,7 @@ class Joined:
             tokens[own] += np.maximum(rows["tokens"], 0)
             known_ns[own] = np.maximum(known_ns[own], rows["end_unix_ns"])
             known_ns[own.stop :] = np.maximum(known_ns[own.stop :], member.gone_ns or 0)
+        self._rows.add(len(slowest))[:] = slowest
         self._tokens.add(len(tokens))[:] = tokens
         self._known_ns.add(len(known_ns))[:] = np.maximum.accumulate(known_ns)
         self._done = end

@@ -31,7 +31,8 @@ _WINDOW = 10
 _OUTPUT_LINES = 200
 _TABLES = 512  # that are asked for their number of records in one go
 _RATE_NS = 2_000_000_000
-_SEARCHES = 2  # for findings, each a piece of reading
+_SEARCHES = 2  # for findings, each a piece of reading, and one more for each so many ranks
+_RANKS_OF_A_SEARCH = 64
 _STARTING = "Waiting for a rank to make its DeepSpeed engine."
 _COMPILING = "DeepSpeed compiles its operators, the first time only: a minute or two. Then it makes its engine."
 _LOST = "The recording stops here: nobody saw how the job ended."
@@ -107,7 +108,8 @@ class RecordingSource:
         self._view, self._of_end = view, True
         yield
         found = False
-        for _ in range(_SEARCHES if self._shown else 0):  # the first picture does not wait for what there is to say about it
+        # The first picture does not wait for what there is to say about it.
+        for _ in range(_SEARCHES + self._steps.count // _RANKS_OF_A_SEARCH if self._shown else 0):
             found |= self._findings.update(self._last_written_ns)
             yield
         return fresh or found
@@ -119,9 +121,9 @@ class RecordingSource:
     def _digesting(self) -> Generator[None, None, None]:
         self._ends = ends_of(self.session)
         over_ns = None if self._live else self._last_written_ns
-        together = attempts(self._steps.processes, self._ends, over_ns)
+        together = yield from attempts(self._steps.processes, self._ends, over_ns)
         yield
-        self._joined.extend(together)
+        yield from self._joined.extending(together)
 
     def step_time(self, step: int) -> int | None:
         """The moment at which ``step`` has just finished on all ranks."""

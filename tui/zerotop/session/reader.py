@@ -64,7 +64,8 @@ class Session:
         self._clocks.offset_ns(info)
         self._event_files: list[EventFile] = []
         self._known_files: set[str] = set()
-        self._last_ns: int | None = None  # of the last record or event, once it was asked for
+        self.last_written_ns = self.begin_ns
+        """The time of the last record or event."""
         self.refresh()
 
     @classmethod
@@ -90,7 +91,6 @@ class Session:
 
     def reading(self) -> Generator[None, None, bool]:
         """The same in pieces: for who has something else to do in between. What it returns is what :meth:`refresh` does."""
-        self._last_ns = None
         new = self._find_files()
         # Events first: who reads that a process is gone then has its last records too.
         fresh: list[Event] = []
@@ -101,13 +101,18 @@ class Session:
         if fresh:
             self.events = sorted([*self.events, *fresh], key=_told_ns)
             self._index(fresh)
+            self.last_written_ns = max(self.last_written_ns, self.events[-1].unix_ns)
         for sources in self.sources.values():
             for number, source in enumerate(sources, 1):
-                new |= source.refresh()
+                if source.refresh():
+                    new = True
+                    self._note_last(source)
                 if not number % _PIECE:
                     yield
-        self._last_ns = None
         return new or bool(fresh)
+
+    def _note_last(self, source: Source) -> None:
+        self.last_written_ns = max(self.last_written_ns, source.last_ns or 0)
 
     def _index(self, fresh: Sequence[Event]) -> None:
         """Takes events in by name and writer. With many ranks there are tens of thousands, of which few are asked for."""
@@ -160,11 +165,11 @@ class Session:
 
     def _find_files(self) -> bool:
         try:
-            names = sorted(set(self._folder.names()) - self._known_files, key=_clocks_first)
+            names = [name for name in self._folder.names() if name not in self._known_files]
         except OSError:
             return False
         new = False
-        for name in names:
+        for name in sorted(names, key=_clocks_first):
             if name.startswith("events-") and name.endswith(".jsonl"):
                 if name.startswith(_JOINS):
                     self._take_clock(name)
@@ -192,6 +197,7 @@ class Session:
             if header["table"] in self.sources:
                 source = Source(self._folder, name, header, len(line), self._clocks.offset_ns(header))
                 self.sources[source.table].append(source)
+                self._note_last(source)
                 self._by_host.setdefault((source.table, source.host), []).append(source)
                 self._by_process.setdefault((source.table, source.host, source.pid), []).append(source)
                 return True
@@ -210,19 +216,10 @@ class Session:
         return time.time_ns() if self.live else self.last_written_ns
 
     @property
-    def last_written_ns(self) -> int:
-        """The time of the last record or event."""
-        if self._last_ns is None:
-            records = [source.last_ns for sources in self.sources.values() for source in sources]
-            told = [event.unix_ns for event in self.events[-1:]]
-            self._last_ns = max([self.begin_ns, *told, *(last for last in records if last is not None)])
-        return self._last_ns
-
-    @property
     def over(self) -> bool:
         """Whether its end was recorded: that of its job, or of being attached to one."""
-        turns = [event.name for event in self.events if event.name in _BEGINNINGS + _ENDS]
-        return bool(turns) and turns[-1] in _ENDS
+        turns = [event for name in _BEGINNINGS + _ENDS for event in self._named.get(name, ())[-1:]]
+        return bool(turns) and max(turns, key=_told_ns).name in _ENDS
 
     @property
     def live(self) -> bool:
