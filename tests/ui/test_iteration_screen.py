@@ -228,6 +228,16 @@ async def test_before_the_first_iteration_it_waits() -> None:
         assert "No rank has made its engine yet" in screen.text() or "No iteration is finished yet" in screen.text()
 
 
+async def test_while_the_job_starts_nobody_is_told_to_enter_its_ranks() -> None:
+    async with seen(recordings.recording("story")) as screen:
+        await screen.press("home", "full_stop")
+        frame = screen.screen.frame
+        assert frame is not None
+        assert frame.view.ranks
+        assert "No rank has made its engine yet" in screen.text()
+        assert "--enter" not in screen.text()
+
+
 async def test_without_a_probe_it_says_how_to_get_one(tmp_path: Path) -> None:
     rows = [
         record(PROCESSES, time_ns=int(now * S / 10), rss_bytes=10**9, cores_used=1.0, pid=4711, rank=0) for now in range(50)

@@ -148,6 +148,21 @@ async def test_every_size_of_real_recordings(name: str, size: tuple[int, int], g
         assert glyphs is not ASCII or all(line.isascii() for line in text(app))
 
 
+async def test_a_process_that_nobody_numbered_is_the_job_and_all_its_threads_are_in_the_table(tmp_path: Path) -> None:
+    fields = {"rank": -1, "pid": 100, "rss_bytes": 1, "cores_used": 1.0, "busy_threads": 1, "thread_count": 1}
+    write(tmp_path, tables.PROCESSES, identity(-1), record(tables.PROCESSES, time_ns=S, waiting_cores=0.0, **fields)).close()
+    thread = {"pid": 100, "tid": 100, "name": b"main", "cores_used": 1.0, "processor": 0}
+    write(tmp_path, tables.THREADS, identity(-1), record(tables.THREADS, time_ns=S, **thread)).close()
+    app = app_of(read(tmp_path))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shown(app, pilot, 1.0)
+        said = "\n".join(text(app))
+        assert "Process 100 1 thread, 1 busy" in said
+        assert "› job " in said
+        assert "-1" not in said
+        assert "others" not in said
+
+
 async def test_no_rank_and_no_threads_are_said(tmp_path: Path) -> None:
     write(tmp_path, tables.HOSTS, identity(-1), record(tables.HOSTS, time_ns=S, cores=4)).close()
     app = app_of(read(tmp_path))

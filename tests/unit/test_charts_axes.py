@@ -139,6 +139,12 @@ def test_the_grid_lies_behind() -> None:
     assert [row_text(row) for row in canvas.rows()] == ["⠉▔▔", "▔▔▔"]
 
 
+@pytest.mark.parametrize(("held", "told"), [(13 * 1024**2, ["0.04", "0.03", "0.02", "0.01"]), (9e4 * GIB, ["100k", " 50k"])])
+def test_labels_of_very_little_and_very_much_memory_are_not_cut(held: float, told: list[str]) -> None:
+    rows = labels(memory_scale(held, 8), 8, BLOCKS)
+    assert [text for ((text, _), _) in rows if text.strip()] == told
+
+
 @given(st.integers(1, 60), st.floats(0.01, 1e6))
 def test_a_value_at_a_tick_is_drawn_at_it(height: int, largest: float) -> None:
     """A fill up to a tick's value ends at the upper edge of the tick's row, however many rows there are."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
 
 from recordings import names, recording
-from small_recording import read
+from small_recording import identity, read, record, write
 from zerotop.analysis.source import RecordingSource
+from zerotop.analysis.view import State
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.drawing.rows import row_text, row_width
 from zerotop.ui.drawing.timeline import chart_begin, chart_cells, draw_nothing, draw_timeline
@@ -21,6 +23,7 @@ from zerotop.ui.drawing.timeline_words import at_cursor, duration, moment_text
 from zerotop.ui.timeline_pictures import Pictures
 from zerotop.ui.timeline_view import TimelineView
 from zerotop.ui.viewer import Viewer
+from zerotop_probe.recording.tables import PROCESSES
 
 S = 10**9
 EVERYTHING = {value for lane in LANES for value in lane.values}
@@ -159,6 +162,19 @@ def test_small_figures_of_a_range_keep_their_decimals() -> None:
     assert re.search(r"cores \d\.\d\d max \d\.\d\d  iteration \d\d\.\d max \d+\.\d ms  RSS 0\.\d\d max 0\.\d\d GiB", last), (
         last
     )
+
+
+@pytest.mark.parametrize(
+    ("state", "why"), [(State.STARTING, "no rank has made its engine yet"), (State.RUNNING, "the probe is in no rank")]
+)
+def test_why_there_are_no_phases_is_said(state: State, why: str, tmp_path: Path) -> None:
+    sampled = record(PROCESSES, time_ns=S, rank=0, pid=100, cores_used=1.0, rss_bytes=1)
+    write(tmp_path, PROCESSES, identity(-1), sampled).close()
+    watched = RecordingSource(read(tmp_path))
+    watched.refresh()
+    frame = Viewer(watched, None, lambda: 0.0).frame()
+    frame = replace(frame, view=replace(frame.view, job=replace(frame.view.job, state=state)))
+    assert Pictures(watched, TimelineView()).picture(frame, 40, 20).missing == (f"Not recorded: phases ({why}), GPU",)
 
 
 def test_without_a_gpu() -> None:
