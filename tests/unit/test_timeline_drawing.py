@@ -174,7 +174,8 @@ def test_why_there_are_no_phases_is_said(state: State, why: str, tmp_path: Path)
     watched.refresh()
     frame = Viewer(watched, None, lambda: 0.0).frame()
     frame = replace(frame, view=replace(frame.view, job=replace(frame.view.job, state=state)))
-    assert Pictures(watched, TimelineView()).picture(frame, 40, 20).missing == (f"Not recorded: phases ({why}), GPU",)
+    (said,) = Pictures(watched, TimelineView()).picture(frame, 40, 20).missing
+    assert said.startswith(f"Not recorded: phases ({why}), GPU")
 
 
 def test_without_a_gpu() -> None:
