@@ -116,6 +116,8 @@ def test_rows_are_filled_or_cut() -> None:
     assert filled(row, 15, BLOCKS) == (("one ", "a"), ("two three", "b"), ("  ", "text"))
     assert row_text(filled(row, 9, BLOCKS)) == "one two… "
     assert row_text(filled(row, 2, BLOCKS)) == "o…"
+    assert row_text(filled((("exit 0     ", "a"), (" ", "b")), 9, BLOCKS)) == "exit 0   "
+    assert row_text(filled((("exit 0     ", "a"), ("1", "b")), 9, BLOCKS)) == "exit 0…  "
     assert merged((("a", "x"), ("b", "x"), ("", "y"), ("c", "z"))) == (("ab", "x"), ("c", "z"))
 
 

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rich.cells import cell_len
-
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.text import cells, fit
+from zerotop.ui.drawing.text import cells, fit, narrow
 
 Span = tuple[str, str]
 Row = tuple[Span, ...]
@@ -20,15 +18,14 @@ EMPTY: Row = ()
 
 def row_width(row: Iterable[Span]) -> int:
     """Cells a row takes."""
-    width = 0
-    for text, _ in row:
-        width += len(text) if text.isascii() else cell_len(text)
-    return width
+    spans = tuple(row)
+    text = row_text(spans)  # of hundreds of spans, looked at in one go
+    return len(text) if narrow(text) else sum(cells(text) for text, _ in spans)
 
 
 def row_text(row: Iterable[Span]) -> str:
     """A row without its styles."""
-    return "".join(text for text, _ in row)
+    return "".join([text for text, _ in row])
 
 
 def merged(spans: Iterable[Span]) -> Row:
@@ -43,7 +40,7 @@ def merged(spans: Iterable[Span]) -> Row:
 
 
 def filled(row: Row, width: int, glyphs: Glyphs, style: str = "text") -> Row:
-    """Exactly ``width`` cells: padded on the right, or cut with an ellipsis."""
+    """Exactly ``width`` cells: padded on the right, or cut, with an ellipsis unless nothing but blanks is cut."""
     missing = width - row_width(row)
     if missing == 0:
         return row
@@ -51,9 +48,10 @@ def filled(row: Row, width: int, glyphs: Glyphs, style: str = "text") -> Row:
         return merged((*row, (" " * missing, style)))
     result: list[Span] = []
     room = width
-    for text, span_style in row:
+    for place, (text, span_style) in enumerate(row):
         if cells(text) > room:
-            short = fit(text, room, glyphs)
+            blank = text.isascii() and not (text[room:] + row_text(row[place + 1 :])).strip()
+            short = text[:room] if blank else fit(text, room, glyphs)
             result.extend([(short, span_style), (" " * (room - cells(short)), style)])
             break
         result.append((text, span_style))
