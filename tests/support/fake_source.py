@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -183,6 +183,7 @@ class FakeSource:
         self._seen = -1.0
         self._iterations: dict[int, Iterations] = {}
         self._history: tuple[int, History] | None = None
+        self._moments: dict[int, Moment] = {}
 
     @property
     def session(self) -> Session:
@@ -251,40 +252,43 @@ class FakeSource:
         """What was told in the middle of each of the last pieces; the same object until one more is over."""
         if self._history is None or self._history[0] != end:
             middles = (piece * PIECE_NS + PIECE_NS // 2 for piece in range(end - PIECES, end))
-            told = [self._telling(middle).moment() for middle in middles if middle > self.begin_ns]
+            told = [self._moment(middle) for middle in middles if middle > self.begin_ns]
             self._history = (end, History(PIECE_NS / 1e9, end * PIECE_NS / 1e9, _ranks(told), _gpus(told)))
         return self._history[1]
+
+    def _moment(self, at_ns: int) -> Moment:
+        if at_ns not in self._moments:
+            self._moments[at_ns] = self._telling(at_ns).moment()
+        return self._moments[at_ns]
 
 
 Moment = tuple[tuple[Rank, ...], tuple[Gpu, ...]]
 
 
-def _column(items: list[object], name: str) -> np.ndarray:
+def _column(items: Sequence[object], name: str) -> np.ndarray:
     values = [getattr(item, name) for item in items]
     return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
 
 
 def _ranks(told: list[Moment]) -> dict[int, RankHistory]:
-    known = {rank.rank for ranks, _ in told for rank in ranks}
-    by_rank = {number: [rank for ranks, _ in told for rank in ranks if rank.rank == number] for number in sorted(known)}
+    by_rank: dict[int, list[Rank]] = {}
+    for rank in (rank for ranks, _ in told for rank in ranks):
+        by_rank.setdefault(rank.rank, []).append(rank)
     return {
         number: RankHistory(
-            *(_column(list(items), name) for name in ("cores_used", "rss_bytes", "shared_bytes")),
+            *(_column(items, name) for name in ("cores_used", "rss_bytes", "shared_bytes")),
             phase=tuple(rank.phase for rank in items),
         )
-        for number, items in by_rank.items()
+        for number, items in sorted(by_rank.items())
     }
 
 
 def _gpus(told: list[Moment]) -> dict[tuple[str, int], GpuHistory]:
     names = ("utilization_percent", "used_bytes", "allocated_bytes", "reserved_bytes")
-    known = {(gpu.host, gpu.index) for _, gpus in told for gpu in gpus}
-    return {
-        key: GpuHistory(
-            *(_column([gpu for _, gpus in told for gpu in gpus if (gpu.host, gpu.index) == key], name) for name in names)
-        )
-        for key in sorted(known)
-    }
+    by_gpu: dict[tuple[str, int], list[Gpu]] = {}
+    for gpu in (gpu for _, gpus in told for gpu in gpus):
+        by_gpu.setdefault((gpu.host, gpu.index), []).append(gpu)
+    return {key: GpuHistory(*(_column(items, name) for name in names)) for key, items in sorted(by_gpu.items())}
 
 
 class Telling:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from textual.pilot import Pilot
 
 import recordings
+from settling import until
 from zerotop.analysis.overviews import Overviews
 from zerotop.commands.desk import UserDesk
 from zerotop.session import catalog
@@ -19,8 +18,6 @@ from zerotop.ui.habits import Habits
 from zerotop.ui.ports import Leaving
 from zerotop.ui.screens.start import StartScreen
 from zerotop.ui.start_app import StartApp
-
-PATIENCE_S = 20.0
 
 
 def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -59,14 +56,6 @@ class Start:
 
     def notices(self) -> list[str]:
         return [notice.message for notice in self.app._notifications]
-
-
-async def until(pilot: Pilot[Leaving], true: Callable[[], object]) -> None:
-    """Waits for what is shown a moment later."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline
-        await pilot.pause(0.05)
 
 
 def is_shown(start: Start, id: str | None) -> bool:

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from textual.pilot import Pilot
 
 from fake_source import FakeSource, Story
+from settling import until
 from zerotop.ui.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import BLOCKS, Glyphs
 from zerotop.ui.ports import Leaving
-
-
-async def until(pilot: Pilot[Leaving], true: Callable[[], bool]) -> None:
-    """Waits for what is shown a moment later; a test's own time limit ends it."""
-    while not true():
-        await pilot.pause(0.05)
 
 
 class FakeJob:
@@ -86,6 +79,7 @@ class Watch:
 
     async def ticked(self, pilot: Pilot[Leaving]) -> None:
         """One tick of the monitor's timer: what it begins is done in pieces, and is on the screen afterwards."""
+        self.app._rest_until_s = 0.0  # however soon it comes after the one before
         self.app.tick()
         await pilot.pause()
         await until(pilot, lambda: self.app._polling is None and self.app._framing is None)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from fake_source import FakeSource, offload_story
+from settling import until
 from small_recording import read
 from uneven_ranks import GIB, write_ranks
-from watching import until
 from zerotop.analysis.rank_matrix import Metric
 from zerotop.analysis.source import RecordingSource
 from zerotop.analysis.view import LiveView
@@ -89,7 +89,7 @@ async def test_a_screen_that_was_seen_is_there_at_once_and_then_becomes_what_it_
 
 async def test_screens_are_made_before_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitor, "SETTLED_S", 0.01)
-    monkeypatch.setattr(monitor, "READY_S", 0.02)
+    monkeypatch.setattr(monitor, "READY_S", 0.05)
     monkeypatch.setattr(monitor, "KEYED_S", 0.0)
     app = ZerotopApp(FakeSource(offload_story(), lambda: 75.0), title="ready", glyphs=BLOCKS, clock=lambda: 0.0)
     async with app.run_test(size=(120, 40)) as pilot:

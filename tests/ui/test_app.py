@@ -14,7 +14,8 @@ from textual.widgets import Input, OptionList
 
 from fake_source import cpu_story, failed_story, killed_story, many_story, offload_story
 from paper import Paper
-from watching import Watch, until
+from settling import until
+from watching import Watch
 from zerotop.ui.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import ASCII, TEXTURES
 from zerotop.ui.ports import Leaving

@@ -17,8 +17,8 @@ from textual.widgets import Input
 
 import zerotop.ui
 from recordings import recording
+from settling import until
 from start_list import Start, filled, ready
-from watching import until
 from zerotop.analysis.source import RecordingSource
 from zerotop.ui.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import BLOCKS
@@ -164,6 +164,8 @@ class Seen:
             await until(self.pilot, lambda: not screen.ranking.busy)
         if isinstance(screen, OutputScreen):
             await until(self.pilot, lambda: not screen.reading.busy)
+        if isinstance(screen, StartScreen):
+            await until(self.pilot, lambda: not screen._sheet.busy)
         if isinstance(screen, Watching):
             self.app.draw()
         await self.pilot.pause()
@@ -175,11 +177,7 @@ class Seen:
             await self.settled()
         unpressed = self.all()
         await self.pilot.press(key)
-        for _ in range(100):
-            await self.pilot.pause(0.02)
-            if self.all() != unpressed:
-                return
-        raise AssertionError(f"{key} ({id}) changes nothing")
+        await until(self.pilot, lambda: self.all() != unpressed, f"{key} ({id}) changes nothing")
 
 
 @pytest.mark.parametrize(("name", "kinds"), ON_SCREENS)
@@ -212,6 +210,7 @@ async def test_each_key_of_the_lists(tmp_path: Path, monkeypatch: pytest.MonkeyP
         seen = Seen(start.app, pilot, monkeypatch)
         for binding in [binding for kind in ON_LISTS for binding in declared(kind) if binding.id not in ELSEWHERE]:
             for key in binding.key.split(","):
+                await seen.settled()
                 while not isinstance(start.app.screen, StartScreen):
                     await pilot.press("escape")
                     await pilot.pause()

@@ -9,7 +9,8 @@ import pytest
 from textual.widgets import OptionList
 
 from fake_source import BEGIN_NS, offload_story
-from watching import Watch, until
+from settling import until
+from watching import Watch
 from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.ui.drawing.findings import clause, evidence_rows, figure, step_marks, weightiest
 from zerotop.ui.drawing.glyphs import BLOCKS

@@ -11,8 +11,9 @@ import pytest
 import recordings
 from microscope_recording import looked_at
 from screens import Shown
+from settling import until
 from small_recording import BEGIN_NS, S
-from watching import FakeJob, until
+from watching import FakeJob
 from zerotop.analysis.source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop.ui.app import ZerotopApp

@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 
 from printing import Printing
 from recordings import recording
-from watching import until
+from settling import until
 from zerotop.analysis.source import RecordingSource
 from zerotop.session import blocks
 from zerotop.session.reader import Session

@@ -12,7 +12,8 @@ from textual.pilot import Pilot
 
 from fake_source import cpu_story, killed_story, many_story, offload_story
 from recordings import recording
-from watching import Watch, until
+from settling import until
+from watching import Watch
 from zerotop.analysis.source import RecordingSource
 from zerotop.ui.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS

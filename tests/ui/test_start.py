@@ -12,7 +12,8 @@ import pytest
 from textual.widgets import Input
 
 import recordings
-from start_list import Start, filled, is_shown, ready, until
+from settling import until
+from start_list import Start, filled, is_shown, ready
 from zerotop.ui.drawing.glyphs import ASCII
 from zerotop.ui.habits import Habits
 from zerotop.ui.ports import Leaving

@@ -11,7 +11,7 @@ from textual.geometry import Region
 from textual.pilot import Pilot
 
 from recordings import packed, recording
-from watching import until
+from settling import until
 from zerotop.analysis.annotations import annotations
 from zerotop.analysis.overviews import Overviews
 from zerotop.analysis.source import RecordingSource
