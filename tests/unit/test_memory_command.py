@@ -89,7 +89,14 @@ def test_a_recording_with_nothing_in_it(tmp_path: Path, capsys: pytest.CaptureFi
     directory.create(["true"], path=str(tmp_path / "empty"), launcher="python")
     said = say(capsys, str(tmp_path / "empty"))
     assert said.splitlines()[0] == "empty, at its end: no rank has made a DeepSpeed engine"
-    assert "No GPU was seen" in said
+
+
+def test_a_recording_that_nobody_sampled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = recorded(tmp_path).folder
+    for path in folder.glob("*-node-*.rec"):
+        path.unlink()
+    said = say(capsys, str(folder))
+    assert "offload_optimizer=none" in said
 
 
 def test_a_rank_that_was_killed_is_told_too(capsys: pytest.CaptureFixture[str]) -> None:

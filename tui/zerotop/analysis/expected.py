@@ -206,8 +206,12 @@ def compare(ledger: GpuLedger | HostLedger, expected: Expected) -> tuple[Differe
 
 
 def estimates(setup: Setup, *, nodes: int = 1) -> tuple[Estimate, ...]:
-    """DeepSpeed's estimates for a job like this in all their option rows; those of stage 3 need the largest layer's size."""
-    gpus = max(1, setup.ranks // max(1, nodes))
+    """DeepSpeed's estimates for a job like this in all their option rows; those of stage 3 need the largest layer's size.
+
+    ``nodes`` are those that were seen: none where nobody sampled.
+    """
+    nodes = max(1, nodes)
+    gpus = max(1, setup.ranks // nodes)
     found = zero2(setup.parameters, gpus=gpus, nodes=nodes)
     if setup.largest_layer is not None:
         found += zero3(setup.parameters, setup.largest_layer, gpus=gpus, nodes=nodes)

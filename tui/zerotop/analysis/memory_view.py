@@ -124,7 +124,7 @@ class MemoryViews:
             node=next(iter(last_seconds(session, process.host, moment_ns)[-1:]), None) if process is not None else None,
             setup=known,
             micro_steps=_micro_steps(engines[0]) if engines else 1,
-            estimates=estimates(known, nodes=max(1, nodes)) if known is not None else (),
+            estimates=estimates(known, nodes=nodes) if known is not None else (),
             rule=_rule(session, process, peaks, moment_ns),
             health=of_source(session, source, moment_ns) if source is not None else None,
             look=self._looks.at(cursor_ns, process.rank) if process is not None else None,
