@@ -8,6 +8,7 @@ import numpy as np
 
 from zerotop.analysis.timeline import Subject, Timeline, Timelines, Window
 from zerotop.analysis.timeline_summary import Summary, summary
+from zerotop.analysis.view import State
 from zerotop.ui.charts import Watched
 from zerotop.ui.drawing import findings
 from zerotop.ui.drawing.timeline_lanes import plan, ribbons
@@ -68,7 +69,7 @@ class Pictures:
             range=selected,
             summary=self._summed(subject, selected, timeline),
             cores=self._timelines.cores_of(subject.host),
-            missing=_missing(recorded, phases=bool(shown)),
+            missing=_missing(recorded, "" if shown else _NO_ENGINE if frame.view.job.state is State.STARTING else _NO_PROBE),
             scales=self._scales,
         )
         return self.last
@@ -130,9 +131,12 @@ def _distance(steps: int, cells: int, digits: int) -> int:
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= needed)
 
 
-def _missing(recorded: Collection[str], *, phases: bool) -> tuple[str, ...]:
-    """One sentence about what is not there and why."""
-    missing = [] if phases else ["phases (the probe is in no rank)"]
+_NO_ENGINE, _NO_PROBE = "phases (no rank has made its engine yet)", "phases (the probe is in no rank)"
+
+
+def _missing(recorded: Collection[str], phases: str) -> tuple[str, ...]:
+    """One sentence about what is not there and why; ``phases`` says why these are not, where they are not."""
+    missing = [phases] if phases else []
     if "utilization" not in recorded:
         missing.append("GPU")
     else:

@@ -16,6 +16,7 @@ from zerotop.ui.format import ticks, time_unit
 from zerotop.ui.units import giga
 
 LABEL_WIDTH = 4
+_LEAST = 0.04  # of a scale of memory, in its unit: labels of a smaller one would be too long
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ def time_scale(seconds: Floats, height: int) -> Scale:
 def memory_scale(size: float, height: int) -> Scale:
     """A scale in GiB or GB for amounts up to ``size`` bytes."""
     unit = giga()
-    return Scale(unit.name, 1 / unit.bytes, *ticks(size / unit.bytes, 4 if height >= 8 else 3 if height >= 6 else 2))
+    most = 4 if height >= 8 else 3 if height >= 6 else 2
+    return Scale(unit.name, 1 / unit.bytes, *ticks(max(size / unit.bytes, _LEAST), most))
 
 
 @lru_cache(maxsize=256)
@@ -76,7 +78,8 @@ def labels(scale: Scale, height: int, glyphs: Glyphs) -> tuple[Row, ...]:
     decimals = max(0, -math.floor(math.log10(scale.distance) + 1e-9))
     rows: list[Row] = []
     for row in range(height):
-        text = f"{places[row]:.{decimals}f}"[:LABEL_WIDTH] if row in places else ""
+        text = f"{places[row]:.{decimals}f}" if row in places else ""
+        text = text if len(text) <= LABEL_WIDTH else f"{places[row] / 1000:.0f}k"
         rows.append(((text.rjust(LABEL_WIDTH), "axis"), (glyphs.tick if row in places else glyphs.line, "rule")))
     return tuple(rows)
 

@@ -12,7 +12,7 @@ from zerotop.ui.drawing.processors import busiest_threads, phase_now
 from zerotop.ui.drawing.rows import Row, filled
 from zerotop.ui.drawing.table import Column, place, rule
 from zerotop.ui.drawing.text import fit, literal
-from zerotop.ui.drawing.words import cores
+from zerotop.ui.drawing.words import cores, rank_name
 from zerotop.ui.format import MISSING, fixed
 
 
@@ -44,11 +44,11 @@ def _title(view: LiveView, width: int) -> Row:
 
 def _columns(view: LiveView, chosen: int | None, bound: Mapping[int, Cores], glyphs: Glyphs) -> list[Column[Rank]]:
     hosts = len({rank.host for rank in view.ranks}) > 1
-    longest = max([4, *(len(str(rank.rank)) for rank in view.ranks)])
+    longest = max([4, *(len(rank_name(rank.rank, short=True)) for rank in view.ranks)])
 
     def name(rank: Rank, size: int) -> Row:
-        mark = glyphs.prompt if rank.rank == chosen else " "
-        return ((mark, "accent"), (str(rank.rank).rjust(size - 1), "accent" if rank.rank == chosen else "label"))
+        mine, word = rank.rank == chosen, rank_name(rank.rank, short=True).rjust(size - 1)
+        return ((glyphs.prompt if mine else " ", "accent"), (word, "accent" if mine else "label"))
 
     def phase(rank: Rank, size: int) -> Row:
         return phase_now(rank, view.job, size, glyphs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,10 +14,10 @@ from zerotop.analysis.threads import Group, RankThreads, Thread
 from zerotop.ui.charts import AXIS_WIDTH, Watched
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.memory import panel_title
-from zerotop.ui.drawing.rows import Row, Span, filled, merged, row_width
+from zerotop.ui.drawing.rows import Row, filled
 from zerotop.ui.drawing.strips import strip
 from zerotop.ui.drawing.table import Column, Placed, place, rule
-from zerotop.ui.drawing.text import cells, fit, literal
+from zerotop.ui.drawing.text import fit, literal
 from zerotop.ui.drawing.threads_chart import draw_chart
 from zerotop.ui.drawing.words import phase_style
 from zerotop.ui.format import fixed
@@ -38,6 +38,7 @@ class Line:
     thread: Thread | None = None  # None: the whole group
     open: bool = False  # its threads follow
     nodes: bool = False  # whether the host has several NUMA nodes
+    history: Row = ()  # the lowest row of it
 
     @property
     def item(self) -> Group | Thread:
@@ -78,52 +79,23 @@ def _columns_of(width: int, name: Cell, history: Cell, *, nodes: int, bound: boo
 
 
 def _placed(threads: RankThreads, width: int, nodes: int, glyphs: Glyphs) -> Placed[Line]:
-    styles = [phase_style(phase) for phase in threads.phases]
-
     def name(line: Line, size: int) -> Row:
         return _name(line, size, glyphs)
 
-    def history(line: Line, size: int) -> Row:
-        return _history(line, styles, size, 1, glyphs)[0]
-
-    return _columns_of(width, name, history, nodes=nodes, bound=bool(threads.allowed))
+    return _columns_of(width, name, lambda line, size: line.history, nodes=nodes, bound=bool(threads.allowed))
 
 
-def _history(line: Line, styles: Sequence[str], size: int, tall: int, glyphs: Glyphs) -> list[Row]:
-    """Cores over time, on a scale to as many as these threads ever had at once, at least one."""
-    values = line.item.history
-    return strip(values.tolist(), styles, float(np.nanmax(values, initial=1.0)), size, tall, glyphs)
+def _item_rows(line: Line, styles: Sequence[str], placed: Placed[Line], tall: int, width: int, glyphs: Glyphs) -> list[Row]:
+    """A line of the table; its history is ``tall`` rows high, its name and figures are beside the lowest.
 
-
-def _item_rows(line: Line, threads: RankThreads, placed: Placed[Line], tall: int, width: int, glyphs: Glyphs) -> list[Row]:
-    """A line of the table; its history is ``tall`` rows high, its name and figures are beside the lowest."""
+    Histories are cores over time, on a scale to as many as these threads ever had at once, at least one.
+    """
     (_, _, name_size), (_, _, size) = placed.columns[:2]
-    row = placed.row(line, width, glyphs)
-    if tall == 1:
-        return [row]
-    styles = [phase_style(phase) for phase in threads.phases]
-    above = _history(line, styles, size, tall, glyphs)
+    values = line.item.history
+    *above, lowest = strip(values, styles, float(np.nanmax(values, initial=1.0)), size, tall, glyphs)
     lead = (" " * (name_size + 1), "text")
-    rows = [filled((lead, *part), width, glyphs) for part in above[:-1]]
-    return [*rows, _with_history(row, above[-1], name_size + 1, size)]
-
-
-def _with_history(row: Row, history: Row, begin: int, size: int) -> Row:
-    """The row with another history in its place."""
-    return merged((*_part(row, 0, begin), *history, *_part(row, begin + size, row_width(row))))
-
-
-def _part(row: Row, begin: int, end: int) -> list[Span]:
-    """The cells from ``begin`` to ``end`` of a row; text of several cells each is cut between characters."""
-    found: list[Span] = []
-    at = 0
-    for text, style in row:
-        size = cells(text)
-        if at < end and at + size > begin:
-            whole = at >= begin and at + size <= end
-            found.append((text if whole else text[max(0, begin - at) : end - at], style))
-        at += size
-    return found
+    rows = [filled((lead, *part), width, glyphs) for part in above]
+    return [*rows, placed.row(replace(line, history=lowest), width, glyphs)]
 
 
 def _cores(line: Line, size: int) -> Row:
@@ -214,8 +186,9 @@ def draw_threads(
     if most:
         items = lines(threads, {group.name for group in threads.groups}, nodes, most)
     table: list[Row] = []
+    styles = [phase_style(phase) for phase in threads.phases]
     for item in items:
-        table += _item_rows(item, threads, placed, 1 if most and item.thread is not None else tall, width, glyphs)
+        table += _item_rows(item, styles, placed, 1 if most and item.thread is not None else tall, width, glyphs)
     table.append(filled(_rest(threads, glyphs), width, glyphs))
     top = max(0, min(top, len(table) - room))
     shown = table[top : top + room]
@@ -249,6 +222,8 @@ def _rest(threads: RankThreads, glyphs: Glyphs) -> Row:
         return (("  No threads were recorded: zerotop run and zerotop attach record them.", "muted"),)
     if not threads.rank.alive:
         return (("  This process has ended: what it did last is shown.", "muted"),)
+    if not threads.rest_threads:
+        return ()
     other = f"  {plural(threads.rest_threads, 'other')}, {threads.rest_cores:.1f} cores"
     if threads.rest_cores >= 1:
         return ((f"{other}: only the busiest of a rank are recorded one by one", "muted"),)

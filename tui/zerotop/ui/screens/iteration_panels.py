@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+from zerotop.analysis.view import State
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, filled
 from zerotop.ui.drawing.waveform import Shown, draw_nothing, draw_waveform
@@ -91,7 +92,8 @@ def _missing(folding: Folding, frame: Frame) -> tuple[tuple[str, str], ...]:
             ("The first ones are folded as soon as they are: GPUs, cores, power and memory over their phases.", "muted"),
         )
     pid = next((rank.pid for rank in frame.view.ranks if rank.alive), None)
-    if not frame.view.ranks:
+    # While a job starts, its processes are there before their engines are.
+    if not frame.view.ranks or frame.view.job.state is State.STARTING:
         return (
             ("No rank has made its engine yet.", "text"),
             ("Iterations are folded when the first ones are finished.", "muted"),
