@@ -146,6 +146,18 @@ def test_nothing_is_started_that_cannot_be_recorded(tmp_path: Path, chosen: bool
     assert not flag.exists()
 
 
+@pytest.mark.parametrize("program", ["true", "./train"])
+def test_a_folder_that_is_named_by_nothing_is_the_one_we_are_in(tmp_path: Path, program: str) -> None:
+    """As from --session "$UNSET". What lies there is not ours, also where the command turns out to be no program."""
+    train = tmp_path / "work" / "train"
+    train.parent.mkdir()
+    train.write_text("no program")
+    train.chmod(0o700)
+    done = zerotop(tmp_path, "run", "--headless", "--session", "", "--", program, cwd=train.parent)
+    assert done.stderr.decode() == f"zerotop: {train.parent} exists and is not empty\n"
+    assert list(train.parent.iterdir()) == [train]
+
+
 @pytest.mark.parametrize("chosen", [True, False])
 def test_a_disk_that_is_full_from_the_start_keeps_no_half_session(tmp_path: Path, chosen: bool) -> None:
     with small_disk(tmp_path / "disk", "64k") as disk:

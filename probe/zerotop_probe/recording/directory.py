@@ -51,8 +51,9 @@ def create(command: Sequence[str], *, path: str | None = None, launcher: str = "
     Raises FileExistsError if ``path`` holds something already, OSError if the directory cannot be made; nothing new is
     left behind then.
     """
-    existed = path is not None and os.path.isdir(path)
-    path = _make_default(command) if path is None else _make_chosen(path)
+    chosen = None if path is None else os.path.abspath(path)  # "" is where we are
+    existed = chosen is not None and os.path.isdir(chosen)
+    path = _make_default(command) if chosen is None else _make_chosen(chosen)
     content = {
         "zerotop": [FORMAT_MAJOR, FORMAT_MINOR],
         "name": os.path.basename(path),
@@ -92,7 +93,6 @@ def _make_default(command: Sequence[str]) -> str:
 def _make_chosen(path: str) -> str:
     if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
         raise FileExistsError(f"{path} exists and is not empty")
-    path = os.path.abspath(path)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     os.makedirs(path, mode=0o700, exist_ok=True)
     return path

@@ -35,7 +35,7 @@ def new_session(command: Sequence[str], path: str | None) -> Iterator[str]:
         check_command(command)
     except CommandError as error:
         raise Problem(str(error), USAGE) from error
-    existed = path is not None and os.path.isdir(path)
+    existed = path is not None and os.path.isdir(os.path.abspath(path))  # "" is where we are
     session = _create(command, path)
     try:
         yield session
