@@ -8,9 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from rich.segment import Segment
+from textual.color import Color
 
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs, choose_glyphs
 from zerotop.ui.drawing.text import fit, literal, wrap
+from zerotop.ui.filters import PlainText
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("🔎 Search for commands…", ">  Search for commands."), ("▃▅█", "-##"), ("损é", "???")]
+)
+def test_what_others_draw_is_readable_without_utf8_in_as_many_cells(text: str, shown: str) -> None:
+    (segment,) = PlainText(ASCII).apply([Segment(text)], Color(0, 0, 0))
+    assert segment.text == shown
+    assert cell_len(shown) == cell_len(text)
 
 
 @pytest.mark.parametrize(

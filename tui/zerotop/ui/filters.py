@@ -11,12 +11,14 @@ from zerotop.ui.drawing.text import cells
 
 _FRAMES = str.maketrans(
     {
-        **dict.fromkeys("─━═▁▔▀▄▂", "-"),
+        **dict.fromkeys("─━═▁▔▀▄▂▃", "-"),
         **dict.fromkeys("│┃║▏▕▎▌▐▊", "|"),
         **dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╯╰┏┓┗┛╋", "+"),
-        **dict.fromkeys("█▉▇▓", "#"),
+        **dict.fromkeys("█▉▇▆▅▓", "#"),
         **dict.fromkeys("▒░", ":"),
         **dict.fromkeys("●•", "*"),
+        "…": ".",  # of Textual's own words, in as many cells
+        "🔎": "> ",
     }
 )
 

@@ -1,4 +1,4 @@
-"""One frame of the live screen: everything its widgets draw, as one value."""
+"""One frame: everything that the screens draw, as one value."""
 
 from __future__ import annotations
 

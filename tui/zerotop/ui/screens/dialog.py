@@ -1,4 +1,4 @@
-"""What all boxes over the live screen have in common."""
+"""What all boxes over a screen have in common."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Dialog(ModalScreen[Result]):
     """A titled box in the middle; escape closes it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "close", "Close", id="dialog.close", tooltip="Back to the live screen")
+        Binding("escape", "close", "Close", id="dialog.close", tooltip="Back to the screen")
     ]
 
     def __init__(self, title: str, glyphs: Glyphs, *, page: bool = False) -> None:
@@ -58,7 +58,7 @@ class Page(Dialog[None]):
     """A box to read."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q,question_mark,i,enter", "close", "Close", id="page.close", tooltip="Back to the live screen"),
+        Binding("q,question_mark,i,enter", "close", "Close", id="page.close", tooltip="Back to the screen"),
     ]
 
     def __init__(self, title: str, content: RenderableType, glyphs: Glyphs) -> None:

@@ -26,7 +26,7 @@ class LeaveDialog(Dialog[Leaving]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("d", "choose('detach')", "Detach", id="leave.detach", tooltip="Leave; training goes on"),
         Binding("s", "choose('stop')", "Stop", id="leave.stop", tooltip="Ask the job to end; again: kill it"),
-        Binding("c", "close", "Cancel", id="leave.cancel", tooltip="Back to the live screen"),
+        Binding("c", "close", "Cancel", id="leave.cancel", tooltip="Back to the screen"),
         Binding("l,q", "again", "Leave", id="leave.again", tooltip="Leave without harming the job"),
     ]
 
@@ -134,5 +134,5 @@ class LeaveDialog(Dialog[Leaving]):
         return [
             ("detach", "d  Detach", f"Training goes on. Come back with: {back}"),
             ("stop", "s  Stop the job", literal(self.controller.stop_means, self.glyphs)),
-            ("cancel", "c  Cancel", "Back to the live screen."),
+            ("cancel", "c  Cancel", "Go on watching."),
         ]

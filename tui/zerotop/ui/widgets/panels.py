@@ -1,4 +1,4 @@
-"""The panels of the live screen: each hands its size and the frame to its drawing function."""
+"""The panels of the live screen, and those of all screens: each hands its size and the frame to its drawing function."""
 
 from __future__ import annotations
 
