@@ -21,6 +21,8 @@ from zerotop_probe.recording.tables import PHASES
 _NUMBERED = re.compile(r"^(.*?)[-_:#/]?\d+$")
 MAIN = "main thread"
 _LATELY_NS = 10_000_000_000  # how long back waiting is told of
+_OF_THREADS = ("tid", "cores_used", "wait_ns", "processor", "name")
+_SAMPLED = ("cores_used", "busy_threads")
 _GRAIN = 8  # moments within a cell at which it is asked which phase the rank was in
 
 
@@ -114,13 +116,8 @@ class ThreadTable:
         self, rank: Rank, cursor_ns: int, cells: tuple[int, int], cell_ns: int, tables: dict[str, Sequence[Source]]
     ) -> RankThreads:
         begin_ns, end_ns = cells[0] * cell_ns, cells[1] * cell_ns
-        times, rows, ticks = _of_process(tables["threads"], rank.pid, begin_ns, cursor_ns)
-        places = np.minimum((times - begin_ns) // cell_ns, cells[1] - cells[0])
-        number = np.bincount((np.unique(ticks) - begin_ns) // cell_ns, minlength=cells[1] - cells[0] + 1)
-        last_ns = int(ticks.max()) if len(ticks) and cursor_ns - ticks.max() < FRESH_NS else -1
-        held = max(1, round(PIECE_NS / cell_ns))
-        threads = self._threads(rank, cursor_ns, times, rows, places, number, last_ns, held)
-        samples_s, samples, _ = _of_process(tables["processes"], rank.pid, begin_ns, cursor_ns)
+        threads = self._threads(rank, cursor_ns, cells, cell_ns, tables["threads"])
+        samples_ns, samples, _ = _of_process(tables["processes"], rank.pid, begin_ns, cursor_ns, _SAMPLED)
         named = sum(thread.cores_used > 0 for thread in threads)
         return RankThreads(
             rank=rank,
@@ -128,9 +125,9 @@ class ThreadTable:
             end_s=end_ns / 1e9,
             groups=_grouped(threads),
             phases=self._phases(rank, cells, cell_ns, cursor_ns),
-            time_s=samples_s / 1e9,
-            cores_used=samples["cores_used"].astype(np.float64) if len(samples) else np.empty(0),
-            busy=samples["busy_threads"].astype(np.float64) if len(samples) else np.empty(0),
+            time_s=samples_ns / 1e9,
+            cores_used=samples["cores_used"].astype(np.float64),
+            busy=samples["busy_threads"].astype(np.float64),
             rest_cores=max(0.0, rank.cores_used - sum(thread.cores_used for thread in threads)),
             rest_threads=max(0, rank.thread_count - named),
             allowed=self.affinities.process(rank.host, rank.pid, cursor_ns),
@@ -138,38 +135,37 @@ class ThreadTable:
         )
 
     def _threads(
-        self,
-        rank: Rank,
-        cursor_ns: int,
-        times: NDArray[np.int64],
-        rows: NDArray[Any],
-        places: NDArray[np.int64],
-        ticks: NDArray[np.int64],
-        last_ns: int,
-        held: int,
+        self, rank: Rank, cursor_ns: int, cells: tuple[int, int], cell_ns: int, sources: Sequence[Source]
     ) -> list[Thread]:
-        if not len(rows):
+        begin_ns, count = cells[0] * cell_ns, cells[1] - cells[0] + 1
+        times, rows, ticks = _of_process(sources, rank.pid, begin_ns, cursor_ns, _OF_THREADS)
+        if not len(times):
             return []
         own = self.affinities.threads(rank.host, rank.pid, cursor_ns)
         process = self.affinities.process(rank.host, rank.pid, cursor_ns)
-        tids, which = np.unique(rows["tid"], return_inverse=True)
-        history = np.zeros((len(tids), len(ticks)))
-        np.add.at(history, (which, places), rows["cores_used"].astype(np.float64))
+        order = np.argsort(rows["tid"], kind="stable")  # each one's records together, as they were written
+        times, rows = times[order], {name: column[order] for name, column in rows.items()}
+        begins = np.flatnonzero(np.diff(rows["tid"], prepend=-1))
+        ends = [*begins[1:].tolist(), len(times)]
+        which = np.repeat(np.arange(len(begins)), np.diff(ends, prepend=0))
+        places = np.minimum((times - begin_ns) // cell_ns, count - 1)
+        sums = np.bincount(which * count + places, rows["cores_used"], len(begins) * count).reshape(-1, count)
         with np.errstate(invalid="ignore", divide="ignore"):
-            history = history / ticks
-        history = _held(history, held)[:, :-1]
+            cores = sums / np.bincount((np.unique(ticks) - begin_ns) // cell_ns, minlength=count)
+        histories = _held(np.asarray(cores, np.float64), max(1, round(PIECE_NS / cell_ns)))[:, :-1]
+        last_ns = int(ticks.max()) if cursor_ns - ticks.max() < FRESH_NS else -1
         found = []
-        for place, tid in enumerate(tids.tolist()):
-            mine, at = rows[which == place], times[which == place]
-            ran_on = frozenset(core for core in mine["processor"].tolist() if core >= 0)
-            name = mine["name"][-1].decode("utf-8", "replace")
+        for history, begin, end in zip(histories, begins.tolist(), ends, strict=True):
+            tid, at = int(rows["tid"][begin]), times[begin:end]
+            ran_on = frozenset(core for core in set(rows["processor"][begin:end].tolist()) if core >= 0)
+            lately = at >= cursor_ns - _LATELY_NS
             found.append(
                 Thread(
                     tid=tid,
-                    name=MAIN if tid == rank.pid else name,
-                    cores_used=float(mine["cores_used"][-1]) if at[-1] == last_ns else 0.0,
-                    waiting=_waiting(mine[at >= cursor_ns - _LATELY_NS], at[at >= cursor_ns - _LATELY_NS]),
-                    history=history[place],
+                    name=MAIN if tid == rank.pid else rows["name"][end - 1].decode("utf-8", "replace"),
+                    cores_used=float(rows["cores_used"][end - 1]) if at[-1] == last_ns else 0.0,
+                    waiting=_waiting(rows["wait_ns"][begin:end][lately], at[lately]),
+                    history=history,
                     ran_on=ran_on,
                     nodes=self.affinities.nodes(rank.host, ran_on),
                     allowed=own.get(tid, process),
@@ -191,18 +187,20 @@ class ThreadTable:
 
 
 def _of_process(
-    sources: Sequence[Source], pid: int, begin_ns: int, cursor_ns: int
-) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]:
-    """(unix ns of each record of a process, those records, times of all records): what is known since a moment."""
-    times, rows, ticks = [np.empty(0, np.int64)], [], [np.empty(0, np.int64)]
+    sources: Sequence[Source], pid: int, begin_ns: int, cursor_ns: int, columns: Sequence[str]
+) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]], NDArray[np.int64]]:
+    """(unix ns of each record of a process, columns of those records, times of all): what is known since a moment."""
+    times, ticks = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    found: dict[str, list[NDArray[Any]]] = {name: [] for name in columns}
     for source in sources:
         lately = source.array[source.count_known(begin_ns - 1) : source.count_known(cursor_ns)]
-        mine = lately[lately["pid"] == pid]
+        mine = np.flatnonzero(lately["pid"] == pid)
         ticks.append(lately["time_ns"] + source.offset_ns)
-        if len(mine):
-            times.append(mine["time_ns"] + source.offset_ns)
-            rows.append(mine)
-    return np.concatenate(times), np.concatenate(rows) if rows else np.empty(0), np.concatenate(ticks)
+        times.append(ticks[-1][mine])
+        for name in columns:
+            found[name].append(lately[name][mine])
+    told = {name: np.concatenate(parts) if parts else np.empty(0) for name, parts in found.items()}
+    return np.concatenate(times), told, np.concatenate(ticks)
 
 
 def _held(history: Floats, most: int) -> Floats:
@@ -213,14 +211,15 @@ def _held(history: Floats, most: int) -> Floats:
     return history
 
 
-def _waiting(rows: NDArray[Any], times: NDArray[np.int64]) -> float:
+def _waiting(wait_ns: NDArray[Any], times: NDArray[np.int64]) -> float:
     """Which share of the time between these records a thread waited for a core; NaN where unknown."""
     passed = int(times[-1] - times[0]) if len(times) else 0
-    return max(0.0, int(rows["wait_ns"][-1]) - int(rows["wait_ns"][0])) / passed if passed else float("nan")
+    return max(0.0, int(wait_ns[-1]) - int(wait_ns[0])) / passed if passed else float("nan")
 
 
 def _grouped(threads: Sequence[Thread]) -> tuple[Group, ...]:
     """Threads of the same name, or of names that differ in a number at their end, together."""
+    usual = {thread.tid: _usual(thread) for thread in threads}
     families: dict[str, list[Thread]] = {}
     for thread in threads:
         numbered = _NUMBERED.match(thread.name)
@@ -228,15 +227,15 @@ def _grouped(threads: Sequence[Thread]) -> tuple[Group, ...]:
     groups = []
     for family, members in families.items():
         names = {thread.name for thread in members}
-        members.sort(key=lambda thread: (-_usual(thread), -_lately(thread), thread.tid))
+        members.sort(key=lambda thread: (-usual[thread.tid], -_lately(thread), thread.tid))
         groups.append(Group(names.pop() if len(names) == 1 else f"{family}*", tuple(members)))
-    return tuple(sorted(groups, key=lambda group: (-sum(map(_usual, group.threads)), group.name)))
+    return tuple(sorted(groups, key=lambda group: (-sum(usual[thread.tid] for thread in group.threads), group.name)))
 
 
 def _usual(thread: Thread) -> float:
     """Its cores over the whole while, coarsely, so that rows do not change places all the time."""
     known = thread.history[~np.isnan(thread.history)]
-    return round(float(known.mean()), 1) if len(known) else 0.0
+    return round(float(known.sum()) / len(known), 1) if len(known) else 0.0
 
 
 def _lately(thread: Thread) -> int:

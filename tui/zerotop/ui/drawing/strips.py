@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-from zerotop.analysis.view import GpuHistory, RankHistory
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotop.analysis.view import Floats, GpuHistory, RankHistory
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, Span, merged
 from zerotop.ui.drawing.words import phase_style
@@ -15,15 +17,17 @@ from zerotop.ui.format import about
 GROUND = "strip"  # the style of what is behind
 
 
-def strip(values: Sequence[float], styles: Sequence[str], top: float, width: int, height: int, glyphs: Glyphs) -> list[Row]:
+def strip(
+    values: Sequence[float] | Floats, styles: Sequence[str], top: float, width: int, height: int, glyphs: Glyphs
+) -> list[Row]:
     """``height`` rows, the uppermost first, of the last ``width`` values on a scale from 0 to ``top``.
 
     Values without a number leave their column empty. The uppermost row is never quite full, so that strips under one another
     stay apart.
     """
     shown = min(width, len(values))
-    pairs = zip(values[len(values) - shown :], styles[len(styles) - shown :], strict=True)
-    return list(_rows(tuple((_eighths(value, top, height), style) for value, style in pairs), width, height, glyphs))
+    eighths = _eighths(np.asarray(values[len(values) - shown :], np.float64), top, height).tolist()
+    return list(_rows(tuple(zip(eighths, styles[len(styles) - shown :], strict=True)), width, height, glyphs))
 
 
 @lru_cache(maxsize=256)  # most frames bring no new piece of time
@@ -36,12 +40,13 @@ def _rows(columns: tuple[tuple[int, str], ...], width: int, height: int, glyphs:
     )
 
 
-def _eighths(value: float, top: float, height: int) -> int:
-    """How high a value is drawn; something that is not nothing is seen."""
-    if math.isnan(value) or value <= 0 or top <= 0:
-        return 0
-    most = height * 8 - 1
-    return max(1, round(min(1.0, value / top) * most))
+def _eighths(values: Floats, top: float, height: int) -> NDArray[np.int64]:
+    """How high values are drawn; something that is not nothing is seen."""
+    some = (values > 0) & (top > 0)
+    heights = np.rint(np.minimum(values[some], top) / top * (height * 8 - 1))
+    found = np.zeros(len(values), np.int64)
+    found[some] = np.maximum(1, heights)
+    return found
 
 
 def _cell(eighths: int, style: str, uppermost: bool, glyphs: Glyphs) -> Span:
@@ -61,13 +66,13 @@ def cores_strip(history: RankHistory, top: float, width: int, height: int, glyph
     """A rank's cores in use, in the colours of the phases it was in."""
     begin = max(0, len(history.phase) - width)
     styles = [phase_style(phase) for phase in history.phase[begin:]]
-    return tuple(strip(history.cores_used[begin:].tolist(), styles, top, width, height, glyphs))
+    return tuple(strip(history.cores_used[begin:], styles, top, width, height, glyphs))
 
 
 @lru_cache(maxsize=256)
 def utilization_strip(history: GpuHistory, width: int, height: int, glyphs: Glyphs) -> tuple[Row, ...]:
     """A GPU's utilization."""
-    values = history.utilization_percent[max(0, len(history.utilization_percent) - width) :].tolist()
+    values = history.utilization_percent[max(0, len(history.utilization_percent) - width) :]
     return tuple(strip(values, ["load"] * len(values), 100.0, width, height, glyphs))
 
 

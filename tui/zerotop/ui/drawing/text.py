@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from functools import lru_cache
 
@@ -11,6 +12,8 @@ from zerotop.ui.drawing.glyphs import Glyphs
 
 # Bidirectional overrides and other invisible characters can make a line read as something it is not.
 _INVISIBLE = {"Cf", "Cs", "Co", "Cn"}
+# Characters of one cell each, among them all that our own drawings are made of.
+_NARROW = re.compile(r"[ -~\u00a1-\u00ac\u00ae-\u00ff\u2010-\u2027\u2190-\u21ff\u2500-\u25fc\u2800-\u28ff]*").fullmatch
 
 
 @lru_cache(maxsize=4096)
@@ -28,6 +31,11 @@ def _safe(character: str, glyphs: Glyphs) -> str:
     if glyphs.name == "ascii" and not character.isascii():
         return glyphs.plain(character) if glyphs.plain(character).isascii() else glyphs.unsafe
     return character
+
+
+def narrow(text: str) -> bool:
+    """Whether each of its characters takes one cell, as in nearly all rows: then it is as wide as it is long."""
+    return text.isascii() or _NARROW(text) is not None
 
 
 def cells(text: str) -> int:

@@ -7,7 +7,6 @@ over a panel or a layout is under way. What it renders are the same rows, so tha
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -17,10 +16,7 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from zerotop.ui.drawing.rows import Row, Span, row_text
-from zerotop.ui.drawing.text import cells
-
-# Nothing but characters of one cell each, as in nearly all rows: then a text is as wide as it is long.
-_NARROW = re.compile(r"[ -~\u2010-\u2027\u2190-\u21ff\u2500-\u25fc\u2800-\u28ff]*").fullmatch
+from zerotop.ui.drawing.text import cells, narrow
 
 Escapes = tuple[str, str]
 """What the terminal is told before and after a text of some style."""
@@ -79,7 +75,7 @@ class Pen:
 
 def changes(before: Row, after: Row) -> Iterator[tuple[int, Sequence[Span]]]:
     """Where two rows of one width differ: (cell, spans of ``after`` from there on)."""
-    size = len if _NARROW(row_text(before)) and _NARROW(row_text(after)) else cells
+    size = len if narrow(row_text(before)) and narrow(row_text(after)) else cells
     piece: list[Span] = []
     begin = x = old_x = place = 0
     for span in after:
