@@ -28,6 +28,12 @@ def test_wrong_usage_exits_2_and_says_why(tmp_path: Path, arguments: tuple[str, 
     assert result.stdout == b""
 
 
+def test_a_command_without_the_dashes_before_it_is_told_where_they_go(tmp_path: Path) -> None:
+    result = zerotop(tmp_path, "run", "--headless", "python", "train.py", "--lr", "1e-3")
+    assert result.returncode == 2
+    assert result.stderr.endswith(b"error: write -- before the command: zerotop run -- python train.py --lr 1e-3\n")
+
+
 def test_an_unknown_command_is_one_sentence_and_leaves_no_session(tmp_path: Path) -> None:
     result = zerotop(tmp_path, "run", "--headless", "--", "no-such-command")
     assert result.returncode == 2

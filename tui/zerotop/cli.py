@@ -6,6 +6,7 @@ import argparse
 import importlib
 import io
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -191,8 +192,12 @@ def _steps(text: str) -> int:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     split = arguments.index("--") if "--" in arguments else len(arguments)
     parser = _parser()
-    options = parser.parse_args(arguments[:split])
+    options, unknown = parser.parse_known_args(arguments[:split])
     command = list(arguments[split + 1 :])
+    if unknown and options.name == "run" and not command:
+        parser.error(f"write -- before the command: zerotop run -- {shlex.join(unknown)}")
+    if unknown:
+        parser.error(f"unrecognized arguments: {shlex.join(unknown)}")
     if options.name == "run":
         if not command:
             parser.error("there is no command to run: zerotop run -- COMMAND ...")
