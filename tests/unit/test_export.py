@@ -216,3 +216,9 @@ def test_a_link_where_we_write_is_not_followed(tmp_path: Path) -> None:
     assert main(["export", str(FOLDER / "z2.zerotop"), "-o", str(tmp_path / "steps.csv")]) == 1
     assert (tmp_path / "precious").read_text() == "kept"
     assert not (tmp_path / "steps.csv").exists()
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "no" / "steps.csv"
+    assert main(["export", str(FOLDER / "z2.zerotop"), "-o", str(path)]) == 1
+    assert capsys.readouterr().err == f"zerotop: No such file or directory: {path}\n"

@@ -309,7 +309,7 @@ def test_the_command(state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     for arguments, said in (
         (["pack", "sess"], "session.zerotop exists already: name another file with -o FILE"),
         (["pack", str(file)], "is packed already"),
-        (["pack", "sess", "-o", str(tmp_path / "no" / "x")], "No such file or directory"),
+        (["pack", "sess", "-o", str(tmp_path / "no" / "x")], f"No such file or directory: {tmp_path}/no/x\n"),
         (["attach", str(file)], f"nothing runs; look back with: zerotop replay {file}"),
     ):
         assert main(arguments) == 1

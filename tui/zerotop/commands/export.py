@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from zerotop.analysis.export import TABLES
 from zerotop.analysis.export import export as write_table
 from zerotop.commands.problems import USAGE, Problem
 from zerotop.session import catalog
+from zerotop.session.files_of_ours import unfinished
 from zerotop.session.reader import Session
 
 
@@ -50,12 +50,5 @@ def write_file(session: Session, table: str, form: str, path: Path) -> int:
     if path.exists() and not path.is_file():  # /dev/null, a named pipe
         with path.open("wb") as stream:
             return write_table(session, table, form, stream)
-    # Written beside and moved: a full disk leaves no half table under the name asked for.
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with partial.open("xb") as stream:  # through no link that somebody else has laid there
-            rows = write_table(session, table, form, stream)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return rows
+    with unfinished(path) as partial, partial.open("xb") as stream:
+        return write_table(session, table, form, stream)

@@ -11,6 +11,7 @@ from zerotop.commands.printing import printable
 from zerotop.commands.problems import Problem
 from zerotop.commands.sessions import is_live
 from zerotop.session import catalog
+from zerotop.session.files_of_ours import unfinished
 from zerotop.session.folder import Directory
 from zerotop.session.packing import SUFFIX
 from zerotop.session.packing import pack as write_packed
@@ -48,13 +49,9 @@ def packed(path: Path, chosen: str | None) -> tuple[str, list[str]]:
 
 
 def _write(path: Path, output: Path) -> list[str]:
-    """Packs under another name and moves: a full disk leaves no half file. For the user's eyes, as the session is."""
-    partial = output.with_name(f".{output.name}.{os.getpid()}")
-    try:
+    """Packs for the user's eyes, as the session is, and looks whether it can be read."""
+    with unfinished(output) as partial:
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
             left_out = write_packed(Directory(path), stream)
         Session.open(partial)
-        partial.rename(output)
-    finally:
-        partial.unlink(missing_ok=True)
     return left_out
