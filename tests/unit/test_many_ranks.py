@@ -10,6 +10,7 @@ import pytest
 
 from small_recording import BEGIN_NS, S, identity, read, record, span, write
 from zerotop.analysis.annotations import Annotator
+from zerotop.analysis.source import RecordingSource
 from zerotop.session.files import Source
 from zerotop.session.reader import Session
 from zerotop_probe.recording import tables
@@ -17,7 +18,7 @@ from zerotop_probe.recording.tables import PHASE_CODE
 from zerotop_probe.recording.writer import EventWriter
 
 RANKS, NODE, STEPS = 160, 8, 12
-MOST = RANKS // 2  # tables looked at in one go
+MOST = RANKS + RANKS // NODE  # tables looked at in one go: of each rank one, and of each node
 
 
 def write_ranks(folder: Path) -> None:
@@ -116,3 +117,13 @@ def test_findings(session: Session, looked: list[Source]) -> None:
     annotator.update(BEGIN_NS + 3 * S)
     assert len(looked) > 10 * RANKS
     assert most_in_a_piece(searching(), looked) <= MOST
+
+
+def test_reading_and_looking(session: Session, looked: list[Source]) -> None:
+    source = RecordingSource(session)
+    for cursor_ns in (BEGIN_NS + 5 * S, BEGIN_NS + 3 * S):
+        assert most_in_a_piece(source.viewing(cursor_ns), looked) <= MOST
+    assert len(source.view(BEGIN_NS + 5 * S).ranks) == RANKS
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Source, "refresh", lambda written: bool(looked.append(written)))
+        assert most_in_a_piece(source.reading(), looked) <= MOST

@@ -134,6 +134,18 @@ def test_more_tables_than_files_may_be_open(tmp_path: Path) -> None:
     assert done.stdout.split() == [str(sum(range(80)))]
 
 
+def test_records_are_counted_and_ticks_found_however_far_back(tmp_path: Path) -> None:
+    folder, ticks = make(tmp_path), [1, 2, 3, 70, 5, 600, 9000, 1, 66]  # records of each
+    written = [time for time, count in enumerate(ticks) for _ in range(count)]
+    probe(folder, *written).close()
+    (source,) = Session.open(folder).sources["probe"]
+    for time, count in enumerate(ticks):
+        known = sum(ticks[: time + 1])
+        assert source.count_known(source.offset_ns + time) == known
+        assert source.last_tick(source.offset_ns + time)["time_ns"].tolist() == [time] * count
+    assert source.count_known(source.offset_ns - 1) == 0
+
+
 def test_what_was_given_back_is_read_again(tmp_path: Path) -> None:
     folder = make(tmp_path)
     count = 100_000

@@ -24,9 +24,11 @@ def gpus(
 
     ``lies_on`` is from :func:`places.allocators`.
     """
-    names = {(node.host, gpu["index"]): str(gpu["name"]) for node in nodes for gpu in node.facts.get("gpus") or []}
     held = yield from _held(session, cursor_ns, lies_on, peaks, ends)
-    used_by_job = _used_by_job(session, cursor_ns)
+    yield
+    used_by_job = yield from _used_by_job(session, cursor_ns)
+    yield
+    names = {(node.host, gpu["index"]): str(gpu["name"]) for node in nodes for gpu in node.facts.get("gpus") or []}
     found = {}
     for number, (host, (source, tick)) in enumerate(last_ticks(session.sources["gpus"], cursor_ns).items(), 1):
         if not number % NODES:
@@ -80,6 +82,7 @@ def _held(
             for column in ("allocated_peak_bytes", "reserved_peak_bytes"):
                 highest = max(peaks.upto(source, column, cursor_ns, by="device").values())
                 held[column] = max(highest, held.get(column, 0))
+    yield
     found: dict[Key, dict[str, int]] = {}
     for (key, _), held in by_rank.items():
         of_gpu = found.setdefault(key, {})
@@ -88,11 +91,14 @@ def _held(
     return found
 
 
-def _used_by_job(session: Session, cursor_ns: int) -> dict[Key, int]:
-    """NVML's figure for the ranks' processes on each GPU; none where it is not known."""
+def _used_by_job(session: Session, cursor_ns: int) -> Generator[None, None, dict[Key, int]]:
+    """In pieces NVML's figure for the ranks' processes on each GPU; none where it is not known."""
     ranks = {(source.host, source.pid) for source in session.sources["begins"]}
     found: dict[Key, int] = {}
-    for host, (_, tick) in last_ticks(session.sources["gpu_processes"], cursor_ns, cursor_ns - FRESH_NS).items():
+    ticks = last_ticks(session.sources["gpu_processes"], cursor_ns, cursor_ns - FRESH_NS)
+    for number, (host, (_, tick)) in enumerate(ticks.items(), 1):
+        if not number % NODES:
+            yield
         for pid, gpu, used in zip(*(tick[name].tolist() for name in ("pid", "gpu", "used_bytes")), strict=True):
             if (host, pid) in ranks and used != UNKNOWN:
                 found[host, gpu] = found.get((host, gpu), 0) + used

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from zerotop.session.reader import Source
 
 # Records between two places of which the highest before are kept: what a cursor anywhere has to read.
-_BLOCK = 8192
-_FEW = 64  # of which going through them one by one is faster
+_BLOCK = 1024
+_FEW = 32  # of which going through them one by one is faster
 
 
 class Peaks:

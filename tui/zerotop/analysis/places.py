@@ -14,7 +14,7 @@ from zerotop.analysis.devices import Devices
 from zerotop.analysis.ends import Ends
 from zerotop.analysis.peaks import Peaks
 from zerotop.analysis.view import Host, Rank
-from zerotop.session.reader import Event, Session, Source
+from zerotop.session.reader import Event, Session, Source, whole
 
 Process = tuple[str, int]  # host and pid
 # A sample older than this no longer says how things are: its process or its sampler is gone.
@@ -22,8 +22,8 @@ FRESH_NS = 3_000_000_000
 # Samples looked back through for the last of a process that is gone: minutes, with a few ranks.
 _TAIL = 4096
 _NEAR = 256  # among which the last tick of a node usually is
-# Work done in one go: nodes, and ranks.
-NODES, RANKS = 16, 64
+# Work done in one go: nodes, and ranks. With very many of them keys have their turn in between.
+NODES, RANKS = 4, 32
 Values = dict[str, Any]
 
 
@@ -210,12 +210,21 @@ def _host(name: str, row: Any) -> Host:
 
 def allocators(session: Session, nodes: Iterable[Event], engines: Iterable[Event]) -> dict[int, tuple[str, int]]:
     """Place of an allocator's table in the session -> (host, index) of the GPU that its last record tells of."""
+    return whole(locating(session, nodes, engines))
+
+
+def locating(
+    session: Session, nodes: Iterable[Event], engines: Iterable[Event]
+) -> Generator[None, None, dict[int, tuple[str, int]]]:
+    """The same in pieces."""
     devices = Devices(nodes, engines)
-    return {
-        place: devices.of(source.host, source.pid, int(source.array[-1]["device"]))
-        for place, source in enumerate(session.sources["allocator"])
-        if len(source.array)
-    }
+    found: dict[int, tuple[str, int]] = {}
+    for place, source in enumerate(session.sources["allocator"]):
+        if not place % RANKS:
+            yield
+        if len(source.array):
+            found[place] = devices.of(source.host, source.pid, int(source.array["device"][-1]))
+    return found
 
 
 def engines(nodes: Iterable[Event], engines: Iterable[Event]) -> list[tuple[Process, tuple[str, int]]]:

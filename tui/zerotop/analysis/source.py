@@ -29,10 +29,10 @@ from zerotop.session.transcript import Transcript
 # Iterations that a rate is taken over.
 _WINDOW = 10
 _OUTPUT_LINES = 200
-_TABLES = 512  # that are asked for their number of records in one go
+_TABLES = 256  # that are asked for their number of records in one go
 _RATE_NS = 2_000_000_000
 _SEARCHES = 2  # for findings, each a piece of reading, and one more for each so many ranks
-_RANKS_OF_A_SEARCH = 64
+_RANKS_OF_A_SEARCH = 128
 _STARTING = "Waiting for a rank to make its DeepSpeed engine."
 _COMPILING = "DeepSpeed compiles its operators, the first time only: a minute or two. Then it makes its engine."
 _LOST = "The recording stops here: nobody saw how the job ended."
@@ -151,9 +151,10 @@ class RecordingSource:
         count = self._joined.count_known(cursor)
         nodes, engines = self.session.told("node", cursor), self.session.told("engine", cursor)
         lost = losses(self.session, cursor)
+        yield
         job = self._job(cursor, lost)
         yield
-        lies_on = places.allocators(self.session, nodes, engines)
+        lies_on = yield from places.locating(self.session, nodes, engines)
         yield
         on_gpus = yield from gpus(self.session, cursor, nodes, lies_on, self._peaks, self._ends)
         yield
@@ -166,14 +167,16 @@ class RecordingSource:
         yield
         history = self._histories.at(cursor, ranks, [(gpu.host, gpu.index) for gpu in on_gpus], lies_on, self._ends)
         yield
+        progress, iterations = self._progress(cursor, count, job), self._joined.upto(count)
+        yield
         return LiveView(
             cursor_ns=cursor,
             job=job,
-            progress=self._progress(cursor, count, job),
+            progress=progress,
             gpus=on_gpus,
             hosts=hosts,
             ranks=ranks,
-            iterations=self._joined.upto(count),
+            iterations=iterations,
             cost=cost,
             output=self._transcript.lines(cursor, _OUTPUT_LINES),
             inferred=self._rhythm.at(cursor) if unseen else None,

@@ -15,7 +15,8 @@ from zerotop.session.headers import DAMAGED, Clocks, read_header
 from zerotop.session.mapping import release
 from zerotop_probe.recording.tables import TABLES
 
-_NEAR = 64  # records before the end that are looked through first
+_NEAR = 64  # records before the end that are looked through first,
+_FARTHER = 8  # then so many times as many: what lies far back need not be in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +98,13 @@ class Source:
         if own_ns >= self._last_ns:
             return end
         # Whoever goes along with the end is asked of some other moment near it: with many ranks that is thousands of tables.
-        begin = end - _NEAR
-        if begin > 0 and self._times[begin] <= own_ns:
+        back = _NEAR
+        while back < end and self._times[end - back] > own_ns:
+            back *= _FARTHER
+        begin = max(0, end - back)
+        if back == _NEAR:
             return begin + bisect_right(self._times[begin:].tolist(), own_ns)
-        return bisect_right(self._times, own_ns)
+        return bisect_right(self._times, own_ns, begin, end - back // _FARTHER)
 
     def last_tick(self, cursor_ns: int, oldest_ns: int = 0) -> NDArray[Any]:
         """The records of the last sampler tick up to the cursor (they share one time); none if older than ``oldest_ns``."""
@@ -113,7 +117,10 @@ class Source:
         lately = self._times[max(0, end - _NEAR) : end].tolist()
         begin = end - len(lately) + bisect_left(lately, time_ns)
         if begin == end - len(lately):  # the tick may have begun before
-            begin = bisect_left(self._times, time_ns, 0, end)
+            back = _NEAR
+            while back < end and self._times[end - back] == time_ns:
+                back *= _FARTHER
+            begin = bisect_left(self._times, time_ns, max(0, end - back), end)
         return self.array[begin:end]
 
     @property

@@ -12,6 +12,7 @@ import json
 import time
 from bisect import bisect_right
 from collections.abc import Generator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -102,13 +103,12 @@ class Session:
             self.events = sorted([*self.events, *fresh], key=_told_ns)
             self._index(fresh)
             self.last_written_ns = max(self.last_written_ns, self.events[-1].unix_ns)
-        for sources in self.sources.values():
-            for number, source in enumerate(sources, 1):
-                if source.refresh():
-                    new = True
-                    self._note_last(source)
-                if not number % _PIECE:
-                    yield
+        for number, source in enumerate(chain.from_iterable(self.sources.values()), 1):
+            if source.refresh():
+                new = True
+                self._note_last(source)
+            if not number % _PIECE:
+                yield
         return new or bool(fresh)
 
     def _note_last(self, source: Source) -> None:
