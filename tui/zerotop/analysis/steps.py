@@ -49,6 +49,7 @@ STEP_DTYPE = np.dtype(
 
 MEMORY = ("allocated_peak_bytes", "reserved_peak_bytes", "host_rss_bytes", "nvml_process_bytes")
 
+_STEP = PHASE_CODE["step"]
 # Spans taken in at once. What is computed of them stays in the processor's cache.
 _AT_ONCE = 16384
 _PIECE = 8  # processes brought up to date in one go
@@ -104,7 +105,8 @@ class RankSteps:
             if self._memory:
                 add_memory(self._session, self.source, rows)
             else:
-                rows[list(MEMORY)] = UNKNOWN
+                for name in MEMORY:
+                    rows[name] = UNKNOWN
 
     def _add_times(self, rows: Rows, ends: Ints, sums: Floats) -> None:
         begins = np.append(np.int64(self._end_ns), ends[:-1])
@@ -122,7 +124,9 @@ class RankSteps:
 
 def _closing(spans: Rows) -> Ints:
     """Where the spans lie that end an optimizer step."""
-    found = np.flatnonzero(spans["phase"] == PHASE_CODE["step"])
+    found: Ints = (spans["phase"] == _STEP).nonzero()[0]
+    if not len(found):  # as at every other look at a job that runs
+        return found
     closing: Ints = found[(spans["flags"][found] & BOUNDARY != 0) & (spans["engine"][found] == 0)]
     return closing
 

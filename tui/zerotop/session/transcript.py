@@ -28,6 +28,7 @@ class Transcript:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._streams: dict[tuple[int, int], _Stream] = {}
+        self._codes: dict[int, tuple[int, tuple[int, ...]]] = {}  # the streams among so many records of a source
         self._known: tuple[tuple[int, ...], int] | None = None
         self._lines: tuple[str, ...] = ()
 
@@ -41,11 +42,23 @@ class Transcript:
         return self._lines
 
     def _merged(self, sources: list[tuple[Source, int]], most: int) -> tuple[str, ...]:
-        streams = [self._stream(place, code, count, most) for place, code, count in _streams(sources)]
+        streams = [self._stream(place, code, count, most) for place, code, count in self._printed_on(sources)]
         if len(streams) == 1:
             return trimmed(streams[0].rows, most)
         rows = heapq.merge(*(stream.finished() for stream in streams), key=lambda row: row[0])
         return trimmed([text for _, text in rows], most)
+
+    def _printed_on(self, sources: list[tuple[Source, int]]) -> Iterator[tuple[int, int, int]]:
+        """(place of the source, stream, records known) of everything printed on."""
+        for place, (source, count) in enumerate(sources):
+            seen, codes = self._codes.get(place, (0, ()))
+            if count < seen:
+                seen, codes = 0, ()
+            if count > seen:
+                codes = tuple(sorted({*codes, *np.unique(source.array["stream"][seen:count]).tolist()}))
+            self._codes[place] = count, codes
+            for code in codes:
+                yield place, code, count
 
     def _stream(self, place: int, code: int, count: int, most: int) -> _Stream:
         stream = self._streams.get((place, code))
@@ -131,10 +144,3 @@ def _pieces(source: Source, records: NDArray[Any], mine: NDArray[Any]) -> bytes:
         return data
     places = zip((mine["offset"] - base).tolist(), mine["length"].tolist(), strict=True)
     return b"".join(data[place : place + length] for place, length in places)
-
-
-def _streams(sources: list[tuple[Source, int]]) -> Iterator[tuple[int, int, int]]:
-    """(place of the source, stream, records known) of everything printed on."""
-    for place, (source, count) in enumerate(sources):
-        for code in np.unique(source.array["stream"][:count]).tolist():
-            yield place, code, count
