@@ -92,6 +92,8 @@ async def test_y_copies_bytes() -> None:
         assert curve.copyable() == ""
         await screen.press("y")
         assert screen.app.clipboard == ledger.copyable()
+        await screen.press("h")
+        assert peaks.copyable().startswith("Resident memory of all ranks, GiB")  # which is what it shows now
 
 
 async def test_what_is_chosen_stays_when_screens_are_switched() -> None:

@@ -13,7 +13,7 @@ from zerotop.ui.drawing import words
 from zerotop.ui.drawing.bars import stacked_bar
 from zerotop.ui.drawing.findings import advice, clause, sentence, told_style
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.rows import Row, both_ends, choose, filled, row_width, spaced
+from zerotop.ui.drawing.rows import Row, both_ends, choose, filled, row_width, spaced, to_height
 from zerotop.ui.drawing.text import fit, literal
 from zerotop.ui.format import about, clock, count, known, share, speed
 
@@ -167,7 +167,7 @@ def draw_notices(sentences: Sequence[Notice], width: int, height: int, glyphs: G
     hidden = len(sentences) - told
     if hidden and rows:
         rows[-1] = both_ends(rows[-1], ((f" +{hidden} more: i ", "muted"),), width, glyphs)
-    return [filled(row, width, glyphs) for row in rows] + [filled((), width, glyphs)] * (height - len(rows))
+    return to_height([filled(row, width, glyphs) for row in rows], width, height, glyphs)
 
 
 def _lines(notice: Notice, width: int, most: int, glyphs: Glyphs) -> Sequence[str]:

@@ -13,7 +13,7 @@ from zerotop.ui.drawing.bars import Part
 from zerotop.ui.drawing.columns import stacked_column
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.memory import panel_title
-from zerotop.ui.drawing.rows import Row, Span, filled, merged
+from zerotop.ui.drawing.rows import Row, Span, filled, merged, to_height
 from zerotop.ui.drawing.table import rule
 from zerotop.ui.drawing.words import ITERATION_PHASES, last_phases
 from zerotop.ui.format import fixed
@@ -42,7 +42,7 @@ def draw_iteration(
     if height > 1 and not len(view.iterations.step):
         text = "no step was recorded" if view.job.state.over else "no step finished yet"
         rows.append(filled(((f"  {text}", "muted"),), width, glyphs))
-    return (rows + [filled((), width, glyphs)] * height)[:height]
+    return to_height(rows, width, height, glyphs)
 
 
 def _chart(view: LiveView, width: int, height: int, glyphs: Glyphs, focused: bool, marks: Mapping[int, str]) -> list[Row]:

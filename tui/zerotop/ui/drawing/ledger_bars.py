@@ -14,7 +14,7 @@ from zerotop.ui.drawing.bars import Part
 from zerotop.ui.drawing.columns import stacked_column
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.ledger_parts import BEYOND_JOB, STYLES, unit_for
-from zerotop.ui.drawing.rows import Row, Span, filled, merged, row_width
+from zerotop.ui.drawing.rows import Row, Span, filled, merged, row_width, to_height
 from zerotop.ui.drawing.table import rule
 from zerotop.ui.drawing.text import fit
 from zerotop.ui.units import giga
@@ -51,7 +51,7 @@ def draw_gpu_bars(view: MemoryView, width: int, height: int, glyphs: Glyphs, *, 
     bars = [_gpu_bar(gpu, gpu is view.gpu) for gpu in view.gpus[first:end]]
     title = _title("GPUs", view.gpus_beside + len(view.gpus) - len(bars), focused)
     if not bars or height < 4:
-        return _to_height([rule(title, width, glyphs)], width, height, glyphs)
+        return to_height([rule(title, width, glyphs)], width, height, glyphs)
     top = max(bar.total for bar in bars)
     zoom = width - left - _BESIDE
     if view.gpu is None or zoom < _AXIS + 7:
@@ -70,7 +70,7 @@ def draw_host_bars(view: MemoryView, width: int, height: int, glyphs: Glyphs, *,
     bars = [_host_bar(host, host is view.host) for host in view.hosts[first:end]]
     title = _title("Ranks", view.hosts_beside + len(view.hosts) - len(bars), focused)
     if not bars or height < 4:
-        return _to_height([rule(title, width, glyphs)], width, height, glyphs)
+        return to_height([rule(title, width, glyphs)], width, height, glyphs)
     return _panel(title, bars, max(bar.total for bar in bars), width, height, glyphs, parts=len(bars) == 1)
 
 
@@ -197,7 +197,3 @@ _WORDS = {
     "memory-reserved": "unallocated",
     "memory-other": "outside PyTorch",
 }
-
-
-def _to_height(rows: list[Row], width: int, height: int, glyphs: Glyphs) -> list[Row]:
-    return rows[:height] + [filled((), width, glyphs)] * (height - len(rows))

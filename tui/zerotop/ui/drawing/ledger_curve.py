@@ -13,7 +13,7 @@ from zerotop.ui.charts import AXIS_WIDTH, Canvas, Kind, framed, grid, scale, sta
 from zerotop.ui.charts.columns import Floats
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.ledger_parts import Unit, unit_for
-from zerotop.ui.drawing.rows import Row, filled
+from zerotop.ui.drawing.rows import Row, filled, to_height
 from zerotop.ui.drawing.table import rule
 from zerotop.ui.drawing.text import fit, wrap
 from zerotop.ui.drawing.words import phase_style
@@ -39,7 +39,7 @@ def draw_curve(look: Look | None, hint: str, width: int, height: int, glyphs: Gl
         said = hint or (look.refused if look is not None else "")
         rows = [rule((("Microscope", style),), width, glyphs)]
         rows += [((line, "muted"),) for line in wrap(said, width, height - 1, glyphs)]
-        return _to_height(rows, width, height, glyphs)
+        return to_height([filled(row, width, glyphs) for row in rows], width, height, glyphs)
     unit = unit_for(look.peak_bytes)
     last = look.first_step + look.steps - 1
     steps = f"step {last}" if look.steps == 1 else f"steps {look.first_step} to {last}"
@@ -51,7 +51,7 @@ def draw_curve(look: Look | None, hint: str, width: int, height: int, glyphs: Gl
     for place, row in enumerate(chart):
         side = words[place] if place < len(words) else filled((), beside, glyphs)
         rows.append((*row, ("  ", "text"), *side) if beside else row)
-    return _to_height(rows, width, height, glyphs)
+    return to_height([filled(row, width, glyphs) for row in rows], width, height, glyphs)
 
 
 def _chart(look: Look, width: int, height: int, glyphs: Glyphs) -> list[Row]:
@@ -113,7 +113,3 @@ def _words(look: Look, unit: Unit, hint: str, width: int, glyphs: Glyphs) -> Seq
 def _time(nanoseconds: int) -> str:
     unit, each = time_unit(nanoseconds / 1e9)
     return f"{nanoseconds / 1e9 * each:.{0 if unit == 'ms' else 2}f} {unit}"
-
-
-def _to_height(rows: list[Row], width: int, height: int, glyphs: Glyphs) -> list[Row]:
-    return [filled(row, width, glyphs) for row in rows[:height]] + [filled((), width, glyphs)] * (height - len(rows))

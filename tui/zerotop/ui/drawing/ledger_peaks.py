@@ -11,7 +11,7 @@ from zerotop.analysis.phase_peaks import BEFORE, PhasePeak
 from zerotop.ui.drawing.bars import stacked_bar
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.ledger_parts import Unit, unit_for
-from zerotop.ui.drawing.rows import Row, choose, filled, spaced
+from zerotop.ui.drawing.rows import Row, choose, filled, spaced, to_height
 from zerotop.ui.drawing.table import Column, place, rule
 from zerotop.ui.drawing.text import fit, literal
 from zerotop.ui.drawing.words import phase_style
@@ -26,13 +26,13 @@ def draw_peaks(view: MemoryView, width: int, height: int, glyphs: Glyphs, *, foc
         if height > 1:
             why = "No rank has recorded its allocator: peaks by phase need a GPU." if view.rank is not None else ""
             rows.append(filled(((fit(why, width, glyphs), "muted"),), width, glyphs))
-        return _to_height(rows, width, height, glyphs)
+        return to_height(rows, width, height, glyphs)
     peaks = view.peaks.phases
     unit = unit_for(peaks[0].allocated_bytes)
     placed = place(_columns(unit, peaks, view.micro_steps > 1, glyphs), width)
     rows = [rule(((f"Peak by phase, {unit.name}", style),), width, glyphs, placed)]
     rows += [placed.row(peak, width, glyphs) for peak in peaks[: height - 1]]
-    return _to_height(rows, width, height, glyphs)
+    return to_height(rows, width, height, glyphs)
 
 
 def _columns(unit: Unit, peaks: Sequence[PhasePeak], several: bool, glyphs: Glyphs) -> list[Column[PhasePeak]]:
@@ -90,7 +90,3 @@ def _settings(health: AllocatorHealth) -> str:
     if not settings.caching:
         return "caching is off"
     return f"{settings.variable}={settings.text}" if settings.variable else "PyTorch's default settings"
-
-
-def _to_height(rows: list[Row], width: int, height: int, glyphs: Glyphs) -> list[Row]:
-    return rows[:height] + [filled((), width, glyphs)] * (height - len(rows))

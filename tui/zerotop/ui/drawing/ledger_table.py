@@ -11,7 +11,7 @@ from zerotop.analysis.phase_peaks import BEFORE
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.ledger_fitting import BESIDE, that_fit
 from zerotop.ui.drawing.ledger_parts import STYLES, Unit, unit_for
-from zerotop.ui.drawing.rows import Row, filled
+from zerotop.ui.drawing.rows import Row, filled, to_height
 from zerotop.ui.drawing.table import Column, Placed, place, rule
 from zerotop.ui.drawing.text import fit, literal, wrap
 from zerotop.ui.format import MISSING, clock
@@ -82,7 +82,7 @@ _WITHOUT_RANK = (
 def _empty(title: str, sentences: Sequence[str], width: int, height: int, glyphs: Glyphs, *, focused: bool) -> list[Row]:
     rows = [rule(((title, "title-focused" if focused else "title"),), width, glyphs)]
     rows += [((line, "muted"),) for sentence in sentences for line in wrap(sentence, width, 4, glyphs)]
-    return _to_height(rows, width, height, glyphs)
+    return to_height([filled(row, width, glyphs) for row in rows], width, height, glyphs)
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -263,8 +263,4 @@ def _table(
     rows += [placed.row(line, width, glyphs) for line in shown]
     if below and height - len(rows) > len(below):
         rows.append(())
-    return _to_height([*rows, *below], width, height, glyphs)
-
-
-def _to_height(rows: list[Row], width: int, height: int, glyphs: Glyphs) -> list[Row]:
-    return [filled(row, width, glyphs) for row in rows[:height]] + [filled((), width, glyphs)] * (height - len(rows))
+    return to_height([filled(row, width, glyphs) for row in (*rows, *below)], width, height, glyphs)

@@ -11,7 +11,7 @@ from zerotop.ui.drawing import words
 from zerotop.ui.drawing.bars import stacked_bar
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.past import LEAST_HEIGHT, draw_past
-from zerotop.ui.drawing.rows import Row, filled
+from zerotop.ui.drawing.rows import Row, filled, to_height
 from zerotop.ui.drawing.table import Column, place, rule
 from zerotop.ui.drawing.text import fit, literal
 from zerotop.ui.format import amount, between, decimals_for
@@ -65,7 +65,7 @@ def _with_past(
     room = height - len(rows)
     if room >= LEAST_HEIGHT and width >= 24:
         rows += draw_past(view, name, gpu, width, room, glyphs)
-    return _to_height(rows, width, height, glyphs)
+    return to_height(rows, width, height, glyphs)
 
 
 def draw_host_memory(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
@@ -84,7 +84,7 @@ def draw_host_memory(view: LiveView, width: int, height: int, glyphs: Glyphs, *,
         text = f"{glyphs.ellipsis} {plural(len(hidden), 'more rank')}, at most {largest_hidden} {giga().name} each"
         rows.append(filled(((text, "muted"),), width, glyphs))
     if not view.ranks:
-        return _to_height(rows, width, height, glyphs)
+        return to_height(rows, width, height, glyphs)
     return _with_past(rows, view, "all ranks", None, width, height, glyphs)
 
 
@@ -250,7 +250,3 @@ def _rank_columns(ranks: Sequence[Rank], scale: int, largest: int, glyphs: Glyph
             lambda rank, _: ((" ", "text"), (amount(rank.pinned_bytes, decimals), "muted")),
         ),
     ]
-
-
-def _to_height(rows: list[Row], width: int, height: int, glyphs: Glyphs) -> list[Row]:
-    return rows[:height] + [filled((), width, glyphs)] * (height - len(rows))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.memory import panel_title
-from zerotop.ui.drawing.rows import Row, filled
+from zerotop.ui.drawing.rows import Row, filled, to_height
 from zerotop.ui.drawing.table import rule
 from zerotop.ui.drawing.text import fit, literal
 from zerotop.ui.format import grouped
@@ -42,7 +42,7 @@ def draw_output(
     )
     if not lines:
         rows.append(filled(((f"  {nothing}" if titled else "", "muted"),), width, glyphs))
-    return (rows + [filled((), width, glyphs)] * height)[:height]
+    return to_height(rows, width, height, glyphs)
 
 
 def lines_seen(height: int) -> int:

@@ -9,7 +9,7 @@ from zerotop.analysis.failure import Failure, Number
 from zerotop.analysis.host_deaths import HostMemory
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.ledger_parts import Unit, unit_for
-from zerotop.ui.drawing.rows import Row, filled
+from zerotop.ui.drawing.rows import Row, filled, to_height
 from zerotop.ui.drawing.table import rule
 from zerotop.ui.drawing.text import literal, wrap
 from zerotop.ui.drawing.words import phase_style
@@ -32,7 +32,7 @@ def draw_post_mortem(
 ) -> list[Row]:
     """What happened and what would help always; where there is room why, then numbers, then the last seconds."""
     rows = _rows(failure, cursor_ns, width, height, glyphs, focused=focused)[:height]
-    return [filled(row, width, glyphs) for row in rows] + [filled((), width, glyphs)] * (height - len(rows))
+    return to_height([filled(row, width, glyphs) for row in rows], width, height, glyphs)
 
 
 def _rows(failure: Failure, cursor_ns: int, width: int, most: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:

@@ -11,7 +11,7 @@ from zerotop.analysis.view import Gpu, Job, LiveView, Rank, State
 from zerotop.ui.drawing.axis import LABEL_WIDTH
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.memory import gpu_name, most_telling, panel_title
-from zerotop.ui.drawing.rows import Row, filled
+from zerotop.ui.drawing.rows import Row, filled, to_height
 from zerotop.ui.drawing.strips import cores_strip, empty_strip, strip_heading, utilization_strip
 from zerotop.ui.drawing.table import Column, Placed, place, rule
 from zerotop.ui.drawing.text import cells, fit, literal
@@ -42,7 +42,7 @@ def draw_cpu(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused
         rows.append(filled(((_more(hidden, glyphs), "muted"),), width, glyphs))
     if not view.ranks:
         rows.append(filled((("  no rank has said hello yet", "muted"),), width, glyphs))
-    return (rows + [filled((), width, glyphs)] * height)[:height]
+    return to_height(rows, width, height, glyphs)
 
 
 def _placed(columns: list[Column[Rank]], width: int) -> Placed[Rank]:
@@ -198,7 +198,7 @@ def draw_gpu(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused
     if hidden:
         text = f"{glyphs.ellipsis} {len(hidden)} more, {between((gpu.utilization_percent for gpu in hidden), 0)} %"
         rows.append(filled(((text, "muted"),), width, glyphs))
-    return (rows + [filled((), width, glyphs)] * height)[:height]
+    return to_height(rows, width, height, glyphs)
 
 
 def _utilization_strip(view: LiveView, gpu: Gpu, width: int, tall: int, glyphs: Glyphs) -> Sequence[Row]:

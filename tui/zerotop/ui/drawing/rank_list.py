@@ -9,7 +9,7 @@ from zerotop.analysis.view import LiveView, Rank
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.memory import panel_title
 from zerotop.ui.drawing.processors import busiest_threads, phase_now
-from zerotop.ui.drawing.rows import Row, filled
+from zerotop.ui.drawing.rows import Row, filled, to_height
 from zerotop.ui.drawing.table import Column, place, rule
 from zerotop.ui.drawing.text import fit, literal
 from zerotop.ui.drawing.words import cores, rank_name
@@ -34,7 +34,7 @@ def draw_ranks(
     rows.extend(placed.row(rank, width, glyphs) for rank in view.ranks[first : first + height - 1])
     if not view.ranks:
         rows.append(filled((("  no rank has said hello yet", "muted"),), width, glyphs))
-    return (rows + [filled((), width, glyphs)] * height)[:height]
+    return to_height(rows, width, height, glyphs)
 
 
 def _title(view: LiveView, width: int) -> Row:

@@ -8,7 +8,7 @@ from zerotop.analysis.rank_outliers import Compared
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.memory import panel_title
 from zerotop.ui.drawing.rank_words import NAMES, STYLES, figure, unit
-from zerotop.ui.drawing.rows import Row, filled
+from zerotop.ui.drawing.rows import Row, filled, to_height
 from zerotop.ui.drawing.table import Column, place, rule
 from zerotop.ui.drawing.text import fit, literal
 from zerotop.ui.format import MISSING
@@ -21,9 +21,8 @@ _WIDEST = 52  # figures further apart are hard to read across
 def draw_table(picture: Picture, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
     """Title, a row for each figure: this rank, the rank in the middle, the difference; what these are medians of."""
     table = picture.table
-    blank = filled((), width, glyphs)
     if picture.chosen is None or not table:
-        return ([rule(panel_title("Rank", focused), width, glyphs)] + [blank] * height)[:height]
+        return to_height([rule(panel_title("Rank", focused), width, glyphs)], width, height, glyphs)
     matrix = picture.matrix
     host = fit(literal(matrix.hosts[picture.chosen], glyphs), 16, glyphs, words=False)
     placed = place(_columns(glyphs), min(width, _WIDEST))
@@ -32,7 +31,7 @@ def draw_table(picture: Picture, width: int, height: int, glyphs: Glyphs, *, foc
         name = panel_title(f"Rank {matrix.ranks[picture.chosen]}", focused)
     rows = [rule(name, width, glyphs, placed), *(placed.row(one, width, glyphs) for one in table)]
     rows += _foot(picture, width, height - len(rows), glyphs)
-    return (rows + [blank] * height)[:height]
+    return to_height(rows, width, height, glyphs)
 
 
 def _columns(glyphs: Glyphs) -> list[Column[Compared]]:

@@ -59,6 +59,11 @@ def filled(row: Row, width: int, glyphs: Glyphs, style: str = "text") -> Row:
     return merged(result)
 
 
+def to_height(rows: Sequence[Row], width: int, height: int, glyphs: Glyphs) -> list[Row]:
+    """Exactly ``height`` rows: of those there are, which have their ``width``, the first ones, and then empty ones."""
+    return [*rows[:height], *[filled((), width, glyphs)] * (height - len(rows))]
+
+
 def both_ends(left: Row, right: Row, width: int, glyphs: Glyphs, style: str = "text") -> Row:
     """``left`` at the left edge, ``right`` at the right one; ``left`` gives way."""
     room = width - row_width(right)

@@ -10,7 +10,7 @@ from zerotop.analysis.waveform_phases import name
 from zerotop.ui.charts import AXIS_WIDTH, Canvas, Watched, ribbon, time_axis
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.memory import panel_title
-from zerotop.ui.drawing.rows import Row, Span, both_ends, filled, row_width
+from zerotop.ui.drawing.rows import Row, Span, both_ends, filled, row_width, to_height
 from zerotop.ui.drawing.table import rule
 from zerotop.ui.drawing.text import cells, fit, literal, wrap
 from zerotop.ui.drawing.waveform_lanes import BORDER, GUTTER, LANES, PINNED, Lane, border, codes, draw_lane, lanes
@@ -48,8 +48,7 @@ def draw_waveform(
     room = height - len(rows) - 1
     if room >= 1:
         rows += _picture(shown, width, room, glyphs, scales)
-    blank = filled((), width, glyphs)
-    return (rows + [blank] * height)[:height]
+    return to_height(rows, width, height, glyphs)
 
 
 def _aside(shown: Shown, width: int) -> Row:
@@ -188,4 +187,4 @@ def draw_nothing(lines: tuple[tuple[str, str], ...], width: int, height: int, gl
     for text, style in lines:
         said = wrap(glyphs.plain(text), max(1, width - 4), max(0, height - len(rows)), glyphs)
         rows += [filled(((f"  {line}", style),), width, glyphs) for line in said]
-    return (rows + [filled((), width, glyphs)] * height)[:height]
+    return to_height(rows, width, height, glyphs)

@@ -10,7 +10,7 @@ from zerotop.analysis.waveform_signals import Signal
 from zerotop.ui.charts import scale
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.memory import panel_title
-from zerotop.ui.drawing.rows import Row, filled
+from zerotop.ui.drawing.rows import Row, filled, to_height
 from zerotop.ui.drawing.table import Column, place, rule
 from zerotop.ui.drawing.waveform_lanes import Lane, lanes
 from zerotop.ui.drawing.waveform_words import left_out, seconds
@@ -39,7 +39,7 @@ def draw_samples(fold: WaveformFold, width: int, height: int, glyphs: Glyphs, *,
     rows += [columns.row(line, width, glyphs) for line in _lines(fold)]
     if text := left_out(fold):
         rows += [(), ((text, "muted"),)]
-    return [filled(row, width, glyphs) for row in (rows + [()] * height)[:height]]
+    return to_height([filled(row, width, glyphs) for row in rows], width, height, glyphs)
 
 
 def rows_wanted(fold: WaveformFold) -> int:

@@ -11,7 +11,7 @@ from zerotop.analysis.waveform_phases import PhaseRow
 from zerotop.ui.drawing.bars import stacked_bar
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.memory import panel_title
-from zerotop.ui.drawing.rows import Row, filled
+from zerotop.ui.drawing.rows import Row, to_height
 from zerotop.ui.drawing.table import Column, place, rule
 from zerotop.ui.drawing.words import phase_style, phase_word
 from zerotop.ui.format import fixed
@@ -64,7 +64,7 @@ def draw_phases(
     columns = place(_columns(fold, pinned is not None, unit, factor, glyphs), width)
     rows = [rule(panel_title(f"Phases {unit}", focused), width, glyphs, columns)]
     rows += [columns.row(line, width, glyphs) for line in shown]
-    return (rows + [filled((), width, glyphs)] * height)[:height]
+    return to_height(rows, width, height, glyphs)
 
 
 def fitting(found: list[Line], room: int) -> list[Line]:

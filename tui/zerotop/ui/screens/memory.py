@@ -21,7 +21,7 @@ from zerotop.ui.drawing.ledger_estimates import draw_estimates
 from zerotop.ui.drawing.ledger_peaks import draw_health, draw_peaks
 from zerotop.ui.drawing.ledger_table import draw_gpu_ledger, draw_host_ledger, table_rows
 from zerotop.ui.drawing.past import draw_past
-from zerotop.ui.drawing.rows import Row, filled
+from zerotop.ui.drawing.rows import Row, filled, to_height
 from zerotop.ui.drawing.table import rule
 from zerotop.ui.frame import Frame
 from zerotop.ui.layout import GAP, Box
@@ -104,9 +104,11 @@ class PhasePeaks(MemoryPanel):
         return _past_of_ranks(frame.view, width, height, self.glyphs, focused=self.has_focus)
 
     def copyable(self) -> str:
-        """Every phase, in bytes."""
+        """Every phase, in bytes; of the host what is drawn."""
         view = self.view
-        return peaks_text(view.peaks.phases) if view is not None and view.peaks is not None else ""
+        if view is None or self.model.of_host(view):
+            return self.drawn_text()
+        return peaks_text(view.peaks.phases) if view.peaks is not None else ""
 
 
 class Past(MemoryPanel):
@@ -135,7 +137,7 @@ class Curve(MemoryPanel):
         below = [] if view.look is not None else draw_estimates(view, width, height - _HINT, self.glyphs)
         above = _HINT if below else height
         rows = [*draw_curve(view.look, said, width, above, self.glyphs, focused=self.has_focus), *below]
-        return rows + [filled((), width, self.glyphs)] * (height - len(rows))
+        return to_height(rows, width, height, self.glyphs)
 
     def copyable(self) -> str:
         """All that was allocated and freed."""
