@@ -23,10 +23,14 @@ import zerotop_probe
 from agents import wait_for
 from programs import ZEROTOP, environment, on_terminal, zerotop
 from zerotop_probe.outside import control
+from zerotop_probe.outside.attaching import payload
+from zerotop_probe.outside.attaching import session as attaching
 from zerotop_probe.outside.attaching.enter import enter
 from zerotop_probe.outside.attaching.injector import State, plant
 from zerotop_probe.outside.attaching.target import ASKED_FROM, Target, examine
 from zerotop_probe.outside.proc import Process
+from zerotop_probe.recording import events
+from zerotop_probe.recording.writer import EventWriter, Identity
 
 NOBODY = 65534
 BUSY = "import sys, time\nprint('ready', flush=True)\nwhile True: time.sleep(0.01)"
@@ -128,6 +132,30 @@ def test_a_recording_from_outside_ends_with_detach_and_can_be_taken_up(job: Job,
     assert zerotop(tmp_path, "attach", name, "--headless").stderr.decode() == (
         f"zerotop: The job of {name} has ended; look back with: zerotop replay {name}\n"
     )
+
+
+def test_one_that_was_seen_from_outside_only_is_left_alone(job: Job, tmp_path: Path) -> None:
+    process = job("import time; print('ready', flush=True); time.sleep(600)")
+    attached, name = recording(tmp_path, str(process.pid))
+    done = zerotop(tmp_path, "detach", name)
+    assert done.stdout.decode() == f"Recorded in {tmp_path}/zerotop/sessions/{name}\n"
+    attached.communicate(timeout=30)
+
+
+@pytest.mark.parametrize("trace", ["", "events", "unanswered", "pending"])
+def test_one_that_was_asked_to_take_the_probe_in_is_asked_to_let_it_go(tmp_path: Path, trace: str) -> None:
+    process = Process(2**22 + 1, 1)
+    if trace == "events":
+        EventWriter(str(tmp_path), Identity.of_this_process("rank", 0)._replace(pid=process.pid)).close()
+    elif trace == "unanswered":
+        Path(payload.answer_path(str(tmp_path), process)).touch()
+    elif trace == "pending":
+        writer = EventWriter(str(tmp_path), Identity.of_this_process("control"))
+        writer.write(time.monotonic_ns(), events.NOT_ENTERED, rank=0, pid=process.pid, why="", pending=True)
+        writer.close()
+    facts = control.read_facts(str(tmp_path))
+    assert attaching._was_asked(str(tmp_path), facts, process.pid) == bool(trace)
+    assert not attaching._was_asked(str(tmp_path), facts, process.pid + 1)
 
 
 def test_the_order_of_attaching_and_detaching_is_that_of_time(tmp_path: Path) -> None:

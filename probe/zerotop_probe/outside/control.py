@@ -41,6 +41,8 @@ class Facts:
     joined: bool = False
     # Other nodes that were made to take part from here, as ssh names them.
     reached: list[str] = field(default_factory=list)
+    # Ranks that were asked to take the probe in and had not answered: they will do it.
+    pending: set[int] = field(default_factory=set)
     elsewhere: str = ""  # the host of a job of another machine, or from before this one was restarted
 
     def alive(self) -> bool:
@@ -116,6 +118,8 @@ def _note(facts: Facts, event: dict[str, Any]) -> None:
             facts.job = _process(event)
         else:
             facts.ranks.append(_process(event))
+    elif name == events.NOT_ENTERED and event.get("pending"):
+        facts.pending.add(int(event.get("pid") or 0))
     elif name == events.STOP_SENT:
         facts.stops_sent += 1
     elif name == events.JOB_ENDED or (name == events.PARTED and "exit_code" in event):

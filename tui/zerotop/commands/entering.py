@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import glob
 import json
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +12,7 @@ from zerotop_probe.outside.attaching import session as attaching
 from zerotop_probe.outside.attaching.enter import Entry
 from zerotop_probe.outside.attaching.jobs import job_of
 from zerotop_probe.outside.proc import Process
-from zerotop_probe.recording import clock, events
+from zerotop_probe.recording import events
 
 
 def enter(path: Path) -> tuple[int, list[str]]:
@@ -77,8 +75,7 @@ def can_enter(path: Path) -> bool:
 
 def _is_entered(path: Path, pid: int) -> bool:
     """By the last that the probe in that process said of itself."""
-    pattern = os.path.join(glob.escape(str(path)), f"events-rank*-{glob.escape(clock.hostname())}-{pid}[.]*")
-    turns = [turn for name in glob.glob(pattern) for turn in _turns(name)]
+    turns = [turn for name in attaching.rank_files(str(path), pid) for turn in _turns(name)]
     return bool(turns) and max(turns)[1] != events.LEFT
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import glob
+import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from zerotop_probe.outside import control, daemon, proc
 from zerotop_probe.outside.attaching.enter import Entry, enter, leave
@@ -105,9 +107,13 @@ def enter_ranks(session: str, ranks: Sequence[tuple[int | None, Process]]) -> li
 
 
 def end(session: str) -> list[Entry]:
-    """Has the probe taken out of all ranks, and ends the recording if the job was attached to. The job goes on."""
+    """Has the probe taken out of all ranks, and ends the recording if the job was attached to. The job goes on.
+
+    Returns what came of it in each rank that was asked to take it in.
+    """
     facts = control.read_facts(session)
-    entries = leave(_living(facts.ranks), session)
+    living = [process for process in dict.fromkeys(facts.ranks) if process.alive()]
+    entries = leave([process for process in living if _was_asked(session, facts, process.pid)], session)
     if facts.attached:
         control.end_recording(session)
         deadline_s = time.monotonic() + _ENDING_S
@@ -120,8 +126,16 @@ def end(session: str) -> list[Entry]:
     return entries
 
 
-def _living(processes: Iterable[Process]) -> list[Process]:
-    return [process for process in dict.fromkeys(processes) if process.alive()]
+def rank_files(session: str, pid: int) -> list[str]:
+    """The files of events that the probe in a process of this node has written."""
+    pattern = f"events-rank*-{glob.escape(clock.hostname())}-{pid}[.]*"
+    return glob.glob(os.path.join(glob.escape(session), pattern))
+
+
+def _was_asked(session: str, facts: control.Facts, pid: int) -> bool:
+    """Whether the probe is in a process, or may be at any moment. One that was seen from outside only is left alone."""
+    unanswered = glob.glob(os.path.join(glob.escape(session), f"answer-{pid}-*"))  # of one who ended before he was answered
+    return bool(pid in facts.pending or unanswered or rank_files(session, pid))
 
 
 def _write(session: str, event: str, header: Mapping[str, object] = _NOTHING, /, **facts: object) -> None:
