@@ -166,6 +166,18 @@ def test_a_request_that_is_none(rank: Rank, text: str) -> None:
     assert [look.request for look in rank.looks()] == [3]
 
 
+def test_what_was_asked_of_an_attempt_before_is_not_done_again(rank: Rank) -> None:
+    ask(rank.session, steps=1, stacks=True)
+    restarted = Rank(rank.session)
+    for step in range(3):
+        restarted.step(step, lambda: pytest.fail("recorded") if restarted.memory.recording else None)
+    os.utime(Path(rank.session) / directory.MICROSCOPE_FILE, ns=(1, 1))
+    ask(rank.session, steps=1, stacks=False)
+    restarted.step(3)
+    restarted.step(4)
+    assert [look.request for look in restarted.looks()] == [2]
+
+
 def test_a_request_is_bounded(rank: Rank) -> None:
     path = Path(rank.session) / directory.MICROSCOPE_FILE
     path.write_text(json.dumps({"request": 1, "steps": 10**9}))

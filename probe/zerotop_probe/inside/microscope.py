@@ -52,7 +52,8 @@ class Microscope:
         self._write_event = write_event
         self._part = Part("microscope", meter)
         self._path = os.path.join(session, MICROSCOPE_FILE)
-        self._seen_ns = 0
+        # What was asked for before there was a probe here is not for us: it may be of the attempt before, hours ago.
+        self._seen_ns = self._asked_ns()
         self._wanted: tuple[int, int, bool] | None = None
         self._look: _Look | None = None
         self._writer: RecordWriter | None = None
@@ -62,15 +63,19 @@ class Microscope:
         """Records that could not be written so far."""
         return self._writer.lost if self._writer is not None else 0
 
+    def _asked_ns(self) -> int:
+        """When the last request was made; 0 where there is none."""
+        try:
+            return os.stat(self._path).st_mtime_ns
+        except OSError:
+            return 0
+
     def poll(self, step: int, micro_step: int, phase: int) -> None:
         """Takes a new request in; for the ticker."""
-        try:
-            changed_ns = os.stat(self._path).st_mtime_ns
-        except OSError:
+        asked_ns = self._asked_ns()
+        if asked_ns in (0, self._seen_ns):
             return
-        if changed_ns == self._seen_ns:
-            return
-        self._seen_ns = changed_ns
+        self._seen_ns = asked_ns
         # Whatever else somebody may have put there is no request.
         with contextlib.suppress(OSError, ValueError, TypeError, LookupError), open(self._path, "rb") as file:
             wanted = json.load(file)

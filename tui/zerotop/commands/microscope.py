@@ -30,6 +30,8 @@ def microscope(options: argparse.Namespace) -> int:
     session = RunningSession.open(path)
     found = looks(session, session.end_ns)
     if session.live:
+        if not session.sources["allocator"]:
+            raise Problem("No rank of this job uses PyTorch's allocator on a GPU, so there is nothing to look at.")
         try:
             before = max((look.request for look in found), default=0)
             request = ask(str(path), steps=options.steps, stacks=options.stacks, after=before)
@@ -44,8 +46,6 @@ def microscope(options: argparse.Namespace) -> int:
 
 def _await(session: Session, request: int, wait_s: float) -> tuple[Look, ...]:
     """What the ranks with a GPU saw, once all have told."""
-    if not session.sources["allocator"]:
-        raise Problem("No rank of this job uses PyTorch's allocator on a GPU, so there is nothing to look at.")
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline and session.live:
         session.refresh()
