@@ -77,6 +77,21 @@ async def test_threads_of_a_name_are_opened_and_closed() -> None:
         assert not any("    python3 " in line for line in text(app))
 
 
+async def test_whoever_scrolled_beyond_the_last_thread_is_back_with_the_first_turn_of_the_wheel() -> None:
+    app = app_of(recording("story"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        screen = await shown(app, pilot)
+        await pilot.press("enter")
+        panel = screen.query_one(Threads)
+        for _ in range(100):
+            panel.scroll_rows(3)
+        last = panel.drawn_text()
+        panel.scroll_rows(3)
+        assert panel.drawn_text() == last
+        panel.scroll_rows(-3)
+        assert panel.drawn_text() != last
+
+
 async def test_with_room_to_spare_the_busiest_threads_of_a_name_are_shown_unasked() -> None:
     app = app_of(recording("story"))
     async with app.run_test(size=(200, 70)) as pilot:

@@ -14,7 +14,7 @@ from zerotop.analysis.threads import Group, RankThreads, Thread
 from zerotop.ui.charts import AXIS_WIDTH, Watched
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.memory import panel_title
-from zerotop.ui.drawing.rows import Row, filled
+from zerotop.ui.drawing.rows import Row, filled, to_height
 from zerotop.ui.drawing.strips import strip
 from zerotop.ui.drawing.table import Column, Placed, place, rule
 from zerotop.ui.drawing.text import fit, literal
@@ -159,14 +159,15 @@ def draw_threads(
     glyphs: Glyphs,
     *,
     top: int = 0,
-) -> list[Row]:
-    """The panel. ``told`` are sentences, ``nodes`` how many NUMA nodes the host has, ``top`` the first thread seen.
+) -> tuple[list[Row], int]:
+    """The panel, and which row of its table is the first one seen: ``top``, or as far down as there are rows.
 
+    ``told`` are sentences, ``nodes`` how many NUMA nodes the host has.
     ``opened``: names of which each thread is shown by itself; None where nobody chose: as many as there is room for.
     """
     width, height = size
     if height <= 0 or width <= 0:
-        return []
+        return [], top
     placed = _placed(threads, width, nodes, glyphs)
     rows = [rule(_title(threads, width), width, glyphs, placed)]
     rows += [filled((("! ", "warn"), (fit(text, width - 2, glyphs), "warn")), width, glyphs) for text in told[: height // 6]]
@@ -195,7 +196,7 @@ def draw_threads(
     if len(table) > top + room and shown:
         hidden = len(table) - top - room + 1
         shown[-1] = filled(((f"{glyphs.ellipsis} {plural(hidden, 'more row')} below", "muted"),), width, glyphs)
-    return (rows + shown + [filled((), width, glyphs)] * height)[:height]
+    return to_height(rows + shown, width, height, glyphs), top
 
 
 def _title(threads: RankThreads, width: int) -> Row:

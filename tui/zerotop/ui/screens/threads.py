@@ -178,7 +178,7 @@ class Threads(Drawn):
         length_ns = self.source.end_ns - self.source.begin_ns
         self._told = self.table.at(rank, view.cursor_ns, *history_shape(width, length_ns, nodes=nodes, bound=bound))
         cores = {host.name: host.cores for host in view.hosts}
-        return draw_threads(
+        rows, self._top = draw_threads(
             self._told,
             crowding([one for one in view.ranks if one.host == rank.host], cores, affinities, view.cursor_ns),
             self._opened,
@@ -189,6 +189,7 @@ class Threads(Drawn):
             self.glyphs,
             top=self._top,
         )
+        return rows
 
     def copyable(self) -> str:
         """Each thread's figures."""
@@ -203,9 +204,7 @@ class Threads(Drawn):
 
     def scroll_rows(self, rows: int) -> None:
         """Further down the threads, or (negative) up."""
-        groups = self._told.groups if self._told is not None else ()
-        most = sum(1 + len(group.threads) * (group.name in (self._opened or ())) for group in groups)
-        self._top = max(0, min(self._top + rows, most))
+        self._top = max(0, self._top + rows)
         self.redraw()
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
