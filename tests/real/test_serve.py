@@ -114,8 +114,9 @@ def test_names_pages_and_users_that_are_not_ours_are_refused(state: Path) -> Non
         status, text = get(server.plain, host=f"somebody.example:{server.port}")
         assert (status, text) == (403, "Without --token, zerotop serve answers as 127.0.0.1, ::1, localhost only.\n")
         # A page of somebody else, which a browser lets open websockets to anywhere.
-        status, text = get(f"{server.plain}ws", origin="http://somebody.example")
-        assert (status, text) == (403, "Another page may not open this one.\n")
+        for origin in ("http://somebody.example", "null", "http://["):
+            status, text = get(f"{server.plain}ws", origin=origin)
+            assert (status, text) == (403, "Another page may not open this one.\n")
         assert get(f"{server.plain}static/js/textual.js", host="somebody.example")[0] == 403
 
 

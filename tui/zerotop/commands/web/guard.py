@@ -70,9 +70,11 @@ def _forbidden(sentence: str) -> web.HTTPForbidden:
 def _from_elsewhere(request: web.Request) -> str:
     """Any page may make a browser open a websocket to us, which browsers do not hold against it: we do."""
     origin = request.headers.get("Origin")
-    if origin is not None and urlsplit(origin).netloc != request.host:
-        return "Another page may not open this one."
-    return ""
+    try:
+        ours = origin is None or urlsplit(origin).netloc == request.host
+    except ValueError:  # it is no address
+        ours = False
+    return "" if ours else "Another page may not open this one."
 
 
 def _stranger(request: web.Request) -> str:
