@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.ends import Ends
-from zerotop.analysis.phases import NOT_YET, innermost
+from zerotop.analysis.phases import NOT_YET, OTHER, innermost
 from zerotop.analysis.view import Floats, GpuHistory, History, Rank, RankHistory
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording.tables import PHASES
@@ -92,6 +92,15 @@ def highest(pieces: NDArray[np.int64], values: NDArray[Any], count: int) -> Floa
     return found
 
 
+def most_voted(codes: NDArray[np.int16], pieces: int) -> NDArray[np.intp]:
+    """The phase that most of the codes are in each of so many equal pieces: NOT_YET or an index into PHASES."""
+    kinds = len(PHASES) - NOT_YET
+    known = np.where(codes < len(PHASES), codes, OTHER) - NOT_YET
+    places = known.reshape(pieces, -1) + np.arange(0, pieces * kinds, kinds)[:, None]
+    votes = np.bincount(places.ravel(), minlength=pieces * kinds).reshape(pieces, kinds)
+    return np.asarray(votes.argmax(axis=1) + NOT_YET)
+
+
 class Histories:
     """Tells the history of a session at any cursor."""
 
@@ -130,11 +139,11 @@ class Histories:
         fresh = np.full((end - begin, 4), np.nan)
         for source in self._session.of_host("processes", rank.host):
             rows = _between(source, begin, end)
-            rows = rows[rows["pid"] == rank.pid]
-            places = _places(source, rows, begin)
-            fresh[:, 0] = means(places, rows["cores_used"], end - begin)
-            fresh[:, 1] = highest(places, rows["rss_bytes"], end - begin)
-            fresh[:, 2] = highest(places, rows["shared_bytes"], end - begin)
+            mine = rows["pid"] == rank.pid
+            places = _places(source, rows["time_ns"][mine], begin)
+            fresh[:, 0] = means(places, rows["cores_used"][mine], end - begin)
+            fresh[:, 1] = highest(places, rows["rss_bytes"][mine], end - begin)
+            fresh[:, 2] = highest(places, rows["shared_bytes"][mine], end - begin)
         fresh[:, 3] = self._phases(rank, begin, end, ends)
         table = kept.extended(begin, fresh)
         phases = tuple("" if code < 0 else PHASES[code] for code in table[:, 3].astype(int).tolist())
@@ -150,8 +159,7 @@ class Histories:
         codes = innermost(begins, spans, moments, end * PIECE_NS)
         if (over_ns := ends.told_until(begins)) is not None:
             codes[moments > over_ns] = NOT_YET
-        votes = (codes.reshape(-1, _GRAIN)[:, :, None] == np.arange(-1, len(PHASES))).sum(axis=1)
-        return np.asarray(votes.argmax(axis=1) - 1, np.float64)
+        return np.asarray(most_voted(codes, end - begin), np.float64)
 
     def _gpu(self, key: GpuKey, end: int, allocators: Iterable[int], ends: Ends) -> GpuHistory:
         """``allocators``: places of the tables that tell of it, among the session's."""
@@ -160,10 +168,10 @@ class Histories:
         fresh = np.full((end - begin, 4), np.nan)
         for source in self._session.of_host("gpus", key[0]):
             rows = _between(source, begin, end)
-            rows = rows[rows["gpu"] == key[1]]
-            places = _places(source, rows, begin)
-            fresh[:, 0] = means(places, rows["utilization_percent"], end - begin)
-            fresh[:, 1] = highest(places, rows["used_bytes"], end - begin)
+            mine = rows["gpu"] == key[1]
+            places = _places(source, rows["time_ns"][mine], begin)
+            fresh[:, 0] = means(places, rows["utilization_percent"][mine], end - begin)
+            fresh[:, 1] = highest(places, rows["used_bytes"][mine], end - begin)
         for place in allocators:
             source = self._session.sources["allocator"][place]
             self._add_allocator(source, fresh, begin, end, ends.told_until(source))
@@ -173,19 +181,21 @@ class Histories:
     @staticmethod
     def _add_allocator(source: Source, fresh: Table, begin: int, end: int, over_ns: int | None) -> None:
         """Adds what one rank on the GPU holds: the highest sample of a piece, or the last before, while it tells any."""
-        first = source.count_known(begin * PIECE_NS - 1)
-        rows = source.array[max(0, first - 1) : source.count_known(end * PIECE_NS - 1)]
+        before = source.count_known(begin * PIECE_NS - 1)
+        rows = source.array[max(0, before - 1) : source.count_known(end * PIECE_NS - 1)]
         if not len(rows):
             return
-        places = _places(source, rows, begin)
-        last = np.searchsorted(places, np.arange(end - begin), "right") - 1
-        within = places >= 0
-        told = np.arange(begin, end) <= (end if over_ns is None else over_ns // PIECE_NS)
-        for column, name in ((2, "allocated_bytes"), (3, "reserved_bytes")):
-            found = highest(places[within], rows[name][within], end - begin)
-            held = np.where((last >= 0) & told, rows[name][last], np.nan)
-            found = np.where(np.isnan(found), held, found)
-            fresh[:, column] = np.where(np.isnan(fresh[:, column]), found, fresh[:, column] + np.nan_to_num(found))
+        pieces = np.arange(begin, end)
+        places = _places(source, rows["time_ns"], begin) + begin
+        first, beyond = places.searchsorted(pieces), places.searchsorted(pieces, "right")
+        held = np.array([rows["allocated_bytes"], rows["reserved_bytes"]], np.float64)
+        told = (beyond > 0) & (pieces <= (end if over_ns is None else over_ns // PIECE_NS))
+        found = np.where(told, held[:, beyond - 1], np.nan)
+        sampled = beyond > first
+        if sampled.any():
+            found[:, sampled] = np.fmax.reduceat(held, first[sampled], axis=1)
+        mine = fresh[:, 2:]
+        mine[:] = np.where(np.isnan(mine), found.T, mine + np.nan_to_num(found.T))
 
 
 def _between(source: Source, begin: int, end: int) -> NDArray[Any]:
@@ -193,6 +203,6 @@ def _between(source: Source, begin: int, end: int) -> NDArray[Any]:
     return source.array[source.count_known(begin * PIECE_NS - 1) : source.count_known(end * PIECE_NS - 1)]
 
 
-def _places(source: Source, rows: NDArray[Any], begin: int) -> NDArray[np.int64]:
-    """Which piece, counted from ``begin``, each record lies in."""
-    return np.asarray((rows["time_ns"] + source.offset_ns) // PIECE_NS - begin, np.int64)
+def _places(source: Source, times: NDArray[np.int64], begin: int) -> NDArray[np.int64]:
+    """Which piece, counted from ``begin``, each of these moments of its clock lies in."""
+    return (times + source.offset_ns) // PIECE_NS - begin

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.affinity import NO_CORES, Affinities, Cores
-from zerotop.analysis.history import PIECE_NS
+from zerotop.analysis.history import PIECE_NS, most_voted
 from zerotop.analysis.phases import innermost
 from zerotop.analysis.places import FRESH_NS
 from zerotop.analysis.view import Floats, Rank
@@ -181,9 +181,8 @@ class ThreadTable:
             return ("",) * max(0, count)
         grain = cell_ns // _GRAIN
         moments = np.arange(cells[0] * cell_ns + grain // 2, cells[1] * cell_ns, grain)
-        codes = innermost(begins, spans, moments, cursor_ns).reshape(count, _GRAIN)
-        votes = (codes[:, :, None] == np.arange(-1, len(PHASES))).sum(axis=1)
-        return tuple("" if code < 0 else PHASES[code] for code in (votes.argmax(axis=1) - 1).tolist())
+        codes = most_voted(innermost(begins, spans, moments, cursor_ns), count)
+        return tuple("" if code < 0 else PHASES[code] for code in codes.tolist())
 
 
 def _of_process(

@@ -93,10 +93,9 @@ def _plot(
     ticks = scale.tick_rows(height)
     rows: list[Row] = []
     for row in range(height):
-        spans: list[Span] = []
-        for column in columns:
-            text, style = column[row]
-            spans.extend([*_wide(text, style, step_width - len(gap)), (gap, "text")])
+        spans = [column[row] for column in columns]
+        if step_width > 1:
+            spans = [part for span in spans for part in (*_wide(*span, step_width - len(gap)), (gap, "text"))]
         rows.append(with_grid(merged(spans), room, glyphs) if row in ticks else merged(spans))
     return rows
 

@@ -35,9 +35,10 @@ def draw_cpu(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused
     told = tall < 3 or any(column.heading == _BUSIEST for column, _, _ in placed.columns)
     for rank in shown:
         rows.append(placed.row(rank, width, glyphs))
-        under = [] if told else [busiest_threads(rank, width - STRIP_FROM, glyphs)]
-        strip = _cores_strip(view, rank, width - STRIP_FROM, tall - 1 - len(under), glyphs)
-        rows.extend(_under([*under, *strip], width, glyphs))
+        if tall > 1:
+            under = [] if told else [busiest_threads(rank, width - STRIP_FROM, glyphs)]
+            strip = _cores_strip(view, rank, width - STRIP_FROM, tall - 1 - len(under), glyphs)
+            rows.extend(_under([*under, *strip], width, glyphs))
     if hidden:
         rows.append(filled(((_more(hidden, glyphs), "muted"),), width, glyphs))
     if not view.ranks:
@@ -194,7 +195,8 @@ def draw_gpu(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused
     rows = [rule(panel_title("GPU", focused), width, glyphs, placed)]
     for gpu in shown:
         rows.append(placed.row(gpu, width, glyphs))
-        rows.extend(_under(_utilization_strip(view, gpu, width - STRIP_FROM, tall - 1, glyphs), width, glyphs))
+        if tall > 1:
+            rows.extend(_under(_utilization_strip(view, gpu, width - STRIP_FROM, tall - 1, glyphs), width, glyphs))
     if hidden:
         text = f"{glyphs.ellipsis} {len(hidden)} more, {between((gpu.utilization_percent for gpu in hidden), 0)} %"
         rows.append(filled(((text, "muted"),), width, glyphs))

@@ -5,7 +5,7 @@ A style name may be ``a/b``: the colour of ``a`` on that of ``b`` as background,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.text import cells, fit, narrow
@@ -16,11 +16,10 @@ Row = tuple[Span, ...]
 EMPTY: Row = ()
 
 
-def row_width(row: Iterable[Span]) -> int:
+def row_width(row: Collection[Span]) -> int:
     """Cells a row takes."""
-    spans = tuple(row)
-    text = row_text(spans)  # of hundreds of spans, looked at in one go
-    return len(text) if narrow(text) else sum(cells(text) for text, _ in spans)
+    text = row_text(row)  # of hundreds of spans, looked at in one go
+    return len(text) if narrow(text) else sum([cells(text) for text, _ in row])
 
 
 def row_text(row: Iterable[Span]) -> str:
@@ -31,11 +30,16 @@ def row_text(row: Iterable[Span]) -> str:
 def merged(spans: Iterable[Span]) -> Row:
     """Neighbours of the same style become one span; empty ones go."""
     result: list[Span] = []
+    whole, before = "", ""
     for text, style in spans:
-        if result and result[-1][1] == style:
-            result[-1] = (result[-1][0] + text, style)
+        if style == before:
+            whole += text
         elif text:
-            result.append((text, style))
+            if whole:
+                result.append((whole, before))
+            whole, before = text, style
+    if whole:
+        result.append((whole, before))
     return tuple(result)
 
 
