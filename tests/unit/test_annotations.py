@@ -242,7 +242,11 @@ def test_who_owns_the_peak(found: dict[str, tuple[Annotation, ...]]) -> None:
     assert owner.evidence["step_peak_bytes"] == pytest.approx(10.94e9, rel=0.001)
     assert owner.evidence["held_after_step_bytes"] == pytest.approx(6.98e9, rel=0.001)
     assert "gradient_checkpointing=True" in owner.advice
-    assert "zero_optimization.stage" in of(found["story"], "peak_owner").advice
+    # The story's optimizer is on the CPU already.
+    advice = of(found["story"], "peak_owner").advice
+    assert advice == (
+        "Partition the parameters too: zero_optimization.stage 3. A smaller batch does not lower the peak much."
+    )
 
 
 def test_the_allocator_s_retry_before_the_edge(found: dict[str, tuple[Annotation, ...]]) -> None:

@@ -20,7 +20,7 @@ def less_on_the_gpu(case: Case) -> tuple[str, str]:
         return f"Save without gathering the weights on the GPU: {name} false.", name
     kept_most = case.kept is not None and case.limit is not None and case.kept > case.limit // 2
     if case.phase in _UPDATE or kept_most:
-        smaller = _less_kept(engine)
+        smaller = less_kept(engine)
         if smaller is not None:
             return smaller
     if isinstance(engine.get("micro_batch"), int) and engine["micro_batch"] > 1:
@@ -28,7 +28,7 @@ def less_on_the_gpu(case: Case) -> tuple[str, str]:
         return f"Halve {name}, now {engine['micro_batch']}, and double gradient_accumulation_steps.", name
     if engine.get("activation_checkpointing") is False:
         return "Recompute activations: gradient_checkpointing in the Trainer's arguments.", "gradient_checkpointing"
-    return _less_kept(engine) or ("Train with shorter sequences, or on more GPUs.", "max_seq_length")
+    return less_kept(engine) or ("Train with shorter sequences, or on more GPUs.", "max_seq_length")
 
 
 def _less_at_the_start(engine: Mapping[str, Any]) -> tuple[str, str]:
@@ -40,7 +40,7 @@ def _less_at_the_start(engine: Mapping[str, Any]) -> tuple[str, str]:
     return "Make the model under deepspeed.zero.Init, so that no rank holds all of it.", "deepspeed.zero.Init"
 
 
-def _less_kept(engine: Mapping[str, Any]) -> tuple[str, str] | None:
+def less_kept(engine: Mapping[str, Any]) -> tuple[str, str] | None:
     """What makes parameters, gradients and state smaller on the GPU; None where all of it has been done, or nobody knows."""
     stage = engine.get("zero_stage")
     if not isinstance(stage, int):

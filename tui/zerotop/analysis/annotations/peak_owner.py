@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from zerotop.analysis.annotations.facts import Facts, Group, Ints
 from zerotop.analysis.annotations.phase_peaks import PARTS, held_after_steps, phase_peaks
 from zerotop.analysis.annotations.thresholds import PEAK_SHARE, PLATEAU_STEPS
 from zerotop.analysis.annotations.words import percent, size
+from zerotop.analysis.oom_advice import less_kept
 
 # States kept for good that make up this share of the peak: then they, not activations, are what counts.
 _STATES_SHARE = 0.7
@@ -80,7 +82,7 @@ def _annotation(group: Group, at: Ints, peaks: Ints, owner: int, *, flipped: boo
         severity=Severity.INFO,
         confidence=0.95,
         sentence=_sentence(evidence, PARTS[owner], held, flipped),
-        advice=_advice(PARTS[owner], kept, bool(lead.engine.get("activation_checkpointing"))),
+        advice=_advice(PARTS[owner], kept, lead.engine),
         evidence=evidence,
     )
 
@@ -92,12 +94,10 @@ def _sentence(seen: dict[str, float], owner: str, held: int, flipped: bool) -> s
     return f"{text}; {size(held)} ({percent(held / peak)}) of it are kept from step to step."
 
 
-def _advice(owner: str, kept: bool, checkpointing: bool) -> str:
-    if kept or owner == "step":
-        return (
-            'To lower the peak raise "zero_optimization.stage" or set "offload_optimizer.device" to "cpu": a smaller batch'
-            " does not lower it much."
-        )
-    if checkpointing:
+def _advice(owner: str, kept: bool, engine: Mapping[str, Any]) -> str:
+    less = less_kept(engine) if kept or owner == "step" else None
+    if less is not None:
+        return f"{less[0]} A smaller batch does not lower the peak much."
+    if engine.get("activation_checkpointing"):
         return "To lower the peak lower Trainer's per_device_train_batch_size: gradients are checkpointed already."
     return "To lower the peak set Trainer's gradient_checkpointing=True, or lower per_device_train_batch_size."
