@@ -120,7 +120,7 @@ def test_ranks_that_have_gone(tmp_path: Path) -> None:
     recording = usual(tmp_path)
     recording.event(identity(0), 29.2, events.GOODBYE)
     view = view_of(recording, 40)
-    assert "The ranks have gone: this is when the first left, 0:10 ago." in text(draw_gpu_ledger(view, 80, 26, BLOCKS))
+    assert "The ranks have gone: this is when the first left, 11 s ago." in text(draw_gpu_ledger(view, 80, 26, BLOCKS))
 
 
 def test_bars_stack_in_the_ledgers_order(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from zerotop.ui.drawing.ledger_parts import STYLES, Unit, unit_for
 from zerotop.ui.drawing.rows import Row, filled, to_height
 from zerotop.ui.drawing.table import Column, Placed, place, rule
 from zerotop.ui.drawing.text import fit, literal, wrap
-from zerotop.ui.format import MISSING, clock
+from zerotop.ui.format import MISSING, about
 
 # A difference of less than this share of the device's or the process's memory is nobody's concern.
 _MUCH = 0.02
@@ -130,7 +130,7 @@ def _gone(view: MemoryView, width: int, glyphs: Glyphs) -> list[Row]:
     if view.moment_ns == view.cursor_ns:
         return []
     seconds = (view.cursor_ns - view.moment_ns) / 1e9
-    ago = f", {clock(seconds)} ago" if seconds >= 1 else ""
+    ago = f", {about(seconds)} ago" if seconds >= 1 else ""
     failed = view.failure is not None and view.moment_ns == view.failure.unix_ns
     text = f"The ranks have gone: this is when {'it failed' if failed else 'the first left'}{ago}."
     return [((line, "warn"),) for line in wrap(text, width, 2, glyphs)]

@@ -13,7 +13,7 @@ from zerotop.ui.drawing.rows import Row, filled, to_height
 from zerotop.ui.drawing.table import rule
 from zerotop.ui.drawing.text import literal, wrap
 from zerotop.ui.drawing.words import phase_style
-from zerotop.ui.format import clock, time_unit
+from zerotop.ui.format import about, time_unit
 from zerotop.ui.units import reworded
 
 _TITLES = {"memory": "Out of memory", "signal": "Killed", "error": "Failed"}
@@ -37,7 +37,7 @@ def draw_post_mortem(
 
 def _rows(failure: Failure, cursor_ns: int, width: int, most: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
     ago = max(0.0, (cursor_ns - failure.unix_ns) / 1e9)
-    when = f" {clock(ago)} ago" if ago >= 1 else ""
+    when = f" {about(ago)} ago" if ago >= 1 else ""
     state = "" if failure.final else ", whether the job lives on is not known yet"
     title: Row = ((_TITLES[failure.kind], "alert" if not focused else "title-focused"), (f"{when}{state}", "muted"))
     edge = 1 if width >= 60 else 0
