@@ -13,8 +13,19 @@ import pytest
 from zerotop import demo
 from zerotop.demo import finetune
 
+# Calls the script's main() with each list of arguments, and prints its exit codes: importing torch and the Trainer takes
+# seconds each time.
+ONE_AFTER_THE_OTHER = """
+import json, runpy, sys
+script, *runs = sys.argv[1:]
+main = runpy.run_path(script, run_name="finetune")["main"]
+for arguments in map(json.loads, runs):
+    sys.argv = [script, *arguments]
+    print(main(), flush=True)
+"""
 
-def run_script(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+
+def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {
         "PATH": "/usr/bin:/bin",
         "HOME": str(cwd),
@@ -22,8 +33,7 @@ def run_script(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess
         "HF_HUB_OFFLINE": "1",
         "DS_ACCELERATOR": "cpu",
     }
-    command = [sys.executable, str(demo.SCRIPT), *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run([sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(
@@ -118,19 +128,31 @@ def test_bad_model(tmp_path: Path) -> None:
         ),
         (["--deepspeed", "broken.json"], "the DeepSpeed config broken.json is not JSON: Expecting"),
         (["--deepspeed", "list.json"], "the DeepSpeed config list.json is not a JSON object"),
-        (["--dataset", "none"], "cannot read the data set none:"),
-        (["--dataset", "numbers.csv"], "no column of numbers.csv holds text; its columns are a, b"),
-        (["--dataset", "short.txt"], "the text fills 0 rows of 256 tokens: too few to train on"),
-        (["--model", "tinny"], "cannot load the model tinny (it is not a preset either: tiny, gpt2, "),
     ],
 )
-def test_bad_input_ends_with_a_sentence(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+def test_bad_arguments_end_with_a_sentence(arguments: list[str], sentence: str, tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "list.json").write_text("[]")
+    ended = run(demo.SCRIPT, *arguments, cwd=tmp_path)
+    assert ended.returncode == 2, ended.stderr
+    assert sentence in ended.stderr.splitlines()[-1]
+    assert "Traceback" not in ended.stderr
+
+
+def test_what_cannot_be_trained_ends_with_a_sentence(tmp_path: Path) -> None:
+    said = {
+        ("--dataset", "none"): "cannot read the data set none:",
+        ("--dataset", "numbers.csv"): "no column of numbers.csv holds text; its columns are a, b",
+        ("--dataset", "short.txt"): "the text fills 0 rows of 256 tokens: too few to train on",
+        ("--model", "tinny"): "cannot load the model tinny (it is not a preset either: tiny, gpt2, ",
+    }
     (tmp_path / "numbers.csv").write_text("a,b\n1,2\n")
     (tmp_path / "short.txt").write_text("short\n")
-    run = run_script(*arguments, cwd=tmp_path)
-    assert run.returncode == 2, run.stderr
-    assert sentence in run.stderr.splitlines()[-1]
-    assert "Traceback" not in run.stderr
+    ended = run("-c", ONE_AFTER_THE_OTHER, demo.SCRIPT, *map(json.dumps, said), cwd=tmp_path)
+    assert ended.stdout.split() == ["2"] * len(said), ended.stderr
+    sentences = [line for line in ended.stderr.splitlines() if line.startswith("finetune.py: ")]
+    assert len(sentences) == len(said)
+    for sentence, words in zip(sentences, said.values(), strict=True):
+        assert words in sentence
+    assert "Traceback" not in ended.stderr
     assert not list(tmp_path.glob("finetune-*")), "its temporary folder stays behind"
