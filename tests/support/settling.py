@@ -10,23 +10,23 @@ from typing import Any
 from textual.pilot import Pilot
 
 SOON_S = 0.02  # a call that is due within this belongs to what was begun: screens are painted 60 times a second
-PATIENCE_S = 60.0  # of a test, on a machine that has others to work for
-MOST_S = 1.0  # what never comes to rest is waited for no longer
+PATIENCE_S = 60.0  # on a machine that has others to work for
 
 
-async def until_settled(min_sleep: float = 0.0, max_sleep: float = MOST_S) -> None:
+async def until_settled(min_sleep: float = 0.0, max_sleep: float = PATIENCE_S) -> None:
     """Waits until the event loop has nothing to do, now and soon.
 
-    Takes the place of Textual's own wait. That compares the clocks of the process and of the wall, sleeps 40 ms a key at
-    least, and up to two seconds on a machine that has others to work for.
+    Takes the place of Textual's own wait, and hence has its parameters. That one compares the clocks of the process and of
+    the wall, which takes 40 ms a key at least; and gives up after a second, on a busy machine before anything is done.
     """
-    loop = asyncio.get_running_loop()
-    end = loop.time() + max_sleep
-    while loop.time() < end:
+    loop: Any = asyncio.get_running_loop()
+    deadline = loop.time() + PATIENCE_S
+    while True:
         await asyncio.sleep(0)
-        if loop._ready:  # type: ignore[attr-defined]
+        assert loop.time() < deadline, "it does not come to rest"
+        if loop._ready:
             continue
-        due = min((call.when() for call in loop._scheduled if not call.cancelled()), default=end)  # type: ignore[attr-defined]
+        due = min((call.when() for call in loop._scheduled if not call.cancelled()), default=deadline)
         if due > loop.time() + SOON_S:
             return
         await asyncio.sleep(max(0.0, due - loop.time()))
