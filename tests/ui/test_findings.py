@@ -66,7 +66,7 @@ def test_a_long_sentence_ends_with_a_part_of_it() -> None:
     ("key", "value", "told"),
     [
         ("gap_s", 1.8, ("gap", "1.80 s")),
-        ("step_s", 0.0006, ("step", "1 ms")),
+        ("step_s", 0.0006, ("step", "0.60 ms")),
         ("gap_share", 0.67, ("gap", "67 %")),
         ("state_bytes", float(15 << 30), ("state", "15.00 GiB")),
         ("state_bytes", float(5 << 20), ("state", "5.00 MiB")),

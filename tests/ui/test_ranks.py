@@ -198,7 +198,7 @@ async def test_the_straggler_of_a_real_job_is_named() -> None:
     app = ZerotopApp(RecordingSource(recording("cpu-straggler")), title="straggler")
     async with app.run_test(size=(120, 40)) as pilot:
         await shown(app, pilot)
-        assert any("Rank 1 takes 60 ms for its data" in line for line in text(app))
+        assert any("Rank 1 takes 60.4 ms for its data" in line for line in text(app))
 
 
 async def test_a_thousand_ranks(tmp_path: Path) -> None:

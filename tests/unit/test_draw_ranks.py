@@ -49,7 +49,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_map_and_what_else_there_is_room_for(three: Path) -> None:
     assert texts(draw_map(look(three), 60, 14, ASCII)) == [
         "Ranks: iteration s  outliers first ---- 0.95 .:-=+*oO#@ 1.25",
-        " Rank 1: 103 ms for its data, the others 9 ms (9 %).",
+        " Rank 1: 103 ms for its data, the others 9.34 ms (9 %).",
         " 1   ::::::::::::::::::::::::::::::::::::::::::::::::   1.00",
         ">0   ::::::::::::::::::::::::::::::::::::::::::::::::   1.00",
         " 2   ::::::::::::::::::::::::::::::::::::::::::::::::   1.00",
@@ -68,7 +68,7 @@ def test_the_map_and_what_else_there_is_room_for(three: Path) -> None:
 def test_by_number_and_by_another_metric(three: Path) -> None:
     assert texts(draw_map(look(three, Metric.PEAK, by_number=True, rank=2), 60, 6, ASCII)) == [
         "Ranks: peak allocated GiB  by number -- 28.0 .:-=+*oO#@ 37.0",
-        " Rank 1: 103 ms for its data, the others 9 ms (9 %).",
+        " Rank 1: 103 ms for its data, the others 9.34 ms (9 %).",
         " 0   ------------------------------------------------   30.0",
         " 1   ------------------------------------------------   30.0",
         ">2   oooooooooooooooooooooooooooooooooooooooooooooooo   34.0",
@@ -163,9 +163,9 @@ def test_a_job_that_is_only_watched_from_outside_is_told_apart(tmp_path: Path) -
 def test_what_is_said_of_skew() -> None:
     late = Skew(64, 8, Metric.DATA, 3, 0.31, 0.02, 2.75)
     assert told(late, 3, 8) == (
-        "Rank 3 takes 310 ms for its data in each of the last 64 steps, the others 20 ms; they wait 290 ms for it:"
+        "Rank 3 takes 310 ms for its data in each of the last 64 steps, the others 20.0 ms; they wait 290 ms for it:"
         " 11 % of an iteration.",
-        "Rank 3: 310 ms for its data, the others 20 ms (11 %).",
+        "Rank 3: 310 ms for its data, the others 20.0 ms (11 %).",
         True,
     )
     assert told(Skew(1, 2, Metric.OTHER, 0, 1.5, 0.5, 4.0), 0, 2)[0] == (

@@ -30,6 +30,21 @@ def test_fixed_keeps_its_width(value: float | None, decimals: int, width: int, t
 
 
 @pytest.mark.parametrize(
+    ("duration", "text"),
+    [
+        (0.00014, "0.14 ms"),
+        (0.0344, "34.4 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1.00 s"),
+        (2.668, "2.67 s"),
+        (-0.0123, "-12.3 ms"),
+    ],
+)
+def test_durations_have_three_digits(duration: float, text: str) -> None:
+    assert form.seconds(duration) == text
+
+
+@pytest.mark.parametrize(
     ("values", "text"),
     [([2.04, 1.2], "1.2 to 2.0"), ([2.04, 2.0], "2.0"), ([math.nan, 3.0], "3.0"), ([math.nan], "–"), ([], "–")],
 )

@@ -64,6 +64,13 @@ def significant(value: float) -> str:
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
 
 
+def seconds(duration: float) -> str:
+    """A duration in three significant digits: ``0.19 ms``, ``34.4 ms``, ``324 ms``, ``2.67 s``."""
+    size = abs(duration)
+    text = f"{significant(size * 1e3)} ms" if size < 0.9995 else f"{significant(size)} s"
+    return f"-{text}" if duration < 0 else text
+
+
 def speed(iteration_s: float) -> str:
     """How fast iterations are: ``2.75 s/it``, ``412 ms/it``; or ``0.364 it/s``, ``2.43 it/s``."""
     pace = units.chosen().pace
@@ -71,7 +78,7 @@ def speed(iteration_s: float) -> str:
         return f"{MISSING} {pace.value}"
     if pace is Pace.RATE:
         return f"{per_second(iteration_s)} {pace.value}"
-    return f"{significant(iteration_s)} s/it" if iteration_s >= 0.9995 else f"{significant(iteration_s * 1e3)} ms/it"
+    return f"{seconds(iteration_s)}/it"
 
 
 def per_second(iteration_s: float) -> str:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.text import cells, literal, wrap
-from zerotop.ui.format import MISSING, count, grouped, significant
+from zerotop.ui.format import MISSING, count, grouped, seconds, significant
 from zerotop.ui.units import chosen, reworded
 
 SURE = 0.5  # findings less sure than this are only in the feed
@@ -119,10 +119,6 @@ def _number(value: float) -> str:
     return significant(value) if abs(value) < 1e15 else count(value)
 
 
-def _seconds(value: float) -> str:
-    return f"{value * 1e3:.0f} ms" if abs(value) < 1 else f"{value:.2f} s"
-
-
 def _size(value: float) -> str:
     _, mega, giga, _ = chosen().sizes
     unit = giga if abs(value) >= giga.bytes / 100 else mega
@@ -135,8 +131,8 @@ _UNITS: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("_percent", lambda value: f"{value:.0f} %"),
     ("_share", lambda value: f"{value * 100:.0f} %"),
     ("_ms", lambda value: f"{value:.0f} ms"),
-    ("_ns", lambda value: _seconds(value / 1e9)),
-    ("_s", _seconds),
+    ("_ns", lambda value: seconds(value / 1e9)),
+    ("_s", seconds),
 )
 
 

@@ -17,7 +17,7 @@ from zerotop.ui.drawing.rows import Row, filled, to_height
 from zerotop.ui.drawing.table import rule
 from zerotop.ui.drawing.text import fit, wrap
 from zerotop.ui.drawing.words import phase_style
-from zerotop.ui.format import grouped, time_unit
+from zerotop.ui.format import grouped, seconds
 
 BLOCKS = 5
 _BLOCKS_WIDTH = 34
@@ -95,21 +95,16 @@ def _words(look: Look, unit: Unit, hint: str, width: int, glyphs: Glyphs) -> Seq
     peak = f"{unit.text(look.peak_bytes).strip()} {unit.name}"
     rows: list[Row] = [
         ((glyphs.marked, "warn"), (f" {peak}", "value"), (f" in {look.peak_phase.replace('_', ' ')}", "text")),
-        ((f"after {_time(look.peak_ns - look.begin_ns)}, of {grouped(len(look.curve_bytes))} events", "muted"),),
+        ((f"after {seconds((look.peak_ns - look.begin_ns) / 1e9)}, of {grouped(len(look.curve_bytes))} events", "muted"),),
         (("alive then, by size, phase, age:", "label"),),
     ]
     for block in look.largest[:BLOCKS]:
         of = unit_for(block.size_bytes)
         size = f"{of.text(block.size_bytes)} {of.name}"
         style = phase_style(block.phase)
-        told = fit(f"{block.phase.replace('_', ' ')}, {_time(block.age_ns)}", width - len(size) - 4, glyphs)
+        told = fit(f"{block.phase.replace('_', ' ')}, {seconds(block.age_ns / 1e9)}", width - len(size) - 4, glyphs)
         rows.append(((f"{size} ", "value"), (glyphs.sample(style), style), (f" {told}", "muted")))
     before = f"{unit.text(look.before_bytes)} {unit.name}"
     rows.append(((f"{before} ", "value"), ("  there before", "muted")))
     rows += [((line, "accent"),) for line in wrap(hint, width, 3, glyphs)] if hint else []
     return rows
-
-
-def _time(nanoseconds: int) -> str:
-    unit, each = time_unit(nanoseconds / 1e9)
-    return f"{nanoseconds / 1e9 * each:.{0 if unit == 'ms' else 2}f} {unit}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from zerotop.analysis.rank_matrix import Metric
 from zerotop.analysis.rank_outliers import ALIKE, Skew
 from zerotop.ui.charts import Kind, scale
-from zerotop.ui.format import fixed
+from zerotop.ui.format import fixed, seconds
 
 NAMES = {
     Metric.ITERATION: "iteration",
@@ -46,11 +46,6 @@ def unit(metric: Metric, largest: float) -> tuple[str, float]:
 def figure(value: float, largest: float, width: int) -> str:
     """A value beside others up to ``largest``, all of them in its unit."""
     return fixed(value, 2 if largest < 9.995 else 1 if largest < 99.95 else 0, width)
-
-
-def seconds(value: float) -> str:
-    """A duration in a sentence."""
-    return f"{value * 1e3:.0f} ms" if value < 0.995 else f"{value:.2f} s"
 
 
 def told(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str, str, bool]:

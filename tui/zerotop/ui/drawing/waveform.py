@@ -14,8 +14,9 @@ from zerotop.ui.drawing.rows import Row, Span, both_ends, filled, row_width, to_
 from zerotop.ui.drawing.table import rule
 from zerotop.ui.drawing.text import cells, fit, literal, wrap
 from zerotop.ui.drawing.waveform_lanes import BORDER, GUTTER, LANES, PINNED, Lane, border, codes, draw_lane, lanes
-from zerotop.ui.drawing.waveform_words import folded, left_out, seconds, sentence, whose
+from zerotop.ui.drawing.waveform_words import folded, left_out, sentence, whose
 from zerotop.ui.drawing.words import phase_style, phase_word
+from zerotop.ui.format import seconds
 
 _LANE = 4  # rows of a lane below which the next one is not shown
 _TWO_RIBBONS = 12  # rows of the picture from which on the phases within phases have a row

@@ -13,9 +13,9 @@ from zerotop.ui.drawing.memory import panel_title
 from zerotop.ui.drawing.rows import Row, filled, to_height
 from zerotop.ui.drawing.table import Column, place, rule
 from zerotop.ui.drawing.waveform_lanes import Lane, lanes
-from zerotop.ui.drawing.waveform_words import left_out, seconds
+from zerotop.ui.drawing.waveform_words import left_out
 from zerotop.ui.drawing.words import phase_style, phase_word
-from zerotop.ui.format import grouped, significant
+from zerotop.ui.format import grouped, seconds, significant
 
 # Of phases shorter than this share of an iteration a curve tells nothing.
 _TOO_SHORT = 0.005

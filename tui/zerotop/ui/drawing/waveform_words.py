@@ -8,7 +8,7 @@ from zerotop.analysis.waveform import WaveformFold
 from zerotop.analysis.waveform_idle import Idle, idle, waits_for_data
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.words import phase_word
-from zerotop.ui.format import significant
+from zerotop.ui.format import seconds, significant
 
 # From which share of an iteration on idling is worth a sentence.
 _MUCH = 0.15
@@ -20,11 +20,6 @@ _REASONS = {
     "long": "far longer",
     "other": "with other phases",
 }
-
-
-def seconds(duration: float) -> str:
-    """A time within an iteration: ``34.4 ms``, ``324 ms``, ``2.67 s``."""
-    return f"{significant(duration * 1e3)} ms" if duration < 0.9995 else f"{significant(duration)} s"
 
 
 def sentence(fold: WaveformFold, glyphs: Glyphs) -> tuple[str, str]:
