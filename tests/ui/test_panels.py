@@ -227,6 +227,14 @@ def test_what_ended_well_is_not_loud() -> None:
     assert ("exited".ljust(12), "alert") in draw_cpu(silent, 60, 3, BLOCKS)[1]
 
 
+def test_a_process_that_is_gone_holds_no_memory() -> None:
+    view = at(offload_story(), 75.0)
+    gone = replace(view, ranks=(replace(view.ranks[0], alive=False), *view.ranks[1:]))
+    first, second = texts(draw_cpu(gone, 76, 10, BLOCKS))[1:3]
+    assert first.split()[-2:] == ["–", "–"]
+    assert second.split()[-2:] != ["–", "–"]
+
+
 def test_dead_and_late_ranks_come_first() -> None:
     view = at(many_story(), 75.0)
     ranks = list(view.ranks)

@@ -137,6 +137,16 @@ def _rank_columns(view: LiveView, width: int, tall: int, glyphs: Glyphs) -> list
     def host(rank: Rank, cells: int) -> Row:
         return ((literal(rank.host, glyphs).ljust(cells), "muted"),)
 
+    def resident(rank: Rank, cells: int) -> Row:
+        return figure(amount(rank.rss_bytes, decimals, cells), rank, cells)
+
+    def pinned(rank: Rank, cells: int) -> Row:
+        return figure(amount(rank.pinned_bytes, decimals, cells), rank, cells, "muted")
+
+    # Without GPUs host memory has a panel of its own.
+    memory = (
+        [Column((("RSS", "heading"),), 5, 7, resident), Column((("pinned", "heading"),), 6, 4, pinned)] if view.gpus else []
+    )
     host_width = min(16, max([4, *(len(rank.host) for rank in ranks)]))
     busy_width = 14 if width < 100 else 30 if width < 140 else 56
     return [
@@ -149,7 +159,7 @@ def _rank_columns(view: LiveView, width: int, tall: int, glyphs: Glyphs) -> list
         Column((("wait", "heading"),), 4, 1, waiting),
         Column((("busy", "heading"),), 4, 6, lambda rank, cells: figure(str(rank.busy_threads), rank, cells)),
         Column((("thr", "heading"),), 4, 4, lambda rank, cells: figure(str(rank.thread_count), rank, cells, "muted")),
-        *(_memory_columns(decimals) if view.gpus else []),
+        *memory,
         *([] if tall > 1 else [Column(_BUSIEST, busy_width, 2, busiest, left=True)]),
     ]
 
@@ -163,14 +173,6 @@ def phase_now(rank: Rank, job: Job, width: int, glyphs: Glyphs) -> Row:
         return ((glyphs.plain(MISSING), "muted"),)
     style = phase_style(rank.phase)
     return ((f"{glyphs.swatch} ", style), (phase_word(rank.phase, glyphs).ljust(width - 2), "text"))
-
-
-def _memory_columns(decimals: int) -> list[Column[Rank]]:
-    """Host memory, which without GPUs has a panel of its own."""
-    return [
-        Column((("RSS", "heading"),), 5, 7, lambda rank, cells: ((amount(rank.rss_bytes, decimals, cells), "value"),)),
-        Column((("pinned", "heading"),), 6, 4, lambda rank, cells: ((amount(rank.pinned_bytes, decimals, cells), "muted"),)),
-    ]
 
 
 def busiest_threads(rank: Rank, width: int, glyphs: Glyphs) -> Row:
