@@ -233,6 +233,11 @@ def test_a_process_that_is_gone_holds_no_memory() -> None:
     first, second = texts(draw_cpu(gone, 76, 10, BLOCKS))[1:3]
     assert first.split()[-2:] == ["–", "–"]
     assert second.split()[-2:] != ["–", "–"]
+    view = at(cpu_story(), 10.0)
+    gone = replace(view, ranks=(replace(view.ranks[0], alive=False), *view.ranks[1:]))
+    first, second = texts(draw_memory(gone, 76, 10, BLOCKS))[2:4]
+    assert first.split()[-4:] == ["–", "0.74", "–", "–"]  # its peak stays
+    assert second.split()[-4:] == ["0.71", "0.74", "0.21", "0.00"]
 
 
 def test_dead_and_late_ranks_come_first() -> None:

@@ -213,11 +213,16 @@ def _rank_columns(ranks: Sequence[Rank], scale: int, largest: int, glyphs: Glyph
     longest = max([4, *(len(words.rank_name(rank.rank)) for rank in ranks)])
 
     def bar(rank: Rank, cells: int) -> Row:
-        parts = [
+        held = [
             ("memory-allocated", float(rank.rss_bytes - rank.shared_bytes)),
             ("memory-reserved", float(rank.shared_bytes)),
         ]
+        parts = held if rank.alive else []
         return stacked_bar(parts, scale, cells, glyphs, marks=[float(rank.rss_peak_bytes)] if rank.rss_peak_bytes else [])
+
+    def figure(rank: Rank, size: int | None, style: str = "value") -> Row:
+        """What a process holds, if there is one."""
+        return ((amount(size if rank.alive else None, decimals), style if rank.alive else "muted"),)
 
     def swatch(style: str, text: str) -> Row:
         return ((glyphs.sample(style), style), (text, "heading"))
@@ -229,7 +234,7 @@ def _rank_columns(ranks: Sequence[Rank], scale: int, largest: int, glyphs: Glyph
             swatch("memory-allocated", "RSS"),
             5,
             9,
-            lambda rank, _: ((amount(rank.rss_bytes, decimals), "value"),),
+            lambda rank, _: figure(rank, rank.rss_bytes),
         ),
         Column(
             ((glyphs.peak, "peak"), ("peak", "heading")),
@@ -241,12 +246,12 @@ def _rank_columns(ranks: Sequence[Rank], scale: int, largest: int, glyphs: Glyph
             swatch("memory-reserved", "shared"),
             7,
             5,
-            lambda rank, _: (("  ", "text"), (amount(rank.shared_bytes, decimals), "value")),
+            lambda rank, _: (("  ", "text"), *figure(rank, rank.shared_bytes)),
         ),
         Column(
             (("pinned", "heading"),),
             6,
             2,
-            lambda rank, _: ((" ", "text"), (amount(rank.pinned_bytes, decimals), "muted")),
+            lambda rank, _: ((" ", "text"), *figure(rank, rank.pinned_bytes, "muted")),
         ),
     ]
