@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from zerotop.analysis.waveform import WaveformFold
 from zerotop.analysis.waveform_align import choose
 from zerotop.analysis.waveform_signals import Signal
 from zerotop.analysis.waveform_source import Waveforms, wider
+from zerotop.ui.drawing import waveform_words
 from zerotop_probe.recording.tables import SPANS
 
 
@@ -105,6 +107,14 @@ def test_skipped_and_long_iterations_are_left_out_and_counted(tmp_path: Path) ->
     assert fold.left_out["long"] == 2
     assert fold.iterations == 48
     assert (fold.first_step, fold.last_step) == (12, 59)
+
+
+def test_of_one_iteration_there_is_no_median(tmp_path: Path) -> None:
+    Job(60, skip=10, long=12).write(tmp_path)
+    fold = folded(tmp_path, number=100)
+    assert waveform_words.folded(fold) == "median of 48, steps 12–59"
+    assert waveform_words.folded(replace(fold, iterations=1, first_step=59)) == "step 59"
+    assert waveform_words.folded(replace(fold, iterations=1, first_step=59, skipped=True)) == "skipped step 59"
 
 
 def test_while_all_are_skipped_those_are_folded(tmp_path: Path) -> None:

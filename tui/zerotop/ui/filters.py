@@ -18,7 +18,6 @@ _FRAMES = str.maketrans(
         **dict.fromkeys("▒░", ":"),
         **dict.fromkeys("●•", "*"),
         "…": ".",  # of Textual's own words, in as many cells
-        "🔎": "> ",
     }
 )
 

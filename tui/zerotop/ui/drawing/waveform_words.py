@@ -66,9 +66,11 @@ def _of_cores(fold: WaveformFold, glyphs: Glyphs) -> str:
 
 
 def folded(fold: WaveformFold) -> str:
-    """What was folded: ``median of 21, steps 1-23``."""
-    what = "skipped steps" if fold.skipped else "steps"
-    return f"median of {fold.iterations}, {what} {fold.first_step}–{fold.last_step}"
+    """What was folded: ``median of 21, steps 1–23``, ``skipped step 3``."""
+    skipped = "skipped " if fold.skipped else ""
+    if fold.first_step == fold.last_step:
+        return f"{skipped}step {fold.first_step}"
+    return f"median of {fold.iterations}, {skipped}steps {fold.first_step}–{fold.last_step}"
 
 
 def whose(fold: WaveformFold) -> str:
