@@ -11,6 +11,8 @@ import pytest
 from rich.color import Color, ColorSystem
 from textual.theme import Theme
 
+from fake_source import FakeSource, offload_story
+from zerotop.ui.app import ZerotopApp
 from zerotop.ui.theme import DARK, LIGHT, STYLES
 
 STACKED = ("phase-data", "phase-forward", "phase-backward", "phase-step", "phase-other")
@@ -110,3 +112,14 @@ def test_both_themes_name_the_same_colours() -> None:
 def test_every_style_has_a_rule() -> None:
     rules = (files("zerotop.ui") / "app.tcss").read_text()
     assert {f"drawn--{name}" for name in STYLES} == set(re.findall(r"> \.(drawn--[\w-]+) \{", rules))
+
+
+async def test_no_screen_has_an_emoji() -> None:
+    """Fonts of terminals lack them, or draw them in another width."""
+    app = ZerotopApp(FakeSource(offload_story(), lambda: 75.0))
+    async with app.run_test() as pilot:
+        for key in ("question_mark", "escape", "a", "escape", "i", "escape", "ctrl+p"):
+            await pilot.press(key)
+            await pilot.pause()
+            shown = "".join(strip.text for strip in app.screen._compositor.render_strips())
+            assert max(shown) < "\u3000", key
