@@ -12,12 +12,12 @@ from textual.events import MouseScrollUp
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList
 
-from fake_source import cpu_story, failed_story, killed_story, many_story, offload_story
+from fake_source import Story, cpu_story, failed_story, killed_story, many_story, offload_story
 from paper import Paper
 from settling import until
 from watching import Watch
 from zerotop.ui.app import ZerotopApp
-from zerotop.ui.drawing.glyphs import ASCII, TEXTURES
+from zerotop.ui.drawing.glyphs import ASCII, TEXTURES, Glyphs
 from zerotop.ui.ports import Leaving
 from zerotop.ui.screens.dialog import Page
 from zerotop.ui.screens.go_to import GoToDialog
@@ -476,16 +476,27 @@ async def test_without_utf8_only_ascii_leaves(keys: list[str], tmp_path: Path, m
         assert seen.text().isascii()
 
 
-@pytest.mark.parametrize("glyphs", [None, ASCII, TEXTURES], ids=["blocks", "ascii", "textures"])
-@pytest.mark.parametrize(
-    "size", [(80, 24), (120, 40), (200, 50), (300, 90), (40, 24), (40, 10), (20, 6), (8, 3), (3, 1), (1, 1)]
-)
-async def test_sizes(size: tuple[int, int], glyphs: object) -> None:
-    stories = ((offload_story(), 75.0), (killed_story(), 60.0)) if glyphs is None else ((many_story(), 75.0),)
-    for story, seconds in stories:
-        seen = Watch(story, seconds, **({"glyphs": glyphs} if glyphs else {}))
-        async with seen.app.run_test(size=size) as pilot:
-            for keys in ([], ["left"], ["q"]):
+SIZES = [(80, 24), (120, 40), (200, 50), (300, 90), (40, 24), (40, 10), (20, 6), (8, 3), (3, 1), (1, 1)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("story", "seconds"), [(offload_story(), 75.0), (killed_story(), 60.0)], ids=["offload", "killed"])
+async def test_sizes(story: Story, seconds: float, size: tuple[int, int]) -> None:
+    seen = Watch(story, seconds)
+    async with seen.app.run_test(size=size) as pilot:
+        for keys in ([], ["left"], ["q"]):
+            await pilot.press(*keys)
+            await pilot.pause()
+            assert [len(line) for line in seen.text().split("\n")] == [size[0]] * size[1]
+
+
+@pytest.mark.parametrize("glyphs", [ASCII, TEXTURES], ids=lambda glyphs: glyphs.name)
+async def test_sizes_in_other_characters(glyphs: Glyphs) -> None:
+    seen = Watch(many_story(), 75.0, glyphs=glyphs)
+    async with seen.app.run_test(size=(30, 8)) as pilot:
+        for size in SIZES:
+            await pilot.resize_terminal(*size)
+            for keys in ([], ["left"], ["q"], ["escape"]):
                 await pilot.press(*keys)
                 await pilot.pause()
                 assert [len(line) for line in seen.text().split("\n")] == [size[0]] * size[1]

@@ -173,13 +173,13 @@ async def test_x_asks_for_a_look_and_its_result_is_drawn_when_it_arrives(tmp_pat
 @pytest.mark.parametrize("size", [(40, 12), (80, 24), (300, 90), (20, 6)])
 @pytest.mark.parametrize("name", ["z2-oom", "cpu-dead", "story", "x4-z3"])
 async def test_any_size(name: str, size: tuple[int, int]) -> None:
-    session = recordings.recording(name)
-    for at_s in (0.0, None):
-        async with shown(session, at_s, size, glyphs=ASCII if size[0] == 80 else BLOCKS) as screen:
+    async with shown(recordings.recording(name), 0.0, size, glyphs=ASCII if size[0] == 80 else BLOCKS) as screen:
+        for key in ("z", "end"):  # at the begin and at the end
             lines = screen.text().splitlines()
             assert len(lines) == size[1]
             assert screen.text().isascii() or size[0] != 80
-            await screen.press("h", "down", "z", "h")
+            await screen.press("h", "down", "z", "h", key)
+        assert len(screen.text().splitlines()) == size[1]
 
 
 def test_places_do_not_overlap_and_stay_in_the_room() -> None:

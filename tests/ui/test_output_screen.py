@@ -130,12 +130,12 @@ async def test_searching(long: Printing, monkeypatch: pytest.MonkeyPatch) -> Non
         for number in (100, 200, 300):
             await pilot.press("enter")
             await until(pilot, lambda: not screen.reading.busy)
-            await pilot.pause(0.05)
+            await pilot.pause()
             (marked,) = [line for line in body(app) if "▶" in line]
             assert marked.endswith(f"number {number}")
         await pilot.press("N")
         await until(pilot, lambda: not screen.reading.busy)
-        await pilot.pause(0.05)
+        await pilot.pause()
         assert next(line for line in body(app) if "▶" in line).endswith("number 200")
         assert any("3 of 36 lines" in line for line in text(app))
         await pilot.press("escape")

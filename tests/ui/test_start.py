@@ -76,7 +76,7 @@ async def test_keys_of_the_monitor_do_nothing_on_the_list(root: Path) -> None:
     async with start.app.run_test(size=(120, 40)) as pilot:
         await ready(start, pilot)
         await pilot.press("1", "2", "n", "a", "i", "r", "g", "f", "left", "full_stop", "b", "x", "z", "tab")
-        await pilot.pause(0.2)
+        await pilot.pause()
         assert isinstance(start.app.screen, StartScreen)
         assert not start.notices()
 
@@ -190,7 +190,7 @@ async def test_nothing_is_deleted_without_a_yes(root: Path, keys: list[str]) -> 
         assert "frees 40.4 KiB" in start.text()
         await pilot.press(*keys)
         await until(pilot, lambda: isinstance(start.app.screen, StartScreen))
-        await pilot.pause(0.2)
+        await pilot.pause()
     assert sorted(path.name for path in root.iterdir()) == ["cpu-clean.zerotop", "story", "z2-oom.zerotop"]
 
 
@@ -218,7 +218,7 @@ async def test_a_live_one_and_what_lies_elsewhere_are_never_deleted(root: Path, 
         await until(pilot, lambda: any("now is live" in notice for notice in start.notices()))
         await pilot.press("escape", "slash", *"a-link", "enter", "d")
         await until(pilot, lambda: any("is a link" in notice for notice in start.notices()))
-        await pilot.pause(0.1)
+        await pilot.pause()
         assert isinstance(start.app.screen, StartScreen)
     assert (root / "now" / "session.json").is_file()
     assert (elsewhere / "session.json").is_file()
@@ -252,10 +252,9 @@ async def test_nothing_recorded_yet_says_how_to_begin(tmp_path: Path, monkeypatc
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nowhere"))
     start = Start()
     async with start.app.run_test(size=(80, 24)) as pilot:
-        await pilot.pause(0.2)
-        assert "zerotop run -- COMMAND" in start.text()
+        await until(pilot, lambda: "zerotop run -- COMMAND" in start.text())
         await pilot.press("enter", "space", "c", "e", "p", "d", "o", "down", "end", "pageup")
-        await pilot.pause(0.2)
+        await pilot.pause()
         assert isinstance(start.app.screen, StartScreen)
         await pilot.press("question_mark")
         await until(pilot, lambda: "Keys" in start.text())
@@ -268,7 +267,7 @@ async def test_any_size_will_do(root: Path, size: tuple[int, int]) -> None:
         await until(pilot, lambda: all(recording.about is not None for recording in start.desk.recordings))
         await pilot.press("down", "space", "down", "c")
         await until(pilot, lambda: isinstance(start.app.screen, CompareScreen))
-        await pilot.pause(0.1)
+        await pilot.pause()
         assert len(start.text().splitlines()) == size[1]
         assert start.text().isascii()
 

@@ -56,9 +56,9 @@ def regions(app: ZerotopApp) -> dict[str, Region]:
 
 async def on(app: ZerotopApp, pilot: Pilot[Leaving], screen: str) -> None:
     app.action_switch(screen)
-    await pilot.pause(0.1)
+    await pilot.pause()
     await pilot.app.workers.wait_for_complete()
-    await pilot.pause(0.1)
+    await pilot.pause()
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +80,12 @@ async def test_on_every_screen_sizes_follow_and_nothing_moves(size: tuple[int, i
             binary, decimal = sizes(app)
             assert not decimal
             await pilot.press("u")
-            await pilot.pause(0.05)
+            await pilot.pause()
             assert sizes(app) == (set(), binary)
             assert regions(app) == places
             followed |= binary
             await pilot.press("u")
-            await pilot.pause(0.05)
+            await pilot.pause()
             assert drawn(app) == usual
     assert followed >= {"memory", "ledger", "bars", "lanes", "rank-table"}
 
@@ -104,11 +104,11 @@ async def test_where_it_died_is_told_in_them_too() -> None:
     app = watching("z2-oom")
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("end")
-        await pilot.pause(0.1)
+        await pilot.pause()
         said = drawn(app)["notices"]
         assert "GiB" in said
         await pilot.press("u")
-        await pilot.pause(0.1)
+        await pilot.pause()
         ours = drawn(app)["notices"].partition(_ERROR)[0]
         assert "GB" in ours
         assert "iB" not in ours
@@ -140,7 +140,7 @@ async def test_without_utf8_all_of_it_is_ascii() -> None:
     app = watching("story", glyphs=ASCII)
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
         await pilot.press("U", "u")
-        await pilot.pause(0.4)
+        await pilot.pause()
         text = "\n".join(strip.text for strip in app.screen._compositor.render_strips())
         assert "Sizes are in GB now" in text
         assert text.isascii()
@@ -165,7 +165,7 @@ async def test_the_list_and_a_comparison_follow(tmp_path: Path, monkeypatch: pyt
         assert not _BINARY.search(listed())
         await pilot.press("space", "down", "space", "c")
         await until(pilot, lambda: isinstance(app.screen, CompareScreen))
-        await pilot.pause(0.1)
+        await pilot.pause()
         copied = text_to_copy(app.screen)
         assert _DECIMAL.search(copied)
         assert not _BINARY.search(copied)
