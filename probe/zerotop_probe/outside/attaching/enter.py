@@ -36,7 +36,6 @@ class Entry:
     why_not: str = ""  # a sentence; "" if it was done
     pending: bool = False  # it was asked, and will do it
     stopped_s: float = 0.0  # how long it was held
-    whole_s: float = 0.0  # from asking to its answer
 
 
 class Asked:
@@ -93,7 +92,7 @@ class Asked:
 
     def _entry(self, *, said: str = "", why_not: str = "", pending: bool = False) -> Entry:
         stopped_s = self._planted.stopped_s if self._planted is not None else 0.0
-        return Entry(self.process, said, why_not, pending, stopped_s, time.monotonic() - self._began_s)
+        return Entry(self.process, said, why_not, pending, stopped_s)
 
 
 def ask(

@@ -18,7 +18,6 @@ import gc
 import os
 import signal
 import struct
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -51,7 +50,6 @@ class Planted(NamedTuple):
     address: int
     stopped_s: float  # how long its main thread was held
     stopped_cpu_s: float  # what of that we computed; the rest was waiting for a core
-    whole_s: float
 
     def state(self) -> State:
         """Asks. Raises ProcessLookupError if the process has ended."""
@@ -63,7 +61,6 @@ class Planted(NamedTuple):
 
 def plant(target: Target, text: str) -> Planted:
     """Gives ``text`` to the main thread of ``target``. Raises CannotEnter; it will not be executed then."""
-    began_s = time.monotonic()
     code = text.encode() + b"\0"
     size = -(-(_TEXT + len(code) + _STACK) // _PAGE) * _PAGE
     # In a thread of its own: when that ends the kernel lets go of a process that could not be stopped, as one that is in a
@@ -77,7 +74,7 @@ def plant(target: Target, text: str) -> Planted:
             raise CannotEnter(f"Process {target.process.pid} has ended.") from error
         except OSError as error:
             raise CannotEnter(f"{error}: it goes on untouched, try again later.") from error
-    return Planted(target.process, address, held.stopped_s, held.cpu_s, time.monotonic() - began_s)
+    return Planted(target.process, address, held.stopped_s, held.cpu_s)
 
 
 @contextlib.contextmanager

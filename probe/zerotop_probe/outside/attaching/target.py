@@ -31,7 +31,7 @@ _RUNTIME = "_PyRuntime"  # begins with a table of where things lie, from 3.13 on
 INITIALIZED = {
     (3, 9): 12, (3, 10): 12, (3, 11): 16, (3, 12): 16, (3, 13): 600, (3, 14): 776, (3, 15): 904,
 }  # fmt: skip
-_LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) \S+ \d+\s*(.*)")
+_LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S{4} ([0-9a-f]+) \S+ \d+\s*(.*)")
 _LIBRARY = re.compile(r"libpython3[\d.]*\w?\.so")
 _VERSIONED = re.compile(r"python(\d)\.(\d+)")
 # By what platform.machine() says.
@@ -47,7 +47,6 @@ class Mapping(NamedTuple):
 
     begin: int
     end: int
-    rights: str
     offset: int
     path: str
 
@@ -81,7 +80,7 @@ def mappings(pid: int) -> list[Mapping]:
     except OSError:
         return []
     return [
-        Mapping(int(found[1], 16), int(found[2], 16), found[3], int(found[4], 16), found[5].strip())
+        Mapping(int(found[1], 16), int(found[2], 16), int(found[3], 16), found[4].strip())
         for found in matches
         if found
     ]
