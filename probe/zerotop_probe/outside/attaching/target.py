@@ -79,11 +79,7 @@ def mappings(pid: int) -> list[Mapping]:
             matches = [_LINE.match(line) for line in file]
     except OSError:
         return []
-    return [
-        Mapping(int(found[1], 16), int(found[2], 16), int(found[3], 16), found[4].strip())
-        for found in matches
-        if found
-    ]
+    return [Mapping(int(found[1], 16), int(found[2], 16), int(found[3], 16), found[4].strip()) for found in matches if found]
 
 
 def examine(process: Process) -> Target:
