@@ -12,6 +12,7 @@ from zerotop.analysis.timeline_series import Floats, Ints
 
 BLOCK = 256  # columns told at once
 _KEPT = 512  # blocks of one teller
+_AHEAD = 64  # columns that have not begun are told too: while nothing more is recorded, what is told stays good for them
 
 
 class Teller(Protocol):
@@ -40,7 +41,7 @@ class Teller(Protocol):
 class _Block:
     table: Floats
     count: int  # what was recorded when it was told
-    told: int  # so many of its columns were, as far as time had come
+    told: int  # so many of its columns were
     final: int  # so many of its columns will not change
 
 
@@ -83,9 +84,12 @@ class Blocks:
 
     def _block(self, column_ns: int, index: int, last: int, end_ns: int, until_s: float) -> Floats:
         """A block; ``last`` is the last one that is wanted."""
-        number, beyond = self._teller.count(), self._beyond(column_ns, end_ns)
         kept = self._kept.pop((column_ns, index), None)
-        if kept is not None and (kept.final == BLOCK or (kept.count, kept.told) == (number, _within(index, beyond))):
+        if kept is not None and kept.final == BLOCK:
+            self._kept[column_ns, index] = kept
+            return kept.table
+        number, beyond = self._teller.count(), self._beyond(column_ns, end_ns)
+        if kept is not None and kept.count == number and kept.told >= _within(index, beyond):
             self._kept[column_ns, index] = kept
             return kept.table
         if time.perf_counter() > until_s:
@@ -98,10 +102,9 @@ class Blocks:
         base = self._teller.base(column_ns)
         if base != column_ns:
             tables = [self._joined(column_ns, base, index, end_ns, until_s)]
-        elif kept is None:
-            tables = self._told(column_ns, index, index, None, beyond)
         else:  # what was not final is told again, beyond this block's end in the same go
-            tables = self._told(column_ns, index, min(index + 1, last), kept, beyond)
+            beyond += _AHEAD
+            tables = self._told(column_ns, index, index if kept is None else min(index + 1, last), kept, beyond)
         if self.complete:
             final = min(beyond, (self._teller.final_ns() - self._origin_ns) // column_ns)
             for place, table in enumerate(tables, index):

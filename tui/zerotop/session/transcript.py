@@ -120,8 +120,10 @@ class _Stream:
 
 def read_lines(source: Source, code: int, begin: int, end: int) -> tuple[list[bytes], list[int]]:
     """The bytes of one stream in these records, split at newlines, and when each newline came (unix ns)."""
-    mine = source.array[begin:end][source.array["stream"][begin:end] == code]
     data = read_stream(source, code, begin, end)
+    if b"\n" not in data:
+        return [data], []
+    mine = source.array[begin:end][source.array["stream"][begin:end] == code]
     newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
     pieces = np.searchsorted(np.cumsum(mine["length"]), newlines, "right")
     return data.split(b"\n"), (mine["time_ns"][pieces] + source.offset_ns).tolist()

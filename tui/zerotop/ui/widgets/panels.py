@@ -187,8 +187,13 @@ class Keys(Pressable):
     def __init__(self, glyphs: Glyphs, *, id: str, own: Callable[[Frame], Sequence[Key]]) -> None:
         super().__init__(glyphs, id=id)
         self._own = own
+        self._drawn: tuple[object, ...] = ()
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        row, places = draw_keys(with_own(frame.keys, self._own(frame)), width, self.glyphs)
+        keys = with_own(frame.keys, self._own(frame))
+        if self._drawn == (keys, width):  # as nearly always
+            return self._rows
+        self._drawn = keys, width
+        row, places = draw_keys(keys, width, self.glyphs)
         self._places = tuple(places)
         return [row]
