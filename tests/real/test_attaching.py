@@ -21,6 +21,7 @@ import pytest
 
 import zerotop_probe
 from agents import wait_for
+from machine import small_disk
 from programs import ZEROTOP, environment, on_terminal, zerotop
 from zerotop_probe.outside import control
 from zerotop_probe.outside.attaching import payload
@@ -132,6 +133,20 @@ def test_a_recording_from_outside_ends_with_detach_and_can_be_taken_up(job: Job,
     assert zerotop(tmp_path, "attach", name, "--headless").stderr.decode() == (
         f"zerotop: The job of {name} has ended; look back with: zerotop replay {name}\n"
     )
+
+
+@pytest.mark.parametrize(("size", "existed"), [("4k", False), ("8k", False), ("8k", True)])
+def test_where_nothing_can_be_recorded_nothing_is_left(job: Job, tmp_path: Path, size: str, existed: bool) -> None:
+    """On a full disk, and on one with room for the session's own file and no event."""
+    with small_disk(tmp_path / "disk", size) as disk:
+        (disk / "filler").write_bytes(bytes(4096))
+        if existed:
+            (disk / "s").mkdir()
+        done = zerotop(tmp_path, "attach", str(job().pid), "--headless", "--session", str(disk / "s"))
+        said = f"zerotop: Nothing can be recorded in {disk}/s: No space left on device; name a folder with --session DIR\n"
+        assert (done.returncode, done.stderr.decode()) == (1, said)
+        assert (disk / "s").exists() == existed
+        assert [path for path in disk.rglob("*") if path.is_file()] == [disk / "filler"]
 
 
 def test_one_that_was_seen_from_outside_only_is_left_alone(job: Job, tmp_path: Path) -> None:

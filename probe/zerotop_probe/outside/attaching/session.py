@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import glob
 import os
@@ -27,7 +28,24 @@ _NOTHING: Mapping[str, object] = {}
 
 
 def begin(job: FoundJob, path: str | None = None) -> str:
-    """Makes a session for a running job; nothing records to it yet. Raises OSError."""
+    """Makes a session for a running job; nothing records to it yet.
+
+    Raises FileExistsError if ``path`` holds something already, else OSError with a sentence; nothing is left behind then.
+    """
+    existed = path is not None and os.path.isdir(os.path.abspath(path))
+    try:
+        session = _begun(job, path)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise _cannot_record(directory.default_root() if path is None else path, error.errno) from error
+    if control.read_facts(session).job is None:
+        _discard(session, keep_folder=existed)
+        raise _cannot_record(session, errno.ENOSPC)
+    return session
+
+
+def _begun(job: FoundJob, path: str | None) -> str:
     session = directory.create(
         job.command,
         path=path,
@@ -36,9 +54,20 @@ def begin(job: FoundJob, path: str | None = None) -> str:
         attached={"pid": job.root.pid, "start": job.root.start, "age_s": job.age_s},
     )
     note_attached(session, job)
-    if control.read_facts(session).job is None:
-        raise OSError(errno.ENOSPC, f"Recording is not possible: {control.CANNOT_WRITE.format(folder=session)}")
     return session
+
+
+def _cannot_record(folder: str, number: int) -> OSError:
+    return OSError(number, f"Nothing can be recorded in {folder}: {os.strerror(number)}; name a folder with --session DIR")
+
+
+def _discard(session: str, *, keep_folder: bool) -> None:
+    """Removes what we have made."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(session):
+            os.unlink(os.path.join(session, name))
+        if not keep_folder:
+            os.rmdir(session)
 
 
 def note_attached(session: str, job: FoundJob) -> None:
