@@ -33,10 +33,12 @@ class Slow(FakeSource):
     def __init__(self) -> None:
         super().__init__(offload_story(), lambda: 75.0)
         self.through = True
+        self.pieces = 0
 
     def viewing(self, cursor_ns: int | None) -> Generator[None, None, LiveView]:
         view = self.view(cursor_ns)
         while not self.through:
+            self.pieces += 1
             yield
         return view
 
@@ -59,6 +61,24 @@ async def test_time_moves_on_the_screen_before_what_was_then() -> None:
         source.through = True
         await until(pilot, lambda: " 15/616" not in text(app))
         assert "PAUSED −0:19" in text(app)
+
+
+async def test_who_had_to_wait_for_a_look_is_answered_before_the_next_one_is_made() -> None:
+    source = Slow()
+    app = ZerotopApp(source, title="slow", glyphs=BLOCKS, clock=lambda: 0.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        taken = []
+        for _ in range(2):
+            source.through, source.pieces = False, 0
+            app.viewer.seek_seconds(-10)
+            app.draw()
+            taken.append(source.pieces)
+            await until(pilot, lambda: app._framing_s > 3 * monitor.AT_ONCE_S)
+            await pilot.pause(0.05)
+            source.through = True
+            await until(pilot, lambda: app._framing is None)
+        assert taken[0] > taken[1] == 1
 
 
 async def test_another_screen_comes_with_the_frame_there_is() -> None:

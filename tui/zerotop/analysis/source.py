@@ -148,6 +148,7 @@ class RecordingSource:
         return kept
 
     def _viewing(self, cursor: int) -> Generator[None, None, LiveView]:
+        yield  # what follows may wait, what is there at once need not
         count = self._joined.count_known(cursor)
         nodes, engines = self.session.told("node", cursor), self.session.told("engine", cursor)
         lost = losses(self.session, cursor)

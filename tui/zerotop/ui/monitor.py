@@ -14,7 +14,6 @@ from functools import partial
 from textual.app import App
 from textual.events import Event, InputEvent
 from textual.filter import ANSIToTruecolor, LineFilter
-from textual.worker import Worker
 
 from zerotop.ui import units
 from zerotop.ui.bindings import APP_BINDINGS
@@ -36,7 +35,7 @@ SETTLED_S = 2.0  # until the screen's own objects are made
 READY_S = 0.3  # between two things that are done for screens that may be asked for
 SLICE_S = 0.015  # of reading in one go: with very many ranks it takes longer, and keys are answered in between
 KEYED_S, KEYED_SLICE_S = 1.0, 0.005  # so long after a key another one is likely, which is not to wait for that long
-AT_ONCE_S = 0.012  # of processor time for a frame before anything is drawn
+AT_ONCE_S = 0.012  # of processor time for a frame before anything is drawn, unless the last one took far longer
 PAUSE_S = 0.001  # between two slices
 RESTS = 6.0  # so many times as long as reading and drawing took nothing is read: with very many ranks pictures are rarer
 FIRST_LOOKS, FIRST_S = 8, 0.05  # a job that was attached to just now has its first figures within these
@@ -92,11 +91,13 @@ class Monitor(App[Leaving]):
         self._ticks = 0
         self._polling: Generator[None, None, bool] | None = None  # what is being read
         self._framing: Generator[None, None, Frame] | None = None  # the frame that is being made
+        self._framing_s = 0.0  # of processor time so far
+        self._at_once_s = AT_ONCE_S
         self._another = False  # something was changed since it was begun
         self._took_s = 0.0
         self._rest_until_s = 0.0
         self._keyed_s = -KEYED_S  # when somebody last pressed something
-        self._checking: Worker[None] | None = None
+        self._checking: asyncio.Future[None] | None = None
         self._imported = ""  # the screen whose module was imported last
         self._terminal: int | None = None
         self._plain = [PlainText(self.glyphs)] if self.glyphs.name == "ascii" else []
@@ -207,8 +208,10 @@ class Monitor(App[Leaving]):
             self.screen.note_job(self.viewer.source.live)
 
     def _check_job(self) -> None:  # on a thread: of very many ranks there are files to look through
-        if self._checking is None or self._checking.is_finished:
-            self._checking = self.run_worker(self.viewer.check_job, group="job", thread=True)
+        if self._checking is None or self._checking.done():
+            if self._checking is not None:
+                self._checking.result()  # raises what it raised
+            self._checking = asyncio.get_running_loop().run_in_executor(None, self.viewer.check_job)
 
     def _read(self) -> None:
         """Begins to read what is new, if that is not going on and has rested."""
@@ -261,8 +264,8 @@ class Monitor(App[Leaving]):
         """
         self._another = self._framing is not None
         if self._framing is None:
-            self._framing = self.viewer.framing()
-            self._frame_on(AT_ONCE_S)
+            self._framing, self._framing_s = self.viewer.framing(), 0.0
+            self._frame_on(self._at_once_s)
         present = self.viewer.present() if self._framing is not None else None
         if present is not None:
             self.watching.answer(replace(present, tabs=TABS))
@@ -273,8 +276,10 @@ class Monitor(App[Leaving]):
             return
         begun = time.thread_time()
         try:
+            next(self._framing)
             while time.thread_time() - begun < most_s:
                 next(self._framing)
+            self._framing_s += time.thread_time() - begun
         except StopIteration as end:
             self._framing = None
             self.watching.frame = replace(end.value, tabs=TABS)
@@ -286,6 +291,7 @@ class Monitor(App[Leaving]):
     async def _frame_later(self) -> None:
         await asyncio.sleep(PAUSE_S)
         if self.is_watching:
+            self._at_once_s = AT_ONCE_S if self._framing_s < 2 * AT_ONCE_S else 0.0
             self._frame_on(self._slice_s)
 
 

@@ -27,7 +27,7 @@ from zerotop.ui.widgets.body import Panels
 from zerotop.ui.widgets.drawn import Drawn, Painted
 from zerotop.ui.widgets.pen import Pen
 
-_SLICE_S, _PAUSE_S = 0.012, 0.001  # of long work
+_SLICE_S, _PAUSE_S = 0.006, 0.001  # of long work: a key waits for what is begun
 
 
 class LongWork(Protocol):
