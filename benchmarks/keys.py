@@ -39,6 +39,7 @@ GROUPS = {
 LACKING = {"m": "12467", "rank": "7"}  # screens that have no such key
 LONGEST_S = 10.0
 SAMPLE_S = 0.002
+SLOW_S = 0.025  # of processor time for an answer
 
 
 class Answer(NamedTuple):
@@ -62,7 +63,8 @@ class Inside:
         self._since: float | None = None  # processor time when the key came that has not answered
         self._acted = False
         self._first: tuple[float, float] | None = None  # when it was written to after that, and processor time
-        self._stacks: collections.Counter[str] = collections.Counter()
+        self._stacks: collections.Counter[str] = collections.Counter()  # while slow keys waited
+        self._waiting: collections.Counter[str] = collections.Counter()  # while this one does
         if stacks:
             threading.Thread(target=self._sample, args=(log + ".stacks",), daemon=True).start()
 
@@ -86,6 +88,9 @@ class Inside:
             before(driver, data)
             if self._first is None and (self._acting or self._acted):
                 self._first = time.monotonic(), time.process_time()
+                if self._since is not None and self._first[1] - self._since > SLOW_S:
+                    self._stacks.update(self._waiting)
+                self._waiting.clear()
 
         Driver.process_message = process_message  # type: ignore[method-assign]
         App.run_action = run_action  # type: ignore[method-assign]
@@ -123,18 +128,18 @@ class Inside:
             os.write(self._log, (" ".join(map(repr, told)) + "\n").encode())
 
     def _sample(self, path: str) -> None:
-        """Where the main thread is while a key waits, in a file now and then."""
+        """Where the main thread is while a key has not answered, in a file now and then; of slow ones alone."""
         main = threading.main_thread().ident
         told = time.monotonic()
         while True:
             time.sleep(SAMPLE_S)
-            if self._since is not None:
-                stack = traceback.extract_stack(sys._current_frames()[main or 0])
-                ours = [f"{frame.name}:{Path(frame.filename).stem}" for frame in stack if "zerotop" in frame.filename]
-                self._stacks[" > ".join(ours[-7:])] += 1
+            if self._since is not None and self._first is None:
+                codes = [frame.f_code for frame, _ in traceback.walk_stack(sys._current_frames()[main or 0])]
+                ours = [f"{code.co_name}:{Path(code.co_filename).stem}" for code in codes if "zerotop" in code.co_filename]
+                self._waiting[" < ".join(ours[:7])] += 1
             if time.monotonic() - told > 2.0:
                 told = time.monotonic()
-                lines = [f"{count:6d} {where}\n" for where, count in self._stacks.most_common(60)]
+                lines = [f"{count:6d} {where}\n" for where, count in self._stacks.copy().most_common(60)]
                 Path(path).write_text("".join(lines))
 
 
@@ -220,7 +225,7 @@ def main() -> None:
     parser.add_argument("--size", default="200x50")
     parser.add_argument("--screens", nargs="*", default=list("1234567"))
     parser.add_argument("--keys", nargs="*", default=list(GROUPS), choices=GROUPS, help="beside those that switch screens")
-    parser.add_argument("--stacks", action="store_true", help="say where the program was while keys waited")
+    parser.add_argument("--stacks", action="store_true", help="say where the program was while slow keys waited")
     options = parser.parse_args()
     width, height = map(int, options.size.split("x"))
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as zerotop has it, which here comes after NumPy
