@@ -43,12 +43,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("recording", ["z2-oom", "gpu-microscope", "cpu-dead"])
-@pytest.mark.parametrize("command", ["annotations", "memory", "microscope", "compare", "pack"])
+@pytest.mark.parametrize("command", ["annotations", "memory", "microscope", "compare", "pack", "export"])
 def test_a_hostile_recording(
     folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, recording: str
 ) -> None:
     path = str(folders[recording])
-    more = {"compare": [path], "pack": ["-o", str(tmp_path / "packed.zerotop")]}
+    to = ["-o", str(tmp_path / f"made{ESCAPES}")]
+    more = {"compare": [path], "pack": to, "export": to}
     main([command, path, *more.get(command, [])])
     captured = capsys.readouterr()
     said = captured.out + captured.err

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from zerotop.analysis.export import TABLES
 from zerotop.analysis.export import export as write_table
+from zerotop.commands.printing import printable
 from zerotop.commands.problems import USAGE, Problem
 from zerotop.session import catalog
 from zerotop.session.files_of_ours import unfinished
@@ -42,7 +43,7 @@ def export(options: argparse.Namespace) -> int:
 
 def _tell(path: Path, rows: int) -> None:
     if path.is_file():
-        print(f"{path}: {rows} rows", file=sys.stderr)
+        print(printable(f"{path}: {rows} rows"), file=sys.stderr)
 
 
 def write_file(session: Session, table: str, form: str, path: Path) -> int:

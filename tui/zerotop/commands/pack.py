@@ -28,7 +28,7 @@ def pack(options: argparse.Namespace) -> int:
     said, left_out = packed(path, options.output)
     if left_out:
         print(f"Left out, no part of the recording: {printable(', '.join(left_out))}", file=sys.stderr)
-    print(said)
+    print(printable(said))
     return 0
 
 

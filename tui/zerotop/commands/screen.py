@@ -38,9 +38,9 @@ def watch_job(path: str | Path, entering: Entered | None = None) -> int:
     if leaving is Leaving.STOPPED or not control.job_alive(folder):
         _await_end(session)
     session.refresh()
-    print(f"Recorded in {session.path}")
+    print(printable(f"Recorded in {session.path}"))
     if control.job_alive(folder) if control.started_here(folder) else session.live:
-        print(f"The job goes on. To come back: {controller.attach_command}")
+        print(printable(f"The job goes on. To come back: {controller.attach_command}"))
         return app.return_code or 0
     end = ending(session)
     for words in last_words(end):
