@@ -47,15 +47,15 @@ def pieces(source: Source, rows: Any, column: str, factor: float = 1.0) -> list[
     return [(max(a, b - 3 * S), b, value) for a, b, value in zip(times[:-1], times[1:], values[1:], strict=True)]
 
 
-def naive(parts: list[tuple[int, int, float]], begin: int, end: int) -> tuple[float, float, float]:
-    """(lowest, highest, mean over time) of a column."""
+def naive(parts: list[tuple[int, int, float]], begin: int, end: int) -> tuple[float, float]:
+    """(highest, mean over time) of a column."""
     inside = [(min(b, end) - max(a, begin), value) for a, b, value in parts if a < end and b > begin]
     inside = [(length, value) for length, value in inside if not math.isnan(value)]
     if not inside:
-        return math.nan, math.nan, math.nan
+        return math.nan, math.nan
     values = [value for _, value in inside]
     mean = sum(length * value for length, value in inside) / sum(length for length, _ in inside)
-    return min(values), max(values), mean
+    return max(values), mean
 
 
 def compare(session: Session, name: str, parts: list[tuple[int, int, float]], window: Window, subject: Subject) -> None:
@@ -65,7 +65,7 @@ def compare(session: Session, name: str, parts: list[tuple[int, int, float]], wi
     beyond = np.array(edges[:-1]) > session.end_ns
     expected[:, beyond] = math.nan
     assert np.isfinite(expected).any()
-    for row, of in zip(expected, (told.lowest, told.highest, told.mean), strict=True):
+    for row, of in zip(expected, (told.highest, told.mean), strict=True):
         np.testing.assert_allclose(of, row, rtol=1e-6, atol=1e-6)
 
 
@@ -308,7 +308,7 @@ def test_a_recording_that_grows_is_told_as_one_that_has_grown(tmp_path: Path, co
         np.testing.assert_allclose(told.phases[0], expected.phases[0], atol=1e-9)
         for name in ("cores", "rss", "iteration"):
             if name in expected.values:
-                for of in ("lowest", "highest", "mean"):
+                for of in ("highest", "mean"):
                     np.testing.assert_allclose(
                         getattr(told.values[name], of), getattr(expected.values[name], of), rtol=1e-12
                     )
@@ -353,7 +353,7 @@ def test_a_range_of_a_real_recording() -> None:
     begin_ns, end_ns = session.begin_ns + 55 * S, session.begin_ns + 64 * S
     told = summary(lines, lines.subject(0), begin_ns, end_ns)
     (gpus,) = session.sources["gpus"]
-    _, highest, mean = naive(pieces(gpus, gpus.array[gpus.array["gpu"] == 0], "utilization_percent", 0.01), begin_ns, end_ns)
+    highest, mean = naive(pieces(gpus, gpus.array[gpus.array["gpu"] == 0], "utilization_percent", 0.01), begin_ns, end_ns)
     assert told.highest["utilization"] == pytest.approx(highest)
     assert told.mean["utilization"] == pytest.approx(mean)
     table = StepTable(session, memory=False)
@@ -375,7 +375,7 @@ def test_a_long_range_is_made_of_what_is_kept(tmp_path: Path) -> None:
     begin_ns, end_ns = BEGIN_NS + int(3.3 * S), BEGIN_NS + int(388.8 * S)
     told = summary(lines, lines.subject(0), begin_ns, end_ns)
     (source,) = session.sources["processes"]
-    _, highest, mean = naive(pieces(source, source.array, "cores_used"), begin_ns, end_ns)
+    highest, mean = naive(pieces(source, source.array, "cores_used"), begin_ns, end_ns)
     assert told.mean["cores"] == pytest.approx(mean)
     assert told.highest["cores"] == highest
     assert told.highest["rss"] == 3888
@@ -404,7 +404,6 @@ def test_any_window_of_any_recording(name: str) -> None:
                 known = ~np.isnan(values.mean)
                 slack = 1e-6 * np.abs(values.highest[known]) + 1e-9
                 assert (values.mean[known] <= values.highest[known] + slack).all()
-                assert (values.mean[known] >= values.lowest[known] - slack).all()
             for seconds in told.phases.values():
                 assert seconds.shape == (len(PHASES), window.columns)
                 assert (seconds.sum(axis=0) <= window.column_ns / 1e9 + 1e-6).all()

@@ -1,7 +1,7 @@
 """What happened in which order: a window of time in columns, for one rank, its GPU and its host.
 
 Any window is told from what it needs of the recording: short columns from the records in them, long ones from shorter ones
-that are kept. Extremes are exact however long the columns are: no spike is lost.
+that are kept. The highest values are exact however long the columns are: no spike is lost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zerotop.analysis.steps import RankSteps
 from zerotop.analysis.timeline_blocks import Blocks
 from zerotop.analysis.timeline_ribbon import RankPhases
 from zerotop.analysis.timeline_samples import Allocators, Gpu, GpuKey, GpuProcesses, Hosts, Processes, Samples
-from zerotop.analysis.timeline_series import HIGHEST, LOWEST, SUM, TIME, Floats, Ints, Table
+from zerotop.analysis.timeline_series import HIGHEST, SUM, TIME, Floats, Ints, Table
 from zerotop.analysis.timeline_steps import Iterations, StepTimes
 from zerotop.session.reader import Session, Source
 
@@ -51,7 +51,6 @@ class Subject:
 class Values:
     """One thing in each column, shape (columns,); NaN where nothing was recorded."""
 
-    lowest: Floats
     highest: Floats
     mean: Floats  # over time
 
@@ -272,7 +271,7 @@ class Lanes:
 def _values(names: Sequence[str], table: Table) -> dict[str, Values]:
     mean = np.full(table.shape[1:], np.nan)
     np.divide(table[SUM], table[TIME], out=mean, where=table[TIME] > 0)
-    return {name: Values(table[LOWEST, place], table[HIGHEST, place], mean[place]) for place, name in enumerate(names)}
+    return {name: Values(table[HIGHEST, place], mean[place]) for place, name in enumerate(names)}
 
 
 def _release(sources: Iterable[Source]) -> None:

@@ -144,5 +144,5 @@ def outermost_end(sources: Iterable[Source]) -> int:
 
 
 def as_codes(seconds: Floats) -> NDArray[np.int16]:
-    """The phase that takes most of each column, -1 where none is known."""
-    return np.where(seconds.sum(axis=0) > 0, seconds.argmax(axis=0), -1).astype(np.int16)
+    """The phase that takes most of each column, -1 where none is known; ``seconds`` is of shape (..., phases, columns)."""
+    return np.where(seconds.sum(axis=-2) > 0, seconds.argmax(axis=-2), -1).astype(np.int16)

@@ -1,6 +1,6 @@
 """Values over time, each true from a begin to an end, and what they come to in columns of time.
 
-What columns hold adds up: those of two halves make that of the whole, to the last bit of a minimum or maximum.
+What columns hold adds up: those of two halves make that of the whole, to the last bit of a maximum.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Table = NDArray[np.float64]
-"""Shape (4, values, columns): the rows of the first axis are LOWEST, HIGHEST, SUM and TIME."""
+"""Shape (3, values, columns): the rows of the first axis are HIGHEST, SUM and TIME."""
 
-LOWEST, HIGHEST = 0, 1  # NaN where nothing was recorded
-SUM, TIME = 2, 3  # value times seconds, and of how many seconds values are known
+HIGHEST = 0  # NaN where nothing was recorded
+SUM, TIME = 1, 2  # value times seconds, and of how many seconds values are known
 
 # Between two samples further apart than this, nobody sampled.
 LONGEST_NS = 3_000_000_000
@@ -71,8 +71,8 @@ def ascending(times: list[Ints]) -> Ints:
 
 def nothing(values: int, columns: int) -> Table:
     """A table of which nothing is known."""
-    table = np.zeros((4, values, columns))
-    table[:2] = np.nan
+    table = np.zeros((3, values, columns))
+    table[HIGHEST] = np.nan
     return table
 
 
@@ -89,7 +89,6 @@ def totals(series: Series, edges: Ints) -> Table:
     borders[::2], borders[1::2] = ended[some] - low, beyond[some] - low
     padded = np.empty((len(part.values), high - low + 1))
     padded[:, :-1], padded[:, -1] = part.values, np.nan
-    table[LOWEST][:, some] = np.fmin.reduceat(padded, borders, axis=1)[:, ::2]
     table[HIGHEST][:, some] = np.fmax.reduceat(padded, borders, axis=1)[:, ::2]
     table[SUM:] = _integrals(part, edges, np.minimum(np.maximum(ended - low, 0), high - low))
     return table
@@ -114,12 +113,10 @@ def _integrals(series: Series, edges: Ints, ended: Ints) -> Floats:
 
 def together(one: Table, other: Table) -> Table:
     """What two tables of the same columns, of different records, come to."""
-    return np.stack((np.fmin(one[0], other[0]), np.fmax(one[1], other[1]), one[2] + other[2], one[3] + other[3]))
+    return np.stack((np.fmax(one[HIGHEST], other[HIGHEST]), one[SUM] + other[SUM], one[TIME] + other[TIME]))
 
 
 def coarser(table: Table, factor: int) -> Table:
     """The same in columns that are so many times as long."""
-    split = table.reshape(4, table.shape[1], -1, factor)
-    return np.stack(
-        (np.fmin.reduce(split[0], -1), np.fmax.reduce(split[1], -1), split[2].sum(-1), split[3].sum(-1)),
-    )
+    split = table.reshape(3, table.shape[1], -1, factor)
+    return np.stack((np.fmax.reduce(split[HIGHEST], -1), split[SUM].sum(-1), split[TIME].sum(-1)))

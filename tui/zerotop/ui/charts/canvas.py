@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from copy import copy
 from itertools import pairwise
 
 import numpy as np
@@ -42,7 +41,8 @@ class Canvas:
 
     def part(self, row: int, rows: int) -> Canvas:
         """Some of its rows as a canvas: what is drawn there is drawn here."""
-        part = copy(self)
+        part = Canvas.__new__(Canvas)
+        vars(part).update(vars(self))
         place = slice(max(0, row), max(0, row) + max(0, rows))
         part.characters, part.fore, part.back = self.characters[place], self.fore[place], self.back[place]
         part.height = len(part.characters)

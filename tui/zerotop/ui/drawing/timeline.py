@@ -105,7 +105,7 @@ def draw_nothing(width: int, height: int, glyphs: Glyphs) -> list[Row]:
 
 def _ribbons(picture: Picture, place: Place, canvas: Canvas, width: int) -> list[Row]:
     seconds = [picture.timeline.phases[rank] for rank in picture.ranks]
-    codes, tall = np.stack([as_codes(one) for one in seconds]), place.tall
+    codes, tall = as_codes(np.stack(seconds)), place.tall
     mixed = tall > 1 and _mixed(seconds[0])
     if mixed:
         shares = [(style, _share(seconds[0], style)) for style in dict.fromkeys(_STYLES)]

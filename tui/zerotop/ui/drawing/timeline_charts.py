@@ -163,9 +163,8 @@ def draw_charts(canvas: Canvas, picture: Picture, places: Sequence[Place]) -> li
         ],
     )
     for place, chart in zip(places, charts, strict=True):
-        part = canvas.part(place.top, place.height)
         if chart.line is not None:
-            line(part, chart.line, chart.line, "peak", top=chart.axis.highest, letter="p")
+            line(canvas.part(place.top, place.height), chart.line, chart.line, "peak", top=chart.axis.highest, letter="p")
         if place.height >= 3:
-            grid(part, chart.axis)
+            grid(canvas.part(place.top, place.height), chart.axis)
     return [chart.axis for chart in charts]
