@@ -173,6 +173,17 @@ def test_one_that_was_asked_to_take_the_probe_in_is_asked_to_let_it_go(tmp_path:
     assert not attaching._was_asked(str(tmp_path), facts, process.pid + 1)
 
 
+def test_nobody_samples_for_a_recording_that_was_removed(job: Job, tmp_path: Path) -> None:
+    process = job()
+    attached, name = recording(tmp_path, str(process.pid))
+    session = tmp_path / "zerotop" / "sessions" / name
+    (sampler,) = control.read_facts(str(session)).samplers
+    shutil.rmtree(session)
+    wait_for(lambda: not sampler.alive())
+    attached.communicate(timeout=30)
+    assert process.poll() is None
+
+
 def test_the_order_of_attaching_and_detaching_is_that_of_time(tmp_path: Path) -> None:
     session = tmp_path / "session"
     session.mkdir()

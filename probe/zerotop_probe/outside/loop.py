@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Sequence
@@ -52,6 +53,7 @@ class Agent:
         ``attached``: the job is somebody else's, and what asks for our end does not ask for its. ``joined``: this is a
         part of a job that others record elsewhere, and its end is not that of the whole.
         """
+        self._session = session
         self._attached = attached
         self._joined = joined
         self._left = False
@@ -127,8 +129,12 @@ class Agent:
             self._job.root.send(info.si_signo)
 
     def _over(self) -> bool:
-        """Whether the root has ended, and with it the ranks, which may live on when it was a launcher; or we leave."""
-        if self._left:
+        """Whether the root has ended, and with it the ranks, which may live on when it was a launcher; or we leave.
+
+        Of somebody else's job also when the recording was removed: nobody could ask us for our end any more.
+        """
+        if self._left or (self._attached and _is_gone(self._session)):
+            self._left = True
             return True
         if not self._job.ended():
             return False
@@ -183,3 +189,13 @@ class Agent:
             info = signal.sigtimedwait(self._signals, _PERIOD_S / 5)
             if info is not None and info.si_signo in TO_JOB:
                 return
+
+
+def _is_gone(folder: str) -> bool:
+    try:
+        os.stat(folder)
+    except FileNotFoundError:
+        return True
+    except OSError:  # a network filesystem that does not answer
+        return False
+    return False
