@@ -23,6 +23,8 @@ from zerotop.ui.screens.dialog import Page
 from zerotop.ui.screens.iteration import IterationScreen
 from zerotop.ui.screens.live import LiveScreen
 from zerotop.ui.screens.start import StartScreen
+from zerotop.ui.screens.watching import Watching
+from zerotop.ui.tabs import TABS
 from zerotop.ui.theme import LIGHT_NAME
 from zerotop_probe.recording import directory
 
@@ -69,6 +71,19 @@ async def test_enter_opens_and_leaving_comes_back(root: Path) -> None:
             await until(pilot, lambda: isinstance(start.app.screen, StartScreen))
         await pilot.press("q")
     assert start.app.return_value is Leaving.QUIT
+
+
+async def test_escape_comes_back_from_every_screen(root: Path) -> None:
+    start = Start()
+    async with start.app.run_test(size=(120, 40)) as pilot:
+        await ready(start, pilot)
+        for number, tab in enumerate(TABS, 1):
+            await pilot.press("enter")
+            await until(pilot, lambda: isinstance(start.app.screen, Watching))
+            await pilot.press(str(number))
+            await until(pilot, partial(is_shown, start, tab.name))
+            await pilot.press("escape")
+            await until(pilot, lambda: isinstance(start.app.screen, StartScreen))
 
 
 async def test_keys_of_the_monitor_do_nothing_on_the_list(root: Path) -> None:

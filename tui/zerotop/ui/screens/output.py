@@ -79,7 +79,7 @@ class OutputScreen(Watching):
         yield Find(self.glyphs, self.reading, id="find")
 
     def place(self, room: Box, frame: Frame) -> dict[str, Box]:
-        if (self.reading.typed is None and self.reading.search is None) or room.height < 2:
+        if not self._searching or room.height < 2:
             return {"lines": room}
         last = Box(room.x, room.y + room.height - 1, room.width, 1)
         return {"lines": Box(room.x, room.y, room.width, room.height - 1), "find": last}
@@ -124,8 +124,17 @@ class OutputScreen(Watching):
         self.reading.want(direction)
         self.again()
 
+    @property
+    def _searching(self) -> bool:
+        return self.reading.typed is not None or self.reading.search is not None
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "back":
+            return self._searching or bool(self.zoomed)
+        return super().check_action(action, parameters)
+
     def action_back(self) -> None:
-        if self.reading.typed is not None or self.reading.search is not None:
+        if self._searching:
             self.set_focus(None)
             self.reading.forget_search()
             self.again()
