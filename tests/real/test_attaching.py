@@ -244,6 +244,20 @@ def test_a_python_without_deepspeed_is_not_entered_yet(job: Job, tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
+def test_one_that_is_recorded_elsewhere(job: Job, tmp_path: Path) -> None:
+    first, second = tmp_path / "the first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    process = job(f"from zerotop_probe.inside.install import PROBE\nPROBE.wake({str(first)!r})")
+    found = Process.of(process.pid)
+    assert found is not None
+    (entry,) = enter([found], str(second))
+    assert entry.why_not == f"it is recorded in {first} already: zerotop detach '{first}' ends that"
+    (tmp_path / "link").symlink_to(first)
+    (entry,) = enter([found], str(tmp_path / "link"))
+    assert entry.why_not == ""
+
+
 def test_another_tracer(job: Job, tmp_path: Path) -> None:
     process = job()
     hold = "import sys\nfrom zerotop_probe.outside.attaching.tracing import _ptrace\n_ptrace(0x4206, int(sys.argv[1]))\n"

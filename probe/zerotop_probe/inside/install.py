@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -48,11 +49,17 @@ def attach(engine: Any, session: str | None = None) -> bool:
 def enter(session: str) -> str:
     """Begins to record a process in which everything exists already. Called by what was put into it from outside.
 
-    Returns "entered"; "early" if DeepSpeed is not imported yet, and nothing was done; or the session in which this process
-    is recorded already. Raises what went wrong.
+    Returns "entered"; "early" if DeepSpeed is not imported yet, "leaving" if it still lets go of another session, and then
+    nothing was done; or the session in which this process is recorded already. Raises what went wrong.
     """
+    if PROBE.session and os.path.realpath(PROBE.session) == os.path.realpath(session):
+        PROBE.leaving = False  # it may have been asked to let go at the end of its step
+        return session
     if PROBE.session:
-        return PROBE.session
+        if not PROBE.leaving and os.path.isdir(PROBE.session):
+            return PROBE.session
+        if leave() == "leaving":
+            return "leaving"
     if ENGINE_MODULE not in sys.modules:
         return "early"
     for name in (ENGINE_MODULE, PIPELINE_MODULE, TRAINER_MODULE):

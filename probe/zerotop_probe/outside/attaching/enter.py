@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,7 +25,9 @@ _PENDING = (
 _SILENT = "it was asked and did not answer: it cannot write to {folder}"
 _IMPORTING = "it is importing modules, and must not be disturbed then: ask again when it trains"
 _EARLY = "it has not imported DeepSpeed yet: ask again when it trains"
+_LEAVING = "it lets go of another recording at the end of its step: ask again then"
 _NOT_NOW = {"early": _EARLY, "importing": _IMPORTING}  # by the probe's own word
+_ELSEWHERE = "it is recorded in {folder} already: zerotop detach {quoted} ends that"
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Asked:
         """Asks. Raises CannotEnter."""
         self.process = process
         self._folder = session
+        self._enters = action == "enter"
         self._path = payload.answer_path(session, process)
         self._began_s = time.monotonic()
         self._planted: Planted | None = None
@@ -77,7 +81,7 @@ class Asked:
             return self._entry(why_not=_SILENT.format(folder=self._folder)) if done else None
         if said.startswith("! "):
             return self._entry(why_not=f"the probe failed there ({said[2:]})")
-        return self._entry(said=said, why_not=_NOT_NOW.get(said, ""))
+        return self._entry(said=said, why_not=_why_not(said, self._folder if self._enters else None))
 
     def overdue(self) -> Entry:
         """For one that has not answered so far."""
@@ -93,6 +97,15 @@ class Asked:
     def _entry(self, *, said: str = "", why_not: str = "", pending: bool = False) -> Entry:
         stopped_s = self._planted.stopped_s if self._planted is not None else 0.0
         return Entry(self.process, said, why_not, pending, stopped_s)
+
+
+def _why_not(said: str, folder: str | None) -> str:
+    """By the probe's own word, see ``inside.install``; ``folder`` is where a process that is entered is to be recorded."""
+    if folder is not None and said == "leaving":
+        return _LEAVING
+    if folder is not None and os.path.isabs(said) and os.path.realpath(said) != os.path.realpath(folder):
+        return _ELSEWHERE.format(folder=said, quoted=shlex.quote(said))
+    return _NOT_NOW.get(said, "")
 
 
 def ask(
