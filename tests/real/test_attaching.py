@@ -24,7 +24,7 @@ from agents import wait_for
 from machine import small_disk
 from programs import ZEROTOP, environment, on_terminal, zerotop
 from zerotop_probe.outside import control
-from zerotop_probe.outside.attaching import payload
+from zerotop_probe.outside.attaching import jobs, payload
 from zerotop_probe.outside.attaching import session as attaching
 from zerotop_probe.outside.attaching.enter import enter
 from zerotop_probe.outside.attaching.injector import State, plant
@@ -182,6 +182,24 @@ def test_nobody_samples_for_a_recording_that_was_removed(job: Job, tmp_path: Pat
     wait_for(lambda: not sampler.alive())
     attached.communicate(timeout=30)
     assert process.poll() is None
+
+
+@pytest.mark.parametrize(
+    "damaged", ["a pipe", "[" * 100_000, '{"zero_optimization": {"stage": 2}}'], ids=["pipe", "deep", "whole"]
+)
+def test_a_configuration_is_read_whatever_it_is(tmp_path: Path, damaged: str) -> None:
+    path = tmp_path / "ds.json"
+    if damaged == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.write_text(damaged)
+    command = [sys.executable, "-c", BUSY, "--deepspeed", "ds.json"]
+    with subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "RANK": "0"}) as process:
+        try:
+            found = wait_for(lambda: jobs.job_of(process.pid))
+            assert jobs.zero_stage(found) == (2 if damaged.startswith("{") else None)
+        finally:
+            process.kill()
 
 
 def test_the_order_of_attaching_and_detaching_is_that_of_time(tmp_path: Path) -> None:

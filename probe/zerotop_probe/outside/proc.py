@@ -25,9 +25,9 @@ class Stat(NamedTuple):
 
 
 def read(path: str, limit: int = 1 << 16) -> bytes:
-    """The first bytes of a file; empty if it cannot be read."""
+    """The first bytes of a file; empty if it cannot be read, or is a pipe that nobody writes to."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return b""
     try:

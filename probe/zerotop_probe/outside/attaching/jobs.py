@@ -214,6 +214,6 @@ def zero_stage(job: FoundJob) -> int | None:
 def _stage_in(path: str) -> int | None:
     try:
         stage = json.loads(proc.read(path, 1 << 20))["zero_optimization"]["stage"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return stage if isinstance(stage, int) else None
