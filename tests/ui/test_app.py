@@ -236,6 +236,16 @@ async def test_keys_can_be_clicked() -> None:
         assert isinstance(seen.app.screen, Page)
 
 
+async def test_each_of_two_keys_in_an_entry_can_be_clicked() -> None:
+    seen = Watch(offload_story(), 75.0)
+    async with seen.app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("home")
+        for key, steps in (("→", "1/616 steps"), ("→", "2/616 steps"), ("←", "1/616 steps")):
+            await pilot.click("#keys", offset=(seen.text().split("\n")[-1].index(key), 0))
+            await pilot.pause()
+            assert f" {steps}" in seen.text()
+
+
 async def test_help_explains_every_key_and_term() -> None:
     seen = Watch(offload_story(), 75.0)
     async with seen.app.run_test(size=(120, 160)) as pilot:

@@ -354,13 +354,17 @@ def test_keys_fit_and_lie_where_they_say() -> None:
     keys = entries(Moment(75, 75, True, True, False, 1.0), None, False)
     row, places = draw_keys(keys, 40, BLOCKS)
     assert row_text(row) == " q leave  space pause  ←→ step  ? help  "
-    assert [row_text(row)[begin:end] for begin, end, _ in places] == [
-        "q leave",
-        "space pause",
-        "←→ step",
-        "? help",
+    assert [(row_text(row)[begin:end], action) for begin, end, action in places] == [
+        ("q leave", "app.leave"),
+        ("space pause", "app.toggle_play"),
+        ("←", "app.steps(-1)"),
+        ("→", "app.steps(1)"),
+        (" step", "app.steps(-1)"),
+        ("? help", "app.help"),
     ]
-    assert row_text(draw_keys(keys, 40, ASCII)[0]).isascii()
+    row, places = draw_keys(keys, 60, ASCII)
+    assert row_text(row).isascii()
+    assert {"<-", "->", " step"} < {row_text(row)[begin:end] for begin, end, _ in places}
 
 
 @pytest.fixture(scope="module")

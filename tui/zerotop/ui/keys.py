@@ -27,18 +27,19 @@ def entries(
     keys = [
         Key("q", "leave", "app.leave", 9),
         Key("space", "pause" if playing else "play", "app.toggle_play", 7),
-        Key("←→", "step", "app.steps(-1)", 6),
-        Key(",.", "10 s", "app.seconds(-10)", 2),
+        Key("←→", "step", "app.steps(-1)", 6, ("app.steps(-1)", "app.steps(1)")),
+        Key(",.", "10 s", "app.seconds(-10)", 2, ("app.seconds(-10)", "app.seconds(10)")),
     ]
     if not moment.following:
-        keys.append(Key("<>", "speed", "app.speed(1)", 5))
+        keys.append(Key("<>", "speed", "app.speed(1)", 5, ("app.speed(-1)", "app.speed(1)")))
         keys.append(Key("f", "follow" if moment.live else "end", "app.follow", 8))
     if sampler_missing and controller is not None:
         keys.append(Key("r", "restart sampler", "app.restart_sampler", 8))
     if enterable:
         keys.append(Key("E", "enter ranks", "app.enter", 8))
     if findings:
-        keys += [Key("a", f"{findings} found", "app.feed", 7), Key("np", "go there", "app.finding(1)", 4)]
+        keys.append(Key("a", f"{findings} found", "app.feed", 7))
+        keys.append(Key("np", "go there", "app.finding(1)", 4, ("app.finding(1)", "app.finding(-1)")))
     keys += [
         Key("g", "go to", "app.go_to", 4),
         Key("i", "info", "app.job", 3),

@@ -139,10 +139,11 @@ class Key:
     word: str
     action: str
     importance: int
+    pair: tuple[str, str] | None = None  # where the entry is of two keys: what each of them does
 
 
 def draw_keys(keys: Sequence[Key], width: int, glyphs: Glyphs) -> tuple[Row, list[tuple[int, int, str]]]:
-    """(the row, where each entry lies: begin, end, action)."""
+    """(the row, where each key lies: begin, end, action)."""
     kept = [replace(key, key=glyphs.plain(key.key)) for key in keys]
     while kept and sum(len(key.key) + len(key.word) + 3 for key in kept) > width - 1:
         kept.remove(min(reversed(kept), key=lambda key: key.importance))
@@ -151,5 +152,9 @@ def draw_keys(keys: Sequence[Key], width: int, glyphs: Glyphs) -> tuple[Row, lis
     for key in kept:
         begin = row_width(spans)
         spans.extend([(key.key, "key"), (f" {key.word}", "keys"), ("  ", "keys")])
+        if key.pair is not None:
+            middle, end = begin + len(key.key) // 2, begin + len(key.key)
+            places += [(begin, middle, key.pair[0]), (middle, end, key.pair[1])]
+            begin = end
         places.append((begin, row_width(spans) - 2, key.action))
     return filled(merged(spans), width, glyphs, "keys"), places

@@ -96,7 +96,7 @@ class Table(Keyed, can_focus=True):
         return [*[top, *body, *blank][: height - 1], keys]
 
     def _keys(self, scrolls: bool) -> list[Key]:
-        scroll = [Key("↑↓", "scroll", "scroll(1)", 6)] if scrolls else []
+        scroll = [Key("↑↓", "scroll", "scroll(1)", 6, ("scroll(-1)", "scroll(1)"))] if scrolls else []
         which = Key("d", "everything" if self.only_differing else "only differences", "differing", 8)
         units = Key("u", other_sizes().name, "app.switch_sizes", 3)
         others = [Key("y", "copy", "app.copy", 5), units, Key("?", "help", "app.help", 7)]

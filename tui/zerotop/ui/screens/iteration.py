@@ -134,7 +134,7 @@ class IterationScreen(Watching):
         return (
             Key("c", "unpin" if self.folding.pinned else "pin", "screen.pin", 8),
             Key("v", "another run", "screen.beside", 5),
-            Key("+-", "iterations", "screen.widen(-1)", 7),
+            Key("+-", "iterations", "screen.widen(-1)", 7, ("screen.widen(1)", "screen.widen(-1)")),
             *([Key("l", "level", "screen.level", 6)] if self.folding.number is not None else []),
             *([Key("m", "next signal", "screen.lane", 8)] if hidden else []),
             *(several if shown.fold.world > 1 else []),

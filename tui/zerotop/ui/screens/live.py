@@ -73,7 +73,10 @@ class LiveScreen(Watching):
         return arrange(room, Shape(gpus=len(view.gpus), ranks=len(view.ranks), hosts=len(view.hosts)))
 
     def keys(self, frame: Frame) -> Sequence[Key]:
-        return (Key("↑↓", "output", "screen.output(1)", 2), Key("z", "zoom", "screen.zoom", 3))
+        return (
+            Key("↑↓", "output", "screen.output(1)", 2, ("screen.output(1)", "screen.output(-1)")),
+            Key("z", "zoom", "screen.zoom", 3),
+        )
 
     def action_output(self, lines: int) -> None:
         self.query_one(panels.Output).scroll_lines(lines)

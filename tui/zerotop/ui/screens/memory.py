@@ -203,7 +203,11 @@ class MemoryScreen(Watching):
         found = [Key("x", "microscope", "app.look", 7)] if can_look(frame, view) else []
         if view.gpus:
             found.append(Key("h", "GPU" if host else "host", "screen.host", 6))
-        return (*found, Key("↑↓", "rank", "app.choose_rank(1)", 5), Key("z", "zoom", "screen.zoom", 3))
+        return (
+            *found,
+            Key("↑↓", "rank", "app.choose_rank(1)", 5, ("app.choose_rank(-1)", "app.choose_rank(1)")),
+            Key("z", "zoom", "screen.zoom", 3),
+        )
 
     def on_bars_chosen(self, event: Bars.Chosen) -> None:
         """A bar was clicked."""

@@ -90,7 +90,7 @@ class OutputScreen(Watching):
         return (
             Key("/", "find", "screen.find", 8),
             *(match if searching else ()),
-            Key("↑↓", "scroll", "screen.page(1)", 5),
+            Key("↑↓", "scroll", "screen.page(1)", 5, ("screen.page(1)", "screen.page(-1)")),
             Key("y", "copy", "app.copy", 3),
             Key("w", "wrap", "screen.wrap", 2),
         )

@@ -154,7 +154,7 @@ class RanksScreen(Watching):
         return (
             Key("m", "metric", "screen.metric(1)", 6),
             Key("o", "by rank" if not self.ranking.by_number else "outliers", "screen.order", 4),
-            Key("↑↓", "rank", "screen.choose(1)", 4),
+            Key("↑↓", "rank", "screen.choose(1)", 4, ("screen.choose(-1)", "screen.choose(1)")),
             Key("enter", "timeline", "screen.timeline", 5),
             Key("z", "zoom", "screen.zoom", 2),
         )

@@ -97,7 +97,11 @@ class ThreadsScreen(Watching):
     def keys(self, frame: Frame) -> Sequence[Key]:
         several = len(frame.view.ranks) > 1
         return (
-            *([Key("↑↓", "rank", "app.choose_rank(1)", 7)] if several else []),
+            *(
+                [Key("↑↓", "rank", "app.choose_rank(1)", 7, ("app.choose_rank(-1)", "app.choose_rank(1)"))]
+                if several
+                else []
+            ),
             Key("enter", "single threads", "screen.open", 6),
             Key("y", "copy", "app.copy", 2),
         )

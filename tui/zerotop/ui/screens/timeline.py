@@ -76,13 +76,13 @@ class TimelineScreen(Watching):
 
     def keys(self, frame: Frame) -> Sequence[Key]:
         keys = [
-            Key("+-", "zoom", "screen.scale(-1)", 8),
-            Key("h l", "pan", "screen.pan(-1)", 5),
+            Key("+-", "zoom", "screen.scale(-1)", 8, ("screen.scale(1)", "screen.scale(-1)")),
+            Key("h l", "pan", "screen.pan(-1)", 5, ("screen.pan(-1)", "screen.pan(1)")),
             Key("w", "whole", "screen.whole", 5),
-            Key("[ ]", "range", "screen.begin_range", 6),
+            Key("[ ]", "range", "screen.begin_range", 6, ("screen.begin_range", "screen.end_range")),
         ]
         if len(frame.view.ranks) > 1:
-            keys.append(Key("↑↓", "rank", "app.choose_rank(1)", 5))
+            keys.append(Key("↑↓", "rank", "app.choose_rank(1)", 5, ("app.choose_rank(-1)", "app.choose_rank(1)")))
         if self.looking.selecting:
             keys.append(Key("esc", "no range", "screen.back", 7))
         return keys
