@@ -101,6 +101,7 @@ class ThreadTable:
         self._session = session
         self.affinities = Affinities(session)
         self._last: tuple[object, RankThreads] | None = None
+        self._groups: tuple[object, tuple[Group, ...]] = (None, ())  # sampled more seldom than the rest
 
     def at(self, rank: Rank, cursor_ns: int, cells: int, cell_ns: int) -> RankThreads:
         """``cells`` of so many nanoseconds each, in whole ms, up to the last one that is over at the cursor."""
@@ -116,14 +117,15 @@ class ThreadTable:
         self, rank: Rank, cursor_ns: int, cells: tuple[int, int], cell_ns: int, tables: dict[str, Sequence[Source]]
     ) -> RankThreads:
         begin_ns, end_ns = cells[0] * cell_ns, cells[1] * cell_ns
-        threads = self._threads(rank, cursor_ns, cells, cell_ns, tables["threads"])
+        groups = self._grouped(rank, cursor_ns, cells, cell_ns, tables["threads"])
+        threads = [thread for group in groups for thread in group.threads]
         samples_ns, samples, _ = _of_process(tables["processes"], rank.pid, begin_ns, cursor_ns, _SAMPLED)
         named = sum(thread.cores_used > 0 for thread in threads)
         return RankThreads(
             rank=rank,
             begin_s=begin_ns / 1e9,
             end_s=end_ns / 1e9,
-            groups=_grouped(threads),
+            groups=groups,
             phases=self._phases(rank, cells, cell_ns, cursor_ns),
             time_s=samples_ns / 1e9,
             cores_used=samples["cores_used"].astype(np.float64),
@@ -133,6 +135,15 @@ class ThreadTable:
             allowed=self.affinities.process(rank.host, rank.pid, cursor_ns),
             recorded=any(len(source.array) for source in tables["threads"]),
         )
+
+    def _grouped(
+        self, rank: Rank, cursor_ns: int, cells: tuple[int, int], cell_ns: int, sources: Sequence[Source]
+    ) -> tuple[Group, ...]:
+        known = tuple(source.count_known(cursor_ns) for source in sources)
+        key = (rank.host, rank.pid, cells, cell_ns, known, len(self._session.events))
+        if self._groups[0] != key:
+            self._groups = key, _grouped(self._threads(rank, cursor_ns, cells, cell_ns, sources))
+        return self._groups[1]
 
     def _threads(
         self, rank: Rank, cursor_ns: int, cells: tuple[int, int], cell_ns: int, sources: Sequence[Source]

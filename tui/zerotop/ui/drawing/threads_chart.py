@@ -14,13 +14,13 @@ from zerotop.ui.charts import (
     Kind,
     Scale,
     Watched,
+    area,
     axis_row,
     framed,
     grid,
     line,
     mean,
     minmax,
-    stack,
     time_ticks,
 )
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -30,6 +30,7 @@ from zerotop.ui.format import about, fixed
 
 _LETTER = "*"
 _SERIES = "series-0"  # the line of busy threads
+_AREA = "load"  # until it has the phases' colours
 
 
 def draw_chart(
@@ -61,9 +62,13 @@ def _columns(threads: RankThreads, values: Floats, size: int) -> Floats:
 
 def _paint_phases(canvas: Canvas, used: Floats, phases: Sequence[str], axis: Scale) -> None:
     """Each column in the colour of the phase that its time was spent in."""
-    styles = np.array([phase_style(phase) for phase in phases])
-    layers = [(str(style), np.where(styles == style, used, np.nan)) for style in np.unique(styles)]
-    stack(canvas, layers, top=axis.highest)
+    styles = [phase_style(phase) for phase in phases]
+    area(canvas, used, _AREA, top=axis.highest)
+    painted = canvas.fore == canvas.number(_AREA)
+    canvas.fore[painted] = np.broadcast_to([canvas.number(style) for style in styles], painted.shape)[painted]
+    if not canvas.glyphs.smooth:
+        letters = [ord(canvas.glyphs.part(style)) for style in styles]
+        canvas.characters[painted] = np.broadcast_to(letters, painted.shape)[painted]
 
 
 def _legend(threads: RankThreads, begin_s: float, width: int, glyphs: Glyphs) -> list[Row]:
