@@ -36,6 +36,7 @@ def test_how_many_ranks_a_running_job_has(ranks: int, said: str) -> None:
 
 def test_what_was_trained_in_one_step_or_by_ranks_that_were_not_counted() -> None:
     assert "Tiny, ZeRO-2, 1 rank, 1 step, median 2.50 s, longest 2.50 s" in told(recorded(KNOWN))
+    assert "median 27.8 ms, longest 2.50 s" in told(recorded(replace(KNOWN, iteration_s=0.0278)))
     assert "Tiny, ZeRO-2, 4 ranks, 30 steps, median" in told(recorded(replace(KNOWN, ranks=4, steps=30)))
     assert "Tiny, ZeRO-2, 1 step, median" in told(recorded(replace(KNOWN, ranks=None)))
     assert "1 record could not be written." in told(recorded(replace(KNOWN, lost_records=1)))

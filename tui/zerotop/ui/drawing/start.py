@@ -11,10 +11,10 @@ from zerotop.analysis.overview import Overview
 from zerotop.analysis.overviews import Recording
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, both_ends, filled, merged, row_text, row_width
-from zerotop.ui.drawing.start_columns import Line, columns, few_columns, seconds_text, short_offload, state
+from zerotop.ui.drawing.start_columns import Line, columns, few_columns, short_offload, state
 from zerotop.ui.drawing.table import Placed, place, rule
 from zerotop.ui.drawing.text import fit, literal
-from zerotop.ui.format import about, count, grouped
+from zerotop.ui.format import about, count, grouped, seconds
 from zerotop.ui.starting import Item, RunningJob
 
 DETAIL_ROWS = 4
@@ -119,6 +119,6 @@ def _trained(known: Overview, glyphs: Glyphs) -> str:
     parts = [f"{known.model}{size_text}", f"ZeRO-{known.zero_stage} {offload}".strip(), known.dtype]
     parts.append(plural(known.ranks, "rank") if known.ranks else "")
     if known.iterations:
-        took = f"median {seconds_text(known.iteration_s)} s, longest {seconds_text(max(known.iterations))} s"
+        took = f"median {seconds(known.iteration_s)}, longest {seconds(max(known.iterations))}"
         parts.append(f"{grouped(known.steps)} {called(known.steps, 'step')}, {took}")
     return ", ".join(part for part in parts if part)

@@ -118,7 +118,7 @@ class _Cells:
         seconds = line.about.iteration_s
         if math.isnan(seconds) or seconds <= 0:
             return ()
-        text = per_second(seconds) if chosen().pace is Pace.RATE else seconds_text(seconds)
+        text = per_second(seconds) if chosen().pace is Pace.RATE else _seconds(seconds)
         return self._right(text, width, "value")
 
     def peak(self, line: Line, width: int) -> Row:
@@ -200,7 +200,7 @@ def short_offload(known: Overview, glyphs: Glyphs) -> str:
     return " ".join(parts)
 
 
-def seconds_text(seconds: float) -> str:
+def _seconds(seconds: float) -> str:
     """Three digits: ``0.132``, ``2.75``, ``12.3``, ``123``."""
     return f"{seconds:.3f}" if seconds < 0.9995 else significant(seconds)
 
