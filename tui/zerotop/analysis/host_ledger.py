@@ -164,8 +164,8 @@ def _last_sample(session: Session, process: Process, cursor_ns: int) -> dict[str
     """The process's last record of PROCESSES, whichever sampler took it; what it does not tell is 0."""
     best: tuple[int, dict[str, int]] | None = None
     names = ("rss_bytes", "shared_bytes", "pinned_bytes", "locked_bytes", "swap_bytes")
-    for source in session.sources["processes"]:
-        known = source.count_known(cursor_ns) if source.host == process.host else 0
+    for source in session.of_host("processes", process.host):
+        known = source.count_known(cursor_ns)
         tail = source.array[max(0, known - _TAIL) : known]
         mine = np.flatnonzero(tail["pid"] == process.pid)
         if len(mine):

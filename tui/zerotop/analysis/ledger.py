@@ -86,9 +86,12 @@ def ledger(session: Session, cursor_ns: int, of: Collection[Key] | None = None) 
     ``of``: only these of them.
     """
     found = holders(session, cursor_ns, of)
-    known = _gpus(session, cursor_ns) | set(found)
+    known = _gpus(session, cursor_ns, of) | set(found)
     keys = known if of is None else known & set(of)
-    return tuple(_gpu_ledger(session, key, cursor_ns, found.get(key, [])) for key in sorted(keys))
+    engines: dict[str, list[Event]] = {}
+    for engine in engines_until(session, cursor_ns):
+        engines.setdefault(engine.host, []).append(engine)
+    return tuple(_gpu_ledger(session, key, cursor_ns, found.get(key, []), engines.get(key[0], [])) for key in sorted(keys))
 
 
 def holders(session: Session, cursor_ns: int, of: Collection[Key] | None = None) -> dict[Key, list[Holder]]:
@@ -96,9 +99,11 @@ def holders(session: Session, cursor_ns: int, of: Collection[Key] | None = None)
     alive, ends = set(living(session, cursor_ns)), Ends(_until(session, "left", cursor_ns))
     found: dict[Key, list[Holder]] = {}
     for place, key in lies_on(session, cursor_ns).items():
+        if of is not None and key not in of:
+            continue
         source = session.sources["allocator"][place]
         process, known = process_of(source), source.count_known(cursor_ns)
-        if process in alive and known and (of is None or key in of) and ends.told_until(source) is None:
+        if process in alive and known and ends.told_until(source) is None:
             last = source.array[known - 1]
             # An inventory that is newer than the reading would tell of other bytes.
             told = inventory(session, process, int(last["time_ns"]) + source.offset_ns)
@@ -137,18 +142,20 @@ def engines_until(session: Session, cursor_ns: int) -> list[Event]:
     return _until(session, "engine", cursor_ns)
 
 
-def _gpus(session: Session, cursor_ns: int) -> set[Key]:
-    ticks = places.last_ticks(session.sources["gpus"], cursor_ns)
+def _gpus(session: Session, cursor_ns: int, of: Collection[Key] | None) -> set[Key]:
+    """All that NVML showed on the nodes of these, or on all nodes."""
+    hosts = None if of is None else {host for host, _ in of}
+    ticks = places.last_ticks((one for one in session.sources["gpus"] if hosts is None or one.host in hosts), cursor_ns)
     return {(host, int(index)) for host, (_, tick) in ticks.items() for index in np.unique(tick["gpu"])}
 
 
-def _gpu_ledger(session: Session, key: Key, cursor_ns: int, held: list[Holder]) -> GpuLedger:
+def _gpu_ledger(session: Session, key: Key, cursor_ns: int, held: list[Holder], engines: Sequence[Event]) -> GpuLedger:
+    """``engines``: those of its node."""
     allocators = [holder.source for holder in held]
     seen = look(session, key, cursor_ns, pids_of(session, key[0], cursor_ns), allocators)
     ranks = tuple(sorted(holder.process.rank for holder in held))
     stale = seen is not None and seen.given_back
     held = [] if stale else held
-    engines = engines_until(session, cursor_ns)
     reserved = sum(holder.reserved_bytes for holder in held)
     inside = [Row(UNALLOCATED, reserved - sum(holder.allocated_bytes for holder in held), _ALLOCATOR)] if held else []
     inside += allocated_rows(held)
@@ -168,7 +175,7 @@ def _gpu_ledger(session: Session, key: Key, cursor_ns: int, held: list[Holder]) 
         notes=(
             *((_GIVEN_BACK,) if stale else ()),
             *notes_of(engines, seen, held),
-            *_not_read(session, key, cursor_ns),
+            *_not_read(session, key, cursor_ns, engines),
             *_taken_out(session, key, cursor_ns),
         ),
     )
@@ -184,7 +191,10 @@ def told_on(session: Session, cursor_ns: int, allocator: str | None = None) -> d
 
 def _taken_out(session: Session, key: Key, cursor_ns: int) -> tuple[str, ...]:
     """Where a living rank on this GPU tells no more of its allocator."""
-    ends = Ends(_until(session, "left", cursor_ns))
+    left = _until(session, "left", cursor_ns)
+    if not left:
+        return ()
+    ends = Ends(left)
     tables = [session.sources["allocator"][place] for place, on in lies_on(session, cursor_ns).items() if on == key]
     told = {process_of(source) for source in tables if ends.told_until(source) is None}
     silent = sorted(one.rank for one in {*map(process_of, tables)} - told if one in living(session, cursor_ns))
@@ -192,8 +202,10 @@ def _taken_out(session: Session, key: Key, cursor_ns: int) -> tuple[str, ...]:
     return (_TAKEN_OUT.format(who=who),) if silent else ()
 
 
-def _not_read(session: Session, key: Key, cursor_ns: int) -> tuple[str, ...]:
+def _not_read(session: Session, key: Key, cursor_ns: int, engines: Sequence[Event]) -> tuple[str, ...]:
     """Where a living rank has an allocator on this GPU that has no counters."""
+    if all(engine.facts.get("allocator") != "pluggable" for engine in engines):
+        return ()
     on = told_on(session, cursor_ns, "pluggable")
     alive = {(process.host, process.pid) for process in living(session, cursor_ns)} if on else set()
     return (_NOT_READ,) if any(one == key and process in alive for process, one in on.items()) else ()

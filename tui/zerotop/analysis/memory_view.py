@@ -67,6 +67,16 @@ class MemoryView:
         return tuple(each for each in self.estimates if self.setup is not None and is_of(each, self.setup))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Everyone:
+    """What is known at a moment of all ranks and GPUs, whichever rank was chosen."""
+
+    processes: list[Process]
+    on: dict[Process, tuple[Key, Source]]  # the GPU that each rank's allocator lies on, and the allocator's table
+    used: dict[Key, int]  # what NVML said last of each GPU
+    resident: dict[Process, int]  # what each rank was seen to hold last
+
+
 class MemoryViews:
     """The view at any cursor. The same view again where nothing has come to it since."""
 
@@ -75,6 +85,7 @@ class MemoryViews:
         self._failures = Failures(session)
         self._looks = Looks(session)
         self._last: tuple[tuple[object, ...], MemoryView] | None = None
+        self._everyone: tuple[tuple[int, ...], _Everyone] | None = None
 
     def at(self, cursor_ns: int, rank: int | None = None, most: int = MOST) -> MemoryView:
         """What was known at the cursor of ``rank``, or of the first one there is."""
@@ -87,13 +98,13 @@ class MemoryViews:
     def _view(self, cursor_ns: int, rank: int | None, most: int) -> MemoryView:
         session, died = self._session, self._failures.at(cursor_ns)
         moment_ns = last_alive(session, cursor_ns, died)
-        processes = living(session, moment_ns)
+        everyone = self._everyone_at(moment_ns)
+        processes, on = everyone.processes, everyone.on
         process = next((one for one in processes if one.rank == rank), processes[0] if processes else None)
-        on = _placed(session, moment_ns)
         key, source = on.get(process, (None, None)) if process is not None else (None, None)
         if key is None and process is not None:
             key = told_on(session, moment_ns).get((process.host, process.pid))
-        used = dict.fromkeys((place for place, _ in on.values()), 0) | _used(session, moment_ns)
+        used = everyone.used
         key = key if key is not None else min(used, default=None)
         shown = _standing_out(used, key, most)
         gpus = ledger(session, moment_ns, shown)
@@ -104,7 +115,7 @@ class MemoryViews:
         known, said = next(iter(setups), None), expected_of(setups)
         peaks = peaks_of(session, source, moment_ns) if source is not None else None
         peaks = peaks if peaks is not None and peaks.phases else None
-        hosts, beside = self._hosts(moment_ns, processes, process, most)
+        hosts, beside = self._hosts(moment_ns, everyone.resident, process, most)
         host = next((one for one in hosts if process is not None and one.rank == process.rank), None)
         nodes = len({one.host for one in processes})
         return MemoryView(
@@ -131,20 +142,22 @@ class MemoryViews:
             failure=died,
         )
 
+    def _everyone_at(self, moment_ns: int) -> _Everyone:
+        key = moment_ns, len(self._session.events)
+        if self._everyone is None or self._everyone[0] != key:
+            processes, on = living(self._session, moment_ns), _placed(self._session, moment_ns)
+            used = dict.fromkeys((place for place, _ in on.values()), 0) | _used(self._session, moment_ns)
+            self._everyone = key, _Everyone(processes, on, used, _resident(self._session, moment_ns, processes))
+        return self._everyone[1]
+
     def _hosts(
-        self, moment_ns: int, processes: Sequence[Process], chosen: Process | None, most: int
+        self, moment_ns: int, resident: Mapping[Process, int], chosen: Process | None, most: int
     ) -> tuple[tuple[HostLedger, ...], int]:
         """The ranks' ledgers, and how many more there are."""
-        resident = dict.fromkeys(processes, 0)
-        for host, (_, tick) in places.last_ticks(self._session.sources["processes"], moment_ns).items():
-            columns = (tick[name].tolist() for name in ("pid", "rank", "rss_bytes"))
-            for pid, number, size in zip(*columns, strict=True):
-                if (one := Process(host, pid, number)) in resident:
-                    resident[one] = size
         shown = sorted(_standing_out(resident, chosen, most), key=lambda one: (one.rank, one.host))
         found = [of_process(self._session, process, moment_ns) for process in shown]
         ledgers = tuple(one for one in found if one is not None)
-        return ledgers, len(processes) - len(shown)
+        return ledgers, len(resident) - len(shown)
 
 
 def last_alive(session: Session, cursor_ns: int, died: Failure | None) -> int:
@@ -176,6 +189,17 @@ def _used(session: Session, moment_ns: int) -> dict[Key, int]:
     for host, (_, tick) in places.last_ticks(session.sources["gpus"], moment_ns).items():
         for gpu, used in zip(tick["gpu"].tolist(), tick["used_bytes"].tolist(), strict=True):
             found[host, gpu] = used
+    return found
+
+
+def _resident(session: Session, moment_ns: int, processes: Sequence[Process]) -> dict[Process, int]:
+    """What the processes were seen to hold last; 0 where they were not."""
+    found = dict.fromkeys(processes, 0)
+    for host, (_, tick) in places.last_ticks(session.sources["processes"], moment_ns).items():
+        columns = (tick[name].tolist() for name in ("pid", "rank", "rss_bytes"))
+        for pid, number, size in zip(*columns, strict=True):
+            if (one := Process(host, pid, number)) in found:
+                found[one] = size
     return found
 
 
