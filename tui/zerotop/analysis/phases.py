@@ -16,7 +16,6 @@ Ints = NDArray[np.int64]
 NOT_YET = -1  # before the rank's first phase: its probe was not awake
 OTHER = 0
 
-_DEPTHS = 4  # phases nest three deep
 # Begins looked back through for the phases in progress: usually a step's, in an evaluation all of that.
 _TAILS = (8, 64, 4096)
 _ENDED = 32  # spans looked back through for those that ended since
@@ -91,22 +90,22 @@ def innermost(begins: Source, spans: Source | None, moments: Ints, cursor_ns: in
 
 def innermost_of(begins: Source, ended: NDArray[Any] | None, begun: Sequence[Begun], moments: Ints) -> NDArray[np.int16]:
     """The same from the spans that ended since the first of the moments, and the phases in progress."""
-    found = np.full(len(moments), NOT_YET, np.int16)
     own = moments - begins.offset_ns
-    found[own >= begins.array["time_ns"][0]] = OTHER
-    inside: list[NDArray[np.bool_]] = []
-    if ended is not None and len(ended):
-        depths = ended["depth"]
-        for depth in range(min(_DEPTHS, int(depths.max()) + 1)):
-            mine = ended[depths == depth]
-            place = _within(mine, own)
-            inside.append(place >= 0)
-            found[inside[-1]] = mine["phase"][place[inside[-1]]]
-    for one in begun:
-        free = own >= one.time_ns
-        for there in inside[one.depth + 1 :]:
-            free &= ~there  # what lies in it and deeper has been told
-        found[free] = one.phase
+    found = np.full(len(own), NOT_YET, np.int16)
+    found[own.searchsorted(begins.array["time_ns"][0]) :] = OTHER
+    done = len(ended) if ended is not None else 0
+    layers = np.empty((4, done + len(begun)), np.int64)
+    depth, low, high, phase = layers
+    if ended is not None:
+        depth[:done], phase[:done] = ended["depth"], ended["phase"]
+        low[:done], high[:done] = own.searchsorted(ended["begin_ns"]), own.searchsorted(ended["end_ns"])
+    for place, one in enumerate(begun, done):
+        layers[:, place] = one.depth, own.searchsorted(one.time_ns), len(own), one.phase
+    # What lies deeper is painted over what it lies in.
+    _, low, high, phase = layers[:, np.argsort(depth, kind="stable")]
+    sizes = np.maximum(0, high - low)
+    upto = sizes.cumsum()
+    found[np.arange(sizes.sum()) + np.repeat(low - upto + sizes, sizes)] = np.repeat(phase, sizes)
     return found
 
 
@@ -115,11 +114,3 @@ def closed(spans: Source | None, from_ns: int, cursor_ns: int) -> NDArray[Any] |
     if spans is None:
         return None
     return spans.array[spans.count_known(from_ns) : spans.count_known(cursor_ns)]
-
-
-def _within(spans: NDArray[Any], own: Ints) -> Ints:
-    """Which of the spans, which do not overlap, each moment lies in; -1 for none."""
-    if not len(spans):
-        return np.full(len(own), -1, np.int64)
-    place = np.searchsorted(spans["begin_ns"], own, "right") - 1
-    return np.where((place >= 0) & (own < spans["end_ns"][place]), place, -1)
