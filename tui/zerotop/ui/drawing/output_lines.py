@@ -72,8 +72,9 @@ def _title(page: Page) -> Row:
     title = panel_title("Output", False)
     if page.follows or page.whole or not page.lines:
         return title
-    place: Row = ((f" {page.share * 100:.0f} %", "title-value"),) if page.newer else ((" end", "title-value"),)
-    return (*title, *place, *(((" newer lines below", "title-warn"),) if page.newer else ()))
+    if not page.newer:
+        return (*title, (" at its end", "title-value"))
+    return (*title, (f" at {page.share * 100:.0f} %", "title-value"), (", newer lines below", "title-warn"))
 
 
 @dataclass(frozen=True)
