@@ -129,6 +129,20 @@ def test_one_that_ended_after_it_was_looked_at() -> None:
             plant(target, "pass")
 
 
+def test_one_who_is_ending_enters_nobody() -> None:
+    """As when the screen is left while ranks are being entered."""
+    late = (
+        "import atexit, sys\nfrom zerotop_probe.outside.attaching.injector import CannotEnter, plant\n"
+        "from zerotop_probe.outside.attaching.target import examine\nfrom zerotop_probe.outside.proc import Process\n"
+        "def enter():\n    try: plant(examine(Process.of(int(sys.argv[1]))), 'pass')\n"
+        "    except CannotEnter as error: print(error)\n"
+        "atexit.register(enter)"
+    )
+    with at_work("print('ready', flush=True); input()") as (_, found):
+        done = subprocess.run([sys.executable, "-c", late, str(found.pid)], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == (f"No thread can be started to enter process {found.pid} from: try again.\n", "")
+
+
 def test_wide_registers_are_what_they_were() -> None:
     feature, code = WIDE[platform.machine()]
     if feature not in Path("/proc/cpuinfo").read_text().split():

@@ -74,6 +74,8 @@ def plant(target: Target, text: str) -> Planted:
             raise CannotEnter(f"Process {target.process.pid} has ended.") from error
         except OSError as error:
             raise CannotEnter(f"{error}: it goes on untouched, try again later.") from error
+        except RuntimeError as error:  # we are ending, or this user has as many threads as he may
+            raise CannotEnter(f"No thread can be started to enter process {target.process.pid} from: try again.") from error
     return Planted(target.process, address, held.stopped_s, held.cpu_s)
 
 
