@@ -238,6 +238,15 @@ async def test_while_the_job_starts_nobody_is_told_to_enter_its_ranks() -> None:
         assert "--enter" not in screen.text()
 
 
+async def test_a_panel_alone_gives_way_where_it_has_nothing_to_show() -> None:
+    async with seen(recordings.recording("z2-offload")) as screen:
+        await screen.press("tab", "tab", "z")
+        assert screen.screen.zoomed == "phases"
+        assert "GPU %" not in screen.text()
+        assert "No rank has made its engine yet" in await screen.press("home")
+        assert "GPU %" not in await screen.press("end")
+
+
 async def test_without_a_probe_it_says_how_to_get_one(tmp_path: Path) -> None:
     rows = [
         record(PROCESSES, time_ns=int(now * S / 10), rss_bytes=10**9, cores_used=1.0, pid=4711, rank=0) for now in range(50)

@@ -217,9 +217,11 @@ class Watching(Screen[None]):
     def _own_places(self, room: Box, frame: Frame) -> dict[str, Box]:
         if room.width <= 0 or room.height <= 0:
             return {}
-        if self.zoomed:
+        places = {name: box for name, box in self.place(room, frame).items() if box.width > 0 and box.height > 0}
+        # A panel that has nothing to show at this moment would leave the screen empty.
+        if self.zoomed and (self.zoomed in places or self.zoomed == self.main_panel):
             return {self.zoomed: room}
-        return {name: box for name, box in self.place(room, frame).items() if box.width > 0 and box.height > 0}
+        return places
 
     def answer(self, frame: Frame) -> None:
         """Somebody pressed a key, and what it asks for is not there yet: ``frame`` has what is told meanwhile."""
