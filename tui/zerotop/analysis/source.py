@@ -95,11 +95,11 @@ class RecordingSource:
         """The same in pieces. Meanwhile everything is told as of the last look."""
         looked_ns, was_live = time.time_ns(), self._live
         fresh = yield from self.session.reading()
-        yield from self._steps.updating()
+        finished = yield from self._steps.updating()
         yield
         self._looked_ns, self._live, self._last_written_ns = looked_ns, self.session.live, self.session.last_written_ns
         fresh |= self._live != was_live
-        if fresh:
+        if fresh and (finished or not (was_live and self._live) or self._ends is not ends_of(self.session)):
             yield
             yield from self._digesting()
             yield

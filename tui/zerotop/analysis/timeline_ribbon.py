@@ -117,16 +117,17 @@ def _innermost(begins: Source, spans: Source | None, edges: Ints) -> Floats:
         borders += [ended["begin_ns"] + spans.offset_ns, ends]
         for row in np.flatnonzero(ended["phase"] == _EVAL).tolist():
             evaluations.append((int(borders[-2][row]), int(ends[row])))
-    times = ascending(borders)
-    times = times[np.searchsorted(times, edges[0]) : np.searchsorted(times, edges[-1], "right")]
-    codes = phases.innermost_of(begins, ended, begun, times[:-1])
+    times, columns = ascending(borders), len(edges) - 1
+    times = times[times.searchsorted(edges[0]) : times.searchsorted(edges[-1], "right")]
+    begun_ns, seconds = times[:-1], (times[1:] - times[:-1]) / 1e9
+    codes = phases.innermost_of(begins, ended, begun, begun_ns)
     for begin_ns, end_ns in evaluations:
-        codes[np.searchsorted(times[:-1], begin_ns) : np.searchsorted(times[:-1], end_ns)] = _EVAL
-    column = np.searchsorted(edges, times[:-1], "right") - 1
-    inside = (codes >= 0) & (column < len(edges) - 1)
-    place = np.minimum(codes, len(PHASES) - 1)[inside].astype(np.intp) * (len(edges) - 1) + column[inside]
-    found = np.bincount(place, np.diff(times)[inside] / 1e9, len(PHASES) * (len(edges) - 1))
-    return np.asarray(found, np.float64).reshape(len(PHASES), -1)
+        codes[begun_ns.searchsorted(begin_ns) : begun_ns.searchsorted(end_ns)] = _EVAL
+    # The last place is for what is not told: before the first phase nobody knows what the rank did.
+    kinds = np.where(codes < 0, len(PHASES), np.minimum(codes, len(PHASES) - 1)).astype(np.intp)
+    places = kinds * columns + edges.searchsorted(begun_ns, "right") - 1
+    found = np.bincount(places, seconds, (len(PHASES) + 1) * columns)[: len(PHASES) * columns]
+    return np.asarray(found, np.float64).reshape(len(PHASES), columns)
 
 
 def outermost_end(sources: Iterable[Source]) -> int:
