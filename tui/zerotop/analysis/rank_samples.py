@@ -21,7 +21,7 @@ _AROUND_NS = 3_000_000_000
 # The newest steps, of which samples may yet be written.
 _FRESH = 4
 # Done in one go: rows, and tables.
-_ROWS, _TABLES = 32, 16
+_ROWS, _TABLES = 16, 4
 
 Pieces = Generator[None, None, None]
 Samples = dict[tuple[str, int], tuple[Ints, NDArray[np.void]]]
@@ -81,12 +81,10 @@ class RankSamples:
             found[row, missing[row]] = _known(steps["allocated_peak_bytes"])
 
     def _free(self, matrix: RankMatrix, rows: Sequence[int], missing: NDArray[np.bool_], found: Matrix) -> Pieces:
-        nodes, engines = ([e for e in self._session.events if e.name == name] for name in ("node", "engine"))
+        nodes, engines = self._session.told("node"), self._session.told("engine")
+        located = yield from places.locating(self._session, nodes, engines)
         allocators = self._session.sources["allocator"]
-        lies_on = {
-            (allocators[place].host, allocators[place].pid): gpu
-            for place, gpu in places.allocators(self._session, nodes, engines).items()
-        }
+        lies_on = {(allocators[place].host, allocators[place].pid): gpu for place, gpu in located.items()}
         yield
         samples = yield from self._samples("gpus", "gpu", matrix, missing)
         for number, row in enumerate(rows, 1):

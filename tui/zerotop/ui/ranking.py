@@ -33,7 +33,7 @@ METRICS = (
 )
 _MANY = 128  # ranks, from which on it is looked at them more seldom
 _PACE_NS = 1_000_000_000
-_AT_ONCE_S = 0.012  # of processor time for a picture before anything is drawn
+_AT_ONCE_S = 0.012  # of processor time for a picture before anything is drawn; of many ranks none is made in that
 _TABLE = (
     Metric.ITERATION,
     Metric.DATA,
@@ -166,7 +166,7 @@ class Ranking:
             return before
         if self._pieces is None:
             self._sought, self._pieces = metric, self._looking_up(metric, matrix)
-            self.go_on(_AT_ONCE_S)
+            self.go_on(_AT_ONCE_S if len(matrix.processes) <= _MANY else 0.0)
         # That it is this metric is said at once.
         return self._told.setdefault(metric, (matrix, np.full(matrix.ends.shape, np.nan, np.float32)))
 
