@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from itertools import groupby
@@ -13,12 +14,12 @@ import pynvml
 import pytest
 
 from agents import table, wait_for
-from zerotop_probe.outside import cgroup, gpus, job, nvml, pcie, proc, ranks, silence
+from zerotop_probe.outside import cgroup, control, gpus, job, nvml, pcie, proc, ranks, silence
 from zerotop_probe.outside.lanes import Lane
 from zerotop_probe.outside.proc import Process
 from zerotop_probe.outside.ranks import Ranks
 from zerotop_probe.outside.stream import Stream
-from zerotop_probe.recording import launchers
+from zerotop_probe.recording import clock, events, launchers
 from zerotop_probe.recording.writer import EventWriter, Identity
 
 
@@ -460,3 +461,33 @@ class TestGpus:
         seen, devices = nvml.look()
         assert str(seen.notice).startswith(begins)
         assert (seen.driver, seen.gpus, devices) == (None, (), [])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"time_ns": 5, "event": "job_started", "pid": "x", "start": 1}',
+        '{"time_ns": 5, "event": "attached", "pid": 2, "start": 1, "ranks": [7, null]}',
+        '{"time_ns": 5, "event": "rank_found", "pid": [], "start": 1e999}',
+        '{"time_ns": "x", "event": []}',
+        "[" * 100_000,
+        "5",
+    ],
+    ids=range(6),
+)
+def test_facts_that_make_no_sense_hide_no_others(tmp_path: Path, line: str) -> None:
+    ours = Process.of(os.getpid())
+    assert ours is not None
+    writer = EventWriter(str(tmp_path), Identity.of_this_process("node"))
+    writer.write(1, events.JOB_STARTED, pid=ours.pid, start=ours.start)
+    (path,) = tmp_path.glob("events-*")
+    with path.open("a") as file:
+        file.write(line + "\n")
+    writer.write(9, events.RANK_FOUND, pid=ours.pid, start=ours.start)
+    torn = '{"zerotop": [1, 0], "writer": {"role": "node", "host": %s, "boot": %s}}\n'
+    (tmp_path / "events-node-x-1.jsonl").write_text(torn % (json.dumps(clock.hostname()), json.dumps(clock.boot_id())))
+    (tmp_path / "events-node-x-2.jsonl").write_text('{"writer": 5}\n')
+    facts = control.read_facts(str(tmp_path))
+    assert facts.samplers == [ours]
+    assert facts.ranks == [ours]
+    assert facts.alive()

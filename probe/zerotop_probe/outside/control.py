@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import os
@@ -17,6 +18,9 @@ from zerotop_probe.recording import clock, events
 from zerotop_probe.recording.writer import EventWriter, Identity
 
 CANNOT_WRITE = "nothing can be written to {folder}: make room there, or choose another folder with --session"
+
+# What an event can raise whose facts are not what they should be.
+_DAMAGED = (ValueError, TypeError, AttributeError, LookupError, OverflowError)
 
 _STAGES = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
@@ -61,11 +65,13 @@ def read_facts(session: str) -> Facts:
             facts.elsewhere = str(writer.get("host") or "")
             continue
         if writer.get("role") == "node":
-            facts.samplers.append(Process(int(writer["pid"]), int(writer["start"])))
+            with contextlib.suppress(*_DAMAGED):
+                facts.samplers.append(Process(int(writer["pid"]), int(writer["start"])))
         told += _lines(path)
     # Of one boot, so that their times compare: what attached and what detached wrote files of their own.
     for event in sorted(told, key=_time):
-        _note(facts, event)
+        with contextlib.suppress(*_DAMAGED):
+            _note(facts, event)
     return facts
 
 
@@ -75,8 +81,8 @@ _WRITERS: dict[str, dict[str, Any]] = {}  # by path, of a process that asks agai
 def _writer(path: str) -> dict[str, Any]:
     """Who writes a file, by its first line, which never changes once it is there."""
     if path not in _WRITERS:
-        found = next(_lines(path), {}).get("writer", {})
-        if not found:
+        found = next(_lines(path), {}).get("writer")
+        if not found or not isinstance(found, dict):
             return {}
         _WRITERS[path] = found
     return _WRITERS[path]
@@ -94,7 +100,7 @@ def _lines(path: str) -> Iterator[dict[str, Any]]:
             for line in file:
                 try:
                     value = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue
                 if isinstance(value, dict):
                     yield value
