@@ -60,16 +60,10 @@ class Blocks:
         Nothing is known after ``end_ns``; what could not be told before ``until_s`` (of ``time.perf_counter``) is blank.
         """
         self.complete = True
-        begun = max(0, min(count, self._beyond(column_ns, end_ns) - first))
-        known = self._columns(column_ns, first, begun, end_ns, until_s)
-        if known.shape[-1] == count:
-            return known
-        return np.concatenate((known, self._teller.blank(count - known.shape[-1])), axis=-1)
+        return self._columns(column_ns, first, count, end_ns, until_s)
 
     def _columns(self, column_ns: int, first: int, count: int, end_ns: int, until_s: float) -> Floats:
-        """The same, whole blocks in which the end lies being told."""
-        beyond = ((end_ns - self._origin_ns) // column_ns // BLOCK + 1) * BLOCK
-        low, high = max(first, 0), min(first + count, beyond)
+        low, high = max(first, 0), min(first + count, self._beyond(column_ns, end_ns))
         if high <= low:
             return self._teller.blank(count)
         blocks = range(low // BLOCK, (high - 1) // BLOCK + 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import pairwise
 
 import numpy as np
@@ -116,18 +115,17 @@ class Canvas:
         begins = changes.ravel().nonzero()[0]
         text = self.characters.astype("<u4", copy=False).tobytes().decode("utf-32-le")
         starts, names = begins.tolist(), self._span_names(keys.ravel()[begins].tolist(), base)
-        # Without a loop of Python's own: there are a thousand spans.
-        spans = list(zip(map(text.__getitem__, map(slice, starts, [*starts[1:], len(text)])), names, strict=True))
+        spans = [(text[begin:end], name) for begin, end, name in zip(starts, [*starts[1:], len(text)], names, strict=True)]
         counts = [0, *changes.sum(axis=1).cumsum().tolist()]
         return [tuple(spans[begin:end]) for begin, end in pairwise(counts)]
 
-    def _span_names(self, keys: list[int], base: str) -> Iterable[str]:
+    def _span_names(self, keys: list[int], base: str) -> list[str]:
         names: dict[int, str] = {}
         for key in set(keys):
             fore, back = divmod(key, len(self._names))
             name = self._names[fore] or base
             names[key] = f"{name}/{self._names[back]}" if back else name
-        return map(names.__getitem__, keys)
+        return [names[key] for key in keys]
 
 
 def shown(characters: NDArray[np.uint32], fore: Codes, back: Codes) -> Codes:
