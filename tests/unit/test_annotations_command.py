@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import polars
 import pytest
 
@@ -70,3 +71,16 @@ def test_a_detector_is_found_by_its_file_alone(tmp_path: Path, monkeypatch: pyte
     importlib.invalidate_caches()
     assert set(room.detectors()) == before | {"made_up_detector"}
     shutil.rmtree(tmp_path)
+
+
+def test_a_record_whose_time_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = recordings.as_directory("gpu-others", tmp_path)
+    (path,) = folder.glob("allocator-rank0-*")
+    content = path.read_bytes()
+    head = content[: content.index(b"\n") + 1]
+    fields = [tuple(field) for field in json.loads(head)["dtype"]]
+    records = np.frombuffer(content, np.dtype(fields), offset=len(head)).copy()
+    records["time_ns"][len(records) // 2] = 2**62
+    path.write_bytes(head + records.tobytes())
+    assert cli.main(["annotations", str(folder)]) == 0
+    assert capsys.readouterr().err == ""

@@ -32,8 +32,8 @@ def phase_peaks(process: Process, steps: Rows) -> NDArray[np.int64]:
         return peaks
     part = _PART_OF[np.minimum(samples.rows["phase"], len(PHASES))]
     step = np.searchsorted(steps["end_unix_ns"], samples.times, "left")
-    # A sample at a begin tells of what lay before; an evaluation's forwards are not training's.
-    inside = (part >= 0) & (samples.rows["edge"] != BEGIN) & ~_evaluating(process, samples.times)
+    # A sample at a begin tells of what lay before; an evaluation's forwards are not training's; a damaged time is none.
+    inside = (part >= 0) & (samples.rows["edge"] != BEGIN) & ~_evaluating(process, samples.times) & (step < len(steps))
     np.maximum.at(peaks, (step[inside], part[inside]), samples.rows["allocated_peak_bytes"][inside])
     return peaks
 
