@@ -21,6 +21,10 @@ class Printing:
         self._log = create(str(self.path), f"output-{identity.stem}", ".log")
         self._offset = 0
 
+    def lose(self, data: bytes) -> None:
+        """Prints what no record tells of: on a full disk there may be room for the one and not for the other."""
+        self._offset += os.write(self._log, data)
+
     def say(self, data: bytes, stream: str = "output", *, at_ns: int | None = None) -> int:
         """``at_ns``: when (CLOCK_MONOTONIC), if not now."""
         os.write(self._log, data)

@@ -30,6 +30,15 @@ def test_lines_at_a_cursor(tmp_path: Path) -> None:
     assert lines(job, first - 1_000_000_000) == ()
 
 
+def test_bytes_that_no_record_tells_of(tmp_path: Path) -> None:
+    job = Printing(tmp_path)
+    job.say(b"one\n")
+    job.lose(b"two\n" * 3)
+    job.say(b"three\nfo")
+    job.say(b"ur\n")
+    assert lines(job) == ("one", "two", "two", "two", "three", "four")
+
+
 def test_a_progress_bar_on_another_stream_does_not_run_into_lines(tmp_path: Path) -> None:
     job = Printing(tmp_path)
     job.say(b"\r  0%|   | 0/3", "stderr")

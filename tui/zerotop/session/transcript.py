@@ -125,7 +125,8 @@ def read_lines(source: Source, code: int, begin: int, end: int) -> tuple[list[by
         return [data], []
     mine = source.array[begin:end][source.array["stream"][begin:end] == code]
     newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
-    pieces = np.searchsorted(np.cumsum(mine["length"]), newlines, "right")
+    # On a full disk bytes may have been recorded that no record tells of: they came with what follows, or at the end.
+    pieces = np.minimum(np.searchsorted(np.cumsum(mine["length"]), newlines, "right"), len(mine) - 1)
     return data.split(b"\n"), (mine["time_ns"][pieces] + source.offset_ns).tolist()
 
 
