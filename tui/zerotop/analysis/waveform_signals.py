@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis import waveform_samples as samples
-from zerotop.analysis.places import allocators
+from zerotop.analysis.places import locating
 from zerotop.analysis.waveform_align import Aligned
 from zerotop.analysis.waveform_samples import Windows
-from zerotop.analysis.waveform_unfold import Curve, Grid, fold_moments, grid, level, misfit, unfold
-from zerotop.session.reader import Session
+from zerotop.analysis.waveform_unfold import Curve, Grid, fold_moments, grid, level, misfit, unfolding
+from zerotop.session.reader import Session, Source
 
 Floats = NDArray[np.float64]
 
@@ -89,19 +89,22 @@ class Folder:
         self._grid, self._coarse = grid(reference), grid(reference, _COARSE)
         self._late = late
         self.host_cores = host_cores(session, parts[0].source.host)
-        nodes, engines = (session.told(name, cursor_ns) for name in ("node", "engine"))
-        lies_on = allocators(session, nodes, engines)
-        tables = {place: session.sources["allocator"][place] for place in lies_on}
-        self._allocators = {(table.host, table.pid): (table, lies_on[place]) for place, table in tables.items()}
+        self._cursor_ns = cursor_ns
+        self._allocators: dict[tuple[str, int], tuple[Source, tuple[str, int]]] = {}
 
     def signals(self, pids: list[int]) -> Generator[None, None, dict[str, Signal]]:
         """All there are, in the order in which they are shown; in pieces, of milliseconds each."""
         names = ("utilization", "power", "cores", "allocated", "to_host", "to_gpu", "resident")
         parts: dict[str, list[tuple[Windows, Floats, Floats]]] = {name: [] for name in names}
+        nodes, engines = (self._session.told(name, self._cursor_ns) for name in ("node", "engine"))
+        lies_on = yield from locating(self._session, nodes, engines)
+        tables = {place: self._session.sources["allocator"][place] for place in lies_on}
+        self._allocators = {(table.host, table.pid): (table, lies_on[place]) for place, table in tables.items()}
         for part in self._parts:
             yield
             told = yield from self._of_rank(part)
             for name, windows in told.items():
+                yield
                 parts[name].append(self._folded(part, windows))
         yield
         lead = self._parts[0]
@@ -111,7 +114,7 @@ class Folder:
         found = {}
         for name, folded in parts.items():
             yield
-            signal = self._signal(name, folded)
+            signal = yield from self._signal(name, folded)
             if signal is not None:
                 found[name] = signal
         return found
@@ -124,7 +127,8 @@ class Folder:
         found = {name: _thinned(windows, _MOST_SAMPLES // len(self._parts)) for name, windows in found.items()}
         for name, windows in found.items():
             yield
-            found[name] = self._placed(part, (*key, name), windows)
+            found[name] = yield from self._placed(part, (*key, name), windows)
+        yield
         held = samples.of_allocator(table, *self._span(part))
         return {**found, "allocated": _thinned(held, _MOST_SAMPLES // len(self._parts))}
 
@@ -140,7 +144,7 @@ class Folder:
         )
         return kept, begins, np.maximum(lengths, 1e-9)
 
-    def _placed(self, part: Aligned, key: tuple[str, int, str], windows: Windows) -> Windows:
+    def _placed(self, part: Aligned, key: tuple[str, int, str], windows: Windows) -> Generator[None, None, Windows]:
         """Windows that may all lie earlier, moved to where what they say changes most at phases' ends."""
         if not windows.slack_ns or not len(windows.values):
             return windows
@@ -150,11 +154,11 @@ class Folder:
         if len(windows.values) >= 2 * seen:
             few = slice(max(0, len(windows.values) - _ENOUGH), None)
             tried = Windows(windows.begins_ns[few], windows.ends_ns[few], windows.values[few], windows.slack_ns)
-            late_ns = self._best(part, tried)
+            late_ns = yield from self._best(part, tried)
             self._late.found[known] = (len(windows.values), late_ns)
         return _moved(windows, late_ns)
 
-    def _best(self, part: Aligned, windows: Windows) -> int:
+    def _best(self, part: Aligned, windows: Windows) -> Generator[None, None, int]:
         """The move after which a curve fits best; that to the middle, where none does much better."""
         most = windows.slack_ns
 
@@ -163,14 +167,21 @@ class Folder:
             return misfit(places, begins, lengths, kept.values)
 
         moves = (most // 2, *range(0, most + 1, _LATE_NS))
-        errors: dict[int, float] = {move: error(move, self._coarse) for move in moves}
+        errors: dict[int, float] = {}
+        for move in moves:
+            errors[move] = error(move, self._coarse)
+            yield
         best = min(errors, key=lambda move: errors[move])
         if errors[best] > _BETTER * errors[most // 2]:
             return most // 2
         near = [move for move in (best - _LATE_NS // 2, best, best + _LATE_NS // 2) if 0 <= move <= most]
-        return min(near, key=lambda move: error(move, self._grid))
+        fine: dict[int, float] = {}
+        for move in near:
+            fine[move] = error(move, self._grid)
+            yield
+        return min(fine, key=lambda move: fine[move])
 
-    def _signal(self, name: str, parts: list[tuple[Windows, Floats, Floats]]) -> Signal | None:
+    def _signal(self, name: str, parts: list[tuple[Windows, Floats, Floats]]) -> Generator[None, None, Signal | None]:
         if not parts:
             return None
         windows = samples.joined([kept for kept, _, _ in parts])
@@ -185,7 +196,7 @@ class Folder:
         else:
             window_s = windows.length_s
             if resolved:
-                curve = unfold(self._grid, begins, lengths, windows.values, most=self._most(name))
+                curve = yield from unfolding(self._grid, begins, lengths, windows.values, most=self._most(name))
                 places, curve = _through(self._grid, curve)
             else:
                 places, curve = np.array([0.0, self._grid.length_s]), level(windows.values)
@@ -222,5 +233,5 @@ def _through(grid: Grid, curve: Curve) -> tuple[Floats, Curve]:
 
 def host_cores(session: Session, host: str) -> int | None:
     """Cores that the job may use on a host."""
-    found = (event.facts.get("cores") for event in session.events if event.name == "node" and event.host == host)
+    found = (event.facts.get("cores") for event in session.told("node") if event.host == host)
     return next((cores for cores in found if isinstance(cores, int) and cores > 0), None)
