@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from textual._context import active_app
 from textual.pilot import Pilot
 
 SOON_S = 0.02  # a call that is due within this belongs to what was begun: screens are painted 60 times a second
@@ -26,6 +27,8 @@ async def until_settled(min_sleep: float = 0.0, max_sleep: float = PATIENCE_S) -
         assert loop.time() < deadline, "it does not come to rest"
         if loop._ready:
             continue
+        if active_app.get()._exit:  # the timer that paints a screen goes on until it is closed, and does nothing
+            return
         due = min((call.when() for call in loop._scheduled if not call.cancelled()), default=deadline)
         if due > loop.time() + SOON_S:
             return
