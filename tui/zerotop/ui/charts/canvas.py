@@ -18,7 +18,6 @@ _SHOWN_BY_HALF = 0x2584  # from this block on, a cell's colour is its block's ra
 
 ALL = slice(None), slice(None)
 
-Mask = NDArray[np.bool_]
 Codes = NDArray[np.int16]
 
 
