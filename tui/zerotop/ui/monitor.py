@@ -39,7 +39,7 @@ AT_ONCE_S = 0.012  # of processor time for a frame before anything is drawn, unl
 PAUSE_S = 0.001  # between two slices
 RESTS = 6.0  # so many times as long as reading and drawing took nothing is read: with very many ranks pictures are rarer
 FIRST_LOOKS, FIRST_S = 8, 0.05  # a job that was attached to just now has its first figures within these
-GARBAGE = 50_000  # objects more than went make a search for garbage worth its time
+GARBAGE = 20_000  # objects more than went make a search for garbage worth its time, some ten milliseconds
 HEARTBEAT_S = 0.5  # a frame at least this often, so that times go on counting
 
 
@@ -221,10 +221,10 @@ class Monitor(App[Leaving]):
 
     def _poll_on(self) -> None:
         """Reads for a slice of time; keys have their turn before the next one."""
-        if self._polling is None:
+        if self._polling is None or not self.is_running:
             return
         if self._framing is not None:  # somebody waits for that
-            self.call_later(self._poll_later)
+            self._soon(self._poll_on)
             return
         begun, cpu_s = time.monotonic(), time.thread_time()
         try:
@@ -235,15 +235,13 @@ class Monitor(App[Leaving]):
             if end.value or self._ticks % max(1, round(HEARTBEAT_S / FRAME_S)) == 0:
                 self.draw()
         else:
-            self.call_later(self._poll_later)
+            self._soon(self._poll_on)
         self._took_s += time.thread_time() - cpu_s
         self._rest_until_s = time.monotonic() + RESTS * self._took_s
 
-    async def _poll_later(self) -> None:
+    def _soon(self, work: Callable[[], None]) -> None:
         # What is called later is called without a pause in between: keys would wait in the terminal's thread.
-        await asyncio.sleep(PAUSE_S)
-        if self.is_running:
-            self._poll_on()
+        asyncio.get_running_loop().call_later(PAUSE_S, self.call_later, work)
 
     def delay_update(self, delay: float = 0.05) -> None:
         """Textual hides changes of screens for longer than a key may wait. Screens that are there need no hiding."""
@@ -286,10 +284,9 @@ class Monitor(App[Leaving]):
             if self._another:
                 self.draw()
         else:
-            self.call_later(self._frame_later)
+            self._soon(self._frame_later)
 
-    async def _frame_later(self) -> None:
-        await asyncio.sleep(PAUSE_S)
+    def _frame_later(self) -> None:
         if self.is_watching:
             self._at_once_s = AT_ONCE_S if self._framing_s < 2 * AT_ONCE_S else 0.0
             self._frame_on(self._slice_s)
@@ -303,4 +300,4 @@ def _keep_what_there_is() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10 * GARBAGE)
+    gc.set_threshold(25 * GARBAGE)

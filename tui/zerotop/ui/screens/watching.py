@@ -165,12 +165,10 @@ class Watching(Screen[None]):
     def _work_on(self) -> None:
         if not self._working and self.long_work is not None and self.long_work.busy:
             self._working = True
-            self.call_later(self._work_a_slice)
+            # In the pause nothing waits for this screen: only then it is laid out and painted, and keys have their turn.
+            asyncio.get_running_loop().call_later(_PAUSE_S, self.call_later, self._work_a_slice)
 
-    async def _work_a_slice(self) -> None:
-        """Keys have their turn before the next one."""
-        # What is called later is called without a pause between: keys would wait in the terminal's thread.
-        await asyncio.sleep(_PAUSE_S)
+    def _work_a_slice(self) -> None:
         self._working = False
         if self.long_work is not None and self.long_work.busy:
             self.long_work.go_on(_SLICE_S)
