@@ -159,10 +159,18 @@ class GpuProcesses:
         for source in self.sources:
             rows = around(source, begin_ns, end_ns)
             rows = rows[(rows["gpu"] == self._index) & (rows["used_bytes"] != UNKNOWN)]
-            rows = rows[np.isin(rows["pid"], ranks)]
+            rows = rows[_one_of(rows["pid"], ranks)]
             times, used = _sums(np.ascontiguousarray(rows["time_ns"]), [rows["used_bytes"]])
             until_ns = int(times[-1]) + source.offset_ns + LONGEST_NS if len(times) else 0
             yield Part(0, after_samples(times + source.offset_ns, used, until_ns, longest_ns=LONGEST_NS))
+
+
+def _one_of(values: NDArray[Any], known: Sequence[int]) -> NDArray[np.bool_]:
+    """Where a value is one of those that are known."""
+    same: NDArray[np.bool_] = values == values[:1]
+    if len(values) and same.all():  # as where each rank has a GPU: looking through them takes far longer
+        return same if int(values[0]) in known else ~same
+    return np.isin(values, known)
 
 
 class Allocators:

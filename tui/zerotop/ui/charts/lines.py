@@ -55,7 +55,7 @@ def _rows_of_dots(canvas: Canvas, low: Numbers, high: Numbers, bottom: float, to
         row[: len(given)] = given[: canvas.dots]
     places = heights(np.stack((np.fmin(*values), np.fmax(*values))), bottom, top, size)
     missing = np.isnan(places).any(axis=0)
-    dots = np.clip(np.ceil(np.nan_to_num(places)) - 1, 0, size - 1).astype(np.int16)
+    dots = np.maximum(np.ceil(np.where(missing, 0.0, places)) - 1, 0).astype(np.int16)
     return np.where(missing, np.int16(size), dots[0]), np.where(missing, np.int16(-1), dots[1])
 
 
