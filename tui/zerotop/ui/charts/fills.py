@@ -20,7 +20,7 @@ _UPPER, _MIDDLE, _LOWER = ord("▔"), ord("━"), ord("▂")
 
 def area(canvas: Canvas, values: Numbers, style: str, *, top: float, bottom: float = 0.0) -> None:
     """Fills each cell column from ``bottom`` up to its value, shape (``canvas.width``,). NaN leaves it empty."""
-    with np.errstate(invalid="ignore"):  # of infinities
+    with np.errstate(invalid="ignore", over="ignore"):  # of infinities, and of what is beyond all numbers
         above = np.asarray(values, np.float64) - bottom
     stack(canvas, [(style, above)], top=top - bottom)
 
