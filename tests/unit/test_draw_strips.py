@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
@@ -53,6 +53,7 @@ def test_heading(width: int, text: str) -> None:
     assert row_text(strip_heading(0.5, width)) == text
 
 
+@example([math.inf], math.inf, 1, 1, BLOCKS)
 @given(st.lists(st.floats()), st.floats(), st.integers(0, 40), st.integers(1, 5), st.sampled_from((BLOCKS, ASCII)))
 def test_a_strip_always_has_its_size(values: list[float], top: float, width: int, height: int, glyphs: Glyphs) -> None:
     rows = strip(values, ["load"] * len(values), top, width, height, glyphs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -42,7 +43,7 @@ def _rows(columns: tuple[tuple[int, str], ...], width: int, height: int, glyphs:
 
 def _eighths(values: Floats, top: float, height: int) -> NDArray[np.int64]:
     """How high values are drawn; something that is not nothing is seen."""
-    some = (values > 0) & (top > 0)
+    some = (values > 0) & (0 < top < math.inf)
     heights = np.rint(np.minimum(values[some], top) / top * (height * 8 - 1))
     found = np.zeros(len(values), np.int64)
     found[some] = np.maximum(1, heights)
