@@ -20,7 +20,9 @@ PARAMETERS, GRADIENTS = "parameters", "gradients"
 MASTER_WEIGHTS, OPTIMIZER_STATE, BUFFERS = "master_weights", "optimizer_state", "buffers"
 CATEGORIES = (PARAMETERS, GRADIENTS, MASTER_WEIGHTS, OPTIMIZER_STATE, BUFFERS)
 
-NO_INVENTORY = "Whose the bytes are was not recorded: the recording is of an older zerotop, or the engine was not ready."
+NO_INVENTORY = (
+    "Whose the bytes are is not recorded up to here: that begins when the engine is ready, and older zerotops did not."
+)
 
 INIT, BEFORE_UPDATE, AFTER_UPDATE = "init", "before_update", "after_update"
 WORDS = {INIT: "when the engine was made", BEFORE_UPDATE: "before the first update", AFTER_UPDATE: "after the first update"}
