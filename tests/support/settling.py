@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from textual._context import active_app
+from textual.app import App
 from textual.pilot import Pilot
 
-SOON_S = 0.02  # a call that is due within this belongs to what was begun: screens are painted 60 times a second
+SOON_S = 0.02  # a call that is due within this belongs to what was begun
 PATIENCE_S = 60.0  # on a machine that has others to work for
 
 
@@ -27,12 +28,18 @@ async def until_settled(min_sleep: float = 0.0, max_sleep: float = PATIENCE_S) -
         assert loop.time() < deadline, "it does not come to rest"
         if loop._ready:
             continue
-        if active_app.get()._exit:  # the timer that paints a screen goes on until it is closed, and does nothing
+        app = active_app.get()
+        if app._exit:  # the timer that paints a screen goes on until it is closed, and does nothing
             return
         due = min((call.when() for call in loop._scheduled if not call.cancelled()), default=deadline)
-        if due > loop.time() + SOON_S:
+        if due > loop.time() + SOON_S and not _to_be_painted(app):
             return
-        await asyncio.sleep(max(0.0, due - loop.time()))
+        await asyncio.sleep(min(SOON_S, max(0.0, due - loop.time())))
+
+
+def _to_be_painted(app: App[Any]) -> bool:
+    """The timer that lays out and paints a screen skips a beat where the machine is late, and nothing is due soon."""
+    return bool(app._batch_count or (app.screen_stack and app.screen._update_timer._active.is_set()))
 
 
 async def until(pilot: Pilot[Any], true: Callable[[], object], otherwise: str = "it does not come") -> None:
