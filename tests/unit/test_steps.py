@@ -183,7 +183,39 @@ def test_steps_are_those_of_a_slow_reading(spans: list[Any], at_once: int, cut: 
         session.refresh()
         table.update()
         rows = table.processes[0].rows
+    assert_slow(rows, spans)
+
+
+def assert_slow(rows: Any, spans: list[Any], offset_ns: int = 0) -> None:
     expected = Slow(spans).rows
     assert len(rows) == len(expected)
     for name in expected[0] if expected else ():
-        np.testing.assert_allclose(rows[name], [row[name] for row in expected], rtol=1e-14, atol=1e-14, err_msg=name)
+        more = offset_ns if name.endswith("unix_ns") else 0
+        np.testing.assert_allclose(rows[name] - more, [row[name] for row in expected], rtol=1e-14, atol=1e-14, err_msg=name)
+
+
+@given(
+    st.lists(any_spans(), min_size=2, max_size=4), st.integers(1, 90), st.lists(st.integers(0, 60), min_size=4, max_size=4)
+)
+def test_ranks_that_are_read_together_have_each_its_own_steps(ranks: list[Any], at_once: int, cuts: list[int]) -> None:
+    """However many spans of which of them there are at a look, and however their clocks stand."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(steps_module, "_AT_ONCE", at_once)
+        writers = [
+            write(Path(folder), tables.SPANS, identity(rank), *spans[:cut], born=rank)
+            for rank, (spans, cut) in enumerate(zip(ranks, cuts, strict=False))
+        ]
+        table = StepTable(session := read(Path(folder)))
+        for source in session.sources["spans"]:
+            source.offset_ns += source.rank * S
+        table.update()
+        for writer, spans, cut in zip(writers, ranks, cuts, strict=False):
+            for record in spans[cut:]:
+                writer.write(*record)
+            writer.close()
+        session.refresh()
+        table.update()
+    assert [process.source.rank for process in table.processes] == list(range(len(ranks)))
+    for rank, (process, spans) in enumerate(zip(table.processes, ranks, strict=True)):
+        assert set(process.rows["rank"]) <= {rank}
+        assert_slow(process.rows, spans, rank * S)

@@ -23,13 +23,18 @@ class Growing:
         """All rows so far; stays as it is when more are added."""
         return self._room[: self._count]
 
-    def add(self, count: int) -> NDArray[Any]:
-        """Room for so many rows at the end, of any content, to be written to."""
+    def reserve(self, count: int) -> None:
+        """Makes place for so many more, which then are not moved while they are added."""
         end = self._count + count
         if end > len(self._room):
             room = np.empty(max(end, 2 * self._count), self._room.dtype)
             room[: self._count] = self.rows
             self._room = room
+
+    def add(self, count: int) -> NDArray[Any]:
+        """Room for so many rows at the end, of any content, to be written to."""
+        self.reserve(count)
+        end = self._count + count
         added = self._room[self._count : end]
         self._count = end
         return added

@@ -43,15 +43,17 @@ def _places() -> NDArray[np.intp]:
 _PLACES = _places()
 
 
-def add_up(spans: NDArray[Any], closing: Ints) -> Floats:
-    """What the spans up to each closing one add up to, shape (closing + 1, SUMS): the last is of a step in progress.
+def add_up(spans: NDArray[Any], closing: Ints, of: Ints) -> Floats:
+    """What the spans of processes up to each closing one add up to; of each process the last is of a step in progress.
+
+    ``of`` has the place of each span's process, ascending; the shape is (closing + processes, SUMS).
 
     Nanoseconds are whole numbers, which floats hold exactly for 100 days: the order of adding does not matter.
     """
-    count, width = len(closing) + 1, len(SUMS)
     begins = np.zeros(len(spans) + 1, np.intp)
     begins[closing + 1] = 1
-    step = begins[:-1].cumsum()
+    step = begins[:-1].cumsum() + of
+    count, width = len(closing) + int(of[-1]) + 1, len(SUMS)
     place = _PLACES.take(np.minimum(spans["phase"], len(PHASES)) * np.uint16(2) + (spans["depth"] > 0))
     place[spans["flags"] & EVAL != 0] = 0
     duration = spans["end_ns"] - spans["begin_ns"]

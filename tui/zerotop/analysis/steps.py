@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,16 +56,13 @@ _PIECE = 8  # processes brought up to date in one go
 
 
 class RankSteps:
-    """The steps of one rank process, extended by :meth:`update`."""
+    """The steps of one rank process, which its :class:`StepTable` extends."""
 
-    def __init__(self, session: Session, spans: Source, *, memory: bool = True) -> None:
-        """``memory``: the columns of memory too, which take as long as all others; without, they are UNKNOWN."""
+    def __init__(self, spans: Source) -> None:
         self.source = spans
-        self._memory = memory
-        self._session = session
-        self._used = 0  # spans taken in
-        self._open = np.zeros(len(SUMS))  # what those in the step in progress add up to
-        self._end_ns = 0  # of the last finished step, on the writer's own clock
+        self.used = 0  # spans taken in
+        self.open = np.zeros(len(SUMS))  # what those in the step in progress add up to
+        self.end_ns = 0  # of the last finished step, on the writer's own clock
         self._rows = Growing(STEP_DTYPE)
 
     @property
@@ -73,53 +70,71 @@ class RankSteps:
         """All finished steps so far, oldest first."""
         return self._rows.rows
 
-    def update(self, until_ns: int | None = None) -> bool:
-        """Takes in spans recorded since, or those of them that ended by then. True when a step was finished."""
-        spans = self.source.array[self._used : None if until_ns is None else self.source.count_known(until_ns)]
-        closing = _closing(spans)
-        if not len(closing) and len(spans) < _AT_ONCE:
-            return False
-        loading_ns = 0
-        if len(closing) and not len(self._rows):
-            self._end_ns, loading_ns = _begin(self.source.array[: self._used + int(closing[0]) + 1])
-        rows = self._rows.add(len(closing))
-        for begin in range(0, len(spans), _AT_ONCE):
-            low, high = np.searchsorted(closing, (begin, begin + _AT_ONCE))
-            self._take(spans[begin : begin + _AT_ONCE], closing[low:high] - begin, rows[low:high])
-        rows["iteration_s"][:1] += loading_ns / 1e9
-        self._used += len(spans)
-        if len(spans) > _AT_ONCE:
-            self._session.release()
-        return len(closing) > 0
+    def expect(self, count: int) -> None:
+        """So many steps are going to be added."""
+        self._rows.reserve(count)
 
-    def _take(self, spans: Rows, closing: Ints, rows: Rows) -> None:
-        """Takes in some spans, of which ``closing`` end steps, and fills in ``rows`` with those."""
-        sums = add_up(spans, closing)
-        sums[0] += self._open
-        self._open = sums[-1].copy()
-        if len(closing):
-            rows["rank"] = self.source.rank
-            rows["step"] = spans["step"][closing]
-            rows["skipped"] = spans["flags"][closing] & SKIPPED != 0
-            self._add_times(rows, spans["end_ns"][closing], sums[:-1])
-            if self._memory:
-                add_memory(self._session, self.source, rows)
-            else:
-                for name in MEMORY:
-                    rows[name] = UNKNOWN
+    def add(self, rows: Rows) -> Rows:
+        """Some that were finished since; returns them where they are kept."""
+        added = self._rows.add(len(rows))
+        added[:] = rows
+        return added
 
-    def _add_times(self, rows: Rows, ends: Ints, sums: Floats) -> None:
-        begins = np.append(np.int64(self._end_ns), ends[:-1])
-        self._end_ns = int(ends[-1])
-        rows["begin_unix_ns"] = begins + self.source.offset_ns
-        rows["end_unix_ns"] = ends + self.source.offset_ns
-        of = dict(zip(SUMS, sums.T, strict=True))
-        rows["iteration_s"] = (ends - begins - of["eval_s"] - of["checkpoint_s"]) / 1e9
-        for column in DURATIONS:
-            rows[column] = of[column] / 1e9
-        rows["micro_steps"] = of["micro_steps"]
-        for name in SIZES:
-            rows[name] = np.where(of[f"{name} known"] > 0, of[name], UNKNOWN)
+
+_Piece = tuple[RankSteps, Rows]  # a process and spans of it that were not taken in yet
+
+
+def _take(pieces: Sequence[_Piece]) -> list[_Piece]:
+    """Takes in fresh spans of processes; returns the steps that they finished, of each process that did.
+
+    All together: a frame brings a process so few that an array of its own costs as much as one for all.
+    """
+    spans = np.concatenate([piece for _, piece in pieces]) if len(pieces) > 1 else pieces[0][1]
+    closing = _closing(spans)
+    if not len(closing) and len(spans) < _AT_ONCE:
+        return []
+    counts = [len(piece) for _, piece in pieces]
+    of = np.repeat(np.arange(len(pieces)), counts)
+    finished = np.bincount(of[closing], minlength=len(pieces))
+    sums = add_up(spans, closing, of)
+    in_progress = (finished + 1).cumsum() - 1
+    sums[in_progress - finished] += [steps.open for steps, _ in pieces]
+    ends = spans["end_ns"][closing]
+    begins, loading_ns = np.append(np.int64(0), ends[:-1]), np.zeros(len(ends))
+    taken: list[_Piece] = []
+    rows = np.empty(len(closing), STEP_DTYPE)
+    first = before = 0
+    for (steps, _), open_, count, many in zip(pieces, sums[in_progress], counts, finished.tolist(), strict=True):
+        if many:
+            if not len(steps.rows):
+                told = steps.source.array[: steps.used + int(closing[first]) - before + 1]
+                steps.end_ns, loading_ns[first] = _begin(told)
+            begins[first], steps.end_ns = steps.end_ns, int(ends[first + many - 1])
+            taken.append((steps, rows[first : first + many]))
+        steps.open = open_
+        steps.used += count
+        first, before = first + many, before + count
+    if taken:
+        sources = [steps.source for steps, _ in pieces]
+        mine = of[closing]
+        rows["rank"] = np.array([source.rank for source in sources])[mine]
+        rows["step"] = spans["step"][closing]
+        rows["skipped"] = spans["flags"][closing] & SKIPPED != 0
+        offsets = np.array([source.offset_ns for source in sources])[mine]
+        rows["begin_unix_ns"] = begins + offsets
+        rows["end_unix_ns"] = ends + offsets
+        _add_times(rows, ends - begins, loading_ns, np.delete(sums, in_progress, axis=0))
+    return taken
+
+
+def _add_times(rows: Rows, passed_ns: Ints, loading_ns: Floats, sums: Floats) -> None:
+    of = dict(zip(SUMS, sums.T, strict=True))
+    rows["iteration_s"] = (passed_ns - of["eval_s"] - of["checkpoint_s"]) / 1e9 + loading_ns / 1e9
+    for column in DURATIONS:
+        rows[column] = of[column] / 1e9
+    rows["micro_steps"] = of["micro_steps"]
+    for name in SIZES:
+        rows[name] = np.where(of[f"{name} known"] > 0, of[name], UNKNOWN)
 
 
 def _closing(spans: Rows) -> Ints:
@@ -146,7 +161,7 @@ class StepTable:
     """The steps of all rank processes of a session, extended by :meth:`update`."""
 
     def __init__(self, session: Session, *, memory: bool = True) -> None:
-        """``memory``: see :class:`RankSteps`."""
+        """``memory``: the columns of memory too, which take as long as all others; without, they are UNKNOWN."""
         self._session = session
         self._memory = memory
         self._processes: dict[Source, RankSteps] = {}
@@ -170,15 +185,45 @@ class StepTable:
 
     def updating(self, until_ns: int | None = None) -> Generator[None, None, bool]:
         """The same in pieces."""
-        new = False
-        for number, source in enumerate(self._session.sources["spans"], 1):
-            if source not in self._processes:
-                self._processes[source] = RankSteps(self._session, source, memory=self._memory)
-                new = True
-            new |= self._processes[source].update(until_ns)
-            if not number % _PIECE:
+        sources, before = self._session.sources["spans"], self.count
+        finished = False
+        for begin in range(0, len(sources), _PIECE):
+            for pieces in self._fresh(sources[begin : begin + _PIECE], until_ns):
+                for steps, rows in _take(pieces):
+                    self._keep(steps, rows)
+                    finished = True
+            if begin + _PIECE <= len(sources):
                 yield
-        return new
+        return finished or self.count > before
+
+    def _fresh(self, sources: Iterable[Source], until_ns: int | None) -> Iterator[list[_Piece]]:
+        """The spans that were not taken in yet, and ended by then, so many in one go as stay in the processor's cache."""
+        pieces: list[_Piece] = []
+        room = _AT_ONCE
+        for source in sources:
+            steps = self._processes.get(source) or self._processes.setdefault(source, RankSteps(source))
+            spans = source.array[steps.used : None if until_ns is None else source.count_known(until_ns)]
+            if len(spans) > _AT_ONCE:
+                steps.expect(len(_closing(spans)))
+            for begin in range(0, len(spans), _AT_ONCE):
+                piece = spans[begin : begin + _AT_ONCE]
+                if pieces and (len(piece) > room or piece.dtype != pieces[0][1].dtype):
+                    yield pieces
+                    pieces, room = [], _AT_ONCE
+                pieces.append((steps, piece))
+                room -= len(piece)
+            if len(spans) > _AT_ONCE:
+                self._session.release()
+        if pieces:
+            yield pieces
+
+    def _keep(self, steps: RankSteps, rows: Rows) -> None:
+        kept = steps.add(rows)
+        if self._memory:
+            add_memory(self._session, steps.source, kept)
+        else:
+            for name in MEMORY:
+                kept[name] = UNKNOWN
 
 
 def steps_of_ranks(session: Session) -> list[Rows]:
