@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,46 @@ def test_pieces_of_a_gpu(session: Session) -> None:
     # The highest sample, and where there is none what was held before.
     assert rounded(gpu.allocated_bytes / GIB, 6) == [None, 5.0, 1.0, 1.0, 3.0, 3.0]
     assert rounded(gpu.reserved_bytes / GIB, 6) == [None, 9.0, 9.0, 9.0, 9.0, 9.0]
+
+
+def test_processes_and_gpus_of_a_node_are_told_apart(tmp_path: Path) -> None:
+    """Whichever are asked for, with others on the node, and with a sampler that was started again in between."""
+    ticks = [0.1 * tick for tick in range(1, 41)]
+    for sampler, seen in ((7, ticks[:12]), (8, ticks[22:])):
+        write(
+            tmp_path,
+            PROCESSES,
+            identity(-1, pid=sampler),
+            *(
+                record(PROCESSES, time_ns=int(t * S), pid=pid, rank=pid - 100, cores_used=pid * t, rss_bytes=pid * GIB)
+                for t in seen
+                for pid in (103, 99, 100, 250)
+            ),
+        ).close()
+        write(
+            tmp_path,
+            GPUS,
+            identity(-1, pid=sampler),
+            *(
+                record(GPUS, time_ns=int(t * S), gpu=gpu, utilization_percent=10 * gpu + t, used_bytes=gpu * GIB)
+                for t in seen
+                for gpu in range(4)
+            ),
+        ).close()
+    histories = Histories(read(tmp_path))
+    ranks = [replace(RANK, rank=pid - 100, pid=pid) for pid in (100, 103)]
+    gpus = [("node1", 3), ("node1", 1)]
+    for end, some in ((2.05, slice(1, 2)), (4.05, slice(2)), (4.05, slice(1))):
+        told = histories.at(BEGIN_NS + int(end * S), ranks[some], gpus[some], {}, Ends(()))
+        means = [0.25, 0.7, 1.1, None, 2.35, 2.7, 3.2, 3.7][: int(2 * end)]
+        for rank in ranks[some]:
+            found = told.ranks[rank.rank]
+            assert rounded(found.cores_used / rank.pid, len(means)) == means
+            assert rounded(found.rss_bytes / GIB, len(means)) == [mean and rank.pid for mean in means]
+        for key in gpus[some]:
+            used = told.gpus[key].used_bytes
+            assert rounded(told.gpus[key].utilization_percent - 10 * key[1], len(means)) == means
+            assert rounded(used / GIB, len(means)) == [mean and key[1] for mean in means]
 
 
 def test_a_piece_is_told_when_it_is_over(session: Session) -> None:

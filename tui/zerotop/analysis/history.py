@@ -7,7 +7,7 @@ at the cursor are told.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ _FRESH = 4
 _GRAIN = 50
 
 GpuKey = tuple[str, int]  # host, NVML index
-Table = NDArray[np.float64]  # (pieces, columns)
+Table = NDArray[Any]  # the first axis is pieces
 
 
 Key = TypeVar("Key")
@@ -57,7 +57,7 @@ class Asked(Mapping[Key, Told]):
 
 
 class Kept:
-    """The table of one rank or GPU. What was told is kept while the cursor goes on."""
+    """A table of pieces. What was told is kept while the cursor goes on."""
 
     def __init__(self) -> None:
         self._first = 0  # index of its first piece: unix ns // PIECE_NS
@@ -101,11 +101,26 @@ def most_voted(codes: NDArray[np.int16], pieces: int) -> NDArray[np.intp]:
     return np.asarray(votes.argmax(axis=1) + NOT_YET)
 
 
+class Sampled(NamedTuple):
+    """What samplers saw of each process or GPU of a node, which is told of all in one go."""
+
+    table: str
+    key: str
+    mean: str  # of this column the mean,
+    highest: tuple[str, ...]  # and of these the highest
+
+
+_NAMES = (*PHASES, "")  # the last is that of NOT_YET
+_PROCESSES = Sampled("processes", "pid", "cores_used", ("rss_bytes", "shared_bytes"))
+_GPUS = Sampled("gpus", "gpu", "utilization_percent", ("used_bytes",))
+
+
 class Histories:
     """Tells the history of a session at any cursor."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._sampled: dict[tuple[Sampled, str], tuple[list[int], Kept]] = {}
         self._ranks: dict[tuple[str, int], Kept] = {}
         self._gpus: dict[GpuKey, Kept] = {}
         self._last: tuple[object, History] | None = None
@@ -124,62 +139,80 @@ class Histories:
             allocators: dict[GpuKey, list[int]] = {}
             for place, where in lies_on.items():
                 allocators.setdefault(where, []).append(place)
+            of_processes = self._asked(_PROCESSES, known[1], end)
+            of_gpus = self._asked(_GPUS, keys, end)
             told = History(
                 piece_s=PIECE_NS / 1e9,
                 end_s=end * PIECE_NS / 1e9,
-                ranks=Asked(processes, lambda number: self._rank(processes[number], end, ends)),
-                gpus=Asked(keys, lambda key: self._gpu(key, end, allocators.get(key, ()), ends)),
+                ranks=Asked(processes, lambda number: self._rank(processes[number], of_processes, end, ends)),
+                gpus=Asked(keys, lambda key: self._gpu(key, of_gpus, end, allocators.get(key, ()), ends)),
             )
             self._last = (known, told)
         return self._last[1]
 
-    def _rank(self, rank: Rank, end: int, ends: Ends) -> RankHistory:
+    def _asked(self, what: Sampled, keys: Iterable[tuple[str, int]], end: int) -> Asked[str, dict[int, Table]]:
+        """By node, the pieces of these of its processes or GPUs by their keys."""
+        of_host: dict[str, set[int]] = {}
+        for host, key in keys:
+            of_host.setdefault(host, set()).add(key)
+        return Asked(of_host, lambda host: self._told(what, host, sorted(of_host[host]), end))
+
+    def _told(self, what: Sampled, host: str, keys: list[int], end: int) -> dict[int, Table]:
+        before, kept = self._sampled.get((what, host), ([], Kept()))
+        if before != keys:
+            kept = Kept()
+        self._sampled[what, host] = keys, kept
+        begin, own = kept.missing(end), np.array(keys)
+        count, columns = (end - begin) * len(own), len(what.highest) + 1
+        fresh = np.full((count, columns), np.nan)
+        for source in self._session.of_host(what.table, host):
+            rows = _between(source, begin, end)
+            places = own.searchsorted(rows[what.key])
+            mine = own.take(places, mode="clip") == rows[what.key]
+            rows = rows[mine]
+            cells = _places(source, rows["time_ns"], begin) * len(own) + places[mine]
+            told = np.empty_like(fresh)
+            told[:, 0] = means(cells, rows[what.mean], count)
+            for column, name in enumerate(what.highest, 1):
+                told[:, column] = highest(cells, rows[name], count)
+            np.copyto(fresh, told, where=~np.isnan(told))  # a sampler may have been started again
+        table = kept.extended(begin, fresh.reshape(-1, len(own), columns))
+        return {key: table[:, place] for place, key in enumerate(keys)}
+
+    def _rank(self, rank: Rank, sampled: Asked[str, dict[int, Table]], end: int, ends: Ends) -> RankHistory:
+        cores_used, rss_bytes, shared_bytes = sampled[rank.host][rank.pid].T
         kept = self._ranks.setdefault((rank.host, rank.pid), Kept())
         begin = kept.missing(end)
-        fresh = np.full((end - begin, 4), np.nan)
-        for source in self._session.of_host("processes", rank.host):
-            rows = _between(source, begin, end)
-            mine = rows["pid"] == rank.pid
-            places = _places(source, rows["time_ns"][mine], begin)
-            fresh[:, 0] = means(places, rows["cores_used"][mine], end - begin)
-            fresh[:, 1] = highest(places, rows["rss_bytes"][mine], end - begin)
-            fresh[:, 2] = highest(places, rows["shared_bytes"][mine], end - begin)
-        fresh[:, 3] = self._phases(rank, begin, end, ends)
-        table = kept.extended(begin, fresh)
-        phases = tuple("" if code < 0 else PHASES[code] for code in table[:, 3].astype(int).tolist())
-        return RankHistory(table[:, 0], table[:, 1], table[:, 2], phases)
+        codes = kept.extended(begin, self._phases(rank, begin, end, ends))
+        phases = tuple([_NAMES[code] for code in codes.tolist()])
+        return RankHistory(cores_used, rss_bytes, shared_bytes, phases)
 
-    def _phases(self, rank: Rank, begin: int, end: int, ends: Ends) -> Floats:
+    def _phases(self, rank: Rank, begin: int, end: int, ends: Ends) -> NDArray[np.intp]:
         """For each piece the phase that the rank was in for most of it; -1 where its probe was not awake."""
         begins, spans = (self._session.table_of(table, rank.host, rank.pid, end * PIECE_NS) for table in ("begins", "spans"))
         if begins is None:
-            return np.full(end - begin, -1.0)
+            return np.full(end - begin, NOT_YET, np.intp)
         grain = PIECE_NS // _GRAIN
         moments = np.arange(begin * PIECE_NS + grain // 2, end * PIECE_NS, grain)
         codes = innermost(begins, spans, moments, end * PIECE_NS)
         if (over_ns := ends.told_until(begins)) is not None:
             codes[moments > over_ns] = NOT_YET
-        return np.asarray(most_voted(codes, end - begin), np.float64)
+        return most_voted(codes, end - begin)
 
-    def _gpu(self, key: GpuKey, end: int, allocators: Iterable[int], ends: Ends) -> GpuHistory:
+    def _gpu(
+        self, key: GpuKey, sampled: Asked[str, dict[int, Table]], end: int, allocators: Iterable[int], ends: Ends
+    ) -> GpuHistory:
         """``allocators``: places of the tables that tell of it, among the session's."""
         kept = self._gpus.setdefault(key, Kept())
         begin = kept.missing(end)
-        fresh = np.full((end - begin, 4), np.nan)
-        for source in self._session.of_host("gpus", key[0]):
-            rows = _between(source, begin, end)
-            mine = rows["gpu"] == key[1]
-            places = _places(source, rows["time_ns"][mine], begin)
-            fresh[:, 0] = means(places, rows["utilization_percent"][mine], end - begin)
-            fresh[:, 1] = highest(places, rows["used_bytes"][mine], end - begin)
+        held = np.full((end - begin, 2), np.nan)
         for place in allocators:
             source = self._session.sources["allocator"][place]
-            self._add_allocator(source, fresh, begin, end, ends.told_until(source))
-        table = kept.extended(begin, fresh)
-        return GpuHistory(*(table[:, column] for column in range(4)))
+            self._add_allocator(source, held, begin, end, ends.told_until(source))
+        return GpuHistory(*sampled[key[0]][key[1]].T, *kept.extended(begin, held).T)
 
     @staticmethod
-    def _add_allocator(source: Source, fresh: Table, begin: int, end: int, over_ns: int | None) -> None:
+    def _add_allocator(source: Source, sums: Table, begin: int, end: int, over_ns: int | None) -> None:
         """Adds what one rank on the GPU holds: the highest sample of a piece, or the last before, while it tells any."""
         before = source.count_known(begin * PIECE_NS - 1)
         rows = source.array[max(0, before - 1) : source.count_known(end * PIECE_NS - 1)]
@@ -194,8 +227,8 @@ class Histories:
         sampled = beyond > first
         if sampled.any():
             found[:, sampled] = np.fmax.reduceat(held, first[sampled], axis=1)
-        mine = fresh[:, 2:]
-        mine[:] = np.where(np.isnan(mine), found.T, mine + np.nan_to_num(found.T))
+        found = found.T
+        sums[:] = np.where(np.isnan(sums), found, np.where(np.isnan(found), sums, sums + found))
 
 
 def _between(source: Source, begin: int, end: int) -> NDArray[Any]:
