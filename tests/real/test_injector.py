@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from agents import wait_for
+from zerotop_probe.outside.attaching import tracing
 from zerotop_probe.outside.attaching.injector import Planted, State, plant
 from zerotop_probe.outside.attaching.target import ASKED_FROM, CannotEnter, examine, read_status
 from zerotop_probe.outside.proc import Process
@@ -104,6 +105,16 @@ def test_a_sleep_ends_when_it_would_have(way: str) -> None:
             plant(examine(found), "pass")
         assert process.stdout is not None
         assert SLEEP_S - 0.1 < float(process.stdout.readline()) < SLEEP_S + 1
+
+
+@pytest.mark.parametrize("keep_lock_s", [60.0, 0.0])
+def test_a_stop_is_noticed_before_the_next_look(monkeypatch: pytest.MonkeyPatch, keep_lock_s: float) -> None:
+    look_s = 0.9
+    monkeypatch.setattr(tracing, "_LOOK_S", look_s)
+    monkeypatch.setattr(tracing, "_KEEP_LOCK_S", keep_lock_s)
+    with at_work("import time; print('ready', flush=True)\nwhile True: time.sleep(0.01)") as (_, found):
+        held = [plant(examine(found), "pass") for _ in range(5)]
+    assert min(planted.stopped_s for planted in held) < look_s
 
 
 def test_one_that_did_not_stop_in_time_is_let_go(tmp_path: Path) -> None:

@@ -33,16 +33,18 @@ _MASK_BYTES = 8
 FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS)
 _BLOCKED = ~sum(1 << (number - 1) for number in FAULTS) & (2**64 - 1)
 
-# A thread stops, and comes back from a call of ours, within some 20 us if a core is free for it, be it ours: so we nap, for
-# longer and longer. If it takes long our other threads are no longer kept waiting.
-_NAP_US, _NAP_SHARE, _KEEP_LOCK_S = 10, 0.1, 0.02
-_SET_SLACK, _GET_SLACK = 29, 30
+# A thread stops, and comes back from a call of ours, within some 20 us if a core is free for it, be it ours; then the kernel
+# sends us SIGCHLD, which we wait for. To look again and again would take a shared core away from it, and set a timer each
+# time: on a virtual machine that takes 20 to 40 us, at times a millisecond. We look all the same, now and then: the signal
+# may go to another thread of ours, or be ignored. If it takes long our other threads are no longer kept waiting.
+_LOOK_S, _LOOK_SHARE, _KEEP_LOCK_S = 0.0003, 0.5, 0.02
+_STOPS = signal.SIGCHLD
 
 _libc = ctypes.PyDLL(None, use_errno=True)  # unlike CDLL it keeps the interpreter's lock
 _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
 _libc.ptrace.restype = ctypes.c_long
-_libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 _libc.waitpid.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+_libc.sigtimedwait.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
 for _call in (_libc.pread, _libc.pwrite):
     _call.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_longlong]
     _call.restype = ctypes.c_ssize_t
@@ -52,6 +54,12 @@ class _Span(ctypes.Structure):
     """``struct iovec``."""
 
     _fields_ = [("address", ctypes.c_void_p), ("size", ctypes.c_size_t)]
+
+
+class _Time(ctypes.Structure):
+    """``struct timespec``."""
+
+    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
 
 
 class _Set(NamedTuple):
@@ -92,14 +100,22 @@ def is_one(memory: int, address: int) -> bool:
     return int(_libc.pread(memory, content, 4, address)) == 4 and content.raw == b"\1\0\0\0"
 
 
+def _await_stop(seconds: float, *, keep_lock: bool) -> None:
+    """Returns when some thread that we trace may have stopped, or after so long (less than a second with ``keep_lock``)."""
+    if keep_lock:
+        signals, span = (ctypes.c_uint64 * 16)(1 << (_STOPS - 1)), _Time(0, int(1e9 * seconds))
+        _libc.sigtimedwait(ctypes.addressof(signals), None, ctypes.addressof(span))
+    else:
+        signal.sigtimedwait({_STOPS}, seconds)
+
+
 @contextlib.contextmanager
 def punctual() -> Iterator[None]:
-    """Naps of our thread last as long as they are meant to, and not 50 us more; where we may, we come before other programs.
+    """Where we may, we come before other programs.
 
     On a machine that has more to do than cores this makes a stop several times shorter.
     """
-    slack, policy, place = _libc.prctl(_GET_SLACK, 0, 0, 0, 0), os.sched_getscheduler(0), os.sched_getparam(0)
-    _libc.prctl(_SET_SLACK, 1, 0, 0, 0)
+    policy, place = os.sched_getscheduler(0), os.sched_getparam(0)
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(os.sched_get_priority_min(os.SCHED_FIFO)))
     try:
@@ -107,13 +123,13 @@ def punctual() -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, policy, place)
-        _libc.prctl(_SET_SLACK, slack, 0, 0, 0)
 
 
 class Held:
     """One thread, stopped from the end of ``__init__`` to :meth:`release`.
 
     All calls come from one thread of ours, which ends soon after: only then does the kernel let go of one that did not stop.
+    It has SIGCHLD blocked, and takes those of other children of ours too.
     """
 
     def __init__(self, pid: int, machine: Machine, *, patience_s: float, same: Callable[[], bool] = lambda: True) -> None:
@@ -158,11 +174,9 @@ class Held:
             now_s = time.monotonic()
             if now_s > deadline_s:
                 raise DidNotStop(f"Process {self.pid} does not come to a stop")
-            nap_us = int(_NAP_US + _NAP_SHARE * 1e6 * (now_s - began_s))
-            if now_s - began_s < _KEEP_LOCK_S:
-                _libc.usleep(nap_us)
-            else:
-                time.sleep(nap_us / 1e6)
+            waited_s = now_s - began_s
+            look_s = min(_LOOK_S + _LOOK_SHARE * waited_s, deadline_s - now_s)
+            _await_stop(look_s, keep_lock=waited_s < _KEEP_LOCK_S)
         status = found.value
         if not os.WIFSTOPPED(status):
             raise ProcessLookupError(errno.ESRCH, f"Process {self.pid} has ended")
