@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zerotop.demo import RECORDING
+from zerotop.session.folder import Unpacked
 from zerotop.session.packing import SUFFIX, unpack
 from zerotop.session.reader import Session
 
@@ -44,6 +45,19 @@ def as_directory(name: str, into: Path) -> Path:
     for file, content in unpack(packed(name)).items():
         (session / file).write_bytes(content)
     return session
+
+
+def rewritten(name: str, change: Callable[[dict[str, Any]], object]) -> Session:
+    """The recording with the lines of its events as ``change`` makes them; that gets one at a time, headers too."""
+    files = {
+        file: content if not file.endswith(".jsonl") else b"".join(map(_rewrite(change), content.splitlines()))
+        for file, content in unpack(packed(name)).items()
+    }
+    return Session.of(Unpacked(packed(name), files))
+
+
+def _rewrite(change: Callable[[dict[str, Any]], object]) -> Callable[[bytes], bytes]:
+    return lambda line: json.dumps(change(json.loads(line))).encode() + b"\n"
 
 
 class Label(NamedTuple):

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from textual.app import App, ComposeResult
 from textual.widgets._toast import Toast
 
 from fake_source import offload_story
+from recordings import rewritten
+from settling import until
 from watching import Watch
+from zerotop.analysis.source import RecordingSource
+from zerotop.ui.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
 from zerotop.ui.drawing.rows import Row
+from zerotop.ui.tabs import TABS
 from zerotop.ui.widgets.drawn import Painted
 
 NASTY = "[red]x[/red] \x1b]0;title\x07\x1b[2J\r\u202e end"
@@ -52,3 +59,30 @@ async def test_a_notice() -> None:
         text = str(seen.app.screen.query_one(Toast).render())
         assert "[red]x[/red]" in text
         assert text.isprintable()
+
+
+def text_of(app: ZerotopApp) -> str:
+    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+
+
+@pytest.mark.parametrize("number", [-5, 2**62])
+async def test_numbers_that_cannot_be_and_facts_that_are_none(number: int) -> None:
+    """The first are shown as they are, of the second it is told that there were some."""
+
+    def change(line: dict[str, Any]) -> dict[str, Any]:
+        match line.get("event"):
+            case "hello" | "total_steps" | "tensors":
+                return line | {fact: number for fact, value in line.items() if type(value) is int and fact != "time_ns"}
+            case "node":
+                return line | {"cores": number, "memory_bytes": number}
+            case "engine":
+                return line | {"devices": {"0": "x"}}
+            case "microscope":
+                return line | {"request": None}
+        return line
+
+    app = ZerotopApp(RecordingSource(rewritten("gpu-microscope", change)), title="x", glyphs=BLOCKS)
+    async with app.run_test(size=(120, 40)) as pilot:
+        for tab in TABS:
+            app.action_switch(tab.name)
+            await until(pilot, lambda: "2 damaged lines in its events were passed over." in text_of(app))

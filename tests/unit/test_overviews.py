@@ -118,9 +118,8 @@ def _no_zip(path: Path) -> None:
 def _a_lie(path: Path) -> None:
     path.unlink()
     session = recordings.as_directory("z2", path.parent)
-    lines = b'{"time_ns": 1, "event": "node", "gpus": 7}\n{"time_ns": 1, "event": "rank_found", "rank": []}\n'
-    events = next(session.glob("events-node-*.jsonl"))
-    events.write_bytes(events.read_bytes() + lines)
+    spans = next(session.glob("spans-*.rec"))
+    spans.write_bytes(spans.read_bytes().replace(b'["end_ns", "<i8"]', b'["end_ns", "|S8"]'))
 
 
 @pytest.mark.parametrize("damage", [_cut, _no_zip, _a_lie])

@@ -1,7 +1,8 @@
 """The rare facts: every event's name and what it carries besides ``time_ns`` and ``event``.
 
 Written by :class:`~zerotop_probe.recording.writer.EventWriter` as JSON lines. A reader keeps events that it does not know.
-Bytes and nanoseconds are integers. A fact that could not be had is null or absent, never guessed.
+Bytes and nanoseconds are integers. A fact that could not be had is null or absent, never guessed. Of which kind each fact is
+that is read stands in :mod:`zerotop.session.facts` too, where events that hold something else are passed over.
 """
 
 from __future__ import annotations

@@ -16,11 +16,18 @@ def notices(session: Session, cursor_ns: int, lost: Losses) -> tuple[str, ...]:
     found += filter(None, [lost.sentence])
     for event in (*session.told("probe_error", cursor_ns), *session.told("sampler_error", cursor_ns)):
         found.append(f"Recording is partial: {event.facts.get('where')}: {event.facts.get('error')}")
-    if session.damaged_files:
-        found.append(f"{session.damaged_files} damaged files of this recording were passed over.")
-    if session.damaged_lines:
-        found.append(f"{session.damaged_lines} damaged lines in this recording's events were passed over.")
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys([*found, *damage(session)]))
+
+
+def damage(session: Session) -> list[str]:
+    """What of a recording could not be read, a sentence each."""
+    counts = (session.damaged_files, "file", "of this recording"), (session.damaged_lines, "line", "in its events")
+    return [_passed_over(*told) for told in counts if told[0]]
+
+
+def _passed_over(count: int, what: str, where: str) -> str:
+    is_one = count == 1
+    return f"{count} damaged {what if is_one else what + 's'} {where} {'was' if is_one else 'were'} passed over."
 
 
 def _not_reached(session: Session, cursor_ns: int) -> list[str]:

@@ -11,8 +11,7 @@ from typing import Any
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.annotations import annotations as find
 from zerotop.commands.printing import printable
-from zerotop.session import catalog
-from zerotop.session.reader import Session
+from zerotop.commands.reading import recorded
 
 _WIDTH = 100
 _INDENT = " " * 4
@@ -20,7 +19,7 @@ _INDENT = " " * 4
 
 def annotations(options: argparse.Namespace) -> int:
     """Prints to standard output. Returns 0."""
-    session = Session.open(catalog.find(options.session))
+    session = recorded(options.session)
     found = find(session, session.end_ns)
     if options.json:
         print(json.dumps([as_dict(finding) for finding in found], indent=1, allow_nan=False))

@@ -10,7 +10,7 @@ from zerotop.analysis.export import TABLES
 from zerotop.analysis.export import export as write_table
 from zerotop.commands.printing import printable
 from zerotop.commands.problems import USAGE, Problem
-from zerotop.session import catalog
+from zerotop.commands.reading import recorded
 from zerotop.session.files_of_ours import unfinished
 from zerotop.session.reader import Session
 
@@ -25,7 +25,7 @@ def export(options: argparse.Namespace) -> int:
         raise Problem("All tables need a directory to be written to: -o DIRECTORY", USAGE)
     if to_stdout and form == "parquet" and sys.stdout.isatty():
         raise Problem("Parquet is not for a terminal: name a file with -o FILE", USAGE)
-    session = Session.open(catalog.find(options.session))
+    session = recorded(options.session)
     if to_stdout:
         write_table(session, table, form, sys.stdout.buffer)
         sys.stdout.buffer.flush()

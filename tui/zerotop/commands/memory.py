@@ -20,6 +20,7 @@ from zerotop.analysis.ledger import ledger
 from zerotop.analysis.ledger_rows import GpuLedger
 from zerotop.analysis.living import events_of, living
 from zerotop.analysis.memory_view import last_alive
+from zerotop.analysis.notices import damage
 from zerotop.analysis.out_of_memory import PostMortem, post_mortem
 from zerotop.analysis.peak_ledger import PeakLedger, ledger_at_peak
 from zerotop.analysis.phase_peaks import RankPeaks, rank_peaks
@@ -104,7 +105,7 @@ def examine(
         session=session.name,
         unix_ns=unix_ns,
         step=step,
-        notices=_notices(session),
+        notices=tuple(damage(session)),
         setup=known,
         engines=len(setups),
         gpus=gpus,
@@ -126,11 +127,6 @@ def _updates(session: Session, unix_ns: int) -> dict[int, dict[str, float]]:
     rows = step_parts(session)
     rows = rows[rows["begin_unix_ns"] < unix_ns]
     return {int(rank): usual(rows[rows["rank"] == rank]) for rank in np.unique(rows["rank"])}
-
-
-def _notices(session: Session) -> tuple[str, ...]:
-    files = session.damaged_files
-    return (f"{files} damaged or older file{'s' if files > 1 else ''} of this recording cannot be read.",) if files else ()
 
 
 def as_json(report: Report) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.session.facts import make_sense
 from zerotop.session.folder import Folder
-from zerotop.session.headers import DAMAGED, Clocks, read_header
+from zerotop.session.headers import DAMAGED, Clocks, Writer, read_header, within
 from zerotop.session.mapping import release
 from zerotop_probe.recording.tables import TABLES
 
@@ -36,17 +37,13 @@ class Source:
     """One table of one writer: whole records, memory-mapped, growing with :meth:`refresh`."""
 
     def __init__(self, folder: Folder, name: str, header: dict[str, Any], data_offset: int, offset_ns: int) -> None:
-        writer = header["writer"]
         self.path = folder.path / name
         self._folder = folder
         self.header = header
         self.table = str(header["table"])
-        self.role = str(writer["role"])
-        self.rank = int(writer["rank"])
-        self.host = str(writer["host"])
-        self.pid = int(writer["pid"])
+        self.role, self.rank, self.host, self.pid = Writer.of(header)
         self.offset_ns = offset_ns
-        self.born_ns = int(header["clock"]["monotonic_ns"]) + offset_ns
+        self.born_ns = within(header["clock"]["monotonic_ns"]) + offset_ns
         """When the file was made, in unix time."""
         self._name = name
         self._data_offset = data_offset
@@ -146,7 +143,7 @@ def _dtype(header: dict[str, Any], name: str) -> np.dtype[Any]:
 
 
 class EventFile:
-    """Tails one JSON-lines file. A line that is no event is counted and passed over."""
+    """Tails one JSON-lines file. A line that is no event, or whose facts make no sense, is counted and passed over."""
 
     def __init__(self, folder: Folder, name: str, clocks: Clocks) -> None:
         self.name = name
@@ -154,7 +151,7 @@ class EventFile:
         self.damaged = 0
         self._clocks = clocks
         self._position = 0
-        self._header: dict[str, Any] | None = None
+        self._writer: Writer | None = None
         self._offset_ns = 0
 
     def read(self) -> list[Event]:
@@ -173,14 +170,15 @@ class EventFile:
 
     def _event(self, line: bytes) -> Event | None:
         try:
-            if self._header is None:
-                self._header = read_header(line, self.name)
-                self._offset_ns = self._clocks.offset_ns(self._header)
+            if self._writer is None:
+                header = read_header(line, self.name)
+                self._writer, self._offset_ns = Writer.of(header), self._clocks.offset_ns(header)
                 return None
             facts = json.loads(line)
-            writer = self._header["writer"]
-            time_ns, name = int(facts.pop("time_ns")) + self._offset_ns, str(facts.pop("event"))
-            return Event(time_ns, name, facts, writer["role"], writer["rank"], writer["host"], writer["pid"])
+            time_ns, name = within(facts.pop("time_ns") + self._offset_ns), str(facts.pop("event"))
+            if not make_sense(name, facts):
+                raise ValueError(f"{name} makes no sense")
+            return Event(time_ns, name, facts, *self._writer)
         except DAMAGED:
             self.damaged += 1
             return None

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from zerotop_probe.recording.tables import FORMAT_MAJOR
+
+WIDEST = 1 << 62
+"""No size, count or time is beyond this; two of them can be added in a column of a table."""
+
+_NARROW = (1 << 31) - 1  # that of ranks and processes
 
 # What looking for facts in JSON of any shape can raise.
 DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
@@ -14,6 +19,29 @@ DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, Recur
 
 class SessionError(Exception):
     """A recording cannot be read; the text is a sentence for the user."""
+
+
+class Writer(NamedTuple):
+    """Who wrote a file."""
+
+    role: str
+    rank: int
+    host: str
+    pid: int
+
+    @classmethod
+    def of(cls, header: dict[str, Any]) -> Writer:
+        """As its header says. Raises one of :data:`DAMAGED` where that makes no sense."""
+        told = header["writer"]
+        return cls(str(told["role"]), within(told["rank"], _NARROW), str(told["host"]), within(told["pid"], _NARROW))
+
+
+def within(value: Any, widest: int = WIDEST) -> int:
+    """As an integer. Raises ValueError, TypeError or OverflowError for what is none, or beyond the widest."""
+    number = int(value)
+    if abs(number) > widest:
+        raise ValueError("a number is beyond all others")
+    return number
 
 
 @dataclass
@@ -25,7 +53,7 @@ class Clocks:
     def offset_ns(self, header: dict[str, Any]) -> int:
         """What to add to a monotonic time of the file with this header."""
         pair = header["clock"]
-        offset = int(pair["unix_ns"]) - int(pair["monotonic_ns"])
+        offset = within(int(pair["unix_ns"]) - int(pair["monotonic_ns"]))
         boot = header.get("writer", header).get("boot") or ""
         return self.offsets.setdefault(boot, offset) if boot else offset
 
