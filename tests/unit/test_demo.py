@@ -13,8 +13,9 @@ import pytest
 from agents import python
 from zerotop.analysis.source import RecordingSource
 from zerotop.cli import main
-from zerotop.commands import builds, demo, progress
+from zerotop.commands import demo, progress
 from zerotop.session.reader import Session
+from zerotop_probe.outside import builds
 from zerotop_probe.recording import directory, tables
 from zerotop_probe.recording.writer import Identity, RecordWriter
 

@@ -37,10 +37,17 @@ def test_what_a_first_start_waits_for(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.event(recording.node, 1, events.JOB_STARTED, pid=9)
     recording.event(recording.node, 2, events.COMPILING, rank=0, pid=100)
-    recording.engine(at=3)
+    recording.event(recording.node, 3, events.BUILD_LOCKED, path="/builds/cpu_adam/lock")
+    recording.event(recording.node, 4, events.BUILD_LOCKED, path="/builds/utils/lock")
+    recording.event(recording.node, 5, events.COMPILING, rank=0, pid=100)
+    recording.engine(at=6)
     recording.event(recording.node, 9, events.SAMPLER_ERROR, where="nothing", error="else")
     source = RecordingSource(recording.read())
-    said = [source.view(BEGIN_NS + second * S).job.exit_text for second in (1, 2, 3)]
+    said = [source.view(BEGIN_NS + second * S).job.exit_text for second in range(1, 7)]
     assert said[0] == "Waiting for a rank to make its DeepSpeed engine."
     assert said[1].startswith("DeepSpeed compiles its operators, the first time only")
-    assert said[2] == ""
+    assert "no process on their node holds /builds/cpu_adam/lock: perhaps they wait without end" in said[2]
+    assert said[2].endswith("end this one, remove it and start it again.")
+    assert "holds /builds/cpu_adam/lock and /builds/utils/lock: perhaps" in said[3]
+    assert said[4] == said[1]
+    assert said[5] == ""

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from zerotop_probe.outside import proc, silence
+from zerotop_probe.outside.builds import Locks
 from zerotop_probe.outside.proc import Process
 from zerotop_probe.outside.processes import Member
 from zerotop_probe.recording import clock, events, launchers
@@ -41,7 +42,7 @@ class Rank(NamedTuple):
 
 
 class Ranks:
-    """Follows the ranks of one job; writes RANK_FOUND, RANK_GONE, RANK_SILENT and COMPILING."""
+    """Follows the ranks of one job; writes RANK_FOUND, RANK_GONE, RANK_SILENT, COMPILING and BUILD_LOCKED."""
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class Ranks:
         self._reported_s: dict[Process, float] = {}
         self._silent: set[Process] = set()
         self._compiling = False
+        self._locks = Locks()
         self._next_s = 0.0
         self._fast_until_s = time.monotonic() + _FAST_FOR_S
         for process in attached or ():
@@ -137,20 +139,26 @@ class Ranks:
         for pid in waiting:
             if pid not in self.found and not self._classify(pid, now_s):
                 waiting.extend(children.get(pid, ()))
-        if not self._compiling:
-            self._find_compilers(children)
+        due = self._locks.due(now_s)
+        if due or not self._compiling:
+            rank = self._compiling_rank(children)
+            if rank is not None and not self._compiling:
+                self._compiling = True
+                self._event(events.COMPILING, rank=rank.rank, pid=rank.process.pid)
+            if due:
+                for lock in self._locks.look([] if rank is not None else self.processes(), now_s):
+                    self._event(events.BUILD_LOCKED, path=str(lock))
 
-    def _find_compilers(self, children: Mapping[int, Sequence[int]]) -> None:
-        """Says once that operators are built: for minutes nothing else is seen to happen."""
+    def _compiling_rank(self, children: Mapping[int, Sequence[int]]) -> Rank | None:
+        """One below which operators are built: for minutes nothing else is seen to happen."""
         for rank in self.found.values():
             below = list(children.get(rank.process.pid, ()))
             for pid in below:
                 facts = proc.stat(pid)
                 if facts is not None and facts.name in _COMPILERS:
-                    self._compiling = True
-                    self._event(events.COMPILING, rank=rank.rank, pid=rank.process.pid)
-                    return
+                    return rank
                 below.extend(children.get(pid, ()))
+        return None
 
     def _classify(self, pid: int, now_s: float) -> bool:
         """Whether this process is a rank. Asked again each time: a launcher's child becomes one by exec."""

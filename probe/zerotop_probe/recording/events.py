@@ -119,6 +119,10 @@ RANK_GONE = "rank_gone"
 # A rank runs compilers, as when DeepSpeed's operators are first used. Said once. rank, pid: int
 COMPILING = "compiling"
 
+# A rank sleeps, none here compiles, and in the folder where torch builds operators for them lies a lock that no process of
+# this node holds: they may wait for it without end. Said once of each. path: str
+BUILD_LOCKED = "build_locked"
+
 # Somebody asked for the job to be stopped; which signal was sent. signal: str
 STOP_SENT = "stop_sent"
 

@@ -12,6 +12,7 @@ import numpy as np
 from zerotop.analysis import places
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.attempts import attempts
+from zerotop.analysis.awaited import awaited
 from zerotop.analysis.endings import Losses, left_running, losses
 from zerotop.analysis.ends import ends_of
 from zerotop.analysis.findings import Findings
@@ -33,8 +34,6 @@ _TABLES = 256  # that are asked for their number of records in one go
 _RATE_NS = 2_000_000_000
 _SEARCHES = 2  # for findings, each a piece of reading, and one more for each so many ranks
 _RANKS_OF_A_SEARCH = 128
-_STARTING = "Waiting for a rank to make its DeepSpeed engine."
-_COMPILING = "DeepSpeed compiles its operators, the first time only: a minute or two. Then it makes its engine."
 _LOST = "The recording stops here: nobody saw how the job ended."
 _DETACHED = "The recording was ended here, and the job went on."
 
@@ -220,7 +219,7 @@ class RecordingSource:
         if not self._live and cursor >= self._last_written_ns:
             return (State.DETACHED, None, _DETACHED) if left_running(self.session, cursor) else (State.LOST, None, _LOST)
         if not engine and not self.session.told("attached", cursor):
-            return State.STARTING, None, _COMPILING if self.session.told("compiling", cursor) else _STARTING
+            return State.STARTING, None, awaited(self.session, cursor)
         return State.RUNNING, None, ""
 
     def _progress(self, cursor: int, count: int, job: Job) -> Progress:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pynvml
 
-from zerotop.commands.builds import extensions_folder, remove_stale_locks
 from zerotop.commands.launching import new_session
 from zerotop.commands.problems import Problem
 from zerotop.commands.terminal import has_terminal
 from zerotop.demo import RECORDING, SCRIPT, config_path
 from zerotop_probe.outside import agent, control
+from zerotop_probe.outside.builds import extensions_folder, remove_stale_locks
 from zerotop_probe.recording import events
 
 _NEEDED = ("torch", "deepspeed", "transformers", "datasets", "accelerate")

@@ -90,6 +90,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     events.AFFINITY: {"pid": int, "cpus": str, "threads": {int: str}},
     events.RANK_GONE: _PROCESS,
     events.COMPILING: _PROCESS,
+    events.BUILD_LOCKED: {"path": _Needed(str)},
     events.STOP_SENT: {"signal": str},
     events.JOB_ENDED: _END,
     events.SAMPLER_ERROR: _FAILURE,

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+from zerotop_probe.outside import proc
+from zerotop_probe.outside.proc import Process
 
 # File systems that another machine may be building on, and after how long no build can still be going on there.
 _SHARED = ("nfs", "lustre", "ceph", "cifs", "smb", "gpfs", "beegfs", "afs", "9p", "fuse")
 _LONGEST_BUILD_S = 1800.0
 
+LOOK_S = 10.0  # between two looks at what a job may be waiting for
+# Of a core: whoever waits for a lock sleeps, and who loads a model or makes an engine does not.
+_IDLE = 0.05
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
 
 def extensions_folder(environment: Mapping[str, str]) -> Path:
     """Where torch builds extensions: ``TORCH_EXTENSIONS_DIR``, or a folder in the user's cache."""
     chosen = environment.get("TORCH_EXTENSIONS_DIR")
-    return Path(chosen or Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions")
+    cache = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or Path.home()) / ".cache"
+    return Path(chosen or Path(cache) / "torch_extensions")
 
 
 def stale_locks(folder: Path) -> list[Path]:
@@ -43,6 +52,38 @@ def remove_stale_locks(folder: Path) -> list[Path]:
             lock.unlink()
             removed.append(lock)
     return removed
+
+
+class Locks:
+    """Notices a job that sleeps while a lock lies there that nobody holds. That it waits for this one cannot be seen."""
+
+    def __init__(self) -> None:
+        self._looked_s = 0.0
+        self._ticks: dict[Process, int] = {}
+        self._stale: list[Path] = []
+        self._told: set[Path] = set()
+
+    def due(self, now_s: float) -> bool:
+        """Whether it is time to look; ``now_s`` is of ``time.monotonic``."""
+        return now_s >= self._looked_s + LOOK_S
+
+    def look(self, ranks: Sequence[Process], now_s: float) -> list[Path]:
+        """The locks that lay there at the look before too, since when one of these processes has slept; each once.
+
+        ``ranks``: of this node; none while one of them compiles.
+        """
+        begun_s, before = self._looked_s, self._ticks
+        self._looked_s = now_s
+        self._ticks = {rank: facts.cpu_ticks for rank in ranks if (facts := proc.stat(rank.pid)) is not None}
+        few = _IDLE * _TICKS_PER_S * (now_s - begun_s)
+        known, self._stale = self._stale, []
+        if self._ticks:
+            self._stale = stale_locks(extensions_folder(proc.environment(next(iter(self._ticks)).pid)))
+        if not any(rank in before and ticks - before[rank] < few for rank, ticks in self._ticks.items()):
+            return []
+        found = [lock for lock in self._stale if lock in known and lock not in self._told]
+        self._told.update(found)
+        return found
 
 
 def _stat(path: str | Path) -> os.stat_result | None:

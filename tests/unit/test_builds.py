@@ -1,0 +1,141 @@
+"""Ranks that may wait for a build of operators that was killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents import python, wait_for
+from zerotop_probe.outside import builds, proc
+from zerotop_probe.outside.builds import LOOK_S, Locks
+from zerotop_probe.outside.proc import Process
+from zerotop_probe.outside.ranks import Ranks
+from zerotop_probe.recording import events
+from zerotop_probe.recording.writer import EventWriter, Identity
+
+SLEEP = "import time; print('ready', flush=True); time.sleep(600)"
+# Takes the lock as torch.utils.file_baton does.
+HOLD = "import os; os.open(os.environ['TORCH_EXTENSIONS_DIR'] + '/cpu_adam/lock', os.O_CREAT); " + SLEEP
+COMPILE = "import os, subprocess; subprocess.Popen([os.environ['TORCH_EXTENSIONS_DIR'] + '/cc1plus', '600']); " + SLEEP
+
+Start = Callable[[str], Process]
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> Path:
+    """That of a build in the folder where the ranks' torch builds."""
+    path = tmp_path / "builds" / "cpu_adam" / "lock"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    (tmp_path / "builds" / "cc1plus").symlink_to("/bin/sleep")
+    return path
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts rank 0, with a program; it and what it starts are killed afterwards."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def launch(code: str) -> Process:
+        environment = {**os.environ, "RANK": "0", "TORCH_EXTENSIONS_DIR": str(tmp_path / "builds")}
+        started.append(subprocess.Popen(python(code), env=environment, stdout=subprocess.PIPE, start_new_session=True))
+        assert started[-1].stdout is not None
+        assert started[-1].stdout.readline() == b"ready\n"
+        found = Process.of(started[-1].pid)
+        assert found is not None
+        return found
+
+    yield launch
+    for process in started:
+        os.killpg(process.pid, 9)
+        process.communicate()
+
+
+class Looks:
+    """Looks as a sampler does, without its pauses."""
+
+    def __init__(self, folder: Path, root: Process) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._writer = EventWriter(str(folder), Identity.of_this_process("node"))
+        self._ranks = Ranks(str(folder), root, self._writer)
+        self._writer.write = self._note  # type: ignore[method-assign]
+
+    def _note(self, time_ns: int, event: str, **facts: Any) -> None:
+        self.events.append({"event": event, **facts})
+
+    def again(self, name: str) -> list[dict[str, Any]]:
+        self._ranks.look(now=True)
+        return [event for event in self.events if event["event"] == name]
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+@pytest.fixture
+def looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Process], Looks]]:
+    made: list[Looks] = []
+
+    def look(root: Process) -> Looks:
+        made.append(Looks(tmp_path, root))
+        return made[-1]
+
+    monkeypatch.setattr(builds, "LOOK_S", 0.0)
+    yield look
+    for each in made:
+        each.close()
+
+
+def test_a_rank_that_sleeps_beside_a_lock_that_nobody_holds(
+    lock: Path, start: Start, looks: Callable[[Process], Looks]
+) -> None:
+    seen = looks(start(SLEEP))
+    (found,) = wait_for(lambda: seen.again(events.BUILD_LOCKED))
+    assert found["path"] == str(lock)
+    assert [len(seen.again(events.BUILD_LOCKED)) for _ in range(3)] == [1, 1, 1]
+
+
+def test_while_something_is_compiled_no_lock_is_told_of(lock: Path, start: Start, looks: Callable[[Process], Looks]) -> None:
+    seen = looks(start(COMPILE))
+    assert len(seen.again(events.COMPILING)) == 1
+    assert [len(seen.again(events.BUILD_LOCKED)) for _ in range(4)] == [0, 0, 0, 0]
+    assert len(seen.again(events.COMPILING)) == 1
+
+
+def test_a_lock_that_is_held_keeps_others_waiting_for_a_reason(lock: Path, start: Start) -> None:
+    rank, locks = start(HOLD), Locks()
+    assert [locks.look([rank], look * LOOK_S) for look in range(1, 4)] == [[], [], []]
+
+
+def test_who_works_does_not_wait(lock: Path, start: Start) -> None:
+    rank, locks = start("print('ready', flush=True)\nwhile True: pass"), Locks()
+
+    def ticks() -> int:
+        facts = proc.stat(rank.pid)
+        assert facts is not None
+        return facts.cpu_ticks
+
+    for look in range(1, 4):
+        before = ticks()
+        assert locks.look([rank], look * 1.0) == []
+        wait_for(lambda before=before: ticks() > before + 10)
+
+
+def test_it_is_said_when_it_lay_there_before_too(lock: Path, start: Start) -> None:
+    rank, locks = start(SLEEP), Locks()
+    assert not locks.due(LOOK_S - 1)
+    assert locks.look([rank], LOOK_S) == []
+    lock.unlink()
+    assert locks.look([rank], 2 * LOOK_S) == []
+    lock.touch()
+    assert locks.look([rank], 3 * LOOK_S) == []
+    assert locks.look([], 4 * LOOK_S) == []
+    assert locks.look([rank], 5 * LOOK_S) == []
+    assert locks.look([rank], 6 * LOOK_S) == [lock]
+    assert locks.look([rank], 7 * LOOK_S) == []
+    assert not locks.due(8 * LOOK_S - 1)
+    assert locks.due(8 * LOOK_S)
