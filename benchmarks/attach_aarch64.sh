@@ -17,7 +17,7 @@ tar -C root -xf root.tar
 tar -C kernel -xf kernel.tar ./boot ./lib/modules
 
 # Nothing was configured, only unpacked: what a start needs is made here.
-busybox=$(find root -name busybox -type f)
+busybox=$(find root -path '*bin/busybox' -type f)
 mkdir -p root/proc root/sys root/dev root/tmp root/usr/bin first/bin first/root first/proc first/dev
 for name in lib bin; do [ -e root/$name ] || ln -s usr/$name root/$name; done
 [ -e root/usr/bin/busybox ] || cp "$busybox" root/usr/bin/busybox
