@@ -48,6 +48,24 @@ def test_neighbours_differ_in_lightness(theme: Theme, palette: tuple[str, ...]) 
         assert contrast(theme.variables[one], theme.variables[other]) >= 1.25, (one, other)
 
 
+# How the eyes of the two most frequent kinds of colour-blind see linear red, green and blue (Machado et al., 2009).
+PROTANOPE = (0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)
+DEUTERANOPE = (0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)
+
+
+@pytest.mark.parametrize("theme", [DARK, LIGHT], ids=lambda theme: theme.name)
+def test_init_looks_like_no_other_phase(theme: Theme) -> None:
+    """Not in 16 colours, and not to the colour-blind."""
+    init = theme.variables["phase-init"]
+    for name, color in theme.variables.items():
+        if name.startswith("phase-") and name != "phase-init":
+            shown = [Color.parse(each).downgrade(ColorSystem.STANDARD).number for each in (init, color)]
+            assert shown[0] != shown[1], name
+            for eyes in (None, PROTANOPE, DEUTERANOPE):
+                assert math.dist(lightness_and_hue(init, eyes), lightness_and_hue(color, eyes)) > 0.12, name
+    assert contrast(init, theme.variables["phase-other"]) >= 1.5
+
+
 @pytest.mark.parametrize("theme", [DARK, LIGHT], ids=lambda theme: theme.name)
 def test_text_can_be_read(theme: Theme) -> None:
     assert theme.background
@@ -64,10 +82,13 @@ def test_text_can_be_read(theme: Theme) -> None:
     assert contrast(theme.warning, theme.background) >= 4.5
 
 
-def lightness_and_hue(color: str) -> tuple[float, float, float]:
-    """A colour in Oklab, in which equal distances look equally far (Ottosson, 2020)."""
+def lightness_and_hue(color: str, eyes: tuple[tuple[float, ...], ...] | None = None) -> tuple[float, float, float]:
+    """A colour in Oklab, in which equal distances look equally far (Ottosson, 2020), to these eyes."""
     channels = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    red, green, blue = (value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels)
+    seen = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
+    if eyes is not None:
+        seen = [min(1.0, max(0.0, sum(share * value for share, value in zip(row, seen, strict=True)))) for row in eyes]
+    red, green, blue = seen
     long = (0.4122214708 * red + 0.5363325363 * green + 0.0514459929 * blue) ** (1 / 3)
     middle = (0.2119034982 * red + 0.6806995451 * green + 0.1073969566 * blue) ** (1 / 3)
     short = (0.0883024619 * red + 0.2817188376 * green + 0.6299787005 * blue) ** (1 / 3)

@@ -124,13 +124,9 @@ def _colours(picture: Picture, glyphs: Glyphs) -> list[tuple[int, Row]]:
         style = phase_style(PHASES[code])
         found[style] = found.get(style, 0.0) + float(seconds[code])
     order = sorted(found, key=lambda style: -found[style])
-    names = {style: style.removeprefix("phase-") for style in found}
-    if seconds[PHASES.index("init")] > 0:
-        names["phase-other"] = "init, other"
-    rest = (f" {names[style]}" for style in found)
     return [
-        (20 - order.index(style), ((swatch(style, glyphs), style), (name, "muted")))
-        for style, name in zip(found, rest, strict=True)
+        (20 - order.index(style), ((swatch(style, glyphs), style), (f" {style.removeprefix('phase-')}", "muted")))
+        for style in found
     ]
 
 

@@ -22,6 +22,7 @@ _PHASE_WORDS = {
     "checkpoint_load": "ckpt load",
 }
 _PHASE_STYLES = {
+    "init": "phase-init",
     "data": "phase-data",
     "forward": "phase-forward",
     "backward": "phase-backward",
