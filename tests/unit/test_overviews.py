@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 import recordings
+from zerotop.analysis.comparison import compare
 from zerotop.analysis.overview import PIECES, Overview, longest, overview
 from zerotop.analysis.overviews import Overviews
+from zerotop.analysis.source import RecordingSource
 from zerotop.analysis.steps import steps
 from zerotop.session import glimpse
 from zerotop.session.folder import Directory
@@ -42,7 +44,8 @@ def test_a_line_says_what_the_whole_recording_does(name: str) -> None:
     lowest = rows[rows["rank"] == rows["rank"].min()]
     engine = next(event.facts for event in whole.events if event.name == "engine")
     ended = next(event.facts for event in whole.events if event.name == "job_ended")
-    assert (about.steps, about.ranks, about.exit_code) == (len(lowest), engine["world_size"], ended["exit_code"])
+    finished = RecordingSource(whole).view(None).progress.finished_steps
+    assert (about.steps, about.ranks, about.exit_code) == (finished, engine["world_size"], ended["exit_code"])
     assert about.iteration_s == pytest.approx(float(np.median(lowest["iteration_s"])))
     assert max(about.iterations) == pytest.approx(float(lowest["iteration_s"].max()), abs=1e-6)
     peaks = [int(source.array["reserved_peak_bytes"].max()) for source in whole.sources["allocator"]]
@@ -71,6 +74,15 @@ def test_a_glimpse_reads_neither_output_nor_samples_of_processors(root: Path) ->
         if path.name.startswith(others):
             path.write_bytes(b"not to be looked at")
     assert overview(glimpse.glimpse(session)) == overview(glimpse.glimpse(recordings.packed("x4-z3")))
+
+
+@pytest.mark.parametrize(("name", "finished"), [("x4-attached", 26), ("held-restart", 30), ("z2", 24)])
+def test_steps_are_the_jobs(name: str, finished: int) -> None:
+    """Those before it was attached to are counted, those that were done again are not."""
+    assert overview(glimpse.glimpse(recordings.packed(name))).steps == finished
+    session = recordings.recording(name)
+    (told,) = (measure for measure in compare([session, session]).measures if measure.name == "steps")
+    assert told.values == (finished, finished)
 
 
 def test_no_spike_is_lost() -> None:
@@ -136,7 +148,7 @@ def test_a_damaged_recording_is_a_line_with_a_sentence(root: Path, damage: Calla
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", '{"version": 1}', '{"version": 1, "known": {"a": {"stamp": [1], "about": {}}}}']
+    "content", ["", "[]", '{"version": 2}', '{"version": 2, "known": {"a": {"stamp": [1], "about": {}}}}']
 )
 def test_a_damaged_cache_is_passed_over(root: Path, content: str) -> None:
     cache = root.with_name("overviews.json")

@@ -179,7 +179,7 @@ def _time(sides: Sides) -> Iterator[Measure]:
     yield from _rows(section, Unit.SECONDS, sides, (("slowest iteration", _slowest),))
     yield from _rows(section, Unit.RATE, sides, (("tokens", _tokens_per_s),))
     counts: tuple[tuple[str, Look], ...] = (
-        ("steps", lambda side: len(side.view.iterations.step)),
+        ("steps", lambda side: side.view.progress.finished_steps),
         ("skipped", lambda side: side.view.progress.skipped_steps),
     )
     yield from _rows(section, Unit.COUNT, sides, counts)

@@ -45,7 +45,7 @@ class Overview:
     dtype: str = ""
     ranks: int | None = None
     gpus: int = 0  # of all its nodes
-    steps: int = 0
+    steps: int = 0  # that the job has finished, those before it was attached to, or started again from a checkpoint, too
     total_steps: int | None = None
     iteration_s: float = math.nan  # median
     iterations: tuple[float, ...] = ()
@@ -94,7 +94,7 @@ def overview(session: Session) -> Overview:
         why=_why(session, end.exit_code),
         **_engine(session),
         gpus=_gpus(session),
-        steps=len(rows),
+        steps=int(rows["step"][np.argmax(rows["end_unix_ns"])]) + 1 if len(rows) else 0,
         total_steps=_number(_last(session, events.TOTAL_STEPS).get("steps")),
         iteration_s=float(np.median(rows["iteration_s"])) if len(rows) else math.nan,
         iterations=tuple(round(float(value), 6) for value in longest(rows["iteration_s"], PIECES)),

@@ -17,7 +17,7 @@ from zerotop.session.glimpse import Stamp, glimpse, stamp
 from zerotop.session.headers import DAMAGED
 from zerotop.session.reader import SessionError
 
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 """Raised when an overview says something else than before."""
 
 # Silence after which a recording whose end nobody saw counts as ended, as in the reader.

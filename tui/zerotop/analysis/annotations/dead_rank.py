@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from zerotop.analysis.annotations.annotation import Annotation, Severity
 from zerotop.analysis.annotations.facts import Facts, Group, Process
+from zerotop.analysis.annotations.words import plural
 from zerotop.session.reader import Event
 
 _STOPPING = ("SIGTERM", "SIGINT", "SIGHUP")
@@ -50,12 +51,13 @@ def _expected(facts: Facts, group: Group, time_ns: int) -> bool:
 def _annotation(facts: Facts, process: Process, event: Event) -> Annotation:
     known_ns = event.unix_ns
     steps, sample = process.steps_until(known_ns), process.host_samples.last(known_ns)
-    evidence = {"finished_steps": float(len(steps))}
+    finished = int(steps["step"][-1]) + 1 if len(steps) else 0
+    evidence = {"finished_steps": float(finished)}
     if sample is not None:
         evidence["host_rss_bytes"] = float(sample["rss_bytes"])
     kills = _kills(facts, process, known_ns)
     text = f"Rank {process.rank}'s process {process.source.pid} was gone without having ended in good order"
-    text += f", after {len(steps)} steps" if len(steps) else ", before its first step was finished"
+    text += f", after {plural(finished, 'step')}" if finished else ", before its first step was finished"
     if kills:
         evidence["oom_kills"] = float(kills)
         text += ": the kernel killed a process of the control group for memory just then"
