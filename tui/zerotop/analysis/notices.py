@@ -21,13 +21,16 @@ def notices(session: Session, cursor_ns: int, lost: Losses) -> tuple[str, ...]:
 
 def damage(session: Session) -> list[str]:
     """What of a recording could not be read, a sentence each."""
-    counts = (session.damaged_files, "file", "of this recording"), (session.damaged_lines, "line", "in its events")
+    counts = (
+        (session.damaged_files, "file", "of this recording", ""),
+        (session.damaged_lines, "line", "in its events", " or read in part"),
+    )
     return [_passed_over(*told) for told in counts if told[0]]
 
 
-def _passed_over(count: int, what: str, where: str) -> str:
+def _passed_over(count: int, what: str, where: str, otherwise: str) -> str:
     is_one = count == 1
-    return f"{count} damaged {what if is_one else what + 's'} {where} {'was' if is_one else 'were'} passed over."
+    return f"{count} damaged {what if is_one else what + 's'} {where} {'was' if is_one else 'were'} passed over{otherwise}."
 
 
 def _not_reached(session: Session, cursor_ns: int) -> list[str]:

@@ -98,20 +98,23 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def make_sense(name: str, facts: dict[str, Any]) -> bool:
-    """Whether the facts of an event of that name are what they must be. Of an event that is not known nobody reads any."""
-    return _is_object(facts, SHAPES.get(name, {}))
+def forget_nonsense(name: str, facts: dict[str, Any]) -> bool:
+    """Takes what facts of an event of that name cannot be as not known. Returns whether there was any.
+
+    Raises ValueError if the event says nothing without it. Of an event that is not known nobody reads any.
+    """
+    shapes = SHAPES.get(name, {})
+    nonsense = [fact for fact, shape in shapes.items() if not _may_be(facts.get(fact), shape)]
+    if any(isinstance(shapes[fact], _Needed) for fact in nonsense):
+        raise ValueError(f"{name} makes no sense")
+    facts.update(dict.fromkeys(nonsense))
+    return bool(nonsense)
 
 
-def _is_object(facts: dict[str, Any], shapes: dict[str, Any]) -> bool:
-    for name, shape in shapes.items():
-        value, needed = facts.get(name), isinstance(shape, _Needed)
-        if value is None:
-            if needed:
-                return False
-        elif not _is(value, shape.shape if needed else shape):
-            return False
-    return True
+def _may_be(value: Any, shape: Any) -> bool:
+    if isinstance(shape, _Needed):
+        return value is not None and _is(value, shape.shape)
+    return value is None or _is(value, shape)
 
 
 def _is(value: Any, shape: Any) -> bool:
@@ -123,6 +126,10 @@ def _is(value: Any, shape: Any) -> bool:
     if shape in (int, float) and isinstance(value, int):
         return not isinstance(value, bool) and abs(value) <= WIDEST
     return isinstance(value, shape)
+
+
+def _is_object(facts: dict[str, Any], shapes: dict[str, Any]) -> bool:
+    return all(_may_be(facts.get(name), shape) for name, shape in shapes.items())
 
 
 def _is_table(table: dict[str, Any], shape: dict[type, Any]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.facts import make_sense
+from zerotop.session.facts import forget_nonsense
 from zerotop.session.folder import Folder
 from zerotop.session.headers import DAMAGED, Clocks, Writer, read_header, within
 from zerotop.session.mapping import release
@@ -143,7 +143,7 @@ def _dtype(header: dict[str, Any], name: str) -> np.dtype[Any]:
 
 
 class EventFile:
-    """Tails one JSON-lines file. A line that is no event, or whose facts make no sense, is counted and passed over."""
+    """Tails one JSON-lines file. A line that is no event is counted and passed over, as are facts that make no sense."""
 
     def __init__(self, folder: Folder, name: str, clocks: Clocks) -> None:
         self.name = name
@@ -176,8 +176,7 @@ class EventFile:
                 return None
             facts = json.loads(line)
             time_ns, name = within(facts.pop("time_ns") + self._offset_ns), str(facts.pop("event"))
-            if not make_sense(name, facts):
-                raise ValueError(f"{name} makes no sense")
+            self.damaged += forget_nonsense(name, facts)
             return Event(time_ns, name, facts, *self._writer)
         except DAMAGED:
             self.damaged += 1

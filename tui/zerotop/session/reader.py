@@ -160,7 +160,7 @@ class Session:
 
     @property
     def damaged_lines(self) -> int:
-        """Lines of events that could not be read and were passed over."""
+        """Lines of events that could not be read and were passed over, or held facts that make no sense."""
         return sum(file.damaged for file in self._event_files)
 
     def _find_files(self) -> bool:
