@@ -55,6 +55,7 @@ NOT_KNOWN = [
     (events.NODE, with_({"0": {}}, "gpus")),
     (events.NODE, with_(10**30, "memory_bytes")),
     (events.NODE, with_([["0-3"]], "numa")),
+    (events.NODE, with_([{"node": 0}], "numa")),
     (events.HELLO, with_([1], "environment")),
     (events.HELLO, with_({"OMP_NUM_THREADS": 4}, "environment")),
     (events.HELLO, with_(math.nan, "arguments")),

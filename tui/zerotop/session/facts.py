@@ -76,7 +76,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("host", "kernel", "cpu", "driver", "gpu_notice"), str),
         **dict.fromkeys(("cores", "memory_bytes", "sampler_pid", "sampler_start"), int),
         "gpus": [_GPU],
-        "numa": [{"node": int, "cpus": str}],
+        "numa": [{"node": _Needed(int), "cpus": _Needed(str)}],
     },
     events.JOB_STARTED: _COMMAND,
     events.ATTACHED: _COMMAND,
