@@ -129,13 +129,31 @@ def test_it_is_said_when_it_lay_there_before_too(lock: Path, start: Start) -> No
     rank, locks = start(SLEEP), Locks()
     assert not locks.due(LOOK_S - 1)
     assert locks.look([rank], LOOK_S) == []
-    lock.unlink()
     assert locks.look([rank], 2 * LOOK_S) == []
-    lock.touch()
+    lock.unlink()
     assert locks.look([rank], 3 * LOOK_S) == []
-    assert locks.look([], 4 * LOOK_S) == []
-    assert locks.look([rank], 5 * LOOK_S) == []
-    assert locks.look([rank], 6 * LOOK_S) == [lock]
+    lock.touch()
+    assert locks.look([rank], 4 * LOOK_S) == []
+    assert locks.look([], 5 * LOOK_S) == []
+    assert locks.look([rank], 6 * LOOK_S) == []
     assert locks.look([rank], 7 * LOOK_S) == []
-    assert not locks.due(8 * LOOK_S - 1)
-    assert locks.due(8 * LOOK_S)
+    assert locks.look([rank], 8 * LOOK_S) == [lock]
+    assert locks.look([rank], 9 * LOOK_S) == []
+    assert not locks.due(10 * LOOK_S - 1)
+    assert locks.due(10 * LOOK_S)
+
+
+def test_the_folder_is_not_touched_while_all_work(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builds, "stale_locks", lambda folder: pytest.fail("it may lie on a machine that does not answer"))
+    monkeypatch.setattr(builds, "_IDLE", 0.0)
+    rank, locks = start(SLEEP), Locks()
+    assert [locks.look([rank], look * LOOK_S) for look in range(1, 4)] == [[], [], []]
+
+
+def test_a_folder_that_cannot_be_read_holds_none(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stale(folder: Path) -> list[Path]:
+        raise OSError("stale handle")
+
+    monkeypatch.setattr(builds, "stale_locks", stale)
+    rank, locks = start(SLEEP), Locks()
+    assert [locks.look([rank], look * LOOK_S) for look in range(1, 4)] == [[], [], []]

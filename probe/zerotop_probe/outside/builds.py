@@ -68,7 +68,7 @@ class Locks:
         return now_s >= self._looked_s + LOOK_S
 
     def look(self, ranks: Sequence[Process], now_s: float) -> list[Path]:
-        """The locks that lay there at the look before too, since when one of these processes has slept; each once.
+        """The locks that lay there at the look before too, while one of these processes slept; each once.
 
         ``ranks``: of this node; none while one of them compiles.
         """
@@ -76,11 +76,11 @@ class Locks:
         self._looked_s = now_s
         self._ticks = {rank: facts.cpu_ticks for rank in ranks if (facts := proc.stat(rank.pid)) is not None}
         few = _IDLE * _TICKS_PER_S * (now_s - begun_s)
+        slept = [rank for rank, ticks in self._ticks.items() if rank in before and ticks - before[rank] < few]
         known, self._stale = self._stale, []
-        if self._ticks:
-            self._stale = stale_locks(extensions_folder(proc.environment(next(iter(self._ticks)).pid)))
-        if not any(rank in before and ticks - before[rank] < few for rank, ticks in self._ticks.items()):
-            return []
+        if slept:  # only then: the folder may lie on another machine, which answers late
+            with suppress(OSError, RuntimeError):  # RuntimeError: there is no home
+                self._stale = stale_locks(extensions_folder(proc.environment(slept[0].pid)))
         found = [lock for lock in self._stale if lock in known and lock not in self._told]
         self._told.update(found)
         return found
