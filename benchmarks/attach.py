@@ -31,10 +31,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from zerotop_probe.outside.attaching import asking, payload
-from zerotop_probe.outside.attaching.injector import State, plant
-from zerotop_probe.outside.attaching.target import CannotEnter, examine
-from zerotop_probe.outside.proc import Process
+from zerotop_probe.outside.attaching import payload, remote_exec
+from zerotop_probe.outside.attaching.ptrace.injector import State, plant
+from zerotop_probe.outside.attaching.python_process import CannotEnter, examine
+from zerotop_probe.outside.procfs import Process
 
 ANSWER_S = 20.0
 COUNT = "import sys; sys.modules['entered'][0] += 1"
@@ -117,7 +117,7 @@ def entered(process: Process) -> tuple[Callable[[], bool], float, float]:
     script = Path(tempfile.gettempdir()) / f"zerotop-{process.pid}.py"
     # What is there afterwards was not executed: it removes itself last.
     script.write_text(f"{COUNT}\nimport os, signal; signal.pthread_sigmask(0, ()); os.unlink({str(script)!r})")
-    asking.request(seen, str(script))
+    remote_exec.request(seen, str(script))
 
     def done() -> bool:
         if not process.alive():

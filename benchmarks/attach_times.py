@@ -61,7 +61,7 @@ while True:
 """
 IMPORTS = {
     "Python and what attach imports": "import zerotop.cli, zerotop.commands.attach",
-    "the same and the screen": "import zerotop.cli, zerotop.commands.attach, zerotop.commands.screen",
+    "the same and the screen": "import zerotop.cli, zerotop.commands.attach, zerotop.commands.job.watch",
 }
 _TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -24,11 +24,11 @@ from textual.geometry import Region
 from textual.widget import Widget
 
 from zerotop.ui import charts
+from zerotop.ui.base.frame import Frame
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.drawing.rows import Row
-from zerotop.ui.frame import Frame
-from zerotop.ui.theme import DARK
-from zerotop.ui.widgets.drawn import Drawn
+from zerotop.ui.drawing.theme import DARK
+from zerotop.ui.widgets.frame_widget import Drawn
 
 Series = list[tuple[Any, Any]]  # x and y of each line
 Maker = Callable[[], tuple[Widget, Callable[[Series], None]]]

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import polars
 
-from zerotop.analysis.export import export
+from zerotop.analysis.reports.export import export
 from zerotop.session.reader import Session
 from zerotop_probe.recording import directory, tables
 from zerotop_probe.recording.writer import Identity, RecordWriter

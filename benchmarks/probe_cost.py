@@ -127,7 +127,7 @@ def block(engine: Any, source: Iterator[Any], options: argparse.Namespace) -> fl
 
 
 def measure(options: argparse.Namespace) -> None:
-    from zerotop_probe.inside.install import PROBE
+    from zerotop_probe.inside.hooks.hook_installer import PROBE
 
     engine = make_engine(options)
     turn, source, meter = switch(engine), batches(options, engine), PROBE.meter

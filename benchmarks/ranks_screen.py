@@ -22,14 +22,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "suppo
 
 from small_recording import read
 from uneven_ranks import GIB, write_ranks
-from zerotop.analysis.rank_matrix import Metric
-from zerotop.analysis.rank_samples import RankSamples
-from zerotop.analysis.source import RecordingSource
-from zerotop.ui.app import ZerotopApp
+from zerotop.analysis.ranks.matrix import Metric
+from zerotop.analysis.ranks.samples import RankSamples
+from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.ui.app.app import ZerotopApp
+from zerotop.ui.base.tabs import TABS
 from zerotop.ui.drawing.glyphs import BLOCKS
-from zerotop.ui.ranking import Ranking
-from zerotop.ui.screens.ranks import RanksScreen
-from zerotop.ui.tabs import TABS
+from zerotop.ui.ranks.model import Ranking
+from zerotop.ui.ranks.screen import RanksScreen
 
 TIMES = 9
 

@@ -30,14 +30,14 @@ from contextlib import contextmanager
 
 import psutil
 
-from zerotop_probe.outside import nvml, pcie
-from zerotop_probe.outside.agent import launch_in_background
-from zerotop_probe.outside.cgroup import ControlGroup
-from zerotop_probe.outside.control import read_facts, request_stop
-from zerotop_probe.outside.gpus import GpuSampler
-from zerotop_probe.outside.hosts import HostSampler
-from zerotop_probe.outside.proc import Process
-from zerotop_probe.outside.processes import Member, ProcessSampler
+from zerotop_probe.outside.job.agent import launch_in_background
+from zerotop_probe.outside.job.job_control import read_facts, request_stop
+from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.sampling import nvml, pcie
+from zerotop_probe.outside.sampling.cgroup import ControlGroup
+from zerotop_probe.outside.sampling.gpu_sampler import GpuSampler
+from zerotop_probe.outside.sampling.host_sampler import HostSampler
+from zerotop_probe.outside.sampling.process_sampler import Member, ProcessSampler
 from zerotop_probe.recording.writer import Identity
 
 HERTZ = 10

@@ -22,13 +22,13 @@ from pathlib import Path
 import numpy as np
 import open_session
 
-from zerotop.analysis.source import RecordingSource
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
+from zerotop.ui.app.viewer import Viewer
 from zerotop.ui.drawing.glyphs import BLOCKS
-from zerotop.ui.drawing.timeline import chart_cells, draw_timeline
-from zerotop.ui.timeline_pictures import Pictures
-from zerotop.ui.timeline_view import LEVELS_NS, TimelineView
-from zerotop.ui.viewer import Viewer
+from zerotop.ui.timeline.drawing import chart_cells, draw_timeline
+from zerotop.ui.timeline.model import Pictures
+from zerotop.ui.timeline.window import LEVELS_NS, TimelineView
 from zerotop_probe.recording.writer import EventWriter
 
 WIDTH, HEIGHT = 198, 42  # of the panel in a terminal of 200x50

@@ -20,19 +20,19 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
-import zerotop.analysis.waveform_samples as samples  # first, before NumPy: see zerotop.session
+import zerotop.analysis.waveform.samples as samples  # first, before NumPy: see zerotop.session
 
 import numpy as np  # isort: skip
 
 from sensed_job import PLAN, Job
 from small_recording import read
-from zerotop.analysis.source import RecordingSource
-from zerotop.analysis.waveform_align import align, choose
-from zerotop.analysis.waveform_source import Waveforms
+from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.analysis.waveform.alignment import align, choose
+from zerotop.analysis.waveform.fold_cache import Waveforms
 from zerotop.session.reader import Session
-from zerotop.ui.app import ZerotopApp
+from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import BLOCKS
-from zerotop.ui.screens.iteration import IterationScreen
+from zerotop.ui.iteration.screen import IterationScreen
 
 TIMES = 5
 GRAIN = 40

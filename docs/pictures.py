@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from zerotop import demo
 from zerotop.analysis.annotations import annotations
-from zerotop.analysis.source import RecordingSource
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
-from zerotop.ui.app import ZerotopApp
+from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import BLOCKS
 
 HERE = Path(__file__).parent

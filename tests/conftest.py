@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def usual_units() -> Iterator[None]:
     """What one test chose for the screens is not the next one's choice."""
     yield
-    units = sys.modules.get("zerotop.ui.units")
+    units = sys.modules.get("zerotop.ui.drawing.units")
     if units is not None:
         units.choose(units.USUAL)
 

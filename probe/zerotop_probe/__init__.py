@@ -15,6 +15,6 @@ def attach(engine: Any, session: str | None = None) -> bool:
     whether there is one to record to; without any this does nothing, so the call may stay in a script. Never
     raises.
     """
-    from zerotop_probe.inside.install import attach as attach_engine
+    from zerotop_probe.inside.hooks.hook_installer import attach as attach_engine
 
     return attach_engine(engine, session)

@@ -16,13 +16,13 @@ import pytest
 from loop_runs import LOOPS
 from rank_recordings import Rank, events, table
 from real_jobs import environment, free_port
-from zerotop.analysis import oom_text
 from zerotop.analysis.annotations import annotations
-from zerotop.analysis.ledger import ledger
-from zerotop.analysis.ledger_rows import GpuLedger
-from zerotop.analysis.memory_view import MemoryViews
+from zerotop.analysis.failures import oom_log_parser
+from zerotop.analysis.memory.gpu_ledger import ledger
+from zerotop.analysis.memory.ledger_rows import GpuLedger
+from zerotop.analysis.memory.memory_view import MemoryViews
 from zerotop.session.reader import Session
-from zerotop_probe.outside import nvml
+from zerotop_probe.outside.sampling import nvml
 from zerotop_probe.recording.tables import BOUNDARY, EVAL
 
 torch = pytest.importorskip("torch")
@@ -131,9 +131,9 @@ def test_cuda_malloc_async(tmp_path: Path) -> None:
     assert gpu.bytes_of("optimizer_state") >= 8 * PARAMETERS
     assert not gpu.bytes_of("unattributed", "unexplained")
     assert any("shows no blocks" in note for note in gpu.notes)
-    error = oom_text.parse(found.output)
+    error = oom_log_parser.parse(found.output)
     assert error is not None, found.output
-    assert error.kind == oom_text.CUDA
+    assert error.kind == oom_log_parser.CUDA
     assert error.requested_bytes == pytest.approx(2 * total, rel=0.01)
 
 

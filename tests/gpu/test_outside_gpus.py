@@ -11,7 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from agents import events, python, records, wait_for
-from zerotop_probe.outside import agent, control, nvml, pcie
+from zerotop_probe.outside.job import agent, job_control
+from zerotop_probe.outside.sampling import nvml, pcie
 
 pytestmark = pytest.mark.gpu
 
@@ -52,7 +53,7 @@ def run(session: Path, products: int) -> tuple[NDArray[Any], float]:
     time.sleep(3)
     stopped_ns = time.monotonic_ns()
     rate = float(said().split()[-1])
-    control.request_stop(str(session))
+    job_control.request_stop(str(session))
     wait_for(lambda: not started.alive())
     table = records(session, "gpus")
     return table[(table["gpu"] == 0) & (table["time_ns"] < stopped_ns)][-10:], rate

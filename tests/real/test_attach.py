@@ -21,7 +21,7 @@ from programs import zerotop
 from rank_recordings import Rank
 from real_jobs import TIMEOUT_S, environment, launch
 from zerotop_probe.outside.attaching import jobs
-from zerotop_probe.outside.attaching.enter import enter, leave
+from zerotop_probe.outside.attaching.probe_entry import enter, leave
 from zerotop_probe.recording.tables import BOUNDARY
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(2 * TIMEOUT_S)]

@@ -21,8 +21,8 @@ from programs import ZEROTOP, environment
 from rank_recordings import Rank
 from real_jobs import TIMEOUT_S
 from real_jobs import environment as job_environment
-from zerotop.analysis.source import RecordingSource
-from zerotop.analysis.view import State
+from zerotop.analysis.live_view import State
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop_probe.recording.directory import SESSION_FILE
 
@@ -182,7 +182,7 @@ def test_ranks_that_have_no_deepspeed_are_named_with_their_node(cluster: Cluster
         early = "entered: it has not imported DeepSpeed yet: ask again when it trains."
         assert told[:2] == [f"Rank 0 is not {early}", f"Rank 1 on zt-node-2 is not {early}"]
 
-        call = "import sys; from pathlib import Path; from zerotop.commands.controller import JobController as Job; "
+        call = "import sys; from pathlib import Path; from zerotop.commands.job.controller import JobController as Job; "
         call += "print(Job(Path(sys.argv[1])).enter())"
         session = told[-1].partition("recording in ")[2]
         pressed = cluster.nodes[0].run(

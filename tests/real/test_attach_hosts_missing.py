@@ -16,7 +16,7 @@ from node_jobs import Zerotop, attached, bound, first_pid, hidden, rank_on, samp
 from nodes import Cluster
 from programs import ZEROTOP, environment
 from real_jobs import TIMEOUT_S
-from zerotop.analysis.source import RecordingSource
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop_probe.recording.directory import SESSION_FILE
 

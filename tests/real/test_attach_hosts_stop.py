@@ -38,7 +38,7 @@ while True: time.sleep(0.05)
 STOP = """
 import sys
 from pathlib import Path
-from zerotop.commands.controller import JobController
+from zerotop.commands.job.controller import JobController
 print(JobController(Path(sys.argv[1])).stop())
 """
 

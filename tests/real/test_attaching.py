@@ -23,13 +23,13 @@ import zerotop_probe
 from agents import wait_for
 from machine import small_disk
 from programs import ZEROTOP, environment, on_terminal, zerotop
-from zerotop_probe.outside import control
 from zerotop_probe.outside.attaching import jobs, payload
 from zerotop_probe.outside.attaching import session as attaching
-from zerotop_probe.outside.attaching.enter import enter
-from zerotop_probe.outside.attaching.injector import State, plant
-from zerotop_probe.outside.attaching.target import ASKED_FROM, Target, examine
-from zerotop_probe.outside.proc import Process
+from zerotop_probe.outside.attaching.probe_entry import enter
+from zerotop_probe.outside.attaching.ptrace.injector import State, plant
+from zerotop_probe.outside.attaching.python_process import ASKED_FROM, Target, examine
+from zerotop_probe.outside.job import job_control
+from zerotop_probe.outside.procfs import Process
 from zerotop_probe.recording import events
 from zerotop_probe.recording.writer import EventWriter, Identity
 
@@ -50,8 +50,8 @@ assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, ctypes.byref(progra
 """
 ENTER = """
 import sys
-from zerotop_probe.outside.attaching.enter import enter
-from zerotop_probe.outside.proc import Process
+from zerotop_probe.outside.attaching.probe_entry import enter
+from zerotop_probe.outside.procfs import Process
 for entry in enter(filter(None, [Process.of(int(sys.argv[1]))]), sys.argv[2]):
     print(entry.why_not)
 """
@@ -127,7 +127,7 @@ def test_a_recording_from_outside_ends_with_detach_and_can_be_taken_up(job: Job,
     attached.send_signal(signal.SIGINT)
     _, said = attached.communicate(timeout=30)
     assert "The job goes on, and so does its recording." in said
-    assert control.sampler_alive(str(tmp_path / "zerotop" / "sessions" / name))
+    assert job_control.sampler_alive(str(tmp_path / "zerotop" / "sessions" / name))
     process.kill()
     wait_for(lambda: listed(tmp_path) == [(name, "ended")])
     assert zerotop(tmp_path, "attach", name, "--headless").stderr.decode() == (
@@ -168,7 +168,7 @@ def test_one_that_was_asked_to_take_the_probe_in_is_asked_to_let_it_go(tmp_path:
         writer = EventWriter(str(tmp_path), Identity.of_this_process("control"))
         writer.write(time.monotonic_ns(), events.NOT_ENTERED, rank=0, pid=process.pid, why="", pending=True)
         writer.close()
-    facts = control.read_facts(str(tmp_path))
+    facts = job_control.read_facts(str(tmp_path))
     assert attaching._was_asked(str(tmp_path), facts, process.pid) == bool(trace)
     assert not attaching._was_asked(str(tmp_path), facts, process.pid + 1)
 
@@ -177,7 +177,7 @@ def test_nobody_samples_for_a_recording_that_was_removed(job: Job, tmp_path: Pat
     process = job()
     attached, name = recording(tmp_path, str(process.pid))
     session = tmp_path / "zerotop" / "sessions" / name
-    (sampler,) = control.read_facts(str(session)).samplers
+    (sampler,) = job_control.read_facts(str(session)).samplers
     shutil.rmtree(session)
     wait_for(lambda: not sampler.alive())
     attached.communicate(timeout=30)
@@ -212,9 +212,9 @@ def test_the_order_of_attaching_and_detaching_is_that_of_time(tmp_path: Path) ->
     )
     for pid, event in ((9, "attached"), (1, "detached")):
         subprocess.run([sys.executable, "-c", write, str(session), str(pid), event], check=True)
-    assert control.read_facts(str(session)).detached
+    assert job_control.read_facts(str(session)).detached
     subprocess.run([sys.executable, "-c", write, str(session), "5", "attached"], check=True)
-    assert not control.read_facts(str(session)).detached
+    assert not job_control.read_facts(str(session)).detached
 
 
 def test_entering_from_the_screen(job: Job, tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_one_that_is_recorded_elsewhere(job: Job, tmp_path: Path) -> None:
     first, second = tmp_path / "the first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
-    process = job(f"from zerotop_probe.inside.install import PROBE\nPROBE.wake({str(first)!r})")
+    process = job(f"from zerotop_probe.inside.hooks.hook_installer import PROBE\nPROBE.wake({str(first)!r})")
     found = Process.of(process.pid)
     assert found is not None
     (entry,) = enter([found], str(second))
@@ -278,7 +278,9 @@ def test_one_that_is_recorded_elsewhere(job: Job, tmp_path: Path) -> None:
 
 def test_another_tracer(job: Job, tmp_path: Path) -> None:
     process = job()
-    hold = "import sys\nfrom zerotop_probe.outside.attaching.tracing import _ptrace\n_ptrace(0x4206, int(sys.argv[1]))\n"
+    hold = (
+        "import sys\nfrom zerotop_probe.outside.attaching.ptrace.tracing import _ptrace\n_ptrace(0x4206, int(sys.argv[1]))\n"
+    )
     with subprocess.Popen([sys.executable, "-c", hold + BUSY, str(process.pid)], stdout=subprocess.PIPE) as tracer:
         assert tracer.stdout is not None
         tracer.stdout.readline()

@@ -49,7 +49,7 @@ def test_the_kernels_oom_killer_is_named(tmp_path: Path) -> None:
 # What the probe does in a rank, without DeepSpeed: an engine is made, two steps are trained, then it is killed.
 RANK = """
 import os, sys, time
-from zerotop_probe.inside.install import PROBE
+from zerotop_probe.inside.hooks.hook_installer import PROBE
 from zerotop_probe.recording.tables import BOUNDARY
 PROBE.wake()
 for step in range(2):

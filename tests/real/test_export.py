@@ -14,7 +14,7 @@ import pytest
 from config_runs import RUNS
 from real_jobs import RANKS, Run
 from zerotop.analysis import annotations
-from zerotop.analysis.export import FORMATS, TABLES
+from zerotop.analysis.reports.export import FORMATS, TABLES
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import BOUNDARY
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from agents import wait_for
-from zerotop_probe.outside.attaching import tracing
-from zerotop_probe.outside.attaching.injector import Planted, State, plant
-from zerotop_probe.outside.attaching.target import ASKED_FROM, CannotEnter, examine, read_status
-from zerotop_probe.outside.proc import Process
+from zerotop_probe.outside.attaching.ptrace import tracing
+from zerotop_probe.outside.attaching.ptrace.injector import Planted, State, plant
+from zerotop_probe.outside.attaching.python_process import ASKED_FROM, CannotEnter, examine, read_status
+from zerotop_probe.outside.procfs import Process
 
 pytestmark = [
     pytest.mark.skipif(sys.version_info >= ASKED_FROM, reason="this Python is asked itself, without an injector"),
@@ -143,8 +143,9 @@ def test_one_that_ended_after_it_was_looked_at() -> None:
 def test_one_who_is_ending_enters_nobody() -> None:
     """As when the screen is left while ranks are being entered."""
     late = (
-        "import atexit, sys\nfrom zerotop_probe.outside.attaching.injector import CannotEnter, plant\n"
-        "from zerotop_probe.outside.attaching.target import examine\nfrom zerotop_probe.outside.proc import Process\n"
+        "import atexit, sys\nfrom zerotop_probe.outside.attaching.ptrace.injector import CannotEnter, plant\n"
+        "from zerotop_probe.outside.attaching.python_process import examine\n"
+        "from zerotop_probe.outside.procfs import Process\n"
         "def enter():\n    try: plant(examine(Process.of(int(sys.argv[1]))), 'pass')\n"
         "    except CannotEnter as error: print(error)\n"
         "atexit.register(enter)"

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from config_runs import ACCUMULATE, EVALUATE, RUNS, SAVE, skip_if_impossible_here
 from real_jobs import RANKS, SMALL, Run
 from zerotop import demo
-from zerotop.analysis.export import export
-from zerotop.analysis.steps import steps
+from zerotop.analysis.reports.export import export
+from zerotop.analysis.steps.step_table import steps
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import PHASE_CODE
 

@@ -8,15 +8,15 @@ from functools import cache
 import pytest
 
 import recordings
-from zerotop.analysis.allocator_health import allocator_health
-from zerotop.analysis.expected import compare, expected, setup
-from zerotop.analysis.host_ledger import host_ledger
-from zerotop.analysis.ledger import ledger
-from zerotop.analysis.ledger_rows import ALLOCATED, FREED, OUTSIDE, UNALLOCATED, UNEXPLAINED
-from zerotop.analysis.out_of_memory import post_mortem
-from zerotop.analysis.peak_ledger import ledger_at_peak
-from zerotop.analysis.phase_peaks import rank_peaks
-from zerotop.analysis.steps import steps
+from zerotop.analysis.failures.out_of_memory import post_mortem
+from zerotop.analysis.memory.allocator_health import allocator_health
+from zerotop.analysis.memory.gpu_ledger import ledger
+from zerotop.analysis.memory.host_ledger import host_ledger
+from zerotop.analysis.memory.ledger_rows import ALLOCATED, FREED, OUTSIDE, UNALLOCATED, UNEXPLAINED
+from zerotop.analysis.memory.peak_ledger import ledger_at_peak
+from zerotop.analysis.memory.phase_peaks import rank_peaks
+from zerotop.analysis.memory.zero_model import compare, expected, setup
+from zerotop.analysis.steps.step_table import steps
 from zerotop.session.reader import Session
 
 NAMES = recordings.names()

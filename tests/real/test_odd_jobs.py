@@ -8,9 +8,9 @@ import pytest
 
 from loop_runs import LOOPS, Counted
 from real_jobs import environment, launch, run_recorded
-from zerotop.analysis.memory_view import MemoryViews
+from zerotop.analysis.memory.memory_view import MemoryViews
+from zerotop.commands.common.memory_text import lines
 from zerotop.commands.memory import examine
-from zerotop.commands.memory_text import lines
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import BOUNDARY, EVAL
 

@@ -16,9 +16,9 @@ import pytest
 import zerotop_probe
 from agents import AGENT, events, in_foreground, python, recorded, records, wait_for
 from machine import inside, small_group
-from zerotop_probe.outside import agent, control
-from zerotop_probe.outside.job import CommandError
-from zerotop_probe.outside.proc import Process
+from zerotop_probe.outside.job import agent, job_control
+from zerotop_probe.outside.job.job import CommandError
+from zerotop_probe.outside.procfs import Process
 
 ENDS = [
     ("pass", 0, None, "The job ended with exit code 0."),
@@ -94,12 +94,12 @@ while not os.path.exists({str(flag)!r}): time.sleep(0.02); print("word " * 1000)
 open({str(result)!r}, "w").write("done")
 """
     started = agent.launch_in_background(str(session), python(code))
-    assert control.sampler_alive(str(session))
+    assert job_control.sampler_alive(str(session))
     os.kill(started.pid, signal.SIGKILL)
-    wait_for(lambda: not control.sampler_alive(str(session)))
-    assert control.job_alive(str(session))
+    wait_for(lambda: not job_control.sampler_alive(str(session)))
+    assert job_control.job_alive(str(session))
     flag.touch()
-    wait_for(lambda: not control.job_alive(str(session)))
+    wait_for(lambda: not job_control.job_alive(str(session)))
     assert result.read_text() == "done"
 
 
@@ -200,7 +200,7 @@ def test_the_limit_of_open_files_is_raised_for_us_only(tmp_path: Path) -> None:
     code = f"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, {hard}))
-from zerotop_probe.outside.agent import run_in_foreground
+from zerotop_probe.outside.job.agent import run_in_foreground
 run_in_foreground({str(tmp_path)!r}, ["sh", "-c", "ulimit -Sn"])
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], file=sys.stderr)
 """

@@ -12,7 +12,7 @@ from typing import Any
 
 from agents import AGENT, events, in_foreground, python, recorded, wait_for
 from machine import small_disk
-from zerotop_probe.outside import agent
+from zerotop_probe.outside.job import agent
 from zerotop_probe.recording import clock
 
 
@@ -48,7 +48,7 @@ def peak_kib_of_agent(session: Path, megabytes: int) -> tuple[int, bytes]:
     session.mkdir()
     code = f"import os\npiece = os.urandom(1 << 20)\nfor _ in range({megabytes}): os.write(1, piece)"
     script = (
-        "import re, sys\nfrom zerotop_probe.outside.agent import run_in_foreground\n"
+        "import re, sys\nfrom zerotop_probe.outside.job.agent import run_in_foreground\n"
         f"run_in_foreground({str(session)!r}, [sys.executable, '-c', {code!r}])\n"
         "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1], file=sys.stderr)"
     )

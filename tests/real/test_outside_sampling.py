@@ -15,8 +15,8 @@ import pytest
 from numpy.typing import NDArray
 
 from agents import events, python, records, wait_for
-from zerotop_probe.outside import agent, control
-from zerotop_probe.outside.proc import Process
+from zerotop_probe.outside.job import agent, job_control
+from zerotop_probe.outside.procfs import Process
 from zerotop_probe.recording.writer import EventWriter, Identity
 
 # A launcher of two ranks, as torchrun and deepspeed are. Ranks run argv[1]; each has a worker, which inherits
@@ -49,7 +49,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     yield launch
     if any(process.alive() for process in started):
-        control.request_stop(str(tmp_path))
+        job_control.request_stop(str(tmp_path))
     wait_for(lambda: not any(process.alive() for process in started))
 
 
@@ -235,7 +235,7 @@ go.set()
     script = f"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))
-from zerotop_probe.outside.agent import run_in_foreground
+from zerotop_probe.outside.job.agent import run_in_foreground
 sys.exit(run_in_foreground({str(tmp_path)!r}, [sys.executable, "-c", {code!r}]).exit_code)
 """
     done = subprocess.run(python(script), capture_output=True, check=False, timeout=120)

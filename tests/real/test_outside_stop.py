@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from agents import AGENT, events, python, recorded, wait_for
-from zerotop_probe.outside import agent, control
 from zerotop_probe.outside.attaching import jobs
 from zerotop_probe.outside.attaching import session as attaching
-from zerotop_probe.outside.proc import Process
+from zerotop_probe.outside.job import agent, job_control
+from zerotop_probe.outside.procfs import Process
 
 # Says which signals it got; ends at the last of them.
 LISTENER = """
@@ -55,20 +55,20 @@ def ready(session: Path) -> bool:
 def test_a_gentle_stop_is_an_interrupt_as_from_the_keyboard(tmp_path: Path) -> None:
     started = agent.launch_in_background(str(tmp_path), listener("SIGINT,SIGTERM", "SIGINT"))
     wait_for(lambda: ready(tmp_path))
-    control.request_stop(str(tmp_path))
+    job_control.request_stop(str(tmp_path))
     wait_for(lambda: not started.alive())
     assert recorded(tmp_path, "output") == b"ready\nSIGINT\n"
     assert signals_sent(tmp_path) == ["SIGINT"]
     (end,) = events(tmp_path, "job_ended")
     assert end["exit_code"] == 9
     assert end["text"] == "The job failed with exit code 9, after it had been asked to stop."
-    control.request_stop(str(tmp_path))  # of a job that has ended: nothing happens
+    job_control.request_stop(str(tmp_path))  # of a job that has ended: nothing happens
 
 
 def test_a_stop_insists_by_itself(tmp_path: Path) -> None:
     started = agent.launch_in_background(str(tmp_path), listener("SIGINT,SIGTERM", ""), grace_s=(0.3, 0.3))
     wait_for(lambda: ready(tmp_path))
-    control.request_stop(str(tmp_path))
+    job_control.request_stop(str(tmp_path))
     wait_for(lambda: not started.alive())
     assert recorded(tmp_path, "output") == b"ready\nSIGINT\nSIGTERM\n"
     assert signals_sent(tmp_path) == ["SIGINT", "SIGTERM", "SIGKILL"]
@@ -78,9 +78,9 @@ def test_a_stop_insists_by_itself(tmp_path: Path) -> None:
 def test_asking_again_does_not_wait(tmp_path: Path) -> None:
     started = agent.launch_in_background(str(tmp_path), listener("SIGINT,SIGTERM", "SIGTERM"), grace_s=(600, 600))
     wait_for(lambda: ready(tmp_path))
-    control.request_stop(str(tmp_path))
+    job_control.request_stop(str(tmp_path))
     wait_for(lambda: b"SIGINT" in recorded(tmp_path, "output"))
-    control.request_stop(str(tmp_path))
+    job_control.request_stop(str(tmp_path))
     wait_for(lambda: not started.alive())
     assert recorded(tmp_path, "output") == b"ready\nSIGINT\nSIGTERM\n"
 
@@ -109,7 +109,7 @@ def stubborn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Pro
 
 def test_what_has_left_the_launcher_is_killed_too(stubborn: tuple[Path, Process, Process]) -> None:
     session, started, rank = stubborn
-    control.request_stop(str(session))
+    job_control.request_stop(str(session))
     wait_for(lambda: not started.alive())
     assert not rank.alive()
     assert signals_sent(session) == ["SIGINT", "SIGTERM", "SIGKILL"]
@@ -119,26 +119,26 @@ def test_what_has_left_the_launcher_is_killed_too(stubborn: tuple[Path, Process,
 def test_stopping_without_an_agent(stubborn: tuple[Path, Process, Process]) -> None:
     session, started, rank = stubborn
     os.kill(started.pid, signal.SIGKILL)
-    wait_for(lambda: not control.sampler_alive(str(session)))
-    facts = control.read_facts(str(session))
+    wait_for(lambda: not job_control.sampler_alive(str(session)))
+    facts = job_control.read_facts(str(session))
     assert facts.job is not None
     root = facts.job
-    control.request_stop(str(session))  # the launcher is interrupted, its rank stays
+    job_control.request_stop(str(session))  # the launcher is interrupted, its rank stays
     wait_for(lambda: not root.alive())
     assert rank.alive()
-    assert control.job_alive(str(session))
-    control.request_stop(str(session))  # terminated: ignored
+    assert job_control.job_alive(str(session))
+    job_control.request_stop(str(session))  # terminated: ignored
     assert rank.alive()
-    control.request_stop(str(session))
+    job_control.request_stop(str(session))
     wait_for(lambda: not rank.alive())
-    assert not control.job_alive(str(session))
+    assert not job_control.job_alive(str(session))
 
 
 def test_nothing_to_stop(tmp_path: Path) -> None:
-    with pytest.raises(control.NotHere, match="does not say that it was started"):
-        control.request_stop(str(tmp_path))
-    assert not control.sampler_alive(str(tmp_path))
-    assert not control.job_alive(str(tmp_path / "nowhere"))
+    with pytest.raises(job_control.NotHere, match="does not say that it was started"):
+        job_control.request_stop(str(tmp_path))
+    assert not job_control.sampler_alive(str(tmp_path))
+    assert not job_control.job_alive(str(tmp_path / "nowhere"))
 
 
 def test_in_the_foreground_sent_signals_reach_the_job_once(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_in_the_foreground_a_stop_request_spares_the_callers_group(tmp_path: Pat
     with subprocess.Popen(["bash", "-c", script, "_", *command], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        control.request_stop(str(tmp_path))
+        job_control.request_stop(str(tmp_path))
         assert process.stdout.read() == "SIGINT\nended 9\n"
 
 
@@ -229,7 +229,7 @@ def test_ranks_without_a_launcher_are_all_stopped(tmp_path: Path) -> None:
         session = attaching.begin(job, str(tmp_path / "session"))
         sampler = agent.watch_in_background(session)
         assert sampler is not None
-        control.request_stop(session)
+        job_control.request_stop(session)
         assert [rank.wait(30) for rank in ranks] == [9, 9]
         wait_for(lambda: not sampler.alive())
         assert signals_sent(Path(session)) == ["SIGINT"]

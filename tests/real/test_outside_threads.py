@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from agents import python, wait_for
-from zerotop_probe.outside.threads import Budget, Threads, has_schedstat
+from zerotop_probe.outside.sampling.thread_sampler import Budget, Threads, has_schedstat
 
 # 50 threads sleep; at each line of input two of them work for as many seconds as it says, and it answers when
 # they begin.

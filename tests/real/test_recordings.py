@@ -11,10 +11,10 @@ import pytest
 
 import recordings
 from programs import on_terminal
-from zerotop.analysis.export import TABLES, export
-from zerotop.analysis.source import RecordingSource
-from zerotop.analysis.summary import summary
-from zerotop.analysis.view import LiveView
+from zerotop.analysis.live_view import LiveView
+from zerotop.analysis.reports.export import TABLES, export
+from zerotop.analysis.reports.headline import summary
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main
 from zerotop.session.reader import Session
 

@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from zerotop.analysis.annotations import Annotation
-from zerotop.analysis.steps import RankSteps
-from zerotop.analysis.view import (
+from zerotop.analysis.live_view import (
     Cost,
     Gpu,
     GpuHistory,
@@ -29,6 +28,7 @@ from zerotop.analysis.view import (
     RankHistory,
     State,
 )
+from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.session.reader import Session
 
 GIB = 1024**3

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agents import wait_for
-from zerotop_probe.outside import cgroup
+from zerotop_probe.outside.sampling import cgroup
 
 
 @contextmanager

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zerotop.demo import RECORDING
-from zerotop.session.folder import Unpacked
 from zerotop.session.packing import SUFFIX, unpack
 from zerotop.session.reader import Session
+from zerotop.session.storage import Unpacked
 
 FOLDER = Path(__file__).resolve().parent.parent / "recordings"
 

@@ -6,8 +6,8 @@ from typing import Any, Generic, TypeVar
 
 from textual.pilot import Pilot
 
-from zerotop.ui.app import ZerotopApp
-from zerotop.ui.screens.watching import Watching
+from zerotop.ui.app.app import ZerotopApp
+from zerotop.ui.base.base_screen import Watching
 
 Kind = TypeVar("Kind", bound=Watching)
 

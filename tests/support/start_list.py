@@ -10,14 +10,14 @@ from textual.pilot import Pilot
 
 import recordings
 from settling import until
-from zerotop.analysis.overviews import Overviews
-from zerotop.commands.desk import UserDesk
+from zerotop.analysis.reports.recording_index import Overviews
+from zerotop.commands.job.recording_library import UserDesk
 from zerotop.session import catalog
+from zerotop.ui.app.settings import Habits
+from zerotop.ui.app.start_app import StartApp
+from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.drawing.glyphs import BLOCKS, Glyphs
-from zerotop.ui.habits import Habits
-from zerotop.ui.ports import Leaving
-from zerotop.ui.screens.start import StartScreen
-from zerotop.ui.start_app import StartApp
+from zerotop.ui.start.screen import StartScreen
 
 
 def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

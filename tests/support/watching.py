@@ -6,9 +6,9 @@ from textual.pilot import Pilot
 
 from fake_source import FakeSource, Story
 from settling import until
-from zerotop.ui.app import ZerotopApp
+from zerotop.ui.app.app import ZerotopApp
+from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.drawing.glyphs import BLOCKS, Glyphs
-from zerotop.ui.ports import Leaving
 
 
 class FakeJob:

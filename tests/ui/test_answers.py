@@ -12,19 +12,19 @@ from fake_source import FakeSource, offload_story
 from settling import until
 from small_recording import read
 from uneven_ranks import GIB, write_ranks
-from zerotop.analysis.rank_matrix import Metric
-from zerotop.analysis.source import RecordingSource
-from zerotop.analysis.view import LiveView
-from zerotop.ui import monitor
-from zerotop.ui import ranking as ranking_module
-from zerotop.ui.app import ZerotopApp
+from zerotop.analysis.live_view import LiveView
+from zerotop.analysis.ranks.matrix import Metric
+from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.ui.app import monitor
+from zerotop.ui.app.app import ZerotopApp
+from zerotop.ui.app.viewer import Viewer
+from zerotop.ui.base.tabs import TABS
 from zerotop.ui.drawing.glyphs import BLOCKS
-from zerotop.ui.ranking import Ranking
-from zerotop.ui.screens.ranks import RanksScreen
-from zerotop.ui.tabs import TABS
-from zerotop.ui.theme import DARK_NAME, LIGHT_NAME
-from zerotop.ui.viewer import Viewer
-from zerotop.ui.widgets.drawn import Drawn
+from zerotop.ui.drawing.theme import DARK_NAME, LIGHT_NAME
+from zerotop.ui.ranks import model as ranking_module
+from zerotop.ui.ranks.model import Ranking
+from zerotop.ui.ranks.screen import RanksScreen
+from zerotop.ui.widgets.frame_widget import Drawn
 
 
 class Slow(FakeSource):

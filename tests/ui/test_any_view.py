@@ -8,17 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from zerotop.analysis import view
-from zerotop.ui.drawing.footer import draw_tabs
+from zerotop.analysis import live_view
+from zerotop.ui.base.footer import draw_tabs
+from zerotop.ui.base.header import draw_header, draw_notices, notice_rows, notices
+from zerotop.ui.base.tabs import TABS
+from zerotop.ui.dialogs.text_pages import job_text
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
-from zerotop.ui.drawing.header import draw_header, draw_notices, notice_rows, notices
-from zerotop.ui.drawing.iteration import draw_iteration
-from zerotop.ui.drawing.memory import draw_memory
-from zerotop.ui.drawing.output import Pane, draw_output
-from zerotop.ui.drawing.processors import draw_cpu, draw_gpu
 from zerotop.ui.drawing.rows import Row, row_text
-from zerotop.ui.screens.pages import job_text
-from zerotop.ui.tabs import TABS
+from zerotop.ui.live.cpu_gpu import draw_cpu, draw_gpu
+from zerotop.ui.live.iteration import draw_iteration
+from zerotop.ui.live.memory import draw_memory
+from zerotop.ui.live.output import Pane, draw_output
 
 sizes = st.integers(0, 2**50)
 numbers = st.one_of(st.floats(min_value=0, max_value=1e12), st.just(float("nan")), st.just(float("inf")))
@@ -29,11 +29,11 @@ maybe_few = st.one_of(st.none(), few)
 maybe_words = st.one_of(st.none(), words)
 
 jobs = st.builds(
-    view.Job,
+    live_view.Job,
     name=words,
     command=st.lists(words, max_size=4).map(tuple),
     launcher=words,
-    state=st.sampled_from(view.State),
+    state=st.sampled_from(live_view.State),
     exit_code=st.one_of(st.none(), st.integers(-1, 255)),
     exit_text=st.text(max_size=200),
     model=maybe_words,
@@ -48,7 +48,7 @@ jobs = st.builds(
     notices=st.lists(st.text(max_size=120), max_size=3).map(tuple),
 )
 progresses = st.builds(
-    view.Progress,
+    live_view.Progress,
     step=maybe_few,
     total_steps=maybe_few,
     skipped_steps=few,
@@ -58,7 +58,7 @@ progresses = st.builds(
     elapsed_s=numbers,
 )
 gpus = st.builds(
-    view.Gpu,
+    live_view.Gpu,
     host=words,
     index=few,
     name=words,
@@ -76,7 +76,7 @@ gpus = st.builds(
     pcie_rx_bytes_per_s=numbers,
 )
 ranks = st.builds(
-    view.Rank,
+    live_view.Rank,
     rank=st.integers(-1, 300),
     host=words,
     pid=few,
@@ -95,7 +95,7 @@ ranks = st.builds(
     busiest=st.lists(st.tuples(words, numbers), max_size=3).map(tuple),
 )
 hosts = st.builds(
-    view.Host,
+    live_view.Host,
     name=words,
     cores=few,
     cores_used=numbers,
@@ -106,11 +106,11 @@ hosts = st.builds(
 
 
 @st.composite
-def iterations(draw: st.DrawFn) -> view.Iterations:
+def iterations(draw: st.DrawFn) -> live_view.Iterations:
     rows = draw(st.lists(st.tuples(numbers, numbers, numbers, st.booleans()), max_size=40))
     phases = draw(st.sampled_from((("forward", "step"), ("step", "other"), ())))
     columns = {name: np.array([row[place + 1] for row in rows], dtype=np.float64) for place, name in enumerate(phases)}
-    return view.Iterations(
+    return live_view.Iterations(
         step=np.arange(len(rows), dtype=np.int64) + draw(few),
         begin_s=np.arange(len(rows), dtype=np.float64),
         iteration_s=np.array([row[0] for row in rows], dtype=np.float64),
@@ -125,20 +125,20 @@ def columns(count: int, *, of: int) -> st.SearchStrategy[list[np.ndarray]]:
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> view.History:
+def histories(draw: st.DrawFn) -> live_view.History:
     count = draw(st.integers(0, 20))
     phase = st.lists(st.sampled_from(("", "step", "a newer one")), min_size=count, max_size=count).map(tuple)
     ranks, gpus = draw(st.sets(few, max_size=3)), draw(st.sets(few, max_size=2))
-    return view.History(
+    return live_view.History(
         piece_s=0.5,
         end_s=1e9,
-        ranks={rank: view.RankHistory(*draw(columns(count, of=3)), phase=draw(phase)) for rank in ranks},
-        gpus={("", gpu): view.GpuHistory(*draw(columns(count, of=4))) for gpu in gpus},
+        ranks={rank: live_view.RankHistory(*draw(columns(count, of=3)), phase=draw(phase)) for rank in ranks},
+        gpus={("", gpu): live_view.GpuHistory(*draw(columns(count, of=4))) for gpu in gpus},
     )
 
 
 views = st.builds(
-    view.LiveView,
+    live_view.LiveView,
     cursor_ns=sizes,
     job=jobs,
     progress=progresses,
@@ -147,7 +147,7 @@ views = st.builds(
     ranks=st.lists(ranks, max_size=4).map(tuple),
     iterations=iterations(),
     cost=st.builds(
-        view.Cost,
+        live_view.Cost,
         probe_us_per_step=numbers,
         probe_share=numbers,
         lost_records=few,
@@ -162,7 +162,7 @@ views = st.builds(
 
 @settings(deadline=None, max_examples=150)
 @given(views, st.integers(1, 130), st.integers(1, 14), st.sampled_from((BLOCKS, TEXTURES, ASCII)))
-def test_any_view_is_drawn(whole: view.LiveView, width: int, height: int, glyphs: Glyphs) -> None:
+def test_any_view_is_drawn(whole: live_view.LiveView, width: int, height: int, glyphs: Glyphs) -> None:
     badge: Row = ((" LIVE ", "badge-live"),)
     sentences = notices(whole)
     pictures = {

@@ -16,16 +16,16 @@ from fake_source import Story, cpu_story, failed_story, killed_story, many_story
 from paper import Paper
 from settling import until
 from watching import Watch
-from zerotop.ui.app import ZerotopApp
+from zerotop.ui.app.app import ZerotopApp
+from zerotop.ui.base.interfaces import Leaving
+from zerotop.ui.base.panels import Output, Transport
+from zerotop.ui.base.tabs import TABS, screen_of
+from zerotop.ui.dialogs.dialog import Page
+from zerotop.ui.dialogs.go_to_dialog import GoToDialog
+from zerotop.ui.dialogs.quit_dialog import LeaveDialog
 from zerotop.ui.drawing.glyphs import ASCII, TEXTURES, Glyphs
-from zerotop.ui.ports import Leaving
-from zerotop.ui.screens.dialog import Page
-from zerotop.ui.screens.go_to import GoToDialog
-from zerotop.ui.screens.leave import LeaveDialog
-from zerotop.ui.tabs import TABS, screen_of
-from zerotop.ui.theme import DARK_NAME, LIGHT_NAME
-from zerotop.ui.widgets.panels import Output, Transport
-from zerotop.ui.widgets.pen import Written
+from zerotop.ui.drawing.theme import DARK_NAME, LIGHT_NAME
+from zerotop.ui.widgets.direct_writer import Written
 
 
 async def seen_by_ticks(seen: Watch, pilot: Pilot[Leaving], true: Callable[[], bool]) -> None:

@@ -19,21 +19,21 @@ import zerotop.ui
 from recordings import recording
 from settling import until
 from start_list import Start, filled, ready
-from zerotop.analysis.source import RecordingSource
-from zerotop.ui.app import ZerotopApp
+from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.ui.app.app import ZerotopApp
+from zerotop.ui.app.monitor import Monitor
+from zerotop.ui.app.start_app import StartApp
+from zerotop.ui.base.base_screen import Watching
+from zerotop.ui.base.tabs import TABS, screen_of
+from zerotop.ui.compare.screen import CompareScreen
+from zerotop.ui.dialogs.dialog import Dialog, Page
+from zerotop.ui.dialogs.findings_dialog import Feed
 from zerotop.ui.drawing.glyphs import BLOCKS
-from zerotop.ui.monitor import Monitor
-from zerotop.ui.screens.compare import CompareScreen
-from zerotop.ui.screens.dialog import Dialog, Page
-from zerotop.ui.screens.feed import Feed
-from zerotop.ui.screens.iteration import IterationScreen
-from zerotop.ui.screens.output import OutputScreen
-from zerotop.ui.screens.ranks import RanksScreen
-from zerotop.ui.screens.start import StartScreen
-from zerotop.ui.screens.watching import Watching
-from zerotop.ui.start_app import StartApp
-from zerotop.ui.tabs import TABS, screen_of
-from zerotop.ui.widgets.drawn import Painted
+from zerotop.ui.iteration.screen import IterationScreen
+from zerotop.ui.output.screen import OutputScreen
+from zerotop.ui.ranks.screen import RanksScreen
+from zerotop.ui.start.screen import StartScreen
+from zerotop.ui.widgets.frame_widget import Painted
 
 COMPARING = ("space", "down", "space", "c")
 # Keys that are pressed before, so that there is something to do: by a binding's id.

@@ -12,9 +12,9 @@ from fake_source import BEGIN_NS, offload_story
 from settling import until
 from watching import Watch
 from zerotop.analysis.annotations import Annotation, Severity
-from zerotop.ui.drawing.findings import clause, evidence_rows, figure, step_marks, weightiest
+from zerotop.ui.base.findings import clause, evidence_rows, figure, step_marks, weightiest
+from zerotop.ui.dialogs.findings_dialog import Feed
 from zerotop.ui.drawing.glyphs import BLOCKS
-from zerotop.ui.screens.feed import Feed
 
 
 def finding(name: str, at_s: float, severity: Severity, **changes: object) -> Annotation:

@@ -19,20 +19,20 @@ from fake_source import failed_story, many_story, offload_story
 from settling import until
 from small_recording import BEGIN_NS, S, identity, record, write
 from watching import Watch
-from zerotop.analysis.source import RecordingSource
-from zerotop.analysis.waveform_source import Waveforms
+from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.analysis.waveform.fold_cache import Waveforms
 from zerotop.session.reader import Session
-from zerotop.ui.app import ZerotopApp
+from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.charts import Watched
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.drawing.rows import row_text, row_width
-from zerotop.ui.drawing.waveform import Shown, draw_waveform, heights
-from zerotop.ui.drawing.waveform_copy import phases_text, waveform_text
-from zerotop.ui.drawing.waveform_table import Line, draw_phases, fitting
-from zerotop.ui.drawing.waveform_words import left_out, sentence
-from zerotop.ui.screens.beside import BesideDialog
-from zerotop.ui.screens.iteration import IterationScreen
-from zerotop.ui.theme import STYLES
+from zerotop.ui.drawing.theme import STYLES
+from zerotop.ui.iteration.clipboard import phases_text, waveform_text
+from zerotop.ui.iteration.drawing import Shown, draw_waveform, heights
+from zerotop.ui.iteration.labels import left_out, sentence
+from zerotop.ui.iteration.overlay_dialog import BesideDialog
+from zerotop.ui.iteration.screen import IterationScreen
+from zerotop.ui.iteration.table import Line, draw_phases, fitting
 from zerotop_probe.recording.tables import PROCESSES
 
 
@@ -350,7 +350,7 @@ def test_what_is_copied_has_all_numbers() -> None:
 
 
 async def test_folding_goes_on_between_keys_and_the_fold_before_stays_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zerotop.ui.screens.iteration_model._AT_ONCE_S", 0.0)
+    monkeypatch.setattr("zerotop.ui.iteration.model._AT_ONCE_S", 0.0)
     async with seen(recordings.recording("story")) as screen:
         before = screen.screen.folding.shown(screen.app.viewer.frame())
         screen.screen.folding.choose(every_rank=False)
@@ -372,8 +372,8 @@ async def test_a_frame_in_which_nothing_changed_folds_nothing(monkeypatch: pytes
         def never(*_: object) -> None:
             raise AssertionError("folded again")
 
-        monkeypatch.setattr("zerotop.analysis.waveform_source.folding", never)
-        monkeypatch.setattr("zerotop.ui.screens.iteration_panels.draw_waveform", never)
+        monkeypatch.setattr("zerotop.analysis.waveform.fold_cache.folding", never)
+        monkeypatch.setattr("zerotop.ui.iteration.panels.draw_waveform", never)
         for _ in range(3):
             screen.app.draw()
             await asyncio.sleep(0)

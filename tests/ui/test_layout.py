@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerotop.ui.layout import Box, Shape, arrange, outline
+from zerotop.ui.base.layout import Box, Shape, arrange, outline
 
 PANELS = ("memory", "iteration", "cpu", "gpu", "output")
 

@@ -14,12 +14,12 @@ from screens import Shown
 from settling import until
 from small_recording import BEGIN_NS, S
 from watching import FakeJob
-from zerotop.analysis.source import RecordingSource
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
-from zerotop.ui.app import ZerotopApp
+from zerotop.ui.app.app import ZerotopApp
+from zerotop.ui.base.layout import Box
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
-from zerotop.ui.layout import Box
-from zerotop.ui.screens.memory import Curve, Ledger, MemoryScreen, PhasePeaks, places
+from zerotop.ui.memory.screen import Curve, Ledger, MemoryScreen, PhasePeaks, places
 
 
 @asynccontextmanager

@@ -13,14 +13,14 @@ from textual.pilot import Pilot
 from printing import Printing
 from recordings import recording
 from settling import until
-from zerotop.analysis.source import RecordingSource
-from zerotop.session import blocks
+from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.session import output_blocks
 from zerotop.session.reader import Session
-from zerotop.ui.app import ZerotopApp
+from zerotop.ui.app.app import ZerotopApp
+from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
-from zerotop.ui.ports import Leaving
-from zerotop.ui.screens.output import Lines, OutputScreen
-from zerotop.ui.widgets.find import Find
+from zerotop.ui.output.screen import Lines, OutputScreen
+from zerotop.ui.output.search_bar import Find
 
 SECOND = 10**9
 
@@ -116,7 +116,7 @@ async def test_the_line_at_the_cursor_is_marked_and_later_ones_stand_below(long:
 
 
 async def test_searching(long: Printing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "BLOCK", 2000)
+    monkeypatch.setattr(output_blocks, "BLOCK", 2000)
     app = app_of(Session.open(long.path))
     async with app.run_test(size=(100, 30)) as pilot:
         screen = await shown(app, pilot)

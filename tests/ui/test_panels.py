@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 
 from fake_source import FakeSource, Story, cpu_story, failed_story, killed_story, many_story, offload_story
-from zerotop.analysis.view import Inferred, LiveView, State
-from zerotop.ui.drawing.footer import Moment, Tab, draw_badge, draw_keys, draw_status, draw_tabs, draw_transport
+from zerotop.analysis.live_view import Inferred, LiveView, State
+from zerotop.ui.app.viewer import Viewer
+from zerotop.ui.base.footer import Moment, Tab, draw_badge, draw_keys, draw_status, draw_tabs, draw_transport
+from zerotop.ui.base.footer_keys import entries
+from zerotop.ui.base.header import draw_header, draw_notices, notices
+from zerotop.ui.base.panels import Iteration
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
-from zerotop.ui.drawing.header import draw_header, draw_notices, notices
-from zerotop.ui.drawing.iteration import draw_iteration
-from zerotop.ui.drawing.memory import draw_memory
-from zerotop.ui.drawing.output import Pane, draw_output, lines_seen
-from zerotop.ui.drawing.processors import draw_cpu, draw_gpu
-from zerotop.ui.drawing.rank_list import draw_ranks
+from zerotop.ui.drawing.labels import ending, nothing_printed
 from zerotop.ui.drawing.rows import Row, row_text
-from zerotop.ui.drawing.words import ending, nothing_printed
-from zerotop.ui.keys import entries
-from zerotop.ui.viewer import Viewer
-from zerotop.ui.widgets.panels import Iteration
+from zerotop.ui.live.cpu_gpu import draw_cpu, draw_gpu
+from zerotop.ui.live.iteration import draw_iteration
+from zerotop.ui.live.memory import draw_memory
+from zerotop.ui.live.output import Pane, draw_output, lines_seen
+from zerotop.ui.ranks.rank_list import draw_ranks
 
 
 def at(story: Story, seconds: float) -> LiveView:

@@ -11,11 +11,11 @@ from textual.widgets._toast import Toast
 
 from fake_source import FakeSource, offload_story
 from paper import Paper
-from zerotop.ui.app import ZerotopApp
+from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.drawing.rows import Row
-from zerotop.ui.widgets.drawn import Drawn
-from zerotop.ui.widgets.pen import Pen, Written, changes
+from zerotop.ui.widgets.direct_writer import Pen, Written, changes
+from zerotop.ui.widgets.frame_widget import Drawn
 
 WIDTH = 40
 

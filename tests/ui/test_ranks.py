@@ -10,13 +10,13 @@ from textual.pilot import Pilot
 from recordings import recording
 from small_recording import read
 from uneven_ranks import GIB, write_ranks
-from zerotop.analysis.rank_matrix import Metric
-from zerotop.analysis.source import RecordingSource
-from zerotop.ui.app import ZerotopApp
-from zerotop.ui.copying import text_to_copy
+from zerotop.analysis.ranks.matrix import Metric
+from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.ui.app.app import ZerotopApp
+from zerotop.ui.base.clipboard import text_to_copy
+from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
-from zerotop.ui.ports import Leaving
-from zerotop.ui.screens.ranks import RankMap, RanksScreen, RankTable
+from zerotop.ui.ranks.screen import RankMap, RanksScreen, RankTable
 
 
 def app_of(folder: Path, glyphs: Glyphs = BLOCKS) -> ZerotopApp:

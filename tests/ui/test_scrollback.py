@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fake_source import FakeSource, cpu_story
-from zerotop.ui.drawing.output import Pane
-from zerotop.ui.scrollback import Scrollback
+from zerotop.ui.app.scrollback import Scrollback
+from zerotop.ui.live.output import Pane
 
 LINES = tuple(f"line {number}" for number in range(5000))
 

@@ -14,12 +14,12 @@ from fake_source import cpu_story, killed_story, many_story, offload_story
 from recordings import recording
 from settling import until
 from watching import Watch
-from zerotop.analysis.source import RecordingSource
-from zerotop.ui.app import ZerotopApp
+from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.ui.app.app import ZerotopApp
+from zerotop.ui.base.tabs import TABS
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
-from zerotop.ui.screens.iteration import IterationScreen
-from zerotop.ui.screens.ranks import RanksScreen
-from zerotop.ui.tabs import TABS
+from zerotop.ui.iteration.screen import IterationScreen
+from zerotop.ui.ranks.screen import RanksScreen
 
 FOUND = 8  # findings of the story
 

@@ -14,18 +14,18 @@ from textual.widgets import Input
 import recordings
 from settling import until
 from start_list import Start, filled, is_shown, ready
+from zerotop.ui.app.settings import Habits
+from zerotop.ui.base.base_screen import Watching
+from zerotop.ui.base.interfaces import Leaving
+from zerotop.ui.base.tabs import TABS
+from zerotop.ui.compare.screen import CompareScreen
+from zerotop.ui.dialogs.delete_dialog import DeleteDialog
+from zerotop.ui.dialogs.dialog import Page
 from zerotop.ui.drawing.glyphs import ASCII
-from zerotop.ui.habits import Habits
-from zerotop.ui.ports import Leaving
-from zerotop.ui.screens.compare import CompareScreen
-from zerotop.ui.screens.delete import DeleteDialog
-from zerotop.ui.screens.dialog import Page
-from zerotop.ui.screens.iteration import IterationScreen
-from zerotop.ui.screens.live import LiveScreen
-from zerotop.ui.screens.start import StartScreen
-from zerotop.ui.screens.watching import Watching
-from zerotop.ui.tabs import TABS
-from zerotop.ui.theme import LIGHT_NAME
+from zerotop.ui.drawing.theme import LIGHT_NAME
+from zerotop.ui.iteration.screen import IterationScreen
+from zerotop.ui.live.screen import LiveScreen
+from zerotop.ui.start.screen import StartScreen
 from zerotop_probe.recording import directory
 
 

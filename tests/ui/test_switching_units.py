@@ -13,20 +13,20 @@ from textual.pilot import Pilot
 from recordings import packed, recording
 from settling import until
 from zerotop.analysis.annotations import annotations
-from zerotop.analysis.overviews import Overviews
-from zerotop.analysis.source import RecordingSource
-from zerotop.commands.desk import UserDesk
+from zerotop.analysis.reports.recording_index import Overviews
+from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.commands.job.recording_library import UserDesk
 from zerotop.session import catalog
-from zerotop.ui.app import ZerotopApp
-from zerotop.ui.copying import text_to_copy
+from zerotop.ui.app.app import ZerotopApp
+from zerotop.ui.app.settings import Habits
+from zerotop.ui.app.start_app import StartApp
+from zerotop.ui.base.clipboard import text_to_copy
+from zerotop.ui.base.interfaces import Leaving
+from zerotop.ui.base.tabs import TABS
+from zerotop.ui.compare.screen import CompareScreen
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
-from zerotop.ui.habits import Habits
-from zerotop.ui.ports import Leaving
-from zerotop.ui.screens.compare import CompareScreen
-from zerotop.ui.screens.start import StartScreen
-from zerotop.ui.start_app import StartApp
-from zerotop.ui.tabs import TABS
-from zerotop.ui.widgets.drawn import Painted
+from zerotop.ui.start.screen import StartScreen
+from zerotop.ui.widgets.frame_widget import Painted
 
 _BINARY, _DECIMAL = re.compile(r"\b[KMGT]iB\b"), re.compile(r"\b[kMGT]B\b(?!/s)")
 _NOT_OURS = ("keys", "output")  # the key says what it switches to; the job's own words stay as they are

@@ -12,8 +12,8 @@ from rich.color import Color, ColorSystem
 from textual.theme import Theme
 
 from fake_source import FakeSource, offload_story
-from zerotop.ui.app import ZerotopApp
-from zerotop.ui.theme import DARK, LIGHT, STYLES
+from zerotop.ui.app.app import ZerotopApp
+from zerotop.ui.drawing.theme import DARK, LIGHT, STYLES
 
 STACKED = ("phase-data", "phase-forward", "phase-backward", "phase-step", "phase-other")
 SERIES = tuple(f"series-{number}" for number in range(6))
@@ -131,7 +131,7 @@ def test_both_themes_name_the_same_colours() -> None:
 
 
 def test_every_style_has_a_rule() -> None:
-    rules = (files("zerotop.ui") / "app.tcss").read_text()
+    rules = (files("zerotop.ui.app") / "app.tcss").read_text()
     assert {f"drawn--{name}" for name in STYLES} == set(re.findall(r"> \.(drawn--[\w-]+) \{", rules))
 
 

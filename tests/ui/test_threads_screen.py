@@ -9,12 +9,12 @@ from textual.pilot import Pilot
 
 from recordings import recording
 from small_recording import identity, read, record, write
-from zerotop.analysis.source import RecordingSource
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
-from zerotop.ui.app import ZerotopApp
+from zerotop.ui.app.app import ZerotopApp
+from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
-from zerotop.ui.ports import Leaving
-from zerotop.ui.screens.threads import RankList, Threads, ThreadsScreen
+from zerotop.ui.threads.screen import RankList, Threads, ThreadsScreen
 from zerotop_probe.recording import tables
 
 S = 10**9

@@ -15,14 +15,14 @@ from fake_source import cpu_story
 from recordings import recording
 from small_recording import S, identity, read, record, span, write
 from watching import Watch
-from zerotop.analysis.source import RecordingSource
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
-from zerotop.ui.app import ZerotopApp
+from zerotop.ui.app.app import ZerotopApp
+from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.drawing.glyphs import BLOCKS, Glyphs
-from zerotop.ui.drawing.timeline import chart_begin
-from zerotop.ui.drawing.timeline_picture import Picture
-from zerotop.ui.ports import Leaving
-from zerotop.ui.screens.timeline import Lanes, TimelineScreen
+from zerotop.ui.timeline.drawing import chart_begin
+from zerotop.ui.timeline.picture import Picture
+from zerotop.ui.timeline.screen import Lanes, TimelineScreen
 from zerotop_probe.recording.tables import BEGINS, BOUNDARY, PHASE_CODE, PROCESSES, SPANS
 
 

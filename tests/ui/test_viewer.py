@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fake_source import BEGIN_NS, FakeSource, cpu_story, offload_story
-from zerotop.ui.playhead import SPEEDS, Playhead
-from zerotop.ui.screens.go_to import parse_place
-from zerotop.ui.viewer import Viewer
+from zerotop.ui.app.playhead import SPEEDS, Playhead
+from zerotop.ui.app.viewer import Viewer
+from zerotop.ui.dialogs.go_to_dialog import parse_place
 
 
 class Clock:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zerotop_probe.outside.affinity import Affinity, allowed, numa_nodes, ranges
+from zerotop_probe.outside.sampling.affinity import Affinity, allowed, numa_nodes, ranges
 
 
 def test_sets_of_cores_are_written_as_the_kernel_does() -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import recordings
 from memory_recording import Recording, allocator, gib, usual
 from small_recording import BEGIN_NS, S, identity, span
-from zerotop.analysis.allocator_health import allocator_health
-from zerotop.analysis.allocator_settings import settings, variable, version
-from zerotop.analysis.steps import steps
+from zerotop.analysis.memory.allocator_health import allocator_health
+from zerotop.analysis.memory.allocator_settings import settings, variable, version
+from zerotop.analysis.steps.step_table import steps
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import BOUNDARY
 

@@ -67,7 +67,7 @@ def test_pieces_make_no_difference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As a job is read that grows, or a long one a little at a time."""
-    monkeypatch.setattr("zerotop.analysis.annotations.annotator._PIECE", piece)
+    monkeypatch.setattr("zerotop.analysis.annotations.support.annotator._PIECE", piece)
     session, whole = sessions[name], found[name]
     annotator = Annotator(session)
     for part in range(18):

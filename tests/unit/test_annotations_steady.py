@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from zerotop.analysis.annotations.steady import Levels, Shift
+from zerotop.analysis.stats.change_points import Levels, Shift
 
 
 def shifts(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> list[Shift]:

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from zerotop.analysis.annotations.trend import Trend
+from zerotop.analysis.stats.trend import Trend
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 

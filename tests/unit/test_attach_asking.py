@@ -15,11 +15,11 @@ import pytest
 
 from agents import wait_for
 from machine import small_disk
-from zerotop_probe.outside import proc
-from zerotop_probe.outside.attaching import asking, payload
-from zerotop_probe.outside.attaching.enter import enter
-from zerotop_probe.outside.attaching.target import ASKED_FROM, CannotEnter, Target, examine
-from zerotop_probe.outside.proc import Process
+from zerotop_probe.outside import procfs
+from zerotop_probe.outside.attaching import payload, remote_exec
+from zerotop_probe.outside.attaching.probe_entry import enter
+from zerotop_probe.outside.attaching.python_process import ASKED_FROM, CannotEnter, Target, examine
+from zerotop_probe.outside.procfs import Process
 
 # A process whose memory looks like a Python of a version: tables, two interpreters, a thread. It tells where they lie, and
 # at each line what has become of them.
@@ -70,7 +70,7 @@ class Lookalike:
     def refuses(self, path: str = "/a") -> str:
         """Why it is not asked; its memory is as before then."""
         with pytest.raises(CannotEnter) as caught:
-            asking.request(self.target, path)
+            remote_exec.request(self.target, path)
         assert self.told() == UNTOUCHED
         return str(caught.value)
 
@@ -91,7 +91,7 @@ def lookalike(
 @pytest.mark.parametrize(("version", "support"), [(PYTHON_3_14, 712), (PYTHON_3_15, 840)])
 def test_the_main_thread_of_the_first_interpreter_is_asked(version: int, support: int) -> None:
     with lookalike(version, support=support) as one:
-        asking.request(one.target, "/tmp/scr\N{LATIN SMALL LETTER I WITH DIAERESIS}pt.py")
+        remote_exec.request(one.target, "/tmp/scr\N{LATIN SMALL LETTER I WITH DIAERESIS}pt.py")
         assert one.told() == "01000000 /tmp/scr\N{LATIN SMALL LETTER I WITH DIAERESIS}pt.py 2377\n"
 
 
@@ -108,7 +108,7 @@ def test_one_that_is_starting_is_left_alone() -> None:
 def test_a_path_has_to_fit() -> None:
     with lookalike(size=16) as one:
         assert "--session" in one.refuses("/" + 15 * "a")
-        asking.request(one.target, "/" + 14 * "a")
+        remote_exec.request(one.target, "/" + 14 * "a")
         assert "/" + 14 * "a" in one.told()
 
 
@@ -139,7 +139,7 @@ def test_one_that_has_ended_is_not_asked() -> None:
     with lookalike() as one:
         target = one.target
     with pytest.raises(CannotEnter, match="has ended"):
-        asking.request(target, "/a")
+        remote_exec.request(target, "/a")
 
 
 def test_files_that_a_process_sees_otherwise_are_no_way_to_it(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ class TestRealOnes:
         script, done = tmp_path / "script.py", tmp_path / "done"
         script.write_text(f"import threading\nopen({str(done)!r}, 'w').write(threading.current_thread().name)")
         with self.running(python) as (process, found):
-            asking.request(examine(found), str(script))
+            remote_exec.request(examine(found), str(script))
             wait_for(lambda: done.exists() and done.read_text() == "MainThread")
             assert process.poll() is None
 
@@ -243,7 +243,7 @@ class TestRealOnes:
     def test_one_in_a_long_call_does_it_afterwards(self, python: str, tmp_path: Path) -> None:
         long_call = "import time\nprint('ready', flush=True)\ntime.sleep(1.5)\nwhile True: time.sleep(0.01)"
         with self.running(python, code=long_call) as (process, found):
-            wait_for(lambda: (seen := proc.stat(process.pid)) is not None and seen.state == "S")
+            wait_for(lambda: (seen := procfs.stat(process.pid)) is not None and seen.state == "S")
             (entry,) = enter([found], str(tmp_path), patience_s=0.3)
             assert entry.pending
             assert [path.suffix for path in tmp_path.iterdir()] == [".py"]

@@ -13,8 +13,8 @@ import pytest
 
 from zerotop_probe.outside.attaching import hostfile, ssh
 from zerotop_probe.outside.attaching.jobs import FoundJob, FoundRank
-from zerotop_probe.outside.attaching.meeting import Meeting, part_of
-from zerotop_probe.outside.proc import Process
+from zerotop_probe.outside.attaching.rendezvous import Meeting, part_of
+from zerotop_probe.outside.procfs import Process
 from zerotop_probe.recording import clock
 from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
 

@@ -12,21 +12,21 @@ import pytest
 from memory_recording import GIB, PARTS, UUID, Recording, allocator, gib, gpu, holds, record, usual
 from small_recording import BEGIN_NS, S, identity, span
 from zerotop.analysis.annotations import annotations
-from zerotop.analysis.devices import Devices
-from zerotop.analysis.expected import expected_of, setups_of
-from zerotop.analysis.ledger import ledger
-from zerotop.analysis.ledger_rows import GpuLedger
-from zerotop.analysis.memory_view import MemoryViews
-from zerotop.analysis.oom_text import parse
+from zerotop.analysis.failures.oom_log_parser import parse
+from zerotop.analysis.memory.gpu_ledger import ledger
+from zerotop.analysis.memory.ledger_rows import GpuLedger
+from zerotop.analysis.memory.memory_view import MemoryViews
+from zerotop.analysis.memory.zero_model import expected_of, setups_of
+from zerotop.analysis.processes.devices import Devices
 from zerotop.session.reader import Event, Session
-from zerotop_probe.inside.allocator import Allocator, backend, counters
-from zerotop_probe.inside.device import Device
-from zerotop_probe.inside.device_clock import DeviceClock
-from zerotop_probe.inside.microscope import Microscope
-from zerotop_probe.inside.part import Meter, now
+from zerotop_probe.inside.device.allocator import Allocator, backend, counters
+from zerotop_probe.inside.device.cuda_events import DeviceClock
+from zerotop_probe.inside.device.gpu import Device
+from zerotop_probe.inside.device.microscope import Microscope
+from zerotop_probe.inside.device.tensor_inventory import PARAMETERS, Inventory
+from zerotop_probe.inside.guard import Meter, now
 from zerotop_probe.inside.recorder import Recorder
-from zerotop_probe.inside.tensors import PARAMETERS, Inventory
-from zerotop_probe.outside import gpus, nvml
+from zerotop_probe.outside.sampling import gpu_sampler, nvml
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
 from zerotop_probe.recording.writer import Identity
@@ -133,7 +133,7 @@ def sampled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Recording:
     """What the sampler writes of that node."""
     Driver().install(monkeypatch)
     recording, seen = Recording(folder), []
-    sampler = gpus.GpuSampler(str(folder), recording.node, on_seen=seen.append, on_lost=lambda text: None)
+    sampler = gpu_sampler.GpuSampler(str(folder), recording.node, on_seen=seen.append, on_lost=lambda text: None)
     sampler.prepare()
     for tick in range(0, 100, 2):
         sampler.sample(tick * S // 10, tick)

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from agents import python, wait_for
-from zerotop_probe.outside import builds, proc
-from zerotop_probe.outside.builds import LOOK_S, Locks
-from zerotop_probe.outside.proc import Process
-from zerotop_probe.outside.ranks import Ranks
+from zerotop_probe.outside import procfs
+from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.sampling import build_locks
+from zerotop_probe.outside.sampling.build_locks import LOOK_S, Locks
+from zerotop_probe.outside.sampling.rank_discovery import Ranks
 from zerotop_probe.recording import events
 from zerotop_probe.recording.writer import EventWriter, Identity
 
@@ -84,7 +85,7 @@ def looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         made.append(Looks(tmp_path, root))
         return made[-1]
 
-    monkeypatch.setattr(builds, "LOOK_S", 0.0)
+    monkeypatch.setattr(build_locks, "LOOK_S", 0.0)
     yield look
     for each in made:
         each.close()
@@ -115,7 +116,7 @@ def test_who_works_does_not_wait(lock: Path, start: Start) -> None:
     rank, locks = start("print('ready', flush=True)\nwhile True: pass"), Locks()
 
     def ticks() -> int:
-        facts = proc.stat(rank.pid)
+        facts = procfs.stat(rank.pid)
         assert facts is not None
         return facts.cpu_ticks
 
@@ -144,8 +145,10 @@ def test_it_is_said_when_it_lay_there_before_too(lock: Path, start: Start) -> No
 
 
 def test_the_folder_is_not_touched_while_all_work(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builds, "stale_locks", lambda folder: pytest.fail("it may lie on a machine that does not answer"))
-    monkeypatch.setattr(builds, "_IDLE", 0.0)
+    monkeypatch.setattr(
+        build_locks, "stale_locks", lambda folder: pytest.fail("it may lie on a machine that does not answer")
+    )
+    monkeypatch.setattr(build_locks, "_IDLE", 0.0)
     rank, locks = start(SLEEP), Locks()
     assert [locks.look([rank], look * LOOK_S) for look in range(1, 4)] == [[], [], []]
 
@@ -154,6 +157,6 @@ def test_a_folder_that_cannot_be_read_holds_none(start: Start, monkeypatch: pyte
     def stale(folder: Path) -> list[Path]:
         raise OSError("stale handle")
 
-    monkeypatch.setattr(builds, "stale_locks", stale)
+    monkeypatch.setattr(build_locks, "stale_locks", stale)
     rank, locks = start(SLEEP), Locks()
     assert [locks.look([rank], look * LOOK_S) for look in range(1, 4)] == [[], [], []]

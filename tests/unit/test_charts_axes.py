@@ -24,10 +24,10 @@ from zerotop.ui.charts import (
     time_ticks,
 )
 from zerotop.ui.charts.axes import DISTANCES, time_distance
-from zerotop.ui.drawing.axis import labels, memory_scale
+from zerotop.ui.charts.step_axis import labels, memory_scale
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
 from zerotop.ui.drawing.rows import row_text, row_width
-from zerotop.ui.units import DECIMAL, USUAL, choose
+from zerotop.ui.drawing.units import DECIMAL, USUAL, choose
 
 DAY = 86400.0
 GIB = 1 << 30

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import recordings
-from zerotop.analysis.comparison import compare
-from zerotop.analysis.measures import Comparison, Measure, Unit
+from zerotop.analysis.reports.comparison import compare
+from zerotop.analysis.reports.measures import Comparison, Measure, Unit
 from zerotop.cli import main
-from zerotop.ui.drawing.compare import head, rows, texts
+from zerotop.ui.compare.drawing import head, rows, texts
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
 from zerotop.ui.drawing.rows import row_text, row_width
 

@@ -16,10 +16,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import recordings
-from zerotop.analysis.overview import overview
-from zerotop.analysis.source import RecordingSource
+from zerotop.analysis.reports.recording_summary import overview
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main
-from zerotop.session.facts import SHAPES
+from zerotop.session.event_schema import SHAPES
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events
 

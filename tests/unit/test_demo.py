@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from agents import python
-from zerotop.analysis.source import RecordingSource
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main
-from zerotop.commands import demo, progress
+from zerotop.commands import demo
+from zerotop.commands.common import progress
 from zerotop.session.reader import Session
-from zerotop_probe.outside import builds
+from zerotop_probe.outside.sampling import build_locks
 from zerotop_probe.recording import directory, tables
 from zerotop_probe.recording.writer import Identity, RecordWriter
 
@@ -33,12 +34,12 @@ def test_a_lock_is_stale_when_its_holder_is_dead(tmp_path: Path) -> None:
     with subprocess.Popen([*python(HOLDER), str(lock)], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
-        assert builds.stale_locks(tmp_path) == []
+        assert build_locks.stale_locks(tmp_path) == []
         holder.kill()
         holder.wait()
-    assert builds.remove_stale_locks(tmp_path) == [lock]
+    assert build_locks.remove_stale_locks(tmp_path) == [lock]
     assert not lock.exists()
-    assert builds.stale_locks(tmp_path / "no such folder") == []
+    assert build_locks.stale_locks(tmp_path / "no such folder") == []
 
 
 def test_doctor_names_a_stale_lock(
@@ -58,18 +59,18 @@ def test_doctor_names_a_stale_lock(
 def test_another_machine_may_be_building_on_a_shared_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = lock_in(tmp_path, "cpu_adam")
     lock.touch()
-    monkeypatch.setattr(builds, "_SHARED", ("",))  # whatever this one is
-    assert builds.stale_locks(tmp_path) == []
+    monkeypatch.setattr(build_locks, "_SHARED", ("",))  # whatever this one is
+    assert build_locks.stale_locks(tmp_path) == []
     long_ago = time.time() - 3600
     os.utime(lock, (long_ago, long_ago))
-    assert builds.stale_locks(tmp_path) == [lock]
+    assert build_locks.stale_locks(tmp_path) == [lock]
 
 
 def test_torch_builds_where_its_variables_say() -> None:
     home = {"HOME": "/home/me"}
-    assert builds.extensions_folder(home | {"TORCH_EXTENSIONS_DIR": "/there"}) == Path("/there")
-    assert builds.extensions_folder(home | {"XDG_CACHE_HOME": "/cache"}) == Path("/cache/torch_extensions")
-    assert builds.extensions_folder({}) == Path.home() / ".cache" / "torch_extensions"
+    assert build_locks.extensions_folder(home | {"TORCH_EXTENSIONS_DIR": "/there"}) == Path("/there")
+    assert build_locks.extensions_folder(home | {"XDG_CACHE_HOME": "/cache"}) == Path("/cache/torch_extensions")
+    assert build_locks.extensions_folder({}) == Path.home() / ".cache" / "torch_extensions"
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerotop.ui.drawing.bars import stacked_bar
-from zerotop.ui.drawing.columns import stacked_column
+from zerotop.ui.charts.bars import stacked_bar
+from zerotop.ui.charts.stacked_columns import stacked_column
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES
 from zerotop.ui.drawing.rows import both_ends, choose, filled, merged, row_text, row_width, spaced
 from zerotop.ui.drawing.table import Column, place, rule

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
-from zerotop.ui.drawing.memory import short_name
+from zerotop.ui.live.memory import short_name
 
 NODES = ["gpu_node_1", "gpu_node_2", "storage"]
 

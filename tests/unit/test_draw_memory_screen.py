@@ -12,18 +12,18 @@ import recordings
 from memory_recording import GIB, Recording, gib, usual
 from microscope_recording import looked_at
 from small_recording import BEGIN_NS, S, identity
-from zerotop.analysis.memory_view import MemoryView, MemoryViews
-from zerotop.analysis.phases import name
+from zerotop.analysis.memory.memory_view import MemoryView, MemoryViews
+from zerotop.analysis.processes.phases import name
+from zerotop.ui.base.post_mortem import draw_post_mortem, post_mortem_rows
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
-from zerotop.ui.drawing.ledger_bars import draw_gpu_bars, draw_host_bars, rank_at
-from zerotop.ui.drawing.ledger_curve import ASK, columns, draw_curve
-from zerotop.ui.drawing.ledger_estimates import draw_estimates
-from zerotop.ui.drawing.ledger_parts import unit_for
-from zerotop.ui.drawing.ledger_peaks import draw_health, draw_peaks
-from zerotop.ui.drawing.ledger_table import draw_gpu_ledger, draw_host_ledger
-from zerotop.ui.drawing.post_mortem import draw_post_mortem, post_mortem_rows
 from zerotop.ui.drawing.rows import Row, row_text, row_width
-from zerotop.ui.theme import STYLES
+from zerotop.ui.drawing.theme import STYLES
+from zerotop.ui.memory.ledger_bars import draw_gpu_bars, draw_host_bars, rank_at
+from zerotop.ui.memory.ledger_curve import ASK, columns, draw_curve
+from zerotop.ui.memory.ledger_estimates import draw_estimates
+from zerotop.ui.memory.ledger_peaks import draw_health, draw_peaks
+from zerotop.ui.memory.ledger_style import unit_for
+from zerotop.ui.memory.ledger_table import draw_gpu_ledger, draw_host_ledger
 from zerotop_probe.recording import events
 
 SIZES = [(12, 1), (30, 4), (40, 12), (66, 18), (120, 30), (300, 60)]

@@ -9,19 +9,19 @@ import pytest
 
 from small_recording import read
 from uneven_ranks import GIB, write_ranks
-from zerotop.analysis.rank_matrix import Metric
-from zerotop.analysis.rank_outliers import Skew
-from zerotop.analysis.source import RecordingSource
-from zerotop.analysis.view import State
+from zerotop.analysis.live_view import State
+from zerotop.analysis.ranks.matrix import Metric
+from zerotop.analysis.ranks.outliers import Skew
+from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.ui.app.playhead import Playhead
+from zerotop.ui.app.viewer import Viewer
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
-from zerotop.ui.drawing.rank_lines import plan
-from zerotop.ui.drawing.rank_table import draw_table
-from zerotop.ui.drawing.rank_words import told
-from zerotop.ui.drawing.ranks import Map, columns, draw_map
 from zerotop.ui.drawing.rows import row_text, row_width
-from zerotop.ui.playhead import Playhead
-from zerotop.ui.ranking import METRICS, Picture, Ranking, why_empty
-from zerotop.ui.viewer import Viewer
+from zerotop.ui.ranks.heatmap import Map, columns, draw_map
+from zerotop.ui.ranks.labels import told
+from zerotop.ui.ranks.lines import plan
+from zerotop.ui.ranks.model import METRICS, Picture, Ranking, why_empty
+from zerotop.ui.ranks.table import draw_table
 
 
 def look(folder: Path, metric: Metric = Metric.ITERATION, *, by_number: bool = False, rank: int | None = None) -> Picture:

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from zerotop.analysis.overview import Overview
-from zerotop.analysis.overviews import Recording
-from zerotop.session.glimpse import Stamp
+from zerotop.analysis.reports.recording_index import Recording
+from zerotop.analysis.reports.recording_summary import Overview
+from zerotop.session.quick_read import Stamp
+from zerotop.ui.base.start_interfaces import Item, RunningJob
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.drawing.rows import row_text
-from zerotop.ui.drawing.start import detail
-from zerotop.ui.screens.start_model import StartModel
-from zerotop.ui.screens.start_sheet import keys
-from zerotop.ui.starting import Item, RunningJob
+from zerotop.ui.start.drawing import detail
+from zerotop.ui.start.model import StartModel
+from zerotop.ui.start.panel import keys
 
 JOB = RunningJob(123, "torchrun", 1, ("0",), 300.0, None, "train.py")
 KNOWN = Overview("one", zero_stage=2, model="Tiny", ranks=1, steps=1, iterations=(2.5,), iteration_s=2.5)

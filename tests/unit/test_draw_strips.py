@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from zerotop.ui.charts.strips import strip, strip_heading
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
 from zerotop.ui.drawing.rows import Row, row_text, row_width
-from zerotop.ui.drawing.strips import strip, strip_heading
 
 
 def load(*values: float, width: int, height: int = 1, glyphs: Glyphs = BLOCKS) -> list[Row]:

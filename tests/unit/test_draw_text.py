@@ -11,9 +11,9 @@ from rich.cells import cell_len
 from rich.segment import Segment
 from textual.color import Color
 
+from zerotop.ui.app.ascii_filter import PlainText
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs, choose_glyphs
 from zerotop.ui.drawing.text import fit, literal, wrap
-from zerotop.ui.filters import PlainText
 
 
 @pytest.mark.parametrize(

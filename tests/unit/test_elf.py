@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zerotop_probe.outside.attaching import elf
+from zerotop_probe.outside.attaching.ptrace import elf
 
 
 def program(kind: int, number: int) -> bytes:

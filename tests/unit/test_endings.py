@@ -13,14 +13,14 @@ from memory_recording import Recording, record
 from rank_recordings import events as told_in
 from rank_recordings import table
 from small_recording import BEGIN_NS, S, identity
-from zerotop.analysis.endings import Losses, ending
-from zerotop.analysis.source import RecordingSource
+from zerotop.analysis.views.job_exit import Losses, ending
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop_probe.recording import events, tables
 
 # A rank on whose disk there is no more room soon after it has begun. It says so when it ends.
 RANK = """
 import sys, time
-from zerotop_probe.inside.install import PROBE
+from zerotop_probe.inside.hooks.hook_installer import PROBE
 assert PROBE.wake(sys.argv[1])
 with open(sys.argv[2], "wb", buffering=0) as filler:
     try:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from zerotop.analysis.ends import Ends
-from zerotop.analysis.living import Process, living
+from zerotop.analysis.processes.alive_ranks import Process, living
+from zerotop.analysis.processes.process_exits import Ends
 from zerotop.session.reader import Session
 from zerotop_probe.recording import directory
 from zerotop_probe.recording.tables import BEGINS

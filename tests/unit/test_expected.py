@@ -13,13 +13,13 @@ import pytest
 
 from memory_recording import GIB, gib, usual
 from small_recording import BEGIN_NS, S
-from zerotop.analysis.estimates import Rule, zero2, zero3
-from zerotop.analysis.expected import compare, estimates, expected, is_of, rule_of_thumb, setup
-from zerotop.analysis.host_ledger import host_ledger
-from zerotop.analysis.inventories import inventory
-from zerotop.analysis.ledger import ledger
-from zerotop.analysis.living import living
-from zerotop.analysis.phase_peaks import rank_peaks
+from zerotop.analysis.memory.deepspeed_estimates import Rule, zero2, zero3
+from zerotop.analysis.memory.gpu_ledger import ledger
+from zerotop.analysis.memory.host_ledger import host_ledger
+from zerotop.analysis.memory.phase_peaks import rank_peaks
+from zerotop.analysis.memory.tensor_inventory import inventory
+from zerotop.analysis.memory.zero_model import compare, estimates, expected, is_of, rule_of_thumb, setup
+from zerotop.analysis.processes.alive_ranks import living
 
 SIZES = [
     {"parameters": parameters, "layer": layer, "gpus": gpus, "nodes": nodes, "factor": factor}

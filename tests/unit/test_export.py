@@ -17,9 +17,9 @@ from recordings import FOLDER
 from small_recording import BEGIN_NS, identity, read, record
 from small_recording import span as span_of
 from small_recording import write as write_open
-from zerotop.analysis import frames
-from zerotop.analysis.export import FORMATS, TABLES, export, spreadsheet_safe
-from zerotop.analysis.steps import steps
+from zerotop.analysis.reports import export_tables
+from zerotop.analysis.reports.export import FORMATS, TABLES, export, spreadsheet_safe
+from zerotop.analysis.steps.step_table import steps
 from zerotop.cli import main
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY, SKIPPED
@@ -80,7 +80,7 @@ def test_spans(tmp_path: Path, fmt: str) -> None:
 
 
 def test_batches_have_one_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "BATCH_ROWS", 2)
+    monkeypatch.setattr(export_tables, "BATCH_ROWS", 2)
     write(tmp_path, tables.SPANS, identity(0), *(span(time) for time in range(5)))
     for fmt in FORMATS:
         got = rows(read(tmp_path), "spans", fmt)

@@ -10,10 +10,10 @@ import pytest
 import recordings
 from memory_recording import OOM, Recording, gib, usual
 from small_recording import BEGIN_NS, S, identity, span
-from zerotop.analysis.failed_processes import last_words, signal_of
-from zerotop.analysis.failure import ERROR, MEMORY, SIGNAL, Failure, place
-from zerotop.analysis.failures import Failures, failure
-from zerotop.analysis.host_deaths import Death
+from zerotop.analysis.failures.crashes import last_words, signal_of
+from zerotop.analysis.failures.diagnosis import Failures, failure
+from zerotop.analysis.failures.failure import ERROR, MEMORY, SIGNAL, Failure, place
+from zerotop.analysis.failures.oom_kills import Death
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import FAILED
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerotop.ui import format as form
-from zerotop.ui.units import BINARY, DECIMAL, USUAL, Choice, Pace, Sizes, choose
+from zerotop.ui.drawing import formatting as form
+from zerotop.ui.drawing.units import BINARY, DECIMAL, USUAL, Choice, Pace, Sizes, choose
 
 GIB = 1024**3
 

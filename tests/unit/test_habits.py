@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zerotop.ui.habits import Habits
+from zerotop.ui.app.settings import Habits
 
 
 def test_a_word_is_found_again(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from zerotop import cli
 from zerotop.analysis.annotations import annotations
-from zerotop.analysis.source import RecordingSource
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 
 README = Path(__file__).parents[2] / "README.md"

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from small_recording import BEGIN_NS, S, identity, read, record, span, write
-from zerotop.analysis.ends import Ends
-from zerotop.analysis.history import PIECE_NS, PIECES, Histories
-from zerotop.analysis.view import History, Rank
+from zerotop.analysis.live_view import History, Rank
+from zerotop.analysis.processes.process_exits import Ends
+from zerotop.analysis.views.history import PIECE_NS, PIECES, Histories
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import ALLOCATOR, BEGINS, GPUS, PHASE_CODE, PROCESSES, SPANS
 

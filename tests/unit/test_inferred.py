@@ -11,9 +11,9 @@ import pytest
 
 from recordings import names, recording
 from small_recording import BEGIN_NS, S, identity, read, record, write
-from zerotop.analysis.inferred import Rhythm, inferred_iteration
-from zerotop.analysis.source import RecordingSource
-from zerotop.analysis.view import Inferred
+from zerotop.analysis.live_view import Inferred
+from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.analysis.views.rhythm import Rhythm, inferred_iteration
 from zerotop_probe.recording.tables import GPUS, PROCESSES
 
 SECONDS = 60

@@ -75,7 +75,7 @@ def test_nobody_says_anything() -> None:
 # An engine stands for DeepSpeed's here: what is tested is the process around it.
 SCRIPT = """
 import os, sys
-from zerotop_probe.inside.install import PROBE
+from zerotop_probe.inside.hooks.hook_installer import PROBE
 assert PROBE.wake() and PROBE.wake()
 PROBE.recorder.end(PROBE.recorder.begin(1, "forward", (0, 0, 0)), 2)
 child = os.fork()
@@ -109,13 +109,13 @@ def test_a_forked_child_that_makes_an_engine_has_files_of_its_own(tmp_path: Path
 
 
 def test_without_a_session_it_stays_asleep(tmp_path: Path) -> None:
-    code = "from zerotop_probe.inside.install import PROBE; print(PROBE.wake(), PROBE.recorder)"
+    code = "from zerotop_probe.inside.hooks.hook_installer import PROBE; print(PROBE.wake(), PROBE.recorder)"
     assert run(tmp_path, code, PYTHONZEROTOP_SESSION="").stdout == "False None\n"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_hello_tells_what_matters_and_no_secret(tmp_path: Path) -> None:
-    code = "from zerotop_probe.inside.install import PROBE; PROBE.wake()"
+    code = "from zerotop_probe.inside.hooks.hook_installer import PROBE; PROBE.wake()"
     secret = "hf_abcdefghijklmnop"
     more = {"OMP_NUM_THREADS": "3", "HF_TOKEN": secret, "WORLD_SIZE": "1"}
     run(tmp_path, code, "--steps", "3", "--hub_token", secret, f"--api-key={secret}", **more)
@@ -130,8 +130,8 @@ def test_hello_tells_what_matters_and_no_secret(tmp_path: Path) -> None:
 
 def test_an_internal_error_is_recorded_once_with_its_place(tmp_path: Path) -> None:
     code = (
-        "from zerotop_probe.inside.install import PROBE\n"
-        "from zerotop_probe.inside.part import Part\n"
+        "from zerotop_probe.inside.hooks.hook_installer import PROBE\n"
+        "from zerotop_probe.inside.guard import Part\n"
         "PROBE.wake()\n"
         "part = Part('somewhere', PROBE.meter)\n"
         "for _ in range(3): part.run(lambda: {}['a key of hf_abcdefghijklmnop'])\n"

@@ -10,7 +10,7 @@ from zerotop_probe.recording import directory
 
 AWAKE = """
 import shutil, sys, types
-from zerotop_probe.inside import install
+from zerotop_probe.inside.hooks import hook_installer as install
 first, second = sys.argv[1:]
 probe = install.PROBE
 probe.wake(first)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from zerotop_probe.inside.part import Meter, Part, around, now, on_removal, remove_all
+from zerotop_probe.inside.guard import Meter, Part, around, now, on_removal, remove_all
 from zerotop_probe.recording.tables import FAILED
 
 

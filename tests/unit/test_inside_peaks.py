@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerotop_probe.inside.peaks import Peaks
+from zerotop_probe.inside.device.peak_counters import Peaks
 
 DEVICE = 3
 NAMES = ("allocated_bytes", "reserved_bytes")

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from rank_recordings import Rank, table
-from zerotop_probe.inside.allocator import Allocator, Read
-from zerotop_probe.inside.device import Device
-from zerotop_probe.inside.device_clock import DeviceClock
-from zerotop_probe.inside.evaluation import Guess
-from zerotop_probe.inside.microscope import Microscope
-from zerotop_probe.inside.part import Meter, now
+from zerotop_probe.inside.device.allocator import Allocator, Read
+from zerotop_probe.inside.device.cuda_events import DeviceClock
+from zerotop_probe.inside.device.gpu import Device
+from zerotop_probe.inside.device.microscope import Microscope
+from zerotop_probe.inside.evaluation_detector import Guess
+from zerotop_probe.inside.guard import Meter, now
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.recording.tables import BEGIN, END, FAILED, PHASES
 from zerotop_probe.recording.writer import Identity

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from zerotop_probe.inside import shape
+from zerotop_probe.inside import batch_shape
 
 torch = pytest.importorskip("torch")
 
@@ -40,4 +40,4 @@ PIXELS = torch.zeros(4, 3, 8, 8)
     ],
 )
 def test_shapes(args: tuple[Any, ...], kwargs: dict[str, Any], expected: tuple[int, int, int]) -> None:
-    assert shape.of(args, kwargs) == expected
+    assert batch_shape.of(args, kwargs) == expected

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from zerotop_probe.inside.tensors import Inventory, inventory
+from zerotop_probe.inside.device.tensor_inventory import Inventory, inventory
 
 torch = pytest.importorskip("torch")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from zerotop_probe.inside.part import Meter
-from zerotop_probe.inside.timers import Timers
+from zerotop_probe.inside.guard import Meter
+from zerotop_probe.inside.hooks.timer_proxy import Timers
 
 
 class Inner:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from small_recording import BEGIN_NS, S, identity, read, span, write
-from zerotop.analysis.source import RecordingSource
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY
 from zerotop_probe.recording.writer import EventWriter

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from memory_recording import usual
 from small_recording import BEGIN_NS, S, identity, span
-from zerotop.analysis.known import Memo
-from zerotop.analysis.living import living
+from zerotop.analysis.processes.alive_ranks import living
+from zerotop.analysis.processes.memo import Memo
 from zerotop_probe.recording import events, tables
 
 

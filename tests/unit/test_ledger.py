@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 import recordings
 from memory_recording import GIB, PARTS, Recording, allocator, gib, gpu, holds, record, resident, usual
 from small_recording import BEGIN_NS, S, identity, read, span
-from zerotop.analysis import phase_peaks
-from zerotop.analysis.host_ledger import host_ledger
-from zerotop.analysis.inventories import CATEGORIES
-from zerotop.analysis.ledger import ledger
-from zerotop.analysis.ledger_rows import ALLOCATED, CORRECTIONS, LABELS, GpuLedger, Row
-from zerotop.analysis.peak_ledger import ledger_at_peak
-from zerotop.analysis.phase_peaks import BEFORE, MIXED, rank_peaks
-from zerotop.analysis.steps import steps
+from zerotop.analysis.memory import phase_peaks
+from zerotop.analysis.memory.gpu_ledger import ledger
+from zerotop.analysis.memory.host_ledger import host_ledger
+from zerotop.analysis.memory.ledger_rows import ALLOCATED, CORRECTIONS, LABELS, GpuLedger, Row
+from zerotop.analysis.memory.peak_ledger import ledger_at_peak
+from zerotop.analysis.memory.phase_peaks import BEFORE, MIXED, rank_peaks
+from zerotop.analysis.memory.tensor_inventory import CATEGORIES
+from zerotop.analysis.steps.step_table import steps
 from zerotop.session.reader import Session
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, PHASE_CODE

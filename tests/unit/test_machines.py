@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from zerotop_probe.outside.attaching.machine import Machine, Registers
-from zerotop_probe.outside.attaching.target import ASKED_FROM, MACHINES, CannotEnter, examine
-from zerotop_probe.outside.proc import Process
+from zerotop_probe.outside.attaching.ptrace.arch import Machine, Registers
+from zerotop_probe.outside.attaching.python_process import ASKED_FROM, MACHINES, CannotEnter, examine
+from zerotop_probe.outside.procfs import Process
 
 STATE, CODE, TEXT = 0, 64, 128
 FAR, RUN, STACK, BACK = 0x7F12_3456_0000, 0x1122_3344_5566_7788, 0x7F00_0000_0000, 0x7F00_0000_0010

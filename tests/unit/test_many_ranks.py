@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from small_recording import BEGIN_NS, S, identity, read, record, span, write
-from zerotop.analysis import findings
 from zerotop.analysis.annotations import Annotator
-from zerotop.analysis.source import RecordingSource
+from zerotop.analysis.views import annotation_runner
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.files import Source
 from zerotop.session.reader import Session
 from zerotop_probe.recording import tables
@@ -127,5 +127,5 @@ def test_reading_and_looking(session: Session, looked: list[Source]) -> None:
     assert len(source.view(BEGIN_NS + 5 * S).ranks) == RANKS
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Source, "refresh", lambda written: bool(looked.append(written)))
-        patch.setattr(findings, "_MOST_S", 0.0)  # pieces of which are as long as that
+        patch.setattr(annotation_runner, "_MOST_S", 0.0)  # pieces of which are as long as that
         assert most_in_a_piece(source.reading(), looked) <= MOST

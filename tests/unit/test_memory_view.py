@@ -10,8 +10,8 @@ import pytest
 import recordings
 from memory_recording import GIB, PARTS, Recording, allocator, gib, gpu, holds, resident, usual
 from small_recording import BEGIN_NS, S, identity
-from zerotop.analysis.memory_lines import FREED, SUM_DEVICE, SUM_RESIDENT, TO_COME, Line
-from zerotop.analysis.memory_view import MemoryView, MemoryViews
+from zerotop.analysis.memory.memory_table import FREED, SUM_DEVICE, SUM_RESIDENT, TO_COME, Line
+from zerotop.analysis.memory.memory_view import MemoryView, MemoryViews
 from zerotop_probe.recording import events, tables
 
 MOMENTS = 60

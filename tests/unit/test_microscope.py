@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from recordings import packed, recording
-from zerotop.analysis.microscope import Look, Looks, looks
-from zerotop.analysis.phase_peaks import rank_peaks
+from zerotop.analysis.memory.microscope import Look, Looks, looks
+from zerotop.analysis.memory.phase_peaks import rank_peaks
 from zerotop.cli import main
-from zerotop.commands.looking import ask
+from zerotop.commands.job.microscope_request import ask
 from zerotop.session.reader import Session
-from zerotop_probe.inside.microscope import Microscope
-from zerotop_probe.inside.part import Meter, now
+from zerotop_probe.inside.device.microscope import Microscope
+from zerotop_probe.inside.guard import Meter, now
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.recording import directory
 from zerotop_probe.recording.clock import clock_pair

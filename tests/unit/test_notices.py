@@ -6,7 +6,7 @@ from pathlib import Path
 
 from memory_recording import Recording
 from small_recording import BEGIN_NS, S, identity
-from zerotop.analysis.source import RecordingSource
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop_probe.recording import events
 
 

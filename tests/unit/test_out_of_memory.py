@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from memory_recording import OOM, Recording, gib, record, usual
 from small_recording import BEGIN_NS, S, identity, span
-from zerotop.analysis.allocator_settings import settings
-from zerotop.analysis.oom_case import Case
-from zerotop.analysis.oom_reasons import verdict
-from zerotop.analysis.oom_text import parse
-from zerotop.analysis.out_of_memory import PostMortem, post_mortem
+from zerotop.analysis.failures.oom_evidence import Case
+from zerotop.analysis.failures.oom_log_parser import parse
+from zerotop.analysis.failures.oom_reasons import verdict
+from zerotop.analysis.failures.out_of_memory import PostMortem, post_mortem
+from zerotop.analysis.memory.allocator_settings import settings
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import PHASE_CODE
 

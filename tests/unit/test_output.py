@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from printing import Printing
-from zerotop.analysis.output import BEGIN, Place, Reel
-from zerotop.analysis.output_search import Search, pattern
-from zerotop.analysis.output_steps import StepClock
-from zerotop.session import blocks
+from zerotop.analysis.output.line_steps import StepClock
+from zerotop.analysis.output.lines import BEGIN, Place, Reel
+from zerotop.analysis.output.search import Search, pattern
+from zerotop.session import output_blocks
 from zerotop.session.reader import Session
 from zerotop.session.transcript import Transcript
 from zerotop_probe.recording.tables import BEGINS
@@ -60,14 +60,14 @@ def test_an_empty_output(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [300, 5_000, 1 << 17])
 def test_blocks_of_any_size_have_the_same_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(blocks, "BLOCK", size)
+    monkeypatch.setattr(output_blocks, "BLOCK", size)
     job = a_job(tmp_path, 400)
     session = Session.open(job.path)
     assert tuple(texts(reel(job))) == Transcript(session).lines(time.time_ns(), 1 << 20)
 
 
 def test_growing_equals_opening_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "BLOCK", 100)
+    monkeypatch.setattr(output_blocks, "BLOCK", 100)
     job = Printing(tmp_path)
     growing = reel(job)
     growing.blocks.refresh()
@@ -84,7 +84,7 @@ def test_growing_equals_opening_later(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_streams_and_nodes_are_in_order_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "BLOCK", 64)
+    monkeypatch.setattr(output_blocks, "BLOCK", 64)
     first = Printing(tmp_path)
     second = Printing(tmp_path, pid=2, path=first.path)
     for number in range(20):
@@ -114,7 +114,7 @@ def test_lines_around_a_cursor(tmp_path: Path) -> None:
 
 
 def test_places_move_by_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "BLOCK", 150)
+    monkeypatch.setattr(output_blocks, "BLOCK", 150)
     job = a_job(tmp_path, 60)
     there = reel(job)
     every = texts(there)
@@ -130,7 +130,7 @@ def test_places_move_by_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("size", [200, 1 << 17])
 @pytest.mark.parametrize(("wanted", "like"), [("Line 1", 0), ("line 1", 111), ("EPOCH 7", 0), ("epoch 7", 3), ("löss", 23)])
 def test_every_match_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, like: int, size: int) -> None:
-    monkeypatch.setattr(blocks, "BLOCK", size)
+    monkeypatch.setattr(output_blocks, "BLOCK", size)
     there = reel(a_job(tmp_path, 161))
     search = Search(there, wanted)
     if like and wanted == "line 1":
@@ -149,7 +149,7 @@ def test_every_match_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, w
 
 
 def test_a_search_that_takes_long_says_where_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "BLOCK", 100)
+    monkeypatch.setattr(output_blocks, "BLOCK", 100)
     job = a_job(tmp_path, 50)
     job.say(b"the needle\n")
     search = Search(reel(job), "needle")

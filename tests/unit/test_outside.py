@@ -14,11 +14,13 @@ import pynvml
 import pytest
 
 from agents import table, wait_for
-from zerotop_probe.outside import cgroup, control, gpus, job, nvml, pcie, proc, ranks, silence
-from zerotop_probe.outside.lanes import Lane
-from zerotop_probe.outside.proc import Process
-from zerotop_probe.outside.ranks import Ranks
-from zerotop_probe.outside.stream import Stream
+from zerotop_probe.outside import procfs
+from zerotop_probe.outside.job import job, job_control
+from zerotop_probe.outside.job.stream import Stream
+from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.sampling import cgroup, gpu_sampler, nvml, pcie, rank_discovery, silent_ranks
+from zerotop_probe.outside.sampling.rank_discovery import Ranks
+from zerotop_probe.outside.sampling.sampler_thread import Lane
 from zerotop_probe.recording import clock, events, launchers
 from zerotop_probe.recording.writer import EventWriter, Identity
 
@@ -40,7 +42,7 @@ from zerotop_probe.recording.writer import EventWriter, Identity
     ],
 )
 def test_options_that_keep_the_probe_out(arguments: list[str], option: str | None) -> None:
-    assert silence.blind_option(arguments) == option
+    assert silent_ranks.blind_option(arguments) == option
 
 
 @pytest.mark.parametrize(
@@ -54,14 +56,14 @@ def test_options_that_keep_the_probe_out(arguments: list[str], option: str | Non
     ],
 )
 def test_what_is_a_python(arguments: list[str], answer: bool) -> None:
-    assert silence.is_python(arguments) is answer
+    assert silent_ranks.is_python(arguments) is answer
 
 
 def test_silence_means_something_only_when_peers_spoke_long_ago() -> None:
-    assert silence.why_late(0, 1e6) is None
-    assert silence.why_late(3, 29.0) is None
-    assert silence.why_late(3, 31.0) == "3 other ranks have made an engine, the first 31 s ago, and it has not"
-    assert silence.why_blind(["python", "x.py"], carries_session=True) is None
+    assert silent_ranks.why_late(0, 1e6) is None
+    assert silent_ranks.why_late(3, 29.0) is None
+    assert silent_ranks.why_late(3, 31.0) == "3 other ranks have made an engine, the first 31 s ago, and it has not"
+    assert silent_ranks.why_blind(["python", "x.py"], carries_session=True) is None
 
 
 def test_rank_variables_in_order_and_only_if_not_our_own() -> None:
@@ -93,7 +95,7 @@ def test_a_late_rank_is_named_once_and_only_if_it_was_there(tmp_path: Path) -> N
     watcher = Ranks(str(tmp_path), Process(1, 1), recorder)
     watcher._reported_s[Process(10, 1)] = 100.0
     for rank, found_s in ((0, 90.0), (1, 95.0), (2, 101.0)):
-        watcher.found[10 + rank] = ranks.Rank(Process(10 + rank, 1), rank, None, found_s)
+        watcher.found[10 + rank] = rank_discovery.Rank(Process(10 + rank, 1), rank, None, found_s)
     watcher._say_who_is_late(125.0)
     assert recorder.events == []
     for now_s in (131.0, 150.0):
@@ -141,12 +143,12 @@ def test_exit_codes_are_a_shells() -> None:
 
 def test_a_name_with_parentheses_and_spaces() -> None:
     fields = " ".join(["S", "7", "8"] + ["0"] * 8 + ["3", "4"] + ["0"] * 6 + ["99"] + ["0"] * 16 + ["5"] + ["0"] * 10)
-    facts = proc.parse_stat(f"12 (a) b (c)) {fields}\n".encode())
+    facts = procfs.parse_stat(f"12 (a) b (c)) {fields}\n".encode())
     assert facts is not None
     assert (facts.name, facts.parent, facts.group, facts.cpu_ticks) == (b"a) b (c)", 7, 8, 7)
     assert (facts.start, facts.processor, facts.dead) == (99, 5, False)
-    assert proc.parse_stat(b"12 (torn) S 1 2") is None
-    assert proc.parse_stat(b"") is None
+    assert procfs.parse_stat(b"12 (torn) S 1 2") is None
+    assert procfs.parse_stat(b"") is None
 
 
 class TestControlGroup:
@@ -195,7 +197,7 @@ def test_a_container_shows_a_part_of_the_tree(monkeypatch: pytest.MonkeyPatch, t
             f"30 20 0:1 /docker/abc {tmp_path} rw - cgroup cgroup rw,cpu,memory\n31 20 0:2 / /sys rw - cgroup2 x rw\n"
         ).encode(),
     }
-    monkeypatch.setattr(proc, "read", lambda path, limit=0: files.get(path, b""))
+    monkeypatch.setattr(procfs, "read", lambda path, limit=0: files.get(path, b""))
     assert cgroup._path_of(7, "memory") == f"{tmp_path}/inner"
     assert cgroup._path_of(7, "") == "/sys"
     assert cgroup._path_of(7, "pids") is None
@@ -398,7 +400,7 @@ class TestGpus:
     def test_processes_are_asked_for_when_memory_has_changed(self, answers: dict[Any, Any], tmp_path: Path) -> None:
         answers["nvmlDeviceGetCount"] = 2
         identity = Identity.of_this_process("node")
-        sampler = gpus.GpuSampler(str(tmp_path), identity, on_seen=lambda seen: None, on_lost=lambda text: None)
+        sampler = gpu_sampler.GpuSampler(str(tmp_path), identity, on_seen=lambda seen: None, on_lost=lambda text: None)
         sampler.prepare()
         asked = []
         for tick in range(0, 60, 2):
@@ -424,7 +426,7 @@ class TestGpus:
         seen: list[nvml.Seen] = []
         lost: list[str] = []
         identity = Identity.of_this_process("node")
-        sampler = gpus.GpuSampler(str(tmp_path), identity, on_seen=seen.append, on_lost=lost.append)
+        sampler = gpu_sampler.GpuSampler(str(tmp_path), identity, on_seen=seen.append, on_lost=lost.append)
         sampler.prepare()
         assert seen == [nvml.Seen("580.1", (nvml.Gpu(0, "GPU-1", "H200", 100),), None)]
         sampler.sample(1, 0)
@@ -487,7 +489,7 @@ def test_facts_that_make_no_sense_hide_no_others(tmp_path: Path, line: str) -> N
     torn = '{"zerotop": [1, 0], "writer": {"role": "node", "host": %s, "boot": %s}}\n'
     (tmp_path / "events-node-x-1.jsonl").write_text(torn % (json.dumps(clock.hostname()), json.dumps(clock.boot_id())))
     (tmp_path / "events-node-x-2.jsonl").write_text('{"writer": 5}\n')
-    facts = control.read_facts(str(tmp_path))
+    facts = job_control.read_facts(str(tmp_path))
     assert facts.samplers == [ours]
     assert facts.ranks == [ours]
     assert facts.alive()

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 import recordings
-from zerotop.analysis.comparison import compare
-from zerotop.analysis.overview import PIECES, Overview, longest, overview
-from zerotop.analysis.overviews import Overviews
-from zerotop.analysis.source import RecordingSource
-from zerotop.analysis.steps import steps
-from zerotop.session import glimpse
-from zerotop.session.folder import Directory
+from zerotop.analysis.reports.comparison import compare
+from zerotop.analysis.reports.recording_index import Overviews
+from zerotop.analysis.reports.recording_summary import PIECES, Overview, longest, overview
+from zerotop.analysis.steps.step_table import steps
+from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.session import quick_read
 from zerotop.session.packing import pack
+from zerotop.session.storage import Directory
 from zerotop_probe.recording import directory
 
 
@@ -39,7 +39,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", recordings.names())
 def test_a_line_says_what_the_whole_recording_does(name: str) -> None:
     whole = recordings.recording(name)
-    about = overview(glimpse.glimpse(recordings.packed(name)))
+    about = overview(quick_read.glimpse(recordings.packed(name)))
     rows = steps(whole)
     lowest = rows[rows["rank"] == rows["rank"].min()]
     engine = next(event.facts for event in whole.events if event.name == "engine")
@@ -57,14 +57,14 @@ def test_a_line_says_what_the_whole_recording_does(name: str) -> None:
 
 
 def test_why_it_ended_is_said_in_a_few_words() -> None:
-    assert overview(glimpse.glimpse(recordings.packed("z2-oom"))).why == "GPU memory"
-    assert overview(glimpse.glimpse(recordings.packed("z2"))).why == ""
+    assert overview(quick_read.glimpse(recordings.packed("z2-oom"))).why == "GPU memory"
+    assert overview(quick_read.glimpse(recordings.packed("z2"))).why == ""
 
 
 def test_packed_and_unpacked_say_the_same(root: Path) -> None:
     session = recordings.as_directory("x4-z3", root)
-    again = overview(glimpse.glimpse(session))
-    assert again == overview(glimpse.glimpse(recordings.packed("x4-z3")))
+    again = overview(quick_read.glimpse(session))
+    assert again == overview(quick_read.glimpse(recordings.packed("x4-z3")))
 
 
 def test_a_glimpse_reads_neither_output_nor_samples_of_processors(root: Path) -> None:
@@ -73,13 +73,13 @@ def test_a_glimpse_reads_neither_output_nor_samples_of_processors(root: Path) ->
     for path in session.iterdir():
         if path.name.startswith(others):
             path.write_bytes(b"not to be looked at")
-    assert overview(glimpse.glimpse(session)) == overview(glimpse.glimpse(recordings.packed("x4-z3")))
+    assert overview(quick_read.glimpse(session)) == overview(quick_read.glimpse(recordings.packed("x4-z3")))
 
 
 @pytest.mark.parametrize(("name", "finished"), [("x4-attached", 26), ("held-restart", 30), ("z2", 24)])
 def test_steps_are_the_jobs(name: str, finished: int) -> None:
     """Those before it was attached to are counted, those that were done again are not."""
-    assert overview(glimpse.glimpse(recordings.packed(name))).steps == finished
+    assert overview(quick_read.glimpse(recordings.packed(name))).steps == finished
     session = recordings.recording(name)
     (told,) = (measure for measure in compare([session, session]).measures if measure.name == "steps")
     assert told.values == (finished, finished)
@@ -95,7 +95,7 @@ def test_no_spike_is_lost() -> None:
 
 
 def test_lines_survive_json() -> None:
-    about = overview(glimpse.glimpse(recordings.packed("z2")))
+    about = overview(quick_read.glimpse(recordings.packed("z2")))
     assert Overview.from_json(json.loads(json.dumps(about.as_json()))) == about
     blank = Overview.from_json(json.loads(json.dumps(Overview("x").as_json(), allow_nan=False)))
     assert math.isnan(blank.iteration_s)
@@ -109,7 +109,7 @@ def test_what_has_not_changed_is_not_read_again(root: Path, monkeypatch: pytest.
     shutil.copy(recordings.packed("z2-oom"), root)
     first = Overviews(root, cache, nobody_runs).read_all()
     read: list[Path] = []
-    monkeypatch.setattr("zerotop.analysis.overviews.glimpse", lambda path: read.append(path))
+    monkeypatch.setattr("zerotop.analysis.reports.recording_index.glimpse", lambda path: read.append(path))
     assert Overviews(root, cache, nobody_runs).read_all() == first
     assert not read
     monkeypatch.undo()
@@ -194,4 +194,4 @@ def test_a_packed_one_says_what_it_did_before(root: Path, tmp_path: Path) -> Non
     with (root / "again.zerotop").open("wb") as stream:
         pack(Directory(session), stream)
     (found,) = Overviews(root, None, nobody_runs).read_all()
-    assert found.about == replace(overview(glimpse.glimpse(session)))
+    assert found.about == replace(overview(quick_read.glimpse(session)))

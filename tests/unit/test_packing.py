@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from small_recording import identity, span, write
 from zerotop.cli import main
 from zerotop.session import catalog
-from zerotop.session.folder import Directory, Unpacked
 from zerotop.session.packing import PACKED_FORMAT, SUFFIX, pack, unpack
 from zerotop.session.reader import Session, SessionError
+from zerotop.session.storage import Directory, Unpacked
 from zerotop_probe.recording import directory, tables
 from zerotop_probe.recording.writer import EventWriter, RecordWriter
 

@@ -31,11 +31,12 @@ except KeyboardInterrupt:
 def probe(folder: Path, body: str) -> str:
     """A probe whose only action does that; its folder."""
     root = folder / "zerotop_probe"
-    (root / "inside").mkdir(parents=True)
-    (root / "__init__.py").touch()
-    (root / "inside" / "__init__.py").touch()
+    hooks = root / "inside" / "hooks"
+    hooks.mkdir(parents=True)
+    for package in (root, root / "inside", hooks):
+        (package / "__init__.py").touch()
     code = f"import signal\ndef enter(session):\n    {body}\n    return 'in ' + session\n"
-    (root / "inside" / "install.py").write_text(code)
+    (hooks / "hook_installer.py").write_text(code)
     return str(root)
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zerotop.analysis.phases import current, innermost, name
+from zerotop.analysis.processes.phases import current, innermost, name
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording import directory
 from zerotop_probe.recording.tables import BEGINS, PHASE_CODE, PHASES, SPANS

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from recordings import as_directory
 from small_recording import BEGIN_NS, S, identity, read, record, write
-from zerotop.analysis import peaks as peaks_module
-from zerotop.analysis.peaks import Peaks
-from zerotop.analysis.source import RecordingSource
-from zerotop.analysis.view import LiveView
+from zerotop.analysis.live_view import LiveView
+from zerotop.analysis.processes import running_max as peaks_module
+from zerotop.analysis.processes.running_max import Peaks
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import PHASE_CODE

@@ -10,7 +10,7 @@ import pytest
 
 from recordings import FOLDER
 from zerotop.cli import main
-from zerotop.commands.closing import say
+from zerotop.commands.common.exit_messages import say
 from zerotop.session.packing import unpack
 
 ESCAPES = "\x1b]0;title\x07\x1b[2J\r\x9b31m\u202e\n"

@@ -9,10 +9,10 @@ import pytest
 
 from small_recording import BEGIN_NS, S, identity, read, span, write
 from uneven_ranks import GIB, PERIOD_S, write_ranks
-from zerotop.analysis.rank_matrix import Metric, RankMatrices, RankMatrix, median
-from zerotop.analysis.rank_outliers import compared, deviations, outliers_first, scale_of, skew
-from zerotop.analysis.rank_samples import RankSamples
-from zerotop.analysis.source import RecordingSource
+from zerotop.analysis.ranks.matrix import Metric, RankMatrices, RankMatrix, median
+from zerotop.analysis.ranks.outliers import compared, deviations, outliers_first, scale_of, skew
+from zerotop.analysis.ranks.samples import RankSamples
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop_probe.recording.tables import BOUNDARY, SPANS
 
 NAN = np.nan

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from zerotop.session import folder as folders
-from zerotop.session.mapping import room_in
+from zerotop.session import storage as folders
+from zerotop.session.memory_map import room_in
 from zerotop.session.reader import Session, SessionError
 from zerotop_probe.recording import directory, tables
 from zerotop_probe.recording.writer import EventWriter, Identity, RecordWriter

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from small_recording import S, identity, span, write
-from zerotop.analysis.source import RecordingSource
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop_probe.recording import directory, tables
 from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE

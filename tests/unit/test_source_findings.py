@@ -6,10 +6,10 @@ import pytest
 
 import recordings
 from small_recording import S, identity, read, record, write
-from zerotop.analysis import findings as module
 from zerotop.analysis.annotations import annotations
-from zerotop.analysis.findings import Findings
-from zerotop.analysis.source import RecordingSource
+from zerotop.analysis.views import annotation_runner as module
+from zerotop.analysis.views.annotation_runner import Findings
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import HOSTS
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from zerotop.analysis.overview import Overview
-from zerotop.analysis.overviews import Recording
-from zerotop.session.glimpse import Stamp
+from zerotop.analysis.reports.recording_index import Recording
+from zerotop.analysis.reports.recording_summary import Overview
+from zerotop.session.quick_read import Stamp
+from zerotop.ui.base.start_interfaces import RunningJob
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES
 from zerotop.ui.drawing.rows import row_text, row_width
-from zerotop.ui.drawing.start import DETAIL_ROWS, detail, listing
-from zerotop.ui.drawing.start_columns import Line, spark, state
-from zerotop.ui.screens.start_model import ORDERS, StartModel
-from zerotop.ui.starting import RunningJob
+from zerotop.ui.start.columns import Line, spark, state
+from zerotop.ui.start.drawing import DETAIL_ROWS, detail, listing
+from zerotop.ui.start.model import ORDERS, StartModel
 
 S = 10**9
 JOB = RunningJob(4711, "torchrun", 4, ("0", "1"), 3723.0, 3, "train.py")

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from small_recording import S, identity, read, record, span, write
-from zerotop.analysis.places import FRESH_NS
-from zerotop.analysis.step_memory import Windows
-from zerotop.analysis.steps import steps
+from zerotop.analysis.processes.ranks_and_hosts import FRESH_NS
+from zerotop.analysis.steps.step_memory import Windows
+from zerotop.analysis.steps.step_table import steps
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY, UNKNOWN
 from zerotop_probe.recording.writer import Identity

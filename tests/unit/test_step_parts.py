@@ -11,7 +11,7 @@ import pytest
 import recordings
 from memory_recording import Recording, record
 from small_recording import BEGIN_NS, S, identity, span
-from zerotop.analysis.step_parts import PARTS, PARTS_DTYPE, step_parts, usual
+from zerotop.analysis.steps.optimizer_phases import PARTS, PARTS_DTYPE, step_parts, usual
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY, FAILED, PHASE_CODE, SKIPPED
 

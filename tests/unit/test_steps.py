@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from small_recording import BEGIN_NS, S, identity, read, span, write
-from zerotop.analysis import steps as steps_module
-from zerotop.analysis.steps import StepTable, steps
+from zerotop.analysis.steps import step_table as steps_module
+from zerotop.analysis.steps.step_table import StepTable, steps
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, PHASE_CODE, SKIPPED, UNKNOWN
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from small_recording import S, identity, read, record, span, write
-from zerotop.analysis.summary import summary
+from zerotop.analysis.reports.headline import summary
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY, SKIPPED
 from zerotop_probe.recording.writer import EventWriter

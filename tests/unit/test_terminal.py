@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerotop.session.terminal import Screen, trimmed
+from zerotop.session.ansi import Screen, trimmed
 
 
 def lines(*pieces: bytes, most: int = 200) -> tuple[str, ...]:

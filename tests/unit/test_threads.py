@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from small_recording import BEGIN_NS, S, identity, read, record, span, write
-from zerotop.analysis.affinity import Affinities, cores_text, parse_cores
-from zerotop.analysis.history import PIECE_NS
-from zerotop.analysis.source import RecordingSource
-from zerotop.analysis.threads import MAIN, RankThreads, ThreadTable, crowding
-from zerotop.analysis.view import Rank
+from zerotop.analysis.live_view import Rank
+from zerotop.analysis.ranks.affinity import Affinities, cores_text, parse_cores
+from zerotop.analysis.ranks.threads import MAIN, RankThreads, ThreadTable, crowding
+from zerotop.analysis.views.history import PIECE_NS
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.writer import EventWriter

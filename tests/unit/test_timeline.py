@@ -13,11 +13,11 @@ import pytest
 
 from recordings import recording
 from small_recording import BEGIN_NS, S, identity, read, record, span, write
-from zerotop.analysis.ends import Ends
-from zerotop.analysis.phases import innermost
-from zerotop.analysis.steps import StepTable
-from zerotop.analysis.timeline import Subject, Timelines, Window
-from zerotop.analysis.timeline_summary import summary
+from zerotop.analysis.processes.phases import innermost
+from zerotop.analysis.processes.process_exits import Ends
+from zerotop.analysis.steps.step_table import StepTable
+from zerotop.analysis.timeline.range_summary import summary
+from zerotop.analysis.timeline.timeline import Subject, Timelines, Window
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording.tables import (
     ALLOCATOR,

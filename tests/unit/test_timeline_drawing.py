@@ -13,17 +13,17 @@ import pytest
 from recordings import names, recording
 from small_recording import identity, read, record, write
 from zerotop.analysis.annotations import annotations
-from zerotop.analysis.source import RecordingSource
-from zerotop.analysis.view import State
+from zerotop.analysis.live_view import State
+from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.ui.app.viewer import Viewer
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.drawing.rows import row_text, row_width
-from zerotop.ui.drawing.timeline import chart_begin, chart_cells, draw_nothing, draw_timeline
-from zerotop.ui.drawing.timeline_lanes import BY_NAME, LANES, MARKS, RIBBONS, SUMMARY, TIME, plan, ribbons
-from zerotop.ui.drawing.timeline_picture import Picture
-from zerotop.ui.drawing.timeline_words import at_cursor, duration, moment_text
-from zerotop.ui.timeline_pictures import Pictures
-from zerotop.ui.timeline_view import TimelineView
-from zerotop.ui.viewer import Viewer
+from zerotop.ui.timeline.drawing import chart_begin, chart_cells, draw_nothing, draw_timeline
+from zerotop.ui.timeline.labels import at_cursor, duration, moment_text
+from zerotop.ui.timeline.lanes import BY_NAME, LANES, MARKS, RIBBONS, SUMMARY, TIME, plan, ribbons
+from zerotop.ui.timeline.model import Pictures
+from zerotop.ui.timeline.picture import Picture
+from zerotop.ui.timeline.window import TimelineView
 from zerotop_probe.recording.tables import PROCESSES
 
 S = 10**9

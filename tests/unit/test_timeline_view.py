@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from zerotop.ui.timeline_view import LEVELS_NS, WHEEL, Now, TimelineView
+from zerotop.ui.timeline.window import LEVELS_NS, WHEEL, Now, TimelineView
 
 S = 10**9
 HOUR = 3600 * S

@@ -6,8 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerotop.analysis.annotations import words
-from zerotop.ui.units import BINARY, DECIMAL, USUAL, Choice, Pace, choose, chosen, named, other_pace, other_sizes, reworded
+from zerotop.analysis import formatting
+from zerotop.ui.drawing.units import (
+    BINARY,
+    DECIMAL,
+    USUAL,
+    Choice,
+    Pace,
+    choose,
+    chosen,
+    named,
+    other_pace,
+    other_sizes,
+    reworded,
+)
 
 
 def test_what_was_kept_is_chosen_again_and_nonsense_is_not() -> None:
@@ -40,8 +52,8 @@ def test_sizes_in_sentences_are_reworded(sentence: str, decimal: str) -> None:
 def test_a_size_whose_number_is_known_is_not_rounded_twice(counts: list[int]) -> None:
     choose(USUAL._replace(sizes=DECIMAL))
     for count in counts:
-        written = words.size(count)
-        alike = [each for each in counts if words.size(each) == written]
+        written = formatting.size(count)
+        alike = [each for each in counts if formatting.size(each) == written]
         unit, size = ("GB", 1e9) if "GiB" in written else ("MB", 1e6)
         decimals = len(written.split()[0].partition(".")[2])
         assert reworded(f"now {written}.", counts) in {f"now {each / size:.{decimals}f} {unit}." for each in alike}

@@ -11,12 +11,12 @@ import pytest
 from recordings import recording
 from sensed_job import INNER, PLAN, Job
 from small_recording import BEGIN_NS, S, identity, read, write
-from zerotop.analysis.steps import StepTable
-from zerotop.analysis.waveform import WaveformFold
-from zerotop.analysis.waveform_align import choose
-from zerotop.analysis.waveform_signals import Signal
-from zerotop.analysis.waveform_source import Waveforms, wider
-from zerotop.ui.drawing import waveform_words
+from zerotop.analysis.steps.step_table import StepTable
+from zerotop.analysis.waveform.alignment import choose
+from zerotop.analysis.waveform.fold import WaveformFold
+from zerotop.analysis.waveform.fold_cache import Waveforms, wider
+from zerotop.analysis.waveform.signals import Signal
+from zerotop.ui.iteration import labels
 from zerotop_probe.recording.tables import SPANS
 
 
@@ -112,9 +112,9 @@ def test_skipped_and_long_iterations_are_left_out_and_counted(tmp_path: Path) ->
 def test_of_one_iteration_there_is_no_median(tmp_path: Path) -> None:
     Job(60, skip=10, long=12).write(tmp_path)
     fold = folded(tmp_path, number=100)
-    assert waveform_words.folded(fold) == "median of 48, steps 12–59"
-    assert waveform_words.folded(replace(fold, iterations=1, first_step=59)) == "step 59"
-    assert waveform_words.folded(replace(fold, iterations=1, first_step=59, skipped=True)) == "skipped step 59"
+    assert labels.folded(fold) == "median of 48, steps 12–59"
+    assert labels.folded(replace(fold, iterations=1, first_step=59)) == "step 59"
+    assert labels.folded(replace(fold, iterations=1, first_step=59, skipped=True)) == "skipped step 59"
 
 
 def test_while_all_are_skipped_those_are_folded(tmp_path: Path) -> None:

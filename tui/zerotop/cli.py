@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from zerotop.commands.keeping import keeping
-from zerotop.commands.printing import printable
-from zerotop.commands.problems import FAILED, USAGE, Problem, sentence
-from zerotop.commands.terminal import has_terminal
+from zerotop.commands.common.errors import FAILED, USAGE, Problem, sentence
+from zerotop.commands.common.escape import printable
+from zerotop.commands.common.gc_pause import keeping
+from zerotop.commands.common.terminal import has_terminal
 
 _INTERRUPTED = 130
 
@@ -218,7 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _print_anything()
     arguments = sys.argv[1:] if argv is None else argv
     try:
-        options = _parse(arguments) if arguments or not has_terminal() else argparse.Namespace(name="start")
+        options = _parse(arguments) if arguments or not has_terminal() else argparse.Namespace(name="home")
     except SystemExit as end:  # argparse has said why, or has printed its help
         return end.code if isinstance(end.code, int) else USAGE
     try:

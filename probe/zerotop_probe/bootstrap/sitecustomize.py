@@ -44,7 +44,7 @@ def _tell_after_execution(loader):
         loader.__dict__.pop("exec_module", None)
         execute(module)
         try:
-            _probe().inside.install.imported(module)
+            _probe().inside.hooks.hook_installer.imported(module)
         except Exception:
             _complain(module.__name__)
 
@@ -64,7 +64,7 @@ def _probe():
         )  # type: Any
         package = sys.modules["zerotop_probe"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(package)
-    importlib.import_module("zerotop_probe.inside.install")
+    importlib.import_module("zerotop_probe.inside.hooks.hook_installer")
     return package
 
 

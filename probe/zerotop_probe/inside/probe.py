@@ -10,15 +10,15 @@ import traceback
 from typing import Any
 
 from zerotop_probe.inside import identity
-from zerotop_probe.inside.allocator import ASYNC, NATIVE, Allocator, backend
-from zerotop_probe.inside.device import Device
-from zerotop_probe.inside.device_clock import DeviceClock
+from zerotop_probe.inside.device.allocator import ASYNC, NATIVE, Allocator, backend
+from zerotop_probe.inside.device.cuda_events import DeviceClock
+from zerotop_probe.inside.device.gpu import Device
+from zerotop_probe.inside.device.microscope import Microscope
+from zerotop_probe.inside.device.oom_recorder import BlackBox
+from zerotop_probe.inside.device.peak_counters import Peaks
 from zerotop_probe.inside.engines import Engines
-from zerotop_probe.inside.evaluation import Guess
-from zerotop_probe.inside.microscope import Microscope
-from zerotop_probe.inside.oom import BlackBox
-from zerotop_probe.inside.part import Meter, Part, now, remove_all
-from zerotop_probe.inside.peaks import Peaks
+from zerotop_probe.inside.evaluation_detector import Guess
+from zerotop_probe.inside.guard import Meter, Part, now, remove_all
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.recording import directory, events, redact
 from zerotop_probe.recording.directory import ENVIRONMENT

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerotop_probe.inside.device import Device
-from zerotop_probe.inside.part import Meter
+from zerotop_probe.inside.device.gpu import Device
+from zerotop_probe.inside.guard import Meter
 from zerotop_probe.recording import disk, tables
 from zerotop_probe.recording.tables import FAILED, PHASE_CODE, UNKNOWN
 from zerotop_probe.recording.writer import EventWriter, Identity, RecordWriter

@@ -6,10 +6,10 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from zerotop_probe.outside import agent, daemon
-from zerotop_probe.outside.job import End
-from zerotop_probe.outside.proc import Process
-from zerotop_probe.outside.stop import GRACE_S
+from zerotop_probe.outside.job import agent, daemon
+from zerotop_probe.outside.job.job import End
+from zerotop_probe.outside.job.shutdown import GRACE_S
+from zerotop_probe.outside.procfs import Process
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,7 +2,7 @@
 
 Written by :class:`~zerotop_probe.recording.writer.EventWriter` as JSON lines. A reader keeps events that it does not know.
 Bytes and nanoseconds are integers. A fact that could not be had is null or absent, never guessed. Of which kind each fact is
-that is read stands in :mod:`zerotop.session.facts` too: what is something else there counts as not known.
+that is read stands in :mod:`zerotop.session.event_schema` too: what is something else there counts as not known.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from typing import Any
 
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.annotations import annotations as find
-from zerotop.commands.printing import printable
-from zerotop.commands.reading import recorded
+from zerotop.commands.common.escape import printable
+from zerotop.commands.common.open_recording import recorded
 
 _WIDTH = 100
 _INDENT = " " * 4

@@ -7,16 +7,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from zerotop.commands.common.errors import USAGE, Problem
+
 # What else is needed is imported where it is: the sampler is started before the screen is imported, since both take as long.
-from zerotop.commands.closing import say
-from zerotop.commands.entering import begin, enter, enter_here
-from zerotop.commands.keeping import keeping
-from zerotop.commands.named import recording_of, session_or_job
-from zerotop.commands.problems import USAGE, Problem
-from zerotop.commands.terminal import has_terminal
-from zerotop_probe.outside import control, daemon
+from zerotop.commands.common.exit_messages import say
+from zerotop.commands.common.gc_pause import keeping
+from zerotop.commands.common.session_lookup import recording_of, session_or_job
+from zerotop.commands.common.terminal import has_terminal
+from zerotop.commands.job.attach_probe import begin, enter, enter_here
 from zerotop_probe.outside.attaching import session as attaching
 from zerotop_probe.outside.attaching.jobs import FoundJob, job_of
+from zerotop_probe.outside.job import daemon, job_control
 
 _LOOK_S = 0.2
 
@@ -24,21 +25,21 @@ _LOOK_S = 0.2
 def attach(options: argparse.Namespace) -> int:
     """Returns the job's exit code if it is known when the screen is left, else 0."""
     if options.there is not None:
-        from zerotop_probe.outside.attaching.there import tell
+        from zerotop_probe.outside.attaching.remote_agent import tell
 
         return tell(options.there)
     if options.session is None:
         if options.hosts is not None:
             raise Problem("Name a job of this node, by a process or its session, to find the same one on others", USAGE)
-        from zerotop.commands.found import print_jobs
+        from zerotop.commands.job.job_list import print_jobs
 
         return print_jobs(as_json=options.json)
     if not (options.headless or has_terminal()) and options.session.isdecimal():
         raise Problem("The live screen needs a terminal; --headless records without one")
     if options.hosts is not None or options.ssh is not None:
-        from zerotop.commands import hosts
+        from zerotop.commands.job import remote_nodes
 
-        hosts.check(options)
+        remote_nodes.check(options)
     path, await_sampler = _find(options.session, options.folder)
     if options.headless or options.hosts is not None or not has_terminal():
         await_sampler()
@@ -52,7 +53,7 @@ def attach(options: argparse.Namespace) -> int:
             raise Problem("The live screen needs a terminal; --headless records without one")
     entering = begin(path) if options.enter and options.hosts is None else None
     with keeping():
-        from zerotop.commands.screen import watch_job
+        from zerotop.commands.job.watch import watch_job
 
     await_sampler()
     return watch_job(path, entering)
@@ -97,7 +98,7 @@ def _join(path: Path) -> Callable[[], None]:
 
 def _with_hosts(path: Path, options: argparse.Namespace) -> list[str]:
     """Has the job's other nodes take part; what there is to say. What fails there leaves this node's part as it is."""
-    from zerotop.commands import hosts
+    from zerotop.commands.job import remote_nodes
 
     here: list[str] = []
 
@@ -106,12 +107,12 @@ def _with_hosts(path: Path, options: argparse.Namespace) -> list[str]:
             here.extend(enter_here(path)[1])
 
     try:
-        names = hosts.named(options.hosts, path)
+        names = remote_nodes.named(options.hosts, path)
     except Problem as error:
         enter_ours()
         return [*here, f"{error}."]
     try:
-        told = hosts.join(path, names, enter=options.enter, meanwhile=enter_ours)[1]
+        told = remote_nodes.join(path, names, enter=options.enter, meanwhile=enter_ours)[1]
     except Problem as error:
         told = [f"{error}."]
     return here + told
@@ -119,7 +120,7 @@ def _with_hosts(path: Path, options: argparse.Namespace) -> list[str]:
 
 def _taken_up(path: Path) -> bool:
     """Goes on with a recording that had been detached from, if its job still runs here."""
-    facts = control.read_facts(str(path))
+    facts = job_control.read_facts(str(path))
     job = job_of(facts.job.pid) if facts.detached and facts.job is not None and facts.job.alive() else None
     if job is None:
         return False
@@ -155,11 +156,11 @@ def _stay(path: Path) -> int:
     Raises Problem where nobody records; why not was said.
     """
     folder = str(path)
-    if not control.sampler_alive(folder):
+    if not job_control.sampler_alive(folder):
         raise Problem("Nothing is recorded")
     say(f"recording in {path}")
     try:
-        while control.sampler_alive(folder):
+        while job_control.sampler_alive(folder):
             time.sleep(_LOOK_S)
     except KeyboardInterrupt:
         say(f"The job goes on, and so does its recording. To end that: zerotop detach {path.name}")

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from zerotop.analysis.comparison import compare as side_by_side
-from zerotop.analysis.measures import Comparison, Measure
-from zerotop.commands.problems import USAGE, Problem
+from zerotop.analysis.reports.comparison import compare as side_by_side
+from zerotop.analysis.reports.measures import Comparison, Measure
+from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.session import catalog
 from zerotop.session.reader import Session
 
@@ -49,7 +49,7 @@ def _row(measure: Measure) -> dict[str, Any]:
 
 
 def _print(comparison: Comparison) -> None:
-    from zerotop.ui.drawing.compare import table
+    from zerotop.ui.compare.drawing import table
     from zerotop.ui.drawing.glyphs import choose_glyphs
     from zerotop.ui.drawing.rows import row_text
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pynvml
 
-from zerotop.commands.launching import new_session
-from zerotop.commands.problems import Problem
-from zerotop.commands.terminal import has_terminal
+from zerotop.commands.common.errors import Problem
+from zerotop.commands.common.terminal import has_terminal
+from zerotop.commands.job.launching import new_session
 from zerotop.demo import RECORDING, SCRIPT, config_path
-from zerotop_probe.outside import agent, control
-from zerotop_probe.outside.builds import extensions_folder, remove_stale_locks
+from zerotop_probe.outside.job import agent, job_control
+from zerotop_probe.outside.sampling.build_locks import extensions_folder, remove_stale_locks
 from zerotop_probe.recording import events
 
 _NEEDED = ("torch", "deepspeed", "transformers", "datasets", "accelerate")
@@ -45,17 +45,17 @@ def demo(options: argparse.Namespace) -> int:
     try:
         return _show(session)
     finally:
-        if not control.job_alive(session):
+        if not job_control.job_alive(session):
             _remove_shared_memory(port)
 
 
 def _show(session: str) -> int:
     if not has_terminal():
-        from zerotop.commands.progress import follow
+        from zerotop.commands.common.progress import follow
 
         print(f"Recording in {session}", _BUILD_NOTE, sep="\n", flush=True)
         return follow(Path(session))
-    from zerotop.commands.screen import watch_job
+    from zerotop.commands.job.watch import watch_job
 
     return watch_job(session)
 
@@ -66,13 +66,13 @@ def _show_recorded() -> int:
 
     session = Session.open(RECORDING)
     if not has_terminal():
-        from zerotop.analysis.summary import summary
+        from zerotop.analysis.reports.headline import summary
 
         print(summary(session))
         return 0
-    from zerotop.analysis.source import RecordingSource
-    from zerotop.commands.kept import kept_habits
-    from zerotop.ui.app import ZerotopApp
+    from zerotop.analysis.views.recording_source import RecordingSource
+    from zerotop.commands.common.user_settings import kept_habits
+    from zerotop.ui.app.app import ZerotopApp
 
     ready_ns = min(event.unix_ns for event in session.events if event.name == events.ENGINE)
     app = ZerotopApp(RecordingSource(session), title=session.name, play_from_ns=ready_ns, habits=kept_habits())

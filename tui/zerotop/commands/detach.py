@@ -5,32 +5,36 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from zerotop.commands import hosts
-from zerotop.commands.named import recording_of, session_or_job
-from zerotop.commands.printing import printable
-from zerotop.commands.problems import FAILED, USAGE, Problem
-from zerotop_probe.outside import control
+from zerotop.commands.common.errors import FAILED, USAGE, Problem
+from zerotop.commands.common.escape import printable
+from zerotop.commands.common.session_lookup import recording_of, session_or_job
+from zerotop.commands.job import remote_nodes
 from zerotop_probe.outside.attaching import session as attaching
-from zerotop_probe.outside.attaching.enter import Entry
 from zerotop_probe.outside.attaching.jobs import FoundJob
+from zerotop_probe.outside.attaching.probe_entry import Entry
+from zerotop_probe.outside.job import job_control
 
 
 def detach(options: argparse.Namespace) -> int:
     """Returns 0, or 1 if a rank could not be left."""
-    hosts.check(options)
+    remote_nodes.check(options)
     path = _find(options.session)
-    facts = control.read_facts(str(path))
-    names = hosts.named(options.hosts, path) if options.hosts is not None else facts.reached
+    facts = job_control.read_facts(str(path))
+    names = remote_nodes.named(options.hosts, path) if options.hosts is not None else facts.reached
     entries: list[Entry] = []
-    told, done = hosts.leave(path, names, lambda: entries.extend(attaching.end(str(path))))
-    ours = [text for one in entries for text in hosts.left(f"Process {one.process.pid}", one.said, one.why_not, one.pending)]
+    told, done = remote_nodes.leave(path, names, lambda: entries.extend(attaching.end(str(path))))
+    ours = [
+        text
+        for one in entries
+        for text in remote_nodes.left(f"Process {one.process.pid}", one.said, one.why_not, one.pending)
+    ]
     for text in [*ours, *told, _where(path, facts)]:
         print(printable(text))
     failed = not done or any(entry.why_not and not entry.pending for entry in entries)
     return FAILED if failed else 0
 
 
-def _where(path: Path, facts: control.Facts) -> str:
+def _where(path: Path, facts: job_control.Facts) -> str:
     if facts.joined:
         return f"Recorded in {path}; to end the parts of other nodes, detach where they were attached to"
     return f"Recorded in {path}" if facts.attached else f"What zerotop run records from outside goes on in {path}"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pynvml
 
-from zerotop_probe.outside.builds import extensions_folder, stale_locks
+from zerotop_probe.outside.sampling.build_locks import extensions_folder, stale_locks
 from zerotop_probe.recording import directory
 
 _TRAIN = "pip install 'zerotop[train]', in the environment that trains"

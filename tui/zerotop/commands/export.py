@@ -6,12 +6,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from zerotop.analysis.export import TABLES
-from zerotop.analysis.export import export as write_table
-from zerotop.commands.printing import printable
-from zerotop.commands.problems import USAGE, Problem
-from zerotop.commands.reading import recorded
-from zerotop.session.files_of_ours import unfinished
+from zerotop.analysis.reports.export import TABLES
+from zerotop.analysis.reports.export import export as write_table
+from zerotop.commands.common.errors import USAGE, Problem
+from zerotop.commands.common.escape import printable
+from zerotop.commands.common.open_recording import recorded
+from zerotop.session.atomic_write import unfinished
 from zerotop.session.reader import Session
 
 

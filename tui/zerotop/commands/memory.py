@@ -9,27 +9,36 @@ from typing import Any
 
 import numpy as np
 
-from zerotop.analysis.allocator_health import AllocatorHealth, allocator_health
-from zerotop.analysis.estimates import Estimate, Rule
-from zerotop.analysis.expected import Difference, Setup, compare, estimates, expected_of, is_of, rule_of_thumb, setups_of
-from zerotop.analysis.failure import Failure
-from zerotop.analysis.failures import failure as what_ended
-from zerotop.analysis.host_ledger import HostLedger, host_ledger
-from zerotop.analysis.inventories import inventory
-from zerotop.analysis.ledger import ledger
-from zerotop.analysis.ledger_rows import GpuLedger
-from zerotop.analysis.living import events_of, living
-from zerotop.analysis.memory_view import last_alive
-from zerotop.analysis.notices import damage
-from zerotop.analysis.out_of_memory import PostMortem, post_mortem
-from zerotop.analysis.peak_ledger import PeakLedger, ledger_at_peak
-from zerotop.analysis.phase_peaks import RankPeaks, rank_peaks
-from zerotop.analysis.source import RecordingSource
-from zerotop.analysis.step_parts import step_parts, usual
-from zerotop.analysis.steps import steps
-from zerotop.commands.memory_text import lines
-from zerotop.commands.printing import printable
-from zerotop.commands.problems import Problem
+from zerotop.analysis.failures.diagnosis import failure as what_ended
+from zerotop.analysis.failures.failure import Failure
+from zerotop.analysis.failures.out_of_memory import PostMortem, post_mortem
+from zerotop.analysis.memory.allocator_health import AllocatorHealth, allocator_health
+from zerotop.analysis.memory.deepspeed_estimates import Estimate, Rule
+from zerotop.analysis.memory.gpu_ledger import ledger
+from zerotop.analysis.memory.host_ledger import HostLedger, host_ledger
+from zerotop.analysis.memory.ledger_rows import GpuLedger
+from zerotop.analysis.memory.memory_view import last_alive
+from zerotop.analysis.memory.peak_ledger import PeakLedger, ledger_at_peak
+from zerotop.analysis.memory.phase_peaks import RankPeaks, rank_peaks
+from zerotop.analysis.memory.tensor_inventory import inventory
+from zerotop.analysis.memory.zero_model import (
+    Difference,
+    Setup,
+    compare,
+    estimates,
+    expected_of,
+    is_of,
+    rule_of_thumb,
+    setups_of,
+)
+from zerotop.analysis.processes.alive_ranks import events_of, living
+from zerotop.analysis.steps.optimizer_phases import step_parts, usual
+from zerotop.analysis.steps.step_table import steps
+from zerotop.analysis.views.notices import damage
+from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.commands.common.errors import Problem
+from zerotop.commands.common.escape import printable
+from zerotop.commands.common.memory_text import lines
 from zerotop.session import catalog
 from zerotop.session.reader import Session
 

@@ -7,12 +7,12 @@ import json
 import time
 from typing import Any
 
-from zerotop.analysis.microscope import Look, looks
-from zerotop.analysis.phases import name
-from zerotop.commands.looking import ask
-from zerotop.commands.printing import printable
-from zerotop.commands.problems import Problem
-from zerotop.commands.running import RunningSession
+from zerotop.analysis.memory.microscope import Look, looks
+from zerotop.analysis.processes.phases import name
+from zerotop.commands.common.errors import Problem
+from zerotop.commands.common.escape import printable
+from zerotop.commands.common.live_session import RunningSession
+from zerotop.commands.job.microscope_request import ask
 from zerotop.session import catalog
 from zerotop.session.reader import Session
 

@@ -7,15 +7,15 @@ import os
 import sys
 from pathlib import Path
 
-from zerotop.commands.printing import printable
-from zerotop.commands.problems import Problem
+from zerotop.commands.common.errors import Problem
+from zerotop.commands.common.escape import printable
 from zerotop.commands.sessions import is_live
 from zerotop.session import catalog
-from zerotop.session.files_of_ours import unfinished
-from zerotop.session.folder import Directory
+from zerotop.session.atomic_write import unfinished
 from zerotop.session.packing import SUFFIX
 from zerotop.session.packing import pack as write_packed
 from zerotop.session.reader import Session
+from zerotop.session.storage import Directory
 
 _KIB = 1 << 10
 

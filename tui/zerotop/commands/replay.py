@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from zerotop.commands.problems import USAGE, Problem
-from zerotop.commands.terminal import has_terminal
+from zerotop.commands.common.errors import USAGE, Problem
+from zerotop.commands.common.terminal import has_terminal
 from zerotop.session import catalog
 from zerotop.session.reader import Session
 
 
 def replay(options: argparse.Namespace) -> int:
     """Returns 0 when the screen was left in good order."""
-    from zerotop.ui.playhead import SPEEDS
+    from zerotop.ui.app.playhead import SPEEDS
 
     if options.speed not in SPEEDS:
         known = ", ".join(f"{speed:g}" for speed in SPEEDS)
@@ -20,9 +20,9 @@ def replay(options: argparse.Namespace) -> int:
     session = Session.open(catalog.find(options.session))
     if not has_terminal():
         raise Problem("Replay needs a terminal; zerotop export writes the same data to files")
-    from zerotop.analysis.source import RecordingSource
-    from zerotop.commands.kept import kept_habits
-    from zerotop.ui.app import ZerotopApp
+    from zerotop.analysis.views.recording_source import RecordingSource
+    from zerotop.commands.common.user_settings import kept_habits
+    from zerotop.ui.app.app import ZerotopApp
 
     source = RecordingSource(session)
     app = ZerotopApp(source, title=session.name, play_from_ns=source.begin_ns, speed=options.speed, habits=kept_habits())

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 
-from zerotop.analysis.endings import Ending
-from zerotop.commands.closing import last_words, say
-from zerotop.commands.keeping import keeping
-from zerotop.commands.launching import new_session
-from zerotop.commands.problems import FAILED
-from zerotop.commands.terminal import has_terminal
-from zerotop_probe.outside import agent
+from zerotop.analysis.views.job_exit import Ending
+from zerotop.commands.common.errors import FAILED
+from zerotop.commands.common.exit_messages import last_words, say
+from zerotop.commands.common.gc_pause import keeping
+from zerotop.commands.common.terminal import has_terminal
+from zerotop.commands.job.launching import new_session
+from zerotop_probe.outside.job import agent
 from zerotop_probe.recording import directory
 
 
@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
     with new_session(options.command, options.session) as session:
         agent.launch_in_background(session, options.command)
     with keeping():
-        from zerotop.commands.screen import watch_job
+        from zerotop.commands.job.watch import watch_job
 
     return watch_job(session)
 

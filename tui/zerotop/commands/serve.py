@@ -12,7 +12,7 @@ import socket
 import sys
 from urllib.parse import quote
 
-from zerotop.commands.problems import USAGE, Problem
+from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.session import catalog
 from zerotop.session.reader import Session
 
@@ -26,7 +26,7 @@ def serve(options: argparse.Namespace) -> int:
         raise Problem("A browser needs textual-serve: pip install 'zerotop[serve]'")
     token = _token(options.token)
     _check_address(options.host, options.port, token)
-    command, title = [sys.executable, "-m", "zerotop.commands.web.served"], "zerotop"
+    command, title = [sys.executable, "-m", "zerotop.commands.web.window"], "zerotop"
     if options.session is not None:
         path = catalog.find(options.session).absolute()
         title = f"zerotop: {Session.open(path).name}"

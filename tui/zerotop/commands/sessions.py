@@ -10,20 +10,20 @@ import sys
 from datetime import datetime
 from typing import Any
 
-from zerotop.analysis.endings import Losses
-from zerotop.analysis.overview import DETACHED, Overview
-from zerotop.analysis.overviews import Overviews, Recording
-from zerotop.commands.printing import printable
+from zerotop.analysis.reports.recording_index import Overviews, Recording
+from zerotop.analysis.reports.recording_summary import DETACHED, Overview
+from zerotop.analysis.views.job_exit import Losses
+from zerotop.commands.common.escape import printable
 from zerotop.session import catalog
 from zerotop.session.reader import Session
-from zerotop_probe.outside import control
+from zerotop_probe.outside.job import job_control
 
 
 def is_live(session: Session) -> bool:
     """Whether somebody writes it, or could go on to: its job runs, and nobody has detached from that."""
     if not session.path.is_dir():
         return False
-    facts = control.read_facts(str(session.path))
+    facts = job_control.read_facts(str(session.path))
     return session.live or (facts.alive() and not facts.detached)
 
 
@@ -35,7 +35,7 @@ def live_names() -> list[str]:
 def recordings() -> Overviews:
     """The sessions in the usual place."""
     root = catalog.usual_place()
-    return Overviews(root, root.with_name("overviews.json"), lambda path: control.job_alive(str(path)))
+    return Overviews(root, root.with_name("overviews.json"), lambda path: job_control.job_alive(str(path)))
 
 
 def sessions(options: argparse.Namespace) -> int:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.facts import forget_nonsense
-from zerotop.session.folder import Folder
+from zerotop.session.event_schema import forget_nonsense
 from zerotop.session.headers import DAMAGED, Clocks, Writer, read_header, within
-from zerotop.session.mapping import release
+from zerotop.session.memory_map import release
+from zerotop.session.storage import Folder
 from zerotop_probe.recording.tables import TABLES
 
 _NEAR = 64  # records before the end that are looked through first,

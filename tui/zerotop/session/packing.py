@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.folder import Folder, first_line
 from zerotop.session.headers import DAMAGED, SessionError, check_format, read_header
+from zerotop.session.storage import Folder, first_line
 from zerotop_probe.recording.directory import SESSION_FILE
 from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from zerotop.session.files import Event, EventFile, Source
-from zerotop.session.folder import Directory, Folder, Unpacked, first_line
 from zerotop.session.headers import DAMAGED, Clocks, SessionError, check_format, read_header
 from zerotop.session.packing import unpack
+from zerotop.session.storage import Directory, Folder, Unpacked, first_line
 from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import SESSION_FILE
 from zerotop_probe.recording.tables import TABLES

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.session.ansi import Screen, trimmed
 from zerotop.session.reader import Session, Source
-from zerotop.session.terminal import Screen, trimmed
 
 # How far back in the output lines are first looked for; a progress bar writes hundreds of bytes for one line.
 _FIRST_LOOK = 1 << 18

@@ -7,7 +7,7 @@ import json
 import os
 import re
 
-from zerotop_probe.outside import proc
+from zerotop_probe.outside import procfs
 from zerotop_probe.outside.attaching.jobs import FoundJob
 
 # What ssh takes for a destination, and no option of it or word of a shell.
@@ -50,7 +50,7 @@ def _in_lines(text: str, path: str) -> list[str]:
 
 def of_job(job: FoundJob) -> list[str]:
     """The nodes that a job's own launcher was told. Raises NoHosts."""
-    commands = [proc.command_line(pid) for pid in _above(job)]
+    commands = [procfs.command_line(pid) for pid in _above(job)]
     for command in commands:
         names = _in_world(_option(command, (_WORLD,)))
         if names:
@@ -58,7 +58,7 @@ def of_job(job: FoundJob) -> list[str]:
     told = next((path for command in commands if (path := _option(command, _OPTIONS))), _USUAL)
     # As the job sees it: its paths are relative to its own folder and root.
     path = os.path.join(f"/proc/{job.root.pid}/cwd", told)
-    text = proc.read(path if not os.path.isabs(told) else f"/proc/{job.root.pid}/root{told}", _MOST_BYTES)
+    text = procfs.read(path if not os.path.isabs(told) else f"/proc/{job.root.pid}/root{told}", _MOST_BYTES)
     if not text:
         raise NoHosts("The job's launcher does not say which nodes it runs on: name them, or @FILE for a hostfile")
     return _in_lines(text.decode("utf-8", "replace"), told)
@@ -71,7 +71,7 @@ def _above(job: FoundJob) -> list[int]:
         pid = rank.process.pid
         while pid > 1 and pid not in found:
             found.append(pid)
-            facts = proc.stat(pid)
+            facts = procfs.stat(pid)
             pid = facts.parent if facts is not None and pid != job.root.pid else 0
     return found
 

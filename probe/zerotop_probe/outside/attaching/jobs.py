@@ -13,8 +13,9 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from zerotop_probe.outside import proc, silence
-from zerotop_probe.outside.proc import Process
+from zerotop_probe.outside import procfs
+from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.sampling import silent_ranks
 from zerotop_probe.recording import launchers
 from zerotop_probe.recording.directory import ENVIRONMENT
 
@@ -72,14 +73,14 @@ class FoundJob:
     @property
     def script(self) -> str:
         """The file that its ranks run, as they were told; "" if none is named."""
-        arguments = proc.command_line(self.ranks[0].process.pid) if self.ranks else list(self.command)
+        arguments = procfs.command_line(self.ranks[0].process.pid) if self.ranks else list(self.command)
         return next((argument for argument in arguments if argument.endswith(".py")), "")
 
 
 def find_jobs() -> list[FoundJob]:
     """All jobs with a rank that a launcher numbered, the youngest first."""
     node = _Node()
-    ranks = [rank for pid in proc.pids() if (rank := node.rank(pid)) is not None]
+    ranks = [rank for pid in procfs.pids() if (rank := node.rank(pid)) is not None]
     return sorted(node.group(ranks), key=lambda job: job.age_s)
 
 
@@ -94,16 +95,16 @@ def job_of(pid: int) -> FoundJob | None:
     lineage = _lineage(pid)
     for job in find_jobs():
         members = {job.root.pid, *(rank.process.pid for rank in job.ranks)}
-        if members & set(lineage) or pid in proc.family(job.root.pid):
+        if members & set(lineage) or pid in procfs.family(job.root.pid):
             return job
-    if not silence.is_python(proc.command_line(pid)):
+    if not silent_ranks.is_python(procfs.command_line(pid)):
         return None
-    return _alone(FoundRank(process, None, proc.environment(pid)))
+    return _alone(FoundRank(process, None, procfs.environment(pid)))
 
 
 def _alone(rank: FoundRank) -> FoundJob:
     pid = rank.process.pid
-    return FoundJob(rank.process, "python", tuple(proc.command_line(pid)), (rank,), _age_s(rank.process))
+    return FoundJob(rank.process, "python", tuple(procfs.command_line(pid)), (rank,), _age_s(rank.process))
 
 
 def _lineage(pid: int) -> list[int]:
@@ -111,7 +112,7 @@ def _lineage(pid: int) -> list[int]:
     found: list[int] = []
     while pid > 1 and pid not in found:
         found.append(pid)
-        facts = proc.stat(pid)
+        facts = procfs.stat(pid)
         pid = facts.parent if facts is not None else 0
     return found
 
@@ -128,18 +129,18 @@ class _Node:
 
     def _environment(self, pid: int) -> dict[str, str]:
         if pid not in self._environments:
-            self._environments[pid] = proc.environment(pid)
+            self._environments[pid] = procfs.environment(pid)
         return self._environments[pid]
 
     def rank(self, pid: int) -> FoundRank | None:
         """The process as a rank, None if it is none."""
-        if not silence.is_python(proc.command_line(pid)):
+        if not silent_ranks.is_python(procfs.command_line(pid)):
             return None
-        facts, own = proc.stat(pid), self._environment(pid)
+        facts, own = procfs.stat(pid), self._environment(pid)
         if facts is None or facts.dead:
             return None
         number = launchers.number(own, launchers.RANK, inherited=self._environment(facts.parent))
-        if number is None or launcher_named(proc.command_line(pid)):
+        if number is None or launcher_named(procfs.command_line(pid)):
             return None
         return FoundRank(Process(pid, facts.start), number, own)
 
@@ -159,11 +160,11 @@ class _Node:
 
     def _root(self, pid: int) -> Process | None:
         """The topmost of the launchers that follow each other above a rank. Shells between them do not matter."""
-        above = [number for number in _lineage(pid)[1:] if launcher_named(proc.command_line(number))]
+        above = [number for number in _lineage(pid)[1:] if launcher_named(procfs.command_line(number))]
         return Process.of(above[-1]) if above else None
 
     def _job(self, root: Process, ranks: list[FoundRank]) -> FoundJob:
-        command = proc.command_line(root.pid)
+        command = procfs.command_line(root.pid)
         ordered = sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank, rank.process.pid))
         launcher = launcher_named(command) or "python"
         return FoundJob(root, launcher, tuple(command), tuple(ordered), _age_s(root))
@@ -176,7 +177,7 @@ def _first(ranks: list[FoundRank]) -> FoundRank:
 def launcher_named(arguments: list[str]) -> str:
     """The launcher that a command line runs; "" if it is something else."""
     words = arguments[:1]
-    if silence.is_python(arguments):
+    if silent_ranks.is_python(arguments):
         words = _run_by_python(arguments)
     for word in words:
         if word.startswith(_MODULES):
@@ -202,7 +203,7 @@ def _run_by_python(arguments: list[str]) -> list[str]:
 def zero_stage(job: FoundJob) -> int | None:
     """The ZeRO stage that the configuration named on the ranks' command line asks for; None where that is not readable."""
     for rank in job.ranks[:1]:
-        for argument in proc.command_line(rank.process.pid):
+        for argument in procfs.command_line(rank.process.pid):
             path = argument.partition("=")[2] if argument.startswith("-") else argument
             if path.endswith(".json"):
                 stage = _stage_in(f"/proc/{rank.process.pid}/root{os.path.join(job.working_directory, path)}")
@@ -213,7 +214,7 @@ def zero_stage(job: FoundJob) -> int | None:
 
 def _stage_in(path: str) -> int | None:
     try:
-        stage = json.loads(proc.read(path, 1 << 20))["zero_optimization"]["stage"]
+        stage = json.loads(procfs.read(path, 1 << 20))["zero_optimization"]["stage"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return stage if isinstance(stage, int) else None

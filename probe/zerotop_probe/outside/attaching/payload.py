@@ -13,9 +13,9 @@ import os
 from collections.abc import Iterator
 
 import zerotop_probe
-from zerotop_probe.outside import proc
-from zerotop_probe.outside.attaching.target import CannotEnter, read_status
-from zerotop_probe.outside.proc import Process
+from zerotop_probe.outside import procfs
+from zerotop_probe.outside.attaching.python_process import CannotEnter, read_status
+from zerotop_probe.outside.procfs import Process
 
 _ROOT = os.path.dirname(os.path.abspath(zerotop_probe.__file__))
 _libc = ctypes.CDLL(None)
@@ -72,7 +72,7 @@ def done(root, action, arguments):
         except BaseException:
             del sys.modules["zerotop_probe"]
             raise
-    install = importlib.import_module("zerotop_probe.inside.install")
+    install = importlib.import_module("zerotop_probe.inside.hooks.hook_installer")
     return getattr(install, action)(*arguments)
 
 
@@ -92,7 +92,7 @@ act(*CALL)
 
 
 def text(answer: str, action: str, *arguments: str) -> str:
-    """A line of Python that calls ``action`` of ``zerotop_probe.inside.install`` and writes what it said to ``answer``."""
+    """One line of Python that calls ``action`` of the hook installer and writes its answer to the file ``answer``."""
     code = _CODE.replace("CALL", repr((_ROOT, answer, action, arguments)))
     return f"exec({code!r}, {{}})\n"
 
@@ -169,7 +169,7 @@ def _as_owner(pid: int) -> Iterator[None]:
 
 def take_answer(path: str) -> str | None:
     """What was said, once it is whole; the file is gone then. None so far."""
-    said = proc.read(path).decode("utf-8", "replace")
+    said = procfs.read(path).decode("utf-8", "replace")
     if not said:
         return None
     forget(path)

@@ -9,10 +9,11 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
-from zerotop_probe.outside import control, daemon, proc
-from zerotop_probe.outside.attaching.enter import Entry, enter, leave
+from zerotop_probe.outside import procfs
 from zerotop_probe.outside.attaching.jobs import FoundJob
-from zerotop_probe.outside.proc import Process
+from zerotop_probe.outside.attaching.probe_entry import Entry, enter, leave
+from zerotop_probe.outside.job import daemon, job_control
+from zerotop_probe.outside.procfs import Process
 from zerotop_probe.recording import clock, directory, events, redact
 from zerotop_probe.recording.writer import EventWriter, Identity
 
@@ -39,7 +40,7 @@ def begin(job: FoundJob, path: str | None = None) -> str:
         if error.errno is None:
             raise
         raise _cannot_record(directory.default_root() if path is None else path, error.errno) from error
-    if control.read_facts(session).job is None:
+    if job_control.read_facts(session).job is None:
         _discard(session, keep_folder=existed)
         raise _cannot_record(session, errno.ENOSPC)
     return session
@@ -113,11 +114,11 @@ def _note_job(session: str, event: str, job: FoundJob, header: Mapping[str, obje
 def sampled_in(job: FoundJob) -> str | None:
     """The session that a sampler on this node records this job in, wherever it lies; None if there is no such sampler."""
     root = [str(job.root.pid), str(job.root.start)]
-    for pid in proc.pids():
-        arguments = proc.command_line(pid)
+    for pid in procfs.pids():
+        arguments = procfs.command_line(pid)
         if daemon.WATCH in arguments[-4:-3] and arguments[-3:-1] == root:
             session = arguments[-1]
-            if Process.of(pid) in control.read_facts(session).samplers:
+            if Process.of(pid) in job_control.read_facts(session).samplers:
                 return session
     return None
 
@@ -140,13 +141,13 @@ def end(session: str) -> list[Entry]:
 
     Returns what came of it in each rank that was asked to take it in.
     """
-    facts = control.read_facts(session)
+    facts = job_control.read_facts(session)
     living = [process for process in dict.fromkeys(facts.ranks) if process.alive()]
     entries = leave([process for process in living if _was_asked(session, facts, process.pid)], session)
     if facts.attached:
-        control.end_recording(session)
+        job_control.end_recording(session)
         deadline_s = time.monotonic() + _ENDING_S
-        while control.sampler_alive(session) and time.monotonic() < deadline_s:
+        while job_control.sampler_alive(session) and time.monotonic() < deadline_s:
             time.sleep(_LOOK_S)
         if facts.joined:
             _write(session, events.PARTED)
@@ -161,7 +162,7 @@ def rank_files(session: str, pid: int) -> list[str]:
     return glob.glob(os.path.join(glob.escape(session), pattern))
 
 
-def _was_asked(session: str, facts: control.Facts, pid: int) -> bool:
+def _was_asked(session: str, facts: job_control.Facts, pid: int) -> bool:
     """Whether the probe is in a process, or may be at any moment. One that was seen from outside only is left alone."""
     unanswered = glob.glob(os.path.join(glob.escape(session), f"answer-{pid}-*"))  # of one who ended before he was answered
     return bool(pid in facts.pending or unanswered or rank_files(session, pid))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import zerotop_probe
-from zerotop_probe.outside.attaching.there import KEY
+from zerotop_probe.outside.attaching.remote_agent import KEY
 
 _OPTIONS = (
     "-T",
@@ -38,7 +38,7 @@ _LOOK_S = 0.02
 
 _BOOT = (
     "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; "
-    "from zerotop_probe.outside.attaching.there import main; sys.exit(main())"
+    "from zerotop_probe.outside.attaching.remote_agent import main; sys.exit(main())"
 )
 _BEGUN = "zerotop_begun"
 _SCRIPT = """\
@@ -47,7 +47,7 @@ echo {begun}
 python={python}
 root={root}
 request={request}
-if [ -x "$python" ] && [ -f "$root/zerotop_probe/outside/attaching/there.py" ]; then
+if [ -x "$python" ] && [ -f "$root/zerotop_probe/outside/attaching/remote_agent.py" ]; then
     exec "$python" -c {boot} "$root" "$request"
 fi
 if command -v zerotop >/dev/null 2>&1; then

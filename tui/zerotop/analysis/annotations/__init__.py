@@ -12,10 +12,10 @@ whole recording's list up to there, in however many pieces it was read.
 import importlib
 import pkgutil
 
-from zerotop.analysis.annotations.annotation import Annotation, Severity
-from zerotop.analysis.annotations.annotator import Annotator as _Annotator
-from zerotop.analysis.annotations.annotator import Detector
-from zerotop.analysis.annotations.facts import Facts
+from zerotop.analysis.annotations.support.annotation import Annotation, Severity
+from zerotop.analysis.annotations.support.annotator import Annotator as _Annotator
+from zerotop.analysis.annotations.support.annotator import Detector
+from zerotop.analysis.annotations.support.evidence import Facts
 from zerotop.session.reader import Session
 
 __all__ = ["Annotation", "Annotator", "Detector", "Facts", "Severity", "annotations", "detectors"]
@@ -23,7 +23,8 @@ __all__ = ["Annotation", "Annotator", "Detector", "Facts", "Severity", "annotati
 
 def detectors() -> dict[str, Detector]:
     """All there are, by the name of their file."""
-    modules = {item.name: importlib.import_module(f"{__name__}.{item.name}") for item in pkgutil.iter_modules(__path__)}
+    names = [item.name for item in pkgutil.walk_packages(__path__, f"{__name__}.") if not item.ispkg]
+    modules = {name.rpartition(".")[2]: importlib.import_module(name) for name in names}
     return {name: module.detect for name, module in sorted(modules.items()) if hasattr(module, "detect")}
 
 

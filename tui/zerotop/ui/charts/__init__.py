@@ -6,12 +6,12 @@ Draw from the back to the front on one :class:`Canvas`: grounds, grid, fills, li
 
 from zerotop.ui.charts.axes import AXIS_WIDTH, axis_row, framed, grid, step_axis, time_axis, time_ticks, zone_s
 from zerotop.ui.charts.canvas import Canvas
-from zerotop.ui.charts.coloured import HEAT, heatmap, levels, ribbon
 from zerotop.ui.charts.columns import bridged, edges, last, mean, minmax, shares
 from zerotop.ui.charts.fills import Pile, area, band, stack, stacks
+from zerotop.ui.charts.heatmap import HEAT, heatmap, levels, ribbon
 from zerotop.ui.charts.lines import line
 from zerotop.ui.charts.scales import Fitted, Kind, Watched, scale
-from zerotop.ui.drawing.axis import Scale
+from zerotop.ui.charts.step_axis import Scale
 
 __all__ = [
     "AXIS_WIDTH",

@@ -9,10 +9,10 @@ from datetime import datetime, timedelta, timezone
 import numpy as np
 
 from zerotop.ui.charts.canvas import SPACE, Canvas
-from zerotop.ui.drawing.axis import LABEL_WIDTH, Scale, labels
+from zerotop.ui.charts.step_axis import LABEL_WIDTH, Scale, labels
+from zerotop.ui.drawing.formatting import clock as passed
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, filled, merged
-from zerotop.ui.format import clock as passed
 
 AXIS_WIDTH = LABEL_WIDTH + 1  # cells that the value axis takes
 

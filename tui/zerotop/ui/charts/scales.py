@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from zerotop.ui.drawing.axis import Scale
-from zerotop.ui.format import ticks
-from zerotop.ui.units import chosen
+from zerotop.ui.charts.step_axis import Scale
+from zerotop.ui.drawing.formatting import ticks
+from zerotop.ui.drawing.units import chosen
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Widgets that draw rows of styled text themselves. Knows no screen."""

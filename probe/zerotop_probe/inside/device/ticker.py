@@ -1,0 +1,55 @@
+"""A slow thread beside the training: what it is told to do, ten times a second.
+
+It is starved whenever the rank holds Python's lock for long, so nothing may depend on when it runs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from zerotop_probe.inside.guard import Meter, Part
+
+if TYPE_CHECKING:
+    from zerotop_probe.inside.recorder import Span
+
+_SECONDS = 0.1
+
+# Called with (step, micro-step, phase).
+Task = Callable[[int, int, int], None]
+
+
+class Ticker:
+    """A daemon thread; a task that fails is called no more."""
+
+    def __init__(self, stack: list[Span], tasks: dict[str, Task], meter: Meter) -> None:
+        """The innermost of ``stack`` is where the training is. ``tasks``: by a name to report errors under."""
+        self._stack = stack
+        self._tasks = [(task, Part(name, meter)) for name, task in tasks.items()]
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="zerotop-ticker", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        step, micro_step = 0, 0
+        while not self._stop.wait(_SECONDS):
+            try:
+                span = self._stack[-1]
+                step, micro_step, phase = span.step, span.micro_step, span.phase
+            except IndexError:
+                phase = 0
+            for task, part in self._tasks:
+                if part.on:
+                    try:
+                        task(step, micro_step, phase)
+                    except Exception as error:
+                        part.fail(error)
+
+    def stop(self) -> None:
+        """Stops the thread before the interpreter takes itself apart."""
+        self._stop.set()
+        self._thread.join(1.0)

@@ -1,0 +1,92 @@
+"""Puts the hooks where they belong, as the modules that they belong to are imported."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from zerotop_probe.inside.guard import Part, now
+from zerotop_probe.inside.hooks.dataloader import Data
+from zerotop_probe.inside.hooks.engine_hooks import Hooks
+from zerotop_probe.inside.hooks.hf_trainer import TrainerHooks
+from zerotop_probe.inside.hooks.pipeline import install_pipeline
+from zerotop_probe.inside.probe import Probe
+from zerotop_probe.recording import events
+
+ENGINE_MODULE = "deepspeed.runtime.engine"
+PIPELINE_MODULE = "deepspeed.runtime.pipe.engine"
+TRAINER_MODULE = "transformers.trainer"
+
+PROBE = Probe()
+_hooks = Hooks(PROBE)
+
+
+def imported(module: Any) -> None:
+    """To be told once of each of the modules above, after it has been executed. Never raises."""
+    Part(f"install in {module.__name__}", PROBE.meter).run(_install, module)
+
+
+def _install(module: Any) -> None:
+    if module.__name__ == ENGINE_MODULE:
+        _hooks.install(module.DeepSpeedEngine)
+        Data(PROBE).install()
+    elif module.__name__ == PIPELINE_MODULE:
+        install_pipeline(module.PipelineEngine, _hooks, PROBE)
+    elif module.__name__ == TRAINER_MODULE:
+        TrainerHooks(PROBE).install(module)
+
+
+def attach(engine: Any, session: str | None = None) -> bool:
+    """Begins to record an engine that exists already; see :func:`zerotop_probe.attach`."""
+    part = Part("attach", PROBE.meter)
+    for name in (ENGINE_MODULE, PIPELINE_MODULE, TRAINER_MODULE):
+        if name in sys.modules:
+            part.run(_install, sys.modules[name])
+    return bool(part.run(_adopt, engine, session))
+
+
+def enter(session: str) -> str:
+    """Begins to record a process in which everything exists already. Called by what was put into it from outside.
+
+    Returns "entered"; "early" if DeepSpeed is not imported yet, "leaving" if it still lets go of another session, and then
+    nothing was done; or the session in which this process is recorded already. Raises what went wrong.
+    """
+    if PROBE.session and os.path.realpath(PROBE.session) == os.path.realpath(session):
+        PROBE.leaving = False  # it may have been asked to let go at the end of its step
+        return session
+    if PROBE.session:
+        if not PROBE.leaving and os.path.isdir(PROBE.session):
+            return PROBE.session
+        if leave() == "leaving":
+            return "leaving"
+    if ENGINE_MODULE not in sys.modules:
+        return "early"
+    for name in (ENGINE_MODULE, PIPELINE_MODULE, TRAINER_MODULE):
+        if name in sys.modules:
+            _install(sys.modules[name])
+    PROBE.wake(session, late=True)
+    assert PROBE.recorder is not None
+    PROBE.recorder.event(now(), events.ENTERED)
+    return "entered"
+
+
+def leave() -> str:
+    """Has the probe taken out at the next moment at which no phase is in progress.
+
+    Returns "left" if that is now, "leaving" if the next step will do it, "absent" if there was none.
+    """
+    if not PROBE.session:
+        return "absent"
+    if PROBE.engines.current is None:
+        PROBE.leave()
+        return "left"
+    PROBE.leaving = True
+    return "leaving"
+
+
+def _adopt(engine: Any, session: str | None) -> bool:
+    if not PROBE.wake(session):
+        return False
+    _hooks.adopt(engine)
+    return True

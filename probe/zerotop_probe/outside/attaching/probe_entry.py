@@ -1,0 +1,150 @@
+"""Entering and leaving the ranks of a job: all are asked at once, then their answers are awaited together."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from zerotop_probe.outside.attaching import payload, remote_exec
+from zerotop_probe.outside.attaching.ptrace.injector import Planted, State, plant
+from zerotop_probe.outside.attaching.python_process import ASKED_FROM, CannotEnter, examine
+from zerotop_probe.outside.procfs import Process
+
+_LOOK_S = 0.005
+_AGAIN_S = 0.25  # until one that is importing is asked again
+# A rank that has not answered by then is in a long call of C, or hangs.
+PATIENCE_S = 5.0
+
+_PENDING = (
+    "its main thread has been in one call of C for {seconds:.0f} s, as in a long operator or a collective that waits: it is "
+    "asked, and does it when that call returns; py-spy dump --pid {pid} shows where it is"
+)
+_SILENT = "it was asked and did not answer: it cannot write to {folder}"
+_IMPORTING = "it is importing modules, and must not be disturbed then: ask again when it trains"
+_EARLY = "it has not imported DeepSpeed yet: ask again when it trains"
+_LEAVING = "it lets go of another recording at the end of its step: ask again then"
+_NOT_NOW = {"early": _EARLY, "importing": _IMPORTING}  # by the probe's own word
+_ELSEWHERE = "it is recorded in {folder} already: zerotop detach {quoted} ends that"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What came of asking one process."""
+
+    process: Process
+    said: str = ""  # the probe's own word, see ``hook_installer``
+    why_not: str = ""  # a sentence; "" if it was done
+    pending: bool = False  # it was asked, and will do it
+    stopped_s: float = 0.0  # how long it was held
+
+
+class Asked:
+    """One process that was asked to do something."""
+
+    def __init__(self, process: Process, session: str, action: str, *arguments: str) -> None:
+        """Asks. Raises CannotEnter."""
+        self.process = process
+        self._folder = session
+        self._enters = action == "enter"
+        self._path = payload.answer_path(session, process)
+        self._began_s = time.monotonic()
+        self._planted: Planted | None = None
+        self._script = ""
+        target = examine(process)
+        payload.expect_answer(self._path, process)
+        text = payload.text(self._path, action, *arguments)
+        try:
+            if target.version >= ASKED_FROM:
+                self._script = payload.script_path(session, process)
+                payload.write(self._script, payload.script(self._script, text), process)
+                remote_exec.request(target, self._script)
+            else:
+                self._planted = plant(target, text)
+        except CannotEnter:
+            self._forget()
+            raise
+
+    def entry(self) -> Entry | None:
+        """What came of it, None so far."""
+        try:
+            done = self._planted is not None and self._planted.state() is State.DONE
+            if not self.process.alive():
+                raise ProcessLookupError(self.process.pid)
+        except ProcessLookupError:
+            self._forget()
+            return self._entry(why_not="it has ended")
+        said = payload.take_answer(self._path)
+        if said is None:
+            return self._entry(why_not=_SILENT.format(folder=self._folder)) if done else None
+        if said.startswith("! "):
+            return self._entry(why_not=f"the probe failed there ({said[2:]})")
+        return self._entry(said=said, why_not=_why_not(said, self._folder if self._enters else None))
+
+    def overdue(self) -> Entry:
+        """For one that has not answered so far."""
+        payload.forget(self._path)  # what it is asked to execute stays: it will look for that
+        seconds = time.monotonic() - self._began_s
+        return self._entry(why_not=_PENDING.format(seconds=seconds, pid=self.process.pid), pending=True)
+
+    def _forget(self) -> None:
+        payload.forget(self._path)
+        if self._script:
+            payload.forget(self._script)
+
+    def _entry(self, *, said: str = "", why_not: str = "", pending: bool = False) -> Entry:
+        stopped_s = self._planted.stopped_s if self._planted is not None else 0.0
+        return Entry(self.process, said, why_not, pending, stopped_s)
+
+
+def _why_not(said: str, folder: str | None) -> str:
+    """By the probe's own word, see ``hook_installer``; ``folder`` is where a process that is entered is to be recorded."""
+    if folder is not None and said == "leaving":
+        return _LEAVING
+    if folder is not None and os.path.isabs(said) and os.path.realpath(said) != os.path.realpath(folder):
+        return _ELSEWHERE.format(folder=said, quoted=shlex.quote(said))
+    return _NOT_NOW.get(said, "")
+
+
+def ask(
+    processes: Iterable[Process], session: str, action: str, *arguments: str, patience_s: float = PATIENCE_S
+) -> list[Entry]:
+    """Has ``action`` of ``hook_installer`` called in each of these; waits at most ``patience_s`` for their answers."""
+    entries: list[Entry] = []
+    waiting: list[Asked] = []
+    now_s = time.monotonic()
+    deadline_s = now_s + patience_s
+    due_s = dict.fromkeys(processes, now_s)
+    while due_s or waiting:
+        for process in [process for process, at_s in due_s.items() if at_s <= now_s]:
+            del due_s[process]
+            try:
+                waiting.append(Asked(process, session, action, *arguments))
+            except CannotEnter as error:
+                entries.append(Entry(process, why_not=str(error)))
+        now_s = time.monotonic()
+        answers = [(asked, asked.entry()) for asked in waiting]
+        waiting = [asked for asked, entry in answers if entry is None]
+        for entry in (entry for _, entry in answers if entry is not None):
+            if entry.said == "importing" and now_s < deadline_s:
+                due_s[entry.process] = now_s + _AGAIN_S
+            else:
+                entries.append(entry)
+        if now_s > deadline_s:
+            importing = [Entry(process, why_not=_IMPORTING) for process in due_s]
+            return entries + importing + [asked.overdue() for asked in waiting]
+        time.sleep(_LOOK_S if due_s or waiting else 0)
+    return entries
+
+
+def enter(processes: Iterable[Process], session: str, *, patience_s: float = PATIENCE_S) -> list[Entry]:
+    """Puts the probe into each of these ranks, to record to ``session``. One that has it already is left as it is."""
+    folder = os.path.abspath(session)
+    return ask(processes, folder, "enter", folder, patience_s=patience_s)
+
+
+def leave(processes: Iterable[Process], session: str, *, patience_s: float = PATIENCE_S) -> list[Entry]:
+    """Has the probe taken out of each of these ranks."""
+    return ask(processes, os.path.abspath(session), "leave", patience_s=patience_s)

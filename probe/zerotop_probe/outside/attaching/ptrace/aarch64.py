@@ -1,0 +1,86 @@
+"""What has to be known of 64-bit ARM to enter a thread.
+
+A system call, and we make one, drops the wide part of the vector registers (SVE), as the kernel documents: no function in
+which a thread makes one counts on it, but the one that we interrupt may be in the midst of using it. So these registers are
+put back, as a block of bytes whose layout is none of our business, if they are not what they were.
+
+The kernel prepares an interrupted system call to be made anew before it shows us the registers. Only when one that has slept
+for a part of its time goes on does it put another number into x8, so that the rest is slept and not all of it once more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+
+from zerotop_probe.outside.attaching.ptrace.arch import MAP_KIND, MAP_RIGHTS, Machine, Registers
+
+_MMAP = 222
+_VECTORS, _WIDE_VECTORS, _SYSTEM_CALL = 2, 0x405, 0x404  # NT_PRFPREG, NT_ARM_SVE, NT_ARM_SYSTEM_CALL
+# In pstate: that the last instruction was an indirect branch, after which only a landing pad may come (BTI).
+_BRANCHED = 3 << 10
+_NAMES = (*(f"x{number}" for number in range(31)), "sp", "pc", "pstate")
+_LITERAL = 48  # where in the program the address of the function to run lies
+
+
+class _Registers(Registers):
+    """``struct user_pt_regs``."""
+
+    _fields_ = tuple((name, ctypes.c_ulonglong) for name in _NAMES)
+
+
+class Aarch64(Machine):
+    """64-bit ARM, little-endian."""
+
+    name = "aarch64"
+    layout = _Registers
+    syscall = struct.pack("<I", 0xD4000001)  # svc #0
+    alignment = 4
+    breakpoint = struct.pack("<I", 0xD4200000)  # brk #0
+    outside_calls = ((_SYSTEM_CALL, struct.pack("<i", -1)),)
+    kept = (_WIDE_VECTORS, _VECTORS)
+    restarted_by = "x8"
+
+    def mapping(self, before: Registers, *, at: int, size: int) -> Registers:
+        return before.changed(
+            pc=at, pstate=before.pstate & ~_BRANCHED, x8=_MMAP, x0=0, x1=size, x2=MAP_RIGHTS, x3=MAP_KIND, x4=-1, x5=0
+        )
+
+    def calling(self, before: Registers, function: int, argument: int, *, stack: int, back: int) -> Registers:
+        return before.changed(pc=function, pstate=before.pstate & ~_BRANCHED, x0=argument, x1=0, x29=0, x30=back, sp=stack)
+
+    def frame(self, back: int) -> bytes:
+        return b""  # the address is in x30
+
+    def place(self, registers: Registers) -> int:
+        return int(registers.pc)
+
+    def broke_at(self, registers: Registers) -> int:
+        return int(registers.pc)
+
+    def result(self, registers: Registers) -> int:
+        return int(registers.x0)
+
+    def program(self, address: int, *, state: int, states: tuple[int, int], text: int, run: int) -> bytes:
+        first, second = (0xD2800009 | value << 5 for value in states)  # mov x9, VALUE
+        store = 0xF9000269  # str x9, [x19]
+        code = (
+            0xA9BF7BF3,  # stp x19, x30, [sp, #-16]!
+            _adr(19, state - address - 4),
+            first,
+            store,
+            _adr(0, text - address - 16),
+            0x58000009 | (_LITERAL - 20) << 3,  # ldr x9, RUN
+            0xD63F0120,  # blr x9
+            second,
+            store,
+            0x52800000,  # mov w0, 0
+            0xA8C17BF3,  # ldp x19, x30, [sp], #16
+            0xD65F03C0,  # ret
+        )
+        return struct.pack("<12IQ", *code, run)
+
+
+def _adr(register: int, distance: int) -> int:
+    """``adr``: the address at this distance, less than 1 MiB, from the instruction."""
+    return 0x10000000 | (distance & 3) << 29 | (distance >> 2 & 0x7FFFF) << 5 | register

@@ -1,0 +1,1 @@
+"""Launching a job and keeping its recording: agent, daemon, output, stopping. Sampling is in ``sampling``."""

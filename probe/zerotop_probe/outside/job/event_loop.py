@@ -1,0 +1,201 @@
+"""The loop of an agent: the job's output, the samplers' ticks, signals, the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+
+from zerotop_probe.outside.job import job as jobs
+from zerotop_probe.outside.job.job import End, Job
+from zerotop_probe.outside.job.output_buffer import OutputRecorder
+from zerotop_probe.outside.job.passthrough import Echo
+from zerotop_probe.outside.job.shutdown import GRACE_S, LEAVE_REQUEST, STOP_REQUEST, Stopper
+from zerotop_probe.outside.job.stream import Stream
+from zerotop_probe.outside.sampling.node_sampler import TICK_S, Node
+from zerotop_probe.recording import disk, events, redact
+from zerotop_probe.recording.writer import EventWriter, Identity
+
+# Output is looked at twice a tick.
+_PERIOD_S = TICK_S / 2
+# How long the foreground stays for ranks that outlive their launcher, as DeepSpeed's do after Ctrl-C, to pass
+# on their words.
+_LINGER_S = 5.0
+# Room on disk for this node's events. So how the job ended, and what was lost, is recorded on a full disk too.
+_ROOM_FOR_EVENTS = 1 << 16
+
+# In the foreground these belong to the job, which gets those that were sent to us. In the background they ask
+# for a stop.
+TO_JOB = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+TO_STOP = (signal.SIGTERM, signal.SIGINT)
+# What the terminal or the kernel sent has reached the whole process group, the job with it.
+_SI_KERNEL = 0x80
+
+
+class Agent:
+    """One job's agent: the loop and what it needs."""
+
+    def __init__(
+        self,
+        session: str,
+        job: Job,
+        streams: Sequence[Stream],
+        *,
+        signals: set[int],
+        echoes: Sequence[Echo] = (),
+        grace_s: tuple[float, float] = GRACE_S,
+        attached: bool = False,
+        joined: bool = False,
+    ) -> None:
+        """``signals`` are blocked by the caller; with ``echoes``, in the foreground, the job gets them.
+
+        ``attached``: the job is somebody else's, and what asks for our end does not ask for its. ``joined``: this is a
+        part of a job that others record elsewhere, and its end is not that of the whole.
+        """
+        self._session = session
+        self._attached = attached
+        self._joined = joined
+        self._left = False
+        self._job = job
+        self._streams = streams
+        self._signals = signals
+        self._echoes = echoes
+        self._started_ns = time.monotonic_ns()
+        self._ended_ns: int | None = None
+        self._loss_noted = False
+        for echo in echoes:
+            echo.start()
+        identity = Identity.of_this_process("node")
+        self._events = EventWriter(session, identity)
+        disk.reserve(self._events.fileno(), _ROOM_FOR_EVENTS)
+        self._output = OutputRecorder(session, identity, streams, on_error=self._note_output_lost)
+        self._node = Node(session, identity, job.root, self._events)
+        self._stopper = Stopper(
+            job.root, session, grace_s=grace_s, on_sent=self._note_stop, ranks=self._node.ranks.processes
+        )
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the recording says who we are, so that others can ask us for something."""
+        return not self._events.lost
+
+    def _write(self, event: str, **facts: object) -> None:
+        self._events.write(time.monotonic_ns(), event, **facts)
+
+    def _note_output_lost(self, reason: str) -> None:
+        self._write(events.SAMPLER_ERROR, where="output", error=reason)
+
+    def _note_loss(self) -> None:
+        """Says once, while the job runs, that its recording is not whole."""
+        if not self._loss_noted and (self._node.lost_records or self._output.lost_records):
+            self._loss_noted = True
+            self._write(events.SAMPLER_ERROR, where="samples", error="some could not be written, as on a full disk")
+
+    def _note_stop(self, name: str) -> None:
+        self._write(events.STOP_SENT, signal=name)
+
+    def note_start(self, command: Sequence[str]) -> None:
+        """Records that the job was started by us."""
+        pid, start = self._job.root
+        self._write(events.JOB_STARTED, pid=pid, start=start, command=redact.command(command))
+
+    def run(self) -> End:
+        """Stays as long as the job; returns how it ended."""
+        next_s = time.monotonic() + _PERIOD_S  # the samplers have looked once by then
+        half_ticks = 0
+        while not self._over():
+            now_ns = time.monotonic_ns()
+            more = self._output.poll(now_ns)
+            if now_ns >= next_s * 1e9:
+                self._node.half_tick(now_ns, half_ticks)
+                half_ticks += 1
+                self._note_loss()
+                # After a pause (Ctrl-Z, a suspended machine) what was missed is not made up for.
+                next_s = max(next_s + _PERIOD_S, now_ns / 1e9)
+            self._stopper.poll(time.monotonic())
+            self._wait(0.0 if more else next_s - time.monotonic())
+        return self._finish()
+
+    def _wait(self, seconds: float) -> None:
+        info = signal.sigtimedwait(self._signals, max(seconds, 0.0))
+        if info is None or info.si_signo == signal.SIGCHLD:
+            return
+        if info.si_signo == LEAVE_REQUEST or (self._attached and info.si_signo in TO_STOP):
+            self._left = True
+        elif info.si_signo == STOP_REQUEST or (not self._echoes and info.si_signo in TO_STOP):
+            self._stopper.request(time.monotonic())
+        elif self._echoes and info.si_code != _SI_KERNEL:
+            self._job.root.send(info.si_signo)
+
+    def _over(self) -> bool:
+        """Whether the root has ended, and with it the ranks, which may live on when it was a launcher; or we leave.
+
+        Of somebody else's job also when the recording was removed: nobody could ask us for our end any more.
+        """
+        if self._left or (self._attached and _is_gone(self._session)):
+            self._left = True
+            return True
+        if not self._job.ended():
+            return False
+        if self._ended_ns is None:
+            self._ended_ns = time.monotonic_ns()
+        waited_s = (time.monotonic_ns() - self._ended_ns) / 1e9
+        return not self._node.ranks.alive() or bool(self._echoes and waited_s > _LINGER_S)
+
+    def _finish(self) -> End:
+        while self._output.poll(time.monotonic_ns()):
+            pass
+        self._node.finish()
+        text = "" if self._left else self._note_end()
+        self._finish_echo()
+        lost_records, lost_bytes = self._node.lost_records + self._output.lost_records, self._output.lost_bytes
+        self._write(events.SAMPLER_ENDED, lost_records=lost_records, lost_output_bytes=lost_bytes)
+        self._close()
+        returncode = self._job.returncode
+        code = None if returncode is None else jobs.exit_code(returncode)
+        errors = [echo.error for echo in self._echoes if echo.error]
+        return End(code, text, lost_records, lost_bytes, errors[0] if errors else "")
+
+    def _close(self) -> None:
+        self._output.close()
+        disk.release(self._events.fileno())
+        self._events.close()
+        if not any(echo.is_alive() for echo in self._echoes):
+            for stream in self._streams:
+                stream.close()
+
+    def _note_end(self) -> str:
+        returncode = self._job.returncode
+        kills, where = self._node.oom_kills()
+        ended_ns = self._ended_ns or time.monotonic_ns()
+        text = jobs.describe_end(returncode, kills, where, asked=self._stopper.requested)
+        self._events.write(
+            ended_ns,
+            events.PARTED if self._joined else events.JOB_ENDED,
+            exit_code=None if returncode is None else jobs.exit_code(returncode),
+            signal=jobs.signal_name(returncode),
+            seconds=(ended_ns - self._started_ns) / 1e9,
+            oom_kills=kills,
+            text=text,
+        )
+        return text
+
+    def _finish_echo(self) -> None:
+        """Passes on what is left. A signal meanwhile, when a paused terminal keeps it waiting, ends that."""
+        for echo in self._echoes:
+            echo.finish()
+        while any(echo.is_alive() for echo in self._echoes):
+            info = signal.sigtimedwait(self._signals, _PERIOD_S / 5)
+            if info is not None and info.si_signo in TO_JOB:
+                return
+
+
+def _is_gone(folder: str) -> bool:
+    try:
+        os.stat(folder)
+    except FileNotFoundError:
+        return True
+    except OSError:  # a network filesystem that does not answer
+        return False
+    return False

@@ -1,0 +1,190 @@
+"""The job: starting its command, and telling how it ended."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import zerotop_probe
+from zerotop_probe.outside.procfs import Process, stat
+from zerotop_probe.recording.directory import ENVIRONMENT
+
+# Python ignores these two for its own use; the job gets them as a shell would have given them.
+_PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
+
+
+class End(NamedTuple):
+    """How a job ended, and what there is to say about its recording."""
+
+    exit_code: int | None  # 128 + n after signal n; None where nobody knows
+    text: str  # one sentence
+    lost_records: int  # of this node's sampler: they could not be written
+    lost_output_bytes: int  # of the job's output, not recorded
+    echo_error: str  # why its output was not passed on to the end; "" if it was, or nobody read it any more
+
+
+class CommandError(OSError):
+    """The command cannot be executed; the text is a sentence that says why and how to mend it."""
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Raises CommandError if it is plain before starting anything that ``command`` cannot be executed."""
+    if not command or not command[0]:
+        raise CommandError(errno.EINVAL, "There is no command to run: write it after --")
+    if shutil.which(command[0]) is None:
+        raise _explain(command[0], _why_not_found(command[0]))
+
+
+def _why_not_found(program: str) -> int:
+    if "/" in program and os.path.exists(program):
+        return errno.EISDIR if os.path.isdir(program) else errno.EACCES
+    return errno.ENOENT
+
+
+def _explain(program: str, number: int) -> CommandError:
+    sentences = {
+        errno.ENOENT: f"There is no command {program!r}" + ("" if "/" in program else " on the PATH"),
+        errno.EISDIR: f"{program!r} is a directory, not a command",
+        errno.EACCES: f"{program!r} is not executable: run it as python {program}, or chmod +x it",
+        errno.ENOEXEC: f"{program!r} is neither a program nor a script that begins with #!",
+        errno.E2BIG: "The command line and the environment together are longer than the system allows",
+    }
+    otherwise = f"{program!r} cannot be executed: {os.strerror(number)}"
+    return CommandError(number, sentences.get(number, otherwise))
+
+
+def environment(session: str, base: Mapping[str, str]) -> dict[str, str]:
+    """The job's environment: ``base`` with the session's directory and the probe's bootstrap folder added."""
+    bootstrap = os.path.join(os.path.dirname(os.path.abspath(zerotop_probe.__file__)), "bootstrap")
+    path = base.get("PYTHONPATH")
+    return {
+        # Unbuffered, so that the last lines of a killed rank are not lost with its buffer.
+        "PYTHONUNBUFFERED": "1",
+        **base,
+        ENVIRONMENT: session,
+        "PYTHONPATH": f"{bootstrap}{os.pathsep}{path}" if path else bootstrap,
+    }
+
+
+def spawn(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    stdout: int,
+    stderr: int,
+    signal_mask: Collection[int],
+    own_session: bool,
+) -> ChildJob:
+    """Starts ``command`` with two descriptors as its output and ``signal_mask`` as its mask.
+
+    With ``own_session`` it gets a session and process group of its own. The call is posix_spawn, which tells
+    at once whether the command could be executed. Raises CommandError if not.
+    """
+    actions = [(os.POSIX_SPAWN_DUP2, stdout, 1), (os.POSIX_SPAWN_DUP2, stderr, 2)]
+    check_command(command)
+    try:
+        pid = os.posix_spawnp(
+            command[0],
+            list(command),
+            dict(environ),
+            file_actions=actions,
+            setsigmask=signal_mask,
+            setsigdef=_PYTHON_IGNORES,
+            setsid=own_session,
+        )
+    except (OSError, ValueError) as error:  # ValueError: a null byte in an argument
+        raise _explain(command[0], getattr(error, "errno", None) or errno.EINVAL) from error
+    facts = stat(pid)
+    return ChildJob(Process(pid, facts.start if facts else 0))
+
+
+class ChildJob:
+    """A job that this process started: its exit status will be known."""
+
+    def __init__(self, root: Process) -> None:
+        self.root = root
+        self._status: int | None = None
+
+    def ended(self) -> bool:
+        """Whether the root process has ended. It is reaped then."""
+        if self._status is None:
+            try:
+                pid, status = os.waitpid(self.root.pid, os.WNOHANG)
+            except ChildProcessError:  # somebody else in this process has waited for it
+                return not self.root.alive()
+            if pid:
+                self._status = status
+        return self._status is not None
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, or minus the signal's number; None while it runs or where nobody knows."""
+        return None if self._status is None else os.waitstatus_to_exitcode(self._status)
+
+
+class WatchedJob:
+    """A job that somebody else started: its end is seen, its exit status is not."""
+
+    returncode: int | None = None
+
+    def __init__(self, root: Process) -> None:
+        self.root = root
+
+    def ended(self) -> bool:
+        """Whether the root process has ended."""
+        return not self.root.alive()
+
+
+Job = ChildJob | WatchedJob
+
+
+def exit_code(returncode: int) -> int:
+    """As a shell says it: 128 + n after signal n."""
+    return 128 - returncode if returncode < 0 else returncode
+
+
+def signal_name(returncode: int | None) -> str | None:
+    """For example "SIGKILL"; None if the job was not ended by a signal."""
+    if returncode is None or returncode >= 0:
+        return None
+    try:
+        return signal.Signals(-returncode).name
+    except ValueError:
+        return f"signal {-returncode}"
+
+
+def describe_end(returncode: int | None, oom_kills: int, where: str, *, asked: bool) -> str:
+    """One sentence about how the job ended.
+
+    The kernel killed ``oom_kills`` processes of ``where`` for lack of memory; ``asked`` says that it was
+    asked to stop.
+    """
+    text = _how(returncode)
+    if asked:
+        text += ", after it had been asked to stop"
+    if returncode is None:
+        text += "; its exit code is not known, as this sampler had not started it"
+    if oom_kills > 0:
+        processes = "1 process" if oom_kills == 1 else f"{oom_kills} processes"
+        text += f"; the kernel's OOM killer ended {processes} of {where}"
+    return text + "."
+
+
+def _how(returncode: int | None) -> str:
+    name = signal_name(returncode)
+    if returncode is None:
+        return "The job has ended"
+    if name is not None:
+        return f"The job was killed by signal {-returncode} ({name})"
+    if returncode == 0:
+        return "The job ended with exit code 0"
+    inner = signal_name(128 - returncode) if returncode > 128 else None
+    behind = f", as after {inner}" if inner and inner.startswith("SIG") else ""
+    return f"The job failed with exit code {returncode}{behind}"

@@ -1,0 +1,109 @@
+"""Recording the job's output: bytes into ``output-<writer>.log``, what came when into its table."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from collections.abc import Callable, Sequence
+
+from zerotop_probe.outside.job.stream import Stream
+from zerotop_probe.recording.tables import OUTPUT, STREAMS
+from zerotop_probe.recording.writer import Identity, RecordWriter, create
+
+# At most this is held in our memory at once.
+_CHUNK = 1 << 18
+# At most so much is copied in one poll, so that a job that prints without end does not keep us from looking
+# at its end.
+_CHUNKS_PER_POLL = 64
+
+
+class OutputRecorder:
+    """Copies streams to disk. What cannot be written is counted in ``lost_bytes``; the job never notices."""
+
+    def __init__(
+        self, session: str, identity: Identity, streams: Sequence[Stream], *, on_error: Callable[[str], None]
+    ) -> None:
+        """``on_error`` is called once, with the reason, when output is lost for the first time."""
+        self.lost_bytes = 0
+        self._streams = streams
+        self._on_error = on_error
+        self._index = RecordWriter(session, OUTPUT, identity)
+        self._offset = 0
+        self._log: int | None = None
+        try:
+            self._log = create(session, f"output-{identity.stem}", ".log")
+        except OSError as error:
+            self._lose(0, error)
+
+    @property
+    def lost_records(self) -> int:
+        """Index records that could not be written."""
+        return self._index.lost
+
+    def poll(self, time_ns: int) -> bool:
+        """Takes what was written since the last poll, seen at ``time_ns``; True if there is still more."""
+        more = [self._copy(stream, time_ns) for stream in self._streams]
+        return any(more)
+
+    def _copy(self, stream: Stream, time_ns: int) -> bool:
+        size = stream.size()
+        for _ in range(_CHUNKS_PER_POLL):
+            if stream.recorded >= size:
+                return False
+            data = stream.read(stream.recorded, min(_CHUNK, size - stream.recorded))
+            if not data:
+                return False
+            stream.recorded += len(data)
+            self._record(stream, data, time_ns)
+            stream.release()
+        return stream.recorded < size
+
+    def _record(self, stream: Stream, data: bytes, time_ns: int) -> None:
+        written = self._append(data)
+        if written:
+            self._index.write(time_ns, self._offset, written, STREAMS.index(stream.name), 0)
+            self._offset += written
+
+    def _append(self, data: bytes) -> int:
+        if self._log is None:
+            self.lost_bytes += len(data)
+            return 0
+        written = 0
+        try:
+            while written < len(data):
+                written += os.write(self._log, data[written:])
+        except OSError as error:
+            self._lose(len(data) - written, error)
+        return written
+
+    def _lose(self, count: int, error: OSError) -> None:
+        first = not self.lost_bytes
+        self.lost_bytes += count
+        if first:
+            self._on_error(f"output of the job is not recorded: {error.strerror or error}")
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._index.close()
+        if self._log is not None:
+            os.close(self._log)
+            self._log = None
+
+
+def recorded_bytes(session: str, host: str, stream: str) -> int:
+    """How many bytes of a stream this host's samplers have recorded: where a restarted one goes on."""
+    code = STREAMS.index(stream)
+    lengths = [field.name for field in OUTPUT.fields].index("length")
+    streams = [field.name for field in OUTPUT.fields].index("stream")
+    total = 0
+    for path in glob.glob(os.path.join(glob.escape(session), f"{OUTPUT.name}-node-{host}-*.rec")):
+        try:
+            with open(path, "rb") as file:
+                json.loads(file.readline())
+                records = file.read()
+        except (OSError, ValueError):  # its first line could not be written, as on a full disk
+            continue
+        whole = OUTPUT.layout.iter_unpack(records[: len(records) - len(records) % OUTPUT.layout.size])
+        total += sum(record[lengths] for record in whole if record[streams] == code)
+    return total

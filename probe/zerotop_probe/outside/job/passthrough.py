@@ -1,0 +1,86 @@
+"""Passing the job's output through, byte for byte, in the foreground."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+
+from zerotop_probe.outside.job.stream import Stream
+
+# How long output may wait before it is passed on, in seconds.
+_PERIOD_S = 0.02
+_CHUNK = 1 << 16
+
+
+class Echo(threading.Thread):
+    """Copies one stream to one of our descriptors.
+
+    A thread of its own, because a paused terminal or a slow pipe blocks the write while sampling and
+    recording must go on. A closed downstream ends the echo, not the job.
+    """
+
+    def __init__(self, stream: Stream, descriptor: int) -> None:
+        super().__init__(name=f"echo-{stream.name}", daemon=True)
+        # Why it ended early; nothing for a closed downstream: whoever read has read enough.
+        self.error = ""
+        self._stream = stream
+        self._descriptor = descriptor
+        self._finish = threading.Event()
+        stream.echoed = stream.recorded
+
+    def run(self) -> None:
+        """Copies until ``finish`` was called and everything is passed on."""
+        try:
+            while True:
+                finishing = self._finish.wait(_PERIOD_S)
+                self._copy()
+                if finishing:
+                    return
+        except BrokenPipeError:
+            return
+        except OSError as error:
+            self.error = error.strerror or str(error)
+        finally:
+            self._stream.echoed = None
+
+    def _copy(self) -> None:
+        stream = self._stream
+        while stream.echoed is not None and stream.echoed < stream.size():
+            data = stream.read(stream.echoed, _CHUNK)
+            if not data:
+                return
+            while data:
+                written = self._write(data)
+                stream.echoed += written
+                data = data[written:]
+
+    def _write(self, data: bytes) -> int:
+        try:
+            return os.write(self._descriptor, data)
+        except BlockingIOError:  # somebody who shares our terminal or pipe has made it non-blocking
+            select.select([], [self._descriptor], [], 1.0)
+            return 0
+
+    def finish(self) -> None:
+        """Says that the job writes no more; what is left is passed on, then the thread ends."""
+        self._finish.set()
+
+
+def fill_standard_descriptors() -> None:
+    """Opens /dev/null for those of the descriptors 0, 1 and 2 that our caller has closed.
+
+    Or the first files that we open would take these numbers, and the job's output would go into a recording.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+
+
+def same_file(first: int, second: int) -> bool:
+    """Whether two descriptors lead to the same file, terminal or pipe. False if one is closed."""
+    try:
+        one, other = os.fstat(first), os.fstat(second)
+    except OSError:
+        return False
+    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)

@@ -1,0 +1,92 @@
+"""Where the job writes: a file in memory that nobody's death, no full disk and no slow reader can break.
+
+A pipe would kill the job (SIGPIPE) or block it when its reader dies; a file on disk fails when the disk is
+full. A write to a memfd always succeeds. The recorder copies from it and gives the memory of what was copied
+back by punching holes. When nobody copies (the sampler was killed), output stays in memory until a restarted
+sampler takes it up.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+
+from zerotop_probe.outside.procfs import Process
+from zerotop_probe.recording import disk
+
+_PREFIX = "zerotop-"
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+# Holes are punched in pieces of at least this many bytes: a call costs 2 us, a page of text a second is not
+# worth it.
+_PUNCH_BYTES = 1 << 16
+
+
+class Stream:
+    """One of the job's output streams: the memory, and how far readers have come."""
+
+    def __init__(self, name: str, descriptor: int, position: int = 0) -> None:
+        self.name = name
+        self.descriptor = descriptor
+        self.recorded = position
+        # None while nobody echoes this stream.
+        self.echoed: int | None = None
+        self._punched = position
+
+    @classmethod
+    def create(cls, name: str) -> Stream:
+        """A new, empty stream. Raises OSError if there is neither a memfd nor a temporary directory."""
+        try:
+            descriptor = os.memfd_create(_PREFIX + name, os.MFD_CLOEXEC)
+        except (OSError, AttributeError):  # forbidden by a sandbox
+            with tempfile.TemporaryFile(prefix=_PREFIX + name) as file:
+                descriptor = os.dup(file.fileno())
+        try:
+            # Above the standard descriptors, which a caller may have closed: echoing into ourselves would
+            # never end.
+            return cls(name, fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3))
+        finally:
+            os.close(descriptor)
+
+    @classmethod
+    def adopt(cls, name: str, owner: Process, number: int, position: int) -> Stream | None:
+        """The stream that a running job has as its descriptor ``number``; None if that is not one of ours."""
+        path = f"/proc/{owner.pid}/fd/{number}"
+        try:
+            if _PREFIX + name not in os.readlink(path):
+                return None
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return None
+        return cls(name, descriptor, position)
+
+    def writer(self) -> int:
+        """A new descriptor for the job, appending, so that its processes do not overwrite each other."""
+        return os.open(f"/proc/self/fd/{self.descriptor}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+
+    def size(self) -> int:
+        """Bytes written so far. When a job truncates its own output, readers start again from 0."""
+        size = os.fstat(self.descriptor).st_size
+        if size < self.recorded:
+            self.recorded = self._punched = 0
+        echoed = self.echoed  # read once: the echo's thread may end meanwhile
+        if echoed is not None and size < echoed:
+            self.echoed = 0
+        return size
+
+    def read(self, position: int, limit: int) -> bytes:
+        """Up to ``limit`` bytes from ``position`` on."""
+        return os.pread(self.descriptor, limit, position)
+
+    def release(self) -> None:
+        """Gives back the memory of what all readers have copied."""
+        echoed = self.echoed
+        done = self.recorded if echoed is None else min(self.recorded, echoed)
+        done -= done % _PAGE
+        if done - self._punched >= _PUNCH_BYTES:
+            disk.punch(self.descriptor, self._punched, done - self._punched)
+            self._punched = done
+
+    def close(self) -> None:
+        """Closes our side; the job's goes on."""
+        os.close(self.descriptor)

@@ -1,0 +1,1 @@
+"""Samplers of a node: GPUs (NVML), processes and threads (/proc), host. Writes tables; starts nothing."""

@@ -1,0 +1,78 @@
+"""A process that is none of the job's takes memory of its GPU while it trains, or was left over from an earlier attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from zerotop.analysis.annotations.support.annotation import PAUSE, Annotation, Severity
+from zerotop.analysis.annotations.support.evidence import Facts, Process
+from zerotop.analysis.annotations.support.thresholds import OTHERS_BYTES
+from zerotop.analysis.formatting import size
+from zerotop.session.reader import Source
+
+
+@dataclass
+class _Seen:
+    """How far NVML's lists of processes were read."""
+
+    counts: dict[Source, int] = field(default_factory=dict)
+    told: set[int] = field(default_factory=set)
+
+
+def detect(facts: Facts) -> Iterator[Annotation | None]:
+    """One finding for each such process and GPU, once its rank's first step has ended; before that see others_on_gpu."""
+    earlier: dict[tuple[str, int], Process] = {}
+    for group in facts.groups:
+        of_host: dict[str, list[int]] = {}
+        for host, pid in (process.key for process in group.processes):
+            of_host.setdefault(host, []).append(pid)
+        for process in group.processes:
+            yield PAUSE
+            if process.gpu is not None and len(process.steps):
+                yield from _of_rank(facts, of_host.get(process.gpu[0], []), process, earlier)
+        earlier |= {process.key: process for process in group.processes}
+
+
+def _of_rank(
+    facts: Facts, mine: list[int], process: Process, earlier: dict[tuple[str, int], Process]
+) -> Iterator[Annotation]:
+    (host, gpu), seen = process.gpu or ("", -1), process.kept(_Seen)
+    begin_ns = int(process.steps["end_unix_ns"][0])
+    samples = facts.table("gpu_processes", host, "gpu", gpu).after(seen.counts).within(begin_ns, facts.cursor_ns)
+    if not len(samples):
+        return
+    # In a container NVML numbers processes as the host does: then nobody can be told from the job.
+    if not np.isin(samples.rows["pid"], mine).any() and not seen.told:
+        return
+    first = facts.table("gpu_processes", host).first()
+    before = first.rows["pid"].tolist() if len(first) else []
+    others = ~np.isin(samples.rows["pid"], mine) & (samples.rows["used_bytes"] >= OTHERS_BYTES)
+    for at in np.flatnonzero(others).tolist():
+        pid = int(samples.rows["pid"][at])
+        if pid not in seen.told and (pid not in before or (host, pid) in earlier):
+            seen.told.add(pid)
+            left = earlier.get((host, pid))
+            yield _annotation(process, int(samples.times[at]), pid, float(samples.rows["used_bytes"][at]), left)
+
+
+def _annotation(process: Process, known_ns: int, pid: int, used: float, left: Process | None) -> Annotation:
+    gpu = process.gpu[1] if process.gpu else -1
+    text = f"Process {pid}, which is none of this job's, holds {size(used)} of rank {process.rank}'s GPU {gpu} beside it"
+    if left is not None:
+        text = f"Process {pid}, rank {left.rank} of an attempt before, still holds {size(used)} of GPU {gpu}"
+    return Annotation(
+        name="others_arrived",
+        begin_ns=known_ns,
+        end_ns=known_ns,
+        known_ns=known_ns,
+        step=process.step_at(known_ns),
+        ranks=(process.rank,),
+        severity=Severity.WARNING,
+        confidence=0.9,
+        sentence=text + ".",
+        advice=f"End it (kill {pid}), or keep it off this GPU with CUDA_VISIBLE_DEVICES.",
+        evidence={"used_bytes": used, "left_over": float(left is not None)},
+    )

@@ -1,0 +1,1 @@
+"""What detectors share: the annotation, the evidence they read, thresholds. No detector lives here."""

@@ -1,0 +1,172 @@
+"""Jobs that died of a signal or of an error of their own: which rank was the first, where it was, and what it said."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+
+from zerotop.analysis.failures.failure import ERROR, SIGNAL, Failure, Number, place
+from zerotop.analysis.failures.last_spans import LastSpan, last_spans, outermost
+from zerotop.analysis.failures.oom_kills import Death, HostMemory, last_seconds
+from zerotop.analysis.processes.alive_ranks import Process, process_of, table_of
+from zerotop.session.reader import Event, Session
+from zerotop_probe.recording.tables import FAILED
+
+_OUTPUT_BYTES = 1 << 18
+_TAIL = 256
+# A line that names an exception, as Python prints it, with what launchers and ranks put before it.
+_ERROR = re.compile(
+    r"^(?:\[rank(\d+)\]:\s*)?((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?::\s*(.+))?)\s*$"
+)
+_ADVICE = {
+    "SIGKILL": (
+        "Nobody says who sent it: dmesg, the scheduler's log and other users of the node may. Trainer's save_steps bounds"
+        " what such an end loses.",
+        "save_steps",
+    ),
+    "SIGTERM": (
+        "Mostly a scheduler's time limit or somebody's kill. Trainer's save_steps bounds what such an end loses.",
+        "save_steps",
+    ),
+    "SIGBUS": (
+        "Mostly /dev/shm is full: start the container with a larger --shm-size, or load data with dataloader_num_workers 0.",
+        "--shm-size",
+    ),
+}
+_ADVICE_ELSE = "Its last output and dmesg may say why; Trainer's save_steps bounds what such an end loses.", "save_steps"
+
+
+# --- killed --------------------------------------------------------------------------------------------------------------
+
+
+def signal_of(end: Death) -> str | None:
+    """The signal that ended the job, or a rank of it: DeepSpeed's launcher ends with a rank's code, which is below zero."""
+    if end.signal:
+        return end.signal
+    code = end.exit_code
+    if code is None:
+        return None
+    # Many programs end with -1, of which 255 is left: that is no signal.
+    number = code - 128 if 128 < code <= 128 + 64 else 256 - code if 256 - 64 <= code < 255 else 0
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return None
+
+
+def of_signal(session: Session, cursor_ns: int, gone: Event, end: Death | None) -> Failure:
+    rank, pid = (end.rank if end is not None else gone.facts.get("rank")), gone.facts.get("pid")
+    name = signal_of(end) if end is not None else None
+    spans = _spans_of(session, gone.host, rank, pid, gone.unix_ns, cursor_ns)
+    who = f"Rank {rank}'s process {pid}" if rank is not None else "The job"
+    what = f"was ended by {name}" if name else "was gone without having ended in good order"
+    where = _last_place(session, Process(gone.host, pid, rank), gone.unix_ns, cursor_ns) if rank is not None and pid else ""
+    advice, setting = _ADVICE.get(name or "", _ADVICE_ELSE)
+    memory = end.memory if end is not None else last_seconds(session, gone.host, gone.unix_ns)
+    return Failure(
+        kind=SIGNAL,
+        unix_ns=gone.unix_ns,
+        rank=rank,
+        what=f"{who} {what}{where}.",
+        where=f"on {gone.host}" if gone.host else "",
+        why=_not_for_memory(memory),
+        numbers=_host_numbers(memory),
+        advice=advice,
+        setting=setting,
+        spans=spans,
+        host_memory=memory,
+        last_words="",
+        final=end is not None,
+        memory=None,
+    )
+
+
+def _not_for_memory(memory: Sequence[HostMemory]) -> str:
+    shares = [sample.used_bytes / sample.limit_bytes for sample in memory if sample.limit_bytes]
+    if not shares:
+        return "Nothing is known of the node's memory in its last seconds."
+    return f"Not for want of memory, as far as was seen: at most {max(shares) * 100:.0f} % of the node's was in use."
+
+
+def _last_place(session: Session, process: Process, at_ns: int, cursor_ns: int) -> str:
+    """The phase that a process was in when it was gone, or the last one before."""
+    begins = table_of(session, "begins", process, at_ns)
+    known = begins.count_known(at_ns) if begins is not None else 0
+    if begins is None or not known:
+        return ""
+    phase, step = outermost(session, process, at_ns, cursor_ns), int(begins.array["step"][known - 1])
+    if phase:
+        return place(phase, phase, step)
+    return _place_of(last_spans(session, process, at_ns, cursor_ns))
+
+
+def _host_numbers(memory: Sequence[HostMemory]) -> tuple[Number, ...]:
+    most = max(memory, key=lambda sample: sample.used_bytes, default=None)
+    return (Number("host memory in use", most.used_bytes, most.limit_bytes),) if most is not None else ()
+
+
+def _spans_of(
+    session: Session, host: str, rank: int | None, pid: int | None, at_ns: int, cursor_ns: int
+) -> tuple[LastSpan, ...]:
+    if rank is None or pid is None:
+        return ()
+    return last_spans(session, Process(host, pid, rank), at_ns, cursor_ns)
+
+
+# --- failed by itself ----------------------------------------------------------------------------------------------------
+
+
+def of_error(session: Session, cursor_ns: int, end: Death, text: str) -> Failure:
+    first = _first_failed(session, cursor_ns)
+    output = session.output_tail(cursor_ns, _OUTPUT_BYTES).decode("utf-8", "replace")
+    words = last_words(output, first.rank if first is not None else None)
+    spans = last_spans(session, first, end.unix_ns, cursor_ns) if first is not None else ()
+    job = text.rstrip(".") or f"The job failed with exit code {end.exit_code}"
+    who = f"Rank {first.rank} failed" if first is not None else job
+    return Failure(
+        kind=ERROR,
+        unix_ns=end.unix_ns,
+        rank=first.rank if first is not None else None,
+        what=f"{who}{_place_of(spans)}.",
+        where=first.host if first is not None else end.host,
+        why=f"{words.rstrip('.')}." if words else "Its output names no exception.",
+        numbers=(),
+        advice="Its output has the traceback." if words else "Its last output may say why.",
+        setting="",
+        spans=spans,
+        host_memory=(),
+        last_words=words,
+        final=True,
+        memory=None,
+    )
+
+
+def _first_failed(session: Session, cursor_ns: int) -> Process | None:
+    """The rank whose phase was the first that an exception left, at its end."""
+    found: list[tuple[int, Process]] = []
+    for source in session.sources["spans"]:
+        known = source.count_known(cursor_ns)
+        tail = source.array[max(0, known - _TAIL) : known]
+        failed = tail[tail["flags"] & FAILED != 0]
+        if len(failed) and failed["end_ns"][-1] == tail["end_ns"].max():
+            found.append((int(failed["end_ns"][-1]) + source.offset_ns, process_of(source)))
+    return min(found)[1] if found else None
+
+
+def last_words(output: str, rank: int | None) -> str:
+    """The exception that a job's output names last, of that rank where ranks are told apart; "" where there is none."""
+    found = [match for line in output.splitlines() if (match := _ERROR.match(line))]
+    mine = [match for match in found if match[1] is not None and int(match[1]) == rank]
+    chosen = mine or found
+    return " ".join(chosen[-1][2].split()) if chosen else ""
+
+
+def _place_of(spans: Sequence[LastSpan]) -> str:
+    """Where an exception left the phases that it was in."""
+    failed = [span for span in spans if span.failed]
+    if not failed:
+        whole = [span for span in spans if not span.depth]
+        return f" after{place(whole[-1].phase, whole[-1].phase, whole[-1].step).removeprefix(' in')}" if whole else ""
+    inner, outer = max(failed, key=lambda span: span.depth), min(failed, key=lambda span: span.depth)
+    return place(inner.phase, outer.phase, inner.step)

@@ -1,0 +1,176 @@
+"""Where a rank's host memory is at a cursor: rows that add up to what the kernel says is resident.
+
+::
+
+    resident = parameters + gradients + master weights + optimizer state + buffers
+               + what PyTorch's pinned allocator holds beyond the tensors in it + rest
+
+The rest is Python, libraries, mapped files, batches. Tensors that are counted but not resident (never written to, or swapped
+out) make a row below zero, the only one that may be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zerotop.analysis.memory.tensor_inventory import (
+    BUFFERS,
+    CATEGORIES,
+    GRADIENTS,
+    MASTER_WEIGHTS,
+    NO_INVENTORY,
+    OPTIMIZER_STATE,
+    PARAMETERS,
+    Inventory,
+    inventory,
+)
+from zerotop.analysis.processes.alive_ranks import Process, events_of, living
+from zerotop.session.reader import Session
+
+PINNED_SPARE, REST, NOT_RESIDENT = "pinned_spare", "rest", "not_resident"
+
+LABELS = {
+    PARAMETERS: "parameters",
+    GRADIENTS: "gradients",
+    MASTER_WEIGHTS: "master weights",
+    OPTIMIZER_STATE: "optimizer state",
+    BUFFERS: "DeepSpeed buffers",
+    PINNED_SPARE: "pinned: rounding to powers of two, kept for reuse",
+    REST: "rest: Python, libraries, batches",
+    NOT_RESIDENT: "counted but not resident",
+}
+
+_KERNEL = "the kernel's figure less the rows above"
+# Samples looked back through for a process's last: minutes, with a few ranks.
+_TAIL = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class HostRow:
+    """One line of a rank's host memory."""
+
+    key: str  # a key of LABELS
+    bytes: int  # below zero only for NOT_RESIDENT
+    pinned_bytes: int  # of which in pinned tensors
+    per_parameter: float | None  # bytes for each parameter that this rank updates; None where that means nothing
+    basis: str  # what it rests on, as a few words
+
+    @property
+    def label(self) -> str:
+        """The row's name on a screen."""
+        return LABELS[self.key]
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """PyTorch's allocator for pinned memory at the inventory. It rounds every request up to a power of two."""
+
+    held_bytes: int  # from the driver: in use and kept for reuse
+    active_bytes: int  # in use, rounded
+    tensors_bytes: int  # what the tensors in it need
+
+
+@dataclass(frozen=True, slots=True)
+class HostLedger:
+    """One rank process. The bytes of ``rows`` add up to ``resident_bytes`` exactly."""
+
+    rank: int
+    host: str
+    pid: int
+    resident_bytes: int
+    shared_bytes: int  # of which shared memory, where pinned buffers lie
+    locked_bytes: int  # pinned or locked, as the kernel counts it
+    swap_bytes: int
+    updated_parameters: int | None  # how many this rank keeps master weights and moments of
+    rows: tuple[HostRow, ...]
+    pinned: Pinned | None  # None where this torch does not tell, or there is no CUDA
+    notes: tuple[str, ...]  # sentences about the ledger as a whole
+
+    def bytes_of(self, *keys: str) -> int:
+        """What the rows of these keys add up to; 0 where there are none."""
+        return sum(row.bytes for row in self.rows if row.key in keys)
+
+
+def host_ledger(session: Session, cursor_ns: int) -> tuple[HostLedger, ...]:
+    """All living ranks that were sampled, in order of rank, as known at the cursor."""
+    found = [of_process(session, process, cursor_ns) for process in living(session, cursor_ns)]
+    return tuple(ledger for ledger in found if ledger is not None)
+
+
+def of_process(session: Session, process: Process, cursor_ns: int) -> HostLedger | None:
+    """One rank's; None where it was not sampled."""
+    sample = _last_sample(session, process, cursor_ns)
+    if sample is None:
+        return None
+    told = inventory(session, process, cursor_ns)
+    updated = updated_parameters(session, process, cursor_ns)
+    pinned = _pinned(told) if told is not None else None
+    return HostLedger(
+        rank=process.rank,
+        host=process.host,
+        pid=process.pid,
+        resident_bytes=sample["rss_bytes"],
+        shared_bytes=sample["shared_bytes"],
+        locked_bytes=sample["pinned_bytes"] + sample["locked_bytes"],
+        swap_bytes=sample["swap_bytes"],
+        updated_parameters=updated,
+        rows=tuple(_rows(sample["rss_bytes"], told, pinned, updated)),
+        pinned=pinned,
+        notes=() if told is not None else (NO_INVENTORY,),
+    )
+
+
+def _rows(resident: int, told: Inventory | None, pinned: Pinned | None, updated: int | None) -> list[HostRow]:
+    rows = [_row(name, told, updated) for name in CATEGORIES] if told is not None else []
+    if pinned is not None:
+        spare = max(0, pinned.held_bytes - pinned.tensors_bytes)
+        rows.append(HostRow(PINNED_SPARE, spare, spare, None, "PyTorch's pinned allocator less the pinned tensors"))
+    left = resident - sum(row.bytes for row in rows)
+    rows.append(HostRow(REST, max(0, left), 0, None, _KERNEL))
+    if left < 0:
+        rows.append(HostRow(NOT_RESIDENT, left, 0, None, _KERNEL))
+    return rows
+
+
+def _row(name: str, told: Inventory, updated: int | None) -> HostRow:
+    size = told.host.get(name, 0)
+    per = size / updated if updated and name in (MASTER_WEIGHTS, OPTIMIZER_STATE, GRADIENTS) else None
+    basis = told.gradients_basis if name == GRADIENTS else told.basis
+    return HostRow(name, size, told.host_pinned.get(name, 0), per, basis)
+
+
+def _pinned(told: Inventory) -> Pinned | None:
+    if told.pinned_allocator is None or "allocated_bytes" not in told.pinned_allocator:
+        return None
+    held = told.pinned_allocator["allocated_bytes"]
+    return Pinned(held, told.pinned_allocator.get("active_bytes", held), sum(told.host_pinned.values()))
+
+
+def updated_parameters(session: Session, process: Process, cursor_ns: int) -> int | None:
+    """How many parameters a rank's optimizers update: from stage 1 on each rank has its share of them."""
+    total = 0
+    for engine in events_of(session, "engine", process, cursor_ns):
+        count, ranks = engine.facts.get("trainable_parameters"), engine.facts.get("data_parallel") or 1
+        if not isinstance(count, int):
+            return None
+        if engine.facts.get("optimizer"):
+            total += -(-count // ranks) if (engine.facts.get("zero_stage") or 0) >= 1 else count
+    return total or None
+
+
+def _last_sample(session: Session, process: Process, cursor_ns: int) -> dict[str, int] | None:
+    """The process's last record of PROCESSES, whichever sampler took it; what it does not tell is 0."""
+    best: tuple[int, dict[str, int]] | None = None
+    names = ("rss_bytes", "shared_bytes", "pinned_bytes", "locked_bytes", "swap_bytes")
+    for source in session.of_host("processes", process.host):
+        known = source.count_known(cursor_ns)
+        tail = source.array[max(0, known - _TAIL) : known]
+        mine = np.flatnonzero(tail["pid"] == process.pid)
+        if len(mine):
+            row = tail[mine[-1]]
+            time_ns = int(row["time_ns"]) + source.offset_ns
+            if best is None or time_ns > best[0]:
+                best = time_ns, {name: max(0, int(row[name])) for name in names}
+    return best[1] if best is not None else None

@@ -1,0 +1,1 @@
+"""Whole recordings: list entries, comparison, exported tables. Nothing here depends on a cursor."""

@@ -1,0 +1,1 @@
+"""What the screens show at a cursor, live and in replay. Opens no files; draws nothing."""

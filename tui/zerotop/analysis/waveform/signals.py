@@ -1,0 +1,237 @@
+"""The signals of folded iterations: each sensor of the ranks' GPUs and processes, laid over one iteration."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotop.analysis.processes.ranks_and_hosts import locating
+from zerotop.analysis.waveform import samples
+from zerotop.analysis.waveform.alignment import Aligned
+from zerotop.analysis.waveform.deconvolution import Curve, Grid, fold_moments, grid, level, misfit, unfolding
+from zerotop.analysis.waveform.samples import Windows
+from zerotop.session.reader import Session, Source
+
+Floats = NDArray[np.float64]
+
+# Samples of a signal, of all ranks together: more make the median no better.
+_MOST_SAMPLES = 20_000
+# Of a sensor whose samples look back for longer than this many iterations, only the mean is known.
+_BLIND = 1.4
+# Of one whose samples may be older than this share of an iteration, nobody knows where in it they were made.
+_LOST = 0.75
+# Windows that decide how much earlier NVML renewed its figures than was seen.
+_ENOUGH = 400
+_FULL_PERCENT = 100.0
+_COARSE = 64  # places of an iteration that are told apart for that
+_LATE_NS = 20_000_000
+_BETTER = 0.85
+
+
+@dataclass(frozen=True, eq=False)
+class Signal:
+    """One quantity over the folded iteration; all arrays have shape (n,).
+
+    ``utilization`` in percent, ``power`` in watts, ``cores``, ``allocated`` and ``resident`` in bytes, ``to_host`` and
+    ``to_gpu`` in bytes per second.
+    """
+
+    name: str
+    position_s: Floats  # ascending from 0 to the iteration's length; twice the same where it jumps at a phase's end
+    median: Floats
+    low: Floats  # a tenth of what was seen there lies below,
+    high: Floats  # nine tenths below this
+    samples: int
+    window_s: float  # how long a sample looks back
+    resolved: bool  # False: samples look back for so long that nothing but the mean is known
+
+    def mean(self, begin_s: float, end_s: float) -> float:
+        """The mean of the median between two places; NaN where they are one."""
+        if end_s <= begin_s:
+            return float("nan")
+        return (self._upto(end_s) - self._upto(begin_s)) / (end_s - begin_s)
+
+    def _upto(self, place_s: float) -> float:
+        """The area under the median from 0 on."""
+        at, median, areas = self._columns
+        last = max(0, min(bisect_right(at, place_s) - 1, len(at) - 2))
+        length = at[last + 1] - at[last]
+        rest = min(max(place_s - at[last], 0.0), length)
+        slope = (median[last + 1] - median[last]) / max(length, 1e-12)
+        return areas[last] + rest * (median[last] + slope * rest / 2)
+
+    @cached_property
+    def _columns(self) -> tuple[list[float], list[float], list[float]]:
+        """Positions, median and the area before each position: they are asked for hundreds of times a picture."""
+        pieces = np.diff(self.position_s) * (self.median[1:] + self.median[:-1]) / 2
+        return self.position_s.tolist(), self.median.tolist(), [0.0, *np.cumsum(pieces).tolist()]
+
+
+@dataclass
+class Late:
+    """How much earlier NVML renewed each GPU's figures than was seen, as was found from so many windows."""
+
+    found: dict[tuple[object, ...], tuple[int, int]] = field(default_factory=dict)
+
+
+class Folder:
+    """Folds sensors of the ranks' GPUs and processes."""
+
+    def __init__(self, session: Session, parts: Sequence[Aligned], reference: Floats, cursor_ns: int, late: Late) -> None:
+        self._session = session
+        self._parts = parts
+        self._reference = reference
+        self._grid, self._coarse = grid(reference), grid(reference, _COARSE)
+        self._late = late
+        self.host_cores = host_cores(session, parts[0].source.host)
+        self._cursor_ns = cursor_ns
+        self._allocators: dict[tuple[str, int], tuple[Source, tuple[str, int]]] = {}
+
+    def signals(self, pids: list[int]) -> Generator[None, None, dict[str, Signal]]:
+        """All there are, in the order in which they are shown; in pieces, of milliseconds each."""
+        names = ("utilization", "power", "cores", "allocated", "to_host", "to_gpu", "resident")
+        parts: dict[str, list[tuple[Windows, Floats, Floats]]] = {name: [] for name in names}
+        nodes, engines = (self._session.told(name, self._cursor_ns) for name in ("node", "engine"))
+        lies_on = yield from locating(self._session, nodes, engines)
+        tables = {place: self._session.sources["allocator"][place] for place in lies_on}
+        self._allocators = {(table.host, table.pid): (table, lies_on[place]) for place, table in tables.items()}
+        for part in self._parts:
+            yield
+            told = yield from self._of_rank(part)
+            for name, windows in told.items():
+                yield
+                parts[name].append(self._folded(part, windows))
+        yield
+        lead = self._parts[0]
+        span = self._span(lead)
+        for name, windows in samples.of_processes(self._session, lead.source.host, pids, *span).items():
+            parts[name].append(self._folded(lead, windows))
+        found = {}
+        for name, folded in parts.items():
+            yield
+            signal = yield from self._signal(name, folded)
+            if signal is not None:
+                found[name] = signal
+        return found
+
+    def _of_rank(self, part: Aligned) -> Generator[None, None, dict[str, Windows]]:
+        table, key = self._allocators.get((part.source.host, part.source.pid), (None, None))
+        if table is None or key is None:
+            return {}
+        found = samples.of_gpu(self._session, *key, *self._span(part))
+        found = {name: _thinned(windows, _MOST_SAMPLES // len(self._parts)) for name, windows in found.items()}
+        for name, windows in found.items():
+            yield
+            found[name] = yield from self._placed(part, (*key, name), windows)
+        yield
+        held = samples.of_allocator(table, *self._span(part))
+        return {**found, "allocated": _thinned(held, _MOST_SAMPLES // len(self._parts))}
+
+    @staticmethod
+    def _span(part: Aligned) -> tuple[int, int]:
+        return part.base_ns, part.base_ns + int(part.bounds[-1, -1] * 1e9) + 1
+
+    def _folded(self, part: Aligned, windows: Windows) -> tuple[Windows, Floats, Floats]:
+        """Those within folded iterations, where they begin there, and how long they are there."""
+        whole, begins, lengths = part.fold(windows.begins_ns, windows.ends_ns, self._reference)
+        kept = Windows(
+            windows.begins_ns[whole], windows.ends_ns[whole], windows.values[whole], windows.slack_ns, windows.moments
+        )
+        return kept, begins, np.maximum(lengths, 1e-9)
+
+    def _placed(self, part: Aligned, key: tuple[str, int, str], windows: Windows) -> Generator[None, None, Windows]:
+        """Windows that may all lie earlier, moved to where what they say changes most at phases' ends."""
+        if not windows.slack_ns or not len(windows.values):
+            return windows
+        # Other phases may tell more: where a GPU is always busy, nothing says when it was looked at.
+        known = (*key, part.phases.tobytes())
+        seen, late_ns = self._late.found.get(known, (0, 0))
+        if len(windows.values) >= 2 * seen:
+            few = slice(max(0, len(windows.values) - _ENOUGH), None)
+            tried = Windows(windows.begins_ns[few], windows.ends_ns[few], windows.values[few], windows.slack_ns)
+            late_ns = yield from self._best(part, tried)
+            self._late.found[known] = (len(windows.values), late_ns)
+        return _moved(windows, late_ns)
+
+    def _best(self, part: Aligned, windows: Windows) -> Generator[None, None, int]:
+        """The move after which a curve fits best; that to the middle, where none does much better."""
+        most = windows.slack_ns
+
+        def error(move: int, places: Grid) -> float:
+            kept, begins, lengths = self._folded(part, _moved(windows, move))
+            return misfit(places, begins, lengths, kept.values)
+
+        moves = (most // 2, *range(0, most + 1, _LATE_NS))
+        errors: dict[int, float] = {}
+        for move in moves:
+            errors[move] = error(move, self._coarse)
+            yield
+        best = min(errors, key=lambda move: errors[move])
+        if errors[best] > _BETTER * errors[most // 2]:
+            return most // 2
+        near = [move for move in (best - _LATE_NS // 2, best, best + _LATE_NS // 2) if 0 <= move <= most]
+        fine: dict[int, float] = {}
+        for move in near:
+            fine[move] = error(move, self._grid)
+            yield
+        return min(fine, key=lambda move: fine[move])
+
+    def _signal(self, name: str, parts: list[tuple[Windows, Floats, Floats]]) -> Generator[None, None, Signal | None]:
+        if not parts:
+            return None
+        windows = samples.joined([kept for kept, _, _ in parts])
+        if len(windows.values) < 2:
+            return None
+        begins, lengths = (np.concatenate(columns) for columns in list(zip(*parts, strict=True))[1:])
+        length = self._grid.length_s
+        resolved = windows.length_s <= _BLIND * length and windows.slack_ns / 1e9 <= _LOST * length
+        if windows.moments:
+            places, curve = fold_moments(self._grid, begins + lengths, windows.values)
+            window_s = 0.0
+        else:
+            window_s = windows.length_s
+            if resolved:
+                curve = yield from unfolding(self._grid, begins, lengths, windows.values, most=self._most(name))
+                places, curve = _through(self._grid, curve)
+            else:
+                places, curve = np.array([0.0, self._grid.length_s]), level(windows.values)
+        return Signal(name, places, curve.median, curve.low, curve.high, len(windows.values), window_s, resolved)
+
+    def _most(self, name: str) -> float:
+        """What cannot be exceeded."""
+        return _FULL_PERCENT if name == "utilization" else float(self.host_cores or np.inf) if name == "cores" else np.inf
+
+
+def _thinned(windows: Windows, most: int) -> Windows:
+    """At most so many of them, from all over."""
+    if len(windows.values) <= most:
+        return windows
+    chosen = np.linspace(0, len(windows.values) - 1, most).astype(int)
+    begins, ends, values = (column[chosen] for column in windows[:3])
+    return windows._replace(begins_ns=begins, ends_ns=ends, values=values)
+
+
+def _moved(windows: Windows, earlier_ns: int) -> Windows:
+    return windows._replace(begins_ns=windows.begins_ns - earlier_ns, ends_ns=windows.ends_ns - earlier_ns)
+
+
+def _through(grid: Grid, curve: Curve) -> tuple[Floats, Curve]:
+    """The curve through the middles of bins, and level to where a phase ends: bins become points."""
+    middles = (grid.edges[1:] + grid.edges[:-1]) / 2
+    first = np.concatenate(([True], grid.breaks[:-1]))
+    places = np.concatenate((grid.edges[:-1][first], middles, grid.edges[1:][grid.breaks]))
+    of = np.concatenate((np.flatnonzero(first), np.arange(len(middles)), np.flatnonzero(grid.breaks)))
+    order = np.lexsort((of, places))
+    of = of[order]
+    return places[order], Curve(curve.median[of], curve.low[of], curve.high[of], curve.error)
+
+
+def host_cores(session: Session, host: str) -> int | None:
+    """Cores that the job may use on a host."""
+    found = (event.facts.get("cores") for event in session.told("node") if event.host == host)
+    return next((cores for cores in found if isinstance(cores, int) and cores > 0), None)

@@ -1,0 +1,1 @@
+"""What several commands share: finding a session, exit messages, errors, text for terminals."""

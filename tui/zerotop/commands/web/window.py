@@ -1,0 +1,43 @@
+"""What each browser window runs: the list of recordings, or the one session that is served."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+from zerotop.commands.common.user_settings import kept_habits
+from zerotop.commands.job.open_session import opened
+from zerotop.commands.job.recording_library import UserDesk
+from zerotop.ui.app.app import ZerotopApp
+from zerotop.ui.app.start_app import StartApp
+from zerotop.ui.drawing.glyphs import BLOCKS
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def end_with_parent() -> None:
+    """However the server ends, its windows do: nobody could see them any more."""
+    parent = os.getppid()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended meanwhile
+        sys.exit(1)
+
+
+def main(arguments: list[str]) -> None:
+    """Shows it. Nothing is printed: standard output is the browser's."""
+    end_with_parent()
+    # A browser draws every character, whatever the locale of the machine is.
+    if not arguments:
+        StartApp(UserDesk(), habits=kept_habits(), glyphs=BLOCKS).run()
+        return
+    what = opened(Path(arguments[0]))
+    ZerotopApp(what.source, what.controller, title=what.title, habits=kept_habits(), glyphs=BLOCKS).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

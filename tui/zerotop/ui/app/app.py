@@ -1,0 +1,195 @@
+"""The program on the terminal: what its keys do to the job, and to itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable
+
+from textual.app import SystemCommand
+from textual.dom import DOMNode
+from textual.notifications import SeverityLevel
+from textual.screen import Screen
+
+from zerotop.analysis.formatting import plural
+from zerotop.ui.app.navigation import Moving
+from zerotop.ui.base.bindings import ONLY_WATCHING
+from zerotop.ui.base.clipboard import text_to_copy
+from zerotop.ui.base.interfaces import Controller, Leaving
+from zerotop.ui.base.tabs import TABS
+from zerotop.ui.dialogs.dialog import Page
+from zerotop.ui.dialogs.quit_dialog import LeaveDialog
+from zerotop.ui.dialogs.text_pages import help_page, job_text
+from zerotop.ui.drawing import units
+from zerotop.ui.drawing.text import literal
+from zerotop.ui.drawing.theme import DARK_NAME, LIGHT_NAME
+from zerotop.ui.widgets.frame_widget import Painted
+
+_COUNTED = {
+    units.BINARY.name: "2^30 bytes, as PyTorch and nvidia-smi count",
+    units.DECIMAL.name: "10^9 bytes, as data sheets count",
+}
+
+
+class ZerotopApp(Moving):
+    """Shows one source, see :class:`Monitor`. ``run()`` returns how the user left."""
+
+    enters = False
+    """Whether to say, as soon as the screen is there, what becomes of entering the ranks."""
+
+    def on_mount(self) -> None:
+        if self.enters:
+            self.action_enter()
+
+    def notify(
+        self,
+        message: str,
+        *,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,
+        markup: bool = False,
+    ) -> None:
+        """A notice is text, whoever has written what it says: ``markup`` has no meaning."""
+        super().notify(literal(message, self.glyphs), title=title, severity=severity, timeout=timeout, markup=False)
+
+    def action_leave(self) -> None:
+        """Quits, or asks first while there is a job to ask about."""
+        if not self.is_watching:
+            self.exit(Leaving.QUIT)
+        elif isinstance(self.screen, LeaveDialog):
+            self.screen.action_again()
+        elif self.viewer.controller is not None and self.viewer.source.live:
+            self.push_screen(LeaveDialog(self.viewer.controller, self.glyphs, self._clock), self._leave)
+        else:
+            self.left(Leaving.QUIT)
+
+    def _leave(self, leaving: Leaving | None) -> None:
+        if leaving is not None:
+            self.left(leaving)
+
+    def left(self, leaving: Leaving) -> None:
+        """The recording was left."""
+        self.exit(leaving)
+
+    async def action_quit(self) -> None:
+        self.action_leave()
+
+    def action_help_quit(self) -> None:
+        self.action_leave()
+
+    def action_restart_sampler(self) -> None:
+        if self.viewer.controller is None:
+            return
+        try:
+            self.viewer.controller.restart_sampler()
+        except OSError as error:
+            self.notify(f"The sampler cannot be started: {error}", severity="error")
+
+    def action_enter(self) -> None:
+        """Puts the probe into the ranks, beside everything else: those that are busy answer late."""
+        controller = self.viewer.controller
+        if controller is not None:
+            self.notify("The ranks are asked to take the probe in.", timeout=3)
+            self.run_worker(self._enter(controller), group="enter", exclusive=True)
+
+    async def _enter(self, controller: Controller) -> None:
+        try:
+            said = await asyncio.to_thread(controller.enter)
+        except OSError as error:
+            said = f"The ranks cannot be entered: {error}"
+        self.notify(said, timeout=10)
+        self.viewer.check_job()
+        self.draw()
+
+    def action_look(self) -> None:
+        """Has the job record every allocation of its next step."""
+        try:
+            self.viewer.ask_to_look()
+        except OSError as error:
+            self.notify(f"The job cannot be asked: {error}", severity="error")
+        self.draw()
+
+    def action_job(self) -> None:
+        if self.watching.frame is not None:
+            self.push_screen(Page("This job", job_text(self.watching.frame.view, self.glyphs), self.glyphs))
+
+    def action_help(self) -> None:
+        """The help of the screen that is seen, if it has one."""
+        screen = self.screen
+        bindings = [binding for _, binding, enabled, _ in screen.active_bindings.values() if enabled]
+        known = [binding for binding in bindings if binding.id and binding.tooltip]
+        terms = getattr(screen, "TERMS", None)
+        if terms is not None:
+            page = help_page(screen.HELP or "", known, terms, self.glyphs)
+            self.push_screen(Page(f"Help: {getattr(screen, 'TITLE', '')}", page, self.glyphs))
+
+    def action_switch_theme(self) -> None:
+        self.theme = LIGHT_NAME if self.theme == DARK_NAME else DARK_NAME
+        self.habits.set("theme", self.theme)
+
+    def action_switch_sizes(self) -> None:
+        """Between GiB and GB."""
+        sizes = units.other_sizes()
+        self._tell_in(units.chosen()._replace(sizes=sizes))
+        self.habits.set("sizes", sizes.name)
+        self.notify(f"Sizes are in {sizes.name} now: {_COUNTED[sizes.name]}.", timeout=3)
+
+    def action_switch_pace(self) -> None:
+        """Between seconds an iteration and iterations a second."""
+        pace = units.other_pace()
+        self._tell_in(units.chosen()._replace(pace=pace))
+        self.habits.set("pace", pace.value)
+        self.notify(f"The pace is in {pace.value} now.", timeout=3)
+
+    def _tell_in(self, choice: units.Choice) -> None:
+        units.choose(choice)
+        if self.is_watching:
+            self.draw()  # its keys say what else there is to choose
+        for screen in self.screen_stack:
+            for panel in screen.query("Painted"):
+                if isinstance(panel, Painted):
+                    panel.redraw()
+
+    def action_screenshot(self, filename: str | None = None, path: str | None = None) -> None:
+        """Saves the screen as SVG and says where."""
+        try:
+            place = os.path.abspath(self.save_screenshot(filename, path))
+        except OSError as error:
+            self.notify(f"The screenshot cannot be saved: {error}", severity="error")
+        else:
+            self.notify(f"Saved as {place}", title="Screenshot")
+
+    def action_copy(self) -> None:
+        """Copies the numbers of the focused panel to the clipboard, through the terminal."""
+        text = text_to_copy(self.screen)
+        if text:
+            self.copy_to_clipboard(text)
+            lines = text.count("\n") + 1
+            self.notify(f"{plural(lines, 'line')} copied, if this terminal lets programs copy.", timeout=3)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action in ONLY_WATCHING and not self.is_watching:
+            return False
+        if action == "look":
+            return self.is_watching and self.viewer.steered
+        if action == "enter":
+            return self.viewer.enterable
+        return self.viewer.sampler_missing if action == "restart_sampler" else True
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """Every screen, and every action of this one, by name."""
+        for tab in TABS if self.is_watching else ():
+            yield SystemCommand(tab.title, f"The screen {tab.title}", self._runner(f"switch('{tab.name}')", self))
+        seen: set[str] = set()
+        for node, binding, enabled, _ in screen.active_bindings.values():
+            by_name = binding.id and binding.tooltip and not binding.action.startswith("switch_to")
+            if by_name and enabled and binding.action not in seen:
+                seen.add(binding.action)
+                yield SystemCommand(binding.description, binding.tooltip, self._runner(binding.action, node))
+
+    def _runner(self, action: str, node: DOMNode) -> Callable[[], None]:
+        def run() -> None:
+            self.call_next(self.run_action, action, node)
+
+        return run

@@ -1,0 +1,45 @@
+"""What a user has set and wants to find again: a few words, kept between runs."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+from zerotop.session.atomic_write import write_whole
+
+_LONGEST = 1 << 16
+
+
+class Habits:
+    """Words by name. A file that cannot be read or written is passed over: nothing depends on it."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """``path``: where they are kept; None keeps them for this run only."""
+        self._path = path
+        self._words = _read(path) if path is not None else {}
+
+    def get(self, name: str, usual: str) -> str:
+        """What was set, or the usual."""
+        return self._words.get(name, usual)
+
+    def set(self, name: str, word: str) -> None:
+        """Keeps a word, in the file too, beside what another run has set there meanwhile."""
+        if self._words.get(name) == word:
+            return
+        if self._path is None:
+            self._words[name] = word
+            return
+        self._words = {**self._words, **_read(self._path), name: word}
+        with suppress(OSError):
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_whole(self._path, json.dumps(self._words, indent=1) + "\n")
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        with path.open("rb") as file:
+            words = json.loads(file.read(_LONGEST))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return {str(k): v for k, v in words.items() if isinstance(v, str)} if isinstance(words, dict) else {}

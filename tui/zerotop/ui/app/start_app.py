@@ -1,0 +1,84 @@
+"""The program that begins with the list of recordings, and comes back to it."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any, ClassVar
+
+from textual.app import ScreenStackError
+from textual.binding import Binding, BindingType
+
+from zerotop.ui.app.app import ZerotopApp
+from zerotop.ui.base.base_screen import Watching
+from zerotop.ui.base.interfaces import Leaving
+from zerotop.ui.base.start_interfaces import Desk, Opened
+from zerotop.ui.base.tabs import TABS
+from zerotop.ui.start.screen import StartScreen
+
+_START = "start"
+
+
+class StartApp(ZerotopApp):
+    """Lists recordings; watches the one that is opened, in the screens of the monitor, until it is left."""
+
+    DEFAULT_MODE = _START
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "back", "Back", id="app.back", tooltip="Back to the list of recordings", show=False),
+    ]
+
+    def __init__(self, desk: Desk, **settings: Any) -> None:
+        """``settings``: glyphs, habits and clock, as of the monitor."""
+        super().__init__(None, **settings)
+        self._desk = desk
+        self.add_mode(_START, self._list)
+
+    def _list(self) -> StartScreen:
+        return StartScreen(self._desk, self.glyphs, order=self.habits.get("order", "newest"))
+
+    def clear_selection(self) -> None:
+        # From Python 3.12 on the list's field asks for this while the list is not on the stack of screens yet.
+        with contextlib.suppress(ScreenStackError):
+            super().clear_selection()
+
+    def on_start_screen_chosen(self, event: StartScreen.Chosen) -> None:
+        if event.beside is not None:
+            self.shown = "iteration"
+        self.open_recording(event.opened)
+        if event.beside is not None:
+            self.call_after_refresh(self._lay_beside, event.beside)
+
+    def _lay_beside(self, path: Path) -> None:
+        from zerotop.ui.iteration.screen import IterationScreen  # as late as every screen: starting is quicker
+
+        if self.is_watching and isinstance(self.watching, IterationScreen):
+            self.watching.lay_beside(path)
+
+    def on_start_screen_ordered(self, event: StartScreen.Ordered) -> None:
+        self.habits.set("order", event.order)
+
+    def open_recording(self, opened: Opened) -> None:
+        """Shows a recording, on the screen of the monitor that was seen last."""
+        if not self.is_watching:
+            self.take(opened)
+            self.switch_mode(self.shown)
+            self.look_first()
+
+    def left(self, leaving: Leaving) -> None:
+        """Back to the list."""
+        self.call_next(self._back)
+
+    async def _back(self) -> None:
+        await self.switch_mode(_START)
+        self.forget()
+        for tab in TABS:
+            await self.remove_mode(tab.name)
+
+    async def action_back(self) -> None:
+        """Leaves what is watched."""
+        self.action_leave()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "back":
+            return isinstance(self.screen, Watching)
+        return super().check_action(action, parameters)

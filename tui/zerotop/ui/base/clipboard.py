@@ -1,0 +1,45 @@
+"""What ``y`` copies: the numbers of the focused panel, or of the one that a screen is most about."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from textual.screen import Screen
+
+from zerotop.analysis.live_view import Iterations
+from zerotop.ui.widgets.frame_widget import Painted
+
+
+@runtime_checkable
+class Copyable(Protocol):
+    """A panel that has more to give than what is drawn: all of its numbers, tabs between columns, a heading first."""
+
+    def copyable(self) -> str:
+        """The text for the clipboard."""
+
+
+def text_to_copy(screen: Screen[object]) -> str:
+    """Of a screen; "" where there is nothing."""
+    panel = _panel(screen)
+    if isinstance(panel, Copyable):
+        return panel.copyable()
+    return panel.drawn_text() if panel is not None else ""
+
+
+def _panel(screen: Screen[object]) -> Painted | None:
+    if isinstance(screen.focused, Painted):
+        return screen.focused
+    main = getattr(screen, "main_panel", "")
+    painted = [panel for panel in screen.query("Painted") if isinstance(panel, Painted) and panel.display]
+    return next((panel for panel in painted if panel.id == main), painted[0] if painted else None)
+
+
+def iterations_text(iterations: Iterations) -> str:
+    """A row for each step: its number, whether it was skipped, the seconds of the iteration and of each phase."""
+    names = list(iterations.phase_s)
+    lines = ["\t".join(("step", "skipped", "iteration_s", *(f"{name}_s" for name in names)))]
+    for place, step in enumerate(iterations.step.tolist()):
+        seconds = [iterations.iteration_s[place], *(iterations.phase_s[name][place] for name in names)]
+        skipped = str(int(iterations.skipped[place]))
+        lines.append("\t".join((str(step), skipped, *(f"{value:.6f}" for value in seconds))))
+    return "\n".join(lines)

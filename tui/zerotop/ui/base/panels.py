@@ -1,0 +1,199 @@
+"""The panels of the live screen, and those of all screens: each hands its size and the frame to its drawing function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from textual import events
+from textual.message import Message
+
+from zerotop.ui.base.clipboard import iterations_text
+from zerotop.ui.base.findings import step_marks
+from zerotop.ui.base.footer import Key, draw_badge, draw_keys, draw_tabs, draw_transport, track
+from zerotop.ui.base.footer_keys import with_own
+from zerotop.ui.base.frame import Frame
+from zerotop.ui.base.header import draw_header, draw_notices
+from zerotop.ui.base.post_mortem import draw_post_mortem
+from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.labels import nothing_printed
+from zerotop.ui.drawing.rows import Row
+from zerotop.ui.live.cpu_gpu import draw_cpu, draw_gpu
+from zerotop.ui.live.iteration import draw_iteration
+from zerotop.ui.live.memory import draw_memory
+from zerotop.ui.live.output import draw_output, lines_seen
+from zerotop.ui.widgets.frame_widget import Drawn
+
+
+class Header(Drawn):
+    """Who is running, how far and how fast, and whether this is now."""
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        badge = draw_badge(frame.view, frame.moment, self.glyphs)
+        return draw_header(frame.view, badge, width, height, self.glyphs)
+
+
+class Notices(Drawn):
+    """Sentences about what happened."""
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        if frame.failure is not None:
+            return draw_post_mortem(frame.failure, frame.view.cursor_ns, width, height, self.glyphs)
+        return draw_notices(frame.notices(self.app.size.height), width, height, self.glyphs)
+
+
+class Memory(Drawn, can_focus=True):
+    """Memory of each GPU, or of the host."""
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        return draw_memory(frame.view, width, height, self.glyphs, focused=self.has_focus)
+
+
+class Iteration(Drawn, can_focus=True):
+    """Time per step."""
+
+    _drawn: tuple[object, ...] = ()
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        iterations, total = frame.view.iterations, frame.view.progress.total_steps
+        marks = step_marks(frame.findings)
+        drawn = (iterations, total, frame.view.job.state.over, width, height, self.has_focus, marks)
+        # A source may hand out the same steps again until another one is finished.
+        if self._drawn and drawn[0] is self._drawn[0] and drawn[1:] == self._drawn[1:]:
+            return self._rows
+        self._drawn = drawn
+        return draw_iteration(frame.view, width, height, self.glyphs, focused=self.has_focus, marks=marks)
+
+    def copyable(self) -> str:
+        """All steps, not only those that there is room for."""
+        return "" if self.frame is None else iterations_text(self.frame.view.iterations)
+
+
+class Cpu(Drawn, can_focus=True):
+    """Each rank's CPU side."""
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        return draw_cpu(frame.view, width, height, self.glyphs, focused=self.has_focus)
+
+
+class Gpus(Drawn, can_focus=True):
+    """Each GPU's utilization."""
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        return draw_gpu(frame.view, width, height, self.glyphs, focused=self.has_focus)
+
+
+class Output(Drawn, can_focus=True):
+    """The job's own output."""
+
+    class Scrolled(Message):
+        """Older lines (positive) or newer ones are wanted; ``room`` is how many the pane shows."""
+
+        def __init__(self, lines: int, room: int) -> None:
+            super().__init__()
+            self.lines = lines
+            self.room = room
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        nothing = nothing_printed(frame.view.job)
+        return draw_output(frame.output, width, height, self.glyphs, focused=self.has_focus, nothing=nothing)
+
+    def scroll_lines(self, lines: int) -> None:
+        """Asks for older lines (positive) or newer ones."""
+        self.post_message(self.Scrolled(lines, lines_seen(self.size.height)))
+
+    def scroll_pages(self, pages: int) -> None:
+        """The same by pages, of which one line stays."""
+        self.scroll_lines(pages * max(1, lines_seen(self.size.height) - 1))
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.stop()
+        self.scroll_lines(3)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.stop()
+        self.scroll_lines(-3)
+
+
+class Transport(Drawn):
+    """Where in the recording the screen looks; the mouse moves it."""
+
+    class Scrubbed(Message):
+        """The mouse chose a place, as a share of the recording's length."""
+
+        def __init__(self, share: float) -> None:
+            super().__init__()
+            self.share = share
+
+    _held = False
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        return [draw_transport(frame.moment, width, self.glyphs)]
+
+    def on_mouse_down(self, event: events.MouseDown) -> None:
+        self._held = True
+        self.capture_mouse()
+        self._scrub(event.x)
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        if self._held:
+            self._scrub(event.x)
+
+    def on_mouse_up(self) -> None:
+        self._held = False
+        self.release_mouse()
+
+    def _scrub(self, x: int) -> None:
+        if self.frame is None:
+            return
+        begin, length = track(self.size.width, self.frame.moment)
+        if length >= 6:
+            self.post_message(self.Scrubbed(max(0.0, min(1.0, (x - begin) / (length - 1)))))
+
+
+class Pressable(Drawn):
+    """A row of which the mouse presses parts."""
+
+    _places: tuple[tuple[int, int, str], ...] = ()
+
+    class Pressed(Message):
+        """A part that stands for an action was clicked."""
+
+        def __init__(self, action: str) -> None:
+            super().__init__()
+            self.action = action
+
+    def on_click(self, event: events.Click) -> None:
+        for begin, end, action in self._places:
+            if begin <= event.x < end:
+                self.post_message(self.Pressed(action))
+
+
+class Tabs(Pressable):
+    """The screens there are, and what watching costs."""
+
+    def __init__(self, glyphs: Glyphs, *, id: str, active: str) -> None:
+        super().__init__(glyphs, id=id)
+        self.active = active
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        row, places = draw_tabs(frame.tabs, self.active, frame.view.cost, frame.fps, width, self.glyphs)
+        self._places = tuple(places)
+        return [row]
+
+
+class Keys(Pressable):
+    """The keys that work here."""
+
+    def __init__(self, glyphs: Glyphs, *, id: str, own: Callable[[Frame], Sequence[Key]]) -> None:
+        super().__init__(glyphs, id=id)
+        self._own = own
+        self._drawn: tuple[object, ...] = ()
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        keys = with_own(frame.keys, self._own(frame))
+        if self._drawn == (keys, width):  # as nearly always
+            return self._rows
+        self._drawn = keys, width
+        row, places = draw_keys(keys, width, self.glyphs)
+        self._places = tuple(places)
+        return [row]

@@ -1,0 +1,20 @@
+"""The screens of the monitor, in the order of their numbers."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from zerotop.ui.base.footer import Tab
+
+if TYPE_CHECKING:
+    from zerotop.ui.base.base_screen import Watching
+
+_NAMES = ("live", "timeline", "iteration", "memory", "ranks", "threads", "output")
+TABS = tuple(Tab(name, name.capitalize()) for name in _NAMES)
+
+
+def screen_of(name: str) -> type[Watching]:
+    """The screen class of that name, imported when it is first shown: ``RanksScreen`` of ``zerotop.ui.ranks.screen``."""
+    kind: type[Watching] = getattr(importlib.import_module(f"zerotop.ui.{name}.screen"), f"{name.capitalize()}Screen")
+    return kind

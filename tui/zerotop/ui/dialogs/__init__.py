@@ -1,0 +1,1 @@
+"""Dialogs over any screen: help, findings, go to, delete, quit."""

@@ -1,0 +1,47 @@
+"""Asks before a recording is deleted for good."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
+
+from zerotop.analysis.reports.recording_index import Recording
+from zerotop.ui.dialogs.dialog import Dialog
+from zerotop.ui.drawing.formatting import size
+from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.text import literal
+
+
+class DeleteDialog(Dialog[bool]):
+    """Returns whether to. What is chosen at first harms nothing."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("d,y", "choose(True)", "Delete", id="delete.yes", tooltip="Delete it for good"),
+        Binding("c,n,q", "choose(False)", "Keep", id="delete.no", tooltip="Back to the list"),
+    ]
+
+    def __init__(self, recording: Recording, glyphs: Glyphs) -> None:
+        super().__init__("Delete", glyphs)
+        self.recording = recording
+
+    def contents(self) -> ComposeResult:
+        name, freed = literal(self.recording.name, self.glyphs), size(self.recording.stamp.bytes)
+        yield Static(Text(f"{name} is deleted for good. That frees {freed}."), id="text", markup=False)
+        keep, delete = Option(Text("c  Keep it"), id="keep"), Option(Text("d  Delete it"), id="delete")
+        yield OptionList(keep, delete, markup=False)
+
+    def on_mount(self) -> None:
+        choices = self.query_one(OptionList)
+        choices.highlighted = 0
+        choices.focus()
+
+    def action_choose(self, yes: bool) -> None:
+        self.dismiss(yes)
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        self.dismiss(event.option_id == "delete")

@@ -1,0 +1,35 @@
+"""A folded iteration's numbers for the clipboard: tabs between columns, a heading first, SI units."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from zerotop.analysis.waveform.fold import WaveformFold
+from zerotop.ui.iteration.table import lines
+
+_PLACES = 201
+
+
+def waveform_text(fold: WaveformFold) -> str:
+    """Each signal's median and band at places as far from one another."""
+    at = np.linspace(0.0, fold.iteration_s, _PLACES)
+    names, columns = ["position_s"], [at]
+    for signal in fold.signals.values():
+        for what, values in (("", signal.median), ("_p10", signal.low), ("_p90", signal.high)):
+            names.append(signal.name + what)
+            columns.append(np.interp(at, signal.position_s, values))
+    rows = ("\t".join(f"{value:.6g}" for value in row) for row in np.column_stack(columns).tolist())
+    return "\n".join(("\t".join(names), *rows))
+
+
+def phases_text(fold: WaveformFold, pinned: WaveformFold | None) -> str:
+    """A row for each phase, and one for the whole iteration."""
+    names = ("phase", "depth", "median_s", "p90_s", "share", "device_s", "idle_s", "cores", "pinned_s")
+    found = ["\t".join(names)]
+    for line in lines(fold, pinned):
+        numbers = (line.median_s, line.p90_s, line.share, line.device_s, line.idle_s, line.cores, line.pinned_s)
+        figures = ("" if value is None or math.isnan(value) else f"{value:.6g}" for value in numbers)
+        found.append("\t".join((line.phase, str(line.depth), *figures)))
+    return "\n".join(found)

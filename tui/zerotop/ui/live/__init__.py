@@ -1,0 +1,1 @@
+"""The Live screen: memory, iteration times, CPU and GPU, output at a glance."""

@@ -1,0 +1,1 @@
+"""The Memory screen: ledger, peaks, allocations. The figures are from ``analysis.memory``."""

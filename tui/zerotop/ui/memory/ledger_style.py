@@ -1,0 +1,68 @@
+"""What the drawings of a ledger have in common: a colour for each row, and the unit that its figures are in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zerotop.analysis.memory import host_ledger as on_host
+from zerotop.analysis.memory import ledger_rows as of_gpu
+from zerotop.analysis.memory import tensor_inventory as of_tensors
+from zerotop.ui.drawing.formatting import fixed
+from zerotop.ui.drawing.units import chosen
+
+# From the bottom of a bar to its top.
+STYLES = {
+    of_tensors.PARAMETERS: "memory-parameters",
+    of_tensors.GRADIENTS: "memory-gradients",
+    of_tensors.MASTER_WEIGHTS: "memory-master",
+    of_tensors.OPTIMIZER_STATE: "memory-optimizer",
+    of_tensors.BUFFERS: "memory-buffers",
+    of_gpu.CUBLAS: "memory-buffers",
+    of_gpu.ACTIVATIONS: "memory-activations",
+    of_gpu.UNATTRIBUTED: "memory-allocated",
+    of_gpu.UNEXPLAINED: "memory-unexplained",
+    of_gpu.UNALLOCATED: "memory-reserved",
+    on_host.PINNED_SPARE: "memory-reserved",
+    of_gpu.OUTSIDE: "memory-other",
+    of_gpu.JOB: "memory-other",
+    on_host.REST: "memory-other",
+    of_gpu.OTHERS: "memory-others",
+    of_gpu.BEFORE: "memory-others",
+    of_gpu.DRIVER: "memory-others",
+    of_gpu.REST: "memory-free",
+    of_gpu.FREE: "memory-free",
+}
+BEYOND_JOB = (of_gpu.OTHERS, of_gpu.BEFORE, of_gpu.DRIVER, of_gpu.REST, of_gpu.FREE)
+"""Rows of a device that are not the job's."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What a panel's figures are in: one unit for all of them, which stands in its title."""
+
+    name: str
+    size: int
+    decimals: int
+    width: int
+
+    def text(self, count: int | None) -> str:
+        """Bytes in this unit, right-aligned; what is more than nothing never reads as nothing."""
+        if count is None:
+            return fixed(None, self.decimals, self.width)
+        least = 10**-self.decimals
+        if 0 < abs(count) / self.size < least / 2:
+            return f"<{least:.{self.decimals}f}".rjust(self.width)
+        return fixed(count / self.size, self.decimals, self.width)
+
+    def signed(self, count: int) -> str:
+        """The same with a sign, where it is not nothing."""
+        text = f"{count / self.size:+.{self.decimals}f}"
+        return (text if text.strip("+-0.") else f"{0:.{self.decimals}f}").rjust(self.width)
+
+
+def unit_for(largest: int) -> Unit:
+    """GiB, or MiB where little is used; or GB and MB."""
+    _, mega, giga, _ = chosen().sizes
+    if largest < 2 * giga.bytes:
+        return Unit(*mega, 1, 7)
+    return Unit(*giga, 2 if largest < 1000 * giga.bytes else 1, 7)

@@ -1,0 +1,1 @@
+"""The Output screen: the lines that the job printed, with search."""

@@ -1,0 +1,275 @@
+"""Everything the job has printed: to be read, scrolled and searched, in step with the cursor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.message import Message
+
+from zerotop.analysis.output.lines import Line
+from zerotop.ui.base.base_screen import Watching
+from zerotop.ui.base.footer import Key
+from zerotop.ui.base.frame import Frame
+from zerotop.ui.base.interfaces import Source
+from zerotop.ui.base.layout import Box
+from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.labels import nothing_printed
+from zerotop.ui.drawing.rows import Row
+from zerotop.ui.output.drawing import draw_lines, laid_out, lines_seen, plain_text
+from zerotop.ui.output.model import Reading
+from zerotop.ui.output.search_bar import Find
+from zerotop.ui.widgets.frame_widget import Drawn
+
+# A slice of searching; a key waits at most so long for it. Then the others get their turn.
+_SLICE_S, _PAUSE_S = 0.015, 0.01
+
+
+class OutputScreen(Watching):
+    """What did the job say, and when."""
+
+    NAME = "output"
+    TITLE = "Output"
+    HELP = "Everything the job printed, with when and in which step: scroll, search, and go to the moment of any line."
+    TERMS = (
+        (
+            "time, step",
+            "When a line was finished, since the recording's begin, and the optimizer step in progress then.\n"
+            "Both are said once and again where they change.",
+        ),
+        (
+            "▶",
+            "The cursor: what is above had been printed, what is dim below came later.\n"
+            "A click on a line goes to its moment.",
+        ),
+        (
+            "▏stderr",
+            "A coloured bar before a line: it came on stderr, where the two streams were recorded apart.\n"
+            "Progress bars are shown as a terminal would leave them.",
+        ),
+        (
+            "search",
+            "Plain text; small letters find capitals too, capitals only themselves. Enter goes to the next line\n"
+            "that has it and takes the cursor there, N to the one before, escape forgets it.",
+        ),
+    )
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("slash", "find", "Find", id="output.find", tooltip="Look for a text in all of the output"),
+        Binding("enter", "match(1)", "Next match", id="output.next", tooltip="To the next line that has it"),
+        Binding("N", "match(-1)", "Match before", id="output.before", tooltip="To the line before that has it"),
+        Binding("up", "scroll_by(1)", "Line back", id="output.up", tooltip="One line back", show=False),
+        Binding("down", "scroll_by(-1)", "Line on", id="output.down", tooltip="One line on", show=False),
+        Binding("pageup", "page(1)", "Page back", id="output.pageup", tooltip="A page back", show=False),
+        Binding("pagedown", "page(-1)", "Page on", id="output.pagedown", tooltip="A page on", show=False),
+        Binding("w", "wrap", "Wrap lines", id="output.wrap", tooltip="Long lines in several rows, or cut"),
+        Binding("escape", "back", "Leave the search", id="output.back", tooltip="Forget what is looked for", show=False),
+    ]
+
+    def __init__(self, glyphs: Glyphs, source: Source) -> None:
+        super().__init__(glyphs, source)
+        self.reading = Reading(source.session)
+        self._working = False
+        self._go = False  # the match that is being looked for is to be gone to, not only to be seen
+
+    def panels(self) -> Iterable[Drawn]:
+        yield Lines(self.glyphs, self.reading, id="lines")
+        yield Find(self.glyphs, self.reading, id="find")
+
+    def place(self, room: Box, frame: Frame) -> dict[str, Box]:
+        if not self._searching or room.height < 2:
+            return {"lines": room}
+        last = Box(room.x, room.y + room.height - 1, room.width, 1)
+        return {"lines": Box(room.x, room.y, room.width, room.height - 1), "find": last}
+
+    def keys(self, frame: Frame) -> Sequence[Key]:
+        searching = self.reading.search is not None
+        match = [Key("enter", "next", "screen.match(1)", 7), Key("N", "before", "screen.match(-1)", 5)]
+        return (
+            Key("/", "find", "screen.find", 8),
+            *(match if searching else ()),
+            Key("↑↓", "scroll", "screen.page(1)", 5, ("screen.page(1)", "screen.page(-1)")),
+            Key("y", "copy", "app.copy", 3),
+            Key("w", "wrap", "screen.wrap", 2),
+        )
+
+    def action_find(self) -> None:
+        self.reading.start_typing()
+        self.again()
+        self.set_focus(self.query_one(Find))
+
+    def on_find_typed(self, event: Find.Typed) -> None:
+        event.stop()
+        self._go = False
+        self.again()
+
+    def on_find_accepted(self, event: Find.Accepted) -> None:
+        event.stop()
+        self.reading.stop_typing()
+        self.set_focus(None)
+        if self.reading.here is not None:
+            self._go_there()
+        else:
+            self.action_match(1)
+        self.again()
+
+    def on_find_left(self, event: Find.Left) -> None:
+        event.stop()
+        self.action_back()
+
+    def action_match(self, direction: int) -> None:
+        self._go = True
+        self.reading.want(direction)
+        self.again()
+
+    @property
+    def _searching(self) -> bool:
+        return self.reading.typed is not None or self.reading.search is not None
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "back":
+            return self._searching or bool(self.zoomed)
+        return super().check_action(action, parameters)
+
+    def action_back(self) -> None:
+        if self._searching:
+            self.set_focus(None)
+            self.reading.forget_search()
+            self.again()
+        else:
+            self.action_unzoom()
+
+    def action_scroll_by(self, lines: int) -> None:
+        self.reading.scroll(lines)
+        self.again()
+
+    def action_page(self, direction: int) -> None:
+        self.action_scroll_by(direction * max(1, lines_seen(self.query_one(Lines).size.height) - 1))
+
+    def on_lines_scrolled(self, event: Lines.Scrolled) -> None:
+        event.stop()
+        self.action_scroll_by(event.lines)
+
+    def on_lines_dragged(self, event: Lines.Dragged) -> None:
+        event.stop()
+        self.reading.scroll_to(event.share)
+        self.again()
+
+    def on_lines_chosen(self, event: Lines.Chosen) -> None:
+        event.stop()
+        self.post_message(self.Sought(event.time_ns))
+
+    def action_wrap(self) -> None:
+        self.reading.wrapped = not self.reading.wrapped
+        self.again()
+
+    def again(self) -> None:
+        """Draws what has changed without the cursor, and searches on."""
+        self._arrange()
+        for panel in (self.query_one(Lines), self.query_one(Find)):
+            panel.redraw()
+        if self.reading.busy and not self._working:
+            self._working = True
+            self._work()
+
+    def _work(self) -> None:
+        """A slice of the search; the next one follows as long as there is something to search."""
+        found = self.reading.work(_SLICE_S)
+        self._working = self.reading.busy
+        if found is not None and self._go:
+            self._go_there()
+        if found is not None or not self._working:
+            self._arrange()
+            self.query_one(Lines).redraw()
+        self.query_one(Find).redraw()
+        if self._working:
+            self.set_timer(_PAUSE_S, self._work)
+
+    def _go_there(self) -> None:
+        time_ns = self.reading.going()
+        if time_ns is not None:
+            self.post_message(self.Sought(time_ns))
+
+
+class Lines(Drawn):
+    """The lines. The mouse scrolls, and goes to the moment of a line."""
+
+    class Scrolled(Message):
+        """Older lines (positive) or newer ones are wanted."""
+
+        def __init__(self, lines: int) -> None:
+            super().__init__()
+            self.lines = lines
+
+    class Dragged(Message):
+        """A share of the whole output was chosen at the right edge."""
+
+        def __init__(self, share: float) -> None:
+            super().__init__()
+            self.share = share
+
+    class Chosen(Message):
+        """A line was clicked, which was printed at this time."""
+
+        def __init__(self, time_ns: int) -> None:
+            super().__init__()
+            self.time_ns = time_ns
+
+    _held = False
+
+    def __init__(self, glyphs: Glyphs, reading: Reading, *, id: str) -> None:
+        super().__init__(glyphs, id=id)
+        self.reading = reading
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        self.reading.look(frame.view.cursor_ns, frame.output.seeks)
+        page = self.reading.page(lines_seen(height))
+        nothing = nothing_printed(frame.view.job)
+        return draw_lines(page, self.reading.found(), width, height, self.glyphs, nothing)
+
+    def copyable(self) -> str:
+        """The lines that are seen, each whole."""
+        found: list[Line] = []
+        for line in self._lines():
+            if not found or line is not found[-1]:
+                found.append(line)
+        return plain_text(found, self.glyphs)
+
+    def _lines(self) -> list[Line]:
+        width, height = self.size
+        room = lines_seen(height)
+        page = self.reading.page(room)
+        return [line for _, line in laid_out(page, self.reading.found(), width, room, self.glyphs)]
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.stop()
+        self.post_message(self.Scrolled(3))
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.stop()
+        self.post_message(self.Scrolled(-3))
+
+    def on_mouse_down(self, event: events.MouseDown) -> None:
+        if event.x == self.size.width - 1:
+            self._held = True
+            self.capture_mouse()
+            self._drag(event.y)
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        if self._held:
+            self._drag(event.y)
+
+    def on_mouse_up(self) -> None:
+        self._held = False
+        self.release_mouse()
+
+    def _drag(self, y: int) -> None:
+        room = lines_seen(self.size.height)
+        self.post_message(self.Dragged((y - (self.size.height - room)) / max(1, room - 1)))
+
+    def on_click(self, event: events.Click) -> None:
+        lines, row = self._lines(), event.y - (self.size.height - lines_seen(self.size.height))
+        if event.x < self.size.width - 1 and 0 <= row < len(lines):
+            self.post_message(self.Chosen(lines[row].time_ns))

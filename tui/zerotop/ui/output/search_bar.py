@@ -1,0 +1,67 @@
+"""The row in which one types what to look for in the output."""
+
+from __future__ import annotations
+
+from textual import events
+from textual.message import Message
+
+from zerotop.ui.base.frame import Frame
+from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.rows import Row
+from zerotop.ui.output.drawing import draw_find
+from zerotop.ui.output.model import Reading
+from zerotop.ui.widgets.frame_widget import Drawn
+
+
+class Find(Drawn, can_focus=True):
+    """The row in which one types what to look for."""
+
+    class Typed(Message):
+        """The text is another one now."""
+
+    class Accepted(Message):
+        """That is to be looked for."""
+
+    class Left(Message):
+        """Nothing is to be looked for."""
+
+    def __init__(self, glyphs: Glyphs, reading: Reading, *, id: str) -> None:
+        super().__init__(glyphs, id=id)
+        self.reading = reading
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        return [draw_find(self.reading.found(), width, self.glyphs)]
+
+    def on_focus(self) -> None:
+        self.reading.start_typing()
+        super().on_focus()
+
+    def on_blur(self) -> None:
+        self.reading.stop_typing()
+        super().on_blur()
+
+    def on_key(self, event: events.Key) -> None:
+        text = self.reading.typed or ""
+        if event.is_printable and event.character is not None:
+            self._type(text + event.character)
+        elif event.key == "backspace":
+            self._type(text[:-1])
+        elif event.key == "ctrl+u":
+            self._type("")
+        elif event.key == "enter":
+            self.post_message(self.Accepted())
+        elif event.key == "escape":
+            self.post_message(self.Left())
+        else:
+            return
+        event.stop()
+        event.prevent_default()
+
+    def on_paste(self, event: events.Paste) -> None:
+        event.stop()
+        self._type((self.reading.typed or "") + event.text.split("\n")[0])
+
+    def _type(self, text: str) -> None:
+        # At once: the next key may come before the screen hears of this one.
+        self.reading.type(text)
+        self.post_message(self.Typed())

@@ -1,0 +1,1 @@
+"""The Ranks screen: heatmap, outliers, one rank's details."""

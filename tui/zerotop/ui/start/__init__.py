@@ -1,0 +1,1 @@
+"""The start screen: the list of recordings and running jobs."""

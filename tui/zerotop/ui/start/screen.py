@@ -1,0 +1,254 @@
+"""The start screen: what was recorded, what runs, and what can be done with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+from textual import events, work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.screen import Screen
+from textual.widgets import Input
+
+from zerotop.analysis.reports.measures import Comparison
+from zerotop.analysis.reports.recording_index import Recording
+from zerotop.ui.base.bindings import list_bindings
+from zerotop.ui.base.start_interfaces import Desk, Opened, Refused, RunningJob
+from zerotop.ui.compare.screen import CompareScreen
+from zerotop.ui.dialogs.delete_dialog import DeleteDialog
+from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.units import chosen
+from zerotop.ui.start.help import START_TERMS
+from zerotop.ui.start.model import StartModel
+from zerotop.ui.start.panel import Sheet
+
+LOOK_S = 0.25  # between looks at what is known of the recordings
+_AGE_S = 5.0  # so often ages count on
+_TOLD_S = 8.0  # a sentence of what was done stays so long
+
+Result = TypeVar("Result")
+
+
+class StartScreen(Screen[None]):
+    """Lists recordings and the jobs of this node. Opening one is the app's."""
+
+    TITLE = "Recordings"
+    HELP = "Everything that was recorded here, and what runs. Enter opens it; leaving it comes back."
+    TERMS = START_TERMS
+    ALLOW_SELECT = False
+    AUTO_FOCUS = ""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "open", "Open", id="start.open", tooltip="Watch it: a running job live, any other from its begin"),
+        Binding("slash", "filter", "Filter", id="start.filter", tooltip="Show only what holds some words"),
+        Binding("escape", "no_filter", "All", id="start.all", tooltip="All of them again, nothing marked", show=False),
+        Binding("o", "order", "Order", id="start.order", tooltip="Sort by the next: newest, by state, slowest and others"),
+        Binding("space", "mark", "Mark", id="start.mark", tooltip="Mark it, to compare it with others"),
+        Binding("c", "compare", "Compare", id="start.compare", tooltip="Show the marked ones side by side"),
+        Binding("e", "export", "Export", id="start.export", tooltip="Write its steps as CSV to the current folder"),
+        Binding("p", "pack", "Pack", id="start.pack", tooltip="Write it as one small file to the current folder"),
+        Binding("d", "delete", "Delete", id="start.delete", tooltip="Delete it for good, after asking"),
+        *list_bindings("start", "move", "go(0)", "go(-1)"),
+    ]
+
+    class Chosen(Message):
+        """A recording was read and is to be watched."""
+
+        def __init__(self, opened: Opened, beside: Path | None = None) -> None:
+            """``beside``: another one, whose iterations are to lie behind this one's."""
+            super().__init__()
+            self.opened = opened
+            self.beside = beside
+
+    class Ordered(Message):
+        """The user chose another order."""
+
+        def __init__(self, order: str) -> None:
+            super().__init__()
+            self.order = order
+
+    def __init__(self, desk: Desk, glyphs: Glyphs, *, order: str = "newest") -> None:
+        super().__init__(id="start")
+        self.desk = desk
+        self.glyphs = glyphs
+        self.model = StartModel(order)
+        self._sheet = Sheet(self.model, desk.place, glyphs, id="sheet")
+        self._seen: tuple[object, ...] = ()
+
+    def compose(self) -> ComposeResult:
+        yield self._sheet
+        words = Input(id="filter", placeholder="words that it must hold", select_on_focus=False)
+        words.display = False
+        yield words
+
+    def on_mount(self) -> None:
+        self.desk.begin()
+        self.look()
+        self.set_interval(LOOK_S, self.look)
+
+    def on_unmount(self) -> None:
+        self.desk.end()
+
+    def look(self) -> None:
+        """Takes in what is known by now, and draws it if it looks different."""
+        seen = (self.desk.recordings, self.desk.jobs)
+        if self._seen[:2] != seen:
+            self.model.show(*seen)
+        now = (*seen, int(time.monotonic() / _AGE_S), chosen())
+        if now != self._seen:
+            self._seen = now
+            self._sheet.redraw()
+
+    # Moving
+
+    def action_move(self, rows: int) -> None:
+        self.model.move(rows)
+        self._sheet.redraw()
+
+    def action_page(self, pages: int) -> None:
+        self.action_move(pages * max(1, self._sheet.seen - 1))
+
+    def action_go(self, place: int) -> None:
+        self.model.go(place if place >= 0 else len(self.model.rows) - 1)
+        self._sheet.redraw()
+
+    def action_mark(self) -> None:
+        self.model.mark()
+        self._sheet.redraw()
+
+    def action_order(self) -> None:
+        self.model.next_order()
+        self.post_message(self.Ordered(self.model.order))
+        self._sheet.redraw()
+
+    def on_sheet_pointed(self, event: Sheet.Pointed) -> None:
+        self.action_go(event.place)
+        if event.twice:
+            self.action_open()
+
+    def on_sheet_scrolled(self, event: Sheet.Scrolled) -> None:
+        self.action_move(event.rows)
+
+    # The filter
+
+    def on_key(self, event: events.Key) -> None:
+        """What is typed after / belongs to the filter, also what came before it had the focus."""
+        words = self.query_one(Input)
+        if event.key == "slash":
+            event.stop()
+            self.action_filter()
+        elif self.focused is words and event.is_printable and event.character:
+            event.stop()
+            words.insert_text_at_cursor(event.character)
+
+    def action_filter(self) -> None:
+        words = self.query_one(Input)
+        words.display = True
+        self.set_focus(words)
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self.model.set_filter(event.value)
+        self._sheet.redraw()
+
+    def on_input_submitted(self) -> None:
+        self._close_filter()
+
+    def action_no_filter(self) -> None:
+        """Forgets the filter; pressed again, the marks."""
+        if self.model.filter or self.query_one(Input).display:
+            self.query_one(Input).value = ""
+            self.model.set_filter("")
+            self._close_filter()
+        else:
+            self.model.unmark()
+        self._sheet.redraw()
+
+    def _close_filter(self) -> None:
+        words = self.query_one(Input)
+        words.display = bool(words.value)
+        self.set_focus(None)
+        self._sheet.redraw()
+
+    # What is done with one
+
+    def action_open(self) -> None:
+        chosen = self.model.chosen
+        if chosen is not None:
+            self._do("Opening …", lambda: self.desk.open(chosen), lambda opened: self.post_message(self.Chosen(opened)))
+
+    def action_export(self) -> None:
+        self._with_recording("Exporting …", self.desk.export)
+
+    def action_pack(self) -> None:
+        self._with_recording("Packing …", self.desk.pack)
+
+    def action_compare(self) -> None:
+        items = self.model.to_compare()
+        if len(items) < 2:
+            self.app.notify("Mark two or more with space, then c shows them side by side.", timeout=4)
+        else:
+            self._do("Comparing …", lambda: self.desk.compare(items), lambda found: self._show_comparison(items, found))
+
+    def _show_comparison(self, items: Sequence[Recording], comparison: Comparison) -> None:
+        def decided(overlay: bool | None) -> None:
+            if overlay:
+                chosen = partial(self.Chosen, beside=items[1].path)
+                self._do("Opening …", lambda: self.desk.open(items[0]), lambda opened: self.post_message(chosen(opened)))
+
+        self.app.push_screen(CompareScreen(comparison, self.glyphs), decided)
+
+    def action_delete(self) -> None:
+        chosen = self.model.chosen
+        if not isinstance(chosen, Recording):
+            return
+        why_not = self.desk.kept_for(chosen)
+        if why_not:
+            self.app.notify(why_not, severity="warning", timeout=_TOLD_S)
+            return
+
+        def decided(yes: bool | None) -> None:
+            if yes:
+                self._do("Deleting …", lambda: self.desk.delete(chosen), self._tell)
+
+        self.app.push_screen(DeleteDialog(chosen, self.glyphs), decided)
+
+    def _with_recording(self, busy: str, act: Callable[[Recording], str]) -> None:
+        chosen = self.model.chosen
+        if isinstance(chosen, RunningJob):
+            self.app.notify("Nobody records this job: enter begins to.", timeout=4)
+        elif chosen is not None:
+            self._do(busy, lambda: act(chosen), self._tell)
+
+    def _tell(self, sentence: str) -> None:
+        self.app.notify(sentence, timeout=_TOLD_S)
+
+    def _do(self, busy: str, act: Callable[[], Result], then: Callable[[Result], object]) -> None:
+        """One thing at a time, beside the screen: reading a long recording takes a while."""
+        if not self._sheet.busy:
+            self._sheet.busy = busy
+            self._sheet.redraw()
+            self._work(act, then)
+
+    @work(thread=True)
+    def _work(self, act: Callable[[], Result], then: Callable[[Result], object]) -> None:
+        try:
+            result = act()
+        except Refused as refused:
+            sentence = str(refused)
+            self.app.call_from_thread(self._done, lambda: self._refuse(sentence))
+        else:
+            self.app.call_from_thread(self._done, lambda: then(result))
+
+    def _done(self, then: Callable[[], object]) -> None:
+        self._sheet.busy = ""
+        self.look()
+        self._sheet.redraw()
+        then()
+
+    def _refuse(self, sentence: str) -> None:
+        self.app.notify(sentence, severity="error", timeout=_TOLD_S)

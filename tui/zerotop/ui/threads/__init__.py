@@ -1,0 +1,1 @@
+"""The Threads screen: the threads of one rank over time."""

@@ -1,0 +1,1 @@
+"""The Timeline screen: lanes over time. The columns are from ``analysis.timeline``."""

@@ -1,0 +1,44 @@
+"""The numbers of the timeline for the clipboard: tabs between columns, a heading first, SI units."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from zerotop.analysis.timeline.phase_ribbon import as_codes
+from zerotop.ui.timeline.picture import Picture
+from zerotop_probe.recording.tables import PHASES
+
+_UNITS = {
+    "utilization": "",
+    "power": "_w",
+    "sent": "_bytes_per_s",
+    "received": "_bytes_per_s",
+    "iteration": "_s",
+    "cores": "",
+    "all_cores": "",
+    "host_cores": "",
+}
+
+
+def window_text(picture: Picture) -> str:
+    """A row for each piece of the window, or of the range in it: begin, the phase that took most of it, means and highest.
+
+    Times are seconds since the recording's begin; a lane's values are empty where nothing was recorded.
+    """
+    window, values = picture.timeline.window, picture.timeline.values
+    names = [name + _UNITS.get(name, "_bytes") for name in values]
+    ranks = [f"rank {rank} phase" for rank in picture.ranks[:1]]
+    codes = [as_codes(picture.timeline.phases[rank]).tolist() for rank in picture.ranks[:1]]
+    rows = ["\t".join(("time_s", *ranks, *(f"{name} {what}" for name in names for what in ("mean", "highest"))))]
+    for place in range(window.columns):
+        begin = (window.first + place) * window.column_ns
+        if picture.range is None or (begin + window.column_ns > picture.range[0] and begin < picture.range[1]):
+            told = (float(row[place]) for lane in values.values() for row in (lane.mean, lane.highest))
+            phases = (PHASES[code[place]] if code[place] >= 0 else "" for code in codes)
+            rows.append("\t".join((f"{begin / 1e9:.9g}", *phases, *_figures(told))))
+    return "\n".join(rows)
+
+
+def _figures(values: Iterable[float]) -> list[str]:
+    return ["" if math.isnan(value) else f"{value:.6g}" for value in values]

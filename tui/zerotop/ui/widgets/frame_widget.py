@@ -1,0 +1,227 @@
+"""Widgets that draw rows of styled text themselves, and repaint only the cells that changed."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.dom import DOMNode
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from zerotop.ui.base.frame import Frame
+from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.rows import Row, Span, row_text, row_width
+from zerotop.ui.drawing.text import literal
+from zerotop.ui.drawing.theme import STYLES
+from zerotop.ui.widgets.direct_writer import Escapes, Pen, changes, escaped
+
+_NAMES = frozenset(STYLES)
+_FULL = re.compile("█+|[^█]+")
+
+
+class Swatch(DOMNode):
+    """A node that is nowhere, to look up how the stylesheet paints one name in a widget.
+
+    Component classes would do the same for all names in all widgets whenever styles are looked at, a hundred milliseconds
+    each time a screen is shown; a widget uses a few of them.
+    """
+
+    def __init__(self, name: str, within: Widget) -> None:
+        if name not in _NAMES:
+            raise KeyError(name)
+        super().__init__(classes=f"drawn--{name}")
+        self._attach(within)
+
+    @property
+    def style(self) -> Style:
+        """With the ground that it lies on."""
+        self.app.stylesheet.apply(self)
+        return self.rich_style
+
+
+class Painted(Widget):
+    """A widget that paints rows, whatever they are of."""
+
+    ALLOW_SELECT = False
+
+    def __init__(self, glyphs: Glyphs, *, id: str) -> None:
+        super().__init__(id=id)
+        self.glyphs = glyphs
+        self._rows: list[Row] = []
+        self._width = 0  # for which they were drawn
+        self._strips: list[Strip | None] = []
+        self._styles_by_name: dict[str, Style] = {}
+        self._ground: tuple[object, ...] = ()  # the theme and the colours beneath for which they hold
+        self._escapes_by_name: dict[str, Escapes] = {}
+        self._pen: Pen | None = None
+        self._lies = Region()
+
+    def lies(self, region: Region, pen: Pen | None) -> None:
+        """Where on the terminal it is to be, and what may write it there; else that is Textual's compositor."""
+        self._lies, self._pen = region, pen
+
+    @abstractmethod
+    def paint(self, width: int, height: int) -> list[Row] | None:
+        """The picture: ``height`` rows of exactly ``width`` cells; None while there is nothing to paint."""
+
+    def on_resize(self) -> None:
+        self.redraw()
+
+    def on_focus(self) -> None:
+        self.redraw()
+
+    def on_blur(self) -> None:
+        self.redraw()
+
+    def redraw(self) -> None:
+        """Draws anew; on the terminal the cells that are different are written."""
+        self.renew()
+        if self._pen is not None:
+            self._pen.lift()
+
+    def renew(self) -> None:
+        """The same for who draws several and lifts the pen."""
+        width, height = self.outer_size
+        rows = self.paint(width, height) if width and height else None
+        if rows is None or rows is self._rows:
+            return
+        before, self._rows = self._rows, rows
+        resized, self._width = width != self._width, width
+        if resized or len(before) != len(rows):
+            self._strips = [None] * len(rows)
+            self.refresh()
+            return
+        changed = [y for y, (old, new) in enumerate(zip(before, rows, strict=True)) if old != new]
+        for y in changed:
+            self._strips[y] = None
+        if changed and not self._write(before, changed):
+            self.refresh(Region.from_union([_difference(before[y], rows[y], y, width) for y in changed]))
+
+    def _write(self, before: list[Row], changed: list[int]) -> bool:
+        """Writes what is different in these rows straight to the terminal; False where it is not free to be written."""
+        pen, region = self._pen, self._lies
+        if pen is None or region.size != self.outer_size or not pen.reaches(self, region):
+            return False
+        for y in changed:
+            pieces = changes(before[y], self._rows[y])
+            pen.write(region, y, [(x, escaped(_painted(spans, self.glyphs), self._escapes)) for x, spans in pieces])
+        return True
+
+    def drawn_text(self) -> str:
+        """The picture without its colours."""
+        return "\n".join(row_text(row).rstrip() for row in self._rows)
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """The rows as they are: there is no border, padding or opacity to be added, and looking for them costs."""
+        strips = [self.render_line(y) for y in crop.line_range]
+        width = self.size.width
+        if any(strip.cell_length != width for strip in strips):  # drawn for another size, which comes to an end
+            strips = [strip.adjust_cell_length(width, self.rich_style) for strip in strips]
+        for line_filter in self.get_line_filters():
+            strips = [strip.apply_filter(line_filter, self.background_colors[1]) for strip in strips]
+        begin, end = crop.column_span
+        return strips if (begin, end) == (0, width) else [strip.crop(begin, end) for strip in strips]
+
+    def render_line(self, y: int) -> Strip:
+        if y >= len(self._rows):
+            return Strip.blank(self.size.width, self.rich_style)
+        strip = self._strips[y]
+        if strip is None:
+            spans = _painted(self._rows[y], self.glyphs)
+            styles = self._styles_by_name
+            strip = Strip([Segment(text, styles.get(name) or self._style(name)) for text, name in spans], self._width)
+            self._strips[y] = strip
+        return strip
+
+    def _style(self, name: str) -> Style:
+        """What app.tcss says of a name; ``a/b`` puts the foreground of ``a`` on that of ``b``."""
+        style = self._styles_by_name.get(name)
+        if style is None:
+            over, _, under = name.partition("/")
+            style = Swatch(over, self).style
+            if under:
+                style += Style(bgcolor=Swatch(under, self).style.color)
+            self._styles_by_name[name] = style
+        return style
+
+    def _escapes(self, name: str) -> Escapes:
+        """What the terminal is told before and after a text of this style."""
+        escapes = self._escapes_by_name.get(name)
+        if escapes is None:
+            strip = Strip([Segment("|", self._style(name))])
+            for line_filter in self.get_line_filters():
+                strip = strip.apply_filter(line_filter, self.background_colors[1])
+            begin, _, end = strip.render(self.app.console).partition("|")
+            escapes = self._escapes_by_name[name] = begin, end
+        return escapes
+
+    def notify_style_update(self) -> None:
+        """Where the theme changed no style that was looked up holds any more."""
+        super().notify_style_update()
+        # It is told whenever a screen is shown, too: looking styles up again was half of that.
+        ground = self.app.theme, self.background_colors
+        if ground == self._ground:
+            return
+        self._ground = ground
+        self._styles_by_name.clear()
+        self._escapes_by_name.clear()
+        self._strips = [None] * len(self._rows)
+        self.refresh()
+
+
+class Drawn(Painted):
+    """A widget whose picture is a pure function of the frame, its size and the glyphs."""
+
+    frame: Frame | None = None
+    """What it draws; :meth:`redraw` does."""
+
+    @abstractmethod
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        """The picture: ``height`` rows of exactly ``width`` cells."""
+
+    def paint(self, width: int, height: int) -> list[Row] | None:
+        return None if self.frame is None else self.draw(self.frame, width, height)
+
+
+def _painted(spans: Sequence[Span], glyphs: Glyphs) -> Iterable[Span]:
+    """The spans as they are painted: nothing that a terminal would obey, wherever a recording may have brought it in."""
+    if not "".join([text for text, _ in spans]).isprintable():
+        spans = [(literal(text, glyphs), name) for text, name in spans]
+    return solid(spans) if glyphs.smooth else spans
+
+
+def solid(row: Iterable[Span]) -> Iterator[Span]:
+    """The row with its whole cells as backgrounds: fonts and pictures leave gaps between full blocks, not between those."""
+    for text, name in row:
+        if "█" not in text or name == "output":
+            yield text, name
+        elif not text.strip("█"):
+            yield " " * len(text), _behind(name)
+        else:
+            for part in _FULL.findall(text):
+                yield (" " * len(part), _behind(name)) if part[0] == "█" else (part, name)
+
+
+@cache
+def _behind(name: str) -> str:
+    """A style with the colour of another as its background."""
+    return f"text/{name.partition('/')[0]}"
+
+
+def _difference(old: Row, new: Row, y: int, width: int) -> Region:
+    """The cells of row ``y``, of so many, from the first to the last span that differs."""
+    first = 0
+    while first < min(len(old), len(new)) and old[first] == new[first]:
+        first += 1
+    last = 0
+    while last < min(len(old), len(new)) - first and old[-1 - last] == new[-1 - last]:
+        last += 1
+    begin = row_width(new[:first])
+    end = width - row_width(new[len(new) - last :])
+    return Region(begin, y, max(1, end - begin), 1)

@@ -1,0 +1,41 @@
+"""The container that puts panels where ``ui.base.layout`` says."""
+
+from __future__ import annotations
+
+from textual.geometry import NULL_OFFSET, NULL_SPACING, Region, Size
+from textual.layout import ArrangeResult, Layout, WidgetPlacement
+from textual.reactive import reactive
+from textual.widget import Widget
+
+from zerotop.ui.base.layout import Box
+
+
+class Panels(Widget):
+    """Panels at given places; those without a place are neither shown nor focusable."""
+
+    boxes: reactive[dict[str, Box]] = reactive[dict[str, Box]]({}, repaint=False)
+
+    @property
+    def layout(self) -> Layout:
+        return _BOXES
+
+    def watch_boxes(self) -> None:
+        for child in self.children:
+            child.display = child.id in self.boxes
+            # Asked of a child, because only that makes the parent forget where it had put its children.
+            child.refresh(layout=True)
+
+
+class _Boxes(Layout):
+    name = "boxes"
+
+    def arrange(self, parent: Widget, children: list[Widget], size: Size, greedy: bool = True) -> ArrangeResult:
+        assert isinstance(parent, Panels)
+        return [
+            WidgetPlacement(Region(box.x, box.y, box.width, box.height), NULL_OFFSET, NULL_SPACING, child)
+            for child in children
+            if (box := parent.boxes.get(child.id or ""))
+        ]
+
+
+_BOXES = _Boxes()
