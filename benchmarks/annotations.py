@@ -39,7 +39,7 @@ def main() -> None:
     counts = {group: {name: Counter[str]() for name in ("right", "wrong", "missed")} for group in _GROUPS}
     for name, session, labels in _sessions():
         began = time.perf_counter()
-        found = [(finding.name, finding.step) for finding in room.annotations(session, session.end_ns)]
+        found = [(finding.name, finding.step) for finding in room.find_annotations(session, session.end_ns)]
         took = time.perf_counter() - began
         right, wrong, missed = recordings.compare(labels, found)
         for group in ("all", name.partition("-")[0]):
@@ -80,7 +80,7 @@ def _million() -> None:
         session = Session.open(million_steps.write(Path(folder) / "session", 1_000_000))
         records = sum(len(source.array) for sources in session.sources.values() for source in sources)
         began = time.perf_counter()
-        found = room.annotations(session, session.end_ns)
+        found = room.find_annotations(session, session.end_ns)
         print(f"1,000,000 steps, {records:,} records: {time.perf_counter() - began:.2f} s, {len(found)} findings")
         annotator, pieces, end_ns = room.Annotator(session), [], session.end_ns
         annotator.update(end_ns - 60 * 10**9)

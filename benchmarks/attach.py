@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zerotop_probe.outside.attaching import payload, remote_exec
-from zerotop_probe.outside.attaching.ptrace.injector import State, plant
-from zerotop_probe.outside.attaching.python_process import CannotEnter, examine
+from zerotop_probe.outside.attaching.ptrace.injector import State, plant_code
+from zerotop_probe.outside.attaching.python_process import CannotEnter, examine_process
 from zerotop_probe.outside.procfs import Process
 
 ANSWER_S = 20.0
@@ -110,18 +110,18 @@ def entered(process: Process) -> tuple[Callable[[], bool], float, float]:
 
     Raises CannotEnter; what is returned raises ProcessLookupError.
     """
-    seen = examine(process)
-    if seen.entrance is not None:
-        planted = plant(seen, COUNT)
-        return lambda: planted.state() is State.DONE, planted.stopped_s, planted.stopped_cpu_s
+    seen = examine_process(process)
+    if seen.entry_points is not None:
+        planted = plant_code(seen, COUNT)
+        return lambda: planted.read_state() is State.DONE, planted.stopped_s, planted.stopped_cpu_s
     script = Path(tempfile.gettempdir()) / f"zerotop-{process.pid}.py"
     # What is there afterwards was not executed: it removes itself last.
     script.write_text(f"{COUNT}\nimport os, signal; signal.pthread_sigmask(0, ()); os.unlink({str(script)!r})")
-    remote_exec.request(seen, str(script))
+    remote_exec.request_script(seen, str(script))
 
     def done() -> bool:
-        if not process.alive():
-            payload.forget(str(script))
+        if not process.is_alive():
+            payload.remove_file(str(script))
             raise ProcessLookupError(process.pid)
         return not script.exists()
 
@@ -132,7 +132,7 @@ def enter_many(python: str, load: str, entries: int) -> Result:
     """Enters one target as often; every entry adds one to a number in it, which has to be right in the end."""
     result = Result([], [], [], 0, "")
     with target(python, load) as process:
-        seen = Process.of(process.pid)
+        seen = Process.from_pid(process.pid)
         assert seen is not None
         for _ in range(entries):
             began_s = time.perf_counter()

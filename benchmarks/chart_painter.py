@@ -28,7 +28,7 @@ from zerotop.ui.base.frame import Frame
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.drawing.theme import DARK
-from zerotop.ui.widgets.frame_widget import Drawn
+from zerotop.ui.widgets.frame_widget import FrameWidget
 
 Series = list[tuple[Any, Any]]  # x and y of each line
 Maker = Callable[[], tuple[Widget, Callable[[Series], None]]]
@@ -37,24 +37,24 @@ BUDGET_MS = 5.0  # for the last of them
 COLORS = ("white", "yellow", "cyan", "green", "magenta", "blue")
 
 
-class Lines(Drawn):
+class Lines(FrameWidget):
     """Our lines, with axes."""
 
     series: Series
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         canvas = charts.Canvas(width - charts.AXIS_WIDTH, height - 1, self.glyphs)
-        axis = charts.scale(charts.Kind.NUMBER, 8.0, canvas.height)
-        charts.grid(canvas, axis)
+        axis = charts.choose_scale(charts.Quantity.NUMBER, 8.0, canvas.height)
+        charts.plot_grid(canvas, axis)
         for number, (x, y) in enumerate(self.series):
-            low, high = charts.minmax(x, y, x[0], x[-1], canvas.dots)
-            charts.line(canvas, low, high, f"series-{number % 6}", top=axis.highest)
-        return charts.framed(canvas, axis, charts.time_axis(0, 100, canvas.width, self.glyphs))
+            low, high = charts.resample_minmax(x, y, x[0], x[-1], canvas.dot_columns)
+            charts.plot_line(canvas, low, high, f"series-{number % 6}", top=axis.highest)
+        return charts.add_axes(canvas, axis, charts.draw_time_axis(0, 100, canvas.width, self.glyphs))
 
     def show(self, series: Series) -> None:
         """One frame."""
         self.series = series
-        self.redraw()
+        self.repaint()
         self.render_lines(Region(0, 0, *self.size))
 
 
@@ -166,7 +166,7 @@ def others(size: tuple[int, int], times: int) -> Iterator[tuple[str, float]]:
     many = np.sort(chance.uniform(0, 1, 10_000_000))
     for dtype in (np.float64, np.float32, np.int64):
         values = (chance.normal(0, 100, len(many))).astype(dtype)
-        work = lambda values=values: charts.minmax(many, values, 0, 1, 2 * size[0])  # noqa: E731
+        work = lambda values=values: charts.resample_minmax(many, values, 0, 1, 2 * size[0])  # noqa: E731
         yield f"lowest and highest of 10 million {np.dtype(dtype).name}", median_ms(work, 5)
     width, height = size
     layers = [(f"series-{place}", chance.uniform(0, 3, width)) for place in range(6)]
@@ -174,17 +174,17 @@ def others(size: tuple[int, int], times: int) -> Iterator[tuple[str, float]]:
     heat = chance.integers(-1, 10, (2 * height, width))
     low = chance.uniform(0, 5, width)
     kinds: dict[str, Callable[[charts.Canvas], None]] = {
-        "a stack of six layers": lambda canvas: charts.stack(canvas, layers, top=10.0),
-        "a band": lambda canvas: charts.band(canvas, low, low + 2, "heat-3", top=10.0),
-        "ribbons in all rows": lambda canvas: charts.ribbon(canvas, codes, styles, rows=height),
-        "a heatmap of two rows a cell": lambda canvas: charts.heatmap(canvas, heat, halves=True),
+        "a stack of six layers": lambda canvas: charts.plot_stack(canvas, layers, top=10.0),
+        "a band": lambda canvas: charts.plot_band(canvas, low, low + 2, "heat-3", top=10.0),
+        "ribbons in all rows": lambda canvas: charts.plot_ribbon(canvas, codes, styles, rows=height),
+        "a heatmap of two rows a cell": lambda canvas: charts.plot_heatmap(canvas, heat, halves=True),
     }
     for name, draw in kinds.items():
 
         def work() -> list[Row]:
             canvas = charts.Canvas(width, height, BLOCKS)
             draw(canvas)  # noqa: B023
-            return canvas.rows()
+            return canvas.to_rows()
 
         yield name, median_ms(work, times)
 

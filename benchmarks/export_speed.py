@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import polars
 
-from zerotop.analysis.reports.export import export
+from zerotop.analysis.reports.export import export_table
 from zerotop.session.reader import Session
 from zerotop_probe.recording import directory, tables
 from zerotop_probe.recording.writer import Identity, RecordWriter
@@ -26,7 +26,7 @@ TARGET = 0.5  # of the speed of Polars
 
 def recording(path: Path, rows: int) -> Session:
     """A recording of spans as so many ranks would write them, behind the real writer's headers."""
-    directory.create(["python", "train.py"], path=str(path))
+    directory.create_session(["python", "train.py"], path=str(path))
     numbers = np.arange(rows // RANKS)
     forward = numbers % 4 == 0
     made = np.zeros(len(numbers), [(field.name, field.dtype) for field in tables.SPANS.fields])
@@ -38,9 +38,9 @@ def recording(path: Path, rows: int) -> Session:
     made["phase"] = numbers % len(tables.PHASES)
     made["flags"] = numbers % 2
     for rank in range(RANKS):
-        who = Identity.of_this_process("rank", rank)
+        who = Identity.for_this_process("rank", rank)
         RecordWriter(str(path), tables.SPANS, who).close()
-        with open(path / f"spans-{who.stem}.rec", "ab") as file:
+        with open(path / f"spans-{who.file_stem}.rec", "ab") as file:
             made.tofile(file)
     return Session.open(path)
 
@@ -61,13 +61,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         session = recording(Path(folder, "session"), rows)
         parquet = io.BytesIO()
-        export(session, "spans", "parquet", parquet)
+        export_table(session, "spans", "parquet", parquet)
         parquet.seek(0)
         frame = polars.read_parquet(parquet)
 
         def ours(path: Path) -> None:
             with open(path, "wb") as stream:
-                export(session, "spans", "csv", stream)
+                export_table(session, "spans", "csv", stream)
 
         files = Path(folder, "ours.csv"), Path(folder, "polars.csv")
         times = [(seconds(ours, files[0]), seconds(frame.write_csv, files[1])) for _ in range(5)]

@@ -117,8 +117,8 @@ class Inside:
         if boxes is not None:
             waits = waits or not boxes or not all(screen.query_one(f"#{name}")._rows for name in boxes)
         for work in (getattr(screen, "folding", None), getattr(screen, "ranking", None)):
-            waits = waits or (work is not None and work.busy)
-        if waits or getattr(app, "_framing", None) is not None:
+            waits = waits or (work is not None and work.is_busy)
+        if waits or getattr(app, "_frame_work", None) is not None:
             asyncio.get_running_loop().call_later(0.001, self._look, app)
         elif self._since is not None:
             now = time.monotonic(), time.process_time()

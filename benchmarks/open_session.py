@@ -54,8 +54,8 @@ class Recording:
     def __init__(self, path: Path, length_ns: int) -> None:
         self.length_ns = length_ns
         self.clock = {"monotonic_ns": 0, "unix_ns": time.time_ns() - length_ns - 60 * 10**9}
-        self.path = Path(directory.create(["python", "train.py"], path=str(path), clock=self.clock))
-        self.node = Identity.of_this_process("node")
+        self.path = Path(directory.create_session(["python", "train.py"], path=str(path), clock=self.clock))
+        self.node = Identity.for_this_process("node")
         self.records = 0
 
     def rank(self, number: int) -> Identity:
@@ -68,7 +68,7 @@ class Recording:
         rows = np.zeros(count, np.dtype([tuple(field) for field in table.dtype]))
         for name, values in columns.items():
             rows[name] = values
-        with open(self.path / f"{table.name}-{who.stem}.rec", "ab") as file:
+        with open(self.path / f"{table.name}-{who.file_stem}.rec", "ab") as file:
             rows.tofile(file)
         self.records += count
 
@@ -176,13 +176,13 @@ def measure(path: Path) -> dict[str, float]:
     before = _memory("VmHWM")
     begin = time.perf_counter()
     source = RecordingSource(Session.open(path))
-    view = source.view(None)
+    view = source.view_at(None)
     opened = time.perf_counter() - begin
     peak, mapped = _memory("VmHWM") - before, _memory("RssFile")
     elsewhere = []
     for share in (0.5, 0.25, 0.75):
         begin = time.perf_counter()
-        source.view(int(source.begin_ns + share * (source.end_ns - source.begin_ns)))
+        source.view_at(int(source.begin_ns + share * (source.end_ns - source.begin_ns)))
         elsewhere.append(time.perf_counter() - begin)
     return {
         "opened_s": opened,

@@ -55,11 +55,11 @@ async def measure(folder: Path, width: int, height: int) -> dict[str, float]:
         await pilot.pause()
         screen = app.screen
         assert isinstance(screen, RanksScreen)
-        frame = replace(app.viewer.frame(), tabs=TABS)
-        found["step"] = median_ms(lambda: Ranking(source).look(frame, width))
-        matrix = Ranking(source).look(frame, width).matrix
+        frame = replace(app.viewer.make_frame(), tabs=TABS)
+        found["step"] = median_ms(lambda: Ranking(source).make_picture(frame, width))
+        matrix = Ranking(source).make_picture(frame, width).matrix
         for metric in (Metric.PEAK, Metric.FREE, Metric.CORES):
-            found[metric.value] = median_ms(lambda metric=metric: RankSamples(source.session).of(metric, matrix))
+            found[metric.value] = median_ms(lambda metric=metric: RankSamples(source.session).read_metric(metric, matrix))
 
         def redraw() -> None:
             screen.ranking.metric = Metric.WAIT if screen.ranking.metric is Metric.ITERATION else Metric.ITERATION

@@ -37,7 +37,7 @@ from zerotop_probe.outside.sampling import nvml, pcie
 from zerotop_probe.outside.sampling.cgroup import ControlGroup
 from zerotop_probe.outside.sampling.gpu_sampler import GpuSampler
 from zerotop_probe.outside.sampling.host_sampler import HostSampler
-from zerotop_probe.outside.sampling.process_sampler import Member, ProcessSampler
+from zerotop_probe.outside.sampling.process_sampler import ProcessSampler, SampledMember
 from zerotop_probe.recording.writer import Identity
 
 HERTZ = 10
@@ -112,7 +112,7 @@ def measure_agent(processes: int, threads: int, busy: int, seconds: float) -> fl
         time.sleep(seconds)
         share = (time.clock_gettime_ns(clock) - before) / (time.monotonic_ns() - began)
         request_stop(session)
-        while agent.alive():
+        while agent.is_alive():
             time.sleep(0.1)
     return share
 
@@ -132,16 +132,16 @@ def measure(sample: Callable[[int], object], seconds: float, hertz: int = HERTZ)
 
 def ours(pids: list[int], folder: str) -> tuple[Callable[[int], object], Callable[[], object]]:
     """Our sampler of these processes and the host, and what closes it."""
-    identity = Identity.of_this_process("node")
+    identity = Identity.for_this_process("node")
     processes = ProcessSampler(folder, identity, lambda *_: None)
     hosts = HostSampler(folder, identity, ControlGroup(pids[0]))
-    members = [Member(process, rank) for rank, pid in enumerate(pids) if (process := Process.of(pid))]
+    members = [SampledMember(process, rank) for rank, pid in enumerate(pids) if (process := Process.from_pid(pid))]
 
     def sample(tick: int) -> None:
         time_ns = time.monotonic_ns()
-        processes.sample(time_ns, tick, members)
+        processes.take_sample(time_ns, tick, members)
         if tick % TICKS_PER_HOST == 0:
-            hosts.sample(time_ns)
+            hosts.take_sample(time_ns)
 
     return sample, processes.close
 
@@ -166,23 +166,23 @@ def with_psutil(pids: list[int]) -> Callable[[int], object]:
 def measure_gpus(seconds: float) -> float:
     """Share of a core that sampling all GPUs of this machine uses now."""
     with tempfile.TemporaryDirectory() as folder:
-        identity = Identity.of_this_process("node")
+        identity = Identity.for_this_process("node")
         sampler = GpuSampler(folder, identity, on_seen=lambda seen: None, on_lost=print)
-        sampler.prepare()
+        sampler.prepare_sampling()
 
         def half_tick(number: int) -> None:
-            if sampler.wants(number):
-                sampler.sample(time.monotonic_ns(), number)
+            if sampler.is_due(number):
+                sampler.take_sample(time.monotonic_ns(), number)
 
         share, _ = measure(half_tick, seconds, 2 * HERTZ)
         sampler.close()
     return share
 
 
-def query_costs(devices: list[nvml.Device]) -> dict[str, float]:
+def query_costs(devices: list[nvml.GpuDevice]) -> dict[str, float]:
     """Seconds of processor time of each query of a GPU, the mean over all of them."""
 
-    def cost(body: Callable[[nvml.Device], object], times: int = 100) -> float:
+    def cost(body: Callable[[nvml.GpuDevice], object], times: int = 100) -> float:
         before = time.thread_time_ns()
         for _ in range(times):
             for device in devices:
@@ -190,19 +190,19 @@ def query_costs(devices: list[nvml.Device]) -> dict[str, float]:
         return (time.thread_time_ns() - before) / 1e9 / times / len(devices)
 
     for device in devices:
-        device.row(0, 0)
-    plain = cost(lambda device: device.row(0, 1))
+        device.read_row(0, 0)
+    plain = cost(lambda device: device.read_row(0, 1))
     return {
         "row": plain,
-        "what changes slowly": cost(lambda device: device.row(0, 0)) - plain,
-        "look at the byte counters, both ways": statistics.mean(device.measure_look() for device in devices),
-        "list of processes": cost(lambda device: device.process_rows(0, again=True)),
+        "what changes slowly": cost(lambda device: device.read_row(0, 0)) - plain,
+        "look at the byte counters, both ways": statistics.mean(device.measure_read_cost() for device in devices),
+        "list of processes": cost(lambda device: device.read_process_rows(0, again=True)),
     }
 
 
 def print_gpus(seconds: float, agent: float) -> None:
     """Prints what this machine's GPUs cost and what a whole node would."""
-    seen, devices = nvml.look()
+    seen, devices = nvml.discover_gpus()
     if not devices:
         print(f"  GPUs     {seen.notice}")
         return
@@ -216,16 +216,16 @@ def print_gpus(seconds: float, agent: float) -> None:
     for name, cost in costs.items():
         print(f"           {1e6 * cost:6.0f} us a {name}")
     row, slow, look, processes = costs.values()
-    pace = pcie.pace(WHOLE_NODE, look)
+    pace = pcie.choose_pace(WHOLE_NODE, look)
     rest = agent - idle
     for what, looks in _looks_a_second(pace).items():
         gpus = WHOLE_NODE * (HERTZ * row + 2 * slow + looks * look + processes)
         print(f"           {100 * (gpus + rest):6.2f} % of a core for {WHOLE_NODE} GPUs and the ranks: {what}")
 
 
-def _looks_a_second(pace: pcie.Pace) -> dict[str, float]:
+def _looks_a_second(pace: pcie.ReadPace) -> dict[str, float]:
     """Looks at both byte counters of a GPU, by what flows; one at one of them counts half."""
-    idle, flowing = 20 / pace.idle, 20 / pace.flowing
+    idle, flowing = 20 / pace.idle_ticks, 20 / pace.flowing_ticks
     return {"nothing flows": idle, "bytes flow one way": (idle + flowing) / 2, "both ways": flowing}
 
 

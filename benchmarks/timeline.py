@@ -27,7 +27,7 @@ from zerotop.session.reader import Session
 from zerotop.ui.app.viewer import Viewer
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.timeline.drawing import chart_cells, draw_timeline
-from zerotop.ui.timeline.model import Pictures
+from zerotop.ui.timeline.model import PictureBuilder
 from zerotop.ui.timeline.window import LEVELS_NS, TimelineView
 from zerotop_probe.recording.writer import EventWriter
 
@@ -62,19 +62,19 @@ class Watching:
         self.source = RecordingSource(Session.open(path))
         self.viewer = Viewer(self.source, None, time.monotonic)
         self.view = TimelineView()
-        self.pictures = Pictures(self.source, self.view)
+        self.pictures = PictureBuilder(self.source, self.view)
 
     def draw(self) -> bool:
         """One frame; whether it was complete."""
-        picture = self.pictures.picture(self.frame, chart_cells(WIDTH), HEIGHT)
+        picture = self.pictures.build_picture(self.frame, chart_cells(WIDTH), HEIGHT)
         draw_timeline(picture, WIDTH, HEIGHT, BLOCKS)
-        return picture.timeline.complete
+        return picture.timeline.is_complete
 
     def look(self, share: float, column_ns: int) -> Costs:
         """Goes to a place, with columns of about a length."""
         self.viewer.go_to_share(share)
-        self.frame = self.viewer.frame()
-        self.view.show(column_ns)
+        self.frame = self.viewer.make_frame()
+        self.view.set_column_ns(column_ns)
         begin = time.perf_counter()
         complete = self.draw()
         rows = time.perf_counter() - begin
@@ -104,7 +104,7 @@ def measure(path: Path) -> None:
     watching = Watching(path)
     for share in (1.0, 0.1, 0.5, 0.9):  # what a view of any screen costs is not the timeline's
         watching.viewer.go_to_share(share)
-        watching.viewer.frame()
+        watching.viewer.make_frame()
     before = memory_mib("VmHWM")
     shares = iter(np.random.default_rng(1).permutation(np.linspace(0.05, 0.9, len(LEVELS_NS))))
     found: dict[int, Costs] = {}

@@ -27,8 +27,8 @@ import numpy as np  # isort: skip
 from sensed_job import PLAN, Job
 from small_recording import read
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.analysis.waveform.alignment import align, choose
-from zerotop.analysis.waveform.fold_cache import Waveforms
+from zerotop.analysis.waveform.alignment import align_iterations, choose_iterations
+from zerotop.analysis.waveform.fold_cache import WaveformCache
 from zerotop.session.reader import Session
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import BLOCKS
@@ -50,17 +50,17 @@ def median_ms(work: Callable[[], object]) -> float:
 
 def plain(source: RecordingSource, session: Session) -> None:
     """The peer: each GPU's and process's samples by the middles of their windows, a median for each of 100 places."""
-    for process in source.processes:
-        aligned = align(process.source, process.rows, choose(process.rows, None).places)
+    for process in source.rank_steps:
+        aligned = align_iterations(process.source, process.step_rows, choose_iterations(process.step_rows, None).indices)
         assert aligned is not None
-        reference = aligned.reference
+        reference = aligned.median_bounds
         begin, end = aligned.base_ns, aligned.base_ns + int(aligned.bounds[-1, -1] * 1e9)
         pids = [process.source.pid]
-        found = samples.of_gpu(session, process.source.host, process.source.rank, begin, end)
-        found |= samples.of_processes(session, process.source.host, pids, begin, end)
+        found = samples.read_gpu_windows(session, process.source.host, process.source.rank, begin, end)
+        found |= samples.read_process_windows(session, process.source.host, pids, begin, end)
         for windows in found.values():
             middles = (windows.begins_ns + windows.ends_ns) // 2
-            whole, places, _ = aligned.fold(middles, middles + 1, reference)
+            whole, places, _ = aligned.fold_windows(middles, middles + 1, reference)
             of = (places / reference[-1] * 100).astype(int)
             order = np.argsort(of, kind="stable")
             for part in np.split(windows.values[whole][order], np.flatnonzero(np.diff(of[order])) + 1):
@@ -76,17 +76,17 @@ async def drawn(session: Session, width: int, height: int) -> dict[str, float]:
         await pilot.pause()
         screen = app.screen
         assert isinstance(screen, IterationScreen)
-        while screen.folding.busy:
+        while screen.folding.is_busy:
             await pilot.pause(0.01)
-        frame = app.viewer.frame()
+        frame = app.viewer.make_frame()
 
         def redraw() -> None:
-            screen.folding.next_lane()
+            screen.folding.choose_next_lane()
             screen.frame = frame
             screen._compositor.render_strips()
 
         def still() -> None:
-            screen.frame = app.viewer.frame()
+            screen.frame = app.viewer.make_frame()
 
         redraw()
         return {"redraw": median_ms(redraw), "still": median_ms(still)}
@@ -95,15 +95,15 @@ async def drawn(session: Session, width: int, height: int) -> dict[str, float]:
 def measured(session: Session, width: int, height: int) -> dict[str, float]:
     """All figures of one recording."""
     source, end, now = RecordingSource(session), session.last_written_ns, [0.0]
-    found = {"fold": median_ms(lambda: Waveforms(session, lambda: source.processes).at(end))}
-    live = Waveforms(session, lambda: source.processes, clock=lambda: now[0])
+    found = {"fold": median_ms(lambda: WaveformCache(session, lambda: source.rank_steps).fold_at(end))}
+    live = WaveformCache(session, lambda: source.rank_steps, clock=lambda: now[0])
     # So far apart that there is something new to fold each time.
-    ends = iter(source.processes[0].rows["end_unix_ns"][::-GRAIN][TIMES::-1].tolist())
-    live.at(next(ends), hurry=False)
+    ends = iter(source.rank_steps[0].step_rows["end_unix_ns"][::-GRAIN][TIMES::-1].tolist())
+    live.fold_at(next(ends), hurry=False)
 
     def grown() -> None:
         now[0] += 1000.0
-        live.at(next(ends), hurry=False)
+        live.fold_at(next(ends), hurry=False)
 
     found["grown"] = median_ms(grown)
     found |= asyncio.run(drawn(session, width, height))

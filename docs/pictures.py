@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zerotop import demo
-from zerotop.analysis.annotations import annotations
+from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop.ui.app.app import ZerotopApp
@@ -31,7 +31,7 @@ class Picture(NamedTuple):
     size: tuple[int, int] = SIZE
 
 
-STORY = demo.RECORDING
+STORY = demo.RECORDING_PATH
 PICTURES = (
     Picture("live", STORY, "live", step=12),
     Picture("timeline", STORY, "timeline", finding="skipping_ended"),
@@ -49,12 +49,12 @@ async def take(picture: Picture) -> None:
     """Writes one picture. Raises SystemExit where the recording has no such finding."""
     source = RecordingSource(Session.open(picture.recording))
     app = ZerotopApp(source, glyphs=BLOCKS, title=picture.recording.stem)
-    said = annotations(Session.open(picture.recording), source.session.last_written_ns)
+    said = find_annotations(Session.open(picture.recording), source.session.last_written_ns)
     async with app.run_test(size=picture.size) as pilot:
-        while len(source.findings(None)) < len(said):
+        while len(source.findings_at(None)) < len(said):
             await pilot.pause(0.1)
         if picture.finding:
-            found = [one for one in source.findings(None) if one.name == picture.finding]
+            found = [one for one in source.findings_at(None) if one.name == picture.finding]
             if not found:
                 raise SystemExit(f"{picture.recording.name} has no {picture.finding}")
             app.viewer.go_to_finding(found[0])

@@ -32,7 +32,7 @@ def usual_units() -> Iterator[None]:
     yield
     units = sys.modules.get("zerotop.ui.drawing.units")
     if units is not None:
-        units.choose(units.USUAL)
+        units.set_units(units.DEFAULT_UNITS)
 
 
 @pytest.fixture(scope="session")

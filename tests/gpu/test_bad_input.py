@@ -16,11 +16,11 @@ import pytest
 from loop_runs import LOOPS
 from rank_recordings import Rank, events, table
 from real_jobs import environment, free_port
-from zerotop.analysis.annotations import annotations
+from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.failures import oom_log_parser
-from zerotop.analysis.memory.gpu_ledger import ledger
+from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.ledger_rows import GpuLedger
-from zerotop.analysis.memory.memory_view import MemoryViews
+from zerotop.analysis.memory.memory_view import MemoryViewBuilder
 from zerotop.session.reader import Session
 from zerotop_probe.outside.sampling import nvml
 from zerotop_probe.recording.tables import BOUNDARY, EVAL
@@ -54,8 +54,8 @@ class Odd:
         session = Session.open(self.session)
         # A rank's ticker reads its allocator until it leaves. The screen would look at a failure's moment instead.
         last_ns = [source.last_ns for source in session.sources["allocator"] if source.last_ns is not None]
-        left_ns = min(last_ns, default=MemoryViews(session).at(session.end_ns).moment_ns)
-        found = ledger(session, left_ns - 1_000_000_000)
+        left_ns = min(last_ns, default=MemoryViewBuilder(session).view_at(session.end_ns).moment_ns)
+        found = read_ledgers(session, left_ns - 1_000_000_000)
         for gpu in found:
             assert sum(row.bytes for row in gpu.rows) == gpu.total_bytes
         return found
@@ -105,7 +105,7 @@ def odd(folder: Path, *options: str, ranks: int = 1, **variables: str) -> Odd:
 
 
 def uuids() -> list[str]:
-    seen, _ = nvml.look()
+    seen, _ = nvml.discover_gpus()
     return [gpu.uuid for gpu in seen.gpus]
 
 
@@ -127,11 +127,11 @@ def test_cuda_malloc_async(tmp_path: Path) -> None:
         assert (told["allocated_bytes"], told["device"]["parameters"]) == (None, 4 * PARAMETERS)
     gpu = found.gpu()
     assert gpu.allocated_bytes in rows["allocated_bytes"][-40:]
-    assert gpu.bytes_of("parameters") == 4 * PARAMETERS
-    assert gpu.bytes_of("optimizer_state") >= 8 * PARAMETERS
-    assert not gpu.bytes_of("unattributed", "unexplained")
+    assert gpu.sum_bytes("parameters") == 4 * PARAMETERS
+    assert gpu.sum_bytes("optimizer_state") >= 8 * PARAMETERS
+    assert not gpu.sum_bytes("unattributed", "unexplained")
     assert any("shows no blocks" in note for note in gpu.notes)
-    error = oom_log_parser.parse(found.output)
+    error = oom_log_parser.parse_output(found.output)
     assert error is not None, found.output
     assert error.kind == oom_log_parser.CUDA
     assert error.requested_bytes == pytest.approx(2 * total, rel=0.01)
@@ -149,7 +149,7 @@ def test_an_allocator_of_the_jobs_own(tmp_path: Path) -> None:
     assert rank.event("tensors")[-1]["device"]["parameters"] == 4 * PARAMETERS
     (gpu,) = [gpu for gpu in found.gpus() if any("of its own" in note for note in gpu.notes)]
     assert gpu.ranks == ()
-    assert gpu.total_bytes - gpu.bytes_of("free") > 12 * PARAMETERS
+    assert gpu.total_bytes - gpu.sum_bytes("free") > 12 * PARAMETERS
 
 
 def test_several_engines_on_a_gpu_named_by_its_uuid(tmp_path: Path) -> None:
@@ -163,10 +163,10 @@ def test_several_engines_on_a_gpu_named_by_its_uuid(tmp_path: Path) -> None:
     assert steps[["engine", "step"]].tolist() == [(engine, step) for step in range(4) for engine in range(2)]
     gpu = found.gpu()
     assert gpu.index == len(uuids()) - 1
-    assert 2 * 4 * PARAMETERS <= gpu.bytes_of("parameters") < 2 * 4 * PARAMETERS + (1 << 20)
-    assert gpu.bytes_of("optimizer_state") >= 2 * 8 * PARAMETERS
+    assert 2 * 4 * PARAMETERS <= gpu.sum_bytes("parameters") < 2 * 4 * PARAMETERS + (1 << 20)
+    assert gpu.sum_bytes("optimizer_state") >= 2 * 8 * PARAMETERS
     # What one engine holds is unclaimed by the other: counted twice it would be half of all.
-    assert gpu.bytes_of("unexplained") <= 0.25 * gpu.allocated_bytes
+    assert gpu.sum_bytes("unexplained") <= 0.25 * gpu.allocated_bytes
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU cannot be reordered")
@@ -179,10 +179,10 @@ def test_two_ranks_on_one_gpu(tmp_path: Path) -> None:
     found = odd(tmp_path, "--gloo", "--one-gpu", *LINGER, ranks=2)
     gpu = found.gpu()
     assert gpu.ranks == (0, 1)
-    assert gpu.bytes_of("parameters") >= 2 * 4 * PARAMETERS
+    assert gpu.sum_bytes("parameters") >= 2 * 4 * PARAMETERS
     last = [table(path)["reserved_bytes"][-1] for path in found.session.glob("allocator-*.rec")]
     assert (len(last), gpu.reserved_bytes) == (2, sum(last))
-    assert gpu.bytes_of("outside_pytorch") > 100 << 20  # two contexts
+    assert gpu.sum_bytes("outside_pytorch") > 100 << 20  # two contexts
 
 
 def test_an_engine_without_optimizer(tmp_path: Path) -> None:
@@ -194,14 +194,14 @@ def test_an_engine_without_optimizer(tmp_path: Path) -> None:
     forwards = rank.phase("forward")
     assert (len(forwards), set(forwards["flags"])) == (4, {EVAL})
     gpu = found.gpu()
-    assert 4 * PARAMETERS <= gpu.bytes_of("parameters") < 4 * PARAMETERS + (1 << 20)
-    assert not gpu.bytes_of("optimizer_state", "gradients", "master_weights")
+    assert 4 * PARAMETERS <= gpu.sum_bytes("parameters") < 4 * PARAMETERS + (1 << 20)
+    assert not gpu.sum_bytes("optimizer_state", "gradients", "master_weights")
 
 
 def test_a_job_that_touches_no_gpu(tmp_path: Path) -> None:
     session, _ = recorded(tmp_path, [sys.executable, "-c", "import time; time.sleep(3)"])
     gpus = Odd(session, "", {}).gpus()
     assert len(gpus) == len(uuids())
-    assert not any(gpu.ranks or gpu.allocated_bytes or gpu.bytes_of("this_job") for gpu in gpus)
+    assert not any(gpu.ranks or gpu.allocated_bytes or gpu.sum_bytes("this_job") for gpu in gpus)
     opened = Session.open(session)
-    assert not [one for one in annotations(opened, opened.end_ns) if one.name != "others_on_gpu"]
+    assert not [one for one in find_annotations(opened, opened.end_ns) if one.name != "others_on_gpu"]

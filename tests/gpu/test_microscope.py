@@ -34,7 +34,7 @@ def microscope(session: Path, *options: str) -> list[dict[str, Any]]:
 
 
 def test_looks_at_a_running_job(tmp_path: Path) -> None:
-    session = Path(directory.create(["python", "measuring.py"], path=str(tmp_path / "session")))
+    session = Path(directory.create_session(["python", "measuring.py"], path=str(tmp_path / "session")))
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(run, "measuring", tmp_path, "--steps", "300", ranks=1, session=session, accelerator="cuda")
         wait_for(lambda: list(session.glob("probe-*.rec")) and len(Rank(session, 0).phase("step")) > 5, 120)

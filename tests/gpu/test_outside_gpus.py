@@ -37,7 +37,7 @@ while True:
 
 @pytest.fixture(scope="module", autouse=True)
 def _driver() -> None:
-    seen, _ = nvml.look()
+    seen, _ = nvml.discover_gpus()
     if not seen.gpus:
         pytest.skip(str(seen.notice))
 
@@ -54,7 +54,7 @@ def run(session: Path, products: int) -> tuple[NDArray[Any], float]:
     stopped_ns = time.monotonic_ns()
     rate = float(said().split()[-1])
     job_control.request_stop(str(session))
-    wait_for(lambda: not started.alive())
+    wait_for(lambda: not started.is_alive())
     table = records(session, "gpus")
     return table[(table["gpu"] == 0) & (table["time_ns"] < stopped_ns)][-10:], rate
 
@@ -88,9 +88,9 @@ def test_a_cuda_process_is_seen(tmp_path: Path) -> None:
 
 def test_counters_are_right_at_the_full_speed_of_the_link(tmp_path: Path) -> None:
     """Where the driver's counters wrap more than once a tick; they count packet headers too, some 8 %."""
-    _, devices = nvml.look()
-    pace = pcie.pace(len(devices), max(device.measure_look() for device in devices))
-    if pace.flowing > 1:
+    _, devices = nvml.discover_gpus()
+    pace = pcie.choose_pace(len(devices), max(device.measure_read_cost() for device in devices))
+    if pace.flowing_ticks > 1:
         pytest.skip(f"{len(devices)} GPUs are too many to look at their counters every 50 ms: {pace}")
     last, copied = run(tmp_path, 0)
     print(f"copied {copied / 1e9:.1f} GB/s, counted {counted_rate(last) / 1e9:.1f} GB/s")
@@ -99,16 +99,16 @@ def test_counters_are_right_at_the_full_speed_of_the_link(tmp_path: Path) -> Non
 
 def test_what_a_sample_costs() -> None:
     """Prints the time of each query on this driver; asserts only that there is an answer."""
-    _, devices = nvml.look()
+    _, devices = nvml.discover_gpus()
     for name, body in (
-        ("row", lambda: devices[0].row(0, 1)),
-        ("row with slow facts", lambda: devices[0].row(0, 0)),
-        ("three looks at the byte counters", devices[0].measure_look),
-        ("processes", lambda: devices[0].process_rows(0, again=True)),
+        ("row", lambda: devices[0].read_row(0, 1)),
+        ("row with slow facts", lambda: devices[0].read_row(0, 0)),
+        ("three looks at the byte counters", devices[0].measure_read_cost),
+        ("processes", lambda: devices[0].read_process_rows(0, again=True)),
     ):
         before, cpu = time.perf_counter(), time.process_time()
         for _ in range(200):
             body()
         wall, cpu = time.perf_counter() - before, time.process_time() - cpu
         print(f"{name}: {wall / 200 * 1e6:.0f} us, of which {cpu / 200 * 1e6:.0f} us of processor time")
-    assert devices[0].row(0, 0)[1] > 0
+    assert devices[0].read_row(0, 0)[1] > 0

@@ -21,7 +21,7 @@ from programs import zerotop
 from rank_recordings import Rank
 from real_jobs import TIMEOUT_S, environment, launch
 from zerotop_probe.outside.attaching import jobs
-from zerotop_probe.outside.attaching.probe_entry import enter, leave
+from zerotop_probe.outside.attaching.probe_entry import enter_processes, leave_processes
 from zerotop_probe.recording.tables import BOUNDARY
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(2 * TIMEOUT_S)]
@@ -66,7 +66,7 @@ def entered_job(folder: Path) -> tuple[jobs.FoundJob, Path]:
     deadline = time.monotonic() + TIMEOUT_S
     while waiting:
         assert time.monotonic() < deadline
-        waiting = [entry.process for entry in enter(waiting, str(session)) if entry.why_not]
+        waiting = [entry.process for entry in enter_processes(waiting, str(session)) if entry.why_not]
         time.sleep(0.2)
     return job, session
 
@@ -88,7 +88,7 @@ def test_a_rank_entered_half_way_is_recorded_from_there_and_trains_as_if_alone(t
         assert [rank.rank for rank in job.ranks] == [0, 1]
         ranks = [rank.process for rank in job.ranks]
         # One that waits for the other in a collective answers late on a busy machine.
-        wait_for(lambda: [entry.said for entry in enter(ranks, str(session))] == [str(session)] * 2)
+        wait_for(lambda: [entry.reply for entry in enter_processes(ranks, str(session))] == [str(session)] * 2)
         assert process.wait(TIMEOUT_S) == 0
     own = counted(attached)
     for number in (0, 1):
@@ -112,14 +112,14 @@ def test_a_rank_that_is_left_trains_on_and_can_be_entered_again(tmp_path: Path) 
         ranks = [rank.process for rank in job.ranks]
         files = sorted(session.glob("spans-rank*.rec"))
         wait_for(lambda: all(path.stat().st_size > 2000 for path in files), 120.0)
-        assert {entry.said for entry in leave(ranks, str(session))} == {"leaving"}
+        assert {entry.reply for entry in leave_processes(ranks, str(session))} == {"leaving"}
         texts = sorted(session.glob("events-rank*.jsonl"))
         wait_for(lambda: all('"left"' in path.read_text() for path in texts))
         sizes = [path.stat().st_size for path in files]
-        assert {entry.said for entry in leave(ranks, str(session))} == {"absent"}
+        assert {entry.reply for entry in leave_processes(ranks, str(session))} == {"absent"}
         later = tmp_path / "later"
         later.mkdir()
-        assert {entry.said for entry in enter(ranks, str(later))} == {"entered"}
+        assert {entry.reply for entry in enter_processes(ranks, str(later))} == {"entered"}
         assert process.wait(TIMEOUT_S) == 0
         assert [path.stat().st_size for path in files] == sizes
     own = counted(tmp_path)

@@ -124,8 +124,8 @@ def test_both_nodes_of_a_deepspeed_job_are_entered_recorded_in_one_session_and_l
         assert int(steps[-1]) < int(str(own["global_steps"]))
     assert trained_alike(tmp_path, alone)
     recorded = Session.open(session)
-    assert recorded.over
-    view = RecordingSource(recorded).view(None)
+    assert recorded.is_over
+    view = RecordingSource(recorded).view_at(None)
     assert [(rank.rank, rank.host) for rank in view.ranks] == [(0, "zt_node_1"), (1, "zt_node_2")]
     assert np.isfinite([rank.cores_used for rank in view.ranks]).all()
     assert [host.name for host in view.hosts] == ["zt_node_1", "zt_node_2"]
@@ -203,20 +203,20 @@ def test_the_end_of_one_node_s_part_is_not_that_of_the_job(cluster: Cluster, zer
             wait_for_both(session)
         wait_for(lambda: samplers(two) == "")
         recorded = Session.open(session)
-        assert not recorded.over
+        assert not recorded.is_over
         assert [event.host for event in recorded.events if event.name == "parted"] == ["zt_node_2"]
 
         def alive() -> list[int]:
-            return [rank.rank for rank in RecordingSource(Session.open(session)).view(None).ranks if rank.alive]
+            return [rank.rank for rank in RecordingSource(Session.open(session)).view_at(None).ranks if rank.alive]
 
         wait_for(lambda: alive() == [0])
-        assert RecordingSource(Session.open(session)).view(None).job.state is State.RUNNING
+        assert RecordingSource(Session.open(session)).view_at(None).job.state is State.RUNNING
         assert process.poll() is None
         one.run("pkill", "-KILL", "-f", "time.sleep.0.01")
         assert process.wait(30) == 0
     ended_session = Session.open(session)
-    assert ended_session.over
-    assert RecordingSource(ended_session).view(None).job.state is State.ENDED
+    assert ended_session.is_over
+    assert RecordingSource(ended_session).view_at(None).job.state is State.ENDED
 
 
 @pytest.mark.usefixtures("job")

@@ -49,7 +49,7 @@ def test_nodes_that_cannot_take_part_are_told_in_a_sentence_and_the_others_go_on
         assert told[3].startswith("silent takes no part: ssh does not reach it (connect to host 10.231.77.99 port 22: ")
         assert len(told) == 5
         wait_for_both(session)
-        notices = RecordingSource(Session.open(session)).view(None).job.notices
+        notices = RecordingSource(Session.open(session)).view_at(None).job.notices
         assert [line in notices for line in told[:4]] == [True] * 4
 
 
@@ -177,7 +177,7 @@ def test_a_connection_that_breaks_leaves_nothing_that_detach_does_not_end(
         )
         wait_for(lambda: samplers(two))
         session = told[-1].partition("recording in ")[2]
-        notices = RecordingSource(Session.open(Path(session))).view(None).job.notices
+        notices = RecordingSource(Session.open(Path(session))).view_at(None).job.notices
         assert "zt-node-2 takes no part: the connection broke before it answered." in notices
         assert zerotop("detach", session).returncode == 0
         assert samplers(two) == ""
@@ -207,7 +207,7 @@ def test_a_clock_that_is_minutes_off_is_said_and_put_right(cluster: Cluster, zer
             assert abs(newest[0] - newest[1]) < 15 * 10**9
             pair = other.header["clock"]
             assert pair["unix_ns"] - pair["monotonic_ns"] - other.offset_ns > 280 * 10**9
-            alive = [rank.alive for rank in RecordingSource(recorded).view(None).ranks]
+            alive = [rank.alive for rank in RecordingSource(recorded).view_at(None).ranks]
             assert alive == [True, True]
     finally:
         two.run("umount", "/proc/sys/kernel/random/boot_id", check=True)

@@ -25,9 +25,9 @@ from machine import small_disk
 from programs import ZEROTOP, environment, on_terminal, zerotop
 from zerotop_probe.outside.attaching import jobs, payload
 from zerotop_probe.outside.attaching import session as attaching
-from zerotop_probe.outside.attaching.probe_entry import enter
-from zerotop_probe.outside.attaching.ptrace.injector import State, plant
-from zerotop_probe.outside.attaching.python_process import ASKED_FROM, Target, examine
+from zerotop_probe.outside.attaching.probe_entry import enter_processes
+from zerotop_probe.outside.attaching.ptrace.injector import State, plant_code
+from zerotop_probe.outside.attaching.python_process import REMOTE_EXEC_VERSION, Target, examine_process
 from zerotop_probe.outside.job import job_control
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.recording import events
@@ -52,7 +52,7 @@ ENTER = """
 import sys
 from zerotop_probe.outside.attaching.probe_entry import enter
 from zerotop_probe.outside.procfs import Process
-for entry in enter(filter(None, [Process.of(int(sys.argv[1]))]), sys.argv[2]):
+for entry in enter(filter(None, [Process.from_pid(int(sys.argv[1]))]), sys.argv[2]):
     print(entry.why_not)
 """
 
@@ -101,10 +101,10 @@ def state_of(process: subprocess.Popen[bytes]) -> str:
 
 def why_not(process: subprocess.Popen[bytes], session: Path) -> str:
     """Why it cannot be entered."""
-    found = Process.of(process.pid)
+    found = Process.from_pid(process.pid)
     assert found is not None
-    (entry,) = enter([found], str(session), patience_s=1.0)
-    assert entry.said in ("", "early")
+    (entry,) = enter_processes([found], str(session), patience_s=1.0)
+    assert entry.reply in ("", "early")
     return entry.why_not
 
 
@@ -127,7 +127,7 @@ def test_a_recording_from_outside_ends_with_detach_and_can_be_taken_up(job: Job,
     attached.send_signal(signal.SIGINT)
     _, said = attached.communicate(timeout=30)
     assert "The job goes on, and so does its recording." in said
-    assert job_control.sampler_alive(str(tmp_path / "zerotop" / "sessions" / name))
+    assert job_control.is_sampler_alive(str(tmp_path / "zerotop" / "sessions" / name))
     process.kill()
     wait_for(lambda: listed(tmp_path) == [(name, "ended")])
     assert zerotop(tmp_path, "attach", name, "--headless").stderr.decode() == (
@@ -161,16 +161,16 @@ def test_one_that_was_seen_from_outside_only_is_left_alone(job: Job, tmp_path: P
 def test_one_that_was_asked_to_take_the_probe_in_is_asked_to_let_it_go(tmp_path: Path, trace: str) -> None:
     process = Process(2**22 + 1, 1)
     if trace == "events":
-        EventWriter(str(tmp_path), Identity.of_this_process("rank", 0)._replace(pid=process.pid)).close()
+        EventWriter(str(tmp_path), Identity.for_this_process("rank", 0)._replace(pid=process.pid)).close()
     elif trace == "unanswered":
         Path(payload.answer_path(str(tmp_path), process)).touch()
     elif trace == "pending":
-        writer = EventWriter(str(tmp_path), Identity.of_this_process("control"))
+        writer = EventWriter(str(tmp_path), Identity.for_this_process("control"))
         writer.write(time.monotonic_ns(), events.NOT_ENTERED, rank=0, pid=process.pid, why="", pending=True)
         writer.close()
     facts = job_control.read_facts(str(tmp_path))
-    assert attaching._was_asked(str(tmp_path), facts, process.pid) == bool(trace)
-    assert not attaching._was_asked(str(tmp_path), facts, process.pid + 1)
+    assert attaching._may_hold_probe(str(tmp_path), facts, process.pid) == bool(trace)
+    assert not attaching._may_hold_probe(str(tmp_path), facts, process.pid + 1)
 
 
 def test_nobody_samples_for_a_recording_that_was_removed(job: Job, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_nobody_samples_for_a_recording_that_was_removed(job: Job, tmp_path: Pat
     session = tmp_path / "zerotop" / "sessions" / name
     (sampler,) = job_control.read_facts(str(session)).samplers
     shutil.rmtree(session)
-    wait_for(lambda: not sampler.alive())
+    wait_for(lambda: not sampler.is_alive())
     attached.communicate(timeout=30)
     assert process.poll() is None
 
@@ -196,8 +196,8 @@ def test_a_configuration_is_read_whatever_it_is(tmp_path: Path, damaged: str) ->
     command = [sys.executable, "-c", BUSY, "--deepspeed", "ds.json"]
     with subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "RANK": "0"}) as process:
         try:
-            found = wait_for(lambda: jobs.job_of(process.pid))
-            assert jobs.zero_stage(found) == (2 if damaged.startswith("{") else None)
+            found = wait_for(lambda: jobs.find_job(process.pid))
+            assert jobs.read_zero_stage(found) == (2 if damaged.startswith("{") else None)
         finally:
             process.kill()
 
@@ -266,21 +266,20 @@ def test_one_that_is_recorded_elsewhere(job: Job, tmp_path: Path) -> None:
     first, second = tmp_path / "the first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
-    process = job(f"from zerotop_probe.inside.hooks.hook_installer import PROBE\nPROBE.wake({str(first)!r})")
-    found = Process.of(process.pid)
+    process = job(f"from zerotop_probe.inside.hooks.hook_installer import PROBE\nPROBE.start_recording({str(first)!r})")
+    found = Process.from_pid(process.pid)
     assert found is not None
-    (entry,) = enter([found], str(second))
+    (entry,) = enter_processes([found], str(second))
     assert entry.why_not == f"it is recorded in {first} already: zerotop detach '{first}' ends that"
     (tmp_path / "link").symlink_to(first)
-    (entry,) = enter([found], str(tmp_path / "link"))
+    (entry,) = enter_processes([found], str(tmp_path / "link"))
     assert entry.why_not == ""
 
 
 def test_another_tracer(job: Job, tmp_path: Path) -> None:
     process = job()
-    hold = (
-        "import sys\nfrom zerotop_probe.outside.attaching.ptrace.tracing import _ptrace\n_ptrace(0x4206, int(sys.argv[1]))\n"
-    )
+    hold = "import sys\nfrom zerotop_probe.outside.attaching.ptrace.tracing import _call_ptrace\n"
+    hold += "_call_ptrace(0x4206, int(sys.argv[1]))\n"
     with subprocess.Popen([sys.executable, "-c", hold + BUSY, str(process.pid)], stdout=subprocess.PIPE) as tracer:
         assert tracer.stdout is not None
         tracer.stdout.readline()
@@ -300,16 +299,16 @@ def test_a_stopped_process(job: Job, tmp_path: Path) -> None:
 
 def stopped_s(target: Target) -> float:
     """How long it is held to be given something to do, which it has done then."""
-    planted = plant(target, "pass")
-    wait_for(lambda: planted.state() is State.DONE)
+    planted = plant_code(target, "pass")
+    wait_for(lambda: planted.read_state() is State.DONE)
     return planted.stopped_s
 
 
-@pytest.mark.skipif(sys.version_info >= ASKED_FROM, reason="this Python is asked, and not stopped")
+@pytest.mark.skipif(sys.version_info >= REMOTE_EXEC_VERSION, reason="this Python is asked, and not stopped")
 def test_a_thread_of_ours_that_computes_prolongs_no_stop(job: Job) -> None:
-    process = Process.of(job().pid)
+    process = Process.from_pid(job().pid)
     assert process is not None
-    target, over, turn_s = examine(process), threading.Event(), sys.getswitchinterval()
+    target, over, turn_s = examine_process(process), threading.Event(), sys.getswitchinterval()
 
     def compute() -> None:
         while not over.is_set():
@@ -337,7 +336,7 @@ def test_a_main_thread_in_a_long_call_is_asked_and_not_waited_for(job: Job, tmp_
     assert process.poll() is None
 
 
-@pytest.mark.skipif(sys.version_info >= ASKED_FROM, reason="asked, and not held")
+@pytest.mark.skipif(sys.version_info >= REMOTE_EXEC_VERSION, reason="asked, and not held")
 def test_a_python_that_starts_is_not_harmed(tmp_path: Path) -> None:
     """Half an interpreter crashes where it runs a text, and a text that imports breaks the import that it interrupts."""
     what = [sys.executable, "-c", "import argparse, decimal, json, logging"]
@@ -345,9 +344,11 @@ def test_a_python_that_starts_is_not_harmed(tmp_path: Path) -> None:
     for number in range(60):
         with subprocess.Popen(what, stderr=subprocess.PIPE) as process:
             time.sleep(number / 1000)
-            found = Process.of(process.pid)
+            found = Process.from_pid(process.pid)
             if found is not None:
-                refused |= {entry.why_not.replace(str(process.pid), "N") for entry in enter([found], str(tmp_path))}
+                refused |= {
+                    entry.why_not.replace(str(process.pid), "N") for entry in enter_processes([found], str(tmp_path))
+                }
             assert process.communicate(timeout=20)[1] == b"", number
             assert process.returncode == 0, number
     assert "The Python of process N is starting or ending: enter it when it trains." in refused
@@ -366,9 +367,9 @@ def test_one_that_imports_without_end_is_entered_in_between(job: Job, tmp_path: 
         "sys.exit(7)",
         stderr=subprocess.PIPE,
     )
-    found = Process.of(process.pid)
+    found = Process.from_pid(process.pid)
     assert found is not None
-    reasons = [entry.why_not for _ in range(10) for entry in enter([found], str(tmp_path), patience_s=1.0)]
+    reasons = [entry.why_not for _ in range(10) for entry in enter_processes([found], str(tmp_path), patience_s=1.0)]
     assert not any("failed" in reason for reason in reasons)
     assert "it has not imported DeepSpeed yet: ask again when it trains" in reasons
     assert process.communicate(timeout=60)[1] == b""
@@ -387,7 +388,7 @@ def test_the_sandbox_of_a_container(job: Job, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SANDBOX + ENTER, str(process.pid), str(tmp_path)], check=True, capture_output=True, text=True
     )
-    if sys.version_info >= ASKED_FROM:  # that takes no tracing
+    if sys.version_info >= REMOTE_EXEC_VERSION:  # that takes no tracing
         assert done.stdout == "it has not imported DeepSpeed yet: ask again when it trains\n"
     elif Path("/proc/sys/kernel/yama/ptrace_scope").exists():
         assert "yama.ptrace_scope" in done.stdout or "--cap-add SYS_PTRACE" in done.stdout
@@ -451,8 +452,8 @@ def test_a_container_with_process_numbers_of_its_own(tmp_path: Path) -> None:
         if outer.stdout.readline() != b"ready\n":
             pytest.skip("no namespaces of process numbers can be made here")
         (inner,) = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
-        process = Process.of(int(inner))
+        process = Process.from_pid(int(inner))
         assert process is not None
-        (entry,) = enter([process], str(tmp_path))
+        (entry,) = enter_processes([process], str(tmp_path))
         outer.kill()
     assert "lives in a container with process numbers and files of its own: run zerotop inside it" in entry.why_not

@@ -51,13 +51,13 @@ RANK = """
 import os, sys, time
 from zerotop_probe.inside.hooks.hook_installer import PROBE
 from zerotop_probe.recording.tables import BOUNDARY
-PROBE.wake()
+PROBE.start_recording()
 for step in range(2):
     for phase in ("forward", "backward", "step"):
-        span = PROBE.recorder.begin(time.monotonic_ns(), phase, (0, step, 0))
+        span = PROBE.recorder.begin_span(time.monotonic_ns(), phase, (0, step, 0))
         time.sleep(0.2)
-        PROBE.recorder.end(span, time.monotonic_ns(), BOUNDARY if phase == "step" else 0)
-PROBE.recorder.begin(time.monotonic_ns(), "forward", (0, 2, 0))
+        PROBE.recorder.end_span(span, time.monotonic_ns(), BOUNDARY if phase == "step" else 0)
+PROBE.recorder.begin_span(time.monotonic_ns(), "forward", (0, 2, 0))
 print("step 2 begins", flush=True)
 os.kill(os.getpid(), 9)
 """

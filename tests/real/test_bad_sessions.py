@@ -89,7 +89,7 @@ def look(session: Path) -> None:
     """What the screens do with a recording, short of drawing it."""
     source = RecordingSource(Session.open(session))
     for cursor in (None, source.begin_ns, source.begin_ns + 1_500_000_000):
-        source.view(cursor)
+        source.view_at(cursor)
 
 
 def print_of(session: Path, table: str) -> None:

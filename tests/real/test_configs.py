@@ -30,7 +30,7 @@ def check_finished(run: Run, options: tuple[str, ...]) -> None:
     assert not [name for name in os.listdir(run.folder / "tmp") if name.startswith("finetune-")]
 
 
-@pytest.mark.parametrize("config", sorted(path.stem for path in demo.config_folder().glob("*.json")))
+@pytest.mark.parametrize("config", sorted(path.stem for path in demo.find_config_folder().glob("*.json")))
 def test_config_trains(config: str, finetune_run: Callable[..., Run]) -> None:
     skip_if_impossible_here(config)
     launcher, options = RUNS[config]

@@ -13,7 +13,7 @@ import pytest
 
 from config_runs import RUNS
 from real_jobs import RANKS, Run
-from zerotop.analysis import annotations
+from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.reports.export import FORMATS, TABLES
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import BOUNDARY
@@ -68,7 +68,7 @@ def test_all_formats_say_the_same(session: Path, exported: dict[tuple[str, str],
     if table == "events":
         assert whole.height == len(recording.events) > 0
     elif table == "annotations":
-        assert whole.height == len(annotations.annotations(recording, recording.end_ns))
+        assert whole.height == len(find_annotations(recording, recording.end_ns))
     elif table == "step_parts":
         updates = [source.array["flags"] & BOUNDARY != 0 for source in recording.sources["spans"]]
         assert whole.height == sum(int(boundary.sum()) for boundary in updates) > 0

@@ -15,12 +15,12 @@ import pytest
 
 from agents import wait_for
 from zerotop_probe.outside.attaching.ptrace import tracing
-from zerotop_probe.outside.attaching.ptrace.injector import Planted, State, plant
-from zerotop_probe.outside.attaching.python_process import ASKED_FROM, CannotEnter, examine, read_status
+from zerotop_probe.outside.attaching.ptrace.injector import PlantedCode, State, plant_code
+from zerotop_probe.outside.attaching.python_process import REMOTE_EXEC_VERSION, CannotEnter, examine_process, read_status
 from zerotop_probe.outside.procfs import Process
 
 pytestmark = [
-    pytest.mark.skipif(sys.version_info >= ASKED_FROM, reason="this Python is asked itself, without an injector"),
+    pytest.mark.skipif(sys.version_info >= REMOTE_EXEC_VERSION, reason="this Python is asked itself, without an injector"),
     pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="no machine of ours"),
 ]
 
@@ -77,7 +77,7 @@ def at_work(program: str) -> Iterator[tuple[subprocess.Popen[str], Process]]:
     with subprocess.Popen([sys.executable, "-c", program], stdin=-1, stdout=-1, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        found = Process.of(process.pid)
+        found = Process.from_pid(process.pid)
         assert found is not None
         try:
             yield process, found
@@ -90,9 +90,9 @@ def state_of(process: Process) -> str:
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def wait_until_done(planted: Planted) -> None:
+def wait_until_done(planted: PlantedCode) -> None:
     """Until the text has been executed."""
-    wait_for(lambda: planted.state() is State.DONE)
+    wait_for(lambda: planted.read_state() is State.DONE)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -102,7 +102,7 @@ def test_a_sleep_ends_when_it_would_have(way: str) -> None:
         # Begun anew, it would last these two seconds longer.
         time.sleep(SLEEP_S - 1)
         for _ in range(3):
-            plant(examine(found), "pass")
+            plant_code(examine_process(found), "pass")
         assert process.stdout is not None
         assert SLEEP_S - 0.1 < float(process.stdout.readline()) < SLEEP_S + 1
 
@@ -113,7 +113,7 @@ def test_a_stop_is_noticed_before_the_next_look(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(tracing, "_LOOK_S", look_s)
     monkeypatch.setattr(tracing, "_KEEP_LOCK_S", keep_lock_s)
     with at_work("import time; print('ready', flush=True)\nwhile True: time.sleep(0.01)") as (_, found):
-        held = [plant(examine(found), "pass") for _ in range(5)]
+        held = [plant_code(examine_process(found), "pass") for _ in range(5)]
     assert min(planted.stopped_s for planted in held) < look_s
 
 
@@ -123,30 +123,30 @@ def test_one_that_did_not_stop_in_time_is_let_go(tmp_path: Path) -> None:
     with at_work(IN_THE_KERNEL.replace("FIFO", repr(str(fifo)))) as (process, found):
         wait_for(lambda: state_of(found) == "D")
         with pytest.raises(CannotEnter, match="does not come to a stop"):
-            plant(examine(found), "raise SystemExit")
+            plant_code(examine_process(found), "raise SystemExit")
         wait_for(lambda: read_status(found.pid)["TracerPid"] == "0")
 
         fifo.open("w").close()
         assert process.stdout is not None
         assert process.stdout.readline() == "back\n"
-        wait_until_done(plant(examine(found), "pass"))
+        wait_until_done(plant_code(examine_process(found), "pass"))
 
 
 def test_one_that_ended_after_it_was_looked_at() -> None:
     with at_work("print('ready', flush=True); input()") as (process, found):
-        target = examine(found)
+        target = examine_process(found)
         process.communicate("")
         with pytest.raises(CannotEnter, match="has ended"):
-            plant(target, "pass")
+            plant_code(target, "pass")
 
 
 def test_one_who_is_ending_enters_nobody() -> None:
     """As when the screen is left while ranks are being entered."""
     late = (
-        "import atexit, sys\nfrom zerotop_probe.outside.attaching.ptrace.injector import CannotEnter, plant\n"
-        "from zerotop_probe.outside.attaching.python_process import examine\n"
+        "import atexit, sys\nfrom zerotop_probe.outside.attaching.ptrace.injector import CannotEnter, plant_code\n"
+        "from zerotop_probe.outside.attaching.python_process import examine_process\n"
         "from zerotop_probe.outside.procfs import Process\n"
-        "def enter():\n    try: plant(examine(Process.of(int(sys.argv[1]))), 'pass')\n"
+        "def enter():\n    try: plant_code(examine_process(Process.from_pid(int(sys.argv[1]))), 'pass')\n"
         "    except CannotEnter as error: print(error)\n"
         "atexit.register(enter)"
     )
@@ -162,6 +162,6 @@ def test_wide_registers_are_what_they_were() -> None:
 
     with at_work(COMPUTES.replace("CODE", code)) as (process, found):
         for _ in range(30):
-            wait_until_done(plant(examine(found), "pass"))
+            wait_until_done(plant_code(examine_process(found), "pass"))
         said, _ = process.communicate("end\n")
         assert said == "0\n"

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from config_runs import ACCUMULATE, EVALUATE, RUNS, SAVE, skip_if_impossible_here
 from real_jobs import RANKS, SMALL, Run
 from zerotop import demo
-from zerotop.analysis.reports.export import export
-from zerotop.analysis.steps.step_table import steps
+from zerotop.analysis.reports.export import export_table
+from zerotop.analysis.steps.step_table import read_steps
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import PHASE_CODE
 
@@ -78,7 +78,7 @@ def recorded(request: pytest.FixtureRequest, finetune_run: Callable[..., Run]) -
 def test_the_job_ended_well_and_nothing_of_ours_failed(recorded: Recorded) -> None:
     (ended,) = recorded.facts("job_ended")
     assert (ended["exit_code"], ended["signal"]) == (0, None)
-    assert not recorded.session.live
+    assert not recorded.session.is_live
     assert recorded.session.info["launcher"] == ("" if recorded.launcher == "python" else recorded.launcher)
     assert recorded.session.damaged_files == 0
     assert not recorded.facts("probe_error") + recorded.facts("sampler_error") + recorded.facts("rank_silent")
@@ -88,7 +88,7 @@ def test_each_rank_says_hello_and_describes_its_engine(recorded: Recorded) -> No
     for name in ("hello", "engine", "goodbye"):
         found = [event.rank for event in recorded.session.events if event.name == name]
         assert sorted(found) == recorded.ranks, name
-    content = json.loads(demo.config_path(recorded.config).read_text())
+    content = json.loads(demo.find_config(recorded.config).read_text())
     zero = content["zero_optimization"]
     expected = {
         "zero_stage": zero["stage"],
@@ -104,7 +104,7 @@ def test_each_rank_says_hello_and_describes_its_engine(recorded: Recorded) -> No
 
 
 def test_steps_are_those_asked_for(recorded: Recorded) -> None:
-    table = steps(recorded.session)
+    table = read_steps(recorded.session)
     count = recorded.asked("--steps")
     expected = [(rank, step) for rank in recorded.ranks for step in range(count)]
     assert table[["rank", "step"]].tolist() == expected
@@ -144,16 +144,16 @@ def test_the_recorded_output_is_what_the_job_printed(recorded: Recorded) -> None
     printed = (recorded.run.folder / "output").read_bytes()
     ours = f"zerotop: recorded in {recorded.run.session}\n".encode()
     assert printed.endswith(ours)
-    tail = recorded.session.output_tail(recorded.session.last_written_ns, size=len(printed))
+    tail = recorded.session.read_output_tail(recorded.session.last_written_ns, size=len(printed))
     assert tail == printed.removesuffix(ours)
     assert f"after {recorded.asked('--steps')} steps".encode() in tail
     assert b"final loss" in tail
 
 
 def test_exported_steps_are_the_steps(recorded: Recorded) -> None:
-    table = steps(recorded.session)
+    table = read_steps(recorded.session)
     stream = io.BytesIO()
-    assert export(recorded.session, "steps", "csv", stream) == len(table)
+    assert export_table(recorded.session, "steps", "csv", stream) == len(table)
     lines = list(csv.DictReader(io.StringIO(stream.getvalue().decode())))
     columns = ["rank", "step", "micro_steps", "rows", "tokens"]
     assert [tuple(int(line[name]) for name in columns) for line in lines] == table[columns].tolist()

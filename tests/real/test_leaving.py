@@ -72,12 +72,12 @@ class Work:
         self.end()
         self.terminal.close()
         if (job := job_control.read_facts(str(self.session)).job) is not None:
-            wait_for(lambda: not job.alive())
+            wait_for(lambda: not job.is_alive())
 
     def kill_sampler(self) -> None:
-        (sampler,) = [process for process in job_control.read_facts(str(self.session)).samplers if process.alive()]
+        (sampler,) = [process for process in job_control.read_facts(str(self.session)).samplers if process.is_alive()]
         os.kill(sampler.pid, signal.SIGKILL)
-        wait_for(lambda: not sampler.alive())
+        wait_for(lambda: not sampler.is_alive())
 
 
 Start = Callable[..., Work]
@@ -172,7 +172,7 @@ def test_a_sampler_that_died_is_replaced_from_the_screen(start: Start) -> None:
     assert "nobody saw how the job ended" not in work.terminal.text
     work.terminal.wait_for("The sampler has stopped")
     work.terminal.type("r")
-    wait_for(lambda: job_control.sampler_alive(str(work.session)))
+    wait_for(lambda: job_control.is_sampler_alive(str(work.session)))
     work.end()
     work.terminal.wait_for("work done", "its exit code is not known")
     work.terminal.type("q")
@@ -188,7 +188,7 @@ def test_attaching_replaces_a_sampler_that_died(start: Start) -> None:
     work.kill_sampler()
     again = work.attach(str(work.session))
     again.wait_for("another one records it from now on", "at work")
-    assert job_control.sampler_alive(str(work.session))
+    assert job_control.is_sampler_alive(str(work.session))
     work.leave("s")
     assert work.leave_ended() == 1
     assert "its exit code is not known" in again.text
@@ -204,7 +204,7 @@ def test_attaching_without_a_terminal_still_replaces_the_sampler(start: Start) -
         "zerotop: The job's sampler had died: another one records it from now on.\n"
         "zerotop: The live screen needs a terminal; --headless records without one\n"
     )
-    assert job_control.sampler_alive(str(work.session))
+    assert job_control.is_sampler_alive(str(work.session))
     work.end()
     wait_for(lambda: events(work.session, "sampler_ended"))
 
@@ -213,7 +213,7 @@ def test_a_job_that_ended_unseen_is_no_success(start: Start) -> None:
     work = start()
     work.kill_sampler()
     work.end()
-    wait_for(lambda: not job_control.job_alive(str(work.session)))
+    wait_for(lambda: not job_control.is_job_alive(str(work.session)))
     work.terminal.wait_for("nobody saw how the job ended")
     work.terminal.type("q")
     assert work.terminal.exit_code() == 1

@@ -8,15 +8,15 @@ from functools import cache
 import pytest
 
 import recordings
-from zerotop.analysis.failures.out_of_memory import post_mortem
-from zerotop.analysis.memory.allocator_health import allocator_health
-from zerotop.analysis.memory.gpu_ledger import ledger
-from zerotop.analysis.memory.host_ledger import host_ledger
+from zerotop.analysis.failures.out_of_memory import find_post_mortem
+from zerotop.analysis.memory.allocator_health import read_allocator_health
+from zerotop.analysis.memory.gpu_ledger import read_ledgers
+from zerotop.analysis.memory.host_ledger import read_host_ledgers
 from zerotop.analysis.memory.ledger_rows import ALLOCATED, FREED, OUTSIDE, UNALLOCATED, UNEXPLAINED
-from zerotop.analysis.memory.peak_ledger import ledger_at_peak
-from zerotop.analysis.memory.phase_peaks import rank_peaks
-from zerotop.analysis.memory.zero_model import compare, expected, setup
-from zerotop.analysis.steps.step_table import steps
+from zerotop.analysis.memory.peak_ledger import read_peak_ledgers
+from zerotop.analysis.memory.phase_peaks import read_rank_peaks
+from zerotop.analysis.memory.zero_model import compare_ledger, compute_expected, parse_setup
+from zerotop.analysis.steps.step_table import read_steps
 from zerotop.session.reader import Session
 
 NAMES = recordings.names()
@@ -43,12 +43,12 @@ def moments(session: Session) -> list[int]:
 def test_rows_add_up_at_every_moment_and_almost_nothing_is_unexplained(name: str) -> None:
     session = opened(name)
     for cursor in moments(session):
-        for found in ledger(session, cursor):
+        for found in read_ledgers(session, cursor):
             assert sum(row.bytes for row in found.rows) == found.total_bytes
-            assert found.bytes_of(*ALLOCATED) == found.allocated_bytes
+            assert found.sum_bytes(*ALLOCATED) == found.allocated_bytes
             assert all(row.bytes >= 0 or row.key == FREED for row in found.rows)
-            assert found.bytes_of(UNEXPLAINED) <= 0.02 * found.allocated_bytes
-        for host in host_ledger(session, cursor):
+            assert found.sum_bytes(UNEXPLAINED) <= 0.02 * found.allocated_bytes
+        for host in read_host_ledgers(session, cursor):
             assert sum(row.bytes for row in host.rows) == host.resident_bytes
 
 
@@ -60,30 +60,30 @@ def test_nvmls_process_is_pytorch_and_what_is_outside_of_it(name: str) -> None:
     """
     session, seen, still = opened(name), 0, 0
     for cursor in moments(session):
-        for found in ledger(session, cursor):
+        for found in read_ledgers(session, cursor):
             if found.ranks and found.job_bytes is not None:
                 seen += 1
                 if found.rows[0].basis.startswith("NVML") and found.allocated_bytes:
                     still += 1
-                    assert found.job_bytes == found.bytes_of(OUTSIDE, UNALLOCATED, *ALLOCATED)
+                    assert found.job_bytes == found.sum_bytes(OUTSIDE, UNALLOCATED, *ALLOCATED)
     assert still > 0.7 * seen > 0
 
 
 @pytest.mark.parametrize("name", ON_GPUS)
 def test_what_formulas_say_is_what_was_counted(name: str) -> None:
     session = opened(name)
-    rows = steps(session)
+    rows = read_steps(session)
     cursor = int(rows["end_unix_ns"].max())
     engines = [event.facts for event in session.events if event.name == "engine"]
-    known = setup(engines[0])
+    known = parse_setup(engines[0])
     assert known is not None
-    for found in ledger(session, cursor):
-        differences = {each.key: each for each in compare(found, expected(known))}
+    for found in read_ledgers(session, cursor):
+        differences = {each.key: each for each in compare_ledger(found, compute_expected(known))}
         for name_ in ("parameters", "master_weights", "optimizer_state"):
             each = differences[name_]
             assert each.expected_bytes == pytest.approx(each.measured_bytes, rel=0.01, abs=1 << 20), (name_, each)
-    for host in host_ledger(session, cursor):
-        differences = {each.key: each for each in compare(host, expected(known))}
+    for host in read_host_ledgers(session, cursor):
+        differences = {each.key: each for each in compare_ledger(host, compute_expected(known))}
         for name_ in ("master_weights", "optimizer_state"):
             each = differences[name_]
             assert each.expected_bytes == pytest.approx(each.measured_bytes, rel=0.01, abs=1 << 20), (name_, each)
@@ -111,11 +111,11 @@ OWNERS = {
 @pytest.mark.parametrize("name", OWNERS)
 def test_who_owns_the_peak(name: str) -> None:
     session = opened(name)
-    peaks = next(peaks for peaks in rank_peaks(session, session.last_written_ns) if peaks.process.rank == 0)
+    peaks = next(peaks for peaks in read_rank_peaks(session, session.last_written_ns) if peaks.process.rank == 0)
     highest = peaks.phases[0]
     assert (highest.phase, highest.exact) == (OWNERS[name].phase, True)
     assert highest.allocated_bytes / 2**30 == pytest.approx(OWNERS[name].gib, abs=0.001)
-    at_peak = ledger_at_peak(session, session.last_written_ns)
+    at_peak = read_peak_ledgers(session, session.last_written_ns)
     assert at_peak
     for found in at_peak:
         assert sum(row.bytes for row in found.ledger.rows) == found.ledger.total_bytes
@@ -125,7 +125,7 @@ def test_who_owns_the_peak(name: str) -> None:
 def test_pinned_memory_is_rounded_to_powers_of_two() -> None:
     """16 GB of 8 B parameters' shares: 7.48 + 7.48 + 3.74 + 0.98 GiB of tensors take 8 + 8 + 4 + 1."""
     session = opened("story")
-    found = host_ledger(session, int(steps(session)["end_unix_ns"].max()))
+    found = read_host_ledgers(session, int(read_steps(session)["end_unix_ns"].max()))
     assert len(found) == 4
     for host in found:
         assert host.pinned is not None
@@ -138,7 +138,7 @@ def test_pinned_memory_is_rounded_to_powers_of_two() -> None:
 
 def test_an_evaluation_that_did_not_fit() -> None:
     session = opened("z2-oom")
-    found = post_mortem(session, session.last_written_ns)
+    found = find_post_mortem(session, session.last_written_ns)
     assert found is not None
     assert (found.kind, found.witness, found.outer_phase, found.phase, found.step) == ("cuda", "rank", "eval", "forward", 4)
     assert (found.requested_bytes, found.rows, found.sequence, found.survived) == (99572776960, 160, 1024, False)
@@ -146,7 +146,7 @@ def test_an_evaluation_that_did_not_fit() -> None:
     assert found.setting == "per_device_eval_batch_size"
     assert "Tried to allocate 92.73 GiB" in found.text
     before = next(event for event in session.events if event.name == "out_of_memory").unix_ns - 1
-    assert post_mortem(session, before) is None
+    assert find_post_mortem(session, before) is None
 
 
 HAD_ENOUGH = [
@@ -157,14 +157,14 @@ HAD_ENOUGH = [
 @pytest.mark.parametrize("name", HAD_ENOUGH)
 def test_who_did_not_run_out_of_memory(name: str) -> None:
     session = opened(name)
-    assert post_mortem(session, session.last_written_ns) is None
+    assert find_post_mortem(session, session.last_written_ns) is None
 
 
 def test_flushes_of_the_cache_are_counted() -> None:
     session = opened("z2-oom")
-    (found,) = allocator_health(session, session.last_written_ns, steps(session))
+    (found,) = read_allocator_health(session, session.last_written_ns, read_steps(session))
     assert (found.retries, found.ooms, len(found.flushes)) == (3, 1, 3)
     assert found.flushes[1].freed_bytes / 2**30 == pytest.approx(73.2, abs=0.1)
     assert [flush.phase for flush in found.flushes] == ["backward", "forward", "forward"]
-    (expandable,) = allocator_health(opened("z2-expandable"), opened("z2-expandable").last_written_ns)
-    assert expandable.settings.expandable_segments
+    (expandable,) = read_allocator_health(opened("z2-expandable"), opened("z2-expandable").last_written_ns)
+    assert expandable.settings.has_expandable_segments

@@ -8,9 +8,9 @@ import pytest
 
 from loop_runs import LOOPS, Counted
 from real_jobs import environment, launch, run_recorded
-from zerotop.analysis.memory.memory_view import MemoryViews
-from zerotop.commands.common.memory_text import lines
-from zerotop.commands.memory import examine
+from zerotop.analysis.memory.memory_view import MemoryViewBuilder
+from zerotop.commands.common.memory_text import format_report
+from zerotop.commands.memory import build_report
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import BOUNDARY, EVAL
 
@@ -52,12 +52,12 @@ def test_engines_that_train_in_turn(several: Counted, number: int) -> None:
 
 def test_their_memory_is_told_together(several: Counted) -> None:
     session = Session.open(several.session)
-    view = MemoryViews(session).at(session.last_written_ns, 1)
+    view = MemoryViewBuilder(session).view_at(session.last_written_ns, 1)
     parts = {line.key: line for line in view.host_lines}
     assert parts["master_weights"].expected_bytes == 2 * 4 * PARAMETERS // 2
     assert parts["optimizer_state"].expected_bytes == 2 * 8 * PARAMETERS // 2
     assert parts["optimizer_state"].now_bytes == pytest.approx(2 * 8 * PARAMETERS // 2, rel=0.01)
-    text = "\n".join(lines(examine(session, view.moment_ns, None, None)))
+    text = "\n".join(format_report(build_report(session, view.moment_ns, None, None)))
     assert "2 engines in each rank" in text
 
 
@@ -76,7 +76,7 @@ def test_an_engine_without_optimizer(looking: Counted, number: int) -> None:
 
 def test_its_memory(looking: Counted) -> None:
     session = Session.open(looking.session)
-    view = MemoryViews(session).at(session.last_written_ns)
+    view = MemoryViewBuilder(session).view_at(session.last_written_ns)
     assert view.setup is not None
     assert not view.setup.trains
     parts = {line.key: line for line in view.host_lines}

@@ -81,7 +81,7 @@ print(json.dumps({
 def test_a_background_job_has_a_session_of_its_own_and_no_input(tmp_path: Path) -> None:
     code = "import os, sys; print(os.getsid(0) == os.getpid() == os.getpgrp(), [sys.stdin.read()])"
     started = agent.launch_in_background(str(tmp_path), python(code))
-    wait_for(lambda: not started.alive())
+    wait_for(lambda: not started.is_alive())
     assert recorded(tmp_path, "output") == b"True ['']\n"
 
 
@@ -94,12 +94,12 @@ while not os.path.exists({str(flag)!r}): time.sleep(0.02); print("word " * 1000)
 open({str(result)!r}, "w").write("done")
 """
     started = agent.launch_in_background(str(session), python(code))
-    assert job_control.sampler_alive(str(session))
+    assert job_control.is_sampler_alive(str(session))
     os.kill(started.pid, signal.SIGKILL)
-    wait_for(lambda: not job_control.sampler_alive(str(session)))
-    assert job_control.job_alive(str(session))
+    wait_for(lambda: not job_control.is_sampler_alive(str(session)))
+    assert job_control.is_job_alive(str(session))
     flag.touch()
-    wait_for(lambda: not job_control.job_alive(str(session)))
+    wait_for(lambda: not job_control.is_job_alive(str(session)))
     assert result.read_text() == "done"
 
 
@@ -172,7 +172,7 @@ def test_modules_of_the_working_directory_are_not_ours(tmp_path: Path, monkeypat
     session.mkdir()
     monkeypatch.chdir(tmp_path)
     started = agent.launch_in_background(str(session), ["true"])
-    wait_for(lambda: not started.alive())
+    wait_for(lambda: not started.is_alive())
     assert events(session, "job_ended")[0]["exit_code"] == 0
 
 
@@ -185,14 +185,14 @@ def test_an_agent_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest
 
 def test_a_signal_never_reaches_a_process_that_reused_the_pid() -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
-        real = Process.of(child.pid)
+        real = Process.from_pid(child.pid)
         assert real is not None
-        assert not Process(real.pid, real.start - 1).send(signal.SIGKILL)
+        assert not Process(real.pid, real.start - 1).send_signal(signal.SIGKILL)
         assert child.poll() is None
-        assert real.send(signal.SIGKILL)
+        assert real.send_signal(signal.SIGKILL)
         assert child.wait(10) == -9
-    assert not real.alive()
-    assert not real.send(signal.SIGKILL)
+    assert not real.is_alive()
+    assert not real.send_signal(signal.SIGKILL)
 
 
 def test_the_limit_of_open_files_is_raised_for_us_only(tmp_path: Path) -> None:
@@ -228,13 +228,13 @@ def test_a_job_that_the_kernel_kills_for_memory(tmp_path: Path) -> None:
 def test_watching_a_job_that_somebody_else_started(tmp_path: Path) -> None:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     with subprocess.Popen(["sleep", "1"]) as child:
-        assert agent.watch(str(tmp_path), child.pid).exit_code is None
+        assert agent.watch_job(str(tmp_path), child.pid).exit_code is None
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
     said = {event["event"] for event in events(tmp_path)}
     assert said == {"node", "affinity", "job_ended", "sampler_ended"}
     assert len(records(tmp_path, "processes")) > 5
     with pytest.raises(ProcessLookupError, match="There is no process"):
-        agent.watch(str(tmp_path), child.pid)
+        agent.watch_job(str(tmp_path), child.pid)
 
 
 def test_nothing_stays_open_in_the_caller(tmp_path: Path) -> None:

@@ -133,9 +133,9 @@ while os.path.exists({str(flag)!r}): time.sleep(0.02)
     first = agent.launch_in_background(str(session), [sys.executable, "-c", code])
     wait_for(lambda: list(session.glob("output-*.rec")) and b"first 99\n" in recorded(session, "output"))
     os.kill(first.pid, signal.SIGKILL)
-    wait_for(lambda: not first.alive())
+    wait_for(lambda: not first.is_alive())
     # What another one leaves that finds the disk full.
-    (session / f"output-node-{clock.hostname()}-1.rec").touch()
+    (session / f"output-node-{clock.read_hostname()}-1.rec").touch()
     flag.touch()
     second = agent.watch_in_background(str(session))
     assert second is not None
@@ -148,7 +148,7 @@ while os.path.exists({str(flag)!r}): time.sleep(0.02)
     wait_for(lambda: both() == expected)
     assert agent.watch_in_background(str(session)) is None
     flag.unlink()
-    wait_for(lambda: not second.alive())
+    wait_for(lambda: not second.is_alive())
     (end,) = events(session, "job_ended")
     assert end["exit_code"] is None
     assert "not known" in str(end["text"])

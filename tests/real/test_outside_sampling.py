@@ -48,9 +48,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
         return started[-1]
 
     yield launch
-    if any(process.alive() for process in started):
+    if any(process.is_alive() for process in started):
         job_control.request_stop(str(tmp_path))
-    wait_for(lambda: not any(process.alive() for process in started))
+    wait_for(lambda: not any(process.is_alive() for process in started))
 
 
 def rows_of(session: Path, name: str, least: int, **wanted: int) -> NDArray[Any]:
@@ -70,7 +70,7 @@ def test_ranks_are_found_below_a_launcher_and_their_workers_are_not(tmp_path: Pa
     start(*python(LAUNCHER), WORKER)
     found = wait_for(lambda: len(events(tmp_path, "rank_found")) == 2 and events(tmp_path, "rank_found"))
     assert sorted((event["rank"], event["local_rank"]) for event in found) == [(0, 0), (1, 1)]
-    assert all(Process(event["pid"], event["start"]).alive() for event in found)
+    assert all(Process(event["pid"], event["start"]).is_alive() for event in found)
     rows_of(tmp_path, "processes", 15, rank=1)
     table = records(tmp_path, "processes")
     (root,) = events(tmp_path, "job_started")
@@ -137,7 +137,7 @@ time.sleep(600)
 def test_reports_of_other_sessions_and_machines_make_no_rank(tmp_path: Path, start: Start) -> None:
     start(*python(SLEEP))
     (root,) = wait_for(lambda: events(tmp_path, "job_started"))
-    here = Identity.of_this_process("rank", 7)
+    here = Identity.for_this_process("rank", 7)
     EventWriter(str(tmp_path), here._replace(host="elsewhere", pid=root["pid"], start=root["start"])).close()
     EventWriter(str(tmp_path), here._replace(pid=root["pid"], start=root["start"] + 1)).close()
     rows_of(tmp_path, "processes", 12, rank=-1)
@@ -250,7 +250,7 @@ def test_a_rank_that_we_have_ourselves_is_none(tmp_path: Path, monkeypatch: pyte
     """Within an sbatch script every process carries a Slurm rank."""
     monkeypatch.setenv("SLURM_PROCID", "0")
     started = agent.launch_in_background(str(tmp_path), python("import time; time.sleep(1.5)"))
-    wait_for(lambda: not started.alive())
+    wait_for(lambda: not started.is_alive())
     assert events(tmp_path, "rank_found") == []
     assert (records(tmp_path, "processes")["rank"] == -1).all()
 

@@ -56,7 +56,7 @@ def test_a_gentle_stop_is_an_interrupt_as_from_the_keyboard(tmp_path: Path) -> N
     started = agent.launch_in_background(str(tmp_path), listener("SIGINT,SIGTERM", "SIGINT"))
     wait_for(lambda: ready(tmp_path))
     job_control.request_stop(str(tmp_path))
-    wait_for(lambda: not started.alive())
+    wait_for(lambda: not started.is_alive())
     assert recorded(tmp_path, "output") == b"ready\nSIGINT\n"
     assert signals_sent(tmp_path) == ["SIGINT"]
     (end,) = events(tmp_path, "job_ended")
@@ -69,7 +69,7 @@ def test_a_stop_insists_by_itself(tmp_path: Path) -> None:
     started = agent.launch_in_background(str(tmp_path), listener("SIGINT,SIGTERM", ""), grace_s=(0.3, 0.3))
     wait_for(lambda: ready(tmp_path))
     job_control.request_stop(str(tmp_path))
-    wait_for(lambda: not started.alive())
+    wait_for(lambda: not started.is_alive())
     assert recorded(tmp_path, "output") == b"ready\nSIGINT\nSIGTERM\n"
     assert signals_sent(tmp_path) == ["SIGINT", "SIGTERM", "SIGKILL"]
     assert events(tmp_path, "job_ended")[0]["signal"] == "SIGKILL"
@@ -81,16 +81,16 @@ def test_asking_again_does_not_wait(tmp_path: Path) -> None:
     job_control.request_stop(str(tmp_path))
     wait_for(lambda: b"SIGINT" in recorded(tmp_path, "output"))
     job_control.request_stop(str(tmp_path))
-    wait_for(lambda: not started.alive())
+    wait_for(lambda: not started.is_alive())
     assert recorded(tmp_path, "output") == b"ready\nSIGINT\nSIGTERM\n"
 
 
 def test_a_termination_of_the_agent_in_the_background_is_a_stop(tmp_path: Path) -> None:
     started = agent.launch_in_background(str(tmp_path), listener("SIGINT,SIGTERM", "SIGINT"))
     wait_for(lambda: ready(tmp_path))
-    assert started.send(signal.SIGHUP)  # the terminal it was started from is gone
-    assert started.send(signal.SIGTERM)
-    wait_for(lambda: not started.alive())
+    assert started.send_signal(signal.SIGHUP)  # the terminal it was started from is gone
+    assert started.send_signal(signal.SIGTERM)
+    wait_for(lambda: not started.is_alive())
     assert recorded(tmp_path, "output") == b"ready\nSIGINT\n"
 
 
@@ -102,7 +102,7 @@ def stubborn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Pro
     monkeypatch.chdir(tmp_path)
     started = agent.launch_in_background(str(session), python(STUBBORN), grace_s=(0.3, 0.3))
     wait_for(lambda: ready(session) and events(session, "rank_found"))
-    rank = Process.of(int((tmp_path / "child").read_text()))
+    rank = Process.from_pid(int((tmp_path / "child").read_text()))
     assert rank is not None
     return session, started, rank
 
@@ -110,8 +110,8 @@ def stubborn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Pro
 def test_what_has_left_the_launcher_is_killed_too(stubborn: tuple[Path, Process, Process]) -> None:
     session, started, rank = stubborn
     job_control.request_stop(str(session))
-    wait_for(lambda: not started.alive())
-    assert not rank.alive()
+    wait_for(lambda: not started.is_alive())
+    assert not rank.is_alive()
     assert signals_sent(session) == ["SIGINT", "SIGTERM", "SIGKILL"]
     assert [event["rank"] for event in events(session, "rank_gone")] == [0]
 
@@ -119,26 +119,26 @@ def test_what_has_left_the_launcher_is_killed_too(stubborn: tuple[Path, Process,
 def test_stopping_without_an_agent(stubborn: tuple[Path, Process, Process]) -> None:
     session, started, rank = stubborn
     os.kill(started.pid, signal.SIGKILL)
-    wait_for(lambda: not job_control.sampler_alive(str(session)))
+    wait_for(lambda: not job_control.is_sampler_alive(str(session)))
     facts = job_control.read_facts(str(session))
     assert facts.job is not None
     root = facts.job
     job_control.request_stop(str(session))  # the launcher is interrupted, its rank stays
-    wait_for(lambda: not root.alive())
-    assert rank.alive()
-    assert job_control.job_alive(str(session))
+    wait_for(lambda: not root.is_alive())
+    assert rank.is_alive()
+    assert job_control.is_job_alive(str(session))
     job_control.request_stop(str(session))  # terminated: ignored
-    assert rank.alive()
+    assert rank.is_alive()
     job_control.request_stop(str(session))
-    wait_for(lambda: not rank.alive())
-    assert not job_control.job_alive(str(session))
+    wait_for(lambda: not rank.is_alive())
+    assert not job_control.is_job_alive(str(session))
 
 
 def test_nothing_to_stop(tmp_path: Path) -> None:
-    with pytest.raises(job_control.NotHere, match="does not say that it was started"):
+    with pytest.raises(job_control.JobUnreachable, match="does not say that it was started"):
         job_control.request_stop(str(tmp_path))
-    assert not job_control.sampler_alive(str(tmp_path))
-    assert not job_control.job_alive(str(tmp_path / "nowhere"))
+    assert not job_control.is_sampler_alive(str(tmp_path))
+    assert not job_control.is_job_alive(str(tmp_path / "nowhere"))
 
 
 def test_in_the_foreground_sent_signals_reach_the_job_once(tmp_path: Path) -> None:
@@ -224,14 +224,14 @@ def test_ranks_without_a_launcher_are_all_stopped(tmp_path: Path) -> None:
     ]
     try:
         assert [rank.stdout is not None and rank.stdout.readline() for rank in ranks] == [b"ready\n"] * 2
-        job = jobs.job_of(ranks[1].pid)
+        job = jobs.find_job(ranks[1].pid)
         assert job is not None
-        session = attaching.begin(job, str(tmp_path / "session"))
+        session = attaching.begin_session(job, str(tmp_path / "session"))
         sampler = agent.watch_in_background(session)
         assert sampler is not None
         job_control.request_stop(session)
         assert [rank.wait(30) for rank in ranks] == [9, 9]
-        wait_for(lambda: not sampler.alive())
+        wait_for(lambda: not sampler.is_alive())
         assert signals_sent(Path(session)) == ["SIGINT"]
     finally:
         for rank in ranks:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from agents import python, wait_for
-from zerotop_probe.outside.sampling.thread_sampler import Budget, Threads, has_schedstat
+from zerotop_probe.outside.sampling.thread_sampler import DescriptorBudget, ProcessThreads, has_schedstat
 
 # 50 threads sleep; at each line of input two of them work for as many seconds as it says, and it answers when
 # they begin.
@@ -35,11 +35,11 @@ for line in sys.stdin:
 class Child:
     """A process whose threads work when told to, and one reader of them."""
 
-    def __init__(self, budget: Budget, *, schedstat: bool = True) -> None:
+    def __init__(self, budget: DescriptorBudget, *, schedstat: bool = True) -> None:
         self.process = subprocess.Popen(python(CHILD), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
         self._answer()
         self._clock = (~self.process.pid << 3) | 2
-        self.threads = Threads(self.process.pid, budget, schedstat=schedstat, now_ns=time.monotonic_ns())
+        self.threads = ProcessThreads(self.process.pid, budget, schedstat=schedstat, now_ns=time.monotonic_ns())
         self._before = self._now()
 
     def _answer(self) -> None:
@@ -62,7 +62,7 @@ class Child:
         """Samples as at most ticks, without reading everything; returns what the process ran meanwhile."""
         now = self._now()
         ran_ns = now[1] - self._before[1]
-        self.threads.sample(now[0], now[0] - self._before[0], ran_ns, everything=False)
+        self.threads.update_counters(now[0], now[0] - self._before[0], ran_ns, everything=False)
         self._before = now
         return ran_ns
 
@@ -76,7 +76,7 @@ class Child:
 def child() -> Iterator[Child]:
     if not has_schedstat():
         pytest.skip("this kernel has no schedstat")
-    child = Child(Budget(1000))
+    child = Child(DescriptorBudget(1000))
     yield child
     child.close()
 
@@ -85,24 +85,24 @@ def test_sleepers_that_wake_are_read_at_once(child: Child) -> None:
     for _ in range(3):
         time.sleep(0.05)
         child.sample()
-    assert child.threads.busiest(8, 0.001) == []
+    assert child.threads.find_busiest(8, 0.001) == []
     child.work(30)
     wait_for(lambda: child.ran_ns() > 100e6)
     ran_ns = child.sample()
-    busiest = child.threads.busiest(8, 0.001)
+    busiest = child.threads.find_busiest(8, 0.001)
     assert sum(thread.ran_ns for thread in busiest) == pytest.approx(ran_ns, rel=0.2)
     assert len([thread for thread in busiest if thread.ran_ns > 0.2 * ran_ns]) == 2
 
 
 def test_a_thread_that_was_not_read_for_a_while_is_not_taken_for_several(child: Child) -> None:
     """Its rate refers to the time since it was read itself, not to the time since the sample before."""
-    child.threads.busiest(8, 0.001)
+    child.threads.find_busiest(8, 0.001)
     child.work(30)
     wait_for(lambda: child.ran_ns() > 500e6)
     tick_ns = 10**8
-    use = child.threads.sample(time.monotonic_ns(), tick_ns, 0, everything=True)
-    busiest = child.threads.busiest(8, 0.001)
-    assert use.busy <= 2
+    use = child.threads.update_counters(time.monotonic_ns(), tick_ns, 0, everything=True)
+    busiest = child.threads.find_busiest(8, 0.001)
+    assert use.busy_threads <= 2
     assert len(busiest) >= 2
     assert 0.05 < sum(thread.cores for thread in busiest) < 2.2
     assert use.waited_ns is not None
@@ -112,12 +112,12 @@ def test_a_thread_that_was_not_read_for_a_while_is_not_taken_for_several(child: 
 def test_threads_that_are_born_and_end(child: Child) -> None:
     assert len(child.threads) == 51
     child.work(-1)
-    child.threads.list_again(time.monotonic_ns())
+    child.threads.list_threads(time.monotonic_ns())
     assert len(child.threads) == 52
     child.process.kill()
     child.process.wait()
-    child.threads.sample(time.monotonic_ns(), 10**8, 10**8, everything=True)
-    child.threads.list_again(time.monotonic_ns())
+    child.threads.update_counters(time.monotonic_ns(), 10**8, 10**8, everything=True)
+    child.threads.list_threads(time.monotonic_ns())
     assert len(child.threads) == 0
 
 
@@ -126,24 +126,24 @@ def test_descriptors_are_given_back_and_never_exceed_the_budget() -> None:
         return len(os.listdir("/proc/self/fd"))
 
     before = opened()
-    child = Child(Budget(20))
+    child = Child(DescriptorBudget(20))
     assert opened() - before == 20 + 2  # and the two pipes
     child.work(30)
     wait_for(lambda: child.ran_ns() > 100e6)
     ran_ns = child.sample()
-    assert sum(thread.ran_ns for thread in child.threads.busiest(8, 0.001)) == pytest.approx(ran_ns, rel=0.2)
+    assert sum(thread.ran_ns for thread in child.threads.find_busiest(8, 0.001)) == pytest.approx(ran_ns, rel=0.2)
     child.close()
     assert opened() == before
 
 
 def test_a_kernel_without_schedstat() -> None:
     """Ticks of 10 ms instead of nanoseconds, and nothing about waiting."""
-    child = Child(Budget(1000), schedstat=False)
+    child = Child(DescriptorBudget(1000), schedstat=False)
     child.work(30)
     wait_for(lambda: child.ran_ns() > 500e6)
     now, ran_ns = time.monotonic_ns(), child.ran_ns()
-    use = child.threads.sample(now, 10**8, ran_ns, everything=True)
+    use = child.threads.update_counters(now, 10**8, ran_ns, everything=True)
     assert use.waited_ns is None
-    busiest = child.threads.busiest(8, 0.001)
+    busiest = child.threads.find_busiest(8, 0.001)
     child.close()
     assert sum(thread.ran_ns for thread in busiest) == pytest.approx(ran_ns, rel=0.2)

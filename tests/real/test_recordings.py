@@ -12,8 +12,8 @@ import pytest
 import recordings
 from programs import on_terminal
 from zerotop.analysis.live_view import LiveView
-from zerotop.analysis.reports.export import TABLES, export
-from zerotop.analysis.reports.headline import summary
+from zerotop.analysis.reports.export import TABLES, export_table
+from zerotop.analysis.reports.headline import summarize_session
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main
 from zerotop.session.reader import Session
@@ -40,7 +40,7 @@ def cursors(session: Session, count: int = 12) -> list[int]:
 
 
 def output(session: Session) -> str:
-    return session.output_tail(session.last_written_ns, 1 << 20).decode()
+    return session.read_output_tail(session.last_written_ns, 1 << 20).decode()
 
 
 def test_there_are_all() -> None:
@@ -59,13 +59,13 @@ def test_steps_are_those_of_the_output(name: str) -> None:
     session = recordings.recording(name)
     assert (session.damaged_files, session.damaged_lines) == (0, 0)
     steps, skipped, code = EXPECTED[name]
-    view = RecordingSource(session).view(None)
+    view = RecordingSource(session).view_at(None)
     said = output(session)
     losses = re.findall(r"'loss': '([^']+)', 'grad_norm': '([^']+)'", said)
     assert len(losses) == len(view.iterations.step) == steps
     assert view.iterations.skipped.sum() == sum(norm in ("inf", "nan") for _, norm in losses) == skipped
     assert view.job.exit_code == code
-    assert f"{steps} steps, {skipped} skipped" in summary(session)
+    assert f"{steps} steps, {skipped} skipped" in summarize_session(session)
     if code == 0:
         assert f"after {steps} steps" in said
         (seconds,) = re.findall(r"'train_runtime': '([\d.]+)'", said)
@@ -92,8 +92,8 @@ def test_the_view_at_any_cursor(name: str, tmp_path: Path) -> None:
     here, there = RecordingSource(packed), RecordingSource(Session.open(recordings.as_directory(name, tmp_path)))
     done, peaks = 0, dict[int, int]()
     for cursor in cursors(packed):
-        view = here.view(cursor)
-        assert repr(view) == repr(there.view(cursor))
+        view = here.view_at(cursor)
+        assert repr(view) == repr(there.view_at(cursor))
         sane(view)
         assert len(view.iterations.step) >= done
         done = len(view.iterations.step)
@@ -109,7 +109,7 @@ def test_exports(name: str) -> None:
     session = recordings.recording(name)
     for table in TABLES:
         stream = io.BytesIO()
-        rows = export(session, table, "csv", stream)
+        rows = export_table(session, table, "csv", stream)
         assert len(list(csv.DictReader(io.StringIO(stream.getvalue().decode())))) == rows > 0
 
 

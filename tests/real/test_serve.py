@@ -25,7 +25,7 @@ import pytest
 import browser
 import recordings
 from zerotop.cli import main
-from zerotop.commands.web.guard import NOBODY, owner
+from zerotop.commands.web.guard import NOBODY, find_owner
 
 PATIENCE_S = 60.0
 TOKEN = "it's-a-secret"
@@ -264,9 +264,9 @@ def test_the_kernel_knows_whose_a_connection_is() -> None:
             listening.listen()
             with socket.create_connection(listening.getsockname()[:2]) as ours:
                 mine = ours.getsockname()
-                assert owner(mine[0], mine[1]) == os.getuid()
-            assert owner(mine[0], mine[1]) == NOBODY
-    assert owner("no address", 1) is None
+                assert find_owner(mine[0], mine[1]) == os.getuid()
+            assert find_owner(mine[0], mine[1]) == NOBODY
+    assert find_owner("no address", 1) is None
 
 
 async def test_the_program_runs_in_a_real_browser(state: Path, tmp_path: Path) -> None:

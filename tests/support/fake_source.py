@@ -191,11 +191,11 @@ class FakeSource:
         return Session(Path(os.devnull), {"boot": "boot", "clock": {"unix_ns": self.begin_ns, "monotonic_ns": 0}})
 
     @property
-    def processes(self) -> tuple[RankSteps, ...]:
+    def rank_steps(self) -> tuple[RankSteps, ...]:
         return ()
 
     @property
-    def live(self) -> bool:
+    def is_live(self) -> bool:
         return self.now_s is not None and not (self.story.ends and self.now_s() >= self.story.ends_s)
 
     @property
@@ -215,18 +215,18 @@ class FakeSource:
         seen, self._seen = self._seen, self.now_s()
         return self._seen > seen
 
-    def reading(self) -> Generator[None, None, bool]:
+    def iter_refresh(self) -> Generator[None, None, bool]:
         return self.refresh()
         yield
 
-    def findings(self, cursor_ns: int | None) -> tuple[Annotation, ...]:
+    def findings_at(self, cursor_ns: int | None) -> tuple[Annotation, ...]:
         cursor = self.end_ns if cursor_ns is None else cursor_ns
         return tuple(finding for finding in self.story.findings if finding.known_ns <= cursor)
 
-    def output(self, cursor_ns: int, most: int) -> tuple[str, ...]:
+    def output_lines(self, cursor_ns: int, most: int) -> tuple[str, ...]:
         return self._telling(cursor_ns).output(most)
 
-    def step_time(self, step: int) -> int | None:
+    def find_step_end(self, step: int) -> int | None:
         last = self.last_step
         if last is None or step > last:
             return None
@@ -236,14 +236,14 @@ class FakeSource:
         done = int(np.searchsorted(self._finished, (cursor_ns - self.begin_ns) / 1e9, side="right"))
         return done - 1 if done else None
 
-    def view(self, cursor_ns: int | None) -> LiveView:
+    def view_at(self, cursor_ns: int | None) -> LiveView:
         self.views += 1
         cursor = self.end_ns if cursor_ns is None else cursor_ns
         return replace(self._telling(cursor).view(self._iterations), history=self._history_at(cursor // PIECE_NS))
 
-    def viewing(self, cursor_ns: int | None) -> Generator[None, None, LiveView]:
+    def iter_view(self, cursor_ns: int | None) -> Generator[None, None, LiveView]:
         yield
-        return self.view(cursor_ns)
+        return self.view_at(cursor_ns)
 
     def _telling(self, cursor: int) -> Telling:
         return Telling(self.story, (cursor - self.begin_ns) / 1e9, cursor, self._begins, self._finished)

@@ -37,7 +37,7 @@ from zerotop_probe.recording.tables import (
     UNKNOWN,
     Table,
 )
-from zerotop_probe.recording.writer import EventWriter, Identity, RecordWriter, create
+from zerotop_probe.recording.writer import EventWriter, Identity, RecordWriter, create_file
 
 GIB = 1 << 30
 COMMAND = ["deepspeed", "--num_gpus", "8", "train.py", "--deepspeed_config", "zero2_offload_optimizer_bf16.json"]
@@ -79,7 +79,7 @@ class GrowingRank:
         self.pid = 100_000 + rank  # no process of this machine
         self.phase, self.step = "other", 0
         self._slower = slower
-        self._identity = Identity.of_this_process("rank", rank)._replace(pid=self.pid, host=host)
+        self._identity = Identity.for_this_process("rank", rank)._replace(pid=self.pid, host=host)
         self._spans, self._begins, self._allocator, self._probe = (
             Rows(session, table, self._identity) for table in (SPANS, BEGINS, ALLOCATOR, PROBE)
         )
@@ -181,11 +181,11 @@ class GrowingNode:
 
     def __init__(self, session: str, ranks: list[GrowingRank], hertz: int, host: str) -> None:
         self._ranks, self._hertz, self._tick = ranks, hertz, 0
-        identity = Identity.of_this_process("node")._replace(host=host)
+        identity = Identity.for_this_process("node")._replace(host=host)
         self._gpus, self._held, self._processes, self._threads, self._hosts, self._output = (
             Rows(session, table, identity) for table in (GPUS, GPU_PROCESSES, PROCESSES, THREADS, HOSTS, OUTPUT)
         )
-        self._log = create(session, f"output-{identity.stem}", ".log")
+        self._log = create_file(session, f"output-{identity.file_stem}", ".log")
         self._written = self._facts = 0
         writer, now = EventWriter(session, identity), time.monotonic_ns()
         writer.write(now, events.JOB_STARTED, pid=identity.pid, start=identity.start, command=COMMAND)
@@ -264,7 +264,7 @@ class GrowingNode:
 
 def write(session: str, ranks: int, hosts: int, hertz: int, slower: float) -> None:
     """Writes for ever."""
-    names = [Identity.of_this_process("node").host] if hosts == 1 else [f"node{host:03d}" for host in range(hosts)]
+    names = [Identity.for_this_process("node").host] if hosts == 1 else [f"node{host:03d}" for host in range(hosts)]
     each = -(-ranks // hosts)
     places = [(rank, names[rank // each], rank % each) for rank in range(ranks)]
     everyone = [GrowingRank(session, rank, ranks, host=host, local=local, slower=slower) for rank, host, local in places]
@@ -297,7 +297,7 @@ def main() -> None:
     options = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    session = directory.create(COMMAND, path=options.session, launcher="deepspeed")
+    session = directory.create_session(COMMAND, path=options.session, launcher="deepspeed")
     print("writing", flush=True)
     write(session, options.ranks, options.hosts, options.hertz, options.slower)
 

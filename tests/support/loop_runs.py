@@ -13,7 +13,7 @@ from typing import Any
 import zerotop_probe
 from rank_recordings import Rank
 from real_jobs import TIMEOUT_S, environment, launch
-from zerotop_probe.recording.directory import ENVIRONMENT
+from zerotop_probe.recording.directory import SESSION_VARIABLE
 
 LOOPS = Path(__file__).resolve().parent.parent / "real" / "loops"
 BOOTSTRAP = Path(zerotop_probe.__file__).parent / "bootstrap"
@@ -57,7 +57,7 @@ def run(
     path = BOOTSTRAP if bootstrap else BOOTSTRAP.parent.parent
     variables = {"PYTHONPATH": str(path), "PYTHONZEROTOP_DEBUG": "1"}
     if session != Path():
-        variables[ENVIRONMENT] = str(session)
+        variables[SESSION_VARIABLE] = str(session)
     script = [str(LOOPS / f"{name}.py"), *options]
     command = launch("deepspeed", script, ranks=ranks)
     with open(folder / "output", "w+b") as output:

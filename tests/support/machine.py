@@ -36,7 +36,7 @@ def make_read_only(folder: Path) -> None:
 @contextmanager
 def small_group(limit_bytes: int) -> Iterator[Path]:
     """A control group whose memory ends there; to be entered through its ``cgroup.procs``."""
-    own = cgroup._path_of(os.getpid(), "memory") or cgroup._path_of(os.getpid(), "")
+    own = cgroup._find_folder(os.getpid(), "memory") or cgroup._find_folder(os.getpid(), "")
     if own is None:
         pytest.skip("there are no control groups here")
     name = "memory.max" if Path(own, "memory.max").exists() else "memory.limit_in_bytes"

@@ -11,7 +11,7 @@ from small_recording import S, identity, read, span, write
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE, TICK, Table
-from zerotop_probe.recording.writer import EventWriter, Identity, create
+from zerotop_probe.recording.writer import EventWriter, Identity, create_file
 
 GIB = 1 << 30
 UUID = "GPU-00000000-0000-0000-0000-00000000000"
@@ -138,7 +138,7 @@ class Recording:
     def print(self, at: float, text: str) -> None:
         """The job's output, once."""
         data = text.encode()
-        descriptor = create(str(self.folder), f"output-{self.node.stem}", ".log")
+        descriptor = create_file(str(self.folder), f"output-{self.node.file_stem}", ".log")
         os.write(descriptor, data)
         os.close(descriptor)
         self.write(tables.OUTPUT, self.node, [record(tables.OUTPUT, at, length=len(data))])

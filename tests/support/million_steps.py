@@ -23,8 +23,8 @@ _GIB = 1 << 30
 def write(path: Path, steps: int) -> Path:
     """Writes it to a new folder, which is returned."""
     clock = {"monotonic_ns": 0, "unix_ns": _BORN_NS}
-    directory.create(["python", "train.py"], path=str(path), clock=clock)
-    node = Identity.of_this_process("node")
+    directory.create_session(["python", "train.py"], path=str(path), clock=clock)
+    node = Identity.for_this_process("node")
     rank = node._replace(role="rank", rank=0, pid=1000)
 
     def table(kind: tables.Table, who: Identity, count: int, **columns: Any) -> None:
@@ -32,7 +32,7 @@ def write(path: Path, steps: int) -> Path:
         rows = np.zeros(count, np.dtype([tuple(field) for field in kind.dtype]))
         for name, values in columns.items():
             rows[name] = values
-        with open(path / f"{kind.name}-{who.stem}.rec", "ab") as file:
+        with open(path / f"{kind.name}-{who.file_stem}.rec", "ab") as file:
             rows.tofile(file)
 
     each = len(_PHASES)

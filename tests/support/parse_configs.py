@@ -21,7 +21,7 @@ def parse(path: Path) -> dict[str, Any]:
     from zerotop.demo import finetune
 
     sys.argv = ["finetune.py", "--deepspeed", str(path), "--micro-batch", "3", "--gradient-accumulation", "5"]
-    arguments = finetune.training_arguments(finetune.parse_arguments(), finetune.read_config(str(path)))
+    arguments = finetune.make_training_arguments(finetune.parse_arguments(), finetune.read_config(str(path)))
     filled = arguments.hf_deepspeed_config
     filled.trainer_config_finalize(arguments, SimpleNamespace(config=SimpleNamespace(hidden_size=64)), 100)
     config = DeepSpeedConfig(filled.config)

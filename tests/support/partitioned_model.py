@@ -27,7 +27,7 @@ def main() -> None:
     sys.argv = ["finetune.py", "--model", "llama-8b", "--deepspeed", sys.argv[1]]
     options = finetune.parse_arguments()
     finetune.prepare_environment()
-    arguments = finetune.training_arguments(options, finetune.read_config(options.deepspeed))
+    arguments = finetune.make_training_arguments(options, finetune.read_config(options.deepspeed))
     import deepspeed
 
     deepspeed.init_distributed()

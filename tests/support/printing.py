@@ -8,17 +8,17 @@ from pathlib import Path
 
 from zerotop_probe.recording import directory
 from zerotop_probe.recording.tables import OUTPUT, STREAMS
-from zerotop_probe.recording.writer import Identity, RecordWriter, create
+from zerotop_probe.recording.writer import Identity, RecordWriter, create_file
 
 
 class Printing:
     """A job that prints; ``say`` returns the moment at which that was seen."""
 
     def __init__(self, folder: Path, pid: int = 1, path: Path | None = None) -> None:
-        self.path = path or Path(directory.create(["train.py"], path=str(folder / "session")))
-        identity = Identity.of_this_process("node")._replace(pid=pid)
+        self.path = path or Path(directory.create_session(["train.py"], path=str(folder / "session")))
+        identity = Identity.for_this_process("node")._replace(pid=pid)
         self._index = RecordWriter(str(self.path), OUTPUT, identity)
-        self._log = create(str(self.path), f"output-{identity.stem}", ".log")
+        self._log = create_file(str(self.path), f"output-{identity.file_stem}", ".log")
         self._offset = 0
 
     def lose(self, data: bytes) -> None:

@@ -72,12 +72,12 @@ def launch(launcher: str, script: Sequence[str], *, ranks: int = RANKS) -> list[
 def finetune_command(launcher: str, config: Path | None, options: Sequence[str]) -> list[str]:
     """finetune.py on the tiny model for three steps, unless ``options`` say otherwise."""
     chosen = [] if config is None else ["--deepspeed", str(config)]
-    return launch(launcher, [str(demo.SCRIPT), *SMALL, *chosen, *options])
+    return launch(launcher, [str(demo.SCRIPT_PATH), *SMALL, *chosen, *options])
 
 
 def prepared_config(name: str, folder: Path) -> Path:
     """The ready config of that name; one that swaps to NVMe gets a folder to swap to."""
-    path = demo.config_path(name)
+    path = demo.find_config(name)
     content = json.loads(path.read_text())
     swaps = [part for part in content["zero_optimization"].values() if isinstance(part, dict) and "nvme_path" in part]
     if not swaps:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from zerotop.demo import RECORDING
-from zerotop.session.packing import SUFFIX, unpack
+from zerotop.demo import RECORDING_PATH
+from zerotop.session.packing import SUFFIX, unpack_files
 from zerotop.session.reader import Session
-from zerotop.session.storage import Unpacked
+from zerotop.session.storage import UnpackedFolder
 
 FOLDER = Path(__file__).resolve().parent.parent / "recordings"
 
@@ -25,12 +25,12 @@ def from_outside(name: str, into: Path) -> Session:
 
 def names() -> list[str]:
     """Of all there are; one of them is shipped with the demo."""
-    return sorted(path.stem for path in (RECORDING, *FOLDER.glob(f"*{SUFFIX}")))
+    return sorted(path.stem for path in (RECORDING_PATH, *FOLDER.glob(f"*{SUFFIX}")))
 
 
 def packed(name: str) -> Path:
     """The packed file."""
-    return RECORDING if name == RECORDING.stem else FOLDER / (name + SUFFIX)
+    return RECORDING_PATH if name == RECORDING_PATH.stem else FOLDER / (name + SUFFIX)
 
 
 def recording(name: str) -> Session:
@@ -42,7 +42,7 @@ def as_directory(name: str, into: Path) -> Path:
     """Writes a recording's files to a new folder in ``into``: the session as it was before it was packed."""
     session = into / name
     session.mkdir()
-    for file, content in unpack(packed(name)).items():
+    for file, content in unpack_files(packed(name)).items():
         (session / file).write_bytes(content)
     return session
 
@@ -51,9 +51,9 @@ def rewritten(name: str, change: Callable[[dict[str, Any]], object]) -> Session:
     """The recording with the lines of its events as ``change`` makes them; that gets one at a time, headers too."""
     files = {
         file: content if not file.endswith(".jsonl") else b"".join(map(_rewrite(change), content.splitlines()))
-        for file, content in unpack(packed(name)).items()
+        for file, content in unpack_files(packed(name)).items()
     }
-    return Session.of(Unpacked(packed(name), files))
+    return Session.from_folder(UnpackedFolder(packed(name), files))
 
 
 def _rewrite(change: Callable[[dict[str, Any]], object]) -> Callable[[bytes], bytes]:

@@ -7,9 +7,9 @@ from typing import Any, Generic, TypeVar
 from textual.pilot import Pilot
 
 from zerotop.ui.app.app import ZerotopApp
-from zerotop.ui.base.base_screen import Watching
+from zerotop.ui.base.base_screen import MonitorScreen
 
-Kind = TypeVar("Kind", bound=Watching)
+Kind = TypeVar("Kind", bound=MonitorScreen)
 
 
 class Shown(Generic[Kind]):

@@ -11,9 +11,9 @@ from textual.pilot import Pilot
 import recordings
 from settling import until
 from zerotop.analysis.reports.recording_index import Overviews
-from zerotop.commands.job.recording_library import UserDesk
+from zerotop.commands.job.recording_library import UserLibrary
 from zerotop.session import catalog
-from zerotop.ui.app.settings import Habits
+from zerotop.ui.app.settings import UserSettings
 from zerotop.ui.app.start_app import StartApp
 from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.drawing.glyphs import BLOCKS, Glyphs
@@ -23,7 +23,7 @@ from zerotop.ui.start.screen import StartScreen
 def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The usual place, with three recordings in it; the current folder is another, empty one."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    folder = catalog.usual_place()
+    folder = catalog.find_default_folder()
     folder.mkdir(parents=True)
     shutil.copy(recordings.packed("cpu-clean"), folder)
     shutil.copy(recordings.packed("z2-oom"), folder)
@@ -37,10 +37,10 @@ def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class Start:
     """The program over the usual place."""
 
-    def __init__(self, glyphs: Glyphs = BLOCKS, habits: Habits | None = None) -> None:
-        place = catalog.usual_place()
-        self.desk = UserDesk(Overviews(place, None, lambda path: False), find=list)
-        self.app = StartApp(self.desk, glyphs=glyphs, habits=habits)
+    def __init__(self, glyphs: Glyphs = BLOCKS, settings: UserSettings | None = None) -> None:
+        place = catalog.find_default_folder()
+        self.desk = UserLibrary(Overviews(place, None, lambda path: False), job_finder=list)
+        self.app = StartApp(self.desk, glyphs=glyphs, settings=settings)
 
     @property
     def list(self) -> StartScreen:
@@ -63,5 +63,5 @@ def is_shown(start: Start, id: str | None) -> bool:
 
 
 async def ready(start: Start, pilot: Pilot[Leaving]) -> None:
-    await until(pilot, lambda: all(recording.about is not None for recording in start.desk.recordings))
+    await until(pilot, lambda: all(recording.overview is not None for recording in start.desk.recordings))
     await until(pilot, lambda: "exit 0" in start.text() and "reading" not in start.text())

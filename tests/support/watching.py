@@ -15,7 +15,7 @@ class FakeJob:
     """Implements ``ports.Controller`` and writes down what it was asked."""
 
     attach_command = "zerotop attach brisk-otter"
-    stop_means = "Asks it to end; asked again, it is killed."
+    stop_description = "Asks it to end; asked again, it is killed."
 
     def __init__(self) -> None:
         self.stops = 0
@@ -26,19 +26,19 @@ class FakeJob:
         self.looks: list[tuple[int, bool]] = []
         self.trouble: OSError | None = None
 
-    def stop(self) -> str:
+    def stop_job(self) -> str:
         if self.trouble:
             raise self.trouble
         self.stops += 1
         return self.not_stopped
 
-    def look(self, steps: int, stacks: bool) -> int:
+    def request_trace(self, steps: int, stacks: bool) -> int:
         if self.trouble:
             raise self.trouble
         self.looks.append((steps, stacks))
         return len(self.looks)
 
-    def sampler_alive(self) -> bool:
+    def is_sampler_alive(self) -> bool:
         return self.sampler
 
     def restart_sampler(self) -> None:
@@ -50,7 +50,7 @@ class FakeJob:
     def can_enter(self) -> bool:
         return self.outside
 
-    def enter(self) -> str:
+    def enter_ranks(self) -> str:
         if self.trouble:
             raise self.trouble
         self.outside = False
@@ -80,7 +80,7 @@ class Watch:
     async def ticked(self, pilot: Pilot[Leaving]) -> None:
         """One tick of the monitor's timer: what it begins is done in pieces, and is on the screen afterwards."""
         self.app._rest_until_s = 0.0  # however soon it comes after the one before
-        self.app.tick()
+        self.app.run_tick()
         await pilot.pause()
-        await until(pilot, lambda: self.app._polling is None and self.app._framing is None)
+        await until(pilot, lambda: self.app._poll_work is None and self.app._frame_work is None)
         await pilot.pause()

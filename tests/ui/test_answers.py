@@ -24,7 +24,7 @@ from zerotop.ui.drawing.theme import DARK_NAME, LIGHT_NAME
 from zerotop.ui.ranks import model as ranking_module
 from zerotop.ui.ranks.model import Ranking
 from zerotop.ui.ranks.screen import RanksScreen
-from zerotop.ui.widgets.frame_widget import Drawn
+from zerotop.ui.widgets.frame_widget import FrameWidget
 
 
 class Slow(FakeSource):
@@ -35,8 +35,8 @@ class Slow(FakeSource):
         self.through = True
         self.pieces = 0
 
-    def viewing(self, cursor_ns: int | None) -> Generator[None, None, LiveView]:
-        view = self.view(cursor_ns)
+    def iter_view(self, cursor_ns: int | None) -> Generator[None, None, LiveView]:
+        view = self.view_at(cursor_ns)
         while not self.through:
             self.pieces += 1
             yield
@@ -72,12 +72,12 @@ async def test_who_had_to_wait_for_a_look_is_answered_before_the_next_one_is_mad
         for _ in range(2):
             source.through, source.pieces = False, 0
             app.viewer.seek_seconds(-10)
-            app.draw()
+            app.draw_frame()
             taken.append(source.pieces)
-            await until(pilot, lambda: app._framing_s > 3 * monitor.AT_ONCE_S)
+            await until(pilot, lambda: app._frame_cpu_s > 3 * monitor.AT_ONCE_S)
             await pilot.pause(0.05)
             source.through = True
-            await until(pilot, lambda: app._framing is None)
+            await until(pilot, lambda: app._frame_work is None)
         assert taken[0] > taken[1] == 1
 
 
@@ -123,7 +123,7 @@ async def test_screens_are_made_before_they_are_asked_for(monkeypatch: pytest.Mo
             await pilot.press(str(number))
             await pilot.pause()
             assert app.screen.id == tab.name
-            assert all(panel.drawn_text() for panel in app.screen.query(Drawn) if panel.display)
+            assert all(panel.plain_text() for panel in app.screen.query(FrameWidget) if panel.display)
 
 
 async def test_a_screen_that_was_seen_in_a_terminal_of_another_size_fills_that_of_now() -> None:
@@ -143,39 +143,39 @@ async def test_a_screen_that_was_seen_in_a_terminal_of_another_size_fills_that_o
 def test_steps_are_counted_from_where_one_goes() -> None:
     source = Slow()
     viewer = Viewer(source, None, lambda: 0.0)
-    assert viewer.frame().view.progress.step == 14
+    assert viewer.make_frame().view.progress.step == 14
     source.through = False
-    making = viewer.framing()
+    making = viewer.iter_frame()
     for number in (-1, -1, -1, 1):
         viewer.seek_steps(number)
         next(making)
     source.through = True
-    assert viewer.frame().view.progress.step == 12
+    assert viewer.make_frame().view.progress.step == 12
     viewer.seek_steps(1)
-    assert viewer.frame().view.progress.step == 13
+    assert viewer.make_frame().view.progress.step == 13
 
 
 @pytest.mark.parametrize("metric", [Metric.PEAK, Metric.FREE, Metric.CORES])
 def test_what_is_looked_up_in_pieces_is_the_same(metric: Metric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_ranks(tmp_path, 70, 9, more_bytes={2: 4 * GIB})
     source = RecordingSource(read(tmp_path))
-    frame = Viewer(source, None, lambda: 0.0).frame()
+    frame = Viewer(source, None, lambda: 0.0).make_frame()
     at_once, piecewise = Ranking(source), Ranking(source)
     at_once.metric = piecewise.metric = metric
     monkeypatch.setattr(ranking_module, "_AT_ONCE_S", 10.0)
-    expected = at_once.look(frame)
-    assert not at_once.busy
+    expected = at_once.make_picture(frame)
+    assert not at_once.is_busy
     monkeypatch.setattr(ranking_module, "_AT_ONCE_S", 0.0)
-    first = piecewise.look(frame)
-    assert piecewise.busy
+    first = piecewise.make_picture(frame)
+    assert piecewise.is_busy
     assert first.metric is metric
     assert np.isnan(first.values).all()
-    while piecewise.busy:
-        piecewise.go_on(1e-9)
-    found = piecewise.look(frame)
+    while piecewise.is_busy:
+        piecewise.continue_work(1e-9)
+    found = piecewise.make_picture(frame)
     assert np.array_equal(found.values, expected.values, equal_nan=True)
     assert found.order.tolist() == expected.order.tolist()
-    assert piecewise.look(frame) is found
+    assert piecewise.make_picture(frame) is found
 
 
 async def test_a_metric_is_named_before_it_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,9 +190,9 @@ async def test_a_metric_is_named_before_it_is_known(tmp_path: Path, monkeypatch:
         assert "Ranks: " in text(app)
         assert screen.ranking.metric is Metric.PEAK
         assert screen.frame is not None
-        assert screen.ranking.look(screen.frame).metric is Metric.PEAK
-        await until(pilot, lambda: not screen.ranking.busy)
-        assert not np.isnan(screen.ranking.look(screen.frame).values).all()
+        assert screen.ranking.make_picture(screen.frame).metric is Metric.PEAK
+        await until(pilot, lambda: not screen.ranking.is_busy)
+        assert not np.isnan(screen.ranking.make_picture(screen.frame).values).all()
 
 
 async def test_a_screen_that_comes_back_is_painted_in_the_theme_of_now() -> None:

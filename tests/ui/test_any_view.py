@@ -10,9 +10,9 @@ from rich.cells import cell_len
 
 from zerotop.analysis import live_view
 from zerotop.ui.base.footer import draw_tabs
-from zerotop.ui.base.header import draw_header, draw_notices, notice_rows, notices
+from zerotop.ui.base.header import build_notices, count_notice_rows, draw_header, draw_notices
 from zerotop.ui.base.tabs import TABS
-from zerotop.ui.dialogs.text_pages import job_text
+from zerotop.ui.dialogs.text_pages import build_job_page
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.drawing.rows import Row, row_text
 from zerotop.ui.live.cpu_gpu import draw_cpu, draw_gpu
@@ -164,10 +164,10 @@ views = st.builds(
 @given(views, st.integers(1, 130), st.integers(1, 14), st.sampled_from((BLOCKS, TEXTURES, ASCII)))
 def test_any_view_is_drawn(whole: live_view.LiveView, width: int, height: int, glyphs: Glyphs) -> None:
     badge: Row = ((" LIVE ", "badge-live"),)
-    sentences = notices(whole)
+    sentences = build_notices(whole)
     pictures = {
         "header": draw_header(whole, badge, width, min(height, 2), glyphs),
-        "notices": draw_notices(sentences, width, notice_rows(sentences, width, 5, glyphs), glyphs),
+        "notices": draw_notices(sentences, width, count_notice_rows(sentences, width, 5, glyphs), glyphs),
         "tabs": [draw_tabs(TABS, "live", whole.cost, 5.0, width, glyphs)[0]],
         "output": draw_output(Pane(whole.output), width, height, glyphs),
     }
@@ -176,7 +176,7 @@ def test_any_view_is_drawn(whole: live_view.LiveView, width: int, height: int, g
         assert len(pictures[draw.__name__]) == height
     for name, rows in pictures.items():
         assert {cell_len(row_text(row)) for row in rows} <= {width}, name
-    job_text(whole, glyphs)
+    build_job_page(whole, glyphs)
 
 
 @pytest.mark.parametrize("glyphs", [BLOCKS, ASCII])

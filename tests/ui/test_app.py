@@ -19,13 +19,13 @@ from watching import Watch
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.base.panels import Output, Transport
-from zerotop.ui.base.tabs import TABS, screen_of
+from zerotop.ui.base.tabs import TABS, load_screen_class
 from zerotop.ui.dialogs.dialog import Page
 from zerotop.ui.dialogs.go_to_dialog import GoToDialog
 from zerotop.ui.dialogs.quit_dialog import LeaveDialog
 from zerotop.ui.drawing.glyphs import ASCII, TEXTURES, Glyphs
 from zerotop.ui.drawing.theme import DARK_NAME, LIGHT_NAME
-from zerotop.ui.widgets.direct_writer import Written
+from zerotop.ui.widgets.direct_writer import WrittenText
 
 
 async def seen_by_ticks(seen: Watch, pilot: Pilot[Leaving], true: Callable[[], bool]) -> None:
@@ -35,7 +35,7 @@ async def seen_by_ticks(seen: Watch, pilot: Pilot[Leaving], true: Callable[[], b
 
 
 def test_each_tab_is_the_screen_of_that_name() -> None:
-    kinds = {tab.name: screen_of(tab.name) for tab in TABS}
+    kinds = {tab.name: load_screen_class(tab.name) for tab in TABS}
     assert [(kind.NAME, kind.TITLE) for kind in kinds.values()] == [(tab.name, tab.title) for tab in TABS]
 
 
@@ -105,15 +105,15 @@ async def test_the_mouse_scrubs() -> None:
         await pilot.pause()
         assert await pilot.mouse_down(Transport, offset=(64, 0))
         await pilot.pause()
-        first = seen.app.viewer.frame().moment.at_s
+        first = seen.app.viewer.make_frame().moment.cursor_s
         assert first == pytest.approx(75 * (64 - 17) / (120 - 17 - 7 - 1), abs=1.0)
         assert await pilot.hover(Transport, offset=(40, 0))
         await pilot.pause()
-        assert seen.app.viewer.frame().moment.at_s < first
+        assert seen.app.viewer.make_frame().moment.cursor_s < first
         assert await pilot.mouse_up(Transport, offset=(40, 0))
         await pilot.hover(Transport, offset=(100, 0))
         await pilot.pause()
-        assert seen.app.viewer.frame().moment.at_s < first
+        assert seen.app.viewer.make_frame().moment.cursor_s < first
 
 
 async def test_a_replay_plays_and_ends() -> None:
@@ -402,7 +402,7 @@ class TestLeaving:
 
     async def test_a_node_that_is_not_asked_to_stop(self) -> None:
         seen = Watch(offload_story(), 75.0)
-        seen.job.stop_means = "Asks it to end, here and on two; asked again, it is killed."
+        seen.job.stop_description = "Asks it to end, here and on two; asked again, it is killed."
         seen.job.not_stopped = "two is not asked to stop: ssh does not reach it."
         async with seen.app.run_test(size=(80, 24)) as pilot:
             await pilot.press("q")
@@ -546,7 +546,7 @@ async def test_only_what_changed_is_written(monkeypatch: pytest.MonkeyPatch) -> 
         paper = Paper(seen.text().split("\n"))
 
         def display(app: ZerotopApp, screen: object, update: object) -> None:
-            assert update is None or isinstance(update, Written), "painted by whole rows"
+            assert update is None or isinstance(update, WrittenText), "painted by whole rows"
             if update is not None:
                 paper.write(update.render_segments(app.console))
 

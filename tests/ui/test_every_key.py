@@ -23,17 +23,17 @@ from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.app.monitor import Monitor
 from zerotop.ui.app.start_app import StartApp
-from zerotop.ui.base.base_screen import Watching
-from zerotop.ui.base.tabs import TABS, screen_of
+from zerotop.ui.base.base_screen import MonitorScreen
+from zerotop.ui.base.tabs import TABS, load_screen_class
 from zerotop.ui.compare.screen import CompareScreen
 from zerotop.ui.dialogs.dialog import Dialog, Page
-from zerotop.ui.dialogs.findings_dialog import Feed
+from zerotop.ui.dialogs.findings_dialog import FindingsDialog
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.iteration.screen import IterationScreen
 from zerotop.ui.output.screen import OutputScreen
 from zerotop.ui.ranks.screen import RanksScreen
 from zerotop.ui.start.screen import StartScreen
-from zerotop.ui.widgets.frame_widget import Painted
+from zerotop.ui.widgets.frame_widget import RowWidget
 
 COMPARING = ("space", "down", "space", "c")
 # Keys that are pressed before, so that there is something to do: by a binding's id.
@@ -108,9 +108,10 @@ def declared(kind: type[DOMNode]) -> list[Binding]:
 
 
 # Where keys are tried: a screen of the monitor, with those that are the same everywhere on the first one.
-EVERYWHERE = (Watching, Monitor, Page, Feed, Dialog)
+EVERYWHERE = (MonitorScreen, Monitor, Page, FindingsDialog, Dialog)
 ON_SCREENS = [
-    pytest.param(tab.name, (screen_of(tab.name), *(EVERYWHERE if tab is TABS[0] else ())), id=tab.name) for tab in TABS
+    pytest.param(tab.name, (load_screen_class(tab.name), *(EVERYWHERE if tab is TABS[0] else ())), id=tab.name)
+    for tab in TABS
 ]
 ON_LISTS = (StartScreen, CompareScreen, StartApp)
 
@@ -150,7 +151,9 @@ class Seen:
         """Without how often it is drawn, which the tabs say."""
         screen = self.app.screen
         shown = {
-            panel.id: (panel.region, panel._rows) for panel in screen.query(Painted) if panel.display and panel.id != "tabs"
+            panel.id: (panel.region, panel._rows)
+            for panel in screen.query(RowWidget)
+            if panel.display and panel.id != "tabs"
         }
         fields = [field.value for field in screen.query(Input) if field.display]
         return type(screen), shown, fields, screen.focused, self.app.theme, len(self.told), self.app.is_running
@@ -159,15 +162,15 @@ class Seen:
         await self.pilot.pause()
         screen = self.app.screen
         if isinstance(screen, IterationScreen):
-            await until(self.pilot, lambda: not screen.folding.busy)
+            await until(self.pilot, lambda: not screen.folding.is_busy)
         if isinstance(screen, RanksScreen):
-            await until(self.pilot, lambda: not screen.ranking.busy)
+            await until(self.pilot, lambda: not screen.ranking.is_busy)
         if isinstance(screen, OutputScreen):
-            await until(self.pilot, lambda: not screen.reading.busy)
+            await until(self.pilot, lambda: not screen.reading.is_busy)
         if isinstance(screen, StartScreen):
-            await until(self.pilot, lambda: not screen._sheet.busy)
-        if isinstance(screen, Watching):
-            self.app.draw()
+            await until(self.pilot, lambda: not screen._sheet.busy_text)
+        if isinstance(screen, MonitorScreen):
+            self.app.draw_frame()
         await self.pilot.pause()
 
     async def tries(self, key: str, id: str) -> None:
@@ -189,10 +192,10 @@ async def test_each_key_of_a_screen(
     app = ZerotopApp(RecordingSource(recording("story")), glyphs=BLOCKS, title="story", clock=lambda: 1000.0)
     async with app.run_test(size=(120, 40)) as pilot:
         seen = Seen(app, pilot, monkeypatch)
-        await until(pilot, lambda: len(app.viewer.source.findings(None)) == 8)
+        await until(pilot, lambda: len(app.viewer.source.findings_at(None)) == 8)
         for binding in [binding for kind in kinds for binding in declared(kind) if binding.id not in ELSEWHERE]:
             for key in binding.key.split(","):
-                while not isinstance(app.screen, Watching):
+                while not isinstance(app.screen, MonitorScreen):
                     await pilot.press("escape")
                 app.action_switch(name)
                 await pilot.pause()

@@ -12,8 +12,8 @@ from fake_source import BEGIN_NS, offload_story
 from settling import until
 from watching import Watch
 from zerotop.analysis.annotations import Annotation, Severity
-from zerotop.ui.base.findings import clause, evidence_rows, figure, step_marks, weightiest
-from zerotop.ui.dialogs.findings_dialog import Feed
+from zerotop.ui.base.findings import choose_finding, find_step_marks, format_evidence, format_evidence_rows, wrap_sentence
+from zerotop.ui.dialogs.findings_dialog import FindingsDialog
 from zerotop.ui.drawing.glyphs import BLOCKS
 
 
@@ -44,22 +44,22 @@ STORY = offload_story(findings=(SKIPS, REAL, SPIKE, FULL))
 def test_the_weightiest_is_told(at_s: float, told: Annotation | None) -> None:
     cursor_ns = BEGIN_NS + int(at_s * 1e9)
     known = [one for one in (SKIPS, REAL, SPIKE, FULL) if one.known_ns <= cursor_ns]
-    assert weightiest(known, cursor_ns) is told
+    assert choose_finding(known, cursor_ns) is told
 
 
 def test_what_explains_passes_and_doubt_is_not_told() -> None:
-    assert weightiest([REAL], REAL.known_ns) is REAL
-    assert weightiest([REAL], REAL.known_ns + 61 * 10**9) is None
+    assert choose_finding([REAL], REAL.known_ns) is REAL
+    assert choose_finding([REAL], REAL.known_ns + 61 * 10**9) is None
     doubtful = finding("double_spike", 1.0, Severity.WARNING, confidence=0.4)
-    assert weightiest([doubtful], doubtful.known_ns) is None
-    assert step_marks([doubtful, REAL, finding("x", 56.0, Severity.WARNING)]) == {6: "warn"}
+    assert choose_finding([doubtful], doubtful.known_ns) is None
+    assert find_step_marks([doubtful, REAL, finding("x", 56.0, Severity.WARNING)]) == {6: "warn"}
 
 
 def test_a_long_sentence_ends_with_a_part_of_it() -> None:
-    assert clause("One part of it; another part.", 40, 1, BLOCKS) == ["One part of it; another part."]
-    assert clause("One longer part of it, and another (with more) words", 28, 1, BLOCKS) == ["One longer part of it…"]
-    assert clause("no part ends in this long text at all", 20, 1, BLOCKS) == ["no part ends in…"]
-    assert len(clause(SPIKE.sentence * 3, 60, 2, BLOCKS)) == 2
+    assert wrap_sentence("One part of it; another part.", 40, 1, BLOCKS) == ["One part of it; another part."]
+    assert wrap_sentence("One longer part of it, and another (with more) words", 28, 1, BLOCKS) == ["One longer part of it…"]
+    assert wrap_sentence("no part ends in this long text at all", 20, 1, BLOCKS) == ["no part ends in…"]
+    assert len(wrap_sentence(SPIKE.sentence * 3, 60, 2, BLOCKS)) == 2
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,11 @@ def test_a_long_sentence_ends_with_a_part_of_it() -> None:
     ],
 )
 def test_evidence_has_units(key: str, value: float, told: tuple[str, str]) -> None:
-    assert figure(key, value) == told
+    assert format_evidence(key, value) == told
 
 
 def test_evidence_stands_in_columns() -> None:
-    wide, narrow = evidence_rows(SPIKE, 80, BLOCKS), evidence_rows(SPIKE, 20, BLOCKS)
+    wide, narrow = format_evidence_rows(SPIKE, 80, BLOCKS), format_evidence_rows(SPIKE, 20, BLOCKS)
     assert len(wide) == 1
     assert len(narrow) == 4
     assert max(map(len, wide)) <= 80
@@ -93,15 +93,15 @@ async def test_keys_go_from_finding_to_finding() -> None:
         told = []
         for key in ("p", "p", "p", "p", "n"):
             await pilot.press(key)
-            frame = viewer.frame()
-            assert frame.told is not None
-            told.append(frame.told)
-            assert frame.view.cursor_ns == frame.told.known_ns
+            frame = viewer.make_frame()
+            assert frame.headline is not None
+            told.append(frame.headline)
+            assert frame.view.cursor_ns == frame.headline.known_ns
         assert told == [FULL, SPIKE, REAL, SKIPS, REAL]
         await pilot.press("p", "p")
-        assert viewer.frame().told is SKIPS
+        assert viewer.make_frame().headline is SKIPS
         await pilot.press("f")
-        assert viewer.frame().told is FULL
+        assert viewer.make_frame().headline is FULL
 
 
 async def test_the_line_and_the_marks() -> None:
@@ -128,13 +128,13 @@ async def test_the_feed_shows_all_and_goes_there() -> None:
     seen = Watch(STORY, 75.0)
     async with seen.app.run_test(size=(80, 24)) as pilot:
         await pilot.press("a")
-        await until(pilot, lambda: isinstance(seen.app.screen, Feed))
+        await until(pilot, lambda: isinstance(seen.app.screen, FindingsDialog))
         assert seen.app.screen.query_one(OptionList).highlighted == 3
         await pilot.press("up", "up", "up")
         await until(pilot, lambda: "→ Set what helps with steps_skipped." in seen.text())
         assert "cause 90 % sure" in seen.text()
         await pilot.press("enter")
-        assert seen.app.viewer.frame().view.cursor_ns == SKIPS.known_ns
+        assert seen.app.viewer.make_frame().view.cursor_ns == SKIPS.known_ns
 
 
 async def test_an_empty_feed_says_so() -> None:
@@ -145,7 +145,7 @@ async def test_an_empty_feed_says_so() -> None:
         assert "Nothing was found yet" in seen.text()
         await pilot.press("a")
         await pilot.press("n")
-        assert not isinstance(seen.app.screen, Feed)
+        assert not isinstance(seen.app.screen, FindingsDialog)
 
 
 def test_the_feed_s_picture(snap_compare: Any) -> None:

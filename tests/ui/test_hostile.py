@@ -17,12 +17,12 @@ from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.tabs import TABS
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
 from zerotop.ui.drawing.rows import Row
-from zerotop.ui.widgets.frame_widget import Painted
+from zerotop.ui.widgets.frame_widget import RowWidget
 
 NASTY = "[red]x[/red] \x1b]0;title\x07\x1b[2J\r\u202e end"
 
 
-class Told(Painted):
+class Told(RowWidget):
     """A row as a panel draws it that has not looked what it says."""
 
     def paint(self, width: int, height: int) -> list[Row] | None:
@@ -45,7 +45,7 @@ async def test_what_a_panel_passes_on(glyphs: Glyphs) -> None:
     app = Page(glyphs)
     async with app.run_test(size=(60, 1)):
         told = app.query_one(Told)
-        told.redraw()
+        told.repaint()
         text = told.render_line(0).text
         assert "[red]x[/red]" in text
         assert text.isprintable()

@@ -20,19 +20,19 @@ from settling import until
 from small_recording import BEGIN_NS, S, identity, record, write
 from watching import Watch
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.analysis.waveform.fold_cache import Waveforms
+from zerotop.analysis.waveform.fold_cache import WaveformCache
 from zerotop.session.reader import Session
 from zerotop.ui.app.app import ZerotopApp
-from zerotop.ui.charts import Watched
+from zerotop.ui.charts import GrowingScales
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.drawing.rows import row_text, row_width
 from zerotop.ui.drawing.theme import STYLES
 from zerotop.ui.iteration.clipboard import phases_text, waveform_text
-from zerotop.ui.iteration.drawing import Shown, draw_waveform, heights
-from zerotop.ui.iteration.labels import left_out, sentence
-from zerotop.ui.iteration.overlay_dialog import BesideDialog
+from zerotop.ui.iteration.drawing import ShownWaveform, draw_waveform, layout_heights
+from zerotop.ui.iteration.labels import describe_bottleneck, describe_left_out
+from zerotop.ui.iteration.overlay_dialog import OverlayDialog
 from zerotop.ui.iteration.screen import IterationScreen
-from zerotop.ui.iteration.table import Line, draw_phases, fitting
+from zerotop.ui.iteration.table import PhaseLine, choose_lines, draw_phases
 from zerotop_probe.recording.tables import PROCESSES
 
 
@@ -47,7 +47,7 @@ class Seen(screens.Shown[IterationScreen]):
     async def settled(self) -> None:
         """Waits until nothing is being folded."""
         await self.pilot.pause()
-        while isinstance(self.app.screen, IterationScreen) and self.screen.folding.busy:
+        while isinstance(self.app.screen, IterationScreen) and self.screen.folding.is_busy:
             await self.pilot.pause(0.01)
         await self.pilot.pause()
 
@@ -62,7 +62,7 @@ async def seen(
             app.viewer.go_to_step(step)
         app.action_switch("iteration")
         await pilot.pause()
-        app.draw()
+        app.draw_frame()
         found = Seen(app, pilot, IterationScreen)
         await found.settled()
         yield found
@@ -70,7 +70,7 @@ async def seen(
 
 def fold_of(name: str, **how: Any) -> Any:
     session = recordings.recording(name)
-    found = Waveforms(session).at(session.last_written_ns, **how)
+    found = WaveformCache(session).fold_at(session.last_written_ns, **how)
     assert found is not None
     return found
 
@@ -95,14 +95,14 @@ async def test_the_story_in_one_sentence() -> None:
     ],
 )
 def test_what_is_said_needs_evidence(name: str, words: str, style: str) -> None:
-    text, how = sentence(fold_of(name), BLOCKS)
+    text, how = describe_bottleneck(fold_of(name), BLOCKS)
     assert words in text
     assert how == style
 
 
 def test_what_was_left_out_is_said() -> None:
-    assert left_out(fold_of("z2-offload")) == "2 with evaluation, 1 far longer left out"
-    assert left_out(fold_of("story")) == ""
+    assert describe_left_out(fold_of("z2-offload")) == "2 with evaluation, 1 far longer left out"
+    assert describe_left_out(fold_of("story")) == ""
 
 
 async def test_a_pinned_fold_lies_behind_later_ones_and_survives_other_screens() -> None:
@@ -123,10 +123,10 @@ async def test_a_pinned_fold_lies_behind_later_ones_and_survives_other_screens()
 
 async def test_another_sessions_fold_can_be_pinned() -> None:
     async with seen(recordings.recording("z2-offload"), size=(160, 50)) as screen:
-        screen.screen.pin(fold_of("z3-offload-all"), "z3")
+        screen.screen.pin_fold(fold_of("z3-offload-all"), "z3")
         await screen.settled()
         assert "z3: 457 ms, median of 11" in screen.text()
-        screen.screen.pin(None)
+        screen.screen.pin_fold(None)
         await screen.settled()
         assert "z3:" not in screen.text()
 
@@ -145,7 +145,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
 async def test_another_recordings_iteration_is_chosen_from_a_list(own: Session) -> None:
     async with seen(own, size=(160, 50)) as screen:
         await screen.press("v")
-        assert isinstance(screen.app.screen, BesideDialog)
+        assert isinstance(screen.app.screen, OverlayDialog)
         listed = screen.app.screen.query_one(OptionList)
         await until(screen.pilot, lambda: "enter lays its last iterations" in screen.text())
         assert listed.option_count == 1
@@ -285,8 +285,10 @@ async def test_sources_without_records_raise_nothing(story: Any) -> None:
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (20, 4), (39, 7), (78, 14), (140, 44), (300, 80)])
 def test_rows_fill_the_room_and_have_styles_that_exist(name: str, width: int, height: int) -> None:
     fold = fold_of(name)
-    shown = Shown(fold, fold_of("z2-offload"), "other")
-    rows = draw_waveform(shown, width, height, BLOCKS, Watched()) + draw_phases(fold, shown.pinned, width, height, BLOCKS)
+    shown = ShownWaveform(fold, fold_of("z2-offload"), "other")
+    rows = draw_waveform(shown, width, height, BLOCKS, GrowingScales()) + draw_phases(
+        fold, shown.pinned, width, height, BLOCKS
+    )
     assert len(rows) == 2 * height
     for row in rows:
         assert row_width(row) == width, row_text(row)
@@ -296,7 +298,7 @@ def test_rows_fill_the_room_and_have_styles_that_exist(name: str, width: int, he
 
 def test_curves_are_where_the_numbers_are() -> None:
     fold = fold_of("story", rank=0)
-    rows = [row_text(row) for row in draw_waveform(Shown(fold), 114, 20, ASCII, Watched())]
+    rows = [row_text(row) for row in draw_waveform(ShownWaveform(fold), 114, 20, ASCII, GrowingScales())]
     lane = next(place for place, row in enumerate(rows) if row.startswith("GPU %"))
     left = len(rows[lane]) - 99
     columns = {second: left + round(second / (fold.iteration_s * 1.25) * 99) for second in (0.4, 1.7, 2.9)}
@@ -309,12 +311,12 @@ def test_curves_are_where_the_numbers_are() -> None:
 
 
 def test_lanes_share_the_room() -> None:
-    assert heights(20, 5) == [4, 4, 4, 4, 4]
-    assert heights(22, 5) == [5, 5, 4, 4, 4]
-    assert heights(9, 5) == [5, 4]
-    assert heights(3, 5) == [3]
-    assert heights(1, 5) == []
-    assert heights(91, 2) == [46, 45]
+    assert layout_heights(20, 5) == [4, 4, 4, 4, 4]
+    assert layout_heights(22, 5) == [5, 5, 4, 4, 4]
+    assert layout_heights(9, 5) == [5, 4]
+    assert layout_heights(3, 5) == [3]
+    assert layout_heights(1, 5) == []
+    assert layout_heights(91, 2) == [46, 45]
 
 
 def test_small_changes_keep_their_decimals() -> None:
@@ -328,14 +330,14 @@ def test_small_changes_keep_their_decimals() -> None:
 
 
 def test_phases_within_others_give_way_first() -> None:
-    def line(phase: str, depth: int, seconds: float) -> Line:
-        return Line(phase, depth, seconds, None, None, None, 0.0, 0.0, 0.0)
+    def line(phase: str, depth: int, seconds: float) -> PhaseLine:
+        return PhaseLine(phase, depth, seconds, None, None, None, 0.0, 0.0, 0.0)
 
     found = [line("forward", 0, 1.0), line("step", 0, 5.0), line("cpu_optimizer", 1, 4.0), line("iteration", 0, 6.0)]
-    assert [one.phase for one in fitting(found, 3)] == ["forward", "step", "iteration"]
-    assert [one.phase for one in fitting(found, 2)] == ["step", "iteration"]
-    assert [one.phase for one in fitting(found, 1)] == ["iteration"]
-    assert fitting(found, 0) == []
+    assert [one.phase for one in choose_lines(found, 3)] == ["forward", "step", "iteration"]
+    assert [one.phase for one in choose_lines(found, 2)] == ["step", "iteration"]
+    assert [one.phase for one in choose_lines(found, 1)] == ["iteration"]
+    assert choose_lines(found, 0) == []
 
 
 def test_what_is_copied_has_all_numbers() -> None:
@@ -352,13 +354,13 @@ def test_what_is_copied_has_all_numbers() -> None:
 async def test_folding_goes_on_between_keys_and_the_fold_before_stays_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zerotop.ui.iteration.model._AT_ONCE_S", 0.0)
     async with seen(recordings.recording("story")) as screen:
-        before = screen.screen.folding.shown(screen.app.viewer.frame())
-        screen.screen.folding.choose(every_rank=False)
-        screen.app.draw()
-        assert screen.screen.folding.busy
-        assert screen.screen.folding.shown(screen.app.viewer.frame()) is before
+        before = screen.screen.folding.find_shown(screen.app.viewer.make_frame())
+        screen.screen.folding.choose_ranks(every_rank=False)
+        screen.app.draw_frame()
+        assert screen.screen.folding.is_busy
+        assert screen.screen.folding.find_shown(screen.app.viewer.make_frame()) is before
         await screen.settled()
-        after = screen.screen.folding.shown(screen.app.viewer.frame())
+        after = screen.screen.folding.find_shown(screen.app.viewer.make_frame())
         assert before is not None
         assert after is not None
         assert (before.fold.rank, after.fold.rank) == (None, 0)
@@ -367,14 +369,14 @@ async def test_folding_goes_on_between_keys_and_the_fold_before_stays_meanwhile(
 
 async def test_a_frame_in_which_nothing_changed_folds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async with seen(recordings.recording("story")) as screen:
-        before = screen.screen.folding.shown(screen.app.viewer.frame())
+        before = screen.screen.folding.find_shown(screen.app.viewer.make_frame())
 
         def never(*_: object) -> None:
             raise AssertionError("folded again")
 
-        monkeypatch.setattr("zerotop.analysis.waveform.fold_cache.folding", never)
+        monkeypatch.setattr("zerotop.analysis.waveform.fold_cache.iter_fold", never)
         monkeypatch.setattr("zerotop.ui.iteration.panels.draw_waveform", never)
         for _ in range(3):
-            screen.app.draw()
+            screen.app.draw_frame()
             await asyncio.sleep(0)
-        assert screen.screen.folding.shown(screen.app.viewer.frame()) is before
+        assert screen.screen.folding.find_shown(screen.app.viewer.make_frame()) is before

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerotop.ui.base.layout import Box, Shape, arrange, outline
+from zerotop.ui.base.layout import Box, PanelCounts, layout_live, layout_outline
 
 PANELS = ("memory", "iteration", "cpu", "gpu", "output")
 
@@ -16,14 +16,14 @@ PANELS = ("memory", "iteration", "cpu", "gpu", "output")
     st.integers(0, 6),
     st.booleans(),
     st.booleans(),
-    st.builds(Shape, gpus=st.integers(0, 70), ranks=st.integers(0, 70), hosts=st.integers(0, 9)),
+    st.builds(PanelCounts, gpus=st.integers(0, 70), ranks=st.integers(0, 70), hosts=st.integers(0, 9)),
 )
 def test_panels_lie_in_the_terminal_and_apart(
-    width: int, height: int, notices: int, past: bool, failed: bool, shape: Shape
+    width: int, height: int, notices: int, past: bool, failed: bool, shape: PanelCounts
 ) -> None:
-    common = outline(width, height, notices, past=past, failed=failed)
+    common = layout_outline(width, height, notices, past=past, failed=failed)
     taken: set[tuple[int, int]] = set()
-    own = {name: box for name, box in arrange(common.room, shape).items() if box.width > 0 and box.height > 0}
+    own = {name: box for name, box in layout_live(common.room, shape).items() if box.width > 0 and box.height > 0}
     for name, box in (common.boxes | own).items():
         assert 0 <= box.x <= box.x + box.width <= width, name
         assert 0 <= box.y <= box.y + box.height <= height, name
@@ -33,14 +33,14 @@ def test_panels_lie_in_the_terminal_and_apart(
     assert "memory" in own or height < 6
 
 
-def at(width: int, height: int, shape: Shape, notices: int = 0) -> dict[str, Box]:
+def at(width: int, height: int, shape: PanelCounts, notices: int = 0) -> dict[str, Box]:
     """All places in a terminal that shows a running job."""
-    common = outline(width, height, notices, past=False)
-    return common.boxes | arrange(common.room, shape)
+    common = layout_outline(width, height, notices, past=False)
+    return common.boxes | layout_live(common.room, shape)
 
 
 def test_8_gpus_and_8_ranks_in_80_by_24() -> None:
-    boxes = at(80, 24, Shape(gpus=8, ranks=8, hosts=1))
+    boxes = at(80, 24, PanelCounts(gpus=8, ranks=8, hosts=1))
     assert boxes["memory"] == Box(0, 2, 39, 9)
     assert boxes["iteration"] == Box(41, 2, 39, 9)
     assert boxes["cpu"] == Box(0, 11, 39, 9)
@@ -50,17 +50,17 @@ def test_8_gpus_and_8_ranks_in_80_by_24() -> None:
 
 
 def test_the_past_gets_its_transport_row_and_a_very_low_terminal_no_tabs_then() -> None:
-    assert {"transport", "tabs"} <= outline(80, 24, 0, past=True).boxes.keys()
-    assert "transport" not in outline(80, 24, 0, past=False).boxes
-    low = outline(80, 16, 0, past=True).boxes
+    assert {"transport", "tabs"} <= layout_outline(80, 24, 0, past=True).boxes.keys()
+    assert "transport" not in layout_outline(80, 24, 0, past=False).boxes
+    low = layout_outline(80, 16, 0, past=True).boxes
     assert "transport" in low
     assert "tabs" not in low
-    high = outline(80, 30, 0, past=False).boxes
+    high = layout_outline(80, 30, 0, past=False).boxes
     assert (high["transport"].y, high["tabs"].y) == (27, 28)
 
 
 def test_40_columns_stack_panels() -> None:
-    boxes = at(40, 30, Shape(gpus=0, ranks=2, hosts=1), notices=1)
+    boxes = at(40, 30, PanelCounts(gpus=0, ranks=2, hosts=1), notices=1)
     assert [name for name in boxes if boxes[name].x == 0 and name in PANELS] == [
         "memory",
         "iteration",
@@ -71,7 +71,7 @@ def test_40_columns_stack_panels() -> None:
 
 
 def test_many_ranks_leave_room_for_output() -> None:
-    boxes = at(120, 40, Shape(gpus=64, ranks=64, hosts=8), notices=1)
+    boxes = at(120, 40, PanelCounts(gpus=64, ranks=64, hosts=8), notices=1)
     assert boxes["output"].height >= 5
     assert boxes["cpu"].height >= 10
     assert boxes["memory"].height >= 10

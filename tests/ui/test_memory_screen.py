@@ -19,7 +19,7 @@ from zerotop.session.reader import Session
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.layout import Box
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
-from zerotop.ui.memory.screen import Curve, Ledger, MemoryScreen, PhasePeaks, places
+from zerotop.ui.memory.screen import MemoryLedger, MemoryScreen, PhasePeaks, TraceCurve, layout_memory
 
 
 @asynccontextmanager
@@ -37,7 +37,7 @@ async def shown(
             app.viewer.go_to_seconds(at_s)
         app.action_switch("memory")
         await pilot.pause()
-        app.draw()
+        app.draw_frame()
         await pilot.pause()
         yield Shown(app, pilot, MemoryScreen)
 
@@ -82,18 +82,18 @@ async def test_a_click_on_a_bar_chooses_its_rank() -> None:
 async def test_y_copies_bytes() -> None:
     async with shown(recordings.recording("z2"), 45) as screen:
         ledger, peaks, curve = (screen.screen.query_one(f"#{name}") for name in ("ledger", "peaks", "curve"))
-        assert isinstance(ledger, Ledger)
+        assert isinstance(ledger, MemoryLedger)
         assert isinstance(peaks, PhasePeaks)
-        assert isinstance(curve, Curve)
-        rows = [line.split("\t") for line in ledger.copyable().splitlines()]
+        assert isinstance(curve, TraceCurve)
+        rows = [line.split("\t") for line in ledger.copy_text().splitlines()]
         assert rows[0] == ["row", "now_bytes", "peak_bytes", "expected_bytes", "difference_bytes", "pinned_bytes"]
         assert rows[-1][:2] == ["the device", "150754820096"]
-        assert peaks.copyable().splitlines()[1].split("\t")[:2] == ["backward", "13582294528"]
-        assert curve.copyable() == ""
+        assert peaks.copy_text().splitlines()[1].split("\t")[:2] == ["backward", "13582294528"]
+        assert curve.copy_text() == ""
         await screen.press("y")
-        assert screen.app.clipboard == ledger.copyable()
+        assert screen.app.clipboard == ledger.copy_text()
         await screen.press("h")
-        assert peaks.copyable().startswith("Resident memory of all ranks, GiB")  # which is what it shows now
+        assert peaks.copy_text().startswith("Resident memory of all ranks, GiB")  # which is what it shows now
 
 
 async def test_what_is_chosen_stays_when_screens_are_switched() -> None:
@@ -134,7 +134,7 @@ class Running(RecordingSource):
     """A recording whose job goes on."""
 
     @property
-    def live(self) -> bool:
+    def is_live(self) -> bool:
         return True
 
     seconds = 29.0
@@ -151,7 +151,7 @@ async def test_x_asks_for_a_look_and_its_result_is_drawn_when_it_arrives(tmp_pat
     async with app.run_test(size=(150, 46)) as pilot:
         app.action_switch("memory")
         await pilot.pause()
-        app.draw()
+        app.draw_frame()
         await pilot.pause()
         screen = Shown(app, pilot, MemoryScreen)
         assert "x takes one at the next step" in screen.text()
@@ -160,7 +160,7 @@ async def test_x_asks_for_a_look_and_its_result_is_drawn_when_it_arrives(tmp_pat
         assert job.looks == [(1, False)]
         # The look of this recording is known from second 29.1 on.
         source.seconds = 29.2
-        app.draw()
+        app.draw_frame()
         await until(pilot, lambda: "Asked" not in screen.text())
         said = screen.text()
         assert "Microscope, step 1 of rank 0, GiB" in said
@@ -185,13 +185,13 @@ async def test_any_size(name: str, size: tuple[int, int]) -> None:
 def test_places_do_not_overlap_and_stay_in_the_room() -> None:
     for name in ("z2", "cpu-clean", "x4-z3"):
         session = recordings.recording(name)
-        view = MemoryScreen(BLOCKS, RecordingSource(session)).model._views.at(session.last_written_ns)
+        view = MemoryScreen(BLOCKS, RecordingSource(session)).model._views.view_at(session.last_written_ns)
         for width in (20, 60, 80, 118, 198, 298):
             for height in (1, 4, 9, 15, 22, 44, 84):
                 for host in (False, True):
                     room = Box(1, 3, width, height)
                     taken: set[tuple[int, int]] = set()
-                    for box in places(room, view, host=host).values():
+                    for box in layout_memory(room, view, host=host).values():
                         cells = {(x, y) for x in range(box.x, box.x + box.width) for y in range(box.y, box.y + box.height)}
                         assert not cells & taken
                         taken |= cells
@@ -212,7 +212,7 @@ async def test_a_death_is_told_on_every_screen(name: str, what: str, size: tuple
             assert what in said
             assert "→ " in said
         app.viewer.go_to_seconds(2)
-        app.draw()
+        app.draw_frame()
         await pilot.pause()
         assert what not in screen.text()
 

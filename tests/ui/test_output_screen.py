@@ -19,7 +19,7 @@ from zerotop.session.reader import Session
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
-from zerotop.ui.output.screen import Lines, OutputScreen
+from zerotop.ui.output.screen import OutputLines, OutputScreen
 from zerotop.ui.output.search_bar import Find
 
 SECOND = 10**9
@@ -35,7 +35,7 @@ def text(app: ZerotopApp) -> list[str]:
 
 def body(app: ZerotopApp) -> list[str]:
     """What is drawn of the lines, without the title and the bar at the right."""
-    panel = app.screen.query_one(Lines)
+    panel = app.screen.query_one(OutputLines)
     region = panel.region
     rows = text(app)[region.y + 1 : region.bottom]
     return [row[region.x : region.right - 1].rstrip() for row in rows]
@@ -83,7 +83,7 @@ async def test_keys_and_wheel_scroll_and_a_seek_leads_back(long: Printing) -> No
         room = len(body(app))
         await pilot.press("pageup")
         assert body(app)[-1].endswith(f"line {3597 - room + 1}")
-        screen.query_one(Lines).post_message(Lines.Dragged(0.0))
+        screen.query_one(OutputLines).post_message(OutputLines.Dragged(0.0))
         await pilot.pause()
         assert body(app)[0].endswith("ValueError: number 0")
         await pilot.press("up")
@@ -91,7 +91,7 @@ async def test_keys_and_wheel_scroll_and_a_seek_leads_back(long: Printing) -> No
         await pilot.press("end")
         assert body(app)[-1].endswith("line 3599")
         await pilot.press("pageup", "pagedown")
-        assert screen.reading.page(room).follows
+        assert screen.reading.build_page(room).follows_cursor
 
 
 async def test_the_line_at_the_cursor_is_marked_and_later_ones_stand_below(long: Printing) -> None:
@@ -100,15 +100,15 @@ async def test_the_line_at_the_cursor_is_marked_and_later_ones_stand_below(long:
     async with app.run_test(size=(100, 30)) as pilot:
         screen = await shown(app, pilot)
         app.viewer.go_to_ns(session.last_written_ns - 1799 * SECOND)
-        app.draw()
+        app.draw_frame()
         await pilot.pause()
         (marked,) = [line for line in body(app) if "▶" in line]
         assert marked.endswith("ValueError: number 1800")
-        page = screen.reading.page(len(body(app)))
-        assert [line.later for line in page.lines] == sorted(line.later for line in page.lines)
-        assert page.lines[-1].later
+        page = screen.reading.build_page(len(body(app)))
+        assert [line.is_later for line in page.lines] == sorted(line.is_later for line in page.lines)
+        assert page.lines[-1].is_later
         # A click on a line goes to its moment.
-        region = screen.query_one(Lines).region
+        region = screen.query_one(OutputLines).region
         await pilot.click(offset=(region.x + 20, region.y + 1))
         await pilot.pause()
         (marked,) = [line for line in body(app) if "▶" in line]
@@ -122,20 +122,20 @@ async def test_searching(long: Printing, monkeypatch: pytest.MonkeyPatch) -> Non
         screen = await shown(app, pilot)
         app.action_begin()
         await pilot.press("slash", *"valueE", "backspace", *"error")
-        await until(pilot, lambda: not screen.reading.busy)
+        await until(pilot, lambda: not screen.reading.is_busy)
         assert any("1 of 36 lines" in line for line in text(app))
         assert "number 0" in next(line for line in body(app) if "ValueError" in line)
         await pilot.press("enter")
-        await until(pilot, lambda: app.viewer.frame().moment.at_s < 5)
+        await until(pilot, lambda: app.viewer.make_frame().moment.cursor_s < 5)
         assert app.focused is None
         for number in (100, 200, 300):
             await pilot.press("enter")
-            await until(pilot, lambda: not screen.reading.busy)
+            await until(pilot, lambda: not screen.reading.is_busy)
             await pilot.pause()
             (marked,) = [line for line in body(app) if "▶" in line]
             assert marked.endswith(f"number {number}")
         await pilot.press("N")
-        await until(pilot, lambda: not screen.reading.busy)
+        await until(pilot, lambda: not screen.reading.is_busy)
         await pilot.pause()
         assert next(line for line in body(app) if "▶" in line).endswith("number 200")
         assert any("3 of 36 lines" in line for line in text(app))
@@ -149,7 +149,7 @@ async def test_what_is_not_there_is_not_found(long: Printing) -> None:
     async with app.run_test(size=(100, 30)) as pilot:
         screen = await shown(app, pilot)
         await pilot.press("slash", *"Line 7", "enter")
-        await until(pilot, lambda: not screen.reading.busy)
+        await until(pilot, lambda: not screen.reading.is_busy)
         assert any("not found" in line for line in text(app))
         assert body(app)[-1].endswith("line 3599")
 
@@ -212,7 +212,7 @@ async def test_every_size_of_real_recordings(name: str, size: tuple[int, int], g
         await shown(app, pilot)
         for share in (0.0, 0.5, 0.9):
             app.viewer.go_to_share(share)
-            app.draw()
+            app.draw_frame()
             await pilot.pause()
             assert all(len(line) == len(text(app)[0]) for line in text(app))
         await pilot.press("slash", "a", "enter", "pageup", "w")

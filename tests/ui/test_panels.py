@@ -11,22 +11,22 @@ import pytest
 from fake_source import FakeSource, Story, cpu_story, failed_story, killed_story, many_story, offload_story
 from zerotop.analysis.live_view import Inferred, LiveView, State
 from zerotop.ui.app.viewer import Viewer
-from zerotop.ui.base.footer import Moment, Tab, draw_badge, draw_keys, draw_status, draw_tabs, draw_transport
-from zerotop.ui.base.footer_keys import entries
-from zerotop.ui.base.header import draw_header, draw_notices, notices
+from zerotop.ui.base.footer import CursorState, Tab, draw_badge, draw_keys, draw_status, draw_tabs, draw_transport
+from zerotop.ui.base.footer_keys import choose_keys
+from zerotop.ui.base.header import build_notices, draw_header, draw_notices
 from zerotop.ui.base.panels import Iteration
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
-from zerotop.ui.drawing.labels import ending, nothing_printed
+from zerotop.ui.drawing.labels import describe_no_output, format_ending
 from zerotop.ui.drawing.rows import Row, row_text
 from zerotop.ui.live.cpu_gpu import draw_cpu, draw_gpu
 from zerotop.ui.live.iteration import draw_iteration
 from zerotop.ui.live.memory import draw_memory
-from zerotop.ui.live.output import Pane, draw_output, lines_seen
+from zerotop.ui.live.output import Pane, count_visible_lines, draw_output
 from zerotop.ui.ranks.rank_list import draw_ranks
 
 
 def at(story: Story, seconds: float) -> LiveView:
-    return FakeSource(story, lambda: seconds).view(None)
+    return FakeSource(story, lambda: seconds).view_at(None)
 
 
 def texts(rows: list[Row]) -> list[str]:
@@ -153,7 +153,7 @@ def test_iterations_in_milliseconds_and_ascii() -> None:
 
 def test_that_no_step_comes_any_more_is_said_as_soon_as_that_is_so() -> None:
     panel = Iteration(BLOCKS, id="iteration")
-    frame = Viewer(FakeSource(offload_story(), lambda: 5.0), None, lambda: 0.0).frame()
+    frame = Viewer(FakeSource(offload_story(), lambda: 5.0), None, lambda: 0.0).make_frame()
     assert "no step finished yet" in "".join(texts(panel.draw(frame, 60, 5)))
     over = replace(frame, view=replace(frame.view, job=replace(frame.view.job, state=State.LOST)))
     assert "no step was recorded" in "".join(texts(panel.draw(over, 60, 5)))
@@ -280,15 +280,15 @@ def test_output_is_literal_and_scrolls() -> None:
         "Output 5 newer below ───────────────────",
         "line 14                                 ",
     ]
-    title = texts(draw_output(Pane(lines, 19, growing=True), 60, 3, BLOCKS))[0]
+    title = texts(draw_output(Pane(lines, 19, has_newer=True), 60, 3, BLOCKS))[0]
     assert title.startswith("Output more than 19 newer below, this is the begin ──")
     assert texts(draw_output(Pane(lines), 12, 1, ASCII)) == ["> [red]?[31."[:10] + ".."]
-    assert [lines_seen(height) for height in (1, 2, 3, 10)] == [1, 2, 2, 9]
-    assert texts(draw_output(Pane(()), 24, 3, BLOCKS, nothing="nothing printed yet"))[1].strip() == "nothing printed yet"
+    assert [count_visible_lines(height) for height in (1, 2, 3, 10)] == [1, 2, 2, 9]
+    assert texts(draw_output(Pane(()), 24, 3, BLOCKS, empty_text="nothing printed yet"))[1].strip() == "nothing printed yet"
 
 
 def test_an_alert_is_told_in_full() -> None:
-    sentences = notices(at(killed_story(), 60.0))
+    sentences = build_notices(at(killed_story(), 60.0))
     rows = draw_notices(sentences, 80, 4, BLOCKS)
     assert " ".join(row_text(row)[3:].strip() for row in rows[:3]) == sentences[0][1]
     assert {style for row in rows[:3] for text, style in row if text.strip()} == {"alert"}
@@ -296,35 +296,35 @@ def test_an_alert_is_told_in_full() -> None:
 
 
 def test_calm_sentences_are_not_loud() -> None:
-    assert [notice.style for notice in notices(at(cpu_story(), 5.0))] == ["text", "muted"]
-    assert [notice.style for notice in notices(at(cpu_story(), 500.0))] == ["good", "muted"]
-    assert [notice.style for notice in notices(at(failed_story(), 500.0))] == ["alert", "muted"]
-    assert [notice.style for notice in notices(at(offload_story(), 75.0), ("dead sampler",))] == ["warn"]
+    assert [notice.style for notice in build_notices(at(cpu_story(), 5.0))] == ["text", "muted"]
+    assert [notice.style for notice in build_notices(at(cpu_story(), 500.0))] == ["good", "muted"]
+    assert [notice.style for notice in build_notices(at(failed_story(), 500.0))] == ["alert", "muted"]
+    assert [notice.style for notice in build_notices(at(offload_story(), 75.0), ("dead sampler",))] == ["warn"]
 
 
 @pytest.mark.parametrize(
     ("moment", "seconds", "badge", "style"),
     [
-        (Moment(75, 75, True, True, False, 1.0), 75, " ● LIVE ", "badge-live"),
-        (Moment(33, 75, True, False, False, 1.0), 33, " ▮▮ PAUSED −0:42 ", "badge-past"),
-        (Moment(33, 75, True, False, True, 4.0), 33, " ▶ −0:42 4× ", "badge-past"),
-        (Moment(33, 75, False, False, True, 0.25), 33, " ▶ REPLAY 0.25× ", "badge-past"),
-        (Moment(33, 75, False, False, False, 1.0), 33, " ▮▮ PAUSED ", "badge-past"),
-        (Moment(75, 75, False, True, False, 1.0), 75, " END ", "badge-past"),
+        (CursorState(75, 75, True, True, False, 1.0), 75, " ● LIVE ", "badge-live"),
+        (CursorState(33, 75, True, False, False, 1.0), 33, " ▮▮ PAUSED −0:42 ", "badge-past"),
+        (CursorState(33, 75, True, False, True, 4.0), 33, " ▶ −0:42 4× ", "badge-past"),
+        (CursorState(33, 75, False, False, True, 0.25), 33, " ▶ REPLAY 0.25× ", "badge-past"),
+        (CursorState(33, 75, False, False, False, 1.0), 33, " ▮▮ PAUSED ", "badge-past"),
+        (CursorState(75, 75, False, True, False, 1.0), 75, " END ", "badge-past"),
     ],
 )
-def test_badge(moment: Moment, seconds: float, badge: str, style: str) -> None:
+def test_badge(moment: CursorState, seconds: float, badge: str, style: str) -> None:
     assert draw_badge(at(offload_story(), seconds), moment, BLOCKS) == ((badge, style),)
 
 
 def test_badge_of_an_ended_job() -> None:
-    end = Moment(60, 60, False, True, False, 1.0)
+    end = CursorState(60, 60, False, True, False, 1.0)
     assert draw_badge(at(cpu_story(), 500.0), end, BLOCKS) == ((" ENDED 0 ", "badge-good"),)
     assert draw_badge(at(killed_story(), 500.0), end, BLOCKS) == ((" ENDED 137 ", "badge-bad"),)
 
 
 def test_transport() -> None:
-    playing = Moment(30, 60, False, False, True, 4.0)
+    playing = CursorState(30, 60, False, False, True, 4.0)
     assert row_text(draw_transport(playing, 45, BLOCKS)) == " ▶     4×  0:30  ━━━━━━━━━━●──────────  1:00 "
     assert row_text(draw_transport(playing, 18, ASCII)) == " >     4x  0:30  / 1:00"[:18]
 
@@ -351,7 +351,7 @@ def test_tabs_lie_where_they_say_and_leave_room_for_what_watching_costs() -> Non
 
 
 def test_keys_fit_and_lie_where_they_say() -> None:
-    keys = entries(Moment(75, 75, True, True, False, 1.0), None, False)
+    keys = choose_keys(CursorState(75, 75, True, True, False, 1.0), None, False)
     row, places = draw_keys(keys, 40, BLOCKS)
     assert row_text(row) == " q leave  space pause  ←→ step  ? help  "
     assert [(row_text(row)[begin:end], action) for begin, end, action in places] == [
@@ -407,7 +407,7 @@ def test_of_ranks_that_are_watched_from_outside_no_phase_is_told() -> None:
     (first, second) = texts(draw_cpu(mixed, 120, 12, BLOCKS))[1:3]
     assert first.split()[:3] == ["rank", "0", "–"]
     assert "■" in second
-    assert nothing_printed(outside.job) == "not recorded: it goes where the job was started"
+    assert describe_no_output(outside.job) == "not recorded: it goes where the job was started"
     waiting = replace(outside, job=replace(outside.job, state=State.STARTING))
     assert "starting" in texts(draw_cpu(waiting, 120, 12, BLOCKS))[1]
 
@@ -427,6 +427,6 @@ def test_what_is_not_known_to_be_bad_is_not_red(
 ) -> None:
     view = at(offload_story(), 60)
     job = replace(view.job, state=state, exit_code=code, exit_text="It is over.")
-    assert ending(job) == badge
-    (told, *_) = notices(replace(view, job=job))
+    assert format_ending(job) == badge
+    (told, *_) = build_notices(replace(view, job=job))
     assert (told.style, told.mark) == (style, mark)

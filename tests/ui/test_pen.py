@@ -14,8 +14,8 @@ from paper import Paper
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.drawing.rows import Row
-from zerotop.ui.widgets.direct_writer import Pen, Written, changes
-from zerotop.ui.widgets.frame_widget import Drawn
+from zerotop.ui.widgets.direct_writer import DirectWriter, WrittenText, iter_changes
+from zerotop.ui.widgets.frame_widget import FrameWidget
 
 WIDTH = 40
 
@@ -41,7 +41,7 @@ def cells_of(row: Row) -> list[tuple[str, str]]:
 @given(rows, rows)
 def test_changes_make_the_one_row_of_the_other(before: Row, after: Row) -> None:
     found = cells_of(before)
-    for x, spans in changes(before, after):
+    for x, spans in iter_changes(before, after):
         piece = cells_of(tuple(spans))
         found[x : x + len(piece)] = piece
     assert found == cells_of(after)
@@ -49,13 +49,13 @@ def test_changes_make_the_one_row_of_the_other(before: Row, after: Row) -> None:
 
 def test_only_spans_that_differ_are_written() -> None:
     before = (("ab", "x"), ("cd", "y"), ("ef", "x"))
-    assert list(changes(before, before)) == []
-    assert list(changes(before, (("ab", "x"), ("cD", "y"), ("ef", "x")))) == [(2, [("cD", "y")])]
-    assert list(changes(before, (("a", "x"), ("bcd", "y"), ("ef", "x")))) == [(0, [("a", "x"), ("bcd", "y")])]
+    assert list(iter_changes(before, before)) == []
+    assert list(iter_changes(before, (("ab", "x"), ("cD", "y"), ("ef", "x")))) == [(2, [("cD", "y")])]
+    assert list(iter_changes(before, (("a", "x"), ("bcd", "y"), ("ef", "x")))) == [(0, [("a", "x"), ("bcd", "y")])]
 
 
 def test_spans_are_found_behind_wide_characters() -> None:
-    assert list(changes((("日本", "x"), ("a", "x")), (("日本", "x"), ("b", "x")))) == [(4, [("b", "x")])]
+    assert list(iter_changes((("日本", "x"), ("a", "x")), (("日本", "x"), ("b", "x")))) == [(4, [("b", "x")])]
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
@@ -65,19 +65,19 @@ async def test_the_terminal_shows_what_the_compositor_would_paint(
     written: list[str] = []
 
     def display(app: ZerotopApp, screen: object, update: object) -> None:
-        if isinstance(update, Written):
+        if isinstance(update, WrittenText):
             written.append(update.render_segments(app.console))
 
     app = ZerotopApp(FakeSource(offload_story(), lambda: 60.0), glyphs=BLOCKS)
     async with app.run_test(size=size) as pilot:
         app.viewer.go_to_seconds(40)
-        app.draw()
+        app.draw_frame()
         await pilot.pause()
         paper = Paper(lines_of(app))
         monkeypatch.setattr(ZerotopApp, "_display", display)
         for tenths in range(401, 420):
             app.viewer.go_to_seconds(tenths / 10)
-            app.draw()
+            app.draw_frame()
             assert len(written) == 1, "one picture is written in one go"
             paper.write(written.pop())
             assert paper.text == lines_of(app)
@@ -89,12 +89,12 @@ async def test_what_lies_over_a_panel_is_not_written_over(monkeypatch: pytest.Mo
         app.notify("Something")
         while not any(isinstance(widget, Toast) for widget in app.screen._compositor.visible_widgets):
             await pilot.pause(0.01)
-        monkeypatch.setattr(Pen, "write", lambda *_: pytest.fail("written over a message"))
+        monkeypatch.setattr(DirectWriter, "write", lambda *_: pytest.fail("written over a message"))
         app.viewer.go_to_seconds(40)
-        app.draw()
+        app.draw_frame()
         await pilot.press("question_mark")
         app.viewer.go_to_seconds(41)
-        app.draw()
+        app.draw_frame()
 
 
 def lines_of(app: ZerotopApp) -> list[str]:
@@ -106,11 +106,11 @@ async def test_a_panel_that_loses_the_focus_as_the_program_ends_writes_nothing(m
     async with app.run_test() as pilot:
         await pilot.press("tab")
         panel = app.screen.focused
-        assert isinstance(panel, Drawn)
-        before = panel.drawn_text()
+        assert isinstance(panel, FrameWidget)
+        before = panel.plain_text()
         with monkeypatch.context() as ending:
             ending.setitem(app._screen_stacks, app.current_mode, [])
             app.viewer.go_to_seconds(40)
-            panel.frame = app.viewer.frame()
+            panel.frame = app.viewer.make_frame()
             panel.on_blur()
-        assert panel.drawn_text() != before
+        assert panel.plain_text() != before

@@ -13,7 +13,7 @@ from uneven_ranks import GIB, write_ranks
 from zerotop.analysis.ranks.matrix import Metric
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
-from zerotop.ui.base.clipboard import text_to_copy
+from zerotop.ui.base.clipboard import collect_copy_text
 from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.ranks.screen import RankMap, RanksScreen, RankTable
@@ -67,7 +67,7 @@ async def test_keys_turn_to_other_metrics_and_back(six: Path) -> None:
         assert any("Ranks: waited for ms" in line for line in text(app))
         await pilot.press("M", "M")
         assert screen.ranking.metric is Metric.STEP
-        for _ in screen.ranking.metrics:
+        for _ in screen.ranking.recorded_metrics:
             await pilot.press("m")
         assert screen.ranking.metric is Metric.STEP
 
@@ -117,7 +117,7 @@ async def test_enter_goes_to_that_ranks_timeline(six: Path) -> None:
         await pilot.press("up", "enter")
         await pilot.pause()
         assert app.screen.id == "timeline"
-        assert app.viewer.frame().rank == 4
+        assert app.viewer.make_frame().rank == 4
         app.action_switch("ranks")
         await pilot.pause()
         assert any("Rank 4 node000" in line for line in text(app))
@@ -141,22 +141,22 @@ async def test_the_map_goes_with_the_cursor(six: Path) -> None:
         await pilot.press("home")
         assert any("No rank" in line for line in text(app))
         app.viewer.go_to_step(4)
-        app.draw()
+        app.draw_frame()
         await pilot.pause()
         assert screen.frame is not None
-        assert screen.ranking.look(screen.frame).matrix.steps.tolist() == [0, 1, 2, 3, 4]
+        assert screen.ranking.make_picture(screen.frame).matrix.steps.tolist() == [0, 1, 2, 3, 4]
 
 
 async def test_the_numbers_can_be_copied(six: Path) -> None:
     app = app_of(six)
     async with app.run_test(size=(120, 40)) as pilot:
         screen = await shown(app, pilot)
-        matrix = text_to_copy(screen).split("\n")
+        matrix = collect_copy_text(screen).split("\n")
         assert matrix[0].split("\t")[:2] == ["rank, iteration_s", "step 0"]
         assert [line.split("\t")[0] for line in matrix[1:]] == ["4", "0", "1", "2", "3", "5"]
         screen.query_one(RankTable).focus()
         await pilot.pause()
-        table = dict(line.split("\t")[:2] for line in text_to_copy(screen).split("\n"))
+        table = dict(line.split("\t")[:2] for line in collect_copy_text(screen).split("\n"))
         assert table["figure"] == "rank 0"
         assert float(table["peak_bytes"]) == pytest.approx(30 * GIB, rel=1e-5)
 
@@ -186,7 +186,7 @@ async def test_real_recordings_have_their_ranks(name: str, glyphs: Glyphs, size:
     app = ZerotopApp(RecordingSource(recording(name)), title=name, glyphs=glyphs)
     async with app.run_test(size=size) as pilot:
         screen = await shown(app, pilot)
-        for _ in screen.ranking.metrics:
+        for _ in screen.ranking.recorded_metrics:
             await pilot.press("m")
         lines = text(app)
         assert all(len(line) == size[0] for line in lines)

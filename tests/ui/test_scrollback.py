@@ -14,33 +14,33 @@ def scrollback() -> Scrollback:
 
 
 def test_at_the_end_it_shows_what_the_view_has() -> None:
-    assert scrollback().pane(("a", "b")) == Pane(("a", "b"))
+    assert scrollback().make_pane(("a", "b")) == Pane(("a", "b"))
 
 
 def test_as_far_back_as_there_are_lines() -> None:
     back = scrollback()
-    back.scroll(4000, 10, 0)
-    pane = back.pane(LINES[-200:])
-    assert pane.lines[len(pane.lines) - pane.back - 1] == "line 999"
-    assert not pane.growing
-    back.scroll(4000, 10, 0)
-    pane = back.pane(LINES[-200:])
-    assert (pane.lines[0], pane.back) == ("line 0", 4990)
-    back.scroll(-4990, 10, 0)
-    assert back.pane(LINES[-200:]).back == 0
+    back.scroll_lines(4000, 10, 0)
+    pane = back.make_pane(LINES[-200:])
+    assert pane.lines[len(pane.lines) - pane.lines_below - 1] == "line 999"
+    assert not pane.has_newer
+    back.scroll_lines(4000, 10, 0)
+    pane = back.make_pane(LINES[-200:])
+    assert (pane.lines[0], pane.lines_below) == ("line 0", 4990)
+    back.scroll_lines(-4990, 10, 0)
+    assert back.make_pane(LINES[-200:]).lines_below == 0
 
 
 def test_new_lines_do_not_move_it() -> None:
     back = scrollback()
-    back.scroll(3, 10, 0)
-    before = back.pane(LINES[-200:])
-    after = back.pane((*LINES[-199:], "a new line"))
-    assert (after.lines, after.back, after.growing) == (before.lines, 3, True)
-    back.forget()
-    assert back.pane(("a new line",)) == Pane(("a new line",))
+    back.scroll_lines(3, 10, 0)
+    before = back.make_pane(LINES[-200:])
+    after = back.make_pane((*LINES[-199:], "a new line"))
+    assert (after.lines, after.lines_below, after.has_newer) == (before.lines, 3, True)
+    back.return_to_end()
+    assert back.make_pane(("a new line",)) == Pane(("a new line",))
 
 
 def test_all_of_it_is_seen_already() -> None:
     back = scrollback()
-    back.scroll(1, len(LINES), 0)
-    assert back.pane(LINES) == Pane(LINES)
+    back.scroll_lines(1, len(LINES), 0)
+    assert back.make_pane(LINES) == Pane(LINES)

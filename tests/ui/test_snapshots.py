@@ -76,15 +76,15 @@ def test_each_screen(snap_compare: Any, story: RecordingSource, name: str, size:
 
     async def settled(pilot: Pilot[Any]) -> None:
         """At the end of step 12, with all that was found and folded."""
-        await until(pilot, lambda: len(story.findings(None)) == FOUND)
+        await until(pilot, lambda: len(story.findings_at(None)) == FOUND)
         app.action_switch(name)
         app.viewer.go_to_step(12)
-        app.draw()
+        app.draw_frame()
         await pilot.pause()
         screen = app.screen
-        await until(pilot, lambda: not (isinstance(screen, IterationScreen) and screen.folding.busy))
-        await until(pilot, lambda: not (isinstance(screen, RanksScreen) and screen.ranking.busy))
-        app.draw()
+        await until(pilot, lambda: not (isinstance(screen, IterationScreen) and screen.folding.is_busy))
+        await until(pilot, lambda: not (isinstance(screen, RanksScreen) and screen.ranking.is_busy))
+        app.draw_frame()
         await pilot.pause()
 
     assert snap_compare(app, terminal_size=size, run_before=settled)

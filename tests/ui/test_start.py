@@ -14,8 +14,8 @@ from textual.widgets import Input
 import recordings
 from settling import until
 from start_list import Start, filled, is_shown, ready
-from zerotop.ui.app.settings import Habits
-from zerotop.ui.base.base_screen import Watching
+from zerotop.ui.app.settings import UserSettings
+from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.base.tabs import TABS
 from zerotop.ui.compare.screen import CompareScreen
@@ -62,7 +62,7 @@ async def test_enter_opens_and_leaving_comes_back(root: Path) -> None:
             seen = start.app.screen.id
             await pilot.press(leave)
             await until(pilot, lambda: isinstance(start.app.screen, StartScreen))
-            assert start.list.model.place == 1
+            assert start.list.model.cursor_row == 1
             # The next one opens on the screen of the monitor that was seen last.
             await pilot.press("down", "enter")
             await until(pilot, partial(is_shown, start, seen))
@@ -79,7 +79,7 @@ async def test_escape_comes_back_from_every_screen(root: Path) -> None:
         await ready(start, pilot)
         for number, tab in enumerate(TABS, 1):
             await pilot.press("enter")
-            await until(pilot, lambda: isinstance(start.app.screen, Watching))
+            await until(pilot, lambda: isinstance(start.app.screen, MonitorScreen))
             await pilot.press(str(number))
             await until(pilot, partial(is_shown, start, tab.name))
             await pilot.press("escape")
@@ -110,20 +110,20 @@ async def test_typing_filters_and_escape_shows_all_again(root: Path) -> None:
         await pilot.press("escape")
         assert len(start.names()) == 3
         assert not start.list.query_one(Input).display
-        assert start.list.model.chosen is not None
-        assert start.list.model.chosen.path.name == "z2-oom.zerotop"
+        assert start.list.model.chosen_item is not None
+        assert start.list.model.chosen_item.path.name == "z2-oom.zerotop"
 
 
 async def test_order_is_kept_between_runs(root: Path, tmp_path: Path) -> None:
     kept = tmp_path / "habits.json"
-    start = Start(habits=Habits(kept))
+    start = Start(settings=UserSettings(kept))
     async with start.app.run_test(size=(120, 40)) as pilot:
         await ready(start, pilot)
         while start.list.model.order != "slowest":
             await pilot.press("o")
         assert start.names() == ["story", "z2-oom.zerotop", "cpu-clean.zerotop"]
         await pilot.press("t")
-    again = Start(habits=Habits(kept))
+    again = Start(settings=UserSettings(kept))
     async with again.app.run_test(size=(120, 40)) as pilot:
         await ready(again, pilot)
         assert again.names() == ["story", "z2-oom.zerotop", "cpu-clean.zerotop"]
@@ -152,7 +152,7 @@ async def test_marked_ones_are_compared(root: Path) -> None:
         await pilot.press("escape", "escape")
         await until(pilot, lambda: isinstance(start.app.screen, StartScreen))
         await pilot.press("escape")
-        assert start.list.model.marked == ()
+        assert start.list.model.marked_recordings == ()
 
 
 async def test_the_iterations_of_two_that_are_compared_are_laid_over_one_another(root: Path) -> None:
@@ -223,7 +223,7 @@ async def test_a_recording_is_deleted_and_what_that_freed_is_said(root: Path, ke
 
 
 async def test_a_live_one_and_what_lies_elsewhere_are_never_deleted(root: Path, tmp_path: Path) -> None:
-    directory.create(["python", "train.py"], path=str(root / "now"), launcher="python")
+    directory.create_session(["python", "train.py"], path=str(root / "now"), launcher="python")
     elsewhere = recordings.as_directory("z2", tmp_path)
     (root / "a-link").symlink_to(elsewhere)
     start = Start()
@@ -244,11 +244,11 @@ async def test_what_appears_while_one_looks_is_shown(root: Path) -> None:
     async with start.app.run_test(size=(120, 40)) as pilot:
         await ready(start, pilot)
         await pilot.press("down")
-        directory.create(["python", "train.py"], path=str(root / "fresh"), launcher="python")
+        directory.create_session(["python", "train.py"], path=str(root / "fresh"), launcher="python")
         await until(pilot, lambda: "● live" in start.text())
         assert "4 recordings, 1 live" in start.text()
-        assert start.list.model.chosen is not None
-        assert start.list.model.chosen.path.name == "story"
+        assert start.list.model.chosen_item is not None
+        assert start.list.model.chosen_item.path.name == "story"
 
 
 async def test_a_damaged_one_is_a_row_and_opens_as_a_sentence(root: Path) -> None:
@@ -279,7 +279,7 @@ async def test_nothing_recorded_yet_says_how_to_begin(tmp_path: Path, monkeypatc
 async def test_any_size_will_do(root: Path, size: tuple[int, int]) -> None:
     start = Start(glyphs=ASCII)
     async with start.app.run_test(size=size) as pilot:
-        await until(pilot, lambda: all(recording.about is not None for recording in start.desk.recordings))
+        await until(pilot, lambda: all(recording.overview is not None for recording in start.desk.recordings))
         await pilot.press("down", "space", "down", "c")
         await until(pilot, lambda: isinstance(start.app.screen, CompareScreen))
         await pilot.pause()
@@ -292,7 +292,7 @@ async def test_the_mouse_chooses_opens_and_presses_keys(root: Path) -> None:
     async with start.app.run_test(size=(120, 40)) as pilot:
         await ready(start, pilot)
         await pilot.click("#sheet", offset=(10, 4))
-        assert start.list.model.place == 2
+        assert start.list.model.cursor_row == 2
         column = start.text().splitlines()[-1].index("o order")
         await pilot.click("#sheet", offset=(column, 39))
         await until(pilot, lambda: start.list.model.order == "by state")
@@ -311,7 +311,7 @@ async def test_keys_answer_while_many_are_read(root: Path) -> None:
             await pilot.press("down")
             slowest = max(slowest, time.monotonic() - begin)
             await asyncio.sleep(0.02)
-        assert start.list.model.place >= 10  # where that recording is by now
+        assert start.list.model.cursor_row >= 10  # where that recording is by now
         await until(pilot, lambda: "103 recordings" in start.text())
         assert slowest < 1.0
 

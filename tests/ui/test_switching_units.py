@@ -12,35 +12,35 @@ from textual.pilot import Pilot
 
 from recordings import packed, recording
 from settling import until
-from zerotop.analysis.annotations import annotations
+from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.reports.recording_index import Overviews
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.commands.job.recording_library import UserDesk
+from zerotop.commands.job.recording_library import UserLibrary
 from zerotop.session import catalog
 from zerotop.ui.app.app import ZerotopApp
-from zerotop.ui.app.settings import Habits
+from zerotop.ui.app.settings import UserSettings
 from zerotop.ui.app.start_app import StartApp
-from zerotop.ui.base.clipboard import text_to_copy
+from zerotop.ui.base.clipboard import collect_copy_text
 from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.base.tabs import TABS
 from zerotop.ui.compare.screen import CompareScreen
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
 from zerotop.ui.start.screen import StartScreen
-from zerotop.ui.widgets.frame_widget import Painted
+from zerotop.ui.widgets.frame_widget import RowWidget
 
 _BINARY, _DECIMAL = re.compile(r"\b[KMGT]iB\b"), re.compile(r"\b[kMGT]B\b(?!/s)")
 _NOT_OURS = ("keys", "output")  # the key says what it switches to; the job's own words stay as they are
 _ERROR = "CUDA out of memory"  # so do PyTorch's, which are told after ours
 
 
-def watching(name: str, habits: Habits | None = None, glyphs: Glyphs = BLOCKS) -> ZerotopApp:
-    return ZerotopApp(RecordingSource(recording(name)), title=name, habits=habits, glyphs=glyphs)
+def watching(name: str, habits: UserSettings | None = None, glyphs: Glyphs = BLOCKS) -> ZerotopApp:
+    return ZerotopApp(RecordingSource(recording(name)), title=name, settings=habits, glyphs=glyphs)
 
 
 def drawn(app: ZerotopApp) -> dict[str, str]:
     """Panel by panel what is on the screen, but for how often it is drawn."""
-    panels = [panel for panel in app.screen.query("Painted").results(Painted) if panel.display and panel.id != "tabs"]
-    return {panel.id or "": panel.drawn_text() for panel in panels}
+    panels = [panel for panel in app.screen.query("RowWidget").results(RowWidget) if panel.display and panel.id != "tabs"]
+    return {panel.id or "": panel.plain_text() for panel in panels}
 
 
 def sizes(app: ZerotopApp) -> tuple[set[str], set[str]]:
@@ -51,7 +51,7 @@ def sizes(app: ZerotopApp) -> tuple[set[str], set[str]]:
 
 
 def regions(app: ZerotopApp) -> dict[str, Region]:
-    return {panel.id or "": panel.region for panel in app.screen.query("Painted")}
+    return {panel.id or "": panel.region for panel in app.screen.query("RowWidget")}
 
 
 async def on(app: ZerotopApp, pilot: Pilot[Leaving], screen: str) -> None:
@@ -65,7 +65,7 @@ async def on(app: ZerotopApp, pilot: Pilot[Leaving], screen: str) -> None:
 def found() -> int:
     """How many findings there are in the story: they come one after the other while it is shown."""
     session = recording("story")
-    return len(annotations(session, session.last_written_ns))
+    return len(find_annotations(session, session.last_written_ns))
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50)], ids=lambda size: f"{size[0]}x{size[1]}")
@@ -73,7 +73,7 @@ async def test_on_every_screen_sizes_follow_and_nothing_moves(size: tuple[int, i
     app = watching("story")
     followed = set()
     async with app.run_test(size=size) as pilot:
-        await until(pilot, lambda: len(app.viewer.source.findings(None)) == found)
+        await until(pilot, lambda: len(app.viewer.source.findings_at(None)) == found)
         for tab in TABS:
             await on(app, pilot, tab.name)
             usual, places = drawn(app), regions(app)
@@ -116,7 +116,7 @@ async def test_where_it_died_is_told_in_them_too() -> None:
 
 async def test_it_is_still_so_on_another_screen_and_in_another_run(tmp_path: Path) -> None:
     kept = tmp_path / "habits.json"
-    app = watching("story", Habits(kept))
+    app = watching("story", UserSettings(kept))
     async with app.run_test(size=(120, 40)) as pilot:
         await on(app, pilot, "live")
         assert "s/it" in drawn(app)["header"]
@@ -125,12 +125,12 @@ async def test_it_is_still_so_on_another_screen_and_in_another_run(tmp_path: Pat
         await on(app, pilot, "live")
         assert "GPU memory GB" in drawn(app)["memory"]
         assert re.search(r"0\.\d{3} it/s", drawn(app)["header"])
-    app = watching("story", Habits(kept))
+    app = watching("story", UserSettings(kept))
     async with app.run_test(size=(120, 40)) as pilot:
         await on(app, pilot, "live")
         assert "GPU memory GB" in drawn(app)["memory"]
         assert "it/s" in drawn(app)["header"]
-    app = watching("story", Habits())
+    app = watching("story", UserSettings())
     async with app.run_test(size=(120, 40)) as pilot:
         await on(app, pilot, "live")
         assert "GPU memory GiB" in drawn(app)["memory"]
@@ -148,11 +148,11 @@ async def test_without_utf8_all_of_it_is_ascii() -> None:
 
 async def test_the_list_and_a_comparison_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    folder = catalog.usual_place()
+    folder = catalog.find_default_folder()
     folder.mkdir(parents=True)
     for name in ("story", "z2-oom"):
         shutil.copy(packed(name), folder)
-    app = StartApp(UserDesk(Overviews(folder, None, lambda path: False), find=list), glyphs=BLOCKS)
+    app = StartApp(UserLibrary(Overviews(folder, None, lambda path: False), job_finder=list), glyphs=BLOCKS)
 
     def listed() -> str:
         return drawn(app)["sheet"].rpartition("\n")[0]
@@ -166,10 +166,10 @@ async def test_the_list_and_a_comparison_follow(tmp_path: Path, monkeypatch: pyt
         await pilot.press("space", "down", "space", "c")
         await until(pilot, lambda: isinstance(app.screen, CompareScreen))
         await pilot.pause()
-        copied = text_to_copy(app.screen)
+        copied = collect_copy_text(app.screen)
         assert _DECIMAL.search(copied)
         assert not _BINARY.search(copied)
         await pilot.press("u")
-        assert not _DECIMAL.search(text_to_copy(app.screen))
+        assert not _DECIMAL.search(collect_copy_text(app.screen))
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(app.screen, StartScreen) and "peak GiB" in listed())

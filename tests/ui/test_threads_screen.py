@@ -14,7 +14,7 @@ from zerotop.session.reader import Session
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
-from zerotop.ui.threads.screen import RankList, Threads, ThreadsScreen
+from zerotop.ui.threads.screen import RankList, ThreadList, ThreadsScreen
 from zerotop_probe.recording import tables
 
 S = 10**9
@@ -32,7 +32,7 @@ async def shown(app: ZerotopApp, pilot: Pilot[Leaving], share: float = 0.9) -> T
     await pilot.pause()
     app.action_switch("threads")
     app.viewer.go_to_share(share)
-    app.draw()
+    app.draw_frame()
     await pilot.pause()
     assert isinstance(app.screen, ThreadsScreen)
     return app.screen
@@ -82,14 +82,14 @@ async def test_whoever_scrolled_beyond_the_last_thread_is_back_with_the_first_tu
     async with app.run_test(size=(80, 24)) as pilot:
         screen = await shown(app, pilot)
         await pilot.press("enter")
-        panel = screen.query_one(Threads)
+        panel = screen.query_one(ThreadList)
         for _ in range(100):
             panel.scroll_rows(3)
-        last = panel.drawn_text()
+        last = panel.plain_text()
         panel.scroll_rows(3)
-        assert panel.drawn_text() == last
+        assert panel.plain_text() == last
         panel.scroll_rows(-3)
-        assert panel.drawn_text() != last
+        assert panel.plain_text() != last
 
 
 async def test_with_room_to_spare_the_busiest_threads_of_a_name_are_shown_unasked() -> None:
@@ -121,7 +121,7 @@ async def test_the_numbers_are_copied() -> None:
         await pilot.press("y")
         heading, *rows = app.clipboard.split("\n")
         assert heading.split("\t")[:4] == ["rank", "tid", "name", "cores"]
-        told = screen.query_one(Threads)._told
+        told = screen.query_one(ThreadList)._shown_threads
         assert told is not None
         assert len(rows) == sum(len(group.threads) for group in told.groups) > 10
         assert all(row.startswith("0\t") for row in rows)

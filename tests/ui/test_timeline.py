@@ -22,7 +22,7 @@ from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.drawing.glyphs import BLOCKS, Glyphs
 from zerotop.ui.timeline.drawing import chart_begin
 from zerotop.ui.timeline.picture import Picture
-from zerotop.ui.timeline.screen import Lanes, TimelineScreen
+from zerotop.ui.timeline.screen import TimelineLanes, TimelineScreen
 from zerotop_probe.recording.tables import BEGINS, BOUNDARY, PHASE_CODE, PROCESSES, SPANS
 
 
@@ -38,19 +38,19 @@ class Looking:
         return self.app.screen
 
     @property
-    def lanes(self) -> Lanes:
-        return self.screen.query_one(Lanes)
+    def lanes(self) -> TimelineLanes:
+        return self.screen.query_one(TimelineLanes)
 
     @property
     def picture(self) -> Picture:
-        picture = self.screen.query_one(Lanes)._pictures.last
+        picture = self.screen.query_one(TimelineLanes)._pictures.last_picture
         assert picture is not None
         return picture
 
     @property
     def length(self) -> int:
         """Nanoseconds that are seen."""
-        return self.picture.cells * self.picture.cell_ns
+        return self.picture.cell_count * self.picture.cell_ns
 
     async def press(self, *keys: str) -> None:
         await self.pilot.press(*keys)
@@ -70,7 +70,7 @@ async def looking(session: Session, size: tuple[int, int] = (120, 40), glyphs: G
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
         await app.run_action("switch('timeline')")
-        app.draw()
+        app.draw_frame()
         await pilot.pause()
         yield Looking(session, pilot, app)
 
@@ -100,7 +100,7 @@ async def test_zoom_keys() -> None:
         for _ in range(30):
             await seen.press("plus")
         assert seen.picture.timeline.window.column_ns == 1000
-        assert 0 <= seen.picture.cell(seen.picture.cursor) < seen.picture.cells
+        assert 0 <= seen.picture.find_cell(seen.picture.cursor) < seen.picture.cell_count
 
 
 async def test_panning_keys_leave_the_cursor_where_it_is() -> None:
@@ -113,8 +113,8 @@ async def test_panning_keys_leave_the_cursor_where_it_is() -> None:
             assert seen.picture.cursor == cursor
             begin = seen.picture.begin
         await seen.press(*"hhhh", "f")
-        assert seen.picture.cell(seen.picture.cursor) < seen.picture.cells
-        assert not seen.screen.looking.held
+        assert seen.picture.find_cell(seen.picture.cursor) < seen.picture.cell_count
+        assert not seen.screen.timeline_view.is_detached
 
 
 async def test_time_keys_move_the_cursor_through_it() -> None:
@@ -124,12 +124,12 @@ async def test_time_keys_move_the_cursor_through_it() -> None:
         for _ in range(6):
             await seen.press("left")
             cursors.append(seen.picture.cursor)
-            assert 0 <= seen.picture.cell(cursors[-1]) < seen.picture.cells
+            assert 0 <= seen.picture.find_cell(cursors[-1]) < seen.picture.cell_count
         assert cursors == sorted(cursors, reverse=True)
         await seen.press("home")
         assert seen.picture.cursor == seen.picture.begin == 0
         await seen.press("n")
-        here = [mark for mark in seen.picture.marks if mark.at == seen.picture.cursor]
+        here = [mark for mark in seen.picture.marks if mark.at_ns == seen.picture.cursor]
         assert here
         assert "◆" in seen.text()
 
@@ -138,17 +138,17 @@ async def test_a_range_by_keys() -> None:
     async with looking(recording("story"), (200, 50)) as seen:
         assert "no range" not in seen.text()
         await seen.press("left", "left", "left", "left_square_bracket", "right", "right", "right_square_bracket", "right")
-        assert seen.picture.range is not None
-        begin, end = seen.picture.range
+        assert seen.picture.selected_range is not None
+        begin, end = seen.picture.selected_range
         assert seen.picture.summary is not None
         assert seen.picture.summary.steps == 2
         assert "]  2 steps" in seen.text()
-        seen.app.draw()
+        seen.app.draw_frame()
         await seen.pilot.pause()
         assert "esc no range" in seen.text()
         assert 4 * S < end - begin < 7 * S
         await seen.press("escape")
-        assert seen.picture.range is None
+        assert seen.picture.selected_range is None
         assert "2 steps" not in seen.text()
 
 
@@ -166,33 +166,33 @@ async def test_a_click_moves_the_cursor() -> None:
     async with looking(recording("story")) as seen:
         await seen.press("left", "left")
         window = seen.picture.timeline.window
-        await seen.pilot.click(Lanes, offset=seen.column(20))
+        await seen.pilot.click(TimelineLanes, offset=seen.column(20))
         await seen.pilot.pause()
-        assert seen.picture.cell(seen.picture.cursor) == 20
+        assert seen.picture.find_cell(seen.picture.cursor) == 20
         assert seen.picture.timeline.window == window
         assert "PAUSED" in seen.text()
         # Beside the charts there is nothing to go to.
-        await seen.pilot.click(Lanes, offset=(3, 4))
+        await seen.pilot.click(TimelineLanes, offset=(3, 4))
         await seen.pilot.pause()
-        assert seen.picture.cell(seen.picture.cursor) == 20
+        assert seen.picture.find_cell(seen.picture.cursor) == 20
 
 
 async def test_dragging_selects_a_range() -> None:
     async with looking(recording("story")) as seen:
         await seen.press("left", "left")
         cursor = seen.picture.cursor
-        await seen.pilot.mouse_down(Lanes, offset=seen.column(30))
-        await seen.pilot.hover(Lanes, offset=seen.column(20))
-        await seen.pilot.hover(Lanes, offset=seen.column(12))
-        await seen.pilot.mouse_up(Lanes, offset=seen.column(12))
+        await seen.pilot.mouse_down(TimelineLanes, offset=seen.column(30))
+        await seen.pilot.hover(TimelineLanes, offset=seen.column(20))
+        await seen.pilot.hover(TimelineLanes, offset=seen.column(12))
+        await seen.pilot.mouse_up(TimelineLanes, offset=seen.column(12))
         await seen.pilot.pause()
         picture = seen.picture
-        assert picture.range == (picture.begin + 12 * picture.cell_ns, picture.begin + 31 * picture.cell_ns)
+        assert picture.selected_range == (picture.begin + 12 * picture.cell_ns, picture.begin + 31 * picture.cell_ns)
         assert picture.cursor == cursor
         # The button is up: the mouse only passes by.
-        await seen.pilot.hover(Lanes, offset=seen.column(60))
+        await seen.pilot.hover(TimelineLanes, offset=seen.column(60))
         await seen.pilot.pause()
-        assert seen.picture.range == picture.range
+        assert seen.picture.selected_range == picture.selected_range
 
 
 async def test_the_wheel_zooms_where_the_mouse_is() -> None:
@@ -204,7 +204,7 @@ async def test_the_wheel_zooms_where_the_mouse_is() -> None:
             seen.lanes.post_message(kind(seen.lanes, x, y, 0, 0, 0, False, False, False, x, y))
             await seen.pilot.pause()
             assert (seen.length > before) == longer
-            assert abs(seen.picture.cell(there) - 25) <= 2
+            assert abs(seen.picture.find_cell(there) - 25) <= 2
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ async def test_what_was_chosen_is_kept_while_another_screen_is_shown() -> None:
         await seen.app.run_action("switch('timeline')")
         await seen.pilot.pause()
         assert seen.picture.timeline.window == window
-        assert seen.screen.looking.selecting
+        assert seen.screen.timeline_view.has_range
 
 
 async def test_the_numbers_of_a_range_can_be_copied() -> None:
@@ -245,8 +245,8 @@ async def test_the_numbers_of_a_range_can_be_copied() -> None:
         assert float(rows[0].split("\t")[0]) == pytest.approx(seen.picture.begin / S)
         assert any("\tcpu_optimizer\t" in row for row in rows)
         begin = seen.picture.begin + 20 * seen.picture.cell_ns
-        seen.screen.looking.select(begin, begin + 5 * seen.picture.cell_ns)
-        seen.lanes.redraw()
+        seen.screen.timeline_view.select_range(begin, begin + 5 * seen.picture.cell_ns)
+        seen.lanes.repaint()
         await seen.press("y")
         assert len(seen.app.clipboard.split("\n")) == 11
 
@@ -276,7 +276,7 @@ async def test_a_session_of_which_nothing_is_recorded_yet() -> None:
         assert "Nothing is recorded yet." in seen.text()
         for key in ("plus", "w", "h", "left_square_bracket", "right_square_bracket", "escape", "f"):
             await pilot.press(key)
-        await pilot.click(Lanes, offset=(60, 4))
+        await pilot.click(TimelineLanes, offset=(60, 4))
         assert "Nothing is recorded yet." in seen.text()
 
 
@@ -300,7 +300,7 @@ async def test_lanes_appear_and_move_while_a_job_runs(tmp_path: Path) -> None:
         for step in range(40, 90):
             go_on(step)
         seen.app.viewer.source.refresh()
-        seen.app.draw()
+        seen.app.draw_frame()
         await seen.pilot.pause()
         assert "CPU cores" in seen.text()
         assert "backward" in seen.text()
@@ -308,9 +308,9 @@ async def test_lanes_appear_and_move_while_a_job_runs(tmp_path: Path) -> None:
         for step in range(90, 99):
             go_on(step)
         seen.app.viewer.source.refresh()
-        seen.app.draw()
+        seen.app.draw_frame()
         await seen.pilot.pause()
         assert seen.picture.timeline.window.first >= first
-        assert seen.picture.step == 99
+        assert seen.picture.cursor_step == 99
     for writer in (spans, begins, processes):
         writer.close()

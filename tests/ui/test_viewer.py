@@ -7,7 +7,7 @@ import pytest
 from fake_source import BEGIN_NS, FakeSource, cpu_story, offload_story
 from zerotop.ui.app.playhead import SPEEDS, Playhead
 from zerotop.ui.app.viewer import Viewer
-from zerotop.ui.dialogs.go_to_dialog import parse_place
+from zerotop.ui.dialogs.go_to_dialog import parse_destination
 
 
 class Clock:
@@ -32,7 +32,7 @@ def viewer(clock: Clock, *, live: bool = True) -> Viewer:
 
 
 def step(viewer: Viewer) -> int | None:
-    return viewer.frame().view.progress.step
+    return viewer.make_frame().view.progress.step
 
 
 def test_playing_never_drifts(clock: Clock) -> None:
@@ -41,30 +41,30 @@ def test_playing_never_drifts(clock: Clock) -> None:
     head.play(10**9)
     for _ in range(10_000):
         clock.now += 0.001
-        head.cursor(0, 10**12)
+        head.compute_cursor(0, 10**12)
     clock.now = 1010.0
-    assert head.cursor(0, 10**12) == 41 * 10**9
+    assert head.compute_cursor(0, 10**12) == 41 * 10**9
 
 
 def test_the_cursor_stays_in_the_recording(clock: Clock) -> None:
     head = Playhead(clock)
     head.play(50)
     clock.now += 1000
-    assert head.cursor(0, 100) == 100
+    assert head.compute_cursor(0, 100) == 100
     head.seek(-5)
-    assert head.cursor(0, 100) == 0
+    assert head.compute_cursor(0, 100) == 0
 
 
 def test_speeds_end_at_both_ends_and_keep_the_place(clock: Clock) -> None:
     head = Playhead(clock)
     head.play(0)
     clock.now += 10
-    place = head.cursor(0, 10**15)
+    place = head.compute_cursor(0, 10**15)
     for _ in SPEEDS:
-        head.change_speed(1, head.cursor(0, 10**15))
-    assert (head.speed, head.cursor(0, 10**15)) == (1000.0, place)
+        head.change_speed(1, head.compute_cursor(0, 10**15))
+    assert (head.speed, head.compute_cursor(0, 10**15)) == (1000.0, place)
     for _ in range(20):
-        head.change_speed(-1, head.cursor(0, 10**15))
+        head.change_speed(-1, head.compute_cursor(0, 10**15))
     assert head.speed == 0.25
 
 
@@ -76,16 +76,16 @@ def test_live_follows_until_someone_looks_back(clock: Clock) -> None:
     assert step(watched) == 36
     watched.toggle_play()
     clock.now += 60
-    frame = watched.frame()
+    frame = watched.make_frame()
     assert frame.view.progress.step == 36
-    assert frame.moment.end_s - frame.moment.at_s == pytest.approx(60)
-    watched.playhead.follow()
+    assert frame.moment.end_s - frame.moment.cursor_s == pytest.approx(60)
+    watched.playhead.follow_end()
     assert step(watched) == 58
 
 
 def test_steps_back_and_on(clock: Clock) -> None:
     watched = viewer(clock)
-    watched.frame()
+    watched.make_frame()
     watched.seek_steps(-1)
     assert step(watched) == 13
     watched.seek_steps(-10)
@@ -125,36 +125,36 @@ def test_a_replay_plays_to_its_end_and_again_from_its_begin(clock: Clock) -> Non
 def test_times(clock: Clock) -> None:
     watched = viewer(clock)
     watched.go_to_seconds(60)
-    assert watched.frame().view.cursor_ns == BEGIN_NS + 60 * 10**9
+    assert watched.make_frame().view.cursor_ns == BEGIN_NS + 60 * 10**9
     watched.seek_seconds(-10)
-    assert watched.frame().view.cursor_ns == BEGIN_NS + 50 * 10**9
+    assert watched.make_frame().view.cursor_ns == BEGIN_NS + 50 * 10**9
     watched.seek_seconds(-1000)
-    assert watched.frame().view.cursor_ns == BEGIN_NS
+    assert watched.make_frame().view.cursor_ns == BEGIN_NS
     watched.go_to_share(0.5)
-    assert watched.frame().view.cursor_ns == pytest.approx(BEGIN_NS + 75 * 10**9 // 2, abs=2)
+    assert watched.make_frame().view.cursor_ns == pytest.approx(BEGIN_NS + 75 * 10**9 // 2, abs=2)
     watched.go_to_share(1.0)
     assert watched.playhead.following
 
 
 def test_a_chosen_rank_stays_where_no_ranks_are_known_yet(clock: Clock) -> None:
     watched = viewer(clock)
-    watched.frame()
+    watched.make_frame()
     watched.set_rank(2)
     watched.go_to_share(0.0)
-    assert not watched.frame().view.ranks
+    assert not watched.make_frame().view.ranks
     watched.choose_rank(1)
-    assert watched.frame().rank == 2
-    watched.follow()
-    watched.frame()
+    assert watched.make_frame().rank == 2
+    watched.follow_end()
+    watched.make_frame()
     watched.choose_rank(1)
-    assert watched.frame().rank == 3
+    assert watched.make_frame().rank == 3
 
 
 def test_frames_each_second(clock: Clock) -> None:
     watched = viewer(clock)
     for _ in range(20):
         clock.now += 0.2
-        frame = watched.frame()
+        frame = watched.make_frame()
     assert frame.fps == pytest.approx(5.0)
 
 
@@ -176,4 +176,4 @@ def test_frames_each_second(clock: Clock) -> None:
     ],
 )
 def test_places(text: str, place: tuple[str, int] | None) -> None:
-    assert parse_place(text) == place
+    assert parse_destination(text) == place

@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from zerotop_probe.outside.sampling.affinity import Affinity, allowed, numa_nodes, ranges
+from zerotop_probe.outside.sampling.affinity import AffinityWatcher, format_cores, read_allowed_cores, read_numa_nodes
 
 
 def test_sets_of_cores_are_written_as_the_kernel_does() -> None:
-    assert ranges([]) == ""
-    assert ranges([5]) == "5"
-    assert ranges({3, 1, 2, 8, 10, 11}) == "1-3,8,10-11"
+    assert format_cores([]) == ""
+    assert format_cores([5]) == "5"
+    assert format_cores({3, 1, 2, 8, 10, 11}) == "1-3,8,10-11"
 
 
 def test_nodes_without_cores_are_left_out(tmp_path: Path) -> None:
     for node, cpus in (("node10", "4-7"), ("node2", "0-3"), ("node3", "")):
         (tmp_path / node).mkdir()
         (tmp_path / node / "cpulist").write_text(cpus + "\n")
-    assert numa_nodes(str(tmp_path)) == [{"node": 2, "cpus": "0-3"}, {"node": 10, "cpus": "4-7"}]
-    assert numa_nodes(str(tmp_path / "none")) == []
+    assert read_numa_nodes(str(tmp_path)) == [{"node": 2, "cpus": "0-3"}, {"node": 10, "cpus": "4-7"}]
+    assert read_numa_nodes(str(tmp_path / "none")) == []
 
 
 @pytest.fixture
@@ -52,17 +52,17 @@ def bound() -> Iterator[tuple[int, str]]:
 def test_only_what_is_new_is_told(bound: tuple[int, str]) -> None:
     tid, core = bound
     pid, told = os.getpid(), []
-    affinity = Affinity(pid, lambda *facts: told.append(facts))
-    affinity.look([pid, tid])
-    assert told == [(pid, allowed(pid), {str(tid): core})]
-    affinity.look([pid, tid])
+    affinity = AffinityWatcher(pid, lambda *facts: told.append(facts))
+    affinity.check_threads([pid, tid])
+    assert told == [(pid, read_allowed_cores(pid), {str(tid): core})]
+    affinity.check_threads([pid, tid])
     assert len(told) == 1
     os.sched_setaffinity(tid, os.sched_getaffinity(pid))
-    affinity.look([tid])
-    assert told[1:] == [(pid, allowed(pid), {str(tid): allowed(pid)})]
+    affinity.check_threads([tid])
+    assert told[1:] == [(pid, read_allowed_cores(pid), {str(tid): read_allowed_cores(pid)})]
 
 
 def test_a_process_that_is_gone_says_nothing() -> None:
     told: list[object] = []
-    Affinity(2**22 + 1, lambda *facts: told.append(facts)).look([2**22 + 1])
+    AffinityWatcher(2**22 + 1, lambda *facts: told.append(facts)).check_threads([2**22 + 1])
     assert told == []

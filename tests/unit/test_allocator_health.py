@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import recordings
 from memory_recording import Recording, allocator, gib, usual
 from small_recording import BEGIN_NS, S, identity, span
-from zerotop.analysis.memory.allocator_health import allocator_health
-from zerotop.analysis.memory.allocator_settings import settings, variable, version
-from zerotop.analysis.steps.step_table import steps
+from zerotop.analysis.memory.allocator_health import read_allocator_health
+from zerotop.analysis.memory.allocator_settings import choose_variable, parse_settings, parse_version
+from zerotop.analysis.steps.step_table import read_steps
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import BOUNDARY
 
@@ -43,7 +43,7 @@ def with_flushes(folder: Path) -> Recording:
 
 def test_flushes_and_what_they_cost(tmp_path: Path) -> None:
     session = with_flushes(tmp_path).read()
-    (found,) = allocator_health(session, at(14), steps(session))
+    (found,) = read_allocator_health(session, at(14), read_steps(session))
     assert (found.rank, found.pid, found.retries, found.ooms) == (0, identity(0).pid, 3, 1)
     assert found.inactive_split_bytes == gib(2)
     assert [(f.step, f.phase, f.retries, f.freed_bytes) for f in found.flushes] == [
@@ -59,25 +59,25 @@ def test_segments_of_a_recording_that_counts_them_and_of_one_that_is_older(tmp_p
     recording = Recording(tmp_path)
     recording.write(tables.ALLOCATOR, identity(0), [allocator(1, 40, 60, segments=12)], peaks="window")
     recording.write(tables.ALLOCATOR, identity(1), [allocator(1, 40, 60, segments=-1)], peaks="window")
-    assert [found.segments for found in allocator_health(recording.read(), at(2))] == [12, None]
+    assert [found.segments for found in read_allocator_health(recording.read(), at(2))] == [12, None]
     session = recordings.recording("z2")
     assert "segments" not in (session.sources["allocator"][0].array.dtype.names or ())
-    assert [found.segments for found in allocator_health(session, session.last_written_ns)] == [None]
+    assert [found.segments for found in read_allocator_health(session, session.last_written_ns)] == [None]
 
 
 def test_what_was_known_before(tmp_path: Path) -> None:
     session = with_flushes(tmp_path).read()
-    (found,) = allocator_health(session, at(5))
+    (found,) = read_allocator_health(session, at(5))
     assert (found.retries, found.flushes, found.extra_s) == (0, (), None)
-    assert allocator_health(session, at(0.5)) == ()
-    (untimed,) = allocator_health(session, at(14))
+    assert read_allocator_health(session, at(0.5)) == ()
+    (untimed,) = read_allocator_health(session, at(14))
     assert [flush.extra_s for flush in untimed.flushes] == [None, None]
 
 
 def test_flushes_from_before_the_first_reading(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.write(tables.ALLOCATOR, identity(0), [allocator(1, 40, 60, retries=2)], peaks="window")
-    (found,) = allocator_health(recording.read(), at(5))
+    (found,) = read_allocator_health(recording.read(), at(5))
     assert [(flush.retries, flush.freed_bytes) for flush in found.flushes] == [(2, 0)]
 
 
@@ -91,11 +91,15 @@ def test_fragmentation_at_the_peak(tmp_path: Path) -> None:
     ]
     recording.write(tables.SPANS, identity(0), [span(1, 2, "forward"), span(2, 3, "backward")])
     recording.write(tables.ALLOCATOR, identity(0), readings, peaks="window")
-    (found,) = allocator_health(recording.read(), at(5))
+    (found,) = read_allocator_health(recording.read(), at(5))
     assert found.at_peak is not None
-    assert (found.at_peak.phase, found.at_peak.reserved_bytes, found.at_peak.bytes) == ("forward", gib(70), gib(20))
+    assert (found.at_peak.phase, found.at_peak.reserved_bytes, found.at_peak.unallocated_bytes) == (
+        "forward",
+        gib(70),
+        gib(20),
+    )
     assert (found.at_peak.requested_bytes, found.at_peak.inactive_split_bytes) == (gib(49), gib(3))
-    assert found.at_peak.share == pytest.approx(2 / 7)
+    assert found.at_peak.unallocated_share == pytest.approx(2 / 7)
 
 
 def test_every_rank_tells(tmp_path: Path) -> None:
@@ -103,9 +107,9 @@ def test_every_rank_tells(tmp_path: Path) -> None:
     recording.write(tables.ALLOCATOR, identity(1), [allocator(2, 1, 2, retries=-1)], peaks="window")
     environment = {NEW: "expandable_segments:True,max_split_size_mb:128"}
     recording.event(identity(1), 1, events.HELLO, torch="2.11.0+cu130", environment=environment)
-    first, second = allocator_health(recording.read(), at(20))
-    assert (first.rank, first.settings.variable, first.settings.expandable_segments) == (0, "", False)
-    assert (second.rank, second.retries, second.settings.expandable_segments) == (1, 0, True)
+    first, second = read_allocator_health(recording.read(), at(20))
+    assert (first.rank, first.settings.variable, first.settings.has_expandable_segments) == (0, "", False)
+    assert (second.rank, second.retries, second.settings.has_expandable_segments) == (1, 0, True)
     assert second.settings.values == {"expandable_segments": "True", "max_split_size_mb": "128"}
 
 
@@ -124,41 +128,41 @@ def test_every_rank_tells(tmp_path: Path) -> None:
     ],
 )
 def test_which_variable_counts(torch: str, environment: dict[str, str], counts: str, notes: int) -> None:
-    found = settings(environment, torch)
+    found = parse_settings(environment, torch)
     assert (found.variable, len(found.notes)) == (counts, notes)
     assert found.text == environment.get(counts, "")
     assert found.values == ({} if not counts else dict([environment[counts].split(":")]))
 
 
 def test_torch_2_9_takes_expandable_segments_from_the_old_name_only() -> None:
-    found = settings({NEW: "expandable_segments:True,max_split_size_mb:64"}, "2.9.1")
-    assert (found.expandable_segments, found.values) == (False, {"max_split_size_mb": "64"})
+    found = parse_settings({NEW: "expandable_segments:True,max_split_size_mb:64"}, "2.9.1")
+    assert (found.has_expandable_segments, found.values) == (False, {"max_split_size_mb": "64"})
     assert "what PYTORCH_ALLOC_CONF says of it does not count" in found.notes[0]
-    assert settings({OLD: "expandable_segments:True"}, "2.9.1").expandable_segments
+    assert parse_settings({OLD: "expandable_segments:True"}, "2.9.1").has_expandable_segments
 
 
 def test_what_is_set() -> None:
     text = "backend:cudaMallocAsync, roundup_power2_divisions:[256:1,512:2,>:4],garbage_collection_threshold:0.8"
-    found = settings({OLD: text}, "2.8")
+    found = parse_settings({OLD: text}, "2.8")
     assert found.values == {
         "backend": "cudaMallocAsync",
         "roundup_power2_divisions": "[256:1,512:2,>:4]",
         "garbage_collection_threshold": "0.8",
     }
     assert (found.backend, found.caching) == ("cudaMallocAsync", True)
-    assert settings({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "2.8").caching is False
-    assert settings({"PYTORCH_NO_CUDA_MEMORY_CACHING": "0"}, "2.8").caching is True
+    assert parse_settings({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "2.8").caching is False
+    assert parse_settings({"PYTORCH_NO_CUDA_MEMORY_CACHING": "0"}, "2.8").caching is True
 
 
 @pytest.mark.parametrize(
     ("torch", "expected", "name"), [("2.11.0a0+git1", (2, 11), NEW), ("2.9.1", (2, 9), OLD), ("nightly", (0, 0), OLD)]
 )
 def test_versions(torch: str, expected: tuple[int, int], name: str) -> None:
-    assert (version(torch), variable(torch)) == (expected, name)
+    assert (parse_version(torch), choose_variable(torch)) == (expected, name)
 
 
 @given(st.text(), st.text(max_size=8))
 def test_any_text_is_read(text: str, torch: str) -> None:
-    found: Any = settings({OLD: text, NEW: text}, torch)
+    found: Any = parse_settings({OLD: text, NEW: text}, torch)
     assert found.variable == OLD
-    assert isinstance(found.expandable_segments, bool)
+    assert isinstance(found.has_expandable_segments, bool)

@@ -8,7 +8,7 @@ import pytest
 
 import million_steps
 import recordings
-from zerotop.analysis.annotations import Annotation, Annotator, annotations
+from zerotop.analysis.annotations import Annotation, Annotator, find_annotations
 from zerotop.session.reader import Session
 
 LABELS = recordings.labels()
@@ -24,7 +24,7 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Session]:
 @pytest.fixture(scope="module")
 def found(sessions: dict[str, Session]) -> dict[str, tuple[Annotation, ...]]:
     """What is known of each at its end."""
-    return {name: annotations(session, session.end_ns) for name, session in sessions.items()}
+    return {name: find_annotations(session, session.end_ns) for name, session in sessions.items()}
 
 
 def of(findings: tuple[Annotation, ...], name: str) -> Annotation:
@@ -54,7 +54,7 @@ def test_at_any_cursor_stands_what_was_known_by_then(
     span = session.end_ns - session.begin_ns
     moments |= {session.begin_ns + span * part // 40 for part in range(41)}
     for cursor_ns in sorted(moments):
-        assert annotations(session, cursor_ns) == tuple(finding for finding in whole if finding.known_ns <= cursor_ns)
+        assert find_annotations(session, cursor_ns) == tuple(finding for finding in whole if finding.known_ns <= cursor_ns)
 
 
 @pytest.mark.parametrize("piece", [30, 500])
@@ -73,7 +73,7 @@ def test_pieces_make_no_difference(
     for part in range(18):
         cursor_ns = session.begin_ns + (session.end_ns - session.begin_ns) * part // 17
         annotator.update(cursor_ns)
-        assert annotator.at(cursor_ns) == tuple(finding for finding in whole if finding.known_ns <= cursor_ns)
+        assert annotator.findings_at(cursor_ns) == tuple(finding for finding in whole if finding.known_ns <= cursor_ns)
 
 
 @pytest.mark.parametrize("name", sorted(LABELS))
@@ -84,8 +84,8 @@ def test_an_annotator_chooses_from_what_it_found_once(
     assert annotator.update()
     assert not annotator.update()
     cursor_ns = found[name][0].known_ns
-    assert annotator.at(cursor_ns) == annotations(sessions[name], cursor_ns)
-    assert annotator.at(cursor_ns - 1) == ()
+    assert annotator.findings_at(cursor_ns) == find_annotations(sessions[name], cursor_ns)
+    assert annotator.findings_at(cursor_ns - 1) == ()
 
 
 @pytest.mark.parametrize("name", sorted(LABELS))
@@ -326,7 +326,9 @@ def test_what_lacks_its_evidence_is_not_said(
     for path in folder.glob(f"{missing}-*" if not missing.startswith("events") else f"{missing}*"):
         path.unlink()
     session = Session.open(folder)
-    assert {finding.name for finding in annotations(session, session.end_ns)} <= {finding.name for finding in found[name]}
+    assert {finding.name for finding in find_annotations(session, session.end_ns)} <= {
+        finding.name for finding in found[name]
+    }
 
 
 def test_rank_0_may_be_missing(tmp_path: Path) -> None:
@@ -334,7 +336,7 @@ def test_rank_0_may_be_missing(tmp_path: Path) -> None:
     for path in folder.glob("*-rank0-*"):
         path.unlink()
     session = Session.open(folder)
-    spike = of(annotations(session, session.end_ns), "double_spike")
+    spike = of(find_annotations(session, session.end_ns), "double_spike")
     assert spike.ranks == (1, 2, 3)
 
 
@@ -342,13 +344,13 @@ def test_rank_0_may_be_missing(tmp_path: Path) -> None:
 def test_from_outside_alone(tmp_path: Path, name: str) -> None:
     """Samplers see a double spike where iterations last longer than NVML looks back, and nothing that is not there."""
     session = recordings.from_outside(name, tmp_path)
-    kinds = [(finding.name, finding.step) for finding in annotations(session, session.end_ns)]
+    kinds = [(finding.name, finding.step) for finding in find_annotations(session, session.end_ns)]
     assert recordings.compare(recordings.labels("outside")[name], kinds)[1:] == ([], [])
 
 
 def test_the_spike_from_outside_is_the_probe_s(tmp_path: Path, found: dict[str, tuple[Annotation, ...]]) -> None:
     session = recordings.from_outside("story", tmp_path)
-    spike, told = of(annotations(session, session.end_ns), "double_spike"), of(found["story"], "double_spike")
+    spike, told = of(find_annotations(session, session.end_ns), "double_spike"), of(found["story"], "double_spike")
     assert spike.evidence["gap_s"] == pytest.approx(told.evidence["gap_s"], rel=0.05)
     assert spike.evidence["iteration_s"] == pytest.approx(told.evidence["iteration_s"], rel=0.05)
     assert spike.ranks == told.ranks
@@ -363,7 +365,7 @@ def test_two_steps_are_enough_for_nothing_wrong(tmp_path: Path, name: str) -> No
         rows = np.frombuffer(records, [tuple(field) for field in json.loads(header)["dtype"]])
         path.write_bytes(header + b"\n" + rows[rows["step"] < 2].tobytes())
     session = Session.open(folder)
-    kinds = {finding.name for finding in annotations(session, session.end_ns)}
+    kinds = {finding.name for finding in find_annotations(session, session.end_ns)}
     assert kinds <= {"first_real_step", "pinned_overhead", "crowded_cores", "dead_rank", "hung_ranks"}
 
 
@@ -378,7 +380,7 @@ def test_clocks_that_step(tmp_path: Path, found: dict[str, tuple[Annotation, ...
         told["clock"]["unix_ns"] += hours * 3600 * 10**9
         path.write_bytes(json.dumps(told).encode() + b"\n" + rest)
     session = Session.open(folder)
-    told_of = annotations(session, session.end_ns)
+    told_of = find_annotations(session, session.end_ns)
     assert {finding.name for finding in told_of} <= {finding.name for finding in found[name]}
     assert all(finding.begin_ns <= finding.end_ns <= finding.known_ns for finding in told_of)
 
@@ -393,25 +395,25 @@ def test_a_long_job_is_looked_at_in_pieces(tmp_path: Path) -> None:
     session = Session.open(million_steps.write(tmp_path / "session", 40_000))
     annotator = Annotator(session)
     assert annotator.update(most_s=0.0) in (True, False)
-    assert annotator.behind
+    assert annotator.is_behind
     annotator.update()
-    assert not annotator.behind
-    assert [(finding.name, finding.step) for finding in annotator.at(session.end_ns)] == [("estimate_gap", 1)]
+    assert not annotator.is_behind
+    assert [(finding.name, finding.step) for finding in annotator.findings_at(session.end_ns)] == [("estimate_gap", 1)]
 
 
 def test_an_empty_recording_has_none(tmp_path: Path) -> None:
     session = Session(tmp_path, {"clock": {"unix_ns": 0, "monotonic_ns": 0}})
-    assert annotations(session, 10**18) == ()
+    assert find_annotations(session, 10**18) == ()
 
 
 def test_ranks_whose_probe_was_taken_out_do_not_hang(tmp_path: Path) -> None:
     """The same silence of 30 s, after each has said that it tells nothing more."""
     folder = recordings.as_directory("cpu-hang", tmp_path)
     before = Session.open(folder)
-    silent_ns = of(annotations(before, before.end_ns), "hung_ranks").begin_ns
+    silent_ns = of(find_annotations(before, before.end_ns), "hung_ranks").begin_ns
     for source in before.sources["begins"]:
         (path,) = folder.glob(f"events-rank{source.rank}-*.jsonl")
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"time_ns": silent_ns - source.offset_ns + 1, "event": "left", "lost": 0}) + "\n")
     after = Session.open(folder)
-    assert "hung_ranks" not in {finding.name for finding in annotations(after, after.end_ns)}
+    assert "hung_ranks" not in {finding.name for finding in find_annotations(after, after.end_ns)}

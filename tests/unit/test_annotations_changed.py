@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import recordings
-from zerotop.analysis.annotations import Annotation, annotations
+from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import PHASE_CODE
 
@@ -27,7 +27,7 @@ def change(folder: Path, table: str, write: Callable[[Rows], None]) -> None:
 
 def found(folder: Path, name: str) -> list[Annotation]:
     session = Session.open(folder)
-    return [finding for finding in annotations(session, session.end_ns) if finding.name == name]
+    return [finding for finding in find_annotations(session, session.end_ns) if finding.name == name]
 
 
 def test_a_nearly_full_device_of_which_a_third_is_used(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_json_is_the_same_findings(tmp_path: Path, capsys: pytest.CaptureFixture
     assert cli.main(["annotations", str(path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     session = Session.open(path)
-    found = room.annotations(session, session.end_ns)
+    found = room.find_annotations(session, session.end_ns)
     assert [(one["name"], one["known_ns"], one["sentence"]) for one in told] == [
         (finding.name, finding.known_ns, finding.sentence) for finding in found
     ]
@@ -57,19 +57,19 @@ def test_the_exported_table(tmp_path: Path) -> None:
     assert cli.main(["export", str(path), "--table", "annotations", "-o", str(output)]) == 0
     frame = polars.read_csv(output)
     session = Session.open(path)
-    found = room.annotations(session, session.end_ns)
+    found = room.find_annotations(session, session.end_ns)
     assert frame["annotation"].to_list() == [finding.name for finding in found]
     assert frame["sentence"].to_list() == [finding.sentence for finding in found]
     assert json.loads(frame["evidence"][-1]).keys() == found[-1].evidence.keys()
 
 
 def test_a_detector_is_found_by_its_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = set(room.detectors())
+    before = set(room.load_detectors())
     assert {"double_spike", "validation_jump", "first_real_step", "out_of_memory"} <= before
     (tmp_path / "made_up_detector.py").write_text("def detect(facts):\n    return []\n")
     monkeypatch.setattr(room, "__path__", [*room.__path__, str(tmp_path)])
     importlib.invalidate_caches()
-    assert set(room.detectors()) == before | {"made_up_detector"}
+    assert set(room.load_detectors()) == before | {"made_up_detector"}
     shutil.rmtree(tmp_path)
 
 

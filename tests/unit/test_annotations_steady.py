@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from zerotop.analysis.stats.change_points import Levels, Shift
+from zerotop.analysis.stats.change_points import Shift, ShiftFinder
 
 
 def shifts(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> list[Shift]:
     """All at once."""
-    return list(Levels().shifts(values))
+    return list(ShiftFinder().find_shifts(values))
 
 
 def noisy(levels: list[tuple[int, float]], noise: float, seed: int = 1) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
@@ -52,9 +52,9 @@ def test_what_comes_later_changes_nothing() -> None:
 @pytest.mark.parametrize("piece", [1, 3, 7, 50])
 def test_values_may_come_in_pieces(piece: int) -> None:
     values = noisy([(30, 1.0), (40, 1.5), (300, 1.0), (3, 3.0), (400, 0.8)], 0.03)
-    levels, found = Levels(), []
+    levels, found = ShiftFinder(), []
     for end in range(0, len(values) + piece, piece):
-        found += levels.shifts(values[:end])
+        found += levels.find_shifts(values[:end])
     assert found == shifts(values)
     assert [shift.first for shift in found] == [30, 70, 373]
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from zerotop.analysis.stats.trend import Trend
+from zerotop.analysis.stats.trend import TrendFinder
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
@@ -18,12 +18,12 @@ def series(count: int, slope: float, noise: float, seed: int = 1) -> Floats:
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.1])
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_alone_is_no_rise(noise: float, seed: int) -> None:
-    assert list(Trend(6, 0.2).rises(series(20_000, 0, noise, seed), 0, share=0.15)) == []
+    assert list(TrendFinder(6, 0.2).find_rises(series(20_000, 0, noise, seed), 0, share=0.15)) == []
 
 
 @pytest.mark.parametrize("slope", [0.02, 0.002, 0.0002, 0.00002])
 def test_a_rise_is_found_whatever_its_pace(slope: float) -> None:
-    rise = next(Trend(6, 0.2).rises(series(int(2 / slope), slope, 0.02), 0, share=0.15))
+    rise = next(TrendFinder(6, 0.2).find_rises(series(int(2 / slope), slope, 0.02), 0, share=0.15))
     assert rise.slope == pytest.approx(slope, rel=0.3)
     assert rise.high >= 1.15 * rise.low
     # Told when it has risen by so much, or as soon as blocks are enough to tell by.
@@ -31,17 +31,17 @@ def test_a_rise_is_found_whatever_its_pace(slope: float) -> None:
 
 
 def test_a_step_is_no_rise_but_one_after_the_other_is() -> None:
-    assert list(Trend(6, 0.2).rises(np.repeat([1.0, 2.0], 200), 0, share=0.15)) == []
-    assert list(Trend(6, 0.2).rises(np.repeat([1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.2], 16), 0, share=0.15)) != []
+    assert list(TrendFinder(6, 0.2).find_rises(np.repeat([1.0, 2.0], 200), 0, share=0.15)) == []
+    assert list(TrendFinder(6, 0.2).find_rises(np.repeat([1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.2], 16), 0, share=0.15)) != []
 
 
 def test_what_fills_up_is_no_growth() -> None:
     filling = 1e9 * (1 - np.exp(-np.arange(400) / 20)) + 1e8
-    assert list(Trend(4, 0.8).rises(filling, 0, share=0.02, least=256 << 20)) == []
+    assert list(TrendFinder(4, 0.8).find_rises(filling, 0, share=0.02, least=256 << 20)) == []
 
 
 def test_what_goes_on_is_told_again_seldom() -> None:
-    told = [rise.high for rise in Trend(6, 0.2).rises(series(5000, 0.01, 0.01), 0, share=0.15)]
+    told = [rise.high for rise in TrendFinder(6, 0.2).find_rises(series(5000, 0.01, 0.01), 0, share=0.15)]
     assert 3 <= len(told) <= 15
     assert all(later >= 1.5 * before for before, later in pairwise(told))
 
@@ -49,13 +49,13 @@ def test_what_goes_on_is_told_again_seldom() -> None:
 def test_what_is_not_known_is_none() -> None:
     values = series(400, 0.01, 0.0)
     values[::7] = -1
-    assert list(Trend(6, 0.2).rises(values, 0, share=0.15)) == []
+    assert list(TrendFinder(6, 0.2).find_rises(values, 0, share=0.15)) == []
 
 
 @pytest.mark.parametrize("piece", [1, 5, 8, 33])
 def test_values_may_come_in_pieces(piece: int) -> None:
     values = series(900, 0.004, 0.02)
-    trend, found = Trend(6, 0.2), []
+    trend, found = TrendFinder(6, 0.2), []
     for end in range(0, len(values) + piece, piece):
-        found += trend.rises(values[:end], 5, share=0.15)
-    assert found == list(Trend(6, 0.2).rises(values, 5, share=0.15)) != []
+        found += trend.find_rises(values[:end], 5, share=0.15)
+    assert found == list(TrendFinder(6, 0.2).find_rises(values, 5, share=0.15)) != []

@@ -17,8 +17,8 @@ from agents import wait_for
 from machine import small_disk
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.attaching import payload, remote_exec
-from zerotop_probe.outside.attaching.probe_entry import enter
-from zerotop_probe.outside.attaching.python_process import ASKED_FROM, CannotEnter, Target, examine
+from zerotop_probe.outside.attaching.probe_entry import enter_processes
+from zerotop_probe.outside.attaching.python_process import REMOTE_EXEC_VERSION, CannotEnter, Target, examine_process
 from zerotop_probe.outside.procfs import Process
 
 # A process whose memory looks like a Python of a version: tables, two interpreters, a thread. It tells where they lie, and
@@ -52,7 +52,7 @@ class Lookalike:
 
     def __init__(self, process: subprocess.Popen[str], version: int) -> None:
         self._process = process
-        found = Process.of(process.pid)
+        found = Process.from_pid(process.pid)
         assert found is not None
         self.target = Target(found, (version >> 24, version >> 16 & 0xFF), "", runtime=int(self._line()))
 
@@ -70,7 +70,7 @@ class Lookalike:
     def refuses(self, path: str = "/a") -> str:
         """Why it is not asked; its memory is as before then."""
         with pytest.raises(CannotEnter) as caught:
-            remote_exec.request(self.target, path)
+            remote_exec.request_script(self.target, path)
         assert self.told() == UNTOUCHED
         return str(caught.value)
 
@@ -91,7 +91,7 @@ def lookalike(
 @pytest.mark.parametrize(("version", "support"), [(PYTHON_3_14, 712), (PYTHON_3_15, 840)])
 def test_the_main_thread_of_the_first_interpreter_is_asked(version: int, support: int) -> None:
     with lookalike(version, support=support) as one:
-        remote_exec.request(one.target, "/tmp/scr\N{LATIN SMALL LETTER I WITH DIAERESIS}pt.py")
+        remote_exec.request_script(one.target, "/tmp/scr\N{LATIN SMALL LETTER I WITH DIAERESIS}pt.py")
         assert one.told() == "01000000 /tmp/scr\N{LATIN SMALL LETTER I WITH DIAERESIS}pt.py 2377\n"
 
 
@@ -108,7 +108,7 @@ def test_one_that_is_starting_is_left_alone() -> None:
 def test_a_path_has_to_fit() -> None:
     with lookalike(size=16) as one:
         assert "--session" in one.refuses("/" + 15 * "a")
-        remote_exec.request(one.target, "/" + 14 * "a")
+        remote_exec.request_script(one.target, "/" + 14 * "a")
         assert "/" + 14 * "a" in one.told()
 
 
@@ -139,7 +139,7 @@ def test_one_that_has_ended_is_not_asked() -> None:
     with lookalike() as one:
         target = one.target
     with pytest.raises(CannotEnter, match="has ended"):
-        remote_exec.request(target, "/a")
+        remote_exec.request_script(target, "/a")
 
 
 def test_files_that_a_process_sees_otherwise_are_no_way_to_it(tmp_path: Path) -> None:
@@ -150,23 +150,23 @@ def test_files_that_a_process_sees_otherwise_are_no_way_to_it(tmp_path: Path) ->
             assert process.stdout is not None
             if process.stdout.readline() != "ready\n":
                 pytest.skip("no namespaces of mounts can be made here")
-            found = Process.of(process.pid)
+            found = Process.from_pid(process.pid)
             assert found is not None
-            payload.write(str(tmp_path / "outer"), "seen", found)
+            payload.write_file(str(tmp_path / "outer"), "seen", found)
             with pytest.raises(CannotEnter, match=f"{tmp_path}/inner is not among them: run zerotop there"):
-                payload.write(str(tmp_path / "inner" / "file"), "hidden", found)
+                payload.write_file(str(tmp_path / "inner" / "file"), "hidden", found)
         finally:
             process.kill()
     assert os.listdir(tmp_path / "inner") == []
 
 
 def test_half_of_a_file_is_none(tmp_path: Path) -> None:
-    ourselves = Process.of(os.getpid())
+    ourselves = Process.from_pid(os.getpid())
     assert ourselves is not None
     with small_disk(tmp_path / "small", "8k") as disk:
         (disk / "other").write_bytes(bytes(4096))
         with pytest.raises(CannotEnter, match=r"No space left on device\): choose another one with --session"):
-            payload.write(str(disk / "file"), "#" * 8192, ourselves)
+            payload.write_file(str(disk / "file"), "#" * 8192, ourselves)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
@@ -177,13 +177,13 @@ def test_what_another_user_is_to_read_is_written_as_that_user(tmp_path: Path) ->
     closed.mkdir(mode=0o700)
     try:
         with subprocess.Popen(["sleep", "60"], user=65534, group=65534, cwd="/") as process:
-            found = Process.of(process.pid)
+            found = Process.from_pid(process.pid)
             assert found is not None
-            payload.write(str(open_folder / "file"), "text", found)
+            payload.write_file(str(open_folder / "file"), "text", found)
             facts = (open_folder / "file").stat()
             assert (facts.st_uid, facts.st_gid, facts.st_mode & 0o777) == (65534, 65534, 0o600)
             with pytest.raises(CannotEnter, match="cannot write to the recording's folder"):
-                payload.write(str(closed / "file"), "text", found)
+                payload.write_file(str(closed / "file"), "text", found)
             process.kill()
         assert list(closed.iterdir()) == []
         (closed / "own").touch()  # we ourselves are who we were
@@ -194,7 +194,7 @@ def test_what_another_user_is_to_read_is_written_as_that_user(tmp_path: Path) ->
 
 def asked_pythons() -> list[str]:
     """Real ones of this machine."""
-    this = [sys.executable] if sys.version_info[:2] >= ASKED_FROM else []
+    this = [sys.executable] if sys.version_info[:2] >= REMOTE_EXEC_VERSION else []
     return this + [path for version in ("3.14", "3.15") if (path := shutil.which(f"python{version}"))]
 
 
@@ -211,7 +211,7 @@ class TestRealOnes:
             try:
                 assert process.stdout is not None
                 assert process.stdout.readline() == "ready\n"
-                found = Process.of(process.pid)
+                found = Process.from_pid(process.pid)
                 assert found is not None
                 yield process, found
             finally:
@@ -221,31 +221,31 @@ class TestRealOnes:
         script, done = tmp_path / "script.py", tmp_path / "done"
         script.write_text(f"import threading\nopen({str(done)!r}, 'w').write(threading.current_thread().name)")
         with self.running(python) as (process, found):
-            remote_exec.request(examine(found), str(script))
+            remote_exec.request_script(examine_process(found), str(script))
             wait_for(lambda: done.exists() and done.read_text() == "MainThread")
             assert process.poll() is None
 
     def test_it_is_asked_for_the_probe_and_nothing_is_left(self, python: str, tmp_path: Path) -> None:
         with self.running(python) as (process, found):
             for _ in range(2):
-                (entry,) = enter([found], str(tmp_path))
-                assert (entry.said, entry.stopped_s) == ("early", 0.0)
+                (entry,) = enter_processes([found], str(tmp_path))
+                assert (entry.reply, entry.stopped_s) == ("early", 0.0)
             assert process.poll() is None
         assert list(tmp_path.iterdir()) == []
 
     def test_what_it_forbids_is_not_done(self, python: str, tmp_path: Path) -> None:
         with self.running(python, "-X", "disable-remote-debug") as (_, found):
-            (entry,) = enter([found], str(tmp_path))
+            (entry,) = enter_processes([found], str(tmp_path))
         assert "forbids entering it" in entry.why_not
-        assert not entry.pending
+        assert not entry.is_pending
         assert list(tmp_path.iterdir()) == []
 
     def test_one_in_a_long_call_does_it_afterwards(self, python: str, tmp_path: Path) -> None:
         long_call = "import time\nprint('ready', flush=True)\ntime.sleep(1.5)\nwhile True: time.sleep(0.01)"
         with self.running(python, code=long_call) as (process, found):
-            wait_for(lambda: (seen := procfs.stat(process.pid)) is not None and seen.state == "S")
-            (entry,) = enter([found], str(tmp_path), patience_s=0.3)
-            assert entry.pending
+            wait_for(lambda: (seen := procfs.read_stat(process.pid)) is not None and seen.state == "S")
+            (entry,) = enter_processes([found], str(tmp_path), patience_s=0.3)
+            assert entry.is_pending
             assert [path.suffix for path in tmp_path.iterdir()] == [".py"]
             wait_for(lambda: not list(tmp_path.iterdir()))
             assert process.poll() is None

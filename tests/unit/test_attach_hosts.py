@@ -13,7 +13,7 @@ import pytest
 
 from zerotop_probe.outside.attaching import hostfile, ssh
 from zerotop_probe.outside.attaching.jobs import FoundJob, FoundRank
-from zerotop_probe.outside.attaching.rendezvous import Meeting, part_of
+from zerotop_probe.outside.attaching.rendezvous import Rendezvous, find_local_part
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.recording import clock
 from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
@@ -27,19 +27,19 @@ def job(*ranks: int, pid: int = 1, **environment: str) -> FoundJob:
     return FoundJob(members[0].process, "torchrun", (), members, 0.0)
 
 
-def meeting(*ranks: int, **environment: str) -> Meeting:
-    found = Meeting.of(job(*ranks, **environment))
+def meeting(*ranks: int, **environment: str) -> Rendezvous:
+    found = Rendezvous.from_job(job(*ranks, **environment))
     assert found is not None
     return found
 
 
 def test_ranks_of_one_job_meet_from_two_nodes() -> None:
     one, two = meeting(0, 1, **TORCHRUN), meeting(2, 3, **TORCHRUN)
-    assert one.meets(two)
-    assert two.meets(one)
-    assert Meeting.read(json.loads(json.dumps(two.written()))) == two
-    assert not one.whole
-    assert meeting(0, 1, 2, 3, **TORCHRUN).whole
+    assert one.is_same_job(two)
+    assert two.is_same_job(one)
+    assert Rendezvous.from_json(json.loads(json.dumps(two.to_json()))) == two
+    assert not one.is_complete
+    assert meeting(0, 1, 2, 3, **TORCHRUN).is_complete
 
 
 @pytest.mark.parametrize(
@@ -54,38 +54,38 @@ def test_ranks_of_one_job_meet_from_two_nodes() -> None:
 )
 def test_what_differs_makes_another_job(other: dict[str, str]) -> None:
     ours = TORCHRUN | {"TORCHELASTIC_RUN_ID": "day", "SLURM_JOB_ID": "1"}
-    assert meeting(0, 1, **ours).meets(meeting(2, 3, **ours))
-    assert not meeting(0, 1, **ours).meets(meeting(2, 3, **ours | other))
+    assert meeting(0, 1, **ours).is_same_job(meeting(2, 3, **ours))
+    assert not meeting(0, 1, **ours).is_same_job(meeting(2, 3, **ours | other))
 
 
 def test_jobs_of_one_node_each_that_use_the_same_port_do_not_meet() -> None:
     alone = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2"}
-    assert not meeting(0, 1, **alone).meets(meeting(0, 1, **alone))
+    assert not meeting(0, 1, **alone).is_same_job(meeting(0, 1, **alone))
     # Started by hand, the first node may well have been told the loopback address.
-    assert meeting(0, **alone).meets(meeting(1, **alone | {"MASTER_ADDR": "node-1"}))
+    assert meeting(0, **alone).is_same_job(meeting(1, **alone | {"MASTER_ADDR": "node-1"}))
 
 
 def test_an_address_alone_is_no_meeting() -> None:
-    assert not meeting(0, MASTER_ADDR="node-1").meets(meeting(1, MASTER_ADDR="node-1"))
-    assert Meeting.of(job(0)) is None
+    assert not meeting(0, MASTER_ADDR="node-1").is_same_job(meeting(1, MASTER_ADDR="node-1"))
+    assert Rendezvous.from_job(job(0)) is None
 
 
 def test_the_parts_of_several_launchers_on_a_node_are_one() -> None:
     there = [job(3, pid=30, **TORCHRUN), job(2, pid=20, **TORCHRUN), job(0, pid=10, **TORCHRUN)]
-    found = part_of(there, meeting(0, 1, **TORCHRUN))
+    found = find_local_part(there, meeting(0, 1, **TORCHRUN))
     assert found is not None
     assert [rank.rank for rank in found.ranks] == [2, 3]
-    assert part_of(there[2:], meeting(0, 1, **TORCHRUN)) is None
+    assert find_local_part(there[2:], meeting(0, 1, **TORCHRUN)) is None
 
 
 @pytest.mark.parametrize("name", ["-oProxyCommand=x", "a b", "a;b", "$(a)", "a\nb", "a@-b", "@", "ä"])
 def test_what_is_no_name_of_a_node(name: str) -> None:
     with pytest.raises(hostfile.NoHosts, match="is no name of a node"):
-        hostfile.read_names(f"good,{name}")
+        hostfile.parse_names(f"good,{name}")
 
 
 def test_names_and_hostfiles(tmp_path: Path) -> None:
-    assert hostfile.read_names(" a.b-c ,me@10.0.0.1,fe80::1%eth0,a.b-c") == ["a.b-c", "me@10.0.0.1", "fe80::1%eth0"]
+    assert hostfile.parse_names(" a.b-c ,me@10.0.0.1,fe80::1%eth0,a.b-c") == ["a.b-c", "me@10.0.0.1", "fe80::1%eth0"]
     path = tmp_path / "hostfile"
     path.write_text("# nodes\nworker-1 slots=4\n\n  worker-2 slots=4 # slow\nworker-1 slots=4\n")
     assert hostfile.read_file(str(path)) == ["worker-1", "worker-2"]
@@ -102,15 +102,15 @@ def test_the_nodes_that_a_launcher_was_told(tmp_path: Path) -> None:
         with subprocess.Popen([sys.executable, "-c", wait, *told], stdout=subprocess.PIPE, cwd=tmp_path) as launcher:
             assert launcher.stdout is not None
             launcher.stdout.readline()
-            process = Process.of(launcher.pid)
+            process = Process.from_pid(launcher.pid)
             assert process is not None
             found = FoundJob(process, "deepspeed", (), (FoundRank(process, 0, {}),), 0.0)
             try:
                 if names is None:
                     with pytest.raises(hostfile.NoHosts, match="does not say which nodes"):
-                        hostfile.of_job(found)
+                        hostfile.find_job_hosts(found)
                 else:
-                    assert hostfile.of_job(found) == names
+                    assert hostfile.find_job_hosts(found) == names
             finally:
                 launcher.kill()
 
@@ -123,12 +123,12 @@ def ask(tmp_path: Path) -> Callable[[str], ssh.Answer]:
         program = tmp_path / "program"
         program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(0o755)
-        request = {"from": [clock.hostname(), clock.boot_id()], "quotes": "'\"$(exit 1)`\\"}
-        asked = ssh.Asked(["there"], [str(program)], request)
+        request = {"from": [clock.read_hostname(), clock.read_boot_id()], "quotes": "'\"$(exit 1)`\\"}
+        asked = ssh.RemoteCalls(["there"], [str(program)], request)
         try:
-            (answer,) = asked.answers()
+            (answer,) = asked.collect_answers()
         finally:
-            asked.end()
+            asked.kill_remaining()
         return answer
 
     return call
@@ -136,9 +136,9 @@ def ask(tmp_path: Path) -> Callable[[str], ssh.Answer]:
 
 def test_this_node_knows_itself_under_any_name_whatever_its_shell_prints(ask: Callable[[str], ssh.Answer]) -> None:
     answer = ask('echo "Welcome!"; printf "{\\"zerotop_there\\""; for last; do :; done; exec "$last"')
-    assert answer.here
+    assert answer.is_here
     assert answer.why_not == ""
-    assert (answer.host, answer.facts["format"]) == (clock.hostname(), [FORMAT_MAJOR, FORMAT_MINOR])
+    assert (answer.host, answer.facts["format"]) == (clock.read_hostname(), [FORMAT_MAJOR, FORMAT_MINOR])
 
 
 @pytest.mark.parametrize(
@@ -165,4 +165,4 @@ def test_one_that_does_not_answer_is_not_waited_for_without_end(
 
 def test_no_such_ssh() -> None:
     with pytest.raises(ssh.NoSsh, match="no-such-ssh cannot be executed"):
-        ssh.Asked(["there"], ["no-such-ssh"], {})
+        ssh.RemoteCalls(["there"], ["no-such-ssh"], {})

@@ -11,20 +11,20 @@ import pytest
 
 from memory_recording import GIB, PARTS, UUID, Recording, allocator, gib, gpu, holds, record, usual
 from small_recording import BEGIN_NS, S, identity, span
-from zerotop.analysis.annotations import annotations
-from zerotop.analysis.failures.oom_log_parser import parse
-from zerotop.analysis.memory.gpu_ledger import ledger
+from zerotop.analysis.annotations import find_annotations
+from zerotop.analysis.failures.oom_log_parser import parse_output
+from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.ledger_rows import GpuLedger
-from zerotop.analysis.memory.memory_view import MemoryViews
-from zerotop.analysis.memory.zero_model import expected_of, setups_of
+from zerotop.analysis.memory.memory_view import MemoryViewBuilder
+from zerotop.analysis.memory.zero_model import parse_setups, sum_expected
 from zerotop.analysis.processes.devices import Devices
 from zerotop.session.reader import Event, Session
-from zerotop_probe.inside.device.allocator import Allocator, backend, counters
+from zerotop_probe.inside.device.allocator import AllocatorSampler, extract_counters, find_backend
 from zerotop_probe.inside.device.cuda_events import DeviceClock
-from zerotop_probe.inside.device.gpu import Device
+from zerotop_probe.inside.device.gpu import RankDevice
 from zerotop_probe.inside.device.microscope import Microscope
 from zerotop_probe.inside.device.tensor_inventory import PARAMETERS, Inventory
-from zerotop_probe.inside.guard import Meter, now
+from zerotop_probe.inside.guard import CostMeter, now
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.outside.sampling import gpu_sampler, nvml
 from zerotop_probe.recording import events, tables
@@ -40,7 +40,7 @@ def at(second: float) -> int:
 
 def ledgers(session: Session, second: float) -> dict[int, GpuLedger]:
     """By number; the rows of each add up."""
-    found = {one.index: one for one in ledger(session, at(second))}
+    found = {one.index: one for one in read_ledgers(session, at(second))}
     assert all(sum(row.bytes for row in one.rows) == one.total_bytes for one in found.values())
     return found
 
@@ -108,7 +108,7 @@ class Driver:
 
 def test_instances_stand_in_the_place_of_a_divided_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     Driver().install(monkeypatch)
-    seen, devices = nvml.look()
+    seen, devices = nvml.discover_gpus()
     assert [(one.index, one.uuid, one.mig_of) for one in seen.gpus] == [
         (0, f"{UUID}0", None),
         (2, f"{MIG}0", f"{UUID}1"),
@@ -116,15 +116,15 @@ def test_instances_stand_in_the_place_of_a_divided_gpu(monkeypatch: pytest.Monke
     ]
     assert [one.total_bytes for one in seen.gpus] == [gib(80), gib(10), gib(10)]
     assert str(seen.notice).startswith("MIG is on for GPU 1: its instances are GPUs 2 to 3 here")
-    row = dict(zip([field.name for field in tables.GPUS.fields], devices[2].row(5, 0), strict=True))
+    row = dict(zip([field.name for field in tables.GPUS.fields], devices[2].read_row(5, 0), strict=True))
     assert (row["used_bytes"], row["total_bytes"], row["gpu"], row["temperature_c"]) == (gib(5), gib(10), 3, 60)
     assert str(row["utilization_percent"]) == str(row["power_w"]) == "nan"
-    assert devices[2].process_rows(5, again=True) == [(5, gib(2), 100, 3)]
+    assert devices[2].read_process_rows(5, again=True) == [(5, gib(2), 100, 3)]
 
 
 def test_a_divided_gpu_without_instances_is_shown_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     Driver(()).install(monkeypatch)
-    seen, _ = nvml.look()
+    seen, _ = nvml.discover_gpus()
     assert [one.index for one in seen.gpus] == [0, 1]
     assert "there is no instance of it to be seen" in str(seen.notice)
 
@@ -134,9 +134,9 @@ def sampled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Recording:
     Driver().install(monkeypatch)
     recording, seen = Recording(folder), []
     sampler = gpu_sampler.GpuSampler(str(folder), recording.node, on_seen=seen.append, on_lost=lambda text: None)
-    sampler.prepare()
+    sampler.prepare_sampling()
     for tick in range(0, 100, 2):
-        sampler.sample(tick * S // 10, tick)
+        sampler.take_sample(tick * S // 10, tick)
     sampler.close()
     told = [one.__dict__ for one in seen[0].gpus]
     recording.event(recording.node, 0, events.NODE, host="node1", cores=8, gpus=told, gpu_notice=seen[0].notice)
@@ -178,29 +178,29 @@ def engine(pid: int, ordinal: int, uuid: str | None, **more: Any) -> Event:
 def test_reordered_by_cuda_visible_devices() -> None:
     made = [engine(1, 0, "GPU-cc"), engine(1, 1, "GPU-aa"), engine(2, 0, "GPU-bb")]
     devices = Devices([node("GPU-aa", "GPU-bb", "GPU-cc")], made)
-    assert [devices.of("node1", *which)[1] for which in ((1, 0), (1, 1), (2, 0))] == [2, 0, 1]
+    assert [devices.find_gpu("node1", *which)[1] for which in ((1, 0), (1, 1), (2, 0))] == [2, 0, 1]
 
 
 def test_two_gpus_that_nvml_does_not_show_are_two() -> None:
     """Each process calls its own GPU 0, and so does NVML that of somebody else."""
     made = [engine(1, 0, "GPU-xx"), engine(2, 0, "GPU-yy"), engine(3, 0, "GPU-xx")]
     devices = Devices([node("GPU-aa", "GPU-bb")], made)
-    assert [devices.of("node1", pid, 0)[1] for pid in (1, 2, 3)] == [2, 3, 2]
+    assert [devices.find_gpu("node1", pid, 0)[1] for pid in (1, 2, 3)] == [2, 3, 2]
     devices = Devices([node()], made)
-    assert [devices.of("node1", pid, 0)[1] for pid in (1, 2, 3)] == [0, 1, 0]
+    assert [devices.find_gpu("node1", pid, 0)[1] for pid in (1, 2, 3)] == [0, 1, 0]
 
 
 def test_a_torch_that_tells_no_uuid() -> None:
     made = [engine(1, 0, None, visible="3"), engine(2, 1, None), engine(3, 0, "GPU-bb1")]
     devices = Devices([node("GPU-aa11", "GPU-bb11", "GPU-cc11", "GPU-dd11")], made)
-    assert [devices.of("node1", *which)[1] for which in ((1, 0), (2, 1), (3, 0))] == [3, 1, 1]
+    assert [devices.find_gpu("node1", *which)[1] for which in ((1, 0), (2, 1), (3, 0))] == [3, 1, 1]
 
 
 def test_an_instance_of_which_cuda_tells_the_whole_gpus_uuid() -> None:
     small, large = ({"uuid": f"MIG-{size}", "mig_of": "GPU-aa", "total_bytes": gib(size)} for size in (10, 40))
     parts = event("node", gpus=[{"index": 1, **small}, {"index": 2, **large}])
     devices = Devices([parts], [engine(1, 0, "GPU-aa", total_bytes=gib(39.5)), engine(2, 0, "GPU-aa", total_bytes=gib(20))])
-    assert [devices.of("node1", pid, 0)[1] for pid in (1, 2)] == [2, 0]
+    assert [devices.find_gpu("node1", pid, 0)[1] for pid in (1, 2)] == [2, 0]
 
 
 # --- a container ---------------------------------------------------------------------------------------------------------
@@ -223,9 +223,9 @@ def test_in_a_container_the_jobs_own_processes_are_nobody_elses(tmp_path: Path) 
     session = recording.read()
     (found,) = ledgers(session, 20).values()
     assert told(found)["before_the_job"] == 0.5
-    assert (found.bytes_of("outside_pytorch"), found.bytes_of("other_processes")) == (gib(1.5), 0)
+    assert (found.sum_bytes("outside_pytorch"), found.sum_bytes("other_processes")) == (gib(1.5), 0)
     assert "what the device uses beyond what it used" in found.notes[0]
-    assert not [one.name for one in annotations(session, at(28)) if one.name.startswith("others")]
+    assert not [one.name for one in find_annotations(session, at(28)) if one.name.startswith("others")]
 
 
 # --- other allocators ----------------------------------------------------------------------------------------------------
@@ -239,24 +239,26 @@ STATS = {
     "num_alloc_retries": 0,
     "num_ooms": 0,
 }
-ME = Identity.of_this_process("rank", 0)
+ME = Identity.for_this_process("rank", 0)
 
 
 def test_which_allocator_there_is() -> None:
-    assert backend(SimpleNamespace(cuda=SimpleNamespace())) == "native"
-    assert backend(SimpleNamespace(cuda=SimpleNamespace(get_allocator_backend=lambda: "cudaMallocAsync"))) != "native"
+    assert find_backend(SimpleNamespace(cuda=SimpleNamespace())) == "native"
+    assert find_backend(SimpleNamespace(cuda=SimpleNamespace(get_allocator_backend=lambda: "cudaMallocAsync"))) != "native"
 
 
 def test_what_cuda_malloc_async_does_not_count_is_not_zero(tmp_path: Path) -> None:
-    allocator = Allocator(str(tmp_path), ME, 0, (lambda: STATS, lambda: STATS), Meter(), windows=True, has_blocks=False)
-    allocator.tick(0, 0, PHASE_CODE["other"])
+    allocator = AllocatorSampler(
+        str(tmp_path), ME, 0, (lambda: STATS, lambda: STATS), CostMeter(), windows=True, has_blocks=False
+    )
+    allocator.sample_between(0, 0, PHASE_CODE["other"])
     allocator.close()
     session = Session(tmp_path, {"boot": "boot", "clock": {"unix_ns": 0, "monotonic_ns": 0}})
     session.refresh()
     (row,) = session.sources["allocator"][0].array
     assert (row["allocated_bytes"], row["reserved_peak_bytes"], row["retries"]) == (5, 12, 0)
     assert row["requested_peak_bytes"] == row["segments"] == -1
-    assert counters(STATS)[4] == 0
+    assert extract_counters(STATS)[4] == 0
 
 
 class Cuda:
@@ -281,22 +283,22 @@ class Cuda:
 
 def test_an_allocator_that_cannot_be_read_is_no_error(tmp_path: Path) -> None:
     """Phases are recorded all the same, and who asks for the microscope is told why not."""
-    meter = Meter()
+    meter = CostMeter()
     said: list[BaseException] = []
-    meter.report = lambda where, error: said.append(error)
+    meter.report_error = lambda where, error: said.append(error)
     recorder = Recorder(str(tmp_path), ME, meter)
     clock = DeviceClock(str(tmp_path), ME, 0, Cuda(), meter)
     refusal = "PyTorch keeps no history of this job's allocator (pluggable)."
-    microscope = Microscope(str(tmp_path), ME, 0, None, recorder.event, meter, refusal)
-    recorder.device = Device(None, clock, microscope)
+    microscope = Microscope(str(tmp_path), ME, 0, None, recorder.write_event, meter, refusal)
+    recorder.device = RankDevice(None, clock, microscope)
     (tmp_path / "microscope.json").write_text('{"request": 1, "steps": 1}')
     microscope.poll(0, 0, 0)
     for step in range(2):
         for phase in ("forward", "backward", "step"):
-            recorder.end(recorder.begin(now(), phase, (0, step, 0)), now())
-        recorder.step_ended(recorder.begin(now(), "other", (0, step, 0)), now())
+            recorder.end_span(recorder.begin_span(now(), phase, (0, step, 0)), now())
+        recorder.end_step(recorder.begin_span(now(), "other", (0, step, 0)), now())
     recorder.close()
-    assert (said, meter.errors, recorder.lost) == ([], 0, 0)
+    assert (said, meter.errors, recorder.lost_records) == ([], 0, 0)
     text = next(tmp_path.glob("events-*.jsonl")).read_text()
     assert '"refused"' in text
     assert refusal in text
@@ -312,16 +314,16 @@ def test_tensors_are_counted_by_their_size_where_there_are_no_blocks() -> None:
     held = Inventory()
     for address, size in ((1, 100), (1, 100), (2, 30)):
         held.add(tensor(address, size), PARAMETERS)
-    assert held.device_by_size() == {PARAMETERS: 130}
+    assert held.sum_device_bytes() == {PARAMETERS: 130}
 
 
 def test_the_ledger_of_cuda_malloc_async(tmp_path: Path) -> None:
     recording = usual(tmp_path)
     recording.tensors(19, "after_update", PARTS, allocated_bytes=None)
     (found,) = ledgers(recording.read(), 19.5).values()
-    assert found.bytes_of("optimizer_state", "master_weights") == gib(12)
-    assert found.bytes_of("activations") == gib(14.75 - sum(PARTS.values()))
-    assert not found.bytes_of("unattributed", "unexplained")
+    assert found.sum_bytes("optimizer_state", "master_weights") == gib(12)
+    assert found.sum_bytes("activations") == gib(14.75 - sum(PARTS.values()))
+    assert not found.sum_bytes("unattributed", "unexplained")
     assert "counted by their own size" in found.notes[0]
 
 
@@ -338,7 +340,7 @@ def test_a_job_with_an_allocator_of_its_own(tmp_path: Path) -> None:
     assert told(found[1]) == {"free": 56, "driver": 1, "this_job": 23}
     assert "an allocator of device memory of its own" in found[1].notes[0]
     assert found[0].notes == ()
-    assert MemoryViews(session).at(at(5.5)).gpu == found[1]
+    assert MemoryViewBuilder(session).view_at(at(5.5)).gpu == found[1]
 
 
 @pytest.mark.parametrize(
@@ -355,7 +357,7 @@ def test_a_job_with_an_allocator_of_its_own(tmp_path: Path) -> None:
     ],
 )
 def test_how_cuda_malloc_async_says_that_there_is_no_more(text: str, sizes: tuple[int | None, ...]) -> None:
-    found = parse("step 3\n" + text)
+    found = parse_output("step 3\n" + text)
     assert found is not None
     assert found.kind == "cuda"
     assert (found.requested_bytes, found.total_bytes, found.free_bytes, found.allocated_bytes) == sizes
@@ -376,8 +378,8 @@ def test_a_job_that_never_touches_cuda_on_a_machine_with_gpus(tmp_path: Path) ->
     found = ledgers(session, 15)
     assert [told(one) for one in found.values()] == [{"free": 79.5, "driver": 0.5}] * 2
     assert not any(one.ranks or one.notes for one in found.values())
-    assert annotations(session, at(16)) == ()
-    view = MemoryViews(session).at(at(15))
+    assert find_annotations(session, at(16)) == ()
+    view = MemoryViewBuilder(session).view_at(at(15))
     assert (view.rank, len(view.gpus), view.peak, view.health) == (0, 2, None, None)
 
 
@@ -386,12 +388,12 @@ def test_what_is_expected_of_several_engines_adds_up(tmp_path: Path) -> None:
     recording.engine(at=18.8, engine=1, optimizer="", parameters=2 * GIB, trainable_parameters=0)
     recording.tensors(18.9, "init", {"parameters": 4}, engine=1, unclaimed=14.5)
     session = recording.read()
-    view = MemoryViews(session).at(at(19.5))
+    view = MemoryViewBuilder(session).view_at(at(19.5))
     (line,) = [line for line in view.lines if line.key == "parameters"]
     assert (line.now_bytes, line.expected_bytes) == (gib(6), gib(6))
     assert view.setup is not None
     assert (view.setup.parameters, view.setup.trains) == (GIB, True)
-    both = expected_of(setups_of([one for one in session.events if one.name == "engine"]))
+    both = sum_expected(parse_setups([one for one in session.events if one.name == "engine"]))
     assert both is not None
     assert both.gpu["master_weights"] == gib(4)
-    assert expected_of([]) is None
+    assert sum_expected([]) is None

@@ -14,8 +14,8 @@ from agents import python, wait_for
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.outside.sampling import build_locks
-from zerotop_probe.outside.sampling.build_locks import LOOK_S, Locks
-from zerotop_probe.outside.sampling.rank_discovery import Ranks
+from zerotop_probe.outside.sampling.build_locks import CHECK_PERIOD_S, LockWatcher
+from zerotop_probe.outside.sampling.rank_discovery import RankFinder
 from zerotop_probe.recording import events
 from zerotop_probe.recording.writer import EventWriter, Identity
 
@@ -47,7 +47,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         started.append(subprocess.Popen(python(code), env=environment, stdout=subprocess.PIPE, start_new_session=True))
         assert started[-1].stdout is not None
         assert started[-1].stdout.readline() == b"ready\n"
-        found = Process.of(started[-1].pid)
+        found = Process.from_pid(started[-1].pid)
         assert found is not None
         return found
 
@@ -62,15 +62,15 @@ class Looks:
 
     def __init__(self, folder: Path, root: Process) -> None:
         self.events: list[dict[str, Any]] = []
-        self._writer = EventWriter(str(folder), Identity.of_this_process("node"))
-        self._ranks = Ranks(str(folder), root, self._writer)
+        self._writer = EventWriter(str(folder), Identity.for_this_process("node"))
+        self._ranks = RankFinder(str(folder), root, self._writer)
         self._writer.write = self._note  # type: ignore[method-assign]
 
     def _note(self, time_ns: int, event: str, **facts: Any) -> None:
         self.events.append({"event": event, **facts})
 
     def again(self, name: str) -> list[dict[str, Any]]:
-        self._ranks.look(now=True)
+        self._ranks.update_ranks(now=True)
         return [event for event in self.events if event["event"] == name]
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ def looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         made.append(Looks(tmp_path, root))
         return made[-1]
 
-    monkeypatch.setattr(build_locks, "LOOK_S", 0.0)
+    monkeypatch.setattr(build_locks, "CHECK_PERIOD_S", 0.0)
     yield look
     for each in made:
         each.close()
@@ -108,55 +108,55 @@ def test_while_something_is_compiled_no_lock_is_told_of(lock: Path, start: Start
 
 
 def test_a_lock_that_is_held_keeps_others_waiting_for_a_reason(lock: Path, start: Start) -> None:
-    rank, locks = start(HOLD), Locks()
-    assert [locks.look([rank], look * LOOK_S) for look in range(1, 4)] == [[], [], []]
+    rank, locks = start(HOLD), LockWatcher()
+    assert [locks.find_blocking_locks([rank], look * CHECK_PERIOD_S) for look in range(1, 4)] == [[], [], []]
 
 
 def test_who_works_does_not_wait(lock: Path, start: Start) -> None:
-    rank, locks = start("print('ready', flush=True)\nwhile True: pass"), Locks()
+    rank, locks = start("print('ready', flush=True)\nwhile True: pass"), LockWatcher()
 
     def ticks() -> int:
-        facts = procfs.stat(rank.pid)
+        facts = procfs.read_stat(rank.pid)
         assert facts is not None
         return facts.cpu_ticks
 
     for look in range(1, 4):
         before = ticks()
-        assert locks.look([rank], look * 1.0) == []
+        assert locks.find_blocking_locks([rank], look * 1.0) == []
         wait_for(lambda before=before: ticks() > before + 10)
 
 
 def test_it_is_said_when_it_lay_there_before_too(lock: Path, start: Start) -> None:
-    rank, locks = start(SLEEP), Locks()
-    assert not locks.due(LOOK_S - 1)
-    assert locks.look([rank], LOOK_S) == []
-    assert locks.look([rank], 2 * LOOK_S) == []
+    rank, locks = start(SLEEP), LockWatcher()
+    assert not locks.is_due(CHECK_PERIOD_S - 1)
+    assert locks.find_blocking_locks([rank], CHECK_PERIOD_S) == []
+    assert locks.find_blocking_locks([rank], 2 * CHECK_PERIOD_S) == []
     lock.unlink()
-    assert locks.look([rank], 3 * LOOK_S) == []
+    assert locks.find_blocking_locks([rank], 3 * CHECK_PERIOD_S) == []
     lock.touch()
-    assert locks.look([rank], 4 * LOOK_S) == []
-    assert locks.look([], 5 * LOOK_S) == []
-    assert locks.look([rank], 6 * LOOK_S) == []
-    assert locks.look([rank], 7 * LOOK_S) == []
-    assert locks.look([rank], 8 * LOOK_S) == [lock]
-    assert locks.look([rank], 9 * LOOK_S) == []
-    assert not locks.due(10 * LOOK_S - 1)
-    assert locks.due(10 * LOOK_S)
+    assert locks.find_blocking_locks([rank], 4 * CHECK_PERIOD_S) == []
+    assert locks.find_blocking_locks([], 5 * CHECK_PERIOD_S) == []
+    assert locks.find_blocking_locks([rank], 6 * CHECK_PERIOD_S) == []
+    assert locks.find_blocking_locks([rank], 7 * CHECK_PERIOD_S) == []
+    assert locks.find_blocking_locks([rank], 8 * CHECK_PERIOD_S) == [lock]
+    assert locks.find_blocking_locks([rank], 9 * CHECK_PERIOD_S) == []
+    assert not locks.is_due(10 * CHECK_PERIOD_S - 1)
+    assert locks.is_due(10 * CHECK_PERIOD_S)
 
 
 def test_the_folder_is_not_touched_while_all_work(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        build_locks, "stale_locks", lambda folder: pytest.fail("it may lie on a machine that does not answer")
+        build_locks, "find_stale_locks", lambda folder: pytest.fail("it may lie on a machine that does not answer")
     )
-    monkeypatch.setattr(build_locks, "_IDLE", 0.0)
-    rank, locks = start(SLEEP), Locks()
-    assert [locks.look([rank], look * LOOK_S) for look in range(1, 4)] == [[], [], []]
+    monkeypatch.setattr(build_locks, "_IDLE_SHARE", 0.0)
+    rank, locks = start(SLEEP), LockWatcher()
+    assert [locks.find_blocking_locks([rank], look * CHECK_PERIOD_S) for look in range(1, 4)] == [[], [], []]
 
 
 def test_a_folder_that_cannot_be_read_holds_none(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     def stale(folder: Path) -> list[Path]:
         raise OSError("stale handle")
 
-    monkeypatch.setattr(build_locks, "stale_locks", stale)
-    rank, locks = start(SLEEP), Locks()
-    assert [locks.look([rank], look * LOOK_S) for look in range(1, 4)] == [[], [], []]
+    monkeypatch.setattr(build_locks, "find_stale_locks", stale)
+    rank, locks = start(SLEEP), LockWatcher()
+    assert [locks.find_blocking_locks([rank], look * CHECK_PERIOD_S) for look in range(1, 4)] == [[], [], []]

@@ -12,29 +12,29 @@ from hypothesis import strategies as st
 from zerotop.ui.charts import (
     AXIS_WIDTH,
     Canvas,
-    Kind,
-    Watched,
-    area,
-    framed,
-    grid,
-    line,
-    scale,
-    step_axis,
-    time_axis,
-    time_ticks,
+    GrowingScales,
+    Quantity,
+    add_axes,
+    choose_scale,
+    choose_time_ticks,
+    draw_step_axis,
+    draw_time_axis,
+    plot_area,
+    plot_grid,
+    plot_line,
 )
-from zerotop.ui.charts.axes import DISTANCES, time_distance
-from zerotop.ui.charts.step_axis import labels, memory_scale
+from zerotop.ui.charts.axes import TICK_INTERVALS_S, choose_tick_interval
+from zerotop.ui.charts.step_axis import choose_memory_scale, draw_axis_labels
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
 from zerotop.ui.drawing.rows import row_text, row_width
-from zerotop.ui.drawing.units import DECIMAL, USUAL, choose
+from zerotop.ui.drawing.units import DECIMAL, DEFAULT_UNITS, set_units
 
 DAY = 86400.0
 GIB = 1 << 30
 
 
 def texts(begin: float, end: float, width: int, *, by_clock: bool = False) -> list[str]:
-    return [text for _, text in time_ticks(begin, end, width, by_clock=by_clock)]
+    return [text for _, text in choose_time_ticks(begin, end, width, by_clock=by_clock)]
 
 
 def test_time_is_told_as_exactly_as_the_axis_needs() -> None:
@@ -51,76 +51,78 @@ def test_time_by_the_clock() -> None:
     assert texts(noon, noon + 600, 60, by_clock=True) == ["12:00", "12:05", "12:10"]
     assert texts(noon + 1, noon + 1.11, 33, by_clock=True) == ["12:00:01.00", "12:00:01.05", "12:00:01.10"]
     assert texts(noon, noon + 3 * DAY, 60, by_clock=True) == ["15 Nov", "16 Nov", "17 Nov"]
-    axis = time_axis(noon, noon + 600, 60, BLOCKS, zone_s=3600)
+    axis = draw_time_axis(noon, noon + 600, 60, BLOCKS, zone_s=3600)
     assert row_text(axis).startswith("13:00──")
 
 
 def test_ticks_stand_at_their_times() -> None:
-    assert time_ticks(0, 100, 50) == [(0, "0 s"), (30 // 2, "30 s"), (30, "1:00"), (45, "1:30")]
-    assert row_text(time_axis(1000, 1100, 30, BLOCKS, zero_s=1000)) == "0:00──────────────1:00────────"
+    assert choose_time_ticks(0, 100, 50) == [(0, "0 s"), (30 // 2, "30 s"), (30, "1:00"), (45, "1:30")]
+    assert row_text(draw_time_axis(1000, 1100, 30, BLOCKS, zero_s=1000)) == "0:00──────────────1:00────────"
 
 
 @given(st.floats(-1e10, 1e10), st.floats(1e-4, 1e9), st.integers(0, 300), st.booleans())
 def test_no_time_breaks_the_axis(begin: float, length: float, width: int, by_clock: bool) -> None:
-    axis = time_axis(begin, begin + length, width, ASCII, zone_s=0.0 if by_clock else None)
+    axis = draw_time_axis(begin, begin + length, width, ASCII, zone_s=0.0 if by_clock else None)
     assert row_width(axis) == width
     assert row_text(axis).isascii()
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0.0])
 def test_no_time_at_all_is_a_bare_line(bad: float) -> None:
-    assert row_text(time_axis(0, bad, 5, ASCII)) == "-----"
+    assert row_text(draw_time_axis(0, bad, 5, ASCII)) == "-----"
 
 
 @given(st.floats(1e-4, 1e9), st.integers(20, 300))
 def test_ticks_are_apart_but_not_rare(length: float, width: int) -> None:
-    apart = time_distance(length, width) / length * width
-    assert apart >= 13.99 or length / width * 14 <= DISTANCES[0]
-    assert apart <= 14 * 3.01 or time_distance(length, width) == DISTANCES[0]
+    apart = choose_tick_interval(length, width) / length * width
+    assert apart >= 13.99 or length / width * 14 <= TICK_INTERVALS_S[0]
+    assert apart <= 14 * 3.01 or choose_tick_interval(length, width) == TICK_INTERVALS_S[0]
 
 
 def test_steps_stand_under_their_columns() -> None:
-    assert row_text(step_axis(range(7, 37), 30, BLOCKS)) == "───10───15───20───25───30───35"
-    assert row_text(step_axis(range(5), 20, BLOCKS, step_width=4)) == "0───1───2───3───4───"
-    assert row_text(step_axis([], 4, BLOCKS)) == "────"
+    assert row_text(draw_step_axis(range(7, 37), 30, BLOCKS)) == "───10───15───20───25───30───35"
+    assert row_text(draw_step_axis(range(5), 20, BLOCKS, step_width=4)) == "0───1───2───3───4───"
+    assert row_text(draw_step_axis([], 4, BLOCKS)) == "────"
 
 
 def test_scales_are_in_units_for_people() -> None:
-    assert scale(Kind.PERCENT, math.nan, 8).tick_rows(8) == {6: 25, 4: 50, 2: 75, 0: 100}
-    assert scale(Kind.BYTES, 14e15, 8).unit == "TiB"
-    assert (memory := scale(Kind.BYTES, 37 * GIB, 8)).unit == "GiB"
+    assert choose_scale(Quantity.PERCENT, math.nan, 8).tick_rows(8) == {6: 25, 4: 50, 2: 75, 0: 100}
+    assert choose_scale(Quantity.BYTES, 14e15, 8).unit == "TiB"
+    assert (memory := choose_scale(Quantity.BYTES, 37 * GIB, 8)).unit == "GiB"
     assert (memory.top, memory.highest) == (40, 40 * GIB)
-    assert scale(Kind.SECONDS, 0.042, 6).unit == "ms"
-    assert scale(Kind.BYTES_PER_S, 12e9, 6).top == 15
-    assert scale(Kind.WATTS, 0.0, 6).top == 1
-    assert scale(Kind.BYTES, 5 * 1024**2, 6).unit == "MiB"
+    assert choose_scale(Quantity.SECONDS, 0.042, 6).unit == "ms"
+    assert choose_scale(Quantity.BYTES_PER_S, 12e9, 6).top == 15
+    assert choose_scale(Quantity.WATTS, 0.0, 6).top == 1
+    assert choose_scale(Quantity.BYTES, 5 * 1024**2, 6).unit == "MiB"
 
 
-@given(st.sampled_from(list(Kind)), st.floats(allow_nan=True, allow_infinity=True), st.integers(0, 50))
-def test_no_value_breaks_a_scale(kind: Kind, largest: float, height: int) -> None:
-    found = scale(kind, largest, height)
+@given(st.sampled_from(list(Quantity)), st.floats(allow_nan=True, allow_infinity=True), st.integers(0, 50))
+def test_no_value_breaks_a_scale(kind: Quantity, largest: float, height: int) -> None:
+    found = choose_scale(kind, largest, height)
     assert 0 < found.highest < math.inf
-    assert found.highest >= largest * 0.999 or not largest < 1e7 or kind is Kind.PERCENT
+    assert found.highest >= largest * 0.999 or not largest < 1e7 or kind is Quantity.PERCENT
     assert all(0 <= row < max(1, height) for row in found.tick_rows(height))
-    told = [float(row[0][0]) for row in labels(found, height, BLOCKS) if row[0][0].strip()]
+    told = [float(row[0][0]) for row in draw_axis_labels(found, height, BLOCKS) if row[0][0].strip()]
     assert told == pytest.approx(sorted(found.tick_rows(height).values(), reverse=True)[: height or 0])  # none is cut
 
 
 def test_a_watched_scale_never_shrinks() -> None:
-    watched = Watched()
-    tops = [watched.scale("a", Kind.WATTS, value, 8).top for value in (90.0, 310.0, math.nan, 5.0, math.inf, 300.0)]
+    watched = GrowingScales()
+    tops = [
+        watched.choose_scale("a", Quantity.WATTS, value, 8).top for value in (90.0, 310.0, math.nan, 5.0, math.inf, 300.0)
+    ]
     assert tops == [100, 400, 400, 400, 400, 400]
-    assert watched.scale("b", Kind.WATTS, 5.0, 8).top == 6
-    watched.forget()
-    assert watched.scale("a", Kind.WATTS, 90.0, 8).top == 100
+    assert watched.choose_scale("b", Quantity.WATTS, 5.0, 8).top == 6
+    watched.clear()
+    assert watched.choose_scale("a", Quantity.WATTS, 90.0, 8).top == 100
 
 
 def test_a_chart_in_its_axes() -> None:
     canvas = Canvas(12, 4, BLOCKS)
-    axis = scale(Kind.WATTS, 380.0, 4)
-    area(canvas, np.linspace(0, 400, 12), "load", top=axis.highest)
-    grid(canvas, axis)
-    rows = framed(canvas, axis, time_axis(0, 12, 12, BLOCKS))
+    axis = choose_scale(Quantity.WATTS, 380.0, 4)
+    plot_area(canvas, np.linspace(0, 400, 12), "load", top=axis.highest)
+    plot_grid(canvas, axis)
+    rows = add_axes(canvas, axis, draw_time_axis(0, 12, 12, BLOCKS))
     assert [row_width(row) for row in rows] == [12 + AXIS_WIDTH] * 5
     assert [row_text(row) for row in rows] == [
         " 400┤▔▔▔▔▔▔▔▔▔▂▅█",
@@ -133,35 +135,35 @@ def test_a_chart_in_its_axes() -> None:
 
 def test_the_grid_lies_behind() -> None:
     canvas = Canvas(3, 2, BLOCKS)
-    axis = scale(Kind.PERCENT, 100, 2)
-    grid(canvas, axis)
-    line(canvas, np.array([100.0, 100]), np.array([100.0, 100]), "series-0", top=100)
-    assert [row_text(row) for row in canvas.rows()] == ["⠉▔▔", "▔▔▔"]
+    axis = choose_scale(Quantity.PERCENT, 100, 2)
+    plot_grid(canvas, axis)
+    plot_line(canvas, np.array([100.0, 100]), np.array([100.0, 100]), "series-0", top=100)
+    assert [row_text(row) for row in canvas.to_rows()] == ["⠉▔▔", "▔▔▔"]
 
 
 @pytest.mark.parametrize(("held", "told"), [(13 * 1024**2, ["0.04", "0.03", "0.02", "0.01"]), (9e4 * GIB, ["100k", " 50k"])])
 def test_labels_of_very_little_and_very_much_memory_are_not_cut(held: float, told: list[str]) -> None:
-    rows = labels(memory_scale(held, 8), 8, BLOCKS)
+    rows = draw_axis_labels(choose_memory_scale(held, 8), 8, BLOCKS)
     assert [text for ((text, _), _) in rows if text.strip()] == told
 
 
 @given(st.integers(1, 60), st.floats(0.01, 1e6))
 def test_a_value_at_a_tick_is_drawn_at_it(height: int, largest: float) -> None:
     """A fill up to a tick's value ends at the upper edge of the tick's row, however many rows there are."""
-    axis = scale(Kind.WATTS, largest, height)
+    axis = choose_scale(Quantity.WATTS, largest, height)
     for row, value in axis.tick_rows(height).items():
         canvas = Canvas(1, height, BLOCKS)
-        area(canvas, np.array([value / axis.factor]), "load", top=axis.highest)
-        drawn = [row_text(line) for line in canvas.rows()]
+        plot_area(canvas, np.array([value / axis.factor]), "load", top=axis.highest)
+        drawn = [row_text(line) for line in canvas.to_rows()]
         assert drawn == [" "] * row + ["█"] * (height - row), (row, value, axis)
 
 
 @pytest.mark.parametrize("height", [4, 8, 30])
 def test_in_decimal_units_ticks_are_round_there(height: int) -> None:
     held = 79.6 * GIB  # of a GPU that is sold as one of 80 GB
-    assert scale(Kind.BYTES, held, height).unit == "GiB"
-    choose(USUAL._replace(sizes=DECIMAL))
-    for axis in (scale(Kind.BYTES, held, height), memory_scale(held, height)):
+    assert choose_scale(Quantity.BYTES, held, height).unit == "GiB"
+    set_units(DEFAULT_UNITS._replace(sizes=DECIMAL))
+    for axis in (choose_scale(Quantity.BYTES, held, height), choose_memory_scale(held, height)):
         assert (axis.unit, axis.factor) == ("GB", 1e-9)
         assert axis.distance in (20, 50)
         assert all(value % axis.distance == 0 for value in axis.tick_rows(height).values())
@@ -180,14 +182,14 @@ def test_in_decimal_units_ticks_are_round_there(height: int) -> None:
     ],
 )
 def test_the_unit_of_an_axis_follows_what_was_chosen(size: float, binary: str, decimal: str) -> None:
-    assert scale(Kind.BYTES, size, 8).unit == binary
-    choose(USUAL._replace(sizes=DECIMAL))
-    assert scale(Kind.BYTES, size, 8).unit == decimal
-    assert scale(Kind.BYTES_PER_S, 12e9, 8).unit == "GB/s"
+    assert choose_scale(Quantity.BYTES, size, 8).unit == binary
+    set_units(DEFAULT_UNITS._replace(sizes=DECIMAL))
+    assert choose_scale(Quantity.BYTES, size, 8).unit == decimal
+    assert choose_scale(Quantity.BYTES_PER_S, 12e9, 8).unit == "GB/s"
 
 
 def test_a_watched_scale_does_not_shrink_when_units_change() -> None:
-    watched = Watched()
-    watched.scale("memory", Kind.BYTES, 60e9, 8)
-    choose(USUAL._replace(sizes=DECIMAL))
-    assert watched.scale("memory", Kind.BYTES, 10e9, 8).top >= 60
+    watched = GrowingScales()
+    watched.choose_scale("memory", Quantity.BYTES, 60e9, 8)
+    set_units(DEFAULT_UNITS._replace(sizes=DECIMAL))
+    assert watched.choose_scale("memory", Quantity.BYTES, 10e9, 8).top >= 60

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import recordings
-from zerotop.analysis.reports.comparison import compare
+from zerotop.analysis.reports.comparison import compare_sessions
 from zerotop.analysis.reports.measures import Comparison, Measure, Unit
 from zerotop.cli import main
-from zerotop.ui.compare.drawing import head, rows, texts
+from zerotop.ui.compare.drawing import draw_head, draw_rows, format_values
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
 from zerotop.ui.drawing.rows import row_text, row_width
 
@@ -22,7 +22,7 @@ GIB = 1 << 30
 @pytest.fixture(scope="module")
 def offload() -> Comparison:
     """The same model and batch, the optimizer on the GPU and on the CPU."""
-    return compare([recordings.recording("z2"), recordings.recording("z2-offload")])
+    return compare_sessions([recordings.recording("z2"), recordings.recording("z2-offload")])
 
 
 def row(comparison: Comparison, name: str) -> Measure:
@@ -39,7 +39,7 @@ def test_setup_time_memory_and_findings_are_beside_one_another(offload: Comparis
     )
     step = row(offload, "step")
     assert step.values == pytest.approx((0.0347, 0.1438), abs=1e-4)
-    assert step.factor(1) == pytest.approx(4.15, abs=0.01)
+    assert step.compute_factor(1) == pytest.approx(4.15, abs=0.01)
     before, after = row(offload, "GPU 0, allocated").values
     assert isinstance(before, int)
     assert isinstance(after, int)
@@ -49,17 +49,17 @@ def test_setup_time_memory_and_findings_are_beside_one_another(offload: Comparis
 
 
 def test_what_is_the_same_does_not_differ(offload: Comparison) -> None:
-    differing = {measure.name.strip() for measure in offload.differing}
+    differing = {measure.name.strip() for measure in offload.different_measures}
     same = {"model", "ZeRO stage", "data type", "micro-batch", "torch", "parameters", "end", "forward", "steps"}
     assert not same & differing
     assert {"optimizer offload", "step", "GPU 0, allocated", "iteration", "tokens"} <= differing
 
 
 def test_a_recording_does_not_differ_from_itself() -> None:
-    twice = compare([recordings.recording("story"), recordings.recording("story")])
-    assert not twice.differing
+    twice = compare_sessions([recordings.recording("story"), recordings.recording("story")])
+    assert not twice.different_measures
     assert len(twice.measures) > 30
-    assert [row_text(found).strip() for found in rows(twice, 80, BLOCKS, only_differing=True)] == [
+    assert [row_text(found).strip() for found in draw_rows(twice, 80, BLOCKS, only_differing=True)] == [
         "Nothing differs by more than runs of one job do."
     ]
 
@@ -77,38 +77,40 @@ def test_a_recording_does_not_differ_from_itself() -> None:
     ],
 )
 def test_what_was_measured_differs_by_more_than_noise(unit: Unit, values: tuple[object, ...], differs: bool) -> None:
-    assert Measure("", "", unit, values).differs is differs  # type: ignore[arg-type]
+    assert Measure("", "", unit, values).is_different is differs  # type: ignore[arg-type]
 
 
 def test_factors_are_of_what_has_one() -> None:
-    assert Measure("", "", Unit.BYTES, (2, 3)).factor(1) == 1.5
+    assert Measure("", "", Unit.BYTES, (2, 3)).compute_factor(1) == 1.5
     for unit, values in ((Unit.BYTES, (0, 3)), (Unit.TEXT, ("2", "3")), (Unit.BYTES, (None, 3)), (Unit.BYTES, (2, None))):
-        assert math.isnan(Measure("", "", unit, values).factor(1))
+        assert math.isnan(Measure("", "", unit, values).compute_factor(1))
 
 
 def test_one_row_has_one_unit() -> None:
-    assert texts(Measure("", "", Unit.SECONDS, (0.0007, 0.3))) == ["0.70 ms", "300 ms"]
-    assert texts(Measure("", "", Unit.SECONDS, (0.1, 2.75))) == ["0.10 s", "2.75 s"]
-    assert texts(Measure("", "", Unit.BYTES, (GIB, None))) == ["1.00 GiB", "–"]
+    assert format_values(Measure("", "", Unit.SECONDS, (0.0007, 0.3))) == ["0.70 ms", "300 ms"]
+    assert format_values(Measure("", "", Unit.SECONDS, (0.1, 2.75))) == ["0.10 s", "2.75 s"]
+    assert format_values(Measure("", "", Unit.BYTES, (GIB, None))) == ["1.00 GiB", "–"]
 
 
 @pytest.mark.parametrize("width", [1, 20, 40, 80, 120, 200, 300])
 @pytest.mark.parametrize("number", [2, 3, 9])
 def test_every_row_is_as_wide_as_it_is_told(width: int, number: int) -> None:
-    comparison = compare([recordings.recording("z2"), recordings.recording("z2-oom")])
+    comparison = compare_sessions([recordings.recording("z2"), recordings.recording("z2-oom")])
     many = Comparison(
         tuple(f"recording {place}" for place in range(number)),
         tuple(Measure(m.section, m.name, m.unit, (m.values * number)[:number]) for m in comparison.measures),
     )
     for glyphs in (BLOCKS, ASCII):
-        drawn = [head(many, width, glyphs), *rows(many, width, glyphs)]
+        drawn = [draw_head(many, width, glyphs), *draw_rows(many, width, glyphs)]
         assert {row_width(found) for found in drawn} == {width}
         if glyphs is ASCII:
             assert all(row_text(found).isascii() for found in drawn)
 
 
 def test_recordings_of_other_kinds_are_compared_too() -> None:
-    comparison = compare([recordings.recording("story"), recordings.recording("cpu-dead"), recordings.recording("z2-oom")])
+    comparison = compare_sessions(
+        [recordings.recording("story"), recordings.recording("cpu-dead"), recordings.recording("z2-oom")]
+    )
     assert row(comparison, "end").values == ("exit code 0", "exit code 247", "exit code 1")
     assert row(comparison, "GPU 3, reserved").values[1:] == (None, None)
 

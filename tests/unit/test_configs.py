@@ -13,7 +13,7 @@ import pytest
 from config_runs import RUNS
 from zerotop import demo
 
-FILES = sorted(demo.config_folder().glob("*.json"))
+FILES = sorted(demo.find_config_folder().glob("*.json"))
 NAMES = [path.stem for path in FILES]
 
 
@@ -65,15 +65,15 @@ def test_fp16_says_where_its_loss_scale_begins(path: Path) -> None:
 
 def test_each_is_run_for_real_and_listed_in_the_readme() -> None:
     assert set(RUNS) == set(NAMES)
-    readme = (demo.config_folder() / "README.md").read_text()
+    readme = (demo.find_config_folder() / "README.md").read_text()
     for name in NAMES:
         listed = name if not name.endswith("_fp16") or "offload" in name else "`zero0_fp16` to `zero3_fp16`"
         assert listed in readme, f"{name} is not in the table"
 
 
 def test_config_is_found_by_name() -> None:
-    path = demo.config_path("zero2_offload_optimizer_bf16")
-    assert path == demo.config_path("zero2_offload_optimizer_bf16.json")
+    path = demo.find_config("zero2_offload_optimizer_bf16")
+    assert path == demo.find_config("zero2_offload_optimizer_bf16.json")
     assert path.is_file()
     with pytest.raises(FileNotFoundError, match=r"no DeepSpeed config named zero9; there are: zero0_bf16,"):
-        demo.config_path("zero9")
+        demo.find_config("zero9")

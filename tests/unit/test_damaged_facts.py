@@ -16,10 +16,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import recordings
-from zerotop.analysis.reports.recording_summary import overview
+from zerotop.analysis.reports.recording_summary import build_overview
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main
-from zerotop.session.event_schema import SHAPES
+from zerotop.session.event_schema import FACT_SHAPES
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events
 
@@ -102,7 +102,7 @@ def changed_once(name: str, change: Callable[[Facts], None]) -> Session:
 def test_a_fact_that_makes_no_sense_is_counted_and_not_known(name: str, change: Callable[[Facts], None]) -> None:
     session, before = changed_once(name, change), recordings.recording("gpu-microscope")
     assert session.damaged_lines == 1
-    first, whole = session.told(name)[0].facts, before.told(name)[0].facts
+    first, whole = session.events_named(name)[0].facts, before.events_named(name)[0].facts
     (differs,) = [fact for fact in whole if first[fact] != whole[fact]]
     assert first[differs] is None
     assert len(session.events) == len(before.events)
@@ -112,12 +112,12 @@ def test_a_fact_that_makes_no_sense_is_counted_and_not_known(name: str, change: 
 def test_an_event_that_says_nothing_without_it_is_passed_over(name: str, change: Callable[[Facts], None]) -> None:
     session = changed_once(name, change)
     assert session.damaged_lines == 1
-    assert len(session.told(name)) == len(recordings.recording("gpu-microscope").told(name)) - 1
+    assert len(session.events_named(name)) == len(recordings.recording("gpu-microscope").events_named(name)) - 1
 
 
 def test_it_is_written_down_what_all_events_must_hold() -> None:
     names = {value for name, value in vars(events).items() if name.isupper()}
-    assert names - SHAPES.keys() == {events.ENTERED, events.DETACHED}  # which hold nothing
+    assert names - FACT_SHAPES.keys() == {events.ENTERED, events.DETACHED}  # which hold nothing
 
 
 def test_what_is_not_known_is_no_damage() -> None:
@@ -151,7 +151,7 @@ def test_how_much_was_passed_over_is_told(tmp_path: Path, capsys: pytest.Capture
         assert capsys.readouterr().err == f"zerotop: {sentence}\n"
     assert main(["memory", str(folder)]) == 0
     assert sentence in capsys.readouterr().out
-    assert RecordingSource(Session.open(folder)).view(None).job.notices == (sentence,)
+    assert RecordingSource(Session.open(folder)).view_at(None).job.notices == (sentence,)
     with path.open("a") as file:
         file.write("{}\n")
     assert main(["annotations", str(folder)]) == 0
@@ -229,5 +229,5 @@ def look(folder: Path) -> None:
             assert main(["export", str(folder), "--table", table, "-o", os.devnull]) == 0
     source = RecordingSource(Session.open(folder))
     for cursor in (None, source.begin_ns + 5_000_000_000):
-        source.view(cursor)
-    overview(source.session)
+        source.view_at(cursor)
+    build_overview(source.session)

@@ -34,12 +34,12 @@ def test_a_lock_is_stale_when_its_holder_is_dead(tmp_path: Path) -> None:
     with subprocess.Popen([*python(HOLDER), str(lock)], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
-        assert build_locks.stale_locks(tmp_path) == []
+        assert build_locks.find_stale_locks(tmp_path) == []
         holder.kill()
         holder.wait()
     assert build_locks.remove_stale_locks(tmp_path) == [lock]
     assert not lock.exists()
-    assert build_locks.stale_locks(tmp_path / "no such folder") == []
+    assert build_locks.find_stale_locks(tmp_path / "no such folder") == []
 
 
 def test_doctor_names_a_stale_lock(
@@ -59,18 +59,18 @@ def test_doctor_names_a_stale_lock(
 def test_another_machine_may_be_building_on_a_shared_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = lock_in(tmp_path, "cpu_adam")
     lock.touch()
-    monkeypatch.setattr(build_locks, "_SHARED", ("",))  # whatever this one is
-    assert build_locks.stale_locks(tmp_path) == []
+    monkeypatch.setattr(build_locks, "_SHARED_FILESYSTEMS", ("",))  # whatever this one is
+    assert build_locks.find_stale_locks(tmp_path) == []
     long_ago = time.time() - 3600
     os.utime(lock, (long_ago, long_ago))
-    assert build_locks.stale_locks(tmp_path) == [lock]
+    assert build_locks.find_stale_locks(tmp_path) == [lock]
 
 
 def test_torch_builds_where_its_variables_say() -> None:
     home = {"HOME": "/home/me"}
-    assert build_locks.extensions_folder(home | {"TORCH_EXTENSIONS_DIR": "/there"}) == Path("/there")
-    assert build_locks.extensions_folder(home | {"XDG_CACHE_HOME": "/cache"}) == Path("/cache/torch_extensions")
-    assert build_locks.extensions_folder({}) == Path.home() / ".cache" / "torch_extensions"
+    assert build_locks.find_extensions_folder(home | {"TORCH_EXTENSIONS_DIR": "/there"}) == Path("/there")
+    assert build_locks.find_extensions_folder(home | {"XDG_CACHE_HOME": "/cache"}) == Path("/cache/torch_extensions")
+    assert build_locks.find_extensions_folder({}) == Path.home() / ".cache" / "torch_extensions"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_torch_builds_where_its_variables_say() -> None:
     [("0,1", ["0", "1"]), ("", []), ("-1", []), ("1,-1,0", ["1"]), (" GPU-1a , 2", ["GPU-1a", "2"]), ("0,,1", ["0"])],
 )
 def test_visible_devices(text: str, devices: list[str]) -> None:
-    assert demo.visible_devices(text) == devices
+    assert demo.parse_visible_devices(text) == devices
 
 
 def test_a_torch_without_cuda_beside_gpus_is_said(
@@ -89,25 +89,25 @@ def test_a_torch_without_cuda_beside_gpus_is_said(
     (torch / "__init__.py").touch()
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    monkeypatch.setattr(demo, "_visible_gpus", lambda: 2)
+    monkeypatch.setattr(demo, "_count_visible_gpus", lambda: 2)
     for line, usable in (("cuda: Optional[str] = None", 0), ("cuda: Optional[str] = '12.8'", 2), ("cuda = '11.8'", 2)):
         (torch / "version.py").write_text(f"__version__ = '2.13.0'\n{line}\nhip = None\n")
-        assert demo._usable_gpus() == usable
+        assert demo._count_usable_gpus() == usable
     assert capsys.readouterr().out == (
         "This machine has 2 GPUs, but the torch installed here was built without CUDA: the demo trains on the CPU\n"
     )
 
 
 def test_progress_is_told_when_there_is_some(tmp_path: Path) -> None:
-    folder = directory.create(["python", "train.py"], path=str(tmp_path / "session"))
+    folder = directory.create_session(["python", "train.py"], path=str(tmp_path / "session"))
     source = RecordingSource(Session.open(Path(folder)))
     seconds = 0.0
-    news = progress.News(lambda: seconds)
+    news = progress.ProgressReporter(lambda: seconds)
     said = []
     for seconds in range(0, 80, 2):
-        said.append(news.line(source))
+        said.append(news.format_news(source))
         if seconds == 70:
-            spans = RecordWriter(folder, tables.SPANS, Identity.of_this_process("rank", 0))
+            spans = RecordWriter(folder, tables.SPANS, Identity.for_this_process("rank", 0))
             now = time.monotonic_ns()
             spans.write(now - 10**9, now, -1, 0, 0, -1, -1, tables.PHASE_CODE["step"], tables.BOUNDARY, 0, 0, 0)
             spans.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
-from zerotop.ui.live.memory import short_name
+from zerotop.ui.live.memory import shorten_name
 
 NODES = ["gpu_node_1", "gpu_node_2", "storage"]
 
@@ -21,10 +21,10 @@ NODES = ["gpu_node_1", "gpu_node_2", "storage"]
     ],
 )
 def test_names_that_begin_alike_are_told_apart_by_their_ends(name: str, width: int, shown: str) -> None:
-    assert short_name(name, NODES, width, BLOCKS) == shown
+    assert shorten_name(name, NODES, width, BLOCKS) == shown
 
 
 def test_the_ellipsis_of_ascii_and_no_room() -> None:
-    assert len(short_name("gpu_node_1", NODES, 6, ASCII)) == 6
-    assert len(short_name("gpu_node_1", NODES, 1, ASCII)) <= 1
-    assert short_name("gpu_node_1", NODES, 0, BLOCKS) == ""
+    assert len(shorten_name("gpu_node_1", NODES, 6, ASCII)) == 6
+    assert len(shorten_name("gpu_node_1", NODES, 1, ASCII)) <= 1
+    assert shorten_name("gpu_node_1", NODES, 0, BLOCKS) == ""

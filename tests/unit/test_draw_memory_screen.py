@@ -12,17 +12,17 @@ import recordings
 from memory_recording import GIB, Recording, gib, usual
 from microscope_recording import looked_at
 from small_recording import BEGIN_NS, S, identity
-from zerotop.analysis.memory.memory_view import MemoryView, MemoryViews
-from zerotop.analysis.processes.phases import name
-from zerotop.ui.base.post_mortem import draw_post_mortem, post_mortem_rows
+from zerotop.analysis.memory.memory_view import MemoryView, MemoryViewBuilder
+from zerotop.analysis.processes.phases import phase_name
+from zerotop.ui.base.post_mortem import count_post_mortem_rows, draw_post_mortem
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.drawing.rows import Row, row_text, row_width
 from zerotop.ui.drawing.theme import STYLES
-from zerotop.ui.memory.ledger_bars import draw_gpu_bars, draw_host_bars, rank_at
-from zerotop.ui.memory.ledger_curve import ASK, columns, draw_curve
+from zerotop.ui.memory.ledger_bars import draw_gpu_bars, draw_host_bars, find_rank
+from zerotop.ui.memory.ledger_curve import REQUEST_HINT, draw_curve, resample_curve
 from zerotop.ui.memory.ledger_estimates import draw_estimates
 from zerotop.ui.memory.ledger_peaks import draw_health, draw_peaks
-from zerotop.ui.memory.ledger_style import unit_for
+from zerotop.ui.memory.ledger_style import choose_unit
 from zerotop.ui.memory.ledger_table import draw_gpu_ledger, draw_host_ledger
 from zerotop_probe.recording import events
 
@@ -30,7 +30,7 @@ SIZES = [(12, 1), (30, 4), (40, 12), (66, 18), (120, 30), (300, 60)]
 
 
 def view_of(recording: Recording, second: float, rank: int | None = None) -> MemoryView:
-    return MemoryViews(recording.read()).at(BEGIN_NS + int(second * S), rank)
+    return MemoryViewBuilder(recording.read()).view_at(BEGIN_NS + int(second * S), rank)
 
 
 def text(rows: list[Row]) -> str:
@@ -50,14 +50,14 @@ def check(rows: list[Row], width: int, height: int, glyphs: Glyphs) -> None:
 @pytest.mark.parametrize("glyphs", [BLOCKS, TEXTURES, ASCII], ids=lambda glyphs: glyphs.name)
 def test_every_drawing_fills_its_place(name: str, glyphs: Glyphs) -> None:
     session = recordings.recording(name)
-    views, begin = MemoryViews(session), session.begin_ns
+    views, begin = MemoryViewBuilder(session), session.begin_ns
     length = session.last_written_ns - begin
     for share in (0.0, 0.4, 0.7, 1.0):
-        view = views.at(begin + int(length * share))
+        view = views.view_at(begin + int(length * share))
         for width, height in SIZES:
             for draw in (draw_gpu_bars, draw_host_bars, draw_gpu_ledger, draw_host_ledger, draw_peaks):
                 check(draw(view, width, height, glyphs), width, height, glyphs)
-            check(draw_curve(view.look, ASK, width, height, glyphs), width, height, glyphs)
+            check(draw_curve(view.trace, REQUEST_HINT, width, height, glyphs), width, height, glyphs)
             check([draw_health(view, width, glyphs)], width, 1, glyphs)
             if view.failure is not None:
                 check(draw_post_mortem(view.failure, view.cursor_ns, width, height, glyphs), width, height, glyphs)
@@ -112,7 +112,7 @@ def test_empty_states_say_what_is_missing(tmp_path: Path) -> None:
     view = view_of(Recording(tmp_path), 3)
     assert "No GPU was seen" in text(draw_gpu_ledger(view, 80, 6, BLOCKS))
     assert "No rank has made its DeepSpeed engine yet" in text(draw_host_ledger(view, 80, 6, BLOCKS))
-    assert "x takes one at the next step" in text(draw_curve(None, ASK, 80, 6, BLOCKS))
+    assert "x takes one at the next step" in text(draw_curve(None, REQUEST_HINT, 80, 6, BLOCKS))
     assert draw_estimates(view, 80, 6, BLOCKS) == []
 
 
@@ -153,7 +153,7 @@ def test_peaks_by_phase(tmp_path: Path) -> None:
 
 def test_health() -> None:
     session = recordings.recording("z2-oom")
-    view = MemoryViews(session).at(session.last_written_ns)
+    view = MemoryViewBuilder(session).view_at(session.last_written_ns)
     said = row_text(draw_health(view, 160, BLOCKS))
     assert "3 cache flushes" in said
     assert "1 out of memory" in said
@@ -163,7 +163,7 @@ def test_health() -> None:
     counted = replace(view, health=replace(view.health, segments=12))
     assert "12 segments" in row_text(draw_health(counted, 190, BLOCKS))
     expandable = recordings.recording("z2-expandable")
-    said = row_text(draw_health(MemoryViews(expandable).at(expandable.last_written_ns), 160, BLOCKS))
+    said = row_text(draw_health(MemoryViewBuilder(expandable).view_at(expandable.last_written_ns), 160, BLOCKS))
     assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in said
 
 
@@ -178,9 +178,9 @@ def test_estimates_name_what_the_job_does(tmp_path: Path) -> None:
 
 def test_the_curve_and_the_blocks_alive_at_its_peak(tmp_path: Path) -> None:
     view = view_of(looked_at(tmp_path), 29.5)
-    assert view.look is not None
-    assert (view.look.peak_bytes, view.look.peak_phase) == (gib(14.5 + 3 + 1.5 + 0.25), "backward")
-    rows = draw_curve(view.look, "", 110, 16, BLOCKS)
+    assert view.trace is not None
+    assert (view.trace.peak_bytes, view.trace.peak_phase) == (gib(14.5 + 3 + 1.5 + 0.25), "backward")
+    rows = draw_curve(view.trace, "", 110, 16, BLOCKS)
     said = text(rows)
     assert said.startswith("Microscope, step 1 of rank 0, GiB")
     assert "19.25 GiB in backward" in said
@@ -192,23 +192,23 @@ def test_the_curve_and_the_blocks_alive_at_its_peak(tmp_path: Path) -> None:
 
 
 def test_no_column_hides_the_peak(tmp_path: Path) -> None:
-    look = view_of(looked_at(tmp_path), 29.5).look
+    look = view_of(looked_at(tmp_path), 29.5).trace
     assert look is not None
     for count in (1, 7, 60, 500):
-        highest, phases = columns(look, count)
+        highest, phases = resample_curve(look, count)
         assert highest.max() == look.peak_bytes
         assert len(highest) == len(phases) == count
     # Between two allocations it stays what it was.
-    highest, _ = columns(look, 900)
+    highest, _ = resample_curve(look, 900)
     assert highest[100 * 255 // 100] == pytest.approx(gib(14.5 + 24 * 0.125))
     assert np.isclose(highest[-1], gib(14.5))
 
 
 def test_where_nothing_is_allocated_a_column_has_the_phase_of_its_time(tmp_path: Path) -> None:
-    look = view_of(looked_at(tmp_path), 29.5).look
+    look = view_of(looked_at(tmp_path), 29.5).trace
     assert look is not None
-    _, phases = columns(look, 90)  # a tenth of a second each, from second 20 on
-    assert [name(code) for code in phases[[10, 28, 40, 68, 75, 89]].tolist()] == [
+    _, phases = resample_curve(look, 90)  # a tenth of a second each, from second 20 on
+    assert [phase_name(code) for code in phases[[10, 28, 40, 68, 75, 89]].tolist()] == [
         *("forward", "forward", "backward", "backward", "step", "step")
     ]
 
@@ -218,7 +218,7 @@ def test_where_nothing_is_allocated_a_column_has_the_phase_of_its_time(tmp_path:
 
 def test_the_post_mortem() -> None:
     session = recordings.recording("z2-oom")
-    view = MemoryViews(session).at(session.last_written_ns)
+    view = MemoryViewBuilder(session).view_at(session.last_written_ns)
     assert view.failure is not None
     for width, height in ((80, 8), (120, 14), (200, 20)):
         said = " ".join(text(draw_post_mortem(view.failure, view.cursor_ns, width, height, BLOCKS)).split())
@@ -228,23 +228,31 @@ def test_the_post_mortem() -> None:
     assert "of which activations 46.64 GiB" in said
     assert "eval 0.82 s × ■ forward 0.74 s ×" in said
     assert "Tried to allocate 92.73 GiB" in said
-    assert post_mortem_rows(view.failure, view.cursor_ns, 80, 8, BLOCKS) == 8
-    assert post_mortem_rows(view.failure, view.cursor_ns, 200, 60, BLOCKS) < 20
+    assert count_post_mortem_rows(view.failure, view.cursor_ns, 80, 8, BLOCKS) == 8
+    assert count_post_mortem_rows(view.failure, view.cursor_ns, 200, 60, BLOCKS) < 20
 
 
 def test_the_setting_stands_out() -> None:
     session = recordings.recording("z2-oom")
-    view = MemoryViews(session).at(session.last_written_ns)
+    view = MemoryViewBuilder(session).view_at(session.last_written_ns)
     assert view.failure is not None
     rows = draw_post_mortem(view.failure, view.cursor_ns, 120, 14, BLOCKS)
     assert ("per_device_eval_batch_size", "accent") in [span for row in rows for span in row]
 
 
 def test_units() -> None:
-    gibs, mibs = unit_for(3 * GIB), unit_for(GIB)
-    assert (gibs.text(gib(1.5)).strip(), gibs.text(0).strip(), gibs.text(1).strip()) == ("1.50", "0.00", "<0.01")
-    assert (gibs.text(None).strip(), gibs.signed(0).strip(), gibs.signed(-gib(1)).strip()) == ("–", "0.00", "-1.00")
-    assert (mibs.name, mibs.text(1 << 20).strip()) == ("MiB", "1.0")
+    gibs, mibs = choose_unit(3 * GIB), choose_unit(GIB)
+    assert (gibs.format_bytes(gib(1.5)).strip(), gibs.format_bytes(0).strip(), gibs.format_bytes(1).strip()) == (
+        "1.50",
+        "0.00",
+        "<0.01",
+    )
+    assert (gibs.format_bytes(None).strip(), gibs.format_signed(0).strip(), gibs.format_signed(-gib(1)).strip()) == (
+        "–",
+        "0.00",
+        "-1.00",
+    )
+    assert (mibs.name, mibs.format_bytes(1 << 20).strip()) == ("MiB", "1.0")
 
 
 def test_bars_are_narrow_before_one_is_left_out_and_the_chosen_one_never_is(tmp_path: Path) -> None:
@@ -258,5 +266,5 @@ def test_bars_are_narrow_before_one_is_left_out_and_the_chosen_one_never_is(tmp_
     rows = draw_gpu_bars(eight, 12, 12, BLOCKS)
     assert row_text(rows[-1]).split() == ["└4", "5", "6", "7"]
     assert all(row_width(row) == 12 and "…" not in row_text(row) for row in rows)
-    assert [rank_at(x, eight, 12, host=False) for x in (5, 7, 9, 11)] == [4, 5, 6, 7]
+    assert [find_rank(x, eight, 12, host=False) for x in (5, 7, 9, 11)] == [4, 5, 6, 7]
     assert "4 more" in row_text(draw_gpu_bars(eight, 12, 12, BLOCKS)[0])

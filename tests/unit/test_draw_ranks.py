@@ -17,25 +17,27 @@ from zerotop.ui.app.playhead import Playhead
 from zerotop.ui.app.viewer import Viewer
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.drawing.rows import row_text, row_width
-from zerotop.ui.ranks.heatmap import Map, columns, draw_map
-from zerotop.ui.ranks.labels import told
-from zerotop.ui.ranks.lines import plan
-from zerotop.ui.ranks.model import METRICS, Picture, Ranking, why_empty
+from zerotop.ui.ranks.heatmap import MapRows, draw_map, max_shown_steps
+from zerotop.ui.ranks.labels import describe_skew
+from zerotop.ui.ranks.lines import plan_lines
+from zerotop.ui.ranks.model import METRICS, Ranking, RankPicture, describe_empty
 from zerotop.ui.ranks.table import draw_table
 
 
-def look(folder: Path, metric: Metric = Metric.ITERATION, *, by_number: bool = False, rank: int | None = None) -> Picture:
+def look(
+    folder: Path, metric: Metric = Metric.ITERATION, *, by_number: bool = False, rank: int | None = None
+) -> RankPicture:
     source = RecordingSource(read(folder))
     viewer, ranking = Viewer(source, None, lambda: 0.0), Ranking(source)
     viewer.playhead = Playhead(lambda: 0.0)
     if rank is not None:
-        viewer.frame()
+        viewer.make_frame()
         viewer.set_rank(rank)
     ranking.metric, ranking.by_number = metric, by_number
-    return ranking.look(viewer.frame(), 60)
+    return ranking.make_picture(viewer.make_frame(), 60)
 
 
-def texts(drawn: Map) -> list[str]:
+def texts(drawn: MapRows) -> list[str]:
     return [row_text(row).rstrip() for row in drawn.rows]
 
 
@@ -118,10 +120,12 @@ def test_more_ranks_than_rows_share_them(tmp_path: Path) -> None:
 
 def test_a_thousand_ranks_are_told_in_pieces(tmp_path: Path) -> None:
     write_ranks(tmp_path, 1024, 3, late_s={700: 0.2, 3: 0.1}, sampled=False)
-    found = plan(look(tmp_path, Metric.WAIT, rank=0), 40, BLOCKS)
+    found = plan_lines(look(tmp_path, Metric.WAIT, rank=0), 40, BLOCKS)
     assert [line.label for line in found.lines[:5]] == ["700", "3", "0", "0-31", "32-63"]
     assert found.height <= 40
-    assert sorted(row for line in found.lines for row in line.rows) == list(range(1024))  # each stands somewhere, once
+    assert sorted(row for line in found.lines for row in line.matrix_rows) == list(
+        range(1024)
+    )  # each stands somewhere, once
 
 
 @pytest.mark.parametrize("glyphs", [BLOCKS, TEXTURES, ASCII], ids=lambda glyphs: glyphs.name)
@@ -137,7 +141,7 @@ def test_every_size_is_drawn(tmp_path: Path, glyphs: Glyphs, ranks: int) -> None
                 assert [row_width(row) for row in rows] == [width] * height
                 assert glyphs is not ASCII or all(row_text(row).isascii() for row in rows)
             assert all(0 <= row < height for row in drawn.ranks)
-            assert columns(width) >= 1
+            assert max_shown_steps(width) >= 1
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
@@ -145,11 +149,11 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     write_ranks(tmp_path, 0, 0)
     assert "No rank made its DeepSpeed engine" in " ".join(texts(draw_map(look(tmp_path), 60, 6, BLOCKS)))
     session = read(tmp_path)
-    assert why_empty(session, (), State.STARTING).startswith("No rank has made its DeepSpeed engine yet")
+    assert describe_empty(session, (), State.STARTING).startswith("No rank has made its DeepSpeed engine yet")
     write_ranks(tmp_path, 2, 0)
     assert "No rank finished a step" in " ".join(texts(draw_map(look(tmp_path), 60, 6, BLOCKS)))
-    processes = RecordingSource(read(tmp_path)).processes
-    assert why_empty(session, processes, State.RUNNING).startswith("No rank has finished a step yet")
+    processes = RecordingSource(read(tmp_path)).rank_steps
+    assert describe_empty(session, processes, State.RUNNING).startswith("No rank has finished a step yet")
 
 
 def test_a_job_that_is_only_watched_from_outside_is_told_apart(tmp_path: Path) -> None:
@@ -157,27 +161,29 @@ def test_a_job_that_is_only_watched_from_outside_is_told_apart(tmp_path: Path) -
     for file in tmp_path.glob("spans-*"):
         file.unlink()
     assert "only watched from outside" in " ".join(texts(draw_map(look(tmp_path), 60, 6, BLOCKS)))
-    assert "DeepSpeed engine yet" in why_empty(read(tmp_path), (), State.STARTING)
+    assert "DeepSpeed engine yet" in describe_empty(read(tmp_path), (), State.STARTING)
 
 
 def test_what_is_said_of_skew() -> None:
     late = Skew(64, 8, Metric.DATA, 3, 0.31, 0.02, 2.75)
-    assert told(late, 3, 8) == (
+    assert describe_skew(late, 3, 8) == (
         "Rank 3 takes 310 ms for its data in each of the last 64 steps, the others 20.0 ms; they wait 290 ms for it:"
         " 11 % of an iteration.",
         "Rank 3: 310 ms for its data, the others 20.0 ms (11 %).",
         True,
     )
-    assert told(Skew(1, 2, Metric.OTHER, 0, 1.5, 0.5, 4.0), 0, 2)[0] == (
+    assert describe_skew(Skew(1, 2, Metric.OTHER, 0, 1.5, 0.5, 4.0), 0, 2)[0] == (
         "Rank 0 takes 1.50 s between the phases in the one step there is, the other one 500 ms;"
         " that one waits 1.00 s for it: 25 % of an iteration."
     )
-    assert not told(Skew(9, 8, Metric.STEP, 0, 0.55, 0.5, 1.0), 0, 8)[2]  # they meet there: an effect, and a small one
-    alike = told(Skew(9, 8, Metric.STEP, 0, 0.505, 0.5, 1.0), 0, 8)
+    assert not describe_skew(Skew(9, 8, Metric.STEP, 0, 0.55, 0.5, 1.0), 0, 8)[
+        2
+    ]  # they meet there: an effect, and a small one
+    alike = describe_skew(Skew(9, 8, Metric.STEP, 0, 0.505, 0.5, 1.0), 0, 8)
     assert alike[0] == "All 8 ranks are alike: in no phase of the last 9 steps is one more than 0.5 % of an iteration off."
-    assert told(None, None, 1)[0].startswith("One rank")
-    assert told(None, None, 4)[0].startswith("Ranks are compared once two")
-    assert Skew(9, 8, Metric.STEP, 0, math.nan, math.nan, 0.0).share == 0.0
+    assert describe_skew(None, None, 1)[0].startswith("One rank")
+    assert describe_skew(None, None, 4)[0].startswith("Ranks are compared once two")
+    assert Skew(9, 8, Metric.STEP, 0, math.nan, math.nan, 0.0).iteration_share == 0.0
 
 
 def test_in_much_room_lines_are_taller_and_maps_stand_apart(three: Path) -> None:

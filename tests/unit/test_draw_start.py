@@ -10,19 +10,19 @@ import pytest
 from zerotop.analysis.reports.recording_index import Recording
 from zerotop.analysis.reports.recording_summary import Overview
 from zerotop.session.quick_read import Stamp
-from zerotop.ui.base.start_interfaces import Item, RunningJob
+from zerotop.ui.base.start_interfaces import LibraryItem, RunningJob
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.drawing.rows import row_text
-from zerotop.ui.start.drawing import detail
+from zerotop.ui.start.drawing import draw_detail
 from zerotop.ui.start.model import StartModel
-from zerotop.ui.start.panel import keys
+from zerotop.ui.start.panel import list_keys
 
 JOB = RunningJob(123, "torchrun", 1, ("0",), 300.0, None, "train.py")
 KNOWN = Overview("one", zero_stage=2, model="Tiny", ranks=1, steps=1, iterations=(2.5,), iteration_s=2.5)
 
 
-def told(item: Item) -> str:
-    return " ".join(row_text(row).strip() for row in detail(item, 120, BLOCKS))
+def told(item: LibraryItem) -> str:
+    return " ".join(row_text(row).strip() for row in draw_detail(item, 120, BLOCKS))
 
 
 def recorded(known: Overview) -> Recording:
@@ -44,6 +44,6 @@ def test_what_was_trained_in_one_step_or_by_ranks_that_were_not_counted() -> Non
 
 def test_keys_are_called_as_on_all_screens() -> None:
     model = StartModel()
-    model.show((recorded(KNOWN),), ())
-    assert "enter" in [key.key for key in keys(model)]
-    assert all(key.key.isascii() for key in keys(model))
+    model.update_items((recorded(KNOWN),), ())
+    assert "enter" in [key.key for key in list_keys(model)]
+    assert all(key.key.isascii() for key in list_keys(model))

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from zerotop.ui.charts.strips import strip, strip_heading
+from zerotop.ui.charts.strips import draw_strip, draw_strip_heading
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
 from zerotop.ui.drawing.rows import Row, row_text, row_width
 
 
 def load(*values: float, width: int, height: int = 1, glyphs: Glyphs = BLOCKS) -> list[Row]:
-    return strip(values, ["load"] * len(values), 100.0, width, height, glyphs)
+    return draw_strip(values, ["load"] * len(values), 100.0, width, height, glyphs)
 
 
 def texts(rows: list[Row]) -> list[str]:
@@ -44,17 +44,17 @@ def test_without_utf8_levels_are_densities() -> None:
 
 
 def test_every_value_has_its_own_colour() -> None:
-    (row,) = strip((100, 100, 50), ("phase-forward", "phase-step", "phase-step"), 100, 3, 1, BLOCKS)
+    (row,) = draw_strip((100, 100, 50), ("phase-forward", "phase-step", "phase-step"), 100, 3, 1, BLOCKS)
     assert row == (("▇", "phase-forward/strip"), ("▇▄", "phase-step/strip"))
 
 
 @pytest.mark.parametrize(("width", "text"), [(48, "last 24 s"), (8, "last 4 s"), (7, ""), (400, "last 3 min")])
 def test_heading(width: int, text: str) -> None:
-    assert row_text(strip_heading(0.5, width)) == text
+    assert row_text(draw_strip_heading(0.5, width)) == text
 
 
 @example([math.inf], math.inf, 1, 1, BLOCKS)
 @given(st.lists(st.floats()), st.floats(), st.integers(0, 40), st.integers(1, 5), st.sampled_from((BLOCKS, ASCII)))
 def test_a_strip_always_has_its_size(values: list[float], top: float, width: int, height: int, glyphs: Glyphs) -> None:
-    rows = strip(values, ["load"] * len(values), top, width, height, glyphs)
+    rows = draw_strip(values, ["load"] * len(values), top, width, height, glyphs)
     assert [row_width(row) for row in rows] == [width] * height

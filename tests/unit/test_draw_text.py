@@ -11,16 +11,16 @@ from rich.cells import cell_len
 from rich.segment import Segment
 from textual.color import Color
 
-from zerotop.ui.app.ascii_filter import PlainText
+from zerotop.ui.app.ascii_filter import AsciiFilter
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs, choose_glyphs
-from zerotop.ui.drawing.text import fit, literal, wrap
+from zerotop.ui.drawing.text import fit_text, sanitize, wrap_text
 
 
 @pytest.mark.parametrize(
     ("text", "shown"), [("Search for commands…", "Search for commands."), ("▃▅█", "-##"), ("损é", "???")]
 )
 def test_what_others_draw_is_readable_without_utf8_in_as_many_cells(text: str, shown: str) -> None:
-    (segment,) = PlainText(ASCII).apply([Segment(text)], Color(0, 0, 0))
+    (segment,) = AsciiFilter(ASCII).apply([Segment(text)], Color(0, 0, 0))
     assert segment.text == shown
     assert cell_len(shown) == cell_len(text)
 
@@ -38,17 +38,17 @@ def test_what_others_draw_is_readable_without_utf8_in_as_many_cells(text: str, s
     ],
 )
 def test_literal(text: str, shown: str) -> None:
-    assert literal(text, BLOCKS) == shown
+    assert sanitize(text, BLOCKS) == shown
 
 
 def test_literal_without_utf8() -> None:
-    assert literal("损 → 5µs – ok", ASCII) == "? -> 5us - ok"
+    assert sanitize("损 → 5µs – ok", ASCII) == "? -> 5us - ok"
 
 
 @given(st.text(max_size=60))
 def test_literal_has_nothing_a_terminal_obeys(text: str) -> None:
     for glyphs in (BLOCKS, ASCII):
-        for character in literal(text, glyphs):
+        for character in sanitize(text, glyphs):
             assert unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
             assert glyphs is BLOCKS or character.isascii()
 
@@ -66,19 +66,19 @@ def test_literal_has_nothing_a_terminal_obeys(text: str) -> None:
     ],
 )
 def test_fit(text: str, width: int, shown: str) -> None:
-    assert fit(text, width, BLOCKS) == shown
+    assert fit_text(text, width, BLOCKS) == shown
 
 
 @given(st.text(max_size=40), st.integers(0, 30))
 def test_fit_never_takes_more(text: str, width: int) -> None:
-    assert cell_len(fit(literal(text, BLOCKS), width, BLOCKS)) <= width
+    assert cell_len(fit_text(sanitize(text, BLOCKS), width, BLOCKS)) <= width
 
 
 def test_wrap_breaks_between_words_and_says_that_there_is_more() -> None:
     text = "rank 2 ran out of GPU memory in backward of step 24"
-    assert wrap(text, 20, 3, BLOCKS) == ["rank 2 ran out of", "GPU memory in", "backward of step 24"]
-    assert wrap(text, 20, 2, BLOCKS) == ["rank 2 ran out of", "GPU memory in…"]
-    assert wrap("", 20, 2, BLOCKS) == []
+    assert wrap_text(text, 20, 3, BLOCKS) == ["rank 2 ran out of", "GPU memory in", "backward of step 24"]
+    assert wrap_text(text, 20, 2, BLOCKS) == ["rank 2 ran out of", "GPU memory in…"]
+    assert wrap_text("", 20, 2, BLOCKS) == []
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from memory_recording import Recording, record
 from rank_recordings import events as told_in
 from rank_recordings import table
 from small_recording import BEGIN_NS, S, identity
-from zerotop.analysis.views.job_exit import Losses, ending
+from zerotop.analysis.views.job_exit import Losses, read_ending
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop_probe.recording import events, tables
 
@@ -21,15 +21,15 @@ from zerotop_probe.recording import events, tables
 RANK = """
 import sys, time
 from zerotop_probe.inside.hooks.hook_installer import PROBE
-assert PROBE.wake(sys.argv[1])
+assert PROBE.start_recording(sys.argv[1])
 with open(sys.argv[2], "wb", buffering=0) as filler:
     try:
         while filler.write(bytes(4096)): pass
     except OSError: pass
-PROBE.recorder.event(time.monotonic_ns(), "engine", config="long" * 2000)
+PROBE.recorder.write_event(time.monotonic_ns(), "engine", config="long" * 2000)
 for step in range(int(sys.argv[3])):
-    span = PROBE.recorder.begin(time.monotonic_ns(), "forward", (0, step, 0))
-    PROBE.recorder.end(span, time.monotonic_ns())
+    span = PROBE.recorder.begin_span(time.monotonic_ns(), "forward", (0, step, 0))
+    PROBE.recorder.end_span(span, time.monotonic_ns())
 """
 
 
@@ -46,7 +46,7 @@ def lossy(folder: Path) -> Recording:
 
 
 def test_what_ranks_and_samplers_lost_adds_up(tmp_path: Path) -> None:
-    found = ending(lossy(tmp_path).read())
+    found = read_ending(lossy(tmp_path).read())
     assert (found.exit_code, found.lost_records, found.lost_output_bytes) == (0, 7 + 5 + 100, 9)
 
 
@@ -61,7 +61,7 @@ def test_what_ranks_and_samplers_lost_adds_up(tmp_path: Path) -> None:
     ],
 )
 def test_the_screen_says_so_from_when_it_is_known(tmp_path: Path, second: int, lost: int, sentence: str | None) -> None:
-    view = RecordingSource(lossy(tmp_path).read()).view(BEGIN_NS + second * S)
+    view = RecordingSource(lossy(tmp_path).read()).view_at(BEGIN_NS + second * S)
     assert view.cost.lost_records == lost
     assert [notice for notice in view.job.notices if "incomplete" in notice] == ([sentence] if sentence else [])
 
@@ -70,8 +70,8 @@ def test_damaged_counts_count_nothing(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.event(identity(0), 8, events.GOODBYE, lost="many")
     recording.event(recording.node, 10, events.SAMPLER_ENDED, lost_records=None)
-    assert ending(recording.read()).lost_records == 0
-    assert Losses(0, 0).sentence == ""
+    assert read_ending(recording.read()).lost_records == 0
+    assert Losses(0, 0).loss_sentence == ""
 
 
 def test_a_rank_on_a_full_disk_still_says_what_it_lost(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from zerotop.analysis.processes.alive_ranks import Process, living
-from zerotop.analysis.processes.process_exits import Ends
+from zerotop.analysis.processes.alive_ranks import RankProcess, find_alive_processes
+from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.session.reader import Session
 from zerotop_probe.recording import directory
 from zerotop_probe.recording.tables import BEGINS
@@ -20,7 +20,7 @@ class Nodes:
     """A recording by two nodes, a rank on each: pids 10 and 11."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = Path(directory.create(["train.py"], path=str(folder / "session")))
+        self.path = Path(directory.create_session(["train.py"], path=str(folder / "session")))
         self.session = Session.open(self.path)
         first = self.session.info["clock"]["monotonic_ns"]
         self._zero_ns = first + 60 * S
@@ -37,7 +37,7 @@ class Nodes:
         """In seconds, by rank."""
         self.session.refresh()
         zero = self.session.begin_ns + 60 * S
-        ends = [Ends(self.session.events).of(source) for source in self.session.sources["begins"]]
+        ends = [ProcessExits(self.session.events).find_exit(source) for source in self.session.sources["begins"]]
         return [None if end is None else round((end - zero) / S) for end in ends]
 
 
@@ -65,8 +65,11 @@ def test_a_launcher_takes_all_nodes_with_it(two: Nodes) -> None:
     two.nodes[0].write(two.at(0), "job_started", pid=8, start=1)
     two.nodes[0].write(two.at(4), "job_ended", exit_code=0)
     assert two.over() == [4, 4]
-    assert living(two.session, two.session.begin_ns + 63 * S) == [Process("n0", 10, 0), Process("n1", 11, 1)]
-    assert living(two.session, two.session.begin_ns + 65 * S) == []
+    assert find_alive_processes(two.session, two.session.begin_ns + 63 * S) == [
+        RankProcess("n0", 10, 0),
+        RankProcess("n1", 11, 1),
+    ]
+    assert find_alive_processes(two.session, two.session.begin_ns + 65 * S) == []
 
 
 def test_an_end_before_its_beginning_was_another_process_s(two: Nodes) -> None:

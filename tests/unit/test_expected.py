@@ -13,13 +13,20 @@ import pytest
 
 from memory_recording import GIB, gib, usual
 from small_recording import BEGIN_NS, S
-from zerotop.analysis.memory.deepspeed_estimates import Rule, zero2, zero3
-from zerotop.analysis.memory.gpu_ledger import ledger
-from zerotop.analysis.memory.host_ledger import host_ledger
-from zerotop.analysis.memory.phase_peaks import rank_peaks
-from zerotop.analysis.memory.tensor_inventory import inventory
-from zerotop.analysis.memory.zero_model import compare, estimates, expected, is_of, rule_of_thumb, setup
-from zerotop.analysis.processes.alive_ranks import living
+from zerotop.analysis.memory.deepspeed_estimates import RuleOfThumb, estimate_zero2, estimate_zero3
+from zerotop.analysis.memory.gpu_ledger import read_ledgers
+from zerotop.analysis.memory.host_ledger import read_host_ledgers
+from zerotop.analysis.memory.phase_peaks import read_rank_peaks
+from zerotop.analysis.memory.tensor_inventory import read_inventory
+from zerotop.analysis.memory.zero_model import (
+    compare_ledger,
+    compute_expected,
+    compute_rule_of_thumb,
+    estimate_job,
+    is_for_setup,
+    parse_setup,
+)
+from zerotop.analysis.processes.alive_ranks import find_alive_processes
 
 SIZES = [
     {"parameters": parameters, "layer": layer, "gpus": gpus, "nodes": nodes, "factor": factor}
@@ -45,7 +52,10 @@ def test_estimates_are_deepspeeds_own(deepspeeds: dict[str, Any]) -> None:
     assert len(deepspeeds["estimates"]) == 8 * len(SIZES)
     for theirs in deepspeeds["estimates"]:
         where = {"gpus": theirs["gpus"], "nodes": theirs["nodes"], "factor": theirs["factor"]}
-        ours = (*zero2(theirs["parameters"], **where), *zero3(theirs["parameters"], theirs["layer"], **where))
+        ours = (
+            *estimate_zero2(theirs["parameters"], **where),
+            *estimate_zero3(theirs["parameters"], theirs["layer"], **where),
+        )
         options = (theirs["stage"], theirs["optimizer"], theirs["weights"], theirs["zero_init"])
         (mine,) = [e for e in ours if (e.stage, e.offload_optimizer, e.offload_parameters, e.zero_init) == options]
         assert [mine.gpu_bytes, mine.host_bytes] == theirs["sizes"], theirs
@@ -58,9 +68,9 @@ def test_the_largest_layer_is_counted_as_deepspeed_does(deepspeeds: dict[str, An
 def test_rows_are_called_and_ordered_as_in_deepspeeds_tables(deepspeeds: dict[str, Any]) -> None:
     (table,) = deepspeeds["tables"]
     theirs = [line.split("|") for line in table.splitlines() if line.count("|") == 2 and "GB" in line]
-    ours = (*zero2(10**9, gpus=8, nodes=2), *zero3(10**9, 10**8, gpus=8, nodes=2))
+    ours = (*estimate_zero2(10**9, gpus=8, nodes=2), *estimate_zero3(10**9, 10**8, gpus=8, nodes=2))
     assert [(host.strip(), gpu.strip(), plain(options)) for host, gpu, options in theirs] == [
-        (f"{e.host_bytes / GIB:.2f}GB", f"{e.gpu_bytes / GIB:.2f}GB", e.options) for e in ours
+        (f"{e.host_bytes / GIB:.2f}GB", f"{e.gpu_bytes / GIB:.2f}GB", e.option_text) for e in ours
     ]
 
 
@@ -93,9 +103,9 @@ def engine(**facts: Any) -> dict[str, Any]:
 
 
 def of(facts: dict[str, Any]) -> Any:
-    known = setup(facts)
+    known = parse_setup(facts)
     assert known is not None
-    return expected(known)
+    return compute_expected(known)
 
 
 def where(facts: dict[str, Any]) -> dict[str, list[int]]:
@@ -142,7 +152,7 @@ def test_other_optimizers_keep_other_states(name: str, size: int) -> None:
 
 def test_state_of_an_optimizer_that_is_not_known_is_not_guessed() -> None:
     assert "optimizer_state" not in where(engine(inner_optimizer="SGD"))
-    assert setup({"zero_stage": None, "parameters": 1}) is None
+    assert parse_setup({"zero_stage": None, "parameters": 1}) is None
 
 
 # Of zerotop's demo, 3 213 568 parameters on two ranks of a CPU, where all is in host memory: what the probe counted of rank
@@ -190,9 +200,9 @@ def test_formulas_beside_real_runs(config: str) -> None:
 def test_differences_of_a_gpu(tmp_path: Path) -> None:
     session = usual(tmp_path).read()
     facts = engine(parameters=GIB, trainable_parameters=GIB, data_parallel=1)
-    (after,), (before,) = (ledger(session, BEGIN_NS + int(second * S)) for second in (19.5, 28))
-    found = {d.key: d for d in compare(after, of(facts))}
-    assert {name: (d.expected_bytes, d.measured_bytes, d.bytes) for name, d in found.items()} == {
+    (after,), (before,) = (read_ledgers(session, BEGIN_NS + int(second * S)) for second in (19.5, 28))
+    found = {d.key: d for d in compare_ledger(after, of(facts))}
+    assert {name: (d.expected_bytes, d.measured_bytes, d.difference_bytes) for name, d in found.items()} == {
         "parameters": (gib(2), gib(2), 0),
         "gradients": (gib(2), 0, -gib(2)),
         "master_weights": (gib(4), gib(4), 0),
@@ -200,39 +210,39 @@ def test_differences_of_a_gpu(tmp_path: Path) -> None:
         "buffers": (None, gib(0.5), None),
     }
     assert found["gradients"].note == "Gradients live from the backward to the update."
-    alive = {d.key: d for d in compare(before, of(facts))}["gradients"]
-    assert (alive.bytes, alive.note) == (0, "")
+    alive = {d.key: d for d in compare_ledger(before, of(facts))}["gradients"]
+    assert (alive.difference_bytes, alive.note) == (0, "")
 
 
 def test_differences_of_a_host(tmp_path: Path) -> None:
     recording = usual(tmp_path)
     recording.tensors(19, "after_update", {}, host={"master_weights": 4, "optimizer_state": 9})
-    (held,) = host_ledger(recording.read(), BEGIN_NS + 19 * S + S // 2)
+    (held,) = read_host_ledgers(recording.read(), BEGIN_NS + 19 * S + S // 2)
     facts = engine(parameters=GIB, trainable_parameters=GIB, data_parallel=1, offload_optimizer="cpu")
-    found = {d.key: d.bytes for d in compare(held, of(facts))}
+    found = {d.key: d.difference_bytes for d in compare_ledger(held, of(facts))}
     assert (found["master_weights"], found["optimizer_state"]) == (0, GIB)
 
 
 def test_which_estimates_are_of_the_job() -> None:
-    known = setup(engine(zero_stage=3, offload_optimizer="cpu", largest_layer_parameters=100, data_parallel=16))
+    known = parse_setup(engine(zero_stage=3, offload_optimizer="cpu", largest_layer_parameters=100, data_parallel=16))
     assert known is not None
-    found = estimates(known, nodes=2)
-    assert found == (*zero2(1000, gpus=8, nodes=2), *zero3(1000, 100, gpus=8, nodes=2))
-    assert [estimate.options for estimate in found if is_of(estimate, known)] == [
+    found = estimate_job(known, nodes=2)
+    assert found == (*estimate_zero2(1000, gpus=8, nodes=2), *estimate_zero3(1000, 100, gpus=8, nodes=2))
+    assert [estimate.option_text for estimate in found if is_for_setup(estimate, known)] == [
         "offload_param=none, offload_optimizer=cpu, zero_init=1",
         "offload_param=none, offload_optimizer=cpu, zero_init=0",
     ]
-    without = setup(engine(zero_stage=1))
+    without = parse_setup(engine(zero_stage=1))
     assert without is not None
-    assert {estimate.stage for estimate in estimates(without)} == {2}
-    assert not any(is_of(estimate, without) for estimate in estimates(without))
+    assert {estimate.stage for estimate in estimate_job(without)} == {2}
+    assert not any(is_for_setup(estimate, without) for estimate in estimate_job(without))
 
 
 def test_the_rule_of_thumb(tmp_path: Path) -> None:
-    assert Rule(10, 20, 5, 4, 8).bytes == 39
-    assert Rule(10, 20, 5, 4, 80).bytes == 110
+    assert RuleOfThumb(10, 20, 5, 4, 8).peak_bytes == 39
+    assert RuleOfThumb(10, 20, 5, 4, 80).peak_bytes == 110
     session, now = usual(tmp_path).read(), BEGIN_NS + 29 * S
-    (process,), (peaks,) = living(session, now), rank_peaks(session, now)
-    told = inventory(session, process, now)
+    (process,), (peaks,) = find_alive_processes(session, now), read_rank_peaks(session, now)
+    told = read_inventory(session, process, now)
     assert told is not None
-    assert rule_of_thumb(told, peaks) == Rule(gib(2), gib(12), gib(2), gib(18.5 - 16), gib(17.5 - 14))
+    assert compute_rule_of_thumb(told, peaks) == RuleOfThumb(gib(2), gib(12), gib(2), gib(18.5 - 16), gib(17.5 - 14))

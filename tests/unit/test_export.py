@@ -18,8 +18,8 @@ from small_recording import BEGIN_NS, identity, read, record
 from small_recording import span as span_of
 from small_recording import write as write_open
 from zerotop.analysis.reports import export_tables
-from zerotop.analysis.reports.export import FORMATS, TABLES, export, spreadsheet_safe
-from zerotop.analysis.steps.step_table import steps
+from zerotop.analysis.reports.export import FORMATS, TABLES, escape_formula, export_table
+from zerotop.analysis.steps.step_table import read_steps
 from zerotop.cli import main
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY, SKIPPED
@@ -32,7 +32,7 @@ def write(folder: Path, table: tables.Table, who: Identity, *records: tuple[Any,
 
 def rows(session: Any, table: str, fmt: str) -> list[dict[str, Any]]:
     stream = io.BytesIO()
-    count = export(session, table, fmt, stream)
+    count = export_table(session, table, fmt, stream)
     stream.seek(0)
     if fmt == "csv":
         got: list[dict[str, Any]] = list(csv.DictReader(io.TextIOWrapper(stream, "utf-8", newline="")))
@@ -125,7 +125,7 @@ def test_text_in_a_spreadsheet(tmp_path: Path, name: str) -> None:
     write(tmp_path, tables.THREADS, identity(-1), (1, 2, 3, 0.5, 4, 5, 6, name.encode()))
     session = read(tmp_path)
     (row,) = rows(session, "threads", "csv")
-    assert row["name"] == spreadsheet_safe(name) == ("'" + name if name in RISKY else name)
+    assert row["name"] == escape_formula(name) == ("'" + name if name in RISKY else name)
     assert "rank" not in row
     for fmt in ("jsonl", "parquet"):
         assert rows(session, "threads", fmt)[0]["name"] == name
@@ -176,7 +176,7 @@ def test_steps_of_a_recording(tmp_path: Path, fmt: str, null: Any) -> None:
     assert [(int(row["rank"]), float(row["begin_unix_s"])) for row in got] == [(0, 1030), (0, 1050), (1, 1010), (1, 1012)]
     assert [float(row["iteration_s"]) for row in got] == [2, 2, 2, 10]
     assert [str(row["skipped"]).lower() for row in got] == ["false", "false", "false", "true"]
-    assert [int(row["end_unix_ns"]) for row in got] == (steps(session)["end_unix_ns"]).tolist()
+    assert [int(row["end_unix_ns"]) for row in got] == (read_steps(session)["end_unix_ns"]).tolist()
     assert all(row[name] == null for row in got for name in ("tokens", "rows", "host_rss_bytes", "allocated_peak_bytes"))
 
 
@@ -187,7 +187,7 @@ def test_a_number_says_its_unit(tmp_path: Path) -> None:
     names = {"rank", "step", "micro_step", "depth", "engine", "device", "gpu", "pid", "tid", "processor", "throttle_reasons"}
     for table in TABLES:
         stream = io.BytesIO()
-        export(read(tmp_path), table, "parquet", stream)
+        export_table(read(tmp_path), table, "parquet", stream)
         stream.seek(0)
         for name, kind in polars.read_parquet_schema(stream).items():
             assert not kind.is_numeric() or name in counts | names or name.endswith(units), (table, name)
@@ -196,7 +196,7 @@ def test_a_number_says_its_unit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("table", TABLES)
 def test_an_empty_recording_has_columns(tmp_path: Path, table: str) -> None:
     stream = io.BytesIO()
-    assert export(read(tmp_path), table, "csv", stream) == 0
+    assert export_table(read(tmp_path), table, "csv", stream) == 0
     assert stream.getvalue().count(b"\n") == 1
     assert b"rank" in stream.getvalue() or b"host" in stream.getvalue()
     for fmt in ("jsonl", "parquet"):
@@ -206,7 +206,7 @@ def test_an_empty_recording_has_columns(tmp_path: Path, table: str) -> None:
 @pytest.mark.parametrize(("table", "fmt"), [("nope", "csv"), ("spans", "xlsx")])
 def test_what_there_is_not(tmp_path: Path, table: str, fmt: str) -> None:
     with pytest.raises(ValueError, match=r"^There is no .*; there are .*\.$"):
-        export(read(tmp_path), table, fmt, io.BytesIO())
+        export_table(read(tmp_path), table, fmt, io.BytesIO())
 
 
 def test_a_link_where_we_write_is_not_followed(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import pytest
 import recordings
 from memory_recording import OOM, Recording, gib, usual
 from small_recording import BEGIN_NS, S, identity, span
-from zerotop.analysis.failures.crashes import last_words, signal_of
-from zerotop.analysis.failures.diagnosis import Failures, failure
-from zerotop.analysis.failures.failure import ERROR, MEMORY, SIGNAL, Failure, place
-from zerotop.analysis.failures.oom_kills import Death
+from zerotop.analysis.failures.crashes import find_last_words, find_signal
+from zerotop.analysis.failures.diagnosis import FailureFinder, find_failure
+from zerotop.analysis.failures.failure import ERROR, MEMORY, SIGNAL, Failure, describe_place
+from zerotop.analysis.failures.oom_kills import JobDeath
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import FAILED
 
@@ -29,8 +29,8 @@ def gone(recording: Recording, at_s: float, rank: int = 0) -> None:
 
 def told(recording: Recording, second: float = 40) -> Failure | None:
     session, cursor = recording.read(), BEGIN_NS + int(second * S)
-    found = Failures(session).at(cursor)
-    assert found == failure(session, cursor)
+    found = FailureFinder(session).failure_at(cursor)
+    assert found == find_failure(session, cursor)
     return found
 
 
@@ -137,9 +137,9 @@ def test_a_job_that_failed_before_any_rank_was_there(tmp_path: Path) -> None:
 
 def test_the_last_words() -> None:
     output = "x\nTraceback (most recent call last):\n  File\nModuleNotFoundError: No module named 'x'\nmore\n"
-    assert last_words(output, None) == "ModuleNotFoundError: No module named 'x'"
-    assert last_words("loss: 1\nnote: an Error is not meant\n", None) == ""
-    assert last_words("KeyboardInterrupt\n", 0) == "KeyboardInterrupt"
+    assert find_last_words(output, None) == "ModuleNotFoundError: No module named 'x'"
+    assert find_last_words("loss: 1\nnote: an Error is not meant\n", None) == ""
+    assert find_last_words("KeyboardInterrupt\n", 0) == "KeyboardInterrupt"
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_the_last_words() -> None:
     [(None, None), (1, None), (2, None), (137, "SIGKILL"), (247, "SIGKILL"), (241, "SIGTERM"), (255, None)],
 )
 def test_which_signal_an_exit_code_tells_of(code: int | None, name: str | None) -> None:
-    assert signal_of(Death(0, None, code, None, "", 0, ())) == name
+    assert find_signal(JobDeath(0, None, code, None, "", 0, ())) == name
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_which_signal_an_exit_code_tells_of(code: int | None, name: str | None) 
     ],
 )
 def test_places(phase: str, outer: str, step: int | None, words: str) -> None:
-    assert place(phase, outer, step) == words
+    assert describe_place(phase, outer, step) == words
 
 
 # Sent to its launcher: no detector's finding, but the job did not end by itself.
@@ -173,19 +173,19 @@ def test_real_deaths() -> None:
     for name, labels in recordings.labels().items():
         session = recordings.recording(name)
         died = bool({"out_of_memory", "dead_rank"} & {label.name for label in labels})
-        found = Failures(session).at(session.last_written_ns)
+        found = FailureFinder(session).failure_at(session.last_written_ns)
         assert (found is not None) == ((died and name != "held-restart") or name == STOPPED), name
     dead = recordings.recording("cpu-dead")
-    found = failure(dead, dead.last_written_ns)
+    found = find_failure(dead, dead.last_written_ns)
     assert found is not None
     assert found.what.startswith("Rank 1's process 29690 was ended by SIGKILL")
 
 
 def test_a_job_that_was_started_again_had_died_in_between() -> None:
     session = recordings.recording("held-restart")
-    failures, begin = Failures(session), session.begin_ns
+    failures, begin = FailureFinder(session), session.begin_ns
     length = session.last_written_ns - begin
-    told = [failures.at(begin + length * part // 100) is not None for part in range(101)]
+    told = [failures.failure_at(begin + length * part // 100) is not None for part in range(101)]
     assert any(told)
     assert not told[0]
     assert not told[-1]

@@ -51,7 +51,7 @@ def test_presets_have_the_size_of_the_real_models(preset: str, parameters: int) 
 
 
 def test_preset_reads_bytes_as_tokens() -> None:
-    assert finetune.tokenize_with("tiny")("aé") == [97, 0xC3, 0xA9]
+    assert finetune.make_tokenizer("tiny")("aé") == [97, 0xC3, 0xA9]
 
 
 def test_default_text_is_the_python_library() -> None:
@@ -89,7 +89,7 @@ def test_reads_no_more_than_is_needed(tmp_path: Path) -> None:
 
 
 def test_blocks_are_whole_rows_of_the_text(tmp_path: Path) -> None:
-    blocks = finetune.make_blocks(["abcdefg", "hij"], finetune.tokenize_with("tiny"), 4, str(tmp_path))
+    blocks = finetune.make_blocks(["abcdefg", "hij"], finetune.make_tokenizer("tiny"), 4, str(tmp_path))
     assert [bytes(row) for row in blocks["input_ids"]] == [b"abcd", b"efgh"]
     assert blocks["labels"] == blocks["input_ids"]
 
@@ -133,7 +133,7 @@ def test_bad_model(tmp_path: Path) -> None:
 def test_bad_arguments_end_with_a_sentence(arguments: list[str], sentence: str, tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "list.json").write_text("[]")
-    ended = run(demo.SCRIPT, *arguments, cwd=tmp_path)
+    ended = run(demo.SCRIPT_PATH, *arguments, cwd=tmp_path)
     assert ended.returncode == 2, ended.stderr
     assert sentence in ended.stderr.splitlines()[-1]
     assert "Traceback" not in ended.stderr
@@ -148,7 +148,7 @@ def test_what_cannot_be_trained_ends_with_a_sentence(tmp_path: Path) -> None:
     }
     (tmp_path / "numbers.csv").write_text("a,b\n1,2\n")
     (tmp_path / "short.txt").write_text("short\n")
-    ended = run("-c", ONE_AFTER_THE_OTHER, demo.SCRIPT, *map(json.dumps, said), cwd=tmp_path)
+    ended = run("-c", ONE_AFTER_THE_OTHER, demo.SCRIPT_PATH, *map(json.dumps, said), cwd=tmp_path)
     assert ended.stdout.split() == ["2"] * len(said), ended.stderr
     sentences = [line for line in ended.stderr.splitlines() if line.startswith("finetune.py: ")]
     assert len(sentences) == len(said)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerotop.ui.drawing import formatting as form
-from zerotop.ui.drawing.units import BINARY, DECIMAL, USUAL, Choice, Pace, Sizes, choose
+from zerotop.ui.drawing.units import BINARY, DECIMAL, DEFAULT_UNITS, Pace, Sizes, UnitChoice, set_units
 
 GIB = 1024**3
 
@@ -26,7 +26,7 @@ GIB = 1024**3
     ],
 )
 def test_fixed_keeps_its_width(value: float | None, decimals: int, width: int, text: str) -> None:
-    assert form.fixed(value, decimals, width) == text
+    assert form.format_fixed(value, decimals, width) == text
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_fixed_keeps_its_width(value: float | None, decimals: int, width: int, t
     ],
 )
 def test_durations_have_three_digits(duration: float, text: str) -> None:
-    assert form.seconds(duration) == text
+    assert form.format_duration(duration) == text
 
 
 @pytest.mark.parametrize(
@@ -49,12 +49,12 @@ def test_durations_have_three_digits(duration: float, text: str) -> None:
     [([2.04, 1.2], "1.2 to 2.0"), ([2.04, 2.0], "2.0"), ([math.nan, 3.0], "3.0"), ([math.nan], "–"), ([], "–")],
 )
 def test_the_least_and_the_largest_of_what_is_known(values: list[float], text: str) -> None:
-    assert form.between(values, 1) == text
+    assert form.format_range(values, 1) == text
 
 
 @given(st.floats(min_value=0, max_value=99999), st.integers(0, 3))
 def test_fixed_never_changes_its_width(value: float, decimals: int) -> None:
-    assert len(form.fixed(value, decimals, 6)) == 6
+    assert len(form.format_fixed(value, decimals, 6)) == 6
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_fixed_never_changes_its_width(value: float, decimals: int) -> None:
     ],
 )
 def test_amounts_are_in_the_large_unit_that_was_chosen(sizes: Sizes, size: int | None, text: str) -> None:
-    choose(USUAL._replace(sizes=sizes))
-    assert form.amount(size) == text
+    set_units(DEFAULT_UNITS._replace(sizes=sizes))
+    assert form.format_giga(size) == text
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def test_amounts_are_in_the_large_unit_that_was_chosen(sizes: Sizes, size: int |
     ],
 )
 def test_sizes_have_three_digits_and_their_unit(size: int, binary: str, decimal: str) -> None:
-    assert form.size(size) == binary
-    choose(USUAL._replace(sizes=DECIMAL))
-    assert form.size(size) == decimal
+    assert form.format_size(size) == binary
+    set_units(DEFAULT_UNITS._replace(sizes=DECIMAL))
+    assert form.format_size(size) == decimal
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_sizes_have_three_digits_and_their_unit(size: int, binary: str, decimal:
     ],
 )
 def test_counts(number: float, text: str) -> None:
-    assert form.count(number) == text
+    assert form.format_number(number) == text
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_counts(number: float, text: str) -> None:
     ],
 )
 def test_the_pace_either_way(seconds: float, as_seconds: str, as_rate: str) -> None:
-    assert form.speed(seconds) == as_seconds
-    choose(Choice(BINARY, Pace.RATE))
-    assert form.speed(seconds) == as_rate
+    assert form.format_pace(seconds) == as_seconds
+    set_units(UnitChoice(BINARY, Pace.RATE))
+    assert form.format_pace(seconds) == as_rate
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_the_pace_either_way(seconds: float, as_seconds: str, as_rate: str) -> N
     [(0, "0:00"), (42.9, "0:42"), (754, "12:34"), (3723, "1:02:03"), (183_840, "2d 03:04"), (-5, "0:00")],
 )
 def test_clock(seconds: float, text: str) -> None:
-    assert form.clock(seconds) == text
+    assert form.format_clock(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_clock(seconds: float, text: str) -> None:
     [(45.2, "45 s"), (1620, "27 min"), (11_520, "3.2 h"), (181_440, "2.1 d"), (math.nan, "–")],
 )
 def test_about(seconds: float, text: str) -> None:
-    assert form.about(seconds) == text
+    assert form.format_rough_time(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -160,13 +160,13 @@ def test_about(seconds: float, text: str) -> None:
     [(0.0, "0.00 %"), (2.2e-5, "0.002 %"), (0.0031, "0.31 %"), (0.042, "4.2 %"), (0.64, "64 %")],
 )
 def test_share(part: float, text: str) -> None:
-    assert form.share(part) == text
+    assert form.format_share(part) == text
 
 
 def test_time_units() -> None:
-    assert form.time_unit(0.3) == ("ms", 1000.0)
-    assert form.time_unit(2.75) == ("s", 1.0)
-    assert form.time_unit(900) == ("min", 1 / 60)
+    assert form.choose_time_unit(0.3) == ("ms", 1000.0)
+    assert form.choose_time_unit(2.75) == ("s", 1.0)
+    assert form.choose_time_unit(900) == ("min", 1 / 60)
 
 
 @pytest.mark.parametrize(
@@ -180,12 +180,12 @@ def test_time_units() -> None:
     ],
 )
 def test_ticks(longest: float, most: int, expected: tuple[float, float]) -> None:
-    assert form.ticks(longest, most) == pytest.approx(expected)
+    assert form.choose_ticks(longest, most) == pytest.approx(expected)
 
 
 @given(st.floats(min_value=1e-6, max_value=1e9), st.integers(2, 6))
 def test_ticks_reach_over_the_longest_in_1_2_5_steps(longest: float, most: int) -> None:
-    distance, top = form.ticks(longest, most)
+    distance, top = form.choose_ticks(longest, most)
     assert top >= longest * (1 - 1e-6)
     assert round(top / distance) <= most
     first_digit = distance / 10.0 ** math.floor(math.log10(distance) + 1e-9)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from zerotop import cli
-from zerotop.analysis.annotations import annotations
+from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 
@@ -20,7 +20,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
-    (found,) = [action for action in cli._parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    (found,) = [action for action in cli._build_parser()._actions if isinstance(action, argparse._SubParsersAction)]
     return dict(found.choices)
 
 
@@ -42,7 +42,7 @@ def test_the_examples_of_a_command(name: str) -> None:
     examples = re.findall(r"^  (zerotop .*)$", str(parser.epilog), re.MULTILINE)
     assert examples
     for example in examples:
-        assert cli._parse(words(example)).name == name
+        assert cli._parse_arguments(words(example)).name == name
 
 
 def test_every_command_line_in_the_readme() -> None:
@@ -50,7 +50,7 @@ def test_every_command_line_in_the_readme() -> None:
     lines = [line for block in blocks for line in block.splitlines() if line.startswith("zerotop ")]
     assert len(lines) > 10
     for line in lines:
-        assert cli._parse(words(line)).name in commands()
+        assert cli._parse_arguments(words(line)).name in commands()
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +68,7 @@ def test_the_pictures_in_the_readme_are_those_that_can_be_taken_anew() -> None:
 def test_what_a_picture_shows_is_in_its_recording(picture: dict[str, Any]) -> None:
     session = Session.open(picture["recording"])
     if picture["finding"]:
-        assert picture["finding"] in {one.name for one in annotations(session, session.last_written_ns)}
+        assert picture["finding"] in {one.name for one in find_annotations(session, session.last_written_ns)}
     if picture["step"] >= 0:
         source = RecordingSource(session)
-        assert source.step_time(picture["step"]) is not None
+        assert source.find_step_end(picture["step"]) is not None

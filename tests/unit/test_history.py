@@ -11,7 +11,7 @@ import pytest
 
 from small_recording import BEGIN_NS, S, identity, read, record, span, write
 from zerotop.analysis.live_view import History, Rank
-from zerotop.analysis.processes.process_exits import Ends
+from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.analysis.views.history import PIECE_NS, PIECES, Histories
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import ALLOCATOR, BEGINS, GPUS, PHASE_CODE, PROCESSES, SPANS
@@ -21,7 +21,7 @@ RANK = Rank(0, "node1", 100, True, "", 0.0, None, 0, 0, 0, 0, 0.0, 0.0, 0, 0, ()
 
 
 def at(histories: Histories, seconds: float) -> History:
-    return histories.at(BEGIN_NS + int(seconds * S), [RANK], [("node1", 0)], {0: ("node1", 0)}, Ends(()))
+    return histories.history_at(BEGIN_NS + int(seconds * S), [RANK], [("node1", 0)], {0: ("node1", 0)}, ProcessExits(()))
 
 
 def rounded(values: np.ndarray, last: int) -> list[float | None]:
@@ -113,7 +113,7 @@ def test_processes_and_gpus_of_a_node_are_told_apart(tmp_path: Path) -> None:
     ranks = [replace(RANK, rank=pid - 100, pid=pid) for pid in (100, 103)]
     gpus = [("node1", 3), ("node1", 1)]
     for end, some in ((2.05, slice(1, 2)), (4.05, slice(2)), (4.05, slice(1))):
-        told = histories.at(BEGIN_NS + int(end * S), ranks[some], gpus[some], {}, Ends(()))
+        told = histories.history_at(BEGIN_NS + int(end * S), ranks[some], gpus[some], {}, ProcessExits(()))
         means = [0.25, 0.7, 1.1, None, 2.35, 2.7, 3.2, 3.7][: int(2 * end)]
         for rank in ranks[some]:
             found = told.ranks[rank.rank]
@@ -148,7 +148,7 @@ def test_every_cursor_is_told_the_same_on_whatever_way_it_is_reached(session: Se
 
 
 def test_what_no_one_recorded_is_unknown(tmp_path: Path) -> None:
-    told = Histories(read(tmp_path)).at(BEGIN_NS, [RANK], [("node1", 0)], {}, Ends(()))
+    told = Histories(read(tmp_path)).history_at(BEGIN_NS, [RANK], [("node1", 0)], {}, ProcessExits(()))
     assert np.isnan(told.ranks[0].cores_used).all()
     assert set(told.ranks[0].phase) == {""}
     assert len(told.ranks[0].phase) == PIECES

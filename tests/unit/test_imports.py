@@ -77,7 +77,7 @@ def test_screen_needs_no_torch(root: Path) -> None:
 
 
 def test_users_script_imports_nothing_of_zerotop() -> None:
-    tree = ast.parse(demo.SCRIPT.read_text())
+    tree = ast.parse(demo.SCRIPT_PATH.read_text())
     names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     assert "transformers" in names

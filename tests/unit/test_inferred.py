@@ -13,7 +13,7 @@ from recordings import names, recording
 from small_recording import BEGIN_NS, S, identity, read, record, write
 from zerotop.analysis.live_view import Inferred
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.analysis.views.rhythm import Rhythm, inferred_iteration
+from zerotop.analysis.views.rhythm import RhythmInference, infer_iteration
 from zerotop_probe.recording.tables import GPUS, PROCESSES
 
 SECONDS = 60
@@ -32,7 +32,7 @@ def told(folder: Path, load: Callable[[float], float], *, seconds: int = SECONDS
     if gpu:
         steady = [record(GPUS, time_ns=int(t * S), utilization_percent=100.0, power_w=700.0, gpu=0) for t in times]
         write(folder, GPUS, identity(-1), *steady).close()
-    return inferred_iteration(read(folder), BEGIN_NS + (seconds - 1) * S)
+    return infer_iteration(read(folder), BEGIN_NS + (seconds - 1) * S)
 
 
 def busy_for(share: float, period: float) -> Callable[[float], float]:
@@ -75,10 +75,10 @@ def test_while_the_rhythm_changes_nothing_is_told_and_afterwards_the_new_one(tmp
 
 def test_a_real_job_is_told_right_or_not_at_all() -> None:
     session = recording("gpu-offload-4")
-    steps = RecordingSource(session).view(None).iterations
+    steps = RecordingSource(session).view_at(None).iterations
     answers = 0
     for cursor_s in np.arange(steps.begin_s[0] + 12, steps.begin_s[-1], 2.0):
-        found = inferred_iteration(session, int(cursor_s * 1e9))
+        found = infer_iteration(session, int(cursor_s * 1e9))
         if found is not None:
             within = (steps.begin_s > cursor_s - found.window_s) & (steps.begin_s <= cursor_s)
             usual, mean = np.median(np.diff(steps.begin_s[within])), np.mean(np.diff(steps.begin_s[within]))
@@ -90,24 +90,24 @@ def test_a_real_job_is_told_right_or_not_at_all() -> None:
 @pytest.mark.parametrize("name", names())
 def test_no_recording_is_told_wrong(name: str) -> None:
     session = recording(name)
-    steps = RecordingSource(session).view(None).iterations
-    found = inferred_iteration(session, session.last_written_ns - 2 * S)
+    steps = RecordingSource(session).view_at(None).iterations
+    found = infer_iteration(session, session.last_written_ns - 2 * S)
     assert found is None or found.iteration_s == pytest.approx(float(np.median(np.diff(steps.begin_s[-8:]))), rel=0.03)
 
 
 def test_nothing_is_inferred_where_steps_are_known() -> None:
     source = RecordingSource(recording("gpu-offload-4"))
-    view = source.view(None)
+    view = source.view_at(None)
     assert view.inferred is None
     assert view.progress.iteration_s > 0
 
 
 def test_it_is_looked_for_every_other_second(tmp_path: Path) -> None:
     told(tmp_path, busy_for(0.3, 0.8))
-    rhythm = Rhythm(read(tmp_path))
-    first = rhythm.at(BEGIN_NS + 40 * S + S // 2)
+    rhythm = RhythmInference(read(tmp_path))
+    first = rhythm.infer_at(BEGIN_NS + 40 * S + S // 2)
     assert first is not None
-    assert rhythm.at(BEGIN_NS + 41 * S) is first
-    later = rhythm.at(BEGIN_NS + 43 * S)
+    assert rhythm.infer_at(BEGIN_NS + 41 * S) is first
+    later = rhythm.infer_at(BEGIN_NS + 43 * S)
     assert later is not first
     assert later == replace(first, iteration_s=later.iteration_s, confidence=later.confidence) if later else False

@@ -41,7 +41,7 @@ SLURM = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8", "SLURM_
 
 @pytest.mark.parametrize("environment", [DEEPSPEED, TORCHRUN, OPENMPI, SLURM])
 def test_every_launcher_says_the_same_in_its_words(environment: dict[str, str]) -> None:
-    told = identity.who(environment)
+    told = identity.read_identity(environment)
     del told["launcher"]
     assert told == {"rank": 5, "local_rank": 1, "node_rank": 1, "world_size": 8}
 
@@ -58,11 +58,11 @@ def test_every_launcher_says_the_same_in_its_words(environment: dict[str, str]) 
     ],
 )
 def test_launchers_by_name(environment: dict[str, str], name: str) -> None:
-    assert identity.launcher(environment) == name
+    assert identity.find_launcher(environment) == name
 
 
 def test_nobody_says_anything() -> None:
-    told = identity.who({"RANK": "", "LOCAL_RANK": "none"})
+    told = identity.read_identity({"RANK": "", "LOCAL_RANK": "none"})
     assert told | {"launcher": ""} == {
         "rank": 0,
         "local_rank": None,
@@ -76,8 +76,8 @@ def test_nobody_says_anything() -> None:
 SCRIPT = """
 import os, sys
 from zerotop_probe.inside.hooks.hook_installer import PROBE
-assert PROBE.wake() and PROBE.wake()
-PROBE.recorder.end(PROBE.recorder.begin(1, "forward", (0, 0, 0)), 2)
+assert PROBE.start_recording() and PROBE.start_recording()
+PROBE.recorder.end_span(PROBE.recorder.begin_span(1, "forward", (0, 0, 0)), 2)
 child = os.fork()
 if child == 0:
     assert PROBE.recorder is None
@@ -85,7 +85,7 @@ if child == 0:
     sys.stdout.flush()
     sys.exit(0)
 os.waitpid(child, 0)
-PROBE.recorder.end(PROBE.recorder.begin(3, "forward", (0, 0, 0)), 4)
+PROBE.recorder.end_span(PROBE.recorder.begin_span(3, "forward", (0, 0, 0)), 4)
 """
 
 
@@ -103,19 +103,19 @@ def test_a_forked_child_writes_nothing_and_spoils_nothing(tmp_path: Path) -> Non
 
 
 def test_a_forked_child_that_makes_an_engine_has_files_of_its_own(tmp_path: Path) -> None:
-    run(tmp_path, SCRIPT.format(child='os.environ["RANK"] = "1"; assert PROBE.wake()'))
+    run(tmp_path, SCRIPT.format(child='os.environ["RANK"] = "1"; assert PROBE.start_recording()'))
     assert [event["event"] for event in Rank(tmp_path, 1).events] == ["hello", "goodbye"]
     assert Rank(tmp_path, 0).spans["begin_ns"].tolist() == [1, 3]
 
 
 def test_without_a_session_it_stays_asleep(tmp_path: Path) -> None:
-    code = "from zerotop_probe.inside.hooks.hook_installer import PROBE; print(PROBE.wake(), PROBE.recorder)"
+    code = "from zerotop_probe.inside.hooks.hook_installer import PROBE; print(PROBE.start_recording(), PROBE.recorder)"
     assert run(tmp_path, code, PYTHONZEROTOP_SESSION="").stdout == "False None\n"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_hello_tells_what_matters_and_no_secret(tmp_path: Path) -> None:
-    code = "from zerotop_probe.inside.hooks.hook_installer import PROBE; PROBE.wake()"
+    code = "from zerotop_probe.inside.hooks.hook_installer import PROBE; PROBE.start_recording()"
     secret = "hf_abcdefghijklmnop"
     more = {"OMP_NUM_THREADS": "3", "HF_TOKEN": secret, "WORLD_SIZE": "1"}
     run(tmp_path, code, "--steps", "3", "--hub_token", secret, f"--api-key={secret}", **more)
@@ -131,9 +131,9 @@ def test_hello_tells_what_matters_and_no_secret(tmp_path: Path) -> None:
 def test_an_internal_error_is_recorded_once_with_its_place(tmp_path: Path) -> None:
     code = (
         "from zerotop_probe.inside.hooks.hook_installer import PROBE\n"
-        "from zerotop_probe.inside.guard import Part\n"
-        "PROBE.wake()\n"
-        "part = Part('somewhere', PROBE.meter)\n"
+        "from zerotop_probe.inside.guard import Guard\n"
+        "PROBE.start_recording()\n"
+        "part = Guard('somewhere', PROBE.meter)\n"
         "for _ in range(3): part.run(lambda: {}['a key of hf_abcdefghijklmnop'])\n"
     )
     done = run(tmp_path, code)

@@ -13,7 +13,7 @@ import shutil, sys, types
 from zerotop_probe.inside.hooks import hook_installer as install
 first, second = sys.argv[1:]
 probe = install.PROBE
-probe.wake(first)
+probe.start_recording(first)
 print(install.enter(second) == first)
 probe.leaving = True
 print(install.enter(first) == first, probe.leaving)
@@ -29,7 +29,7 @@ print(install.enter(second), probe.session == "")
 
 
 def test_one_that_is_recorded_already(tmp_path: Path) -> None:
-    sessions = [directory.create(["python"], path=str(tmp_path / name)) for name in ("first", "second")]
+    sessions = [directory.create_session(["python"], path=str(tmp_path / name)) for name in ("first", "second")]
     done = subprocess.run([sys.executable, "-c", AWAKE, *sessions], capture_output=True, text=True, check=False)
     assert done.stderr == ""
     assert done.stdout.splitlines() == [

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from zerotop_probe.inside.guard import Meter, Part, around, now, on_removal, remove_all
+from zerotop_probe.inside.guard import CostMeter, Guard, now, on_removal, remove_hooks, wrap_method
 from zerotop_probe.recording.tables import FAILED
 
 
@@ -46,7 +46,7 @@ class Watch:
 
 def test_result_arguments_and_signature_are_unchanged(kind: type[Base]) -> None:
     watch = Watch()
-    assert around(kind, "double", watch.before, watch.after, Meter())
+    assert wrap_method(kind, "double", watch.before, watch.after, CostMeter())
     assert kind().double(3, plus=1) == 7
     assert watch.seen == [((3,), {"plus": 1}), ("token", 0, 7)]
     assert inspect.signature(kind.double) == inspect.signature(Base.double)
@@ -60,7 +60,7 @@ def test_an_exception_is_the_same_object_and_the_end_is_told(kind: type[Base]) -
         raise error
 
     kind.double = interrupted  # type: ignore[assignment]
-    around(kind, "double", watch.before, watch.after, Meter())
+    wrap_method(kind, "double", watch.before, watch.after, CostMeter())
     with pytest.raises(KeyboardInterrupt) as caught:
         kind().double()  # type: ignore[call-arg]
     assert caught.value is error
@@ -70,7 +70,7 @@ def test_an_exception_is_the_same_object_and_the_end_is_told(kind: type[Base]) -
 def test_the_end_of_an_iterator_is_no_failure(kind: type[Base]) -> None:
     watch = Watch()
     kind.__next__ = lambda self: next(iter(()))  # type: ignore[attr-defined]
-    around(kind, "__next__", watch.before, watch.after, Meter())
+    wrap_method(kind, "__next__", watch.before, watch.after, CostMeter())
     with pytest.raises(StopIteration):
         next(kind())  # type: ignore[call-overload]
     assert watch.seen[-1] == ("token", 0, None)
@@ -78,10 +78,10 @@ def test_the_end_of_an_iterator_is_no_failure(kind: type[Base]) -> None:
 
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_an_error_of_ours_is_reported_once_and_switches_that_part_off(kind: type[Base], place: str) -> None:
-    meter, reported = Meter(), []
-    meter.report = lambda where, error: reported.append((where, str(error)))
+    meter, reported = CostMeter(), []
+    meter.report_error = lambda where, error: reported.append((where, str(error)))
     watch = Watch(fails=place)
-    around(kind, "double", watch.before, watch.after, meter)
+    wrap_method(kind, "double", watch.before, watch.after, meter)
     assert [kind().double(n) for n in range(3)] == [0, 2, 4]
     assert reported == [("Kind.double", place)]
     assert meter.errors == 1
@@ -89,18 +89,18 @@ def test_an_error_of_ours_is_reported_once_and_switches_that_part_off(kind: type
 
 
 def test_a_report_that_fails_is_counted_and_swallowed() -> None:
-    meter = Meter()
-    meter.report = lambda where, error: 1 / 0  # type: ignore[assignment, return-value]
-    assert Part("x", meter).run(lambda: [][0]) is None
+    meter = CostMeter()
+    meter.report_error = lambda where, error: 1 / 0  # type: ignore[assignment, return-value]
+    assert Guard("x", meter).run(lambda: [][0]) is None
     assert meter.errors == 2
 
 
 def test_a_method_is_wrapped_once_and_only_where_it_is_defined(kind: type[Base]) -> None:
-    watch, meter = Watch(), Meter()
-    assert around(kind, "double", watch.before, watch.after, meter)
-    assert not around(kind, "double", watch.before, watch.after, meter)
-    assert not around(kind, "no_such_method", watch.before, watch.after, meter)
-    assert not around(type("Heir", (kind,), {}), "double", watch.before, watch.after, meter)
+    watch, meter = Watch(), CostMeter()
+    assert wrap_method(kind, "double", watch.before, watch.after, meter)
+    assert not wrap_method(kind, "double", watch.before, watch.after, meter)
+    assert not wrap_method(kind, "no_such_method", watch.before, watch.after, meter)
+    assert not wrap_method(type("Heir", (kind,), {}), "double", watch.before, watch.after, meter)
     kind().double(1)
     assert len(watch.seen) == 2
 
@@ -122,21 +122,21 @@ def test_the_cost_is_our_time_without_the_call(kind: type[Base]) -> None:
         busy(7)
 
     kind.double = slow  # type: ignore[assignment]
-    meter = Meter()
-    around(kind, "double", before, after, meter)
+    meter = CostMeter()
+    wrap_method(kind, "double", before, after, meter)
     kind().double()  # type: ignore[call-arg]
     assert 12_000_000 <= meter.cost_ns < 200_000_000
 
 
 def test_all_is_taken_out_again_whatever_fails(kind: type[Base]) -> None:
-    remove_all()
-    around(kind, "double", Watch().before, Watch().after, Meter())
+    remove_hooks()
+    wrap_method(kind, "double", Watch().before, Watch().after, CostMeter())
     error = RuntimeError("stuck")
 
     def fails() -> None:
         raise error
 
     on_removal(fails)
-    assert remove_all() == [error]
+    assert remove_hooks() == [error]
     assert kind.double is Base.double
-    assert remove_all() == []
+    assert remove_hooks() == []

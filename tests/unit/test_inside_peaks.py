@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerotop_probe.inside.device.peak_counters import Peaks
+from zerotop_probe.inside.device.peak_counters import PeakCounters
 
 DEVICE = 3
 NAMES = ("allocated_bytes", "reserved_bytes")
@@ -63,8 +63,8 @@ ACTIONS = st.lists(st.one_of(CHANGE, st.sampled_from(OTHERS)), max_size=60)
 def test_the_job_sees_what_it_would_have_seen_and_we_see_each_window(actions: list[Any]) -> None:
     ours, truth = Counters(), Counters()
     torch_c = binding({DEVICE: ours})
-    peaks = Peaks(torch_c, DEVICE)
-    peaks.install()
+    peaks = PeakCounters(torch_c, DEVICE)
+    peaks.install_functions()
     window = 0  # the highest allocated since the last boundary, counted here
     for action in actions:
         if isinstance(action, tuple):
@@ -78,7 +78,7 @@ def test_the_job_sees_what_it_would_have_seen_and_we_see_each_window(actions: li
             read = torch_c._cuda_memoryStats if action == "read" else torch_c._accelerator_getDeviceStats
             assert read(DEVICE) == truth.stats
         else:
-            stats = peaks.read_and_reset() if action == "boundary" else peaks.read()
+            stats = peaks.read_and_reset() if action == "boundary" else peaks.read_stats()
             assert stats["allocated_bytes"]["all"]["peak"] == window
             assert stats["allocated_bytes"]["all"]["current"] == truth.stats["allocated_bytes"]["all"]["current"]
             if action == "boundary":
@@ -89,8 +89,8 @@ def test_the_job_sees_what_it_would_have_seen_and_we_see_each_window(actions: li
 def test_other_devices_are_none_of_our_business() -> None:
     other = Counters()
     torch_c = binding({DEVICE: Counters(), 0: other})
-    peaks = Peaks(torch_c, DEVICE)
-    peaks.install()
+    peaks = PeakCounters(torch_c, DEVICE)
+    peaks.install_functions()
     other.add(0, 50)
     other.add(0, -20)
     peaks.read_and_reset()
@@ -101,7 +101,7 @@ def test_other_devices_are_none_of_our_business() -> None:
 
 def test_errors_are_those_of_torch() -> None:
     torch_c = binding({DEVICE: Counters()})
-    Peaks(torch_c, DEVICE).install()
+    PeakCounters(torch_c, DEVICE).install_functions()
     with pytest.raises(KeyError):
         torch_c._cuda_memoryStats(7)
 
@@ -111,9 +111,9 @@ def test_an_older_torch_and_a_removal() -> None:
     torch_c = binding({DEVICE: counters})
     del torch_c._accelerator_getDeviceStats, torch_c._accelerator_resetPeakStats
     before = dict(vars(torch_c))
-    peaks = Peaks(torch_c, DEVICE)
-    peaks.install()
+    peaks = PeakCounters(torch_c, DEVICE)
+    peaks.install_functions()
     assert vars(torch_c).keys() == before.keys()
     assert vars(torch_c) != before
-    peaks.remove()
+    peaks.restore_functions()
     assert vars(torch_c) == before

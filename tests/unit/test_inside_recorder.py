@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from rank_recordings import Rank, table
-from zerotop_probe.inside.device.allocator import Allocator, Read
+from zerotop_probe.inside.device.allocator import AllocatorSampler, CounterReader
 from zerotop_probe.inside.device.cuda_events import DeviceClock
-from zerotop_probe.inside.device.gpu import Device
+from zerotop_probe.inside.device.gpu import RankDevice
 from zerotop_probe.inside.device.microscope import Microscope
-from zerotop_probe.inside.evaluation_detector import Guess
-from zerotop_probe.inside.guard import Meter, now
+from zerotop_probe.inside.evaluation_detector import EvaluationDetector
+from zerotop_probe.inside.guard import CostMeter, now
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.recording.tables import BEGIN, END, FAILED, PHASES
 from zerotop_probe.recording.writer import Identity
@@ -24,12 +24,12 @@ from zerotop_probe.recording.writer import Identity
 HERE = (0, 3, 1)
 # Nanoseconds of the job's own after which the allocator is read anew.
 FAR = 50_000_000
-ME = Identity.of_this_process("rank", 0)
+ME = Identity.for_this_process("rank", 0)
 
 
 @pytest.fixture
 def recorder(tmp_path: Path) -> Recorder:
-    return Recorder(str(tmp_path), ME, Meter())
+    return Recorder(str(tmp_path), ME, CostMeter())
 
 
 def drawn(tmp_path: Path) -> list[tuple[str, int, int, int, int]]:
@@ -41,32 +41,32 @@ def drawn(tmp_path: Path) -> list[tuple[str, int, int, int, int]]:
 
 
 def test_a_begin_is_on_disk_at_once_and_its_span_at_the_end(recorder: Recorder, tmp_path: Path) -> None:
-    span = recorder.begin(10, "backward", HERE)
+    span = recorder.begin_span(10, "backward", HERE)
     rank = Rank(tmp_path, 0)
     assert rank.begins[["time_ns", "step", "micro_step", "depth"]].tolist() == [(10, 3, 1, 0)]
     assert not len(rank.spans)
-    recorder.end(span, 30)
+    recorder.end_span(span, 30)
     assert drawn(tmp_path) == [("backward", 0, 10, 30, 0)]
 
 
 def test_an_expected_phase_that_was_nothing_leaves_nothing(recorder: Recorder, tmp_path: Path) -> None:
-    recorder.end(recorder.expect(10, "step", HERE), 20)
+    recorder.end_span(recorder.expect_span(10, "step", HERE), 20)
     assert not recorder.stack
-    confirmed = recorder.expect(30, "step", HERE)
-    recorder.confirm(confirmed, 35)
-    recorder.confirm(confirmed, 36)
+    confirmed = recorder.expect_span(30, "step", HERE)
+    recorder.confirm_span(confirmed, 35)
+    recorder.confirm_span(confirmed, 36)
     assert Rank(tmp_path, 0).begins["time_ns"].tolist() == [30]
-    recorder.end(confirmed, 40)
-    recorder.end(recorder.expect(50, "step", HERE), 60, FAILED)
+    recorder.end_span(confirmed, 40)
+    recorder.end_span(recorder.expect_span(50, "step", HERE), 60, FAILED)
     assert drawn(tmp_path) == [("step", 0, 30, 40, 0), ("step", 0, 50, 60, FAILED)]
 
 
 def test_depth_follows_nesting(recorder: Recorder, tmp_path: Path) -> None:
-    outer = recorder.begin(10, "step", HERE)
-    recorder.end(recorder.begin(20, "optimizer", HERE), 30)
-    recorder.end(recorder.begin(40, "allgather", HERE), 50)
-    recorder.end(outer, 60)
-    recorder.end(recorder.begin(70, "data", HERE), 80)
+    outer = recorder.begin_span(10, "step", HERE)
+    recorder.end_span(recorder.begin_span(20, "optimizer", HERE), 30)
+    recorder.end_span(recorder.begin_span(40, "allgather", HERE), 50)
+    recorder.end_span(outer, 60)
+    recorder.end_span(recorder.begin_span(70, "data", HERE), 80)
     assert [(phase, depth) for phase, depth, *_ in drawn(tmp_path)] == [
         ("step", 0),
         ("optimizer", 1),
@@ -76,42 +76,42 @@ def test_depth_follows_nesting(recorder: Recorder, tmp_path: Path) -> None:
 
 
 def test_what_an_exception_leaves_open_ends_with_the_phase_around_it(recorder: Recorder, tmp_path: Path) -> None:
-    outer = recorder.begin(10, "step", HERE)
-    recorder.begin(20, "cpu_optimizer", HERE, loose=True)
-    recorder.end(outer, 30, FAILED)
+    outer = recorder.begin_span(10, "step", HERE)
+    recorder.begin_span(20, "cpu_optimizer", HERE, loose=True)
+    recorder.end_span(outer, 30, FAILED)
     assert drawn(tmp_path) == [("step", 0, 10, 30, FAILED), ("cpu_optimizer", 1, 20, 30, FAILED)]
     assert recorder.stack == []
 
 
 def test_an_abandoned_backward_is_settled_before_the_next_phase(recorder: Recorder, tmp_path: Path) -> None:
-    recorder.begin(10, "backward", HERE, loose=True)
-    recorder.settle(20)
-    recorder.end(recorder.begin(20, "forward", HERE), 30)
+    recorder.begin_span(10, "backward", HERE, loose=True)
+    recorder.end_loose_spans(20)
+    recorder.end_span(recorder.begin_span(20, "forward", HERE), 30)
     assert drawn(tmp_path) == [("backward", 0, 10, 20, FAILED), ("forward", 0, 20, 30, 0)]
 
 
 def test_a_span_that_the_stack_has_forgotten_is_still_recorded(recorder: Recorder, tmp_path: Path) -> None:
-    outer = recorder.begin(10, "step", HERE)
+    outer = recorder.begin_span(10, "step", HERE)
     recorder.stack.clear()
-    recorder.end(recorder.begin(20, "data", HERE), 30)
-    recorder.end(outer, 40)
+    recorder.end_span(recorder.begin_span(20, "data", HERE), 30)
+    recorder.end_span(outer, 40)
     assert {phase for phase, *_ in drawn(tmp_path)} == {"step", "data"}
     assert recorder.stack == []
 
 
 def test_a_closed_recorder_counts_what_it_loses(recorder: Recorder) -> None:
     recorder.close()
-    recorder.end(recorder.begin(10, "forward", HERE), 20)
-    assert recorder.lost == 2
+    recorder.end_span(recorder.begin_span(10, "forward", HERE), 20)
+    assert recorder.lost_records == 2
 
 
 @pytest.mark.parametrize("name", ["missing/session", "file"])
 def test_a_session_that_cannot_be_written_is_silence(tmp_path: Path, name: str, capfd: Any) -> None:
     (tmp_path / "file").touch()
-    recorder = Recorder(str(tmp_path / name), ME, Meter())
-    recorder.end(recorder.begin(10, "forward", HERE), 20)
-    recorder.event(30, "hello")
-    assert recorder.lost >= 3
+    recorder = Recorder(str(tmp_path / name), ME, CostMeter())
+    recorder.end_span(recorder.begin_span(10, "forward", HERE), 20)
+    recorder.write_event(30, "hello")
+    assert recorder.lost_records >= 3
     assert capfd.readouterr() == ("", "")
 
 
@@ -119,23 +119,25 @@ class TestGuess:
     """Evaluations that nothing announces."""
 
     @pytest.fixture
-    def guess(self, recorder: Recorder) -> Guess:
-        return Guess(recorder)
+    def guess(self, recorder: Recorder) -> EvaluationDetector:
+        return EvaluationDetector(recorder)
 
-    def forward(self, recorder: Recorder, guess: Guess, begin: int, end: int) -> None:
-        guess.forward_begins(begin, HERE)
-        span = recorder.begin(begin, "forward", HERE)
-        recorder.end(span, end)
-        guess.forward_ended(end)
+    def forward(self, recorder: Recorder, guess: EvaluationDetector, begin: int, end: int) -> None:
+        guess.begin_forward(begin, HERE)
+        span = recorder.begin_span(begin, "forward", HERE)
+        recorder.end_span(span, end)
+        guess.end_forward(end)
 
-    def data(self, recorder: Recorder, guess: Guess, begin: int, end: int) -> None:
-        guess.hold(recorder.begin(begin, "data", HERE), end)
+    def data(self, recorder: Recorder, guess: EvaluationDetector, begin: int, end: int) -> None:
+        guess.hold_fetch(recorder.begin_span(begin, "data", HERE), end)
 
-    def test_lasts_from_the_first_forward_to_the_last(self, recorder: Recorder, guess: Guess, tmp_path: Path) -> None:
+    def test_lasts_from_the_first_forward_to_the_last(
+        self, recorder: Recorder, guess: EvaluationDetector, tmp_path: Path
+    ) -> None:
         self.forward(recorder, guess, 10, 20)
         self.forward(recorder, guess, 30, 40)
         guess.close()
-        recorder.end(recorder.begin(90, "forward", HERE), 95)
+        recorder.end_span(recorder.begin_span(90, "forward", HERE), 95)
         spans = [(phase, depth, begin, end) for phase, depth, begin, end, _ in drawn(tmp_path)]
         assert ("eval", 0, 10, 40) in spans
         assert [span for span in spans if span[0] == "forward"] == [
@@ -145,7 +147,7 @@ class TestGuess:
         ]
 
     def test_a_batch_belongs_to_it_only_if_a_forward_of_it_follows(
-        self, recorder: Recorder, guess: Guess, tmp_path: Path
+        self, recorder: Recorder, guess: EvaluationDetector, tmp_path: Path
     ) -> None:
         self.forward(recorder, guess, 10, 20)
         self.data(recorder, guess, 22, 24)
@@ -156,7 +158,7 @@ class TestGuess:
         assert ("data", 1, 22) in spans
         assert ("data", 0, 42) in spans
 
-    def test_closing_twice_is_closing_once(self, recorder: Recorder, guess: Guess, tmp_path: Path) -> None:
+    def test_closing_twice_is_closing_once(self, recorder: Recorder, guess: EvaluationDetector, tmp_path: Path) -> None:
         self.forward(recorder, guess, 10, 20)
         guess.close()
         guess.close()
@@ -214,8 +216,8 @@ class TestDeviceClock:
         begun = []
         for phase in ("forward", "backward", "step"):
             begun.append(now())
-            recorder.end(recorder.begin(begun[-1], phase, (0, step, 0)), now())
-        recorder.step_ended(recorder.begin(now(), "other", (0, step, 0)), now())
+            recorder.end_span(recorder.begin_span(begun[-1], phase, (0, step, 0)), now())
+        recorder.end_step(recorder.begin_span(now(), "other", (0, step, 0)), now())
         return begun
 
     def times(self, tmp_path: Path) -> Any:
@@ -250,22 +252,22 @@ class TestDeviceClock:
 class TestAllocator:
     """Its counters at the edges of phases, from one reading each."""
 
-    def allocator(self, tmp_path: Path, recorder: Recorder, read: Read) -> Meter:
-        meter = Meter()
-        allocator = Allocator(str(tmp_path), ME, 3, (read, read), meter, windows=True)
+    def allocator(self, tmp_path: Path, recorder: Recorder, read: CounterReader) -> CostMeter:
+        meter = CostMeter()
+        allocator = AllocatorSampler(str(tmp_path), ME, 3, (read, read), meter, windows=True)
         clock = DeviceClock(str(tmp_path), ME, 3, Cuda(), meter)
-        microscope = Microscope(str(tmp_path), ME, 3, None, recorder.event, meter)
-        recorder.device = Device(allocator, clock, microscope)
+        microscope = Microscope(str(tmp_path), ME, 3, None, recorder.write_event, meter)
+        recorder.device = RankDevice(allocator, clock, microscope)
         return meter
 
     def test_edges_of_outermost_phases_and_of_a_steps_parts(self, tmp_path: Path, recorder: Recorder) -> None:
         self.allocator(tmp_path, recorder, lambda: STATS)
         time_ns = now()
         for outer, inner in (("data", None), ("backward", "reduce"), ("step", "optimizer")):
-            span = recorder.begin(time_ns := time_ns + FAR, outer, HERE)
+            span = recorder.begin_span(time_ns := time_ns + FAR, outer, HERE)
             if inner is not None:
-                recorder.end(recorder.begin(time_ns := time_ns + FAR, inner, HERE), time_ns := time_ns + FAR)
-            recorder.end(span, time_ns := time_ns + FAR)
+                recorder.end_span(recorder.begin_span(time_ns := time_ns + FAR, inner, HERE), time_ns := time_ns + FAR)
+            recorder.end_span(span, time_ns := time_ns + FAR)
         rows = recorder_table(tmp_path)
         assert [(PHASES[row["phase"]], int(row["edge"])) for row in rows] == [
             ("backward", BEGIN),
@@ -284,11 +286,11 @@ class TestAllocator:
     def test_an_expected_phase_is_looked_at_when_it_is_confirmed(self, tmp_path: Path, recorder: Recorder) -> None:
         self.allocator(tmp_path, recorder, lambda: STATS)
         time_ns = now() + FAR
-        recorder.end(recorder.expect(time_ns, "step", HERE), time_ns + FAR)
+        recorder.end_span(recorder.expect_span(time_ns, "step", HERE), time_ns + FAR)
         assert not len(recorder_table(tmp_path))
-        span = recorder.expect(time_ns + 2 * FAR, "step", HERE)
-        recorder.confirm(span, time_ns + 3 * FAR)
-        recorder.end(span, time_ns + 4 * FAR)
+        span = recorder.expect_span(time_ns + 2 * FAR, "step", HERE)
+        recorder.confirm_span(span, time_ns + 3 * FAR)
+        recorder.end_span(span, time_ns + 4 * FAR)
         assert recorder_table(tmp_path)["time_ns"].tolist() == [time_ns + 3 * FAR, time_ns + 4 * FAR]
 
     def test_edges_right_after_a_reading_go_without_one(self, tmp_path: Path, recorder: Recorder) -> None:
@@ -302,12 +304,12 @@ class TestAllocator:
         end = now() + 20_000_000
         edges = 0
         while now() < end:
-            recorder.end(recorder.begin(now(), "forward", HERE), now())
+            recorder.end_span(recorder.begin_span(now(), "forward", HERE), now())
             edges += 2
         assert len(recorder_table(tmp_path)) == len(taken) <= edges
         assert edges == 2 or len(taken) < edges
         time_ns = now()
-        recorder.begin(time_ns + FAR, "forward", HERE)
+        recorder.begin_span(time_ns + FAR, "forward", HERE)
         assert recorder_table(tmp_path)["time_ns"][-1] == time_ns + FAR
 
     def test_short_steps_are_looked_into_one_time_in_four(self, tmp_path: Path, recorder: Recorder) -> None:
@@ -317,16 +319,16 @@ class TestAllocator:
             # Two steps far apart, then short ones; what lies between readings is long enough in all.
             gap = FAR if step < 2 else 2_000_000
             for phase in ("forward", "backward", "step"):
-                span = recorder.begin(time_ns := time_ns + gap, phase, (0, step, 0))
-                recorder.end(span, time_ns := time_ns + gap)
-            recorder.step_ended(span, time_ns)
+                span = recorder.begin_span(time_ns := time_ns + gap, phase, (0, step, 0))
+                recorder.end_span(span, time_ns := time_ns + gap)
+            recorder.end_step(span, time_ns)
         rows = recorder_table(tmp_path)
         assert [np.count_nonzero(rows["step"] == step) for step in range(9)] == [6, 6, 6, 1, 6, 1, 1, 1, 6]
         assert set(rows["phase"][rows["step"] == 5].tolist()) == {PHASES.index("step")}
 
     def test_counters_that_this_torch_has_not_are_unknown(self, tmp_path: Path, recorder: Recorder) -> None:
         self.allocator(tmp_path, recorder, lambda: {"allocated_bytes": {"all": {"current": 1}}})
-        recorder.end(recorder.begin(now(), "forward", HERE), now())
+        recorder.end_span(recorder.begin_span(now(), "forward", HERE), now())
         row = recorder_table(tmp_path)[0]
         assert row[["allocated_bytes", "allocated_peak_bytes", "reserved_bytes", "ooms"]].tolist() == (
             1,
@@ -337,15 +339,15 @@ class TestAllocator:
 
     def test_a_reading_that_fails_ends_the_readings_and_nothing_else(self, tmp_path: Path, recorder: Recorder) -> None:
         meter = self.allocator(tmp_path, recorder, lambda: {}["gone"])
-        recorder.end(recorder.begin(10, "forward", HERE), 20)
+        recorder.end_span(recorder.begin_span(10, "forward", HERE), 20)
         assert meter.errors == 1
         assert drawn(tmp_path) == [("forward", 0, 10, 20, 0)]
 
     def test_the_ticker_samples_in_between_and_stops(self, tmp_path: Path, recorder: Recorder) -> None:
         self.allocator(tmp_path, recorder, lambda: STATS)
         assert recorder.device is not None
-        recorder.begin(now(), "forward", HERE)
-        recorder.device.start_ticker(recorder.stack, Meter())
+        recorder.begin_span(now(), "forward", HERE)
+        recorder.device.start_ticker(recorder.stack, CostMeter())
         for _ in range(100):
             if len(recorder_table(tmp_path)) >= 3:
                 break

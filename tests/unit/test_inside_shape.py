@@ -40,4 +40,4 @@ PIXELS = torch.zeros(4, 3, 8, 8)
     ],
 )
 def test_shapes(args: tuple[Any, ...], kwargs: dict[str, Any], expected: tuple[int, int, int]) -> None:
-    assert batch_shape.of(args, kwargs) == expected
+    assert batch_shape.measure_batch(args, kwargs) == expected

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from zerotop_probe.inside.device.tensor_inventory import Inventory, inventory
+from zerotop_probe.inside.device.tensor_inventory import Inventory, build_inventory
 
 torch = pytest.importorskip("torch")
 
@@ -38,14 +38,14 @@ EXPECTED = {"parameters": 24 * 2 + 8, "gradients": 24 * 2, "optimizer_state": 2 
 
 
 def test_each_has_its_category() -> None:
-    assert inventory(trained()).host() == EXPECTED
+    assert build_inventory(trained()).sum_host_bytes() == EXPECTED
 
 
 def test_views_and_second_finders_count_nothing() -> None:
     engine = trained()
     engine.optimizer.bit16_groups = [[parameter.data.view(-1) for parameter in engine.module.parameters()]]
     engine.optimizer.anything = engine.optimizer.single_partition_of_fp32_groups[0][3:9]
-    assert inventory(engine).host() == EXPECTED
+    assert build_inventory(engine).sum_host_bytes() == EXPECTED
 
 
 def test_deepspeeds_own_by_name_and_wherever_they_hang() -> None:
@@ -57,7 +57,7 @@ def test_deepspeeds_own_by_name_and_wherever_they_hang() -> None:
         module=torch.nn.Linear(99, 99),
         others=SimpleNamespace(hidden=torch.zeros(5)),
     )
-    found = inventory(engine).host()
+    found = build_inventory(engine).sum_host_bytes()
     assert found.pop("buffers") == 4400
     expected = {**EXPECTED, "gradients": EXPECTED["gradients"] + 40, "parameters": EXPECTED["parameters"] + 14}
     assert found == expected
@@ -68,23 +68,23 @@ def test_an_engine_without_optimizer_and_things_without_storage() -> None:
     engine.optimizer = None
     engine.module.register_buffer("nothing", torch.zeros(0))
     engine.module.register_buffer("somewhere", torch.zeros(5, device="meta"))
-    found = inventory(engine)
-    assert found.host() == {name: EXPECTED[name] for name in ("parameters", "gradients")}
-    assert found.unread == 0
+    found = build_inventory(engine)
+    assert found.sum_host_bytes() == {name: EXPECTED[name] for name in ("parameters", "gradients")}
+    assert found.unread_count == 0
 
 
 def test_a_tensor_that_does_not_tell_where_it_lies_is_counted() -> None:
     engine = trained()
     engine.module.register_buffer("sparse", torch.zeros(5).to_sparse())
-    found = inventory(engine)
-    assert found.host() == EXPECTED
-    assert found.unread == 1
+    found = build_inventory(engine)
+    assert found.sum_host_bytes() == EXPECTED
+    assert found.unread_count == 1
 
 
 def test_circles_end() -> None:
     ring: list[Any] = [torch.zeros(3)]
     ring.append(ring)
-    assert inventory(trained(ring=ring)).host()["buffers"] == 12
+    assert build_inventory(trained(ring=ring)).sum_host_bytes()["buffers"] == 12
 
 
 def test_blocks_on_the_device_that_nobody_claims() -> None:
@@ -92,6 +92,6 @@ def test_blocks_on_the_device_that_nobody_claims() -> None:
     for address, category in ((512, "parameters"), (1024, "gradients")):
         storage = SimpleNamespace(nbytes=lambda: 100, data_ptr=lambda address=address: address)
         found.add(SimpleNamespace(device=torch.device("cuda"), untyped_storage=lambda s=storage: s), category)
-    sizes, unclaimed = found.device({512: 512, 1024: 1536, 4096: 2048, 9000: 4096})
+    sizes, unclaimed = found.match_blocks({512: 512, 1024: 1536, 4096: 2048, 9000: 4096})
     assert sizes == {"parameters": 512, "gradients": 1536}
     assert unclaimed == [4096, 2048]

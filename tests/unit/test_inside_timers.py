@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from zerotop_probe.inside.guard import Meter
-from zerotop_probe.inside.hooks.timer_proxy import Timers
+from zerotop_probe.inside.guard import CostMeter
+from zerotop_probe.inside.hooks.timer_proxy import WatchedTimers
 
 
 class Inner:
@@ -44,12 +44,12 @@ def heard() -> list[str]:
 
 
 @pytest.fixture
-def timers(heard: list[str]) -> Timers:
+def timers(heard: list[str]) -> WatchedTimers:
     watchers = {"watched": (lambda: heard.append("starts"), lambda: heard.append("stops"))}
-    return Timers(Inner(), watchers, Meter())
+    return WatchedTimers(Inner(), watchers, CostMeter())
 
 
-def test_watched_timers_are_heard_and_reach_deepspeed(timers: Timers, heard: list[str]) -> None:
+def test_watched_timers_are_heard_and_reach_deepspeed(timers: WatchedTimers, heard: list[str]) -> None:
     timers("watched").start()
     timers("watched").stop(record=True)
     assert heard == ["starts", "stops"]
@@ -57,7 +57,7 @@ def test_watched_timers_are_heard_and_reach_deepspeed(timers: Timers, heard: lis
     assert timers("watched").elapsed() == 1.5
 
 
-def test_all_else_is_deepspeeds_own(timers: Timers, heard: list[str]) -> None:
+def test_all_else_is_deepspeeds_own(timers: WatchedTimers, heard: list[str]) -> None:
     other = timers("other")
     other.start()
     assert type(other) is Inner.Timer
@@ -69,7 +69,7 @@ def test_all_else_is_deepspeeds_own(timers: Timers, heard: list[str]) -> None:
 
 
 def test_a_watcher_that_fails_goes_off_and_the_timer_goes_on(heard: list[str]) -> None:
-    timers = Timers(Inner(), {"watched": (lambda: 1 / 0, lambda: heard.append("stops"))}, meter := Meter())  # type: ignore[dict-item, return-value]
+    timers = WatchedTimers(Inner(), {"watched": (lambda: 1 / 0, lambda: heard.append("stops"))}, meter := CostMeter())  # type: ignore[dict-item, return-value]
     for _ in range(2):
         timers("watched").start()
         timers("watched").stop()
@@ -79,7 +79,7 @@ def test_a_watcher_that_fails_goes_off_and_the_timer_goes_on(heard: list[str]) -
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
-def test_a_copy_of_the_optimizer_gets_deepspeeds_object(timers: Timers, copied: Any) -> None:
+def test_a_copy_of_the_optimizer_gets_deepspeeds_object(timers: WatchedTimers, copied: Any) -> None:
     assert type(copied(timers)) is Inner
 
 
@@ -87,7 +87,7 @@ def test_deepspeeds_own_noop_timer() -> None:
     deepspeed_timer = pytest.importorskip("deepspeed.utils.timer")
     heard: list[str] = []
     noop = deepspeed_timer.NoopTimer()
-    timers = Timers(noop, {"x": (lambda: heard.append("starts"), lambda: heard.append("stops"))}, Meter())
+    timers = WatchedTimers(noop, {"x": (lambda: heard.append("starts"), lambda: heard.append("stops"))}, CostMeter())
     timers("x").start()
     timers("x").stop(reset=True)
     timers.log(["x"])

@@ -69,7 +69,7 @@ def job(tmp_path: Path) -> Any:
 
 
 def shown(source: RecordingSource, at: float) -> list[tuple[int, float]]:
-    iterations = source.view(source.begin_ns + int(at * S)).iterations
+    iterations = source.view_at(source.begin_ns + int(at * S)).iterations
     return list(zip(iterations.step.tolist(), iterations.iteration_s.tolist(), strict=True))
 
 
@@ -108,9 +108,9 @@ def test_a_process_without_steps_hides_nothing_after_the_end(tmp_path: Path, end
     if ended:
         job.events.write(3 * S, "job_ended", exit_code=1, text="")
     source = job.source()
-    assert not source.live
+    assert not source.is_live
     assert shown(source, 3) == [(0, 1.0)]
-    assert source.view(None).progress.finished_steps == 1
+    assert source.view_at(None).progress.finished_steps == 1
     job.close()
 
 
@@ -130,7 +130,7 @@ def test_a_job_started_again_from_a_checkpoint(job: Job) -> None:
     assert [step for step, _ in shown(source, 9.9)] == [0, 1]
     assert [step for step, _ in shown(source, 10)] == [0, 1, 2]
     assert shown(source, 13)[2:] == [(2, 1.0), (1, 2.0)]
-    assert source.view(source.begin_ns + 13 * S).progress.finished_steps == 2
+    assert source.view_at(source.begin_ns + 13 * S).progress.finished_steps == 2
 
 
 def test_a_smaller_job_after_a_restart(job: Job) -> None:

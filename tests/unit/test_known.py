@@ -6,21 +6,21 @@ from pathlib import Path
 
 from memory_recording import usual
 from small_recording import BEGIN_NS, S, identity, span
-from zerotop.analysis.processes.alive_ranks import living
-from zerotop.analysis.processes.memo import Memo
+from zerotop.analysis.processes.alive_ranks import find_alive_processes
+from zerotop.analysis.processes.memo import CursorMemo
 from zerotop_probe.recording import events, tables
 
 
 def test_once_for_as_long_as_nothing_comes_to_be_known(tmp_path: Path) -> None:
     recording = usual(tmp_path)
-    session, memo, asked = recording.read(), Memo[float](("spans",)), []
+    session, memo, asked = recording.read(), CursorMemo[float](("spans",)), []
 
     def at(second: float) -> float:
         def compute() -> float:
             asked.append(second)
             return second
 
-        return memo.at(session, BEGIN_NS + int(second * S), compute)
+        return memo.value_at(session, BEGIN_NS + int(second * S), compute)
 
     assert [at(19), at(19.5), at(29)] == [19, 19, 19]
     assert at(17.5) == 17.5  # before the inventory of 18.5
@@ -38,5 +38,5 @@ def test_ranks_come_and_go_as_they_do_without_it(tmp_path: Path) -> None:
     recording = usual(tmp_path)
     recording.event(identity(0), 29.2, events.GOODBYE)
     session = recording.read()
-    counts = [len(living(session, BEGIN_NS + int(second * S))) for second in (0.5, 5, 29, 29.3, 5, 0.5)]
+    counts = [len(find_alive_processes(session, BEGIN_NS + int(second * S))) for second in (0.5, 5, 29, 29.3, 5, 0.5)]
     assert counts == [0, 1, 1, 0, 1, 0]

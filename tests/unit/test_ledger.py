@@ -15,13 +15,13 @@ import recordings
 from memory_recording import GIB, PARTS, Recording, allocator, gib, gpu, holds, record, resident, usual
 from small_recording import BEGIN_NS, S, identity, read, span
 from zerotop.analysis.memory import phase_peaks
-from zerotop.analysis.memory.gpu_ledger import ledger
-from zerotop.analysis.memory.host_ledger import host_ledger
-from zerotop.analysis.memory.ledger_rows import ALLOCATED, CORRECTIONS, LABELS, GpuLedger, Row
-from zerotop.analysis.memory.peak_ledger import ledger_at_peak
-from zerotop.analysis.memory.phase_peaks import BEFORE, MIXED, rank_peaks
+from zerotop.analysis.memory.gpu_ledger import read_ledgers
+from zerotop.analysis.memory.host_ledger import read_host_ledgers
+from zerotop.analysis.memory.ledger_rows import ALLOCATED, CORRECTIONS, LABELS, GpuLedger, LedgerRow
+from zerotop.analysis.memory.peak_ledger import read_peak_ledgers
+from zerotop.analysis.memory.phase_peaks import BEFORE, MIXED, read_rank_peaks
 from zerotop.analysis.memory.tensor_inventory import CATEGORIES
-from zerotop.analysis.steps.step_table import steps
+from zerotop.analysis.steps.step_table import read_steps
 from zerotop.session.reader import Session
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, PHASE_CODE
@@ -38,18 +38,18 @@ def told(ledger: GpuLedger) -> dict[str, float]:
 
 def check(ledger: GpuLedger) -> GpuLedger:
     assert sum(row.bytes for row in ledger.rows) == ledger.total_bytes
-    assert ledger.bytes_of(*ALLOCATED) == ledger.allocated_bytes
+    assert ledger.sum_bytes(*ALLOCATED) == ledger.allocated_bytes
     assert all(row.bytes >= 0 or row.key in CORRECTIONS for row in ledger.rows), ledger.rows
     assert all(row.label == LABELS[row.key] for row in ledger.rows)
     return ledger
 
 
 def one(session: Session, second: float) -> GpuLedger:
-    (found,) = ledger(session, at(second))
+    (found,) = read_ledgers(session, at(second))
     return check(found)
 
 
-def row_of(ledger: GpuLedger, key: str) -> Row:
+def row_of(ledger: GpuLedger, key: str) -> LedgerRow:
     (row,) = [row for row in ledger.rows if row.key == key]
     return row
 
@@ -68,12 +68,14 @@ def test_between_two_steps(tmp_path: Path) -> None:
 
 def test_nvmls_figure_for_the_job_is_what_it_holds_inside_and_outside_pytorch(tmp_path: Path) -> None:
     found = one(usual(tmp_path).read(), 27.5)
-    assert found.job_bytes == found.bytes_of("outside_pytorch", "reserved_unallocated", *ALLOCATED)
+    assert found.job_bytes == found.sum_bytes("outside_pytorch", "reserved_unallocated", *ALLOCATED)
 
 
 def test_gradients_are_there_from_the_end_of_the_backward_to_the_end_of_the_update(tmp_path: Path) -> None:
     session = usual(tmp_path).read()
-    gradients = {second: one(session, second).bytes_of("gradients") / GIB for second in (15, 17.5, 18.9, 19.5, 26, 28, 29.5)}
+    gradients = {
+        second: one(session, second).sum_bytes("gradients") / GIB for second in (15, 17.5, 18.9, 19.5, 26, 28, 29.5)
+    }
     assert gradients == {15: 0, 17.5: 2, 18.9: 2, 19.5: 0, 26: 0, 28: 2, 29.5: 0}
 
 
@@ -98,7 +100,7 @@ def test_less_is_allocated_than_was_counted(tmp_path: Path) -> None:
     recording = usual(tmp_path)
     recording.tensors(19, "after_update", {**PARTS, "buffers": 3})
     found = one(recording.read(), 19.5)
-    assert (found.bytes_of("freed_since"), found.bytes_of("activations")) == (gib(14.75 - 17), 0)
+    assert (found.sum_bytes("freed_since"), found.sum_bytes("activations")) == (gib(14.75 - 17), 0)
     assert found.allocated_bytes == gib(14.75)
 
 
@@ -128,7 +130,7 @@ def test_more_was_taken_than_the_others_leave(tmp_path: Path) -> None:
 
 
 def test_pytorch_says_that_it_holds_more_than_there_is(tmp_path: Path) -> None:
-    assert one(apart(tmp_path, allocator(4.5, 9, 81)), 5).bytes_of("read_apart") == gib(-77)
+    assert one(apart(tmp_path, allocator(4.5, 9, 81)), 5).sum_bytes("read_apart") == gib(-77)
 
 
 def test_a_rank_that_is_leaving_has_given_back_what_its_allocator_held(tmp_path: Path) -> None:
@@ -141,7 +143,7 @@ def test_a_rank_that_is_leaving_has_given_back_what_its_allocator_held(tmp_path:
     found = one(session, 30.2)
     assert told(found) == {"free": 74.5, "driver": 0.5, "other_processes": 4, "this_job": 1}
     assert "has given memory back" in found.notes[0]
-    assert one(session, 29.9).bytes_of("this_job") == 0
+    assert one(session, 29.9).sum_bytes("this_job") == 0
 
 
 def test_what_is_outside_pytorch_is_taken_where_the_allocator_held_still(tmp_path: Path) -> None:
@@ -208,15 +210,15 @@ def test_blocks_of_just_the_size_of_cublas_workspaces_are_called_that(tmp_path: 
     parts = {**PARTS, "buffers": 0.25}
     recording.tensors(19, "after_update", parts, unclaimed_bytes=total, unclaimed_largest=largest)
     found = one(recording.read(), 19.5)
-    assert found.bytes_of("cublas_workspaces") == 2 * hopper + older
-    assert found.bytes_of("unexplained") == gib(0.0625) + 1024
+    assert found.sum_bytes("cublas_workspaces") == 2 * hopper + older
+    assert found.sum_bytes("unexplained") == gib(0.0625) + 1024
     assert found.unexplained_largest == (gib(0.0625), 512)
 
 
 def test_an_inventory_newer_than_the_last_reading_waits_for_the_next(tmp_path: Path) -> None:
     recording = usual(tmp_path)
     recording.tensors(19.2, "after_update", {"parameters": 70})
-    assert one(recording.read(), 19.5).bytes_of("parameters", "freed_since") == gib(2)
+    assert one(recording.read(), 19.5).sum_bytes("parameters", "freed_since") == gib(2)
 
 
 def test_who_said_goodbye_is_not_read_any_more(tmp_path: Path) -> None:
@@ -244,7 +246,7 @@ def test_two_ranks_on_one_gpu_add_up(tmp_path: Path) -> None:
     found = one(recording.read(), 19.5)
     assert found.ranks == (0, 1)
     assert (found.reserved_bytes, found.allocated_bytes) == (gib(26), gib(17.75))
-    assert (found.bytes_of("parameters"), found.bytes_of("unexplained")) == (gib(4), gib(0.625))
+    assert (found.sum_bytes("parameters"), found.sum_bytes("unexplained")) == (gib(4), gib(0.625))
 
 
 def test_two_engines_of_one_process_add_up(tmp_path: Path) -> None:
@@ -253,8 +255,8 @@ def test_two_engines_of_one_process_add_up(tmp_path: Path) -> None:
     # The allocator is one: all that the first engine has is unclaimed by the second.
     recording.tensors(18.9, "init", {"parameters": 0.125}, engine=1, unclaimed=14.625)
     found = one(recording.read(), 19.5)
-    assert found.bytes_of("parameters") == gib(2.125)
-    assert (found.bytes_of("unexplained"), found.unexplained_largest) == (gib(0.125), ())
+    assert found.sum_bytes("parameters") == gib(2.125)
+    assert (found.sum_bytes("unexplained"), found.unexplained_largest) == (gib(0.125), ())
 
 
 def test_a_gpu_that_the_job_does_not_use_and_one_renumbered_for_it(tmp_path: Path) -> None:
@@ -264,9 +266,9 @@ def test_a_gpu_that_the_job_does_not_use_and_one_renumbered_for_it(tmp_path: Pat
     recording.write(tables.ALLOCATOR, identity(0), [allocator(2, 1, 4), allocator(4, 1, 4)], born=1)
     recording.write(tables.GPUS, recording.node, [gpu(3, 6, index=0), gpu(3, 5, index=1)])
     recording.write(tables.GPU_PROCESSES, recording.node, [holds(3, 7, 5, 0), holds(3, identity(0).pid, 4.5, 1)])
-    first, second = (check(found) for found in ledger(recording.read(), at(5)))
+    first, second = (check(found) for found in read_ledgers(recording.read(), at(5)))
     assert told(first) == {"free": 74, "driver": 1, "other_processes": 5}
-    assert (second.ranks, second.bytes_of("outside_pytorch")) == ((0,), gib(0.5))
+    assert (second.ranks, second.sum_bytes("outside_pytorch")) == ((0,), gib(0.5))
 
 
 def test_a_rank_started_again_holds_what_its_last_process_does(tmp_path: Path) -> None:
@@ -277,9 +279,9 @@ def test_a_rank_started_again_holds_what_its_last_process_does(tmp_path: Path) -
 
 
 def test_no_gpu_at_all(tmp_path: Path) -> None:
-    assert ledger(read(tmp_path), at(5)) == ()
-    assert ledger_at_peak(read(tmp_path), at(5)) == ()
-    assert host_ledger(read(tmp_path), at(5)) == ()
+    assert read_ledgers(read(tmp_path), at(5)) == ()
+    assert read_peak_ledgers(read(tmp_path), at(5)) == ()
+    assert read_host_ledgers(read(tmp_path), at(5)) == ()
 
 
 # --- any recording -------------------------------------------------------------------------------------------------------
@@ -329,11 +331,11 @@ def any_recording(draw: st.DrawFn, folder: Path) -> Session:
 def test_rows_add_up_in_any_recording(data: st.DataObject, second: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         session = data.draw(any_recording(Path(folder)))
-        for found in ledger(session, at(second)):
+        for found in read_ledgers(session, at(second)):
             check(found)
-        for peak in ledger_at_peak(session, at(second)):
+        for peak in read_peak_ledgers(session, at(second)):
             check(peak.ledger)
-        for host in host_ledger(session, at(second)):
+        for host in read_host_ledgers(session, at(second)):
             assert sum(row.bytes for row in host.rows) == host.resident_bytes
             assert all(row.bytes >= 0 or row.key == "not_resident" for row in host.rows)
 
@@ -343,19 +345,19 @@ def test_rows_add_up_in_any_recording(data: st.DataObject, second: float) -> Non
 
 def test_the_ledger_at_the_peak(tmp_path: Path) -> None:
     session = usual(tmp_path).read()
-    (found,) = ledger_at_peak(session, at(29.5))
+    (found,) = read_peak_ledgers(session, at(29.5))
     check(found.ledger)
     assert (found.rank, found.peak.phase, found.peak.step, found.peak.exact) == (0, "backward", 1, True)
     assert found.peak.allocated_bytes == found.ledger.allocated_bytes == gib(19.5)
     # Gradients that a backward is just making are still its temporaries.
     parts = {**PARTS, "activations": 4.875, "unexplained": 0.125}
     assert told(found.ledger) == {**DEVICE, "reserved_unallocated": 2.5, **parts}
-    (earlier,) = ledger_at_peak(session, at(15))
+    (earlier,) = read_peak_ledgers(session, at(15))
     assert (earlier.peak.phase, earlier.peak.step, earlier.ledger.allocated_bytes) == ("forward", 0, gib(9.5))
 
 
 def peaks(session: Session, second: float) -> dict[str, float]:
-    (found,) = rank_peaks(session, at(second))
+    (found,) = read_rank_peaks(session, at(second))
     assert [peak.allocated_bytes for peak in found.phases] == sorted((p.allocated_bytes for p in found.phases), reverse=True)
     return {peak.phase: peak.allocated_bytes / GIB for peak in found.phases}
 
@@ -364,7 +366,7 @@ def test_the_peak_of_each_phase(tmp_path: Path) -> None:
     session = usual(tmp_path).read()
     assert peaks(session, 29.5) == {"backward": 19.5, "step": 18.5, "forward": 17.5, "other": 14.75, "init": 2}
     assert peaks(session, 15) == {"forward": 9.5, "other": 6.75, "init": 2}
-    (found,) = rank_peaks(session, at(29.5))
+    (found,) = read_rank_peaks(session, at(29.5))
     assert all(peak.exact for peak in found.phases)
     assert found.reserved is not None
     assert (found.reserved.phase, found.reserved.reserved_bytes, found.reserved.step) == ("forward", gib(22), 0)
@@ -457,7 +459,7 @@ def test_peaks_of_the_process_are_owned_by_the_phase_that_raised_them(tmp_path: 
     ]
     session = phased(tmp_path, plan, readings, peaks="process")
     assert peaks(session, 5) == {"backward": 9, "forward": 5, "init": 2, "step": 1}
-    (found,) = rank_peaks(session, at(5))
+    (found,) = read_rank_peaks(session, at(5))
     assert [(peak.phase, peak.exact) for peak in found.phases] == [
         ("backward", True),
         ("forward", True),
@@ -474,22 +476,22 @@ def test_what_was_before_a_rank_was_entered_is_no_phase_s(tmp_path: Path) -> Non
     Recording(tmp_path).event(identity(0), 0.5, "entered")
     session = read(tmp_path)
     assert peaks(session, 5) == {BEFORE: 12, "backward": 9, "forward": 5}
-    (found,) = rank_peaks(session, at(5))
-    assert found.before is not None
-    assert (found.before.where, found.owner.where) == (BEFORE, "in backward of step 0")
-    (alone,) = rank_peaks(session, at(1.5))
-    assert alone.owner is alone.before
+    (found,) = read_rank_peaks(session, at(5))
+    assert found.peak_before_entry is not None
+    assert (found.peak_before_entry.place_text, found.owning_peak.place_text) == (BEFORE, "in backward of step 0")
+    (alone,) = read_rank_peaks(session, at(1.5))
+    assert alone.owning_peak is alone.peak_before_entry
 
 
 def test_the_ledger_of_a_rank_that_was_entered_is_of_a_peak_that_was_seen() -> None:
     """Rank 0 of four: 29.92 GiB before, 20.95 in backward since; what stays was counted only after that backward."""
     session = recordings.recording("x4-attached")
-    found = ledger_at_peak(session, session.end_ns)[0]
+    found = read_peak_ledgers(session, session.end_ns)[0]
     assert found.before is not None
     assert (found.before.allocated_bytes, found.peak.phase) == (32_121_046_528, "backward")
     assert found.ledger.allocated_bytes == found.peak.allocated_bytes == 22_498_848_256
-    assert found.ledger.bytes_of("parameters") == 16_060_523_520
-    rows = steps(session)
+    assert found.ledger.sum_bytes("parameters") == 16_060_523_520
+    rows = read_steps(session)
     assert rows["allocated_peak_bytes"][rows["rank"] == 0].max() == 22_498_848_256
 
 
@@ -521,7 +523,7 @@ def test_the_hosts_rows_add_up_to_what_is_resident(tmp_path: Path) -> None:
     pinned = {"allocated_bytes": gib(3), "active_bytes": gib(2)}
     facts: dict[str, Any] = {"host": host, "host_pinned": {"master_weights": 0.5, "gradients": 0.5}}
     recording.tensors(19, "after_update", PARTS, pinned_allocator=pinned, **facts)
-    (found,) = host_ledger(recording.read(), at(19.5))
+    (found,) = read_host_ledgers(recording.read(), at(19.5))
     assert (found.rank, found.pid, found.resident_bytes) == (0, identity(0).pid, gib(6))
     rows = {row.key: (row.bytes / GIB, row.pinned_bytes / GIB) for row in found.rows if row.bytes}
     assert rows == {
@@ -542,7 +544,7 @@ def test_bytes_for_each_parameter_that_a_rank_updates(tmp_path: Path, stage: int
     recording.write(tables.SPANS, identity(0), [span(2, 3, "forward")])
     recording.write(tables.PROCESSES, recording.node, [resident(2, identity(0).pid, 6)])
     recording.tensors(2, "init", {}, host={"master_weights": 0.5})
-    (found,) = host_ledger(recording.read(), at(3))
+    (found,) = read_host_ledgers(recording.read(), at(3))
     (row,) = [row for row in found.rows if row.key == "master_weights"]
     assert (row.per_parameter, found.updated_parameters) == (per, GIB if stage == 0 else GIB // 8)
 
@@ -550,7 +552,7 @@ def test_bytes_for_each_parameter_that_a_rank_updates(tmp_path: Path, stage: int
 def test_moments_that_were_never_written_to_are_not_resident(tmp_path: Path) -> None:
     recording = usual(tmp_path)
     recording.tensors(19, "after_update", PARTS, host={"optimizer_state": 9})
-    (found,) = host_ledger(recording.read(), at(19.5))
+    (found,) = read_host_ledgers(recording.read(), at(19.5))
     assert {row.key: row.bytes / GIB for row in found.rows if row.bytes} == {"optimizer_state": 9, "not_resident": -3}
 
 
@@ -559,6 +561,6 @@ def test_an_engine_without_an_optimizer_updates_nothing(tmp_path: Path) -> None:
     recording.engine(optimizer="")
     recording.write(tables.SPANS, identity(0), [span(2, 3, "eval", flags=EVAL)])
     recording.write(tables.PROCESSES, recording.node, [resident(2, identity(0).pid, 6)])
-    (found,) = host_ledger(recording.read(), at(3))
+    (found,) = read_host_ledgers(recording.read(), at(3))
     assert found.updated_parameters is None
     assert [(row.key, row.bytes) for row in found.rows] == [("rest", gib(6))]

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from zerotop_probe.outside.attaching.ptrace.arch import Machine, Registers
-from zerotop_probe.outside.attaching.python_process import ASKED_FROM, MACHINES, CannotEnter, examine
+from zerotop_probe.outside.attaching.python_process import MACHINES, REMOTE_EXEC_VERSION, CannotEnter, examine_process
 from zerotop_probe.outside.procfs import Process
 
 STATE, CODE, TEXT = 0, 64, 128
@@ -43,12 +43,12 @@ def machine(request: pytest.FixtureRequest) -> Machine:
 
 def filled(machine: Machine) -> Registers:
     """Registers that each hold something of their own, every flag set."""
-    count = ctypes.sizeof(machine.layout) // 8
+    count = ctypes.sizeof(machine.register_type) // 8
     words = [0xF000_0000_0000_0000 + index for index in range(count)]
     for flags in ("eflags", "pstate"):
         if flags in WORDS[machine.name]:
             words[WORDS[machine.name][flags]] = 0xFFFF_FFFF
-    return machine.layout.from_buffer_copy(struct.pack(f"<{count}Q", *words))
+    return machine.register_type.from_buffer_copy(struct.pack(f"<{count}Q", *words))
 
 
 def changes(machine: Machine, before: Registers, after: Registers) -> dict[str, int]:
@@ -60,7 +60,7 @@ def changes(machine: Machine, before: Registers, after: Registers) -> dict[str, 
 
 
 def test_the_kernel_s_layout(machine: Machine) -> None:
-    assert ctypes.sizeof(machine.layout) == {"x86_64": 27 * 8, "aarch64": 34 * 8}[machine.name]
+    assert ctypes.sizeof(machine.register_type) == {"x86_64": 27 * 8, "aarch64": 34 * 8}[machine.name]
     registers = filled(machine)
     words = struct.unpack(f"<{ctypes.sizeof(registers) // 8}Q", bytes(registers))
     for name, index in WORDS[machine.name].items():
@@ -69,7 +69,7 @@ def test_the_kernel_s_layout(machine: Machine) -> None:
 
 def test_asking_for_memory_sets_the_call_s_registers_and_no_others(machine: Machine) -> None:
     before = filled(machine)
-    asked = changes(machine, before, machine.mapping(before, at=BACK, size=8192))
+    asked = changes(machine, before, machine.prepare_mapping(before, at=BACK, size=8192))
     nothing = 2**64 - 1
     kept = {name: asked.pop(name, None) for name in ("eflags", "pstate")}
     if machine.name == "x86_64":
@@ -85,29 +85,29 @@ def test_asking_for_memory_sets_the_call_s_registers_and_no_others(machine: Mach
 
 def test_a_call_begins_as_its_convention_wants(machine: Machine) -> None:
     before = filled(machine)
-    called = changes(machine, before, machine.calling(before, FAR, RUN, stack=STACK, back=BACK))
+    called = changes(machine, before, machine.prepare_call(before, FAR, RUN, stack=STACK, back=BACK))
     if machine.name == "x86_64":
         # Behind the return address the stack is a multiple of 16.
         assert called == {"rip": FAR, "rdi": RUN, "rsi": 0, "rax": 0, "rbp": 0, "rsp": STACK - 8} | {
             "orig_rax": 2**64 - 1, "eflags": 0xFFFF_FBFF,
         }  # fmt: skip
-        assert machine.frame(BACK) == struct.pack("<Q", BACK)
+        assert machine.build_frame(BACK) == struct.pack("<Q", BACK)
     else:
         assert called == {"pc": FAR, "x0": RUN, "x1": 0, "x29": 0, "x30": BACK, "sp": STACK, "pstate": 0xFFFF_F3FF}
-        assert machine.frame(BACK) == b""
+        assert machine.build_frame(BACK) == b""
 
 
 def test_what_came_of_it(machine: Machine) -> None:
     name = "rip" if machine.name == "x86_64" else "pc"
-    after = filled(machine).changed(**{name: BACK})
-    assert machine.place(after) == BACK
+    after = filled(machine).with_values(**{name: BACK})
+    assert machine.read_position(after) == BACK
     # On x86-64 the breakpoint lies before it, on aarch64 there.
-    assert machine.broke_at(after) == BACK - (1 if machine.name == "x86_64" else 0)
-    assert machine.result(after) == getattr(after, "rax" if machine.name == "x86_64" else "x0")
+    assert machine.read_breakpoint(after) == BACK - (1 if machine.name == "x86_64" else 0)
+    assert machine.read_result(after) == getattr(after, "rax" if machine.name == "x86_64" else "x0")
 
 
 def test_the_program_is_what_an_assembler_makes(machine: Machine) -> None:
-    code = machine.program(FAR + CODE, state=FAR + STATE, states=(1, 2), text=FAR + TEXT, run=RUN)
+    code = machine.build_program(FAR + CODE, state=FAR + STATE, states=(1, 2), text=FAR + TEXT, run=RUN)
     assert code.hex() == PROGRAMS[machine.name]
     assert len(code) <= TEXT - CODE
 
@@ -134,7 +134,7 @@ def test_the_program_runs_here(pages: tuple[mmap.mmap, int]) -> None:
     called = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)(run)
     place = ctypes.cast(called, ctypes.c_void_p).value
     assert place is not None
-    code = MACHINES[platform.machine()].program(
+    code = MACHINES[platform.machine()].build_program(
         address + CODE, state=address + STATE, states=(1, 2), text=address + TEXT, run=place
     )
     memory[TEXT : TEXT + 5] = b"text\0"
@@ -150,24 +150,24 @@ def child() -> Iterator[Process]:
     with subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        found = Process.of(process.pid)
+        found = Process.from_pid(process.pid)
         assert found is not None
         yield found
         process.kill()
 
 
-old = pytest.mark.skipif(sys.version_info >= ASKED_FROM, reason="this Python is asked itself, on every machine")
+old = pytest.mark.skipif(sys.version_info >= REMOTE_EXEC_VERSION, reason="this Python is asked itself, on every machine")
 
 
 @old
 @pytest.mark.skipif(platform.machine() not in MACHINES, reason="no machine of ours")
 def test_the_machine_is_the_one_that_it_is(child: Process) -> None:
-    entrance = examine(child).entrance
+    entrance = examine_process(child).entry_points
     assert entrance is not None
     assert entrance.machine.name == platform.machine()
     with open(f"/proc/{child.pid}/mem", "rb", buffering=0) as memory:
         memory.seek(entrance.syscall)
-        assert memory.read(len(entrance.machine.syscall)) == entrance.machine.syscall
+        assert memory.read(len(entrance.machine.syscall_code)) == entrance.machine.syscall_code
     assert entrance.syscall % entrance.machine.alignment == 0
 
 
@@ -181,7 +181,7 @@ def test_a_machine_that_nobody_has_seen_yet(child: Process, monkeypatch: pytest.
         "run, or use Python 3.14, which can be entered everywhere."
     )
     with pytest.raises(CannotEnter, match=f"^{re.escape(sentence)}$"):
-        examine(child)
+        examine_process(child)
 
 
 @old
@@ -192,4 +192,4 @@ def test_a_python_of_another_machine_is_not_entered(child: Process, monkeypatch:
     built_for = platform.machine()
     monkeypatch.setattr(platform, "machine", lambda: other)
     with pytest.raises(CannotEnter, match=f"a Python for {built_for}, which is emulated on this {other}: start the job"):
-        examine(child)
+        examine_process(child)

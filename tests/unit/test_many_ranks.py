@@ -86,13 +86,13 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
 def looked(monkeypatch: pytest.MonkeyPatch) -> list[Source]:
     """The tables that were looked at."""
     found: list[Source] = []
-    count_known = Source.count_known
+    count_known = Source.count_until
 
     def noting(source: Source, cursor_ns: int) -> int:
         found.append(source)
         return count_known(source, cursor_ns)
 
-    monkeypatch.setattr(Source, "count_known", noting)
+    monkeypatch.setattr(Source, "count_until", noting)
     return found
 
 
@@ -111,7 +111,7 @@ def test_findings(session: Session, looked: list[Source]) -> None:
 
     def searching() -> Generator[None, None, None]:
         annotator.update(most_s=0.0)
-        while annotator.behind:
+        while annotator.is_behind:
             yield
             annotator.update(most_s=0.0)
 
@@ -123,9 +123,9 @@ def test_findings(session: Session, looked: list[Source]) -> None:
 def test_reading_and_looking(session: Session, looked: list[Source]) -> None:
     source = RecordingSource(session)
     for cursor_ns in (BEGIN_NS + 5 * S, BEGIN_NS + 3 * S):
-        assert most_in_a_piece(source.viewing(cursor_ns), looked) <= MOST
-    assert len(source.view(BEGIN_NS + 5 * S).ranks) == RANKS
+        assert most_in_a_piece(source.iter_view(cursor_ns), looked) <= MOST
+    assert len(source.view_at(BEGIN_NS + 5 * S).ranks) == RANKS
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Source, "refresh", lambda written: bool(looked.append(written)))
         patch.setattr(annotation_runner, "_MOST_S", 0.0)  # pieces of which are as long as that
-        assert most_in_a_piece(source.reading(), looked) <= MOST
+        assert most_in_a_piece(source.iter_refresh(), looked) <= MOST

@@ -18,7 +18,7 @@ from zerotop_probe.recording import directory, events
 def recorded(folder: Path) -> Recording:
     """The usual recording with its session file, ended after second 30."""
     path = folder / "job"
-    directory.create(["deepspeed", "train.py"], path=str(path), launcher="deepspeed")
+    directory.create_session(["deepspeed", "train.py"], path=str(path), launcher="deepspeed")
     info = json.loads((path / directory.SESSION_FILE).read_text())
     info |= {"boot": "boot", "clock": {"unix_ns": BEGIN_NS, "monotonic_ns": 0}}
     (path / directory.SESSION_FILE).write_text(json.dumps(info))
@@ -86,7 +86,7 @@ def test_a_failure_is_told_first(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_recording_with_nothing_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    directory.create(["true"], path=str(tmp_path / "empty"), launcher="python")
+    directory.create_session(["true"], path=str(tmp_path / "empty"), launcher="python")
     said = say(capsys, str(tmp_path / "empty"))
     assert said.splitlines()[0] == "empty, at its end: no rank has made a DeepSpeed engine"
 

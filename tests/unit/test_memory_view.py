@@ -10,18 +10,18 @@ import pytest
 import recordings
 from memory_recording import GIB, PARTS, Recording, allocator, gib, gpu, holds, resident, usual
 from small_recording import BEGIN_NS, S, identity
-from zerotop.analysis.memory.memory_table import FREED, SUM_DEVICE, SUM_RESIDENT, TO_COME, Line
-from zerotop.analysis.memory.memory_view import MemoryView, MemoryViews
+from zerotop.analysis.memory.memory_table import FREED, SUM_DEVICE, SUM_RESIDENT, TO_COME, MemoryLine
+from zerotop.analysis.memory.memory_view import MemoryView, MemoryViewBuilder
 from zerotop_probe.recording import events, tables
 
 MOMENTS = 60
 
 
 def at(recording: Recording, second: float, rank: int | None = None, most: int = 8) -> MemoryView:
-    return MemoryViews(recording.read()).at(BEGIN_NS + int(second * S), rank, most)
+    return MemoryViewBuilder(recording.read()).view_at(BEGIN_NS + int(second * S), rank, most)
 
 
-def now(lines: Sequence[Line]) -> dict[str, float]:
+def now(lines: Sequence[MemoryLine]) -> dict[str, float]:
     return {line.key: line.now_bytes / GIB for line in lines if line.now_bytes}
 
 
@@ -46,13 +46,13 @@ def check(view: MemoryView) -> None:
 @pytest.mark.parametrize("name", recordings.names())
 def test_sums_to_the_byte_at_every_moment(name: str) -> None:
     session = recordings.recording(name)
-    views, begin = MemoryViews(session), session.begin_ns
+    views, begin = MemoryViewBuilder(session), session.begin_ns
     length = session.last_written_ns - begin
     for place in range(MOMENTS + 1):
         for rank in (None, 1, 77):
-            view = views.at(begin + length * place // MOMENTS, rank)
+            view = views.view_at(begin + length * place // MOMENTS, rank)
             check(view)
-            assert view is views.at(view.cursor_ns, rank)
+            assert view is views.view_at(view.cursor_ns, rank)
 
 
 def test_lines_of_a_gpu(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_lines_of_a_gpu(tmp_path: Path) -> None:
     expected = {line.key: (line.expected_bytes, line.difference_bytes) for line in view.lines if line.expected_bytes}
     assert expected["parameters"] == (gib(2), 0)
     gradients = next(line for line in view.lines if line.key == "gradients")
-    assert (gradients.now_bytes, gradients.expected_bytes, gradients.away) == (0, gib(2), FREED)
+    assert (gradients.now_bytes, gradients.expected_bytes, gradients.absence_reason) == (0, gib(2), FREED)
     assert [line.key for line in view.lines if line.is_sum] == ["allocated", "reserved", "job", "device"]
     (own,) = view.own_estimates
     assert own.gpu_bytes == 2 * GIB + 18 * GIB
@@ -84,8 +84,8 @@ def test_lines_of_a_gpu(tmp_path: Path) -> None:
 
 def test_what_the_first_update_will_make_is_to_come() -> None:
     session = recordings.recording("z2")
-    lines = MemoryViews(session).at(session.begin_ns + int(39.41 * S)).lines
-    away = {line.key: line.away for line in lines if line.expected_bytes}
+    lines = MemoryViewBuilder(session).view_at(session.begin_ns + int(39.41 * S)).lines
+    away = {line.key: line.absence_reason for line in lines if line.expected_bytes}
     assert away == {"parameters": "", "gradients": TO_COME, "master_weights": "", "optimizer_state": TO_COME}
 
 
@@ -137,7 +137,7 @@ def several(folder: Path, count: int) -> Recording:
 def test_another_rank_is_another_gpu(tmp_path: Path) -> None:
     view = at(several(tmp_path, 3), 8.5, rank=2)
     check(view)
-    assert (view.rank, len(view.gpus), view.gpus_beside) == (2, 3, 0)
+    assert (view.rank, len(view.gpus), view.hidden_gpus) == (2, 3, 0)
     assert view.gpu is not None
     assert (view.gpu.index, view.gpu.ranks) == (2, (2,))
     assert view.host is not None
@@ -149,7 +149,7 @@ def test_of_many_the_chosen_one_and_those_that_stand_out(tmp_path: Path) -> None
     check(view)
     assert [gpu.index for gpu in view.gpus] == [0, 3, 7, 8]
     assert [host.rank for host in view.hosts] == [0, 3, 7, 8]
-    assert (view.gpus_beside, view.hosts_beside) == (5, 5)
+    assert (view.hidden_gpus, view.hidden_hosts) == (5, 5)
 
 
 def test_a_rank_that_is_not_there(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_an_empty_recording(tmp_path: Path) -> None:
     view = at(Recording(tmp_path), 3)
     check(view)
     assert (view.rank, view.gpus, view.hosts, view.lines, view.host_lines, view.peaks) == (None, (), (), (), (), None)
-    assert (view.look, view.failure, view.setup, view.health) == (None, None, None, None)
+    assert (view.trace, view.failure, view.setup, view.health) == (None, None, None, None)
 
 
 def test_no_probe_only_nvml(tmp_path: Path) -> None:

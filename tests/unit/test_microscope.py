@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 
 from recordings import packed, recording
-from zerotop.analysis.memory.microscope import Look, Looks, looks
-from zerotop.analysis.memory.phase_peaks import rank_peaks
+from zerotop.analysis.memory.microscope import AllocationTrace, AllocationTraces, read_traces
+from zerotop.analysis.memory.phase_peaks import read_rank_peaks
 from zerotop.cli import main
-from zerotop.commands.job.microscope_request import ask
+from zerotop.commands.job.microscope_request import request_trace
 from zerotop.session.reader import Session
 from zerotop_probe.inside.device.microscope import Microscope
-from zerotop_probe.inside.guard import Meter, now
+from zerotop_probe.inside.guard import CostMeter, now
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.recording import directory
-from zerotop_probe.recording.clock import clock_pair
+from zerotop_probe.recording.clock import read_clock_pair
 from zerotop_probe.recording.tables import PHASES
 from zerotop_probe.recording.writer import Identity
 
-ME = Identity.of_this_process("rank", 0)
+ME = Identity.for_this_process("rank", 0)
 
 
 class Memory:
@@ -45,7 +45,7 @@ class Memory:
         return {"device_traces": [self.history]}
 
     def did(self, action: str, address: int, size: int) -> None:
-        pair = clock_pair()
+        pair = read_clock_pair()
         time_us = (now() + pair["unix_ns"] - pair["monotonic_ns"]) // 1000
         self.history.append({"action": action, "addr": address, "size": size, "time_us": time_us})
 
@@ -56,24 +56,24 @@ class Rank:
     def __init__(self, session: str) -> None:
         self.session = session
         self.memory = Memory()
-        self.recorder = Recorder(session, ME, Meter())
-        self.microscope = Microscope(session, ME, 0, self.memory, self.recorder.event, Meter())
+        self.recorder = Recorder(session, ME, CostMeter())
+        self.microscope = Microscope(session, ME, 0, self.memory, self.recorder.write_event, CostMeter())
 
     def step(self, number: int, work: Callable[[], None] = lambda: None) -> None:
-        span = self.recorder.begin(now(), "backward", (0, number, 0))
+        span = self.recorder.begin_span(now(), "backward", (0, number, 0))
         work()
-        self.recorder.end(span, now())
+        self.recorder.end_span(span, now())
         self.microscope.poll(number, 0, 0)
-        self.microscope.step_ended(number)
+        self.microscope.end_step(number)
 
-    def looks(self) -> tuple[Look, ...]:
+    def looks(self) -> tuple[AllocationTrace, ...]:
         session = Session.open(Path(self.session))
-        return looks(session, session.last_written_ns)
+        return read_traces(session, session.last_written_ns)
 
 
 @pytest.fixture
 def rank(tmp_path: Path) -> Rank:
-    return Rank(directory.create(["python", "train.py"], path=str(tmp_path / "session")))
+    return Rank(directory.create_session(["python", "train.py"], path=str(tmp_path / "session")))
 
 
 def test_nobody_asked(rank: Rank) -> None:
@@ -82,7 +82,7 @@ def test_nobody_asked(rank: Rank) -> None:
 
 
 def test_the_curve_its_peak_and_who_was_alive(rank: Rank) -> None:
-    assert ask(rank.session, steps=2, stacks=False) == 1
+    assert request_trace(rank.session, steps=2, stacks=False) == 1
     rank.step(4)
     assert rank.memory.recording["context"] is None
 
@@ -110,7 +110,7 @@ def test_the_curve_its_peak_and_who_was_alive(rank: Rank) -> None:
 
 def test_another_look_with_stacks_leaves_torchs_own_file(rank: Rank) -> None:
     for request, stacks in ((1, False), (2, True)):
-        assert ask(rank.session, steps=1, stacks=stacks) == request
+        assert request_trace(rank.session, steps=1, stacks=stacks) == request
         os.utime(Path(rank.session) / directory.MICROSCOPE_FILE, ns=(request, request))
         rank.step(2 * request)
         rank.step(2 * request + 1, lambda: rank.memory.did("alloc", 512, 20))
@@ -123,26 +123,26 @@ def test_another_look_with_stacks_leaves_torchs_own_file(rank: Rank) -> None:
 
 def test_only_the_last_look_of_a_rank_is_computed_and_only_once(rank: Rank) -> None:
     for request in (1, 2):
-        ask(rank.session, steps=1, stacks=False)
+        request_trace(rank.session, steps=1, stacks=False)
         os.utime(Path(rank.session) / directory.MICROSCOPE_FILE, ns=(request, request))
         rank.step(2 * request)
         rank.step(2 * request + 1, lambda: rank.memory.did("alloc", 512, 20))
     session = Session.open(Path(rank.session))
-    known, first = Looks(session), rank.looks()[0]
-    found = known.at(session.last_written_ns, 0)
+    known, first = AllocationTraces(session), rank.looks()[0]
+    found = known.trace_at(session.last_written_ns, 0)
     assert found is not None
     assert (found.request, found.phases.tolist()) == (2, [PHASES.index("backward")])
-    assert known.at(session.last_written_ns, 0) is found
-    earlier = known.at(first.known_ns, 0)
+    assert known.trace_at(session.last_written_ns, 0) is found
+    earlier = known.trace_at(first.known_ns, 0)
     assert earlier is not None
     assert earlier.request == 1
-    assert known.at(first.known_ns - 1, 0) is None
-    assert known.at(session.last_written_ns, 1) is None
+    assert known.trace_at(first.known_ns - 1, 0) is None
+    assert known.trace_at(session.last_written_ns, 1) is None
 
 
 def test_a_job_that_records_its_history_itself_is_left_alone(rank: Rank) -> None:
     rank.memory.did("alloc", 512, 20)
-    ask(rank.session, steps=1, stacks=False)
+    request_trace(rank.session, steps=1, stacks=False)
     rank.step(0)
     rank.step(1)
     (look,) = rank.looks()
@@ -160,19 +160,19 @@ def test_a_request_that_is_none(rank: Rank, text: str) -> None:
     rank.step(0)
     rank.step(1)
     assert rank.looks() == ()
-    assert ask(rank.session, steps=1, stacks=False, after=2) == 3
+    assert request_trace(rank.session, steps=1, stacks=False, after=2) == 3
     rank.step(2)
     rank.step(3)
     assert [look.request for look in rank.looks()] == [3]
 
 
 def test_what_was_asked_of_an_attempt_before_is_not_done_again(rank: Rank) -> None:
-    ask(rank.session, steps=1, stacks=True)
+    request_trace(rank.session, steps=1, stacks=True)
     restarted = Rank(rank.session)
     for step in range(3):
         restarted.step(step, lambda: pytest.fail("recorded") if restarted.memory.recording else None)
     os.utime(Path(rank.session) / directory.MICROSCOPE_FILE, ns=(1, 1))
-    ask(rank.session, steps=1, stacks=False)
+    request_trace(rank.session, steps=1, stacks=False)
     restarted.step(3)
     restarted.step(4)
     assert [look.request for look in restarted.looks()] == [2]
@@ -189,8 +189,8 @@ def test_a_request_is_bounded(rank: Rank) -> None:
 
 def test_a_real_curve_is_what_the_allocator_counted() -> None:
     session = recording("gpu-microscope")
-    (look,) = looks(session, session.last_written_ns)
-    (process,) = rank_peaks(session, look.known_ns)
+    (look,) = read_traces(session, session.last_written_ns)
+    (process,) = read_rank_peaks(session, look.known_ns)
     backward = next(peak for peak in process.phases if peak.phase == "backward")
     # The history counts what was asked for, the allocator in blocks of 512 bytes and more; step 1 was as large as step 23.
     assert 0.995 * backward.allocated_bytes < look.peak_bytes < backward.allocated_bytes

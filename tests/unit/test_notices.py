@@ -21,7 +21,7 @@ def test_who_is_not_entered_and_why_until_it_is(tmp_path: Path) -> None:
     recording.event(alone, 6, events.ENTERED)
     recording.event(recording.node, 7, events.DETACHED)
     source = RecordingSource(recording.read())
-    said = [source.view(BEGIN_NS + second * S).job.notices for second in range(1, 7)]
+    said = [source.view_at(BEGIN_NS + second * S).job.notices for second in range(1, 7)]
     assert said == [
         ("Attached to a job.",),
         ("Attached to a job.", "Rank 3 is not entered: it hangs"),
@@ -30,7 +30,7 @@ def test_who_is_not_entered_and_why_until_it_is(tmp_path: Path) -> None:
         ("Attached to a job.", "Process 107 is not entered: too early"),
         ("Attached to a job.",),
     ]
-    assert source.view(None).job.exit_text == "The recording was ended here, and the job went on."
+    assert source.view_at(None).job.exit_text == "The recording was ended here, and the job went on."
 
 
 def test_what_a_first_start_waits_for(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_what_a_first_start_waits_for(tmp_path: Path) -> None:
     recording.engine(at=6)
     recording.event(recording.node, 9, events.SAMPLER_ERROR, where="nothing", error="else")
     source = RecordingSource(recording.read())
-    said = [source.view(BEGIN_NS + second * S).job.exit_text for second in range(1, 7)]
+    said = [source.view_at(BEGIN_NS + second * S).job.exit_text for second in range(1, 7)]
     assert said[0] == "Waiting for a rank to make its DeepSpeed engine."
     assert said[1].startswith("DeepSpeed compiles its operators, the first time only")
     assert "no process on their node holds /builds/cpu_adam/lock: perhaps they wait without end" in said[2]

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from memory_recording import OOM, Recording, gib, record, usual
 from small_recording import BEGIN_NS, S, identity, span
-from zerotop.analysis.failures.oom_evidence import Case
-from zerotop.analysis.failures.oom_log_parser import parse
-from zerotop.analysis.failures.oom_reasons import verdict
-from zerotop.analysis.failures.out_of_memory import PostMortem, post_mortem
-from zerotop.analysis.memory.allocator_settings import settings
+from zerotop.analysis.failures.oom_evidence import OomCase
+from zerotop.analysis.failures.oom_log_parser import parse_output
+from zerotop.analysis.failures.oom_reasons import choose_verdict
+from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
+from zerotop.analysis.memory.allocator_settings import parse_settings
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import PHASE_CODE
 
@@ -154,7 +154,7 @@ REAL: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("text", "expected"), REAL)
 def test_real_sentences(text: str, expected: dict[str, Any]) -> None:
-    found = parse(f"Epoch 1: 10%\nTraceback (most recent call last):\n{text}\nmore output\n")
+    found = parse_output(f"Epoch 1: 10%\nTraceback (most recent call last):\n{text}\nmore output\n")
     assert found is not None
     assert {name: getattr(found, name) for name in expected} == expected
     assert found.text in " ".join(text.split()) or " ".join(text.split()).startswith(found.text)
@@ -164,18 +164,18 @@ def test_real_sentences(text: str, expected: dict[str, Any]) -> None:
     "text", ["", "loss 0.1", "out of memory is what we are not", "exits with return code = 0", "return code = -91"]
 )
 def test_other_output(text: str) -> None:
-    assert parse(text) is None
+    assert parse_output(text) is None
 
 
 def test_pytorchs_sentence_tells_more_than_what_followed_from_it() -> None:
     error = "CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 8.00 GiB."
-    found = parse(f"[rank1]: {error}\nCUDA error: out of memory\nexits with return code = -9\n")
+    found = parse_output(f"[rank1]: {error}\nCUDA error: out of memory\nexits with return code = -9\n")
     assert found is not None
     assert (found.kind, found.rank, found.text) == ("cuda", 1, f"[rank1]: {error}")
 
 
 def test_the_last_of_several() -> None:
-    found = parse("".join(f"CUDA out of memory. Tried to allocate {size}.00 GiB. GPU 0 has\n" for size in (4, 2, 1)))
+    found = parse_output("".join(f"CUDA out of memory. Tried to allocate {size}.00 GiB. GPU 0 has\n" for size in (4, 2, 1)))
     assert found is not None
     assert found.requested_bytes == gib(1)
 
@@ -191,7 +191,7 @@ def failing(folder: Path, at_s: float = 25, **facts: Any) -> Recording:
 
 
 def told(recording: Recording, second: float = 40) -> PostMortem:
-    found = post_mortem(recording.read(), BEGIN_NS + int(second * S))
+    found = find_post_mortem(recording.read(), BEGIN_NS + int(second * S))
     assert found is not None
     return found
 
@@ -249,14 +249,14 @@ def test_nothing_went_wrong(tmp_path: Path) -> None:
     recording = usual(tmp_path)
     recording.print(20, "{'loss': 0.1}\n")
     end(recording, exit_code=0)
-    assert post_mortem(recording.read(), BEGIN_NS + 40 * S) is None
+    assert find_post_mortem(recording.read(), BEGIN_NS + 40 * S) is None
 
 
 def test_a_job_that_failed_otherwise(tmp_path: Path) -> None:
     recording = usual(tmp_path)
     recording.print(20, "ValueError: no\nexits with return code = 1\n")
     end(recording)
-    assert post_mortem(recording.read(), BEGIN_NS + 40 * S) is None
+    assert find_post_mortem(recording.read(), BEGIN_NS + 40 * S) is None
 
 
 def test_nccl_in_the_output(tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_a_rank_killed_while_memory_was_short_and_while_it_was_not(tmp_path: Pat
         memory_of_host(recording, 30, used)
         recording.print(30, "[launch.py:434:sigkill_handler] ['python'] exits with return code = -9\n")
         end(recording, 30.5)
-        found = post_mortem(recording.read(), BEGIN_NS + 31 * S)
+        found = find_post_mortem(recording.read(), BEGIN_NS + 31 * S)
         assert (found.kind if found else None) == expected
 
 
@@ -345,7 +345,7 @@ def test_another_processes_memory(tmp_path: Path) -> None:
 # --- causes --------------------------------------------------------------------------------------------------------------
 
 
-def case(**facts: Any) -> Case:
+def case(**facts: Any) -> OomCase:
     usual_case: dict[str, Any] = {
         "kind": "cuda",
         "requested": gib(10),
@@ -357,16 +357,16 @@ def case(**facts: Any) -> Case:
         "largest_block": gib(2),
         "inactive_split": gib(5),
         "others": 0,
-        "kept": gib(20),
+        "model_states": gib(20),
         "phase": "backward",
         "torch": "2.8.0",
     }
-    return Case(**(usual_case | facts))
+    return OomCase(**(usual_case | facts))
 
 
 ZERO2 = {"zero_stage": 2, "offload_optimizer": "none", "offload_parameters": "none", "micro_batch": 4}
 ALL_OFFLOADED = {"zero_stage": 3, "offload_optimizer": "cpu", "offload_parameters": "cpu", "micro_batch": 1}
-EXPANDABLE = settings({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "2.8")
+EXPANDABLE = parse_settings({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "2.8")
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ EXPANDABLE = settings({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "
         ({"engine": ZERO2 | {"micro_batch": 1, "activation_checkpointing": False}}, "asked", "gradient_checkpointing"),
         ({"engine": ZERO2, "phase": "eval", "rows": 8}, "In evaluation", "per_device_eval_batch_size"),
         ({"engine": ZERO2, "phase": "step"}, "In the update", "zero_optimization.offload_optimizer.device"),
-        ({"engine": ZERO2, "kept": gib(60)}, "asked", "zero_optimization.offload_optimizer.device"),
+        ({"engine": ZERO2, "model_states": gib(60)}, "asked", "zero_optimization.offload_optimizer.device"),
         ({"engine": ZERO2 | {"offload_optimizer": "cpu"}, "phase": "step"}, "In the update", "zero_optimization.stage"),
         (
             {"engine": ALL_OFFLOADED | {"offload_parameters": "none"}, "phase": "step"},
@@ -405,7 +405,7 @@ EXPANDABLE = settings({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "
         ({"kind": "cuda_driver", "requested": None}, "could not get its memory", "torch.cuda.empty_cache()"),
         ({"kind": "host", "engine": ALL_OFFLOADED}, "of host memory", "zero_optimization.offload_optimizer.device"),
         (
-            {"kind": "killed", "killed": 2, "engine": ALL_OFFLOADED, "pinned_spare": gib(8)},
+            {"kind": "killed", "kill_count": 2, "engine": ALL_OFFLOADED, "pinned_spare": gib(8)},
             "The kernel killed 2 processes",
             "zero_optimization.offload_optimizer.pin_memory",
         ),
@@ -414,12 +414,12 @@ EXPANDABLE = settings({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "
             "killed by SIGKILL",
             "zero_optimization.offload_param.device",
         ),
-        ({"kind": "killed", "killed": 1, "phase": ""}, "The kernel killed 1 process", "deepspeed.zero.Init"),
-        ({"kind": "killed", "killed": 1, "phase": "forward"}, "killed 1 process", "dataloader_num_workers"),
+        ({"kind": "killed", "kill_count": 1, "phase": ""}, "The kernel killed 1 process", "deepspeed.zero.Init"),
+        ({"kind": "killed", "kill_count": 1, "phase": "forward"}, "killed 1 process", "dataloader_num_workers"),
     ],
 )
 def test_the_cause_follows_from_the_numbers(facts: dict[str, Any], cause: str, setting: str) -> None:
-    found = verdict(case(**facts))
+    found = choose_verdict(case(**facts))
     assert cause in found.cause
     assert found.setting == setting.replace("EXPANDABLE", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
     assert all(sentence.endswith(".") for sentence in (found.cause, found.advice))
@@ -427,9 +427,9 @@ def test_the_cause_follows_from_the_numbers(facts: dict[str, Any], cause: str, s
 
 
 def test_a_request_that_grows_with_the_micro_batch() -> None:
-    found = verdict(case(requested=163840 * 607744, tokens=163840, free=gib(74), engine=ZERO2))
+    found = choose_verdict(case(requested=163840 * 607744, tokens=163840, free=gib(74), engine=ZERO2))
     assert found.cause.endswith("That is 607,744 bytes for each of the 163,840 tokens of the micro-batch.")
-    assert "tokens" not in verdict(case(requested=163840 * 607744 + 512, tokens=163840, engine=ZERO2)).cause
+    assert "tokens" not in choose_verdict(case(requested=163840 * 607744 + 512, tokens=163840, engine=ZERO2)).cause
 
 
 @given(
@@ -442,7 +442,7 @@ def test_a_request_that_grows_with_the_micro_batch() -> None:
     st.sampled_from([{}, ZERO2, ALL_OFFLOADED]),
 )
 def test_there_is_always_a_cause_and_an_advice(facts: dict[str, Any], kind: str, phase: str, engine: dict[str, Any]) -> None:
-    found = verdict(Case(kind=kind, phase=phase, engine=engine, **facts))
+    found = choose_verdict(OomCase(kind=kind, phase=phase, engine=engine, **facts))
     assert found.cause
     assert found.advice
     assert found.setting

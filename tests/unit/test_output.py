@@ -10,8 +10,8 @@ import pytest
 
 from printing import Printing
 from zerotop.analysis.output.line_steps import StepClock
-from zerotop.analysis.output.lines import BEGIN, Place, Reel
-from zerotop.analysis.output.search import Search, pattern
+from zerotop.analysis.output.lines import BEGIN, LinePosition, OutputBuffer
+from zerotop.analysis.output.search import OutputSearch, compile_pattern
 from zerotop.session import output_blocks
 from zerotop.session.reader import Session
 from zerotop.session.transcript import Transcript
@@ -21,15 +21,15 @@ from zerotop_probe.recording.writer import Identity, RecordWriter
 SECOND = 1_000_000_000
 
 
-def reel(job: Printing, cursor_ns: int | None = None) -> Reel:
+def reel(job: Printing, cursor_ns: int | None = None) -> OutputBuffer:
     """As a reader sees it that opens the session now."""
-    found = Reel(Session.open(job.path))
-    found.look(time.time_ns() if cursor_ns is None else cursor_ns)
+    found = OutputBuffer(Session.open(job.path))
+    found.refresh_at(time.time_ns() if cursor_ns is None else cursor_ns)
     return found
 
 
-def texts(reel: Reel, top: Place = BEGIN, count: int = 1 << 30) -> list[str]:
-    return [line.text for line in reel.lines(top, count)]
+def texts(reel: OutputBuffer, top: LinePosition = BEGIN, count: int = 1 << 30) -> list[str]:
+    return [line.text for line in reel.read_lines(top, count)]
 
 
 def a_job(folder: Path, count: int) -> Printing:
@@ -54,8 +54,8 @@ def a_job(folder: Path, count: int) -> Printing:
 def test_an_empty_output(tmp_path: Path) -> None:
     empty = reel(Printing(tmp_path))
     assert texts(empty) == []
-    assert empty.moved(BEGIN, 5) == empty.moved(BEGIN, -5) == empty.cursor == BEGIN
-    assert (empty.share(BEGIN), empty.at_share(1.0), empty.time_ns(BEGIN)) == (0.0, BEGIN, None)
+    assert empty.move_position(BEGIN, 5) == empty.move_position(BEGIN, -5) == empty.cursor == BEGIN
+    assert (empty.measure_share(BEGIN), empty.position_at_share(1.0), empty.find_time(BEGIN)) == (0.0, BEGIN, None)
 
 
 @pytest.mark.parametrize("size", [300, 5_000, 1 << 17])
@@ -63,7 +63,7 @@ def test_blocks_of_any_size_have_the_same_lines(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(output_blocks, "BLOCK", size)
     job = a_job(tmp_path, 400)
     session = Session.open(job.path)
-    assert tuple(texts(reel(job))) == Transcript(session).lines(time.time_ns(), 1 << 20)
+    assert tuple(texts(reel(job))) == Transcript(session).read_tail(time.time_ns(), 1 << 20)
 
 
 def test_growing_equals_opening_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,11 +76,11 @@ def test_growing_equals_opening_later(tmp_path: Path, monkeypatch: pytest.Monkey
         job.say(b"a line %d\nand th" % number)
         if number % 3 == 0:
             session.refresh()
-            growing.look(time.time_ns())
+            growing.refresh_at(time.time_ns())
     session.refresh()
-    growing.look(time.time_ns())
+    growing.refresh_at(time.time_ns())
     assert texts(growing) == texts(reel(job))
-    assert growing.blocks.sealed == reel(job).blocks.sealed > 3
+    assert growing.blocks.sealed_count == reel(job).blocks.sealed_count > 3
 
 
 def test_streams_and_nodes_are_in_order_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_streams_and_nodes_are_in_order_of_time(tmp_path: Path, monkeypatch: pyt
         first.say(b"out %d\n" % number, "stdout")
         first.say(b"\r%d%%" % number, "stderr")
         second.say(b"far %d\n" % number, "stdout")
-    shown = reel(first).lines(BEGIN, 1000)
+    shown = reel(first).read_lines(BEGIN, 1000)
     assert [line.text for line in shown] == [f"{who} {n}" for n in range(20) for who in ("out", "far")] + ["19%"]
     assert [line.stream for line in shown[-3:]] == [1, 1, 2]
 
@@ -101,8 +101,8 @@ def test_lines_around_a_cursor(tmp_path: Path) -> None:
     begin = time.monotonic_ns() - 100 * SECOND
     pieces = (b"one\ntwo\n", b"\r10%", b"\r20%", b"\nthree\n")
     at = [job.say(piece, at_ns=begin + number * SECOND) for number, piece in enumerate(pieces)]
-    shown = reel(job, at[2] + SECOND // 2).lines(BEGIN, 10)
-    assert [(line.text, line.later, line.place) for line in shown] == [
+    shown = reel(job, at[2] + SECOND // 2).read_lines(BEGIN, 10)
+    assert [(line.text, line.is_later, line.position) for line in shown] == [
         ("one", False, (0, 0)),
         ("two", False, (0, 1)),
         ("20%", False, None),
@@ -119,12 +119,12 @@ def test_places_move_by_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     there = reel(job)
     every = texts(there)
     for begin, lines in ((0, 17), (0, 1000), (50, -20), (50, -1000), (33, 9)):
-        place = there.moved(there.moved(BEGIN, begin), lines)
+        place = there.move_position(there.move_position(BEGIN, begin), lines)
         assert texts(there, place) == every[max(0, begin + lines) :]
-    assert there.moved(there.cursor, -1) < there.cursor
-    shares = [there.share(there.moved(BEGIN, line)) for line in range(0, len(every), 7)]
+    assert there.move_position(there.cursor, -1) < there.cursor
+    shares = [there.measure_share(there.move_position(BEGIN, line)) for line in range(0, len(every), 7)]
     assert shares == sorted(shares)
-    assert there.at_share(0.0) == BEGIN
+    assert there.position_at_share(0.0) == BEGIN
 
 
 @pytest.mark.parametrize("size", [200, 1 << 17])
@@ -132,66 +132,69 @@ def test_places_move_by_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_every_match_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, like: int, size: int) -> None:
     monkeypatch.setattr(output_blocks, "BLOCK", size)
     there = reel(a_job(tmp_path, 161))
-    search = Search(there, wanted)
+    search = OutputSearch(there, wanted)
     if like and wanted == "line 1":
         like = sum(1 for text in texts(there) if "line 1" in text)
-    assert search.work(60)
-    assert (search.count, search.searched, search.done) == (like, 1.0, True)
+    assert search.continue_search(60)
+    assert (search.match_count, search.searched_share, search.is_done) == (like, 1.0, True)
     place, found = BEGIN, []
-    while (match := search.near(place, 1, 60)[0]) is not None:
+    while (match := search.find_nearest(place, 1, 60)[0]) is not None:
         found.append(match)
-        place = there.moved(match, 1)
-    assert [search.number(match) for match in found] == list(range(1, like + 1))
+        place = there.move_position(match, 1)
+    assert [search.number_match(match) for match in found] == list(range(1, like + 1))
     assert all(search.pattern.search(texts(there, match, 1)[0]) for match in found)
     if found:
-        assert search.near(Place(1 << 30, 0)._replace(block=there.blocks.sealed, line=1 << 30), -1, 60)[0] == found[-1]
-        assert search.near(found[0], -1, 60) == (None, None)
+        assert (
+            search.find_nearest(LinePosition(1 << 30, 0)._replace(block=there.blocks.sealed_count, line=1 << 30), -1, 60)[0]
+            == found[-1]
+        )
+        assert search.find_nearest(found[0], -1, 60) == (None, None)
 
 
 def test_a_search_that_takes_long_says_where_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_blocks, "BLOCK", 100)
     job = a_job(tmp_path, 50)
     job.say(b"the needle\n")
-    search = Search(reel(job), "needle")
+    search = OutputSearch(reel(job), "needle")
     place, looks = BEGIN, 0
     while True:
-        found, rest = search.near(place, 1, 0.0)
+        found, rest = search.find_nearest(place, 1, 0.0)
         looks += 1
         if rest is None:
             break
         place = rest
     assert found is not None
     assert looks > 5
-    assert search.number(found) == 1
-    assert not Search(reel(job), "needle").work(0.0)
+    assert search.number_match(found) == 1
+    assert not OutputSearch(reel(job), "needle").continue_search(0.0)
 
 
 def test_matches_come_while_the_job_prints(tmp_path: Path) -> None:
     job = Printing(tmp_path)
     session = Session.open(job.path)
-    there = Reel(session)
-    search = Search(there, "loss")
+    there = OutputBuffer(session)
+    search = OutputSearch(there, "loss")
     for number in range(1, 4):
         job.say(b"a loss\n")
         session.refresh()
-        there.look(time.time_ns())
-        assert search.count == number
+        there.refresh_at(time.time_ns())
+        assert search.match_count == number
 
 
 def test_capitals_are_looked_at_when_there_are_some() -> None:
-    assert pattern("a.b").search("xA.Bx")
-    assert not pattern("a.b").search("axb")
-    assert not pattern("A.b").search("a.b")
+    assert compile_pattern("a.b").search("xA.Bx")
+    assert not compile_pattern("a.b").search("axb")
+    assert not compile_pattern("A.b").search("a.b")
 
 
 def test_the_step_in_which_a_line_was_printed(tmp_path: Path) -> None:
     job = Printing(tmp_path)
-    assert StepClock(Session.open(job.path)).at(time.time_ns()) is None
+    assert StepClock(Session.open(job.path)).step_at(time.time_ns()) is None
     begin = time.monotonic_ns() - 100 * SECOND
     for rank in (0, 1):
-        writer = RecordWriter(str(job.path), BEGINS, Identity.of_this_process("rank", rank)._replace(pid=7 + rank))
+        writer = RecordWriter(str(job.path), BEGINS, Identity.for_this_process("rank", rank)._replace(pid=7 + rank))
         for step in range(3):
             writer.write(begin + (10 * step + rank) * SECOND, step, 0, 3, 0, 0, 0)
     clock = StepClock(Session.open(job.path))
     unix = begin + time.time_ns() - time.monotonic_ns()
-    assert [clock.at(unix + second * SECOND) for second in (-1, 1, 9, 11, 99)] == [None, 0, 0, 1, 2]
+    assert [clock.step_at(unix + second * SECOND) for second in (-1, 1, 9, 11, 99)] == [None, 0, 0, 1, 2]

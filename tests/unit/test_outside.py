@@ -19,8 +19,8 @@ from zerotop_probe.outside.job import job, job_control
 from zerotop_probe.outside.job.stream import Stream
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.outside.sampling import cgroup, gpu_sampler, nvml, pcie, rank_discovery, silent_ranks
-from zerotop_probe.outside.sampling.rank_discovery import Ranks
-from zerotop_probe.outside.sampling.sampler_thread import Lane
+from zerotop_probe.outside.sampling.rank_discovery import RankFinder
+from zerotop_probe.outside.sampling.sampler_thread import SamplerThread
 from zerotop_probe.recording import clock, events, launchers
 from zerotop_probe.recording.writer import EventWriter, Identity
 
@@ -42,7 +42,7 @@ from zerotop_probe.recording.writer import EventWriter, Identity
     ],
 )
 def test_options_that_keep_the_probe_out(arguments: list[str], option: str | None) -> None:
-    assert silent_ranks.blind_option(arguments) == option
+    assert silent_ranks.find_blind_option(arguments) == option
 
 
 @pytest.mark.parametrize(
@@ -60,15 +60,15 @@ def test_what_is_a_python(arguments: list[str], answer: bool) -> None:
 
 
 def test_silence_means_something_only_when_peers_spoke_long_ago() -> None:
-    assert silent_ranks.why_late(0, 1e6) is None
-    assert silent_ranks.why_late(3, 29.0) is None
-    assert silent_ranks.why_late(3, 31.0) == "3 other ranks have made an engine, the first 31 s ago, and it has not"
-    assert silent_ranks.why_blind(["python", "x.py"], carries_session=True) is None
+    assert silent_ranks.explain_late(0, 1e6) is None
+    assert silent_ranks.explain_late(3, 29.0) is None
+    assert silent_ranks.explain_late(3, 31.0) == "3 other ranks have made an engine, the first 31 s ago, and it has not"
+    assert silent_ranks.explain_blind(["python", "x.py"], carries_session=True) is None
 
 
 def test_rank_variables_in_order_and_only_if_not_our_own() -> None:
     def rank(environment: dict[str, str], **ours: str) -> int | None:
-        return launchers.number(environment, launchers.RANK, inherited=ours)
+        return launchers.read_number(environment, launchers.RANK, inherited=ours)
 
     assert rank({"SLURM_PROCID": "5", "RANK": "2"}) == 2
     assert rank({"SLURM_PROCID": "5"}) == 5
@@ -82,7 +82,7 @@ class _Recorder(EventWriter):
     """An event writer whose events can be looked at."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(str(folder), Identity.of_this_process("node"))
+        super().__init__(str(folder), Identity.for_this_process("node"))
         self.events: list[tuple[str, dict[str, Any]]] = []
 
     def write(self, time_ns: int, event: str, **facts: Any) -> None:
@@ -92,14 +92,14 @@ class _Recorder(EventWriter):
 def test_a_late_rank_is_named_once_and_only_if_it_was_there(tmp_path: Path) -> None:
     """Rank 1 was there when rank 0 reported; rank 2 came later, as after an elastic restart."""
     recorder = _Recorder(tmp_path)
-    watcher = Ranks(str(tmp_path), Process(1, 1), recorder)
+    watcher = RankFinder(str(tmp_path), Process(1, 1), recorder)
     watcher._reported_s[Process(10, 1)] = 100.0
     for rank, found_s in ((0, 90.0), (1, 95.0), (2, 101.0)):
-        watcher.found[10 + rank] = rank_discovery.Rank(Process(10 + rank, 1), rank, None, found_s)
-    watcher._say_who_is_late(125.0)
+        watcher.rank_by_pid[10 + rank] = rank_discovery.Rank(Process(10 + rank, 1), rank, None, found_s)
+    watcher._report_late(125.0)
     assert recorder.events == []
     for now_s in (131.0, 150.0):
-        watcher._say_who_is_late(now_s)
+        watcher._report_late(now_s)
     assert [(event, facts["rank"]) for event, facts in recorder.events] == [("rank_silent", 1)]
     recorder.close()
 
@@ -134,11 +134,11 @@ def test_a_late_rank_is_named_once_and_only_if_it_was_there(tmp_path: Path) -> N
     ],
 )
 def test_how_an_end_is_told(returncode: int | None, kills: int, asked: bool, text: str) -> None:
-    assert job.describe_end(returncode, kills, "its control group", asked=asked) == text
+    assert job.describe_end(returncode, kills, "its control group", stop_requested=asked) == text
 
 
 def test_exit_codes_are_a_shells() -> None:
-    assert [job.exit_code(code) for code in (0, 3, 255, -9, -11)] == [0, 3, 255, 137, 139]
+    assert [job.compute_exit_code(code) for code in (0, 3, 255, -9, -11)] == [0, 3, 255, 137, 139]
 
 
 def test_a_name_with_parentheses_and_spaces() -> None:
@@ -146,7 +146,7 @@ def test_a_name_with_parentheses_and_spaces() -> None:
     facts = procfs.parse_stat(f"12 (a) b (c)) {fields}\n".encode())
     assert facts is not None
     assert (facts.name, facts.parent, facts.group, facts.cpu_ticks) == (b"a) b (c)", 7, 8, 7)
-    assert (facts.start, facts.processor, facts.dead) == (99, 5, False)
+    assert (facts.start, facts.processor, facts.is_dead) == (99, 5, False)
     assert procfs.parse_stat(b"12 (torn) S 1 2") is None
     assert procfs.parse_stat(b"") is None
 
@@ -170,23 +170,23 @@ class TestControlGroup:
 
     def group(self, leaf: Path | None, monkeypatch: pytest.MonkeyPatch) -> cgroup.ControlGroup:
         path = None if leaf is None else str(leaf)
-        monkeypatch.setattr(cgroup, "_path_of", lambda pid, controller: None if controller else path)
+        monkeypatch.setattr(cgroup, "_find_folder", lambda pid, controller: None if controller else path)
         return cgroup.ControlGroup(os.getpid())
 
     def test_the_lowest_limit_above_counts(self, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         group = self.group(tree, monkeypatch)
-        assert group.memory() == (400, 5000)
-        assert group.oom_kills() == 1
+        assert group.read_memory() == (400, 5000)
+        assert group.count_oom_kills() == 1
 
     def test_no_limit(self, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for folder in (tree, tree.parent, tree.parent.parent):
             (folder / "memory.max").write_text("max\n")
-        assert self.group(tree, monkeypatch).memory() == (100, -1)
+        assert self.group(tree, monkeypatch).read_memory() == (100, -1)
 
     def test_no_group(self, monkeypatch: pytest.MonkeyPatch) -> None:
         group = self.group(None, monkeypatch)
-        assert group.memory() == (-1, -1)
-        assert group.oom_kills() == -1
+        assert group.read_memory() == (-1, -1)
+        assert group.count_oom_kills() == -1
 
 
 def test_a_container_shows_a_part_of_the_tree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -197,10 +197,10 @@ def test_a_container_shows_a_part_of_the_tree(monkeypatch: pytest.MonkeyPatch, t
             f"30 20 0:1 /docker/abc {tmp_path} rw - cgroup cgroup rw,cpu,memory\n31 20 0:2 / /sys rw - cgroup2 x rw\n"
         ).encode(),
     }
-    monkeypatch.setattr(procfs, "read", lambda path, limit=0: files.get(path, b""))
-    assert cgroup._path_of(7, "memory") == f"{tmp_path}/inner"
-    assert cgroup._path_of(7, "") == "/sys"
-    assert cgroup._path_of(7, "pids") is None
+    monkeypatch.setattr(procfs, "read_file", lambda path, limit=0: files.get(path, b""))
+    assert cgroup._find_folder(7, "memory") == f"{tmp_path}/inner"
+    assert cgroup._find_folder(7, "") == "/sys"
+    assert cgroup._find_folder(7, "pids") is None
 
 
 class _Steps:
@@ -211,10 +211,10 @@ class _Steps:
         self.goes_on = threading.Event()
         self._fails = fails
 
-    def prepare(self) -> None:
+    def prepare_sampling(self) -> None:
         self.said.append("prepare")
 
-    def sample(self, time_ns: int, tick: int) -> None:
+    def take_sample(self, time_ns: int, tick: int) -> None:
         self.said.append(tick)
         if self._fails:
             raise ZeroDivisionError("no")
@@ -224,18 +224,18 @@ class _Steps:
         self.said.append("close")
 
 
-def _lane(sampler: _Steps) -> tuple[Lane, list[str]]:
+def _lane(sampler: _Steps) -> tuple[SamplerThread, list[str]]:
     """A lane that has begun to sample tick 0, and what it reports."""
     errors: list[str] = []
-    lane = Lane("lane", sampler, on_error=lambda where, error: errors.append(f"{where}: {error}"))
+    lane = SamplerThread("lane", sampler, on_error=lambda where, error: errors.append(f"{where}: {error}"))
     lane.start()
     _tick_until_sampled(lane, sampler, 0)
     return lane, errors
 
 
-def _tick_until_sampled(lane: Lane, sampler: _Steps, number: int) -> None:
+def _tick_until_sampled(lane: SamplerThread, sampler: _Steps, number: int) -> None:
     def sampled() -> bool:
-        lane.tick(number, number)
+        lane.request_sample(number, number)
         return number in sampler.said
 
     wait_for(sampled)
@@ -245,10 +245,10 @@ def test_a_slow_sampler_leaves_ticks_out() -> None:
     sampler = _Steps()
     lane, errors = _lane(sampler)
     for number in (1, 2, 3):
-        lane.tick(number, number)
+        lane.request_sample(number, number)
     sampler.goes_on.set()
     _tick_until_sampled(lane, sampler, 4)
-    lane.finish(5.0)
+    lane.finish_sampling(5.0)
     assert errors == []
     assert [said for said, _ in groupby(sampler.said)] == ["prepare", 0, 4, "close"]
 
@@ -257,8 +257,8 @@ def test_a_failing_sampler_is_reported_once() -> None:
     sampler = _Steps(fails=True)
     lane, errors = _lane(sampler)
     for number in (1, 2, 3):
-        lane.tick(number, number)
-    lane.finish(5.0)
+        lane.request_sample(number, number)
+    lane.finish_sampling(5.0)
     assert errors == ["lane: no"]
     assert sampler.said == ["prepare", 0]
 
@@ -266,7 +266,7 @@ def test_a_failing_sampler_is_reported_once() -> None:
 def test_a_hanging_sampler_does_not_hold_the_end_up() -> None:
     sampler = _Steps()
     lane, _ = _lane(sampler)
-    lane.finish(0.1)
+    lane.finish_sampling(0.1)
     assert lane.is_alive()
     assert sampler.said == ["prepare", 0]
     sampler.goes_on.set()
@@ -279,12 +279,12 @@ def test_a_stream_falls_back_to_a_file_where_there_is_no_memfd(monkeypatch: pyte
         raise PermissionError("by a sandbox")
 
     monkeypatch.setattr(os, "memfd_create", forbidden)
-    stream = Stream.create("output")
-    writer = stream.writer()
+    stream = Stream.create_stream("output")
+    writer = stream.open_writer()
     os.write(writer, b"one ")
     os.write(writer, b"two")
     assert stream.read(0, 100) == b"one two"
-    assert stream.size() == 7
+    assert stream.read_size() == 7
     os.close(writer)
     stream.close()
 
@@ -301,26 +301,26 @@ def test_a_stream_falls_back_to_a_file_where_there_is_no_memfd(monkeypatch: pyte
     ],
 )
 def test_counters_are_looked_at_as_often_as_we_can_afford(devices: int, look_s: float, pace: tuple[int, int]) -> None:
-    assert pcie.pace(devices, look_s) == pace
+    assert pcie.choose_pace(devices, look_s) == pace
     cores = devices * look_s * 20 / pace[0]  # of 20 half ticks a second
     assert cores <= 0.011 or pace == (10, 10)
 
 
 @pytest.mark.parametrize(
     ("pace", "begins", "goes_on"),
-    [(pcie.Pace(1, 2), 42e9, 85e9), (pcie.Pace(2, 4), 21e9, 42e9), (pcie.Pace(5, 10), 8.5e9, 17e9)],
+    [(pcie.ReadPace(1, 2), 42e9, 85e9), (pcie.ReadPace(2, 4), 21e9, 42e9), (pcie.ReadPace(5, 10), 8.5e9, 17e9)],
 )
-def test_less_than_a_wrap_between_looks_is_counted_to_the_byte(pace: pcie.Pace, begins: float, goes_on: float) -> None:
+def test_less_than_a_wrap_between_looks_is_counted_to_the_byte(pace: pcie.ReadPace, begins: float, goes_on: float) -> None:
     """Bursts of two seconds, in bytes a second: what begins is seen at the pace of the idle, what goes on at the other."""
-    counter = pcie.Counter()
+    counter = pcie.LinkCounter()
     sent, first = 0, (1 << 32) - 77
-    counter.look(first, 0, 0, pace)
+    counter.add_reading(first, 0, 0, pace)
     begun = counter.total
     for half_tick in range(1, 400):
         at = half_tick % 80
         sent += 0 if at >= 40 else int(0.05 * (begins if at <= 10 else goes_on))
         if counter.is_due(half_tick):
-            counter.look((first + sent) % (1 << 32), half_tick * 50_000_000, half_tick, pace)
+            counter.add_reading((first + sent) % (1 << 32), half_tick * 50_000_000, half_tick, pace)
             assert counter.total - begun == sent
 
 
@@ -364,50 +364,50 @@ class TestGpus:
         return table
 
     def test_unsupported_queries_are_made_once(self, answers: dict[Any, Any]) -> None:
-        _, (device,) = nvml.look()
-        rows = [device.row(1000 + tick, 2 * tick) for tick in range(3)]
+        _, (device,) = nvml.discover_gpus()
+        rows = [device.read_row(1000 + tick, 2 * tick) for tick in range(3)]
         assert rows[0][:6] == (1000, 40, 100, -1, -1, 4)
         assert str(rows[0][6]) == str(rows[0][7]) == "nan"
         assert rows[2][8:] == (250.0, 60, 1980, 0)
         assert answers["calls", "nvmlDeviceGetUtilizationRates"] == 1
         assert answers["calls", "nvmlDeviceGetFieldValues"] == 1
         assert answers["calls", "nvmlDeviceGetTemperature"] == 1
-        assert device.process_rows(5, again=True) == [(5, -1, 7, 0)]
+        assert device.read_process_rows(5, again=True) == [(5, -1, 7, 0)]
 
     def test_byte_counters_of_32_bits_do_not_wrap_for_us(self, answers: dict[Any, Any]) -> None:
-        _, (device,) = nvml.look()
+        _, (device,) = nvml.discover_gpus()
         kept = []
         for tick, raw in enumerate(((1 << 32) - 10, 5, 1000)):
             value = SimpleNamespace(fieldId=197, nvmlReturn=0, valueType=1, value=SimpleNamespace(uiVal=raw))
             answers["nvmlDeviceGetFieldValues"] = [value]
-            kept.append(device.row(0, 2 * tick)[3])
+            kept.append(device.read_row(0, 2 * tick)[3])
         assert kept == [(1 << 32) - 10, (1 << 32) + 5, (1 << 32) + 1000]
-        assert device.row(0, 8)[4] == -1
+        assert device.read_row(0, 8)[4] == -1
 
     def test_counters_are_looked_at_between_rows_only_while_bytes_flow(self, answers: dict[Any, Any]) -> None:
-        _, (device,) = nvml.look()
+        _, (device,) = nvml.discover_gpus()
         value = SimpleNamespace(fieldId=198, nvmlReturn=0, valueType=1, value=SimpleNamespace(uiVal=0))
         unsupported = SimpleNamespace(fieldId=197, nvmlReturn=pynvml.NVML_ERROR_NOT_SUPPORTED)
         answers["nvmlDeviceGetFieldValues"] = [value, unsupported]
-        device.row(0, 0)
+        device.read_row(0, 0)
         due = []
         for tick, flown in enumerate((0, 10, 3 << 30, 0), 1):
             value.value.uiVal = (value.value.uiVal + flown) % (1 << 32)
-            device.row(0, 2 * tick)
+            device.read_row(0, 2 * tick)
             due.append(device.is_due(2 * tick + 1))
         assert due == [False, False, True, False]
 
     def test_processes_are_asked_for_when_memory_has_changed(self, answers: dict[Any, Any], tmp_path: Path) -> None:
         answers["nvmlDeviceGetCount"] = 2
-        identity = Identity.of_this_process("node")
+        identity = Identity.for_this_process("node")
         sampler = gpu_sampler.GpuSampler(str(tmp_path), identity, on_seen=lambda seen: None, on_lost=lambda text: None)
-        sampler.prepare()
+        sampler.prepare_sampling()
         asked = []
         for tick in range(0, 60, 2):
             if tick in (30, 32, 36):
                 answers["nvmlDeviceGetMemoryInfo"] = SimpleNamespace(total=100, used=40 + tick)
             before = answers.get(("calls", "nvmlDeviceGetComputeRunningProcesses"), 0)
-            sampler.sample(tick, tick)
+            sampler.take_sample(tick, tick)
             if answers["calls", "nvmlDeviceGetComputeRunningProcesses"] > before:
                 asked.append(tick)
         sampler.close()
@@ -416,35 +416,35 @@ class TestGpus:
         assert rows[["time_ns", "gpu"]].tolist() == [(tick, gpu) for tick in asked for gpu in (0, 1)]
 
     def test_a_passing_failure_is_asked_again(self, answers: dict[Any, Any]) -> None:
-        _, (device,) = nvml.look()
+        _, (device,) = nvml.discover_gpus()
         answers["nvmlDeviceGetPowerUsage"] = pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
-        assert str(device.row(0, 1)[8]) == "nan"
+        assert str(device.read_row(0, 1)[8]) == "nan"
         answers["nvmlDeviceGetPowerUsage"] = 100_000
-        assert device.row(0, 2)[8] == 100.0
+        assert device.read_row(0, 2)[8] == 100.0
 
     def test_a_lost_gpu_is_said_once(self, answers: dict[Any, Any], tmp_path: Path) -> None:
-        seen: list[nvml.Seen] = []
+        seen: list[nvml.GpuDiscovery] = []
         lost: list[str] = []
-        identity = Identity.of_this_process("node")
+        identity = Identity.for_this_process("node")
         sampler = gpu_sampler.GpuSampler(str(tmp_path), identity, on_seen=seen.append, on_lost=lost.append)
-        sampler.prepare()
-        assert seen == [nvml.Seen("580.1", (nvml.Gpu(0, "GPU-1", "H200", 100),), None)]
-        sampler.sample(1, 0)
+        sampler.prepare_sampling()
+        assert seen == [nvml.GpuDiscovery("580.1", (nvml.Gpu(0, "GPU-1", "H200", 100),), None)]
+        sampler.take_sample(1, 0)
         answers["nvmlDeviceGetMemoryInfo"] = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
         for tick in (2, 4, 6):
-            sampler.sample(tick, tick)
+            sampler.take_sample(tick, tick)
         assert lost == ["GPU 0 (H200) does not answer any more: GPU is lost"]
         assert sampler.lost_records == 0
         sampler.close()
 
     def test_mig_is_said(self, answers: dict[Any, Any]) -> None:
         answers["nvmlDeviceGetMigMode"] = [1, 1]
-        seen, _ = nvml.look()
+        seen, _ = nvml.discover_gpus()
         assert str(seen.notice).startswith("MIG is on for GPU 0, and there is no instance of it to be seen")
 
     def test_a_gpu_that_is_not_ours_leaves_the_others(self, answers: dict[Any, Any]) -> None:
         answers["nvmlDeviceGetHandleByIndex"] = pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
-        seen, devices = nvml.look()
+        seen, devices = nvml.discover_gpus()
         assert (seen.driver, seen.gpus, devices) == ("580.1", (), [])
         assert str(seen.notice).startswith("GPU 0 cannot be watched: ")
 
@@ -460,7 +460,7 @@ class TestGpus:
     )
     def test_no_driver(self, answers: dict[Any, Any], error: int, begins: str) -> None:
         answers["nvmlInit"] = pynvml.NVMLError(error)
-        seen, devices = nvml.look()
+        seen, devices = nvml.discover_gpus()
         assert str(seen.notice).startswith(begins)
         assert (seen.driver, seen.gpus, devices) == (None, (), [])
 
@@ -478,18 +478,20 @@ class TestGpus:
     ids=range(6),
 )
 def test_facts_that_make_no_sense_hide_no_others(tmp_path: Path, line: str) -> None:
-    ours = Process.of(os.getpid())
+    ours = Process.from_pid(os.getpid())
     assert ours is not None
-    writer = EventWriter(str(tmp_path), Identity.of_this_process("node"))
+    writer = EventWriter(str(tmp_path), Identity.for_this_process("node"))
     writer.write(1, events.JOB_STARTED, pid=ours.pid, start=ours.start)
     (path,) = tmp_path.glob("events-*")
     with path.open("a") as file:
         file.write(line + "\n")
     writer.write(9, events.RANK_FOUND, pid=ours.pid, start=ours.start)
     torn = '{"zerotop": [1, 0], "writer": {"role": "node", "host": %s, "boot": %s}}\n'
-    (tmp_path / "events-node-x-1.jsonl").write_text(torn % (json.dumps(clock.hostname()), json.dumps(clock.boot_id())))
+    (tmp_path / "events-node-x-1.jsonl").write_text(
+        torn % (json.dumps(clock.read_hostname()), json.dumps(clock.read_boot_id()))
+    )
     (tmp_path / "events-node-x-2.jsonl").write_text('{"writer": 5}\n')
     facts = job_control.read_facts(str(tmp_path))
     assert facts.samplers == [ours]
     assert facts.ranks == [ours]
-    assert facts.alive()
+    assert facts.is_alive()

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 import recordings
-from zerotop.analysis.reports.comparison import compare
+from zerotop.analysis.reports.comparison import compare_sessions
 from zerotop.analysis.reports.recording_index import Overviews
-from zerotop.analysis.reports.recording_summary import PIECES, Overview, longest, overview
-from zerotop.analysis.steps.step_table import steps
+from zerotop.analysis.reports.recording_summary import PIECES, Overview, build_overview, resample_longest
+from zerotop.analysis.steps.step_table import read_steps
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session import quick_read
-from zerotop.session.packing import pack
+from zerotop.session.packing import pack_folder
 from zerotop.session.storage import Directory
 from zerotop_probe.recording import directory
 
@@ -39,12 +39,12 @@ def root(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", recordings.names())
 def test_a_line_says_what_the_whole_recording_does(name: str) -> None:
     whole = recordings.recording(name)
-    about = overview(quick_read.glimpse(recordings.packed(name)))
-    rows = steps(whole)
+    about = build_overview(quick_read.open_glimpse(recordings.packed(name)))
+    rows = read_steps(whole)
     lowest = rows[rows["rank"] == rows["rank"].min()]
     engine = next(event.facts for event in whole.events if event.name == "engine")
     ended = next(event.facts for event in whole.events if event.name == "job_ended")
-    finished = RecordingSource(whole).view(None).progress.finished_steps
+    finished = RecordingSource(whole).view_at(None).progress.finished_steps
     assert (about.steps, about.ranks, about.exit_code) == (finished, engine["world_size"], ended["exit_code"])
     assert about.iteration_s == pytest.approx(float(np.median(lowest["iteration_s"])))
     assert max(about.iterations) == pytest.approx(float(lowest["iteration_s"].max()), abs=1e-6)
@@ -57,14 +57,14 @@ def test_a_line_says_what_the_whole_recording_does(name: str) -> None:
 
 
 def test_why_it_ended_is_said_in_a_few_words() -> None:
-    assert overview(quick_read.glimpse(recordings.packed("z2-oom"))).why == "GPU memory"
-    assert overview(quick_read.glimpse(recordings.packed("z2"))).why == ""
+    assert build_overview(quick_read.open_glimpse(recordings.packed("z2-oom"))).why == "GPU memory"
+    assert build_overview(quick_read.open_glimpse(recordings.packed("z2"))).why == ""
 
 
 def test_packed_and_unpacked_say_the_same(root: Path) -> None:
     session = recordings.as_directory("x4-z3", root)
-    again = overview(quick_read.glimpse(session))
-    assert again == overview(quick_read.glimpse(recordings.packed("x4-z3")))
+    again = build_overview(quick_read.open_glimpse(session))
+    assert again == build_overview(quick_read.open_glimpse(recordings.packed("x4-z3")))
 
 
 def test_a_glimpse_reads_neither_output_nor_samples_of_processors(root: Path) -> None:
@@ -73,29 +73,31 @@ def test_a_glimpse_reads_neither_output_nor_samples_of_processors(root: Path) ->
     for path in session.iterdir():
         if path.name.startswith(others):
             path.write_bytes(b"not to be looked at")
-    assert overview(quick_read.glimpse(session)) == overview(quick_read.glimpse(recordings.packed("x4-z3")))
+    assert build_overview(quick_read.open_glimpse(session)) == build_overview(
+        quick_read.open_glimpse(recordings.packed("x4-z3"))
+    )
 
 
 @pytest.mark.parametrize(("name", "finished"), [("x4-attached", 26), ("held-restart", 30), ("z2", 24)])
 def test_steps_are_the_jobs(name: str, finished: int) -> None:
     """Those before it was attached to are counted, those that were done again are not."""
-    assert overview(quick_read.glimpse(recordings.packed(name))).steps == finished
+    assert build_overview(quick_read.open_glimpse(recordings.packed(name))).steps == finished
     session = recordings.recording(name)
-    (told,) = (measure for measure in compare([session, session]).measures if measure.name == "steps")
+    (told,) = (measure for measure in compare_sessions([session, session]).measures if measure.name == "steps")
     assert told.values == (finished, finished)
 
 
 def test_no_spike_is_lost() -> None:
     values = np.full(10_000, 0.5)
     values[7_777] = 60.0
-    found = longest(values, PIECES)
+    found = resample_longest(values, PIECES)
     assert len(found) == PIECES
     assert found.max() == 60.0
-    assert longest(values[:3], PIECES).tolist() == [0.5] * 3
+    assert resample_longest(values[:3], PIECES).tolist() == [0.5] * 3
 
 
 def test_lines_survive_json() -> None:
-    about = overview(quick_read.glimpse(recordings.packed("z2")))
+    about = build_overview(quick_read.open_glimpse(recordings.packed("z2")))
     assert Overview.from_json(json.loads(json.dumps(about.as_json()))) == about
     blank = Overview.from_json(json.loads(json.dumps(Overview("x").as_json(), allow_nan=False)))
     assert math.isnan(blank.iteration_s)
@@ -109,14 +111,14 @@ def test_what_has_not_changed_is_not_read_again(root: Path, monkeypatch: pytest.
     shutil.copy(recordings.packed("z2-oom"), root)
     first = Overviews(root, cache, nobody_runs).read_all()
     read: list[Path] = []
-    monkeypatch.setattr("zerotop.analysis.reports.recording_index.glimpse", lambda path: read.append(path))
+    monkeypatch.setattr("zerotop.analysis.reports.recording_index.open_glimpse", lambda path: read.append(path))
     assert Overviews(root, cache, nobody_runs).read_all() == first
     assert not read
     monkeypatch.undo()
     shutil.copy(recordings.packed("z2-fp16"), root / "z2.zerotop")
     (changed,) = [r for r in Overviews(root, cache, nobody_runs).read_all() if r.name == "z2.zerotop"]
-    assert changed.about is not None
-    assert changed.about.name == "z2-fp16"
+    assert changed.overview is not None
+    assert changed.overview.name == "z2-fp16"
 
 
 def _cut(path: Path) -> None:
@@ -140,11 +142,11 @@ def test_a_damaged_recording_is_a_line_with_a_sentence(root: Path, damage: Calla
     shutil.copy(recordings.packed("z2-oom"), root)
     damage(root / "z2.zerotop")
     found = Overviews(root, None, nobody_runs).read_all()
-    problems = [recording.about.problem for recording in found if recording.about is not None]
+    problems = [recording.overview.problem for recording in found if recording.overview is not None]
     assert len(problems) == 2
     assert sorted(map(bool, problems)) == [False, True]
     assert next(filter(None, problems)).endswith(".")
-    assert not any(recording.live for recording in found)
+    assert not any(recording.is_live for recording in found)
 
 
 @pytest.mark.parametrize(
@@ -155,8 +157,8 @@ def test_a_damaged_cache_is_passed_over(root: Path, content: str) -> None:
     cache.write_text(content)
     shutil.copy(recordings.packed("z2"), root)
     (found,) = Overviews(root, cache, nobody_runs).read_all()
-    assert found.about is not None
-    assert found.about.steps == 24
+    assert found.overview is not None
+    assert found.overview.steps == 24
 
 
 def test_a_cache_that_cannot_be_written_costs_only_time(root: Path) -> None:
@@ -164,19 +166,19 @@ def test_a_cache_that_cannot_be_written_costs_only_time(root: Path) -> None:
     cache.mkdir()
     shutil.copy(recordings.packed("z2"), root)
     (found,) = Overviews(root, cache, nobody_runs).read_all()
-    assert found.about is not None
+    assert found.overview is not None
     assert not [path for path in root.parent.iterdir() if path.name.startswith(".")]
 
 
 def test_what_is_written_is_live_and_what_is_silent_is_not(root: Path) -> None:
-    session = Path(directory.create(["python", "train.py"], path=str(root / "now"), launcher="python"))
+    session = Path(directory.create_session(["python", "train.py"], path=str(root / "now"), launcher="python"))
     overviews = Overviews(root, None, nobody_runs)
-    assert [recording.live for recording in overviews.read_all()] == [True]
+    assert [recording.is_live for recording in overviews.read_all()] == [True]
     old = json.loads((session / "session.json").read_text())
     old["clock"]["unix_ns"] = time.time_ns() - 60 * 10**9
     (session / "session.json").write_text(json.dumps(old))
-    assert [recording.live for recording in Overviews(root, None, nobody_runs).read_all()] == [False]
-    assert [recording.live for recording in Overviews(root, None, lambda path: True).read_all()] == [True]
+    assert [recording.is_live for recording in Overviews(root, None, nobody_runs).read_all()] == [False]
+    assert [recording.is_live for recording in Overviews(root, None, lambda path: True).read_all()] == [True]
 
 
 def test_they_come_newest_first_and_one_that_is_deleted_goes(root: Path) -> None:
@@ -186,12 +188,12 @@ def test_they_come_newest_first_and_one_that_is_deleted_goes(root: Path) -> None
     names = [recording.path.stem for recording in overviews.read_all()]
     assert names == ["cpu-clean", "story", "z2-oom", "z2"]
     (root / "story.zerotop").unlink()
-    assert [recording.path.stem for recording in overviews.look()] == ["cpu-clean", "z2-oom", "z2"]
+    assert [recording.path.stem for recording in overviews.list_recordings()] == ["cpu-clean", "z2-oom", "z2"]
 
 
 def test_a_packed_one_says_what_it_did_before(root: Path, tmp_path: Path) -> None:
     session = recordings.as_directory("z2-oom", tmp_path)
     with (root / "again.zerotop").open("wb") as stream:
-        pack(Directory(session), stream)
+        pack_folder(Directory(session), stream)
     (found,) = Overviews(root, None, nobody_runs).read_all()
-    assert found.about == replace(overview(quick_read.glimpse(session)))
+    assert found.overview == replace(build_overview(quick_read.open_glimpse(session)))

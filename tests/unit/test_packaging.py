@@ -57,7 +57,7 @@ def test_training_stack_is_an_extra(wheel: Path) -> None:
 
 def test_installed_package_finds_its_configs(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path)
-    code = "from zerotop import demo; print(demo.config_path('zero3_bf16')); print(demo.SCRIPT)"
+    code = "from zerotop import demo; print(demo.find_config('zero3_bf16')); print(demo.SCRIPT_PATH)"
     run = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},

@@ -20,16 +20,16 @@ from hypothesis import strategies as st
 from small_recording import identity, span, write
 from zerotop.cli import main
 from zerotop.session import catalog
-from zerotop.session.packing import PACKED_FORMAT, SUFFIX, pack, unpack
+from zerotop.session.packing import PACKED_FORMAT, SUFFIX, pack_folder, unpack_files
 from zerotop.session.reader import Session, SessionError
-from zerotop.session.storage import Directory, Unpacked
+from zerotop.session.storage import Directory, UnpackedFolder
 from zerotop_probe.recording import directory, tables
 from zerotop_probe.recording.writer import EventWriter, RecordWriter
 
 
 def make(folder: Path) -> Path:
     """A recording with two ranks, a sampler, events and output, whose job has ended."""
-    path = Path(directory.create(["python", "train.py"], path=str(folder / "session")))
+    path = Path(directory.create_session(["python", "train.py"], path=str(folder / "session")))
     for rank in (0, 1):
         write(path, tables.SPANS, identity(rank), span(0, 1, "forward"), span(1, 2, "step", 3)).close()
     name = b"pt_autograd_0"
@@ -51,7 +51,7 @@ def with_events(path: Path, *names: str) -> None:
 
 def packed(path: Path) -> bytes:
     stream = io.BytesIO()
-    assert pack(Directory(path), stream) == []
+    assert pack_folder(Directory(path), stream) == []
     return stream.getvalue()
 
 
@@ -74,7 +74,7 @@ def refused(path: Path) -> str:
 
 def test_the_same_files_come_out_and_the_same_bytes_go_in(tmp_path: Path) -> None:
     path = make(tmp_path)
-    assert unpack(packed_file(path)) == contents(path)
+    assert unpack_files(packed_file(path)) == contents(path)
     assert packed(path) == packed(path)
 
 
@@ -89,9 +89,9 @@ def test_a_packed_session_is_the_session(tmp_path: Path) -> None:
             assert source.array.tobytes() == again.array.tobytes()
             assert source.array.dtype == again.array.dtype
             assert (source.header, source.rank, source.offset_ns) == (again.header, again.rank, again.offset_ns)
-    assert other.output_tail(one.last_written_ns) == one.output_tail(one.last_written_ns) == b"hello\nworld\xff\n"
+    assert other.read_output_tail(one.last_written_ns) == one.read_output_tail(one.last_written_ns) == b"hello\nworld\xff\n"
     assert not other.refresh()
-    other.release()
+    other.release_memory()
 
 
 @given(st.data())
@@ -101,13 +101,15 @@ def test_any_values_of_any_plain_types(tmp_path_factory: pytest.TempPathFactory,
     codes = data.draw(st.lists(st.sampled_from("qQiIHBfd") | st.sampled_from(["1s", "7s", "16s"]), min_size=1, max_size=5))
     fields = tuple(tables.Field(f"more{place}", code, "") for place, code in enumerate(codes))
     table = tables.PROBE._replace(fields=tables.PROBE.fields + fields)
-    path = Path(directory.create(["x"], path=str(tmp_path_factory.mktemp("any") / "session")))
+    path = Path(directory.create_session(["x"], path=str(tmp_path_factory.mktemp("any") / "session")))
     RecordWriter(str(path), table, identity(0)).close()
     (file,) = path.glob("*.rec")
     with file.open("ab") as opened:
         count = data.draw(st.integers(0, 5))
-        opened.write(data.draw(st.binary(min_size=count * table.layout.size, max_size=count * table.layout.size)))
-    assert unpack(packed_file(path)) == contents(path)
+        opened.write(
+            data.draw(st.binary(min_size=count * table.record_struct.size, max_size=count * table.record_struct.size))
+        )
+    assert unpack_files(packed_file(path)) == contents(path)
 
 
 def test_tables_are_parquet_that_others_can_read(tmp_path: Path) -> None:
@@ -124,7 +126,7 @@ def test_a_torn_record_is_left_out(tmp_path: Path) -> None:
     for file in path.glob("spans-*.rec"):
         with file.open("ab") as opened:
             opened.write(b"half a record")
-    assert unpack(packed_file(path)) == before
+    assert unpack_files(packed_file(path)) == before
 
 
 def test_what_is_damaged_or_unknown_stays_as_it_is(tmp_path: Path) -> None:
@@ -143,7 +145,7 @@ def test_what_is_damaged_or_unknown_stays_as_it_is(tmp_path: Path) -> None:
     with open(next(path.glob("events-*")), "ab") as events:
         events.write(b"no event\n\xff\nhalf a li")
     file = packed_file(path)
-    assert unpack(file) == contents(path)
+    assert unpack_files(file) == contents(path)
     one, other = Session.open(path), Session.open(file)
     assert (one.damaged_files, one.damaged_lines) == (other.damaged_files, other.damaged_lines)
     assert (one.damaged_files > 0, one.damaged_lines) == (True, 2)
@@ -156,14 +158,14 @@ def test_writers_of_two_versions_of_a_table(tmp_path: Path) -> None:
         writer = RecordWriter(str(path), table, identity(rank))
         writer.write(*range(len(table.fields)))
         writer.close()
-    assert unpack(packed_file(path)) == contents(path)
+    assert unpack_files(packed_file(path)) == contents(path)
 
 
 def test_foreign_files_are_left_out_and_named(tmp_path: Path) -> None:
     path = make(tmp_path)
     (path / "snapshot.pickle").write_bytes(b"\x80")
     stream = io.BytesIO()
-    assert pack(Directory(path), stream) == ["snapshot.pickle"]
+    assert pack_folder(Directory(path), stream) == ["snapshot.pickle"]
     assert b"snapshot" not in stream.getvalue()
 
 
@@ -183,7 +185,7 @@ def test_a_changed_byte_anywhere_is_noticed_or_harmless(tmp_path: Path) -> None:
     for place in range(0, len(data), 17):
         file.write_bytes(data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :])
         try:
-            assert set(unpack(file).values()) <= set(whole.values())
+            assert set(unpack_files(file).values()) <= set(whole.values())
         except SessionError:
             noticed += 1
     assert noticed > 100
@@ -263,14 +265,14 @@ def test_files_of_another_kind(tmp_path: Path) -> None:
 
 def test_what_is_in_memory_is_read_as_on_disk(tmp_path: Path) -> None:
     (tmp_path / "name").write_bytes(b"0123456789")
-    on_disk, in_memory = Directory(tmp_path), Unpacked(tmp_path, {"name": b"0123456789"})
-    assert on_disk.names() == in_memory.names() == ["name"]
+    on_disk, in_memory = Directory(tmp_path), UnpackedFolder(tmp_path, {"name": b"0123456789"})
+    assert on_disk.list_files() == in_memory.list_files() == ["name"]
     for begin, end in ((0, None), (3, 7), (8, 20), (12, 20), (7, 3)):
-        assert on_disk.read("name", begin, end) == in_memory.read("name", begin, end)
+        assert on_disk.read_bytes("name", begin, end) == in_memory.read_bytes("name", begin, end)
     for folder in (on_disk, in_memory):
-        size, seen = folder.view("name")
+        size, seen = folder.view_file("name")
         assert np.frombuffer(seen, np.uint8, size).tobytes() == b"0123456789"
-        for read in (folder.size, folder.read, folder.view):
+        for read in (folder.file_size, folder.read_bytes, folder.view_file):
             with pytest.raises(FileNotFoundError):
                 read("none")
 
@@ -278,15 +280,15 @@ def test_what_is_in_memory_is_read_as_on_disk(tmp_path: Path) -> None:
 def test_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make(tmp_path)
     file = packed_file(path)
-    assert set(catalog.listing(tmp_path)) == {path, file}
-    assert catalog.find("pack", tmp_path) == file
-    assert catalog.find(str(file)) == file
+    assert set(catalog.list_sessions(tmp_path)) == {path, file}
+    assert catalog.find_session("pack", tmp_path) == file
+    assert catalog.find_session(str(file)) == file
     # A file that happens to be called like a session hides it no more than before.
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "sess").touch()
     monkeypatch.chdir(elsewhere)
-    assert catalog.find("sess", tmp_path) == path
+    assert catalog.find_session("sess", tmp_path) == path
 
 
 @pytest.fixture
@@ -303,7 +305,7 @@ def test_the_command(state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     path = make(state)
     assert main(["pack", "sess"]) == 0
     file = tmp_path / "here" / "session.zerotop"
-    assert unpack(file) == contents(path)
+    assert unpack_files(file) == contents(path)
     assert file.stat().st_mode & 0o777 == 0o600
     assert capsys.readouterr().out.startswith("session.zerotop: ")
     for arguments, said in (
@@ -342,10 +344,10 @@ def test_a_job_that_runs_is_packed_up_to_now(state: Path, capsys: pytest.Capture
     future = {"clock": {"monotonic_ns": 0, "unix_ns": 2 * 10**18}}
     file = path / directory.SESSION_FILE
     file.write_text(json.dumps(json.loads(file.read_text()) | future))
-    assert Session.open(path).live
+    assert Session.open(path).is_live
     assert main(["pack", "session"]) == 0
     assert "The job still runs: what was recorded up to now is packed." in capsys.readouterr().err
-    assert not Session.open(Path("session.zerotop")).live
+    assert not Session.open(Path("session.zerotop")).is_live
 
 
 def test_a_broken_session_is_not_packed(state: Path, capsys: pytest.CaptureFixture[str]) -> None:

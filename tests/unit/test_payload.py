@@ -44,7 +44,7 @@ def entered(answer: Path, body: str, *, stays_s: float) -> subprocess.CompletedP
     """A job into which a probe is put."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(payload, "_ROOT", probe(answer.parent, body))
-        text = payload.text(str(answer), "enter", "here")
+        text = payload.make_call(str(answer), "enter", "here")
     job = [sys.executable, "-c", JOB, text, str(stays_s)]
     return subprocess.run(job, check=False, capture_output=True, text=True, timeout=60)
 
@@ -92,7 +92,7 @@ def test_it_does_nothing_in_the_midst_of_an_import(tmp_path: Path) -> None:
     answer.touch()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(payload, "_ROOT", probe(tmp_path, "pass"))
-        text = payload.text(str(answer), "enter", "here")
+        text = payload.make_call(str(answer), "enter", "here")
     (tmp_path / "half.py").write_text("import ctypes, sys\nctypes.pythonapi.PyRun_SimpleString(sys.argv[1].encode())\n")
     job = "import half, sys\nprint('zerotop_probe' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", job, text], cwd=tmp_path, capture_output=True, text=True, check=True)

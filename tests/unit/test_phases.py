@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zerotop.analysis.processes.phases import current, innermost, name
+from zerotop.analysis.processes.phases import find_current, find_innermost, phase_name
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording import directory
 from zerotop_probe.recording.tables import BEGINS, PHASE_CODE, PHASES, SPANS
@@ -24,8 +24,8 @@ class Rank:
     """A rank that records phases at chosen times; those whose end lies after ``until`` are still in progress."""
 
     def __init__(self, folder: Path, phases: list[Phase], until: int) -> None:
-        path = directory.create(["train.py"], path=str(folder / "session"))
-        identity = Identity.of_this_process("rank", 0)
+        path = directory.create_session(["train.py"], path=str(folder / "session"))
+        identity = Identity.for_this_process("rank", 0)
         self.begin = time.monotonic_ns()
         begins, spans = RecordWriter(path, BEGINS, identity), RecordWriter(path, SPANS, identity)
         for what, depth, begin, _ in sorted(phases, key=lambda phase: (phase[2], phase[1])):
@@ -75,27 +75,27 @@ def test_every_moment_as_it_was_known(phases: list[Phase], until: int) -> None:
         rank = Rank(Path(folder), phases, until)
         moments = np.arange(0, until + 1)
         known = [(what, depth, begin, end if end <= until else 1 << 60) for what, depth, begin, end in begun]
-        codes = innermost(rank.begins, rank.spans, rank.now(0) + moments, rank.now(until))
+        codes = find_innermost(rank.begins, rank.spans, rank.now(0) + moments, rank.now(until))
         assert ["" if code < 0 else PHASES[code] for code in codes] == [plain(known, int(moment)) for moment in moments]
-        assert current(rank.begins, rank.spans, rank.now(until))[0] == plain(known, until)
+        assert find_current(rank.begins, rank.spans, rank.now(until))[0] == plain(known, until)
 
 
 def test_since_when(tmp_path: Path) -> None:
     phases = [("step", 0, 1_000, 9_000_000_000), ("optimizer", 1, 2_000, 3_000)]
     rank = Rank(tmp_path, phases, 1_000_000_000)
-    assert current(rank.begins, rank.spans, rank.now(2_500))[0] == "optimizer"
-    what, since, step = current(rank.begins, rank.spans, rank.now(1_000_001_000))
+    assert find_current(rank.begins, rank.spans, rank.now(2_500))[0] == "optimizer"
+    what, since, step = find_current(rank.begins, rank.spans, rank.now(1_000_001_000))
     assert (what, since, step) == ("step", pytest.approx(1.0), 3)
     ended = Rank(tmp_path / "ended", [("forward", 0, 0, 1_000)], 5_000)
-    assert current(ended.begins, ended.spans, ended.now(500_001_000)) == ("other", pytest.approx(0.5), 3)
+    assert find_current(ended.begins, ended.spans, ended.now(500_001_000)) == ("other", pytest.approx(0.5), 3)
 
 
 def test_a_long_evaluation_is_not_forgotten_for_all_that_is_within(tmp_path: Path) -> None:
     within: list[Phase] = [("forward", 1, 1_000 + 10 * number, 1_005 + 10 * number) for number in range(1000)]
     rank = Rank(tmp_path, [("eval", 0, 500, 1 << 40), *within], 1_000_000)
-    assert current(rank.begins, rank.spans, rank.now(900_000))[0] == "eval"
-    assert PHASES[innermost(rank.begins, rank.spans, np.array([rank.now(800)]), rank.now(900_000))[0]] == "eval"
+    assert find_current(rank.begins, rank.spans, rank.now(900_000))[0] == "eval"
+    assert PHASES[find_innermost(rank.begins, rank.spans, np.array([rank.now(800)]), rank.now(900_000))[0]] == "eval"
 
 
 def test_a_phase_of_a_newer_version_is_some_other() -> None:
-    assert name(len(PHASES) + 3) == "other"
+    assert phase_name(len(PHASES) + 3) == "other"

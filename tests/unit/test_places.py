@@ -29,7 +29,7 @@ LATER_SAMPLER = SAMPLER._replace(pid=1)  # its files are found first
 
 
 def view(folder: Path, at: float) -> LiveView:
-    return RecordingSource(read(folder)).view(BEGIN_NS + int(at * S))
+    return RecordingSource(read(folder)).view_at(BEGIN_NS + int(at * S))
 
 
 def put(folder: Path, table: tables.Table, who: Identity, *facts: dict[str, Any], born: float = 0, **header: Any) -> None:
@@ -50,8 +50,8 @@ def process(at: float, rss: int, *, rank: int = 0, pid: int = 100) -> dict[str, 
 )
 def test_peaks(samples: list[tuple[int, int]], block: int, few: int, cursors: list[int]) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(peaks_module, "_BLOCK", block)
-        patch.setattr(peaks_module, "_FEW", few)
+        patch.setattr(peaks_module, "_BLOCK_ROWS", block)
+        patch.setattr(peaks_module, "_FEW_ROWS", few)
         facts = [process(at, rss, pid=pid) for at, (pid, rss) in enumerate(samples)]
         put(Path(folder), tables.PROCESSES, SAMPLER, *facts)
         (source,) = read(Path(folder)).sources["processes"]
@@ -59,7 +59,7 @@ def test_peaks(samples: list[tuple[int, int]], block: int, few: int, cursors: li
         for cursor in cursors:
             known = samples[: cursor + 1]
             expected = {pid: max(rss for other, rss in known if other == pid) for pid, _ in known}
-            assert peaks.upto(source, "rss_bytes", BEGIN_NS + cursor * S, by="pid") == expected
+            assert peaks.peaks_until(source, "rss_bytes", BEGIN_NS + cursor * S, by="pid") == expected
 
 
 @given(st.lists(st.sets(st.integers(0, 4), min_size=1), min_size=1, max_size=12), st.integers(0, 13))
@@ -194,7 +194,7 @@ def test_a_recording_holds_no_file_open_and_what_is_mapped_goes_with_it(tmp_path
         return Path("/proc/self/maps").read_text().count(f"{folder}/")
 
     source = RecordingSource(Session.open(folder))
-    source.view(None)
+    source.view_at(None)
     assert mapped() > 0
     opened = [os.path.realpath(f"/proc/self/fd/{descriptor}") for descriptor in os.listdir("/proc/self/fd")]
     assert not [path for path in opened if path.startswith(str(folder))]

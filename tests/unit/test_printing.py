@@ -10,8 +10,8 @@ import pytest
 
 from recordings import FOLDER
 from zerotop.cli import main
-from zerotop.commands.common.exit_messages import say
-from zerotop.session.packing import unpack
+from zerotop.commands.common.exit_messages import write_messages
+from zerotop.session.packing import unpack_files
 
 ESCAPES = "\x1b]0;title\x07\x1b[2J\r\x9b31m\u202e\n"
 # What readers understand by these is fixed: another value would say nothing.
@@ -33,7 +33,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("sessions")
     for recording in ("z2-oom", "gpu-microscope", "cpu-dead"):
         (root / recording).mkdir()
-        for name, content in unpack(FOLDER / f"{recording}.zerotop").items():
+        for name, content in unpack_files(FOLDER / f"{recording}.zerotop").items():
             if name.endswith(".jsonl"):
                 head, *lines = content.splitlines()
                 content = b"\n".join([head, *(json.dumps(hostile(json.loads(line))).encode() for line in lines), b""])
@@ -59,7 +59,7 @@ def test_a_hostile_recording(
 
 def test_what_went_wrong(capfd: pytest.CaptureFixture[str]) -> None:
     main(["replay", f"no{ESCAPES}such"])
-    say(f"worker-2 takes no part: {ESCAPES}")
+    write_messages(f"worker-2 takes no part: {ESCAPES}")
     said = capfd.readouterr().err
     assert all(character.isprintable() or character == "\n" for character in said), said
     assert len(said.splitlines()) == 2

@@ -9,8 +9,8 @@ import pytest
 
 from small_recording import BEGIN_NS, S, identity, read, span, write
 from uneven_ranks import GIB, PERIOD_S, write_ranks
-from zerotop.analysis.ranks.matrix import Metric, RankMatrices, RankMatrix, median
-from zerotop.analysis.ranks.outliers import compared, deviations, outliers_first, scale_of, skew
+from zerotop.analysis.ranks.matrix import Metric, RankMatrices, RankMatrix, compute_median
+from zerotop.analysis.ranks.outliers import choose_scale, compare_rank, compute_deviations, find_skew, order_outliers
 from zerotop.analysis.ranks.samples import RankSamples
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop_probe.recording.tables import BOUNDARY, SPANS
@@ -21,14 +21,14 @@ NAN = np.nan
 def matrix(folder: Path, at_s: float = 1e6, columns: int = 100, *, meets_in_forward: bool = False) -> RankMatrix:
     source = RecordingSource(read(folder))
     cursor_ns = BEGIN_NS + int(at_s * S)
-    return RankMatrices().at(source.processes, cursor_ns, columns, meets_in_forward=meets_in_forward)
+    return RankMatrices().matrix_at(source.rank_steps, cursor_ns, columns, meets_in_forward=meets_in_forward)
 
 
 def test_steps_stand_under_one_another_by_their_number(tmp_path: Path) -> None:
     write_ranks(tmp_path, 3, 6, first_step={2: 4}, sampled=False)
     found = matrix(tmp_path)
-    assert found.ranks.tolist() == [0, 1, 2]
-    assert found.hosts == ("node000",) * 3
+    assert found.rank_numbers.tolist() == [0, 1, 2]
+    assert found.host_names == ("node000",) * 3
     assert found.steps.tolist() == [0, 1, 2, 3, 4, 5]
     assert np.isnan(found.times[Metric.FORWARD]).tolist() == [[False] * 6, [False] * 6, [True] * 4 + [False] * 2]
     assert found.times[Metric.FORWARD][0, 2] == pytest.approx(0.2)
@@ -49,7 +49,8 @@ def test_the_same_until_another_step_is_over(tmp_path: Path) -> None:
     write_ranks(tmp_path, 2, 6, sampled=False)
     source, matrices = RecordingSource(read(tmp_path)), RankMatrices()
     at = [
-        matrices.at(source.processes, BEGIN_NS + int(seconds * S), 9, meets_in_forward=False) for seconds in (3.1, 3.5, 4.1)
+        matrices.matrix_at(source.rank_steps, BEGIN_NS + int(seconds * S), 9, meets_in_forward=False)
+        for seconds in (3.1, 3.5, 4.1)
     ]
     assert at[0] is at[1]
     assert at[1] is not at[2]
@@ -87,16 +88,16 @@ def test_what_was_sampled_in_each_step(tmp_path: Path) -> None:
     write_ranks(tmp_path, 10, 6, more_bytes={9: 2 * GIB})
     session = read(tmp_path)
     source, samples, matrices = RecordingSource(session), RankSamples(session), RankMatrices()
-    found = matrices.at(source.processes, BEGIN_NS + 100 * S, 10, meets_in_forward=False)
-    peak = samples.of(Metric.PEAK, found)
+    found = matrices.matrix_at(source.rank_steps, BEGIN_NS + 100 * S, 10, meets_in_forward=False)
+    peak = samples.read_metric(Metric.PEAK, found)
     assert peak[0].tolist() == [30 * GIB] * 6
     assert peak[9].tolist() == [32 * GIB] * 6
-    free = samples.of(Metric.FREE, found)
+    free = samples.read_metric(Metric.FREE, found)
     assert free[:, 3].tolist() == [(140 - 50 - rank % 8) * GIB for rank in range(10)]
-    cores = samples.of(Metric.CORES, found)
+    cores = samples.read_metric(Metric.CORES, found)
     assert cores[:, 3] == pytest.approx([1 + rank % 8 for rank in range(10)], rel=1e-3)
-    assert samples.of(Metric.PEAK, found) is peak
-    assert all(samples.recorded(metric) for metric in Metric)
+    assert samples.read_metric(Metric.PEAK, found) is peak
+    assert all(samples.is_recorded(metric) for metric in Metric)
 
 
 def test_what_was_told_before_is_kept_as_steps_go_on(tmp_path: Path) -> None:
@@ -105,8 +106,8 @@ def test_what_was_told_before_is_kept_as_steps_go_on(tmp_path: Path) -> None:
     source, matrices = RecordingSource(session), RankMatrices()
 
     def at(seconds: float, samples: RankSamples) -> np.ndarray:
-        now = matrices.at(source.processes, BEGIN_NS + int(seconds * S), 4, meets_in_forward=False)
-        return samples.of(Metric.CORES, now)
+        now = matrices.matrix_at(source.rank_steps, BEGIN_NS + int(seconds * S), 4, meets_in_forward=False)
+        return samples.read_metric(Metric.CORES, now)
 
     kept = RankSamples(session)
     for seconds in (3.1, 4.1, 6.1, 2.1, 8.5):
@@ -117,71 +118,73 @@ def test_without_samples_there_is_nothing_to_tell(tmp_path: Path) -> None:
     write_ranks(tmp_path, 2, 4, sampled=False)
     samples, found = RankSamples(read(tmp_path)), matrix(tmp_path)
     for metric in (Metric.PEAK, Metric.FREE, Metric.CORES):
-        assert not samples.recorded(metric)
-        assert np.isnan(samples.of(metric, found)).all()
+        assert not samples.is_recorded(metric)
+        assert np.isnan(samples.read_metric(metric, found)).all()
 
 
 def test_the_rank_that_is_different_stands_first(tmp_path: Path) -> None:
     write_ranks(tmp_path, 6, 8, late_s={4: 0.2, 1: 0.1}, sampled=False)
     found = matrix(tmp_path)
     waits = found.times[Metric.WAIT]
-    order = outliers_first(deviations(waits, scale_of(Metric.WAIT, found, waits)))
+    order = order_outliers(compute_deviations(waits, choose_scale(Metric.WAIT, found, waits)))
     assert order.tolist() == [4, 1, 0, 2, 3, 5]
     iteration = found.times[Metric.ITERATION]
-    assert not deviations(iteration, scale_of(Metric.ITERATION, found, iteration)).any()  # they wait for one another
+    assert not compute_deviations(
+        iteration, choose_scale(Metric.ITERATION, found, iteration)
+    ).any()  # they wait for one another
 
 
 def test_the_cause_is_named_not_its_effect(tmp_path: Path) -> None:
     write_ranks(tmp_path, 6, 8, late_s={4: 0.2}, sampled=False)
     found = matrix(tmp_path)
-    told = skew(found)
+    told = find_skew(found)
     assert told is not None
-    assert (told.metric, told.row, told.waited_for, told.alike) == (Metric.DATA, 4, True, False)
-    assert told.late_s == pytest.approx(0.2, rel=0.2)
-    beside = compared(found, 4, Metric.DATA, found.times[Metric.DATA])
-    assert not beside.alike
-    assert beside.own - beside.usual == pytest.approx(told.late_s)
+    assert (told.metric, told.row, told.is_waited_for, told.is_alike) == (Metric.DATA, 4, True, False)
+    assert told.lag_s == pytest.approx(0.2, rel=0.2)
+    beside = compare_rank(found, 4, Metric.DATA, found.times[Metric.DATA])
+    assert not beside.is_alike
+    assert beside.own - beside.usual == pytest.approx(told.lag_s)
 
 
 def test_of_two_ranks_the_late_one_is_named(tmp_path: Path) -> None:
     write_ranks(tmp_path, 2, 8, late_s={1: 0.1}, sampled=False)
-    told = skew(matrix(tmp_path))
+    told = find_skew(matrix(tmp_path))
     assert told is not None
     assert (told.metric, told.row) == (Metric.DATA, 1)
 
 
 def test_ranks_that_are_alike_are_said_to_be(tmp_path: Path) -> None:
     write_ranks(tmp_path, 4, 8, sampled=False)
-    told = skew(matrix(tmp_path))
+    told = find_skew(matrix(tmp_path))
     assert told is not None
-    assert told.alike
-    assert skew(matrix(tmp_path, 0.5)) is None
+    assert told.is_alike
+    assert find_skew(matrix(tmp_path, 0.5)) is None
 
 
 def test_one_rank_has_nobody_beside_it(tmp_path: Path) -> None:
     write_ranks(tmp_path, 1, 4, sampled=False)
-    assert skew(matrix(tmp_path)) is None
+    assert find_skew(matrix(tmp_path)) is None
 
 
 def test_medians_leave_out_what_is_not_known() -> None:
     values = np.array([[1, NAN, 3, 2], [NAN, NAN, NAN, NAN], [4, 1, 2, 3]], np.float32)
-    assert median(values, 1).tolist() == pytest.approx([2, NAN, 2], nan_ok=True)
-    assert median(values, 0).tolist() == pytest.approx([1, 1, 2, 2])
-    assert median(np.empty((2, 0), np.float32), 1).tolist() == pytest.approx([NAN, NAN], nan_ok=True)
+    assert compute_median(values, 1).tolist() == pytest.approx([2, NAN, 2], nan_ok=True)
+    assert compute_median(values, 0).tolist() == pytest.approx([1, 1, 2, 2])
+    assert compute_median(np.empty((2, 0), np.float32), 1).tolist() == pytest.approx([NAN, NAN], nan_ok=True)
 
 
 def test_noise_is_no_difference() -> None:
     chance = np.random.default_rng(0)
     for ranks in (2, 3, 8):
         values = chance.normal(1.0, 0.1, (ranks, 64)).astype(np.float32)
-        assert not deviations(values, 1.0).any()
+        assert not compute_deviations(values, 1.0).any()
         values[1, 10] += 3.0  # once, but far
-        assert np.flatnonzero(deviations(values, 1.0)).tolist() == [1]
+        assert np.flatnonzero(compute_deviations(values, 1.0)).tolist() == [1]
         values[1] = NAN
-        assert not deviations(values, 1.0).any()
+        assert not compute_deviations(values, 1.0).any()
 
 
 def test_who_came_late_is_compared_in_the_steps_it_has() -> None:
     values = np.tile(np.linspace(1.0, 9.0, 20, dtype=np.float32), (4, 1))  # all get slower together
     values[2, :15] = NAN
-    assert not deviations(values, 5.0).any()
+    assert not compute_deviations(values, 5.0).any()

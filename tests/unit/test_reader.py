@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from zerotop.session import storage as folders
-from zerotop.session.memory_map import room_in
+from zerotop.session.memory_map import choose_room
 from zerotop.session.reader import Session, SessionError
 from zerotop_probe.recording import directory, tables
 from zerotop_probe.recording.writer import EventWriter, Identity, RecordWriter
@@ -21,7 +21,7 @@ WHO = Identity("rank", 0, "node1", 100, 1, "")
 
 
 def make(folder: Path) -> Path:
-    return Path(directory.create(["python", "train.py"], path=str(folder / "session")))
+    return Path(directory.create_session(["python", "train.py"], path=str(folder / "session")))
 
 
 def probe(folder: Path, *times: int, who: Identity = WHO) -> RecordWriter:
@@ -39,7 +39,7 @@ def test_truncated_anywhere(tmp_path: Path) -> None:
     folder = make(tmp_path)
     probe(folder, 1, 2, 3).close()
     (path,) = folder.glob("*.rec")
-    data, size = path.read_bytes(), tables.PROBE.layout.size
+    data, size = path.read_bytes(), tables.PROBE.record_struct.size
     header = len(data) - 3 * size
     for length in [*range(header + 1), *range(len(data) - size, len(data) + 1)]:
         path.write_bytes(data[:length])
@@ -82,14 +82,14 @@ def test_growing(tmp_path: Path) -> None:
     assert [event.name for event in session.events] == ["early", "late"]
     assert not session.refresh()
     source = session.sources["probe"][0]
-    assert [source.count_known(source.offset_ns + time) for time in (0, 1, 2, 3)] == [0, 1, 2, 2]
+    assert [source.count_until(source.offset_ns + time) for time in (0, 1, 2, 3)] == [0, 1, 2, 2]
     for writer in (first, second, events):
         writer.close()
 
 
 @pytest.mark.parametrize("room", [0, 100, 1 << 17])
 def test_growing_within_what_is_mapped_and_beyond(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
-    monkeypatch.setattr(folders, "room_in", lambda path: room)
+    monkeypatch.setattr(folders, "choose_room", lambda path: room)
     folder, written = make(tmp_path), [1]
     writer = probe(folder, 1)
     session = Session.open(folder)
@@ -102,7 +102,7 @@ def test_growing_within_what_is_mapped_and_beyond(tmp_path: Path, monkeypatch: p
         assert session.refresh()
         assert times(session) == [written]
         if len(written) < 30:
-            assert (source.array.ctypes.data == begin) == ((len(written) - 1) * tables.PROBE.layout.size <= room)
+            assert (source.array.ctypes.data == begin) == ((len(written) - 1) * tables.PROBE.record_struct.size <= room)
     assert first["time_ns"].tolist() == [1]
     assert not session.refresh()
     writer.close()
@@ -110,10 +110,10 @@ def test_growing_within_what_is_mapped_and_beyond(tmp_path: Path, monkeypatch: p
 
 def test_a_file_that_takes_the_name_of_another_is_read_instead_once_it_has_more(tmp_path: Path) -> None:
     folder = make(tmp_path)
-    assert room_in(str(folder)) > 0  # else nothing is mapped before it is there
+    assert choose_room(str(folder)) > 0  # else nothing is mapped before it is there
     probe(folder, 1, 2, 3).close()
     (path,) = folder.glob("*.rec")
-    data, size = path.read_bytes(), tables.PROBE.layout.size
+    data, size = path.read_bytes(), tables.PROBE.record_struct.size
     session = Session.open(folder)
     for fewer, expected in ((2, [1, 2, 3]), (-2, [1, 2, 3, 3, 3]), (-1, [1, 2, 3, 3, 3]), (-4, [1, 2, 3, *[3] * 4])):
         other = tmp_path / "other"
@@ -141,9 +141,9 @@ def test_records_are_counted_and_ticks_found_however_far_back(tmp_path: Path) ->
     (source,) = Session.open(folder).sources["probe"]
     for time, count in enumerate(ticks):
         known = sum(ticks[: time + 1])
-        assert source.count_known(source.offset_ns + time) == known
-        assert source.last_tick(source.offset_ns + time)["time_ns"].tolist() == [time] * count
-    assert source.count_known(source.offset_ns - 1) == 0
+        assert source.count_until(source.offset_ns + time) == known
+        assert source.read_last_tick(source.offset_ns + time)["time_ns"].tolist() == [time] * count
+    assert source.count_until(source.offset_ns - 1) == 0
 
 
 def test_what_was_given_back_is_read_again(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_what_was_given_back_is_read_again(tmp_path: Path) -> None:
     (source,) = session.sources["probe"]
     assert source.array["time_ns"].sum() == count * (count - 1) // 2
     before = resident_file_kib()
-    session.release()
+    session.release_memory()
     assert before - resident_file_kib() > source.array.nbytes / 1024 / 2
     assert source.array["time_ns"].sum() == count * (count - 1) // 2
 
@@ -170,7 +170,7 @@ def test_a_writer_is_known_by_its_header(tmp_path: Path) -> None:
     clock = {"monotonic_ns": 7, "unix_ns": 1007}
     RecordWriter(str(folder), tables.ALLOCATOR, WHO, clock=clock, peaks="window").close()
     (source,) = Session.open(folder).sources["allocator"]
-    assert (source.born_ns, source.offset_ns, source.header["peaks"]) == (1007, 1000, "window")
+    assert (source.created_ns, source.offset_ns, source.header["peaks"]) == (1007, 1000, "window")
     assert (source.role, source.rank, source.host, source.pid) == ("rank", 0, "node1", 100)
     assert source.last_ns is None
 

@@ -36,7 +36,7 @@ def same(one: Any, other: Any) -> bool:
 def test_a_view_is_the_same_while_growing(tmp_path: Path) -> None:
     # Rank 2 makes its engine, never finishes a step and is gone.
     # Times lie ahead, so that the recording is live however slow this machine is.
-    folder = Path(directory.create(["train.py"], path=str(tmp_path / "session"), boot="boot"))
+    folder = Path(directory.create_session(["train.py"], path=str(tmp_path / "session"), boot="boot"))
     base = time.monotonic_ns() / S + 1000
     spans = {rank: write(folder, tables.SPANS, identity(rank)) for rank in (0, 1)}
     begins = {rank: write(folder, tables.BEGINS, identity(rank)) for rank in (0, 1)}
@@ -47,7 +47,7 @@ def test_a_view_is_the_same_while_growing(tmp_path: Path) -> None:
 
     def look(at: float) -> None:
         growing.refresh()
-        seen.append(growing.view(int(at * S) + offset + 1))
+        seen.append(growing.view_at(int(at * S) + offset + 1))
         # Histories are told when they are asked for.
         assert len([*seen[-1].history.ranks.values()]) == len(seen[-1].history.ranks)
 
@@ -76,7 +76,7 @@ def test_a_view_is_the_same_while_growing(tmp_path: Path) -> None:
         writer.close()
     finished = RecordingSource(Session.open(folder))
     for view in seen:
-        again = finished.view(view.cursor_ns)
+        again = finished.view_at(view.cursor_ns)
         for name in ("cursor_ns", "job", "progress", "gpus", "hosts", "ranks", "iterations", "output", "history"):
             assert same(getattr(view, name), getattr(again, name)), name
     assert len(seen[-1].iterations.step) == 5

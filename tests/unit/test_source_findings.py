@@ -6,7 +6,7 @@ import pytest
 
 import recordings
 from small_recording import S, identity, read, record, write
-from zerotop.analysis.annotations import annotations
+from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.views import annotation_runner as module
 from zerotop.analysis.views.annotation_runner import Findings
 from zerotop.analysis.views.recording_source import RecordingSource
@@ -18,17 +18,17 @@ def test_the_first_picture_does_not_wait_for_findings(tmp_path: Path) -> None:
     session = Session.open(recordings.as_directory("gpu-leak", tmp_path))
     source = RecordingSource(session)
     source.refresh()
-    assert source.findings(None) == ()
-    source.view(None)
+    assert source.findings_at(None) == ()
+    source.view_at(None)
     assert source.refresh()
-    expected = annotations(session, session.end_ns)
+    expected = find_annotations(session, session.end_ns)
     assert expected
-    while source.findings(None) != expected:  # a piece at each look
+    while source.findings_at(None) != expected:  # a piece at each look
         source.refresh()
     assert not source.refresh()
-    last = source.findings(None)[-1]
-    assert last not in source.findings(last.known_ns - 1)
-    assert last in source.findings(last.known_ns)
+    last = source.findings_at(None)[-1]
+    assert last not in source.findings_at(last.known_ns - 1)
+    assert last in source.findings_at(last.known_ns)
 
 
 def test_nothing_is_searched_for_without_a_change_or_too_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from zerotop.session.quick_read import Stamp
 from zerotop.ui.base.start_interfaces import RunningJob
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES
 from zerotop.ui.drawing.rows import row_text, row_width
-from zerotop.ui.start.columns import Line, spark, state
-from zerotop.ui.start.drawing import DETAIL_ROWS, detail, listing
+from zerotop.ui.start.columns import ListLine, describe_state, draw_sparkline
+from zerotop.ui.start.drawing import DETAIL_ROWS, draw_detail, draw_list
 from zerotop.ui.start.model import ORDERS, StartModel
 
 S = 10**9
@@ -42,7 +42,7 @@ def shown(model: StartModel) -> list[str]:
 @pytest.fixture
 def model() -> StartModel:
     made = StartModel()
-    made.show(ALL, (JOB,))
+    made.update_items(ALL, (JOB,))
     return made
 
 
@@ -53,7 +53,7 @@ def test_newest_come_first_after_what_runs_unrecorded(model: StartModel) -> None
 def test_each_order_puts_its_own_first(model: StartModel) -> None:
     first = {}
     for _ in ORDERS:
-        model.next_order()
+        model.choose_next_order()
         first[model.order] = shown(model)[1]
     assert first == {
         "newest": "c-new",
@@ -69,7 +69,7 @@ def test_each_order_puts_its_own_first(model: StartModel) -> None:
 
 def test_what_is_not_known_comes_last(model: StartModel) -> None:
     while model.order != "slowest":
-        model.next_order()
+        model.choose_next_order()
     assert shown(model)[1:] == ["a-old", "b-failed", "c-new", "d-live"]
 
 
@@ -93,57 +93,57 @@ def test_a_filter_takes_what_holds_all_words(model: StartModel, words: str, foun
 
 
 def test_the_cursor_stays_on_its_recording_while_the_list_changes(model: StartModel) -> None:
-    model.go(2)
-    assert model.chosen is FAILED
-    model.show((recording("e-newer", 400), *ALL), ())
-    assert model.chosen is FAILED
+    model.go_to_row(2)
+    assert model.chosen_item is FAILED
+    model.update_items((recording("e-newer", 400), *ALL), ())
+    assert model.chosen_item is FAILED
     model.set_filter("fail")
-    assert model.chosen is FAILED
+    assert model.chosen_item is FAILED
     model.set_filter("")
-    model.show((NEW, LIVE, OLD), ())
-    assert model.chosen in (NEW, LIVE, OLD)
-    model.show((), ())
-    assert model.chosen is None
-    model.move(5)
-    model.show(ALL, ())
-    assert model.chosen is NEW
+    model.update_items((NEW, LIVE, OLD), ())
+    assert model.chosen_item in (NEW, LIVE, OLD)
+    model.update_items((), ())
+    assert model.chosen_item is None
+    model.move_cursor(5)
+    model.update_items(ALL, ())
+    assert model.chosen_item is NEW
 
 
 def test_the_cursor_stays_on_the_first_row_until_it_is_moved(model: StartModel) -> None:
-    model.show((OLD, FAILED), ())
-    assert model.chosen is FAILED
-    model.show(ALL, ())
-    assert model.chosen is NEW
+    model.update_items((OLD, FAILED), ())
+    assert model.chosen_item is FAILED
+    model.update_items(ALL, ())
+    assert model.chosen_item is NEW
 
 
 def test_marks_are_kept_and_compared(model: StartModel) -> None:
-    assert model.to_compare() == ()
-    model.mark()  # an unrecorded job cannot be
-    assert model.marked == ()
-    model.go(1)
-    model.mark()
-    assert model.marked == (NEW,)
-    assert model.to_compare() == (NEW, FAILED)  # with the chosen one
-    model.go(4)
-    model.mark()
-    assert model.to_compare() == (NEW, OLD)
+    assert model.choose_compared() == ()
+    model.toggle_mark()  # an unrecorded job cannot be
+    assert model.marked_recordings == ()
+    model.go_to_row(1)
+    model.toggle_mark()
+    assert model.marked_recordings == (NEW,)
+    assert model.choose_compared() == (NEW, FAILED)  # with the chosen one
+    model.go_to_row(4)
+    model.toggle_mark()
+    assert model.choose_compared() == (NEW, OLD)
     model.set_filter("fail")
-    assert model.marked == (NEW, OLD)
-    model.show((NEW, FAILED), ())
-    assert model.marked == (NEW,)
-    model.unmark()
-    assert model.marked == ()
+    assert model.marked_recordings == (NEW, OLD)
+    model.update_items((NEW, FAILED), ())
+    assert model.marked_recordings == (NEW,)
+    model.clear_marks()
+    assert model.marked_recordings == ()
 
 
 def test_what_is_seen_follows_the_cursor() -> None:
     model = StartModel()
-    model.show(tuple(recording(f"r{number:03}", number) for number in range(200)), ())
+    model.update_items(tuple(recording(f"r{number:03}", number) for number in range(200)), ())
     for place, top in ((0, 0), (9, 0), (10, 1), (199, 190), (195, 190), (100, 100), (0, 0)):
-        model.go(place)
-        model.scroll(10)
-        assert model.top == top
-    model.scroll(500)
-    assert model.top == 0
+        model.go_to_row(place)
+        model.scroll_to_cursor(10)
+        assert model.top_row == top
+    model.scroll_to_cursor(500)
+    assert model.top_row == 0
 
 
 @pytest.mark.parametrize("glyphs", [BLOCKS, TEXTURES, ASCII], ids=lambda glyphs: glyphs.name)
@@ -153,12 +153,12 @@ def test_every_row_is_as_wide_as_it_is_told(width: int, glyphs: object) -> None:
     odd = recording("\x1b]0;x\x07name-日本語-" * 9, 2, iterations=(1.0, 0.0, math.nan, 5.0), peak_bytes=1, total_steps=10**9)
     unread = Recording(Path("/x"), True, Stamp(0, 1, 0), False, None)
     items = (*ALL, JOB, damaged, odd, unread)
-    lines = [Line(item, place == 1, place == 2, 10**18) for place, item in enumerate(items)]
-    drawn = listing(lines, (("newest", "title"),), width, 12, glyphs)  # type: ignore[arg-type]
+    lines = [ListLine(item, place == 1, place == 2, 10**18) for place, item in enumerate(items)]
+    drawn = draw_list(lines, (("newest", "title"),), width, 12, glyphs)  # type: ignore[arg-type]
     assert len(drawn) == 12
     assert {row_width(row) for row in drawn} == {width}
     for item in items:
-        rows = detail(item, width, glyphs)  # type: ignore[arg-type]
+        rows = draw_detail(item, width, glyphs)  # type: ignore[arg-type]
         assert [row_width(row) for row in rows] == [width] * DETAIL_ROWS
     assert "\x1b" not in "".join(row_text(row) for row in drawn)
     if glyphs is ASCII:
@@ -167,7 +167,7 @@ def test_every_row_is_as_wide_as_it_is_told(width: int, glyphs: object) -> None:
 
 
 def test_what_matters_most_is_there_at_80_columns() -> None:
-    (_, row) = listing([Line(FAILED, True, False, 200 * S + 3600 * S)], (), 80, 2, BLOCKS)
+    (_, row) = draw_list([ListLine(FAILED, True, False, 200 * S + 3600 * S)], (), 80, 2, BLOCKS)
     text = row_text(row)
     assert text.startswith("›  b-failed")
     assert "GPU memory" in text
@@ -176,17 +176,17 @@ def test_what_matters_most_is_there_at_80_columns() -> None:
 
 
 def test_states_are_words() -> None:
-    words = {item.name: state(item, BLOCKS)[0] for item in ALL}
+    words = {item.name: describe_state(item, BLOCKS)[0] for item in ALL}
     assert words == {"c-new": "exit 0", "b-failed": "GPU memory", "d-live": "● live", "a-old": "exit 0"}
-    assert state(recording("x", 1, exit_code=None), BLOCKS)[0] == "end unseen"
-    assert state(recording("x", 1, exit_code=137, why="SIGKILL"), BLOCKS) == ("SIGKILL", "alert")
-    assert state(recording("x", 1, exit_code=None, problem="Damaged."), BLOCKS) == ("damaged", "alert")
-    assert state(recording("x", 1, exit_code=None, why="detached"), BLOCKS) == ("detached", "text")
-    assert state(JOB, BLOCKS)[0] == "unrecorded"
+    assert describe_state(recording("x", 1, exit_code=None), BLOCKS)[0] == "end unseen"
+    assert describe_state(recording("x", 1, exit_code=137, why="SIGKILL"), BLOCKS) == ("SIGKILL", "alert")
+    assert describe_state(recording("x", 1, exit_code=None, problem="Damaged."), BLOCKS) == ("damaged", "alert")
+    assert describe_state(recording("x", 1, exit_code=None, why="detached"), BLOCKS) == ("detached", "text")
+    assert describe_state(JOB, BLOCKS)[0] == "unrecorded"
 
 
 def test_a_long_first_iteration_hides_no_shift() -> None:
-    row = spark((50.0, 1.0, 1.0, 2.0), 4, BLOCKS)
+    row = draw_sparkline((50.0, 1.0, 1.0, 2.0), 4, BLOCKS)
     assert row_text(row) == "▇▄▄▇"
     assert row[0][1].startswith("muted")
-    assert row_text(spark((), 4, BLOCKS)).strip() == ""
+    assert row_text(draw_sparkline((), 4, BLOCKS)).strip() == ""

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from small_recording import S, identity, read, record, span, write
 from zerotop.analysis.processes.ranks_and_hosts import FRESH_NS
-from zerotop.analysis.steps.step_memory import Windows
-from zerotop.analysis.steps.step_table import steps
+from zerotop.analysis.steps.step_memory import StepWindows
+from zerotop.analysis.steps.step_table import read_steps
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY, UNKNOWN
 from zerotop_probe.recording.writer import Identity
@@ -36,7 +36,7 @@ def test_windows(samples: list[tuple[int, int]], edges: list[int]) -> None:
     at = np.array([at for at, _ in samples], np.int64) * TENTH
     values = np.array([value for _, value in samples], np.int64)
     bounds = np.array(edges) * TENTH
-    assert Windows(at, bounds[:-1], bounds[1:]).highest(values).tolist() == expected
+    assert StepWindows(at, bounds[:-1], bounds[1:]).find_highest(values).tolist() == expected
 
 
 def three_steps(folder: Path) -> None:
@@ -63,7 +63,7 @@ def test_the_peak_is_of_the_step_it_was_in(
     ]
     write(tmp_path, tables.ALLOCATOR, identity(0), *records, **header).close()
     three_steps(tmp_path)
-    assert steps(read(tmp_path))["allocated_peak_bytes"].tolist() == expected
+    assert read_steps(read(tmp_path))["allocated_peak_bytes"].tolist() == expected
 
 
 def process(at: float, pid: int, rss: int) -> tuple[Any, ...]:
@@ -78,6 +78,6 @@ def test_resident_memory_is_of_the_own_process_whichever_sampler_took_it(tmp_pat
     write(tmp_path, tables.PROCESSES, other, process(18, mine, 50), process(19.5, 1, 600)).close()
     elsewhere = identity(-1, 8, host="node2")
     write(tmp_path, tables.PROCESSES, elsewhere, process(15, mine, 900)).close()
-    rows = steps(read(tmp_path))
+    rows = read_steps(read(tmp_path))
     assert rows["host_rss_bytes"].tolist() == [99, 50, UNKNOWN]
     assert rows["nvml_process_bytes"].tolist() == [UNKNOWN] * 3

@@ -11,7 +11,7 @@ import pytest
 import recordings
 from memory_recording import Recording, record
 from small_recording import BEGIN_NS, S, identity, span
-from zerotop.analysis.steps.optimizer_phases import PARTS, PARTS_DTYPE, step_parts, usual
+from zerotop.analysis.steps.optimizer_phases import PARTS, PARTS_DTYPE, compute_medians, read_step_parts
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY, FAILED, PHASE_CODE, SKIPPED
 
@@ -37,34 +37,34 @@ OFFLOADED = (
 
 
 def test_what_the_host_says(tmp_path: Path) -> None:
-    (row,) = step_parts(recorded(tmp_path, *OFFLOADED).read())
+    (row,) = read_step_parts(recorded(tmp_path, *OFFLOADED).read())
     assert (row["rank"], row["step"], row["begin_unix_ns"], row["step_s"]) == (0, 3, BEGIN_NS + 10 * S, 10)
     assert (row["grads_to_cpu_s"], row["cpu_optimizer_s"], row["params_to_gpu_s"], row["allgather_s"]) == (2, 4, 1, 0)
     assert row["gpu_idle_s"] == 7
 
 
 def test_the_device_knows_better_what_was_only_launched(tmp_path: Path) -> None:
-    (row,) = step_parts(recorded(tmp_path, *OFFLOADED, times=((16, "params_to_gpu", 3),)).read())
+    (row,) = read_step_parts(recorded(tmp_path, *OFFLOADED, times=((16, "params_to_gpu", 3),)).read())
     assert (row["params_to_gpu_s"], row["gpu_idle_s"]) == (3, 5)
 
 
 def test_where_not_all_moves_are_told_idle_is_what_the_cpu_computes(tmp_path: Path) -> None:
-    (row,) = step_parts(recorded(tmp_path, OFFLOADED[1]).read())
+    (row,) = read_step_parts(recorded(tmp_path, OFFLOADED[1]).read())
     assert row["gpu_idle_s"] == 4
 
 
 def test_where_the_gpu_computes_the_update_nothing_is_known(tmp_path: Path) -> None:
-    (row,) = step_parts(recorded(tmp_path, span(11, 12, "optimizer", 3, depth=1)).read())
+    (row,) = read_step_parts(recorded(tmp_path, span(11, 12, "optimizer", 3, depth=1)).read())
     assert row["optimizer_s"] == 1
     assert math.isnan(row["gpu_idle_s"])
     (tmp_path / "plain").mkdir()
-    assert usual(step_parts(recorded(tmp_path / "plain").read())) == {"step_s": 10}
+    assert compute_medians(read_step_parts(recorded(tmp_path / "plain").read())) == {"step_s": 10}
 
 
 def test_parts_in_parts_and_of_other_phases_are_not_counted(tmp_path: Path) -> None:
     others = (span(3, 4, "reduce", depth=1), span(13, 14, "allgather", 3, depth=2), span(20, 21, "optimizer", 4, depth=1))
     failed = span(22, 23, "step", 4, BOUNDARY | FAILED)
-    (row,) = step_parts(recorded(tmp_path, *OFFLOADED, *others, failed).read())
+    (row,) = read_step_parts(recorded(tmp_path, *OFFLOADED, *others, failed).read())
     assert (row["reduce_s"], row["allgather_s"], row["optimizer_s"]) == (0, 0, 0)
 
 
@@ -72,14 +72,14 @@ def test_skipped_updates_are_not_usual(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     spans = [span(t, t + 1, "step", t, BOUNDARY | SKIPPED) for t in range(3)] + [span(5, 9, "step", 3, BOUNDARY)]
     recording.write(tables.SPANS, identity(0), spans)
-    rows = step_parts(recording.read())
+    rows = read_step_parts(recording.read())
     assert rows["skipped"].tolist() == [True, True, True, False]
-    assert usual(rows) == {"step_s": 4}
+    assert compute_medians(rows) == {"step_s": 4}
 
 
 def test_no_steps(tmp_path: Path) -> None:
-    assert step_parts(Recording(tmp_path).read()).dtype == PARTS_DTYPE
-    assert usual(step_parts(Recording(tmp_path).read())) == {}
+    assert read_step_parts(Recording(tmp_path).read()).dtype == PARTS_DTYPE
+    assert compute_medians(read_step_parts(Recording(tmp_path).read())) == {}
 
 
 IDLE = [("z2-offload", 0.079), ("story", 1.22), ("z3-offload-all", 0.084), ("z2", None)]
@@ -87,8 +87,8 @@ IDLE = [("z2-offload", 0.079), ("story", 1.22), ("z3-offload-all", 0.084), ("z2"
 
 @pytest.mark.parametrize(("name", "idle_s"), IDLE)
 def test_real_updates(name: str, idle_s: float | None) -> None:
-    rows = step_parts(recordings.recording(name))
-    told = usual(rows[-5:])
+    rows = read_step_parts(recordings.recording(name))
+    told = compute_medians(rows[-5:])
     assert told.get("gpu_idle_s") == (pytest.approx(idle_s, rel=0.02) if idle_s is not None else None)
     parts = sum(rows[f"{part}_s"] for part in PARTS)
     assert (parts <= rows["step_s"] * 1.1).all()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from small_recording import BEGIN_NS, S, identity, read, span, write
 from zerotop.analysis.steps import step_table as steps_module
-from zerotop.analysis.steps.step_table import StepTable, steps
+from zerotop.analysis.steps.step_table import StepTable, read_steps
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, PHASE_CODE, SKIPPED, UNKNOWN
 
@@ -40,7 +40,7 @@ SPANS = (
 
 def test_columns(tmp_path: Path) -> None:
     write(tmp_path, tables.SPANS, identity(3), *SPANS).close()
-    rows = steps(read(tmp_path))
+    rows = read_steps(read(tmp_path))
     expected: dict[str, list[Any]] = {
         "rank": [3, 3],
         "step": [0, 1],
@@ -74,7 +74,7 @@ def test_in_two_parts(tmp_path: Path) -> None:
         writer.close()
         session.refresh()
         table.update()
-        np.testing.assert_array_equal(table.processes[0].rows, steps(read(folder)))
+        np.testing.assert_array_equal(table.rank_steps[0].step_rows, read_steps(read(folder)))
 
 
 INIT, LOAD = PHASE_CODE["init"], PHASE_CODE["checkpoint_load"]
@@ -173,7 +173,7 @@ def any_spans(draw: st.DrawFn) -> list[Any]:
 @given(any_spans(), st.integers(1, 20), st.integers(0, 60))
 def test_steps_are_those_of_a_slow_reading(spans: list[Any], at_once: int, cut: int) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steps_module, "_AT_ONCE", at_once)
+        patch.setattr(steps_module, "_SPANS_AT_ONCE", at_once)
         writer = write(Path(folder), tables.SPANS, identity(0), *spans[:cut])
         table = StepTable(session := read(Path(folder)))
         table.update()
@@ -182,7 +182,7 @@ def test_steps_are_those_of_a_slow_reading(spans: list[Any], at_once: int, cut: 
         writer.close()
         session.refresh()
         table.update()
-        rows = table.processes[0].rows
+        rows = table.rank_steps[0].step_rows
     assert_slow(rows, spans)
 
 
@@ -200,7 +200,7 @@ def assert_slow(rows: Any, spans: list[Any], offset_ns: int = 0) -> None:
 def test_ranks_that_are_read_together_have_each_its_own_steps(ranks: list[Any], at_once: int, cuts: list[int]) -> None:
     """However many spans of which of them there are at a look, and however their clocks stand."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steps_module, "_AT_ONCE", at_once)
+        patch.setattr(steps_module, "_SPANS_AT_ONCE", at_once)
         writers = [
             write(Path(folder), tables.SPANS, identity(rank), *spans[:cut], born=rank)
             for rank, (spans, cut) in enumerate(zip(ranks, cuts, strict=False))
@@ -215,7 +215,7 @@ def test_ranks_that_are_read_together_have_each_its_own_steps(ranks: list[Any], 
             writer.close()
         session.refresh()
         table.update()
-    assert [process.source.rank for process in table.processes] == list(range(len(ranks)))
-    for rank, (process, spans) in enumerate(zip(table.processes, ranks, strict=True)):
-        assert set(process.rows["rank"]) <= {rank}
-        assert_slow(process.rows, spans, rank * S)
+    assert [process.source.rank for process in table.rank_steps] == list(range(len(ranks)))
+    for rank, (process, spans) in enumerate(zip(table.rank_steps, ranks, strict=True)):
+        assert set(process.step_rows["rank"]) <= {rank}
+        assert_slow(process.step_rows, spans, rank * S)

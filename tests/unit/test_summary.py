@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from small_recording import S, identity, read, record, span, write
-from zerotop.analysis.reports.headline import summary
+from zerotop.analysis.reports.headline import summarize_session
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY, SKIPPED
 from zerotop_probe.recording.writer import EventWriter
@@ -33,7 +33,7 @@ def test_what_was_measured(tmp_path: Path) -> None:
         write(tmp_path, tables.PROBE, identity(rank), *costs).close()
     sizes = {"total_bytes": 8 * GIB, "used_bytes": GIB}
     write(tmp_path, tables.GPUS, identity(-1), record(tables.GPUS, time_ns=30 * S, gpu=0, **sizes)).close()
-    assert summary(read(tmp_path)).splitlines() == [
+    assert summarize_session(read(tmp_path)).splitlines() == [
         "tiny: 3.4 M parameters, ZeRO-2, optimizer on cpu, bf16, batch 4 x 1 x 2 (micro x accumulation x ranks)",
         "2 steps, 1 skipped: median 15.000 s an iteration, slowest 20.000 s at step 1",
         "seconds in each phase (median, slowest rank): data 0.000, forward 1.000, backward 0.000, step 14.000, other 0.000",
@@ -46,6 +46,6 @@ def test_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_nothing_was_measured(tmp_path: Path) -> None:
-    text = summary(read(tmp_path))
+    text = summarize_session(read(tmp_path))
     assert text.startswith("No rank made a DeepSpeed engine")
     assert "The recording stops here" in text

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerotop.session.ansi import Screen, trimmed
+from zerotop.session.ansi import TerminalScreen, trim_rows
 
 
 def lines(*pieces: bytes, most: int = 200) -> tuple[str, ...]:
     """What is shown after all pieces came, one after the other."""
-    screen = Screen(most)
+    screen = TerminalScreen(most)
     for piece in pieces:
         split = piece.split(b"\n")
-        screen.feed(split, [0] * (len(split) - 1))
-    return trimmed(screen.rows, most)
+        screen.feed_lines(split, [0] * (len(split) - 1))
+    return trim_rows(screen.rows, most)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_an_escape_that_never_ends_holds_nothing_back_for_long() -> None:
 
 
 def test_lines_are_forgotten_in_time() -> None:
-    screen = Screen(10)
+    screen = TerminalScreen(10)
     for number in range(1000):
-        screen.feed([b"%d" % number, b""], [number])
+        screen.feed_lines([b"%d" % number, b""], [number])
     assert len(screen.rows) <= 21
     assert screen.rows[-11:] == [*(str(number) for number in range(990, 1000)), ""]
     assert screen.finished_ns[-1] == 999

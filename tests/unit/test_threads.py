@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from small_recording import BEGIN_NS, S, identity, read, record, span, write
 from zerotop.analysis.live_view import Rank
-from zerotop.analysis.ranks.affinity import Affinities, cores_text, parse_cores
-from zerotop.analysis.ranks.threads import MAIN, RankThreads, ThreadTable, crowding
+from zerotop.analysis.ranks.affinity import Affinities, format_cores, parse_cores
+from zerotop.analysis.ranks.threads import MAIN_NAME, RankThreads, ThreadTable, describe_crowding
 from zerotop.analysis.views.history import PIECE_NS
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
@@ -45,8 +45,8 @@ def recorded(folder: Path, *threads: Any, processes: Any = ()) -> Session:
 
 def told(session: Session, at: float, pieces: int = 1, table: ThreadTable | None = None) -> RankThreads:
     cursor = BEGIN_NS + int(at * S)
-    (rank, *_) = RecordingSource(session).view(cursor).ranks
-    return (table or ThreadTable(session)).at(rank, cursor, CELLS, pieces * PIECE_NS)
+    (rank, *_) = RecordingSource(session).view_at(cursor).ranks
+    return (table or ThreadTable(session)).threads_at(rank, cursor, CELLS, pieces * PIECE_NS)
 
 
 def note(folder: Path, at: float, event: str, **facts: Any) -> None:
@@ -62,7 +62,7 @@ def test_threads_of_a_name_are_a_group_and_the_first_thread_is_one_of_its_own(tm
     found = told(recorded(tmp_path, *rows), 9.6)
     assert [(group.name, [one.tid for one in group.threads]) for group in found.groups] == [
         ("python3", [101, 102]),
-        (MAIN, [100]),
+        (MAIN_NAME, [100]),
         ("worker*", [103, 104]),
     ]
     assert found.groups[0].cores_used == pytest.approx(1.7)
@@ -74,7 +74,7 @@ def test_a_thread_has_the_cores_of_each_cell_and_none_of_those_of_others(tmp_pat
     rows = [thread(1.5, 101, 0.5), thread(2.0, 101, 1.0), thread(3.1, 101, 0.25), thread(3.1, 900, 1.0, pid=200)]
     rows += [thread(5.0, 900, 1.0, pid=200)]
     (group,) = told(recorded(tmp_path, *rows), 5.2).groups
-    cells = dict(enumerate(group.history.tolist(), start=10 - CELLS))
+    cells = dict(enumerate(group.cores_history.tolist(), start=10 - CELLS))
     # Ticks in which it is not among the busiest are ticks in which it hardly ran; where there is none the one before counts.
     assert {cell: value for cell, value in cells.items() if value > 0} == {3: 0.5, 4: 1.0, 5: 1.0, 6: 0.25, 7: 0.25}
     assert [cell for cell in range(10) if math.isnan(cells[cell])] == [0, 1, 2, 8, 9]
@@ -101,7 +101,7 @@ def test_growing_equals_opening_later(tmp_path: Path) -> None:
         again = told(read(tmp_path), at / 2 + 0.1)
         assert [group.name for group in growing.groups] == [group.name for group in again.groups]
         for one, other in zip(growing.groups, again.groups, strict=True):
-            np.testing.assert_array_equal(one.history, other.history)
+            np.testing.assert_array_equal(one.cores_history, other.cores_history)
     assert told(session, 9.6, table=table) is told(session, 9.6, table=table)
     writer.close()
 
@@ -109,9 +109,9 @@ def test_growing_equals_opening_later(tmp_path: Path) -> None:
 def test_waiting_is_of_the_last_ten_seconds(tmp_path: Path) -> None:
     rows = [thread(at, 101, 0.5, wait=(0 if at < 15 else (at - 15) * 0.4)) for at in range(1, 26)]
     session = recorded(tmp_path, *rows, processes=[process(at, 1.0, 1) for at in range(1, 26)])
-    assert told(session, 25.1, 2).groups[0].waiting == pytest.approx(0.4, rel=0.1)
-    assert told(session, 14.1, 2).groups[0].waiting == 0.0
-    assert math.isnan(told(session, 1.1, 2).groups[0].waiting)
+    assert told(session, 25.1, 2).groups[0].waiting_cores == pytest.approx(0.4, rel=0.1)
+    assert told(session, 14.1, 2).groups[0].waiting_cores == 0.0
+    assert math.isnan(told(session, 1.1, 2).groups[0].waiting_cores)
 
 
 def test_cores_and_nodes_and_what_it_is_bound_to(tmp_path: Path) -> None:
@@ -123,11 +123,15 @@ def test_cores_and_nodes_and_what_it_is_bound_to(tmp_path: Path) -> None:
     session = recorded(tmp_path, *rows)
     (group,) = told(session, 9.6).groups
     first, second = sorted(group.threads, key=lambda one: one.tid)
-    assert (cores_text(first.ran_on), first.nodes, cores_text(first.allowed)) == ("0-5", (0, 1), "0-7")
-    assert (cores_text(second.ran_on), second.nodes, cores_text(second.allowed)) == ("5", (1,), "5")
+    assert (format_cores(first.ran_on), first.numa_nodes, format_cores(first.allowed_cores)) == ("0-5", (0, 1), "0-7")
+    assert (format_cores(second.ran_on), second.numa_nodes, format_cores(second.allowed_cores)) == ("5", (1,), "5")
     affinities = Affinities(session)
-    assert [cores_text(affinities.process("node1", 100, BEGIN_NS + at * S)) for at in (0, 1, 5)] == ["", "0-7", "0-3"]
-    assert (affinities.node_count("node1"), affinities.node_count("node2")) == (2, 0)
+    assert [format_cores(affinities.find_process_cores("node1", 100, BEGIN_NS + at * S)) for at in (0, 1, 5)] == [
+        "",
+        "0-7",
+        "0-3",
+    ]
+    assert (affinities.count_nodes("node1"), affinities.count_nodes("node2")) == (2, 0)
 
 
 def test_the_phase_of_each_cell(tmp_path: Path) -> None:
@@ -142,7 +146,7 @@ def test_the_phase_of_each_cell(tmp_path: Path) -> None:
 def test_without_threads_it_says_so(tmp_path: Path) -> None:
     write(tmp_path, tables.PROCESSES, SAMPLER, process(1, 2.0, 2)).close()
     found = told(read(tmp_path), 1.5)
-    assert (found.groups, found.recorded, found.rest_threads) == ((), False, 30)
+    assert (found.groups, found.is_recorded, found.rest_threads) == ((), False, 30)
 
 
 def ranks(*facts: tuple[int, float, float], host: str = "node1") -> list[Rank]:
@@ -155,10 +159,10 @@ def ranks(*facts: tuple[int, float, float], host: str = "node1") -> list[Rank]:
 
 def test_more_threads_than_cores_are_said(tmp_path: Path) -> None:
     affinities = Affinities(recorded(tmp_path))
-    (said,) = crowding(ranks((0, 8.0, 6.0), (1, 8.0, 6.0)), {"node1": 16}, affinities, BEGIN_NS)
+    (said,) = describe_crowding(ranks((0, 8.0, 6.0), (1, 8.0, 6.0)), {"node1": 16}, affinities, BEGIN_NS)
     assert said.startswith("28 threads want to run on 16 cores: 12.0 of them wait. OMP_NUM_THREADS=8")
-    assert crowding(ranks((0, 8.0, 0.5), (1, 8.0, 0.3)), {"node1": 16}, affinities, BEGIN_NS) == []
-    assert crowding(ranks((0, 8.0, math.nan)), {}, affinities, BEGIN_NS) == []
+    assert describe_crowding(ranks((0, 8.0, 0.5), (1, 8.0, 0.3)), {"node1": 16}, affinities, BEGIN_NS) == []
+    assert describe_crowding(ranks((0, 8.0, math.nan)), {}, affinities, BEGIN_NS) == []
 
 
 def test_ranks_that_share_cores_are_said(tmp_path: Path) -> None:
@@ -168,17 +172,17 @@ def test_ranks_that_share_cores_are_said(tmp_path: Path) -> None:
         writer.close()
     affinities, now = Affinities(recorded(tmp_path)), BEGIN_NS + S
     three = ranks((0, 1.0, 0.0), (1, 1.0, 0.0), (2, 1.0, 0.0))
-    assert crowding(three, {"node1": 32}, affinities, now) == [
+    assert describe_crowding(three, {"node1": 32}, affinities, now) == [
         "Ranks 1 and 2 are bound to the same cores, core 15 among them."
     ]
-    assert crowding(three[:2], {"node1": 32}, affinities, now) == []
+    assert describe_crowding(three[:2], {"node1": 32}, affinities, now) == []
     # All cores of the node are no bond.
-    assert crowding(three[2:] * 2, {"node1": 2}, affinities, now) == []
+    assert describe_crowding(three[2:] * 2, {"node1": 2}, affinities, now) == []
 
 
 @given(st.frozensets(st.integers(0, 300)))
 def test_sets_of_cores_there_and_back(cores: frozenset[int]) -> None:
-    assert parse_cores(cores_text(cores)) == cores
+    assert parse_cores(format_cores(cores)) == cores
 
 
 def test_what_is_no_set_of_cores_is_none() -> None:

@@ -13,11 +13,11 @@ import pytest
 
 from recordings import recording
 from small_recording import BEGIN_NS, S, identity, read, record, span, write
-from zerotop.analysis.processes.phases import innermost
-from zerotop.analysis.processes.process_exits import Ends
+from zerotop.analysis.processes.phases import find_innermost
+from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.analysis.steps.step_table import StepTable
-from zerotop.analysis.timeline.range_summary import summary
-from zerotop.analysis.timeline.timeline import Subject, Timelines, Window
+from zerotop.analysis.timeline.range_summary import summarize_range
+from zerotop.analysis.timeline.timeline import Subject, TimelineBuilder, Window
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording.tables import (
     ALLOCATOR,
@@ -34,10 +34,10 @@ from zerotop_probe.recording.tables import (
 MS = 1_000_000
 
 
-def timelines(session: Session) -> Timelines:
+def timelines(session: Session) -> TimelineBuilder:
     table = StepTable(session, memory=False)
     table.update()
-    return Timelines(session, lambda: table.processes)
+    return TimelineBuilder(session, lambda: table.rank_steps)
 
 
 def pieces(source: Source, rows: Any, column: str, factor: float = 1.0) -> list[tuple[int, int, float]]:
@@ -59,7 +59,7 @@ def naive(parts: list[tuple[int, int, float]], begin: int, end: int) -> tuple[fl
 
 
 def compare(session: Session, name: str, parts: list[tuple[int, int, float]], window: Window, subject: Subject) -> None:
-    told = timelines(session).at(window, subject, (), session.end_ns).values[name]
+    told = timelines(session).build_timeline(window, subject, (), session.end_ns).values[name]
     edges = [session.begin_ns + (window.first + place) * window.column_ns for place in range(window.columns + 1)]
     expected = np.array([naive(parts, begin, end) for begin, end in pairwise(edges)]).T
     beyond = np.array(edges[:-1]) > session.end_ns
@@ -87,7 +87,7 @@ def test_a_gpu_in_columns(name: str, column: str, factor: float, window: Window)
     session = recording("story")
     (source,) = session.sources["gpus"]
     rows = source.array[source.array["gpu"] == 2]
-    subject = timelines(session).subject(2)
+    subject = timelines(session).make_subject(2)
     assert subject.gpu is not None
     assert subject.gpu[1] == 2
     compare(session, name, pieces(source, rows, column, factor), window, subject)
@@ -97,7 +97,7 @@ def test_a_gpu_in_columns(name: str, column: str, factor: float, window: Window)
 def test_a_rank_and_all_ranks_in_columns(window: Window) -> None:
     session = recording("cpu-clean")
     (source,) = session.sources["processes"]
-    subject = timelines(session).subject(1)
+    subject = timelines(session).make_subject(1)
     assert subject.gpu is None
     rows = source.array[source.array["rank"] == 1]
     compare(session, "cores", pieces(source, rows, "cores_used"), window, subject)
@@ -121,7 +121,7 @@ def test_what_an_allocator_holds_stays_until_the_next_record(window: Window) -> 
     ends = [*times[1:], goodbye]
     for name, column in (("allocated", "allocated_bytes"), ("reserved", "reserved_bytes")):
         parts = list(zip(times, ends, map(float, source.array[column]), strict=True))
-        compare(session, name, parts, window, timelines(session).subject(0))
+        compare(session, name, parts, window, timelines(session).make_subject(0))
 
 
 def test_no_peak_between_two_samples_is_lost() -> None:
@@ -130,7 +130,7 @@ def test_no_peak_between_two_samples_is_lost() -> None:
     highest = int(source.array["allocated_peak_bytes"].max())
     assert highest > int(source.array["allocated_bytes"].max())
     for window in WINDOWS:
-        told = timelines(session).at(
+        told = timelines(session).build_timeline(
             Window(0, window.column_ns, 90 * S // window.column_ns), Subject(0, "vm", ("vm", 0)), (), session.end_ns
         )
         assert np.nanmax(told.values["peak"].highest) == highest
@@ -142,15 +142,15 @@ def test_the_innermost_phase_of_every_moment(name: str, column_ns: int) -> None:
     session = recording(name)
     begins, spans = (session.sources[table][0] for table in ("begins", "spans"))
     first = (int(spans.array["end_ns"][len(spans.array) // 2]) + spans.offset_ns - session.begin_ns) // column_ns - 150
-    told = timelines(session).at(
+    told = timelines(session).build_timeline(
         Window(first, column_ns, 300), Subject(begins.rank, begins.host, None), (begins.rank,), session.end_ns
     )
     seconds = told.phases[begins.rank]
     # Looked at many times in every column, at the end of the recording, from where all is known.
     grain = column_ns // 50
     moments = session.begin_ns + first * column_ns + np.arange(0, 300 * column_ns, grain) + grain // 2
-    codes = innermost(begins, spans, moments, session.end_ns)
-    codes[moments > (Ends(session.events).of(begins) or session.end_ns)] = -1
+    codes = find_innermost(begins, spans, moments, session.end_ns)
+    codes[moments > (ProcessExits(session.events).find_exit(begins) or session.end_ns)] = -1
     for row in spans.array[spans.array["phase"] == PHASE_CODE["eval"]]:
         own = moments - spans.offset_ns
         codes[(own >= row["begin_ns"]) & (own < row["end_ns"])] = PHASE_CODE["eval"]
@@ -173,7 +173,7 @@ def many_steps(folder: Path, steps: int) -> Session:
 @pytest.mark.parametrize("column_ns", [300 * MS, 10 * S, 40 * S])
 def test_phases_add_up_at_every_zoom(tmp_path: Path, column_ns: int) -> None:
     session = many_steps(tmp_path, 100)
-    told = timelines(session).at(
+    told = timelines(session).build_timeline(
         Window(0, column_ns, -(-100 * S // column_ns)), Subject(0, "node1", None), (0,), BEGIN_NS + 100 * S
     )
     sums = told.phases[0].sum(axis=1)
@@ -185,16 +185,16 @@ def test_phases_add_up_at_every_zoom(tmp_path: Path, column_ns: int) -> None:
 
 def test_iterations_and_their_numbers(tmp_path: Path) -> None:
     lines = timelines(session := many_steps(tmp_path, 10))
-    told = lines.at(Window(0, S // 2, 30), lines.subject(0), (), BEGIN_NS + 20 * S)
+    told = lines.build_timeline(Window(0, S // 2, 30), lines.make_subject(0), (), BEGIN_NS + 20 * S)
     values = told.values["iteration"]
     assert values.mean[2] == pytest.approx(1.0, abs=0.06)
     assert np.isnan(values.mean[25])
-    begins, numbers = lines.steps_begun(0, BEGIN_NS + 3 * S, BEGIN_NS + 100 * S)
+    begins, numbers = lines.find_begun_steps(0, BEGIN_NS + 3 * S, BEGIN_NS + 100 * S)
     assert numbers.tolist() == [4, 5, 6, 7, 8, 9, 10]
     assert begins[0] == pytest.approx(BEGIN_NS + 3.95 * S)
-    assert lines.step_at(0, BEGIN_NS - 1) is None
-    assert lines.step_at(0, BEGIN_NS + 4 * S) == 4
-    assert lines.step_at(0, BEGIN_NS + 100 * S) == 10
+    assert lines.find_step_at(0, BEGIN_NS - 1) is None
+    assert lines.find_step_at(0, BEGIN_NS + 4 * S) == 4
+    assert lines.find_step_at(0, BEGIN_NS + 100 * S) == 10
     assert session.events == []
 
 
@@ -208,7 +208,9 @@ def test_a_spike_of_one_sample_is_seen_from_any_distance(tmp_path: Path) -> None
     for column_ns in (100 * MS, S, 5 * S, 50 * S, 60 * S, 600 * S, 3600 * S):
         lines = timelines(session)
         count = 10_000 * S // column_ns + 1
-        values = lines.at(Window(0, column_ns, count), lines.subject(-1), (), session.last_written_ns).values
+        values = lines.build_timeline(
+            Window(0, column_ns, count), lines.make_subject(-1), (), session.last_written_ns
+        ).values
         assert np.nanmax(values["utilization"].highest) == 1.0
         assert np.nanargmax(values["utilization"].highest) == (77_777 * S // 10 - 1) // column_ns
         assert "power" not in values
@@ -220,7 +222,9 @@ def test_pcie_counters_that_are_looked_at_seldom(tmp_path: Path) -> None:
     rows = [record(GPUS, time_ns=tick * S // 10, gpu=0, pcie_tx_bytes=10**6 * moved) for tick, moved in enumerate(sent)]
     write(tmp_path, GPUS, identity(-1), *rows).close()
     lines = timelines(read(tmp_path))
-    values = lines.at(Window(0, 100 * MS, 44), lines.subject(-1), (), BEGIN_NS + 4 * S + S // 2).values["sent"]
+    values = lines.build_timeline(Window(0, 100 * MS, 44), lines.make_subject(-1), (), BEGIN_NS + 4 * S + S // 2).values[
+        "sent"
+    ]
     np.testing.assert_allclose(values.mean[:10], 1e9)
     np.testing.assert_allclose(values.mean[10:34], 0.0)
     # Seen after three quiet seconds: moved since the last look, not evenly over those.
@@ -237,7 +241,7 @@ def test_two_ranks_on_one_gpu_hold_what_both_hold(tmp_path: Path) -> None:
         ]
         write(tmp_path, ALLOCATOR, identity(rank), *samples, peaks="window").close()
     lines = timelines(read(tmp_path))
-    told = lines.at(Window(0, S, 8), Subject(0, "node1", ("node1", 0)), (), BEGIN_NS + 7 * S).values["allocated"]
+    told = lines.build_timeline(Window(0, S, 8), Subject(0, "node1", ("node1", 0)), (), BEGIN_NS + 7 * S).values["allocated"]
     assert told.mean.tolist()[1:] == [11.0, 12.0, 12.0, 116.0, 117.0, 121.0, 121.0]
     assert math.isnan(told.mean[0])
 
@@ -257,7 +261,7 @@ def test_hosts_within_a_control_group(tmp_path: Path) -> None:
     ]
     write(tmp_path, HOSTS, identity(-1), *rows).close()
     lines = timelines(read(tmp_path))
-    told = lines.at(Window(0, S, 3), lines.subject(-1), (), BEGIN_NS + 3 * S).values
+    told = lines.build_timeline(Window(0, S, 3), lines.make_subject(-1), (), BEGIN_NS + 3 * S).values
     assert told["host_memory"].mean.tolist() == [7.0, 7.0, 7.0]
     assert told["host_cores"].mean.tolist() == [2.0, 2.0, 2.0]
 
@@ -294,17 +298,17 @@ def test_a_recording_that_grows_is_told_as_one_that_has_grown(tmp_path: Path, co
     growing.go_on(3)
     session = read(tmp_path)
     table = StepTable(session, memory=False)
-    lines = Timelines(session, lambda: table.processes)
+    lines = TimelineBuilder(session, lambda: table.rank_steps)
     window = Window(0, column_ns, max(10, 80 * S // column_ns))
     for ticks in (1, 4, 40, 1, 300, 7, 200, 3):
         growing.go_on(ticks)
         session.refresh()
         table.update()
         end_ns = BEGIN_NS + growing.ticks * S // 10
-        told = lines.at(window, lines.subject(0), (0,), end_ns)
+        told = lines.build_timeline(window, lines.make_subject(0), (0,), end_ns)
         afresh = timelines(read(tmp_path))
-        expected = afresh.at(window, afresh.subject(0), (0,), end_ns)
-        assert told.complete
+        expected = afresh.build_timeline(window, afresh.make_subject(0), (0,), end_ns)
+        assert told.is_complete
         np.testing.assert_allclose(told.phases[0], expected.phases[0], atol=1e-9)
         for name in ("cores", "rss", "iteration"):
             if name in expected.values:
@@ -320,10 +324,13 @@ def test_time_goes_on_while_nothing_is_recorded() -> None:
     session = recording("z2-offload")
     lines, window = timelines(session), Window(2400, 20 * MS, 90)
     middle_ns, end_ns = (session.begin_ns + column * window.column_ns for column in (2430, 2500))
-    subject = lines.subject(0)
-    before = lines.at(window, subject, (0,), middle_ns)
+    subject = lines.make_subject(0)
+    before = lines.build_timeline(window, subject, (0,), middle_ns)
     assert np.isnan(before.values["allocated"].highest[40:]).all()
-    told, expected = lines.at(window, subject, (0,), end_ns), timelines(session).at(window, subject, (0,), end_ns)
+    told, expected = (
+        lines.build_timeline(window, subject, (0,), end_ns),
+        timelines(session).build_timeline(window, subject, (0,), end_ns),
+    )
     np.testing.assert_array_equal(told.values["allocated"].highest, expected.values["allocated"].highest)
     np.testing.assert_allclose(told.phases[0], expected.phases[0], atol=1e-12)
     assert np.isfinite(told.values["allocated"].highest[40:]).any()
@@ -334,31 +341,31 @@ def test_what_cannot_be_read_in_time_is_read_later(tmp_path: Path) -> None:
     growing.go_on(20_000)
     growing.close()
     lines = timelines(session := read(tmp_path))
-    window, subject = Window(0, 5 * S, 400), lines.subject(0)
-    told = lines.at(window, subject, (0,), session.last_written_ns, budget_s=0.0)
-    assert not told.complete
+    window, subject = Window(0, 5 * S, 400), lines.make_subject(0)
+    told = lines.build_timeline(window, subject, (0,), session.last_written_ns, budget_s=0.0)
+    assert not told.is_complete
     looks = 1
-    while not told.complete:
-        told = lines.at(window, subject, (0,), session.last_written_ns, budget_s=0.001)
+    while not told.is_complete:
+        told = lines.build_timeline(window, subject, (0,), session.last_written_ns, budget_s=0.001)
         looks += 1
     assert looks > 2
-    expected = timelines(session).at(window, subject, (0,), session.last_written_ns)
+    expected = timelines(session).build_timeline(window, subject, (0,), session.last_written_ns)
     np.testing.assert_array_equal(told.values["cores"].highest, expected.values["cores"].highest)
-    assert lines.at(window, subject, (0,), session.last_written_ns) is told
+    assert lines.build_timeline(window, subject, (0,), session.last_written_ns) is told
 
 
 def test_a_range_of_a_real_recording() -> None:
     session = recording("story")
     lines = timelines(session)
     begin_ns, end_ns = session.begin_ns + 55 * S, session.begin_ns + 64 * S
-    told = summary(lines, lines.subject(0), begin_ns, end_ns)
+    told = summarize_range(lines, lines.make_subject(0), begin_ns, end_ns)
     (gpus,) = session.sources["gpus"]
     highest, mean = naive(pieces(gpus, gpus.array[gpus.array["gpu"] == 0], "utilization_percent", 0.01), begin_ns, end_ns)
     assert told.highest["utilization"] == pytest.approx(highest)
     assert told.mean["utilization"] == pytest.approx(mean)
     table = StepTable(session, memory=False)
     table.update()
-    rows = next(process.rows for process in table.processes if process.source.rank == 0)
+    rows = next(process.step_rows for process in table.rank_steps if process.source.rank == 0)
     within = rows[(rows["end_unix_ns"] > begin_ns) & (rows["end_unix_ns"] <= end_ns)]
     assert told.steps == len(within) > 2
     assert told.mean["iteration"] == pytest.approx(within["iteration_s"].mean())
@@ -373,7 +380,7 @@ def test_a_long_range_is_made_of_what_is_kept(tmp_path: Path) -> None:
     growing.close()
     lines = timelines(session := read(tmp_path))
     begin_ns, end_ns = BEGIN_NS + int(3.3 * S), BEGIN_NS + int(388.8 * S)
-    told = summary(lines, lines.subject(0), begin_ns, end_ns)
+    told = summarize_range(lines, lines.make_subject(0), begin_ns, end_ns)
     (source,) = session.sources["processes"]
     highest, mean = naive(pieces(source, source.array, "cores_used"), begin_ns, end_ns)
     assert told.mean["cores"] == pytest.approx(mean)
@@ -383,22 +390,22 @@ def test_a_long_range_is_made_of_what_is_kept(tmp_path: Path) -> None:
 
 def test_nothing_recorded(tmp_path: Path) -> None:
     lines = timelines(read(tmp_path))
-    subject = lines.subject(-1)
-    assert lines.ranks() == {}
+    subject = lines.make_subject(-1)
+    assert lines.find_rank_hosts() == {}
     assert subject == Subject(-1, "", None)
-    told = lines.at(Window(-10, S, 20), subject, (), BEGIN_NS + 5 * S)
+    told = lines.build_timeline(Window(-10, S, 20), subject, (), BEGIN_NS + 5 * S)
     assert told.values == {}
     assert told.phases == {}
-    assert summary(lines, subject, BEGIN_NS, BEGIN_NS + 5 * S).mean == {}
+    assert summarize_range(lines, subject, BEGIN_NS, BEGIN_NS + 5 * S).mean == {}
 
 
 @pytest.mark.parametrize("name", ["story", "z2", "x4-z3", "cpu-checkpoint", "cpu-dead"])
 def test_any_window_of_any_recording(name: str) -> None:
     session = recording(name)
     lines = timelines(session)
-    for rank in lines.ranks():
+    for rank in lines.find_rank_hosts():
         for window in (Window(-300, MS, 280), Window(0, 10**9, 400), Window(5, 86400 * S, 10), Window(10**9, 1000, 60)):
-            told = lines.at(window, lines.subject(rank), tuple(lines.ranks()), session.end_ns)
+            told = lines.build_timeline(window, lines.make_subject(rank), tuple(lines.find_rank_hosts()), session.end_ns)
             for values in told.values.values():
                 assert values.mean.shape == (window.columns,)
                 known = ~np.isnan(values.mean)

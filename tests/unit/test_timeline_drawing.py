@@ -12,16 +12,16 @@ import pytest
 
 from recordings import names, recording
 from small_recording import identity, read, record, write
-from zerotop.analysis.annotations import annotations
+from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.live_view import State
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.viewer import Viewer
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.drawing.rows import row_text, row_width
-from zerotop.ui.timeline.drawing import chart_begin, chart_cells, draw_nothing, draw_timeline
-from zerotop.ui.timeline.labels import at_cursor, duration, moment_text
-from zerotop.ui.timeline.lanes import BY_NAME, LANES, MARKS, RIBBONS, SUMMARY, TIME, plan, ribbons
-from zerotop.ui.timeline.model import Pictures
+from zerotop.ui.timeline.drawing import chart_begin, chart_cells, draw_empty, draw_timeline
+from zerotop.ui.timeline.labels import find_cursor_value, format_duration, format_moment
+from zerotop.ui.timeline.lanes import LANES, LANES_BY_NAME, MARKS, RIBBONS, SUMMARY, TIME, count_ribbons, layout_lanes
+from zerotop.ui.timeline.model import PictureBuilder
 from zerotop.ui.timeline.picture import Picture
 from zerotop.ui.timeline.window import TimelineView
 from zerotop_probe.recording.tables import PROCESSES
@@ -34,9 +34,9 @@ EVERYTHING = {value for lane in LANES for value in lane.values}
 def source(name: str) -> RecordingSource:
     """A recording of which all is found that there is to find: on a busy machine one look does not get that far."""
     found, session = RecordingSource(recording(name)), recording(name)
-    found.view(None)
-    number = len(annotations(session, session.last_written_ns))
-    while len(found.findings(None)) < number:
+    found.view_at(None)
+    number = len(find_annotations(session, session.last_written_ns))
+    while len(found.findings_at(None)) < number:
         found.refresh()
     return found
 
@@ -47,18 +47,18 @@ class Look:
     def __init__(self, name: str, step: int | None = None, *, rank: int = 0) -> None:
         self.viewer = Viewer(source(name), None, lambda: 0.0)
         self.view = TimelineView()
-        self.pictures = Pictures(self.viewer.source, self.view)
-        self.viewer.frame()
+        self.pictures = PictureBuilder(self.viewer.source, self.view)
+        self.viewer.make_frame()
         if rank:
             self.viewer.choose_rank(rank)
         if step is not None:
             self.viewer.go_to_step(step)
 
     def picture(self, width: int, height: int) -> Picture:
-        frame = self.viewer.frame()
-        picture = self.pictures.picture(frame, chart_cells(width), height)
-        while not picture.timeline.complete:
-            picture = self.pictures.picture(frame, chart_cells(width), height)
+        frame = self.viewer.make_frame()
+        picture = self.pictures.build_picture(frame, chart_cells(width), height)
+        while not picture.timeline.is_complete:
+            picture = self.pictures.build_picture(frame, chart_cells(width), height)
         return picture
 
     def rows(self, width: int, height: int, glyphs: Glyphs = BLOCKS) -> list[str]:
@@ -70,7 +70,7 @@ class Look:
 def test_the_double_spike_is_seen_at_a_glance() -> None:
     """While the optimizer runs on the CPU the GPU stands still, and the other way round."""
     look = Look("story", 13)
-    look.view.show(50_000_000)
+    look.view.set_column_ns(50_000_000)
     rows = look.rows(80, 18, ASCII)
     ribbon = next(row for row in rows if row.startswith("rank 0"))[chart_begin(80) :]
     gpu, cores = (next(row for row in rows if row.startswith(name))[chart_begin(80) :] for name in ("GPU 0", "+cores"))
@@ -94,7 +94,7 @@ def test_words_beside_the_lanes() -> None:
     for name in ("GPU", "■cores", "■alloc", "■PCIe↑", "iteration", "step"):
         assert name in begins
     picture = look.picture(80, 18)
-    used = at_cursor(picture, ["utilization"]) * 100
+    used = find_cursor_value(picture, ["utilization"]) * 100
     assert next(left for left in lefts if left.startswith("GPU 0 %")).split()[3] in f"{used:.1f} {used:.2f}"
 
 
@@ -102,7 +102,7 @@ def test_words_beside_the_lanes() -> None:
 def test_one_cursor_through_all_lanes(glyphs: Glyphs) -> None:
     look = Look("story", 12)
     rows = look.rows(120, 40, glyphs)
-    x = chart_begin(120) + look.picture(120, 40).cell(look.picture(120, 40).cursor)
+    x = chart_begin(120) + look.picture(120, 40).find_cell(look.picture(120, 40).cursor)
     assert [row[x] for row in rows[1:-3]] == [glyphs.line] * 36
     steps, times = rows[-3:-1]
     assert (steps[x : x + 2], times[x]) == ("13", glyphs.line)  # numbers of the axes stay whole
@@ -121,7 +121,7 @@ def test_a_lane_is_as_high_as_its_scale_says() -> None:
 
 def test_the_scale_of_cores_is_the_same_wherever_the_cursor_is() -> None:
     look = Look("story", 12)
-    look.view.whole()
+    look.view.toggle_whole()
     for seconds in (0.0, 1.0, 60.0, 75.0):
         look.viewer.go_to_seconds(seconds)
         rows = look.rows(120, 40)
@@ -140,17 +140,17 @@ def test_a_mark_where_something_was_found() -> None:
     look = Look("story", 12)
     row = look.rows(200, 40)[0]
     picture = look.picture(200, 40)
-    seen = [mark for mark in picture.marks if 0 <= picture.cell(mark.at) < picture.cells]
+    seen = [mark for mark in picture.marks if 0 <= picture.find_cell(mark.at_ns) < picture.cell_count]
     assert len(seen) == 3
     for mark in seen:
-        assert row[chart_begin(200) + picture.cell(mark.at)] == "◆"
+        assert row[chart_begin(200) + picture.find_cell(mark.at_ns)] == "◆"
     assert "first real step: Step 10, after" in row
 
 
 def test_a_range_says_what_it_holds() -> None:
     look = Look("story", 13)
     look.picture(200, 40)
-    look.view.select(57 * S, 62 * S)
+    look.view.select_range(57 * S, 62 * S)
     last = look.rows(200, 40)[-1]
     assert last.startswith("[ 5.00 s ]  2 steps")
     for word in ("cpu optim", "backward", "GPU ", "cores ", "alloc ", " max "):
@@ -162,7 +162,7 @@ def test_a_range_says_what_it_holds() -> None:
 def test_small_figures_of_a_range_keep_their_decimals() -> None:
     look = Look("held-clean-z0")
     picture = look.picture(200, 40)
-    look.view.select(0, picture.cells * picture.cell_ns)
+    look.view.select_range(0, picture.cell_count * picture.cell_ns)
     last = look.rows(200, 40)[-1]
     assert re.search(r"cores \d\.\d\d max \d\.\d\d  iteration \d\d\.\d max \d+\.\d ms  RSS 0\.\d\d max 0\.\d\d GiB", last), (
         last
@@ -177,9 +177,9 @@ def test_why_there_are_no_phases_is_said(state: State, why: str, tmp_path: Path)
     write(tmp_path, PROCESSES, identity(-1), sampled).close()
     watched = RecordingSource(read(tmp_path))
     watched.refresh()
-    frame = Viewer(watched, None, lambda: 0.0).frame()
+    frame = Viewer(watched, None, lambda: 0.0).make_frame()
     frame = replace(frame, view=replace(frame.view, job=replace(frame.view.job, state=state)))
-    (said,) = Pictures(watched, TimelineView()).picture(frame, 40, 20).missing
+    (said,) = PictureBuilder(watched, TimelineView()).build_picture(frame, 40, 20).missing_notes
     assert said.startswith(f"Not recorded: phases ({why}), GPU")
 
 
@@ -212,11 +212,11 @@ def test_any_zoom() -> None:
     look = Look("z2-offload", 20)
     for _ in range(40):
         look.rows(100, 24)
-        look.view.zoom(1)
+        look.view.zoom_window(1)
     for _ in range(60):
         look.rows(100, 24)
-        look.view.zoom(-1)
-        look.view.pan(-0.1)
+        look.view.zoom_window(-1)
+        look.view.pan_share(-0.1)
 
 
 @pytest.mark.parametrize("ranks", [0, 1, 2, 8, 1024])
@@ -226,7 +226,7 @@ def test_any_zoom() -> None:
 def test_rows_of_lanes(ranks: int, recorded: set[str]) -> None:
     for height in range(1, 120):
         for marks in (False, True):
-            places = plan(height, recorded, ranks, marks=marks)
+            places = layout_lanes(height, recorded, ranks, marks=marks)
             at = 0
             for place in places:
                 assert place.top >= at
@@ -234,38 +234,44 @@ def test_rows_of_lanes(ranks: int, recorded: set[str]) -> None:
             assert at <= height
             if recorded and height > 3:
                 assert at == height
-            shown = ribbons(places)
+            shown = count_ribbons(places)
             assert shown <= ranks
             assert (shown > 0) == (ranks > 0)
-            assert all(place.height >= BY_NAME[place.name].least for place in places if place.name in BY_NAME)
-    assert {place.name for place in plan(60, EVERYTHING, 4, marks=True)} >= {*BY_NAME, MARKS, RIBBONS, TIME, SUMMARY}
+            assert all(place.height >= LANES_BY_NAME[place.name].min_rows for place in places if place.name in LANES_BY_NAME)
+    assert {place.name for place in layout_lanes(60, EVERYTHING, 4, marks=True)} >= {
+        *LANES_BY_NAME,
+        MARKS,
+        RIBBONS,
+        TIME,
+        SUMMARY,
+    }
 
 
 def test_what_matters_most_stays_where_there_is_little_room() -> None:
-    assert [place.name for place in plan(5, EVERYTHING, 4, marks=True)][:3] == [RIBBONS, "utilization", "cores"]
+    assert [place.name for place in layout_lanes(5, EVERYTHING, 4, marks=True)][:3] == [RIBBONS, "utilization", "cores"]
 
 
 def test_nothing_to_show(tmp_path: Path) -> None:
     empty = RecordingSource(read(tmp_path))
     viewer = Viewer(empty, None, lambda: 0.0)
-    assert not Pictures(empty, TimelineView()).recorded(viewer.frame())
-    rows = [row_text(row) for row in draw_nothing(80, 18, BLOCKS)]
+    assert not PictureBuilder(empty, TimelineView()).has_data(viewer.make_frame())
+    rows = [row_text(row) for row in draw_empty(80, 18, BLOCKS)]
     assert "Nothing is recorded yet." in "".join(rows)
     assert {len(row) for row in rows} == {80}
-    assert "Too narrow" in "".join(row_text(row) for row in draw_nothing(20, 5, BLOCKS))
-    assert draw_nothing(0, 0, BLOCKS) == []
+    assert "Too narrow" in "".join(row_text(row) for row in draw_empty(20, 5, BLOCKS))
+    assert draw_empty(0, 0, BLOCKS) == []
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (lambda: moment_text(62_345_678_901, 50_000_000), "1:02.34"),
-        (lambda: moment_text(62_345_678_901, 2_000_000_000), "1:02"),
-        (lambda: moment_text(3_723_000_000_001, 1_000), "1:02:03.000000"),
-        (lambda: duration(12_345), "12.3 µs"),
-        (lambda: duration(250_000_000), "250 ms"),
-        (lambda: duration(2_750_000_000), "2.75 s"),
-        (lambda: duration(754_000_000_000), "12:34"),
+        (lambda: format_moment(62_345_678_901, 50_000_000), "1:02.34"),
+        (lambda: format_moment(62_345_678_901, 2_000_000_000), "1:02"),
+        (lambda: format_moment(3_723_000_000_001, 1_000), "1:02:03.000000"),
+        (lambda: format_duration(12_345), "12.3 µs"),
+        (lambda: format_duration(250_000_000), "250 ms"),
+        (lambda: format_duration(2_750_000_000), "2.75 s"),
+        (lambda: format_duration(754_000_000_000), "12:34"),
     ],
 )
 def test_times(words: Callable[[], str], expected: str) -> None:

@@ -16,7 +16,7 @@ from zerotop.session.transcript import Transcript
 def lines(printing: Printing, cursor_ns: int | None = None, most: int = 200) -> tuple[str, ...]:
     """As a reader sees them that opens the session now."""
     session = Session.open(printing.path)
-    return Transcript(session).lines(time.time_ns() if cursor_ns is None else cursor_ns, most)
+    return Transcript(session).read_tail(time.time_ns() if cursor_ns is None else cursor_ns, most)
 
 
 def test_lines_at_a_cursor(tmp_path: Path) -> None:
@@ -69,11 +69,11 @@ def test_going_on_equals_looking_back(tmp_path: Path) -> None:
         bar = b"\r%d%%" % number
         moment = job.say(b"line %d\x1b[" % number + b"0m\n" if number % 3 else bar, "stdout" if number % 2 else "stderr")
         session.refresh()
-        seen.append((moment, live.lines(time.time_ns(), 20)))
+        seen.append((moment, live.read_tail(time.time_ns(), 20)))
         time.sleep(0.0005)
     looking_back = Transcript(Session.open(job.path))
     for moment, shown in reversed(seen[::7]):
-        assert looking_back.lines(moment + 100_000, 20) == shown
+        assert looking_back.read_tail(moment + 100_000, 20) == shown
 
 
 def test_many_lines_far_back_behind_a_chatty_progress_bar(tmp_path: Path) -> None:
@@ -84,8 +84,8 @@ def test_many_lines_far_back_behind_a_chatty_progress_bar(tmp_path: Path) -> Non
     assert lines(job) == tuple(f"line {number:03}" for number in range(200, 400))
     assert lines(job, most=1000) == tuple(f"line {number:03}" for number in range(400))
     transcript = Transcript(Session.open(job.path))
-    assert transcript.lines(time.time_ns(), 5)[0] == "line 395"
-    assert transcript.lines(time.time_ns(), 300)[0] == "line 100"
+    assert transcript.read_tail(time.time_ns(), 5)[0] == "line 395"
+    assert transcript.read_tail(time.time_ns(), 300)[0] == "line 100"
 
 
 @pytest.mark.parametrize("damage", ["gone", "short"])

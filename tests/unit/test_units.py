@@ -10,24 +10,24 @@ from zerotop.analysis import formatting
 from zerotop.ui.drawing.units import (
     BINARY,
     DECIMAL,
-    USUAL,
-    Choice,
+    DEFAULT_UNITS,
     Pace,
-    choose,
-    chosen,
-    named,
+    UnitChoice,
+    convert_sizes,
+    get_units,
     other_pace,
     other_sizes,
-    reworded,
+    parse_units,
+    set_units,
 )
 
 
 def test_what_was_kept_is_chosen_again_and_nonsense_is_not() -> None:
     for sizes in (BINARY, DECIMAL):
         for pace in Pace:
-            assert named(sizes.name, pace.value) == (sizes, pace)
-    assert named("", "") == named("furlongs", "/it") == USUAL == chosen()
-    choose(Choice(DECIMAL, Pace.RATE))
+            assert parse_units(sizes.name, pace.value) == (sizes, pace)
+    assert parse_units("", "") == parse_units("furlongs", "/it") == DEFAULT_UNITS == get_units()
+    set_units(UnitChoice(DECIMAL, Pace.RATE))
     assert (other_sizes(), other_pace()) == (BINARY, Pace.SECONDS)
 
 
@@ -43,17 +43,17 @@ def test_what_was_kept_is_chosen_again_and_nonsense_is_not() -> None:
     ],
 )
 def test_sizes_in_sentences_are_reworded(sentence: str, decimal: str) -> None:
-    assert reworded(sentence) == sentence
-    choose(USUAL._replace(sizes=DECIMAL))
-    assert reworded(sentence) == decimal
+    assert convert_sizes(sentence) == sentence
+    set_units(DEFAULT_UNITS._replace(sizes=DECIMAL))
+    assert convert_sizes(sentence) == decimal
 
 
 @given(st.lists(st.integers(10 * 2**20, 200 * 2**30), min_size=1, max_size=6))
 def test_a_size_whose_number_is_known_is_not_rounded_twice(counts: list[int]) -> None:
-    choose(USUAL._replace(sizes=DECIMAL))
+    set_units(DEFAULT_UNITS._replace(sizes=DECIMAL))
     for count in counts:
-        written = formatting.size(count)
-        alike = [each for each in counts if formatting.size(each) == written]
+        written = formatting.format_bytes(count)
+        alike = [each for each in counts if formatting.format_bytes(each) == written]
         unit, size = ("GB", 1e9) if "GiB" in written else ("MB", 1e6)
         decimals = len(written.split()[0].partition(".")[2])
-        assert reworded(f"now {written}.", counts) in {f"now {each / size:.{decimals}f} {unit}." for each in alike}
+        assert convert_sizes(f"now {written}.", counts) in {f"now {each / size:.{decimals}f} {unit}." for each in alike}

@@ -12,9 +12,9 @@ from recordings import recording
 from sensed_job import INNER, PLAN, Job
 from small_recording import BEGIN_NS, S, identity, read, write
 from zerotop.analysis.steps.step_table import StepTable
-from zerotop.analysis.waveform.alignment import choose
+from zerotop.analysis.waveform.alignment import choose_iterations
 from zerotop.analysis.waveform.fold import WaveformFold
-from zerotop.analysis.waveform.fold_cache import Waveforms, wider
+from zerotop.analysis.waveform.fold_cache import WaveformCache, choose_next_size
 from zerotop.analysis.waveform.signals import Signal
 from zerotop.ui.iteration import labels
 from zerotop_probe.recording.tables import SPANS
@@ -22,7 +22,7 @@ from zerotop_probe.recording.tables import SPANS
 
 def folded(folder: Path, **options: object) -> WaveformFold:
     """The fold at the end."""
-    found = Waveforms(read(folder)).at(BEGIN_NS + 10**6 * S, **options)  # type: ignore[arg-type]
+    found = WaveformCache(read(folder)).fold_at(BEGIN_NS + 10**6 * S, **options)  # type: ignore[arg-type]
     assert found is not None
     return found
 
@@ -30,13 +30,13 @@ def folded(folder: Path, **options: object) -> WaveformFold:
 def places(fold: WaveformFold, phase: str) -> tuple[float, float]:
     """Where a phase lies in the fold."""
     (row,) = [row for row in fold.phases if row.phase == phase]
-    return row.places[0]
+    return row.intervals[0]
 
 
 def mean(fold: WaveformFold, signal: str, phase: str, trim: float = 0.0) -> float:
     """What a signal is in a phase, less this share at each end."""
     begin, end = places(fold, phase)
-    return fold.signals[signal].mean(begin + trim * (end - begin), end - trim * (end - begin))
+    return fold.signals[signal].compute_mean(begin + trim * (end - begin), end - trim * (end - begin))
 
 
 def test_phases_of_a_third_of_a_second_are_told_apart_by_sensors_that_look_back_for_most_of_it(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_what_the_sensors_add_up_to_stays(tmp_path: Path) -> None:
     fold = folded(tmp_path)
     true = [job.mean(column, job.spans[0][0], job.end) for column in (0, 1, 3)]
     for name, value in zip(("utilization", "cores", "to_host"), true, strict=True):
-        assert fold.signals[name].mean(0.0, fold.iteration_s) == pytest.approx(value, rel=0.04)
+        assert fold.signals[name].compute_mean(0.0, fold.iteration_s) == pytest.approx(value, rel=0.04)
 
 
 def test_the_band_holds_the_median_and_is_within_bounds(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_iterations_far_shorter_than_a_window_show_the_mean_and_say_so(tmp_path:
     job.write(tmp_path)
     used = folded(tmp_path).signals["utilization"]
     assert not used.resolved
-    assert used.mean(0.0, 0.0344) == pytest.approx(job.mean(0, 11.0, job.end - 1), abs=6)
+    assert used.compute_mean(0.0, 0.0344) == pytest.approx(job.mean(0, 11.0, job.end - 1), abs=6)
 
 
 def test_allocated_is_exact_where_phases_begin(tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_allocated_is_exact_where_phases_begin(tmp_path: Path) -> None:
 def test_ranks_are_folded_together_and_cores_added_up(tmp_path: Path) -> None:
     Job(80).write(tmp_path, ranks=3)
     whole, one = folded(tmp_path), folded(tmp_path, rank=1)
-    assert (whole.ranks, whole.world, whole.gpus, whole.cores_of) == ((0, 1, 2), 3, 3, 3)
-    assert (one.ranks, one.gpus, one.cores_of) == ((1,), 1, 1)
+    assert (whole.ranks, whole.world, whole.gpu_count, whole.process_count) == ((0, 1, 2), 3, 3, 3)
+    assert (one.ranks, one.gpu_count, one.process_count) == ((1,), 1, 1)
     assert mean(whole, "cores", "cpu_optimizer") == pytest.approx(42, abs=3)
     assert mean(one, "cores", "cpu_optimizer") == pytest.approx(14, abs=1)
     assert mean(whole, "utilization", "forward") == pytest.approx(100, abs=12)
@@ -112,17 +112,17 @@ def test_skipped_and_long_iterations_are_left_out_and_counted(tmp_path: Path) ->
 def test_of_one_iteration_there_is_no_median(tmp_path: Path) -> None:
     Job(60, skip=10, long=12).write(tmp_path)
     fold = folded(tmp_path, number=100)
-    assert labels.folded(fold) == "median of 48, steps 12–59"
-    assert labels.folded(replace(fold, iterations=1, first_step=59)) == "step 59"
-    assert labels.folded(replace(fold, iterations=1, first_step=59, skipped=True)) == "skipped step 59"
+    assert labels.describe_fold(fold) == "median of 48, steps 12–59"
+    assert labels.describe_fold(replace(fold, iterations=1, first_step=59)) == "step 59"
+    assert labels.describe_fold(replace(fold, iterations=1, first_step=59, skipped=True)) == "skipped step 59"
 
 
 def test_while_all_are_skipped_those_are_folded(tmp_path: Path) -> None:
     job = Job(30, skip=10)
     job.write(tmp_path)
-    waveforms = Waveforms(read(tmp_path))
+    waveforms = WaveformCache(read(tmp_path))
     tenth = next(begin for begin, _, _, step in job.spans if step == 10)
-    early = waveforms.at(BEGIN_NS + int(tenth * S))
+    early = waveforms.fold_at(BEGIN_NS + int(tenth * S))
     assert early is not None
     assert early.skipped
     assert early.iterations == 10
@@ -151,9 +151,9 @@ def test_the_level_since_the_last_shift_is_folded(tmp_path: Path) -> None:
 
 
 def test_nothing_recorded_gives_nothing(tmp_path: Path) -> None:
-    waveforms = Waveforms(read(tmp_path))
-    assert waveforms.at(BEGIN_NS) is None
-    assert not waveforms.known(BEGIN_NS)
+    waveforms = WaveformCache(read(tmp_path))
+    assert waveforms.fold_at(BEGIN_NS) is None
+    assert not waveforms.has_steps(BEGIN_NS)
 
 
 def test_without_samplers_there_are_phases_all_the_same(tmp_path: Path) -> None:
@@ -168,21 +168,21 @@ def test_a_fold_is_kept_while_no_iteration_is_finished_and_while_it_rests(tmp_pa
     job = Job(50)
     job.write(tmp_path)
     now = [0.0]
-    waveforms = Waveforms(read(tmp_path), clock=lambda: now[0])
+    waveforms = WaveformCache(read(tmp_path), clock=lambda: now[0])
     ends = [end for _, end, phase, _ in job.spans if phase == "params_to_gpu"]
-    first = waveforms.at(BEGIN_NS + int(ends[30] * S) + 10**6)
-    assert waveforms.at(BEGIN_NS + int(ends[30] * S) + 10**7) is first
-    assert waveforms.at(BEGIN_NS + int(ends[31] * S) + 10**6, hurry=False) is first
+    first = waveforms.fold_at(BEGIN_NS + int(ends[30] * S) + 10**6)
+    assert waveforms.fold_at(BEGIN_NS + int(ends[30] * S) + 10**7) is first
+    assert waveforms.fold_at(BEGIN_NS + int(ends[31] * S) + 10**6, hurry=False) is first
     now[0] += 10
-    assert waveforms.at(BEGIN_NS + int(ends[31] * S) + 10**6, hurry=False) is not first
-    assert waveforms.at(BEGIN_NS + int(ends[30] * S) + 10**6) is first
+    assert waveforms.fold_at(BEGIN_NS + int(ends[31] * S) + 10**6, hurry=False) is not first
+    assert waveforms.fold_at(BEGIN_NS + int(ends[30] * S) + 10**6) is first
 
 
 def test_a_cursor_in_the_past_knows_nothing_of_later(tmp_path: Path) -> None:
     job = Job(50)
     job.write(tmp_path)
     cursor = BEGIN_NS + int(next(begin for begin, _, _, step in job.spans if step == 20) * S)
-    fold = Waveforms(read(tmp_path)).at(cursor)
+    fold = WaveformCache(read(tmp_path)).fold_at(cursor)
     shorter = tmp_path / "shorter"
     shorter.mkdir()
     Job(20).write(shorter)
@@ -195,18 +195,18 @@ def test_a_cursor_in_the_past_knows_nothing_of_later(tmp_path: Path) -> None:
 def test_a_step_on_in_a_long_run_seldom_folds_anew(tmp_path: Path) -> None:
     job = Job(200)
     job.write(tmp_path, gpu=False)
-    waveforms = Waveforms(read(tmp_path))
+    waveforms = WaveformCache(read(tmp_path))
     ends = [end for _, end, phase, _ in job.spans if phase == "params_to_gpu"]
-    folds = [waveforms.at(BEGIN_NS + int(end * S) + 10**6) for end in ends[150:200]]
+    folds = [waveforms.fold_at(BEGIN_NS + int(end * S) + 10**6) for end in ends[150:200]]
     assert len({id(fold) for fold in folds}) <= 14
     assert all(fold is not None and step - 4 < fold.last_step <= step for step, fold in enumerate(folds, 150))
 
 
 def test_more_or_fewer_iterations() -> None:
-    assert wider(20, None, 1) == 50
-    assert wider(20, None, -1) == 10
-    assert wider(3, None, -1) == 3
-    assert wider(5000, None, 1) == 5000
+    assert choose_next_size(20, None, 1) == 50
+    assert choose_next_size(20, None, -1) == 10
+    assert choose_next_size(3, None, -1) == 3
+    assert choose_next_size(5000, None, 1) == 5000
 
 
 def hills(signal: Signal, above: float) -> list[tuple[float, float]]:
@@ -220,7 +220,7 @@ def hills(signal: Signal, above: float) -> list[tuple[float, float]]:
 
 def test_the_double_spike_of_an_iteration_of_a_third_of_a_second() -> None:
     session = recording("z2-offload")
-    fold = Waveforms(session).at(session.last_written_ns)
+    fold = WaveformCache(session).fold_at(session.last_written_ns)
     assert fold is not None
     assert 0.30 < fold.iteration_s < 0.36
     step, backward = places(fold, "step"), places(fold, "backward")
@@ -243,9 +243,9 @@ def test_the_double_spike_of_an_iteration_of_a_third_of_a_second() -> None:
 
 def test_the_story_is_two_hills_with_63_cores_between() -> None:
     session = recording("story")
-    fold = Waveforms(session).at(session.last_written_ns)
+    fold = WaveformCache(session).fold_at(session.last_written_ns)
     assert fold is not None
-    assert (fold.first_step, fold.last_step, fold.gpus, fold.host_cores) == (11, 13, 4, 64)
+    assert (fold.first_step, fold.last_step, fold.gpu_count, fold.host_cores) == (11, 13, 4, 64)
     (first, second) = hills(fold.signals["utilization"], 50)
     assert first == pytest.approx((0.0, 0.9), abs=0.08)
     assert second[1] == pytest.approx(fold.iteration_s, abs=0.02)
@@ -258,7 +258,7 @@ def test_the_story_is_two_hills_with_63_cores_between() -> None:
 
 def test_device_times_are_those_of_the_phase() -> None:
     session = recording("z2-offload")
-    fold = Waveforms(session).at(session.last_written_ns)
+    fold = WaveformCache(session).fold_at(session.last_written_ns)
     assert fold is not None
     rows = {row.phase: row for row in fold.phases}
     assert rows["backward"].device_s == pytest.approx(rows["backward"].median_s, rel=0.05)
@@ -270,10 +270,10 @@ def test_device_times_are_those_of_the_phase() -> None:
 )
 def test_any_recording_folds(name: str) -> None:
     session = recording(name)
-    waveforms = Waveforms(session)
+    waveforms = WaveformCache(session)
     for share in (0.0, 0.3, 0.7, 1.0):
         cursor = session.begin_ns + int(share * (session.last_written_ns - session.begin_ns))
-        fold = waveforms.at(cursor)
+        fold = waveforms.fold_at(cursor)
         if fold is not None:
             assert all(np.isfinite(signal.median).all() for signal in fold.signals.values())
 
@@ -281,6 +281,6 @@ def test_any_recording_folds(name: str) -> None:
 def test_choosing_from_nothing() -> None:
     table = StepTable(recording("cpu-clean"))
     table.update()
-    rows = table.processes[0].rows
-    assert len(choose(rows[:0], None).places) == 0
-    assert choose(rows[:1], None).places.tolist() == [0]
+    rows = table.rank_steps[0].step_rows
+    assert len(choose_iterations(rows[:0], None).indices) == 0
+    assert choose_iterations(rows[:1], None).indices.tolist() == [0]

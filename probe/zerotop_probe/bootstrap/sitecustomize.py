@@ -9,33 +9,33 @@ import os
 import sys
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
-_AWAITED = ("deepspeed.runtime.engine", "deepspeed.runtime.pipe.engine", "transformers.trainer")
+_AWAITED_MODULES = ("deepspeed.runtime.engine", "deepspeed.runtime.pipe.engine", "transformers.trainer")
 
 MYPY = False
 if MYPY:
     from typing import Any  # noqa: F401
 
 
-class _Finder(object):  # noqa: UP004
+class _ImportHook(object):  # noqa: UP004
     """Lets every import pass, and has the probe told when a module of ``_AWAITED`` has been executed."""
 
     def find_spec(self, name, path=None, target=None):
         # type: (str, Any, Any) -> Any
-        if name not in _AWAITED:
+        if name not in _AWAITED_MODULES:
             return None
         for finder in sys.meta_path:
             search = None if finder is self else getattr(finder, "find_spec", None)
             spec = search and search(name, path, target)
             if spec is not None:
                 try:
-                    _tell_after_execution(spec.loader)
+                    _notify_after_execution(spec.loader)
                 except Exception:
-                    _complain(name)
+                    _report_error(name)
                 return spec
         return None
 
 
-def _tell_after_execution(loader):
+def _notify_after_execution(loader):
     # type: (Any) -> None
     execute = loader.exec_module
 
@@ -44,14 +44,14 @@ def _tell_after_execution(loader):
         loader.__dict__.pop("exec_module", None)
         execute(module)
         try:
-            _probe().inside.hooks.hook_installer.imported(module)
+            _import_probe().inside.hooks.hook_installer.install_hooks(module)
         except Exception:
-            _complain(module.__name__)
+            _report_error(module.__name__)
 
     loader.exec_module = exec_module
 
 
-def _probe():
+def _import_probe():
     # type: () -> Any
     """The package ``zerotop_probe``, by file path: the job's environment need not have it."""
     import importlib.util
@@ -68,7 +68,7 @@ def _probe():
     return package
 
 
-def _complain(where):
+def _report_error(where):
     # type: (str) -> None
     if os.environ.get("PYTHONZEROTOP_DEBUG") == "1":
         import traceback
@@ -85,7 +85,7 @@ def _step_aside():
 
 
 if os.environ.get("PYTHONZEROTOP_SESSION") and sys.version_info >= (3, 9):
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, _ImportHook())
 _step_aside()
 
 # The one that ours displaced, under its own name. Where there is none, or it fails, the exception is what

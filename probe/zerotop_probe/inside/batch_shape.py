@@ -10,23 +10,23 @@ from typing import Any
 from zerotop_probe.recording.tables import UNKNOWN
 
 # A list of thousands of objects without a tensor is not searched to its end.
-_SEARCHED = 16
+_MAX_SEARCHED = 16
 
 # Token ids come in these; bytes and booleans are masks or pixels.
 _TOKEN_TYPES = frozenset(("torch.int64", "torch.int32", "torch.int16", "torch.uint16", "torch.uint32"))
 
 
-def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int, int]:
+def measure_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int, int]:
     """(rows, sequence length, tokens) of a micro-batch; -1 where it cannot be told.
 
     Token ids are looked for by their name first. Sequence and tokens are known only for a 2-D tensor of
     integers.
     """
-    tensor = args[0] if len(args) == 1 and not kwargs and _is_tensor(args[0]) else _token_ids(args, kwargs)
+    tensor = args[0] if len(args) == 1 and not kwargs and _is_tensor(args[0]) else _find_token_ids(args, kwargs)
     if tensor is None:
-        tensor = _first_tensor(kwargs.values(), 2)
+        tensor = _find_tensor(kwargs.values(), 2)
     if tensor is None:
-        tensor = _first_tensor(args, 2)
+        tensor = _find_tensor(args, 2)
     if tensor is None or not tensor.shape:
         return UNKNOWN, UNKNOWN, UNKNOWN
     sizes = tensor.shape
@@ -40,7 +40,7 @@ def _may_hold_tokens(dtype: Any) -> bool:
     return str(dtype) in _TOKEN_TYPES
 
 
-def _token_ids(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any | None:
+def _find_token_ids(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any | None:
     tensor = kwargs.get("input_ids")
     if _is_tensor(tensor):
         return tensor
@@ -53,14 +53,14 @@ def _token_ids(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any | None:
     return None
 
 
-def _first_tensor(values: Iterable[Any], depth: int) -> Any | None:
+def _find_tensor(values: Iterable[Any], depth: int) -> Any | None:
     for number, value in enumerate(values):
-        if number == _SEARCHED:
+        if number == _MAX_SEARCHED:
             return None
         if _is_tensor(value):
             return value
         if depth and isinstance(value, (list, tuple, dict)):
-            found = _first_tensor(value.values() if isinstance(value, dict) else value, depth - 1)
+            found = _find_tensor(value.values() if isinstance(value, dict) else value, depth - 1)
             if found is not None:
                 return found
     return None

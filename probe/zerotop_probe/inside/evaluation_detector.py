@@ -10,46 +10,46 @@ from __future__ import annotations
 from zerotop_probe.inside.recorder import Recorder, Span
 
 
-class Guess:
+class EvaluationDetector:
     """The evaluation that seems to be in progress, if any."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._span: Span | None = None
-        self._last_ns = 0
-        self._held: list[tuple[Span, int]] = []
+        self._last_forward_ns = 0
+        self._held_fetches: list[tuple[Span, int]] = []
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         """Whether an evaluation seems to be in progress."""
         return self._span is not None
 
-    def forward_begins(self, time_ns: int, place: tuple[int, int, int]) -> None:
+    def begin_forward(self, time_ns: int, position: tuple[int, int, int]) -> None:
         """A forward outside of any phase that cannot train."""
         if self._span is None:
-            self._span = self._recorder.begin(time_ns, "eval", place)
-        self._release(self._span.depth + 1)
+            self._span = self._recorder.begin_span(time_ns, "eval", position)
+        self._release_fetches(self._span.depth + 1)
 
-    def forward_ended(self, time_ns: int) -> None:
+    def end_forward(self, time_ns: int) -> None:
         """That forward has ended, and perhaps the evaluation with it: its last chance to have its peak seen."""
-        self._last_ns = time_ns
+        self._last_forward_ns = time_ns
         if self._span is not None and self._recorder.device is not None:
-            self._recorder.device.look(time_ns, self._span)
+            self._recorder.device.restart_window(time_ns, self._span)
 
-    def hold(self, span: Span, end_ns: int) -> None:
+    def hold_fetch(self, span: Span, end_ns: int) -> None:
         """Keeps a finished fetch of data until it is known whom it was for."""
         self._recorder.stack.remove(span)
-        self._held.append((span, end_ns))
+        self._held_fetches.append((span, end_ns))
 
     def close(self) -> None:
         """Training goes on, or the process ends: the evaluation ended with its last forward."""
         span, self._span = self._span, None
         if span is not None:
-            self._recorder.end(span, self._last_ns)
-            self._release(span.depth)
+            self._recorder.end_span(span, self._last_forward_ns)
+            self._release_fetches(span.depth)
 
-    def _release(self, depth: int) -> None:
-        for span, end_ns in self._held:
+    def _release_fetches(self, depth: int) -> None:
+        for span, end_ns in self._held_fetches:
             span.depth = depth
-            self._recorder.write(span, end_ns)
-        self._held.clear()
+            self._recorder.write_span(span, end_ns)
+        self._held_fetches.clear()

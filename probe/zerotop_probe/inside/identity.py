@@ -11,7 +11,7 @@ from typing import Any
 from zerotop_probe.recording import launchers, redact
 
 # What steers memory, threads and devices, and is no secret.
-_TELLING = (
+_RECORDED_VARIABLES = (
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_HIP_ALLOC_CONF",
@@ -36,7 +36,7 @@ _TELLING = (
 )
 
 
-def rank(environment: Mapping[str, str]) -> int:
+def find_rank(environment: Mapping[str, str]) -> int:
     """The global rank: torch.distributed's where it is initialized, else the launcher's, else 0."""
     distributed = sys.modules.get("torch.distributed")
     try:
@@ -44,26 +44,26 @@ def rank(environment: Mapping[str, str]) -> int:
             return int(distributed.get_rank())
     except (RuntimeError, ValueError):
         pass
-    return launchers.number(environment, launchers.RANK) or 0
+    return launchers.read_number(environment, launchers.RANK) or 0
 
 
-def who(environment: Mapping[str, str]) -> dict[str, Any]:
+def read_identity(environment: Mapping[str, str]) -> dict[str, Any]:
     """rank, local_rank, node_rank, world_size, launcher; an integer that no launcher tells is null."""
-    number = rank(environment)
-    local_size = launchers.number(environment, launchers.LOCAL_SIZE)
-    node = launchers.number(environment, launchers.NODE_RANK)
+    number = find_rank(environment)
+    local_size = launchers.read_number(environment, launchers.LOCAL_SIZE)
+    node = launchers.read_number(environment, launchers.NODE_RANK)
     if node is None and local_size:
         node = number // local_size
     return {
         "rank": number,
-        "local_rank": launchers.number(environment, launchers.LOCAL_RANK),
+        "local_rank": launchers.read_number(environment, launchers.LOCAL_RANK),
         "node_rank": node,
-        "world_size": launchers.number(environment, launchers.WORLD_SIZE),
-        "launcher": launcher(_at_start() or environment),
+        "world_size": launchers.read_number(environment, launchers.WORLD_SIZE),
+        "launcher": find_launcher(_read_start_environment() or environment),
     }
 
 
-def launcher(environment: Mapping[str, str]) -> str:
+def find_launcher(environment: Mapping[str, str]) -> str:
     """Who started this rank, judged by the environment that it was started with."""
     if "ACCELERATE_MIXED_PRECISION" in environment or "ACCELERATE_USE_DEEPSPEED" in environment:
         return "accelerate"
@@ -76,7 +76,7 @@ def launcher(environment: Mapping[str, str]) -> str:
     return "slurm" if "SLURM_PROCID" in environment else "python"
 
 
-def _at_start() -> dict[str, str]:
+def _read_start_environment() -> dict[str, str]:
     """This process's first environment: the Trainer adds variables that accelerate's launcher also sets."""
     try:
         with open("/proc/self/environ", "rb") as file:
@@ -86,13 +86,13 @@ def _at_start() -> dict[str, str]:
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
-def software() -> dict[str, Any]:
+def read_software() -> dict[str, Any]:
     """Versions of what this process has imported, its script's own arguments, the variables that matter."""
     names = ("torch", "deepspeed", "transformers", "accelerate")
     versions = {name: str(getattr(sys.modules[name], "__version__", "")) for name in names if name in sys.modules}
     return {
         "python": platform.python_version(),
         **versions,
-        "arguments": redact.command(list(sys.argv)),
-        "environment": {name: redact.text(os.environ[name]) for name in _TELLING if name in os.environ},
+        "arguments": redact.redact_command(list(sys.argv)),
+        "environment": {name: redact.redact_text(os.environ[name]) for name in _RECORDED_VARIABLES if name in os.environ},
     }

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable
 
 from zerotop_probe.outside.job import agent, daemon
-from zerotop_probe.outside.job.job import End
+from zerotop_probe.outside.job.job import JobResult
 from zerotop_probe.outside.job.shutdown import GRACE_S
 from zerotop_probe.outside.procfs import Process
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m zerotop_probe.outside",
         description="Runs COMMAND and records it in the directory SESSION.",
@@ -30,21 +30,21 @@ def main() -> int:
     """Returns the job's exit code, 1 if that is not known or the job could not be started, 2 for wrong usage."""
     arguments = sys.argv[1:]
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    options = _parser().parse_args(arguments[:split])
+    options = _make_parser().parse_args(arguments[:split])
     command = arguments[split + 1 :]
     grace_s = (options.grace[0], options.grace[1])
 
-    def prepare() -> Callable[[], End]:
+    def prepare_agent() -> Callable[[], JobResult]:
         if options.watch:
             return agent.prepare_watch(options.session, Process(*options.watch))
         return agent.prepare_in_background(options.session, command, grace_s=grace_s)
 
     if options.daemon:
-        daemon.serve(prepare)
+        daemon.serve_agent(prepare_agent)
         return 0
     try:
         foreground = options.foreground
-        end = agent.run_in_foreground(options.session, command, grace_s=grace_s) if foreground else prepare()()
+        end = agent.run_in_foreground(options.session, command, grace_s=grace_s) if foreground else prepare_agent()()
     except OSError as error:
         print(error.strerror or error, file=sys.stderr)
         return 1

@@ -7,7 +7,7 @@ import signal
 from typing import NamedTuple
 
 
-class Stat(NamedTuple):
+class ProcessStat(NamedTuple):
     """What is used of ``/proc/PID/stat`` (or of a thread's)."""
 
     name: bytes  # at most 15 bytes, the kernel's name
@@ -19,12 +19,12 @@ class Stat(NamedTuple):
     processor: int
 
     @property
-    def dead(self) -> bool:
+    def is_dead(self) -> bool:
         """Ended, perhaps not yet waited for by its parent."""
         return self.state in "ZX"
 
 
-def read(path: str, limit: int = 1 << 16) -> bytes:
+def read_file(path: str, limit: int = 1 << 16) -> bytes:
     """The first bytes of a file; empty if it cannot be read, or is a pipe that nobody writes to."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -38,14 +38,14 @@ def read(path: str, limit: int = 1 << 16) -> bytes:
         os.close(descriptor)
 
 
-def parse_stat(text: bytes) -> Stat | None:
+def parse_stat(text: bytes) -> ProcessStat | None:
     """Takes a stat line apart; None if it is torn or empty."""
     # The name may hold spaces and parentheses, so fields are counted from the last parenthesis.
     before, _, after = text.rpartition(b")")
     fields = after.split()
     if len(fields) < 37:
         return None
-    return Stat(
+    return ProcessStat(
         name=before.partition(b"(")[2],
         state=fields[0].decode(),
         parent=int(fields[1]),
@@ -56,24 +56,24 @@ def parse_stat(text: bytes) -> Stat | None:
     )
 
 
-def stat(pid: int) -> Stat | None:
+def read_stat(pid: int) -> ProcessStat | None:
     """A process's stat; None if it is gone."""
-    return parse_stat(read(f"/proc/{pid}/stat", 4096))
+    return parse_stat(read_file(f"/proc/{pid}/stat", 4096))
 
 
-def command_line(pid: int) -> list[str]:
+def read_command_line(pid: int) -> list[str]:
     """A process's arguments; empty if it is gone, a zombie or a kernel thread."""
-    text = read(f"/proc/{pid}/cmdline")
+    text = read_file(f"/proc/{pid}/cmdline")
     return [os.fsdecode(argument) for argument in text.split(b"\0")[:-1]]
 
 
-def environment(pid: int) -> dict[str, str]:
+def read_environment(pid: int) -> dict[str, str]:
     """The environment that a process was started with; empty if it is gone or somebody else's."""
-    pairs = (entry.partition(b"=") for entry in read(f"/proc/{pid}/environ", 1 << 20).split(b"\0"))
+    pairs = (entry.partition(b"=") for entry in read_file(f"/proc/{pid}/environ", 1 << 20).split(b"\0"))
     return {os.fsdecode(name): os.fsdecode(value) for name, equals, value in pairs if equals}
 
 
-def pids() -> list[int]:
+def list_pids() -> list[int]:
     """All processes that this pid namespace shows."""
     try:
         return [int(name) for name in os.listdir("/proc") if name.isdigit()]
@@ -88,16 +88,16 @@ class Process(NamedTuple):
     start: int  # clock ticks since boot
 
     @classmethod
-    def of(cls, pid: int) -> Process | None:
+    def from_pid(cls, pid: int) -> Process | None:
         """The process that has this pid now; None if there is none or it has ended."""
-        facts = stat(pid)
-        return None if facts is None or facts.dead else cls(pid, facts.start)
+        facts = read_stat(pid)
+        return None if facts is None or facts.is_dead else cls(pid, facts.start)
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether it still runs. A zombie does not."""
-        return Process.of(self.pid) == self
+        return Process.from_pid(self.pid) == self
 
-    def send(self, number: int) -> bool:
+    def send_signal(self, number: int) -> bool:
         """Sends a signal to exactly this process; False if it is gone. Raises PermissionError."""
         try:
             descriptor = os.pidfd_open(self.pid)
@@ -107,7 +107,7 @@ class Process(NamedTuple):
             return self._send_by_pid(number)
         try:
             # Checked while the descriptor holds the process: the pid cannot be reused in between.
-            if not self.alive():
+            if not self.is_alive():
                 return False
             signal.pidfd_send_signal(descriptor, number)
             return True
@@ -117,7 +117,7 @@ class Process(NamedTuple):
             os.close(descriptor)
 
     def _send_by_pid(self, number: int) -> bool:
-        if not self.alive():
+        if not self.is_alive():
             return False
         try:
             os.kill(self.pid, number)
@@ -126,7 +126,7 @@ class Process(NamedTuple):
         return True
 
 
-class Table:
+class ProcessTree:
     """Who is whose child, for all processes. Cheap to refresh: only processes not seen before are read."""
 
     def __init__(self) -> None:
@@ -136,15 +136,15 @@ class Table:
         """Looks at /proc again. A parent that ended is noticed only when ``fully``."""
         known = {} if fully else self._parents
         fresh: dict[int, int] = {}
-        for pid in pids():
+        for pid in list_pids():
             parent = known.get(pid)
             if parent is None:
-                facts = stat(pid)
+                facts = read_stat(pid)
                 parent = facts.parent if facts is not None else -1
             fresh[pid] = parent
         self._parents = fresh
 
-    def children(self) -> dict[int, list[int]]:
+    def find_children(self) -> dict[int, list[int]]:
         """The children of every process that has some."""
         result: dict[int, list[int]] = {}
         for pid, parent in self._parents.items():
@@ -152,11 +152,11 @@ class Table:
         return result
 
 
-def family(pid: int) -> list[int]:
+def find_family(pid: int) -> list[int]:
     """A process and all its descendants, parents before children."""
-    table = Table()
+    table = ProcessTree()
     table.refresh()
-    children = table.children()
+    children = table.find_children()
     found = [pid]
     for member in found:
         found.extend(children.get(member, ()))

@@ -6,7 +6,7 @@ import os
 import time
 
 
-def clock_pair() -> dict[str, int]:
+def read_clock_pair() -> dict[str, int]:
     """CLOCK_MONOTONIC and unix time of one instant, in nanoseconds.
 
     Of three tries the tightest is taken, so that a thread switch between the two readings does not shift a recording.
@@ -22,7 +22,7 @@ def clock_pair() -> dict[str, int]:
     return {"monotonic_ns": best[1], "unix_ns": best[2]}
 
 
-def boot_id() -> str:
+def read_boot_id() -> str:
     """Names this boot of this machine: processes that share it share CLOCK_MONOTONIC. Empty where the kernel hides it."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
@@ -31,7 +31,7 @@ def boot_id() -> str:
         return ""
 
 
-def process_start(pid: int) -> int:
+def read_process_start(pid: int) -> int:
     """Start time of a process in clock ticks since boot; with the pid it names a process for good. 0 if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -41,7 +41,7 @@ def process_start(pid: int) -> int:
         return 0
 
 
-def hostname() -> str:
+def read_hostname() -> str:
     """This machine's short name, fit for a file name."""
     name = os.uname().nodename.split(".")[0]
     return "".join(c if c.isalnum() or c in "_" else "_" for c in name) or "host"

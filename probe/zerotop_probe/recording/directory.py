@@ -17,32 +17,32 @@ from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
 SESSION_FILE = "session.json"
 
 # Named PYTHON...: DeepSpeed's multi-node launchers carry no other variables of ours to the ranks.
-ENVIRONMENT = "PYTHONZEROTOP_SESSION"
+SESSION_VARIABLE = "PYTHONZEROTOP_SESSION"
 # A request to the ranks: {"request": number, "steps": how many, "stacks": whether with Python stacks}.
 MICROSCOPE_FILE = "microscope.json"
 # "0" leaves the peak counters of PyTorch's allocator alone.
-PHASE_PEAKS = "PYTHONZEROTOP_PHASE_PEAKS"
+PHASE_PEAKS_VARIABLE = "PYTHONZEROTOP_PHASE_PEAKS"
 
 
-def default_root() -> str:
+def find_default_root() -> str:
     """Where sessions lie by default: ``zerotop/sessions`` in the user's state directory (XDG base directories)."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     return os.path.join(state, "zerotop", "sessions")
 
 
-def script_name(command: Sequence[str]) -> str:
+def find_script_name(command: Sequence[str]) -> str:
     """A short word for what a command runs: the stem of its first Python file, else of the program."""
     for argument in command:
         if argument.endswith(".py"):
-            return _word(os.path.basename(argument)[:-3])
-    return _word(os.path.basename(command[0])) if command else "job"
+            return _sanitize_word(os.path.basename(argument)[:-3])
+    return _sanitize_word(os.path.basename(command[0])) if command else "job"
 
 
-def _word(text: str) -> str:
+def _sanitize_word(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", text).strip("_.-")[:40] or "job"
 
 
-def create(command: Sequence[str], *, path: str | None = None, launcher: str = "", **facts: Any) -> str:
+def create_session(command: Sequence[str], *, path: str | None = None, launcher: str = "", **facts: Any) -> str:
     """Makes a new session directory for ``command`` and returns its path.
 
     The directory is private to the user (mode 0700). ``path`` is taken as it is if given (it may exist if it is empty);
@@ -53,20 +53,20 @@ def create(command: Sequence[str], *, path: str | None = None, launcher: str = "
     """
     chosen = None if path is None else os.path.abspath(path)  # "" is where we are
     existed = chosen is not None and os.path.isdir(chosen)
-    path = _make_default(command) if chosen is None else _make_chosen(chosen)
+    path = _make_default_folder(command) if chosen is None else _make_chosen_folder(chosen)
     content = {
         "zerotop": [FORMAT_MAJOR, FORMAT_MINOR],
         "name": os.path.basename(path),
-        "command": redact.command(command),
+        "command": redact.redact_command(command),
         "launcher": launcher,
-        "working_directory": _working_directory(),
-        "host": clock.hostname(),
-        "boot": clock.boot_id(),
-        "clock": clock.clock_pair(),
+        "working_directory": _find_working_directory(),
+        "host": clock.read_hostname(),
+        "boot": clock.read_boot_id(),
+        "clock": clock.read_clock_pair(),
         **facts,
     }
     try:
-        _write(os.path.join(path, SESSION_FILE), content)
+        _write_json(os.path.join(path, SESSION_FILE), content)
     except OSError:
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(path, SESSION_FILE))
@@ -77,10 +77,10 @@ def create(command: Sequence[str], *, path: str | None = None, launcher: str = "
     return path
 
 
-def _make_default(command: Sequence[str]) -> str:
-    root = os.path.abspath(default_root())
+def _make_default_folder(command: Sequence[str]) -> str:
+    root = os.path.abspath(find_default_root())
     os.makedirs(root, exist_ok=True)
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{script_name(command)}"
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{find_script_name(command)}"
     for number in itertools.count(1):
         path = os.path.join(root, name if number == 1 else f"{name}-{number}")
         # Jobs of an array start in the same second: whoever makes the directory has the name.
@@ -90,7 +90,7 @@ def _make_default(command: Sequence[str]) -> str:
     return path
 
 
-def _make_chosen(path: str) -> str:
+def _make_chosen_folder(path: str) -> str:
     if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
         raise FileExistsError(f"{path} exists and is not empty")
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -98,14 +98,14 @@ def _make_chosen(path: str) -> str:
     return path
 
 
-def _working_directory() -> str:
+def _find_working_directory() -> str:
     try:
         return os.getcwd()
     except OSError:  # it was removed under us
         return ""
 
 
-def _write(path: str, content: dict[str, Any]) -> None:
+def _write_json(path: str, content: dict[str, Any]) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         json.dump(content, file, indent=1)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
 
 
-def _libc_fallocate() -> Callable[[int, int, int, int], int] | None:
+def _load_fallocate() -> Callable[[int, int, int, int], int] | None:
     try:
         function = ctypes.CDLL(None).fallocate
     except (OSError, AttributeError):
@@ -20,17 +20,17 @@ def _libc_fallocate() -> Callable[[int, int, int, int], int] | None:
     return function
 
 
-_fallocate = _libc_fallocate()
+_fallocate = _load_fallocate()
 
 
-def punch(descriptor: int, offset: int, length: int) -> None:
+def punch_hole(descriptor: int, offset: int, length: int) -> None:
     """Gives back what a part of a file occupies; it reads as zeros then. Where that fails it stays."""
     # A failure costs memory and nothing else, so the result is not looked at.
     if _fallocate is not None:
         _fallocate(descriptor, _PUNCH_HOLE | _KEEP_SIZE, offset, length)
 
 
-def reserve(descriptor: int | None, length: int) -> None:
+def reserve_blocks(descriptor: int | None, length: int) -> None:
     """Keeps blocks for the first ``length`` bytes of a file without changing its size, where the system can.
 
     What is then appended succeeds on a disk that others have filled meanwhile.
@@ -39,7 +39,7 @@ def reserve(descriptor: int | None, length: int) -> None:
         _fallocate(descriptor, _KEEP_SIZE, 0, length)
 
 
-def release(descriptor: int | None) -> None:
+def release_reserve(descriptor: int | None) -> None:
     """Gives back the blocks that ``reserve`` kept and nobody needed."""
     if descriptor is not None:
         with contextlib.suppress(OSError):

@@ -15,7 +15,7 @@ NODE_RANK = ("GROUP_RANK", "CROSS_RANK", "SLURM_NODEID")
 WORLD_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 
-def number(
+def read_number(
     environment: Mapping[str, str], names: tuple[str, ...], *, inherited: Mapping[str, str] | None = None
 ) -> int | None:
     """The first of these variables that is set to a whole number of 0 or more, or None.

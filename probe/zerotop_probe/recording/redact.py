@@ -28,12 +28,12 @@ def is_secret_name(name: str) -> bool:
     return bool(_SECRET_NAME.search(name)) and not _HARMLESS.search(name)
 
 
-def text(value: str) -> str:
+def redact_text(value: str) -> str:
     """A text with what looks like a secret hidden."""
     return _URL_LOGIN.sub(HIDDEN, _SECRET_VALUE.sub(HIDDEN, value))
 
 
-def command(arguments: Sequence[str]) -> list[str]:
+def redact_command(arguments: Sequence[str]) -> list[str]:
     """A command line with the values of secret options (``--token X``, ``--api-key=X``, ``TOKEN=X``) hidden."""
     shown = []
     hide_next = False
@@ -44,16 +44,16 @@ def command(arguments: Sequence[str]) -> list[str]:
             hide_next = False
             continue
         hide_next = not equals and argument.startswith("-") and is_secret_name(name)
-        shown.append(f"{name}={HIDDEN}" if equals and is_secret_name(name) else text(argument))
+        shown.append(f"{name}={HIDDEN}" if equals and is_secret_name(name) else redact_text(argument))
     return shown
 
 
-def tree(value: Any, name: str = "") -> Any:
+def redact_tree(value: Any, name: str = "") -> Any:
     """A configuration with the values of secret keys hidden, at any depth."""
     if name and is_secret_name(name) and isinstance(value, (str, bytes)):
         return HIDDEN
     if isinstance(value, dict):
-        return {str(key): tree(inner, str(key)) for key, inner in value.items()}
+        return {str(key): redact_tree(inner, str(key)) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [tree(inner) for inner in value]
-    return text(value) if isinstance(value, str) else value
+        return [redact_tree(inner) for inner in value]
+    return redact_text(value) if isinstance(value, str) else value

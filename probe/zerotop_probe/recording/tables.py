@@ -40,11 +40,11 @@ class Table(NamedTuple):
     """A named list of fields. ``known`` is the field from whose time on a record can have been read."""
 
     name: str
-    known: str
+    time_column: str
     fields: tuple[Field, ...]
 
     @property
-    def layout(self) -> struct.Struct:
+    def record_struct(self) -> struct.Struct:
         """Packs one record; no padding is added, the fields themselves are aligned."""
         return struct.Struct("<" + "".join(field.code for field in self.fields))
 
@@ -97,7 +97,7 @@ HISTORY_ACTIONS = (
 # ``stream`` of a piece of output.
 STREAMS = ("output", "stdout", "stderr")
 
-_PLACE = (
+_STEP_FIELDS = (
     Field("step", "i", "optimizer step in progress, counted from 0 as the engine's global_steps"),
     Field("micro_step", "i", "forward+backward within that step, counted from 0"),
 )
@@ -109,7 +109,7 @@ SPANS = Table(
         Field("begin_ns", "q", "when the phase began on the host"),
         Field("end_ns", "q", "when it ended"),
         Field("tokens", "q", "tokens in the micro-batch; -1 where inputs are not token ids or it is not a forward"),
-        *_PLACE,
+        *_STEP_FIELDS,
         Field("rows", "i", "rows (samples) in the micro-batch; -1 where not a forward"),
         Field("sequence", "i", "sequence length of the micro-batch in tokens; -1 where unknown"),
         Field("phase", "H", "index into PHASES"),
@@ -125,7 +125,7 @@ BEGINS = Table(
     "time_ns",
     (
         Field("time_ns", "q", "when the phase began: a span of this begin follows when it ends, if it ends"),
-        *_PLACE,
+        *_STEP_FIELDS,
         Field("phase", "H", "index into PHASES"),
         Field("depth", "B", "as in spans"),
         Field("engine", "B", "as in spans"),
@@ -148,7 +148,7 @@ ALLOCATOR = Table(
         Field("inactive_split_bytes", "q", "reserved bytes in the unused remainders of split blocks"),
         Field("retries", "i", "allocations that succeeded only after the cache was flushed, so far"),
         Field("ooms", "i", "out-of-memory errors so far"),
-        *_PLACE,
+        *_STEP_FIELDS,
         Field("phase", "H", "the innermost phase at the time"),
         Field("edge", "B", "BEGIN or END of that phase, or TICK in between"),
         Field("device", "B", "the process's own device ordinal"),
@@ -178,7 +178,7 @@ DEVICE_TIMES = Table(
         Field("time_ns", "q", "when it was learnt, some time after the phase"),
         Field("begin_ns", "q", "which span of this file's writer: its begin_ns"),
         Field("device_ns", "q", "from where the GPU came to the phase to where it was done with it, on the current stream"),
-        *_PLACE,
+        *_STEP_FIELDS,
         Field("phase", "H", "index into PHASES"),
         Field("depth", "B", "as in spans"),
         Field("engine", "B", "as in spans"),

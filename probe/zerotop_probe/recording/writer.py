@@ -30,30 +30,30 @@ class Identity(NamedTuple):
     boot: str
 
     @classmethod
-    def of_this_process(cls, role: str, rank: int = -1) -> Identity:
+    def for_this_process(cls, role: str, rank: int = -1) -> Identity:
         """The identity of the calling process; ``rank`` only for role "rank"."""
         pid = os.getpid()
-        return cls(role, rank, clock.hostname(), pid, clock.process_start(pid), clock.boot_id())
+        return cls(role, rank, clock.read_hostname(), pid, clock.read_process_start(pid), clock.read_boot_id())
 
     @property
-    def stem(self) -> str:
+    def file_stem(self) -> str:
         """The part of a file name that tells writers apart, for example ``rank3-node1-4711``."""
         who = f"rank{self.rank}" if self.role == "rank" else self.role
         return f"{who}-{self.host}-{self.pid}"
 
 
-def header(table: str, identity: Identity, **more: Any) -> dict[str, Any]:
+def make_header(table: str, identity: Identity, **extra: Any) -> dict[str, Any]:
     """What the first line of every file says."""
     return {
         "zerotop": [FORMAT_MAJOR, FORMAT_MINOR],
         "table": table,
         "writer": identity._asdict(),
-        "clock": clock.clock_pair(),
-        **more,
+        "clock": clock.read_clock_pair(),
+        **extra,
     }
 
 
-def create(directory: str, stem: str, suffix: str) -> int:
+def create_file(directory: str, stem: str, suffix: str) -> int:
     """Opens a new file for appending, private to the user; a restarted process whose name is taken gets a number."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
     for number in range(1000):
@@ -68,17 +68,17 @@ def create(directory: str, stem: str, suffix: str) -> int:
 class RecordWriter:
     """Appends records of one table. Never raises: see ``lost``."""
 
-    def __init__(self, directory: str, table: Table, identity: Identity, **more: Any) -> None:
+    def __init__(self, directory: str, table: Table, identity: Identity, **extra: Any) -> None:
         """Creates the file and writes its header; ``more`` goes into the header. On failure every record is lost."""
         self.lost = 0
-        self._layout = table.layout
-        self._pack = self._layout.pack
+        self._struct = table.record_struct
+        self._pack_record = self._struct.pack
         self._descriptor: int | None = None
-        line = json.dumps(header(table.name, identity, dtype=table.dtype, **more), default=str).encode()
+        line = json.dumps(make_header(table.name, identity, dtype=table.dtype, **extra), default=str).encode()
         line = line.ljust(-(-(len(line) + 1) // HEADER_ALIGNMENT) * HEADER_ALIGNMENT - 1) + b"\n"
         self._header_size = len(line)
         try:
-            self._descriptor = create(directory, f"{table.name}-{identity.stem}", ".rec")
+            self._descriptor = create_file(directory, f"{table.name}-{identity.file_stem}", ".rec")
             if os.write(self._descriptor, line) != len(line):
                 raise OSError(errno.ENOSPC, "header not written")
         except OSError:
@@ -92,7 +92,7 @@ class RecordWriter:
             self.lost += 1
             return
         try:
-            record = self._pack(*values)
+            record = self._pack_record(*values)
             if os.write(descriptor, record) != len(record):
                 self._drop_torn_tail()
         except Exception:
@@ -102,7 +102,7 @@ class RecordWriter:
         """After a short write: cuts the file back to whole records, so that the next one is aligned again."""
         assert self._descriptor is not None
         size = os.fstat(self._descriptor).st_size
-        os.ftruncate(self._descriptor, size - (size - self._header_size) % self._layout.size)
+        os.ftruncate(self._descriptor, size - (size - self._header_size) % self._struct.size)
         self.lost += 1
 
     def close(self) -> None:
@@ -116,17 +116,17 @@ class RecordWriter:
 class EventWriter:
     """Appends facts that are rare and irregular, one JSON object a line. Never raises: see ``lost``."""
 
-    def __init__(self, directory: str, identity: Identity, **more: Any) -> None:
+    def __init__(self, directory: str, identity: Identity, **extra: Any) -> None:
         """Creates ``events-<writer>.jsonl`` with its header line, in which ``more`` stands too."""
         self.lost = 0
         self._torn = False
         self._descriptor: int | None = None
         try:
-            self._descriptor = create(directory, f"events-{identity.stem}", ".jsonl")
+            self._descriptor = create_file(directory, f"events-{identity.file_stem}", ".jsonl")
         except OSError:
             self.lost = 1
             return
-        self._append(header("events", identity, **more))
+        self._append_line(make_header("events", identity, **extra))
 
     def fileno(self) -> int | None:
         """The file's descriptor; None when it could not be made or is closed."""
@@ -134,9 +134,9 @@ class EventWriter:
 
     def write(self, time_ns: int, event: str, **facts: Any) -> None:
         """Records that ``event`` happened at ``time_ns`` (CLOCK_MONOTONIC); ``facts`` are any JSON values."""
-        self._append({"time_ns": time_ns, "event": event, **facts})
+        self._append_line({"time_ns": time_ns, "event": event, **facts})
 
-    def _append(self, value: dict[str, Any]) -> None:
+    def _append_line(self, value: dict[str, Any]) -> None:
         if self._descriptor is None:
             self.lost += 1
             return

@@ -7,36 +7,36 @@ from collections.abc import Sequence
 from zerotop.analysis.annotations.support.thresholds import GIB, MIB
 
 
-def size(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Bytes, in GiB or MiB."""
     if abs(count) >= GIB / 10:
         return f"{count / GIB:.2f} GiB" if abs(count) < 100 * GIB else f"{count / GIB:.0f} GiB"
     return f"{count / MIB:.1f} MiB"
 
 
-def seconds(duration: float) -> str:
+def format_seconds(duration: float) -> str:
     """A duration."""
     if duration >= 1:
         return f"{duration:.2f} s" if duration < 10 else f"{duration:.0f} s"
     return f"{duration * 1e3:.0f} ms"
 
 
-def percent(share: float) -> str:
+def format_percent(share: float) -> str:
     """A share."""
     return f"{share * 100:.0f} %"
 
 
-def plural(count: int, what: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """A count of things."""
-    return f"{count} {called(count, what)}"
+    return f"{count} {pluralize(count, noun)}"
 
 
-def called(count: int, what: str) -> str:
+def pluralize(count: int, noun: str) -> str:
     """What so many of them are called: ``rank``, ``ranks``, ``processes``, ``flushes``."""
-    return what if count == 1 else what + ("es" if what.endswith(("s", "sh")) else "s")
+    return noun if count == 1 else noun + ("es" if noun.endswith(("s", "sh")) else "s")
 
 
-def of_ranks(ranks: Sequence[int]) -> str:
+def format_ranks(ranks: Sequence[int]) -> str:
     """Which ranks."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"

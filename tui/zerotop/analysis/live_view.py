@@ -26,7 +26,7 @@ class State(Enum):
     DETACHED = "detached"  # the recording was ended on purpose, and the job went on
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether nothing more will be recorded."""
         return self in (State.ENDED, State.LOST, State.DETACHED)
 

@@ -14,13 +14,13 @@ import pynvml
 
 from zerotop.commands.common.errors import Problem
 from zerotop.commands.common.terminal import has_terminal
-from zerotop.commands.job.launching import new_session
-from zerotop.demo import RECORDING, SCRIPT, config_path
+from zerotop.commands.job.launching import make_session
+from zerotop.demo import RECORDING_PATH, SCRIPT_PATH, find_config
 from zerotop_probe.outside.job import agent, job_control
-from zerotop_probe.outside.sampling.build_locks import extensions_folder, remove_stale_locks
+from zerotop_probe.outside.sampling.build_locks import find_extensions_folder, remove_stale_locks
 from zerotop_probe.recording import events
 
-_NEEDED = ("torch", "deepspeed", "transformers", "datasets", "accelerate")
+_REQUIRED_PACKAGES = ("torch", "deepspeed", "transformers", "datasets", "accelerate")
 _CONFIG = "zero2_offload_optimizer_bf16"
 _RANKS = 2
 _EVAL_EVERY = 5
@@ -31,30 +31,30 @@ def demo(options: argparse.Namespace) -> int:
     """Returns the job's exit code; 0 after a recorded one."""
     if options.recorded:
         return _show_recorded()
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    missing = [name for name in _REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise Problem(f"The demo trains, and needs {', '.join(missing)}: pip install 'zerotop[train]'")
-    gpus = _usable_gpus()
-    for lock in remove_stale_locks(extensions_folder(os.environ)):
+    gpus = _count_usable_gpus()
+    for lock in remove_stale_locks(find_extensions_folder(os.environ)):
         print(f"Removed the lock of a build that was killed: {lock}", flush=True)
-    os.environ.update(_environment(gpus))
-    port = _free_port()
-    command = command_line(options.steps, gpus, port)
-    with new_session(command, None) as session:
+    os.environ.update(_build_environment(gpus))
+    port = _find_free_port()
+    command = build_command(options.steps, gpus, port)
+    with make_session(command, None) as session:
         agent.launch_in_background(session, command)
     try:
-        return _show(session)
+        return _show_job(session)
     finally:
-        if not job_control.job_alive(session):
+        if not job_control.is_job_alive(session):
             _remove_shared_memory(port)
 
 
-def _show(session: str) -> int:
+def _show_job(session: str) -> int:
     if not has_terminal():
-        from zerotop.commands.common.progress import follow
+        from zerotop.commands.common.progress import follow_job
 
         print(f"Recording in {session}", _BUILD_NOTE, sep="\n", flush=True)
-        return follow(Path(session))
+        return follow_job(Path(session))
     from zerotop.commands.job.watch import watch_job
 
     return watch_job(session)
@@ -64,18 +64,18 @@ def _show_recorded() -> int:
     """Replays the recording that is shipped, from where its model is ready; without a terminal, says what was measured."""
     from zerotop.session.reader import Session
 
-    session = Session.open(RECORDING)
+    session = Session.open(RECORDING_PATH)
     if not has_terminal():
-        from zerotop.analysis.reports.headline import summary
+        from zerotop.analysis.reports.headline import summarize_session
 
-        print(summary(session))
+        print(summarize_session(session))
         return 0
     from zerotop.analysis.views.recording_source import RecordingSource
-    from zerotop.commands.common.user_settings import kept_habits
+    from zerotop.commands.common.user_settings import load_settings
     from zerotop.ui.app.app import ZerotopApp
 
     ready_ns = min(event.unix_ns for event in session.events if event.name == events.ENGINE)
-    app = ZerotopApp(RecordingSource(session), title=session.name, play_from_ns=ready_ns, habits=kept_habits())
+    app = ZerotopApp(RecordingSource(session), title=session.name, play_from_ns=ready_ns, settings=load_settings())
     app.run()
     return app.return_code or 0
 
@@ -86,27 +86,27 @@ def _remove_shared_memory(port: int) -> None:
         path.unlink(missing_ok=True)
 
 
-def command_line(steps: int, gpus: int, port: int) -> list[str]:
+def build_command(steps: int, gpus: int, port: int) -> list[str]:
     """What is run: on up to two GPUs, or two ranks of a small model on the CPU."""
     ranks, model = (min(_RANKS, gpus), "qwen-0.5b") if gpus else (_RANKS, "tiny")
     launcher = [sys.executable, "-m", "deepspeed.launcher.runner"]
     # One checkpoint, at the last step: the Trainer saves there in any case.
     often = ["--eval-every", str(_EVAL_EVERY), "--save-every", str(steps)]
     return [
-        *launcher, "--num_gpus", str(ranks), "--master_port", str(port), str(SCRIPT),
-        "--model", model, "--steps", str(steps), *often, "--deepspeed", str(config_path(_CONFIG)),
+        *launcher, "--num_gpus", str(ranks), "--master_port", str(port), str(SCRIPT_PATH),
+        "--model", model, "--steps", str(steps), *often, "--deepspeed", str(find_config(_CONFIG)),
     ]  # fmt: skip
 
 
-def _environment(gpus: int) -> dict[str, str]:
+def _build_environment(gpus: int) -> dict[str, str]:
     # DeepSpeed compiles its operators with the ninja that pip put beside this Python.
     path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     return {"PATH": path} if gpus else {"PATH": path, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
 
 
-def _usable_gpus() -> int:
+def _count_usable_gpus() -> int:
     """How many GPUs the training can use. Says so where there are some and torch was built without them."""
-    count = _visible_gpus()
+    count = _count_visible_gpus()
     if not count or _torch_has_cuda():
         return count
     there = "1 GPU" if count == 1 else f"{count} GPUs"
@@ -123,7 +123,7 @@ def _torch_has_cuda() -> bool:
     return False
 
 
-def _visible_gpus() -> int:
+def _count_visible_gpus() -> int:
     """How many NVIDIA GPUs this process may use."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
@@ -134,10 +134,10 @@ def _visible_gpus() -> int:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return 0
-    return count if visible is None else min(count, len(visible_devices(visible)))
+    return count if visible is None else min(count, len(parse_visible_devices(visible)))
 
 
-def visible_devices(text: str) -> list[str]:
+def parse_visible_devices(text: str) -> list[str]:
     """The devices of ``CUDA_VISIBLE_DEVICES``: those before the first that is none, as CUDA reads it."""
     devices = []
     for device in text.split(","):
@@ -147,7 +147,7 @@ def visible_devices(text: str) -> list[str]:
     return devices
 
 
-def _free_port() -> int:
+def _find_free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

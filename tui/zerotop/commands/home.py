@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from zerotop.commands.common.user_settings import kept_habits
-from zerotop.commands.job.recording_library import UserDesk
+from zerotop.commands.common.user_settings import load_settings
+from zerotop.commands.job.recording_library import UserLibrary
 from zerotop.ui.app.start_app import StartApp
 
 
 def start(options: argparse.Namespace) -> int:
     """Returns 0 when the screen was left in good order."""
-    app = StartApp(UserDesk(), habits=kept_habits())
+    app = StartApp(UserLibrary(), settings=load_settings())
     app.run()
     return app.return_code or 0

@@ -7,12 +7,12 @@ import json
 import time
 from typing import Any
 
-from zerotop.analysis.memory.microscope import Look, looks
-from zerotop.analysis.processes.phases import name
+from zerotop.analysis.memory.microscope import AllocationTrace, read_traces
+from zerotop.analysis.processes.phases import phase_name
 from zerotop.commands.common.errors import Problem
-from zerotop.commands.common.escape import printable
+from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.live_session import RunningSession
-from zerotop.commands.job.microscope_request import ask
+from zerotop.commands.job.microscope_request import request_trace
 from zerotop.session import catalog
 from zerotop.session.reader import Session
 
@@ -26,51 +26,51 @@ def microscope(options: argparse.Namespace) -> int:
 
     Raises Problem when the job does not answer.
     """
-    path = catalog.find(options.session)
+    path = catalog.find_session(options.session)
     session = RunningSession.open(path)
-    found = looks(session, session.end_ns)
-    if session.live:
+    found = read_traces(session, session.end_ns)
+    if session.is_live:
         if not session.sources["allocator"]:
             raise Problem("No rank of this job uses PyTorch's allocator on a GPU, so there is nothing to look at.")
         try:
             before = max((look.request for look in found), default=0)
-            request = ask(str(path), steps=options.steps, stacks=options.stacks, after=before)
+            request = request_trace(str(path), steps=options.steps, stacks=options.stacks, after=before)
         except OSError as error:
             raise Problem(f"The request cannot be written into {path}: {error.strerror}.") from error
-        found = _await(session, request, options.wait)
+        found = _await_traces(session, request, options.wait)
     if not found:
         raise Problem("Nobody looked through the microscope in this recording, and its job runs no more.")
-    print(json.dumps([_as_dict(look) for look in found], indent=1) if options.json else _text(found))
+    print(json.dumps([_build_dict(look) for look in found], indent=1) if options.json else _format_traces(found))
     return 0
 
 
-def _await(session: Session, request: int, wait_s: float) -> tuple[Look, ...]:
+def _await_traces(session: Session, request: int, wait_s: float) -> tuple[AllocationTrace, ...]:
     """What the ranks with a GPU saw, once all have told."""
     deadline = time.monotonic() + wait_s
-    while time.monotonic() < deadline and session.live:
+    while time.monotonic() < deadline and session.is_live:
         session.refresh()
         answers = [event for event in session.events if event.name == "microscope" and event.facts["request"] == request]
         if len(answers) == len(session.sources["allocator"]):
             break
         time.sleep(_POLL_S)
-    found = tuple(look for look in looks(session, session.end_ns) if look.request == request)
+    found = tuple(look for look in read_traces(session, session.end_ns) if look.request == request)
     if not found:
         raise Problem(f"No rank has ended the steps within {wait_s:.0f} s: ask again with a longer --wait.")
     return found
 
 
-def _as_dict(look: Look) -> dict[str, Any]:
+def _build_dict(look: AllocationTrace) -> dict[str, Any]:
     facts = dataclasses.asdict(look)
     plain = {field: facts[field].tolist() for field in ("times_ns", "curve_bytes", "changes_ns")}
-    named = {field: [name(code) for code in facts[field].tolist()] for field in ("phases", "changed_to")}
+    named = {field: [phase_name(code) for code in facts[field].tolist()] for field in ("phases", "changed_to")}
     return {**facts, **plain, **named}
 
 
-def _text(found: tuple[Look, ...]) -> str:
-    return "\n".join(printable(line) for look in found for line in _lines(look))
+def _format_traces(found: tuple[AllocationTrace, ...]) -> str:
+    return "\n".join(escape_unprintable(line) for look in found for line in _format_trace(look))
 
 
-def _lines(look: Look) -> list[str]:
+def _format_trace(look: AllocationTrace) -> list[str]:
     head = f"look {look.request}, rank {look.rank}, steps {look.first_step} to {look.first_step + look.steps - 1}"
     if look.refused:
         return [f"{head}: refused. {look.refused}"]

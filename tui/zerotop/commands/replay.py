@@ -17,14 +17,14 @@ def replay(options: argparse.Namespace) -> int:
     if options.speed not in SPEEDS:
         known = ", ".join(f"{speed:g}" for speed in SPEEDS)
         raise Problem(f"There is no speed {options.speed:g}; there are: {known}", USAGE)
-    session = Session.open(catalog.find(options.session))
+    session = Session.open(catalog.find_session(options.session))
     if not has_terminal():
         raise Problem("Replay needs a terminal; zerotop export writes the same data to files")
     from zerotop.analysis.views.recording_source import RecordingSource
-    from zerotop.commands.common.user_settings import kept_habits
+    from zerotop.commands.common.user_settings import load_settings
     from zerotop.ui.app.app import ZerotopApp
 
     source = RecordingSource(session)
-    app = ZerotopApp(source, title=session.name, play_from_ns=source.begin_ns, speed=options.speed, habits=kept_habits())
+    app = ZerotopApp(source, title=session.name, play_from_ns=source.begin_ns, speed=options.speed, settings=load_settings())
     app.run()
     return app.return_code or 0

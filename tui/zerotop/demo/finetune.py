@@ -73,7 +73,7 @@ class BadInput(Exception):
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="finetune.py", description=__doc__.splitlines()[0])
-    add, count = parser.add_argument, positive_integer
+    add, count = parser.add_argument, parse_positive
     add("--model", default="tiny", help=f"preset ({', '.join(PRESETS)}), local folder, or hub id [tiny]")
     add("--dataset", nargs="+", metavar="SOURCE", help="hub id, or local files: text, json, csv, parquet "
         "[the source text of this machine's Python library]")  # fmt: skip
@@ -100,7 +100,7 @@ def parse_arguments() -> argparse.Namespace:
     return options
 
 
-def positive_integer(text: str) -> int:
+def parse_positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number of 1 or more")
     return int(text)
@@ -140,7 +140,7 @@ def prepare_environment() -> None:
         os.environ.update({name: str(value) for name, value in one.items()})
 
 
-def on_cpu() -> bool:
+def uses_cpu() -> bool:
     import torch
 
     if not torch.cuda.is_available():
@@ -152,7 +152,7 @@ def is_enabled(config: dict, section: str) -> bool:
     return config.get(section, {}).get("enabled", False) in (True, "auto")
 
 
-def training_arguments(options: argparse.Namespace, config: dict):
+def make_training_arguments(options: argparse.Namespace, config: dict):
     """Has to come before the model: under ZeRO-3 the integration then splits the model while it is built."""
     from transformers import TrainingArguments
 
@@ -160,7 +160,7 @@ def training_arguments(options: argparse.Namespace, config: dict):
     return TrainingArguments(
         output_dir=options.output_dir or tempfile.gettempdir(),
         deepspeed=config or None,
-        use_cpu=on_cpu(),
+        use_cpu=uses_cpu(),
         bf16=bf16,
         fp16=is_enabled(config, "fp16") and not bf16,
         max_steps=options.steps,
@@ -187,7 +187,7 @@ def load_model_config(name: str, seq_length: int):
     if name in PRESETS:
         config = AutoConfig.for_model(**PRESETS[name])
     else:
-        config = from_hub(AutoConfig.from_pretrained, name, "model")
+        config = load_from_hub(AutoConfig.from_pretrained, name, "model")
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and seq_length > limit:
         raise BadInput(f"--seq-length {seq_length} is more than the {limit} tokens that {name} can take")
@@ -202,36 +202,36 @@ def build_model(name: str, config, dtype, device):
     from transformers.integrations import is_deepspeed_zero3_enabled
 
     if name not in PRESETS:
-        return from_hub(AutoModelForCausalLM.from_pretrained, name, "model", config=config, dtype=dtype)
+        return load_from_hub(AutoModelForCausalLM.from_pretrained, name, "model", config=config, dtype=dtype)
     if is_deepspeed_zero3_enabled():  # chooses the device itself, and keeps this rank's part only
         return AutoModelForCausalLM.from_config(config, dtype=dtype)
     with torch.device(device):
         return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
-def from_hub(load, name: str, what: str, **arguments):
+def load_from_hub(load, name: str, kind: str, **arguments):
     try:
         return load(name, **arguments)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        choice = f" (it is not a preset either: {', '.join(PRESETS)})" if what == "model" else ""
-        raise BadInput(f"cannot load the {what} {name}{choice}: {reason}") from error
+        choice = f" (it is not a preset either: {', '.join(PRESETS)})" if kind == "model" else ""
+        raise BadInput(f"cannot load the {kind} {name}{choice}: {reason}") from error
 
 
-def tokenize_with(name: str):
+def make_tokenizer(name: str):
     """A function from text to a list of token numbers."""
     if name in PRESETS:
         return lambda text: list(text.encode())  # a token a byte
     from transformers import AutoTokenizer
 
-    tokenizer = from_hub(AutoTokenizer.from_pretrained, name, "tokenizer")
+    tokenizer = load_from_hub(AutoTokenizer.from_pretrained, name, "tokenizer")
     return lambda text: tokenizer(text, verbose=False)["input_ids"]
 
 
 def read_texts(sources: list[str] | None, characters: int) -> list[str]:
     """Texts from the sources, at most a little more than so many characters."""
     texts, read = [], 0
-    for text in library_texts() if sources is None else dataset_texts(sources):
+    for text in iter_library_texts() if sources is None else iter_dataset_texts(sources):
         texts.append(text)
         read += len(text)
         if read >= characters:
@@ -241,12 +241,12 @@ def read_texts(sources: list[str] | None, characters: int) -> list[str]:
     return texts
 
 
-def library_texts():
+def iter_library_texts():
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         yield path.read_text(encoding="utf-8", errors="replace")
 
 
-def dataset_texts(sources: list[str]):
+def iter_dataset_texts(sources: list[str]):
     """The text column of the files or of the hub's data set, row by row: nothing is copied to a cache."""
     import datasets
 
@@ -257,7 +257,7 @@ def dataset_texts(sources: list[str]):
         else:
             rows = datasets.load_dataset(*sources[:2], split="train", streaming=True)
         for row in rows:
-            yield row[text_column(row, sources)]
+            yield row[choose_text_column(row, sources)]
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         reason = str(error).strip().splitlines()[0]
         raise BadInput(f"cannot read the data set {' '.join(sources)}: {reason}") from error
@@ -267,7 +267,7 @@ def is_file_name(source: str) -> bool:
     return os.path.exists(source) or Path(source).suffix.lower() in {".txt", ".md", *FORMATS}
 
 
-def text_column(row: dict, sources: list[str]) -> str:
+def choose_text_column(row: dict, sources: list[str]) -> str:
     columns = [name for name, value in row.items() if isinstance(value, str)]
     if not columns:
         raise BadInput(f"no column of {' '.join(sources)} holds text; its columns are {', '.join(row)}")
@@ -278,14 +278,14 @@ def make_blocks(texts: list[str], tokenize, seq_length: int, cache: str):
     """A data set of rows of exactly ``seq_length`` tokens, kept in the folder ``cache``."""
     import datasets
 
-    def pack(batch: dict) -> dict:
+    def pack_tokens(batch: dict) -> dict:
         tokens = [token for text in batch["text"] for token in tokenize(text)]
         starts = range(0, len(tokens) - seq_length + 1, seq_length)
         rows = [tokens[start : start + seq_length] for start in starts]
         return {"input_ids": rows, "labels": rows}
 
     rows = datasets.Dataset.from_dict({"text": texts})
-    return rows.map(pack, batched=True, remove_columns="text", cache_file_name=f"{cache}/blocks.arrow")
+    return rows.map(pack_tokens, batched=True, remove_columns="text", cache_file_name=f"{cache}/blocks.arrow")
 
 
 def make_datasets(options: argparse.Namespace, args, folder: str) -> tuple:
@@ -296,7 +296,7 @@ def make_datasets(options: argparse.Namespace, args, folder: str) -> tuple:
     cache = os.path.join(folder, "data")
     with args.main_process_first(desc="packing the text"):
         os.makedirs(cache, exist_ok=True)
-        blocks = make_blocks(texts, tokenize_with(options.model), options.seq_length, cache)
+        blocks = make_blocks(texts, make_tokenizer(options.model), options.seq_length, cache)
     if len(blocks) < (2 if eval_rows else 1):
         raise BadInput(f"the text fills {len(blocks)} rows of {options.seq_length} tokens: too few to train on")
     eval_rows = min(eval_rows, len(blocks) // 2)
@@ -304,13 +304,13 @@ def make_datasets(options: argparse.Namespace, args, folder: str) -> tuple:
     return train, blocks.select(range(eval_rows)) if eval_rows else None
 
 
-def train(options: argparse.Namespace, config: dict) -> None:
+def train_model(options: argparse.Namespace, config: dict) -> None:
     import torch
     from accelerate.utils import broadcast_object_list
     from transformers import Trainer, default_data_collator, set_seed
 
     model_config = load_model_config(options.model, options.seq_length)
-    args = training_arguments(options, config)
+    args = make_training_arguments(options, config)
     if config and args.use_cpu:  # on CPU the Trainer makes the process group without DeepSpeed's knowing
         import deepspeed
 
@@ -347,7 +347,7 @@ def main() -> int:
     try:
         config = read_config(options.deepspeed)
         prepare_environment()
-        train(options, config)
+        train_model(options, config)
     except BadInput as error:
         print(f"finetune.py: {error}", file=sys.stderr, flush=True)
         return 2

@@ -7,69 +7,69 @@ import re
 from collections.abc import Sequence
 
 # Control sequences (CSI), operating-system commands (OSC) and two-byte escapes.
-_ESCAPE = re.compile(r"\x1b(?:\[([0-?]*)[ -/]*([@-~])|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])")
-_TOKEN = re.compile(rf"({_ESCAPE.pattern}|[\r\b\t])")
-_UNFINISHED = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*\x1b?|[ -/]*)\Z")
-_LONGEST_ESCAPE = 512
+_ESCAPE_PATTERN = re.compile(r"\x1b(?:\[([0-?]*)[ -/]*([@-~])|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])")
+_TOKEN_PATTERN = re.compile(rf"({_ESCAPE_PATTERN.pattern}|[\r\b\t])")
+_PARTIAL_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*\x1b?|[ -/]*)\Z")
+_MAX_ESCAPE = 512
 
 
-class Screen:
+class TerminalScreen:
     """Lines that a program writes, fed piece by piece.
 
     Carriage return, backspace, tab, cursor up and down and erase-in-line are obeyed, every other escape and control
     character is dropped. Bytes of a character or an escape that is not yet whole wait for the rest.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_rows: int) -> None:
         """``most`` lines before the last one at least are kept."""
         self.rows = [""]
         self.finished_ns: list[int] = []  # when the cursor first left each row but the last
-        self._most = most
+        self._max_rows = max_rows
         self._row = self._column = 0
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        self._held = ""  # the begin of an escape that is not yet whole
+        self._partial_escape = ""  # the begin of an escape that is not yet whole
 
-    def feed(self, lines: Sequence[bytes], times_ns: Sequence[int]) -> None:
+    def feed_lines(self, lines: Sequence[bytes], times_ns: Sequence[int]) -> None:
         """Takes in bytes that were split at newlines; ``times_ns`` says of each but the last when its newline came."""
         for line, time_ns in zip(lines, times_ns, strict=False):
-            self._write(self._held + self._decode(line, True), whole=True)
-            self._newline(time_ns)
-        self._write(self._held + self._decode(lines[-1]), whole=False)
-        if len(self.rows) > 2 * self._most + 1:
-            self._drop(len(self.rows) - self._most - 1)
+            self._write_text(self._partial_escape + self._decode(line, True), whole=True)
+            self._finish_row(time_ns)
+        self._write_text(self._partial_escape + self._decode(lines[-1]), whole=False)
+        if len(self.rows) > 2 * self._max_rows + 1:
+            self._drop_rows(len(self.rows) - self._max_rows - 1)
 
-    def _drop(self, count: int) -> None:
+    def _drop_rows(self, count: int) -> None:
         count = min(count, self._row)
         del self.rows[:count], self.finished_ns[:count]
         self._row -= count
 
-    def _newline(self, time_ns: int) -> None:
+    def _finish_row(self, time_ns: int) -> None:
         if self._row + 1 == len(self.rows):
             self.rows.append("")
             self.finished_ns.append(time_ns)
         self._row += 1
         self._column = 0
 
-    def _write(self, text: str, *, whole: bool) -> None:
+    def _write_text(self, text: str, *, whole: bool) -> None:
         """Writes a text without newlines; the rest of its line follows later unless it is ``whole``."""
-        self._held = ""
+        self._partial_escape = ""
         segments = text.split("\r")
         if all(segment.isprintable() for segment in segments):
-            self._overwrite(segments)
+            self._overwrite_row(segments)
             return
-        unfinished = None if whole else _UNFINISHED.search(text, max(0, len(text) - _LONGEST_ESCAPE))
+        unfinished = None if whole else _PARTIAL_ESCAPE.search(text, max(0, len(text) - _MAX_ESCAPE))
         if unfinished:
-            text, self._held = text[: unfinished.start()], unfinished.group()
+            text, self._partial_escape = text[: unfinished.start()], unfinished.group()
         position = 0
-        for match in _TOKEN.finditer(text):
-            self._put("".join(filter(str.isprintable, text[position : match.start()])))
+        for match in _TOKEN_PATTERN.finditer(text):
+            self._put_text("".join(filter(str.isprintable, text[position : match.start()])))
             position = match.end()
-            self._obey(match)
-        self._put("".join(filter(str.isprintable, text[position:])))
+            self._apply_token(match)
+        self._put_text("".join(filter(str.isprintable, text[position:])))
 
-    def _overwrite(self, segments: list[str]) -> None:
+    def _overwrite_row(self, segments: list[str]) -> None:
         """What was printed between carriage returns: of a progress bar only the last matters, so that is looked at first."""
-        self._put(segments[0])
+        self._put_text(segments[0])
         if len(segments) == 1:
             return
         shown = segments[-1]
@@ -78,13 +78,13 @@ class Screen:
         self.rows[self._row] = shown + self.rows[self._row][len(shown) :]
         self._column = len(segments[-1])
 
-    def _put(self, text: str) -> None:
+    def _put_text(self, text: str) -> None:
         if text:
             line = self.rows[self._row].ljust(self._column)
             self.rows[self._row] = line[: self._column] + text + line[self._column + len(text) :]
             self._column += len(text)
 
-    def _obey(self, match: re.Match[str]) -> None:
+    def _apply_token(self, match: re.Match[str]) -> None:
         token = match.group(1)
         if token == "\r":
             self._column = 0
@@ -93,9 +93,9 @@ class Screen:
         elif token == "\t":
             self._column += 8 - self._column % 8
         else:
-            self._control(match.group(2) or "", match.group(3))
+            self._apply_sequence(match.group(2) or "", match.group(3))
 
-    def _control(self, count: str, final: str | None) -> None:
+    def _apply_sequence(self, count: str, final: str | None) -> None:
         amount = min(int(count[:4]), 1000) if count.isdigit() else 1
         if final == "A":
             self._row = max(0, self._row - amount)
@@ -106,9 +106,9 @@ class Screen:
             self.rows[self._row] = {"1": " " * column + line[column:], "2": ""}.get(count, line[:column])
 
 
-def trimmed(rows: Sequence[str], most: int) -> tuple[str, ...]:
+def trim_rows(rows: Sequence[str], max_rows: int) -> tuple[str, ...]:
     """The last ``most`` rows, blank ones at the end left out."""
     end = len(rows)
     while end and not rows[end - 1].strip():
         end -= 1
-    return tuple(rows[max(0, end - most) : end])
+    return tuple(rows[max(0, end - max_rows) : end])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def unfinished(path: Path) -> Iterator[Path]:
+def write_atomically(path: Path) -> Iterator[Path]:
     """Where to write what becomes ``path`` when that has gone well; else it is removed, and an error of it names ``path``.
 
     It has to be made anew ("x", O_EXCL): in a folder that others write to somebody may have laid a link there.
@@ -27,10 +27,10 @@ def unfinished(path: Path) -> Iterator[Path]:
             partial.unlink()
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_text_file(path: Path, text: str) -> None:
     """Writes a small file of the program's own. Raises OSError."""
     with (
-        unfinished(path) as partial,
+        write_atomically(path) as partial,
         open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream,
     ):
         stream.write(text)

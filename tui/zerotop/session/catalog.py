@@ -6,26 +6,26 @@ from pathlib import Path
 
 from zerotop.session.headers import SessionError
 from zerotop.session.packing import SUFFIX
-from zerotop_probe.recording.directory import SESSION_FILE, default_root
+from zerotop_probe.recording.directory import SESSION_FILE, find_default_root
 
 
-def usual_place() -> Path:
+def find_default_folder() -> Path:
     """Where the user's sessions lie."""
-    return Path(default_root())
+    return Path(find_default_root())
 
 
-def listing(root: Path | None = None) -> list[Path]:
+def list_sessions(root: Path | None = None) -> list[Path]:
     """All sessions in ``root`` (by default the user's), packed ones too, newest first."""
-    folder = root or usual_place()
+    folder = root or find_default_folder()
     try:
-        found = [(path, _written(path)) for path in folder.iterdir()]
+        found = [(path, _read_change_time(path)) for path in folder.iterdir()]
     except OSError:
         return []
     known = [(path, written) for path, written in found if written is not None]
     return [path for path, _ in sorted(known, key=lambda pair: pair[1], reverse=True)]
 
 
-def _written(path: Path) -> int | None:
+def _read_change_time(path: Path) -> int | None:
     """When a session was made (its last change, unix nanoseconds); None for what is none."""
     packed = path.suffix == SUFFIX and path.is_file()
     try:
@@ -34,7 +34,7 @@ def _written(path: Path) -> int | None:
         return None
 
 
-def find(text: str, root: Path | None = None) -> Path:
+def find_session(text: str, root: Path | None = None) -> Path:
     """The session that ``text`` means: a directory, a packed recording, a name, or the unique beginning of a name.
 
     Raises SessionError when there is none or more than one.
@@ -42,7 +42,7 @@ def find(text: str, root: Path | None = None) -> Path:
     path = Path(text)
     if path.is_dir() or (path.suffix == SUFFIX and path.is_file()):
         return path
-    sessions = listing(root)
+    sessions = list_sessions(root)
     matches = [found for found in sessions if found.name == text] or [f for f in sessions if f.name.startswith(text)]
     if len(matches) == 1:
         return matches[0]

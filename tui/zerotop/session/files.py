@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.event_schema import forget_nonsense
-from zerotop.session.headers import DAMAGED, Clocks, Writer, read_header, within
-from zerotop.session.memory_map import release
+from zerotop.session.event_schema import drop_invalid_facts
+from zerotop.session.headers import DAMAGE_ERRORS, Clocks, Writer, parse_integer, read_header
+from zerotop.session.memory_map import release_pages
 from zerotop.session.storage import Folder
 from zerotop_probe.recording.tables import TABLES
 
-_NEAR = 64  # records before the end that are looked through first,
-_FARTHER = 8  # then so many times as many: what lies far back need not be in memory
+_NEAR_ROWS = 64  # records before the end that are looked through first,
+_SEARCH_FACTOR = 8  # then so many times as many: what lies far back need not be in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,51 +41,51 @@ class Source:
         self._folder = folder
         self.header = header
         self.table = str(header["table"])
-        self.role, self.rank, self.host, self.pid = Writer.of(header)
+        self.role, self.rank, self.host, self.pid = Writer.from_header(header)
         self.offset_ns = offset_ns
-        self.born_ns = within(header["clock"]["monotonic_ns"]) + offset_ns
+        self.created_ns = parse_integer(header["clock"]["monotonic_ns"]) + offset_ns
         """When the file was made, in unix time."""
         self._name = name
         self._data_offset = data_offset
-        self._dtype = _dtype(header, name)
-        self._bytes: NDArray[np.uint8] | bytes = b""
-        self._known = TABLES[self.table].known
-        self._room: NDArray[Any] = np.empty(0, self._dtype)  # all that can be mapped without mapping it anew
-        self._room_times: NDArray[np.int64] = self._room[self._known]
-        self.array: NDArray[Any] = self._room
-        self._times = self._room_times
+        self._dtype = _build_dtype(header, name)
+        self._mapped_bytes: NDArray[np.uint8] | bytes = b""
+        self._time_column = TABLES[self.table].time_column
+        self._mapped_rows: NDArray[Any] = np.empty(0, self._dtype)  # all that can be mapped without mapping it anew
+        self._mapped_times: NDArray[np.int64] = self._mapped_rows[self._time_column]
+        self.array: NDArray[Any] = self._mapped_rows
+        self._times = self._mapped_times
         self._last_ns: int | None = None  # the last of the times, once it was asked for
         self.refresh()
 
     def refresh(self) -> bool:
         """Takes in what has been added since. True when there was a whole record more."""
         try:
-            size, found = self._folder.view(self._name)
+            size, found = self._folder.view_file(self._name)
         except OSError:  # the folder may be gone; what is mapped stays readable
             return False
         count = max(0, size - self._data_offset) // self._dtype.itemsize
         if count <= len(self.array):
             return False
-        if found is not self._bytes:
-            self._bytes, room = found, (len(found) - self._data_offset) // self._dtype.itemsize
-            self._room = np.frombuffer(found, self._dtype, room, self._data_offset)
-            self._room_times = self._room[self._known]
-        self.array, self._times, self._last_ns = self._room[:count], self._room_times[:count], None
+        if found is not self._mapped_bytes:
+            self._mapped_bytes, room = found, (len(found) - self._data_offset) // self._dtype.itemsize
+            self._mapped_rows = np.frombuffer(found, self._dtype, room, self._data_offset)
+            self._mapped_times = self._mapped_rows[self._time_column]
+        self.array, self._times, self._last_ns = self._mapped_rows[:count], self._mapped_times[:count], None
         return True
 
-    def release(self) -> None:
+    def release_memory(self) -> None:
         """Gives the memory of what was read back to the system, which has it on disk."""
-        if isinstance(self._bytes, np.ndarray):
-            release(self._bytes)
+        if isinstance(self._mapped_bytes, np.ndarray):
+            release_pages(self._mapped_bytes)
 
     def read_output(self, begin: int, end: int) -> bytes:
         """These bytes of what its writer recorded of the job's output; none where that cannot be read."""
         try:
-            return self._folder.read(self.path.stem + ".log", begin, end)
+            return self._folder.read_bytes(self.path.stem + ".log", begin, end)
         except OSError:
             return b""
 
-    def count_known(self, cursor_ns: int) -> int:
+    def count_until(self, cursor_ns: int) -> int:
         """How many records could have been read at a moment in unix time: a prefix of :attr:`array`."""
         own_ns, end = cursor_ns - self.offset_ns, len(self._times)
         if not end:
@@ -95,28 +95,28 @@ class Source:
         if own_ns >= self._last_ns:
             return end
         # Whoever goes along with the end is asked of some other moment near it: with many ranks that is thousands of tables.
-        back = _NEAR
+        back = _NEAR_ROWS
         while back < end and self._times[end - back] > own_ns:
-            back *= _FARTHER
+            back *= _SEARCH_FACTOR
         begin = max(0, end - back)
-        if back == _NEAR:
+        if back == _NEAR_ROWS:
             return begin + bisect_right(self._times[begin:].tolist(), own_ns)
-        return bisect_right(self._times, own_ns, begin, end - back // _FARTHER)
+        return bisect_right(self._times, own_ns, begin, end - back // _SEARCH_FACTOR)
 
-    def last_tick(self, cursor_ns: int, oldest_ns: int = 0) -> NDArray[Any]:
+    def read_last_tick(self, cursor_ns: int, oldest_ns: int = 0) -> NDArray[Any]:
         """The records of the last sampler tick up to the cursor (they share one time); none if older than ``oldest_ns``."""
-        end = self.count_known(cursor_ns)
+        end = self.count_until(cursor_ns)
         if not end:
             return self.array[:0]
         time_ns = int(self._times[end - 1])
         if time_ns + self.offset_ns < oldest_ns:
             return self.array[:0]
-        lately = self._times[max(0, end - _NEAR) : end].tolist()
+        lately = self._times[max(0, end - _NEAR_ROWS) : end].tolist()
         begin = end - len(lately) + bisect_left(lately, time_ns)
         if begin == end - len(lately):  # the tick may have begun before
-            back = _NEAR
+            back = _NEAR_ROWS
             while back < end and self._times[end - back] == time_ns:
-                back *= _FARTHER
+                back *= _SEARCH_FACTOR
             begin = bisect_left(self._times, time_ns, max(0, end - back), end)
         return self.array[begin:end]
 
@@ -128,7 +128,7 @@ class Source:
         return None if self._last_ns is None else self._last_ns + self.offset_ns
 
 
-def _dtype(header: dict[str, Any], name: str) -> np.dtype[Any]:
+def _build_dtype(header: dict[str, Any], name: str) -> np.dtype[Any]:
     """The type of a table's records: of an older recording without the columns that came since.
 
     Raises ValueError where it lacks another column, or has one that is no plain value.
@@ -148,36 +148,36 @@ class EventFile:
     def __init__(self, folder: Folder, name: str, clocks: Clocks) -> None:
         self.name = name
         self._folder = folder
-        self.damaged = 0
+        self.damaged_lines = 0
         self._clocks = clocks
         self._position = 0
         self._writer: Writer | None = None
         self._offset_ns = 0
 
-    def read(self) -> list[Event]:
+    def read_new(self) -> list[Event]:
         """The events of the whole lines added since the last call."""
         try:
             # Events are rare: most looks find none, and asking for the size is a tenth of opening the file.
-            if self._folder.size(self.name) <= self._position:
+            if self._folder.file_size(self.name) <= self._position:
                 return []
-            data = self._folder.read(self.name, self._position)
+            data = self._folder.read_bytes(self.name, self._position)
         except OSError:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self._position += len(whole)
-        found = [self._event(line) for line in whole.split(b"\n") if line.strip()]
+        found = [self._parse_event(line) for line in whole.split(b"\n") if line.strip()]
         return [event for event in found if event is not None]
 
-    def _event(self, line: bytes) -> Event | None:
+    def _parse_event(self, line: bytes) -> Event | None:
         try:
             if self._writer is None:
                 header = read_header(line, self.name)
-                self._writer, self._offset_ns = Writer.of(header), self._clocks.offset_ns(header)
+                self._writer, self._offset_ns = Writer.from_header(header), self._clocks.find_offset(header)
                 return None
             facts = json.loads(line)
-            time_ns, name = within(facts.pop("time_ns") + self._offset_ns), str(facts.pop("event"))
-            self.damaged += forget_nonsense(name, facts)
+            time_ns, name = parse_integer(facts.pop("time_ns") + self._offset_ns), str(facts.pop("event"))
+            self.damaged_lines += drop_invalid_facts(name, facts)
             return Event(time_ns, name, facts, *self._writer)
-        except DAMAGED:
-            self.damaged += 1
+        except DAMAGE_ERRORS:
+            self.damaged_lines += 1
             return None

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from zerotop_probe.recording.tables import FORMAT_MAJOR
 
-WIDEST = 1 << 62
+MAX_NUMBER = 1 << 62
 """No size, count or time is beyond this; two of them can be added in a column of a table."""
 
-_NARROW = (1 << 31) - 1  # that of ranks and processes
+_MAX_ID = (1 << 31) - 1  # that of ranks and processes
 
 # What looking for facts in JSON of any shape can raise.
-DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+DAMAGE_ERRORS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 class SessionError(Exception):
@@ -30,16 +30,18 @@ class Writer(NamedTuple):
     pid: int
 
     @classmethod
-    def of(cls, header: dict[str, Any]) -> Writer:
+    def from_header(cls, header: dict[str, Any]) -> Writer:
         """As its header says. Raises one of :data:`DAMAGED` where that makes no sense."""
         told = header["writer"]
-        return cls(str(told["role"]), within(told["rank"], _NARROW), str(told["host"]), within(told["pid"], _NARROW))
+        return cls(
+            str(told["role"]), parse_integer(told["rank"], _MAX_ID), str(told["host"]), parse_integer(told["pid"], _MAX_ID)
+        )
 
 
-def within(value: Any, widest: int = WIDEST) -> int:
+def parse_integer(value: Any, limit: int = MAX_NUMBER) -> int:
     """As an integer. Raises ValueError, TypeError or OverflowError for what is none, or beyond the widest."""
     number = int(value)
-    if abs(number) > widest:
+    if abs(number) > limit:
         raise ValueError("a number is beyond all others")
     return number
 
@@ -50,10 +52,10 @@ class Clocks:
 
     offsets: dict[str, int] = field(default_factory=dict)
 
-    def offset_ns(self, header: dict[str, Any]) -> int:
+    def find_offset(self, header: dict[str, Any]) -> int:
         """What to add to a monotonic time of the file with this header."""
         pair = header["clock"]
-        offset = within(int(pair["unix_ns"]) - int(pair["monotonic_ns"]))
+        offset = parse_integer(int(pair["unix_ns"]) - int(pair["monotonic_ns"]))
         boot = header.get("writer", header).get("boot") or ""
         return self.offsets.setdefault(boot, offset) if boot else offset
 

@@ -13,21 +13,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.ansi import Screen
+from zerotop.session.ansi import TerminalScreen
 from zerotop.session.reader import Session, Source
 from zerotop.session.transcript import read_lines, read_stream
 
 BLOCK = 1 << 17
 # A line that ends in a block may begin this far before it. Of a progress bar that is longer only the end matters.
-_BEFORE = 1 << 14
-_KEPT = 48
-_MOST_LINES = 1 << 20
+_LOOKBACK_BYTES = 1 << 14
+_MAX_CACHED = 48
+_MAX_LINES = 1 << 20
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lines:
+class OutputLines:
     """Lines in the order in which they were finished; all of the same length."""
 
     texts: tuple[str, ...]
@@ -35,32 +35,34 @@ class Lines:
     streams: Ints  # index into STREAMS
 
 
-NONE = Lines((), np.empty(0, np.int64), np.empty(0, np.int64))
+NO_LINES = OutputLines((), np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-class Blocks:
+class OutputBlocks:
     """Cuts the output of all nodes into blocks. A block has the lines that were finished in it."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._ends = np.zeros((1, 0), np.int64)  # (block, source) -> records up to its end; the first row is the begin
+        self._block_ends = np.zeros((1, 0), np.int64)  # (block, source) -> records up to its end; the first row is the begin
         self._sealed_bytes = 0  # bytes since the last cut
-        self._seen: list[int] = []
-        self._kept: OrderedDict[tuple[int, tuple[int, ...]], tuple[Lines, Lines]] = OrderedDict()
+        self._record_counts: list[int] = []
+        self._cache: OrderedDict[tuple[int, tuple[int, ...]], tuple[OutputLines, OutputLines]] = OrderedDict()
 
     def refresh(self) -> None:
         """Takes in the records that came since the last call."""
         sources = self._session.sources["output"]
-        missing = len(sources) - len(self._seen)
-        self._seen += [0] * missing
-        self._ends = np.pad(self._ends, ((0, 0), (0, missing)))
+        missing = len(sources) - len(self._record_counts)
+        self._record_counts += [0] * missing
+        self._block_ends = np.pad(self._block_ends, ((0, 0), (0, missing)))
         counts = [len(source.array) for source in sources]
-        if counts != self._seen:
-            self._cut(sources, counts)
-            self._seen = counts
+        if counts != self._record_counts:
+            self._cut_blocks(sources, counts)
+            self._record_counts = counts
 
-    def _cut(self, sources: list[Source], counts: list[int]) -> None:
-        fresh = [source.array[seen:count] for source, seen, count in zip(sources, self._seen, counts, strict=True)]
+    def _cut_blocks(self, sources: list[Source], record_counts: list[int]) -> None:
+        fresh = [
+            source.array[seen:count] for source, seen, count in zip(sources, self._record_counts, record_counts, strict=True)
+        ]
         lengths = np.concatenate([rows["length"] for rows in fresh]).astype(np.int64)
         which = np.repeat(np.arange(len(sources)), [len(rows) for rows in fresh])
         if sum(len(rows) > 0 for rows in fresh) > 1:
@@ -70,99 +72,99 @@ class Blocks:
         written = np.cumsum(lengths) + self._sealed_bytes
         cuts = np.flatnonzero(np.diff(written // BLOCK, prepend=0)) + 1
         upto = np.stack([np.cumsum(which == place)[cuts - 1] for place in range(len(sources))], axis=1)
-        self._ends = np.concatenate([self._ends, upto + np.array(self._seen)])
+        self._block_ends = np.concatenate([self._block_ends, upto + np.array(self._record_counts)])
         self._sealed_bytes = int(written[-1] % BLOCK) if len(written) else self._sealed_bytes
 
     @property
-    def sealed(self) -> int:
+    def sealed_count(self) -> int:
         """How many blocks change no more; there is one more, which grows."""
-        return len(self._ends) - 1
+        return len(self._block_ends) - 1
 
-    def counts(self, cursor_ns: int) -> tuple[int, ...]:
+    def count_records(self, cursor_ns: int) -> tuple[int, ...]:
         """How many records of each node were known at the cursor."""
-        return tuple(source.count_known(cursor_ns) for source in self._session.sources["output"][: len(self._seen)])
+        return tuple(source.count_until(cursor_ns) for source in self._session.sources["output"][: len(self._record_counts)])
 
-    def at(self, counts: tuple[int, ...]) -> int:
+    def find_block(self, counts: tuple[int, ...]) -> int:
         """The block that was being written when so many records were known."""
-        return int(np.searchsorted(self._ends.sum(axis=1)[1:], sum(counts), "right"))
+        return int(np.searchsorted(self._block_ends.sum(axis=1)[1:], sum(counts), "right"))
 
-    def _range(self, block: int) -> tuple[list[int], list[int]]:
-        end = self._ends[block + 1].tolist() if block < self.sealed else self._seen
-        return self._ends[block].tolist(), end
+    def _find_range(self, block: int) -> tuple[list[int], list[int]]:
+        end = self._block_ends[block + 1].tolist() if block < self.sealed_count else self._record_counts
+        return self._block_ends[block].tolist(), end
 
-    def finished(self, block: int) -> Lines:
+    def finished_lines(self, block: int) -> OutputLines:
         """The lines that were finished in a block."""
-        return self._told(block, tuple(self._range(block)[1]))[0]
+        return self._get_lines(block, tuple(self._find_range(block)[1]))[0]
 
-    def unfinished(self, block: int, counts: tuple[int, ...]) -> Lines:
+    def unfinished_lines(self, block: int, counts: tuple[int, ...]) -> OutputLines:
         """The lines that were in progress in a block when so many records were known."""
-        begin, end = self._range(block)
-        return self._told(block, tuple(np.clip(counts, begin, end).tolist()))[1]
+        begin, end = self._find_range(block)
+        return self._get_lines(block, tuple(np.clip(counts, begin, end).tolist()))[1]
 
-    def _told(self, block: int, ends: tuple[int, ...]) -> tuple[Lines, Lines]:
+    def _get_lines(self, block: int, ends: tuple[int, ...]) -> tuple[OutputLines, OutputLines]:
         """(finished, in progress) of a block up to these records."""
-        found = self._kept.get((block, ends))
+        found = self._cache.get((block, ends))
         if found is None:
-            found = self._tell(block, ends)
-            self._kept[block, ends] = found
-            if len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end((block, ends))
+            found = self._build_lines(block, ends)
+            self._cache[block, ends] = found
+            if len(self._cache) > _MAX_CACHED:
+                self._cache.popitem(last=False)
+        self._cache.move_to_end((block, ends))
         return found
 
-    def _tell(self, block: int, ends: tuple[int, ...]) -> tuple[Lines, Lines]:
+    def _build_lines(self, block: int, ends: tuple[int, ...]) -> tuple[OutputLines, OutputLines]:
         finished: list[tuple[int, int, str]] = []
         unfinished: list[tuple[int, int, str]] = []
-        for source, begin, end in zip(self._session.sources["output"], self._range(block)[0], ends, strict=False):
-            for code in _streams(source, *_with_before(source, begin, end)):
-                whole, rest = _of_stream(source, code, begin, end)
+        for source, begin, end in zip(self._session.sources["output"], self._find_range(block)[0], ends, strict=False):
+            for code in _find_streams(source, *_extend_range(source, begin, end)):
+                whole, rest = _read_stream_lines(source, code, begin, end)
                 finished.extend(whole)
                 unfinished.extend(rest)
         finished.sort(key=lambda line: line[0])
         unfinished.sort(key=lambda line: line[0])
-        return _columns(finished), _columns(unfinished)
+        return _make_lines(finished), _make_lines(unfinished)
 
-    def raw(self, block: int) -> Iterator[bytes]:
+    def iter_bytes(self, block: int) -> Iterator[bytes]:
         """The bytes behind a block's lines, a stream at a time."""
-        for source, begin, end in zip(self._session.sources["output"], *self._range(block), strict=False):
-            first, _ = _with_before(source, begin, end)
-            for code in _streams(source, first, end):
+        for source, begin, end in zip(self._session.sources["output"], *self._find_range(block), strict=False):
+            first, _ = _extend_range(source, begin, end)
+            for code in _find_streams(source, first, end):
                 yield read_stream(source, code, first, end)
 
 
-def _columns(lines: list[tuple[int, int, str]]) -> Lines:
+def _make_lines(lines: list[tuple[int, int, str]]) -> OutputLines:
     if not lines:
-        return NONE
+        return NO_LINES
     times, streams, texts = zip(*lines, strict=True)
-    return Lines(texts, np.array(times, np.int64), np.array(streams, np.int64))
+    return OutputLines(texts, np.array(times, np.int64), np.array(streams, np.int64))
 
 
-def _with_before(source: Source, begin: int, end: int) -> tuple[int, int]:
+def _extend_range(source: Source, begin: int, end: int) -> tuple[int, int]:
     """The records from a little before ``begin``."""
     if not begin:
         return 0, end
     offsets = source.array["offset"]
-    first = int(np.searchsorted(offsets, int(offsets[begin - 1]) + int(source.array["length"][begin - 1]) - _BEFORE))
+    first = int(np.searchsorted(offsets, int(offsets[begin - 1]) + int(source.array["length"][begin - 1]) - _LOOKBACK_BYTES))
     return min(first, begin), end
 
 
-def _streams(source: Source, begin: int, end: int) -> list[int]:
+def _find_streams(source: Source, begin: int, end: int) -> list[int]:
     found: list[int] = np.unique(source.array["stream"][begin:end]).tolist()
     return found
 
 
-def _of_stream(
+def _read_stream_lines(
     source: Source, code: int, begin: int, end: int
 ) -> tuple[list[tuple[int, int, str]], list[tuple[int, int, str]]]:
     """(time, stream, line) of the lines of one stream finished in these records, and the one in progress."""
-    screen = Screen(_MOST_LINES)
-    first, _ = _with_before(source, begin, end)
+    screen = TerminalScreen(_MAX_LINES)
+    first, _ = _extend_range(source, begin, end)
     lines, times = read_lines(source, code, first, begin)
     # Whatever the output is cut in begins in the middle of a line.
     cut = 1 if first and times else 0
-    screen.feed(lines[cut:], times[cut:])
+    screen.feed_lines(lines[cut:], times[cut:])
     before = len(screen.finished_ns)
-    screen.feed(*read_lines(source, code, begin, end))
+    screen.feed_lines(*read_lines(source, code, begin, end))
     whole = [(time_ns, code, row) for time_ns, row in zip(screen.finished_ns[before:], screen.rows[before:-1], strict=True)]
     last = screen.rows[-1]
     if not last.strip() or end <= first:

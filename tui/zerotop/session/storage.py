@@ -9,29 +9,29 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.memory_map import Mapped, mapped, room_in
+from zerotop.session.memory_map import MappedFile, choose_room, map_file
 
 # A header line longer than this is not one of ours.
-_LONGEST_HEADER = 1 << 20
+_MAX_HEADER_BYTES = 1 << 20
 
 
 class Folder(Protocol):
     """Files by name. What cannot be read raises OSError."""
 
     path: Path
-    grows: bool
+    can_grow: bool
     """Whether somebody may be writing."""
 
-    def names(self) -> list[str]:
+    def list_files(self) -> list[str]:
         """All files."""
 
-    def size(self, name: str) -> int:
+    def file_size(self, name: str) -> int:
         """Bytes there are now."""
 
-    def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
+    def read_bytes(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
         """These bytes, or as many of them as there are."""
 
-    def view(self, name: str) -> tuple[int, NDArray[np.uint8] | bytes]:
+    def view_file(self, name: str) -> tuple[int, NDArray[np.uint8] | bytes]:
         """How many bytes there are now, and they, not copied; the same object as before where they lie in it.
 
         It may be longer than the file: what lies behind is not to be looked at.
@@ -44,75 +44,75 @@ class Directory:
     A live screen asks for every file five times a second, so this makes no paths and no file objects.
     """
 
-    grows = True
+    can_grow = True
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._prefix = os.path.join(path, "")
-        self._room = room_in(self._prefix)
-        self._mapped: dict[str, Mapped] = {}
+        self._room_bytes = choose_room(self._prefix)
+        self._mapped: dict[str, MappedFile] = {}
 
-    def names(self) -> list[str]:
+    def list_files(self) -> list[str]:
         """All files."""
         return os.listdir(self.path)
 
-    def size(self, name: str) -> int:
+    def file_size(self, name: str) -> int:
         """Bytes there are now."""
         return os.stat(self._prefix + name).st_size
 
-    def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
+    def read_bytes(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
         """These bytes, or as many of them as there are."""
         with open(self.path / name, "rb") as file:
             file.seek(begin)
             return file.read(-1 if end is None else max(0, end - begin))
 
-    def view(self, name: str) -> tuple[int, NDArray[np.uint8]]:
+    def view_file(self, name: str) -> tuple[int, NDArray[np.uint8]]:
         """How many bytes there are now, and they, mapped."""
         status, known = os.stat(self._prefix + name), self._mapped.get(name)
-        if known is not None and known.holds(status):
+        if known is not None and known.covers_file(status):
             return status.st_size, known.array
-        known = self._mapped[name] = mapped(self._prefix + name, self._room)
+        known = self._mapped[name] = map_file(self._prefix + name, self._room_bytes)
         return known.size, known.array
 
 
-class Unpacked:
+class UnpackedFolder:
     """The files of a packed recording, in memory."""
 
-    grows = False
+    can_grow = False
 
     def __init__(self, path: Path, files: dict[str, bytes]) -> None:
         self.path = path
         self._files = files
 
-    def names(self) -> list[str]:
+    def list_files(self) -> list[str]:
         """All files."""
         return list(self._files)
 
-    def size(self, name: str) -> int:
+    def file_size(self, name: str) -> int:
         """Bytes of a file."""
-        return len(self._file(name))
+        return len(self._get_file(name))
 
-    def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
+    def read_bytes(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
         """These bytes, or as many of them as there are."""
-        return self._file(name)[begin:end]
+        return self._get_file(name)[begin:end]
 
-    def view(self, name: str) -> tuple[int, bytes]:
+    def view_file(self, name: str) -> tuple[int, bytes]:
         """A file's bytes and how many."""
-        return self.size(name), self._file(name)
+        return self.file_size(name), self._get_file(name)
 
-    def _file(self, name: str) -> bytes:
+    def _get_file(self, name: str) -> bytes:
         try:
             return self._files[name]
         except KeyError:
             raise FileNotFoundError(name) from None
 
 
-def first_line(folder: Folder, name: str) -> bytes:
+def read_first_line(folder: Folder, name: str) -> bytes:
     """A file's first line with its newline; without one where it is not yet whole, or too long to be a header."""
     size = 1 << 12
     while True:
-        head = folder.read(name, 0, size)
+        head = folder.read_bytes(name, 0, size)
         place = head.find(b"\n") + 1
-        if place or len(head) < size or size >= _LONGEST_HEADER:
+        if place or len(head) < size or size >= _MAX_HEADER_BYTES:
             return head[:place] if place else head
-        size = _LONGEST_HEADER
+        size = _MAX_HEADER_BYTES

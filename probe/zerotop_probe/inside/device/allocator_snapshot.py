@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 
-def _segments(device: int) -> Iterator[dict[str, Any]]:
+def _iter_segments(device: int) -> Iterator[dict[str, Any]]:
     memory_snapshot = sys.modules["torch"].cuda.memory_snapshot
     try:
         segments = memory_snapshot(include_traces=False)
@@ -16,10 +16,10 @@ def _segments(device: int) -> Iterator[dict[str, Any]]:
     return (segment for segment in segments if segment["device"] == device)
 
 
-def blocks_in_use(device: int) -> dict[int, int]:
+def read_used_blocks(device: int) -> dict[int, int]:
     """Address -> size of every block that holds a tensor."""
     found = {}
-    for segment in _segments(device):
+    for segment in _iter_segments(device):
         address = segment["address"]
         for block in segment["blocks"]:
             if block["state"] == "active_allocated":
@@ -28,7 +28,7 @@ def blocks_in_use(device: int) -> dict[int, int]:
     return found
 
 
-def largest_free_block(device: int) -> int:
+def find_largest_free(device: int) -> int:
     """The largest piece, in bytes, of what PyTorch holds and nobody uses."""
-    blocks = (block for segment in _segments(device) for block in segment["blocks"])
+    blocks = (block for segment in _iter_segments(device) for block in segment["blocks"])
     return max((block["size"] for block in blocks if block["state"] == "inactive"), default=0)

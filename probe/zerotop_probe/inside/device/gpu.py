@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerotop_probe.inside.device.allocator import Allocator
+from zerotop_probe.inside.device.allocator import AllocatorSampler
 from zerotop_probe.inside.device.cuda_events import DeviceClock
 from zerotop_probe.inside.device.microscope import Microscope
 from zerotop_probe.inside.device.ticker import Task, Ticker
-from zerotop_probe.inside.guard import Meter
+from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE
 
 if TYPE_CHECKING:
@@ -16,41 +16,45 @@ if TYPE_CHECKING:
 
 # Asking costs more than all the rest of a boundary. So it is done at the edges of outermost phases only, of all but
 # these, and at those of an optimizer step's parts.
-_NOT_ASKED = frozenset(PHASE_CODE[name] for name in ("data", "other"))
-_STEP = PHASE_CODE["step"]
+_UNSAMPLED_PHASES = frozenset(PHASE_CODE[name] for name in ("data", "other"))
+_STEP_PHASE = PHASE_CODE["step"]
 
 # Steps this short are looked into one time in so many, else only at their end: 20 us at each of their phases' edges would
 # be felt in them.
 _SHORT_STEP_NS = 20_000_000
-_ONE_IN = 4
-_INNER = frozenset(
+_SAMPLED_ONE_IN = 4
+_INNER_PHASES = frozenset(
     PHASE_CODE[name]
     for name in ("forward", "backward", "grads_to_cpu", "cpu_optimizer", "params_to_gpu", "optimizer", "allgather")
 )
 
 
-class Device:
+class RankDevice:
     """One GPU as this rank sees it."""
 
-    def __init__(self, allocator: Allocator | None, clock: DeviceClock, microscope: Microscope) -> None:
+    def __init__(self, allocator: AllocatorSampler | None, clock: DeviceClock, microscope: Microscope) -> None:
         """``allocator`` is None where it cannot be read, as one of the job's own."""
         self._allocator = allocator
         self._clock = clock
         self._microscope = microscope
         self._ticker: Ticker | None = None
-        self._step_ns = -_SHORT_STEP_NS
-        self._closely = True
+        self._last_step_ns = -_SHORT_STEP_NS
+        self._samples_inner = True
 
     @property
-    def lost(self) -> int:
+    def lost_records(self) -> int:
         """Records that could not be written so far."""
-        return self._clock.lost + self._microscope.lost + (self._allocator.lost if self._allocator is not None else 0)
+        return (
+            self._clock.lost_records
+            + self._microscope.lost_records
+            + (self._allocator.lost_records if self._allocator is not None else 0)
+        )
 
-    def start_ticker(self, stack: list[Span], meter: Meter) -> None:
+    def start_ticker(self, stack: list[Span], meter: CostMeter) -> None:
         """Has a thread look in between, too."""
         tasks: dict[str, Task] = {"microscope requests": self._microscope.poll}
         if self._allocator is not None:
-            tasks["allocator ticks"] = self._allocator.tick
+            tasks["allocator ticks"] = self._allocator.sample_between
         self._ticker = Ticker(stack, tasks, meter)
         self._ticker.start()
 
@@ -59,34 +63,34 @@ class Device:
         if self._ticker is not None:
             self._ticker.stop()
 
-    def begins(self, time_ns: int, span: Span, outer: Span | None) -> None:
+    def begin_span(self, time_ns: int, span: Span, outer: Span | None) -> None:
         """``span`` begins within ``outer``."""
-        if not (outer.phase == _STEP if outer is not None else span.phase not in _NOT_ASKED):
+        if not (outer.phase == _STEP_PHASE if outer is not None else span.phase not in _UNSAMPLED_PHASES):
             return
-        span.asked = self._closely or (span.phase not in _INNER)
-        if self._closely or (span.phase not in _INNER and span.phase != _STEP):
+        span.samples_device = self._samples_inner or (span.phase not in _INNER_PHASES)
+        if self._samples_inner or (span.phase not in _INNER_PHASES and span.phase != _STEP_PHASE):
             if self._allocator is not None:
-                self._allocator.sample(time_ns, span, BEGIN)
-            self._clock.begins(span)
+                self._allocator.sample_edge(time_ns, span, BEGIN)
+            self._clock.begin_span(span)
 
-    def ends(self, time_ns: int, span: Span) -> None:
+    def end_span(self, time_ns: int, span: Span) -> None:
         """``span`` ends."""
-        if span.asked:
-            self._clock.ends(span)
+        if span.samples_device:
+            self._clock.end_span(span)
             if self._allocator is not None:
-                self._allocator.sample(time_ns, span, END)
+                self._allocator.sample_edge(time_ns, span, END)
 
-    def look(self, time_ns: int, span: Span) -> None:
+    def restart_window(self, time_ns: int, span: Span) -> None:
         """Within ``span``: what its windows are from now on begins anew."""
         if self._allocator is not None:
-            self._allocator.sample(time_ns, span, END)
+            self._allocator.sample_edge(time_ns, span, END)
 
-    def step_ended(self, step: int, time_ns: int) -> None:
+    def end_step(self, step: int, time_ns: int) -> None:
         """After an optimizer step: decides how closely the next one is looked at."""
-        self._closely = step % _ONE_IN == _ONE_IN - 1 or time_ns - self._step_ns >= _SHORT_STEP_NS
-        self._step_ns = time_ns
-        self._clock.collect()
-        self._microscope.step_ended(step)
+        self._samples_inner = step % _SAMPLED_ONE_IN == _SAMPLED_ONE_IN - 1 or time_ns - self._last_step_ns >= _SHORT_STEP_NS
+        self._last_step_ns = time_ns
+        self._clock.write_finished()
+        self._microscope.end_step(step)
 
     def close(self) -> None:
         """Closes the files, and touches no lock: in a forked child the ticker is gone, perhaps holding one."""

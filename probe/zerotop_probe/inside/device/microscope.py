@@ -13,18 +13,18 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from zerotop_probe.inside.guard import Meter, Part, now
+from zerotop_probe.inside.guard import CostMeter, Guard, now
 from zerotop_probe.recording import events
-from zerotop_probe.recording.clock import clock_pair
+from zerotop_probe.recording.clock import read_clock_pair
 from zerotop_probe.recording.directory import MICROSCOPE_FILE
 from zerotop_probe.recording.tables import HISTORY, HISTORY_ACTIONS
 from zerotop_probe.recording.writer import Identity, RecordWriter
 
-_CODES = {name: code for code, name in enumerate(HISTORY_ACTIONS)}
-_MOST_STEPS = 100
+_ACTION_CODES = {name: code for code, name in enumerate(HISTORY_ACTIONS)}
+_MAX_STEPS = 100
 # Each entry takes some hundred bytes in the process, and some thousand with its stack.
-_MOST_ENTRIES = 1_000_000
-_MOST_WITH_STACKS = 100_000
+_MAX_ENTRIES = 1_000_000
+_MAX_STACK_ENTRIES = 100_000
 
 
 class Microscope:
@@ -37,7 +37,7 @@ class Microscope:
         device: int,
         memory: Any,
         write_event: Callable[..., None],
-        meter: Meter,
+        meter: CostMeter,
         refusal: str = "",
     ) -> None:
         """``device`` is the process's own ordinal, ``memory`` is ``torch.cuda.memory``.
@@ -50,75 +50,75 @@ class Microscope:
         self._device = device
         self._memory = memory
         self._write_event = write_event
-        self._part = Part("microscope", meter)
-        self._path = os.path.join(session, MICROSCOPE_FILE)
+        self._guard = Guard("microscope", meter)
+        self._request_path = os.path.join(session, MICROSCOPE_FILE)
         # What was asked for before there was a probe here is not for us: it may be of the attempt before, hours ago.
-        self._seen_ns = self._asked_ns()
-        self._wanted: tuple[int, int, bool] | None = None
-        self._look: _Look | None = None
+        self._request_ns = self._read_request_ns()
+        self._request: tuple[int, int, bool] | None = None
+        self._trace: _Trace | None = None
         self._writer: RecordWriter | None = None
 
     @property
-    def lost(self) -> int:
+    def lost_records(self) -> int:
         """Records that could not be written so far."""
         return self._writer.lost if self._writer is not None else 0
 
-    def _asked_ns(self) -> int:
+    def _read_request_ns(self) -> int:
         """When the last request was made; 0 where there is none."""
         try:
-            return os.stat(self._path).st_mtime_ns
+            return os.stat(self._request_path).st_mtime_ns
         except OSError:
             return 0
 
     def poll(self, step: int, micro_step: int, phase: int) -> None:
         """Takes a new request in; for the ticker."""
-        asked_ns = self._asked_ns()
-        if asked_ns in (0, self._seen_ns):
+        asked_ns = self._read_request_ns()
+        if asked_ns in (0, self._request_ns):
             return
-        self._seen_ns = asked_ns
+        self._request_ns = asked_ns
         # Whatever else somebody may have put there is no request.
-        with contextlib.suppress(OSError, ValueError, TypeError, LookupError), open(self._path, "rb") as file:
+        with contextlib.suppress(OSError, ValueError, TypeError, LookupError), open(self._request_path, "rb") as file:
             wanted = json.load(file)
-            steps = min(max(1, int(wanted["steps"])), _MOST_STEPS)
-            self._wanted = (int(wanted["request"]), steps, bool(wanted.get("stacks")))
+            steps = min(max(1, int(wanted["steps"])), _MAX_STEPS)
+            self._request = (int(wanted["request"]), steps, bool(wanted.get("stacks")))
 
-    def step_ended(self, step: int) -> None:
+    def end_step(self, step: int) -> None:
         """At the end of every optimizer step, on the training thread."""
-        if self._look is not None:
-            self._part.run(self._go_on, self._look, step)
-        elif self._wanted is not None:
-            wanted, self._wanted = self._wanted, None
-            self._part.run(self._begin, step, *wanted)
+        if self._trace is not None:
+            self._guard.run(self._continue_trace, self._trace, step)
+        elif self._request is not None:
+            wanted, self._request = self._request, None
+            self._guard.run(self._begin_trace, step, *wanted)
 
-    def _begin(self, step: int, request: int, steps: int, stacks: bool) -> None:
-        look = _Look(request, steps, stacks, step + 1, now())
+    def _begin_trace(self, step: int, request: int, steps: int, stacks: bool) -> None:
+        look = _Trace(request, steps, stacks, step + 1, now())
         why = self._refusal
-        if not why and any(self._snapshot()["device_traces"]):
+        if not why and any(self._take_snapshot()["device_traces"]):
             why = "The job records PyTorch's memory history itself."
         if why:
-            self._told(look, "refused", why=why)
+            self._write_outcome(look, "refused", why=why)
             return
-        context, most = ("alloc", _MOST_WITH_STACKS) if stacks else (None, _MOST_ENTRIES)
-        look.baseline = self._allocated()
+        context, most = ("alloc", _MAX_STACK_ENTRIES) if stacks else (None, _MAX_ENTRIES)
+        look.baseline = self._read_baseline()
         self._memory._record_memory_history("all", context=context, stacks="python", max_entries=most)
-        self._look = look
+        self._trace = look
 
-    def _go_on(self, look: _Look, step: int) -> None:
-        if step + 1 < look.first_step + look.steps:
+    def _continue_trace(self, trace: _Trace, step: int) -> None:
+        if step + 1 < trace.first_step + trace.steps:
             return
-        self._look = None
-        look.end_ns = now()
-        snapshot = self._snapshot()
+        self._trace = None
+        trace.end_ns = now()
+        snapshot = self._take_snapshot()
         self._memory._record_memory_history(None)
         history = snapshot["device_traces"][self._device]
-        self._write(look, history)
-        file = self._keep(look, snapshot) if look.stacks else None
-        self._told(look, "recorded", entries=len(history), snapshot=file, seconds=(now() - look.end_ns) / 1e9)
+        self._write_history(trace, history)
+        file = self._write_snapshot(trace, snapshot) if trace.stacks else None
+        self._write_outcome(trace, "recorded", entries=len(history), snapshot=file, seconds=(now() - trace.end_ns) / 1e9)
 
-    def _snapshot(self) -> Any:
+    def _take_snapshot(self) -> Any:
         return self._memory._snapshot()
 
-    def _allocated(self) -> dict[str, int]:
+    def _read_baseline(self) -> dict[str, int]:
         stats = self._memory.memory_stats(self._device)
         return {
             "allocated_bytes": int(stats["allocated_bytes.all.current"]),
@@ -126,20 +126,20 @@ class Microscope:
             "reserved_bytes": int(stats["reserved_bytes.all.current"]),
         }
 
-    def _write(self, look: _Look, history: list[dict[str, Any]]) -> None:
+    def _write_history(self, trace: _Trace, history: list[dict[str, Any]]) -> None:
         if self._writer is None:
             self._writer = RecordWriter(self._session, HISTORY, self._identity)
-        pair = clock_pair()
+        pair = read_clock_pair()
         behind_ns = pair["unix_ns"] - pair["monotonic_ns"]
         for entry in history:
-            code = _CODES.get(entry["action"])
+            code = _ACTION_CODES.get(entry["action"])
             if code is not None:
                 time_ns = entry["time_us"] * 1000 - behind_ns
-                self._writer.write(time_ns, entry["addr"], entry["size"], look.request, code, self._device)
+                self._writer.write(time_ns, entry["addr"], entry["size"], trace.request, code, self._device)
 
-    def _keep(self, look: _Look, snapshot: Any) -> str | None:
+    def _write_snapshot(self, trace: _Trace, snapshot: Any) -> str | None:
         """PyTorch's own file for its viewer, beside the recording. zerotop itself never reads it."""
-        name = f"microscope-{self._identity.stem}-{look.request}.pickle"
+        name = f"microscope-{self._identity.file_stem}-{trace.request}.pickle"
         try:
             with open(os.path.join(self._session, name), "xb") as file:
                 pickle.dump(snapshot, file)
@@ -147,11 +147,11 @@ class Microscope:
             return None
         return name
 
-    def _told(self, look: _Look, state: str, **more: Any) -> None:
-        end_ns = look.end_ns or look.begin_ns
-        facts = {"first_step": look.first_step, "steps": look.steps, "begin_ns": look.begin_ns, "end_ns": end_ns}
+    def _write_outcome(self, trace: _Trace, state: str, **more: Any) -> None:
+        end_ns = trace.end_ns or trace.begin_ns
+        facts = {"first_step": trace.first_step, "steps": trace.steps, "begin_ns": trace.begin_ns, "end_ns": end_ns}
         self._write_event(
-            now(), events.MICROSCOPE, request=look.request, state=state, **facts, baseline=look.baseline, **more
+            now(), events.MICROSCOPE, request=trace.request, state=state, **facts, baseline=trace.baseline, **more
         )
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ class Microscope:
             self._writer.close()
 
 
-class _Look:
+class _Trace:
     """One request while it is carried out."""
 
     def __init__(self, request: int, steps: int, stacks: bool, first_step: int, begin_ns: int) -> None:

@@ -6,42 +6,42 @@ import sys
 from typing import Any
 
 from zerotop_probe.inside.device import allocator_snapshot
-from zerotop_probe.inside.device.allocator import counters
-from zerotop_probe.inside.device.peak_counters import Peaks
-from zerotop_probe.inside.guard import Meter, Part, now
+from zerotop_probe.inside.device.allocator import extract_counters
+from zerotop_probe.inside.device.peak_counters import PeakCounters
+from zerotop_probe.inside.guard import CostMeter, Guard, now
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import PHASES
 
 # A job that tries smaller and smaller batches may run out of memory many times.
-_MOST = 100
+_MAX_EVENTS = 100
 
 
-class BlackBox:
+class OomRecorder:
     """Listens to PyTorch's allocator of one device; it calls when an allocation has finally failed."""
 
-    def __init__(self, recorder: Recorder, peaks: Peaks, meter: Meter) -> None:
+    def __init__(self, recorder: Recorder, peaks: PeakCounters, meter: CostMeter) -> None:
         self._recorder = recorder
         self._peaks = peaks
-        self._part = Part("out of memory", meter)
-        self._count = 0
+        self._guard = Guard("out of memory", meter)
+        self._event_count = 0
 
-    def listen(self) -> None:
+    def start_listening(self) -> None:
         """There is no way to stop listening again. Does nothing in a torch without such a call."""
         attach = getattr(sys.modules["torch"]._C, "_cuda_attach_out_of_memory_observer", None)
         if attach is not None:
-            attach(self._called)
+            attach(self._on_out_of_memory)
 
-    def _called(self, device: int, requested: int, limit: int, free: int) -> None:
+    def _on_out_of_memory(self, device: int, requested: int, limit: int, free: int) -> None:
         # An exception raised here would take the place of the one that the job may be waiting for.
-        if self._recorder.open and self._count < _MOST:
-            self._count += 1
-            self._part.run(self._record, device, requested, limit, free)
+        if self._recorder.is_open and self._event_count < _MAX_EVENTS:
+            self._event_count += 1
+            self._guard.run(self._record_failure, device, requested, limit, free)
 
-    def _record(self, device: int, requested: int, limit: int, free: int) -> None:
-        recorder, span = self._recorder, self._recorder.current()
+    def _record_failure(self, device: int, requested: int, limit: int, free: int) -> None:
+        recorder, span = self._recorder, self._recorder.current_span()
         forward = recorder.last_forward
-        recorder.event(
+        recorder.write_event(
             now(),
             events.OUT_OF_MEMORY,
             device=device,
@@ -54,18 +54,18 @@ class BlackBox:
             rows=forward.rows if forward else None,
             sequence=forward.sequence if forward else None,
             tokens=forward.tokens if forward else None,
-            **self._allocator(device),
+            **self._read_allocator(device),
         )
 
-    def _allocator(self, device: int) -> dict[str, Any]:
+    def _read_allocator(self, device: int) -> dict[str, Any]:
         if device != self._peaks.device:
             return {}
-        allocated, _, reserved, _, _, inactive, retries, ooms = counters(self._peaks.read())
+        allocated, _, reserved, _, _, inactive, retries, ooms = extract_counters(self._peaks.read_stats())
         return {
             "allocated_bytes": allocated,
             "reserved_bytes": reserved,
             "inactive_split_bytes": inactive,
-            "largest_free_block_bytes": allocator_snapshot.largest_free_block(device),
+            "largest_free_block_bytes": allocator_snapshot.find_largest_free(device),
             "retries": retries,
             "ooms": ooms,
         }

@@ -15,11 +15,11 @@ from typing import Any
 Stats = dict[str, Any]
 
 # By the name in ``torch._C``; the second pair is what torch.accelerator uses, from torch 2.9 on.
-_READERS = ("_cuda_memoryStats", "_accelerator_getDeviceStats")
-_RESETTERS = ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats")
+_READER_NAMES = ("_cuda_memoryStats", "_accelerator_getDeviceStats")
+_RESETTER_NAMES = ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats")
 
 
-class Peaks:
+class PeakCounters:
     """The peaks of one device. ``read_and_reset`` is ours; the job's own reads and resets come through the stand-ins."""
 
     def __init__(self, binding: Any, device: int) -> None:
@@ -27,92 +27,92 @@ class Peaks:
         that has no such functions."""
         self._binding = binding
         self.device = device
-        self._read: Callable[[int], Stats] = getattr(binding, _READERS[0])
-        self._reset: Callable[[int], None] = getattr(binding, _RESETTERS[0])
+        self._read_stats: Callable[[int], Stats] = getattr(binding, _READER_NAMES[0])
+        self._reset_peaks: Callable[[int], None] = getattr(binding, _RESETTER_NAMES[0])
         self._originals: dict[str, Any] = {}
         # Re-entrant: a signal handler or a finalizer of the job may read in the middle of our own reading.
         self._lock = threading.RLock()
         # The highest that the job may see of each counter, in the order of :func:`_counters`. Empty when the
         # allocator's own peaks are the job's.
-        self._highest: list[int] = []
+        self._job_peaks: list[int] = []
         # Our own window's peaks before a reset by the job itself.
-        self._before: list[int] | None = None
+        self._window_peaks: list[int] | None = None
 
-    def install(self) -> None:
+    def install_functions(self) -> None:
         """Puts the stand-ins in place."""
-        for name in _READERS:
-            self._replace(name, self._job_reads)
-        for name in _RESETTERS:
-            self._replace(name, self._job_resets)
+        for name in _READER_NAMES:
+            self._replace_function(name, self._read_for_job)
+        for name in _RESETTER_NAMES:
+            self._replace_function(name, self._reset_for_job)
 
-    def _replace(self, name: str, stand_in: Callable[[Any, int], Any]) -> None:
+    def _replace_function(self, name: str, stand_in: Callable[[Any, int], Any]) -> None:
         original = getattr(self._binding, name, None)
         if original is None:
             return
         self._originals[name] = original
 
-        def call(device: int) -> Any:
+        def call_replacement(device: int) -> Any:
             return stand_in(original, device)
 
-        call.__name__ = name
-        call.__doc__ = original.__doc__
-        setattr(self._binding, name, call)
+        call_replacement.__name__ = name
+        call_replacement.__doc__ = original.__doc__
+        setattr(self._binding, name, call_replacement)
 
-    def remove(self) -> None:
+    def restore_functions(self) -> None:
         """Takes the stand-ins away, for a forked child: there is no CUDA in it, and the lock may be held by nobody."""
         for name, original in self._originals.items():
             setattr(self._binding, name, original)
         self._originals.clear()
 
-    def read(self) -> Stats:
+    def read_stats(self) -> Stats:
         """The allocator's answer as it is, peaks since the last :meth:`read_and_reset`; resets nothing."""
         with self._lock:
-            stats = self._read(self.device)
-            if self._before is not None:
-                _raise(stats, self._before)
+            stats = self._read_stats(self.device)
+            if self._window_peaks is not None:
+                _raise_peaks(stats, self._window_peaks)
         return stats
 
     def read_and_reset(self) -> Stats:
         """The same, and the peaks begin anew."""
         with self._lock:
-            stats = self._read(self.device)
-            self._reset(self.device)
-            peaks = [counter["peak"] for counter in _counters(stats)]
-            self._highest = list(map(max, self._highest, peaks)) if self._highest else peaks
-            if self._before is not None:
-                _raise(stats, self._before)
-                self._before = None
+            stats = self._read_stats(self.device)
+            self._reset_peaks(self.device)
+            peaks = [counter["peak"] for counter in _list_counters(stats)]
+            self._job_peaks = list(map(max, self._job_peaks, peaks)) if self._job_peaks else peaks
+            if self._window_peaks is not None:
+                _raise_peaks(stats, self._window_peaks)
+                self._window_peaks = None
         return stats
 
-    def _job_reads(self, original: Callable[[int], Stats], device: int) -> Stats:
+    def _read_for_job(self, original: Callable[[int], Stats], device: int) -> Stats:
         if device != self.device:
             return original(device)
         with self._lock:
             stats = original(device)
-            if self._highest:
-                _raise(stats, self._highest)
+            if self._job_peaks:
+                _raise_peaks(stats, self._job_peaks)
         return stats
 
-    def _job_resets(self, original: Callable[[int], None], device: int) -> None:
+    def _reset_for_job(self, original: Callable[[int], None], device: int) -> None:
         if device != self.device:
             return original(device)
         with self._lock:
-            stats = self._read(device)
+            stats = self._read_stats(device)
             original(device)
-            self._highest = []
-            if self._before is not None:
-                _raise(stats, self._before)
-            self._before = [counter["peak"] for counter in _counters(stats)]
+            self._job_peaks = []
+            if self._window_peaks is not None:
+                _raise_peaks(stats, self._window_peaks)
+            self._window_peaks = [counter["peak"] for counter in _list_counters(stats)]
         return None
 
 
-def _counters(stats: Stats) -> list[dict[str, int]]:
+def _list_counters(stats: Stats) -> list[dict[str, int]]:
     """Every counter with a peak: those that are kept for each pool, and those that are kept once."""
     values = [value for value in stats.values() if value.__class__ is dict]
     return [counter for value in values for counter in ((value,) if "peak" in value else value.values())]
 
 
-def _raise(stats: Stats, seen: list[int]) -> None:
-    for counter, peak in zip(_counters(stats), seen):
+def _raise_peaks(stats: Stats, peaks: list[int]) -> None:
+    for counter, peak in zip(_list_counters(stats), peaks):
         if peak > counter["peak"]:
             counter["peak"] = peak

@@ -9,12 +9,12 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from zerotop_probe.inside.guard import Meter, Part
+from zerotop_probe.inside.guard import CostMeter, Guard
 
 if TYPE_CHECKING:
     from zerotop_probe.inside.recorder import Span
 
-_SECONDS = 0.1
+_PERIOD_S = 0.1
 
 # Called with (step, micro-step, phase).
 Task = Callable[[int, int, int], None]
@@ -23,33 +23,33 @@ Task = Callable[[int, int, int], None]
 class Ticker:
     """A daemon thread; a task that fails is called no more."""
 
-    def __init__(self, stack: list[Span], tasks: dict[str, Task], meter: Meter) -> None:
+    def __init__(self, stack: list[Span], tasks: dict[str, Task], meter: CostMeter) -> None:
         """The innermost of ``stack`` is where the training is. ``tasks``: by a name to report errors under."""
         self._stack = stack
-        self._tasks = [(task, Part(name, meter)) for name, task in tasks.items()]
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="zerotop-ticker", daemon=True)
+        self._tasks = [(task, Guard(name, meter)) for name, task in tasks.items()]
+        self._stop_event = threading.Event()
+        self._thread = threading.Thread(target=self._run_tasks, name="zerotop-ticker", daemon=True)
 
     def start(self) -> None:
         """Starts the thread."""
         self._thread.start()
 
-    def _run(self) -> None:
+    def _run_tasks(self) -> None:
         step, micro_step = 0, 0
-        while not self._stop.wait(_SECONDS):
+        while not self._stop_event.wait(_PERIOD_S):
             try:
                 span = self._stack[-1]
                 step, micro_step, phase = span.step, span.micro_step, span.phase
             except IndexError:
                 phase = 0
             for task, part in self._tasks:
-                if part.on:
+                if part.is_on:
                     try:
                         task(step, micro_step, phase)
                     except Exception as error:
-                        part.fail(error)
+                        part.switch_off(error)
 
     def stop(self) -> None:
         """Stops the thread before the interpreter takes itself apart."""
-        self._stop.set()
+        self._stop_event.set()
         self._thread.join(1.0)

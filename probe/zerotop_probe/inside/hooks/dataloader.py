@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from zerotop_probe.inside.guard import around
+from zerotop_probe.inside.guard import wrap_method
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.inside.recorder import Span
 
@@ -13,34 +13,34 @@ from zerotop_probe.inside.recorder import Span
 _WITHIN = ("", "eval")
 
 
-class Data:
+class DataLoaderHooks:
     """The hooks of one process on data loaders."""
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
 
-    def install(self) -> None:
+    def install_hooks(self) -> None:
         """Wraps the iterator that all data loaders share, if torch is here."""
         module = sys.modules.get("torch.utils.data.dataloader")
         iterator = getattr(module, "_BaseDataLoaderIter", None)
         if iterator is not None:
-            around(iterator, "__next__", self._begins, self._ends, self._probe.meter)
+            wrap_method(iterator, "__next__", self._begin_fetch, self._end_fetch, self._probe.meter)
 
-    def _begins(self, time_ns: int, iterator: Any, args: Any, kwargs: Any) -> Span | None:
+    def _begin_fetch(self, time_ns: int, iterator: Any, args: Any, kwargs: Any) -> Span | None:
         recorder = self._probe.recorder
-        if recorder is None or not self._probe.in_training_thread():
+        if recorder is None or not self._probe.is_training_thread():
             return None
-        recorder.settle(time_ns)
-        if len(recorder.stack) > 1 or (recorder.stack and recorder.inside("eval") is None):
+        recorder.end_loose_spans(time_ns)
+        if len(recorder.stack) > 1 or (recorder.stack and recorder.find_phase("eval") is None):
             return None
-        return recorder.begin(time_ns, "data", self._probe.engines.place())
+        return recorder.begin_span(time_ns, "data", self._probe.engines.get_position())
 
-    def _ends(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
-        recorder, guess = self._probe.recorder, self._probe.guess
+    def _end_fetch(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
+        recorder, guess = self._probe.recorder, self._probe.evaluation
         if recorder is None:
             return
-        if guess is not None and guess.open and span in recorder.stack:
+        if guess is not None and guess.is_open and span in recorder.stack:
             span.flags |= flags
-            guess.hold(span, time_ns)
+            guess.hold_fetch(span, time_ns)
         else:
-            recorder.end(span, time_ns, flags)
+            recorder.end_span(span, time_ns, flags)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zerotop_probe.inside import batch_shape
-from zerotop_probe.inside.guard import around, now
+from zerotop_probe.inside.guard import now, wrap_method
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.inside.recorder import Span
 from zerotop_probe.recording import events
@@ -18,48 +18,48 @@ class TrainerHooks:
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
 
-    def install(self, module: Any) -> None:
+    def install_hooks(self, module: Any) -> None:
         """``module`` is ``transformers.trainer``."""
         meter = self._probe.meter
         for name in ("evaluation_loop", "prediction_loop"):
-            around(module.Trainer, name, self._evaluation_begins, self._ends, meter)
-        around(module.CallbackHandler, "on_train_begin", self._training_begins, self._training_has_begun, meter)
+            wrap_method(module.Trainer, name, self._begin_evaluation, self._end_span, meter)
+        wrap_method(module.CallbackHandler, "on_train_begin", self._read_total_steps, self._write_total_steps, meter)
 
-    def _evaluation_begins(self, time_ns: int, trainer: Any, args: Any, kwargs: Any) -> Span | None:
+    def _begin_evaluation(self, time_ns: int, trainer: Any, args: Any, kwargs: Any) -> Span | None:
         probe, recorder = self._probe, self._probe.recorder
-        if recorder is None or not probe.in_training_thread():
+        if recorder is None or not probe.is_training_thread():
             return None
-        recorder.settle(time_ns)
-        if probe.guess is not None:
-            probe.guess.close()
-        if recorder.inside("eval"):
+        recorder.end_loose_spans(time_ns)
+        if probe.evaluation is not None:
+            probe.evaluation.close()
+        if recorder.find_phase("eval"):
             return None
         # Trainers of other libraries bring their own; each class is wrapped when it is first seen to
         # evaluate.
         for kind in type(trainer).__mro__:
-            around(kind, "prediction_step", self._prediction_begins, self._ends, probe.meter)
-        return recorder.begin(time_ns, "eval", probe.engines.place())
+            wrap_method(kind, "prediction_step", self._begin_prediction, self._end_span, probe.meter)
+        return recorder.begin_span(time_ns, "eval", probe.engines.get_position())
 
-    def _prediction_begins(self, time_ns: int, trainer: Any, args: Any, kwargs: Any) -> Span | None:
+    def _begin_prediction(self, time_ns: int, trainer: Any, args: Any, kwargs: Any) -> Span | None:
         recorder = self._probe.recorder
-        if recorder is None or not self._probe.in_training_thread() or recorder.inside("forward"):
+        if recorder is None or not self._probe.is_training_thread() or recorder.find_phase("forward"):
             return None
-        span = recorder.begin(time_ns, "forward", self._probe.engines.place())
+        span = recorder.begin_span(time_ns, "forward", self._probe.engines.get_position())
         inputs = kwargs.get("inputs", args[1] if len(args) > 1 else None)
-        span.rows, span.sequence, span.tokens = batch_shape.of((inputs,), {})
+        span.rows, span.sequence, span.tokens = batch_shape.measure_batch((inputs,), {})
         recorder.last_forward = span
         span.flags = EVAL
         return span
 
-    def _ends(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
+    def _end_span(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
         if self._probe.recorder is not None:
-            self._probe.recorder.end(span, time_ns, flags)
+            self._probe.recorder.end_span(span, time_ns, flags)
 
-    def _training_begins(self, time_ns: int, handler: Any, args: Any, kwargs: Any) -> int | None:
+    def _read_total_steps(self, time_ns: int, handler: Any, args: Any, kwargs: Any) -> int | None:
         state = kwargs.get("state", args[1] if len(args) > 1 else None)
         steps = getattr(state, "max_steps", 0)
         return int(steps) if self._probe.recorder is not None and steps > 0 else None
 
-    def _training_has_begun(self, steps: int, time_ns: int, flags: int, result: Any) -> None:
+    def _write_total_steps(self, steps: int, time_ns: int, flags: int, result: Any) -> None:
         if self._probe.recorder is not None:
-            self._probe.recorder.event(now(), events.TOTAL_STEPS, steps=steps, source="trainer")
+            self._probe.recorder.write_event(now(), events.TOTAL_STEPS, steps=steps, source="trainer")

@@ -6,9 +6,9 @@ import os
 import sys
 from typing import Any
 
-from zerotop_probe.inside.guard import Part, now
-from zerotop_probe.inside.hooks.dataloader import Data
-from zerotop_probe.inside.hooks.engine_hooks import Hooks
+from zerotop_probe.inside.guard import Guard, now
+from zerotop_probe.inside.hooks.dataloader import DataLoaderHooks
+from zerotop_probe.inside.hooks.engine_hooks import EngineHooks
 from zerotop_probe.inside.hooks.hf_trainer import TrainerHooks
 from zerotop_probe.inside.hooks.pipeline import install_pipeline
 from zerotop_probe.inside.probe import Probe
@@ -19,31 +19,31 @@ PIPELINE_MODULE = "deepspeed.runtime.pipe.engine"
 TRAINER_MODULE = "transformers.trainer"
 
 PROBE = Probe()
-_hooks = Hooks(PROBE)
+_engine_hooks = EngineHooks(PROBE)
 
 
-def imported(module: Any) -> None:
+def install_hooks(module: Any) -> None:
     """To be told once of each of the modules above, after it has been executed. Never raises."""
-    Part(f"install in {module.__name__}", PROBE.meter).run(_install, module)
+    Guard(f"install in {module.__name__}", PROBE.meter).run(_install_module, module)
 
 
-def _install(module: Any) -> None:
+def _install_module(module: Any) -> None:
     if module.__name__ == ENGINE_MODULE:
-        _hooks.install(module.DeepSpeedEngine)
-        Data(PROBE).install()
+        _engine_hooks.install_hooks(module.DeepSpeedEngine)
+        DataLoaderHooks(PROBE).install_hooks()
     elif module.__name__ == PIPELINE_MODULE:
-        install_pipeline(module.PipelineEngine, _hooks, PROBE)
+        install_pipeline(module.PipelineEngine, _engine_hooks, PROBE)
     elif module.__name__ == TRAINER_MODULE:
-        TrainerHooks(PROBE).install(module)
+        TrainerHooks(PROBE).install_hooks(module)
 
 
 def attach(engine: Any, session: str | None = None) -> bool:
     """Begins to record an engine that exists already; see :func:`zerotop_probe.attach`."""
-    part = Part("attach", PROBE.meter)
+    part = Guard("attach", PROBE.meter)
     for name in (ENGINE_MODULE, PIPELINE_MODULE, TRAINER_MODULE):
         if name in sys.modules:
-            part.run(_install, sys.modules[name])
-    return bool(part.run(_adopt, engine, session))
+            part.run(_install_module, sys.modules[name])
+    return bool(part.run(_adopt_engine, engine, session))
 
 
 def enter(session: str) -> str:
@@ -64,10 +64,10 @@ def enter(session: str) -> str:
         return "early"
     for name in (ENGINE_MODULE, PIPELINE_MODULE, TRAINER_MODULE):
         if name in sys.modules:
-            _install(sys.modules[name])
-    PROBE.wake(session, late=True)
+            _install_module(sys.modules[name])
+    PROBE.start_recording(session, late=True)
     assert PROBE.recorder is not None
-    PROBE.recorder.event(now(), events.ENTERED)
+    PROBE.recorder.write_event(now(), events.ENTERED)
     return "entered"
 
 
@@ -79,14 +79,14 @@ def leave() -> str:
     if not PROBE.session:
         return "absent"
     if PROBE.engines.current is None:
-        PROBE.leave()
+        PROBE.leave_process()
         return "left"
     PROBE.leaving = True
     return "leaving"
 
 
-def _adopt(engine: Any, session: str | None) -> bool:
-    if not PROBE.wake(session):
+def _adopt_engine(engine: Any, session: str | None) -> bool:
+    if not PROBE.start_recording(session):
         return False
-    _hooks.adopt(engine)
+    _engine_hooks.adopt_engine(engine)
     return True

@@ -6,28 +6,30 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from zerotop_probe.inside.guard import Meter, Part
+from zerotop_probe.inside.guard import CostMeter, Guard
 
 Watchers = dict[str, tuple[Callable[[], None], Callable[[], None]]]
 
 
-class Timers:
+class WatchedTimers:
     """``inner`` is DeepSpeed's own: a NoopTimer, or the real thing when its wall-clock breakdown is on."""
 
-    def __init__(self, inner: Any, watchers: Watchers, meter: Meter) -> None:
+    def __init__(self, inner: Any, watchers: Watchers, meter: CostMeter) -> None:
         """``watchers``: by name of a timer, what to call when it starts and stops."""
         self._inner = inner
         self._watchers = watchers
         self._meter = meter
-        self._watched: dict[str, _Timer] = {}
+        self._timer_by_name: dict[str, _WatchedTimer] = {}
 
     def __call__(self, name: str) -> Any:
-        timer = self._watched.get(name)
+        timer = self._timer_by_name.get(name)
         if timer is None:
             watcher = self._watchers.get(name)
             if watcher is None:
                 return self._inner(name)
-            timer = self._watched[name] = _Timer(self._inner(name), watcher, Part(f"timer {name}", self._meter))
+            timer = self._timer_by_name[name] = _WatchedTimer(
+                self._inner(name), watcher, Guard(f"timer {name}", self._meter)
+            )
         return timer
 
     def __getattr__(self, name: str) -> Any:
@@ -40,19 +42,19 @@ class Timers:
         return copy.copy, (self._inner,)
 
 
-class _Timer:
-    def __init__(self, inner: Any, watcher: tuple[Callable[[], None], Callable[[], None]], part: Part) -> None:
+class _WatchedTimer:
+    def __init__(self, inner: Any, watcher: tuple[Callable[[], None], Callable[[], None]], guard: Guard) -> None:
         self._inner = inner
-        self._starts, self._stops = watcher
-        self._part = part
+        self._on_start, self._on_stop = watcher
+        self._guard = guard
 
     def start(self, *args: Any, **kwargs: Any) -> Any:
         result = self._inner.start(*args, **kwargs)
-        self._part.run(self._starts)
+        self._guard.run(self._on_start)
         return result
 
     def stop(self, *args: Any, **kwargs: Any) -> Any:
-        self._part.run(self._stops)
+        self._guard.run(self._on_stop)
         return self._inner.stop(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

@@ -9,7 +9,7 @@ import pynvml
 from zerotop_probe.recording import launchers
 
 
-def by_process() -> dict[int, list[int]]:
+def read_process_gpus() -> dict[int, list[int]]:
     """The indexes of the GPUs on which each process computes; empty without a driver.
 
     In a container that hides process numbers NVML knows none of ours.
@@ -31,9 +31,9 @@ def by_process() -> dict[int, list[int]]:
     return found
 
 
-def told(environment: Mapping[str, str]) -> str | None:
+def find_launcher_gpu(environment: Mapping[str, str]) -> str | None:
     """The GPU that a launcher meant for a rank, by its environment; None if it meant none or that is not known."""
-    visible, local = environment.get("CUDA_VISIBLE_DEVICES"), launchers.number(environment, launchers.LOCAL_RANK)
+    visible, local = environment.get("CUDA_VISIBLE_DEVICES"), launchers.read_number(environment, launchers.LOCAL_RANK)
     if local is None or visible is None:
         return None
     names = [name.strip() for name in visible.split(",") if name.strip()]

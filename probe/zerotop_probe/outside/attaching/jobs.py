@@ -17,9 +17,9 @@ from zerotop_probe.outside import procfs
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.outside.sampling import silent_ranks
 from zerotop_probe.recording import launchers
-from zerotop_probe.recording.directory import ENVIRONMENT
+from zerotop_probe.recording.directory import SESSION_VARIABLE
 
-_TICKS = os.sysconf("SC_CLK_TCK")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Programs, and modules run with -m, that start ranks.
 _LAUNCHERS = {
     "deepspeed": "deepspeed",
@@ -35,7 +35,7 @@ _LAUNCHERS = {
 }
 # The part of DeepSpeed's launcher on each node.
 _MODULES = ("deepspeed.launcher", "accelerate.commands")
-_MEETING = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "OMPI_MCA_ess_base_jobid")
+_RENDEZVOUS_NAMES = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "OMPI_MCA_ess_base_jobid")
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class FoundJob:
     age_s: float
 
     @property
-    def session(self) -> str:
+    def session_path(self) -> str:
         """Where ``zerotop run`` records it, or ""."""
-        return next((found for rank in self.ranks if (found := rank.environment.get(ENVIRONMENT))), "")
+        return next((found for rank in self.ranks if (found := rank.environment.get(SESSION_VARIABLE))), "")
 
     @property
     def working_directory(self) -> str:
@@ -71,114 +71,114 @@ class FoundJob:
             return ""
 
     @property
-    def script(self) -> str:
+    def script_path(self) -> str:
         """The file that its ranks run, as they were told; "" if none is named."""
-        arguments = procfs.command_line(self.ranks[0].process.pid) if self.ranks else list(self.command)
+        arguments = procfs.read_command_line(self.ranks[0].process.pid) if self.ranks else list(self.command)
         return next((argument for argument in arguments if argument.endswith(".py")), "")
 
 
 def find_jobs() -> list[FoundJob]:
     """All jobs with a rank that a launcher numbered, the youngest first."""
-    node = _Node()
-    ranks = [rank for pid in procfs.pids() if (rank := node.rank(pid)) is not None]
-    return sorted(node.group(ranks), key=lambda job: job.age_s)
+    node = _NodeSnapshot()
+    ranks = [rank for pid in procfs.list_pids() if (rank := node.find_rank(pid)) is not None]
+    return sorted(node.group_ranks(ranks), key=lambda job: job.age_s)
 
 
-def job_of(pid: int) -> FoundJob | None:
+def find_job(pid: int) -> FoundJob | None:
     """The job that a process belongs to: a rank, a launcher, a worker, or any Python, which then is a job by itself.
 
     None if there is no such process, or it is neither.
     """
-    process = Process.of(pid)
+    process = Process.from_pid(pid)
     if process is None:
         return None
-    lineage = _lineage(pid)
+    lineage = _list_ancestors(pid)
     for job in find_jobs():
         members = {job.root.pid, *(rank.process.pid for rank in job.ranks)}
-        if members & set(lineage) or pid in procfs.family(job.root.pid):
+        if members & set(lineage) or pid in procfs.find_family(job.root.pid):
             return job
-    if not silent_ranks.is_python(procfs.command_line(pid)):
+    if not silent_ranks.is_python(procfs.read_command_line(pid)):
         return None
-    return _alone(FoundRank(process, None, procfs.environment(pid)))
+    return _make_lone_job(FoundRank(process, None, procfs.read_environment(pid)))
 
 
-def _alone(rank: FoundRank) -> FoundJob:
+def _make_lone_job(rank: FoundRank) -> FoundJob:
     pid = rank.process.pid
-    return FoundJob(rank.process, "python", tuple(procfs.command_line(pid)), (rank,), _age_s(rank.process))
+    return FoundJob(rank.process, "python", tuple(procfs.read_command_line(pid)), (rank,), _compute_age(rank.process))
 
 
-def _lineage(pid: int) -> list[int]:
+def _list_ancestors(pid: int) -> list[int]:
     """A process and those above it."""
     found: list[int] = []
     while pid > 1 and pid not in found:
         found.append(pid)
-        facts = procfs.stat(pid)
+        facts = procfs.read_stat(pid)
         pid = facts.parent if facts is not None else 0
     return found
 
 
-def _age_s(process: Process) -> float:
-    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - process.start / _TICKS)
+def _compute_age(process: Process) -> float:
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - process.start / _TICKS_PER_S)
 
 
-class _Node:
+class _NodeSnapshot:
     """One look at this node: what was read of a process is read once."""
 
     def __init__(self) -> None:
         self._environments: dict[int, dict[str, str]] = {}
 
-    def _environment(self, pid: int) -> dict[str, str]:
+    def _read_environment(self, pid: int) -> dict[str, str]:
         if pid not in self._environments:
-            self._environments[pid] = procfs.environment(pid)
+            self._environments[pid] = procfs.read_environment(pid)
         return self._environments[pid]
 
-    def rank(self, pid: int) -> FoundRank | None:
+    def find_rank(self, pid: int) -> FoundRank | None:
         """The process as a rank, None if it is none."""
-        if not silent_ranks.is_python(procfs.command_line(pid)):
+        if not silent_ranks.is_python(procfs.read_command_line(pid)):
             return None
-        facts, own = procfs.stat(pid), self._environment(pid)
-        if facts is None or facts.dead:
+        facts, own = procfs.read_stat(pid), self._read_environment(pid)
+        if facts is None or facts.is_dead:
             return None
-        number = launchers.number(own, launchers.RANK, inherited=self._environment(facts.parent))
-        if number is None or launcher_named(procfs.command_line(pid)):
+        number = launchers.read_number(own, launchers.RANK, inherited=self._read_environment(facts.parent))
+        if number is None or find_launcher(procfs.read_command_line(pid)):
             return None
         return FoundRank(Process(pid, facts.start), number, own)
 
-    def group(self, ranks: Iterable[FoundRank]) -> list[FoundJob]:
+    def group_ranks(self, ranks: Iterable[FoundRank]) -> list[FoundJob]:
         """The jobs that these ranks make up."""
         below: dict[Process, list[FoundRank]] = {}
         orphans: dict[tuple[str, ...], list[FoundRank]] = {}
         for rank in ranks:
-            root = self._root(rank.process.pid)
+            root = self._find_root(rank.process.pid)
             if root is not None:
                 below.setdefault(root, []).append(rank)
             else:
-                meeting = tuple(rank.environment.get(name, "") for name in _MEETING)
+                meeting = tuple(rank.environment.get(name, "") for name in _RENDEZVOUS_NAMES)
                 orphans.setdefault(meeting, []).append(rank)
-        jobs = [self._job(root, members) for root, members in below.items()]
-        return jobs + [self._job(_first(members).process, members) for members in orphans.values()]
+        jobs = [self._make_job(root, members) for root, members in below.items()]
+        return jobs + [self._make_job(_choose_first(members).process, members) for members in orphans.values()]
 
-    def _root(self, pid: int) -> Process | None:
+    def _find_root(self, pid: int) -> Process | None:
         """The topmost of the launchers that follow each other above a rank. Shells between them do not matter."""
-        above = [number for number in _lineage(pid)[1:] if launcher_named(procfs.command_line(number))]
-        return Process.of(above[-1]) if above else None
+        above = [number for number in _list_ancestors(pid)[1:] if find_launcher(procfs.read_command_line(number))]
+        return Process.from_pid(above[-1]) if above else None
 
-    def _job(self, root: Process, ranks: list[FoundRank]) -> FoundJob:
-        command = procfs.command_line(root.pid)
+    def _make_job(self, root: Process, ranks: list[FoundRank]) -> FoundJob:
+        command = procfs.read_command_line(root.pid)
         ordered = sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank, rank.process.pid))
-        launcher = launcher_named(command) or "python"
-        return FoundJob(root, launcher, tuple(command), tuple(ordered), _age_s(root))
+        launcher = find_launcher(command) or "python"
+        return FoundJob(root, launcher, tuple(command), tuple(ordered), _compute_age(root))
 
 
-def _first(ranks: list[FoundRank]) -> FoundRank:
+def _choose_first(ranks: list[FoundRank]) -> FoundRank:
     return min(ranks, key=lambda rank: (rank.rank if rank.rank is not None else -1, rank.process.pid))
 
 
-def launcher_named(arguments: list[str]) -> str:
+def find_launcher(arguments: list[str]) -> str:
     """The launcher that a command line runs; "" if it is something else."""
     words = arguments[:1]
     if silent_ranks.is_python(arguments):
-        words = _run_by_python(arguments)
+        words = _find_script(arguments)
     for word in words:
         if word.startswith(_MODULES):
             return word.split(".")[0]
@@ -188,7 +188,7 @@ def launcher_named(arguments: list[str]) -> str:
     return ""
 
 
-def _run_by_python(arguments: list[str]) -> list[str]:
+def _find_script(arguments: list[str]) -> list[str]:
     """The script or module that a Python command line runs, with an option's value at most before it."""
     for position, argument in enumerate(arguments[1:], 1):
         if argument == "-m":
@@ -200,21 +200,21 @@ def _run_by_python(arguments: list[str]) -> list[str]:
     return []
 
 
-def zero_stage(job: FoundJob) -> int | None:
+def read_zero_stage(job: FoundJob) -> int | None:
     """The ZeRO stage that the configuration named on the ranks' command line asks for; None where that is not readable."""
     for rank in job.ranks[:1]:
-        for argument in procfs.command_line(rank.process.pid):
+        for argument in procfs.read_command_line(rank.process.pid):
             path = argument.partition("=")[2] if argument.startswith("-") else argument
             if path.endswith(".json"):
-                stage = _stage_in(f"/proc/{rank.process.pid}/root{os.path.join(job.working_directory, path)}")
+                stage = _read_stage(f"/proc/{rank.process.pid}/root{os.path.join(job.working_directory, path)}")
                 if stage is not None:
                     return stage
     return None
 
 
-def _stage_in(path: str) -> int | None:
+def _read_stage(path: str) -> int | None:
     try:
-        stage = json.loads(procfs.read(path, 1 << 20))["zero_optimization"]["stage"]
+        stage = json.loads(procfs.read_file(path, 1 << 20))["zero_optimization"]["stage"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return stage if isinstance(stage, int) else None

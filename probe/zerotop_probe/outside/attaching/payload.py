@@ -91,13 +91,13 @@ act(*CALL)
 """
 
 
-def text(answer: str, action: str, *arguments: str) -> str:
+def make_call(answer: str, action: str, *arguments: str) -> str:
     """One line of Python that calls ``action`` of the hook installer and writes its answer to the file ``answer``."""
     code = _CODE.replace("CALL", repr((_ROOT, answer, action, arguments)))
     return f"exec({code!r}, {{}})\n"
 
 
-def script(path: str, text: str) -> str:
+def make_script(path: str, text: str) -> str:
     """The content of a script at ``path`` that removes itself and executes ``text``."""
     return f"__import__('posix').unlink({path!r})\n{text}"
 
@@ -112,21 +112,21 @@ def script_path(session: str, process: Process) -> str:
     return os.path.join(os.path.abspath(session), f"asked-{process.pid}-{os.getpid()}.py")
 
 
-def expect_answer(path: str, process: Process) -> None:
+def create_answer(path: str, process: Process) -> None:
     """Makes the file that an answer is written to. While it is not there nobody answers, and nothing is left lying.
 
     Raises CannotEnter.
     """
-    write(path, "", process)
+    write_file(path, "", process)
 
 
-def write(path: str, content: str, process: Process) -> None:
+def write_file(path: str, content: str, process: Process) -> None:
     """Makes a file that a process can read and write, if it sees our own folders. Raises CannotEnter."""
     folder = os.path.dirname(path)
     for seen in (_ROOT, folder):
-        _check_seen(process.pid, os.path.realpath(seen))
+        _check_visible(process.pid, os.path.realpath(seen))
     try:
-        with _as_owner(process.pid):
+        with _acting_as_owner(process.pid):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             # Whole or not at all: of a full disk os.write would take what it gets, and half a script would be executed.
             with open(descriptor, "wb") as file:
@@ -138,7 +138,7 @@ def write(path: str, content: str, process: Process) -> None:
         ) from error
 
 
-def _check_seen(pid: int, path: str) -> None:
+def _check_visible(pid: int, path: str) -> None:
     """Whether a process finds there what we find. In a container or a chroot it may not."""
     with contextlib.suppress(PermissionError):
         try:
@@ -152,7 +152,7 @@ def _check_seen(pid: int, path: str) -> None:
 
 
 @contextlib.contextmanager
-def _as_owner(pid: int) -> Iterator[None]:
+def _acting_as_owner(pid: int) -> Iterator[None]:
     """What this thread makes meanwhile belongs to the user of that process, and is made only where that user may."""
     user, group = (int(read_status(pid).get(name, "0 0 0 0").split()[-1]) for name in ("Uid", "Gid"))
     if user == os.geteuid():
@@ -169,14 +169,14 @@ def _as_owner(pid: int) -> Iterator[None]:
 
 def take_answer(path: str) -> str | None:
     """What was said, once it is whole; the file is gone then. None so far."""
-    said = procfs.read(path).decode("utf-8", "replace")
+    said = procfs.read_file(path).decode("utf-8", "replace")
     if not said:
         return None
-    forget(path)
+    remove_file(path)
     return said
 
 
-def forget(path: str) -> None:
+def remove_file(path: str) -> None:
     """Removes an answer that nobody waits for."""
     with contextlib.suppress(OSError):
         os.unlink(path)

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from zerotop_probe.outside.attaching import payload, remote_exec
-from zerotop_probe.outside.attaching.ptrace.injector import Planted, State, plant
-from zerotop_probe.outside.attaching.python_process import ASKED_FROM, CannotEnter, examine
+from zerotop_probe.outside.attaching.ptrace.injector import PlantedCode, State, plant_code
+from zerotop_probe.outside.attaching.python_process import REMOTE_EXEC_VERSION, CannotEnter, examine_process
 from zerotop_probe.outside.procfs import Process
 
-_LOOK_S = 0.005
-_AGAIN_S = 0.25  # until one that is importing is asked again
+_POLL_S = 0.005
+_RETRY_S = 0.25  # until one that is importing is asked again
 # A rank that has not answered by then is in a long call of C, or hangs.
 PATIENCE_S = 5.0
 
@@ -35,85 +35,85 @@ class Entry:
     """What came of asking one process."""
 
     process: Process
-    said: str = ""  # the probe's own word, see ``hook_installer``
+    reply: str = ""  # the probe's own word, see ``hook_installer``
     why_not: str = ""  # a sentence; "" if it was done
-    pending: bool = False  # it was asked, and will do it
+    is_pending: bool = False  # it was asked, and will do it
     stopped_s: float = 0.0  # how long it was held
 
 
-class Asked:
+class ProbeCall:
     """One process that was asked to do something."""
 
     def __init__(self, process: Process, session: str, action: str, *arguments: str) -> None:
         """Asks. Raises CannotEnter."""
         self.process = process
-        self._folder = session
-        self._enters = action == "enter"
-        self._path = payload.answer_path(session, process)
+        self._session = session
+        self._is_entering = action == "enter"
+        self._answer_path = payload.answer_path(session, process)
         self._began_s = time.monotonic()
-        self._planted: Planted | None = None
-        self._script = ""
-        target = examine(process)
-        payload.expect_answer(self._path, process)
-        text = payload.text(self._path, action, *arguments)
+        self._planted: PlantedCode | None = None
+        self._script_path = ""
+        target = examine_process(process)
+        payload.create_answer(self._answer_path, process)
+        text = payload.make_call(self._answer_path, action, *arguments)
         try:
-            if target.version >= ASKED_FROM:
-                self._script = payload.script_path(session, process)
-                payload.write(self._script, payload.script(self._script, text), process)
-                remote_exec.request(target, self._script)
+            if target.version >= REMOTE_EXEC_VERSION:
+                self._script_path = payload.script_path(session, process)
+                payload.write_file(self._script_path, payload.make_script(self._script_path, text), process)
+                remote_exec.request_script(target, self._script_path)
             else:
-                self._planted = plant(target, text)
+                self._planted = plant_code(target, text)
         except CannotEnter:
-            self._forget()
+            self._remove_files()
             raise
 
-    def entry(self) -> Entry | None:
+    def poll_entry(self) -> Entry | None:
         """What came of it, None so far."""
         try:
-            done = self._planted is not None and self._planted.state() is State.DONE
-            if not self.process.alive():
+            done = self._planted is not None and self._planted.read_state() is State.DONE
+            if not self.process.is_alive():
                 raise ProcessLookupError(self.process.pid)
         except ProcessLookupError:
-            self._forget()
-            return self._entry(why_not="it has ended")
-        said = payload.take_answer(self._path)
+            self._remove_files()
+            return self._make_entry(why_not="it has ended")
+        said = payload.take_answer(self._answer_path)
         if said is None:
-            return self._entry(why_not=_SILENT.format(folder=self._folder)) if done else None
+            return self._make_entry(why_not=_SILENT.format(folder=self._session)) if done else None
         if said.startswith("! "):
-            return self._entry(why_not=f"the probe failed there ({said[2:]})")
-        return self._entry(said=said, why_not=_why_not(said, self._folder if self._enters else None))
+            return self._make_entry(why_not=f"the probe failed there ({said[2:]})")
+        return self._make_entry(reply=said, why_not=_describe_refusal(said, self._session if self._is_entering else None))
 
-    def overdue(self) -> Entry:
+    def make_overdue(self) -> Entry:
         """For one that has not answered so far."""
-        payload.forget(self._path)  # what it is asked to execute stays: it will look for that
+        payload.remove_file(self._answer_path)  # what it is asked to execute stays: it will look for that
         seconds = time.monotonic() - self._began_s
-        return self._entry(why_not=_PENDING.format(seconds=seconds, pid=self.process.pid), pending=True)
+        return self._make_entry(why_not=_PENDING.format(seconds=seconds, pid=self.process.pid), is_pending=True)
 
-    def _forget(self) -> None:
-        payload.forget(self._path)
-        if self._script:
-            payload.forget(self._script)
+    def _remove_files(self) -> None:
+        payload.remove_file(self._answer_path)
+        if self._script_path:
+            payload.remove_file(self._script_path)
 
-    def _entry(self, *, said: str = "", why_not: str = "", pending: bool = False) -> Entry:
+    def _make_entry(self, *, reply: str = "", why_not: str = "", is_pending: bool = False) -> Entry:
         stopped_s = self._planted.stopped_s if self._planted is not None else 0.0
-        return Entry(self.process, said, why_not, pending, stopped_s)
+        return Entry(self.process, reply, why_not, is_pending, stopped_s)
 
 
-def _why_not(said: str, folder: str | None) -> str:
+def _describe_refusal(reply: str, folder: str | None) -> str:
     """By the probe's own word, see ``hook_installer``; ``folder`` is where a process that is entered is to be recorded."""
-    if folder is not None and said == "leaving":
+    if folder is not None and reply == "leaving":
         return _LEAVING
-    if folder is not None and os.path.isabs(said) and os.path.realpath(said) != os.path.realpath(folder):
-        return _ELSEWHERE.format(folder=said, quoted=shlex.quote(said))
-    return _NOT_NOW.get(said, "")
+    if folder is not None and os.path.isabs(reply) and os.path.realpath(reply) != os.path.realpath(folder):
+        return _ELSEWHERE.format(folder=reply, quoted=shlex.quote(reply))
+    return _NOT_NOW.get(reply, "")
 
 
-def ask(
+def call_probes(
     processes: Iterable[Process], session: str, action: str, *arguments: str, patience_s: float = PATIENCE_S
 ) -> list[Entry]:
     """Has ``action`` of ``hook_installer`` called in each of these; waits at most ``patience_s`` for their answers."""
     entries: list[Entry] = []
-    waiting: list[Asked] = []
+    waiting: list[ProbeCall] = []
     now_s = time.monotonic()
     deadline_s = now_s + patience_s
     due_s = dict.fromkeys(processes, now_s)
@@ -121,30 +121,30 @@ def ask(
         for process in [process for process, at_s in due_s.items() if at_s <= now_s]:
             del due_s[process]
             try:
-                waiting.append(Asked(process, session, action, *arguments))
+                waiting.append(ProbeCall(process, session, action, *arguments))
             except CannotEnter as error:
                 entries.append(Entry(process, why_not=str(error)))
         now_s = time.monotonic()
-        answers = [(asked, asked.entry()) for asked in waiting]
+        answers = [(asked, asked.poll_entry()) for asked in waiting]
         waiting = [asked for asked, entry in answers if entry is None]
         for entry in (entry for _, entry in answers if entry is not None):
-            if entry.said == "importing" and now_s < deadline_s:
-                due_s[entry.process] = now_s + _AGAIN_S
+            if entry.reply == "importing" and now_s < deadline_s:
+                due_s[entry.process] = now_s + _RETRY_S
             else:
                 entries.append(entry)
         if now_s > deadline_s:
             importing = [Entry(process, why_not=_IMPORTING) for process in due_s]
-            return entries + importing + [asked.overdue() for asked in waiting]
-        time.sleep(_LOOK_S if due_s or waiting else 0)
+            return entries + importing + [asked.make_overdue() for asked in waiting]
+        time.sleep(_POLL_S if due_s or waiting else 0)
     return entries
 
 
-def enter(processes: Iterable[Process], session: str, *, patience_s: float = PATIENCE_S) -> list[Entry]:
+def enter_processes(processes: Iterable[Process], session: str, *, patience_s: float = PATIENCE_S) -> list[Entry]:
     """Puts the probe into each of these ranks, to record to ``session``. One that has it already is left as it is."""
     folder = os.path.abspath(session)
-    return ask(processes, folder, "enter", folder, patience_s=patience_s)
+    return call_probes(processes, folder, "enter", folder, patience_s=patience_s)
 
 
-def leave(processes: Iterable[Process], session: str, *, patience_s: float = PATIENCE_S) -> list[Entry]:
+def leave_processes(processes: Iterable[Process], session: str, *, patience_s: float = PATIENCE_S) -> list[Entry]:
     """Has the probe taken out of each of these ranks."""
-    return ask(processes, os.path.abspath(session), "leave", patience_s=patience_s)
+    return call_probes(processes, os.path.abspath(session), "leave", patience_s=patience_s)

@@ -19,21 +19,21 @@ from zerotop_probe.outside.attaching.ptrace.arch import Machine
 from zerotop_probe.outside.attaching.ptrace.x86_64 import X8664
 from zerotop_probe.outside.procfs import Process
 
-OLDEST = (3, 9)
+MIN_VERSION = (3, 9)
 # From here on an interpreter can be asked to run a script: PEP 768.
-ASKED_FROM = (3, 14)
+REMOTE_EXEC_VERSION = (3, 14)
 
 _FUNCTIONS = ("Py_AddPendingCall", "PyRun_SimpleString")
-_VERSION = "Py_Version"  # a constant, from 3.11 on
-_RUNTIME = "_PyRuntime"  # begins with a table of where things lie, from 3.13 on
+_VERSION_SYMBOL = "Py_Version"  # a constant, from 3.11 on
+_RUNTIME_SYMBOL = "_PyRuntime"  # begins with a table of where things lie, from 3.13 on
 # Where in it lies what Py_IsInitialized() tells: an int that is 1 from when __main__ is there until it all is torn down.
 # Before and after that a text of ours would find half an interpreter, and the process would crash.
-INITIALIZED = {
+INITIALIZED_OFFSETS = {
     (3, 9): 12, (3, 10): 12, (3, 11): 16, (3, 12): 16, (3, 13): 600, (3, 14): 776, (3, 15): 904,
 }  # fmt: skip
-_LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S{4} ([0-9a-f]+) \S+ \d+\s*(.*)")
-_LIBRARY = re.compile(r"libpython3[\d.]*\w?\.so")
-_VERSIONED = re.compile(r"python(\d)\.(\d+)")
+_LINE_PATTERN = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S{4} ([0-9a-f]+) \S+ \d+\s*(.*)")
+_LIBRARY_PATTERN = re.compile(r"libpython3[\d.]*\w?\.so")
+_VERSION_PATTERN = re.compile(r"python(\d)\.(\d+)")
 # By what platform.machine() says.
 MACHINES: dict[str, Machine] = {machine.name: machine for machine in (X8664(), Aarch64())}
 
@@ -42,7 +42,7 @@ class CannotEnter(Exception):
     """This process cannot be entered; the text is a sentence that says why and what to do."""
 
 
-class Mapping(NamedTuple):
+class MemoryRegion(NamedTuple):
     """One line of ``/proc/PID/maps``."""
 
     begin: int
@@ -51,14 +51,14 @@ class Mapping(NamedTuple):
     path: str
 
 
-class Entrance(NamedTuple):
+class EntryPoints(NamedTuple):
     """Where a Python that cannot be asked itself is entered: addresses."""
 
     machine: Machine
     add_pending_call: int
     run_string: int
     syscall: int  # an instruction that makes a system call
-    initialized: int  # an int that is 1 while the interpreter is up
+    initialized_flag: int  # an int that is 1 while the interpreter is up
 
 
 class Target(NamedTuple):
@@ -67,64 +67,66 @@ class Target(NamedTuple):
     process: Process
     version: tuple[int, int]
     executable: str
-    entrance: Entrance | None = None  # None from ASKED_FROM on
+    entry_points: EntryPoints | None = None  # None from ASKED_FROM on
     runtime: int = 0  # the address of _PyRuntime, 0 if it is not exported
 
 
-def mappings(pid: int) -> list[Mapping]:
+def read_mappings(pid: int) -> list[MemoryRegion]:
     """The memory map of a process; empty if it is gone or may not be read."""
     try:
         # More than one read: a rank has thousands of lines.
         with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
-            matches = [_LINE.match(line) for line in file]
+            matches = [_LINE_PATTERN.match(line) for line in file]
     except OSError:
         return []
-    return [Mapping(int(found[1], 16), int(found[2], 16), int(found[3], 16), found[4].strip()) for found in matches if found]
+    return [
+        MemoryRegion(int(found[1], 16), int(found[2], 16), int(found[3], 16), found[4].strip()) for found in matches if found
+    ]
 
 
-def examine(process: Process) -> Target:
+def examine_process(process: Process) -> Target:
     """Finds out how ``process`` can be entered. Raises CannotEnter where it cannot be."""
     _check_traceable(process)
-    lines = mappings(process.pid)
-    executable = _link(process.pid)
-    files = _candidates(lines, executable)
+    lines = read_mappings(process.pid)
+    executable = _read_executable(process.pid)
+    files = _find_interpreters(lines, executable)
     version, found, built_for = None, None, ""
     for path in files:
-        symbols = _symbols(process.pid, path)
+        symbols = _find_symbols(process.pid, path)
         if symbols is None or not all(name in symbols.offsets for name in _FUNCTIONS):
             continue
         base = min(line.begin - line.offset for line in lines if line.path == path) if symbols.movable else 0
         built_for = symbols.machine
         found = {name: base + offset for name, offset in symbols.offsets.items()}
-        version = _told_version(process.pid, found) or named_version([path, executable, *(m.path for m in lines)])
+        version = _read_version(process.pid, found) or find_named_version([path, executable, *(m.path for m in lines)])
         break
     if found is None:
-        raise CannotEnter(_why_no_python(process.pid, lines))
+        raise CannotEnter(_describe_no_python(process.pid, lines))
     if version is None:
         raise CannotEnter(f"Process {process.pid} does not tell its Python version: it is seen from outside only.")
-    if version < OLDEST:
+    if version < MIN_VERSION:
         raise CannotEnter(
-            f"Process {process.pid} runs Python {_written(version)}; the probe needs 3.9: it is seen from outside only."
+            f"Process {process.pid} runs Python {_format_version(version)}; the probe needs 3.9: it is seen from outside only."
         )
-    if version >= ASKED_FROM:
-        return Target(process, version, executable, runtime=found.get(_RUNTIME, 0))
-    machine = _machine(process.pid, version, built_for)
+    if version >= REMOTE_EXEC_VERSION:
+        return Target(process, version, executable, runtime=found.get(_RUNTIME_SYMBOL, 0))
+    machine = _choose_machine(process.pid, version, built_for)
     call = _find_syscall(process.pid, machine, lines)
-    if _RUNTIME not in found:
+    if _RUNTIME_SYMBOL not in found:
         raise CannotEnter(f"Process {process.pid} does not tell whether its Python is up: it is seen from outside only.")
     add, run = (found[name] for name in _FUNCTIONS)
-    entrance = Entrance(machine, add, run, call, found[_RUNTIME] + INITIALIZED[version])
+    entrance = EntryPoints(machine, add, run, call, found[_RUNTIME_SYMBOL] + INITIALIZED_OFFSETS[version])
     return Target(process, version, executable, entrance)
 
 
 def _check_traceable(process: Process) -> None:
     pid = process.pid
-    if not process.alive():
+    if not process.is_alive():
         raise CannotEnter(f"Process {pid} has ended.")
     status = read_status(pid)
     tracer = int(status.get("TracerPid", "0") or 0)
     if tracer:
-        name = (procfs.stat(tracer) or procfs.Stat(b"?", "", 0, 0, 0, 0, 0)).name.decode(errors="replace")
+        name = (procfs.read_stat(tracer) or procfs.ProcessStat(b"?", "", 0, 0, 0, 0, 0)).name.decode(errors="replace")
         raise CannotEnter(
             f"Another program traces process {pid} ({name}, process {tracer}), and there can be only one: let it end first."
         )
@@ -149,14 +151,14 @@ def _check_rights(pid: int, status: dict[str, str]) -> None:
         )
 
 
-def why_not_up(pid: int) -> str:
+def describe_not_up(pid: int) -> str:
     """Why it is left alone while its interpreter is not up, as a sentence."""
     return f"The Python of process {pid} is starting or ending: enter it when it trains."
 
 
-def why_forbidden(pid: int) -> str:
+def describe_forbidden(pid: int) -> str:
     """Why tracing was refused although it is our own process, as a sentence."""
-    scope = procfs.read("/proc/sys/kernel/yama/ptrace_scope", 16).strip()
+    scope = procfs.read_file("/proc/sys/kernel/yama/ptrace_scope", 16).strip()
     if scope in (b"1", b"2"):
         return (
             f"The kernel's yama.ptrace_scope is {scope.decode()}, which keeps programs out of each other: run zerotop as "
@@ -172,52 +174,52 @@ def why_forbidden(pid: int) -> str:
 
 def read_status(pid: int) -> dict[str, str]:
     """The fields of ``/proc/PID/status``."""
-    lines = procfs.read(f"/proc/{pid}/status", 1 << 13).decode(errors="replace").splitlines()
+    lines = procfs.read_file(f"/proc/{pid}/status", 1 << 13).decode(errors="replace").splitlines()
     return {name: value.strip() for name, colon, value in (line.partition(":") for line in lines) if colon}
 
 
-def _link(pid: int) -> str:
+def _read_executable(pid: int) -> str:
     try:
         return os.readlink(f"/proc/{pid}/exe")
     except OSError:
         return ""
 
 
-def _candidates(lines: list[Mapping], executable: str) -> list[str]:
+def _find_interpreters(lines: list[MemoryRegion], executable: str) -> list[str]:
     """The files that may hold the interpreter: a shared library of it, else the program itself."""
     paths = dict.fromkeys(line.path for line in lines if line.path)
-    libraries = [path for path in paths if _LIBRARY.search(os.path.basename(path))]
+    libraries = [path for path in paths if _LIBRARY_PATTERN.search(os.path.basename(path))]
     return libraries + ([executable] if executable in paths else [])
 
 
-def _symbols(pid: int, path: str) -> elf.Symbols | None:
+def _find_symbols(pid: int, path: str) -> elf.Symbols | None:
     # By way of the process's own root: in another mount namespace another file may have that name.
-    for place in (f"/proc/{pid}/root{path}", f"/proc/{pid}/exe" if path == _link(pid) else ""):
+    for place in (f"/proc/{pid}/root{path}", f"/proc/{pid}/exe" if path == _read_executable(pid) else ""):
         try:
             facts = os.stat(place)
-            return _read(place, facts.st_dev, facts.st_ino, facts.st_mtime_ns)
+            return _read_symbols(place, facts.st_dev, facts.st_ino, facts.st_mtime_ns)
         except (OSError, elf.NotElf):
             continue
     return None
 
 
 @functools.lru_cache(maxsize=16)
-def _read(path: str, _device: int, _number: int, _changed_ns: int) -> elf.Symbols:
-    return elf.read_symbols(path, (*_FUNCTIONS, _VERSION, _RUNTIME))
+def _read_symbols(path: str, _device: int, _number: int, _changed_ns: int) -> elf.Symbols:
+    return elf.read_symbols(path, (*_FUNCTIONS, _VERSION_SYMBOL, _RUNTIME_SYMBOL))
 
 
-def _told_version(pid: int, found: dict[str, int]) -> tuple[int, int] | None:
-    if _VERSION not in found:
+def _read_version(pid: int, addresses: dict[str, int]) -> tuple[int, int] | None:
+    if _VERSION_SYMBOL not in addresses:
         return None
-    value = read_memory(pid, found[_VERSION], 8)
+    value = read_memory(pid, addresses[_VERSION_SYMBOL], 8)
     (number,) = struct.unpack("<Q", value) if len(value) == 8 else (0,)
     return (number >> 24 & 0xFF, number >> 16 & 0xFF) if number >> 24 & 0xFF == 3 else None
 
 
-def named_version(paths: list[str]) -> tuple[int, int] | None:
+def find_named_version(paths: list[str]) -> tuple[int, int] | None:
     """The version that the first of these paths names, as ``.../libpython3.10.so`` or ``.../lib/python3.10/...`` do."""
     for path in paths:
-        found = _VERSIONED.search(path)
+        found = _VERSION_PATTERN.search(path)
         if found:
             return int(found[1]), int(found[2])
     return None
@@ -237,7 +239,7 @@ def read_memory(pid: int, address: int, size: int) -> bytes:
         os.close(descriptor)
 
 
-def _why_no_python(pid: int, lines: list[Mapping]) -> str:
+def _describe_no_python(pid: int, lines: list[MemoryRegion]) -> str:
     if not lines:
         return f"The memory map of process {pid} cannot be read: run zerotop as its user, or as root."
     if any("(deleted)" in line.path and "python" in line.path for line in lines):
@@ -251,12 +253,12 @@ def _why_no_python(pid: int, lines: list[Mapping]) -> str:
     )
 
 
-def _machine(pid: int, version: tuple[int, int], built_for: str) -> Machine:
+def _choose_machine(pid: int, version: tuple[int, int], built_for: str) -> Machine:
     here = platform.machine()
     machine = MACHINES.get(here)
     if machine is None:
         raise CannotEnter(
-            f"Entering Python {_written(version)} is known for {' and '.join(MACHINES)} only, and this is {here}: start the "
+            f"Entering Python {_format_version(version)} is known for {' and '.join(MACHINES)} only, and this is {here}: start the "
             "job with zerotop run, or use Python 3.14, which can be entered everywhere."
         )
     if built_for != here:
@@ -266,15 +268,15 @@ def _machine(pid: int, version: tuple[int, int], built_for: str) -> Machine:
     return machine
 
 
-def _written(version: tuple[int, int]) -> str:
+def _format_version(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
 
 
-def _find_syscall(pid: int, machine: Machine, lines: list[Mapping]) -> int:
+def _find_syscall(pid: int, machine: Machine, lines: list[MemoryRegion]) -> int:
     for line in lines:
         if line.path == "[vdso]":
             content = read_memory(pid, line.begin, line.end - line.begin)
-            for found in re.finditer(re.escape(machine.syscall), content):
+            for found in re.finditer(re.escape(machine.syscall_code), content):
                 if found.start() % machine.alignment == 0:
                     return line.begin + found.start()
     raise CannotEnter(f"Process {pid} has no vDSO, which entering it needs: it is seen from outside only.")

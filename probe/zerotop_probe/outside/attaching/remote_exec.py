@@ -11,7 +11,13 @@ import os
 import struct
 from typing import NamedTuple
 
-from zerotop_probe.outside.attaching.python_process import INITIALIZED, CannotEnter, Target, why_forbidden, why_not_up
+from zerotop_probe.outside.attaching.python_process import (
+    INITIALIZED_OFFSETS,
+    CannotEnter,
+    Target,
+    describe_forbidden,
+    describe_not_up,
+)
 
 # ``_Py_DebugOffsets``, with which _PyRuntime begins. Where its last part begins differs by version.
 _HEAD = struct.Struct("<8sQ")
@@ -21,7 +27,7 @@ _SUPPORT_AT = {(3, 14): 712, (3, 15): 840}
 _SUPPORT = struct.Struct("<6Q")
 _RELEASED = 0xF0
 # More interpreters are a list that is read while it changes.
-_MOST_INTERPRETERS = 1000
+_MAX_INTERPRETERS = 1000
 
 _PLEASE_STOP = 1 << 5
 _PENDING = struct.pack("<i", 1)
@@ -38,38 +44,38 @@ class _Support(NamedTuple):
     path_size: int
 
 
-def request(target: Target, path: str) -> None:
+def request_script(target: Target, path: str) -> None:
     """Has the script at ``path`` executed. Raises CannotEnter; it will not be executed then."""
     pid = target.process.pid
     try:
         memory = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
     except PermissionError as error:
-        raise CannotEnter(why_forbidden(pid)) from error
+        raise CannotEnter(describe_forbidden(pid)) from error
     except OSError as error:
         raise CannotEnter(f"Process {pid} has ended.") from error
     try:
-        _request(target, memory, os.fsencode(path) + b"\0")
+        _write_request(target, memory, os.fsencode(path) + b"\0")
     except (OSError, OverflowError, struct.error) as error:
         raise CannotEnter(f"The memory of process {pid} cannot be reached: has it ended?") from error
     finally:
         os.close(memory)
 
 
-def _request(target: Target, memory: int, path: bytes) -> None:
-    if not target.process.alive():  # the number was given to another one meanwhile
+def _write_request(target: Target, memory: int, path: bytes) -> None:
+    if not target.process.is_alive():  # the number was given to another one meanwhile
         raise ProcessLookupError(target.process.pid)
-    support = _support(target, memory)
-    if _read(memory, target.runtime + INITIALIZED[target.version], "<i") != 1:
-        raise CannotEnter(why_not_up(target.process.pid))
-    interpreter = _main_interpreter(target, memory)
-    if not _read(memory, interpreter + support.enabled, "<i"):
+    support = _read_support(target, memory)
+    if _read_number(memory, target.runtime + INITIALIZED_OFFSETS[target.version], "<i") != 1:
+        raise CannotEnter(describe_not_up(target.process.pid))
+    interpreter = _find_interpreter(target, memory)
+    if not _read_number(memory, interpreter + support.enabled, "<i"):
         raise CannotEnter(
             f"Process {target.process.pid} was started with PYTHON_DISABLE_REMOTE_DEBUG or -X disable-remote-debug, which "
             "forbids entering it: it is seen from outside only; start the job without that, or with zerotop run."
         )
-    thread = _read(memory, interpreter + _read(memory, target.runtime + _MAIN_THREAD, "<Q"), "<Q")
+    thread = _read_number(memory, interpreter + _read_number(memory, target.runtime + _MAIN_THREAD, "<Q"), "<Q")
     if not thread:
-        raise CannotEnter(why_not_up(target.process.pid))
+        raise CannotEnter(describe_not_up(target.process.pid))
     if len(path) > support.path_size:
         raise CannotEnter(
             f"The recording's folder has too long a path to be told to process {target.process.pid}: choose another one "
@@ -81,10 +87,10 @@ def _request(target: Target, memory: int, path: bytes) -> None:
     # One byte of it: the others count something else. Python sets bits there meanwhile, so this may lose the mark of a
     # signal that comes within these few microseconds, as sys.remote_exec may; what is executed looks after signals then.
     breaker = thread + support.eval_breaker
-    os.pwrite(memory, bytes([_read(memory, breaker, "<B") | _PLEASE_STOP]), breaker)
+    os.pwrite(memory, bytes([_read_number(memory, breaker, "<B") | _PLEASE_STOP]), breaker)
 
 
-def _support(target: Target, memory: int) -> _Support:
+def _read_support(target: Target, memory: int) -> _Support:
     cookie, number = _HEAD.unpack(os.pread(memory, _HEAD.size, target.runtime)) if target.runtime else (b"", 0)
     version = (number >> 24 & 0xFF, number >> 16 & 0xFF)
     if cookie != _COOKIE or version != target.version or version not in _SUPPORT_AT or number & _RELEASED != _RELEASED:
@@ -97,20 +103,21 @@ def _support(target: Target, memory: int) -> _Support:
     return _Support(*_SUPPORT.unpack(found))
 
 
-def _main_interpreter(target: Target, memory: int) -> int:
+def _find_interpreter(target: Target, memory: int) -> int:
     first, number, following = (
-        _read(memory, target.runtime + field, "<Q") for field in (_FIRST_INTERPRETER, _INTERPRETER_ID, _NEXT_INTERPRETER)
+        _read_number(memory, target.runtime + field, "<Q")
+        for field in (_FIRST_INTERPRETER, _INTERPRETER_ID, _NEXT_INTERPRETER)
     )
-    interpreter = _read(memory, target.runtime + first, "<Q")
-    for _ in range(_MOST_INTERPRETERS):
-        if interpreter and _read(memory, interpreter + number, "<q") == 0:
+    interpreter = _read_number(memory, target.runtime + first, "<Q")
+    for _ in range(_MAX_INTERPRETERS):
+        if interpreter and _read_number(memory, interpreter + number, "<q") == 0:
             return interpreter
         if not interpreter:
             break
-        interpreter = _read(memory, interpreter + following, "<Q")
-    raise CannotEnter(why_not_up(target.process.pid))
+        interpreter = _read_number(memory, interpreter + following, "<Q")
+    raise CannotEnter(describe_not_up(target.process.pid))
 
 
-def _read(memory: int, address: int, form: str) -> int:
+def _read_number(memory: int, address: int, form: str) -> int:
     (value,) = struct.unpack(form, os.pread(memory, struct.calcsize(form), address))
     return int(value)

@@ -15,7 +15,7 @@ from zerotop_probe.outside.attaching.jobs import FoundJob
 from zerotop_probe.recording import launchers
 
 # Each of these is one value for all ranks of a job.
-_NAMES = ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "SLURM_JOB_ID", "OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE")
+_VARIABLES = ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "SLURM_JOB_ID", "OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE")
 _ADDRESS = "MASTER_ADDR"
 _LOOPBACK = ("localhost", "127.", "::1")
 # What torchrun calls a job that nobody named.
@@ -23,53 +23,55 @@ _UNNAMED = "none"
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """Where ranks of one node meet the others."""
 
-    told: Mapping[str, str]
+    variables: Mapping[str, str]
     world: int | None  # ranks of all nodes
     ranks: frozenset[int]  # those of this node
 
     @classmethod
-    def of(cls, job: FoundJob) -> Meeting | None:
+    def from_job(cls, job: FoundJob) -> Rendezvous | None:
         """The meeting of a job's ranks; None if nothing tells where that is."""
         ranks = [rank for rank in job.ranks if rank.rank is not None]
         if not ranks:
             return None
         environment = ranks[0].environment
-        told = {name: environment[name] for name in (*_NAMES, _ADDRESS) if _says_something(name, environment)}
-        world = launchers.number(environment, launchers.WORLD_SIZE)
+        told = {name: environment[name] for name in (*_VARIABLES, _ADDRESS) if _is_meaningful(name, environment)}
+        world = launchers.read_number(environment, launchers.WORLD_SIZE)
         numbers = frozenset(rank.rank for rank in ranks if rank.rank is not None)
         return cls(told, world, numbers) if told else None
 
     @classmethod
-    def read(cls, value: Any) -> Meeting:
+    def from_json(cls, value: Any) -> Rendezvous:
         """What :meth:`written` made. Raises KeyError, TypeError, ValueError."""
         world = value["world"]
         told = {str(name): str(text) for name, text in dict(value["told"]).items()}
         return cls(told, None if world is None else int(world), frozenset(map(int, value["ranks"])))
 
-    def written(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """For JSON."""
-        return {"told": dict(self.told), "world": self.world, "ranks": sorted(self.ranks)}
+        return {"told": dict(self.variables), "world": self.world, "ranks": sorted(self.ranks)}
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all ranks of the job are on this node."""
         return self.world is not None and self.world <= len(self.ranks)
 
-    def meets(self, other: Meeting) -> bool:
+    def is_same_job(self, other: Rendezvous) -> bool:
         """Whether these are ranks of one job on two nodes."""
-        common = [name for name in _NAMES if name in self.told and name in other.told]
-        if not common or any(self.told[name] != other.told[name] for name in common):
+        common = [name for name in _VARIABLES if name in self.variables and name in other.variables]
+        if not common or any(self.variables[name] != other.variables[name] for name in common):
             return False
         if self.world != other.world or self.ranks & other.ranks:
             return False
-        addresses = {address for one in (self, other) if (address := one.told.get(_ADDRESS)) and not _is_loopback(address)}
+        addresses = {
+            address for one in (self, other) if (address := one.variables.get(_ADDRESS)) and not _is_loopback(address)
+        }
         return len(addresses) < 2
 
 
-def _says_something(name: str, environment: Mapping[str, str]) -> bool:
+def _is_meaningful(name: str, environment: Mapping[str, str]) -> bool:
     value = environment.get(name, "")
     return bool(value) and (name, value) != ("TORCHELASTIC_RUN_ID", _UNNAMED)
 
@@ -78,9 +80,9 @@ def _is_loopback(address: str) -> bool:
     return address.startswith(_LOOPBACK)
 
 
-def part_of(jobs: Iterable[FoundJob], meeting: Meeting) -> FoundJob | None:
+def find_local_part(jobs: Iterable[FoundJob], rendezvous: Rendezvous) -> FoundJob | None:
     """What of the job that meets there runs here: where several launchers have started it, under the first of them."""
-    found = [job for job in jobs if (own := Meeting.of(job)) is not None and own.meets(meeting)]
+    found = [job for job in jobs if (own := Rendezvous.from_job(job)) is not None and own.is_same_job(rendezvous)]
     if not found:
         return None
     ranks = sorted((rank for job in found for rank in job.ranks), key=lambda rank: (rank.rank is None, rank.rank))

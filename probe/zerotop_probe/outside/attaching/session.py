@@ -11,43 +11,43 @@ from collections.abc import Mapping, Sequence
 
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.attaching.jobs import FoundJob
-from zerotop_probe.outside.attaching.probe_entry import Entry, enter, leave
+from zerotop_probe.outside.attaching.probe_entry import Entry, enter_processes, leave_processes
 from zerotop_probe.outside.job import daemon, job_control
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.recording import clock, directory, events, redact
 from zerotop_probe.recording.writer import EventWriter, Identity
 
-_MISSING = (
+_MISSING_TEXT = (
     "Attached to a job that had been running for {age}: what was before is not recorded, nor what it prints; phases, steps "
     "and PyTorch's memory are seen in ranks that the probe has entered"
 )
 
 # How long a sampler is given to write its last.
 _ENDING_S = 3.0
-_LOOK_S = 0.02
-_NOTHING: Mapping[str, object] = {}
+_POLL_S = 0.02
+_NO_HEADER: Mapping[str, object] = {}
 
 
-def begin(job: FoundJob, path: str | None = None) -> str:
+def begin_session(job: FoundJob, path: str | None = None) -> str:
     """Makes a session for a running job; nothing records to it yet.
 
     Raises FileExistsError if ``path`` holds something already, else OSError with a sentence; nothing is left behind then.
     """
     existed = path is not None and os.path.isdir(os.path.abspath(path))
     try:
-        session = _begun(job, path)
+        session = _create_session(job, path)
     except OSError as error:
         if error.errno is None:
             raise
-        raise _cannot_record(directory.default_root() if path is None else path, error.errno) from error
+        raise _make_error(directory.find_default_root() if path is None else path, error.errno) from error
     if job_control.read_facts(session).job is None:
-        _discard(session, keep_folder=existed)
-        raise _cannot_record(session, errno.ENOSPC)
+        _discard_session(session, keep_folder=existed)
+        raise _make_error(session, errno.ENOSPC)
     return session
 
 
-def _begun(job: FoundJob, path: str | None) -> str:
-    session = directory.create(
+def _create_session(job: FoundJob, path: str | None) -> str:
+    session = directory.create_session(
         job.command,
         path=path,
         launcher=job.launcher,
@@ -58,11 +58,11 @@ def _begun(job: FoundJob, path: str | None) -> str:
     return session
 
 
-def _cannot_record(folder: str, number: int) -> OSError:
+def _make_error(folder: str, number: int) -> OSError:
     return OSError(number, f"Nothing can be recorded in {folder}: {os.strerror(number)}; name a folder with --session DIR")
 
 
-def _discard(session: str, *, keep_folder: bool) -> None:
+def _discard_session(session: str, *, keep_folder: bool) -> None:
     """Removes what we have made."""
     with contextlib.suppress(OSError):
         for name in os.listdir(session):
@@ -81,44 +81,44 @@ def note_joined(session: str, job: FoundJob, *, ahead_ns: int = 0) -> None:
 
     ``ahead_ns``: how far this node's clock is ahead of that one's; readers take all of this node's times by that.
     """
-    pair = clock.clock_pair()
+    pair = clock.read_clock_pair()
     aligned = {"clock": {**pair, "unix_ns": pair["unix_ns"] - ahead_ns}, "aligned": True}
     _note_job(session, events.JOINED, job, aligned if ahead_ns else {})
 
 
 def note_reached(session: str, name: str, *, host: str, ranks: int = 0, joined: bool) -> None:
     """Records that another node takes part from now on, or no longer does."""
-    _write(session, events.REACHED, name=name, host=host, ranks=ranks, joined=joined)
+    _write_event(session, events.REACHED, name=name, host=host, ranks=ranks, joined=joined)
 
 
 def note_not_reached(session: str, name: str, why: str) -> None:
     """Records that another node does not take part."""
-    _write(session, events.NOT_REACHED, name=name, why=why)
+    _write_event(session, events.NOT_REACHED, name=name, why=why)
 
 
-def _note_job(session: str, event: str, job: FoundJob, header: Mapping[str, object] = _NOTHING) -> None:
-    _write(
+def _note_job(session: str, event: str, job: FoundJob, header: Mapping[str, object] = _NO_HEADER) -> None:
+    _write_event(
         session,
         event,
         header,
         pid=job.root.pid,
         start=job.root.start,
-        command=redact.command(job.command),
+        command=redact.redact_command(job.command),
         launcher=job.launcher,
         age_s=job.age_s,
         ranks=[{"rank": rank.rank, "pid": rank.process.pid, "start": rank.process.start} for rank in job.ranks],
-        text=f"{_MISSING.format(age=age(job.age_s))}.",
+        text=f"{_MISSING_TEXT.format(age=format_age(job.age_s))}.",
     )
 
 
-def sampled_in(job: FoundJob) -> str | None:
+def find_sampled_session(job: FoundJob) -> str | None:
     """The session that a sampler on this node records this job in, wherever it lies; None if there is no such sampler."""
     root = [str(job.root.pid), str(job.root.start)]
-    for pid in procfs.pids():
-        arguments = procfs.command_line(pid)
-        if daemon.WATCH in arguments[-4:-3] and arguments[-3:-1] == root:
+    for pid in procfs.list_pids():
+        arguments = procfs.read_command_line(pid)
+        if daemon.WATCH_OPTION in arguments[-4:-3] and arguments[-3:-1] == root:
             session = arguments[-1]
-            if Process.of(pid) in job_control.read_facts(session).samplers:
+            if Process.from_pid(pid) in job_control.read_facts(session).samplers:
                 return session
     return None
 
@@ -126,55 +126,55 @@ def sampled_in(job: FoundJob) -> str | None:
 def enter_ranks(session: str, ranks: Sequence[tuple[int | None, Process]]) -> list[Entry]:
     """Enters these ranks; records of each that has not been entered why. See :func:`enter.enter`."""
     numbers = {process: number for number, process in ranks}
-    entries = enter(numbers, session)
+    entries = enter_processes(numbers, session)
     for entry in entries:
         if entry.why_not:
-            _write(
+            _write_event(
                 session, events.NOT_ENTERED, rank=numbers[entry.process], pid=entry.process.pid, why=entry.why_not,
-                pending=entry.pending,
+                pending=entry.is_pending,
             )  # fmt: skip
     return entries
 
 
-def end(session: str) -> list[Entry]:
+def end_session(session: str) -> list[Entry]:
     """Has the probe taken out of all ranks, and ends the recording if the job was attached to. The job goes on.
 
     Returns what came of it in each rank that was asked to take it in.
     """
     facts = job_control.read_facts(session)
-    living = [process for process in dict.fromkeys(facts.ranks) if process.alive()]
-    entries = leave([process for process in living if _was_asked(session, facts, process.pid)], session)
+    living = [process for process in dict.fromkeys(facts.ranks) if process.is_alive()]
+    entries = leave_processes([process for process in living if _may_hold_probe(session, facts, process.pid)], session)
     if facts.attached:
         job_control.end_recording(session)
         deadline_s = time.monotonic() + _ENDING_S
-        while job_control.sampler_alive(session) and time.monotonic() < deadline_s:
-            time.sleep(_LOOK_S)
+        while job_control.is_sampler_alive(session) and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
         if facts.joined:
-            _write(session, events.PARTED)
+            _write_event(session, events.PARTED)
         else:
-            _write(session, events.DETACHED)
+            _write_event(session, events.DETACHED)
     return entries
 
 
-def rank_files(session: str, pid: int) -> list[str]:
+def find_rank_files(session: str, pid: int) -> list[str]:
     """The files of events that the probe in a process of this node has written."""
-    pattern = f"events-rank*-{glob.escape(clock.hostname())}-{pid}[.]*"
+    pattern = f"events-rank*-{glob.escape(clock.read_hostname())}-{pid}[.]*"
     return glob.glob(os.path.join(glob.escape(session), pattern))
 
 
-def _was_asked(session: str, facts: job_control.Facts, pid: int) -> bool:
+def _may_hold_probe(session: str, facts: job_control.JobFacts, pid: int) -> bool:
     """Whether the probe is in a process, or may be at any moment. One that was seen from outside only is left alone."""
     unanswered = glob.glob(os.path.join(glob.escape(session), f"answer-{pid}-*"))  # of one who ended before he was answered
-    return bool(pid in facts.pending or unanswered or rank_files(session, pid))
+    return bool(pid in facts.pending_pids or unanswered or find_rank_files(session, pid))
 
 
-def _write(session: str, event: str, header: Mapping[str, object] = _NOTHING, /, **facts: object) -> None:
-    writer = EventWriter(session, Identity.of_this_process("control"), **header)
+def _write_event(session: str, event: str, header: Mapping[str, object] = _NO_HEADER, /, **facts: object) -> None:
+    writer = EventWriter(session, Identity.for_this_process("control"), **header)
     writer.write(time.monotonic_ns(), event, **facts)
     writer.close()
 
 
-def age(seconds: float) -> str:
+def format_age(seconds: float) -> str:
     """For example "9 h 12 min", "40 s"."""
     minutes = int(seconds) // 60
     if minutes >= 60:

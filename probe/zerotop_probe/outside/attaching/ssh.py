@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import zerotop_probe
-from zerotop_probe.outside.attaching.remote_agent import KEY
+from zerotop_probe.outside.attaching.remote_agent import ANSWER_KEY
 
 _OPTIONS = (
     "-T",
@@ -34,13 +34,13 @@ _OPTIONS = (
 PATIENCE_S = 60.0
 _SSH_FAILED = 255
 _LOST = "the connection broke before it answered"
-_LOOK_S = 0.02
+_POLL_S = 0.02
 
-_BOOT = (
+_BOOT_CODE = (
     "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; "
     "from zerotop_probe.outside.attaching.remote_agent import main; sys.exit(main())"
 )
-_BEGUN = "zerotop_begun"
+_BEGUN_MARK = "zerotop_begun"
 _SCRIPT = """\
 echo
 echo {begun}
@@ -68,11 +68,11 @@ class Answer:
 
     name: str  # as ssh was told
     why_not: str = ""  # says why nothing was done; "" if it was
-    lost: bool = False  # it has begun, and what it did then was not heard: it may have done it
+    is_lost: bool = False  # it has begun, and what it did then was not heard: it may have done it
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def here(self) -> bool:
+    def is_here(self) -> bool:
         """Whether that node is this one."""
         return bool(self.facts.get("here"))
 
@@ -82,57 +82,57 @@ class Answer:
         return str(self.facts.get("host") or "")
 
     @property
-    def entries(self) -> list[dict[str, Any]]:
+    def rank_entries(self) -> list[dict[str, Any]]:
         """Of each rank that was asked: rank, pid, said, why_not, pending."""
         return [entry for entry in self.facts.get("entries") or () if isinstance(entry, dict)]
 
 
-class Asked:
+class RemoteCalls:
     """Nodes that were asked, all at once."""
 
     def __init__(self, names: Iterable[str], command: Sequence[str], request: Mapping[str, Any]) -> None:
         """Asks them. ``command`` is ssh's, an empty one is ``ssh``. Raises NoSsh."""
         self._began_s = time.monotonic()
-        self._running: list[tuple[str, subprocess.Popen[str]]] = []
-        script = _script(request)
+        self._processes: list[tuple[str, subprocess.Popen[str]]] = []
+        script = _make_script(request)
         try:
             for name in names:
-                self._running.append((name, _start([*(command or ["ssh"]), *_OPTIONS, "--", name, "sh"], script)))
+                self._processes.append((name, _start_ssh([*(command or ["ssh"]), *_OPTIONS, "--", name, "sh"], script)))
         except NoSsh:
-            self.end()
+            self.kill_remaining()
             raise
 
-    def wait(self, seconds: float) -> None:
+    def wait_all(self, seconds: float) -> None:
         """Waits for all of them, no longer than that."""
         deadline_s = time.monotonic() + seconds
-        while time.monotonic() < deadline_s and any(process.poll() is None for _, process in self._running):
-            time.sleep(_LOOK_S)
+        while time.monotonic() < deadline_s and any(process.poll() is None for _, process in self._processes):
+            time.sleep(_POLL_S)
 
-    def answers(self) -> list[Answer]:
+    def collect_answers(self) -> list[Answer]:
         """What they say, in the order in which they were named. Waits for it."""
-        return [self._answer(name, process) for name, process in self._running]
+        return [self._collect_answer(name, process) for name, process in self._processes]
 
-    def _answer(self, name: str, process: subprocess.Popen[str]) -> Answer:
+    def _collect_answer(self, name: str, process: subprocess.Popen[str]) -> Answer:
         left_s = self._began_s + PATIENCE_S - time.monotonic()
         try:
             output, errors = process.communicate(timeout=max(left_s, 0.0))
         except subprocess.TimeoutExpired as error:
-            return Answer(name, f"it has not answered within {PATIENCE_S:.0f} s", lost=_has_begun(error.stdout or b""))
-        facts = _answered(output)
+            return Answer(name, f"it has not answered within {PATIENCE_S:.0f} s", is_lost=_has_begun(error.stdout or b""))
+        facts = _parse_answer(output)
         if facts is None:
             lost = process.returncode == _SSH_FAILED and _has_begun(output)
-            return Answer(name, _LOST if lost else _why_silent(process.returncode, errors), lost)
+            return Answer(name, _LOST if lost else _describe_silence(process.returncode, errors), lost)
         return Answer(name, str(facts.get("why_not") or ""), facts=facts)
 
-    def end(self) -> None:
+    def kill_remaining(self) -> None:
         """Waits no longer for those that have not answered."""
-        for _, process in self._running:
+        for _, process in self._processes:
             if process.poll() is None:
                 process.kill()
                 process.communicate()
 
 
-def _start(command: list[str], script: str) -> subprocess.Popen[str]:
+def _start_ssh(command: list[str], script: str) -> subprocess.Popen[str]:
     try:
         process = subprocess.Popen(
             command,
@@ -152,25 +152,25 @@ def _start(command: list[str], script: str) -> subprocess.Popen[str]:
     return process
 
 
-def _script(request: Mapping[str, Any]) -> str:
+def _make_script(request: Mapping[str, Any]) -> str:
     root = os.path.dirname(os.path.dirname(os.path.abspath(zerotop_probe.__file__)))
     why_not = f"there is neither {sys.executable} with zerotop nor a zerotop on the PATH there"
-    nothing = json.dumps({KEY: {"why_not": why_not}})
-    words = {"python": sys.executable, "root": root, "request": json.dumps(request), "boot": _BOOT, "nothing": nothing}
-    words["begun"] = _BEGUN
+    nothing = json.dumps({ANSWER_KEY: {"why_not": why_not}})
+    words = {"python": sys.executable, "root": root, "request": json.dumps(request), "boot": _BOOT_CODE, "nothing": nothing}
+    words["begun"] = _BEGUN_MARK
     return _SCRIPT.format(**{name: shlex.quote(word) for name, word in words.items()})
 
 
 def _has_begun(output: str | bytes) -> bool:
-    return _BEGUN in (output.decode("utf-8", "replace") if isinstance(output, bytes) else output)
+    return _BEGUN_MARK in (output.decode("utf-8", "replace") if isinstance(output, bytes) else output)
 
 
-def _answered(output: str) -> dict[str, Any] | None:
+def _parse_answer(output: str) -> dict[str, Any] | None:
     """The answer among what the shell's own files may print."""
     for line in output.splitlines():
-        if line.startswith('{"' + KEY):
+        if line.startswith('{"' + ANSWER_KEY):
             try:
-                facts = json.loads(line)[KEY]
+                facts = json.loads(line)[ANSWER_KEY]
             except (ValueError, KeyError):
                 continue
             if isinstance(facts, dict):
@@ -178,7 +178,7 @@ def _answered(output: str) -> dict[str, Any] | None:
     return None
 
 
-def _why_silent(returncode: int, errors: str) -> str:
+def _describe_silence(returncode: int, errors: str) -> str:
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     last = lines[-1].rstrip(".") if lines else "it gave no reason"
     if returncode != _SSH_FAILED:

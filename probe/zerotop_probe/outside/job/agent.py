@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from zerotop_probe.outside.job import daemon
 from zerotop_probe.outside.job import job as jobs
 from zerotop_probe.outside.job.daemon import AgentError, watch_in_background
-from zerotop_probe.outside.job.event_loop import TO_JOB, TO_STOP, Agent
-from zerotop_probe.outside.job.job import CommandError, End, Job, WatchedJob, check_command
+from zerotop_probe.outside.job.event_loop import JOB_SIGNALS, STOP_SIGNALS, Agent
+from zerotop_probe.outside.job.job import CommandError, Job, JobResult, WatchedJob, check_command
 from zerotop_probe.outside.job.job_control import CANNOT_WRITE, read_facts
-from zerotop_probe.outside.job.output_buffer import recorded_bytes
-from zerotop_probe.outside.job.passthrough import Echo, fill_standard_descriptors, same_file
+from zerotop_probe.outside.job.output_buffer import count_recorded_bytes
+from zerotop_probe.outside.job.passthrough import Echo, fill_standard_descriptors, is_same_file
 from zerotop_probe.outside.job.shutdown import GRACE_S, LEAVE_REQUEST, STOP_REQUEST
 from zerotop_probe.outside.job.stream import Stream
 from zerotop_probe.outside.procfs import Process
@@ -28,12 +28,12 @@ from zerotop_probe.recording import clock
 __all__ = [
     "AgentError",
     "CommandError",
-    "End",
+    "JobResult",
     "check_command",
     "launch_in_background",
     "run_in_foreground",
-    "watch",
     "watch_in_background",
+    "watch_job",
 ]
 
 
@@ -46,10 +46,10 @@ def launch_in_background(session: str, command: Sequence[str], *, grace_s: tuple
     """
     check_command(command)
     grace = [str(seconds) for seconds in grace_s]
-    return daemon.start(["--grace", *grace, os.path.abspath(session), "--", *command])
+    return daemon.start_agent(["--grace", *grace, os.path.abspath(session), "--", *command])
 
 
-def run_in_foreground(session: str, command: Sequence[str], *, grace_s: tuple[float, float] = GRACE_S) -> End:
+def run_in_foreground(session: str, command: Sequence[str], *, grace_s: tuple[float, float] = GRACE_S) -> JobResult:
     """Runs ``command`` in our terminal and process group; returns how it ended.
 
     Its output is passed on byte for byte. To be called from the main thread of a process that has no other
@@ -57,11 +57,11 @@ def run_in_foreground(session: str, command: Sequence[str], *, grace_s: tuple[fl
     """
     check_command(command)
     fill_standard_descriptors()
-    apart = not same_file(1, 2)
-    streams = [Stream.create(name) for name in (("stdout", "stderr") if apart else ("output",))]
-    wanted = _not_ignored(TO_JOB) | {signal.SIGCHLD, STOP_REQUEST}
+    apart = not is_same_file(1, 2)
+    streams = [Stream.create_stream(name) for name in (("stdout", "stderr") if apart else ("output",))]
+    wanted = _drop_ignored(JOB_SIGNALS) | {signal.SIGCHLD, STOP_REQUEST}
     with _signals_blocked(wanted) as mask:
-        job = _launch(session, command, streams, mask, own_session=False)
+        job = _launch_job(session, command, streams, mask, own_session=False)
         echoes = [Echo(stream, number) for number, stream in enumerate(streams, 1)]
         agent = Agent(session, job, streams, signals=wanted, echoes=echoes, grace_s=grace_s)
         agent.note_start(command)
@@ -71,7 +71,7 @@ def run_in_foreground(session: str, command: Sequence[str], *, grace_s: tuple[fl
 @contextmanager
 def _signals_blocked(numbers: Collection[int]) -> Iterator[Collection[int]]:
     """Blocks signals; gives the mask of before, which comes back at the end."""
-    ignored = _heed_children()
+    ignored = _unignore_children()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield mask
@@ -81,7 +81,7 @@ def _signals_blocked(numbers: Collection[int]) -> Iterator[Collection[int]]:
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
 
-def _heed_children() -> bool:
+def _unignore_children() -> bool:
     """Where SIGCHLD is ignored, as some starters leave it, the kernel forgets how children ended: no more.
 
     Returns whether it was.
@@ -94,26 +94,26 @@ def _heed_children() -> bool:
 
 def prepare_in_background(
     session: str, command: Sequence[str], *, grace_s: tuple[float, float] = GRACE_S
-) -> Callable[[], End]:
+) -> Callable[[], JobResult]:
     """Launches ``command`` in a session of its own; the result records it to its end. Raises CommandError."""
-    streams = [Stream.create("output")]
-    wanted = _background_signals()
-    _heed_children()
+    streams = [Stream.create_stream("output")]
+    wanted = _list_background_signals()
+    _unignore_children()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
-    job = _launch(session, command, streams, mask, own_session=True)
+    job = _launch_job(session, command, streams, mask, own_session=True)
     agent = Agent(session, job, streams, signals=wanted, grace_s=grace_s)
     agent.note_start(command)
     return agent.run
 
 
-def prepare_watch(session: str, root: Process) -> Callable[[], End]:
+def prepare_watch(session: str, root: Process) -> Callable[[], JobResult]:
     """Takes up a running job; the result records it to its end.
 
     Raises ProcessLookupError if it has ended, CommandError if nothing can be written: nobody would ever find us again.
     """
-    if not root.alive():
+    if not root.is_alive():
         raise ProcessLookupError(f"There is no process {root.pid} that started when the job of {session} did")
-    wanted = _background_signals()
+    wanted = _list_background_signals()
     signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
     streams, facts = _adopt_streams(session, root), read_facts(session)
     agent = Agent(session, WatchedJob(root), streams, signals=wanted, attached=facts.attached, joined=facts.joined)
@@ -122,39 +122,39 @@ def prepare_watch(session: str, root: Process) -> Callable[[], End]:
     return agent.run
 
 
-def watch(session: str, root_pid: int) -> End:
+def watch_job(session: str, root_pid: int) -> JobResult:
     """Samples the running job whose root is ``root_pid`` until it ends; takes up its output if that is ours.
 
     What the job printed since its agent died has stayed in memory and is recorded now, dated now. What it
     printed in the foreground is recorded but no longer passed on. The exit code of a job that somebody else
     started is not known. Raises ProcessLookupError if there is no such process.
     """
-    root = Process.of(root_pid)
+    root = Process.from_pid(root_pid)
     if root is None:
         raise ProcessLookupError(f"There is no process {root_pid}")
-    with _signals_blocked(_background_signals()):
+    with _signals_blocked(_list_background_signals()):
         return prepare_watch(session, root)()
 
 
 def _adopt_streams(session: str, root: Process) -> list[Stream]:
     streams = []
     for name, number in (("output", 1), ("stdout", 1), ("stderr", 2)):
-        stream = Stream.adopt(name, root, number, recorded_bytes(session, clock.hostname(), name))
+        stream = Stream.adopt_stream(name, root, number, count_recorded_bytes(session, clock.read_hostname(), name))
         if stream is not None:
             streams.append(stream)
     return streams
 
 
-def _not_ignored(numbers: Sequence[signal.Signals]) -> set[int]:
+def _drop_ignored(numbers: Sequence[signal.Signals]) -> set[int]:
     """Those that our starter does not want ignored, as nohup wants SIGHUP."""
     return {number for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
 
 
-def _background_signals() -> set[int]:
-    return {*TO_STOP, signal.SIGHUP, signal.SIGCHLD, STOP_REQUEST, LEAVE_REQUEST}
+def _list_background_signals() -> set[int]:
+    return {*STOP_SIGNALS, signal.SIGHUP, signal.SIGCHLD, STOP_REQUEST, LEAVE_REQUEST}
 
 
-def _launch(
+def _launch_job(
     session: str,
     command: Sequence[str],
     streams: Sequence[Stream],
@@ -162,10 +162,12 @@ def _launch(
     *,
     own_session: bool,
 ) -> Job:
-    writers = [stream.writer() for stream in streams]
+    writers = [stream.open_writer() for stream in streams]
     try:
-        environ = jobs.environment(os.path.abspath(session), os.environ)
-        return jobs.spawn(command, environ, stdout=writers[0], stderr=writers[-1], signal_mask=mask, own_session=own_session)
+        environ = jobs.build_environment(os.path.abspath(session), os.environ)
+        return jobs.spawn_job(
+            command, environ, stdout=writers[0], stderr=writers[-1], signal_mask=mask, own_session=own_session
+        )
     except CommandError:
         for stream in streams:
             stream.close()

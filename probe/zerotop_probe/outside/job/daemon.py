@@ -9,50 +9,50 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import zerotop_probe
-from zerotop_probe.outside.job.job import CommandError, End
-from zerotop_probe.outside.job.job_control import read_facts, sampler_alive
+from zerotop_probe.outside.job.job import CommandError, JobResult
+from zerotop_probe.outside.job.job_control import is_sampler_alive, read_facts
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.recording import clock
 
 # Not `python -m`: that would put the working directory on the path, where a user's own queue.py or psutil.py
 # may lie.
-_BOOT = (
+_BOOT_CODE = (
     "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; "
     "from zerotop_probe.outside.__main__ import main; sys.exit(main())"
 )
-_KEY = "zerotop_agent"
+_ANSWER_KEY = "zerotop_agent"
 # Followed by the root's number and start, and the session.
-WATCH = "--watch"
+WATCH_OPTION = "--watch"
 
 
 class AgentError(RuntimeError):
     """The agent could not be started, for a reason that is not the command's."""
 
 
-class Starting:
+class StartingAgent:
     """An agent that is being started: meanwhile its starter can do something else."""
 
     def __init__(self, pid: int, answers: int) -> None:
         self._pid = pid
-        self._answers = answers
+        self._answer_descriptor = answers
 
-    def answer(self) -> Process:
+    def await_agent(self) -> Process:
         """Waits until its job runs; to be called once. Raises as :func:`start`."""
-        with open(self._answers, "rb") as file:
-            said = [line.decode(errors="replace").rstrip("\n") for line in _until_answer(file)]
+        with open(self._answer_descriptor, "rb") as file:
+            said = [line.decode(errors="replace").rstrip("\n") for line in _iter_until_answer(file)]
         os.waitpid(self._pid, 0)
-        return _understand(said)
+        return _parse_answer(said)
 
 
-def start(arguments: Sequence[str]) -> Process:
+def start_agent(arguments: Sequence[str]) -> Process:
     """Starts an agent with these arguments in a session of its own and returns it once its job runs.
 
     Raises CommandError if the job's command could not be executed, AgentError if the agent itself failed.
     """
-    return begin(arguments).answer()
+    return spawn_agent(arguments).await_agent()
 
 
-def begin(arguments: Sequence[str]) -> Starting:
+def spawn_agent(arguments: Sequence[str]) -> StartingAgent:
     """The same without waiting. Raises OSError if no process can be started."""
     reading, writing = os.pipe()
     root = os.path.dirname(os.path.dirname(os.path.abspath(zerotop_probe.__file__)))
@@ -62,7 +62,7 @@ def begin(arguments: Sequence[str]) -> Starting:
         # Errors before the agent could answer, a failing import say, come the same way as its answer.
         (os.POSIX_SPAWN_DUP2, writing, 2),
     ]
-    command = [sys.executable, "-c", _BOOT, root, "--daemon", *arguments]
+    command = [sys.executable, "-c", _BOOT_CODE, root, "--daemon", *arguments]
     try:
         pid = os.posix_spawn(sys.executable, command, dict(os.environ), file_actions=actions, setsid=True)
     except OSError:
@@ -70,62 +70,62 @@ def begin(arguments: Sequence[str]) -> Starting:
         raise
     finally:
         os.close(writing)
-    return Starting(pid, reading)
+    return StartingAgent(pid, reading)
 
 
-def begin_watch(session: str) -> Starting | None:
+def spawn_watcher(session: str) -> StartingAgent | None:
     """Begins to start a new agent for a job whose agent has died; None if that lives or the job has ended."""
     root = read_facts(session).job
-    if root is None or not root.alive() or sampler_alive(session):
+    if root is None or not root.is_alive() or is_sampler_alive(session):
         return None
-    return begin([WATCH, str(root.pid), str(root.start), os.path.abspath(session)])
+    return spawn_agent([WATCH_OPTION, str(root.pid), str(root.start), os.path.abspath(session)])
 
 
 def watch_in_background(session: str) -> Process | None:
     """The same, and waits until it runs. Raises AgentError, OSError."""
-    starting = begin_watch(session)
-    return None if starting is None else starting.answer()
+    starting = spawn_watcher(session)
+    return None if starting is None else starting.await_agent()
 
 
-def _until_answer(lines: Iterable[bytes]) -> Iterator[bytes]:
+def _iter_until_answer(lines: Iterable[bytes]) -> Iterator[bytes]:
     for line in lines:
         yield line
-        if line.startswith(b'{"' + _KEY.encode()):
+        if line.startswith(b'{"' + _ANSWER_KEY.encode()):
             return
 
 
-def _understand(said: list[str]) -> Process:
+def _parse_answer(lines: list[str]) -> Process:
     try:
-        answer = json.loads(said[-1])[_KEY]
+        answer = json.loads(lines[-1])[_ANSWER_KEY]
     except (IndexError, ValueError, KeyError, TypeError):
-        reason = said[-1] if said else "it ended without a word"
+        reason = lines[-1] if lines else "it ended without a word"
         raise AgentError(f"The sampler could not be started: {reason}") from None
     if "error" in answer:
         raise CommandError(answer["errno"], answer["error"])
     return Process(answer["pid"], answer["start"])
 
 
-def serve(prepare: Callable[[], Callable[[], End]]) -> None:
+def serve_agent(prepare: Callable[[], Callable[[], JobResult]]) -> None:
     """The agent's side of ``start``: ``prepare`` launches the job and returns what is then to be run."""
     if os.fork():
         os._exit(0)  # whoever started us need not wait for us, and gets no zombie
     try:
         run = prepare()
     except CommandError as error:
-        _answer({"errno": error.errno, "error": error.strerror})
+        _send_answer({"errno": error.errno, "error": error.strerror})
         return
-    _answer({"pid": os.getpid(), "start": clock.process_start(os.getpid())})
-    _leave_terminal()
+    _send_answer({"pid": os.getpid(), "start": clock.read_process_start(os.getpid())})
+    _detach_terminal()
     run()
 
 
-def _answer(value: dict[str, object]) -> None:
+def _send_answer(value: dict[str, object]) -> None:
     # The starter may have been killed meanwhile; the job runs all the same.
     with contextlib.suppress(OSError):
-        os.write(2, json.dumps({_KEY: value}).encode() + b"\n")
+        os.write(2, json.dumps({_ANSWER_KEY: value}).encode() + b"\n")
 
 
-def _leave_terminal() -> None:
+def _detach_terminal() -> None:
     """Lets go of the starter's pipe and working directory."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 2)

@@ -8,12 +8,12 @@ import time
 from collections.abc import Sequence
 
 from zerotop_probe.outside.job import job as jobs
-from zerotop_probe.outside.job.job import End, Job
+from zerotop_probe.outside.job.job import Job, JobResult
 from zerotop_probe.outside.job.output_buffer import OutputRecorder
 from zerotop_probe.outside.job.passthrough import Echo
 from zerotop_probe.outside.job.shutdown import GRACE_S, LEAVE_REQUEST, STOP_REQUEST, Stopper
 from zerotop_probe.outside.job.stream import Stream
-from zerotop_probe.outside.sampling.node_sampler import TICK_S, Node
+from zerotop_probe.outside.sampling.node_sampler import TICK_S, NodeSampler
 from zerotop_probe.recording import disk, events, redact
 from zerotop_probe.recording.writer import EventWriter, Identity
 
@@ -27,8 +27,8 @@ _ROOM_FOR_EVENTS = 1 << 16
 
 # In the foreground these belong to the job, which gets those that were sent to us. In the background they ask
 # for a stop.
-TO_JOB = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-TO_STOP = (signal.SIGTERM, signal.SIGINT)
+JOB_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # What the terminal or the kernel sent has reached the whole process group, the job with it.
 _SI_KERNEL = 0x80
 
@@ -56,7 +56,7 @@ class Agent:
         self._session = session
         self._attached = attached
         self._joined = joined
-        self._left = False
+        self._has_left = False
         self._job = job
         self._streams = streams
         self._signals = signals
@@ -66,13 +66,13 @@ class Agent:
         self._loss_noted = False
         for echo in echoes:
             echo.start()
-        identity = Identity.of_this_process("node")
+        identity = Identity.for_this_process("node")
         self._events = EventWriter(session, identity)
-        disk.reserve(self._events.fileno(), _ROOM_FOR_EVENTS)
+        disk.reserve_blocks(self._events.fileno(), _ROOM_FOR_EVENTS)
         self._output = OutputRecorder(session, identity, streams, on_error=self._note_output_lost)
-        self._node = Node(session, identity, job.root, self._events)
+        self._node = NodeSampler(session, identity, job.root, self._events)
         self._stopper = Stopper(
-            job.root, session, grace_s=grace_s, on_sent=self._note_stop, ranks=self._node.ranks.processes
+            job.root, session, grace_s=grace_s, on_sent=self._note_stop, ranks=self._node.ranks.list_processes
         )
 
     @property
@@ -80,86 +80,86 @@ class Agent:
         """Whether the recording says who we are, so that others can ask us for something."""
         return not self._events.lost
 
-    def _write(self, event: str, **facts: object) -> None:
+    def _write_event(self, event: str, **facts: object) -> None:
         self._events.write(time.monotonic_ns(), event, **facts)
 
     def _note_output_lost(self, reason: str) -> None:
-        self._write(events.SAMPLER_ERROR, where="output", error=reason)
+        self._write_event(events.SAMPLER_ERROR, where="output", error=reason)
 
     def _note_loss(self) -> None:
         """Says once, while the job runs, that its recording is not whole."""
         if not self._loss_noted and (self._node.lost_records or self._output.lost_records):
             self._loss_noted = True
-            self._write(events.SAMPLER_ERROR, where="samples", error="some could not be written, as on a full disk")
+            self._write_event(events.SAMPLER_ERROR, where="samples", error="some could not be written, as on a full disk")
 
     def _note_stop(self, name: str) -> None:
-        self._write(events.STOP_SENT, signal=name)
+        self._write_event(events.STOP_SENT, signal=name)
 
     def note_start(self, command: Sequence[str]) -> None:
         """Records that the job was started by us."""
         pid, start = self._job.root
-        self._write(events.JOB_STARTED, pid=pid, start=start, command=redact.command(command))
+        self._write_event(events.JOB_STARTED, pid=pid, start=start, command=redact.redact_command(command))
 
-    def run(self) -> End:
+    def run(self) -> JobResult:
         """Stays as long as the job; returns how it ended."""
         next_s = time.monotonic() + _PERIOD_S  # the samplers have looked once by then
         half_ticks = 0
-        while not self._over():
+        while not self._is_over():
             now_ns = time.monotonic_ns()
             more = self._output.poll(now_ns)
             if now_ns >= next_s * 1e9:
-                self._node.half_tick(now_ns, half_ticks)
+                self._node.request_samples(now_ns, half_ticks)
                 half_ticks += 1
                 self._note_loss()
                 # After a pause (Ctrl-Z, a suspended machine) what was missed is not made up for.
                 next_s = max(next_s + _PERIOD_S, now_ns / 1e9)
             self._stopper.poll(time.monotonic())
-            self._wait(0.0 if more else next_s - time.monotonic())
-        return self._finish()
+            self._wait_for_signal(0.0 if more else next_s - time.monotonic())
+        return self._finish_recording()
 
-    def _wait(self, seconds: float) -> None:
+    def _wait_for_signal(self, seconds: float) -> None:
         info = signal.sigtimedwait(self._signals, max(seconds, 0.0))
         if info is None or info.si_signo == signal.SIGCHLD:
             return
-        if info.si_signo == LEAVE_REQUEST or (self._attached and info.si_signo in TO_STOP):
-            self._left = True
-        elif info.si_signo == STOP_REQUEST or (not self._echoes and info.si_signo in TO_STOP):
-            self._stopper.request(time.monotonic())
+        if info.si_signo == LEAVE_REQUEST or (self._attached and info.si_signo in STOP_SIGNALS):
+            self._has_left = True
+        elif info.si_signo == STOP_REQUEST or (not self._echoes and info.si_signo in STOP_SIGNALS):
+            self._stopper.request_stop(time.monotonic())
         elif self._echoes and info.si_code != _SI_KERNEL:
-            self._job.root.send(info.si_signo)
+            self._job.root.send_signal(info.si_signo)
 
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
         """Whether the root has ended, and with it the ranks, which may live on when it was a launcher; or we leave.
 
         Of somebody else's job also when the recording was removed: nobody could ask us for our end any more.
         """
-        if self._left or (self._attached and _is_gone(self._session)):
-            self._left = True
+        if self._has_left or (self._attached and _is_gone(self._session)):
+            self._has_left = True
             return True
-        if not self._job.ended():
+        if not self._job.has_ended():
             return False
         if self._ended_ns is None:
             self._ended_ns = time.monotonic_ns()
         waited_s = (time.monotonic_ns() - self._ended_ns) / 1e9
-        return not self._node.ranks.alive() or bool(self._echoes and waited_s > _LINGER_S)
+        return not self._node.ranks.has_alive_rank() or bool(self._echoes and waited_s > _LINGER_S)
 
-    def _finish(self) -> End:
+    def _finish_recording(self) -> JobResult:
         while self._output.poll(time.monotonic_ns()):
             pass
-        self._node.finish()
-        text = "" if self._left else self._note_end()
+        self._node.finish_sampling()
+        text = "" if self._has_left else self._note_end()
         self._finish_echo()
         lost_records, lost_bytes = self._node.lost_records + self._output.lost_records, self._output.lost_bytes
-        self._write(events.SAMPLER_ENDED, lost_records=lost_records, lost_output_bytes=lost_bytes)
-        self._close()
+        self._write_event(events.SAMPLER_ENDED, lost_records=lost_records, lost_output_bytes=lost_bytes)
+        self._close_files()
         returncode = self._job.returncode
-        code = None if returncode is None else jobs.exit_code(returncode)
+        code = None if returncode is None else jobs.compute_exit_code(returncode)
         errors = [echo.error for echo in self._echoes if echo.error]
-        return End(code, text, lost_records, lost_bytes, errors[0] if errors else "")
+        return JobResult(code, text, lost_records, lost_bytes, errors[0] if errors else "")
 
-    def _close(self) -> None:
+    def _close_files(self) -> None:
         self._output.close()
-        disk.release(self._events.fileno())
+        disk.release_reserve(self._events.fileno())
         self._events.close()
         if not any(echo.is_alive() for echo in self._echoes):
             for stream in self._streams:
@@ -167,14 +167,14 @@ class Agent:
 
     def _note_end(self) -> str:
         returncode = self._job.returncode
-        kills, where = self._node.oom_kills()
+        kills, where = self._node.count_oom_kills()
         ended_ns = self._ended_ns or time.monotonic_ns()
-        text = jobs.describe_end(returncode, kills, where, asked=self._stopper.requested)
+        text = jobs.describe_end(returncode, kills, where, stop_requested=self._stopper.is_requested)
         self._events.write(
             ended_ns,
             events.PARTED if self._joined else events.JOB_ENDED,
-            exit_code=None if returncode is None else jobs.exit_code(returncode),
-            signal=jobs.signal_name(returncode),
+            exit_code=None if returncode is None else jobs.compute_exit_code(returncode),
+            signal=jobs.find_signal_name(returncode),
             seconds=(ended_ns - self._started_ns) / 1e9,
             oom_kills=kills,
             text=text,
@@ -184,10 +184,10 @@ class Agent:
     def _finish_echo(self) -> None:
         """Passes on what is left. A signal meanwhile, when a paused terminal keeps it waiting, ends that."""
         for echo in self._echoes:
-            echo.finish()
+            echo.request_finish()
         while any(echo.is_alive() for echo in self._echoes):
             info = signal.sigtimedwait(self._signals, _PERIOD_S / 5)
-            if info is not None and info.si_signo in TO_JOB:
+            if info is not None and info.si_signo in JOB_SIGNALS:
                 return
 
 

@@ -10,14 +10,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import zerotop_probe
-from zerotop_probe.outside.procfs import Process, stat
-from zerotop_probe.recording.directory import ENVIRONMENT
+from zerotop_probe.outside.procfs import Process, read_stat
+from zerotop_probe.recording.directory import SESSION_VARIABLE
 
 # Python ignores these two for its own use; the job gets them as a shell would have given them.
-_PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
+_IGNORED_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
-class End(NamedTuple):
+class JobResult(NamedTuple):
     """How a job ended, and what there is to say about its recording."""
 
     exit_code: int | None  # 128 + n after signal n; None where nobody knows
@@ -39,16 +39,16 @@ def check_command(command: Sequence[str]) -> None:
     if not command or not command[0]:
         raise CommandError(errno.EINVAL, "There is no command to run: write it after --")
     if shutil.which(command[0]) is None:
-        raise _explain(command[0], _why_not_found(command[0]))
+        raise _make_error(command[0], _find_errno(command[0]))
 
 
-def _why_not_found(program: str) -> int:
+def _find_errno(program: str) -> int:
     if "/" in program and os.path.exists(program):
         return errno.EISDIR if os.path.isdir(program) else errno.EACCES
     return errno.ENOENT
 
 
-def _explain(program: str, number: int) -> CommandError:
+def _make_error(program: str, number: int) -> CommandError:
     sentences = {
         errno.ENOENT: f"There is no command {program!r}" + ("" if "/" in program else " on the PATH"),
         errno.EISDIR: f"{program!r} is a directory, not a command",
@@ -60,7 +60,7 @@ def _explain(program: str, number: int) -> CommandError:
     return CommandError(number, sentences.get(number, otherwise))
 
 
-def environment(session: str, base: Mapping[str, str]) -> dict[str, str]:
+def build_environment(session: str, base: Mapping[str, str]) -> dict[str, str]:
     """The job's environment: ``base`` with the session's directory and the probe's bootstrap folder added."""
     bootstrap = os.path.join(os.path.dirname(os.path.abspath(zerotop_probe.__file__)), "bootstrap")
     path = base.get("PYTHONPATH")
@@ -68,12 +68,12 @@ def environment(session: str, base: Mapping[str, str]) -> dict[str, str]:
         # Unbuffered, so that the last lines of a killed rank are not lost with its buffer.
         "PYTHONUNBUFFERED": "1",
         **base,
-        ENVIRONMENT: session,
+        SESSION_VARIABLE: session,
         "PYTHONPATH": f"{bootstrap}{os.pathsep}{path}" if path else bootstrap,
     }
 
 
-def spawn(
+def spawn_job(
     command: Sequence[str],
     environ: Mapping[str, str],
     *,
@@ -96,12 +96,12 @@ def spawn(
             dict(environ),
             file_actions=actions,
             setsigmask=signal_mask,
-            setsigdef=_PYTHON_IGNORES,
+            setsigdef=_IGNORED_SIGNALS,
             setsid=own_session,
         )
     except (OSError, ValueError) as error:  # ValueError: a null byte in an argument
-        raise _explain(command[0], getattr(error, "errno", None) or errno.EINVAL) from error
-    facts = stat(pid)
+        raise _make_error(command[0], getattr(error, "errno", None) or errno.EINVAL) from error
+    facts = read_stat(pid)
     return ChildJob(Process(pid, facts.start if facts else 0))
 
 
@@ -112,13 +112,13 @@ class ChildJob:
         self.root = root
         self._status: int | None = None
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the root process has ended. It is reaped then."""
         if self._status is None:
             try:
                 pid, status = os.waitpid(self.root.pid, os.WNOHANG)
             except ChildProcessError:  # somebody else in this process has waited for it
-                return not self.root.alive()
+                return not self.root.is_alive()
             if pid:
                 self._status = status
         return self._status is not None
@@ -137,20 +137,20 @@ class WatchedJob:
     def __init__(self, root: Process) -> None:
         self.root = root
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the root process has ended."""
-        return not self.root.alive()
+        return not self.root.is_alive()
 
 
 Job = ChildJob | WatchedJob
 
 
-def exit_code(returncode: int) -> int:
+def compute_exit_code(returncode: int) -> int:
     """As a shell says it: 128 + n after signal n."""
     return 128 - returncode if returncode < 0 else returncode
 
 
-def signal_name(returncode: int | None) -> str | None:
+def find_signal_name(returncode: int | None) -> str | None:
     """For example "SIGKILL"; None if the job was not ended by a signal."""
     if returncode is None or returncode >= 0:
         return None
@@ -160,14 +160,14 @@ def signal_name(returncode: int | None) -> str | None:
         return f"signal {-returncode}"
 
 
-def describe_end(returncode: int | None, oom_kills: int, where: str, *, asked: bool) -> str:
+def describe_end(returncode: int | None, oom_kills: int, where: str, *, stop_requested: bool) -> str:
     """One sentence about how the job ended.
 
     The kernel killed ``oom_kills`` processes of ``where`` for lack of memory; ``asked`` says that it was
     asked to stop.
     """
-    text = _how(returncode)
-    if asked:
+    text = _describe_returncode(returncode)
+    if stop_requested:
         text += ", after it had been asked to stop"
     if returncode is None:
         text += "; its exit code is not known, as this sampler had not started it"
@@ -177,14 +177,14 @@ def describe_end(returncode: int | None, oom_kills: int, where: str, *, asked: b
     return text + "."
 
 
-def _how(returncode: int | None) -> str:
-    name = signal_name(returncode)
+def _describe_returncode(returncode: int | None) -> str:
+    name = find_signal_name(returncode)
     if returncode is None:
         return "The job has ended"
     if name is not None:
         return f"The job was killed by signal {-returncode} ({name})"
     if returncode == 0:
         return "The job ended with exit code 0"
-    inner = signal_name(128 - returncode) if returncode > 128 else None
+    inner = find_signal_name(128 - returncode) if returncode > 128 else None
     behind = f", as after {inner}" if inner and inner.startswith("SIG") else ""
     return f"The job failed with exit code {returncode}{behind}"

@@ -20,17 +20,17 @@ from zerotop_probe.recording.writer import EventWriter, Identity
 CANNOT_WRITE = "nothing can be written to {folder}: make room there, or choose another folder with --session"
 
 # What an event can raise whose facts are not what they should be.
-_DAMAGED = (ValueError, TypeError, AttributeError, LookupError, OverflowError)
+_DAMAGE_ERRORS = (ValueError, TypeError, AttributeError, LookupError, OverflowError)
 
 _STAGES = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 
-class NotHere(ProcessLookupError):
+class JobUnreachable(ProcessLookupError):
     """The job of this session cannot be reached from here; the text is a sentence that says why."""
 
 
 @dataclass
-class Facts:
+class JobFacts:
     """What the events of this node's samplers say about who runs."""
 
     samplers: list[Process] = field(default_factory=list)
@@ -44,56 +44,56 @@ class Facts:
     # The recording began on another node, and this one's part was added.
     joined: bool = False
     # Other nodes that were made to take part from here, as ssh names them.
-    reached: list[str] = field(default_factory=list)
+    reached_hosts: list[str] = field(default_factory=list)
     # Ranks that were asked to take the probe in and had not answered: they will do it.
-    pending: set[int] = field(default_factory=set)
-    elsewhere: str = ""  # the host of a job of another machine, or from before this one was restarted
+    pending_pids: set[int] = field(default_factory=set)
+    other_host: str = ""  # the host of a job of another machine, or from before this one was restarted
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the job's root, or a rank that outlived it, runs."""
-        return any(process.alive() for process in ([self.job] if self.job is not None else []) + self.ranks)
+        return any(process.is_alive() for process in ([self.job] if self.job is not None else []) + self.ranks)
 
 
-def read_facts(session: str) -> Facts:
+def read_facts(session: str) -> JobFacts:
     """Reads the events of all samplers (and of earlier calls of ``request_stop``) of this node and boot."""
-    facts = Facts()
+    facts = JobFacts()
     told: list[dict[str, Any]] = []
-    here = (clock.hostname(), clock.boot_id())
+    here = (clock.read_hostname(), clock.read_boot_id())
     for path in sorted(glob.glob(os.path.join(glob.escape(session), "events-[nc]*.jsonl"))):
-        writer = _writer(path)
+        writer = _read_writer(path)
         if (writer.get("host"), writer.get("boot")) != here:
-            facts.elsewhere = str(writer.get("host") or "")
+            facts.other_host = str(writer.get("host") or "")
             continue
         if writer.get("role") == "node":
-            with contextlib.suppress(*_DAMAGED):
+            with contextlib.suppress(*_DAMAGE_ERRORS):
                 facts.samplers.append(Process(int(writer["pid"]), int(writer["start"])))
-        told += _lines(path)
+        told += _iter_events(path)
     # Of one boot, so that their times compare: what attached and what detached wrote files of their own.
-    for event in sorted(told, key=_time):
-        with contextlib.suppress(*_DAMAGED):
-            _note(facts, event)
+    for event in sorted(told, key=_get_time_ns):
+        with contextlib.suppress(*_DAMAGE_ERRORS):
+            _apply_event(facts, event)
     return facts
 
 
-_WRITERS: dict[str, dict[str, Any]] = {}  # by path, of a process that asks again and again
+_WRITER_BY_PATH: dict[str, dict[str, Any]] = {}  # by path, of a process that asks again and again
 
 
-def _writer(path: str) -> dict[str, Any]:
+def _read_writer(path: str) -> dict[str, Any]:
     """Who writes a file, by its first line, which never changes once it is there."""
-    if path not in _WRITERS:
-        found = next(_lines(path), {}).get("writer")
+    if path not in _WRITER_BY_PATH:
+        found = next(_iter_events(path), {}).get("writer")
         if not found or not isinstance(found, dict):
             return {}
-        _WRITERS[path] = found
-    return _WRITERS[path]
+        _WRITER_BY_PATH[path] = found
+    return _WRITER_BY_PATH[path]
 
 
-def _time(event: dict[str, Any]) -> int:
+def _get_time_ns(event: dict[str, Any]) -> int:
     time_ns = event.get("time_ns")
     return time_ns if isinstance(time_ns, int) else 0
 
 
-def _lines(path: str) -> Iterator[dict[str, Any]]:
+def _iter_events(path: str) -> Iterator[dict[str, Any]]:
     """The JSON objects of a file; torn and foreign lines are left out."""
     try:
         with open(path, "rb") as file:
@@ -108,55 +108,55 @@ def _lines(path: str) -> Iterator[dict[str, Any]]:
         return
 
 
-def _note(facts: Facts, event: dict[str, Any]) -> None:
+def _apply_event(facts: JobFacts, event: dict[str, Any]) -> None:
     name = event.get("event")
     if name in (events.ATTACHED, events.JOINED, events.DETACHED, events.PARTED):
         facts.detached = name in (events.DETACHED, events.PARTED)
     if name in (events.ATTACHED, events.JOINED):
         facts.attached = True
         facts.joined = name == events.JOINED
-        facts.job = _process(event)
-        facts.ranks += map(_process, event.get("ranks") or ())
+        facts.job = _parse_process(event)
+        facts.ranks += map(_parse_process, event.get("ranks") or ())
     elif name == events.REACHED:
-        _note_reached(facts, str(event.get("name")), joined=bool(event.get("joined")))
+        _update_reached(facts, str(event.get("name")), joined=bool(event.get("joined")))
     elif name in (events.JOB_STARTED, events.RANK_FOUND):
         if name == events.JOB_STARTED:
-            facts.job = _process(event)
+            facts.job = _parse_process(event)
         else:
-            facts.ranks.append(_process(event))
+            facts.ranks.append(_parse_process(event))
     elif name == events.NOT_ENTERED and event.get("pending"):
-        facts.pending.add(int(event.get("pid") or 0))
+        facts.pending_pids.add(int(event.get("pid") or 0))
     elif name == events.STOP_SENT:
         facts.stops_sent += 1
     elif name == events.JOB_ENDED or (name == events.PARTED and "exit_code" in event):
         facts.ended = True
 
 
-def _note_reached(facts: Facts, name: str, *, joined: bool) -> None:
-    others = [other for other in facts.reached if other != name]
-    facts.reached = [*others, name] if joined else others
+def _update_reached(facts: JobFacts, name: str, *, joined: bool) -> None:
+    others = [other for other in facts.reached_hosts if other != name]
+    facts.reached_hosts = [*others, name] if joined else others
 
 
-def _process(event: dict[str, Any]) -> Process:
+def _parse_process(event: dict[str, Any]) -> Process:
     return Process(int(event.get("pid") or 0), int(event.get("start") or 0))
 
 
-def sampler_alive(session: str) -> bool:
+def is_sampler_alive(session: str) -> bool:
     """Whether a sampler of this session runs on this node."""
-    return any(sampler.alive() for sampler in read_facts(session).samplers)
+    return any(sampler.is_alive() for sampler in read_facts(session).samplers)
 
 
-def job_alive(session: str) -> bool:
+def is_job_alive(session: str) -> bool:
     """Whether the job's root, or a rank that outlived it, runs on this node."""
-    return read_facts(session).alive()
+    return read_facts(session).is_alive()
 
 
 def end_recording(session: str) -> bool:
     """Asks the samplers of a job that was attached to for their end; the job goes on. Whether there was one."""
-    return sum(sampler.send(LEAVE_REQUEST) for sampler in read_facts(session).samplers) > 0
+    return sum(sampler.send_signal(LEAVE_REQUEST) for sampler in read_facts(session).samplers) > 0
 
 
-def started_here(session: str) -> bool:
+def is_job_here(session: str) -> bool:
     """Whether the job was started on this node since its last boot, so that the other answers mean something."""
     return read_facts(session).job is not None
 
@@ -173,25 +173,25 @@ def request_stop(session: str) -> None:
     """
     facts = read_facts(session)
     for sampler in facts.samplers:
-        if sampler.send(STOP_REQUEST):
+        if sampler.send_signal(STOP_REQUEST):
             return
     if facts.job is None:
-        raise NotHere(f"The job of {session} cannot be stopped from here: {_why_not_here(facts)}")
+        raise JobUnreachable(f"The job of {session} cannot be stopped from here: {_explain_unreachable(facts)}")
     _stop_without_sampler(session, facts, facts.job)
 
 
-def _why_not_here(facts: Facts) -> str:
-    if not facts.elsewhere:
+def _explain_unreachable(facts: JobFacts) -> str:
+    if not facts.other_host:
         return "its recording does not say that it was started"
-    if facts.elsewhere == clock.hostname():
+    if facts.other_host == clock.read_hostname():
         return "it ran before this machine was restarted"
-    return f"it was started on {facts.elsewhere}"
+    return f"it was started on {facts.other_host}"
 
 
-def _stop_without_sampler(session: str, facts: Facts, root: Process) -> None:
+def _stop_without_sampler(session: str, facts: JobFacts, root: Process) -> None:
     number = _STAGES[min(facts.stops_sent, len(_STAGES) - 1)]
     if signal_job(root, session, number, facts.ranks):
-        identity = Identity.of_this_process("control")
+        identity = Identity.for_this_process("control")
         writer = EventWriter(session, identity)
         writer.write(time.monotonic_ns(), events.STOP_SENT, signal=number.name)
         writer.close()

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 from zerotop_probe.outside.job.stream import Stream
 from zerotop_probe.recording.tables import OUTPUT, STREAMS
-from zerotop_probe.recording.writer import Identity, RecordWriter, create
+from zerotop_probe.recording.writer import Identity, RecordWriter, create_file
 
 # At most this is held in our memory at once.
-_CHUNK = 1 << 18
+_CHUNK_BYTES = 1 << 18
 # At most so much is copied in one poll, so that a job that prints without end does not keep us from looking
 # at its end.
 _CHUNKS_PER_POLL = 64
@@ -28,56 +28,56 @@ class OutputRecorder:
         self.lost_bytes = 0
         self._streams = streams
         self._on_error = on_error
-        self._index = RecordWriter(session, OUTPUT, identity)
+        self._index_writer = RecordWriter(session, OUTPUT, identity)
         self._offset = 0
-        self._log: int | None = None
+        self._log_descriptor: int | None = None
         try:
-            self._log = create(session, f"output-{identity.stem}", ".log")
+            self._log_descriptor = create_file(session, f"output-{identity.file_stem}", ".log")
         except OSError as error:
-            self._lose(0, error)
+            self._count_lost(0, error)
 
     @property
     def lost_records(self) -> int:
         """Index records that could not be written."""
-        return self._index.lost
+        return self._index_writer.lost
 
     def poll(self, time_ns: int) -> bool:
         """Takes what was written since the last poll, seen at ``time_ns``; True if there is still more."""
-        more = [self._copy(stream, time_ns) for stream in self._streams]
+        more = [self._copy_stream(stream, time_ns) for stream in self._streams]
         return any(more)
 
-    def _copy(self, stream: Stream, time_ns: int) -> bool:
-        size = stream.size()
+    def _copy_stream(self, stream: Stream, time_ns: int) -> bool:
+        size = stream.read_size()
         for _ in range(_CHUNKS_PER_POLL):
-            if stream.recorded >= size:
+            if stream.recorded_bytes >= size:
                 return False
-            data = stream.read(stream.recorded, min(_CHUNK, size - stream.recorded))
+            data = stream.read(stream.recorded_bytes, min(_CHUNK_BYTES, size - stream.recorded_bytes))
             if not data:
                 return False
-            stream.recorded += len(data)
-            self._record(stream, data, time_ns)
-            stream.release()
-        return stream.recorded < size
+            stream.recorded_bytes += len(data)
+            self._record_output(stream, data, time_ns)
+            stream.release_memory()
+        return stream.recorded_bytes < size
 
-    def _record(self, stream: Stream, data: bytes, time_ns: int) -> None:
-        written = self._append(data)
+    def _record_output(self, stream: Stream, data: bytes, time_ns: int) -> None:
+        written = self._append_log(data)
         if written:
-            self._index.write(time_ns, self._offset, written, STREAMS.index(stream.name), 0)
+            self._index_writer.write(time_ns, self._offset, written, STREAMS.index(stream.name), 0)
             self._offset += written
 
-    def _append(self, data: bytes) -> int:
-        if self._log is None:
+    def _append_log(self, data: bytes) -> int:
+        if self._log_descriptor is None:
             self.lost_bytes += len(data)
             return 0
         written = 0
         try:
             while written < len(data):
-                written += os.write(self._log, data[written:])
+                written += os.write(self._log_descriptor, data[written:])
         except OSError as error:
-            self._lose(len(data) - written, error)
+            self._count_lost(len(data) - written, error)
         return written
 
-    def _lose(self, count: int, error: OSError) -> None:
+    def _count_lost(self, count: int, error: OSError) -> None:
         first = not self.lost_bytes
         self.lost_bytes += count
         if first:
@@ -85,13 +85,13 @@ class OutputRecorder:
 
     def close(self) -> None:
         """Closes the files."""
-        self._index.close()
-        if self._log is not None:
-            os.close(self._log)
-            self._log = None
+        self._index_writer.close()
+        if self._log_descriptor is not None:
+            os.close(self._log_descriptor)
+            self._log_descriptor = None
 
 
-def recorded_bytes(session: str, host: str, stream: str) -> int:
+def count_recorded_bytes(session: str, host: str, stream: str) -> int:
     """How many bytes of a stream this host's samplers have recorded: where a restarted one goes on."""
     code = STREAMS.index(stream)
     lengths = [field.name for field in OUTPUT.fields].index("length")
@@ -104,6 +104,6 @@ def recorded_bytes(session: str, host: str, stream: str) -> int:
                 records = file.read()
         except (OSError, ValueError):  # its first line could not be written, as on a full disk
             continue
-        whole = OUTPUT.layout.iter_unpack(records[: len(records) - len(records) % OUTPUT.layout.size])
+        whole = OUTPUT.record_struct.iter_unpack(records[: len(records) - len(records) % OUTPUT.record_struct.size])
         total += sum(record[lengths] for record in whole if record[streams] == code)
     return total

@@ -10,7 +10,7 @@ from zerotop_probe.outside.job.stream import Stream
 
 # How long output may wait before it is passed on, in seconds.
 _PERIOD_S = 0.02
-_CHUNK = 1 << 16
+_CHUNK_BYTES = 1 << 16
 
 
 class Echo(threading.Thread):
@@ -26,15 +26,15 @@ class Echo(threading.Thread):
         self.error = ""
         self._stream = stream
         self._descriptor = descriptor
-        self._finish = threading.Event()
-        stream.echoed = stream.recorded
+        self._finish_requested = threading.Event()
+        stream.echoed_bytes = stream.recorded_bytes
 
     def run(self) -> None:
         """Copies until ``finish`` was called and everything is passed on."""
         try:
             while True:
-                finishing = self._finish.wait(_PERIOD_S)
-                self._copy()
+                finishing = self._finish_requested.wait(_PERIOD_S)
+                self._copy_stream()
                 if finishing:
                     return
         except BrokenPipeError:
@@ -42,29 +42,29 @@ class Echo(threading.Thread):
         except OSError as error:
             self.error = error.strerror or str(error)
         finally:
-            self._stream.echoed = None
+            self._stream.echoed_bytes = None
 
-    def _copy(self) -> None:
+    def _copy_stream(self) -> None:
         stream = self._stream
-        while stream.echoed is not None and stream.echoed < stream.size():
-            data = stream.read(stream.echoed, _CHUNK)
+        while stream.echoed_bytes is not None and stream.echoed_bytes < stream.read_size():
+            data = stream.read(stream.echoed_bytes, _CHUNK_BYTES)
             if not data:
                 return
             while data:
-                written = self._write(data)
-                stream.echoed += written
+                written = self._write_chunk(data)
+                stream.echoed_bytes += written
                 data = data[written:]
 
-    def _write(self, data: bytes) -> int:
+    def _write_chunk(self, data: bytes) -> int:
         try:
             return os.write(self._descriptor, data)
         except BlockingIOError:  # somebody who shares our terminal or pipe has made it non-blocking
             select.select([], [self._descriptor], [], 1.0)
             return 0
 
-    def finish(self) -> None:
+    def request_finish(self) -> None:
         """Says that the job writes no more; what is left is passed on, then the thread ends."""
-        self._finish.set()
+        self._finish_requested.set()
 
 
 def fill_standard_descriptors() -> None:
@@ -77,7 +77,7 @@ def fill_standard_descriptors() -> None:
     os.close(descriptor)
 
 
-def same_file(first: int, second: int) -> bool:
+def is_same_file(first: int, second: int) -> bool:
     """Whether two descriptors lead to the same file, terminal or pipe. False if one is closed."""
     try:
         one, other = os.fstat(first), os.fstat(second)

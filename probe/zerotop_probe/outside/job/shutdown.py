@@ -6,8 +6,8 @@ import os
 import signal
 from collections.abc import Callable, Iterable
 
-from zerotop_probe.outside.procfs import Process, environment, family, pids, stat
-from zerotop_probe.recording.directory import ENVIRONMENT
+from zerotop_probe.outside.procfs import Process, find_family, list_pids, read_environment, read_stat
+from zerotop_probe.recording.directory import SESSION_VARIABLE
 
 # What asks an agent to stop its job, whatever runs it. SIGTERM cannot be it: in the foreground that belongs
 # to the job.
@@ -23,24 +23,24 @@ _STAGES = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 _KILL_AGAIN_S = 0.5
 
 
-def job_processes(root: Process, session: str, ranks: Iterable[Process] = ()) -> list[Process]:
+def find_job_processes(root: Process, session: str, ranks: Iterable[Process] = ()) -> list[Process]:
     """All living processes of a job: the root, ``ranks``, their descendants, and who else carries the session's variable.
 
     The last finds ranks whose launcher has died. The calling process is never among them.
     """
-    found = dict.fromkeys(family(root.pid) if root.alive() else ())
+    found = dict.fromkeys(find_family(root.pid) if root.is_alive() else ())
     for rank in ranks:
-        if rank.pid not in found and rank.alive():
-            found.update(dict.fromkeys(family(rank.pid)))
+        if rank.pid not in found and rank.is_alive():
+            found.update(dict.fromkeys(find_family(rank.pid)))
     user = os.getuid()
-    for pid in pids():
-        if pid not in found and _owner(pid) == user and environment(pid).get(ENVIRONMENT) == session:
+    for pid in list_pids():
+        if pid not in found and _find_owner(pid) == user and read_environment(pid).get(SESSION_VARIABLE) == session:
             found[pid] = None
     found.pop(os.getpid(), None)
-    return [process for pid in found if (process := Process.of(pid)) is not None]
+    return [process for pid in found if (process := Process.from_pid(pid)) is not None]
 
 
-def _owner(pid: int) -> int:
+def _find_owner(pid: int) -> int:
     try:
         return os.stat(f"/proc/{pid}").st_uid
     except OSError:
@@ -54,12 +54,12 @@ def signal_job(root: Process, session: str, number: int, ranks: Iterable[Process
     job, whatever group they have moved to.
     """
     ranks = list(ranks)
-    facts = stat(root.pid) if root.alive() else None
+    facts = read_stat(root.pid) if root.is_alive() else None
     if number == signal.SIGKILL or facts is None:
-        return sum(_send(member, number) for member in job_processes(root, session, ranks))
-    below = set(family(root.pid))
+        return sum(_send_signal(member, number) for member in find_job_processes(root, session, ranks))
+    below = set(find_family(root.pid))
     apart = [rank for rank in ranks if rank.pid not in below]
-    return _signal_group(root, session, number, facts.group) + sum(_send(rank, number) for rank in apart)
+    return _signal_group(root, session, number, facts.group) + sum(_send_signal(rank, number) for rank in apart)
 
 
 def _signal_group(root: Process, session: str, number: int, group: int) -> int:
@@ -70,13 +70,13 @@ def _signal_group(root: Process, session: str, number: int, group: int) -> int:
         except ProcessLookupError:
             return 0
     # In the foreground the group is ours and our caller's, so only the job's own members of it are meant.
-    members = job_processes(root, session)
-    return sum(_send(member, number) for member in members if (own := stat(member.pid)) and own.group == group)
+    members = find_job_processes(root, session)
+    return sum(_send_signal(member, number) for member in members if (own := read_stat(member.pid)) and own.group == group)
 
 
-def _send(process: Process, number: int) -> bool:
+def _send_signal(process: Process, number: int) -> bool:
     try:
-        return process.send(number)
+        return process.send_signal(number)
     except PermissionError:  # it has taken another user's identity
         return False
 
@@ -103,11 +103,11 @@ class Stopper:
         self._deadline_s: float | None = None
 
     @property
-    def requested(self) -> bool:
+    def is_requested(self) -> bool:
         """Whether somebody has asked for a stop."""
         return self._stage >= 0
 
-    def request(self, now_s: float) -> None:
+    def request_stop(self, now_s: float) -> None:
         """Asks for the job's end. Asking again goes to the next stage at once."""
         before = self._stage
         self._stage = min(before + 1, len(_STAGES) - 1)
@@ -120,4 +120,4 @@ class Stopper:
     def poll(self, now_s: float) -> None:
         """Goes to the next stage when the time of this one is over."""
         if self._deadline_s is not None and now_s >= self._deadline_s:
-            self.request(now_s)
+            self.request_stop(now_s)

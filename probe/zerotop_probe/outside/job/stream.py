@@ -28,13 +28,13 @@ class Stream:
     def __init__(self, name: str, descriptor: int, position: int = 0) -> None:
         self.name = name
         self.descriptor = descriptor
-        self.recorded = position
+        self.recorded_bytes = position
         # None while nobody echoes this stream.
-        self.echoed: int | None = None
-        self._punched = position
+        self.echoed_bytes: int | None = None
+        self._punched_bytes = position
 
     @classmethod
-    def create(cls, name: str) -> Stream:
+    def create_stream(cls, name: str) -> Stream:
         """A new, empty stream. Raises OSError if there is neither a memfd nor a temporary directory."""
         try:
             descriptor = os.memfd_create(_PREFIX + name, os.MFD_CLOEXEC)
@@ -49,7 +49,7 @@ class Stream:
             os.close(descriptor)
 
     @classmethod
-    def adopt(cls, name: str, owner: Process, number: int, position: int) -> Stream | None:
+    def adopt_stream(cls, name: str, owner: Process, number: int, position: int) -> Stream | None:
         """The stream that a running job has as its descriptor ``number``; None if that is not one of ours."""
         path = f"/proc/{owner.pid}/fd/{number}"
         try:
@@ -60,32 +60,32 @@ class Stream:
             return None
         return cls(name, descriptor, position)
 
-    def writer(self) -> int:
+    def open_writer(self) -> int:
         """A new descriptor for the job, appending, so that its processes do not overwrite each other."""
         return os.open(f"/proc/self/fd/{self.descriptor}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
-    def size(self) -> int:
+    def read_size(self) -> int:
         """Bytes written so far. When a job truncates its own output, readers start again from 0."""
         size = os.fstat(self.descriptor).st_size
-        if size < self.recorded:
-            self.recorded = self._punched = 0
-        echoed = self.echoed  # read once: the echo's thread may end meanwhile
+        if size < self.recorded_bytes:
+            self.recorded_bytes = self._punched_bytes = 0
+        echoed = self.echoed_bytes  # read once: the echo's thread may end meanwhile
         if echoed is not None and size < echoed:
-            self.echoed = 0
+            self.echoed_bytes = 0
         return size
 
     def read(self, position: int, limit: int) -> bytes:
         """Up to ``limit`` bytes from ``position`` on."""
         return os.pread(self.descriptor, limit, position)
 
-    def release(self) -> None:
+    def release_memory(self) -> None:
         """Gives back the memory of what all readers have copied."""
-        echoed = self.echoed
-        done = self.recorded if echoed is None else min(self.recorded, echoed)
+        echoed = self.echoed_bytes
+        done = self.recorded_bytes if echoed is None else min(self.recorded_bytes, echoed)
         done -= done % _PAGE
-        if done - self._punched >= _PUNCH_BYTES:
-            disk.punch(self.descriptor, self._punched, done - self._punched)
-            self._punched = done
+        if done - self._punched_bytes >= _PUNCH_BYTES:
+            disk.punch_hole(self.descriptor, self._punched_bytes, done - self._punched_bytes)
+            self._punched_bytes = done
 
     def close(self) -> None:
         """Closes our side; the job's goes on."""

@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterable
 
 from zerotop_probe.outside import procfs
 
-_NODES = "/sys/devices/system/node"
+_NODES_FOLDER = "/sys/devices/system/node"
 
 
-def numa_nodes(folder: str = _NODES) -> list[dict[str, object]]:
+def read_numa_nodes(folder: str = _NODES_FOLDER) -> list[dict[str, object]]:
     """``[{"node": 0, "cpus": "0-31,64-95"}]``; empty where the kernel does not say. Nodes of memory only are left out."""
     found: list[dict[str, object]] = []
     for path in glob.glob(os.path.join(glob.escape(folder), "node*")):
         number = re.fullmatch(r"node(\d+)", os.path.basename(path))
-        cpus = procfs.read(os.path.join(path, "cpulist"), 1 << 16).decode("ascii", "replace").strip()
+        cpus = procfs.read_file(os.path.join(path, "cpulist"), 1 << 16).decode("ascii", "replace").strip()
         if number and cpus:
             found.append({"node": int(number[1]), "cpus": cpus})
     return sorted(found, key=lambda node: int(str(node["node"])))
 
 
-def ranges(numbers: Iterable[int]) -> str:
+def format_cores(numbers: Iterable[int]) -> str:
     """The kernel's way of writing a set of cores: ``0-3,8``."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
@@ -34,35 +34,35 @@ def ranges(numbers: Iterable[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
 
 
-def allowed(tid: int) -> str:
+def read_allowed_cores(tid: int) -> str:
     """The cores that a thread may run on; empty if it is gone."""
     try:
-        return ranges(os.sched_getaffinity(tid))
+        return format_cores(os.sched_getaffinity(tid))
     except OSError:
         return ""
 
 
-class Affinity:
+class AffinityWatcher:
     """What is known of one process; tells only what is new."""
 
     def __init__(self, pid: int, on_change: Callable[[int, str, dict[str, str]], None]) -> None:
         """``on_change`` gets the pid, the cores of its first thread, and by tid those of threads that changed theirs."""
         self._pid = pid
         self._on_change = on_change
-        self._process = ""
-        self._own: dict[int, str] = {}  # of threads that differ from the process
+        self._process_cores = ""
+        self._thread_cores: dict[int, str] = {}  # of threads that differ from the process
 
-    def look(self, tids: Iterable[int]) -> None:
+    def check_threads(self, tids: Iterable[int]) -> None:
         """Looks at the process and at these of its threads."""
-        process = allowed(self._pid)
+        process = read_allowed_cores(self._pid)
         if not process:
             return
         changed: dict[str, str] = {}
         for tid in tids:
-            cpus = allowed(tid)
-            if cpus and cpus != self._own.get(tid, process):
-                self._own[tid] = cpus
+            cpus = read_allowed_cores(tid)
+            if cpus and cpus != self._thread_cores.get(tid, process):
+                self._thread_cores[tid] = cpus
                 changed[str(tid)] = cpus
-        if changed or process != self._process:
-            self._process = process
+        if changed or process != self._process_cores:
+            self._process_cores = process
             self._on_change(self._pid, process, changed)

@@ -9,14 +9,14 @@ from typing import TypeVar
 import pynvml
 
 from zerotop_probe.outside.sampling import pcie
-from zerotop_probe.outside.sampling.nvml import Device, Lost, Seen, look
+from zerotop_probe.outside.sampling.nvml import GpuDevice, GpuDiscovery, GpuLost, discover_gpus
 from zerotop_probe.recording.tables import GPU_PROCESSES, GPUS
 from zerotop_probe.recording.writer import Identity, RecordWriter
 
 # In half ticks of 50 ms. The processes on the GPUs are asked for when the memory in use has changed, as it seldom does in
 # training, but no more often than the second, and after the third in any case.
-_PER_ROW = 2
-_PROCESSES_AT_MOST, _PROCESSES_AT_LEAST = 4, 20
+_HALF_TICKS_PER_ROW = 2
+_MIN_PROCESS_PERIOD, _MAX_PROCESS_PERIOD = 4, 20
 
 Answer = TypeVar("Answer")
 
@@ -29,7 +29,7 @@ class GpuSampler:
         session: str,
         identity: Identity,
         *,
-        on_seen: Callable[[Seen], None],
+        on_seen: Callable[[GpuDiscovery], None],
         on_lost: Callable[[str], None],
     ) -> None:
         """``on_seen`` is told once what there is; ``on_lost`` a sentence for each GPU that is lost."""
@@ -37,18 +37,18 @@ class GpuSampler:
         self._identity = identity
         self._on_seen = on_seen
         self._on_lost = on_lost
-        self._devices: list[Device] = []
+        self._devices: list[GpuDevice] = []
         self._writers: tuple[RecordWriter, RecordWriter] | None = None
-        self._processes_at = -_PROCESSES_AT_LEAST
+        self._processes_tick = -_MAX_PROCESS_PERIOD
 
     @property
     def lost_records(self) -> int:
         """Records that could not be written."""
         return sum(writer.lost for writer in self._writers or ())
 
-    def prepare(self) -> None:
+    def prepare_sampling(self) -> None:
         """Opens NVML, which takes up to seconds on a machine with many GPUs."""
-        seen, self._devices = look()
+        seen, self._devices = discover_gpus()
         if self._devices:
             self._writers = (
                 RecordWriter(self._session, GPUS, self._identity),
@@ -59,44 +59,46 @@ class GpuSampler:
 
     def _set_pace(self) -> None:
         """How often the byte counters are looked at: by how much that costs here."""
-        looks = [look_s for device in list(self._devices) if (look_s := self._try(device, device.measure_look))]
+        looks = [
+            look_s for device in list(self._devices) if (look_s := self._query_device(device, device.measure_read_cost))
+        ]
         for device in self._devices:
-            device.pace = pcie.pace(len(self._devices), max(looks, default=0.0))
+            device.pace = pcie.choose_pace(len(self._devices), max(looks, default=0.0))
 
-    def wants(self, half_tick: int) -> bool:
+    def is_due(self, half_tick: int) -> bool:
         """Whether there is something to do then; there is a row at every second one."""
-        return half_tick % _PER_ROW == 0 or any(device.is_due(half_tick) for device in list(self._devices))
+        return half_tick % _HALF_TICKS_PER_ROW == 0 or any(device.is_due(half_tick) for device in list(self._devices))
 
-    def sample(self, time_ns: int, tick: int) -> None:
+    def take_sample(self, time_ns: int, tick: int) -> None:
         """Records all GPUs that still answer; ``tick`` counts half ticks."""
         if self._writers is None:
             return
         rows, processes = self._writers
         for device in list(self._devices):
-            if tick % _PER_ROW:
-                self._try(device, partial(device.count_between, tick))
-            elif row := self._try(device, partial(device.row, time_ns, tick)):
+            if tick % _HALF_TICKS_PER_ROW:
+                self._query_device(device, partial(device.update_counters, tick))
+            elif row := self._query_device(device, partial(device.read_row, time_ns, tick)):
                 rows.write(*row)
-        if tick % _PER_ROW == 0:
+        if tick % _HALF_TICKS_PER_ROW == 0:
             self._sample_processes(processes, time_ns, tick)
 
     def _sample_processes(self, writer: RecordWriter, time_ns: int, tick: int) -> None:
         """All GPUs in one tick, since a reader takes the last tick for the whole truth."""
-        every = tick - self._processes_at >= _PROCESSES_AT_LEAST
-        changed = any(device.memory_changed for device in self._devices)
-        if not every and not (changed and tick - self._processes_at >= _PROCESSES_AT_MOST):
+        every = tick - self._processes_tick >= _MAX_PROCESS_PERIOD
+        changed = any(device.has_memory_changed for device in self._devices)
+        if not every and not (changed and tick - self._processes_tick >= _MIN_PROCESS_PERIOD):
             return
-        self._processes_at = tick
+        self._processes_tick = tick
         for device in list(self._devices):
-            again = every or device.memory_changed
-            for row in self._try(device, partial(device.process_rows, time_ns, again=again)) or ():
+            again = every or device.has_memory_changed
+            for row in self._query_device(device, partial(device.read_process_rows, time_ns, again=again)) or ():
                 writer.write(*row)
 
-    def _try(self, device: Device, query: Callable[[], Answer]) -> Answer | None:
+    def _query_device(self, device: GpuDevice, query: Callable[[], Answer]) -> Answer | None:
         """The answer of a GPU; one that is lost is said once and left out from then on."""
         try:
             return query()
-        except Lost as error:
+        except GpuLost as error:
             self._devices.remove(device)
             self._on_lost(f"GPU {device.gpu.index} ({device.gpu.name}) does not answer any more: {error}")
             return None

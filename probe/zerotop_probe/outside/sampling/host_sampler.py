@@ -7,30 +7,30 @@ import os
 import time
 
 from zerotop_probe.outside import procfs
-from zerotop_probe.outside.sampling.cgroup import ControlGroup, usable_cores
+from zerotop_probe.outside.sampling.cgroup import ControlGroup, count_usable_cores
 from zerotop_probe.outside.sampling.thread_sampler import TICK_NS
 from zerotop_probe.recording.tables import HOSTS, UNKNOWN
 from zerotop_probe.recording.writer import Identity, RecordWriter
 
 
-def meminfo() -> dict[bytes, int]:
+def read_meminfo() -> dict[bytes, int]:
     """``/proc/meminfo`` in bytes, by name."""
-    lines = (line.partition(b":") for line in procfs.read("/proc/meminfo").splitlines())
+    lines = (line.partition(b":") for line in procfs.read_file("/proc/meminfo").splitlines())
     return {name: int(value.split()[0]) << 10 for name, _, value in lines if value.split()[:1]}
 
 
-def processor_name() -> str | None:
+def read_processor_name() -> str | None:
     """What the processor calls itself; None where the kernel does not pass it on (many Arm machines)."""
-    for line in procfs.read("/proc/cpuinfo").splitlines():
+    for line in procfs.read_file("/proc/cpuinfo").splitlines():
         name, _, value = line.partition(b":")
         if name.strip() == b"model name":
             return value.strip().decode(errors="replace")
     return None
 
 
-def _busy_ns() -> int:
+def _read_busy_ns() -> int:
     """Processor time used by everything on this machine since boot."""
-    fields = [int(field) for field in procfs.read("/proc/stat", 512).split(b"\n")[0].split()[1:9]]
+    fields = [int(field) for field in procfs.read_file("/proc/stat", 512).split(b"\n")[0].split()[1:9]]
     # user nice system idle iowait irq softirq steal: idle and waiting for disks is not busy, stolen is
     # somebody else's.
     return sum(fields[index] for index in (0, 1, 2, 5, 6)) * TICK_NS if len(fields) > 6 else 0
@@ -42,18 +42,18 @@ class HostSampler:
     def __init__(self, session: str, identity: Identity, group: ControlGroup) -> None:
         self._writer = RecordWriter(session, HOSTS, identity)
         self._group = group
-        self._cores = usable_cores()
-        self._before: tuple[int, int] | None = None
+        self._cores = count_usable_cores()
+        self._last_busy: tuple[int, int] | None = None
 
     @property
     def lost_records(self) -> int:
         """Records that could not be written."""
         return self._writer.lost
 
-    def sample(self, time_ns: int) -> None:
+    def take_sample(self, time_ns: int) -> None:
         """Records the node as it is now."""
-        memory = meminfo()
-        group = self._group.memory()
+        memory = read_meminfo()
+        group = self._group.read_memory()
         swap = memory.get(b"SwapTotal", 0) - memory.get(b"SwapFree", 0)
         self._writer.write(
             time_ns,
@@ -62,15 +62,15 @@ class HostSampler:
             swap,
             group.used_bytes,
             group.limit_bytes,
-            self._cores_used(),
+            self._measure_cores(),
             os.getloadavg()[0],
             self._cores,
-            self._group.oom_kills(),
+            self._group.count_oom_kills(),
         )
 
-    def _cores_used(self) -> float:
-        now, before = (time.monotonic_ns(), _busy_ns()), self._before
-        self._before = now
+    def _measure_cores(self) -> float:
+        now, before = (time.monotonic_ns(), _read_busy_ns()), self._last_busy
+        self._last_busy = now
         return math.nan if before is None else (now[1] - before[1]) / max(now[0] - before[0], 1)
 
     def close(self) -> None:

@@ -15,51 +15,51 @@ from zerotop_probe.recording.tables import UNKNOWN
 
 _MODULUS = 1 << 32
 # Processor time for looks while bytes flow both ways on all GPUs of the node, as a share of a core.
-_SHARE = 0.011
+_MAX_CORE_SHARE = 0.011
 _HALF_TICK_S = 0.05
 # Half ticks from look to look; each divides a second, over which rates are shown.
 _PERIODS = (1, 2, 5, 10)
 _FLOWING_BYTES_PER_S = 1e9
 
 
-class Pace(NamedTuple):
+class ReadPace(NamedTuple):
     """Half ticks of 50 ms from look to look."""
 
-    flowing: int
-    idle: int
+    flowing_ticks: int
+    idle_ticks: int
 
 
-FASTEST = Pace(1, 2)
+FASTEST_PACE = ReadPace(1, 2)
 
 
-def pace(devices: int, look_s: float) -> Pace:
+def choose_pace(devices: int, look_s: float) -> ReadPace:
     """For so many GPUs, of which each look in both directions takes so many seconds of processor time."""
-    needed = devices * look_s / (_SHARE * _HALF_TICK_S)
+    needed = devices * look_s / (_MAX_CORE_SHARE * _HALF_TICK_S)
     flowing = next((period for period in _PERIODS if period >= needed), _PERIODS[-1])
-    return Pace(flowing, min(2 * flowing, _PERIODS[-1]))
+    return ReadPace(flowing, min(2 * flowing, _PERIODS[-1]))
 
 
-class Counter:
+class LinkCounter:
     """One direction of a link. ``total`` is -1 until it was looked at, and never falls."""
 
     def __init__(self) -> None:
         self.total = UNKNOWN
-        self._flows = False
-        self._due = 0
-        self._raw = 0
-        self._time_ns = 0
+        self._is_flowing = False
+        self._due_tick = 0
+        self._last_raw = 0
+        self._last_ns = 0
 
     def is_due(self, half_tick: int) -> bool:
         """Whether it is time for a look."""
-        return half_tick >= self._due
+        return half_tick >= self._due_tick
 
-    def look(self, raw: int, now_ns: int, half_tick: int, pace: Pace) -> None:
+    def add_reading(self, raw: int, now_ns: int, half_tick: int, pace: ReadPace) -> None:
         """Takes the driver's counter, read at ``now_ns``."""
         if self.total == UNKNOWN:
             self.total = raw
         else:
-            more = (raw - self._raw) % _MODULUS
+            more = (raw - self._last_raw) % _MODULUS
             self.total += more
-            self._flows = more * 1e9 > _FLOWING_BYTES_PER_S * (now_ns - self._time_ns)
-        self._raw, self._time_ns = raw, now_ns
-        self._due = half_tick + (pace.flowing if self._flows else pace.idle)
+            self._is_flowing = more * 1e9 > _FLOWING_BYTES_PER_S * (now_ns - self._last_ns)
+        self._last_raw, self._last_ns = raw, now_ns
+        self._due_tick = half_tick + (pace.flowing_ticks if self._is_flowing else pace.idle_ticks)

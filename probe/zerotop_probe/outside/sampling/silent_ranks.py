@@ -18,9 +18,9 @@ from collections.abc import Sequence
 PEERS_S = 30.0
 
 # Options of Python that take the next argument, and those after which the script's own arguments begin.
-_WITH_VALUE = ("W", "X")
-_LAST = ("c", "m")
-_BLIND = {"E": "ignores PYTHONPATH", "I": "ignores PYTHONPATH", "S": "does not load site modules"}
+_VALUE_OPTIONS = ("W", "X")
+_LAST_OPTIONS = ("c", "m")
+_BLIND_OPTIONS = {"E": "ignores PYTHONPATH", "I": "ignores PYTHONPATH", "S": "does not load site modules"}
 
 
 def is_python(arguments: Sequence[str]) -> bool:
@@ -28,7 +28,7 @@ def is_python(arguments: Sequence[str]) -> bool:
     return bool(arguments) and os.path.basename(arguments[0]).lstrip("-").startswith(("python", "pypy"))
 
 
-def blind_option(arguments: Sequence[str]) -> str | None:
+def find_blind_option(arguments: Sequence[str]) -> str | None:
     """The option on a Python command line that keeps the probe out, for example "-I", or None."""
     position = 1
     while position < len(arguments):
@@ -36,28 +36,28 @@ def blind_option(arguments: Sequence[str]) -> str | None:
         if not argument.startswith("-") or argument.startswith("--") or argument == "-":
             return None
         for index, letter in enumerate(argument[1:]):
-            if letter in _BLIND:
+            if letter in _BLIND_OPTIONS:
                 return f"-{letter}"
-            if letter in _LAST:
+            if letter in _LAST_OPTIONS:
                 return None
-            if letter in _WITH_VALUE:
+            if letter in _VALUE_OPTIONS:
                 position += not argument[index + 2 :]
                 break
         position += 1
     return None
 
 
-def why_blind(arguments: Sequence[str], *, carries_session: bool) -> str | None:
+def explain_blind(arguments: Sequence[str], *, carries_session: bool) -> str | None:
     """Why this process can never report, as a sentence; None if it can."""
-    option = blind_option(arguments)
+    option = find_blind_option(arguments)
     if option is not None:
-        return f"it runs python {option}, which {_BLIND[option[1]]}: it is seen from outside only"
+        return f"it runs python {option}, which {_BLIND_OPTIONS[option[1]]}: it is seen from outside only"
     if not carries_session:
         return "its launcher did not pass on PYTHONZEROTOP_SESSION: it is seen from outside only"
     return None
 
 
-def why_late(peers: int, since_s: float) -> str | None:
+def explain_late(peers: int, since_s: float) -> str | None:
     """Why a rank should have reported by now; ``peers`` others have, the first ``since_s`` seconds ago."""
     if peers and since_s > PEERS_S:
         others = "another rank has" if peers == 1 else f"{peers} other ranks have"

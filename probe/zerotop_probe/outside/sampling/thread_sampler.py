@@ -21,15 +21,15 @@ TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _UNEXPLAINED = 0.03
 _UNEXPLAINED_SHARE = 0.05
 # A thread that used more of a core than this since all were read is read at every sample.
-_HOT = 0.005
+_HOT_SHARE = 0.005
 
 
 def has_schedstat() -> bool:
     """Whether this kernel counts how long threads run and wait for a core."""
-    return procfs.read("/proc/self/schedstat", 100).split()[:1] not in ([], [b"0"])
+    return procfs.read_file("/proc/self/schedstat", 100).split()[:1] not in ([], [b"0"])
 
 
-class Budget:
+class DescriptorBudget:
     """How many descriptors may be kept open; beyond them files are opened for each reading."""
 
     def __init__(self, limit: int) -> None:
@@ -53,7 +53,7 @@ class Budget:
             self._left += 1
 
 
-class Thread:
+class ThreadCounters:
     """Counters of one thread: now, when read before, when all were read, when a row was written; and when that was."""
 
     __slots__ = (
@@ -61,8 +61,8 @@ class Thread:
         "before_ns",
         "cpu_ns",
         "descriptor",
-        "gone",
-        "hot",
+        "has_ended",
+        "is_hot",
         "read_at_ns",
         "row_at_ns",
         "row_ns",
@@ -77,19 +77,19 @@ class Thread:
         self.tid = tid
         self.descriptor = descriptor
         self.text = b""
-        self.hot = self.gone = False
+        self.is_hot = self.has_ended = False
         self.cpu_ns = self.wait_ns = self.before_ns = self.scan_ns = self.row_ns = 0
         self.read_at_ns = self.before_at_ns = self.row_at_ns = born_ns
 
 
-class Use(NamedTuple):
+class ThreadUse(NamedTuple):
     """What the threads did since the sample before."""
 
     waited_ns: int | None  # None where the kernel does not say
-    busy: int  # threads that ran for at least half of the time
+    busy_threads: int  # threads that ran for at least half of the time
 
 
-class Busiest(NamedTuple):
+class BusyThread(NamedTuple):
     """One of the threads that ran most since this was asked before."""
 
     tid: int
@@ -99,70 +99,70 @@ class Busiest(NamedTuple):
     cores: float  # processor time per wall time
 
 
-class Threads:
+class ProcessThreads:
     """All threads of one process."""
 
-    def __init__(self, pid: int, budget: Budget, *, schedstat: bool, now_ns: int) -> None:
+    def __init__(self, pid: int, budget: DescriptorBudget, *, schedstat: bool, now_ns: int) -> None:
         self._folder = f"/proc/{pid}/task"
-        self._file = "schedstat" if schedstat else "stat"
+        self._file_name = "schedstat" if schedstat else "stat"
         self._read_one = self._read_schedstat if schedstat else self._read_stat
         self._schedstat = schedstat
         self._budget = budget
-        self._all: dict[int, Thread] = {}
-        self._hot: list[Thread] = []
+        self._thread_by_tid: dict[int, ThreadCounters] = {}
+        self._hot_threads: list[ThreadCounters] = []
         self._scan_ns = self._listed_ns = now_ns
         self._scanned = False
-        self.list_again(now_ns)
+        self.list_threads(now_ns)
         # What a process did before it was found is not what it does now. A thread born later has only a now.
-        for thread in self._all.values():
+        for thread in self._thread_by_tid.values():
             thread.before_ns = thread.scan_ns = thread.row_ns = thread.cpu_ns
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self._thread_by_tid)
 
-    def list_again(self, now_ns: int) -> None:
+    def list_threads(self, now_ns: int) -> None:
         """Looks which threads there are now."""
         try:
             present = {int(name) for name in os.listdir(self._folder)}
         except OSError:
             present = set()
-        for thread in [thread for thread in self._all.values() if thread.gone or thread.tid not in present]:
-            self._budget.close(self._all.pop(thread.tid).descriptor)
-            thread.descriptor, thread.gone = None, True
-        self._hot = [thread for thread in self._hot if not thread.gone]
-        for tid in present.difference(self._all):
-            thread = Thread(tid, self._budget.open(f"{self._folder}/{tid}/{self._file}"), self._listed_ns)
+        for thread in [thread for thread in self._thread_by_tid.values() if thread.has_ended or thread.tid not in present]:
+            self._budget.close(self._thread_by_tid.pop(thread.tid).descriptor)
+            thread.descriptor, thread.has_ended = None, True
+        self._hot_threads = [thread for thread in self._hot_threads if not thread.has_ended]
+        for tid in present.difference(self._thread_by_tid):
+            thread = ThreadCounters(tid, self._budget.open(f"{self._folder}/{tid}/{self._file_name}"), self._listed_ns)
             self._read_one(thread)
             thread.read_at_ns = now_ns
-            self._all[tid] = thread
+            self._thread_by_tid[tid] = thread
         self._listed_ns = now_ns
 
-    def sample(self, now_ns: int, elapsed_ns: int, process_ns: int, *, everything: bool) -> Use:
+    def update_counters(self, now_ns: int, elapsed_ns: int, process_ns: int, *, everything: bool) -> ThreadUse:
         """Brings the counters up to date. ``process_ns`` is what the whole process ran in ``elapsed_ns``."""
-        waited = sum(self._advance(thread, now_ns) for thread in self._hot)
-        explained = sum(thread.cpu_ns - thread.before_ns for thread in self._hot)
-        read: Iterable[Thread] = self._hot
+        waited = sum(self._read_thread(thread, now_ns) for thread in self._hot_threads)
+        explained = sum(thread.cpu_ns - thread.before_ns for thread in self._hot_threads)
+        read: Iterable[ThreadCounters] = self._hot_threads
         if everything or process_ns - explained > _UNEXPLAINED * elapsed_ns + _UNEXPLAINED_SHARE * process_ns:
-            read = self._all.values()
-            waited += sum(self._waited_lately(thread, now_ns, elapsed_ns) for thread in read if not thread.hot)
+            read = self._thread_by_tid.values()
+            waited += sum(self._read_cold_thread(thread, now_ns, elapsed_ns) for thread in read if not thread.is_hot)
             self._choose_hot(now_ns)
         busy = sum(2 * (thread.cpu_ns - thread.before_ns) >= thread.read_at_ns - thread.before_at_ns for thread in read)
-        return Use(waited if self._schedstat else None, busy)
+        return ThreadUse(waited if self._schedstat else None, busy)
 
-    def _advance(self, thread: Thread, now_ns: int) -> int:
+    def _read_thread(self, thread: ThreadCounters, now_ns: int) -> int:
         """Reads one thread; returns how much longer it has waited."""
         thread.before_ns, thread.before_at_ns, thread.read_at_ns = thread.cpu_ns, thread.read_at_ns, now_ns
         waited = thread.wait_ns
         self._read_one(thread)
         return thread.wait_ns - waited
 
-    def _waited_lately(self, thread: Thread, now_ns: int, elapsed_ns: int) -> int:
+    def _read_cold_thread(self, thread: ThreadCounters, now_ns: int, elapsed_ns: int) -> int:
         """The same for one that was not read for a while: what it waited then is spread over that time."""
-        waited = self._advance(thread, now_ns)
+        waited = self._read_thread(thread, now_ns)
         return waited * elapsed_ns // max(now_ns - thread.before_at_ns, 1)
 
-    def _read_schedstat(self, thread: Thread) -> None:
-        text = self._text(thread)
+    def _read_schedstat(self, thread: ThreadCounters) -> None:
+        text = self._read_text(thread)
         if text == thread.text:  # it slept: most do
             return
         thread.text = text
@@ -170,46 +170,46 @@ class Threads:
         if len(fields) > 1:
             thread.cpu_ns, thread.wait_ns = int(fields[0]), int(fields[1])
 
-    def _read_stat(self, thread: Thread) -> None:
-        facts = procfs.parse_stat(self._text(thread))
+    def _read_stat(self, thread: ThreadCounters) -> None:
+        facts = procfs.parse_stat(self._read_text(thread))
         if facts is not None:
             thread.cpu_ns = facts.cpu_ticks * TICK_NS
 
-    def _text(self, thread: Thread) -> bytes:
+    def _read_text(self, thread: ThreadCounters) -> bytes:
         if thread.descriptor is None:
-            return procfs.read(f"{self._folder}/{thread.tid}/{self._file}", 1024)
+            return procfs.read_file(f"{self._folder}/{thread.tid}/{self._file_name}", 1024)
         try:
             return os.pread(thread.descriptor, 1024, 0)
         except OSError:  # it has ended
-            thread.gone = True
+            thread.has_ended = True
             return b""
 
     def _choose_hot(self, now_ns: int) -> None:
-        least = _HOT * (now_ns - self._scan_ns)
+        least = _HOT_SHARE * (now_ns - self._scan_ns)
         self._scan_ns, self._scanned = now_ns, True
-        self._hot = []
-        for thread in self._all.values():
-            thread.hot = thread.cpu_ns - thread.scan_ns > least
+        self._hot_threads = []
+        for thread in self._thread_by_tid.values():
+            thread.is_hot = thread.cpu_ns - thread.scan_ns > least
             thread.scan_ns = thread.cpu_ns
-            if thread.hot:
-                self._hot.append(thread)
+            if thread.is_hot:
+                self._hot_threads.append(thread)
 
-    def busiest(self, count: int, least_cores: float) -> list[Busiest]:
+    def find_busiest(self, count: int, least_cores: float) -> list[BusyThread]:
         """The threads that used most of a core since the last call, and at least so much; the busiest first."""
         ran = []
         # The others have not been read since, or have not run.
-        for thread in self._all.values() if self._scanned else self._hot:
+        for thread in self._thread_by_tid.values() if self._scanned else self._hot_threads:
             ran_ns, elapsed_ns = thread.cpu_ns - thread.row_ns, thread.read_at_ns - thread.row_at_ns
             thread.row_ns, thread.row_at_ns = thread.cpu_ns, thread.read_at_ns
             if ran_ns and ran_ns >= least_cores * elapsed_ns:
                 cores = ran_ns / max(elapsed_ns, 1)
-                ran.append(Busiest(thread.tid, thread.cpu_ns, thread.wait_ns, ran_ns, cores))
+                ran.append(BusyThread(thread.tid, thread.cpu_ns, thread.wait_ns, ran_ns, cores))
         self._scanned = False
         return heapq.nlargest(count, ran, key=lambda thread: thread.cores)
 
     def close(self) -> None:
         """Gives all descriptors back."""
-        for thread in self._all.values():
+        for thread in self._thread_by_tid.values():
             self._budget.close(thread.descriptor)
-        self._all.clear()
-        self._hot.clear()
+        self._thread_by_tid.clear()
+        self._hot_threads.clear()

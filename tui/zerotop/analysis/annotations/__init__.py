@@ -15,13 +15,13 @@ import pkgutil
 from zerotop.analysis.annotations.support.annotation import Annotation, Severity
 from zerotop.analysis.annotations.support.annotator import Annotator as _Annotator
 from zerotop.analysis.annotations.support.annotator import Detector
-from zerotop.analysis.annotations.support.evidence import Facts
+from zerotop.analysis.annotations.support.evidence import Evidence
 from zerotop.session.reader import Session
 
-__all__ = ["Annotation", "Annotator", "Detector", "Facts", "Severity", "annotations", "detectors"]
+__all__ = ["Annotation", "Annotator", "Detector", "Evidence", "Severity", "find_annotations", "load_detectors"]
 
 
-def detectors() -> dict[str, Detector]:
+def load_detectors() -> dict[str, Detector]:
     """All there are, by the name of their file."""
     names = [item.name for item in pkgutil.walk_packages(__path__, f"{__name__}.") if not item.ispkg]
     modules = {name.rpartition(".")[2]: importlib.import_module(name) for name in names}
@@ -32,11 +32,11 @@ class Annotator(_Annotator):
     """Looks with all detectors."""
 
     def __init__(self, session: Session) -> None:
-        super().__init__(session, detectors().values())
+        super().__init__(session, load_detectors().values())
 
 
-def annotations(session: Session, cursor_ns: int) -> tuple[Annotation, ...]:
+def find_annotations(session: Session, cursor_ns: int) -> tuple[Annotation, ...]:
     """What was known at the cursor (unix nanoseconds), in the order in which it became known."""
     annotator = Annotator(session)
     annotator.update(cursor_ns)
-    return annotator.at(cursor_ns)
+    return annotator.findings_at(cursor_ns)

@@ -12,7 +12,7 @@ from zerotop.analysis.failures.out_of_memory import PostMortem
 MEMORY, SIGNAL, ERROR = "memory", "signal", "error"
 
 
-class Number(NamedTuple):
+class ByteFigure(NamedTuple):
     """One figure of the block, in bytes."""
 
     label: str
@@ -30,7 +30,7 @@ class Failure:
     what: str  # sentence: who, what, in which phase of which step
     where: str  # words: GPU, node, micro-batch; "" where nothing is known
     why: str  # sentence or two that follow from the numbers
-    numbers: tuple[Number, ...]
+    numbers: tuple[ByteFigure, ...]
     advice: str  # sentence
     setting: str  # what the advice is to change, by its exact name; "" where it names none
     spans: tuple[LastSpan, ...]  # the rank's last phases, oldest first
@@ -40,7 +40,7 @@ class Failure:
     memory: PostMortem | None  # all about it where it was for want of memory
 
 
-def place(phase: str, outer: str, step: int | None) -> str:
+def describe_place(phase: str, outer: str, step: int | None) -> str:
     """`` in backward of step 24``, `` in the forward of the evaluation before step 4``; "" where nothing is known."""
     if outer == "eval":
         inside = f"the {phase} of the evaluation" if phase not in ("", "eval") else "the evaluation"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from zerotop.analysis.processes.alive_ranks import Process, table_of
+from zerotop.analysis.processes.alive_ranks import RankProcess, find_table
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import EVAL, FAILED, PHASE_CODE, PHASES
 
@@ -15,7 +15,7 @@ from zerotop_probe.recording.tables import EVAL, FAILED, PHASE_CODE, PHASES
 _UNWINDING_NS = 2_000_000_000
 # Spans looked back through: a step has a few for each micro-step.
 _TAIL = 512
-_MOST = 12
+_MOST_SPANS = 12
 _WORK = tuple(PHASE_CODE[name] for name in ("forward", "backward", "step"))
 
 
@@ -32,20 +32,20 @@ class LastSpan:
     failed: bool  # left by the exception
 
 
-def last_spans(session: Session, process: Process, at_ns: int, cursor_ns: int) -> tuple[LastSpan, ...]:
+def read_last_spans(session: Session, process: RankProcess, at_ns: int, cursor_ns: int) -> tuple[LastSpan, ...]:
     """The last phases that a rank had left at a moment, and those that it was in if they are over at the cursor."""
-    source = table_of(session, "spans", process, at_ns)
+    source = find_table(session, "spans", process, at_ns)
     if source is None:
         return ()
-    known = source.count_known(min(cursor_ns, at_ns + _UNWINDING_NS))
+    known = source.count_until(min(cursor_ns, at_ns + _UNWINDING_NS))
     own_ns, found = at_ns - source.offset_ns, []
     for span in source.array[max(0, known - _TAIL) : known]:
         if span["end_ns"] <= own_ns or (span["flags"] & FAILED and span["begin_ns"] <= own_ns):
-            found.append(_span(span, source.offset_ns))
-    return tuple(sorted(found[-_MOST:], key=lambda span: span.begin_ns))
+            found.append(_build_span(span, source.offset_ns))
+    return tuple(sorted(found[-_MOST_SPANS:], key=lambda span: span.begin_ns))
 
 
-def _span(span: Any, offset_ns: int) -> LastSpan:
+def _build_span(span: Any, offset_ns: int) -> LastSpan:
     code = int(span["phase"])
     return LastSpan(
         phase=PHASES[code] if code < len(PHASES) else "other",
@@ -58,40 +58,40 @@ def _span(span: Any, offset_ns: int) -> LastSpan:
     )
 
 
-def outermost(session: Session, process: Process, at_ns: int, cursor_ns: int) -> str:
+def find_outermost(session: Session, process: RankProcess, at_ns: int, cursor_ns: int) -> str:
     """The outermost phase that a rank was in at a moment; "" between phases."""
-    begins, spans = table_of(session, "begins", process, at_ns), table_of(session, "spans", process, at_ns)
+    begins, spans = find_table(session, "begins", process, at_ns), find_table(session, "spans", process, at_ns)
     if begins is None:
         return ""
-    known = begins.array[: begins.count_known(at_ns)][-_TAIL:]
+    known = begins.array[: begins.count_until(at_ns)][-_TAIL:]
     known = known[known["depth"] == 0]
     if not len(known):
         return ""
     last = known[-1]
     if spans is not None:
-        over = spans.array[: spans.count_known(min(at_ns, cursor_ns))][-_TAIL:]
+        over = spans.array[: spans.count_until(min(at_ns, cursor_ns))][-_TAIL:]
         if ((over["begin_ns"] == last["time_ns"]) & (over["depth"] == 0)).any():
             return ""
     code = int(last["phase"])
     return PHASES[code] if code < len(PHASES) else "other"
 
 
-def works_after(session: Session, process: Process, at_ns: int, cursor_ns: int) -> bool:
+def has_worked_after(session: Session, process: RankProcess, at_ns: int, cursor_ns: int) -> bool:
     """Whether a rank has begun and ended a forward, backward or step after a moment."""
-    source = table_of(session, "spans", process, cursor_ns)
+    source = find_table(session, "spans", process, cursor_ns)
     if source is None:
         return False
-    later = source.array[source.count_known(at_ns) : source.count_known(cursor_ns)]
+    later = source.array[source.count_until(at_ns) : source.count_until(cursor_ns)]
     later = later[(later["begin_ns"] > at_ns - source.offset_ns) & (later["flags"] & FAILED == 0)]
     return any(int(code) in _WORK for code in later["phase"][:_TAIL])
 
 
-def largest_batch(session: Session, process: Process, until_ns: int) -> dict[str, int]:
+def find_largest_batch(session: Session, process: RankProcess, until_ns: int) -> dict[str, int]:
     """rows, sequence and tokens of the largest training micro-batch that was over by then; nothing where there was none."""
-    source = table_of(session, "spans", process, until_ns)
+    source = find_table(session, "spans", process, until_ns)
     if source is None:
         return {}
-    spans = source.array[: source.count_known(until_ns - 1)]
+    spans = source.array[: source.count_until(until_ns - 1)]
     forwards = np.flatnonzero((spans["phase"] == PHASE_CODE["forward"]) & (spans["flags"] & EVAL == 0) & (spans["rows"] > 0))
     if not len(forwards):
         return {}
@@ -99,12 +99,12 @@ def largest_batch(session: Session, process: Process, until_ns: int) -> dict[str
     return {name: int(spans[name][place]) for name in ("rows", "sequence", "tokens") if spans[name][place] > 0}
 
 
-def last_batch(session: Session, process: Process, cursor_ns: int) -> dict[str, int]:
+def find_last_batch(session: Session, process: RankProcess, cursor_ns: int) -> dict[str, int]:
     """rows, sequence and tokens of the last micro-batch that was looked at; what is not known is missing."""
-    source = table_of(session, "spans", process, cursor_ns)
+    source = find_table(session, "spans", process, cursor_ns)
     if source is None:
         return {}
-    for span in source.array[: source.count_known(cursor_ns)][: -_TAIL - 1 : -1]:
+    for span in source.array[: source.count_until(cursor_ns)][: -_TAIL - 1 : -1]:
         if span["rows"] >= 0:
             return {name: int(span[name]) for name in ("rows", "sequence", "tokens") if span[name] >= 0}
     return {}

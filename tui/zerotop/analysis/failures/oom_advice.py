@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zerotop.analysis.failures.oom_evidence import MUCH, Case, size
+from zerotop.analysis.failures.oom_evidence import NOTABLE_SHARE, OomCase, format_size
 
 _UPDATE = ("step", "optimizer", "cpu_optimizer", "grads_to_cpu", "params_to_gpu", "allgather")
 
 
-def less_on_the_gpu(case: Case) -> tuple[str, str]:
+def advise_on_gpu(case: OomCase) -> tuple[str, str]:
     """What to make smaller: advice, setting."""
     engine = case.engine
     if case.phase == "init":
-        return _less_at_the_start(engine)
+        return _advise_at_start(engine)
     if case.phase == "checkpoint_save":
         name = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
         return f"Save without gathering the weights on the GPU: {name} false.", name
-    kept_most = case.kept is not None and case.limit is not None and case.kept > case.limit // 2
+    kept_most = case.model_states is not None and case.limit is not None and case.model_states > case.limit // 2
     if case.phase in _UPDATE or kept_most:
-        smaller = less_kept(engine)
+        smaller = advise_keeping_less(engine)
         if smaller is not None:
             return smaller
     if isinstance(engine.get("micro_batch"), int) and engine["micro_batch"] > 1:
@@ -28,10 +28,10 @@ def less_on_the_gpu(case: Case) -> tuple[str, str]:
         return f"Halve {name}, now {engine['micro_batch']}, and double gradient_accumulation_steps.", name
     if engine.get("activation_checkpointing") is False:
         return "Recompute activations: gradient_checkpointing in the Trainer's arguments.", "gradient_checkpointing"
-    return less_kept(engine) or ("Train with shorter sequences, or on more GPUs.", "max_seq_length")
+    return advise_keeping_less(engine) or ("Train with shorter sequences, or on more GPUs.", "max_seq_length")
 
 
-def _less_at_the_start(engine: Mapping[str, Any]) -> tuple[str, str]:
+def _advise_at_start(engine: Mapping[str, Any]) -> tuple[str, str]:
     if (engine.get("zero_stage") or 0) < 3:
         return "Partition the parameters: zero_optimization.stage 3.", "zero_optimization.stage"
     if engine.get("offload_parameters") in (None, "none"):
@@ -40,7 +40,7 @@ def _less_at_the_start(engine: Mapping[str, Any]) -> tuple[str, str]:
     return "Make the model under deepspeed.zero.Init, so that no rank holds all of it.", "deepspeed.zero.Init"
 
 
-def less_kept(engine: Mapping[str, Any]) -> tuple[str, str] | None:
+def advise_keeping_less(engine: Mapping[str, Any]) -> tuple[str, str] | None:
     """What makes parameters, gradients and state smaller on the GPU; None where all of it has been done, or nobody knows."""
     stage = engine.get("zero_stage")
     if not isinstance(stage, int):
@@ -57,12 +57,12 @@ def less_kept(engine: Mapping[str, Any]) -> tuple[str, str] | None:
     return None
 
 
-def less_on_the_host(case: Case) -> tuple[str, str]:
+def advise_on_host(case: OomCase) -> tuple[str, str]:
     engine = case.engine
     offloads = engine.get("offload_optimizer"), engine.get("offload_parameters")
-    if "cpu" in offloads and case.pinned_spare > MUCH * (case.limit or case.host_used or 1):
+    if "cpu" in offloads and case.pinned_spare > NOTABLE_SHARE * (case.limit or case.host_used or 1):
         name = "zero_optimization.offload_optimizer.pin_memory"
-        advice = f"{size(case.pinned_spare)} are lost to pinned memory's rounding up to powers of two: {name} false."
+        advice = f"{format_size(case.pinned_spare)} are lost to pinned memory's rounding up to powers of two: {name} false."
         return advice, name
     if offloads[0] == "cpu":
         name = "zero_optimization.offload_optimizer.device"

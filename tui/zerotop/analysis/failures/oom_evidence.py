@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from zerotop.analysis.memory.allocator_settings import Settings
+from zerotop.analysis.memory.allocator_settings import AllocatorSettings
 
-MUCH = 0.05
+NOTABLE_SHARE = 0.05
 """Other processes, or pinned memory's rounding, are worth a sentence from this share of the whole on."""
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class OomCase:
     """What is known of one failure. Bytes; None is not known."""
 
     kind: str  # as in oom_text
@@ -26,7 +26,7 @@ class Case:
     largest_block: int | None = None
     inactive_split: int | None = None
     others: int | None = None  # the device's memory held by processes that are not this one
-    kept: int | None = None  # parameters, gradients, master weights and state on the device
+    model_states: int | None = None  # parameters, gradients, master weights and state on the device
     phase: str = ""  # the outermost
     rows: int | None = None  # of the last micro-batch
     sequence: int | None = None
@@ -34,23 +34,23 @@ class Case:
     largest: Mapping[str, int] = field(default_factory=dict)  # rows, sequence, tokens of training's largest before
     host_used: int | None = None
     pinned_spare: int = 0  # of host memory, by the rounding of pinned requests
-    killed: int = 0  # processes, by the kernel
+    kill_count: int = 0  # processes, by the kernel
     torch: str = ""
-    settings: Settings | None = None  # of PyTorch's allocator
+    settings: AllocatorSettings | None = None  # of PyTorch's allocator
     engine: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def unallocated(self) -> int | None:
+    def unallocated_bytes(self) -> int | None:
         """What PyTorch holds and nobody uses."""
         return None if self.reserved is None or self.allocated is None else max(0, self.reserved - self.allocated)
 
     @property
-    def shape(self) -> str:
+    def batch_text(self) -> str:
         """The last micro-batch in words."""
-        return words_of({"rows": self.rows or 0, "sequence": self.sequence or 0})
+        return describe_batch({"rows": self.rows or 0, "sequence": self.sequence or 0})
 
     @property
-    def ratio(self) -> float | None:
+    def batch_ratio(self) -> float | None:
         """How many times training's largest micro-batch before it was; None where sizes are not known."""
         for mine, name in ((self.tokens, "tokens"), (self.rows, "rows")):
             before = self.largest.get(name)
@@ -59,17 +59,17 @@ class Case:
         return None
 
     @property
-    def can_be_given_back(self) -> int:
+    def releasable_bytes(self) -> int:
         """What of that lies in segments that are wholly free."""
-        return max(0, (self.unallocated or 0) - (self.inactive_split or 0))
+        return max(0, (self.unallocated_bytes or 0) - (self.inactive_split or 0))
 
 
-def size(count: int) -> str:
+def format_size(count: int) -> str:
     """Bytes in a sentence."""
     return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 27 else f"{count / (1 << 20):.1f} MiB"
 
 
-def words_of(batch: Mapping[str, int]) -> str:
+def describe_batch(batch: Mapping[str, int]) -> str:
     """``160 x 1024 tokens``, or only the rows; "" where they are not known."""
     rows, sequence = batch.get("rows"), batch.get("sequence")
     if not rows:

@@ -9,7 +9,7 @@ from zerotop.session.reader import Event, Session
 
 # How far back host memory is told of a failure.
 _SECONDS = 10
-_SHORT = 0.95
+_SHORT_SHARE = 0.95
 _SIGKILL_CODE = 137
 
 
@@ -23,7 +23,7 @@ class HostMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
+class JobDeath:
     """What the sampler saw of processes that were killed."""
 
     kills: int  # processes of the control group that the kernel killed for memory
@@ -37,21 +37,21 @@ class Death:
     @property
     def memory_was_short(self) -> bool:
         """Whether nearly all memory was in use in those seconds."""
-        return any(sample.used_bytes >= _SHORT * sample.limit_bytes for sample in self.memory)
+        return any(sample.used_bytes >= _SHORT_SHARE * sample.limit_bytes for sample in self.memory)
 
     @property
-    def killed(self) -> bool:
+    def was_killed(self) -> bool:
         """Whether SIGKILL ended it, or the kernel says that it killed."""
         return self.kills > 0 or self.signal == "SIGKILL" or self.exit_code == _SIGKILL_CODE
 
 
-def death(session: Session, cursor_ns: int) -> Death | None:
+def find_death(session: Session, cursor_ns: int) -> JobDeath | None:
     """The end of a job that failed, or of a rank that the kernel killed; None where nothing of that is known."""
     known = [event for event in session.events if event.unix_ns <= cursor_ns]
     ended = next((event for event in reversed(known) if event.name == "job_ended"), None)
-    gone = _first_gone(known)
+    gone = _find_first_gone(known)
     counted = ended.facts.get("oom_kills") if ended is not None else None
-    killed = max(counted if isinstance(counted, int) else 0, kills(session, cursor_ns))
+    killed = max(counted if isinstance(counted, int) else 0, count_kills(session, cursor_ns))
     failed = ended is not None and ended.facts.get("exit_code") != 0
     if ended is not None and ended.facts.get("exit_code") is None and ended.facts.get("signal") is None and gone is None:
         # Of a job that was attached to nobody knows the code; that its ranks ended in good order they said themselves.
@@ -59,47 +59,47 @@ def death(session: Session, cursor_ns: int) -> Death | None:
     if not killed and not failed:
         return None
     last = gone or ended
-    host = last.host if last is not None else _any_host(session)
+    host = last.host if last is not None else _find_any_host(session)
     at_ns = last.unix_ns if last is not None else cursor_ns
     facts: dict[str, Any] = ended.facts if ended is not None else {}
     rank = gone.facts.get("rank") if gone is not None else None
-    memory = last_seconds(session, host, at_ns)
-    return Death(killed, facts.get("signal"), facts.get("exit_code"), rank, host, at_ns, memory)
+    memory = read_last_seconds(session, host, at_ns)
+    return JobDeath(killed, facts.get("signal"), facts.get("exit_code"), rank, host, at_ns, memory)
 
 
-def last_seconds(session: Session, host: str, until_ns: int) -> tuple[HostMemory, ...]:
+def read_last_seconds(session: Session, host: str, until_ns: int) -> tuple[HostMemory, ...]:
     """A node's memory in the last seconds up to a moment, oldest first."""
     found = []
     for source in session.sources["hosts"]:
         if source.host == host:
-            begin = source.count_known(until_ns - _SECONDS * 1_000_000_000)
-            rows = source.array[begin : source.count_known(until_ns)]
-            found += [_sample(row, source.offset_ns) for row in rows]
+            begin = source.count_until(until_ns - _SECONDS * 1_000_000_000)
+            rows = source.array[begin : source.count_until(until_ns)]
+            found += [_build_host_memory(row, source.offset_ns) for row in rows]
     return tuple(sorted(found, key=lambda sample: sample.unix_ns))
 
 
-def _sample(row: Any, offset_ns: int) -> HostMemory:
+def _build_host_memory(row: Any, offset_ns: int) -> HostMemory:
     total, limit = int(row["memory_total_bytes"]), int(row["cgroup_limit_bytes"])
     confined = 0 < limit < total
     used = int(row["cgroup_used_bytes"]) if confined else total - int(row["memory_available_bytes"])
     return HostMemory(int(row["time_ns"]) + offset_ns, max(0, used), limit if confined else total)
 
 
-def kills(session: Session, cursor_ns: int) -> int:
+def count_kills(session: Session, cursor_ns: int) -> int:
     """How many processes the kernel has killed for memory since the recording began, as the samplers counted."""
     total = 0
     for source in session.sources["hosts"]:
-        counts = source.array["cgroup_oom_kills"][: source.count_known(cursor_ns)]
+        counts = source.array["cgroup_oom_kills"][: source.count_until(cursor_ns)]
         if len(counts) and counts[0] >= 0:
             total += max(0, int(counts[-1]) - int(counts[0]))
     return total
 
 
-def _first_gone(known: list[Event]) -> Event | None:
-    left = {(event.host, event.pid) for event in known if event.name == "goodbye"}
-    gone = (e for e in known if e.name == "rank_gone" and (e.host, e.facts.get("pid")) not in left)
+def _find_first_gone(events: list[Event]) -> Event | None:
+    left = {(event.host, event.pid) for event in events if event.name == "goodbye"}
+    gone = (e for e in events if e.name == "rank_gone" and (e.host, e.facts.get("pid")) not in left)
     return next(gone, None)
 
 
-def _any_host(session: Session) -> str:
+def _find_any_host(session: Session) -> str:
     return next((source.host for source in session.sources["hosts"]), "")

@@ -19,7 +19,7 @@ _SIZE = r"(\d+(?:\.\d+)?)\s+(bytes|[KMGTP]iB)"
 _LONGEST = 2000
 
 # In order of how much they tell: where an output has several kinds, the first of these that it has.
-_BEGINS = (
+_BEGINNINGS = (
     (CUDA, re.compile(r"(?:CUDA|HIP) out of memory\.\s+Tried to allocate")),
     (CUDA, re.compile(r"(?:OutOfMemoryError: |^)Allocation on device\b", re.MULTILINE)),
     (NCCL, re.compile(r"Failed to CUDA (?:host )?(?:calloc|alloc|malloc)(?: async)?")),
@@ -49,7 +49,7 @@ _COMPILED = {name: re.compile(pattern) for name, pattern in _FIELDS.items()}
 _OTHERS = re.compile(rf"Process\s+(\d+)\s+has\s+{_SIZE}\s+memory\s+in\s+use")
 _DEVICE = re.compile(r"(?:GPU|on device)\s+(\d+)")
 # How a line begins that goes on with PyTorch's sentence, where somebody has broken it.
-_GOES_ON = re.compile(
+_CONTINUATION = re.compile(
     r"\s*(?:GPU \d|Including|Process \d|Of the|memory|(?:un)?allocated|reserved|PyTorch|is|by|but|\d|Currently allocated"
     r"|Requested +:|Device limit|Free \(according|:)"
 )
@@ -63,7 +63,7 @@ class ErrorText:
 
     kind: str
     text: str  # the error as printed, on one line
-    place: int  # where in the output it begins
+    offset: int  # where in the output it begins
     rank: int | None = None
     device: int | None = None  # the process's own ordinal
     requested_bytes: int | None = None
@@ -84,64 +84,64 @@ class ErrorText:
         return self.reserved_bytes - self.allocated_bytes
 
 
-def parse(output: str) -> ErrorText | None:
+def parse_output(output: str) -> ErrorText | None:
     """The last error of the kind that tells most; None where there is none."""
-    for kind, begins in _BEGINS:
+    for kind, begins in _BEGINNINGS:
         found = list(begins.finditer(output))
         if found:
-            return _error(kind, output, found[-1])
+            return _parse_error(kind, output, found[-1])
     return None
 
 
-def _error(kind: str, output: str, begin: re.Match[str]) -> ErrorText:
+def _parse_error(kind: str, output: str, begin: re.Match[str]) -> ErrorText:
     line = output.rfind("\n", 0, begin.start()) + 1
     place = max(line, begin.start() - _LONGEST)
-    end = _end(output, begin.end(), wrapped=kind == CUDA)
+    end = _find_error_end(output, begin.end(), wrapped=kind == CUDA)
     said = output[begin.start() : end]
     rank = _RANK.search(output[place : begin.start()])
     facts = ErrorText(kind, " ".join(output[place:end].split()), begin.start(), int(rank[1]) if rank else None)
-    return _cuda(facts, said) if kind == CUDA else _other(facts, said)
+    return _parse_cuda(facts, said) if kind == CUDA else _parse_other(facts, said)
 
 
-def _end(output: str, begin: int, *, wrapped: bool) -> int:
+def _find_error_end(output: str, begin: int, *, wrapped: bool) -> int:
     """Where the error ends: with its line, or with the last of the lines that it was broken into."""
-    end = _line_end(output, begin)
-    while wrapped and end < min(len(output), begin + _LONGEST) and _GOES_ON.match(output, end + 1):
-        end = _line_end(output, end + 1)
+    end = _find_line_end(output, begin)
+    while wrapped and end < min(len(output), begin + _LONGEST) and _CONTINUATION.match(output, end + 1):
+        end = _find_line_end(output, end + 1)
     return min(end, begin + _LONGEST)
 
 
-def _line_end(output: str, begin: int) -> int:
+def _find_line_end(output: str, begin: int) -> int:
     end = output.find("\n", begin)
     return end if end >= 0 else len(output)
 
 
-def _cuda(facts: ErrorText, said: str) -> ErrorText:
+def _parse_cuda(facts: ErrorText, sentence: str) -> ErrorText:
     found: dict[str, int] = {}
     for name, pattern in _COMPILED.items():
-        match = pattern.search(said)
+        match = pattern.search(sentence)
         if match:
-            found[name] = _size(*(part for part in match.groups() if part is not None))
+            found[name] = _parse_size(*(part for part in match.groups() if part is not None))
     unallocated = found.pop("unallocated_bytes", None)
     if unallocated is not None and "allocated_bytes" in found:
         found["reserved_bytes"] = found["allocated_bytes"] + unallocated
-    device = _DEVICE.search(said)
-    others = tuple((int(pid), _size(number, unit)) for pid, number, unit in _OTHERS.findall(said))
+    device = _DEVICE.search(sentence)
+    others = tuple((int(pid), _parse_size(number, unit)) for pid, number, unit in _OTHERS.findall(sentence))
     # Without a sentence about this process the only one that is named is this one, by its number outside of the container.
     own = max(range(len(others)), key=lambda place: others[place][1], default=None)
     if "process_bytes" not in found and own is not None and others[own][1] >= found.get("allocated_bytes", 0):
         found["process_bytes"] = others[own][1]
         others = (*others[:own], *others[own + 1 :])
     return ErrorText(
-        facts.kind, facts.text, facts.place, facts.rank, int(device[1]) if device else None, others=others, **found
+        facts.kind, facts.text, facts.offset, facts.rank, int(device[1]) if device else None, others=others, **found
     )
 
 
-def _other(facts: ErrorText, said: str) -> ErrorText:
-    count, numpy = _BYTES.search(said), _NUMPY.search(said)
-    requested = int(count[1]) if count else _size(numpy[1], numpy[2]) if numpy else None
-    return ErrorText(facts.kind, facts.text, facts.place, facts.rank, requested_bytes=requested)
+def _parse_other(facts: ErrorText, sentence: str) -> ErrorText:
+    count, numpy = _BYTES.search(sentence), _NUMPY.search(sentence)
+    requested = int(count[1]) if count else _parse_size(numpy[1], numpy[2]) if numpy else None
+    return ErrorText(facts.kind, facts.text, facts.offset, facts.rank, requested_bytes=requested)
 
 
-def _size(number: str, unit: str) -> int:
+def _parse_size(number: str, unit: str) -> int:
     return round(float(number) * _UNITS[unit])

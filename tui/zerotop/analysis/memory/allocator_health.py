@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.memory.allocator_settings import Settings, settings
-from zerotop.analysis.memory.phase_peaks import peaks_of
-from zerotop.analysis.processes.alive_ranks import Process, events_of, process_of
+from zerotop.analysis.memory.allocator_settings import AllocatorSettings, parse_settings
+from zerotop.analysis.memory.phase_peaks import read_peaks
+from zerotop.analysis.processes.alive_ranks import RankProcess, identify_process, read_events
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording.tables import PHASES
 
 # The flushes that are told one by one.
-_MOST = 100
+_MOST_FLUSHES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,14 @@ class Fragmentation:
     inactive_split_bytes: int
 
     @property
-    def bytes(self) -> int:
+    def unallocated_bytes(self) -> int:
         """Reserved but not allocated."""
         return self.reserved_bytes - self.allocated_bytes
 
     @property
-    def share(self) -> float:
+    def unallocated_share(self) -> float:
         """Of reserved, 0 to 1."""
-        return self.bytes / self.reserved_bytes if self.reserved_bytes else 0.0
+        return self.unallocated_bytes / self.reserved_bytes if self.reserved_bytes else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +72,29 @@ class AllocatorHealth:
     at_peak: Fragmentation | None
     inactive_split_bytes: int  # now
     segments: int | None  # now: pieces of device memory; None where not recorded
-    settings: Settings  # of the allocator, as the rank's environment has them
+    settings: AllocatorSettings  # of the allocator, as the rank's environment has them
 
 
-def allocator_health(session: Session, cursor_ns: int, steps: NDArray[Any] | None = None) -> tuple[AllocatorHealth, ...]:
+def read_allocator_health(
+    session: Session, cursor_ns: int, steps: NDArray[Any] | None = None
+) -> tuple[AllocatorHealth, ...]:
     """Every rank process with an allocator, gone or not, by rank.
 
     ``steps``: the finished steps of all ranks (``analysis.steps.step_table``), for what flushes cost.
     """
-    found = [of_source(session, source, cursor_ns, steps) for source in session.sources["allocator"]]
+    found = [read_rank_health(session, source, cursor_ns, steps) for source in session.sources["allocator"]]
     return tuple(sorted((health for health in found if health is not None), key=lambda health: health.rank))
 
 
-def of_source(session: Session, source: Source, cursor_ns: int, steps: NDArray[Any] | None = None) -> AllocatorHealth | None:
+def read_rank_health(
+    session: Session, source: Source, cursor_ns: int, steps: NDArray[Any] | None = None
+) -> AllocatorHealth | None:
     """One rank's; None before its first reading."""
-    count = source.count_known(cursor_ns)
+    count = source.count_until(cursor_ns)
     if not count:
         return None
     last = source.array[count - 1]
-    flushes = _flushes(source, count, steps[steps["rank"] == source.rank] if steps is not None else None)
+    flushes = _find_flushes(source, count, steps[steps["rank"] == source.rank] if steps is not None else None)
     costs = {flush.step: flush.extra_s for flush in flushes if flush.extra_s is not None}
     return AllocatorHealth(
         rank=source.rank,
@@ -100,30 +104,30 @@ def of_source(session: Session, source: Source, cursor_ns: int, steps: NDArray[A
         ooms=max(0, int(last["ooms"])),
         flushes=flushes,
         extra_s=sum(costs.values()) if costs else None,
-        at_peak=_at_peak(session, source, cursor_ns),
+        at_peak=_read_fragmentation(session, source, cursor_ns),
         inactive_split_bytes=max(0, int(last["inactive_split_bytes"])),
-        segments=_segments(last),
-        settings=_settings(session, process_of(source), cursor_ns),
+        segments=_read_segments(last),
+        settings=_read_settings(session, identify_process(source), cursor_ns),
     )
 
 
-def _segments(row: Any) -> int | None:
+def _read_segments(row: Any) -> int | None:
     """Older recordings have no count of them, nor has an allocator of another kind."""
     count = int(row["segments"]) if "segments" in row.dtype.names else -1
     return count if count >= 0 else None
 
 
-def _flushes(source: Source, count: int, rows: NDArray[Any] | None) -> tuple[Flush, ...]:
+def _find_flushes(source: Source, count: int, rows: NDArray[Any] | None) -> tuple[Flush, ...]:
     retries = source.array["retries"][:count].astype(np.int64)
     places = np.flatnonzero(np.diff(retries) > 0) + 1
     if len(retries) and retries[0] > 0:
         places = np.concatenate([[0], places])
-    usual = _usual_seconds(source, places, rows)
-    return tuple(_flush(source, int(place), rows, usual) for place in places[-_MOST:])
+    usual = _measure_usual_seconds(source, places, rows)
+    return tuple(_build_flush(source, int(place), rows, usual) for place in places[-_MOST_FLUSHES:])
 
 
-def _flush(source: Source, place: int, rows: NDArray[Any] | None, usual: float | None) -> Flush:
-    row, before = source.array[place], source.array[place - 1] if place else None
+def _build_flush(source: Source, index: int, rows: NDArray[Any] | None, usual_s: float | None) -> Flush:
+    row, before = source.array[index], source.array[index - 1] if index else None
     code, step = int(row["phase"]), int(row["step"])
     freed = int(before["reserved_bytes"]) - int(row["reserved_bytes"]) if before is not None else 0
     took = rows["iteration_s"][rows["step"] == step].tolist() if rows is not None else []
@@ -133,20 +137,20 @@ def _flush(source: Source, place: int, rows: NDArray[Any] | None, usual: float |
         phase=PHASES[code] if code < len(PHASES) else "other",
         retries=int(row["retries"]) - (int(before["retries"]) if before is not None else 0),
         freed_bytes=max(0, freed),
-        extra_s=took[0] - usual if usual is not None and took else None,
+        extra_s=took[0] - usual_s if usual_s is not None and took else None,
     )
 
 
-def _usual_seconds(source: Source, places: NDArray[np.intp], rows: NDArray[Any] | None) -> float | None:
+def _measure_usual_seconds(source: Source, indices: NDArray[np.intp], rows: NDArray[Any] | None) -> float | None:
     """The median step without a flush. The first step, which is slow for other reasons, says nothing."""
-    if rows is None or not len(places):
+    if rows is None or not len(indices):
         return None
-    quiet = rows[1:][~np.isin(rows["step"][1:], source.array["step"][places])]
+    quiet = rows[1:][~np.isin(rows["step"][1:], source.array["step"][indices])]
     return float(np.median(quiet["iteration_s"])) if len(quiet) else None
 
 
-def _at_peak(session: Session, source: Source, cursor_ns: int) -> Fragmentation | None:
-    peak = peaks_of(session, source, cursor_ns).reserved
+def _read_fragmentation(session: Session, source: Source, cursor_ns: int) -> Fragmentation | None:
+    peak = read_peaks(session, source, cursor_ns).reserved
     if peak is None:
         return None
     row = source.array[peak.place]
@@ -155,7 +159,7 @@ def _at_peak(session: Session, source: Source, cursor_ns: int) -> Fragmentation 
         unix_ns=peak.unix_ns,
         step=peak.step,
         phase=peak.phase,
-        where=peak.where,
+        where=peak.place_text,
         reserved_bytes=int(row["reserved_peak_bytes"]),
         allocated_bytes=int(row["allocated_peak_bytes"]),
         requested_bytes=requested if requested >= 0 else None,
@@ -163,9 +167,9 @@ def _at_peak(session: Session, source: Source, cursor_ns: int) -> Fragmentation 
     )
 
 
-def _settings(session: Session, process: Process, cursor_ns: int) -> Settings:
-    hello = events_of(session, "hello", process, cursor_ns)
+def _read_settings(session: Session, process: RankProcess, cursor_ns: int) -> AllocatorSettings:
+    hello = read_events(session, "hello", process, cursor_ns)
     facts: dict[str, Any] = hello[-1].facts if hello else {}
     told = facts.get("environment")
     environment = {str(name): str(value) for name, value in told.items()} if isinstance(told, dict) else {}
-    return settings(environment, str(facts.get("torch") or ""))
+    return parse_settings(environment, str(facts.get("torch") or ""))

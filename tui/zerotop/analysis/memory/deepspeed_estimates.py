@@ -39,7 +39,7 @@ class Estimate:
     host_bytes: int  # each node
 
     @property
-    def options(self) -> str:
+    def option_text(self) -> str:
         """What DeepSpeed's table calls it."""
         parts = [f"offload_param={'cpu' if self.offload_parameters else 'none'}"] if self.stage == 3 else []
         parts.append(f"offload_optimizer={'cpu' if self.offload_optimizer else 'none'}")
@@ -47,7 +47,7 @@ class Estimate:
         return ", ".join(parts)
 
 
-def zero2(parameters: int, *, gpus: int = 1, nodes: int = 1, factor: float = FACTOR) -> tuple[Estimate, ...]:
+def estimate_zero2(parameters: int, *, gpus: int = 1, nodes: int = 1, factor: float = FACTOR) -> tuple[Estimate, ...]:
     """Both rows of stage 2, for ``gpus`` on each of ``nodes``."""
     world = gpus * nodes
     offloaded = int(parameters * max(4 * world, 16) * factor)
@@ -58,12 +58,12 @@ def zero2(parameters: int, *, gpus: int = 1, nodes: int = 1, factor: float = FAC
     )
 
 
-def zero3(
+def estimate_zero3(
     parameters: int, largest_layer: int, *, gpus: int = 1, nodes: int = 1, factor: float = FACTOR
 ) -> tuple[Estimate, ...]:
     """All six rows of stage 3; ``largest_layer`` is how many parameters that has."""
     return tuple(
-        _zero3(parameters, largest_layer, gpus, nodes, factor, options)
+        _estimate_zero3(parameters, largest_layer, gpus, nodes, factor, options)
         for options in (
             (True, True, True),
             (True, True, False),
@@ -75,7 +75,7 @@ def zero3(
     )
 
 
-def _zero3(
+def _estimate_zero3(
     parameters: int, largest_layer: int, gpus: int, nodes: int, factor: float, options: tuple[bool, bool, bool]
 ) -> Estimate:
     optimizer, weights, zero_init = options
@@ -91,7 +91,7 @@ def _zero3(
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RuleOfThumb:
     """The rule of thumb for a GPU's peak: ``parameters + optimizer + max(gradients + intermediates, activations)``.
 
     Activations are freed as the backward makes gradients, so of the two sums only the larger counts.
@@ -104,6 +104,6 @@ class Rule:
     activations: int  # what the forward leaves for the backward, and its temporaries
 
     @property
-    def bytes(self) -> int:
+    def peak_bytes(self) -> int:
         """What the rule says."""
         return self.parameters + self.optimizer + max(self.gradients + self.intermediates, self.activations)

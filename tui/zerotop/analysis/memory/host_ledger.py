@@ -24,9 +24,9 @@ from zerotop.analysis.memory.tensor_inventory import (
     OPTIMIZER_STATE,
     PARAMETERS,
     Inventory,
-    inventory,
+    read_inventory,
 )
-from zerotop.analysis.processes.alive_ranks import Process, events_of, living
+from zerotop.analysis.processes.alive_ranks import RankProcess, find_alive_processes, read_events
 from zerotop.session.reader import Session
 
 PINNED_SPARE, REST, NOT_RESIDENT = "pinned_spare", "rest", "not_resident"
@@ -64,7 +64,7 @@ class HostRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Pinned:
+class PinnedMemory:
     """PyTorch's allocator for pinned memory at the inventory. It rounds every request up to a power of two."""
 
     held_bytes: int  # from the driver: in use and kept for reuse
@@ -85,28 +85,28 @@ class HostLedger:
     swap_bytes: int
     updated_parameters: int | None  # how many this rank keeps master weights and moments of
     rows: tuple[HostRow, ...]
-    pinned: Pinned | None  # None where this torch does not tell, or there is no CUDA
+    pinned: PinnedMemory | None  # None where this torch does not tell, or there is no CUDA
     notes: tuple[str, ...]  # sentences about the ledger as a whole
 
-    def bytes_of(self, *keys: str) -> int:
+    def sum_bytes(self, *keys: str) -> int:
         """What the rows of these keys add up to; 0 where there are none."""
         return sum(row.bytes for row in self.rows if row.key in keys)
 
 
-def host_ledger(session: Session, cursor_ns: int) -> tuple[HostLedger, ...]:
+def read_host_ledgers(session: Session, cursor_ns: int) -> tuple[HostLedger, ...]:
     """All living ranks that were sampled, in order of rank, as known at the cursor."""
-    found = [of_process(session, process, cursor_ns) for process in living(session, cursor_ns)]
+    found = [read_host_ledger(session, process, cursor_ns) for process in find_alive_processes(session, cursor_ns)]
     return tuple(ledger for ledger in found if ledger is not None)
 
 
-def of_process(session: Session, process: Process, cursor_ns: int) -> HostLedger | None:
+def read_host_ledger(session: Session, process: RankProcess, cursor_ns: int) -> HostLedger | None:
     """One rank's; None where it was not sampled."""
-    sample = _last_sample(session, process, cursor_ns)
+    sample = _find_last_sample(session, process, cursor_ns)
     if sample is None:
         return None
-    told = inventory(session, process, cursor_ns)
-    updated = updated_parameters(session, process, cursor_ns)
-    pinned = _pinned(told) if told is not None else None
+    told = read_inventory(session, process, cursor_ns)
+    updated = count_updated_parameters(session, process, cursor_ns)
+    pinned = _measure_pinned(told) if told is not None else None
     return HostLedger(
         rank=process.rank,
         host=process.host,
@@ -116,14 +116,16 @@ def of_process(session: Session, process: Process, cursor_ns: int) -> HostLedger
         locked_bytes=sample["pinned_bytes"] + sample["locked_bytes"],
         swap_bytes=sample["swap_bytes"],
         updated_parameters=updated,
-        rows=tuple(_rows(sample["rss_bytes"], told, pinned, updated)),
+        rows=tuple(_build_rows(sample["rss_bytes"], told, pinned, updated)),
         pinned=pinned,
         notes=() if told is not None else (NO_INVENTORY,),
     )
 
 
-def _rows(resident: int, told: Inventory | None, pinned: Pinned | None, updated: int | None) -> list[HostRow]:
-    rows = [_row(name, told, updated) for name in CATEGORIES] if told is not None else []
+def _build_rows(
+    resident: int, inventory: Inventory | None, pinned: PinnedMemory | None, updated: int | None
+) -> list[HostRow]:
+    rows = [_build_row(name, inventory, updated) for name in CATEGORIES] if inventory is not None else []
     if pinned is not None:
         spare = max(0, pinned.held_bytes - pinned.tensors_bytes)
         rows.append(HostRow(PINNED_SPARE, spare, spare, None, "PyTorch's pinned allocator less the pinned tensors"))
@@ -134,24 +136,24 @@ def _rows(resident: int, told: Inventory | None, pinned: Pinned | None, updated:
     return rows
 
 
-def _row(name: str, told: Inventory, updated: int | None) -> HostRow:
-    size = told.host.get(name, 0)
+def _build_row(name: str, inventory: Inventory, updated: int | None) -> HostRow:
+    size = inventory.host.get(name, 0)
     per = size / updated if updated and name in (MASTER_WEIGHTS, OPTIMIZER_STATE, GRADIENTS) else None
-    basis = told.gradients_basis if name == GRADIENTS else told.basis
-    return HostRow(name, size, told.host_pinned.get(name, 0), per, basis)
+    basis = inventory.gradients_basis if name == GRADIENTS else inventory.basis
+    return HostRow(name, size, inventory.host_pinned.get(name, 0), per, basis)
 
 
-def _pinned(told: Inventory) -> Pinned | None:
-    if told.pinned_allocator is None or "allocated_bytes" not in told.pinned_allocator:
+def _measure_pinned(inventory: Inventory) -> PinnedMemory | None:
+    if inventory.pinned_allocator is None or "allocated_bytes" not in inventory.pinned_allocator:
         return None
-    held = told.pinned_allocator["allocated_bytes"]
-    return Pinned(held, told.pinned_allocator.get("active_bytes", held), sum(told.host_pinned.values()))
+    held = inventory.pinned_allocator["allocated_bytes"]
+    return PinnedMemory(held, inventory.pinned_allocator.get("active_bytes", held), sum(inventory.host_pinned.values()))
 
 
-def updated_parameters(session: Session, process: Process, cursor_ns: int) -> int | None:
+def count_updated_parameters(session: Session, process: RankProcess, cursor_ns: int) -> int | None:
     """How many parameters a rank's optimizers update: from stage 1 on each rank has its share of them."""
     total = 0
-    for engine in events_of(session, "engine", process, cursor_ns):
+    for engine in read_events(session, "engine", process, cursor_ns):
         count, ranks = engine.facts.get("trainable_parameters"), engine.facts.get("data_parallel") or 1
         if not isinstance(count, int):
             return None
@@ -160,12 +162,12 @@ def updated_parameters(session: Session, process: Process, cursor_ns: int) -> in
     return total or None
 
 
-def _last_sample(session: Session, process: Process, cursor_ns: int) -> dict[str, int] | None:
+def _find_last_sample(session: Session, process: RankProcess, cursor_ns: int) -> dict[str, int] | None:
     """The process's last record of PROCESSES, whichever sampler took it; what it does not tell is 0."""
     best: tuple[int, dict[str, int]] | None = None
     names = ("rss_bytes", "shared_bytes", "pinned_bytes", "locked_bytes", "swap_bytes")
-    for source in session.of_host("processes", process.host):
-        known = source.count_known(cursor_ns)
+    for source in session.host_sources("processes", process.host):
+        known = source.count_until(cursor_ns)
         tail = source.array[max(0, known - _TAIL) : known]
         mine = np.flatnonzero(tail["pid"] == process.pid)
         if len(mine):

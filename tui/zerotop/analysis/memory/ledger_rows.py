@@ -44,7 +44,7 @@ CORRECTIONS = (APART, FREED)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LedgerRow:
     """One line of a ledger."""
 
     key: str  # a key of LABELS
@@ -67,13 +67,13 @@ class GpuLedger:
     name: str
     ranks: tuple[int, ...]  # whose allocators it holds
     total_bytes: int
-    rows: tuple[Row, ...]
+    rows: tuple[LedgerRow, ...]
     job_bytes: int | None  # NVML's figure for the job's processes (see device_looks); None where it does not show them
     reserved_bytes: int  # PyTorch's, over the ranks
     allocated_bytes: int  # likewise: what the rows of ALLOCATED add up to
     unexplained_largest: tuple[int, ...]  # the largest blocks of that row when it was counted, largest first
     notes: tuple[str, ...]  # sentences about the ledger as a whole
 
-    def bytes_of(self, *keys: str) -> int:
+    def sum_bytes(self, *keys: str) -> int:
         """What the rows of these keys add up to; 0 where there are none."""
         return sum(row.bytes for row in self.rows if row.key in keys)

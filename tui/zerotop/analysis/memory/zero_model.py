@@ -30,7 +30,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zerotop.analysis.memory.deepspeed_estimates import Estimate, Rule, zero2, zero3
+from zerotop.analysis.memory.deepspeed_estimates import Estimate, RuleOfThumb, estimate_zero2, estimate_zero3
 from zerotop.analysis.memory.host_ledger import HostLedger
 from zerotop.analysis.memory.ledger_rows import GpuLedger
 from zerotop.analysis.memory.phase_peaks import RankPeaks
@@ -39,9 +39,9 @@ from zerotop.analysis.memory.tensor_inventory import (
     CATEGORIES,
     GRADIENTS,
     MASTER_WEIGHTS,
+    MOMENT_TEXTS,
     OPTIMIZER_STATE,
     PARAMETERS,
-    WORDS,
     Inventory,
 )
 from zerotop.session.reader import Event
@@ -56,7 +56,7 @@ _FREED = "Gradients live from the backward to the update."
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class EngineSetup:
     """What the formulas need to know of an engine."""
 
     stage: int
@@ -74,7 +74,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedBytes:
     """Bytes of one rank by category; a category that is missing is not known."""
 
     gpu: dict[str, int]
@@ -92,41 +92,41 @@ class Difference:
     note: str = ""
 
     @property
-    def bytes(self) -> int | None:
+    def difference_bytes(self) -> int | None:
         """Measured less expected."""
         return None if self.expected_bytes is None else self.measured_bytes - self.expected_bytes
 
 
-def setup(engine: Mapping[str, Any]) -> Setup | None:
+def parse_setup(engine: Mapping[str, Any]) -> EngineSetup | None:
     """From the facts of an ``engine`` event; None where they lack what the formulas need."""
     stage, parameters = engine.get("zero_stage"), engine.get("parameters")
     if not isinstance(stage, int) or not isinstance(parameters, int):
         return None
     trainable, ranks = engine.get("trainable_parameters"), engine.get("data_parallel") or engine.get("world_size")
     layer = engine.get("largest_layer_parameters")
-    return Setup(
+    return EngineSetup(
         stage=stage,
         offload_optimizer=str(engine.get("offload_optimizer") or "none"),
         offload_parameters=str(engine.get("offload_parameters") or "none"),
-        offloaded_share=_offloaded_share(engine),
+        offloaded_share=_read_offloaded_share(engine),
         bytes_each=4 if engine.get("dtype") == "fp32" else 2,
         ranks=max(1, ranks if isinstance(ranks, int) else 1),
         parameters=parameters,
         trainable=trainable if isinstance(trainable, int) else parameters,
-        state_each=_state_bytes(str(engine.get("inner_optimizer") or "")),
+        state_each=_find_state_bytes(str(engine.get("inner_optimizer") or "")),
         trains=bool(engine.get("optimizer")),
         on_gpu=not str(engine.get("device") or "cuda").startswith("cpu"),
         largest_layer=layer if isinstance(layer, int) else None,
     )
 
 
-def setups_of(engines: Iterable[Event]) -> list[Setup]:
+def parse_setups(engines: Iterable[Event]) -> list[EngineSetup]:
     """Of the engines of one process, those that train first."""
-    found = [known for event in engines if (known := setup(event.facts)) is not None]
+    found = [known for event in engines if (known := parse_setup(event.facts)) is not None]
     return sorted(found, key=lambda known: not known.trains)
 
 
-def _offloaded_share(engine: Mapping[str, Any]) -> float:
+def _read_offloaded_share(engine: Mapping[str, Any]) -> float:
     try:
         share = engine["config"]["zero_optimization"]["offload_optimizer"]["ratio"]
     except (KeyError, TypeError):
@@ -134,63 +134,67 @@ def _offloaded_share(engine: Mapping[str, Any]) -> float:
     return float(share) if isinstance(share, (int, float)) and 0 <= share <= 1 else 1.0
 
 
-def _state_bytes(optimizer: str) -> int | None:
+def _find_state_bytes(optimizer: str) -> int | None:
     return next((size for name, size in _STATE_BYTES if name in optimizer.lower()), None)
 
 
-def expected(setup: Setup) -> Expected:
+def compute_expected(setup: EngineSetup) -> ExpectedBytes:
     """What the formulas say one rank holds, and where."""
-    found = Expected({}, {}, {})
+    found = ExpectedBytes({}, {}, {})
     weights = setup.bytes_each * setup.parameters
-    _put(found, PARAMETERS, _share(weights, setup, 3), setup.offload_parameters if setup.stage == 3 else "none", 1.0)
+    _put_category(
+        found, PARAMETERS, _compute_share(weights, setup, 3), setup.offload_parameters if setup.stage == 3 else "none", 1.0
+    )
     if setup.trains:
         _put_gradients(found, setup)
         where, share = setup.offload_optimizer if setup.stage else "none", setup.offloaded_share
         keeps_master = setup.bytes_each < 4 or setup.stage > 0
-        _put(found, MASTER_WEIGHTS, _share(4 * setup.trainable, setup, 1) if keeps_master else 0, where, share)
+        _put_category(
+            found, MASTER_WEIGHTS, _compute_share(4 * setup.trainable, setup, 1) if keeps_master else 0, where, share
+        )
         if setup.state_each is not None:
-            _put(found, OPTIMIZER_STATE, _share(setup.state_each * setup.trainable, setup, 1), where, share)
+            _put_category(found, OPTIMIZER_STATE, _compute_share(setup.state_each * setup.trainable, setup, 1), where, share)
     if setup.on_gpu:
         return found
     host = {name: found.gpu.get(name, 0) + found.host.get(name, 0) for name in found.gpu | found.host}
-    return Expected({}, host, found.nvme)
+    return ExpectedBytes({}, host, found.nvme)
 
 
-def expected_of(setups: Iterable[Setup]) -> Expected | None:
+def sum_expected(setups: Iterable[EngineSetup]) -> ExpectedBytes | None:
     """The same of all engines of one process together; None where there are none. What is not known of one is not known."""
-    each = [expected(setup) for setup in setups]
+    each = [compute_expected(setup) for setup in setups]
     if not each:
         return None
     gpu, host, nvme = ([getattr(one, name) for one in each] for name in ("gpu", "host", "nvme"))
-    return Expected(_sums(gpu), _sums(host), _sums(nvme))
+    return ExpectedBytes(_sum_categories(gpu), _sum_categories(host), _sum_categories(nvme))
 
 
-def _sums(parts: Sequence[dict[str, int]]) -> dict[str, int]:
+def _sum_categories(parts: Sequence[dict[str, int]]) -> dict[str, int]:
     trained = [part for part in parts if len(part) > 1] or parts
     names = set.intersection(*map(set, trained))
     return {name: sum(part.get(name, 0) for part in parts) for name in CATEGORIES if name in names}
 
 
-def _put_gradients(found: Expected, setup: Setup) -> None:
+def _put_gradients(found: ExpectedBytes, setup: EngineSetup) -> None:
     if setup.stage and setup.offload_optimizer != "none":
-        _put(found, GRADIENTS, _share(4 * setup.trainable, setup, 1), setup.offload_optimizer, 1.0)
+        _put_category(found, GRADIENTS, _compute_share(4 * setup.trainable, setup, 1), setup.offload_optimizer, 1.0)
     else:
-        _put(found, GRADIENTS, _share(setup.bytes_each * setup.trainable, setup, 2), "none", 1.0)
+        _put_category(found, GRADIENTS, _compute_share(setup.bytes_each * setup.trainable, setup, 2), "none", 1.0)
 
 
-def _share(size: int, setup: Setup, from_stage: int) -> int:
+def _compute_share(size: int, setup: EngineSetup, from_stage: int) -> int:
     """What of something one rank keeps that is partitioned from a stage on."""
     return -(-size // setup.ranks) if setup.stage >= from_stage else size
 
 
-def _put(found: Expected, category: str, size: int, where: str, share: float) -> None:
+def _put_category(found: ExpectedBytes, category: str, size: int, where: str, share: float) -> None:
     away = round(size * share) if where != "none" else 0
     found.gpu[category] = size - away
     found.host[category] = away if where == "cpu" else 0
     found.nvme[category] = away if where == "nvme" else 0
 
 
-def compare(ledger: GpuLedger | HostLedger, expected: Expected) -> tuple[Difference, ...]:
+def compare_ledger(ledger: GpuLedger | HostLedger, expected: ExpectedBytes) -> tuple[Difference, ...]:
     """Each category of a ledger beside what is expected; what several ranks on one GPU hold is expected of each of them."""
     ranks = len(ledger.ranks) if isinstance(ledger, GpuLedger) else 1
     sizes = expected.gpu if isinstance(ledger, GpuLedger) else expected.host
@@ -200,40 +204,40 @@ def compare(ledger: GpuLedger | HostLedger, expected: Expected) -> tuple[Differe
         if name in counted:
             size, row = sizes.get(name), counted[name]
             total = None if size is None else size * ranks
-            freed = name == GRADIENTS and 2 * row.bytes < (total or 0) and WORDS[AFTER_UPDATE] in row.basis
+            freed = name == GRADIENTS and 2 * row.bytes < (total or 0) and MOMENT_TEXTS[AFTER_UPDATE] in row.basis
             found.append(Difference(name, total, row.bytes, _FREED if freed else ""))
     return tuple(found)
 
 
-def estimates(setup: Setup, *, nodes: int = 1) -> tuple[Estimate, ...]:
+def estimate_job(setup: EngineSetup, *, nodes: int = 1) -> tuple[Estimate, ...]:
     """DeepSpeed's estimates for a job like this in all their option rows; those of stage 3 need the largest layer's size.
 
     ``nodes`` are those that were seen: none where nobody sampled.
     """
     nodes = max(1, nodes)
     gpus = max(1, setup.ranks // nodes)
-    found = zero2(setup.parameters, gpus=gpus, nodes=nodes)
+    found = estimate_zero2(setup.parameters, gpus=gpus, nodes=nodes)
     if setup.largest_layer is not None:
-        found += zero3(setup.parameters, setup.largest_layer, gpus=gpus, nodes=nodes)
+        found += estimate_zero3(setup.parameters, setup.largest_layer, gpus=gpus, nodes=nodes)
     return found
 
 
-def is_of(estimate: Estimate, setup: Setup) -> bool:
+def is_for_setup(estimate: Estimate, setup: EngineSetup) -> bool:
     """Whether an estimate is for what the job does; whether its model was made under zero.Init is not known."""
     options = (estimate.stage, estimate.offload_optimizer, estimate.offload_parameters)
     return options == (setup.stage, setup.offload_optimizer != "none", setup.offload_parameters != "none")
 
 
-def rule_of_thumb(told: Inventory, peaks: RankPeaks) -> Rule:
+def compute_rule_of_thumb(inventory: Inventory, peaks: RankPeaks) -> RuleOfThumb:
     """The rule with what was measured of one rank: an inventory after an update, and its peaks by phase."""
-    kept = told.device.get(PARAMETERS, 0)
-    optimizer = told.device.get(MASTER_WEIGHTS, 0) + told.device.get(OPTIMIZER_STATE, 0)
+    kept = inventory.device.get(PARAMETERS, 0)
+    optimizer = inventory.device.get(MASTER_WEIGHTS, 0) + inventory.device.get(OPTIMIZER_STATE, 0)
     highest = {peak.phase: peak.allocated_bytes for peak in peaks.phases}
     in_update = max(highest.get(phase, 0) for phase in _UPDATE)
-    return Rule(
+    return RuleOfThumb(
         parameters=kept,
         optimizer=optimizer,
-        gradients=told.gradients_alive,
-        intermediates=max(0, in_update - kept - optimizer - told.gradients_alive),
+        gradients=inventory.gradients_alive,
+        intermediates=max(0, in_update - kept - optimizer - inventory.gradients_alive),
         activations=max(0, highest.get("forward", 0) - kept - optimizer),
     )

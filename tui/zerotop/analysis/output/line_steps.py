@@ -13,7 +13,7 @@ class StepClock:
         self._count = -1
         self._sources: list[Source] = []
 
-    def at(self, time_ns: int) -> int | None:
+    def step_at(self, time_ns: int) -> int | None:
         """The step at a time in unix ns; None before the first one and where no probe told."""
         begins = self._session.sources["begins"]
         if len(begins) != self._count:
@@ -21,9 +21,9 @@ class StepClock:
             lowest = min((source.rank for source in begins), default=-1)
             # Of a rank that was started again the later process counts.
             ours = (source for source in begins if source.rank == lowest)
-            self._sources = sorted(ours, key=lambda source: source.born_ns, reverse=True)
+            self._sources = sorted(ours, key=lambda source: source.created_ns, reverse=True)
         for source in self._sources:
-            known = source.count_known(time_ns)
+            known = source.count_until(time_ns)
             steps = source.array["step"][max(0, known - 1) : known]
             if len(steps):
                 return int(steps[0]) if steps[0] >= 0 else None

@@ -10,118 +10,122 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from zerotop.analysis.output.lines import Place, Reel
+from zerotop.analysis.output.lines import LinePosition, OutputBuffer
 
 _ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])")
 # So many blocks are few: it is told where in them something is.
-_FEW = 4
+_FEW_BLOCKS = 4
 
 
-def pattern(text: str) -> re.Pattern[str]:
+def compile_pattern(text: str) -> re.Pattern[str]:
     """Finds a plain text; capitals and small letters are the same unless it has capitals."""
     return re.compile(re.escape(text), 0 if text != text.lower() else re.IGNORECASE)
 
 
-class Search:
+class OutputSearch:
     """Where a text is found in a reel: by block the lines that have it.
 
     A block is made into lines only if its bytes have the text at all. (What reads so only because one line was written over
     another is not found.)
     """
 
-    def __init__(self, reel: Reel, text: str, *, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, buffer: OutputBuffer, text: str, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self.text = text
-        self.pattern = pattern(text)
-        self._reel = reel
+        self.pattern = compile_pattern(text)
+        self._buffer = buffer
         self._clock = clock
-        self._found: dict[int, Sequence[int]] = {}  # of blocks that change no more, and were searched
-        self._open: tuple[object, Sequence[int]] = (None, [])
-        self._left = 0  # the blocks before it were all searched
-        self._sum = 0  # lines found in blocks that change no more
+        self._matches: dict[int, Sequence[int]] = {}  # of blocks that change no more, and were searched
+        self._open_matches: tuple[object, Sequence[int]] = (None, [])
+        self._next_block = 0  # the blocks before it were all searched
+        self._sealed_count = 0  # lines found in blocks that change no more
 
     @property
-    def count(self) -> int:
+    def match_count(self) -> int:
         """How many lines have it, as far as was searched."""
-        return self._sum + len(self._of_open())
+        return self._sealed_count + len(self._find_in_open())
 
     @property
-    def searched(self) -> float:
+    def searched_share(self) -> float:
         """Which share of the output was searched."""
-        return (len(self._found) + 1) / (self._reel.blocks.sealed + 1)
+        return (len(self._matches) + 1) / (self._buffer.blocks.sealed_count + 1)
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether all of it was."""
-        return len(self._found) == self._reel.blocks.sealed
+        return len(self._matches) == self._buffer.blocks.sealed_count
 
-    def work(self, budget_s: float) -> bool:
+    def continue_search(self, budget_s: float) -> bool:
         """Searches on for about so long; True when all was searched."""
         until = self._clock() + budget_s
-        while not self.done and self._clock() < until:
-            while self._left in self._found:
-                self._left += 1
-            self._of(self._left)
-        return self.done
+        while not self.is_done and self._clock() < until:
+            while self._next_block in self._matches:
+                self._next_block += 1
+            self._find_in_block(self._next_block)
+        return self.is_done
 
-    def near(self, place: Place, direction: int, budget_s: float) -> tuple[Place | None, Place | None]:
+    def find_nearest(
+        self, position: LinePosition, direction: int, budget_s: float
+    ) -> tuple[LinePosition | None, LinePosition | None]:
         """(the first match after ``place``, or before it; where to go on looking for it when time was up)."""
         until = self._clock() + budget_s
-        block, line = place
-        while 0 <= block <= self._reel.blocks.sealed:
-            lines = self._of(block)
+        block, line = position
+        while 0 <= block <= self._buffer.blocks.sealed_count:
+            lines = self._find_in_block(block)
             if direction > 0:
                 at = bisect_left(lines, line)
                 if at < len(lines):
-                    return Place(block, lines[at]), None
+                    return LinePosition(block, lines[at]), None
             else:
                 at = bisect_left(lines, line) - 1
                 if at >= 0:
-                    return Place(block, lines[at]), None
+                    return LinePosition(block, lines[at]), None
             block, line = block + direction, 0 if direction > 0 else 1 << 60
-            if self._clock() >= until and 0 <= block <= self._reel.blocks.sealed:
-                return None, Place(block, line)
+            if self._clock() >= until and 0 <= block <= self._buffer.blocks.sealed_count:
+                return None, LinePosition(block, line)
         return None, None
 
-    def number(self, place: Place) -> int | None:
+    def number_match(self, position: LinePosition) -> int | None:
         """Which of the matches a place is, counted from 1; None while not all before it was searched."""
-        if any(block not in self._found for block in range(min(place.block, self._reel.blocks.sealed))):
+        if any(block not in self._matches for block in range(min(position.block, self._buffer.blocks.sealed_count))):
             return None
-        before = sum(len(self._found[block]) for block in range(place.block))
-        lines = self._of(place.block)
-        at = bisect_left(lines, place.line)
-        return before + at + 1 if at < len(lines) and lines[at] == place.line else None
+        before = sum(len(self._matches[block]) for block in range(position.block))
+        lines = self._find_in_block(position.block)
+        at = bisect_left(lines, position.line)
+        return before + at + 1 if at < len(lines) and lines[at] == position.line else None
 
-    def shares(self) -> tuple[float, ...]:
+    def match_shares(self) -> tuple[float, ...]:
         """Where in the whole output there are matches, from 0 to 1; to the block where there are many of those."""
-        sealed = self._reel.blocks.sealed
-        found = {block: lines for block, lines in self._found.items() if lines}
-        if sealed < _FEW:
-            found[sealed] = self._of_open()
-            return tuple(self._reel.share(Place(block, line)) for block, lines in found.items() for line in lines)
+        sealed = self._buffer.blocks.sealed_count
+        found = {block: lines for block, lines in self._matches.items() if lines}
+        if sealed < _FEW_BLOCKS:
+            found[sealed] = self._find_in_open()
+            return tuple(
+                self._buffer.measure_share(LinePosition(block, line)) for block, lines in found.items() for line in lines
+            )
         return tuple((block + 0.5) / (sealed + 1) for block in found)
 
-    def _of(self, block: int) -> Sequence[int]:
+    def _find_in_block(self, block: int) -> Sequence[int]:
         """The matching lines of a block."""
-        if block >= self._reel.blocks.sealed:
-            return self._of_open()
-        if block not in self._found:
-            self._found[block] = self._look(block)
-            self._sum += len(self._found[block])
-        return self._found[block]
+        if block >= self._buffer.blocks.sealed_count:
+            return self._find_in_open()
+        if block not in self._matches:
+            self._matches[block] = self._search_block(block)
+            self._sealed_count += len(self._matches[block])
+        return self._matches[block]
 
-    def _of_open(self) -> Sequence[int]:
+    def _find_in_open(self) -> Sequence[int]:
         """The same of the block that grows."""
-        texts = self._reel.blocks.finished(self._reel.blocks.sealed).texts
-        if self._open[0] is not texts:
-            self._open = (texts, self._matching(texts))
-        return self._open[1]
+        texts = self._buffer.blocks.finished_lines(self._buffer.blocks.sealed_count).texts
+        if self._open_matches[0] is not texts:
+            self._open_matches = (texts, self._match_lines(texts))
+        return self._open_matches[1]
 
-    def _look(self, block: int) -> Sequence[int]:
-        if not any(self._may_have(data) for data in self._reel.blocks.raw(block)):
+    def _search_block(self, block: int) -> Sequence[int]:
+        if not any(self._may_match(data) for data in self._buffer.blocks.iter_bytes(block)):
             return []
-        return self._matching(self._reel.blocks.finished(block).texts)
+        return self._match_lines(self._buffer.blocks.finished_lines(block).texts)
 
-    def _may_have(self, data: bytes) -> bool:
+    def _may_match(self, data: bytes) -> bool:
         if b"\x1b" in data:
             data = _ESCAPE.sub(b"", data)
         if not self.pattern.flags & re.IGNORECASE:
@@ -130,7 +134,7 @@ class Search:
             return self.text.encode() in data.lower()
         return self.pattern.search(data.decode("utf-8", "replace")) is not None
 
-    def _matching(self, texts: Sequence[str]) -> Sequence[int]:
+    def _match_lines(self, texts: Sequence[str]) -> Sequence[int]:
         """The numbers of those lines that have it."""
         whole = "\n".join(texts)
         begins = [match.start() for match in self.pattern.finditer(whole)]

@@ -8,7 +8,7 @@ from zerotop.session.reader import Event, Session
 
 Cores = frozenset[int]
 NO_CORES: Cores = frozenset()
-_MOST = 1 << 16  # no machine has more; a damaged recording may say so
+_MAX_CORE = 1 << 16  # no machine has more; a damaged recording may say so
 
 
 def parse_cores(text: str) -> Cores:
@@ -17,11 +17,11 @@ def parse_cores(text: str) -> Cores:
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
         if first.isdigit() and (last or first).isdigit():
-            found.update(range(int(first), min(int(last or first), _MOST) + 1))
+            found.update(range(int(first), min(int(last or first), _MAX_CORE) + 1))
     return frozenset(found)
 
 
-def cores_text(cores: Iterable[int]) -> str:
+def format_cores(cores: Iterable[int]) -> str:
     """{0, 1, 2, 3, 8} -> ``0-3,8``."""
     parts: list[tuple[int, int]] = []
     for core in sorted(cores):
@@ -38,46 +38,46 @@ class Affinities:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._count = -1
-        self._told: dict[tuple[str, int], list[Event]] = {}
+        self._affinity_events: dict[tuple[str, int], list[Event]] = {}
         self._nodes: dict[str, dict[int, int]] = {}
 
-    def _update(self) -> None:
+    def _update_events(self) -> None:
         events = self._session.events
         if len(events) == self._count:
             return
         self._count = len(events)
-        self._told, self._nodes = {}, {}
+        self._affinity_events, self._nodes = {}, {}
         for event in events:
             if event.name == "affinity":
-                self._told.setdefault((event.host, int(event.facts.get("pid") or 0)), []).append(event)
+                self._affinity_events.setdefault((event.host, int(event.facts.get("pid") or 0)), []).append(event)
             elif event.name == "node":
                 for node in event.facts.get("numa") or ():
                     cores = parse_cores(str(node.get("cpus") or ""))
                     self._nodes.setdefault(event.host, {}).update(dict.fromkeys(cores, int(node.get("node") or 0)))
 
-    def process(self, host: str, pid: int, cursor_ns: int) -> Cores:
+    def find_process_cores(self, host: str, pid: int, cursor_ns: int) -> Cores:
         """The cores that a process may run on; none where that was not recorded."""
-        self._update()
-        known = [event for event in self._told.get((host, pid), ()) if event.unix_ns <= cursor_ns]
+        self._update_events()
+        known = [event for event in self._affinity_events.get((host, pid), ()) if event.unix_ns <= cursor_ns]
         return parse_cores(str(known[-1].facts.get("cpus") or "")) if known else NO_CORES
 
-    def threads(self, host: str, pid: int, cursor_ns: int) -> dict[int, Cores]:
+    def find_thread_cores(self, host: str, pid: int, cursor_ns: int) -> dict[int, Cores]:
         """By tid the cores of those threads of a process that have others than the process had."""
-        self._update()
+        self._update_events()
         found: dict[int, Cores] = {}
-        for event in self._told.get((host, pid), ()):
+        for event in self._affinity_events.get((host, pid), ()):
             if event.unix_ns <= cursor_ns:
                 for tid, cores in (event.facts.get("threads") or {}).items():
                     found[int(tid)] = parse_cores(str(cores))
         return found
 
-    def nodes(self, host: str, cores: Iterable[int]) -> tuple[int, ...]:
+    def find_nodes(self, host: str, cores: Iterable[int]) -> tuple[int, ...]:
         """The NUMA nodes of these cores; none where that was not recorded."""
-        self._update()
+        self._update_events()
         node_of = self._nodes.get(host, {})
         return tuple(sorted({node_of[core] for core in cores if core in node_of}))
 
-    def node_count(self, host: str) -> int:
+    def count_nodes(self, host: str) -> int:
         """How many NUMA nodes with cores a host has; 0 where that was not recorded."""
-        self._update()
+        self._update_events()
         return len(set(self._nodes.get(host, {}).values()))

@@ -19,7 +19,7 @@ from zerotop.analysis.steps.step_table import RankSteps
 
 Ints = NDArray[np.int64]
 Matrix = NDArray[np.floating[Any]]  # ranks x steps, NaN where nothing is known
-RECENT = 64  # steps that a rank's figures are medians of
+RECENT_STEPS = 64  # steps that a rank's figures are medians of
 
 
 class Metric(Enum):
@@ -37,8 +37,8 @@ class Metric(Enum):
     CORES = "cores"  # mean
 
 
-TIMES = (Metric.ITERATION, Metric.WAIT, Metric.FORWARD, Metric.BACKWARD, Metric.STEP, Metric.DATA, Metric.OTHER)
-_RECORDED = (Metric.ITERATION, Metric.FORWARD, Metric.BACKWARD, Metric.STEP, Metric.DATA)
+TIME_METRICS = (Metric.ITERATION, Metric.WAIT, Metric.FORWARD, Metric.BACKWARD, Metric.STEP, Metric.DATA, Metric.OTHER)
+_RECORDED_METRICS = (Metric.ITERATION, Metric.FORWARD, Metric.BACKWARD, Metric.STEP, Metric.DATA)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,52 +53,54 @@ class RankMatrix:
     times: dict[Metric, Matrix]
 
     @cached_property
-    def ranks(self) -> Ints:
+    def rank_numbers(self) -> Ints:
         """Of each row."""
         return np.array([process.source.rank for process in self.processes], np.int64)
 
     @cached_property
-    def hosts(self) -> tuple[str, ...]:
+    def host_names(self) -> tuple[str, ...]:
         """Of each row."""
         return tuple(process.source.host for process in self.processes)
 
     @cached_property
-    def usual(self) -> dict[Metric, Matrix]:
+    def usual_times(self) -> dict[Metric, Matrix]:
         """The median of each rank's recent steps, (ranks,)."""
-        return {metric: median(values[:, -RECENT:], 1) for metric, values in self.times.items()}
+        return {metric: compute_median(values[:, -RECENT_STEPS:], 1) for metric, values in self.times.items()}
 
 
-NOTHING = RankMatrix((), (), np.empty(0, np.int64), np.empty((0, 0), np.int64), np.empty((0, 0), np.int64), {})
+EMPTY_MATRIX = RankMatrix((), (), np.empty(0, np.int64), np.empty((0, 0), np.int64), np.empty((0, 0), np.int64), {})
 
 
 class RankMatrices:
     """The matrix at any cursor; the same object as before while no rank has finished another step."""
 
     def __init__(self) -> None:
-        self._last = NOTHING
-        self._asked: tuple[object, ...] = ()
+        self._last = EMPTY_MATRIX
+        self._last_request: tuple[object, ...] = ()
 
-    def at(self, processes: Sequence[RankSteps], cursor_ns: int, columns: int, *, meets_in_forward: bool) -> RankMatrix:
+    def matrix_at(
+        self, processes: Sequence[RankSteps], cursor_ns: int, columns: int, *, meets_in_forward: bool
+    ) -> RankMatrix:
         """The last ``columns`` steps.
 
         Args:
             processes: all rank processes of the session, in the order in which they were born.
             meets_in_forward: ranks wait for each other in the forward too (ZeRO-3), not only from the backward on.
         """
-        together = attempt(processes, cursor_ns)
-        counts = tuple(_count_known(process, cursor_ns) for process in together)
+        together = find_attempt(processes, cursor_ns)
+        counts = tuple(_count_until(process, cursor_ns) for process in together)
         asked = (together, counts, columns, meets_in_forward)
-        if asked != self._asked:
-            self._asked = asked
-            self._last = _matrix(together, counts, max(1, columns), meets_in_forward)
+        if asked != self._last_request:
+            self._last_request = asked
+            self._last = _build_matrix(together, counts, max(1, columns), meets_in_forward)
         return self._last
 
 
-def attempt(processes: Sequence[RankSteps], cursor_ns: int) -> tuple[RankSteps, ...]:
+def find_attempt(processes: Sequence[RankSteps], cursor_ns: int) -> tuple[RankSteps, ...]:
     """The processes that train together at the cursor, by rank: where a rank appears again, the job was started again."""
     found: dict[int, RankSteps] = {}
     for process in processes:
-        if process.source.born_ns > cursor_ns:
+        if process.source.created_ns > cursor_ns:
             break
         if process.source.rank in found:
             found = {}
@@ -106,24 +108,26 @@ def attempt(processes: Sequence[RankSteps], cursor_ns: int) -> tuple[RankSteps, 
     return tuple(found[rank] for rank in sorted(found))
 
 
-def _count_known(process: RankSteps, cursor_ns: int) -> int:
-    rows = process.rows
+def _count_until(process: RankSteps, cursor_ns: int) -> int:
+    rows = process.step_rows
     if len(rows) and rows["end_unix_ns"][-1] <= cursor_ns:
         return len(rows)
     return bisect_right(rows["end_unix_ns"], cursor_ns)
 
 
-def _matrix(processes: tuple[RankSteps, ...], counts: tuple[int, ...], columns: int, meets_in_forward: bool) -> RankMatrix:
+def _build_matrix(
+    processes: tuple[RankSteps, ...], counts: tuple[int, ...], columns: int, meets_in_forward: bool
+) -> RankMatrix:
     known = [(process, count) for process, count in zip(processes, counts, strict=True) if count]
     if not known:
-        return replace(NOTHING, processes=processes, counts=counts)
-    last = max(int(process.rows["step"][count - 1]) for process, count in known)
-    first = max(last - columns + 1, min(int(process.rows["step"][max(0, count - columns)]) for process, count in known))
+        return replace(EMPTY_MATRIX, processes=processes, counts=counts)
+    last = max(int(process.step_rows["step"][count - 1]) for process, count in known)
+    first = max(last - columns + 1, min(int(process.step_rows["step"][max(0, count - columns)]) for process, count in known))
     shape = (len(processes), last - first + 1)
-    times = {metric: np.full(shape, np.nan, np.float32) for metric in _RECORDED}
+    times = {metric: np.full(shape, np.nan, np.float32) for metric in _RECORDED_METRICS}
     begins, ends = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     for row, (process, count) in enumerate(zip(processes, counts, strict=True)):
-        tail = process.rows[max(0, count - shape[1]) : count]
+        tail = process.step_rows[max(0, count - shape[1]) : count]
         place = tail["step"] - first
         if len(place) and place[0] < 0:
             tail, place = tail[place >= 0], place[place >= 0]
@@ -133,13 +137,13 @@ def _matrix(processes: tuple[RankSteps, ...], counts: tuple[int, ...], columns: 
         run = int(place[-1] - place[0]) + 1 == len(place)
         where = slice(int(place[0]), int(place[-1]) + 1) if run else place
         begins[row, where], ends[row, where] = tail["begin_unix_ns"], tail["end_unix_ns"]
-        for metric in _RECORDED:
+        for metric in _RECORDED_METRICS:
             times[metric][row, where] = tail[f"{metric.value}_s"]
-    _derive(times, meets_in_forward)
+    _derive_times(times, meets_in_forward)
     return RankMatrix(processes, counts, np.arange(first, last + 1), begins, ends, times)
 
 
-def _derive(times: dict[Metric, Matrix], meets_in_forward: bool) -> None:
+def _derive_times(times: dict[Metric, Matrix], meets_in_forward: bool) -> None:
     """What follows from what was recorded."""
     met = times[Metric.BACKWARD] + times[Metric.STEP]
     known = met + times[Metric.FORWARD] + times[Metric.DATA]
@@ -148,10 +152,10 @@ def _derive(times: dict[Metric, Matrix], meets_in_forward: bool) -> None:
     alone = times[Metric.ITERATION] - met
     if meets_in_forward:
         alone = alone - times[Metric.FORWARD]
-    times[Metric.WAIT] = np.maximum(0, alone - median(alone, 0)[None, :])
+    times[Metric.WAIT] = np.maximum(0, alone - compute_median(alone, 0)[None, :])
 
 
-def median(values: Matrix, axis: int) -> Matrix:
+def compute_median(values: Matrix, axis: int) -> Matrix:
     """The median of what is known along an axis of a matrix, the lower of two in the middle; NaN where nothing is."""
     if not values.size:
         return np.full(values.shape[1 - axis], np.nan, np.float32)

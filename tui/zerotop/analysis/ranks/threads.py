@@ -11,19 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.live_view import Floats, Rank
-from zerotop.analysis.processes.phases import innermost
+from zerotop.analysis.processes.phases import find_innermost
 from zerotop.analysis.processes.ranks_and_hosts import FRESH_NS
 from zerotop.analysis.ranks.affinity import NO_CORES, Affinities, Cores
-from zerotop.analysis.views.history import PIECE_NS, most_voted
+from zerotop.analysis.views.history import PIECE_NS, vote_phases
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording.tables import PHASES
 
 _NUMBERED = re.compile(r"^(.*?)[-_:#/]?\d+$")
-MAIN = "main thread"
-_LATELY_NS = 10_000_000_000  # how long back waiting is told of
-_OF_THREADS = ("tid", "cores_used", "wait_ns", "processor", "name")
-_SAMPLED = ("cores_used", "busy_threads")
-_GRAIN = 8  # moments within a cell at which it is asked which phase the rank was in
+MAIN_NAME = "main thread"
+_WAITING_WINDOW_NS = 10_000_000_000  # how long back waiting is told of
+_THREAD_COLUMNS = ("tid", "cores_used", "wait_ns", "processor", "name")
+_PROCESS_COLUMNS = ("cores_used", "busy_threads")
+_VOTES_PER_CELL = 8  # moments within a cell at which it is asked which phase the rank was in
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,15 +33,15 @@ class Thread:
     tid: int
     name: str
     cores_used: float  # now; 0 when it hardly ran
-    waiting: float  # share of the time it was seen in which it was runnable and had no core
-    history: Floats  # (cells,) cores
+    waiting_cores: float  # share of the time it was seen in which it was runnable and had no core
+    cores_history: Floats  # (cells,) cores
     ran_on: Cores  # all cores it was seen on
-    nodes: tuple[int, ...]  # their NUMA nodes
-    allowed: Cores  # it may run on; none where not recorded
+    numa_nodes: tuple[int, ...]  # their NUMA nodes
+    allowed_cores: Cores  # it may run on; none where not recorded
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Group:
+class ThreadGroup:
     """Threads of one name."""
 
     name: str
@@ -52,15 +52,15 @@ class Group:
         return sum(thread.cores_used for thread in self.threads)
 
     @property
-    def waiting(self) -> float:
+    def waiting_cores(self) -> float:
         """How many of them were waiting for a core at any time lately; NaN where unknown."""
-        known = [thread.waiting for thread in self.threads if thread.waiting == thread.waiting]
+        known = [thread.waiting_cores for thread in self.threads if thread.waiting_cores == thread.waiting_cores]
         return sum(known) if known else float("nan")
 
     @property
-    def history(self) -> Floats:
+    def cores_history(self) -> Floats:
         """(cells,) cores of all of them."""
-        total: Floats = np.sum([thread.history for thread in self.threads], axis=0)
+        total: Floats = np.sum([thread.cores_history for thread in self.threads], axis=0)
         return total
 
     @property
@@ -68,12 +68,12 @@ class Group:
         return NO_CORES.union(*(thread.ran_on for thread in self.threads))
 
     @property
-    def nodes(self) -> tuple[int, ...]:
-        return tuple(sorted({node for thread in self.threads for node in thread.nodes}))
+    def numa_nodes(self) -> tuple[int, ...]:
+        return tuple(sorted({node for thread in self.threads for node in thread.numa_nodes}))
 
     @property
-    def allowed(self) -> Cores:
-        return NO_CORES.union(*(thread.allowed for thread in self.threads))
+    def allowed_cores(self) -> Cores:
+        return NO_CORES.union(*(thread.allowed_cores for thread in self.threads))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,15 +83,15 @@ class RankThreads:
     rank: Rank
     begin_s: float  # unix time at which the first cell begins
     end_s: float
-    groups: tuple[Group, ...]  # the busiest first
+    groups: tuple[ThreadGroup, ...]  # the busiest first
     phases: tuple[str, ...]  # (cells,) the phase it was in for most of each; "" before its engine exists
     time_s: Floats  # (samples,) unix time of each sample of the process
     cores_used: Floats  # (samples,)
-    busy: Floats  # (samples,) threads that ran for at least half of the time
+    busy_threads: Floats  # (samples,) threads that ran for at least half of the time
     rest_cores: float  # now, of threads that were not recorded one by one
     rest_threads: int  # how many there are
-    allowed: Cores  # the process may run on; none where not recorded
-    recorded: bool  # whether threads were recorded at all
+    allowed_cores: Cores  # the process may run on; none where not recorded
+    is_recorded: bool  # whether threads were recorded at all
 
 
 class ThreadTable:
@@ -101,59 +101,59 @@ class ThreadTable:
         self._session = session
         self.affinities = Affinities(session)
         self._last: tuple[object, RankThreads] | None = None
-        self._groups: tuple[object, tuple[Group, ...]] = (None, ())  # sampled more seldom than the rest
+        self._groups: tuple[object, tuple[ThreadGroup, ...]] = (None, ())  # sampled more seldom than the rest
 
-    def at(self, rank: Rank, cursor_ns: int, cells: int, cell_ns: int) -> RankThreads:
+    def threads_at(self, rank: Rank, cursor_ns: int, cells: int, cell_ns: int) -> RankThreads:
         """``cells`` of so many nanoseconds each, in whole ms, up to the last one that is over at the cursor."""
         end = cursor_ns // cell_ns
-        tables = {name: self._session.of_host(name, rank.host) for name in ("threads", "processes")}
-        known = tuple(source.count_known(cursor_ns) for sources in tables.values() for source in sources)
+        tables = {name: self._session.host_sources(name, rank.host) for name in ("threads", "processes")}
+        known = tuple(source.count_until(cursor_ns) for sources in tables.values() for source in sources)
         key = (rank, end, cells, cell_ns, known, len(self._session.events))
         if self._last is None or self._last[0] != key:
-            self._last = (key, self._tell(rank, cursor_ns, (end - cells, end), cell_ns, tables))
+            self._last = (key, self._build_threads(rank, cursor_ns, (end - cells, end), cell_ns, tables))
         return self._last[1]
 
-    def _tell(
+    def _build_threads(
         self, rank: Rank, cursor_ns: int, cells: tuple[int, int], cell_ns: int, tables: dict[str, Sequence[Source]]
     ) -> RankThreads:
         begin_ns, end_ns = cells[0] * cell_ns, cells[1] * cell_ns
-        groups = self._grouped(rank, cursor_ns, cells, cell_ns, tables["threads"])
+        groups = self._find_groups(rank, cursor_ns, cells, cell_ns, tables["threads"])
         threads = [thread for group in groups for thread in group.threads]
-        samples_ns, samples, _ = _of_process(tables["processes"], rank.pid, begin_ns, cursor_ns, _SAMPLED)
+        samples_ns, samples, _ = _read_process(tables["processes"], rank.pid, begin_ns, cursor_ns, _PROCESS_COLUMNS)
         named = sum(thread.cores_used > 0 for thread in threads)
         return RankThreads(
             rank=rank,
             begin_s=begin_ns / 1e9,
             end_s=end_ns / 1e9,
             groups=groups,
-            phases=self._phases(rank, cells, cell_ns, cursor_ns),
+            phases=self._vote_phases(rank, cells, cell_ns, cursor_ns),
             time_s=samples_ns / 1e9,
             cores_used=samples["cores_used"].astype(np.float64),
-            busy=samples["busy_threads"].astype(np.float64),
+            busy_threads=samples["busy_threads"].astype(np.float64),
             rest_cores=max(0.0, rank.cores_used - sum(thread.cores_used for thread in threads)),
             rest_threads=max(0, rank.thread_count - named),
-            allowed=self.affinities.process(rank.host, rank.pid, cursor_ns),
-            recorded=any(len(source.array) for source in tables["threads"]),
+            allowed_cores=self.affinities.find_process_cores(rank.host, rank.pid, cursor_ns),
+            is_recorded=any(len(source.array) for source in tables["threads"]),
         )
 
-    def _grouped(
+    def _find_groups(
         self, rank: Rank, cursor_ns: int, cells: tuple[int, int], cell_ns: int, sources: Sequence[Source]
-    ) -> tuple[Group, ...]:
-        known = tuple(source.count_known(cursor_ns) for source in sources)
+    ) -> tuple[ThreadGroup, ...]:
+        known = tuple(source.count_until(cursor_ns) for source in sources)
         key = (rank.host, rank.pid, cells, cell_ns, known, len(self._session.events))
         if self._groups[0] != key:
-            self._groups = key, _grouped(self._threads(rank, cursor_ns, cells, cell_ns, sources))
+            self._groups = key, _group_threads(self._read_threads(rank, cursor_ns, cells, cell_ns, sources))
         return self._groups[1]
 
-    def _threads(
+    def _read_threads(
         self, rank: Rank, cursor_ns: int, cells: tuple[int, int], cell_ns: int, sources: Sequence[Source]
     ) -> list[Thread]:
         begin_ns, count = cells[0] * cell_ns, cells[1] - cells[0] + 1
-        times, rows, ticks = _of_process(sources, rank.pid, begin_ns, cursor_ns, _OF_THREADS)
+        times, rows, ticks = _read_process(sources, rank.pid, begin_ns, cursor_ns, _THREAD_COLUMNS)
         if not len(times):
             return []
-        own = self.affinities.threads(rank.host, rank.pid, cursor_ns)
-        process = self.affinities.process(rank.host, rank.pid, cursor_ns)
+        own = self.affinities.find_thread_cores(rank.host, rank.pid, cursor_ns)
+        process = self.affinities.find_process_cores(rank.host, rank.pid, cursor_ns)
         order = np.argsort(rows["tid"], kind="stable")  # each one's records together, as they were written
         times, rows = times[order], {name: column[order] for name, column in rows.items()}
         begins = np.flatnonzero(np.diff(rows["tid"], prepend=-1))
@@ -163,47 +163,47 @@ class ThreadTable:
         sums = np.bincount(which * count + places, rows["cores_used"], len(begins) * count).reshape(-1, count)
         with np.errstate(invalid="ignore", divide="ignore"):
             cores = sums / np.bincount((np.unique(ticks) - begin_ns) // cell_ns, minlength=count)
-        histories = _held(np.asarray(cores, np.float64), max(1, round(PIECE_NS / cell_ns)))[:, :-1]
+        histories = _fill_gaps(np.asarray(cores, np.float64), max(1, round(PIECE_NS / cell_ns)))[:, :-1]
         last_ns = int(ticks.max()) if cursor_ns - ticks.max() < FRESH_NS else -1
         found = []
         for history, begin, end in zip(histories, begins.tolist(), ends, strict=True):
             tid, at = int(rows["tid"][begin]), times[begin:end]
             ran_on = frozenset(core for core in set(rows["processor"][begin:end].tolist()) if core >= 0)
-            lately = at >= cursor_ns - _LATELY_NS
+            lately = at >= cursor_ns - _WAITING_WINDOW_NS
             found.append(
                 Thread(
                     tid=tid,
-                    name=MAIN if tid == rank.pid else rows["name"][end - 1].decode("utf-8", "replace"),
+                    name=MAIN_NAME if tid == rank.pid else rows["name"][end - 1].decode("utf-8", "replace"),
                     cores_used=float(rows["cores_used"][end - 1]) if at[-1] == last_ns else 0.0,
-                    waiting=_waiting(rows["wait_ns"][begin:end][lately], at[lately]),
-                    history=history,
+                    waiting_cores=_measure_waiting(rows["wait_ns"][begin:end][lately], at[lately]),
+                    cores_history=history,
                     ran_on=ran_on,
-                    nodes=self.affinities.nodes(rank.host, ran_on),
-                    allowed=own.get(tid, process),
+                    numa_nodes=self.affinities.find_nodes(rank.host, ran_on),
+                    allowed_cores=own.get(tid, process),
                 )
             )
         return found
 
-    def _phases(self, rank: Rank, cells: tuple[int, int], cell_ns: int, cursor_ns: int) -> tuple[str, ...]:
+    def _vote_phases(self, rank: Rank, cells: tuple[int, int], cell_ns: int, cursor_ns: int) -> tuple[str, ...]:
         """The phase that the rank was in for most of each cell."""
         count = cells[1] - cells[0]
-        begins, spans = (self._session.table_of(table, rank.host, rank.pid, cursor_ns) for table in ("begins", "spans"))
+        begins, spans = (self._session.find_source(table, rank.host, rank.pid, cursor_ns) for table in ("begins", "spans"))
         if begins is None or count <= 0:
             return ("",) * max(0, count)
-        grain = cell_ns // _GRAIN
+        grain = cell_ns // _VOTES_PER_CELL
         moments = np.arange(cells[0] * cell_ns + grain // 2, cells[1] * cell_ns, grain)
-        codes = most_voted(innermost(begins, spans, moments, cursor_ns), count)
+        codes = vote_phases(find_innermost(begins, spans, moments, cursor_ns), count)
         return tuple("" if code < 0 else PHASES[code] for code in codes.tolist())
 
 
-def _of_process(
+def _read_process(
     sources: Sequence[Source], pid: int, begin_ns: int, cursor_ns: int, columns: Sequence[str]
 ) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]], NDArray[np.int64]]:
     """(unix ns of each record of a process, columns of those records, times of all): what is known since a moment."""
     times, ticks = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     found: dict[str, list[NDArray[Any]]] = {name: [] for name in columns}
     for source in sources:
-        lately = source.array[source.count_known(begin_ns - 1) : source.count_known(cursor_ns)]
+        lately = source.array[source.count_until(begin_ns - 1) : source.count_until(cursor_ns)]
         mine = np.flatnonzero(lately["pid"] == pid)
         ticks.append(lately["time_ns"] + source.offset_ns)
         times.append(ticks[-1][mine])
@@ -213,23 +213,23 @@ def _of_process(
     return np.concatenate(times), told, np.concatenate(ticks)
 
 
-def _held(history: Floats, most: int) -> Floats:
+def _fill_gaps(history: Floats, max_cells: int) -> Floats:
     """Cells in which no sampler ticked, as ticks are as far apart as so many cells, have what the one before them had."""
-    for _ in range(most):
+    for _ in range(max_cells):
         empty = np.isnan(history[:, 1:]) & ~np.isnan(history[:, :-1])
         history[:, 1:][empty] = history[:, :-1][empty]
     return history
 
 
-def _waiting(wait_ns: NDArray[Any], times: NDArray[np.int64]) -> float:
+def _measure_waiting(wait_ns: NDArray[Any], times: NDArray[np.int64]) -> float:
     """Which share of the time between these records a thread waited for a core; NaN where unknown."""
     passed = int(times[-1] - times[0]) if len(times) else 0
     return max(0.0, int(wait_ns[-1]) - int(wait_ns[0])) / passed if passed else float("nan")
 
 
-def _grouped(threads: Sequence[Thread]) -> tuple[Group, ...]:
+def _group_threads(threads: Sequence[Thread]) -> tuple[ThreadGroup, ...]:
     """Threads of the same name, or of names that differ in a number at their end, together."""
-    usual = {thread.tid: _usual(thread) for thread in threads}
+    usual = {thread.tid: _compute_mean_cores(thread) for thread in threads}
     families: dict[str, list[Thread]] = {}
     for thread in threads:
         numbered = _NUMBERED.match(thread.name)
@@ -237,35 +237,35 @@ def _grouped(threads: Sequence[Thread]) -> tuple[Group, ...]:
     groups = []
     for family, members in families.items():
         names = {thread.name for thread in members}
-        members.sort(key=lambda thread: (-usual[thread.tid], -_lately(thread), thread.tid))
-        groups.append(Group(names.pop() if len(names) == 1 else f"{family}*", tuple(members)))
+        members.sort(key=lambda thread: (-usual[thread.tid], -_find_last_quarter(thread), thread.tid))
+        groups.append(ThreadGroup(names.pop() if len(names) == 1 else f"{family}*", tuple(members)))
     return tuple(sorted(groups, key=lambda group: (-sum(usual[thread.tid] for thread in group.threads), group.name)))
 
 
-def _usual(thread: Thread) -> float:
+def _compute_mean_cores(thread: Thread) -> float:
     """Its cores over the whole while, coarsely, so that rows do not change places all the time."""
-    known = thread.history[~np.isnan(thread.history)]
+    known = thread.cores_history[~np.isnan(thread.cores_history)]
     return round(float(known.sum()) / len(known), 1) if len(known) else 0.0
 
 
-def _lately(thread: Thread) -> int:
+def _find_last_quarter(thread: Thread) -> int:
     """In which quarter of the while it ran last."""
-    ran = np.flatnonzero(np.nan_to_num(thread.history) > 0)
-    return int(4 * ran[-1] // len(thread.history)) if len(ran) else 0
+    ran = np.flatnonzero(np.nan_to_num(thread.cores_history) > 0)
+    return int(4 * ran[-1] // len(thread.cores_history)) if len(ran) else 0
 
 
-def crowding(ranks: Sequence[Rank], cores: dict[str, int], affinities: Affinities, cursor_ns: int) -> list[str]:
+def describe_crowding(ranks: Sequence[Rank], cores: dict[str, int], affinities: Affinities, cursor_ns: int) -> list[str]:
     """Sentences about threads that are in each other's way: more busy ones than cores, ranks bound to the same cores."""
     found = []
     for host in dict.fromkeys(rank.host for rank in ranks):
         mine = [rank for rank in ranks if rank.host == host and rank.alive and rank.rank >= 0]
         where = f" on {host}" if len({rank.host for rank in ranks}) > 1 else ""
-        found.extend(_crowded(mine, cores.get(host, 0), where))
-        found.extend(_shared(mine, cores.get(host, 0), affinities, cursor_ns, where))
+        found.extend(_describe_overload(mine, cores.get(host, 0), where))
+        found.extend(_describe_sharing(mine, cores.get(host, 0), affinities, cursor_ns, where))
     return found
 
 
-def _crowded(ranks: Sequence[Rank], cores: int, where: str) -> list[str]:
+def _describe_overload(ranks: Sequence[Rank], cores: int, where: str) -> list[str]:
     used, waiting = sum(rank.cores_used for rank in ranks), float(np.nansum([rank.waiting_cores for rank in ranks]))
     if not cores or waiting < max(1.0, 0.1 * cores) or used + waiting <= cores:
         return []
@@ -276,9 +276,9 @@ def _crowded(ranks: Sequence[Rank], cores: int, where: str) -> list[str]:
     ]
 
 
-def _shared(ranks: Sequence[Rank], cores: int, affinities: Affinities, cursor_ns: int, where: str) -> list[str]:
+def _describe_sharing(ranks: Sequence[Rank], cores: int, affinities: Affinities, cursor_ns: int, where: str) -> list[str]:
     """Ranks that were bound to some of the cores, and partly to the same."""
-    bound = {rank.rank: affinities.process(rank.host, rank.pid, cursor_ns) for rank in ranks}
+    bound = {rank.rank: affinities.find_process_cores(rank.host, rank.pid, cursor_ns) for rank in ranks}
     bound = {rank: allowed for rank, allowed in bound.items() if allowed and len(allowed) < cores}
     taken: dict[int, int] = {}
     for rank, allowed in sorted(bound.items()):

@@ -20,10 +20,10 @@ TABLES = (
 FORMATS = ("csv", "parquet", "jsonl")
 
 # What a spreadsheet may take for the beginning of a formula, the full-width forms included.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
-def export(session: Session, table: str, fmt: str, stream: BinaryIO) -> int:
+def export_table(session: Session, table: str, fmt: str, stream: BinaryIO) -> int:
     """Writes ``table`` to ``stream`` as ``fmt`` and returns how many rows that were.
 
     Raises ValueError, with a sentence for the user, for a table or format there is not.
@@ -34,7 +34,7 @@ def export(session: Session, table: str, fmt: str, stream: BinaryIO) -> int:
         raise ValueError(f"There is no export format {fmt!r}; there are {', '.join(FORMATS)}.")
     rows = 0
     with ThreadPoolExecutor(1) as ahead:  # the next batch is made while this one is written
-        pieces = _pieces(session, table, fmt)
+        pieces = _iter_batches(session, table, fmt)
         coming = ahead.submit(next, pieces, None)
         while (piece := coming.result()) is not None:
             coming = ahead.submit(next, pieces, None)
@@ -43,25 +43,25 @@ def export(session: Session, table: str, fmt: str, stream: BinaryIO) -> int:
     return rows
 
 
-def spreadsheet_safe(text: str) -> str:
+def escape_formula(text: str) -> str:
     """``text``, behind an apostrophe if a spreadsheet would take it for a formula."""
-    return "'" + text if text.startswith(_FORMULA) else text
+    return "'" + text if text.startswith(_FORMULA_STARTS) else text
 
 
-class _Piece(NamedTuple):
+class _EncodedBatch(NamedTuple):
     """Some rows as they are written: in memory, so that a closed pipe or a full disk is the stream's own OSError."""
 
     rows: int
     data: memoryview
 
 
-def _pieces(session: Session, table: str, fmt: str) -> Iterator[_Piece]:
+def _iter_batches(session: Session, table: str, fmt: str) -> Iterator[_EncodedBatch]:
     # Polars takes a while to import, and only writing needs it.
     import polars
 
-    from zerotop.analysis.reports.export_tables import frames
+    from zerotop.analysis.reports.export_tables import build_frames
 
-    found = frames(session, table, spreadsheet_safe if fmt == "csv" else str)
+    found = build_frames(session, table, escape_formula if fmt == "csv" else str)
     if fmt == "parquet":
         found = iter([polars.concat(list(found))])
     for number, frame in enumerate(found):
@@ -72,7 +72,7 @@ def _pieces(session: Session, table: str, fmt: str) -> Iterator[_Piece]:
             frame.write_ndjson(buffer)
         else:
             frame.write_parquet(buffer)
-        yield _Piece(frame.height, buffer.getbuffer())
+        yield _EncodedBatch(frame.height, buffer.getbuffer())
 
 
 def _write_all(stream: BinaryIO, data: memoryview) -> None:

@@ -15,18 +15,24 @@ from zerotop.session.reader import Session
 _GIB = 1 << 30
 
 
-def summary(session: Session) -> str:
+def summarize_session(session: Session) -> str:
     """What was measured, up to the recording's end; one fact a line."""
     source = RecordingSource(session, memory=True)
-    view = source.view(None)
-    lines = [_job_line(view.job), *_step_lines(view), *_peak_lines(source.processes), *_cost_lines(view), *_gpu_lines(view)]
+    view = source.view_at(None)
+    lines = [
+        _describe_job(view.job),
+        *_describe_steps(view),
+        *_describe_peaks(source.rank_steps),
+        *_describe_cost(view),
+        *_describe_gpus(view),
+    ]
     lines += [f"zerotop: {notice}" for notice in view.job.notices]
     if view.job.exit_text:
         lines.append(view.job.exit_text)
     return "\n".join(lines)
 
 
-def _job_line(job: Job) -> str:
+def _describe_job(job: Job) -> str:
     if job.zero_stage is None:
         return "No rank made a DeepSpeed engine: there are no steps to show."
     size = f" {job.parameters / 1e6:.1f} M parameters," if job.parameters else ""
@@ -39,7 +45,7 @@ def _job_line(job: Job) -> str:
     return f"{job.model}:{size} ZeRO-{job.zero_stage}{offload}, {job.dtype}, batch {batch} (micro x accumulation x ranks)"
 
 
-def _step_lines(view: LiveView) -> list[str]:
+def _describe_steps(view: LiveView) -> list[str]:
     seconds = view.iterations.iteration_s
     if not len(seconds):
         return []
@@ -51,21 +57,21 @@ def _step_lines(view: LiveView) -> list[str]:
     ]
 
 
-def _peak_lines(processes: Sequence[RankSteps]) -> list[str]:
+def _describe_peaks(processes: Sequence[RankSteps]) -> list[str]:
     lines = []
     for column, what in (
         ("host_rss_bytes", "host memory (RSS)"),
         ("allocated_peak_bytes", "GPU memory allocated"),
         ("reserved_peak_bytes", "GPU memory reserved"),
     ):
-        peaks = [process.rows[process.rows[column].argmax()] for process in processes if len(process.rows)]
+        peaks = [process.step_rows[process.step_rows[column].argmax()] for process in processes if len(process.step_rows)]
         peak = max(peaks, key=lambda row: int(row[column]), default=None)
         if peak is not None and peak[column] > 0:
             lines.append(f"peak {what}: {peak[column] / _GIB:.2f} GiB on rank {peak['rank']} at step {peak['step']}")
     return lines
 
 
-def _cost_lines(view: LiveView) -> list[str]:
+def _describe_cost(view: LiveView) -> list[str]:
     cost = view.cost
     if math.isnan(cost.probe_share):
         return []
@@ -75,7 +81,7 @@ def _cost_lines(view: LiveView) -> list[str]:
     ]
 
 
-def _gpu_lines(view: LiveView) -> list[str]:
+def _describe_gpus(view: LiveView) -> list[str]:
     return [
         f"GPU {gpu.index} {gpu.name}: {gpu.used_bytes / _GIB:.2f} of {gpu.total_bytes / _GIB:.1f} GiB in use at the end"
         for gpu in view.gpus

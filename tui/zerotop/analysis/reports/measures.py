@@ -32,14 +32,14 @@ class Measure:
     values: tuple[Value, ...]
 
     @property
-    def differs(self) -> bool:
+    def is_different(self) -> bool:
         """Whether they are not all the same; of what was measured, by more than noise."""
         if self.unit in (Unit.TEXT, Unit.COUNT) or None in self.values:
             return len(set(self.values)) > 1
         numbers = [float(value) for value in self.values if value is not None]
         return max(numbers) - min(numbers) > NOISE * max(map(abs, numbers))
 
-    def factor(self, place: int) -> float:
+    def compute_factor(self, place: int) -> float:
         """How many times the first recording's value this one's is; NaN where that says nothing."""
         first, this = self.values[0], self.values[place]
         if self.unit in (Unit.TEXT, Unit.COUNT) or not isinstance(this, int | float):
@@ -55,6 +55,6 @@ class Comparison:
     measures: tuple[Measure, ...]
 
     @property
-    def differing(self) -> tuple[Measure, ...]:
+    def different_measures(self) -> tuple[Measure, ...]:
         """Those rows in which the recordings differ."""
-        return tuple(measure for measure in self.measures if measure.differs)
+        return tuple(measure for measure in self.measures if measure.is_different)

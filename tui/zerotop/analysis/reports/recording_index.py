@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from zerotop.analysis.reports.recording_summary import Overview, overview
+from zerotop.analysis.reports.recording_summary import Overview, build_overview
 from zerotop.session import catalog
-from zerotop.session.atomic_write import write_whole
-from zerotop.session.headers import DAMAGED
-from zerotop.session.quick_read import Stamp, glimpse, stamp
+from zerotop.session.atomic_write import write_text_file
+from zerotop.session.headers import DAMAGE_ERRORS
+from zerotop.session.quick_read import Stamp, open_glimpse, read_stamp
 from zerotop.session.reader import SessionError
 
 CACHE_VERSION = 2
@@ -29,10 +29,10 @@ class Recording:
     """One recording in the list; ``about`` is None until it was looked into."""
 
     path: Path
-    packed: bool
+    is_packed: bool
     stamp: Stamp
-    live: bool
-    about: Overview | None
+    is_live: bool
+    overview: Overview | None
 
     @property
     def name(self) -> str:
@@ -42,12 +42,12 @@ class Recording:
     @property
     def begin_ns(self) -> int:
         """When it was made; until that is known, when it was last changed."""
-        return self.about.begin_ns if self.about is not None and self.about.begin_ns else self.stamp.changed_ns
+        return self.overview.begin_ns if self.overview is not None and self.overview.begin_ns else self.stamp.changed_ns
 
     @property
-    def seconds(self) -> float:
+    def duration_s(self) -> float:
         """How long it is."""
-        return self.about.seconds if self.about is not None else float("nan")
+        return self.overview.seconds if self.overview is not None else float("nan")
 
 
 class Overviews:
@@ -57,26 +57,28 @@ class Overviews:
         """``cache`` is where to keep what was found out; ``job_runs`` says of a session whether its job does, here."""
         self._root = root
         self._cache = cache
-        self._job_runs = job_runs
-        self._known = _load(cache) if cache is not None else {}
-        self._saved = dict(self._known)
-        self._silent: set[tuple[Path, Stamp]] = set()  # recordings whose job was found to be over, unseen
+        self._is_job_running = job_runs
+        self._known_overviews = _load_cache(cache) if cache is not None else {}
+        self._saved_overviews = dict(self._known_overviews)
+        self._ended_recordings: set[tuple[Path, Stamp]] = set()  # recordings whose job was found to be over, unseen
         self.recordings: tuple[Recording, ...] = ()
 
-    def look(self) -> tuple[Recording, ...]:
+    def list_recordings(self) -> tuple[Recording, ...]:
         """Lists what there is now."""
-        found = [recording for path in catalog.listing(self._root) if (recording := self._recording(path)) is not None]
+        found = [
+            recording for path in catalog.list_sessions(self._root) if (recording := self._build_recording(path)) is not None
+        ]
         self.recordings = tuple(sorted(found, key=lambda recording: recording.begin_ns, reverse=True))
         return self.recordings
 
-    def _recording(self, path: Path) -> Recording | None:
+    def _build_recording(self, path: Path) -> Recording | None:
         try:
-            now = stamp(path)
+            now = read_stamp(path)
         except OSError:  # it was deleted under us
             return None
         key = str(path)
         packed = not path.is_dir()
-        before, about = self._known.get(key, (None, None))
+        before, about = self._known_overviews.get(key, (None, None))
         # One that grows is shown as it was last seen until it is looked into again.
         live = not packed and self._is_live(path, now, about if before == now else None)
         return Recording(path, packed, now, live, about if before == now or live else None)
@@ -88,76 +90,76 @@ class Overviews:
         if time.time_ns() - written_ns < _LIVE_NS:
             return True
         # A job that has ended does not begin again; whoever goes on recording writes.
-        if (path, now) in self._silent:
+        if (path, now) in self._ended_recordings:
             return False
-        runs = self._job_runs(path)
+        runs = self._is_job_running(path)
         if not runs:
-            self._silent.add((path, now))
+            self._ended_recordings.add((path, now))
         return runs
 
     def read_next(self) -> Recording | None:
         """Looks into the newest one that has changed since; None when there is none."""
         for recording in self.recordings:
-            if self._known.get(str(recording.path), (None,))[0] != recording.stamp:
-                return self._read(recording)
+            if self._known_overviews.get(str(recording.path), (None,))[0] != recording.stamp:
+                return self._read_recording(recording)
         return None
 
-    def _read(self, recording: Recording) -> Recording:
-        about = look_into(recording.path)
-        self._known[str(recording.path)] = (recording.stamp, about)
-        live = recording.live and self._is_live(recording.path, recording.stamp, about)
-        fresh = replace(recording, about=about, live=live)
+    def _read_recording(self, recording: Recording) -> Recording:
+        about = read_overview(recording.path)
+        self._known_overviews[str(recording.path)] = (recording.stamp, about)
+        live = recording.is_live and self._is_live(recording.path, recording.stamp, about)
+        fresh = replace(recording, overview=about, is_live=live)
         others = [other for other in self.recordings if other.path != recording.path]
         self.recordings = tuple(sorted([*others, fresh], key=lambda each: each.begin_ns, reverse=True))
         return fresh
 
     def read_all(self) -> tuple[Recording, ...]:
         """Lists what there is, and looks into all that has changed."""
-        self.look()
+        self.list_recordings()
         while self.read_next() is not None:
             pass
-        self.save()
+        self.save_cache()
         return self.recordings
 
-    def save(self) -> None:
+    def save_cache(self) -> None:
         """Keeps what was found out. Where that cannot be written it is found out again."""
         here = {str(recording.path) for recording in self.recordings}
-        known = {key: value for key, value in self._known.items() if key in here}
-        if self._cache is None or known == self._saved:
+        known = {key: value for key, value in self._known_overviews.items() if key in here}
+        if self._cache is None or known == self._saved_overviews:
             return
-        self._saved = known
+        self._saved_overviews = known
         content = {
             "version": CACHE_VERSION,
             "known": {key: {"stamp": list(of), "about": about.as_json()} for key, (of, about) in known.items()},
         }
         with suppress(OSError):
             self._cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_whole(self._cache, json.dumps(content))
+            write_text_file(self._cache, json.dumps(content))
 
 
-Known = dict[str, tuple[Stamp, Overview]]
+KnownOverviews = dict[str, tuple[Stamp, Overview]]
 
 
-def look_into(path: Path) -> Overview:
+def read_overview(path: Path) -> Overview:
     """The line about one recording; of a damaged one, a sentence that says so."""
     try:
-        return overview(glimpse(path))
+        return build_overview(open_glimpse(path))
     except SessionError as error:
         return Overview(path.name, problem=str(error))
-    except (*DAMAGED, OSError):
+    except (*DAMAGE_ERRORS, OSError):
         return Overview(path.name, problem=f"{path} is damaged: what it says of itself cannot be understood.")
 
 
-def _load(cache: Path) -> Known:
+def _load_cache(cache: Path) -> KnownOverviews:
     try:
         content = json.loads(cache.read_bytes())
         if content["version"] != CACHE_VERSION:
             return {}
-        return {str(key): _entry(value) for key, value in content["known"].items()}
-    except (OSError, *DAMAGED):
+        return {str(key): _parse_entry(value) for key, value in content["known"].items()}
+    except (OSError, *DAMAGE_ERRORS):
         return {}
 
 
-def _entry(value: Mapping[str, Any]) -> tuple[Stamp, Overview]:
+def _parse_entry(value: Mapping[str, Any]) -> tuple[Stamp, Overview]:
     size, files, changed_ns = map(int, value["stamp"])
     return Stamp(size, files, changed_ns), Overview.from_json(value["about"])

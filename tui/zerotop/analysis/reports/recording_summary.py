@@ -11,7 +11,7 @@ import numpy as np
 
 from zerotop.analysis.live_view import Floats
 from zerotop.analysis.steps.step_table import STEP_DTYPE, Rows, StepTable
-from zerotop.analysis.views.job_exit import ending, left_running
+from zerotop.analysis.views.job_exit import is_left_running, read_ending
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events
 
@@ -61,7 +61,7 @@ class Overview:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; NaN is None."""
-        return {name: _plain(value) for name, value in asdict(self).items()}
+        return {name: _to_plain(value) for name, value in asdict(self).items()}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Overview:
@@ -73,31 +73,31 @@ class Overview:
         return cls(**{**values, **times, **tuples})
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else list(value) if isinstance(value, tuple) else value
 
 
-def overview(session: Session) -> Overview:
+def build_overview(session: Session) -> Overview:
     """Of a session of which there need not be more than ``session.quick_read`` opens."""
-    rows = _steps(session)
-    peak, on_host = _peak(session)
+    rows = _read_steps(session)
+    peak, on_host = _find_peak(session)
     command = session.info.get("command")
-    end = ending(session)
+    end = read_ending(session)
     return Overview(
         name=session.name,
         command=tuple(map(str, command)) if isinstance(command, list) else (),
         begin_ns=session.begin_ns,
-        seconds=max(0, _end_ns(session) - session.begin_ns) / 1e9,
-        over=session.over,
+        seconds=max(0, _find_end(session) - session.begin_ns) / 1e9,
+        over=session.is_over,
         exit_code=end.exit_code,
         end=end.text,
-        why=_why(session, end.exit_code),
-        **_engine(session),
-        gpus=_gpus(session),
+        why=_describe_failure(session, end.exit_code),
+        **_read_engine(session),
+        gpus=_count_gpus(session),
         steps=int(rows["step"][np.argmax(rows["end_unix_ns"])]) + 1 if len(rows) else 0,
-        total_steps=_number(_last(session, events.TOTAL_STEPS).get("steps")),
+        total_steps=_to_int(_find_last(session, events.TOTAL_STEPS).get("steps")),
         iteration_s=float(np.median(rows["iteration_s"])) if len(rows) else math.nan,
-        iterations=tuple(round(float(value), 6) for value in longest(rows["iteration_s"], PIECES)),
+        iterations=tuple(round(float(value), 6) for value in resample_longest(rows["iteration_s"], PIECES)),
         peak_bytes=peak,
         peak_on_host=on_host,
         lost_records=end.lost_records,
@@ -105,16 +105,16 @@ def overview(session: Session) -> Overview:
     )
 
 
-def _steps(session: Session) -> Rows:
+def _read_steps(session: Session) -> Rows:
     """The steps of the lowest rank, of all its processes."""
     table = StepTable(session, memory=False)
     table.update()
-    lowest = min((process.source.rank for process in table.processes), default=0)
-    found = [process.rows for process in table.processes if process.source.rank == lowest]
+    lowest = min((process.source.rank for process in table.rank_steps), default=0)
+    found = [process.step_rows for process in table.rank_steps if process.source.rank == lowest]
     return np.concatenate([np.empty(0, STEP_DTYPE), *found])
 
 
-def longest(values: Floats, pieces: int) -> Floats:
+def resample_longest(values: Floats, pieces: int) -> Floats:
     """The highest of each of at most so many pieces: no spike is lost."""
     if len(values) <= pieces:
         return values
@@ -123,10 +123,10 @@ def longest(values: Floats, pieces: int) -> Floats:
     return highest
 
 
-def _peak(session: Session) -> tuple[int | None, bool]:
+def _find_peak(session: Session) -> tuple[int | None, bool]:
     """(the most that any rank held, whether that is host memory); None where nothing was recorded."""
     held = [int(source.array["reserved_peak_bytes"].max()) for source in session.sources["allocator"] if len(source.array)]
-    session.release()
+    session.release_memory()
     if max(held, default=0) > 0:
         return max(held), False
     samples = [source.array for source in session.sources["processes"]]
@@ -134,53 +134,53 @@ def _peak(session: Session) -> tuple[int | None, bool]:
     return (max(resident), True) if max(resident, default=0) > 0 else (None, False)
 
 
-def _engine(session: Session) -> dict[str, Any]:
+def _read_engine(session: Session) -> dict[str, Any]:
     """What the lowest rank's first engine is."""
-    engines = [event for event in session.told(events.ENGINE) if not event.facts.get("engine")]
+    engines = [event for event in session.events_named(events.ENGINE) if not event.facts.get("engine")]
     facts = min(engines, key=lambda event: event.rank).facts if engines else {}
     texts = {name: str(facts.get(name) or "") for name in ("model", "dtype")}
     places = {name: str(facts.get(name) or "none") for name in ("offload_optimizer", "offload_parameters")}
-    numbers = {name: _number(facts.get(name)) for name in ("parameters", "zero_stage")}
-    return {**texts, **places, **numbers, "ranks": _ranks(session, facts)}
+    numbers = {name: _to_int(facts.get(name)) for name in ("parameters", "zero_stage")}
+    return {**texts, **places, **numbers, "ranks": _count_ranks(session, facts)}
 
 
-def _ranks(session: Session, engine: Mapping[str, Any]) -> int | None:
+def _count_ranks(session: Session, engine: Mapping[str, Any]) -> int | None:
     """The world's size; before there is an engine, how many processes of ranks were found."""
-    found = {event.facts.get("rank") for event in session.told(events.RANK_FOUND)}
-    return _number(engine.get("world_size")) or len(found) or None
+    found = {event.facts.get("rank") for event in session.events_named(events.RANK_FOUND)}
+    return _to_int(engine.get("world_size")) or len(found) or None
 
 
-def _gpus(session: Session) -> int:
+def _count_gpus(session: Session) -> int:
     """Of all nodes, those that are not the job's too."""
-    by_host = {event.host: event.facts.get("gpus") or () for event in session.told(events.NODE)}
+    by_host = {event.host: event.facts.get("gpus") or () for event in session.events_named(events.NODE)}
     return sum(map(len, by_host.values()))
 
 
-def _end_ns(session: Session) -> int:
-    ended = session.told(events.JOB_ENDED)
+def _find_end(session: Session) -> int:
+    ended = session.events_named(events.JOB_ENDED)
     return ended[-1].unix_ns if ended else session.last_written_ns
 
 
-def _why(session: Session, exit_code: int | None) -> str:
+def _describe_failure(session: Session, exit_code: int | None) -> str:
     """What ended a job that did not end well, in two or three words, or a recording before its job."""
-    end = _last(session, events.JOB_ENDED)
+    end = _find_last(session, events.JOB_ENDED)
     if not end:
-        return DETACHED if left_running(session) else ""
+        return DETACHED if is_left_running(session) else ""
     if exit_code == 0:
         return ""
-    if session.told(events.OUT_OF_MEMORY):
+    if session.events_named(events.OUT_OF_MEMORY):
         return "GPU memory"
     if end.get("oom_kills"):
         return "host memory"
-    if session.told(events.STOP_SENT):
+    if session.events_named(events.STOP_SENT):
         return "stopped"
     return str(end.get("signal") or "")
 
 
-def _last(session: Session, name: str) -> Mapping[str, Any]:
-    found = session.told(name)
+def _find_last(session: Session, name: str) -> Mapping[str, Any]:
+    found = session.events_named(name)
     return found[-1].facts if found else {}
 
 
-def _number(value: object) -> int | None:
+def _to_int(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None

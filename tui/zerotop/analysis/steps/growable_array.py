@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 
-class Growing:
+class GrowingArray:
     """Rows of one type. Adding some costs as much as they are, however many there are already."""
 
     def __init__(self, dtype: DTypeLike) -> None:
-        self._room: NDArray[Any] = np.empty(0, dtype)
+        self._buffer: NDArray[Any] = np.empty(0, dtype)
         self._count = 0
 
     def __len__(self) -> int:
@@ -21,20 +21,20 @@ class Growing:
     @property
     def rows(self) -> NDArray[Any]:
         """All rows so far; stays as it is when more are added."""
-        return self._room[: self._count]
+        return self._buffer[: self._count]
 
-    def reserve(self, count: int) -> None:
+    def reserve_rows(self, count: int) -> None:
         """Makes place for so many more, which then are not moved while they are added."""
         end = self._count + count
-        if end > len(self._room):
-            room = np.empty(max(end, 2 * self._count), self._room.dtype)
+        if end > len(self._buffer):
+            room = np.empty(max(end, 2 * self._count), self._buffer.dtype)
             room[: self._count] = self.rows
-            self._room = room
+            self._buffer = room
 
-    def add(self, count: int) -> NDArray[Any]:
+    def add_rows(self, count: int) -> NDArray[Any]:
         """Room for so many rows at the end, of any content, to be written to."""
-        self.reserve(count)
+        self.reserve_rows(count)
         end = self._count + count
-        added = self._room[self._count : end]
+        added = self._buffer[self._count : end]
         self._count = end
         return added

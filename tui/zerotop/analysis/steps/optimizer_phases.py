@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.processes.alive_ranks import beside
+from zerotop.analysis.processes.alive_ranks import find_sibling_table
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording.tables import BOUNDARY, FAILED, PHASE_CODE, SKIPPED
 
@@ -33,13 +33,13 @@ PARTS_DTYPE = np.dtype(
 )
 
 
-def step_parts(session: Session) -> NDArray[Any]:
+def read_step_parts(session: Session) -> NDArray[Any]:
     """All updates of all ranks, by rank and then in order (dtype PARTS_DTYPE)."""
-    sources = sorted(session.sources["spans"], key=lambda source: (source.rank, source.born_ns))
-    return np.concatenate([np.empty(0, PARTS_DTYPE), *(_of(session, source) for source in sources)])
+    sources = sorted(session.sources["spans"], key=lambda source: (source.rank, source.created_ns))
+    return np.concatenate([np.empty(0, PARTS_DTYPE), *(_build_parts(session, source) for source in sources)])
 
 
-def _of(session: Session, source: Source) -> NDArray[Any]:
+def _build_parts(session: Session, source: Source) -> NDArray[Any]:
     spans = source.array
     steps = spans[(spans["phase"] == PHASE_CODE["step"]) & (spans["flags"] & (BOUNDARY | FAILED) == BOUNDARY)]
     rows = np.zeros(len(steps), PARTS_DTYPE)
@@ -55,15 +55,15 @@ def _of(session: Session, source: Source) -> NDArray[Any]:
         return rows
     of = np.searchsorted(steps["begin_ns"], parts["begin_ns"], "right") - 1
     inside = (of >= 0) & (parts["end_ns"] <= steps["end_ns"][of])
-    seconds = _seconds(parts, beside(session, "device_times", source))
+    seconds = _measure_seconds(parts, find_sibling_table(session, "device_times", source))
     for name in PARTS:
         mine = inside & (parts["phase"] == PHASE_CODE[name])
         rows[f"{name}_s"] = np.bincount(of[mine], seconds[mine], len(rows))
-    rows["gpu_idle_s"] = _idle(rows)
+    rows["gpu_idle_s"] = _measure_idle(rows)
     return rows
 
 
-def _idle(rows: NDArray[Any]) -> NDArray[np.float64]:
+def _measure_idle(rows: NDArray[Any]) -> NDArray[np.float64]:
     on_cpu = rows[f"{_ON_CPU}_s"]
     busy = np.sum([rows[f"{name}_s"] for name in PARTS if name != _ON_CPU], axis=0)
     all_told = (rows["grads_to_cpu_s"] > 0) & (rows["params_to_gpu_s"] > 0)
@@ -71,7 +71,7 @@ def _idle(rows: NDArray[Any]) -> NDArray[np.float64]:
     return np.where(on_cpu > 0, np.minimum(idle, rows["step_s"]), np.nan)
 
 
-def _seconds(parts: NDArray[Any], device_times: Source | None) -> NDArray[np.float64]:
+def _measure_seconds(parts: NDArray[Any], device_times: Source | None) -> NDArray[np.float64]:
     """The device's time of each span, where it was asked for it."""
     seconds: NDArray[np.float64] = (parts["end_ns"] - parts["begin_ns"]) / 1e9
     if device_times is None or not len(device_times.array):
@@ -83,7 +83,7 @@ def _seconds(parts: NDArray[Any], device_times: Source | None) -> NDArray[np.flo
     return np.where(known, told["device_ns"][place] / 1e9, seconds) if known is not None else seconds
 
 
-def usual(rows: NDArray[Any]) -> dict[str, float]:
+def compute_medians(rows: NDArray[Any]) -> dict[str, float]:
     """The median of each column of times over the updates that were not skipped; what is never there is left out."""
     rows = rows[~rows["skipped"]]
     names = ("step_s", *(f"{name}_s" for name in PARTS), "gpu_idle_s")

@@ -13,7 +13,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 # Columns that add up the host time of phases.
-DURATIONS = {
+DURATION_COLUMNS = {
     "data_s": ("data",),
     "forward_s": ("forward",),
     "backward_s": ("backward",),
@@ -23,27 +23,27 @@ DURATIONS = {
     "checkpoint_s": ("checkpoint_save", "checkpoint_load"),
 }
 # What forwards say of their micro-batch.
-SIZES = ("rows", "tokens")
+SIZE_COLUMNS = ("rows", "tokens")
 # All that is added up: nothing, nanoseconds, counts, and of how many forwards each size is known.
-SUMS = ("", *DURATIONS, "micro_steps", *SIZES, *(f"{name} known" for name in SIZES))
-PLACE = {name: place for place, name in enumerate(SUMS)}
+SUM_COLUMNS = ("", *DURATION_COLUMNS, "micro_steps", *SIZE_COLUMNS, *(f"{name} known" for name in SIZE_COLUMNS))
+COLUMN_INDEX = {name: place for place, name in enumerate(SUM_COLUMNS)}
 # A phase of these counts only when it is outermost: within an evaluation it is the evaluation's time.
 _OUTERMOST = ("data", "eval", "checkpoint_save", "checkpoint_load")
 
 
-def _places() -> NDArray[np.intp]:
+def _build_columns() -> NDArray[np.intp]:
     """Where in SUMS a span's time goes, at 2 * phase + (1 where nested); the last phase stands for unknown newer ones."""
     places = np.zeros((len(PHASES) + 1, 2), np.intp)
-    for column, names in DURATIONS.items():
+    for column, names in DURATION_COLUMNS.items():
         for name in names:
-            places[PHASE_CODE[name]] = PLACE[column], 0 if name in _OUTERMOST else PLACE[column]
+            places[PHASE_CODE[name]] = COLUMN_INDEX[column], 0 if name in _OUTERMOST else COLUMN_INDEX[column]
     return places.ravel()
 
 
-_PLACES = _places()
+_SPAN_COLUMNS = _build_columns()
 
 
-def add_up(spans: NDArray[Any], closing: Ints, of: Ints) -> Floats:
+def sum_spans(spans: NDArray[Any], closing: Ints, process_indices: Ints) -> Floats:
     """What the spans of processes up to each closing one add up to; of each process the last is of a step in progress.
 
     ``of`` has the place of each span's process, ascending; the shape is (closing + processes, SUMS).
@@ -52,16 +52,16 @@ def add_up(spans: NDArray[Any], closing: Ints, of: Ints) -> Floats:
     """
     begins = np.zeros(len(spans) + 1, np.intp)
     begins[closing + 1] = 1
-    step = begins[:-1].cumsum() + of
-    count, width = len(closing) + int(of[-1]) + 1, len(SUMS)
-    place = _PLACES.take(np.minimum(spans["phase"], len(PHASES)) * np.uint16(2) + (spans["depth"] > 0))
+    step = begins[:-1].cumsum() + process_indices
+    count, width = len(closing) + int(process_indices[-1]) + 1, len(SUM_COLUMNS)
+    place = _SPAN_COLUMNS.take(np.minimum(spans["phase"], len(PHASES)) * np.uint16(2) + (spans["depth"] > 0))
     place[spans["flags"] & EVAL != 0] = 0
     duration = spans["end_ns"] - spans["begin_ns"]
     sums = np.asarray(np.bincount(step * width + place, duration, count * width), np.float64).reshape(count, width)
-    sums[:, PLACE["micro_steps"]] = np.bincount(step[place == PLACE["backward_s"]], minlength=count)
-    forward = np.flatnonzero(place == PLACE["forward_s"])
-    for name in SIZES:
+    sums[:, COLUMN_INDEX["micro_steps"]] = np.bincount(step[place == COLUMN_INDEX["backward_s"]], minlength=count)
+    forward = np.flatnonzero(place == COLUMN_INDEX["forward_s"])
+    for name in SIZE_COLUMNS:
         known = forward[(sizes := spans[name][forward]) >= 0]
-        sums[:, PLACE[name]] = np.bincount(step[known], sizes[sizes >= 0], count)
-        sums[:, PLACE[f"{name} known"]] = np.bincount(step[known], minlength=count)
+        sums[:, COLUMN_INDEX[name]] = np.bincount(step[known], sizes[sizes >= 0], count)
+        sums[:, COLUMN_INDEX[f"{name} known"]] = np.bincount(step[known], minlength=count)
     return sums

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.steps.growable_array import Growing
-from zerotop.analysis.steps.span_sums import DURATIONS, SIZES, SUMS, add_up
+from zerotop.analysis.steps.growable_array import GrowingArray
+from zerotop.analysis.steps.span_sums import DURATION_COLUMNS, SIZE_COLUMNS, SUM_COLUMNS, sum_spans
 from zerotop.analysis.steps.step_memory import add_memory
-from zerotop.session.reader import Session, Source, whole
+from zerotop.session.reader import Session, Source, run_to_end
 from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE, SKIPPED, UNKNOWN
 
 Rows = NDArray[Any]
@@ -47,12 +47,12 @@ STEP_DTYPE = np.dtype(
     ]
 )
 
-MEMORY = ("allocated_peak_bytes", "reserved_peak_bytes", "host_rss_bytes", "nvml_process_bytes")
+MEMORY_COLUMNS = ("allocated_peak_bytes", "reserved_peak_bytes", "host_rss_bytes", "nvml_process_bytes")
 
-_STEP = PHASE_CODE["step"]
+_STEP_CODE = PHASE_CODE["step"]
 # Spans taken in at once. What is computed of them stays in the processor's cache.
-_AT_ONCE = 16384
-_PIECE = 8  # processes brought up to date in one go
+_SPANS_AT_ONCE = 16384
+_PROCESSES_AT_ONCE = 8  # processes brought up to date in one go
 
 
 class RankSteps:
@@ -60,31 +60,31 @@ class RankSteps:
 
     def __init__(self, spans: Source) -> None:
         self.source = spans
-        self.used = 0  # spans taken in
-        self.open = np.zeros(len(SUMS))  # what those in the step in progress add up to
+        self.used_spans = 0  # spans taken in
+        self.open_sums = np.zeros(len(SUM_COLUMNS))  # what those in the step in progress add up to
         self.end_ns = 0  # of the last finished step, on the writer's own clock
-        self._rows = Growing(STEP_DTYPE)
+        self._rows = GrowingArray(STEP_DTYPE)
 
     @property
-    def rows(self) -> Rows:
+    def step_rows(self) -> Rows:
         """All finished steps so far, oldest first."""
         return self._rows.rows
 
-    def expect(self, count: int) -> None:
+    def reserve_steps(self, count: int) -> None:
         """So many steps are going to be added."""
-        self._rows.reserve(count)
+        self._rows.reserve_rows(count)
 
-    def add(self, rows: Rows) -> Rows:
+    def add_rows(self, rows: Rows) -> Rows:
         """Some that were finished since; returns them where they are kept."""
-        added = self._rows.add(len(rows))
+        added = self._rows.add_rows(len(rows))
         added[:] = rows
         return added
 
 
-_Piece = tuple[RankSteps, Rows]  # a process and spans of it that were not taken in yet
+_ProcessSpans = tuple[RankSteps, Rows]  # a process and spans of it that were not taken in yet
 
 
-def _take(pieces: Sequence[_Piece]) -> list[_Piece]:
+def _take_spans(pieces: Sequence[_ProcessSpans]) -> list[_ProcessSpans]:
     """Takes in fresh spans of processes; returns the steps that they finished, of each process that did.
 
     All together: a frame brings a process so few that an array of its own costs as much as one for all.
@@ -92,29 +92,29 @@ def _take(pieces: Sequence[_Piece]) -> list[_Piece]:
     spans = pieces[0][1]
     if len(pieces) > 1:  # as bytes: where NumPy joins records it looks into each field, which takes thirty times longer
         spans = np.frombuffer(b"".join([piece.tobytes() for _, piece in pieces]), spans.dtype)
-    closing = _closing(spans)
-    if not len(closing) and len(spans) < _AT_ONCE:
+    closing = _find_closing(spans)
+    if not len(closing) and len(spans) < _SPANS_AT_ONCE:
         return []
     counts = [len(piece) for _, piece in pieces]
     of = np.repeat(np.arange(len(pieces)), counts)
     finished = np.bincount(of[closing], minlength=len(pieces))
-    sums = add_up(spans, closing, of)
+    sums = sum_spans(spans, closing, of)
     in_progress = (finished + 1).cumsum() - 1
-    sums[in_progress - finished] += [steps.open for steps, _ in pieces]
+    sums[in_progress - finished] += [steps.open_sums for steps, _ in pieces]
     ends = spans["end_ns"][closing]
     begins, loading_ns = np.append(np.int64(0), ends[:-1]), np.zeros(len(ends))
-    taken: list[_Piece] = []
+    taken: list[_ProcessSpans] = []
     rows = np.empty(len(closing), STEP_DTYPE)
     first = before = 0
     for (steps, _), open_, count, many in zip(pieces, sums[in_progress], counts, finished.tolist(), strict=True):
         if many:
-            if not len(steps.rows):
-                told = steps.source.array[: steps.used + int(closing[first]) - before + 1]
-                steps.end_ns, loading_ns[first] = _begin(told)
+            if not len(steps.step_rows):
+                told = steps.source.array[: steps.used_spans + int(closing[first]) - before + 1]
+                steps.end_ns, loading_ns[first] = _find_begin(told)
             begins[first], steps.end_ns = steps.end_ns, int(ends[first + many - 1])
             taken.append((steps, rows[first : first + many]))
-        steps.open = open_
-        steps.used += count
+        steps.open_sums = open_
+        steps.used_spans += count
         first, before = first + many, before + count
     if taken:
         sources = [steps.source for steps, _ in pieces]
@@ -130,25 +130,25 @@ def _take(pieces: Sequence[_Piece]) -> list[_Piece]:
 
 
 def _add_times(rows: Rows, passed_ns: Ints, loading_ns: Floats, sums: Floats) -> None:
-    of = dict(zip(SUMS, sums.T, strict=True))
+    of = dict(zip(SUM_COLUMNS, sums.T, strict=True))
     rows["iteration_s"] = (passed_ns - of["eval_s"] - of["checkpoint_s"]) / 1e9 + loading_ns / 1e9
-    for column in DURATIONS:
+    for column in DURATION_COLUMNS:
         rows[column] = of[column] / 1e9
     rows["micro_steps"] = of["micro_steps"]
-    for name in SIZES:
+    for name in SIZE_COLUMNS:
         rows[name] = np.where(of[f"{name} known"] > 0, of[name], UNKNOWN)
 
 
-def _closing(spans: Rows) -> Ints:
+def _find_closing(spans: Rows) -> Ints:
     """Where the spans lie that end an optimizer step."""
-    found: Ints = (spans["phase"] == _STEP).nonzero()[0]
+    found: Ints = (spans["phase"] == _STEP_CODE).nonzero()[0]
     if not len(found):  # as at every other look at a job that runs
         return found
     closing: Ints = found[(spans["flags"][found] & BOUNDARY != 0) & (spans["engine"][found] == 0)]
     return closing
 
 
-def _begin(spans: Rows) -> tuple[int, int]:
+def _find_begin(spans: Rows) -> tuple[int, int]:
     """When a process's first iteration began, and the nanoseconds in which checkpoints were loaded before.
 
     The engine's making and a checkpoint's loading come before it.
@@ -165,76 +165,76 @@ class StepTable:
     def __init__(self, session: Session, *, memory: bool = True) -> None:
         """``memory``: the columns of memory too, which take as long as all others; without, they are UNKNOWN."""
         self._session = session
-        self._memory = memory
+        self._with_memory = memory
         self._processes: dict[Source, RankSteps] = {}
 
     @property
-    def count(self) -> int:
+    def process_count(self) -> int:
         """How many rank processes there are."""
         return len(self._processes)
 
     @property
-    def processes(self) -> list[RankSteps]:
+    def rank_steps(self) -> list[RankSteps]:
         """The rank processes, with finished steps or without, in the order in which they made their engines."""
-        return sorted(self._processes.values(), key=lambda process: process.source.born_ns)
+        return sorted(self._processes.values(), key=lambda process: process.source.created_ns)
 
     def update(self, until_ns: int | None = None) -> bool:
         """Takes in what the session has read since, or what ended by then.
 
         True when a step was finished anywhere, or a process is new.
         """
-        return whole(self.updating(until_ns))
+        return run_to_end(self.iter_update(until_ns))
 
-    def updating(self, until_ns: int | None = None) -> Generator[None, None, bool]:
+    def iter_update(self, until_ns: int | None = None) -> Generator[None, None, bool]:
         """The same in pieces."""
-        sources, before = self._session.sources["spans"], self.count
+        sources, before = self._session.sources["spans"], self.process_count
         finished = False
-        for begin in range(0, len(sources), _PIECE):
-            for pieces in self._fresh(sources[begin : begin + _PIECE], until_ns):
-                for steps, rows in _take(pieces):
-                    self._keep(steps, rows)
+        for begin in range(0, len(sources), _PROCESSES_AT_ONCE):
+            for pieces in self._iter_fresh(sources[begin : begin + _PROCESSES_AT_ONCE], until_ns):
+                for steps, rows in _take_spans(pieces):
+                    self._store_rows(steps, rows)
                     finished = True
-            if begin + _PIECE <= len(sources):
+            if begin + _PROCESSES_AT_ONCE <= len(sources):
                 yield
-        return finished or self.count > before
+        return finished or self.process_count > before
 
-    def _fresh(self, sources: Iterable[Source], until_ns: int | None) -> Iterator[list[_Piece]]:
+    def _iter_fresh(self, sources: Iterable[Source], until_ns: int | None) -> Iterator[list[_ProcessSpans]]:
         """The spans that were not taken in yet, and ended by then, so many in one go as stay in the processor's cache."""
-        pieces: list[_Piece] = []
-        room = _AT_ONCE
+        pieces: list[_ProcessSpans] = []
+        room = _SPANS_AT_ONCE
         for source in sources:
             steps = self._processes.get(source) or self._processes.setdefault(source, RankSteps(source))
-            spans = source.array[steps.used : None if until_ns is None else source.count_known(until_ns)]
-            if len(spans) > _AT_ONCE:
-                steps.expect(len(_closing(spans)))
-            for begin in range(0, len(spans), _AT_ONCE):
-                piece = spans[begin : begin + _AT_ONCE]
+            spans = source.array[steps.used_spans : None if until_ns is None else source.count_until(until_ns)]
+            if len(spans) > _SPANS_AT_ONCE:
+                steps.reserve_steps(len(_find_closing(spans)))
+            for begin in range(0, len(spans), _SPANS_AT_ONCE):
+                piece = spans[begin : begin + _SPANS_AT_ONCE]
                 if pieces and (len(piece) > room or piece.dtype != pieces[0][1].dtype):
                     yield pieces
-                    pieces, room = [], _AT_ONCE
+                    pieces, room = [], _SPANS_AT_ONCE
                 pieces.append((steps, piece))
                 room -= len(piece)
-            if len(spans) > _AT_ONCE:
-                self._session.release()
+            if len(spans) > _SPANS_AT_ONCE:
+                self._session.release_memory()
         if pieces:
             yield pieces
 
-    def _keep(self, steps: RankSteps, rows: Rows) -> None:
-        kept = steps.add(rows)
-        if self._memory:
+    def _store_rows(self, steps: RankSteps, rows: Rows) -> None:
+        kept = steps.add_rows(rows)
+        if self._with_memory:
             add_memory(self._session, steps.source, kept)
         else:
-            for name in MEMORY:
+            for name in MEMORY_COLUMNS:
                 kept[name] = UNKNOWN
 
 
-def steps_of_ranks(session: Session) -> list[Rows]:
+def read_rank_steps(session: Session) -> list[Rows]:
     """All finished steps of each rank process, by rank and then in the order in which they made their engines."""
     table = StepTable(session)
     table.update()
-    return [process.rows for process in sorted(table.processes, key=lambda process: process.source.rank)]
+    return [process.step_rows for process in sorted(table.rank_steps, key=lambda process: process.source.rank)]
 
 
-def steps(session: Session) -> Rows:
+def read_steps(session: Session) -> Rows:
     """All finished steps of a session, by rank and then in order (dtype STEP_DTYPE)."""
-    return np.concatenate([np.empty(0, STEP_DTYPE), *steps_of_ranks(session)])
+    return np.concatenate([np.empty(0, STEP_DTYPE), *read_rank_steps(session)])

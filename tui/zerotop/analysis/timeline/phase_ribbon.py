@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.processes import phases
-from zerotop.analysis.processes.alive_ranks import beside
-from zerotop.analysis.processes.process_exits import ends_of
+from zerotop.analysis.processes.alive_ranks import find_sibling_table
+from zerotop.analysis.processes.process_exits import read_exits
 from zerotop.analysis.timeline.metrics import FOREVER_NS
-from zerotop.analysis.timeline.resample import Floats, Ints, ascending
+from zerotop.analysis.timeline.resample import Floats, Ints, merge_times
 from zerotop.analysis.timeline.step_lane import StepTimes
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording.tables import PHASE_CODE, PHASES
@@ -35,64 +35,64 @@ class RankPhases:
     def __init__(self, session: Session, rank: int, steps: Sequence[StepTimes]) -> None:
         """``steps``: of the rank's processes, kept up to date by others."""
         self._session, self._rank, self._steps = session, rank, steps
-        self._known: dict[str, tuple[int, list[Source]]] = {}
+        self._sources_by_table: dict[str, tuple[int, list[Source]]] = {}
 
-    def _sources(self, table: str) -> list[Source]:
+    def _find_sources(self, table: str) -> list[Source]:
         everybody = self._session.sources[table]
-        if self._known.get(table, (-1, []))[0] != len(everybody):
-            self._known[table] = len(everybody), [source for source in everybody if source.rank == self._rank]
-        return self._known[table][1]
+        if self._sources_by_table.get(table, (-1, []))[0] != len(everybody):
+            self._sources_by_table[table] = len(everybody), [source for source in everybody if source.rank == self._rank]
+        return self._sources_by_table[table][1]
 
-    def sources(self) -> list[Source]:
+    def list_sources(self) -> list[Source]:
         """The tables that tell of it."""
-        return [*self._sources("begins"), *self._sources("spans")]
+        return [*self._find_sources("begins"), *self._find_sources("spans")]
 
-    def count(self) -> int:
+    def count_records(self) -> int:
         """See ``timeline_blocks.Teller``, as for all that follow."""
-        return sum(len(source.array) for source in self.sources())
+        return sum(len(source.array) for source in self.list_sources())
 
-    def final_ns(self) -> int:
-        return outermost_end(self._sources("spans"))
+    def find_final_ns(self) -> int:
+        return find_outermost_end(self._find_sources("spans"))
 
-    def base(self, column_ns: int) -> int:
+    def choose_base(self, column_ns: int) -> int:
         return column_ns
 
-    def join(self, table: Floats, factor: int) -> Floats:
+    def merge_columns(self, table: Floats, factor: int) -> Floats:
         return np.asarray(table.reshape(len(table), -1, factor).sum(axis=-1))
 
-    def blank(self, columns: int) -> Floats:
+    def make_blank(self, columns: int) -> Floats:
         return np.zeros((len(PHASES), columns))
 
-    def tell(self, edges: Ints) -> Floats:
-        steps = [times for times in self._steps if len(times.borders)]
-        if not steps or not self._dense(int(edges[1] - edges[0])):
-            return self._exact(edges)
-        seconds = sum((times.seconds(edges) for times in steps), self.blank(len(edges) - 1))
+    def read_columns(self, edges: Ints) -> Floats:
+        steps = [times for times in self._steps if len(times.step_borders)]
+        if not steps or not self._is_dense(int(edges[1] - edges[0])):
+            return self._measure_exactly(edges)
+        seconds = sum((times.measure_phases(edges) for times in steps), self.make_blank(len(edges) - 1))
         # Before the first finished step, between two processes and after the last step there are only spans.
-        for begin_ns, end_ns in _gaps([times.borders for times in steps]):
+        for begin_ns, end_ns in _find_gaps([times.step_borders for times in steps]):
             low, high = (int(place) for place in np.searchsorted(edges, (begin_ns, end_ns)))
             clipped = np.clip(edges[max(0, low - 1) : high + 1], begin_ns, end_ns)
             if len(clipped) > 1 and clipped[-1] > clipped[0]:
-                seconds[:, max(0, low - 1) : max(0, low - 1) + len(clipped) - 1] += self._exact(clipped)
+                seconds[:, max(0, low - 1) : max(0, low - 1) + len(clipped) - 1] += self._measure_exactly(clipped)
         return seconds
 
-    def _dense(self, column_ns: int) -> bool:
-        spans = [source for source in self._sources("spans") if len(source.array)]
+    def _is_dense(self, column_ns: int) -> bool:
+        spans = [source for source in self._find_sources("spans") if len(source.array)]
         taken = sum(int(source.array["end_ns"][-1]) - int(source.array["begin_ns"][0]) for source in spans)
         return column_ns * sum(len(source.array) for source in spans) > MANY_SPANS * taken
 
-    def _exact(self, edges: Ints) -> Floats:
-        ends = ends_of(self._session)
-        seconds = self.blank(len(edges) - 1)
-        for begins in sorted(self._sources("begins"), key=lambda source: source.born_ns):
-            over_ns = ends.told_until(begins) or FOREVER_NS
-            mine = beside(self._session, "spans", begins)
-            if begins.born_ns <= edges[-1] and over_ns > edges[0]:
-                seconds += _innermost(begins, mine, np.minimum(edges, over_ns))
+    def _measure_exactly(self, edges: Ints) -> Floats:
+        ends = read_exits(self._session)
+        seconds = self.make_blank(len(edges) - 1)
+        for begins in sorted(self._find_sources("begins"), key=lambda source: source.created_ns):
+            over_ns = ends.reported_until(begins) or FOREVER_NS
+            mine = find_sibling_table(self._session, "spans", begins)
+            if begins.created_ns <= edges[-1] and over_ns > edges[0]:
+                seconds += _measure_innermost(begins, mine, np.minimum(edges, over_ns))
         return seconds
 
 
-def _gaps(borders: list[Ints]) -> list[tuple[int, int]]:
+def _find_gaps(borders: list[Ints]) -> list[tuple[int, int]]:
     """What lies between the steps of several processes, before and after."""
     known = sorted((int(times[0]), int(times[-1])) for times in borders if len(times))
     begins = [0, *(end for _, end in known)]
@@ -100,27 +100,27 @@ def _gaps(borders: list[Ints]) -> list[tuple[int, int]]:
     return [(begin, end) for begin, end in zip(begins, ends, strict=True) if end > begin]
 
 
-def _innermost(begins: Source, spans: Source | None, edges: Ints) -> Floats:
+def _measure_innermost(begins: Source, spans: Source | None, edges: Ints) -> Floats:
     """Seconds in which each phase was the innermost of one process, between each two edges."""
     first, cursor_ns = int(edges[0]), int(edges[-1])
-    rows = begins.array[begins.count_known(first) : begins.count_known(cursor_ns)]
+    rows = begins.array[begins.count_until(first) : begins.count_until(cursor_ns)]
     borders = [edges, rows["time_ns"] + begins.offset_ns]
     if spans is not None and len(spans.array):
-        upto = min(len(spans.array), spans.count_known(cursor_ns) + _LATER)
+        upto = min(len(spans.array), spans.count_until(cursor_ns) + _LATER)
         cursor_ns = max(cursor_ns, int(spans.array["end_ns"][upto - 1]) + spans.offset_ns)
-    if not begins.count_known(cursor_ns):
+    if not begins.count_until(cursor_ns):
         return np.zeros((len(PHASES), len(edges) - 1))
-    ended, begun = phases.closed(spans, first, cursor_ns), phases.in_progress(begins, spans, cursor_ns)
+    ended, begun = phases.read_closed_spans(spans, first, cursor_ns), phases.find_open_phases(begins, spans, cursor_ns)
     evaluations = [(one.time_ns + begins.offset_ns, FOREVER_NS) for one in begun if one.phase == _EVAL]
     if ended is not None and spans is not None:
         ends = ended["end_ns"] + spans.offset_ns
         borders += [ended["begin_ns"] + spans.offset_ns, ends]
         for row in np.flatnonzero(ended["phase"] == _EVAL).tolist():
             evaluations.append((int(borders[-2][row]), int(ends[row])))
-    times, columns = ascending(borders), len(edges) - 1
+    times, columns = merge_times(borders), len(edges) - 1
     times = times[times.searchsorted(edges[0]) : times.searchsorted(edges[-1], "right")]
     begun_ns, seconds = times[:-1], (times[1:] - times[:-1]) / 1e9
-    codes = phases.innermost_of(begins, ended, begun, begun_ns)
+    codes = phases.resolve_innermost(begins, ended, begun, begun_ns)
     for begin_ns, end_ns in evaluations:
         codes[begun_ns.searchsorted(begin_ns) : begun_ns.searchsorted(end_ns)] = _EVAL
     # The last place is for what is not told: before the first phase nobody knows what the rank did.
@@ -130,7 +130,7 @@ def _innermost(begins: Source, spans: Source | None, edges: Ints) -> Floats:
     return np.asarray(found, np.float64).reshape(len(PHASES), columns)
 
 
-def outermost_end(sources: Iterable[Source]) -> int:
+def find_outermost_end(sources: Iterable[Source]) -> int:
     """Up to when phases are known for good: nested ones may be told of when the outermost one ends.
 
     Spans are written in the order in which they end; a little is left for a rank that was started again.
@@ -144,6 +144,6 @@ def outermost_end(sources: Iterable[Source]) -> int:
     return found - _SETTLED_NS if found else 0
 
 
-def as_codes(seconds: Floats) -> NDArray[np.int16]:
+def choose_phase_codes(seconds: Floats) -> NDArray[np.int16]:
     """The phase that takes most of each column, -1 where none is known; ``seconds`` is of shape (..., phases, columns)."""
     return np.where(seconds.sum(axis=-2) > 0, seconds.argmax(axis=-2), -1).astype(np.int16)

@@ -30,13 +30,13 @@ class Series(NamedTuple):
     values: Floats  # shape (values, n); NaN where unknown
 
 
-def before_samples(times: Ints, values: list[NDArray[Any]], *, longest_ns: int = LONGEST_NS) -> Series:
+def make_series_before(times: Ints, values: list[NDArray[Any]], *, longest_ns: int = LONGEST_NS) -> Series:
     """Samples that tell of the time since the sample before. The first one's is not known."""
     begins = np.maximum(times[:-1], times[1:] - longest_ns)
     return Series(begins, times[1:], np.array([value[1:] for value in values], np.float64))
 
 
-def after_samples(times: Ints, values: list[NDArray[Any]], until_ns: int, *, longest_ns: int | None = None) -> Series:
+def make_series_after(times: Ints, values: list[NDArray[Any]], until_ns: int, *, longest_ns: int | None = None) -> Series:
     """Samples that hold until the next one, the last until a moment."""
     ends = np.append(times[1:], max(until_ns, int(times[-1]))) if len(times) else times
     if longest_ns is not None:
@@ -44,11 +44,11 @@ def after_samples(times: Ints, values: list[NDArray[Any]], until_ns: int, *, lon
     return Series(times, ends, np.array(values, np.float64).reshape(len(values), len(times)))
 
 
-def stacked(several: list[Series]) -> Series:
+def sum_series(several: list[Series]) -> Series:
     """The sum at each moment of those series that have a value then, which all tell of the same things."""
     if len(several) == 1:
         return several[0]
-    borders = ascending([times for series in several for times in (series.begins, series.ends)])
+    borders = merge_times([times for series in several for times in (series.begins, series.ends)])
     total = np.full((len(several[0].values), max(0, len(borders) - 1)), np.nan)
     for series in several:
         if not len(series.begins):
@@ -60,7 +60,7 @@ def stacked(several: list[Series]) -> Series:
     return Series(borders[:-1], borders[1:], total)
 
 
-def ascending(times: list[Ints]) -> Ints:
+def merge_times(times: list[Ints]) -> Ints:
     """All of these moments once, in order. (``np.unique`` does not see that each list is in order already.)"""
     together = np.concatenate(times)
     together.sort(kind="stable")
@@ -69,16 +69,16 @@ def ascending(times: list[Ints]) -> Ints:
     return together[first]
 
 
-def nothing(values: int, columns: int) -> Table:
+def make_blank_table(values: int, columns: int) -> Table:
     """A table of which nothing is known."""
     table = np.zeros((3, values, columns))
     table[HIGHEST] = np.nan
     return table
 
 
-def totals(series: Series, edges: Ints) -> Table:
+def compute_columns(series: Series, edges: Ints) -> Table:
     """What the values come to between each two neighbouring edges (unix nanoseconds, ascending)."""
-    table = nothing(len(series.values), len(edges) - 1)
+    table = make_blank_table(len(series.values), len(edges) - 1)
     ended, beyond = series.ends.searchsorted(edges, "right"), series.begins.searchsorted(edges[1:], "left")
     some = (beyond > ended[:-1]).nonzero()[0]
     if not len(some):
@@ -90,11 +90,11 @@ def totals(series: Series, edges: Ints) -> Table:
     padded = np.empty((len(part.values), high - low + 1))
     padded[:, :-1], padded[:, -1] = part.values, np.nan
     table[HIGHEST][:, some] = np.fmax.reduceat(padded, borders, axis=1)[:, ::2]
-    table[SUM:] = _integrals(part, edges, np.minimum(np.maximum(ended - low, 0), high - low))
+    table[SUM:] = _integrate_values(part, edges, np.minimum(np.maximum(ended - low, 0), high - low))
     return table
 
 
-def _integrals(series: Series, edges: Ints, ended: Ints) -> Floats:
+def _integrate_values(series: Series, edges: Ints, ended: Ints) -> Floats:
     """The integrals of the values over seconds, and the seconds of which they are known, between each two edges.
 
     ``ended``: how many of the pieces have ended at each edge.
@@ -111,12 +111,12 @@ def _integrals(series: Series, edges: Ints, ended: Ints) -> Floats:
     return np.asarray(passed[..., 1:] - passed[..., :-1])
 
 
-def together(one: Table, other: Table) -> Table:
+def merge_tables(one: Table, other: Table) -> Table:
     """What two tables of the same columns, of different records, come to."""
     return np.stack((np.fmax(one[HIGHEST], other[HIGHEST]), one[SUM] + other[SUM], one[TIME] + other[TIME]))
 
 
-def coarser(table: Table, factor: int) -> Table:
+def coarsen_table(table: Table, factor: int) -> Table:
     """The same in columns that are so many times as long."""
     split = table.reshape(3, table.shape[1], -1, factor)
     return np.stack((np.fmax.reduce(split[HIGHEST], -1), split[SUM].sum(-1), split[TIME].sum(-1)))

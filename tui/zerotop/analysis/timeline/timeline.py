@@ -13,20 +13,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerotop.analysis.processes.ranks_and_hosts import allocators
+from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator
 from zerotop.analysis.steps.step_table import RankSteps
-from zerotop.analysis.timeline.metrics import Allocators, Gpu, GpuKey, GpuProcesses, Hosts, Processes, Samples
+from zerotop.analysis.timeline.metrics import (
+    AllocatorSeries,
+    GpuKey,
+    GpuProcessSeries,
+    GpuSeries,
+    HostSeries,
+    ProcessSeries,
+    SampleColumns,
+)
 from zerotop.analysis.timeline.phase_ribbon import RankPhases
 from zerotop.analysis.timeline.resample import HIGHEST, SUM, TIME, Floats, Ints, Table
-from zerotop.analysis.timeline.step_lane import Iterations, StepTimes
-from zerotop.analysis.timeline.timeline_cache import Blocks
+from zerotop.analysis.timeline.step_lane import IterationColumns, StepTimes
+from zerotop.analysis.timeline.timeline_cache import ColumnCache
 from zerotop.session.reader import Session, Source
 
 # So far back from its last record it is looked for what something has.
-_LOOK_NS = 30_000_000_000
+_CHECK_NS = 30_000_000_000
 _TAIL = 4096
 # After a window longer than this, what was read for it is given back.
-_MUCH_NS = 300_000_000_000
+_LONG_WINDOW_NS = 300_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +56,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Values:
+class ColumnValues:
     """One thing in each column, shape (columns,); NaN where nothing was recorded."""
 
     highest: Floats
@@ -67,23 +75,23 @@ class Timeline:
 
     window: Window
     origin_ns: int
-    values: dict[str, Values]
+    values: dict[str, ColumnValues]
     phases: dict[int, Floats]
-    complete: bool  # False: some of it could not be told in time and is blank; asked for again, there is more
+    is_complete: bool  # False: some of it could not be told in time and is blank; asked for again, there is more
 
 
-class Timelines:
+class TimelineBuilder:
     """Tells windows of a session, which may grow."""
 
-    def __init__(self, session: Session, processes: Callable[[], Iterable[RankSteps]]) -> None:
+    def __init__(self, session: Session, read_processes: Callable[[], Iterable[RankSteps]]) -> None:
         """``processes``: the rank processes with their steps, up to date."""
-        self._session, self._processes = session, processes
-        self._steps: dict[RankSteps, StepTimes] = {}
-        self._of_rank: dict[int, list[StepTimes]] = {}
+        self._session, self._read_processes = session, read_processes
+        self._times_by_process: dict[RankSteps, StepTimes] = {}
+        self._times_by_rank: dict[int, list[StepTimes]] = {}
         self._lanes: dict[Subject, Lanes] = {}
-        self._ribbons: dict[int, tuple[RankPhases, Blocks]] = {}
-        self._awake: tuple[int, dict[int, str]] = (-1, {})
-        self._lies_on: tuple[tuple[int, int], dict[int, GpuKey]] = ((-1, -1), {})
+        self._ribbons: dict[int, tuple[RankPhases, ColumnCache]] = {}
+        self._probed_ranks: tuple[int, dict[int, str]] = (-1, {})
+        self._gpu_by_allocator: tuple[tuple[int, int], dict[int, GpuKey]] = ((-1, -1), {})
         self._last: tuple[object, Timeline] | None = None
 
     @property
@@ -91,31 +99,31 @@ class Timelines:
         """Where column 0 begins, in unix time."""
         return self._session.begin_ns
 
-    def ranks(self) -> dict[int, str]:
+    def find_rank_hosts(self) -> dict[int, str]:
         """The host of each rank there ever was; where no probe was awake, of those that sampled processes have."""
-        return self.awake() or self._sampled()
+        return self.find_probed_ranks() or self._find_sampled_ranks()
 
-    def awake(self) -> dict[int, str]:
+    def find_probed_ranks(self) -> dict[int, str]:
         """The host of each rank in which the probe was awake: those that have phases."""
         begins = self._session.sources["begins"]
-        if len(begins) != self._awake[0]:
-            self._awake = len(begins), dict(sorted((source.rank, source.host) for source in begins))
-        return self._awake[1]
+        if len(begins) != self._probed_ranks[0]:
+            self._probed_ranks = len(begins), dict(sorted((source.rank, source.host) for source in begins))
+        return self._probed_ranks[1]
 
-    def _sampled(self) -> dict[int, str]:
+    def _find_sampled_ranks(self) -> dict[int, str]:
         found: dict[int, str] = {}
         for source in self._session.sources["processes"]:
             found |= dict.fromkeys(np.unique(source.array["rank"][-_TAIL:]).tolist(), source.host)
         named = {rank: host for rank, host in found.items() if rank >= 0}
         return dict(sorted((named or found).items()))
 
-    def subject(self, rank: int) -> Subject:
+    def make_subject(self, rank: int) -> Subject:
         """A rank with its host and GPU."""
         samplers = (source.host for table in ("processes", "hosts", "gpus") for source in self._session.sources[table])
-        host = self.ranks().get(rank) or next(samplers, "")
-        return Subject(rank, host, self.gpu_of(rank, host))
+        host = self.find_rank_hosts().get(rank) or next(samplers, "")
+        return Subject(rank, host, self.find_gpu_key(rank, host))
 
-    def cores_of(self, host: str) -> int:
+    def find_host_cores(self, host: str) -> int:
         """Cores that the job may run on there; 0 where nobody said."""
         last = [
             int(source.array["cores"][-1])
@@ -124,9 +132,9 @@ class Timelines:
         ]
         return max(last, default=0)
 
-    def gpu_of(self, rank: int, host: str) -> GpuKey | None:
+    def find_gpu_key(self, rank: int, host: str) -> GpuKey | None:
         """The GPU that a rank's allocator tells of; where none does, the first of its host's that was sampled."""
-        places = self._places()
+        places = self._locate_allocators()
         for place, source in reversed(list(enumerate(self._session.sources["allocator"]))):
             if source.rank == rank and place in places:
                 return places[place]
@@ -134,14 +142,14 @@ class Timelines:
         found = [int(numbers.min()) for numbers in sampled if len(numbers)]
         return (host, min(found)) if found else None
 
-    def _places(self) -> dict[int, GpuKey]:
+    def _locate_allocators(self) -> dict[int, GpuKey]:
         known = len(self._session.events), sum(len(source.array) > 0 for source in self._session.sources["allocator"])
-        if known != self._lies_on[0]:
+        if known != self._gpu_by_allocator[0]:
             of = {name: [event for event in self._session.events if event.name == name] for name in ("node", "engine")}
-            self._lies_on = known, allocators(self._session, of["node"], of["engine"])
-        return self._lies_on[1]
+            self._gpu_by_allocator = known, find_gpu_by_allocator(self._session, of["node"], of["engine"])
+        return self._gpu_by_allocator[1]
 
-    def at(
+    def build_timeline(
         self, window: Window, subject: Subject, ranks: Sequence[int], end_ns: int, *, budget_s: float = math.inf
     ) -> Timeline:
         """A window, with the phases of ``ranks``. Nothing is known after ``end_ns``.
@@ -149,131 +157,144 @@ class Timelines:
         What cannot be told within about ``budget_s`` seconds is blank, and :attr:`Timeline.complete` False.
         """
         self.update({subject.rank, *ranks})
-        lanes, ribbons = self.lanes(subject), [self._ribbon(rank) for rank in ranks]
+        lanes, ribbons = self.get_lanes(subject), [self._get_ribbon(rank) for rank in ranks]
         beyond = min((end_ns - self.origin_ns) // window.column_ns, window.first + window.columns)
-        key = (window, subject, tuple(ranks), beyond, lanes.count(), sum(phases.count() for phases, _ in ribbons))
-        if self._last is not None and self._last[0] == key and self._last[1].complete:
+        key = (
+            window,
+            subject,
+            tuple(ranks),
+            beyond,
+            lanes.count_records(),
+            sum(phases.count_records() for phases, _ in ribbons),
+        )
+        if self._last is not None and self._last[0] == key and self._last[1].is_complete:
             return self._last[1]
         until_s = time.perf_counter() + budget_s
-        much = window.columns * window.column_ns > _MUCH_NS
+        much = window.columns * window.column_ns > _LONG_WINDOW_NS
         seconds = {}
         for rank, (phases, blocks) in zip(ranks, ribbons, strict=True):
-            seconds[rank] = blocks.columns(window.column_ns, window.first, window.columns, end_ns=end_ns, until_s=until_s)
-            _release(phases.sources() if much else ())
-        values = lanes.values(window, end_ns, until_s, release=much)
-        complete = lanes.complete and all(blocks.complete for _, blocks in ribbons)
+            seconds[rank] = blocks.get_columns(
+                window.column_ns, window.first, window.columns, end_ns=end_ns, until_s=until_s
+            )
+            _release_memory(phases.list_sources() if much else ())
+        values = lanes.read_values(window, end_ns, until_s, release=much)
+        complete = lanes.is_complete and all(blocks.is_complete for _, blocks in ribbons)
         told = Timeline(window, self.origin_ns, values, seconds, complete)
         self._last = key, told
         return told
 
     def update(self, ranks: Collection[int]) -> None:
         """Takes in the steps that these have finished since."""
-        for process in self._processes():
-            if process not in self._steps:
-                self._steps[process] = StepTimes(process)
-                self.steps_of(process.source.rank).append(self._steps[process])
+        for process in self._read_processes():
+            if process not in self._times_by_process:
+                self._times_by_process[process] = StepTimes(process)
+                self.get_step_times(process.source.rank).append(self._times_by_process[process])
         for rank in ranks:
-            for times in self.steps_of(rank):
+            for times in self.get_step_times(rank):
                 times.update()
 
-    def lanes(self, subject: Subject) -> Lanes:
+    def get_lanes(self, subject: Subject) -> Lanes:
         """What is told of a subject; the last few are kept."""
-        lanes = self._lanes.pop(subject, None) or Lanes(self._session, subject, self._places(), self.steps_of(subject.rank))
+        lanes = self._lanes.pop(subject, None) or Lanes(
+            self._session, subject, self._locate_allocators(), self.get_step_times(subject.rank)
+        )
         self._lanes[subject] = lanes
         while len(self._lanes) > 4:
             del self._lanes[next(iter(self._lanes))]
         return lanes
 
-    def steps_of(self, rank: int) -> list[StepTimes]:
+    def get_step_times(self, rank: int) -> list[StepTimes]:
         """The steps of all processes that a rank was; the list grows."""
-        return self._of_rank.setdefault(rank, [])
+        return self._times_by_rank.setdefault(rank, [])
 
-    def steps_begun(self, rank: int, begin_ns: int, end_ns: int) -> tuple[Ints, Ints]:
+    def find_begun_steps(self, rank: int, begin_ns: int, end_ns: int) -> tuple[Ints, Ints]:
         """(begins, numbers) of the steps of a rank that began between two moments in unix time."""
-        found = [times.begun(begin_ns, end_ns) for times in self.steps_of(rank)]
+        found = [times.find_begun(begin_ns, end_ns) for times in self.get_step_times(rank)]
         nothing = np.empty(0, np.int64)
         return np.concatenate([nothing, *(part[0] for part in found)]), np.concatenate(
             [nothing, *(part[1] for part in found)]
         )
 
-    def step_at(self, rank: int, unix_ns: int) -> int | None:
+    def find_step_at(self, rank: int, unix_ns: int) -> int | None:
         """The step that a rank had begun last, None before the first one."""
-        found = [step for times in self.steps_of(rank) if (step := times.step_at(unix_ns)) is not None]
+        found = [step for times in self.get_step_times(rank) if (step := times.find_step_at(unix_ns)) is not None]
         return found[-1] if found else None
 
-    def phases_of(self, rank: int) -> RankPhases:
+    def get_rank_phases(self, rank: int) -> RankPhases:
         """The phases of a rank."""
-        return self._ribbon(rank)[0]
+        return self._get_ribbon(rank)[0]
 
-    def _ribbon(self, rank: int) -> tuple[RankPhases, Blocks]:
+    def _get_ribbon(self, rank: int) -> tuple[RankPhases, ColumnCache]:
         if rank not in self._ribbons:
-            phases = RankPhases(self._session, rank, self.steps_of(rank))
-            self._ribbons[rank] = phases, Blocks(phases, self.origin_ns)
+            phases = RankPhases(self._session, rank, self.get_step_times(rank))
+            self._ribbons[rank] = phases, ColumnCache(phases, self.origin_ns)
         return self._ribbons[rank]
 
 
 class Lanes:
     """All values of one subject."""
 
-    def __init__(self, session: Session, subject: Subject, lies_on: dict[int, GpuKey], steps: Sequence[StepTimes]) -> None:
+    def __init__(
+        self, session: Session, subject: Subject, gpu_by_allocator: dict[int, GpuKey], steps: Sequence[StepTimes]
+    ) -> None:
         # What is told in no time first: the others may have to wait.
-        recorded = [Samples(Hosts(session, subject.host))]
+        recorded = [SampleColumns(HostSeries(session, subject.host))]
         if subject.gpu is not None:
             gpu = subject.gpu
-            recorded += [Samples(told) for told in (Gpu(session, gpu), GpuProcesses(session, gpu))]
-        recorded.append(Samples(Processes(session, subject.host, subject.rank)))
+            recorded += [SampleColumns(told) for told in (GpuSeries(session, gpu), GpuProcessSeries(session, gpu))]
+        recorded.append(SampleColumns(ProcessSeries(session, subject.host, subject.rank)))
         if subject.gpu is not None:
-            recorded.append(Samples(Allocators(session, subject.gpu, lies_on)))
-        self.tellers: list[Samples | Iterations] = [Iterations(steps), *recorded]
-        self.blocks = [Blocks(teller, session.begin_ns) for teller in self.tellers]
-        self._recorded: set[str] = set()
-        self._looked = [0 for _ in self.tellers]
+            recorded.append(SampleColumns(AllocatorSeries(session, subject.gpu, gpu_by_allocator)))
+        self.column_sources: list[SampleColumns | IterationColumns] = [IterationColumns(steps), *recorded]
+        self.column_caches = [ColumnCache(teller, session.begin_ns) for teller in self.column_sources]
+        self._recorded_names: set[str] = set()
+        self._checked_counts = [0 for _ in self.column_sources]
 
-    def count(self) -> int:
+    def count_records(self) -> int:
         """How much is recorded of it."""
-        return sum(teller.count() for teller in self.tellers)
+        return sum(teller.count_records() for teller in self.column_sources)
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all of it that was asked for last could be told in time."""
-        return all(blocks.complete for blocks in self.blocks)
+        return all(blocks.is_complete for blocks in self.column_caches)
 
-    def values(self, window: Window, end_ns: int, until_s: float, *, release: bool) -> dict[str, Values]:
+    def read_values(self, window: Window, end_ns: int, until_s: float, *, release: bool) -> dict[str, ColumnValues]:
         """What was recorded, by name. ``release``: gives back the memory of what was read, table by table."""
         tables: list[Table] = []
-        for place, (teller, blocks) in enumerate(zip(self.tellers, self.blocks, strict=True)):
-            tables.append(blocks.columns(window.column_ns, window.first, window.columns, end_ns=end_ns, until_s=until_s))
-            self._look(place)
-            _release(teller.sources if release and isinstance(teller, Samples) else ())
-        names, table = [name for teller in self.tellers for name in teller.names], np.concatenate(tables, axis=1)
-        self._note(names, table)
-        return {name: values for name, values in _values(names, table).items() if name in self._recorded}
+        for place, (teller, blocks) in enumerate(zip(self.column_sources, self.column_caches, strict=True)):
+            tables.append(blocks.get_columns(window.column_ns, window.first, window.columns, end_ns=end_ns, until_s=until_s))
+            self._check_last_records(place)
+            _release_memory(teller.table_sources if release and isinstance(teller, SampleColumns) else ())
+        names, table = [name for teller in self.column_sources for name in teller.names], np.concatenate(tables, axis=1)
+        self._note_recorded(names, table)
+        return {name: values for name, values in _split_values(names, table).items() if name in self._recorded_names}
 
-    def recorded(self) -> frozenset[str]:
+    def find_recorded_names(self) -> frozenset[str]:
         """The names of what there is, as far as was seen in windows asked for and in the last records."""
-        for place in range(len(self.tellers)):
-            self._look(place)
-        return frozenset(self._recorded)
+        for place in range(len(self.column_sources)):
+            self._check_last_records(place)
+        return frozenset(self._recorded_names)
 
-    def _look(self, place: int) -> None:
+    def _check_last_records(self, index: int) -> None:
         """Looks at the last records: when there are any, and again when there are ten times as many."""
-        teller = self.tellers[place]
-        if teller.count() > 10 * self._looked[place]:
-            self._looked[place] = teller.count()
-            end_ns = teller.final_ns()
-            self._note(teller.names, teller.tell(np.array([end_ns - _LOOK_NS, end_ns + _LOOK_NS])))
+        teller = self.column_sources[index]
+        if teller.count_records() > 10 * self._checked_counts[index]:
+            self._checked_counts[index] = teller.count_records()
+            end_ns = teller.find_final_ns()
+            self._note_recorded(teller.names, teller.read_columns(np.array([end_ns - _CHECK_NS, end_ns + _CHECK_NS])))
 
-    def _note(self, names: Sequence[str], table: Table) -> None:
+    def _note_recorded(self, names: Sequence[str], table: Table) -> None:
         told = (table[TIME] > 0).any(axis=-1)
-        self._recorded.update(name for name, there in zip(names, told.tolist(), strict=True) if there)
+        self._recorded_names.update(name for name, there in zip(names, told.tolist(), strict=True) if there)
 
 
-def _values(names: Sequence[str], table: Table) -> dict[str, Values]:
+def _split_values(names: Sequence[str], table: Table) -> dict[str, ColumnValues]:
     mean = np.full(table.shape[1:], np.nan)
     np.divide(table[SUM], table[TIME], out=mean, where=table[TIME] > 0)
-    return {name: Values(table[HIGHEST, place], mean[place]) for place, name in enumerate(names)}
+    return {name: ColumnValues(table[HIGHEST, place], mean[place]) for place, name in enumerate(names)}
 
 
-def _release(sources: Iterable[Source]) -> None:
+def _release_memory(sources: Iterable[Source]) -> None:
     for source in sources:
-        source.release()
+        source.release_memory()

@@ -13,70 +13,74 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.live_view import Floats, GpuHistory, History, Rank, RankHistory
-from zerotop.analysis.processes.phases import NOT_YET, OTHER, innermost
-from zerotop.analysis.processes.process_exits import Ends
+from zerotop.analysis.processes.phases import NOT_YET, OTHER, find_innermost
+from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording.tables import PHASES
 
 PIECE_NS = 500_000_000
 PIECES = 160
 # The newest pieces are told anew each time: a writer may still be writing what it saw in them.
-_FRESH = 4
+_FRESH_PIECES = 4
 # How often within a piece it is asked which phase a rank was in.
-_GRAIN = 50
+_VOTES_PER_PIECE = 50
 
 GpuKey = tuple[str, int]  # host, NVML index
 Table = NDArray[Any]  # the first axis is pieces
 
 
 Key = TypeVar("Key")
-Told = TypeVar("Told")
+Value = TypeVar("Value")
 
 
-class Asked(Mapping[Key, Told]):
+class LazyMapping(Mapping[Key, Value]):
     """Tells each of its values when it is first asked for: of a thousand ranks a screen shows a few."""
 
-    def __init__(self, keys: Iterable[Key], tell: Callable[[Key], Told]) -> None:
-        self._told: dict[Key, Told | None] = dict.fromkeys(keys)
-        self._tell = tell
+    def __init__(self, keys: Iterable[Key], compute: Callable[[Key], Value]) -> None:
+        self._values: dict[Key, Value | None] = dict.fromkeys(keys)
+        self._compute = compute
 
     def __repr__(self) -> str:
         return repr(dict(self))
 
-    def __getitem__(self, key: Key) -> Told:
-        told = self._told[key]
+    def __getitem__(self, key: Key) -> Value:
+        told = self._values[key]
         if told is None:
-            told = self._told[key] = self._tell(key)
+            told = self._values[key] = self._compute(key)
         return told
 
     def __iter__(self) -> Iterator[Key]:
-        return iter(self._told)
+        return iter(self._values)
 
     def __len__(self) -> int:
-        return len(self._told)
+        return len(self._values)
 
 
-class Kept:
+class RollingWindow:
     """A table of pieces. What was told is kept while the cursor goes on."""
 
     def __init__(self) -> None:
-        self._first = 0  # index of its first piece: unix ns // PIECE_NS
+        self._first_piece = 0  # index of its first piece: unix ns // PIECE_NS
         self._table: Table = np.empty((0, 0))
 
-    def missing(self, end: int) -> int:
+    def first_missing(self, end: int) -> int:
         """The first piece before ``end`` that has to be told."""
-        begin, told = end - PIECES, self._first + len(self._table) - _FRESH
-        return told if self._first <= begin < told <= end else begin
+        begin, told = end - PIECES, self._first_piece + len(self._table) - _FRESH_PIECES
+        return told if self._first_piece <= begin < told <= end else begin
 
-    def extended(self, begin: int, fresh: Table) -> Table:
+    def extend_pieces(self, begin: int, fresh: Table) -> Table:
         """Takes in the pieces from ``begin`` on; returns the last ``PIECES``."""
-        kept = self._table[: begin - self._first] if self._first <= begin <= self._first + len(self._table) else fresh[:0]
+        kept = (
+            self._table[: begin - self._first_piece]
+            if self._first_piece <= begin <= self._first_piece + len(self._table)
+            else fresh[:0]
+        )
         self._table = np.concatenate([kept, fresh])[-PIECES:] if len(kept) else fresh
-        self._first = begin + len(fresh) - len(self._table)
+        self._first_piece = begin + len(fresh) - len(self._table)
         return self._table
 
 
-def means(pieces: NDArray[np.int64], values: NDArray[Any], count: int) -> Floats:
+def compute_means(pieces: NDArray[np.int64], values: NDArray[Any], count: int) -> Floats:
     """The mean of the samples in each of ``count`` pieces; NaN where there is none. ``pieces`` has each sample's place."""
     number = np.bincount(pieces, minlength=count)
     total = np.bincount(pieces, values, count)
@@ -85,14 +89,14 @@ def means(pieces: NDArray[np.int64], values: NDArray[Any], count: int) -> Floats
     return found
 
 
-def highest(pieces: NDArray[np.int64], values: NDArray[Any], count: int) -> Floats:
+def compute_highest(pieces: NDArray[np.int64], values: NDArray[Any], count: int) -> Floats:
     """The highest of the samples in each piece; NaN where there is none."""
     found = np.full(count, np.nan)
     np.fmax.at(found, pieces, values.astype(np.float64))
     return found
 
 
-def most_voted(codes: NDArray[np.int16], pieces: int) -> NDArray[np.intp]:
+def vote_phases(codes: NDArray[np.int16], pieces: int) -> NDArray[np.intp]:
     """The phase that most of the codes are in each of so many equal pieces: NOT_YET or an index into PHASES."""
     kinds = len(PHASES) - NOT_YET
     known = np.where(codes < len(PHASES), codes, OTHER) - NOT_YET
@@ -101,18 +105,18 @@ def most_voted(codes: NDArray[np.int16], pieces: int) -> NDArray[np.intp]:
     return np.asarray(votes.argmax(axis=1) + NOT_YET)
 
 
-class Sampled(NamedTuple):
+class SampledTable(NamedTuple):
     """What samplers saw of each process or GPU of a node, which is told of all in one go."""
 
     table: str
-    key: str
-    mean: str  # of this column the mean,
-    highest: tuple[str, ...]  # and of these the highest
+    key_column: str
+    mean_column: str  # of this column the mean,
+    highest_columns: tuple[str, ...]  # and of these the highest
 
 
-_NAMES = (*PHASES, "")  # the last is that of NOT_YET
-_PROCESSES = Sampled("processes", "pid", "cores_used", ("rss_bytes", "shared_bytes"))
-_GPUS = Sampled("gpus", "gpu", "utilization_percent", ("used_bytes",))
+_PHASE_NAMES = (*PHASES, "")  # the last is that of NOT_YET
+_PROCESSES = SampledTable("processes", "pid", "cores_used", ("rss_bytes", "shared_bytes"))
+_GPUS = SampledTable("gpus", "gpu", "utilization_percent", ("used_bytes",))
 
 
 class Histories:
@@ -120,109 +124,125 @@ class Histories:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._sampled: dict[tuple[Sampled, str], tuple[list[int], Kept]] = {}
-        self._ranks: dict[tuple[str, int], Kept] = {}
-        self._gpus: dict[GpuKey, Kept] = {}
+        self._sampled_windows: dict[tuple[SampledTable, str], tuple[list[int], RollingWindow]] = {}
+        self._rank_windows: dict[tuple[str, int], RollingWindow] = {}
+        self._gpu_windows: dict[GpuKey, RollingWindow] = {}
         self._last: tuple[object, History] | None = None
 
-    def at(
-        self, cursor_ns: int, ranks: Sequence[Rank], gpus: Iterable[GpuKey], lies_on: dict[int, GpuKey], ends: Ends
+    def history_at(
+        self,
+        cursor_ns: int,
+        ranks: Sequence[Rank],
+        gpus: Iterable[GpuKey],
+        gpu_by_allocator: dict[int, GpuKey],
+        exits: ProcessExits,
     ) -> History:
         """The history of these ranks and GPUs; the same object while no other piece is over.
 
         ``lies_on`` says of which GPU an allocator's table (its place among the session's) tells, ``ends`` until when.
         """
         end, keys = cursor_ns // PIECE_NS, tuple(gpus)
-        known = (end, tuple((rank.host, rank.pid) for rank in ranks), keys, len(lies_on))
+        known = (end, tuple((rank.host, rank.pid) for rank in ranks), keys, len(gpu_by_allocator))
         if self._last is None or self._last[0] != known:
             processes = {rank.rank: rank for rank in ranks}
             allocators: dict[GpuKey, list[int]] = {}
-            for place, where in lies_on.items():
+            for place, where in gpu_by_allocator.items():
                 allocators.setdefault(where, []).append(place)
-            of_processes = self._asked(_PROCESSES, known[1], end)
-            of_gpus = self._asked(_GPUS, keys, end)
+            of_processes = self._map_hosts(_PROCESSES, known[1], end)
+            of_gpus = self._map_hosts(_GPUS, keys, end)
             told = History(
                 piece_s=PIECE_NS / 1e9,
                 end_s=end * PIECE_NS / 1e9,
-                ranks=Asked(processes, lambda number: self._rank(processes[number], of_processes, end, ends)),
-                gpus=Asked(keys, lambda key: self._gpu(key, of_gpus, end, allocators.get(key, ()), ends)),
+                ranks=LazyMapping(processes, lambda number: self._build_rank(processes[number], of_processes, end, exits)),
+                gpus=LazyMapping(keys, lambda key: self._build_gpu(key, of_gpus, end, allocators.get(key, ()), exits)),
             )
             self._last = (known, told)
         return self._last[1]
 
-    def _asked(self, what: Sampled, keys: Iterable[tuple[str, int]], end: int) -> Asked[str, dict[int, Table]]:
+    def _map_hosts(
+        self, layout: SampledTable, keys: Iterable[tuple[str, int]], end: int
+    ) -> LazyMapping[str, dict[int, Table]]:
         """By node, the pieces of these of its processes or GPUs by their keys."""
         of_host: dict[str, set[int]] = {}
         for host, key in keys:
             of_host.setdefault(host, set()).add(key)
-        return Asked(of_host, lambda host: self._told(what, host, sorted(of_host[host]), end))
+        return LazyMapping(of_host, lambda host: self._read_sampled(layout, host, sorted(of_host[host]), end))
 
-    def _told(self, what: Sampled, host: str, keys: list[int], end: int) -> dict[int, Table]:
-        before, kept = self._sampled.get((what, host), ([], Kept()))
+    def _read_sampled(self, layout: SampledTable, host: str, keys: list[int], end: int) -> dict[int, Table]:
+        before, kept = self._sampled_windows.get((layout, host), ([], RollingWindow()))
         if before != keys:
-            kept = Kept()
-        self._sampled[what, host] = keys, kept
-        begin, own = kept.missing(end), np.array(keys)
-        count, columns = (end - begin) * len(own), len(what.highest) + 1
+            kept = RollingWindow()
+        self._sampled_windows[layout, host] = keys, kept
+        begin, own = kept.first_missing(end), np.array(keys)
+        count, columns = (end - begin) * len(own), len(layout.highest_columns) + 1
         fresh = np.full((count, columns), np.nan)
-        for source in self._session.of_host(what.table, host):
-            rows = _between(source, begin, end)
-            places = own.searchsorted(rows[what.key])
-            mine = own.take(places, mode="clip") == rows[what.key]
+        for source in self._session.host_sources(layout.table, host):
+            rows = _read_pieces(source, begin, end)
+            places = own.searchsorted(rows[layout.key_column])
+            mine = own.take(places, mode="clip") == rows[layout.key_column]
             rows = rows.compress(mine)  # five times faster than by index
-            cells = _places(source, rows["time_ns"], begin) * len(own) + places[mine]
+            cells = _locate_pieces(source, rows["time_ns"], begin) * len(own) + places[mine]
             told = np.empty_like(fresh)
-            told[:, 0] = means(cells, rows[what.mean], count)
-            for column, name in enumerate(what.highest, 1):
-                told[:, column] = highest(cells, rows[name], count)
+            told[:, 0] = compute_means(cells, rows[layout.mean_column], count)
+            for column, name in enumerate(layout.highest_columns, 1):
+                told[:, column] = compute_highest(cells, rows[name], count)
             np.copyto(fresh, told, where=~np.isnan(told))  # a sampler may have been started again
-        table = kept.extended(begin, fresh.reshape(-1, len(own), columns))
+        table = kept.extend_pieces(begin, fresh.reshape(-1, len(own), columns))
         return {key: table[:, place] for place, key in enumerate(keys)}
 
-    def _rank(self, rank: Rank, sampled: Asked[str, dict[int, Table]], end: int, ends: Ends) -> RankHistory:
+    def _build_rank(
+        self, rank: Rank, sampled: LazyMapping[str, dict[int, Table]], end: int, exits: ProcessExits
+    ) -> RankHistory:
         cores_used, rss_bytes, shared_bytes = sampled[rank.host][rank.pid].T
-        kept = self._ranks.setdefault((rank.host, rank.pid), Kept())
-        begin = kept.missing(end)
-        codes = kept.extended(begin, self._phases(rank, begin, end, ends))
-        phases = tuple([_NAMES[code] for code in codes.tolist()])
+        kept = self._rank_windows.setdefault((rank.host, rank.pid), RollingWindow())
+        begin = kept.first_missing(end)
+        codes = kept.extend_pieces(begin, self._vote_phases(rank, begin, end, exits))
+        phases = tuple([_PHASE_NAMES[code] for code in codes.tolist()])
         return RankHistory(cores_used, rss_bytes, shared_bytes, phases)
 
-    def _phases(self, rank: Rank, begin: int, end: int, ends: Ends) -> NDArray[np.intp]:
+    def _vote_phases(self, rank: Rank, begin: int, end: int, exits: ProcessExits) -> NDArray[np.intp]:
         """For each piece the phase that the rank was in for most of it; -1 where its probe was not awake."""
-        begins, spans = (self._session.table_of(table, rank.host, rank.pid, end * PIECE_NS) for table in ("begins", "spans"))
+        begins, spans = (
+            self._session.find_source(table, rank.host, rank.pid, end * PIECE_NS) for table in ("begins", "spans")
+        )
         if begins is None:
             return np.full(end - begin, NOT_YET, np.intp)
-        grain = PIECE_NS // _GRAIN
+        grain = PIECE_NS // _VOTES_PER_PIECE
         moments = np.arange(begin * PIECE_NS + grain // 2, end * PIECE_NS, grain)
-        codes = innermost(begins, spans, moments, end * PIECE_NS)
-        if (over_ns := ends.told_until(begins)) is not None:
+        codes = find_innermost(begins, spans, moments, end * PIECE_NS)
+        if (over_ns := exits.reported_until(begins)) is not None:
             codes[moments > over_ns] = NOT_YET
-        return most_voted(codes, end - begin)
+        return vote_phases(codes, end - begin)
 
-    def _gpu(
-        self, key: GpuKey, sampled: Asked[str, dict[int, Table]], end: int, allocators: Iterable[int], ends: Ends
+    def _build_gpu(
+        self,
+        gpu_key: GpuKey,
+        sampled: LazyMapping[str, dict[int, Table]],
+        end: int,
+        allocators: Iterable[int],
+        exits: ProcessExits,
     ) -> GpuHistory:
         """``allocators``: places of the tables that tell of it, among the session's."""
-        kept = self._gpus.setdefault(key, Kept())
-        begin = kept.missing(end)
+        kept = self._gpu_windows.setdefault(gpu_key, RollingWindow())
+        begin = kept.first_missing(end)
         held = np.full((end - begin, 2), np.nan)
         for place in allocators:
             source = self._session.sources["allocator"][place]
-            self._add_allocator(source, held, begin, end, ends.told_until(source))
-        return GpuHistory(*sampled[key[0]][key[1]].T, *kept.extended(begin, held).T)
+            self._add_allocator(source, held, begin, end, exits.reported_until(source))
+        return GpuHistory(*sampled[gpu_key[0]][gpu_key[1]].T, *kept.extend_pieces(begin, held).T)
 
     @staticmethod
-    def _add_allocator(source: Source, sums: Table, begin: int, end: int, over_ns: int | None) -> None:
+    def _add_allocator(source: Source, sums: Table, begin: int, end: int, exit_ns: int | None) -> None:
         """Adds what one rank on the GPU holds: the highest sample of a piece, or the last before, while it tells any."""
-        before = source.count_known(begin * PIECE_NS - 1)
-        rows = source.array[max(0, before - 1) : source.count_known(end * PIECE_NS - 1)]
+        before = source.count_until(begin * PIECE_NS - 1)
+        rows = source.array[max(0, before - 1) : source.count_until(end * PIECE_NS - 1)]
         if not len(rows):
             return
         pieces = np.arange(begin, end)
-        places = _places(source, rows["time_ns"], begin) + begin
+        places = _locate_pieces(source, rows["time_ns"], begin) + begin
         first, beyond = places.searchsorted(pieces), places.searchsorted(pieces, "right")
         held = np.array([rows["allocated_bytes"], rows["reserved_bytes"]], np.float64)
-        told = (beyond > 0) & (pieces <= (end if over_ns is None else over_ns // PIECE_NS))
+        told = (beyond > 0) & (pieces <= (end if exit_ns is None else exit_ns // PIECE_NS))
         found = np.where(told, held[:, beyond - 1], np.nan)
         sampled = beyond > first
         if sampled.any():
@@ -231,11 +251,11 @@ class Histories:
         sums[:] = np.where(np.isnan(sums), found, np.where(np.isnan(found), sums, sums + found))
 
 
-def _between(source: Source, begin: int, end: int) -> NDArray[Any]:
+def _read_pieces(source: Source, begin: int, end: int) -> NDArray[Any]:
     """The records from the begin of one piece to before that of another."""
-    return source.array[source.count_known(begin * PIECE_NS - 1) : source.count_known(end * PIECE_NS - 1)]
+    return source.array[source.count_until(begin * PIECE_NS - 1) : source.count_until(end * PIECE_NS - 1)]
 
 
-def _places(source: Source, times: NDArray[np.int64], begin: int) -> NDArray[np.int64]:
+def _locate_pieces(source: Source, times: NDArray[np.int64], begin: int) -> NDArray[np.int64]:
     """Which piece, counted from ``begin``, each of these moments of its clock lies in."""
     return (times + source.offset_ns) // PIECE_NS - begin

@@ -8,27 +8,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.live_view import Floats, Iterations
-from zerotop.analysis.processes.ranks_and_hosts import RANKS
-from zerotop.analysis.steps.growable_array import Growing
+from zerotop.analysis.processes.ranks_and_hosts import RANKS_AT_ONCE
+from zerotop.analysis.steps.growable_array import GrowingArray
 from zerotop.analysis.steps.step_table import STEP_DTYPE, Rows
-from zerotop.analysis.views.restarts import Member
+from zerotop.analysis.views.restarts import AttemptMember
 
-_PHASES = {"data": "data_s", "forward": "forward_s", "backward": "backward_s", "step": "step_s"}
+_PHASE_COLUMNS = {"data": "data_s", "forward": "forward_s", "backward": "backward_s", "step": "step_s"}
 
 
-class Joined:
+class IterationTable:
     """The steps that every rank process has finished or was gone before, oldest first, extended by :meth:`extending`.
 
     A step takes as long as on its slowest rank, and is known when the last rank has finished it or is gone.
     """
 
     def __init__(self) -> None:
-        self._rows = Growing(STEP_DTYPE)
-        self._tokens = Growing(np.int64)
-        self._known_ns = Growing(np.int64)
-        self._attempt = 0  # the one that is being joined,
-        self._done = 0  # and how many of its steps are
-        self._seen: tuple[int, Iterations] | None = None
+        self._rows = GrowingArray(STEP_DTYPE)
+        self._token_counts = GrowingArray(np.int64)
+        self._known_ns = GrowingArray(np.int64)
+        self._attempt_index = 0  # the one that is being joined,
+        self._joined_count = 0  # and how many of its steps are
+        self._last_iterations: tuple[int, Iterations] | None = None
 
     @property
     def rows(self) -> Rows:
@@ -36,65 +36,65 @@ class Joined:
         return self._rows.rows
 
     @property
-    def tokens(self) -> NDArray[np.int64]:
+    def token_counts(self) -> NDArray[np.int64]:
         """Tokens of each step over all ranks, 0 where unknown."""
-        return self._tokens.rows
+        return self._token_counts.rows
 
     @property
     def known_ns(self) -> NDArray[np.int64]:
         """From when in unix time each step is known; never falls."""
         return self._known_ns.rows
 
-    def extending(self, attempts: Sequence[Sequence[Member]]) -> Generator[None, None, None]:
+    def iter_extend(self, attempts: Sequence[Sequence[AttemptMember]]) -> Generator[None, None, None]:
         """Takes in what the processes have finished since, in pieces. What is known meanwhile is what was known before."""
-        for number, members in enumerate(attempts[self._attempt :], self._attempt):
-            if number != self._attempt:
-                self._attempt, self._done = number, 0
-            yield from self._joining(members)
+        for number, members in enumerate(attempts[self._attempt_index :], self._attempt_index):
+            if number != self._attempt_index:
+                self._attempt_index, self._joined_count = number, 0
+            yield from self._iter_join(members)
 
-    def _joining(self, members: Sequence[Member]) -> Generator[None, None, None]:
-        end = _end(members)
-        if end <= self._done:
+    def _iter_join(self, members: Sequence[AttemptMember]) -> Generator[None, None, None]:
+        end = _find_end(members)
+        if end <= self._joined_count:
             return
-        slowest = np.empty(end - self._done, STEP_DTYPE)
+        slowest = np.empty(end - self._joined_count, STEP_DTYPE)
         slowest["iteration_s"] = -np.inf
         tokens = np.zeros(len(slowest), np.int64)
         known_ns = np.full(len(slowest), max(self.known_ns[-1:], default=0), np.int64)
         for number, member in enumerate(members, 1):
-            if not number % RANKS:
+            if not number % RANKS_AT_ONCE:
                 yield
-            rows = member.between(self._done, end)
-            begin = min(len(slowest), max(0, member.late - self._done))
+            rows = member.read_steps(self._joined_count, end)
+            begin = min(len(slowest), max(0, member.missed_steps - self._joined_count))
             own = slice(begin, begin + len(rows))
             slower = np.flatnonzero(rows["iteration_s"] > slowest["iteration_s"][own])
             slowest[begin + slower] = rows[slower]
             tokens[own] += np.maximum(rows["tokens"], 0)
             known_ns[own] = np.maximum(known_ns[own], rows["end_unix_ns"])
             known_ns[own.stop :] = np.maximum(known_ns[own.stop :], member.gone_ns or 0)
-        self._rows.add(len(slowest))[:] = slowest
-        self._tokens.add(len(tokens))[:] = tokens
-        self._known_ns.add(len(known_ns))[:] = np.maximum.accumulate(known_ns)
-        self._done = end
+        self._rows.add_rows(len(slowest))[:] = slowest
+        self._token_counts.add_rows(len(tokens))[:] = tokens
+        self._known_ns.add_rows(len(known_ns))[:] = np.maximum.accumulate(known_ns)
+        self._joined_count = end
 
-    def count_known(self, cursor_ns: int) -> int:
+    def count_until(self, cursor_ns: int) -> int:
         """How many steps had been finished by all ranks at the cursor."""
         return int(np.searchsorted(self.known_ns, cursor_ns, "right"))
 
-    def upto(self, count: int) -> Iterations:
+    def first_iterations(self, count: int) -> Iterations:
         """The first ``count`` iterations; the same object as before while the count is the same."""
-        if self._seen is None or self._seen[0] != count:
-            self._seen = (count, _iterations(self.rows[:count]))
-        return self._seen[1]
+        if self._last_iterations is None or self._last_iterations[0] != count:
+            self._last_iterations = (count, _build_iterations(self.rows[:count]))
+        return self._last_iterations[1]
 
 
-def _end(members: Sequence[Member]) -> int:
+def _find_end(members: Sequence[AttemptMember]) -> int:
     """How many steps are finished by all that are not gone, or by any where all are."""
-    waited_for = [member.count for member in members if member.gone_ns is None]
-    return min(waited_for) if waited_for else max((member.count for member in members), default=0)
+    waited_for = [member.step_count for member in members if member.gone_ns is None]
+    return min(waited_for) if waited_for else max((member.step_count for member in members), default=0)
 
 
-def _iterations(rows: Rows) -> Iterations:
+def _build_iterations(rows: Rows) -> Iterations:
     total: Floats = rows["iteration_s"]
-    phases: dict[str, Floats] = {name: rows[column] for name, column in _PHASES.items()}
+    phases: dict[str, Floats] = {name: rows[column] for name, column in _PHASE_COLUMNS.items()}
     phases["other"] = np.maximum(0.0, total - sum(phases.values(), np.zeros(len(rows))))
     return Iterations(rows["step"], rows["begin_unix_ns"] / 1e9, total, phases, rows["skipped"])

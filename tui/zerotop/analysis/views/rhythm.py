@@ -27,12 +27,12 @@ _FEWEST_PERIODS = 6
 # Samples to a period: fewer than three show no shape.
 _FEWEST_SAMPLES = 3
 # How like itself the sum of signals has to be one period later.
-_LIKE = 0.5
+_MIN_LIKENESS = 0.5
 # A shorter lag is the period where the signals are nearly as like themselves as at the best one, its multiple.
-_NEARLY = 0.85
-_AGREE = 0.03
-_ANEW_S = 2.0
-_FINE = 4  # lags to a piece
+_NEAR_BEST = 0.85
+_MAX_DISAGREEMENT = 0.03
+_REFRESH_S = 2.0
+_LAGS_PER_PIECE = 4  # lags to a piece
 
 
 @dataclass(frozen=True)
@@ -44,78 +44,80 @@ class _Signal:
     resolution_s: float  # how long the sensor itself takes a mean over
 
 
-class Rhythm:
+class RhythmInference:
     """What is inferred at a cursor, looked for anew every other second."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._told: dict[int, Inferred | None] = {}
+        self._inferred: dict[int, Inferred | None] = {}
 
-    def at(self, cursor_ns: int) -> Inferred | None:
+    def infer_at(self, cursor_ns: int) -> Inferred | None:
         """Of the last full ``_ANEW_S`` before the cursor."""
-        piece = cursor_ns // int(_ANEW_S * 1e9)
-        if piece not in self._told:
-            self._told = {piece: inferred_iteration(self._session, piece * int(_ANEW_S * 1e9))}
-        return self._told[piece]
+        piece = cursor_ns // int(_REFRESH_S * 1e9)
+        if piece not in self._inferred:
+            self._inferred = {piece: infer_iteration(self._session, piece * int(_REFRESH_S * 1e9))}
+        return self._inferred[piece]
 
 
-def inferred_iteration(session: Session, cursor_ns: int) -> Inferred | None:
+def infer_iteration(session: Session, cursor_ns: int) -> Inferred | None:
     """What the last while before the cursor says; None where it does not say it."""
     for window_s in _WINDOWS_S:
         begin_ns = cursor_ns - int(window_s * 1e9)
-        signals, piece_s = _signals(session, begin_ns, cursor_ns)
-        whole = _rhythm(signals, piece_s)
+        signals, piece_s = _read_signals(session, begin_ns, cursor_ns)
+        whole = _find_rhythm(signals, piece_s)
         if whole is None or whole[0] * _FEWEST_PERIODS > window_s:
             continue
-        halves = [_rhythm(half, piece_s) for half in _halved(signals)]
-        if all(half is not None and abs(half[0] / whole[0] - 1) <= _AGREE for half in halves):
+        halves = [_find_rhythm(half, piece_s) for half in _halve_signals(signals)]
+        if all(half is not None and abs(half[0] / whole[0] - 1) <= _MAX_DISAGREEMENT for half in halves):
             return Inferred(whole[0], whole[1], whole[2], window_s)
     return None
 
 
-def _signals(session: Session, begin_ns: int, end_ns: int) -> tuple[list[_Signal], float]:
+def _read_signals(session: Session, begin_ns: int, end_ns: int) -> tuple[list[_Signal], float]:
     """The signals in pieces as long as the sampler's own, and the length of those in seconds."""
     processes, gpus = session.sources["processes"], session.sources["gpus"]
-    piece_s = _distance_s([*processes, *gpus], begin_ns, end_ns)
+    piece_s = _measure_interval([*processes, *gpus], begin_ns, end_ns)
     edges = np.arange(begin_ns, end_ns + 1, max(1, int(piece_s * 1e9))) if piece_s else np.empty(0)
     if len(edges) < 4 * _FEWEST_SAMPLES:
         return [], piece_s
     found = [
-        _Signal("cpu", _rate(processes, "pid", ("cpu_ns",), edges), piece_s),
-        _Signal("pcie", _rate(gpus, "gpu", ("pcie_tx_bytes", "pcie_rx_bytes"), edges), piece_s),
-        _Signal("utilization", _level(gpus, "gpu", "utilization_percent", edges), 0.2),
-        _Signal("power", _level(gpus, "gpu", "power_w", edges), piece_s),
+        _Signal("cpu", _sum_rates(processes, "pid", ("cpu_ns",), edges), piece_s),
+        _Signal("pcie", _sum_rates(gpus, "gpu", ("pcie_tx_bytes", "pcie_rx_bytes"), edges), piece_s),
+        _Signal("utilization", _sum_levels(gpus, "gpu", "utilization_percent", edges), 0.2),
+        _Signal("power", _sum_levels(gpus, "gpu", "power_w", edges), piece_s),
     ]
     return [signal for signal in found if signal.values.size and signal.values.std() and signal.values.mean() > 0], piece_s
 
 
-def _distance_s(sources: Iterable[Source], begin_ns: int, end_ns: int) -> float:
+def _measure_interval(sources: Iterable[Source], begin_ns: int, end_ns: int) -> float:
     """The usual time between two samples; 0 where there are none in all of the window."""
     for source in sources:
-        times = np.unique(_between(source, begin_ns, end_ns)["time_ns"])
+        times = np.unique(_read_between(source, begin_ns, end_ns)["time_ns"])
         if len(times) > 4 * _FEWEST_SAMPLES and times[0] + source.offset_ns <= begin_ns + (end_ns - begin_ns) // 20:
             return float(np.median(np.diff(times))) / 1e9
     return 0.0
 
 
-def _between(source: Source, begin_ns: int, end_ns: int) -> NDArray[Any]:
-    return source.array[source.count_known(begin_ns - 1) : source.count_known(end_ns)]
+def _read_between(source: Source, begin_ns: int, end_ns: int) -> NDArray[Any]:
+    return source.array[source.count_until(begin_ns - 1) : source.count_until(end_ns)]
 
 
-def _each(sources: Iterable[Source], key: str, edges: NDArray[Any]) -> Iterable[tuple[NDArray[Any], NDArray[np.int64]]]:
+def _iter_records(
+    sources: Iterable[Source], key: str, edges: NDArray[Any]
+) -> Iterable[tuple[NDArray[Any], NDArray[np.int64]]]:
     """(records, their unix times) of each process or GPU."""
     for source in sources:
-        rows = _between(source, int(edges[0]), int(edges[-1]))
+        rows = _read_between(source, int(edges[0]), int(edges[-1]))
         for one in np.unique(rows[key]):
             own = rows[rows[key] == one]
             if len(own) > len(edges) // 2 and (key != "pid" or own["rank"][-1] >= 0):
                 yield own, own["time_ns"] + source.offset_ns
 
 
-def _rate(sources: Iterable[Source], key: str, names: tuple[str, ...], edges: NDArray[Any]) -> Floats:
+def _sum_rates(sources: Iterable[Source], key: str, names: tuple[str, ...], edges: NDArray[Any]) -> Floats:
     """What counters grew by in each piece, summed; empty where there are none."""
     total: Floats = np.empty(0)
-    for rows, times in _each(sources, key, edges):
+    for rows, times in _iter_records(sources, key, edges):
         for name in names:
             if rows[name][0] >= 0:
                 grown = np.diff(np.interp(edges - edges[0], times - edges[0], rows[name] - rows[name][0]))
@@ -123,74 +125,76 @@ def _rate(sources: Iterable[Source], key: str, names: tuple[str, ...], edges: ND
     return total
 
 
-def _level(sources: Iterable[Source], key: str, name: str, edges: NDArray[Any]) -> Floats:
+def _sum_levels(sources: Iterable[Source], key: str, name: str, edges: NDArray[Any]) -> Floats:
     """A level in the middle of each piece, summed."""
     middles = (edges[:-1] + edges[1:]) / 2
     total: Floats = np.empty(0)
-    for rows, times in _each(sources, key, edges):
+    for rows, times in _iter_records(sources, key, edges):
         if np.isfinite(rows[name]).all():
             level = np.interp(middles - edges[0], times - edges[0], rows[name])
             total = level if not total.size else total + level
     return total
 
 
-def _halved(signals: list[_Signal]) -> tuple[list[_Signal], list[_Signal]]:
-    def cut(signal: _Signal, place: slice) -> _Signal:
+def _halve_signals(signals: list[_Signal]) -> tuple[list[_Signal], list[_Signal]]:
+    def cut_signal(signal: _Signal, place: slice) -> _Signal:
         return _Signal(signal.name, signal.values[place], signal.resolution_s)
 
     half = len(signals[0].values) // 2
-    return [cut(signal, slice(half)) for signal in signals], [cut(signal, slice(half, None)) for signal in signals]
+    return [cut_signal(signal, slice(half)) for signal in signals], [
+        cut_signal(signal, slice(half, None)) for signal in signals
+    ]
 
 
-def _rhythm(signals: list[_Signal], piece_s: float) -> tuple[float, float, tuple[str, ...]] | None:
+def _find_rhythm(signals: list[_Signal], piece_s: float) -> tuple[float, float, tuple[str, ...]] | None:
     """(period in seconds, likeness, the signals that show it) or None."""
-    alike = {signal.name: _autocorrelation(signal.values) for signal in signals}
+    alike = {signal.name: _compute_autocorrelation(signal.values) for signal in signals}
     told = [signal for signal in signals if alike[signal.name].size]
     while told:
         together = np.mean([alike[signal.name] for signal in told], axis=0)
-        lag = _period(together)
-        if lag is None or together[round(lag)] < _LIKE:
+        lag = _find_period(together)
+        if lag is None or together[round(lag)] < _MIN_LIKENESS:
             return None
-        alone = [signal for signal in told if alike[signal.name][round(lag)] >= _LIKE]
-        sure = [signal for signal in alone if _is_no_alias(signal, lag / _FINE, piece_s)]
+        alone = [signal for signal in told if alike[signal.name][round(lag)] >= _MIN_LIKENESS]
+        sure = [signal for signal in alone if _is_no_alias(signal, lag / _LAGS_PER_PIECE, piece_s)]
         if len(sure) == len(told):
-            return lag / _FINE * piece_s, float(together[round(lag)]), tuple(signal.name for signal in told)
+            return lag / _LAGS_PER_PIECE * piece_s, float(together[round(lag)]), tuple(signal.name for signal in told)
         told = sure
     return None
 
 
-def _autocorrelation(values: Floats) -> Floats:
+def _compute_autocorrelation(values: Floats) -> Floats:
     """How like itself a signal is ``1 / _FINE`` pieces later, 1 for none; up to half of its length."""
     count = len(values)
     power = np.abs(np.fft.rfft(values - values.mean(), 2 * count)) ** 2
     # Few samples to a period have no lag near it; between lags the curve is what its spectrum says.
-    found = np.fft.irfft(power, 2 * count * _FINE)[: count * _FINE // 2]
-    found /= count - np.arange(len(found)) / _FINE
+    found = np.fft.irfft(power, 2 * count * _LAGS_PER_PIECE)[: count * _LAGS_PER_PIECE // 2]
+    found /= count - np.arange(len(found)) / _LAGS_PER_PIECE
     return np.asarray(np.minimum(1.0, found / found[0]) if found[0] > 0 else np.empty(0))
 
 
-def _period(alike: Floats) -> float | None:
+def _find_period(likeness: Floats) -> float | None:
     """The shortest lag that is nearly as good as the best, made precise by its multiples."""
-    peaks = 1 + np.flatnonzero((alike[1:-1] >= alike[:-2]) & (alike[1:-1] > alike[2:]))
-    peaks = peaks[peaks >= _FEWEST_SAMPLES * _FINE]
-    if not len(peaks) or alike[peaks].max() <= 0:
+    peaks = 1 + np.flatnonzero((likeness[1:-1] >= likeness[:-2]) & (likeness[1:-1] > likeness[2:]))
+    peaks = peaks[peaks >= _FEWEST_SAMPLES * _LAGS_PER_PIECE]
+    if not len(peaks) or likeness[peaks].max() <= 0:
         return None
-    first = int(peaks[alike[peaks] >= _NEARLY * alike[peaks].max()][0])
-    period = _summit(alike, first)
+    first = int(peaks[likeness[peaks] >= _NEAR_BEST * likeness[peaks].max()][0])
+    period = _interpolate_peak(likeness, first)
     number = 1
-    while (number + 1) * period + period / 4 < len(alike) - 1:
+    while (number + 1) * period + period / 4 < len(likeness) - 1:
         number += 1
         near = slice(round(number * period - period / 4), round(number * period + period / 4) + 1)
-        peak = near.start + int(np.argmax(alike[near]))
-        if alike[peak] < 0.5 * alike[first] or peak in (near.start, near.stop - 1):
+        peak = near.start + int(np.argmax(likeness[near]))
+        if likeness[peak] < 0.5 * likeness[first] or peak in (near.start, near.stop - 1):
             break
-        period = _summit(alike, peak) / number
+        period = _interpolate_peak(likeness, peak) / number
     return period
 
 
-def _summit(alike: Floats, peak: int) -> float:
+def _interpolate_peak(likeness: Floats, peak: int) -> float:
     """Where a parabola through a peak and its neighbours is highest."""
-    before, there, after = alike[peak - 1 : peak + 2]
+    before, there, after = likeness[peak - 1 : peak + 2]
     bend = before - 2 * there + after
     return float(peak + 0.5 * (before - after) / bend) if bend < 0 else float(peak)
 

@@ -15,9 +15,9 @@ _LOCK = (
 )
 
 
-def awaited(session: Session, cursor_ns: int) -> str:
+def describe_wait(session: Session, cursor_ns: int) -> str:
     """A sentence, by what was told last."""
-    compiling, locked = (session.told(name, cursor_ns) for name in (events.COMPILING, events.BUILD_LOCKED))
+    compiling, locked = (session.events_named(name, cursor_ns) for name in (events.COMPILING, events.BUILD_LOCKED))
     if locked and (not compiling or compiling[-1].unix_ns < locked[-1].unix_ns):
         paths = list(dict.fromkeys(event.facts["path"] for event in locked))
         return _LOCK.format(locks=" and ".join(paths), it="it" if len(paths) == 1 else "them")

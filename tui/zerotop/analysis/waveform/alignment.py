@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.stats.change_points import Levels
+from zerotop.analysis.stats.change_points import ShiftFinder
 from zerotop.analysis.steps.step_table import Rows
 from zerotop.session.reader import Source
 from zerotop_probe.recording.tables import EVAL, PHASE_CODE
@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 # Iterations folded when nobody says how many, at most, and looked back through for the last change of level.
-MOST = 1000
+MOST_ITERATIONS = 1000
 # The kind of the last iterations, skipped or not, is the kind that is folded: most of so many.
 _LATEST = 3
 # Longer than this many medians is an iteration of another kind: the first ones that compile, a pause nobody recorded.
@@ -32,35 +32,35 @@ _OUTER = tuple(PHASE_CODE[name] for name in ("forward", "backward", "step"))
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenIterations:
     """The iterations to be folded, and why others among them were left out."""
 
-    places: Ints  # among the rank's steps, ascending
+    indices: Ints  # among the rank's steps, ascending
     left_out: dict[str, int]  # "skipped" (or "updated", where skipped ones are folded), "evaluation", "checkpoint", "long"
     skipped: bool  # whether the folded ones are those whose update was skipped
 
 
-def choose(steps: Rows, number: int | None) -> Chosen:
+def choose_iterations(steps: Rows, number: int | None) -> ChosenIterations:
     """Of finished steps, oldest first, the last ``number``, or with None all since the last change of level."""
-    rows = steps[-(2 * MOST if number is None else 2 * number + MOST) :]
+    rows = steps[-(2 * MOST_ITERATIONS if number is None else 2 * number + MOST_ITERATIONS) :]
     offset = len(steps) - len(rows)
     skipped = bool(rows["skipped"][-_LATEST:].mean() > 0.5) if len(rows) else False
-    reasons = _reasons(rows, skipped)
+    reasons = _find_reasons(rows, skipped)
     fit = np.flatnonzero(reasons == "")
     seconds = np.asarray(rows["iteration_s"], np.float64)
-    begin = _level(seconds, fit) if number is None else max(0, len(fit) - number)
-    fit = fit[max(begin, len(fit) - (MOST if number is None else number)) :]
+    begin = _find_level_begin(seconds, fit) if number is None else max(0, len(fit) - number)
+    fit = fit[max(begin, len(fit) - (MOST_ITERATIONS if number is None else number)) :]
     if not len(fit):
-        return Chosen(fit, {}, skipped)
+        return ChosenIterations(fit, {}, skipped)
     long = seconds[fit] > _LONG * np.median(seconds[fit])
     told = reasons[fit[0] :]
     left_out = {name: int((told == name).sum()) for name in dict.fromkeys(told.tolist()) if name}
     if long.any():
         left_out["long"] = int(long.sum())
-    return Chosen(fit[~long] + offset, left_out, skipped)
+    return ChosenIterations(fit[~long] + offset, left_out, skipped)
 
 
-def _reasons(rows: Rows, skipped: bool) -> NDArray[np.str_]:
+def _find_reasons(rows: Rows, skipped: bool) -> NDArray[np.str_]:
     """Why each step is not folded with the others; empty where it is."""
     found = np.full(len(rows), "", "<U12")
     found[rows["skipped"] != skipped] = "updated" if skipped else "skipped"
@@ -69,14 +69,14 @@ def _reasons(rows: Rows, skipped: bool) -> NDArray[np.str_]:
     return found
 
 
-def _level(seconds: Floats, fit: Ints) -> int:
+def _find_level_begin(seconds: Floats, fit: Ints) -> int:
     """Where among ``fit`` the last change of level begins."""
-    found = [shift.first for shift in Levels().shifts(seconds[fit])]
+    found = [shift.first for shift in ShiftFinder().find_shifts(seconds[fit])]
     return found[-1] if found else 0
 
 
 @dataclass(frozen=True, eq=False)
-class Stretch:
+class PhaseStretch:
     """A phase of the folded iteration, or what lies between two: seconds from its begin. Those of depth 1 lie within."""
 
     phase: int  # index into PHASES
@@ -86,11 +86,11 @@ class Stretch:
 
 
 @dataclass(frozen=True, eq=False)
-class Aligned:
+class AlignedIterations:
     """The iterations of one rank process that have the same phases, and the places of their boundaries."""
 
     source: Source
-    places: Ints  # among the rank's steps
+    indices: Ints  # among the rank's steps
     bounds: Floats  # (iterations, boundaries), seconds since ``base_ns``: begin, begins and ends of phases, end
     base_ns: int  # unix time
     order: Ints  # which of a span's edges each inner boundary is: 2 * span + (1 for its end)
@@ -99,12 +99,12 @@ class Aligned:
     spans: NDArray[Any]  # (iterations, spans) of the recording
 
     @property
-    def durations(self) -> Floats:
+    def span_durations(self) -> Floats:
         """Seconds of each span, shape (iterations, spans)."""
         return np.asarray(self.spans["end_ns"] - self.spans["begin_ns"], np.float64) / 1e9
 
     @property
-    def reference(self) -> Floats:
+    def median_bounds(self) -> Floats:
         """Where each boundary lies in the median iteration: seconds from its begin."""
         pieces = np.median(np.diff(self.bounds, axis=1), axis=0)
         total = float(np.median(self.bounds[:, -1] - self.bounds[:, 0]))
@@ -112,14 +112,14 @@ class Aligned:
         scaled: Floats = places * (total / places[-1]) if places[-1] > 0 else places
         return scaled
 
-    def stretches(self, reference: Floats) -> list[Stretch]:
+    def build_stretches(self, reference: Floats) -> list[PhaseStretch]:
         """The phases in the folded iteration, by begin."""
         edges = np.empty((len(self.phases), 2))
         edges.ravel()[self.order] = reference[1:-1]
         columns = (self.phases.tolist(), self.depths.tolist(), edges[:, 0].tolist(), edges[:, 1].tolist())
-        return [Stretch(*values) for values in zip(*columns, strict=True)]
+        return [PhaseStretch(*values) for values in zip(*columns, strict=True)]
 
-    def fold(self, begins_ns: Ints, ends_ns: Ints, reference: Floats) -> tuple[NDArray[np.bool_], Floats, Floats]:
+    def fold_windows(self, begins_ns: Ints, ends_ns: Ints, reference: Floats) -> tuple[NDArray[np.bool_], Floats, Floats]:
         """Windows of time (unix) in the folded iteration: which of them are, where they begin, and how long they are.
 
         Those are left out that reach into iterations that are not folded.
@@ -129,7 +129,7 @@ class Aligned:
         last = np.minimum(np.searchsorted(self.bounds[:, -1], ends, "left"), len(self.bounds) - 1)
         whole = (first >= 0) & (ends <= self.bounds[-1, -1])
         first = np.maximum(first, 0)
-        whole &= (begins < self.bounds[first, -1]) & (self.places[last] - self.places[first] == last - first)
+        whole &= (begins < self.bounds[first, -1]) & (self.indices[last] - self.indices[first] == last - first)
         length = float(reference[-1])
         unrolled = (np.arange(len(self.bounds))[:, None] * length + reference).ravel()
         flat = self.bounds.ravel()
@@ -138,13 +138,13 @@ class Aligned:
         return whole, where - np.floor(where / length) * length, lengths
 
 
-def align(source: Source, steps: Rows, places: Ints) -> Aligned | None:
+def align_iterations(source: Source, steps: Rows, indices: Ints) -> AlignedIterations | None:
     """The chosen iterations of a rank process; None where there are none."""
-    if not len(places):
+    if not len(indices):
         return None
-    rows = steps[places]
+    rows = steps[indices]
     begins, ends = rows["begin_unix_ns"] - source.offset_ns, rows["end_unix_ns"] - source.offset_ns
-    low, high = source.count_known(int(rows["begin_unix_ns"][0])), source.count_known(int(rows["end_unix_ns"][-1]))
+    low, high = source.count_until(int(rows["begin_unix_ns"][0])), source.count_until(int(rows["end_unix_ns"][-1]))
     spans = source.array[low:high]
     spans = spans[(spans["flags"] & EVAL == 0) & (spans["engine"] == 0) & (spans["phase"] != PHASE_CODE["init"])]
     spans = spans[np.lexsort((spans["depth"], -spans["end_ns"], spans["begin_ns"]))]
@@ -152,18 +152,18 @@ def align(source: Source, steps: Rows, places: Ints) -> Aligned | None:
     known = (of < len(ends)) & (spans["begin_ns"] >= begins[np.minimum(of, len(ends) - 1)])
     spans, of = spans[known], of[known]
     for detail in (np.ones(len(spans), np.bool_), spans["depth"] == 0, np.isin(spans["phase"], _OUTER)):
-        alike, mine = _alike(spans[detail], of[detail], len(ends))
+        alike, mine = _choose_alike(spans[detail], of[detail], len(ends))
         if len(alike) >= _ALIKE * len(ends):
             break
-    return _aligned(source, places[alike], begins[alike], ends[alike], mine)
+    return _build_aligned(source, indices[alike], begins[alike], ends[alike], mine)
 
 
-def _alike(spans: NDArray[Any], of: Ints, count: int) -> tuple[Ints, NDArray[Any]]:
+def _choose_alike(spans: NDArray[Any], iteration_index: Ints, count: int) -> tuple[Ints, NDArray[Any]]:
     """The iterations that have the phases that most have, and their spans, shape (iterations, spans)."""
-    numbers = np.bincount(of, minlength=count)
+    numbers = np.bincount(iteration_index, minlength=count)
     usual = int(np.bincount(numbers).argmax())
     alike = np.flatnonzero(numbers == usual)
-    mine = spans[np.isin(of, alike)].reshape(len(alike), usual)
+    mine = spans[np.isin(iteration_index, alike)].reshape(len(alike), usual)
     if usual:
         shape = mine["phase"].astype(np.int64) * 256 + mine["depth"]
         kinds, which = np.unique(shape, axis=0, return_inverse=True)
@@ -172,18 +172,18 @@ def _alike(spans: NDArray[Any], of: Ints, count: int) -> tuple[Ints, NDArray[Any
     return alike, mine
 
 
-def _aligned(source: Source, places: Ints, begins: Ints, ends: Ints, spans: NDArray[Any]) -> Aligned:
+def _build_aligned(source: Source, indices: Ints, begins: Ints, ends: Ints, spans: NDArray[Any]) -> AlignedIterations:
     phases, depths = spans["phase"][0], spans["depth"][0]
-    order = np.array(_order(depths.tolist()), np.int64)
+    order = np.array(_order_edges(depths.tolist()), np.int64)
     edges = np.stack((spans["begin_ns"], spans["end_ns"]), axis=2).reshape(len(spans), -1)[:, order]
     base = int(begins[0])
     bounds = np.column_stack((begins, edges, ends)) - base
     # Clocks never go back, but a boundary of no length may be told twice.
     bounds = np.maximum.accumulate(bounds, axis=1)
-    return Aligned(source, places, bounds / 1e9, base + source.offset_ns, order, phases, depths, spans)
+    return AlignedIterations(source, indices, bounds / 1e9, base + source.offset_ns, order, phases, depths, spans)
 
 
-def _order(depths: list[int]) -> list[int]:
+def _order_edges(depths: list[int]) -> list[int]:
     """The edges of nested spans in order of time: 2 * span for a begin, 2 * span + 1 for an end."""
     found: list[int] = []
     inside: list[int] = []

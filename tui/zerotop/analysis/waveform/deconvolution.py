@@ -31,7 +31,7 @@ _ROUNDS = 3  # in which samples far off are told from others
 _STEPS = 20  # of keeping the curve within its bounds, at most
 # Readings so near to a phase's end, as a share of the iteration, were made at it.
 _SAME_PLACE = 1e-4
-_FULL = 1200  # samples whose distances from the curve make its band: enough for a tenth and nine tenths
+_MOST_BAND_SAMPLES = 1200  # samples whose distances from the curve make its band: enough for a tenth and nine tenths
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +47,12 @@ class Grid:
         return float(self.edges[-1])
 
     @property
-    def widths(self) -> Floats:
+    def bin_widths(self) -> Floats:
         """Seconds of each bin."""
         return np.diff(self.edges)
 
 
-def grid(boundaries: Floats, most: int = 100) -> Grid:
+def make_grid(boundaries: Floats, most: int = 100) -> Grid:
     """About ``most`` bins, none over a boundary (seconds, ascending, from 0 to the iteration's length).
 
     Boundaries closer than half a bin to the one before are left out: nothing is seen of what is so short.
@@ -81,7 +81,7 @@ class Curve:
     error: float  # median distance of a sample from what the curve says it should be
 
 
-def unfolding(
+def iter_unfold(
     grid: Grid, begins: Floats, lengths: Floats, values: Floats, *, most: float = np.inf
 ) -> Generator[None, None, Curve]:
     """The curve between 0 and ``most`` behind samples, in pieces of milliseconds.
@@ -90,24 +90,24 @@ def unfolding(
         begins: where each window begins, seconds from the begin of its iteration.
         lengths: seconds of the window, above 0; may be longer than an iteration.
     """
-    groups, of = _grouped(grid, begins, lengths, values)
+    groups, of = _group_samples(grid, begins, lengths, values)
     spread = max(float(np.ptp(values)), 1e-12)
     error = spread * 0.05
     weights = groups.counts.copy()
-    curve = np.full(len(grid.widths), float(np.median(values)))
+    curve = np.full(len(grid.bin_widths), float(np.median(values)))
     for _ in range(_ROUNDS):
         yield
-        curve = _fit(grid, groups, weights, (error / spread) ** 2, most)
-        distance = np.abs(groups.away(curve))
-        error = max(_weighted_median(distance, groups.counts), _LEAST_ERROR * spread)
+        curve = _fit_curve(grid, groups, weights, (error / spread) ** 2, most)
+        distance = np.abs(groups.compute_residuals(curve))
+        error = max(_compute_weighted_median(distance, groups.counts), _LEAST_ERROR * spread)
         weights = groups.counts * np.minimum(1.0, 1.5 * error / np.maximum(distance, error))
     yield
-    away = values + (groups.away(curve) - groups.values)[of]
-    low, high = _band(groups, of, away)
+    away = values + (groups.compute_residuals(curve) - groups.values)[of]
+    low, high = _measure_band(groups, of, away)
     return Curve(curve, np.clip(curve + low, 0, most), np.clip(curve + high, 0, most), float(np.median(np.abs(away))))
 
 
-def level(values: Floats) -> Curve:
+def make_flat_curve(values: Floats) -> Curve:
     """The same everywhere: the mean of samples whose windows are too long to tell places apart, and their spread."""
     low, high = np.quantile(values, BAND)
     mean = float(values.mean())
@@ -115,36 +115,36 @@ def level(values: Floats) -> Curve:
     return Curve(*ends, float(np.median(np.abs(values - mean))))
 
 
-def misfit(grid: Grid, begins: Floats, lengths: Floats, values: Floats, *, most: float = np.inf) -> float:
+def measure_misfit(grid: Grid, begins: Floats, lengths: Floats, values: Floats, *, most: float = np.inf) -> float:
     """How badly the best curve does, for comparing where windows may lie: by what it misses, and how much it must change
     within phases, where a change is not to be expected. 0 without samples.
     """
     if not len(values):
         return 0.0
-    groups = _Samples(_rows(grid, begins, lengths), values, np.ones(len(values)))
+    groups = _SampleGroups(_compute_shares(grid, begins, lengths), values, np.ones(len(values)))
     scale = max(float(np.ptp(values)), 1e-12)
-    curve = _fit(grid, groups, groups.counts, _USUAL_ERROR**2, most)
-    missed = (groups.counts * (groups.away(curve) / (_USUAL_ERROR * scale)) ** 2).sum()
+    curve = _fit_curve(grid, groups, groups.counts, _USUAL_ERROR**2, most)
+    missed = (groups.counts * (groups.compute_residuals(curve) / (_USUAL_ERROR * scale)) ** 2).sum()
     changes = (np.roll(curve, -1) - curve) / scale / np.where(grid.breaks, _JUMP, _CHANGE)
     return float((missed + (changes**2).sum()) / len(values))
 
 
 @dataclass(frozen=True, eq=False)
-class _Samples:
+class _SampleGroups:
     """Samples, or groups of them: the share of each window that lies in each bin, what it says, and how many say so."""
 
     rows: Floats  # (samples, bins)
     values: Floats
     counts: Floats
 
-    def away(self, curve: Floats) -> Floats:
+    def compute_residuals(self, curve: Floats) -> Floats:
         """By how much each value lies above what the curve says it should be."""
         return np.asarray(self.values - self.rows @ curve, np.float64)
 
 
-def _grouped(grid: Grid, begins: Floats, lengths: Floats, values: Floats) -> tuple[_Samples, Ints]:
+def _group_samples(grid: Grid, begins: Floats, lengths: Floats, values: Floats) -> tuple[_SampleGroups, Ints]:
     """Samples whose windows begin and end in the same bins as one, with the middle of their values; and which is whose."""
-    bins, length = len(grid.widths), grid.length_s
+    bins, length = len(grid.bin_widths), grid.length_s
     ends = begins + lengths
     cycles = np.floor(ends / length)
     first = np.clip(np.searchsorted(grid.edges, begins, "right") - 1, 0, bins - 1)
@@ -154,26 +154,26 @@ def _grouped(grid: Grid, begins: Floats, lengths: Floats, values: Floats) -> tup
     _, of, counts = np.unique(keys, return_inverse=True, return_counts=True)
     sorted_values, starts = values[order], np.cumsum(counts) - counts
     middles = (sorted_values[starts + (counts - 1) // 2] + sorted_values[starts + counts // 2]) / 2
-    rows = _rows(grid, np.bincount(of, begins) / counts, np.bincount(of, lengths) / counts)
-    return _Samples(rows, middles, counts.astype(np.float64)), of
+    rows = _compute_shares(grid, np.bincount(of, begins) / counts, np.bincount(of, lengths) / counts)
+    return _SampleGroups(rows, middles, counts.astype(np.float64)), of
 
 
-def _rows(grid: Grid, begins: Floats, lengths: Floats) -> Floats:
+def _compute_shares(grid: Grid, begins: Floats, lengths: Floats) -> Floats:
     """The share of each window that lies in each bin, shape (windows, bins)."""
-    shares = (_until(grid, begins + lengths) - _until(grid, begins)) / lengths[:, None]
+    shares = (_measure_seconds(grid, begins + lengths) - _measure_seconds(grid, begins)) / lengths[:, None]
     return np.asarray(shares, np.float64)
 
 
-def _until(grid: Grid, times: Floats) -> Floats:
+def _measure_seconds(grid: Grid, times: Floats) -> Floats:
     """Seconds spent in each bin up to each time, counted from the begin of an iteration and on through later ones."""
     cycles = np.floor(times / grid.length_s)
     inside = (times - cycles * grid.length_s)[:, None] - grid.edges[:-1]
-    return np.asarray(cycles[:, None] * grid.widths + np.clip(inside, 0.0, grid.widths), np.float64)
+    return np.asarray(cycles[:, None] * grid.bin_widths + np.clip(inside, 0.0, grid.bin_widths), np.float64)
 
 
-def _fit(grid: Grid, groups: _Samples, weights: Floats, noise: float, most: float) -> Floats:
+def _fit_curve(grid: Grid, groups: _SampleGroups, weights: Floats, noise: float, most: float) -> Floats:
     """Least squares with the penalty that the noise (as a share of the spread, squared) calls for, within bounds."""
-    bins = len(grid.widths)
+    bins = len(grid.bin_widths)
     matrix: Floats = groups.rows.T @ (groups.rows * weights[:, None])
     wanted = groups.rows.T @ (weights * groups.values)
     change = np.where(grid.breaks, _JUMP, _CHANGE) ** 2
@@ -182,10 +182,10 @@ def _fit(grid: Grid, groups: _Samples, weights: Floats, noise: float, most: floa
     matrix[np.arange(bins), np.arange(bins)] += penalty + np.roll(penalty, 1) + 1e-9 * weights.sum()
     matrix[np.arange(bins), after] -= penalty
     matrix[after, np.arange(bins)] -= penalty
-    return _within(matrix, wanted, most)
+    return _solve_bounded(matrix, wanted, most)
 
 
-def _within(matrix: Floats, wanted: Floats, most: float) -> Floats:
+def _solve_bounded(matrix: Floats, wanted: Floats, most: float) -> Floats:
     """The least x @ matrix @ x / 2 - wanted @ x with 0 <= x <= most, by the primal-dual active set method."""
     found: Floats = np.linalg.solve(matrix, wanted).astype(np.float64)
     push, scale = np.zeros(len(found)), float(np.trace(matrix)) / len(found)
@@ -202,45 +202,49 @@ def _within(matrix: Floats, wanted: Floats, most: float) -> Floats:
     return np.clip(found, 0.0, most)
 
 
-def _weighted_median(values: Floats, weights: Floats) -> float:
+def _compute_weighted_median(values: Floats, weights: Floats) -> float:
     order = np.argsort(values)
     sums = np.cumsum(weights[order])
     return float(values[order[min(len(values) - 1, int(np.searchsorted(sums, sums[-1] / 2)))]])
 
 
-def _band(groups: _Samples, of: Ints, away: Floats) -> tuple[Floats, Floats]:
+def _measure_band(groups: _SampleGroups, group_index: Ints, residuals: Floats) -> tuple[Floats, Floats]:
     """For each bin the distances below which a tenth and nine tenths of the samples lie, by how much they look at it."""
-    chosen = np.arange(len(away)) if len(away) <= _FULL else np.linspace(0, len(away) - 1, _FULL).astype(np.int64)
-    chosen = chosen[np.argsort(away[chosen])]
-    sums = np.cumsum(groups.rows[of[chosen]], axis=0)
+    chosen = (
+        np.arange(len(residuals))
+        if len(residuals) <= _MOST_BAND_SAMPLES
+        else np.linspace(0, len(residuals) - 1, _MOST_BAND_SAMPLES).astype(np.int64)
+    )
+    chosen = chosen[np.argsort(residuals[chosen])]
+    sums = np.cumsum(groups.rows[group_index[chosen]], axis=0)
     found = []
     for share in BAND:
         place = (sums < share * sums[-1]).sum(axis=0)
-        found.append(np.where(sums[-1] > 0, away[chosen[np.minimum(place, len(chosen) - 1)]], 0.0))
+        found.append(np.where(sums[-1] > 0, residuals[chosen[np.minimum(place, len(chosen) - 1)]], 0.0))
     return np.minimum(found[0], 0.0), np.maximum(found[1], 0.0)
 
 
-def fold_moments(grid: Grid, places: Floats, values: Floats) -> tuple[Floats, Curve]:
+def fold_moments(grid: Grid, positions: Floats, values: Floats) -> tuple[Floats, Curve]:
     """Readings of moments: the middle one of those in each half bin, at the middle of their places, where there are any.
 
     What is read where a phase begins or ends lies at exactly that place in each iteration.
     """
     length = grid.length_s
-    places = np.where(places >= length, places - length, places)
-    halves = np.unique(np.concatenate((grid.edges, grid.edges[:-1] + grid.widths / 2)))
-    of = np.searchsorted(halves, places + length * _SAME_PLACE, "right")
-    by_value, by_place = np.lexsort((values, of)), np.lexsort((places, of))
+    positions = np.where(positions >= length, positions - length, positions)
+    halves = np.unique(np.concatenate((grid.edges, grid.edges[:-1] + grid.bin_widths / 2)))
+    of = np.searchsorted(halves, positions + length * _SAME_PLACE, "right")
+    by_value, by_place = np.lexsort((values, of)), np.lexsort((positions, of))
     _, starts, counts = np.unique(of[by_value], return_index=True, return_counts=True)
-    middles = places[by_place][starts + counts // 2]
+    middles = positions[by_place][starts + counts // 2]
     # From the last of them on into the next iteration, which begins like this one.
     around = np.concatenate(([middles[-1] - length], middles, [middles[0] + length]))
     at = np.concatenate(([0.0], middles[(middles > 0) & (middles < length)], [length]))
-    columns = (_quantile(values[by_value], starts, counts, share) for share in (0.5, *BAND))
+    columns = (_compute_quantiles(values[by_value], starts, counts, share) for share in (0.5, *BAND))
     median, low, high = (np.interp(at, around, np.concatenate((of[-1:], of, of[:1]))) for of in columns)
     return at, Curve(median, low, high, 0.0)
 
 
-def _quantile(values: Floats, starts: Ints, counts: Ints, share: float) -> Floats:
+def _compute_quantiles(values: Floats, starts: Ints, counts: Ints, share: float) -> Floats:
     """Of each group of ascending values the one below which this share of them lies."""
     place = (counts - 1) * share
     below, above = values[starts + np.floor(place).astype(int)], values[starts + np.ceil(place).astype(int)]

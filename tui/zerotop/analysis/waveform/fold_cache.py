@@ -9,41 +9,41 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from zerotop.analysis.steps.step_table import RankSteps, StepTable
-from zerotop.analysis.waveform.alignment import MOST, Chosen, choose
-from zerotop.analysis.waveform.fold import WaveformFold, folding, leader, members
-from zerotop.analysis.waveform.signals import Late
-from zerotop.session.reader import Session, whole
+from zerotop.analysis.waveform.alignment import MOST_ITERATIONS, ChosenIterations, choose_iterations
+from zerotop.analysis.waveform.fold import WaveformFold, choose_leader, find_rank_processes, iter_fold
+from zerotop.analysis.waveform.signals import RenewalDelays
+from zerotop.session.reader import Session, run_to_end
 
 # Numbers of iterations to choose from; all of the level lie between those around their number.
 SIZES = (3, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
-_KEPT = 32
+_MOST_FOLDS = 32
 # Of so many and more iterations the last one or two may be missing, of twice as many twice as many.
 _GRAINS = 32
 # Folding anew while a job runs: after a second at the earliest, and so that it takes at most this share of the time.
 _REST_S, _SHARE = 1.0, 0.03
 
 
-class Waveforms:
+class WaveformCache:
     """Folds of one session. What was folded is kept for a while, as long as a cursor moves to and fro between few steps."""
 
     def __init__(
         self,
         session: Session,
-        processes: Callable[[], Sequence[RankSteps]] | None = None,
+        read_processes: Callable[[], Sequence[RankSteps]] | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``processes``: gives the session's rank processes with their steps up to date, where the caller has them."""
         self.session = session
-        self._processes = processes or _own(session)
+        self._read_processes = read_processes or _make_step_reader(session)
         self._clock = clock
-        self._late = Late()
-        self._kept: OrderedDict[tuple[object, ...], WaveformFold | None] = OrderedDict()
+        self._delays = RenewalDelays()
+        self._folds: OrderedDict[tuple[object, ...], WaveformFold | None] = OrderedDict()
         self._last: tuple[tuple[object, ...], WaveformFold | None] | None = None
         self._due_s = -1.0
 
-    def at(
+    def fold_at(
         self, cursor_ns: int, rank: int | None = None, number: int | None = None, *, hurry: bool = True
     ) -> WaveformFold | None:
         """The fold of the last ``number`` finished iterations before the cursor, or with None of all of their level.
@@ -55,46 +55,48 @@ class Waveforms:
         Returns:
             None where no rank has finished an iteration.
         """
-        return whole(self.folding(cursor_ns, rank, number, hurry=hurry))
+        return run_to_end(self.iter_fold(cursor_ns, rank, number, hurry=hurry))
 
-    def folding(
+    def iter_fold(
         self, cursor_ns: int, rank: int | None, number: int | None, *, hurry: bool
     ) -> Generator[None, None, WaveformFold | None]:
         """The same in pieces; in one where nothing has to be folded. Only one fold may be made at a time."""
-        ranks = members(self._processes(), cursor_ns)
+        ranks = find_rank_processes(self._read_processes(), cursor_ns)
         if not ranks:
             return None
-        lead = leader(ranks, rank)
-        count = bisect_right(lead.rows["end_unix_ns"], cursor_ns)
+        lead = choose_leader(ranks, rank)
+        count = bisect_right(lead.step_rows["end_unix_ns"], cursor_ns)
         what = (lead.source, len(ranks), rank, number)
         if not hurry and self._last is not None and self._last[0] == what and self._clock() < self._due_s:
             return self._last[1]
-        chosen = self._chosen(lead, count, number)
-        key = (*what, len(chosen.places), *chosen.places[-1:].tolist())
-        if key in self._kept:
-            self._kept.move_to_end(key)
+        chosen = self._choose_iterations(lead, count, number)
+        key = (*what, len(chosen.indices), *chosen.indices[-1:].tolist())
+        if key in self._folds:
+            self._folds.move_to_end(key)
         else:
             # What does not depend on what was looked at before takes longer.
-            pieces = folding(self.session, ranks, rank, chosen, cursor_ns, Late() if hurry else self._late)
-            self._kept[key], took_s = yield from _timed(pieces, self._clock)
+            pieces = iter_fold(self.session, ranks, rank, chosen, cursor_ns, RenewalDelays() if hurry else self._delays)
+            self._folds[key], took_s = yield from _time_pieces(pieces, self._clock)
             self._due_s = self._clock() + max(_REST_S, took_s / _SHARE)
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-        self._last = (what, self._kept[key])
-        return self._kept[key]
+            while len(self._folds) > _MOST_FOLDS:
+                self._folds.popitem(last=False)
+        self._last = (what, self._folds[key])
+        return self._folds[key]
 
-    def _chosen(self, lead: RankSteps, count: int, number: int | None) -> Chosen:
+    def _choose_iterations(self, lead: RankSteps, count: int, number: int | None) -> ChosenIterations:
         """The iterations to fold when so many are finished: of many not quite the last, so that few steps change any."""
-        found = choose(lead.rows[:count], number)
-        grain = 1 << max(0, (len(found.places) // _GRAINS).bit_length() - 1)
-        return found if grain == 1 or not count % grain else choose(lead.rows[: count - count % grain], number)
+        found = choose_iterations(lead.step_rows[:count], number)
+        grain = 1 << max(0, (len(found.indices) // _GRAINS).bit_length() - 1)
+        return (
+            found if grain == 1 or not count % grain else choose_iterations(lead.step_rows[: count - count % grain], number)
+        )
 
-    def known(self, cursor_ns: int) -> bool:
+    def has_steps(self, cursor_ns: int) -> bool:
         """Whether any rank tells of its steps: without, nothing can be folded, however long one waits."""
-        return bool(members(self._processes(), cursor_ns))
+        return bool(find_rank_processes(self._read_processes(), cursor_ns))
 
 
-def _timed(
+def _time_pieces(
     pieces: Generator[None, None, WaveformFold | None], clock: Callable[[], float]
 ) -> Generator[None, None, tuple[WaveformFold | None, float]]:
     """What comes of pieces of work, and the seconds that they take, without what is done in between."""
@@ -109,36 +111,36 @@ def _timed(
         yield
 
 
-def _own(session: Session) -> Callable[[], Sequence[RankSteps]]:
+def _make_step_reader(session: Session) -> Callable[[], Sequence[RankSteps]]:
     """The session's steps, taken in when it has read more."""
     steps, read = StepTable(session, memory=False), -1
 
-    def processes() -> Sequence[RankSteps]:
+    def read_processes() -> Sequence[RankSteps]:
         nonlocal read
         now = sum(len(source.array) for source in session.sources["spans"])
         if now != read:
             read = now
             steps.update()
-        return steps.processes
+        return steps.rank_steps
 
-    return processes
+    return read_processes
 
 
-def last_fold(path: Path) -> WaveformFold | None:
+def read_last_fold(path: Path) -> WaveformFold | None:
     """The fold at the end of a recording, of all its ranks; None where none has finished an iteration.
 
     Raises SessionError where it cannot be read.
     """
     session = Session.open(path)
-    return Waveforms(session).at(session.last_written_ns)
+    return WaveformCache(session).fold_at(session.last_written_ns)
 
 
-def wider(number: int | None, shown: WaveformFold | None, direction: int) -> int | None:
+def choose_next_size(number: int | None, shown: WaveformFold | None, direction: int) -> int | None:
     """The next larger (1) or smaller (-1) number of iterations; None where that is all of the level.
 
     ``shown``: what ``number`` now gives.
     """
-    now = number if number is not None else shown.iterations if shown is not None else MOST
+    now = number if number is not None else shown.iterations if shown is not None else MOST_ITERATIONS
     if direction > 0:
         return next((size for size in SIZES if size > now), SIZES[-1])
     return next((size for size in reversed(SIZES) if size < now), SIZES[0])

@@ -10,7 +10,7 @@ from zerotop.analysis.annotations.support.thresholds import SPIKE_GAP_S, SPIKE_S
 from zerotop.analysis.waveform.fold import WaveformFold
 from zerotop.analysis.waveform.phase_bounds import OTHER, PhaseRow
 
-Places = Sequence[tuple[float, float]]
+Intervals = Sequence[tuple[float, float]]
 
 # In the optimizer's phase GPUs compute for less than this share of the time, if they wait for it.
 _WAITS = 0.5
@@ -21,50 +21,52 @@ _WORK = ("forward", "backward")
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
+class IdleTime:
     """How GPUs idle: seconds of an iteration, and while what; both as far as the sensors bear it out."""
 
     total_s: float  # in all of it; NaN where nobody watched the GPUs
     longest: PhaseRow | None  # the optimizer's step, or the outermost phase with most of it; None where it cannot be told
     longest_s: float  # in that phase
-    optimizer: bool  # that phase is the optimizer's, it runs on the CPU, and GPUs wait for it
+    is_optimizer: bool  # that phase is the optimizer's, it runs on the CPU, and GPUs wait for it
     cores: float  # in use meanwhile; NaN where unknown
 
 
-def mean(fold: WaveformFold, signal: str, places: Places) -> float:
+def compute_signal_mean(fold: WaveformFold, signal: str, intervals: Intervals) -> float:
     """What a signal is on average over some places; NaN where it was not recorded."""
-    lengths = [end - begin for begin, end in places]
+    lengths = [end - begin for begin, end in intervals]
     if signal not in fold.signals or not sum(lengths) > 0:
         return math.nan
     curve = fold.signals[signal]
-    return sum(curve.mean(begin, end) * (end - begin) for begin, end in places if end > begin) / sum(lengths)
+    return sum(curve.compute_mean(begin, end) * (end - begin) for begin, end in intervals if end > begin) / sum(lengths)
 
 
-def idle_s(fold: WaveformFold, row: PhaseRow) -> float:
+def compute_idle_s(fold: WaveformFold, row: PhaseRow) -> float:
     """Seconds of a phase in which no kernel runs on the GPUs; NaN where they were not watched or it cannot be told."""
     if "utilization" not in fold.signals or not fold.signals["utilization"].resolved:
         return math.nan
-    used = mean(fold, "utilization", row.places)
+    used = compute_signal_mean(fold, "utilization", row.intervals)
     return math.nan if math.isnan(used) else row.median_s * max(0.0, 1 - used / 100)
 
 
-def idle(fold: WaveformFold) -> Idle:
+def find_idle_time(fold: WaveformFold) -> IdleTime:
     """How the GPUs idle in a fold."""
-    used = mean(fold, "utilization", [(0.0, fold.iteration_s)])
+    used = compute_signal_mean(fold, "utilization", [(0.0, fold.iteration_s)])
     total_s = fold.iteration_s * (1 - used / 100)
-    outer = [(idle_s(fold, row), row) for row in fold.phases if row.depth == 0]
+    outer = [(compute_idle_s(fold, row), row) for row in fold.phases if row.depth == 0]
     known = [(seconds, row) for seconds, row in outer if not math.isnan(seconds)]
     if not known:
-        return Idle(total_s, None, math.nan, False, math.nan)
-    cores = mean(fold, "cores", [place for row in fold.phases if row.phase == "cpu_optimizer" for place in row.places])
+        return IdleTime(total_s, None, math.nan, False, math.nan)
+    cores = compute_signal_mean(
+        fold, "cores", [place for row in fold.phases if row.phase == "cpu_optimizer" for place in row.intervals]
+    )
     for seconds, row in known:
-        if _is_optimizer(fold, row, seconds, cores):
-            return Idle(total_s, row, seconds, True, cores)
+        if _waits_for_optimizer(fold, row, seconds, cores):
+            return IdleTime(total_s, row, seconds, True, cores)
     longest_s, longest = max(known, key=lambda item: item[0])
-    return Idle(total_s, longest, longest_s, False, mean(fold, "cores", longest.places))
+    return IdleTime(total_s, longest, longest_s, False, compute_signal_mean(fold, "cores", longest.intervals))
 
 
-def _is_optimizer(fold: WaveformFold, row: PhaseRow, seconds: float, cores: float) -> bool:
+def _waits_for_optimizer(fold: WaveformFold, row: PhaseRow, seconds: float, cores: float) -> bool:
     """Whether GPUs wait for an optimizer on the CPU: it was seen there, for long, and with more cores than otherwise.
 
     ``cores``: those in use while it runs; NaN where it was not seen on the CPU.
@@ -72,10 +74,12 @@ def _is_optimizer(fold: WaveformFold, row: PhaseRow, seconds: float, cores: floa
     if row.phase != "step" or math.isnan(cores) or not fold.signals["cores"].resolved:
         return False
     long = seconds >= SPIKE_GAP_S and seconds >= SPIKE_SHARE * fold.iteration_s and seconds >= _WAITS * row.median_s
-    otherwise = mean(fold, "cores", [place for other in fold.phases if other.phase in _WORK for place in other.places])
+    otherwise = compute_signal_mean(
+        fold, "cores", [place for other in fold.phases if other.phase in _WORK for place in other.intervals]
+    )
     return long and cores >= _MORE_CORES * otherwise
 
 
-def waits_for_data(found: Idle) -> bool:
+def waits_for_data(idle_time: IdleTime) -> bool:
     """Whether GPUs idle most while batches are made, or outside of what the engine sees."""
-    return found.longest is not None and found.longest.phase in ("data", OTHER)
+    return idle_time.longest is not None and idle_time.longest.phase in ("data", OTHER)

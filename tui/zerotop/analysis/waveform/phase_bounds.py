@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.processes.alive_ranks import beside
-from zerotop.analysis.waveform.alignment import Aligned, Stretch
+from zerotop.analysis.processes.alive_ranks import find_sibling_table
+from zerotop.analysis.waveform.alignment import AlignedIterations, PhaseStretch
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import PHASES
 
@@ -25,19 +25,19 @@ class PhaseRow:
 
     phase: str
     depth: int
-    times: int  # spans in an iteration: one for each micro-step
+    span_count: int  # spans in an iteration: one for each micro-step
     median_s: float
     p90_s: float
     share: float  # of the iteration
     device_s: float  # median time on the device
-    places: tuple[tuple[float, float], ...]  # where in the folded iteration: begins and ends
+    intervals: tuple[tuple[float, float], ...]  # where in the folded iteration: begins and ends
 
 
-def phase_rows(
-    session: Session, parts: Sequence[Aligned], stretches: Sequence[Stretch], iteration_s: float
+def build_phase_rows(
+    session: Session, parts: Sequence[AlignedIterations], stretches: Sequence[PhaseStretch], iteration_s: float
 ) -> tuple[PhaseRow, ...]:
     """The phases in the order in which they begin, each followed by those within it, and last what lies between them."""
-    device = [_device(session, part) for part in parts]
+    device = [_read_device_seconds(session, part) for part in parts]
     kinds: dict[tuple[int, ...], list[int]] = {}
     above: list[int] = []
     for place, stretch in enumerate(stretches):
@@ -47,51 +47,51 @@ def phase_rows(
     rows = []
     for kind in order:
         which = kinds[kind]
-        seconds = np.concatenate([part.durations[:, which].sum(axis=1) for part in parts])
+        seconds = np.concatenate([part.span_durations[:, which].sum(axis=1) for part in parts])
         on_device = np.concatenate([times[:, which].sum(axis=1) for times in device])
         places = tuple((stretches[place].begin_s, stretches[place].end_s) for place in which)
         depth = stretches[which[0]].depth
-        rows.append(_row(name(kind[-1]), depth, len(which), seconds, on_device, iteration_s, places))
+        rows.append(_build_row(find_phase_name(kind[-1]), depth, len(which), seconds, on_device, iteration_s, places))
     outer = [place for place, stretch in enumerate(stretches) if stretch.depth == 0]
-    left = [part.bounds[:, -1] - part.bounds[:, 0] - part.durations[:, outer].sum(axis=1) for part in parts]
+    left = [part.bounds[:, -1] - part.bounds[:, 0] - part.span_durations[:, outer].sum(axis=1) for part in parts]
     seconds = np.maximum(np.concatenate(left), 0.0)
-    between = _between([stretches[place] for place in outer], iteration_s)
-    return (*rows, _row(OTHER, 0, 1, seconds, np.full(1, np.nan), iteration_s, between))
+    between = _find_gaps([stretches[place] for place in outer], iteration_s)
+    return (*rows, _build_row(OTHER, 0, 1, seconds, np.full(1, np.nan), iteration_s, between))
 
 
-def name(phase: int) -> str:
+def find_phase_name(phase: int) -> str:
     """A phase by its code; one that only a newer version knows is some other."""
     return PHASES[phase] if phase < len(PHASES) else OTHER
 
 
-def _row(
+def _build_row(
     phase: str,
     depth: int,
-    times: int,
+    span_count: int,
     seconds: Floats,
     on_device: Floats,
     iteration_s: float,
-    places: tuple[tuple[float, float], ...],
+    intervals: tuple[tuple[float, float], ...],
 ) -> PhaseRow:
     median, known = float(np.median(seconds)), on_device[np.isfinite(on_device)]
     share = median / iteration_s if iteration_s > 0 else 0.0
     device = float(np.median(known)) if len(known) else float("nan")
-    return PhaseRow(phase, depth, times, median, float(np.quantile(seconds, 0.9)), share, device, places)
+    return PhaseRow(phase, depth, span_count, median, float(np.quantile(seconds, 0.9)), share, device, intervals)
 
 
-def _between(outer: Sequence[Stretch], iteration_s: float) -> tuple[tuple[float, float], ...]:
+def _find_gaps(outer: Sequence[PhaseStretch], iteration_s: float) -> tuple[tuple[float, float], ...]:
     begins = [*(stretch.begin_s for stretch in outer), iteration_s]
     ends = [0.0, *(stretch.end_s for stretch in outer)]
     return tuple((end, begin) for end, begin in zip(ends, begins, strict=True) if begin > end)
 
 
-def _device(session: Session, part: Aligned) -> Floats:
+def _read_device_seconds(session: Session, part: AlignedIterations) -> Floats:
     """Seconds on the device of each span, shape (iterations, spans); NaN where it was not measured."""
     found = np.full(part.spans.shape, np.nan)
-    source = beside(session, "device_times", part.source)
+    source = find_sibling_table(session, "device_times", part.source)
     if source is None or not part.spans.size:
         return found
-    rows = _looked_up(source.array, part.spans)
+    rows = _find_device_rows(source.array, part.spans)
     wanted = part.spans["begin_ns"] * 16 + part.spans["depth"]
     keys = rows["begin_ns"] * 16 + rows["depth"]
     order = np.argsort(keys, kind="stable")
@@ -102,7 +102,7 @@ def _device(session: Session, part: Aligned) -> Floats:
     return found
 
 
-def _looked_up(rows: NDArray[Any], spans: NDArray[Any]) -> NDArray[Any]:
+def _find_device_rows(rows: NDArray[Any], spans: NDArray[Any]) -> NDArray[Any]:
     """The device times that may be of these spans: they are learnt some time after."""
     first = np.searchsorted(rows["time_ns"], spans["begin_ns"].min())
     found: NDArray[Any] = rows[first:]

@@ -37,7 +37,7 @@ _AVERAGE_CHANGE = 1.5
 _HELD_UP_NS = 1_500_000_000
 
 
-class Windows(NamedTuple):
+class SampleWindows(NamedTuple):
     """Samples: each value is the mean over its window, in unix nanoseconds."""
 
     begins_ns: Ints
@@ -52,39 +52,41 @@ class Windows(NamedTuple):
         return float(np.median(self.ends_ns - self.begins_ns)) / 1e9 if len(self.values) else 0.0
 
 
-NOTHING = Windows(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
+NO_WINDOWS = SampleWindows(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
 
 
-def joined(parts: Iterable[Windows]) -> Windows:
+def merge_windows(parts: Iterable[SampleWindows]) -> SampleWindows:
     """Windows of several tables as one."""
     some = [part for part in parts if len(part.values)]
     if len(some) < 2:
-        return some[0] if some else NOTHING
+        return some[0] if some else NO_WINDOWS
     begins, ends, values = (np.concatenate(columns) for columns in zip(*(part[:3] for part in some), strict=True))
-    return Windows(begins, ends, values, max(part.slack_ns for part in some), some[0].moments)
+    return SampleWindows(begins, ends, values, max(part.slack_ns for part in some), some[0].moments)
 
 
-def of_gpu(session: Session, host: str, index: int, begin_ns: int, end_ns: int) -> dict[str, Windows]:
+def read_gpu_windows(session: Session, host: str, index: int, begin_ns: int, end_ns: int) -> dict[str, SampleWindows]:
     """``utilization`` (percent), ``power`` (watts), ``to_host`` and ``to_gpu`` (bytes per second) of a GPU."""
-    found: dict[str, list[Windows]] = {"utilization": [], "power": [], "to_host": [], "to_gpu": []}
+    found: dict[str, list[SampleWindows]] = {"utilization": [], "power": [], "to_host": [], "to_gpu": []}
     for source in session.sources["gpus"]:
         if source.host == host:
-            rows = between(source, begin_ns, end_ns)
+            rows = read_between(source, begin_ns, end_ns)
             rows = rows[rows["gpu"] == index]
             times = rows["time_ns"] + source.offset_ns
-            found["utilization"].append(_utilization(times, rows))
-            found["power"].append(_power(times, rows["power_w"].astype(np.float64)))
-            found["to_host"].append(_traffic(times, rows["pcie_tx_bytes"]))
-            found["to_gpu"].append(_traffic(times, rows["pcie_rx_bytes"]))
-    return {name: joined(parts) for name, parts in found.items()}
+            found["utilization"].append(_build_utilization(times, rows))
+            found["power"].append(_build_power(times, rows["power_w"].astype(np.float64)))
+            found["to_host"].append(_build_traffic(times, rows["pcie_tx_bytes"]))
+            found["to_gpu"].append(_build_traffic(times, rows["pcie_rx_bytes"]))
+    return {name: merge_windows(parts) for name, parts in found.items()}
 
 
-def of_processes(session: Session, host: str, pids: Collection[int], begin_ns: int, end_ns: int) -> dict[str, Windows]:
+def read_process_windows(
+    session: Session, host: str, pids: Collection[int], begin_ns: int, end_ns: int
+) -> dict[str, SampleWindows]:
     """``cores`` and ``resident`` (bytes) of these processes on a host together, where all of them were sampled."""
-    found: dict[str, list[Windows]] = {"cores": [], "resident": []}
+    found: dict[str, list[SampleWindows]] = {"cores": [], "resident": []}
     for source in session.sources["processes"]:
         if source.host == host:
-            rows = between(source, begin_ns, end_ns)
+            rows = read_between(source, begin_ns, end_ns)
             rows = rows[np.isin(rows["pid"], list(pids)) if len(pids) > 1 else rows["pid"] == next(iter(pids), -1)]
             if not len(rows):
                 continue
@@ -94,52 +96,52 @@ def of_processes(session: Session, host: str, pids: Collection[int], begin_ns: i
             all_there = counts == counts.max()
             times = times + source.offset_ns
             usable = all_there[1:] & all_there[:-1] & (np.diff(times) < _HELD_UP_NS) & np.isfinite(cores[1:])
-            found["cores"].append(Windows(times[:-1][usable], times[1:][usable], cores[1:][usable]))
-            found["resident"].append(_moments(times[all_there], resident[all_there]))
-    return {name: joined(parts) for name, parts in found.items()}
+            found["cores"].append(SampleWindows(times[:-1][usable], times[1:][usable], cores[1:][usable]))
+            found["resident"].append(_build_moments(times[all_there], resident[all_there]))
+    return {name: merge_windows(parts) for name, parts in found.items()}
 
 
-def of_allocator(source: Source, begin_ns: int, end_ns: int) -> Windows:
+def read_allocator_windows(source: Source, begin_ns: int, end_ns: int) -> SampleWindows:
     """Bytes that a rank's allocator had given away."""
-    rows = between(source, begin_ns, end_ns)
-    return _moments(rows["time_ns"] + source.offset_ns, rows["allocated_bytes"].astype(np.float64))
+    rows = read_between(source, begin_ns, end_ns)
+    return _build_moments(rows["time_ns"] + source.offset_ns, rows["allocated_bytes"].astype(np.float64))
 
 
-def between(source: Source, begin_ns: int, end_ns: int) -> Rows:
+def read_between(source: Source, begin_ns: int, end_ns: int) -> Rows:
     """The records from one moment to another, both included."""
-    return source.array[source.count_known(begin_ns - 1) : source.count_known(end_ns)]
+    return source.array[source.count_until(begin_ns - 1) : source.count_until(end_ns)]
 
 
-def _moments(times: Ints, values: Floats) -> Windows:
-    return Windows(times - _MOMENT_NS, times, values, moments=True)
+def _build_moments(times: Ints, values: Floats) -> SampleWindows:
+    return SampleWindows(times - _MOMENT_NS, times, values, moments=True)
 
 
-def _utilization(times: Ints, rows: Rows) -> Windows:
+def _build_utilization(times: Ints, rows: Rows) -> SampleWindows:
     """The values at looks that found them renewed: by when one of NVML's two shares has changed, and every 200 ms after."""
     values, other = rows["utilization_percent"].astype(np.float64), rows["memory_utilization_percent"]
     changed = np.flatnonzero((np.abs(np.diff(values)) > 0) | (np.abs(np.diff(other)) > 0)) + 1
     if not len(changed):
-        return _without_nan(Windows(times - _RENEWED_NS, times, values, _TICK_NS))
+        return _drop_nan(SampleWindows(times - _RENEWED_NS, times, values, _TICK_NS))
     since = times - times[changed[np.maximum(np.searchsorted(changed, np.arange(len(times)), "right") - 1, 0)]]
     away = since - np.round(since / _RENEWED_NS) * _RENEWED_NS
     new = np.abs(away) < _TICK_NS / 2
-    return _without_nan(Windows(times[new] - _RENEWED_NS, times[new], values[new], _TICK_NS))
+    return _drop_nan(SampleWindows(times[new] - _RENEWED_NS, times[new], values[new], _TICK_NS))
 
 
-def _power(times: Ints, watts: Floats) -> Windows:
+def _build_power(times: Ints, watts: Floats) -> SampleWindows:
     times, watts = times[np.isfinite(watts)], watts[np.isfinite(watts)]
     if len(watts) < 2:
-        return NOTHING
+        return NO_WINDOWS
     passed = np.maximum(np.diff(times), 1) / 1e9
     instant = bool((np.abs(np.diff(watts)) / passed > _AVERAGE_CHANGE * watts.max()).any())
-    return Windows(times - (_DRAWN_NS if instant else _SECOND_NS), times, watts, _TICK_NS)
+    return SampleWindows(times - (_DRAWN_NS if instant else _SECOND_NS), times, watts, _TICK_NS)
 
 
-def _traffic(times: Ints, counter: Ints) -> Windows:
+def _build_traffic(times: Ints, counter: Ints) -> SampleWindows:
     """Bytes per second between the looks that found more; where looks are rare, what flowed in one of several is spread."""
     known = np.flatnonzero(counter >= 0)
     if len(known) < 2:
-        return NOTHING
+        return NO_WINDOWS
     times, counter = times[known], counter[known]
     looked = np.concatenate(([True], np.diff(counter) > 0))
     if len(times[looked]) > 1 and np.median(np.diff(times[looked])) < 1.5 * _TICK_NS:
@@ -148,9 +150,9 @@ def _traffic(times: Ints, counter: Ints) -> Windows:
     passed, more = np.diff(times), np.diff(counter)
     usable = (passed > 0) & (more >= 0) & (passed < 2 * _HELD_UP_NS)
     rates = more[usable] / passed[usable] * 1e9
-    return Windows(times[:-1][usable], times[1:][usable], rates)
+    return SampleWindows(times[:-1][usable], times[1:][usable], rates)
 
 
-def _without_nan(windows: Windows) -> Windows:
+def _drop_nan(windows: SampleWindows) -> SampleWindows:
     known = np.isfinite(windows.values)
     return windows._replace(begins_ns=windows.begins_ns[known], ends_ns=windows.ends_ns[known], values=windows.values[known])

@@ -13,7 +13,7 @@ class Problem(Exception):
         self.code = code
 
 
-def sentence(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An exception's text without Python's ``[Errno 13]``."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)

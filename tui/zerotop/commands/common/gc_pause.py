@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def keeping() -> Iterator[None]:
+def freeze_imports() -> Iterator[None]:
     """Around imports: searching what they make for garbage, of which there is none, is an eighth of their time."""
     gc.disable()
     try:

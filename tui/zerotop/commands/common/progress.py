@@ -8,64 +8,64 @@ from collections.abc import Callable
 from pathlib import Path
 
 from zerotop.analysis.live_view import Progress
-from zerotop.analysis.reports.headline import summary
-from zerotop.analysis.views.job_exit import Losses, ending
+from zerotop.analysis.reports.headline import summarize_session
+from zerotop.analysis.views.job_exit import Losses, read_ending
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.commands.common.errors import FAILED
 from zerotop.commands.common.live_session import RunningSession
 from zerotop.ui.base.interfaces import Source
 from zerotop_probe.outside.job import job_control
 
-_LOOK_S = 2.0
+_POLL_S = 2.0
 # A line at least this often: whoever reads a log sees that it is not stuck.
 _QUIET_S = 30.0
 _LAST_LINES = 20
 
 
-def follow(path: Path) -> int:
+def follow_job(path: Path) -> int:
     """Prints progress until the job has ended, then what was measured. Returns the exit code, 1 if nobody knows it."""
     session = RunningSession.open(path)
     source = RecordingSource(session)
-    news = News(time.monotonic)
-    while job_control.job_alive(str(path)) or job_control.sampler_alive(str(path)):
+    news = ProgressReporter(time.monotonic)
+    while job_control.is_job_alive(str(path)) or job_control.is_sampler_alive(str(path)):
         try:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
             source.refresh()
-            if line := news.line(source):
+            if line := news.format_news(source):
                 print(line, flush=True)
         except KeyboardInterrupt:
             job_control.request_stop(str(path))
     source.refresh()
-    end = ending(session)
+    end = read_ending(session)
     if end.exit_code != 0:
-        print(*source.view(None).output[-_LAST_LINES:], sep="\n", file=sys.stderr)
-    print(summary(session))
-    if lacking := Losses(end.lost_records, end.lost_output_bytes).sentence:
+        print(*source.view_at(None).output[-_LAST_LINES:], sep="\n", file=sys.stderr)
+    print(summarize_session(session))
+    if lacking := Losses(end.lost_records, end.lost_output_bytes).loss_sentence:
         print(lacking)
     return FAILED if end.exit_code is None else end.exit_code
 
 
-class News:
+class ProgressReporter:
     """Says what is new about a job since it was asked before."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._said = ""
-        self._said_s = clock()
+        self._last_text = ""
+        self._last_text_s = clock()
 
-    def line(self, source: Source) -> str:
+    def format_news(self, source: Source) -> str:
         """Time, step and rate at the end of a recording; "" if there is no other step, and no silence to break."""
-        progress, job = source.view(None).progress, source.view(None).job
-        what = job.exit_text or "Starting." if progress.step is None else _finished(progress)
+        progress, job = source.view_at(None).progress, source.view_at(None).job
+        what = job.exit_text or "Starting." if progress.step is None else _format_steps(progress)
         now_s = self._clock()
-        if what == self._said and now_s - self._said_s < _QUIET_S:
+        if what == self._last_text and now_s - self._last_text_s < _QUIET_S:
             return ""
-        self._said, self._said_s = what, now_s
+        self._last_text, self._last_text_s = what, now_s
         rate = f"  {1 / progress.iteration_s:.2f} it/s" if progress.iteration_s > 0 else ""
         return f"{progress.elapsed_s:4.0f} s  {what}{rate}"
 
 
-def _finished(progress: Progress) -> str:
+def _format_steps(progress: Progress) -> str:
     if progress.total_steps is not None:
         return f"{progress.finished_steps} of {progress.total_steps} steps"
     return "1 step" if progress.finished_steps == 1 else f"{progress.finished_steps} steps"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from zerotop.session import catalog
-from zerotop.ui.app.settings import Habits
+from zerotop.ui.app.settings import UserSettings
 
 
-def kept_habits() -> Habits:
+def load_settings() -> UserSettings:
     """What the user has set, in the state directory."""
-    return Habits(catalog.usual_place().with_name("habits.json"))
+    return UserSettings(catalog.find_default_folder().with_name("habits.json"))

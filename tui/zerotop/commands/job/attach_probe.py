@@ -8,60 +8,60 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from zerotop_probe.outside.attaching import session as attaching
-from zerotop_probe.outside.attaching.jobs import job_of
+from zerotop_probe.outside.attaching.jobs import find_job
 from zerotop_probe.outside.attaching.probe_entry import Entry
 from zerotop_probe.outside.job import job_control
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.recording import events
 
 
-def enter(path: Path) -> tuple[int, list[str]]:
+def enter_ranks(path: Path) -> tuple[int, list[str]]:
     """:func:`enter_here`, and the same for the ranks of other nodes that take part."""
-    if not job_control.read_facts(str(path)).reached:
-        return enter_here(path)
+    if not job_control.read_facts(str(path)).reached_hosts:
+        return enter_local_ranks(path)
     from zerotop.commands.job import remote_nodes
 
     here: list[tuple[int, list[str]]] = []
-    elsewhere, told = remote_nodes.enter(path, lambda: here.append(enter_here(path)))
+    elsewhere, told = remote_nodes.enter_ranks(path, lambda: here.append(enter_local_ranks(path)))
     ((entered, told_here),) = here
     return entered + elsewhere, told_here + told
 
 
-def begin(path: Path) -> Callable[[], tuple[int, list[str]]]:
+def start_entering(path: Path) -> Callable[[], tuple[int, list[str]]]:
     """:func:`enter` beside what else there is to do; returns what waits for it."""
     threads = ThreadPoolExecutor(1)
-    done = threads.submit(enter, path)
+    done = threads.submit(enter_ranks, path)
     threads.shutdown(wait=False)
     return done.result
 
 
-def enter_here(path: Path) -> tuple[int, list[str]]:
+def enter_local_ranks(path: Path) -> tuple[int, list[str]]:
     """Puts the probe into every rank of this node that it is not in yet.
 
     Returns how many it is in now, and a sentence about each where it is not. Takes seconds where ranks do not answer.
     """
-    ranks = _ranks(path)
+    ranks = _find_ranks(path)
     if not ranks:
         return 0, ["No rank is seen yet: enter it when it trains."]
     numbers = {process: number for number, process in ranks}
     entries = attaching.enter_ranks(str(path), ranks)
-    told = [_sentence(entry, numbers[entry.process]) for entry in entries if entry.why_not]
+    told = [_describe_entry(entry, numbers[entry.process]) for entry in entries if entry.why_not]
     return len(entries) - len(told), told
 
 
-def _sentence(entry: Entry, number: int | None) -> str:
+def _describe_entry(entry: Entry, number: int | None) -> str:
     who = f"Process {entry.process.pid}" if number is None else f"Rank {number}"
-    return f"{who} is {'still to be' if entry.pending else 'not'} entered: {entry.why_not.rstrip('.')}."
+    return f"{who} is {'still to be' if entry.is_pending else 'not'} entered: {entry.why_not.rstrip('.')}."
 
 
-def _ranks(path: Path) -> list[tuple[int | None, Process]]:
+def _find_ranks(path: Path) -> list[tuple[int | None, Process]]:
     """The ranks of a session's job that run on this node."""
     facts = job_control.read_facts(str(path))
-    job = job_of(facts.job.pid) if facts.job is not None and facts.job.alive() else None
+    job = find_job(facts.job.pid) if facts.job is not None and facts.job.is_alive() else None
     found = [(rank.rank, rank.process) for rank in job.ranks] if job is not None else []
     known = {process for _, process in found}
     # Ranks whose launcher has died are known from when they were found.
-    others = [process for process in dict.fromkeys(facts.ranks) if process not in known and process.alive()]
+    others = [process for process in dict.fromkeys(facts.ranks) if process not in known and process.is_alive()]
     return found + [(None, process) for process in others]
 
 
@@ -70,16 +70,16 @@ def can_enter(path: Path) -> bool:
     facts = job_control.read_facts(str(path))
     if not facts.attached or facts.detached:
         return False
-    return any(process.alive() and not _is_entered(path, process.pid) for process in dict.fromkeys(facts.ranks))
+    return any(process.is_alive() and not _is_entered(path, process.pid) for process in dict.fromkeys(facts.ranks))
 
 
 def _is_entered(path: Path, pid: int) -> bool:
     """By the last that the probe in that process said of itself."""
-    turns = [turn for name in attaching.rank_files(str(path), pid) for turn in _turns(name)]
+    turns = [turn for name in attaching.find_rank_files(str(path), pid) for turn in _iter_turns(name)]
     return bool(turns) and max(turns)[1] != events.LEFT
 
 
-def _turns(name: str) -> Iterator[tuple[int, str]]:
+def _iter_turns(name: str) -> Iterator[tuple[int, str]]:
     """When it was put in and taken out: (time, event)."""
     try:
         with open(name, "rb") as file:

@@ -6,21 +6,21 @@ import json
 import shlex
 from typing import Any
 
-from zerotop.commands.common.escape import printable
-from zerotop.commands.common.session_lookup import recording_of
+from zerotop.commands.common.escape import escape_unprintable
+from zerotop.commands.common.session_lookup import find_recording
 from zerotop.session import catalog
 from zerotop.session.reader import Session, SessionError
 from zerotop_probe.outside.attaching import gpus
-from zerotop_probe.outside.attaching.jobs import FoundJob, find_jobs, zero_stage
-from zerotop_probe.outside.attaching.session import age
+from zerotop_probe.outside.attaching.jobs import FoundJob, find_jobs, read_zero_stage
+from zerotop_probe.outside.attaching.session import format_age
 from zerotop_probe.outside.job import job_control
 from zerotop_probe.recording import redact
 
 
 def print_jobs(*, as_json: bool) -> int:
     """Prints this node's jobs, the youngest first. Returns 0."""
-    used = gpus.by_process()
-    rows = [_describe(job, used) for job in find_jobs()] + _others()
+    used = gpus.read_process_gpus()
+    rows = [_describe_job(job, used) for job in find_jobs()] + _find_other_jobs()
     if as_json:
         print(json.dumps(rows, indent=1))
         return 0
@@ -29,35 +29,35 @@ def print_jobs(*, as_json: bool) -> int:
         return 0
     print(f"{'PID':>8}  {'LAUNCHER':<10}  {'RANKS':<7}  {'GPUS':<7}  {'AGE':>10}  {'ZERO':<4}  {'SESSION':<24}  SCRIPT")
     for row in rows:
-        print(_line(row))
+        print(_format_row(row))
     print("\nzerotop attach PID watches one from outside; with --enter the probe goes into its ranks.")
     return 0
 
 
-def _describe(job: FoundJob, used: dict[int, list[int]]) -> dict[str, Any]:
-    session = recording_of(job)
+def _describe_job(job: FoundJob, used: dict[int, list[int]]) -> dict[str, Any]:
+    session = find_recording(job)
     return {
         "pid": job.root.pid,
         "launcher": job.launcher,
         "ranks": [{"rank": rank.rank, "pid": rank.process.pid} for rank in job.ranks],
-        "gpus": _gpus(job, used),
+        "gpus": _find_gpus(job, used),
         "age_s": round(job.age_s, 1),
-        "script": job.script,
-        "command": redact.command(job.command),
-        "zero_stage": zero_stage(job),
+        "script": job.script_path,
+        "command": redact.redact_command(job.command),
+        "zero_stage": read_zero_stage(job),
         "session": None if session is None else session.name,
     }
 
 
-def _others() -> list[dict[str, Any]]:
+def _find_other_jobs() -> list[dict[str, Any]]:
     """Live recordings of jobs that no launcher numbered, a plain ``python train.py`` say."""
     jobs = find_jobs()
-    shown = {recording_of(job) for job in jobs}
+    shown = {find_recording(job) for job in jobs}
     listed = {process for job in jobs for process in (job.root, *(rank.process for rank in job.ranks))}
     rows = []
-    for path in catalog.listing():
+    for path in catalog.list_sessions():
         facts = job_control.read_facts(str(path))
-        if path in shown or facts.job is None or facts.job in listed or not facts.job.alive():
+        if path in shown or facts.job is None or facts.job in listed or not facts.job.is_alive():
             continue
         try:
             session = Session.open(path)
@@ -70,21 +70,21 @@ def _others() -> list[dict[str, Any]]:
     return rows
 
 
-def _gpus(job: FoundJob, used: dict[int, list[int]]) -> list[str]:
+def _find_gpus(job: FoundJob, used: dict[int, list[int]]) -> list[str]:
     by_nvml = sorted({index for rank in job.ranks for index in used.get(rank.process.pid, ())})
     if by_nvml or not used:
         return [str(index) for index in by_nvml]
-    meant = (gpus.told(rank.environment) for rank in job.ranks)
+    meant = (gpus.find_launcher_gpu(rank.environment) for rank in job.ranks)
     return sorted({name for name in meant if name is not None})
 
 
-def _line(row: dict[str, Any]) -> str:
+def _format_row(row: dict[str, Any]) -> str:
     ranks = [str(rank["rank"]) for rank in row["ranks"] if rank["rank"] is not None]
     shown = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else "".join(ranks) or "-"
     stage = "-" if row["zero_stage"] is None else str(row["zero_stage"])
-    seconds = "-" if row["age_s"] is None else age(row["age_s"])
+    seconds = "-" if row["age_s"] is None else format_age(row["age_s"])
     script = row["script"] or shlex.join(row["command"])
-    return printable(
+    return escape_unprintable(
         f"{row['pid']:>8}  {row['launcher']:<10}  {shown:<7}  {','.join(row['gpus']) or '-':<7}  {seconds:>10}  {stage:<4}  "
         f"{row['session'] or '-':<24}  {script}"
     )

@@ -15,7 +15,7 @@ from zerotop_probe.recording import directory
 _LAUNCHERS = ("deepspeed", "torchrun", "accelerate")
 
 
-def launcher_of(command: Sequence[str]) -> str:
+def find_launcher(command: Sequence[str]) -> str:
     """The launcher that a command line names, by program or by ``-m`` module; "" if none that is known."""
     words = [os.path.basename(command[0])]
     if "-m" in command[:-1]:
@@ -26,7 +26,7 @@ def launcher_of(command: Sequence[str]) -> str:
 
 
 @contextmanager
-def new_session(command: Sequence[str], path: str | None) -> Iterator[str]:
+def make_session(command: Sequence[str], path: str | None) -> Iterator[str]:
     """A session directory for ``command``; it is gone again when the command could not be started.
 
     Raises Problem for a command that cannot be executed or a directory that cannot be made.
@@ -36,34 +36,34 @@ def new_session(command: Sequence[str], path: str | None) -> Iterator[str]:
     except CommandError as error:
         raise Problem(str(error), USAGE) from error
     existed = path is not None and os.path.isdir(os.path.abspath(path))  # "" is where we are
-    session = _create(command, path)
+    session = _create_session(command, path)
     try:
         yield session
     except CommandError as error:
-        _discard(Path(session), keep_folder=existed)
+        _discard_session(Path(session), keep_folder=existed)
         raise Problem(str(error), USAGE) from error
     except AgentError as error:
-        _discard(Path(session), keep_folder=existed)
+        _discard_session(Path(session), keep_folder=existed)
         raise Problem(str(error)) from error
 
 
-def _create(command: Sequence[str], path: str | None) -> str:
-    where = directory.default_root() if path is None else path
+def _create_session(command: Sequence[str], path: str | None) -> str:
+    where = directory.find_default_root() if path is None else path
     try:
-        return directory.create(command, path=path, launcher=launcher_of(command))
+        return directory.create_session(command, path=path, launcher=find_launcher(command))
     except FileExistsError as error:
         if error.errno is None:  # it holds something: said by whoever found it
             raise
-        raise _cannot_record(where, "there is a file in its way") from error
+        raise _make_problem(where, "there is a file in its way") from error
     except OSError as error:
-        raise _cannot_record(where, str(error.strerror or error)) from error
+        raise _make_problem(where, str(error.strerror or error)) from error
 
 
-def _cannot_record(where: str, why: str) -> Problem:
+def _make_problem(where: str, why: str) -> Problem:
     return Problem(f"Nothing was started, for it cannot be recorded in {where}: {why}; name a folder with --session DIR")
 
 
-def _discard(session: Path, *, keep_folder: bool) -> None:
+def _discard_session(session: Path, *, keep_folder: bool) -> None:
     with suppress(OSError):
         if keep_folder:
             (session / directory.SESSION_FILE).unlink()

@@ -8,20 +8,20 @@ import os
 from zerotop_probe.recording.directory import MICROSCOPE_FILE
 
 
-def ask(session: str, *, steps: int, stacks: bool, after: int = 0) -> int:
+def request_trace(session: str, *, steps: int, stacks: bool, after: int = 0) -> int:
     """Leaves a request for all ranks and returns its number, which is above those before and above ``after``.
 
     Raises OSError if it cannot be written.
     """
     target = os.path.join(session, MICROSCOPE_FILE)
-    request = max(after, _last(target)) + 1
+    request = max(after, _read_last_request(target)) + 1
     with open(target + ".new", "w", encoding="utf-8") as file:
         json.dump({"request": request, "steps": steps, "stacks": stacks}, file)
     os.replace(target + ".new", target)
     return request
 
 
-def _last(path: str) -> int:
+def _read_last_request(path: str) -> int:
     """The number of the request before; 0 where there was none."""
     try:
         with open(path, "rb") as file:

@@ -12,95 +12,97 @@ from pathlib import Path
 
 from zerotop.analysis.reports.measures import Comparison
 from zerotop.analysis.reports.recording_index import Overviews, Recording
-from zerotop.commands.common.errors import Problem, sentence
-from zerotop.commands.sessions import recordings
+from zerotop.commands.common.errors import Problem, describe_error
+from zerotop.commands.sessions import open_overviews
 from zerotop.session import catalog
 from zerotop.session.packing import SUFFIX
 from zerotop.session.reader import Session, SessionError
-from zerotop.ui.base.start_interfaces import Item, Opened, Refused, RunningJob
-from zerotop_probe.outside.attaching.jobs import FoundJob, find_jobs, zero_stage
+from zerotop.ui.base.start_interfaces import LibraryItem, OpenedRecording, RefusedError, RunningJob
+from zerotop_probe.outside.attaching.jobs import FoundJob, find_jobs, read_zero_stage
 from zerotop_probe.outside.job import job_control
 from zerotop_probe.recording.directory import SESSION_FILE
 
-_LOOK_S, _JOBS_S = 1.0, 3.0
-_RESTS = 20  # so many times as long as looking takes nothing is looked at: below 5 % of a core
+_POLL_S, _JOBS_S = 1.0, 3.0
+_REST_FACTOR = 20  # so many times as long as looking takes nothing is looked at: below 5 % of a core
 
 
-class UserDesk:
+class UserLibrary:
     """Reads in a thread of its own; everything that it hands out is a value."""
 
-    def __init__(self, overviews: Overviews | None = None, find: Callable[[], Sequence[FoundJob]] = find_jobs) -> None:
-        self.place = _with_tilde(catalog.usual_place())
+    def __init__(self, overviews: Overviews | None = None, job_finder: Callable[[], Sequence[FoundJob]] = find_jobs) -> None:
+        self.folder_name = _shorten_home(catalog.find_default_folder())
         self.recordings: tuple[Recording, ...] = ()
-        self.jobs: tuple[RunningJob, ...] = ()
-        self._overviews = overviews or recordings()
-        self._find = find
-        self._over = threading.Event()
-        self._look_again = threading.Event()
+        self.running_jobs: tuple[RunningJob, ...] = ()
+        self._overviews = overviews or open_overviews()
+        self._job_finder = job_finder
+        self._stopped = threading.Event()
+        self._wake = threading.Event()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Lists the recordings at once, and from now on reads what changes."""
-        self._publish(self._overviews.look())
-        threading.Thread(target=self._read, name="recordings", daemon=True).start()
+        self._publish_recordings(self._overviews.list_recordings())
+        threading.Thread(target=self._read_changes, name="recordings", daemon=True).start()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Stops that, and keeps what was found out."""
-        self._over.set()
-        self._look_again.set()
-        self._overviews.save()
+        self._stopped.set()
+        self._wake.set()
+        self._overviews.save_cache()
 
-    def _read(self) -> None:
+    def _read_changes(self) -> None:
         jobs_due_s = 0.0
-        while not self._over.is_set():
+        while not self._stopped.is_set():
             begin_s = time.monotonic()
-            self._look_again.clear()
-            self._overviews.look()
-            while not self._over.is_set() and self._overviews.read_next() is not None:
-                self._publish(self._overviews.recordings)
-            self._publish(self._overviews.recordings)
+            self._wake.clear()
+            self._overviews.list_recordings()
+            while not self._stopped.is_set() and self._overviews.read_next() is not None:
+                self._publish_recordings(self._overviews.recordings)
+            self._publish_recordings(self._overviews.recordings)
             if time.monotonic() >= jobs_due_s:
                 self._find_jobs()
                 jobs_due_s = time.monotonic() + _JOBS_S
-            self._look_again.wait(max(_LOOK_S, _RESTS * (time.monotonic() - begin_s)))
+            self._wake.wait(max(_POLL_S, _REST_FACTOR * (time.monotonic() - begin_s)))
 
-    def _publish(self, found: tuple[Recording, ...]) -> None:
+    def _publish_recordings(self, found: tuple[Recording, ...]) -> None:
         if found != self.recordings:
             self.recordings = found
 
     def _find_jobs(self) -> None:
-        known = [job_control.read_facts(str(recording.path)) for recording in self.recordings if recording.live]
+        known = [job_control.read_facts(str(recording.path)) for recording in self.recordings if recording.is_live]
         recorded = {process for facts in known for process in (facts.job, *facts.ranks)}
-        found = [_job(job) for job in self._find() if not _is_recorded(job) and not recorded & _processes(job)]
-        self.jobs = tuple(found)
+        found = [
+            _make_job(job) for job in self._job_finder() if not _is_recorded(job) and not recorded & _collect_processes(job)
+        ]
+        self.running_jobs = tuple(found)
 
-    def open(self, item: Item) -> Opened:
+    def open(self, item: LibraryItem) -> OpenedRecording:
         """Opens it at its end; of a job that nobody records a recording is begun."""
-        from zerotop.commands.job.open_session import begun, opened
+        from zerotop.commands.job.open_session import open_recording, start_recording
 
-        with _refusing():
-            return opened(begun(item.pid) if isinstance(item, RunningJob) else item.path)
+        with _refuse_errors():
+            return open_recording(start_recording(item.pid) if isinstance(item, RunningJob) else item.path)
 
     def export(self, recording: Recording) -> str:
         """Writes the steps as CSV to the current folder."""
         from zerotop.commands.export import write_file
 
-        with _refusing():
+        with _refuse_errors():
             path = Path(f"{recording.path.name.removesuffix(SUFFIX)}-steps.csv").absolute()
             rows = write_file(Session.open(recording.path), "steps", "csv", path)
         return f"{rows} rows, a row for each step of each rank: {path}"
 
     def pack(self, recording: Recording) -> str:
         """Writes it as one small file to the current folder."""
-        from zerotop.commands.pack import packed
+        from zerotop.commands.pack import pack_session
 
-        with _refusing():
-            said, _ = packed(recording.path, str(Path(recording.path.name + SUFFIX).absolute()))
+        with _refuse_errors():
+            said, _ = pack_session(recording.path, str(Path(recording.path.name + SUFFIX).absolute()))
         return said
 
-    def kept_for(self, recording: Recording) -> str:
+    def describe_obstacle(self, recording: Recording) -> str:
         """Why it cannot be deleted; "" where it can."""
-        path, root = recording.path.absolute(), catalog.usual_place().absolute()
-        if recording.live or (path.is_dir() and job_control.job_alive(str(path))):
+        path, root = recording.path.absolute(), catalog.find_default_folder().absolute()
+        if recording.is_live or (path.is_dir() and job_control.is_job_alive(str(path))):
             return f"{recording.name} is live: its job has to end before it can be deleted."
         if path.parent != root:
             return f"{path} does not lie in {root}: delete it yourself."
@@ -112,49 +114,49 @@ class UserDesk:
 
     def delete(self, recording: Recording) -> str:
         """Deletes it for good."""
-        with _refusing():
-            why_not = self.kept_for(recording)
+        with _refuse_errors():
+            why_not = self.describe_obstacle(recording)
             if why_not:
-                raise Refused(why_not)
+                raise RefusedError(why_not)
             if recording.path.is_dir():
                 shutil.rmtree(recording.path)
             else:
                 recording.path.unlink()
-            self._overviews.look()
-            self._publish(self._overviews.recordings)
-        from zerotop.ui.drawing.formatting import size
+            self._overviews.list_recordings()
+            self._publish_recordings(self._overviews.recordings)
+        from zerotop.ui.drawing.formatting import format_size
 
-        return f"{recording.name} is deleted: {size(recording.stamp.bytes)} are free again."
+        return f"{recording.name} is deleted: {format_size(recording.stamp.bytes)} are free again."
 
     def compare(self, recordings: Sequence[Recording]) -> Comparison:
         """Reads them whole."""
-        from zerotop.commands.compare import compared
+        from zerotop.commands.compare import compare_recordings
 
-        with _refusing():
-            return compared([recording.path for recording in recordings])
+        with _refuse_errors():
+            return compare_recordings([recording.path for recording in recordings])
 
 
 @contextlib.contextmanager
-def _refusing() -> Iterator[None]:
+def _refuse_errors() -> Iterator[None]:
     """What goes wrong is a sentence for the screen."""
     try:
         yield
     except (Problem, SessionError, OSError) as error:
-        raise Refused(sentence(error)) from error
+        raise RefusedError(describe_error(error)) from error
 
 
-def _processes(job: FoundJob) -> set[object]:
+def _collect_processes(job: FoundJob) -> set[object]:
     return {job.root, *(rank.process for rank in job.ranks)}
 
 
 def _is_recorded(job: FoundJob) -> bool:
-    return bool(job.session) and os.path.isfile(os.path.join(job.session, SESSION_FILE))
+    return bool(job.session_path) and os.path.isfile(os.path.join(job.session_path, SESSION_FILE))
 
 
-def _job(job: FoundJob) -> RunningJob:
-    return RunningJob(job.root.pid, job.launcher, len(job.ranks), (), job.age_s, zero_stage(job), job.script)
+def _make_job(job: FoundJob) -> RunningJob:
+    return RunningJob(job.root.pid, job.launcher, len(job.ranks), (), job.age_s, read_zero_stage(job), job.script_path)
 
 
-def _with_tilde(path: Path) -> str:
+def _shorten_home(path: Path) -> str:
     home = os.path.expanduser("~")
     return f"~{str(path)[len(home) :]}" if str(path).startswith(home + os.sep) else str(path)

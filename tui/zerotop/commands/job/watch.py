@@ -5,55 +5,55 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from zerotop.analysis.views.job_exit import ending
+from zerotop.analysis.views.job_exit import read_ending
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.commands.common.errors import FAILED
-from zerotop.commands.common.escape import printable
-from zerotop.commands.common.exit_messages import last_words
+from zerotop.commands.common.escape import escape_unprintable
+from zerotop.commands.common.exit_messages import describe_end
 from zerotop.commands.common.live_session import RunningSession
-from zerotop.commands.common.user_settings import kept_habits
-from zerotop.commands.job.controller import Entered, JobController
+from zerotop.commands.common.user_settings import load_settings
+from zerotop.commands.job.controller import AwaitEntry, JobController
 from zerotop.session.reader import Session
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.interfaces import Leaving
 from zerotop_probe.outside.job import job_control
 
 # After a stop: how long we stay to learn the exit code.
-_STOPPED_S = 5.0
+_STOP_WAIT_S = 5.0
 
 
-def watch_job(path: str | Path, entering: Entered | None = None) -> int:
+def watch_job(path: str | Path, await_entry: AwaitEntry | None = None) -> int:
     """Shows a job that runs, and what entering its ranks came to where that was begun.
 
     Returns its exit code, 0 if it goes on, 1 if the screen failed or nobody knows.
     """
     session = RunningSession.open(Path(path))
-    controller = JobController(session.path, entering)
-    app = ZerotopApp(RecordingSource(session), controller, title=session.name, habits=kept_habits())
-    app.enters = entering is not None
+    controller = JobController(session.path, await_entry)
+    app = ZerotopApp(RecordingSource(session), controller, title=session.name, settings=load_settings())
+    app.enter_on_start = await_entry is not None
     leaving = app.run()
     for text in controller.not_stopped:
-        print(printable(text))
+        print(escape_unprintable(text))
     folder = str(session.path)
-    if leaving is Leaving.STOPPED or not job_control.job_alive(folder):
+    if leaving is Leaving.STOPPED or not job_control.is_job_alive(folder):
         _await_end(session)
     session.refresh()
-    print(printable(f"Recorded in {session.path}"))
-    if job_control.job_alive(folder) if job_control.started_here(folder) else session.live:
-        print(printable(f"The job goes on. To come back: {controller.attach_command}"))
+    print(escape_unprintable(f"Recorded in {session.path}"))
+    if job_control.is_job_alive(folder) if job_control.is_job_here(folder) else session.is_live:
+        print(escape_unprintable(f"The job goes on. To come back: {controller.attach_command}"))
         return app.return_code or 0
-    end = ending(session)
-    for words in last_words(end):
-        print(printable(words))
+    end = read_ending(session)
+    for words in describe_end(end):
+        print(escape_unprintable(words))
     return FAILED if end.exit_code is None else end.exit_code
 
 
 def _await_end(session: Session) -> None:
     """Stays while somebody may still record how the job ended."""
     folder = str(session.path)
-    deadline = time.monotonic() + _STOPPED_S
-    while time.monotonic() < deadline and not ending(session).text:
-        if not job_control.sampler_alive(folder) and not job_control.job_alive(folder):
+    deadline = time.monotonic() + _STOP_WAIT_S
+    while time.monotonic() < deadline and not read_ending(session).text:
+        if not job_control.is_sampler_alive(folder) and not job_control.is_job_alive(folder):
             return
         time.sleep(0.1)
         session.refresh()

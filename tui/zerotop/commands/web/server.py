@@ -13,11 +13,11 @@ import jinja2
 from aiohttp import web
 from textual_serve.server import Server, to_int
 
-from zerotop.commands.web.guard import Guard
+from zerotop.commands.web.guard import RequestGuard
 
-_PAGE = "page.html"
+_PAGE_FILE = "page.html"
 # A browser that does not close its end is not waited for.
-_PATIENCE_S = 2.0
+_SHUTDOWN_S = 2.0
 _HEADERS = {
     "X-Frame-Options": "DENY",
     "X-Content-Type-Options": "nosniff",
@@ -32,7 +32,7 @@ _HEADERS = {
 class WebServer(Server):
     """Serves one command to whoever the guard lets through; each browser window has a process of its own."""
 
-    def __init__(self, command: str, host: str, port: int, guard: Guard, *, title: str) -> None:
+    def __init__(self, command: str, host: str, port: int, guard: RequestGuard, *, title: str) -> None:
         super().__init__(command, host, port, title=title)
         self._guard = guard
 
@@ -41,20 +41,20 @@ class WebServer(Server):
 
     async def _make_app(self) -> web.Application:
         app = await super()._make_app()
-        app.middlewares.append(self._guard.middleware)
+        app.middlewares.append(self._guard.check_request)
         app.on_response_prepare.append(_add_headers)
         page = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True)
         app[aiohttp_jinja2.APP_KEY] = page
         return app
 
-    @aiohttp_jinja2.template(_PAGE)
+    @aiohttp_jinja2.template(_PAGE_FILE)
     async def handle_index(self, request: web.Request) -> dict[str, Any]:
         """What the page is filled in with."""
         return {"font_size": to_int(request.query.get("fontsize", "16"), 16), "application": {"name": self.title}}
 
-    async def stay(self, ready: Callable[[int], None]) -> None:
+    async def serve_until_signal(self, announce_port: Callable[[int], None]) -> None:
         """Serves until SIGINT or SIGTERM. ``ready`` is told the port. Raises OSError where that is not to be had."""
-        runner = web.AppRunner(await self._make_app(), access_log=None, shutdown_timeout=_PATIENCE_S)
+        runner = web.AppRunner(await self._make_app(), access_log=None, shutdown_timeout=_SHUTDOWN_S)
         await runner.setup()
         try:
             site = web.TCPSite(runner, self.host, self.port)
@@ -62,7 +62,7 @@ class WebServer(Server):
             over = asyncio.Event()
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, over.set)
-            ready(runner.addresses[0][1])
+            announce_port(runner.addresses[0][1])
             await over.wait()
         finally:
             await runner.cleanup()

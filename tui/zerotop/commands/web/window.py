@@ -9,9 +9,9 @@ import signal
 import sys
 from pathlib import Path
 
-from zerotop.commands.common.user_settings import kept_habits
-from zerotop.commands.job.open_session import opened
-from zerotop.commands.job.recording_library import UserDesk
+from zerotop.commands.common.user_settings import load_settings
+from zerotop.commands.job.open_session import open_recording
+from zerotop.commands.job.recording_library import UserLibrary
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.app.start_app import StartApp
 from zerotop.ui.drawing.glyphs import BLOCKS
@@ -33,10 +33,10 @@ def main(arguments: list[str]) -> None:
     end_with_parent()
     # A browser draws every character, whatever the locale of the machine is.
     if not arguments:
-        StartApp(UserDesk(), habits=kept_habits(), glyphs=BLOCKS).run()
+        StartApp(UserLibrary(), settings=load_settings(), glyphs=BLOCKS).run()
         return
-    what = opened(Path(arguments[0]))
-    ZerotopApp(what.source, what.controller, title=what.title, habits=kept_habits(), glyphs=BLOCKS).run()
+    what = open_recording(Path(arguments[0]))
+    ZerotopApp(what.source, what.controller, title=what.title, settings=load_settings(), glyphs=BLOCKS).run()
 
 
 if __name__ == "__main__":

@@ -11,34 +11,34 @@ from textual.dom import DOMNode
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
-from zerotop.analysis.formatting import plural
-from zerotop.ui.app.navigation import Moving
-from zerotop.ui.base.bindings import ONLY_WATCHING
-from zerotop.ui.base.clipboard import text_to_copy
+from zerotop.analysis.formatting import format_count
+from zerotop.ui.app.navigation import NavigationApp
+from zerotop.ui.base.bindings import RECORDING_ACTIONS
+from zerotop.ui.base.clipboard import collect_copy_text
 from zerotop.ui.base.interfaces import Controller, Leaving
 from zerotop.ui.base.tabs import TABS
 from zerotop.ui.dialogs.dialog import Page
 from zerotop.ui.dialogs.quit_dialog import LeaveDialog
-from zerotop.ui.dialogs.text_pages import help_page, job_text
+from zerotop.ui.dialogs.text_pages import build_help, build_job_page
 from zerotop.ui.drawing import units
-from zerotop.ui.drawing.text import literal
+from zerotop.ui.drawing.text import sanitize
 from zerotop.ui.drawing.theme import DARK_NAME, LIGHT_NAME
-from zerotop.ui.widgets.frame_widget import Painted
+from zerotop.ui.widgets.frame_widget import RowWidget
 
-_COUNTED = {
+_UNIT_NOTES = {
     units.BINARY.name: "2^30 bytes, as PyTorch and nvidia-smi count",
     units.DECIMAL.name: "10^9 bytes, as data sheets count",
 }
 
 
-class ZerotopApp(Moving):
+class ZerotopApp(NavigationApp):
     """Shows one source, see :class:`Monitor`. ``run()`` returns how the user left."""
 
-    enters = False
+    enter_on_start = False
     """Whether to say, as soon as the screen is there, what becomes of entering the ranks."""
 
     def on_mount(self) -> None:
-        if self.enters:
+        if self.enter_on_start:
             self.action_enter()
 
     def notify(
@@ -51,7 +51,7 @@ class ZerotopApp(Moving):
         markup: bool = False,
     ) -> None:
         """A notice is text, whoever has written what it says: ``markup`` has no meaning."""
-        super().notify(literal(message, self.glyphs), title=title, severity=severity, timeout=timeout, markup=False)
+        super().notify(sanitize(message, self.glyphs), title=title, severity=severity, timeout=timeout, markup=False)
 
     def action_leave(self) -> None:
         """Quits, or asks first while there is a job to ask about."""
@@ -59,16 +59,16 @@ class ZerotopApp(Moving):
             self.exit(Leaving.QUIT)
         elif isinstance(self.screen, LeaveDialog):
             self.screen.action_again()
-        elif self.viewer.controller is not None and self.viewer.source.live:
-            self.push_screen(LeaveDialog(self.viewer.controller, self.glyphs, self._clock), self._leave)
+        elif self.viewer.controller is not None and self.viewer.source.is_live:
+            self.push_screen(LeaveDialog(self.viewer.controller, self.glyphs, self._clock), self._finish_leaving)
         else:
-            self.left(Leaving.QUIT)
+            self.leave_recording(Leaving.QUIT)
 
-    def _leave(self, leaving: Leaving | None) -> None:
+    def _finish_leaving(self, leaving: Leaving | None) -> None:
         if leaving is not None:
-            self.left(leaving)
+            self.leave_recording(leaving)
 
-    def left(self, leaving: Leaving) -> None:
+    def leave_recording(self, leaving: Leaving) -> None:
         """The recording was left."""
         self.exit(leaving)
 
@@ -91,28 +91,28 @@ class ZerotopApp(Moving):
         controller = self.viewer.controller
         if controller is not None:
             self.notify("The ranks are asked to take the probe in.", timeout=3)
-            self.run_worker(self._enter(controller), group="enter", exclusive=True)
+            self.run_worker(self._enter_ranks(controller), group="enter", exclusive=True)
 
-    async def _enter(self, controller: Controller) -> None:
+    async def _enter_ranks(self, controller: Controller) -> None:
         try:
-            said = await asyncio.to_thread(controller.enter)
+            said = await asyncio.to_thread(controller.enter_ranks)
         except OSError as error:
             said = f"The ranks cannot be entered: {error}"
         self.notify(said, timeout=10)
         self.viewer.check_job()
-        self.draw()
+        self.draw_frame()
 
     def action_look(self) -> None:
         """Has the job record every allocation of its next step."""
         try:
-            self.viewer.ask_to_look()
+            self.viewer.request_trace()
         except OSError as error:
             self.notify(f"The job cannot be asked: {error}", severity="error")
-        self.draw()
+        self.draw_frame()
 
     def action_job(self) -> None:
-        if self.watching.frame is not None:
-            self.push_screen(Page("This job", job_text(self.watching.frame.view, self.glyphs), self.glyphs))
+        if self.shown_screen.frame is not None:
+            self.push_screen(Page("This job", build_job_page(self.shown_screen.frame.view, self.glyphs), self.glyphs))
 
     def action_help(self) -> None:
         """The help of the screen that is seen, if it has one."""
@@ -121,35 +121,35 @@ class ZerotopApp(Moving):
         known = [binding for binding in bindings if binding.id and binding.tooltip]
         terms = getattr(screen, "TERMS", None)
         if terms is not None:
-            page = help_page(screen.HELP or "", known, terms, self.glyphs)
+            page = build_help(screen.HELP or "", known, terms, self.glyphs)
             self.push_screen(Page(f"Help: {getattr(screen, 'TITLE', '')}", page, self.glyphs))
 
     def action_switch_theme(self) -> None:
         self.theme = LIGHT_NAME if self.theme == DARK_NAME else DARK_NAME
-        self.habits.set("theme", self.theme)
+        self.settings.set("theme", self.theme)
 
     def action_switch_sizes(self) -> None:
         """Between GiB and GB."""
         sizes = units.other_sizes()
-        self._tell_in(units.chosen()._replace(sizes=sizes))
-        self.habits.set("sizes", sizes.name)
-        self.notify(f"Sizes are in {sizes.name} now: {_COUNTED[sizes.name]}.", timeout=3)
+        self._apply_units(units.get_units()._replace(sizes=sizes))
+        self.settings.set("sizes", sizes.name)
+        self.notify(f"Sizes are in {sizes.name} now: {_UNIT_NOTES[sizes.name]}.", timeout=3)
 
     def action_switch_pace(self) -> None:
         """Between seconds an iteration and iterations a second."""
         pace = units.other_pace()
-        self._tell_in(units.chosen()._replace(pace=pace))
-        self.habits.set("pace", pace.value)
+        self._apply_units(units.get_units()._replace(pace=pace))
+        self.settings.set("pace", pace.value)
         self.notify(f"The pace is in {pace.value} now.", timeout=3)
 
-    def _tell_in(self, choice: units.Choice) -> None:
-        units.choose(choice)
+    def _apply_units(self, choice: units.UnitChoice) -> None:
+        units.set_units(choice)
         if self.is_watching:
-            self.draw()  # its keys say what else there is to choose
+            self.draw_frame()  # its keys say what else there is to choose
         for screen in self.screen_stack:
-            for panel in screen.query("Painted"):
-                if isinstance(panel, Painted):
-                    panel.redraw()
+            for panel in screen.query("RowWidget"):
+                if isinstance(panel, RowWidget):
+                    panel.repaint()
 
     def action_screenshot(self, filename: str | None = None, path: str | None = None) -> None:
         """Saves the screen as SVG and says where."""
@@ -162,34 +162,34 @@ class ZerotopApp(Moving):
 
     def action_copy(self) -> None:
         """Copies the numbers of the focused panel to the clipboard, through the terminal."""
-        text = text_to_copy(self.screen)
+        text = collect_copy_text(self.screen)
         if text:
             self.copy_to_clipboard(text)
             lines = text.count("\n") + 1
-            self.notify(f"{plural(lines, 'line')} copied, if this terminal lets programs copy.", timeout=3)
+            self.notify(f"{format_count(lines, 'line')} copied, if this terminal lets programs copy.", timeout=3)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if action in ONLY_WATCHING and not self.is_watching:
+        if action in RECORDING_ACTIONS and not self.is_watching:
             return False
         if action == "look":
-            return self.is_watching and self.viewer.steered
+            return self.is_watching and self.viewer.can_steer
         if action == "enter":
-            return self.viewer.enterable
+            return self.viewer.can_enter
         return self.viewer.sampler_missing if action == "restart_sampler" else True
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Every screen, and every action of this one, by name."""
         for tab in TABS if self.is_watching else ():
-            yield SystemCommand(tab.title, f"The screen {tab.title}", self._runner(f"switch('{tab.name}')", self))
+            yield SystemCommand(tab.title, f"The screen {tab.title}", self._make_runner(f"switch('{tab.name}')", self))
         seen: set[str] = set()
         for node, binding, enabled, _ in screen.active_bindings.values():
             by_name = binding.id and binding.tooltip and not binding.action.startswith("switch_to")
             if by_name and enabled and binding.action not in seen:
                 seen.add(binding.action)
-                yield SystemCommand(binding.description, binding.tooltip, self._runner(binding.action, node))
+                yield SystemCommand(binding.description, binding.tooltip, self._make_runner(binding.action, node))
 
-    def _runner(self, action: str, node: DOMNode) -> Callable[[], None]:
-        def run() -> None:
+    def _make_runner(self, action: str, node: DOMNode) -> Callable[[], None]:
+        def run_bound() -> None:
             self.call_next(self.run_action, action, node)
 
-        return run
+        return run_bound

@@ -7,9 +7,9 @@ from textual.color import Color
 from textual.filter import LineFilter
 
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.text import cells
+from zerotop.ui.drawing.text import cell_width
 
-_FRAMES = str.maketrans(
+_ASCII_BOXES = str.maketrans(
     {
         **dict.fromkeys("─━═▁▔▀▄▂▃", "-"),
         **dict.fromkeys("│┃║▏▕▎▌▐▊", "|"),
@@ -22,7 +22,7 @@ _FRAMES = str.maketrans(
 )
 
 
-class PlainText(LineFilter):
+class AsciiFilter(LineFilter):
     """Replaces every character that is not ASCII, cell for cell."""
 
     def __init__(self, glyphs: Glyphs) -> None:
@@ -31,20 +31,20 @@ class PlainText(LineFilter):
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         return [
-            segment if segment.text.isascii() else Segment(self._plain(segment.text), segment.style, segment.control)
+            segment if segment.text.isascii() else Segment(self._replace_text(segment.text), segment.style, segment.control)
             for segment in segments
         ]
 
-    def _plain(self, text: str) -> str:
-        return "".join(self._character(character) for character in text)
+    def _replace_text(self, text: str) -> str:
+        return "".join(self._replace_character(character) for character in text)
 
-    def _character(self, character: str) -> str:
+    def _replace_character(self, character: str) -> str:
         if character.isascii():
             return character
-        width = cells(character)
-        plain = character.translate(_FRAMES)
+        width = cell_width(character)
+        plain = character.translate(_ASCII_BOXES)
         if not plain.isascii():
-            plain = self.glyphs.plain(character)
+            plain = self.glyphs.to_plain(character)
         if plain.isascii() and len(plain) == width:
             return plain
         return "?" * width

@@ -6,29 +6,29 @@ from dataclasses import replace
 
 from zerotop.analysis.annotations import Annotation
 from zerotop.ui.app.monitor import Monitor
-from zerotop.ui.base.base_screen import Watching
-from zerotop.ui.base.panels import Output, Pressable, Transport
+from zerotop.ui.base.base_screen import MonitorScreen
+from zerotop.ui.base.panels import ClickableRow, Output, Transport
 from zerotop.ui.base.tabs import TABS
-from zerotop.ui.dialogs.findings_dialog import Feed
-from zerotop.ui.dialogs.go_to_dialog import GoToDialog, Place
+from zerotop.ui.dialogs.findings_dialog import FindingsDialog
+from zerotop.ui.dialogs.go_to_dialog import Destination, GoToDialog
 
 
-class Moving(Monitor):
+class NavigationApp(Monitor):
     """A monitor that moves through its recording."""
 
     def action_switch(self, name: str) -> None:
         """Shows the screen of that name. A dialog over it stays where it is: none can be open."""
-        if name == self.shown:
+        if name == self.shown_name:
             return
-        self.shown = name
-        was_seen = self.watching.frame is not None
+        self.shown_name = name
+        was_seen = self.shown_screen.frame is not None
         with self.batch_update():  # until it is painted, as a whole
             self.switch_mode(name)
-            present = self.viewer.present() if was_seen else None
+            present = self.viewer.make_interim_frame() if was_seen else None
             if present is not None:
-                self.watching.answer(replace(present, tabs=TABS))
+                self.shown_screen.show_time(replace(present, tabs=TABS))
         if present is None:
-            self.draw()
+            self.draw_frame()
         else:
             self.call_later(self.draw_later)
 
@@ -40,76 +40,76 @@ class Moving(Monitor):
     def action_choose_rank(self, number: int) -> None:
         """The rank so many places further on."""
         self.viewer.choose_rank(number)
-        self.draw()
+        self.draw_frame()
 
     def action_set_rank(self, rank: int) -> None:
         """This rank, on all screens."""
         self.viewer.set_rank(rank)
-        self.draw()
+        self.draw_frame()
 
     def action_toggle_play(self) -> None:
         self.viewer.toggle_play()
-        self.draw()
+        self.draw_frame()
 
     def action_steps(self, number: int) -> None:
         self.viewer.seek_steps(number)
-        self.draw()
+        self.draw_frame()
 
     def action_seconds(self, seconds: float) -> None:
         self.viewer.seek_seconds(seconds)
-        self.draw()
+        self.draw_frame()
 
     def action_speed(self, direction: int) -> None:
         self.viewer.change_speed(direction)
-        self.draw()
+        self.draw_frame()
 
     def action_begin(self) -> None:
         self.viewer.go_to_share(0.0)
-        self.draw()
+        self.draw_frame()
 
     def action_follow(self) -> None:
-        self.viewer.follow()
-        self.draw()
+        self.viewer.follow_end()
+        self.draw_frame()
 
     def action_go_to(self) -> None:
-        self.push_screen(GoToDialog(self.viewer.source.last_step, self.glyphs), self._go_to)
+        self.push_screen(GoToDialog(self.viewer.source.last_step, self.glyphs), self._go_to_place)
 
-    def _go_to(self, place: Place | None) -> None:
+    def _go_to_place(self, place: Destination | None) -> None:
         if place is not None:
             kind, number = place
             (self.viewer.go_to_step if kind == "step" else self.viewer.go_to_seconds)(number)
-            self.draw()
+            self.draw_frame()
 
     def action_finding(self, direction: int) -> None:
         if not self.viewer.seek_finding(direction):
             self.notify("Nothing more was found in that direction.", timeout=2)
-        self.draw()
+        self.draw_frame()
 
     def action_feed(self) -> None:
-        frame = self.watching.frame
+        frame = self.shown_screen.frame
         if frame is not None:
-            self.push_screen(Feed(frame, self.viewer.source.begin_ns, self.glyphs), self._go_to_finding)
+            self.push_screen(FindingsDialog(frame, self.viewer.source.begin_ns, self.glyphs), self._go_to_finding)
 
     def _go_to_finding(self, finding: Annotation | None) -> None:
         if finding is not None:
             self.viewer.go_to_finding(finding)
-            self.draw()
+            self.draw_frame()
 
     def on_transport_scrubbed(self, event: Transport.Scrubbed) -> None:
         self.viewer.go_to_share(event.share)
-        self.draw()
+        self.draw_frame()
 
-    def on_watching_sought(self, event: Watching.Sought) -> None:
+    def on_monitor_screen_seek_requested(self, event: MonitorScreen.SeekRequested) -> None:
         self.viewer.go_to_ns(event.time_ns)
-        self.draw()
+        self.draw_frame()
 
-    def on_watching_rank_chosen(self, event: Watching.RankChosen) -> None:
+    def on_monitor_screen_rank_chosen(self, event: MonitorScreen.RankChosen) -> None:
         self.viewer.set_rank(event.rank)
-        self.draw()
+        self.draw_frame()
 
     def on_output_scrolled(self, event: Output.Scrolled) -> None:
         self.viewer.scroll_output(event.lines, event.room)
-        self.draw()
+        self.draw_frame()
 
-    async def on_pressable_pressed(self, event: Pressable.Pressed) -> None:
+    async def on_clickable_row_pressed(self, event: ClickableRow.Pressed) -> None:
         await self.run_action(event.action)

@@ -18,7 +18,7 @@ class Playhead:
         self.playing = False
         self.speed = 1.0
 
-    def cursor(self, begin_ns: int, end_ns: int) -> int:
+    def compute_cursor(self, begin_ns: int, end_ns: int) -> int:
         """The cursor in unix nanoseconds, kept between the recording's begin and end."""
         if self.following:
             return end_ns
@@ -41,7 +41,7 @@ class Playhead:
         self.seek(cursor_ns)
         self.playing = True
 
-    def follow(self) -> None:
+    def follow_end(self) -> None:
         """Goes to the end and along with it."""
         self.following = True
         self.playing = False

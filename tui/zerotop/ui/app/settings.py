@@ -6,40 +6,40 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-from zerotop.session.atomic_write import write_whole
+from zerotop.session.atomic_write import write_text_file
 
-_LONGEST = 1 << 16
+_MAX_BYTES = 1 << 16
 
 
-class Habits:
+class UserSettings:
     """Words by name. A file that cannot be read or written is passed over: nothing depends on it."""
 
     def __init__(self, path: Path | None = None) -> None:
         """``path``: where they are kept; None keeps them for this run only."""
         self._path = path
-        self._words = _read(path) if path is not None else {}
+        self._values = _read_settings(path) if path is not None else {}
 
-    def get(self, name: str, usual: str) -> str:
+    def get(self, name: str, default: str) -> str:
         """What was set, or the usual."""
-        return self._words.get(name, usual)
+        return self._values.get(name, default)
 
-    def set(self, name: str, word: str) -> None:
+    def set(self, name: str, value: str) -> None:
         """Keeps a word, in the file too, beside what another run has set there meanwhile."""
-        if self._words.get(name) == word:
+        if self._values.get(name) == value:
             return
         if self._path is None:
-            self._words[name] = word
+            self._values[name] = value
             return
-        self._words = {**self._words, **_read(self._path), name: word}
+        self._values = {**self._values, **_read_settings(self._path), name: value}
         with suppress(OSError):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_whole(self._path, json.dumps(self._words, indent=1) + "\n")
+            write_text_file(self._path, json.dumps(self._values, indent=1) + "\n")
 
 
-def _read(path: Path) -> dict[str, str]:
+def _read_settings(path: Path) -> dict[str, str]:
     try:
         with path.open("rb") as file:
-            words = json.loads(file.read(_LONGEST))
+            words = json.loads(file.read(_MAX_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
     return {str(k): v for k, v in words.items() if isinstance(v, str)} if isinstance(words, dict) else {}

@@ -10,9 +10,9 @@ from textual.app import ScreenStackError
 from textual.binding import Binding, BindingType
 
 from zerotop.ui.app.app import ZerotopApp
-from zerotop.ui.base.base_screen import Watching
+from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.interfaces import Leaving
-from zerotop.ui.base.start_interfaces import Desk, Opened
+from zerotop.ui.base.start_interfaces import OpenedRecording, RecordingLibrary
 from zerotop.ui.base.tabs import TABS
 from zerotop.ui.start.screen import StartScreen
 
@@ -27,14 +27,14 @@ class StartApp(ZerotopApp):
         Binding("escape", "back", "Back", id="app.back", tooltip="Back to the list of recordings", show=False),
     ]
 
-    def __init__(self, desk: Desk, **settings: Any) -> None:
+    def __init__(self, library: RecordingLibrary, **options: Any) -> None:
         """``settings``: glyphs, habits and clock, as of the monitor."""
-        super().__init__(None, **settings)
-        self._desk = desk
-        self.add_mode(_START, self._list)
+        super().__init__(None, **options)
+        self._library = library
+        self.add_mode(_START, self._make_start_screen)
 
-    def _list(self) -> StartScreen:
-        return StartScreen(self._desk, self.glyphs, order=self.habits.get("order", "newest"))
+    def _make_start_screen(self) -> StartScreen:
+        return StartScreen(self._library, self.glyphs, order=self.settings.get("order", "newest"))
 
     def clear_selection(self) -> None:
         # From Python 3.12 on the list's field asks for this while the list is not on the stack of screens yet.
@@ -43,34 +43,34 @@ class StartApp(ZerotopApp):
 
     def on_start_screen_chosen(self, event: StartScreen.Chosen) -> None:
         if event.beside is not None:
-            self.shown = "iteration"
+            self.shown_name = "iteration"
         self.open_recording(event.opened)
         if event.beside is not None:
-            self.call_after_refresh(self._lay_beside, event.beside)
+            self.call_after_refresh(self._overlay_recording, event.beside)
 
-    def _lay_beside(self, path: Path) -> None:
+    def _overlay_recording(self, path: Path) -> None:
         from zerotop.ui.iteration.screen import IterationScreen  # as late as every screen: starting is quicker
 
-        if self.is_watching and isinstance(self.watching, IterationScreen):
-            self.watching.lay_beside(path)
+        if self.is_watching and isinstance(self.shown_screen, IterationScreen):
+            self.shown_screen.overlay_recording(path)
 
     def on_start_screen_ordered(self, event: StartScreen.Ordered) -> None:
-        self.habits.set("order", event.order)
+        self.settings.set("order", event.order)
 
-    def open_recording(self, opened: Opened) -> None:
+    def open_recording(self, opened: OpenedRecording) -> None:
         """Shows a recording, on the screen of the monitor that was seen last."""
         if not self.is_watching:
-            self.take(opened)
-            self.switch_mode(self.shown)
-            self.look_first()
+            self.set_recording(opened)
+            self.switch_mode(self.shown_name)
+            self.draw_first_frame()
 
-    def left(self, leaving: Leaving) -> None:
+    def leave_recording(self, leaving: Leaving) -> None:
         """Back to the list."""
-        self.call_next(self._back)
+        self.call_next(self._return_to_list)
 
-    async def _back(self) -> None:
+    async def _return_to_list(self) -> None:
         await self.switch_mode(_START)
-        self.forget()
+        self.close_recording()
         for tab in TABS:
             await self.remove_mode(tab.name)
 
@@ -80,5 +80,5 @@ class StartApp(ZerotopApp):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "back":
-            return isinstance(self.screen, Watching)
+            return isinstance(self.screen, MonitorScreen)
         return super().check_action(action, parameters)

@@ -7,10 +7,10 @@ import select
 import signal
 import sys
 
-_GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
+_GONE_EVENTS = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
-def terminal() -> int | None:
+def find_terminal() -> int | None:
     """The descriptor of the terminal that keys come from; None where they come from something else."""
     keys = sys.__stdin__
     if keys is None or keys.closed or not os.isatty(keys.fileno()):
@@ -18,14 +18,14 @@ def terminal() -> int | None:
     return keys.fileno()
 
 
-def hung_up(descriptor: int) -> bool:
+def is_hung_up(descriptor: int) -> bool:
     """Whether that terminal is gone for ever."""
     poll = select.poll()
     poll.register(descriptor, 0)
-    return any(event & _GONE for _, event in poll.poll(0))
+    return any(event & _GONE_EVENTS for _, event in poll.poll(0))
 
 
-def end_as_hung_up() -> None:
+def exit_hung_up() -> None:
     """Ends this process as a lost terminal does where SIGHUP is not ignored: nothing more can be read, drawn or said."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGHUP)

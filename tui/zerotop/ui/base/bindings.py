@@ -6,7 +6,7 @@ from textual.binding import Binding, BindingType
 
 from zerotop.ui.base.tabs import TABS
 
-ONLY_WATCHING = frozenset(
+RECORDING_ACTIONS = frozenset(
     {
         "toggle_play",
         "steps",
@@ -28,15 +28,15 @@ ONLY_WATCHING = frozenset(
 """The actions of the app that need a recording to be open."""
 
 
-def list_bindings(screen: str, moved: str, first: str, last: str) -> list[BindingType]:
+def list_bindings(screen: str, move_action: str, first_action: str, last_action: str) -> list[BindingType]:
     """The keys of a list or a long table. ``moved``: the action for so many rows; ``first``, ``last``: to its ends."""
     return [
-        Binding("up,k", f"{moved}(-1)", "Up", id=f"{screen}.up", tooltip="One row up", show=False),
-        Binding("down,j", f"{moved}(1)", "Down", id=f"{screen}.down", tooltip="One row down", show=False),
+        Binding("up,k", f"{move_action}(-1)", "Up", id=f"{screen}.up", tooltip="One row up", show=False),
+        Binding("down,j", f"{move_action}(1)", "Down", id=f"{screen}.down", tooltip="One row down", show=False),
         Binding("pageup", "page(-1)", "Page up", id=f"{screen}.pageup", tooltip="A page up", show=False),
         Binding("pagedown", "page(1)", "Page down", id=f"{screen}.pagedown", tooltip="A page down", show=False),
-        Binding("home", first, "First", id=f"{screen}.first", tooltip="To the first row", show=False),
-        Binding("end", last, "Last", id=f"{screen}.last", tooltip="To the last row", show=False),
+        Binding("home", first_action, "First", id=f"{screen}.first", tooltip="To the first row", show=False),
+        Binding("end", last_action, "Last", id=f"{screen}.last", tooltip="To the last row", show=False),
     ]
 
 

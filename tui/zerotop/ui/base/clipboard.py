@@ -7,34 +7,34 @@ from typing import Protocol, runtime_checkable
 from textual.screen import Screen
 
 from zerotop.analysis.live_view import Iterations
-from zerotop.ui.widgets.frame_widget import Painted
+from zerotop.ui.widgets.frame_widget import RowWidget
 
 
 @runtime_checkable
 class Copyable(Protocol):
     """A panel that has more to give than what is drawn: all of its numbers, tabs between columns, a heading first."""
 
-    def copyable(self) -> str:
+    def copy_text(self) -> str:
         """The text for the clipboard."""
 
 
-def text_to_copy(screen: Screen[object]) -> str:
+def collect_copy_text(screen: Screen[object]) -> str:
     """Of a screen; "" where there is nothing."""
-    panel = _panel(screen)
+    panel = _find_panel(screen)
     if isinstance(panel, Copyable):
-        return panel.copyable()
-    return panel.drawn_text() if panel is not None else ""
+        return panel.copy_text()
+    return panel.plain_text() if panel is not None else ""
 
 
-def _panel(screen: Screen[object]) -> Painted | None:
-    if isinstance(screen.focused, Painted):
+def _find_panel(screen: Screen[object]) -> RowWidget | None:
+    if isinstance(screen.focused, RowWidget):
         return screen.focused
     main = getattr(screen, "main_panel", "")
-    painted = [panel for panel in screen.query("Painted") if isinstance(panel, Painted) and panel.display]
+    painted = [panel for panel in screen.query("RowWidget") if isinstance(panel, RowWidget) and panel.display]
     return next((panel for panel in painted if panel.id == main), painted[0] if painted else None)
 
 
-def iterations_text(iterations: Iterations) -> str:
+def format_iterations(iterations: Iterations) -> str:
     """A row for each step: its number, whether it was skipped, the seconds of the iteration and of each phase."""
     names = list(iterations.phase_s)
     lines = ["\t".join(("step", "skipped", "iteration_s", *(f"{name}_s" for name in names)))]

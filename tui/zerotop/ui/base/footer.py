@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from zerotop.analysis.formatting import called
+from zerotop.analysis.formatting import pluralize
 from zerotop.analysis.live_view import Cost, LiveView
-from zerotop.ui.drawing.formatting import clock, count, fixed, grouped, known, share
+from zerotop.ui.drawing.formatting import format_clock, format_fixed, format_grouped, format_number, format_share, is_known
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.labels import ending
-from zerotop.ui.drawing.rows import Row, Span, both_ends, choose, filled, merged, row_width, spaced
+from zerotop.ui.drawing.labels import format_ending
+from zerotop.ui.drawing.rows import Row, Span, align_ends, choose_items, fit_row, join_rows, merge_spans, row_width
 
 
 @dataclass(frozen=True)
-class Moment:
+class CursorState:
     """Where the screen looks, as the bottom row needs it. Times are seconds since the recording's begin."""
 
-    at_s: float
+    cursor_s: float
     end_s: float
-    live: bool  # somebody still writes
-    following: bool  # at the end, and going along with it
-    playing: bool
+    is_live: bool  # somebody still writes
+    is_following: bool  # at the end, and going along with it
+    is_playing: bool
     speed: float
     marks: tuple[tuple[float, str], ...] = ()  # (when, style) of what was found, the weightiest last
 
@@ -50,83 +50,83 @@ def draw_tabs(
         places.append((begin, row_width(spans) - 2, f"app.switch('{tab.name}')"))
     room = width - row_width(spans) - 1
     status = draw_status(cost, fps, room, glyphs) if room >= 8 else ()
-    return both_ends(merged(spans), status, width, glyphs), places
+    return align_ends(merge_spans(spans), status, width, glyphs), places
 
 
 def draw_status(cost: Cost, fps: float, width: int, glyphs: Glyphs) -> Row:
     """Cost of the probe, records and rate, what was lost, frames each second: what fits, at the right edge."""
     left: list[tuple[int, Row]] = []
-    if known(cost.probe_us_per_step):
-        probe = f"{fixed(cost.probe_us_per_step, 0, 3).strip()} {glyphs.micro}s/step"
+    if is_known(cost.probe_us_per_step):
+        probe = f"{format_fixed(cost.probe_us_per_step, 0, 3).strip()} {glyphs.micro}s/step"
         left.append((8, (("probe ", "muted"), (probe, "text"))))
-        left.append((6, ((share(cost.probe_share), "text"), (" of the step", "muted"))))
+        left.append((6, ((format_share(cost.probe_share), "text"), (" of the step", "muted"))))
     if cost.lost_records:
-        left.append((9, ((f"{grouped(cost.lost_records)} {called(cost.lost_records, 'record')} lost", "alert"),)))
+        left.append((9, ((f"{format_grouped(cost.lost_records)} {pluralize(cost.lost_records, 'record')} lost", "alert"),)))
     if cost.errors:
-        left.append((9, ((f"{grouped(cost.errors)} {called(cost.errors, 'probe error')}", "alert"),)))
-    left.append((5, ((grouped(cost.records), "text"), (" records", "muted"))))
-    if known(cost.records_per_s):
-        left.append((4, ((count(cost.records_per_s).rjust(4), "text"), ("/s", "muted"))))
+        left.append((9, ((f"{format_grouped(cost.errors)} {pluralize(cost.errors, 'probe error')}", "alert"),)))
+    left.append((5, ((format_grouped(cost.records), "text"), (" records", "muted"))))
+    if is_known(cost.records_per_s):
+        left.append((4, ((format_number(cost.records_per_s).rjust(4), "text"), ("/s", "muted"))))
     right: Row = ((f"{fps:.0f}", "text"), (" fps ", "muted"))
-    return spaced([*choose(left, width - row_width(right) - 3, 3), right], 3)
+    return join_rows([*choose_items(left, width - row_width(right) - 3, 3), right], 3)
 
 
-def draw_badge(view: LiveView, moment: Moment, glyphs: Glyphs) -> Row:
+def draw_badge(view: LiveView, moment: CursorState, glyphs: Glyphs) -> Row:
     """``● LIVE``, ``−0:42``, ``REPLAY 4×``, ``PAUSED``, ``ENDED 0``: now, or which past."""
-    if moment.following:
-        word, style = ending(view.job)
+    if moment.is_following:
+        word, style = format_ending(view.job)
         if word:
             return ((f" {word} ", style),)
-        return ((f" {glyphs.dot} LIVE ", "badge-live"),) if moment.live else ((" END ", "badge-past"),)
-    behind = f"{glyphs.minus}{clock(moment.end_s - moment.at_s)} " if moment.live else ""
-    if moment.playing:
-        word = "" if moment.live else "REPLAY "
-        return ((f" {glyphs.play} {word}{behind}{speed_text(moment.speed, glyphs)} ", "badge-past"),)
+        return ((f" {glyphs.dot} LIVE ", "badge-live"),) if moment.is_live else ((" END ", "badge-past"),)
+    behind = f"{glyphs.minus}{format_clock(moment.end_s - moment.cursor_s)} " if moment.is_live else ""
+    if moment.is_playing:
+        word = "" if moment.is_live else "REPLAY "
+        return ((f" {glyphs.play} {word}{behind}{format_speed(moment.speed, glyphs)} ", "badge-past"),)
     return ((f" {glyphs.pause} PAUSED {behind}", "badge-past"),)
 
 
-def speed_text(speed: float, glyphs: Glyphs) -> str:
+def format_speed(speed: float, glyphs: Glyphs) -> str:
     """``0.25×``, ``1×``, ``1000×``."""
     return f"{speed:g}{glyphs.times}"
 
 
-def track(width: int, moment: Moment) -> tuple[int, int]:
+def measure_track(width: int, moment: CursorState) -> tuple[int, int]:
     """(begin, length) in cells of the part of the transport row that stands for the recording's time."""
     length = max(0, width - _left_width(moment) - _right_width(moment))
     return _left_width(moment), length
 
 
-def _left_width(moment: Moment) -> int:
-    return 13 + len(clock(moment.end_s))
+def _left_width(moment: CursorState) -> int:
+    return 13 + len(format_clock(moment.end_s))
 
 
-def _right_width(moment: Moment) -> int:
-    return 3 + len(clock(moment.end_s))
+def _right_width(moment: CursorState) -> int:
+    return 3 + len(format_clock(moment.end_s))
 
 
-def draw_transport(moment: Moment, width: int, glyphs: Glyphs) -> Row:
+def draw_transport(moment: CursorState, width: int, glyphs: Glyphs) -> Row:
     """Play or pause, speed, time here, the track with a knob, the whole length."""
-    _, length = track(width, moment)
-    state = glyphs.play if moment.playing or (moment.following and moment.live) else glyphs.pause
-    end = clock(moment.end_s)
+    _, length = measure_track(width, moment)
+    state = glyphs.play if moment.is_playing or (moment.is_following and moment.is_live) else glyphs.pause
+    end = format_clock(moment.end_s)
     left: Row = (
         (f" {state.ljust(2)} ", "accent"),
-        (("" if moment.following else speed_text(moment.speed, glyphs)).rjust(5), "text"),
+        (("" if moment.is_following else format_speed(moment.speed, glyphs)).rjust(5), "text"),
         ("  ", "text"),
-        (clock(moment.at_s).rjust(len(end)), "value"),
+        (format_clock(moment.cursor_s).rjust(len(end)), "value"),
         ("  ", "text"),
     )
     if length < 6:
-        return filled((*left, ("/ ", "muted"), (end, "muted")), width, glyphs)
-    place = _place(moment.at_s, moment, length)
+        return fit_row((*left, ("/ ", "muted"), (end, "muted")), width, glyphs)
+    place = _find_cell(moment.cursor_s, moment, length)
     bar: list[Span] = [(glyphs.track, "accent")] * place + [(glyphs.rest, "rule")] * (length - place)
     for at_s, style in moment.marks:
-        bar[_place(at_s, moment, length)] = (glyphs.mark, style)
+        bar[_find_cell(at_s, moment, length)] = (glyphs.mark, style)
     bar[place] = (glyphs.knob, "value")
-    return filled((*left, *merged(bar), ("  ", "text"), (end, "muted")), width, glyphs)
+    return fit_row((*left, *merge_spans(bar), ("  ", "text"), (end, "muted")), width, glyphs)
 
 
-def _place(at_s: float, moment: Moment, length: int) -> int:
+def _find_cell(at_s: float, moment: CursorState, length: int) -> int:
     """The cell of the track that stands for a time."""
     return round(min(1.0, max(0.0, at_s / moment.end_s if moment.end_s > 0 else 1.0)) * (length - 1))
 
@@ -136,25 +136,25 @@ class Key:
     """One entry of the bottom row."""
 
     key: str
-    word: str
+    label: str
     action: str
     importance: int
-    pair: tuple[str, str] | None = None  # where the entry is of two keys: what each of them does
+    pair_actions: tuple[str, str] | None = None  # where the entry is of two keys: what each of them does
 
 
 def draw_keys(keys: Sequence[Key], width: int, glyphs: Glyphs) -> tuple[Row, list[tuple[int, int, str]]]:
     """(the row, where each key lies: begin, end, action)."""
-    kept = [replace(key, key=glyphs.plain(key.key)) for key in keys]
-    while kept and sum(len(key.key) + len(key.word) + 3 for key in kept) > width - 1:
+    kept = [replace(key, key=glyphs.to_plain(key.key)) for key in keys]
+    while kept and sum(len(key.key) + len(key.label) + 3 for key in kept) > width - 1:
         kept.remove(min(reversed(kept), key=lambda key: key.importance))
     spans: list[Span] = [(" ", "keys")]
     places: list[tuple[int, int, str]] = []
     for key in kept:
         begin = row_width(spans)
-        spans.extend([(key.key, "key"), (f" {key.word}", "keys"), ("  ", "keys")])
-        if key.pair is not None:
+        spans.extend([(key.key, "key"), (f" {key.label}", "keys"), ("  ", "keys")])
+        if key.pair_actions is not None:
             middle, end = begin + len(key.key) // 2, begin + len(key.key)
-            places += [(begin, middle, key.pair[0]), (middle, end, key.pair[1])]
+            places += [(begin, middle, key.pair_actions[0]), (middle, end, key.pair_actions[1])]
             begin = end
         places.append((begin, row_width(spans) - 2, key.action))
-    return filled(merged(spans), width, glyphs, "keys"), places
+    return fit_row(merge_spans(spans), width, glyphs, "keys"), places

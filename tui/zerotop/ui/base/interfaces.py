@@ -20,11 +20,11 @@ class Source(Protocol):
         """Its tables and events, as far as they were read."""
 
     @property
-    def processes(self) -> Sequence[RankSteps]:
+    def rank_steps(self) -> Sequence[RankSteps]:
         """The rank processes with their finished steps, as far as they were read."""
 
     @property
-    def live(self) -> bool:
+    def is_live(self) -> bool:
         """True while somebody still writes the recording."""
 
     @property
@@ -42,22 +42,22 @@ class Source(Protocol):
     def refresh(self) -> bool:
         """Reads what was written since the last call. True when there was anything."""
 
-    def reading(self) -> Generator[None, None, bool]:
+    def iter_refresh(self) -> Generator[None, None, bool]:
         """The same in pieces, for who has keys to answer in between."""
 
-    def view(self, cursor_ns: int | None) -> LiveView:
+    def view_at(self, cursor_ns: int | None) -> LiveView:
         """What is known at the cursor; None is the end, which for a live recording is now."""
 
-    def viewing(self, cursor_ns: int | None) -> Generator[None, None, LiveView]:
+    def iter_view(self, cursor_ns: int | None) -> Generator[None, None, LiveView]:
         """The same in pieces."""
 
-    def findings(self, cursor_ns: int | None) -> tuple[Annotation, ...]:
+    def findings_at(self, cursor_ns: int | None) -> tuple[Annotation, ...]:
         """What was found that was known at the cursor, in the order in which it became known; None is the end."""
 
-    def output(self, cursor_ns: int, most: int) -> tuple[str, ...]:
+    def output_lines(self, cursor_ns: int, most: int) -> tuple[str, ...]:
         """The last lines of the job's output at the cursor, at most ``most``: further back than a view has."""
 
-    def step_time(self, step: int) -> int | None:
+    def find_step_end(self, step: int) -> int | None:
         """The moment at which ``step`` has just finished on all ranks, or None when there is no such step."""
 
 
@@ -69,17 +69,17 @@ class Controller(Protocol):
         """What to type to come back after leaving, for example ``zerotop attach brisk-otter``."""
 
     @property
-    def stop_means(self) -> str:
+    def stop_description(self) -> str:
         """What ``stop`` does, as a sentence: on which nodes."""
 
-    def stop(self) -> str:
+    def stop_job(self) -> str:
         """Asks the job to end; the second call ends it hard. Says where it was not asked; may take seconds.
 
         Raises:
             OSError: the job cannot be reached; the text says why.
         """
 
-    def look(self, steps: int, stacks: bool) -> int:
+    def request_trace(self, steps: int, stacks: bool) -> int:
         """Asks every rank to record all allocations of its next ``steps`` steps, with Python stacks or without.
 
         Returns the request's number, which the looks that answer it have. Returns at once.
@@ -88,7 +88,7 @@ class Controller(Protocol):
             OSError: it cannot be asked; the text says why.
         """
 
-    def sampler_alive(self) -> bool:
+    def is_sampler_alive(self) -> bool:
         """False when the process that samples this node is gone while the job still runs."""
 
     def restart_sampler(self) -> None:
@@ -101,7 +101,7 @@ class Controller(Protocol):
     def can_enter(self) -> bool:
         """True while ranks of a job that was attached to from outside are without the probe."""
 
-    def enter(self) -> str:
+    def enter_ranks(self) -> str:
         """Puts the probe into those ranks; says what came of it, in sentences. May take seconds."""
 
 

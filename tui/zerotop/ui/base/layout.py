@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 TWO_COLUMNS_FROM = 76
 GAP = 2
-TALLEST = 5  # rows of one rank or GPU: its figures, and its strip under them
-PAST = 7  # rows of the memory's chart that it should have
+MAX_STRIP_ROWS = 5  # rows of one rank or GPU: its figures, and its strip under them
+CHART_ROWS = 7  # rows of the memory's chart that it should have
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,14 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Outline:
+class ScreenOutline:
     """What every screen has in common: its upper and lower rows, and the room between them for its own panels."""
 
     boxes: dict[str, Box]
     room: Box
 
 
-def outline(width: int, height: int, notices: int, *, past: bool, failed: bool = False) -> Outline:
+def layout_outline(width: int, height: int, notices: int, *, past: bool, failed: bool = False) -> ScreenOutline:
     """Header and sentences above, transport, tabs and keys below, without those there is no room for.
 
     Args:
@@ -46,15 +46,15 @@ def outline(width: int, height: int, notices: int, *, past: bool, failed: bool =
             boxes[name] = Box(0, top, width, rows)
             top += rows
     bottom = height
-    for name in _bottom_rows(height, past):
+    for name in _choose_bottom_rows(height, past):
         if bottom - 1 > top:
             bottom -= 1
             boxes[name] = Box(0, bottom, width, 1)
     margin = 1 if width >= 96 else 0  # air at the left and right of panels, where there is enough of it
-    return Outline(boxes, Box(margin, top, width - 2 * margin, bottom - top))
+    return ScreenOutline(boxes, Box(margin, top, width - 2 * margin, bottom - top))
 
 
-def _bottom_rows(height: int, past: bool) -> list[str]:
+def _choose_bottom_rows(height: int, past: bool) -> list[str]:
     """From the lowest up. In a very low terminal the transport takes the tabs' place."""
     rows = ["keys"] if height >= 8 else []
     if height >= 20:
@@ -65,7 +65,7 @@ def _bottom_rows(height: int, past: bool) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Shape:
+class PanelCounts:
     """What the places of the live screen's panels depend on."""
 
     gpus: int
@@ -73,20 +73,20 @@ class Shape:
     hosts: int
 
 
-def arrange(room: Box, shape: Shape) -> dict[str, Box]:
+def layout_live(room: Box, shape: PanelCounts) -> dict[str, Box]:
     """The live screen's panels -> their places, without those there is no room for. They do not overlap."""
     if room.width >= TWO_COLUMNS_FROM and room.height >= 7:
-        inner = _two_columns(shape, room.width, room.y, room.height)
+        inner = _layout_two_columns(shape, room.width, room.y, room.height)
     else:
-        inner = _one_column(shape, room.width, room.y, room.height)
+        inner = _layout_one_column(shape, room.width, room.y, room.height)
     return {name: replace(box, x=box.x + room.x) for name, box in inner.items()}
 
 
-def _two_columns(shape: Shape, width: int, top: int, middle: int) -> dict[str, Box]:
+def _layout_two_columns(shape: PanelCounts, width: int, top: int, middle: int) -> dict[str, Box]:
     """Memory and CPU at the left, iterations and GPUs at the right, output below."""
     left = (width - GAP) // 2
     right_x, right = left + GAP, width - left - GAP
-    upper, lower = _heights(shape, middle)
+    upper, lower = _split_heights(shape, middle)
     output = middle - upper - lower
     boxes = {
         "memory": Box(0, top, left, upper),
@@ -101,43 +101,43 @@ def _two_columns(shape: Shape, width: int, top: int, middle: int) -> dict[str, B
     return boxes
 
 
-def _heights(shape: Shape, middle: int) -> tuple[int, int]:
+def _split_heights(shape: PanelCounts, middle: int) -> tuple[int, int]:
     """(upper, lower) rows of the two columns; what they leave is the output's."""
     if not shape.gpus:
-        return _heights_without_gpus(shape, middle)
+        return _split_without_gpus(shape, middle)
     upper = 1 + shape.gpus + (shape.hosts if middle >= 24 else 0)
     lower = 1 + max(shape.ranks, shape.gpus)
-    room = middle - _least_output(middle)
+    room = middle - _min_output_rows(middle)
     if upper + lower > room:
         upper = min(upper, max(6, room - lower, room // 2))
         lower = min(lower, room - upper)
     # A chart wants height: it gets some of what is free. So do strips, if they all can have it.
-    past = upper + PAST - 2 if upper + PAST - 2 <= middle // 2 else upper
+    past = upper + CHART_ROWS - 2 if upper + CHART_ROWS - 2 <= middle // 2 else upper
     upper = max(upper, min(room - lower, max(9, past, middle * 2 // 5)))
-    return upper, max(lower, min(room - upper, _tall(max(shape.ranks, shape.gpus), middle // 4)))
+    return upper, max(lower, min(room - upper, _count_strip_rows(max(shape.ranks, shape.gpus), middle // 4)))
 
 
-def _tall(strips: int, room: int) -> int:
+def _count_strip_rows(strips: int, room: int) -> int:
     """Rows of a panel with this many strips, each of several rows if there is room for all."""
-    return 1 + strips * max(1, min(TALLEST, (room - 1) // max(1, strips)))
+    return 1 + strips * max(1, min(MAX_STRIP_ROWS, (room - 1) // max(1, strips)))
 
 
-def _heights_without_gpus(shape: Shape, middle: int) -> tuple[int, int]:
+def _split_without_gpus(shape: PanelCounts, middle: int) -> tuple[int, int]:
     """The chart stands beside both panels of the other column, which share its height."""
     memory, cpu = 1 + shape.hosts + shape.ranks, 1 + max(1, shape.ranks)
-    both = min(middle - _least_output(middle), max(memory + cpu, 9, middle * 11 // 20))
+    both = min(middle - _min_output_rows(middle), max(memory + cpu, 9, middle * 11 // 20))
     if memory + cpu <= both:
-        cpu = max(cpu, _tall(shape.ranks, both - memory - PAST))
+        cpu = max(cpu, _count_strip_rows(shape.ranks, both - memory - CHART_ROWS))
         return both - cpu, cpu
     memory = min(memory, both // 2 if cpu > both - memory else memory)
     return memory, both - memory
 
 
-def _least_output(middle: int) -> int:
+def _min_output_rows(middle: int) -> int:
     return 1 if middle < 22 else max(3, middle // 5)
 
 
-def _one_column(shape: Shape, width: int, top: int, middle: int) -> dict[str, Box]:
+def _layout_one_column(shape: PanelCounts, width: int, top: int, middle: int) -> dict[str, Box]:
     """One under another, what matters least left out."""
     wants = {
         "memory": 1 + (shape.gpus or shape.ranks + shape.hosts),

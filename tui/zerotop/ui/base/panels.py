@@ -7,24 +7,24 @@ from collections.abc import Callable, Sequence
 from textual import events
 from textual.message import Message
 
-from zerotop.ui.base.clipboard import iterations_text
-from zerotop.ui.base.findings import step_marks
-from zerotop.ui.base.footer import Key, draw_badge, draw_keys, draw_tabs, draw_transport, track
-from zerotop.ui.base.footer_keys import with_own
+from zerotop.ui.base.clipboard import format_iterations
+from zerotop.ui.base.findings import find_step_marks
+from zerotop.ui.base.footer import Key, draw_badge, draw_keys, draw_tabs, draw_transport, measure_track
+from zerotop.ui.base.footer_keys import insert_keys
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.header import draw_header, draw_notices
 from zerotop.ui.base.post_mortem import draw_post_mortem
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.labels import nothing_printed
+from zerotop.ui.drawing.labels import describe_no_output
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.live.cpu_gpu import draw_cpu, draw_gpu
 from zerotop.ui.live.iteration import draw_iteration
 from zerotop.ui.live.memory import draw_memory
-from zerotop.ui.live.output import draw_output, lines_seen
-from zerotop.ui.widgets.frame_widget import Drawn
+from zerotop.ui.live.output import count_visible_lines, draw_output
+from zerotop.ui.widgets.frame_widget import FrameWidget
 
 
-class Header(Drawn):
+class Header(FrameWidget):
     """Who is running, how far and how fast, and whether this is now."""
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
@@ -32,57 +32,57 @@ class Header(Drawn):
         return draw_header(frame.view, badge, width, height, self.glyphs)
 
 
-class Notices(Drawn):
+class Notices(FrameWidget):
     """Sentences about what happened."""
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         if frame.failure is not None:
             return draw_post_mortem(frame.failure, frame.view.cursor_ns, width, height, self.glyphs)
-        return draw_notices(frame.notices(self.app.size.height), width, height, self.glyphs)
+        return draw_notices(frame.list_notices(self.app.size.height), width, height, self.glyphs)
 
 
-class Memory(Drawn, can_focus=True):
+class Memory(FrameWidget, can_focus=True):
     """Memory of each GPU, or of the host."""
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         return draw_memory(frame.view, width, height, self.glyphs, focused=self.has_focus)
 
 
-class Iteration(Drawn, can_focus=True):
+class Iteration(FrameWidget, can_focus=True):
     """Time per step."""
 
-    _drawn: tuple[object, ...] = ()
+    _drawn_key: tuple[object, ...] = ()
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         iterations, total = frame.view.iterations, frame.view.progress.total_steps
-        marks = step_marks(frame.findings)
-        drawn = (iterations, total, frame.view.job.state.over, width, height, self.has_focus, marks)
+        marks = find_step_marks(frame.findings)
+        drawn = (iterations, total, frame.view.job.state.is_over, width, height, self.has_focus, marks)
         # A source may hand out the same steps again until another one is finished.
-        if self._drawn and drawn[0] is self._drawn[0] and drawn[1:] == self._drawn[1:]:
+        if self._drawn_key and drawn[0] is self._drawn_key[0] and drawn[1:] == self._drawn_key[1:]:
             return self._rows
-        self._drawn = drawn
+        self._drawn_key = drawn
         return draw_iteration(frame.view, width, height, self.glyphs, focused=self.has_focus, marks=marks)
 
-    def copyable(self) -> str:
+    def copy_text(self) -> str:
         """All steps, not only those that there is room for."""
-        return "" if self.frame is None else iterations_text(self.frame.view.iterations)
+        return "" if self.frame is None else format_iterations(self.frame.view.iterations)
 
 
-class Cpu(Drawn, can_focus=True):
+class Cpu(FrameWidget, can_focus=True):
     """Each rank's CPU side."""
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         return draw_cpu(frame.view, width, height, self.glyphs, focused=self.has_focus)
 
 
-class Gpus(Drawn, can_focus=True):
+class Gpus(FrameWidget, can_focus=True):
     """Each GPU's utilization."""
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         return draw_gpu(frame.view, width, height, self.glyphs, focused=self.has_focus)
 
 
-class Output(Drawn, can_focus=True):
+class Output(FrameWidget, can_focus=True):
     """The job's own output."""
 
     class Scrolled(Message):
@@ -94,16 +94,16 @@ class Output(Drawn, can_focus=True):
             self.room = room
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        nothing = nothing_printed(frame.view.job)
-        return draw_output(frame.output, width, height, self.glyphs, focused=self.has_focus, nothing=nothing)
+        nothing = describe_no_output(frame.view.job)
+        return draw_output(frame.output, width, height, self.glyphs, focused=self.has_focus, empty_text=nothing)
 
     def scroll_lines(self, lines: int) -> None:
         """Asks for older lines (positive) or newer ones."""
-        self.post_message(self.Scrolled(lines, lines_seen(self.size.height)))
+        self.post_message(self.Scrolled(lines, count_visible_lines(self.size.height)))
 
     def scroll_pages(self, pages: int) -> None:
         """The same by pages, of which one line stays."""
-        self.scroll_lines(pages * max(1, lines_seen(self.size.height) - 1))
+        self.scroll_lines(pages * max(1, count_visible_lines(self.size.height) - 1))
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         event.stop()
@@ -114,7 +114,7 @@ class Output(Drawn, can_focus=True):
         self.scroll_lines(-3)
 
 
-class Transport(Drawn):
+class Transport(FrameWidget):
     """Where in the recording the screen looks; the mouse moves it."""
 
     class Scrubbed(Message):
@@ -124,36 +124,36 @@ class Transport(Drawn):
             super().__init__()
             self.share = share
 
-    _held = False
+    _is_dragging = False
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         return [draw_transport(frame.moment, width, self.glyphs)]
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
-        self._held = True
+        self._is_dragging = True
         self.capture_mouse()
-        self._scrub(event.x)
+        self._scrub_to(event.x)
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        if self._held:
-            self._scrub(event.x)
+        if self._is_dragging:
+            self._scrub_to(event.x)
 
     def on_mouse_up(self) -> None:
-        self._held = False
+        self._is_dragging = False
         self.release_mouse()
 
-    def _scrub(self, x: int) -> None:
+    def _scrub_to(self, x: int) -> None:
         if self.frame is None:
             return
-        begin, length = track(self.size.width, self.frame.moment)
+        begin, length = measure_track(self.size.width, self.frame.moment)
         if length >= 6:
             self.post_message(self.Scrubbed(max(0.0, min(1.0, (x - begin) / (length - 1)))))
 
 
-class Pressable(Drawn):
+class ClickableRow(FrameWidget):
     """A row of which the mouse presses parts."""
 
-    _places: tuple[tuple[int, int, str], ...] = ()
+    _click_boxes: tuple[tuple[int, int, str], ...] = ()
 
     class Pressed(Message):
         """A part that stands for an action was clicked."""
@@ -163,12 +163,12 @@ class Pressable(Drawn):
             self.action = action
 
     def on_click(self, event: events.Click) -> None:
-        for begin, end, action in self._places:
+        for begin, end, action in self._click_boxes:
             if begin <= event.x < end:
                 self.post_message(self.Pressed(action))
 
 
-class Tabs(Pressable):
+class Tabs(ClickableRow):
     """The screens there are, and what watching costs."""
 
     def __init__(self, glyphs: Glyphs, *, id: str, active: str) -> None:
@@ -177,23 +177,23 @@ class Tabs(Pressable):
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         row, places = draw_tabs(frame.tabs, self.active, frame.view.cost, frame.fps, width, self.glyphs)
-        self._places = tuple(places)
+        self._click_boxes = tuple(places)
         return [row]
 
 
-class Keys(Pressable):
+class Keys(ClickableRow):
     """The keys that work here."""
 
-    def __init__(self, glyphs: Glyphs, *, id: str, own: Callable[[Frame], Sequence[Key]]) -> None:
+    def __init__(self, glyphs: Glyphs, *, id: str, own_keys: Callable[[Frame], Sequence[Key]]) -> None:
         super().__init__(glyphs, id=id)
-        self._own = own
-        self._drawn: tuple[object, ...] = ()
+        self._own_keys = own_keys
+        self._drawn_key: tuple[object, ...] = ()
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        keys = with_own(frame.keys, self._own(frame))
-        if self._drawn == (keys, width):  # as nearly always
+        keys = insert_keys(frame.keys, self._own_keys(frame))
+        if self._drawn_key == (keys, width):  # as nearly always
             return self._rows
-        self._drawn = keys, width
+        self._drawn_key = keys, width
         row, places = draw_keys(keys, width, self.glyphs)
-        self._places = tuple(places)
+        self._click_boxes = tuple(places)
         return [row]

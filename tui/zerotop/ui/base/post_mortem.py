@@ -5,122 +5,130 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from zerotop.analysis.failures.failure import Failure, Number
+from zerotop.analysis.failures.failure import ByteFigure, Failure
 from zerotop.analysis.failures.oom_kills import HostMemory
-from zerotop.ui.drawing.formatting import about, time_unit
+from zerotop.ui.drawing.formatting import choose_time_unit, format_rough_time
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style
-from zerotop.ui.drawing.rows import Row, filled, to_height
-from zerotop.ui.drawing.table import rule
-from zerotop.ui.drawing.text import literal, wrap
-from zerotop.ui.drawing.units import reworded
-from zerotop.ui.memory.ledger_style import Unit, unit_for
+from zerotop.ui.drawing.rows import Row, fit_height, fit_row
+from zerotop.ui.drawing.table import draw_rule
+from zerotop.ui.drawing.text import sanitize, wrap_text
+from zerotop.ui.drawing.units import convert_sizes
+from zerotop.ui.memory.ledger_style import SizeUnit, choose_unit
 
 _TITLES = {"memory": "Out of memory", "signal": "Killed", "error": "Failed"}
-_LABEL = 24
-_NUMBERS_WIDTH = _LABEL + 21
-_TWO_COLUMNS_FROM = 110
+_LABEL_WIDTH = 24
+_NUMBERS_WIDTH = _LABEL_WIDTH + 21
+_TWO_COLUMNS_WIDTH = 110
 
 
-def post_mortem_rows(failure: Failure, cursor_ns: int, width: int, most: int, glyphs: Glyphs) -> int:
+def count_post_mortem_rows(failure: Failure, cursor_ns: int, width: int, most: int, glyphs: Glyphs) -> int:
     """How many rows :func:`draw_post_mortem` makes use of, at most ``most``."""
-    return min(most, len(_rows(failure, cursor_ns, width, most, glyphs)))
+    return min(most, len(_draw_rows(failure, cursor_ns, width, most, glyphs)))
 
 
 def draw_post_mortem(
     failure: Failure, cursor_ns: int, width: int, height: int, glyphs: Glyphs, *, focused: bool = False
 ) -> list[Row]:
     """What happened and what would help always; where there is room why, then numbers, then the last seconds."""
-    rows = _rows(failure, cursor_ns, width, height, glyphs, focused=focused)[:height]
-    return to_height([filled(row, width, glyphs) for row in rows], width, height, glyphs)
+    rows = _draw_rows(failure, cursor_ns, width, height, glyphs, focused=focused)[:height]
+    return fit_height([fit_row(row, width, glyphs) for row in rows], width, height, glyphs)
 
 
-def _rows(failure: Failure, cursor_ns: int, width: int, most: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
+def _draw_rows(
+    failure: Failure, cursor_ns: int, width: int, most: int, glyphs: Glyphs, *, focused: bool = False
+) -> list[Row]:
     ago = max(0.0, (cursor_ns - failure.unix_ns) / 1e9)
-    when = f" {about(ago)} ago" if ago >= 1 else ""
+    when = f" {format_rough_time(ago)} ago" if ago >= 1 else ""
     state = "" if failure.final else ", whether the job lives on is not known yet"
     title: Row = ((_TITLES[failure.kind], "alert" if not focused else "title-focused"), (f"{when}{state}", "muted"))
     edge = 1 if width >= 60 else 0
     inner = width - 2 * edge
-    two = inner >= _TWO_COLUMNS_FROM and bool(failure.numbers)
-    words = _words(failure, inner - _NUMBERS_WIDTH - 3 if two else inner, most - 1, glyphs)
-    numbers = _numbers(failure, glyphs)
-    rows = _side_by_side(words, numbers, inner, glyphs) if two else [*words, *numbers]
-    rows += _last(failure, inner, most - 1 - len(rows), glyphs)
-    heading = rule((*title, (" ", "rule")), inner, glyphs)
+    two = inner >= _TWO_COLUMNS_WIDTH and bool(failure.numbers)
+    words = _draw_sentences(failure, inner - _NUMBERS_WIDTH - 3 if two else inner, most - 1, glyphs)
+    numbers = _draw_numbers(failure, glyphs)
+    rows = _join_columns(words, numbers, inner, glyphs) if two else [*words, *numbers]
+    rows += _draw_last_seconds(failure, inner, most - 1 - len(rows), glyphs)
+    heading = draw_rule((*title, (" ", "rule")), inner, glyphs)
     return [((" " * edge, "text"), *row) for row in (heading, *rows)]
 
 
-def _side_by_side(words: Sequence[Row], numbers: Sequence[Row], width: int, glyphs: Glyphs) -> list[Row]:
+def _join_columns(words: Sequence[Row], numbers: Sequence[Row], width: int, glyphs: Glyphs) -> list[Row]:
     left, rows = width - _NUMBERS_WIDTH - 3, []
     for one, other in zip_longest(words, numbers, fillvalue=()):
-        rows.append((*filled(one, left, glyphs), ("   ", "text"), *filled(other, _NUMBERS_WIDTH, glyphs)))
+        rows.append((*fit_row(one, left, glyphs), ("   ", "text"), *fit_row(other, _NUMBERS_WIDTH, glyphs)))
     return rows
 
 
-def _words(failure: Failure, width: int, most: int, glyphs: Glyphs) -> list[Row]:
+def _draw_sentences(failure: Failure, width: int, most: int, glyphs: Glyphs) -> list[Row]:
     """What, where, why, what to do; of why as much as the others leave room for."""
-    what: list[Row] = [((line, "alert"),) for line in wrap(literal(_told(failure.what, failure), glyphs), width, 2, glyphs)]
-    advice = _advice(failure, width, glyphs)
-    where: list[Row] = [((line, "muted"),) for line in wrap(literal(failure.where, glyphs), width, 2, glyphs)]
+    what: list[Row] = [
+        ((line, "alert"),) for line in wrap_text(sanitize(_convert_units(failure.what, failure), glyphs), width, 2, glyphs)
+    ]
+    advice = _draw_advice(failure, width, glyphs)
+    where: list[Row] = [((line, "muted"),) for line in wrap_text(sanitize(failure.where, glyphs), width, 2, glyphs)]
     if len(what) + len(where) + len(advice) + 2 > most:
         where = []
     room = min(6, max(1, most - len(what) - len(where) - len(advice)))
-    why: list[Row] = [((line, "text"),) for line in wrap(literal(_told(failure.why, failure), glyphs), width, room, glyphs)]
+    why: list[Row] = [
+        ((line, "text"),) for line in wrap_text(sanitize(_convert_units(failure.why, failure), glyphs), width, room, glyphs)
+    ]
     return [*what, *where, *why, *advice]
 
 
-def _told(sentence: str, failure: Failure) -> str:
-    return reworded(sentence, (size for number in failure.numbers for size in (number.bytes, number.of_bytes or 0)))
+def _convert_units(sentence: str, failure: Failure) -> str:
+    return convert_sizes(sentence, (size for number in failure.numbers for size in (number.bytes, number.of_bytes or 0)))
 
 
-def _advice(failure: Failure, width: int, glyphs: Glyphs) -> list[Row]:
+def _draw_advice(failure: Failure, width: int, glyphs: Glyphs) -> list[Row]:
     """The setting stands out."""
     lead = f"{glyphs.arrow} "
     rows: list[Row] = []
-    for number, line in enumerate(wrap(literal(_told(failure.advice, failure), glyphs), width - len(lead), 4, glyphs)):
+    for number, line in enumerate(
+        wrap_text(sanitize(_convert_units(failure.advice, failure), glyphs), width - len(lead), 4, glyphs)
+    ):
         before, setting, after = line.partition(failure.setting) if failure.setting else (line, "", "")
         start = lead if not number else " " * len(lead)
         rows.append(((start, "accent"), (before, "value"), (setting, "accent"), (after, "value")))
     return rows
 
 
-def _numbers(failure: Failure, glyphs: Glyphs) -> list[Row]:
+def _draw_numbers(failure: Failure, glyphs: Glyphs) -> list[Row]:
     if not failure.numbers:
         return []
-    unit = unit_for(max(max(number.bytes, number.of_bytes or 0) for number in failure.numbers))
-    return [_number(number, unit) for number in failure.numbers]
+    unit = choose_unit(max(max(number.bytes, number.of_bytes or 0) for number in failure.numbers))
+    return [_draw_number(number, unit) for number in failure.numbers]
 
 
-def _number(number: Number, unit: Unit) -> Row:
+def _draw_number(number: ByteFigure, unit: SizeUnit) -> Row:
     label = f"  {number.label}" if number.label.startswith("of which") else number.label
-    of = f" of {unit.text(number.of_bytes).strip()}" if number.of_bytes is not None else ""
+    of = f" of {unit.format_bytes(number.of_bytes).strip()}" if number.of_bytes is not None else ""
     asked = number.label == "asked for"
-    figure = (unit.text(number.bytes), "alert" if asked else "value")
-    return ((label.ljust(_LABEL)[:_LABEL], "muted"), figure, (f"{of} {unit.name}", "muted"))
+    figure = (unit.format_bytes(number.bytes), "alert" if asked else "value")
+    return ((label.ljust(_LABEL_WIDTH)[:_LABEL_WIDTH], "muted"), figure, (f"{of} {unit.name}", "muted"))
 
 
-def _last(failure: Failure, width: int, most: int, glyphs: Glyphs) -> list[Row]:
+def _draw_last_seconds(failure: Failure, width: int, most: int, glyphs: Glyphs) -> list[Row]:
     rows: list[Row] = []
     if failure.spans:
-        rows.append(_phases(failure, width, glyphs))
+        rows.append(_draw_phases(failure, width, glyphs))
     on_host = failure.memory is None or failure.memory.kind in ("host", "killed")
     if failure.host_memory and on_host:
-        rows.append(_memory(failure.host_memory, width, glyphs))
+        rows.append(_draw_memory_strip(failure.host_memory, width, glyphs))
     if failure.last_words and failure.kind == "memory" and most > len(rows):
-        lines = wrap(literal(failure.last_words, glyphs), width, min(3, most - len(rows)), glyphs)
+        lines = wrap_text(sanitize(failure.last_words, glyphs), width, min(3, most - len(rows)), glyphs)
         rows += [((line, "muted"),) for line in lines]
     return rows
 
 
-def _phases(failure: Failure, width: int, glyphs: Glyphs) -> Row:
+def _draw_phases(failure: Failure, width: int, glyphs: Glyphs) -> Row:
     """The last ones that fit, each in its colour, the one it died in marked."""
     told: list[tuple[tuple[str, str], ...]] = []
     room = width - len("last phases")
     for span in reversed([span for span in failure.spans if not span.depth or span.failed]):
-        unit, each = time_unit(span.seconds)
+        unit, each = choose_time_unit(span.seconds)
         text = f" {span.phase.replace('_', ' ')} {span.seconds * each:.{0 if unit == 'ms' else 2}f} {unit}"
-        mark = f"  {glyphs.sample(phase_style(span.phase))}"
+        mark = f"  {glyphs.find_sample(phase_style(span.phase))}"
         failed = f" {glyphs.skipped}" if span.failed else ""
         room -= len(mark) + len(text) + len(failed)
         if room < 0:
@@ -129,12 +137,12 @@ def _phases(failure: Failure, width: int, glyphs: Glyphs) -> Row:
     return (("last phases", "muted"), *(part for one in reversed(told) for part in one))
 
 
-def _memory(samples: tuple[HostMemory, ...], width: int, glyphs: Glyphs) -> Row:
+def _draw_memory_strip(samples: tuple[HostMemory, ...], width: int, glyphs: Glyphs) -> Row:
     """The node's memory as a strip, a cell for each sample."""
     limit = max(sample.limit_bytes for sample in samples)
-    unit = unit_for(limit)
+    unit = choose_unit(limit)
     last = samples[-1]
-    figures = f" {unit.text(last.used_bytes).strip()} of {unit.text(limit).strip()} {unit.name}"
+    figures = f" {unit.format_bytes(last.used_bytes).strip()} of {unit.format_bytes(limit).strip()} {unit.name}"
     seconds = (last.unix_ns - samples[0].unix_ns) / 1e9
     label = f"host memory, last {seconds:.0f} s  "
     room = max(0, width - len(label) - len(figures))

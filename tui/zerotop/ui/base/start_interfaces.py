@@ -11,7 +11,7 @@ from zerotop.analysis.reports.recording_index import Recording
 from zerotop.ui.base.interfaces import Controller, Source
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """It cannot be done; the text is a sentence that says why."""
 
 
@@ -29,7 +29,7 @@ class RunningJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedRecording:
     """A recording to watch."""
 
     source: Source
@@ -38,13 +38,13 @@ class Opened:
     play_from_ns: int | None = None  # None goes along with the end
 
 
-Item = Recording | RunningJob
+LibraryItem = Recording | RunningJob
 
 
-class Desk(Protocol):
+class RecordingLibrary(Protocol):
     """The user's recordings. Reads them by itself, meanwhile; what may take long raises Refused or returns a sentence."""
 
-    place: str
+    folder_name: str
     """Where they lie."""
 
     @property
@@ -52,16 +52,16 @@ class Desk(Protocol):
         """What is known of now; the same object while nothing has changed."""
 
     @property
-    def jobs(self) -> tuple[RunningJob, ...]:
+    def running_jobs(self) -> tuple[RunningJob, ...]:
         """Likewise."""
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Lists the recordings at once, and from now on reads what changes."""
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Stops that."""
 
-    def open(self, item: Item) -> Opened:
+    def open(self, item: LibraryItem) -> OpenedRecording:
         """A recording; one of a job that nobody records is begun, from outside."""
 
     def export(self, recording: Recording) -> str:
@@ -70,7 +70,7 @@ class Desk(Protocol):
     def pack(self, recording: Recording) -> str:
         """Writes it as one small file to the current folder; says where."""
 
-    def kept_for(self, recording: Recording) -> str:
+    def describe_obstacle(self, recording: Recording) -> str:
         """Why it cannot be deleted, as a sentence; "" where it can."""
 
     def delete(self, recording: Recording) -> str:

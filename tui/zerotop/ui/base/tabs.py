@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from zerotop.ui.base.footer import Tab
 
 if TYPE_CHECKING:
-    from zerotop.ui.base.base_screen import Watching
+    from zerotop.ui.base.base_screen import MonitorScreen
 
 _NAMES = ("live", "timeline", "iteration", "memory", "ranks", "threads", "output")
 TABS = tuple(Tab(name, name.capitalize()) for name in _NAMES)
 
 
-def screen_of(name: str) -> type[Watching]:
+def load_screen_class(name: str) -> type[MonitorScreen]:
     """The screen class of that name, imported when it is first shown: ``RanksScreen`` of ``zerotop.ui.ranks.screen``."""
-    kind: type[Watching] = getattr(importlib.import_module(f"zerotop.ui.{name}.screen"), f"{name.capitalize()}Screen")
+    kind: type[MonitorScreen] = getattr(importlib.import_module(f"zerotop.ui.{name}.screen"), f"{name.capitalize()}Screen")
     return kind

@@ -4,44 +4,60 @@ Draw from the back to the front on one :class:`Canvas`: grounds, grid, fills, li
 :func:`framed` puts axes around it, or ``canvas.rows()`` gives it as it is.
 """
 
-from zerotop.ui.charts.axes import AXIS_WIDTH, axis_row, framed, grid, step_axis, time_axis, time_ticks, zone_s
+from zerotop.ui.charts.axes import (
+    AXIS_WIDTH,
+    add_axes,
+    choose_time_ticks,
+    compute_utc_offset,
+    draw_axis,
+    draw_step_axis,
+    draw_time_axis,
+    plot_grid,
+)
 from zerotop.ui.charts.canvas import Canvas
-from zerotop.ui.charts.columns import bridged, edges, last, mean, minmax, shares
-from zerotop.ui.charts.fills import Pile, area, band, stack, stacks
-from zerotop.ui.charts.heatmap import HEAT, heatmap, levels, ribbon
-from zerotop.ui.charts.lines import line
-from zerotop.ui.charts.scales import Fitted, Kind, Watched, scale
+from zerotop.ui.charts.columns import (
+    bridge_gaps,
+    compute_edges,
+    compute_shares,
+    resample_last,
+    resample_mean,
+    resample_minmax,
+)
+from zerotop.ui.charts.fills import Pile, plot_area, plot_band, plot_stack, plot_stacks
+from zerotop.ui.charts.heatmap import HEAT, compute_levels, plot_heatmap, plot_ribbon
+from zerotop.ui.charts.lines import plot_line
+from zerotop.ui.charts.scales import FittedScale, GrowingScales, Quantity, choose_scale
 from zerotop.ui.charts.step_axis import Scale
 
 __all__ = [
     "AXIS_WIDTH",
     "HEAT",
     "Canvas",
-    "Fitted",
-    "Kind",
+    "FittedScale",
+    "GrowingScales",
     "Pile",
+    "Quantity",
     "Scale",
-    "Watched",
-    "area",
-    "axis_row",
-    "band",
-    "bridged",
-    "edges",
-    "framed",
-    "grid",
-    "heatmap",
-    "last",
-    "levels",
-    "line",
-    "mean",
-    "minmax",
-    "ribbon",
-    "scale",
-    "shares",
-    "stack",
-    "stacks",
-    "step_axis",
-    "time_axis",
-    "time_ticks",
-    "zone_s",
+    "add_axes",
+    "bridge_gaps",
+    "choose_scale",
+    "choose_time_ticks",
+    "compute_edges",
+    "compute_levels",
+    "compute_shares",
+    "compute_utc_offset",
+    "draw_axis",
+    "draw_step_axis",
+    "draw_time_axis",
+    "plot_area",
+    "plot_band",
+    "plot_grid",
+    "plot_heatmap",
+    "plot_line",
+    "plot_ribbon",
+    "plot_stack",
+    "plot_stacks",
+    "resample_last",
+    "resample_mean",
+    "resample_minmax",
 ]

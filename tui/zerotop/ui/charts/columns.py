@@ -21,12 +21,14 @@ Numbers = NDArray[Any]  # of any numeric dtype
 _FAR = 2.0**62  # beyond all nanoseconds
 
 
-def edges(begin: float, end: float, columns: int) -> Floats:
+def compute_edges(begin: float, end: float, columns: int) -> Floats:
     """The ``columns`` + 1 borders of the columns."""
     return np.linspace(begin, end, max(0, columns) + 1)
 
 
-def minmax(x: Numbers, y: Numbers, begin: float, end: float, columns: int, *, hold: float = 0.0) -> tuple[Floats, Floats]:
+def resample_minmax(
+    x: Numbers, y: Numbers, begin: float, end: float, columns: int, *, hold: float = 0.0
+) -> tuple[Floats, Floats]:
     """The lowest and the highest point of each column: no spike is lost, however many points a column has.
 
     Args:
@@ -34,44 +36,44 @@ def minmax(x: Numbers, y: Numbers, begin: float, end: float, columns: int, *, ho
             For values that are sampled and stay until the next sample.
     """
     y = np.asarray(y)
-    places = _places(x, begin, end, columns)
-    low, high = _reduced(np.fmin, y, places), _reduced(np.fmax, y, places)
+    places = _find_positions(x, begin, end, columns)
+    low, high = _reduce_columns(np.fmin, y, places), _reduce_columns(np.fmax, y, places)
     if hold > 0 and len(y):
-        _hold(x, y, begin, end, places, hold, low, high)
+        _hold_values(x, y, begin, end, places, hold, low, high)
     return low, high
 
 
-def mean(x: Numbers, y: Numbers, begin: float, end: float, columns: int, *, hold: float = 0.0) -> Floats:
+def resample_mean(x: Numbers, y: Numbers, begin: float, end: float, columns: int, *, hold: float = 0.0) -> Floats:
     """The mean of each column's points."""
     y = np.asarray(y)
-    places = _places(x, begin, end, columns)
+    places = _find_positions(x, begin, end, columns)
     known = ~np.isnan(y)
-    numbers = _reduced(np.add, known.astype(np.float64), places)
+    numbers = _reduce_columns(np.add, known.astype(np.float64), places)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        found = _reduced(np.add, np.where(known, y, 0.0), places) / numbers
+        found = _reduce_columns(np.add, np.where(known, y, 0.0), places) / numbers
     if hold > 0 and len(y):
-        _hold(x, y, begin, end, places, hold, found)
+        _hold_values(x, y, begin, end, places, hold, found)
     return found
 
 
-def last(x: Numbers, y: Numbers, begin: float, end: float, columns: int, *, hold: float = 0.0) -> Floats:
+def resample_last(x: Numbers, y: Numbers, begin: float, end: float, columns: int, *, hold: float = 0.0) -> Floats:
     """The last point of each column, be it NaN."""
     y = np.asarray(y)
-    places = _places(x, begin, end, columns)
+    places = _find_positions(x, begin, end, columns)
     found = np.full(len(places) - 1, np.nan)
     some = np.diff(places) > 0
     found[some] = y[places[1:][some] - 1]
     if hold > 0 and len(y):
-        _hold(x, y, begin, end, places, hold, found)
+        _hold_values(x, y, begin, end, places, hold, found)
     return found
 
 
-def shares(begins: Numbers, ends: Numbers, begin: float, end: float, columns: int) -> Floats:
+def compute_shares(begins: Numbers, ends: Numbers, begin: float, end: float, columns: int) -> Floats:
     """How much of each column lies within these spans, which do not overlap one another: 0 to 1, shape (columns,).
 
     For a ribbon: one call for each phase, then the argmax over phases.
     """
-    borders = edges(begin, end, columns)
+    borders = compute_edges(begin, end, columns)
     length = (end - begin) / columns if columns > 0 else 0.0
     if not len(begins) or not length > 0:
         return np.zeros(max(0, columns))
@@ -85,7 +87,7 @@ def shares(begins: Numbers, ends: Numbers, begin: float, end: float, columns: in
     return found
 
 
-def bridged(values: Floats, most: int) -> Floats:
+def bridge_gaps(values: Floats, most: int) -> Floats:
     """The values with gaps of at most ``most`` columns between two known ones filled by a straight line."""
     known = np.flatnonzero(np.isfinite(values))
     if len(known) < 2:
@@ -98,9 +100,9 @@ def bridged(values: Floats, most: int) -> Floats:
     return np.where(np.isnan(values) & inside & (gap <= most), filled, values)
 
 
-def _places(x: Numbers, begin: float, end: float, columns: int) -> Ints:
+def _find_positions(x: Numbers, begin: float, end: float, columns: int) -> Ints:
     """Where each column's points begin in ``x``, and where the last one's end."""
-    borders: NDArray[Any] = edges(begin, end, columns)
+    borders: NDArray[Any] = compute_edges(begin, end, columns)
     last = end
     if np.issubdtype(np.asarray(x).dtype, np.integer):  # nanoseconds: compared as they are, without a copy as floats
         borders, last = np.ceil(np.clip(borders, -_FAR, _FAR)).astype(np.int64), math.floor(min(max(end, -_FAR), _FAR))
@@ -109,7 +111,7 @@ def _places(x: Numbers, begin: float, end: float, columns: int) -> Ints:
     return places
 
 
-def _reduced(operation: np.ufunc, y: Numbers, places: Ints) -> Floats:
+def _reduce_columns(operation: np.ufunc, y: Numbers, places: Ints) -> Floats:
     found = np.full(len(places) - 1, np.nan)
     some = np.diff(places) > 0
     if some.any():
@@ -118,11 +120,11 @@ def _reduced(operation: np.ufunc, y: Numbers, places: Ints) -> Floats:
     return found
 
 
-def _hold(x: Numbers, y: Numbers, begin: float, end: float, places: Ints, hold: float, *found: Floats) -> None:
+def _hold_values(x: Numbers, y: Numbers, begin: float, end: float, places: Ints, hold: float, *resampled: Floats) -> None:
     """Puts the last value before into empty columns."""
-    borders = edges(begin, end, len(places) - 1)[:-1]
+    borders = compute_edges(begin, end, len(places) - 1)[:-1]
     before = places[:-1] - 1
     empty = (np.diff(places) == 0) & (before >= 0)
     empty[empty] = borders[empty] - x[before[empty]] <= hold
-    for values in found:
+    for values in resampled:
         values[empty] = y[before[empty]]

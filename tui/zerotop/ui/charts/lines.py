@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.ui.charts.canvas import BRAILLE, Canvas, heights, shown
+from zerotop.ui.charts.canvas import BRAILLE, Canvas, choose_visible, scale_heights
 from zerotop.ui.charts.columns import Numbers
 
 Dots = NDArray[np.int16]
@@ -15,10 +15,10 @@ _HALVES = ((0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08))
 # The same at 5 * (dots up to the highest) + (dots below the lowest), each 0 to 4.
 _LEFT, _RIGHT = (np.array([sum(half[below:upto]) for upto in range(5) for below in range(5)], np.uint8) for half in _HALVES)
 _LETTERS = "*+ox#%@&"  # lines without braille, in the order in which they are drawn
-_APART = 24  # cells between the letters that name a line where colours cannot
+_LETTER_SPACING = 24  # cells between the letters that name a line where colours cannot
 
 
-def line(
+def plot_line(
     canvas: Canvas, low: Numbers, high: Numbers, style: str, *, top: float, bottom: float = 0.0, letter: str = ""
 ) -> None:
     """Draws a line on a scale from ``bottom`` to ``top``. What lies beyond is drawn at the edge.
@@ -31,35 +31,35 @@ def line(
     """
     if not canvas.width or not canvas.height:
         return
-    lowest, highest = _joined(*_rows_of_dots(canvas, low, high, bottom, top))
+    lowest, highest = _join_columns(*_compute_dot_rows(canvas, low, high, bottom, top))
     if canvas.glyphs.name == "ascii":
-        _characters(canvas, lowest, highest, style, letter)
+        _plot_characters(canvas, lowest, highest, style, letter)
         return
-    bits = _bits(lowest, highest, canvas.height).ravel()
+    bits = _compute_bits(lowest, highest, canvas.height).ravel()
     drawn = np.flatnonzero(bits)
     characters, fore, back = canvas.characters.ravel(), canvas.fore.ravel(), canvas.back.ravel()  # views of them
     before = characters[drawn]
-    back[drawn] = shown(before, fore[drawn], back[drawn])
+    back[drawn] = choose_visible(before, fore[drawn], back[drawn])
     dotted = before >> 8 == BRAILLE >> 8
     characters[drawn] = np.where(dotted, before, np.uint32(BRAILLE)) | bits[drawn]
-    fore[drawn] = canvas.number(style)
+    fore[drawn] = canvas.number_style(style)
     if letter and not canvas.glyphs.smooth:
-        _name(canvas, highest, style, letter)
+        _plot_letters(canvas, highest, style, letter)
 
 
-def _rows_of_dots(canvas: Canvas, low: Numbers, high: Numbers, bottom: float, top: float) -> tuple[Dots, Dots]:
+def _compute_dot_rows(canvas: Canvas, low: Numbers, high: Numbers, bottom: float, top: float) -> tuple[Dots, Dots]:
     """The lowest and highest dot row of each dot column, counted from below; (size, -1) where there is none."""
     size = 4 * canvas.height
-    values = np.full((2, canvas.dots), np.nan)
+    values = np.full((2, canvas.dot_columns), np.nan)
     for row, given in zip(values, (low, high), strict=True):
-        row[: len(given)] = given[: canvas.dots]
-    places = heights(np.stack((np.fmin(*values), np.fmax(*values))), bottom, top, size)
+        row[: len(given)] = given[: canvas.dot_columns]
+    places = scale_heights(np.stack((np.fmin(*values), np.fmax(*values))), bottom, top, size)
     missing = np.isnan(places).any(axis=0)
     dots = np.maximum(np.ceil(np.where(missing, 0.0, places)) - 1, 0).astype(np.int16)
     return np.where(missing, np.int16(size), dots[0]), np.where(missing, np.int16(-1), dots[1])
 
 
-def _joined(low: Dots, high: Dots) -> tuple[Dots, Dots]:
+def _join_columns(low: Dots, high: Dots) -> tuple[Dots, Dots]:
     """Each column reaches half way to its neighbours, so that they touch."""
     there = (high[1:] >= 0) & (high[:-1] >= 0)
     joined_low, joined_high = low.copy(), high.copy()
@@ -73,7 +73,7 @@ def _joined(low: Dots, high: Dots) -> tuple[Dots, Dots]:
     return joined_low, joined_high
 
 
-def _bits(low: Dots, high: Dots, height: int) -> NDArray[np.uint8]:
+def _compute_bits(low: Dots, high: Dots, height: int) -> NDArray[np.uint8]:
     """The braille bits of each cell, shape (height, width), the uppermost row first."""
     base = (4 * np.arange(height - 1, -1, -1, dtype=np.int16))[:, None]
     index = 5 * np.clip(high + 1 - base, 0, 4) + np.clip(low - base, 0, 4)
@@ -81,9 +81,9 @@ def _bits(low: Dots, high: Dots, height: int) -> NDArray[np.uint8]:
     return cells
 
 
-def _characters(canvas: Canvas, low: Dots, high: Dots, style: str, letter: str) -> None:
+def _plot_characters(canvas: Canvas, low: Dots, high: Dots, style: str, letter: str) -> None:
     """The line in whole cells."""
-    number = canvas.number(style)
+    number = canvas.number_style(style)
     character = ord(letter or _LETTERS[(number - 1) % len(_LETTERS)])
     lowest, highest = np.minimum(low[0::2], low[1::2]) // 4, np.maximum(high[0::2], high[1::2]) // 4
     rows = np.arange(canvas.height - 1, -1, -1)[:, None]
@@ -92,10 +92,10 @@ def _characters(canvas: Canvas, low: Dots, high: Dots, style: str, letter: str) 
     canvas.fore[drawn] = number
 
 
-def _name(canvas: Canvas, high: Dots, style: str, letter: str) -> None:
+def _plot_letters(canvas: Canvas, high: Dots, style: str, letter: str) -> None:
     """Letters along a line, at other places for each line."""
     tops = np.maximum(high[0::2], high[1::2]) // 4
-    first = canvas.number(style) * 5 % _APART
-    for x in range(first, canvas.width, _APART):
+    first = canvas.number_style(style) * 5 % _LETTER_SPACING
+    for x in range(first, canvas.width, _LETTER_SPACING):
         if high[2 * x] >= 0 or high[2 * x + 1] >= 0:
-            canvas.mark(x, canvas.height - 1 - int(tops[x]), letter, style)
+            canvas.write_mark(x, canvas.height - 1 - int(tops[x]), letter, style)

@@ -11,7 +11,7 @@ from zerotop.ui.drawing.rows import Span
 
 
 @lru_cache(maxsize=4096)
-def stacked_column(parts: tuple[Part, ...], top: float, height: int, glyphs: Glyphs) -> tuple[Span, ...]:
+def draw_stacked_column(parts: tuple[Part, ...], top: float, height: int, glyphs: Glyphs) -> tuple[Span, ...]:
     """One cell for each row, the uppermost first, of parts stacked upwards on a scale from 0 to ``top``."""
     edges: list[tuple[str, float]] = []
     amount = 0.0
@@ -20,10 +20,10 @@ def stacked_column(parts: tuple[Part, ...], top: float, height: int, glyphs: Gly
         edges.append((style, min(1.0, amount / top) * height * 8 if top > 0 else 0.0))
     if edges and 0 < edges[-1][1] < 1:
         edges[-1] = (max(parts, key=lambda part: part[1])[0], 1.0)
-    return tuple(_cell(edges, row, glyphs) for row in reversed(range(height)))
+    return tuple(_draw_cell(edges, row, glyphs) for row in reversed(range(height)))
 
 
-def _cell(edges: Sequence[tuple[str, float]], row: int, glyphs: Glyphs) -> Span:
+def _draw_cell(edges: Sequence[tuple[str, float]], row: int, glyphs: Glyphs) -> Span:
     """The cell above ``row`` rows: the two parts that cover most of it, or one and the background."""
     covers: list[tuple[float, str]] = []
     bottom, top = row * 8.0, row * 8.0 + 8
@@ -39,15 +39,15 @@ def _cell(edges: Sequence[tuple[str, float]], row: int, glyphs: Glyphs) -> Span:
         # A cell with background above it can show one part only: the largest.
         style = max(covers)[1]
         if glyphs.smooth:
-            return glyphs.up[round(filled)], style
-        return (glyphs.part(style), style) if filled >= 4 else (" ", "text")
-    return _full_cell(covers, glyphs)
+            return glyphs.eighths[round(filled)], style
+        return (glyphs.find_part(style), style) if filled >= 4 else (" ", "text")
+    return _draw_full_cell(covers, glyphs)
 
 
-def _full_cell(covers: list[tuple[float, str]], glyphs: Glyphs) -> Span:
+def _draw_full_cell(covers: list[tuple[float, str]], glyphs: Glyphs) -> Span:
     largest = sorted(covers, reverse=True)[:2]
     lower, *upper = [cover for cover in covers if cover in largest]
     eighths = round(lower[0] * 8 / sum(covered for covered, _ in largest)) if upper else 8
     if eighths >= 8:
         return "█", lower[1]
-    return ("█", upper[0][1]) if eighths <= 0 else (glyphs.up[eighths], f"{lower[1]}/{upper[0][1]}")
+    return ("█", upper[0][1]) if eighths <= 0 else (glyphs.eighths[eighths], f"{lower[1]}/{upper[0][1]}")

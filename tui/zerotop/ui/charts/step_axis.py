@@ -10,13 +10,13 @@ from functools import lru_cache
 import numpy as np
 
 from zerotop.analysis.live_view import Floats
-from zerotop.ui.drawing.formatting import ticks, time_unit
+from zerotop.ui.drawing.formatting import choose_ticks, choose_time_unit
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.rows import Row, Span, merged, row_width
-from zerotop.ui.drawing.units import giga
+from zerotop.ui.drawing.rows import Row, Span, merge_spans, row_width
+from zerotop.ui.drawing.units import giga_unit
 
 LABEL_WIDTH = 4
-_LEAST = 0.04  # of a scale of memory, in its unit: labels of a smaller one would be too long
+_MIN_TOP = 0.04  # of a scale of memory, in its unit: labels of a smaller one would be too long
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,15 @@ class Scale:
         number = round(self.top / self.distance)
         if height < number:
             return {0: self.top}
-        return {height - n * (self.plotted(height) // number): n * self.distance for n in range(1, number + 1)}
+        return {height - n * (self.count_plot_rows(height) // number): n * self.distance for n in range(1, number + 1)}
 
-    def plotted(self, height: int) -> int:
+    def count_plot_rows(self, height: int) -> int:
         """Rows that are drawn on, of ``height``: as many as make all ticks equally far apart."""
         number = round(self.top / self.distance)
         return height - height % number if height >= number else height
 
 
-def time_scale(seconds: Floats, height: int) -> Scale:
+def choose_time_scale(seconds: Floats, height: int) -> Scale:
     """A scale for these durations.
 
     A few much longer than the others (a first step that compiles) are to be clipped, not the measure of all.
@@ -59,20 +59,20 @@ def time_scale(seconds: Floats, height: int) -> Scale:
     if len(seconds) >= 8:
         usual = float(np.quantile(seconds, 0.9))
         longest = usual * 1.25 if longest > 2 * usual else longest
-    unit, factor = time_unit(longest)
-    distance, top = ticks(longest * factor, 4 if height >= 8 else 3 if height >= 5 else 2)
+    unit, factor = choose_time_unit(longest)
+    distance, top = choose_ticks(longest * factor, 4 if height >= 8 else 3 if height >= 5 else 2)
     return Scale(unit, factor, distance, top)
 
 
-def memory_scale(size: float, height: int) -> Scale:
+def choose_memory_scale(size: float, height: int) -> Scale:
     """A scale in GiB or GB for amounts up to ``size`` bytes."""
-    unit = giga()
+    unit = giga_unit()
     most = 4 if height >= 8 else 3 if height >= 6 else 2
-    return Scale(unit.name, 1 / unit.bytes, *ticks(max(size / unit.bytes, _LEAST), most))
+    return Scale(unit.name, 1 / unit.bytes, *choose_ticks(max(size / unit.bytes, _MIN_TOP), most))
 
 
 @lru_cache(maxsize=256)
-def labels(scale: Scale, height: int, glyphs: Glyphs) -> tuple[Row, ...]:
+def draw_axis_labels(scale: Scale, height: int, glyphs: Glyphs) -> tuple[Row, ...]:
     """The axis itself, ``LABEL_WIDTH`` + 1 cells wide."""
     places = scale.tick_rows(height)
     decimals = max(0, -math.floor(math.log10(scale.distance) + 1e-9))
@@ -84,17 +84,17 @@ def labels(scale: Scale, height: int, glyphs: Glyphs) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def with_grid(cells: Iterable[Span], width: int, glyphs: Glyphs) -> Row:
+def draw_grid_row(cells: Iterable[Span], width: int, glyphs: Glyphs) -> Row:
     """A tick's row of the chart: its empty cells get a faint line at their upper edge."""
     spans = list(cells)
     spans.append((" " * max(0, width - row_width(spans)), "text"))
-    return merged((glyphs.grid * len(text), "grid") if not text.strip() else (text, style) for text, style in spans)
+    return merge_spans((glyphs.grid * len(text), "grid") if not text.strip() else (text, style) for text, style in spans)
 
 
-def step_axis(steps: Iterable[int], step_width: int, room: int, glyphs: Glyphs) -> Row:
+def draw_step_axis(steps: Iterable[int], step_width: int, room: int, glyphs: Glyphs) -> Row:
     """The horizontal axis: numbers of some steps, each beginning under its column."""
     shown = list(steps)
-    distance = label_distance(shown[-1] if shown else 0, step_width)
+    distance = choose_distance(shown[-1] if shown else 0, step_width)
     line = [glyphs.rule] * room
     for place, step in enumerate(shown):
         text, begin = str(step), place * step_width
@@ -102,10 +102,10 @@ def step_axis(steps: Iterable[int], step_width: int, room: int, glyphs: Glyphs) 
             line[begin : begin + len(text)] = text
     spans: list[Span] = [(" " * LABEL_WIDTH, "axis"), (glyphs.corner, "rule")]
     spans.extend((character, "rule" if character == glyphs.rule else "axis") for character in line)
-    return merged(spans)
+    return merge_spans(spans)
 
 
-def label_distance(largest: int, step_width: int) -> int:
+def choose_distance(largest: int, step_width: int) -> int:
     """Steps from one number on the axis to the next, in 1-2-5 steps, so that they do not touch."""
     needed = (len(str(largest)) + 3) / step_width
     power: int = 10 ** math.floor(math.log10(max(1.0, needed)))

@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.live_view import Floats, GpuHistory, RankHistory
-from zerotop.ui.drawing.formatting import about
+from zerotop.ui.drawing.formatting import format_rough_time
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style
-from zerotop.ui.drawing.rows import Row, Span, merged
+from zerotop.ui.drawing.rows import Row, Span, merge_spans
 
-GROUND = "strip"  # the style of what is behind
+GROUND_STYLE = "strip"  # the style of what is behind
 
 
-def strip(
+def draw_strip(
     values: Sequence[float] | Floats, styles: Sequence[str], top: float, width: int, height: int, glyphs: Glyphs
 ) -> list[Row]:
     """``height`` rows, the uppermost first, of the last ``width`` values on a scale from 0 to ``top``.
@@ -27,21 +27,21 @@ def strip(
     stay apart.
     """
     shown = min(width, len(values))
-    eighths = _eighths(np.asarray(values[len(values) - shown :], np.float64), top, height).tolist()
-    return list(_rows(tuple(zip(eighths, styles[len(styles) - shown :], strict=True)), width, height, glyphs))
+    eighths = _compute_eighths(np.asarray(values[len(values) - shown :], np.float64), top, height).tolist()
+    return list(_draw_rows(tuple(zip(eighths, styles[len(styles) - shown :], strict=True)), width, height, glyphs))
 
 
 @lru_cache(maxsize=256)  # most frames bring no new piece of time
-def _rows(columns: tuple[tuple[int, str], ...], width: int, height: int, glyphs: Glyphs) -> tuple[Row, ...]:
+def _draw_rows(columns: tuple[tuple[int, str], ...], width: int, height: int, glyphs: Glyphs) -> tuple[Row, ...]:
     """The rows of columns of so many eighths of a cell and their style."""
-    lead: Span = (" " * (width - len(columns)), _on_ground("text", glyphs))
+    lead: Span = (" " * (width - len(columns)), _add_ground("text", glyphs))
     return tuple(
-        merged([lead, *(_cell(eighths - 8 * row, style, row == height - 1, glyphs) for eighths, style in columns)])
+        merge_spans([lead, *(_draw_cell(eighths - 8 * row, style, row == height - 1, glyphs) for eighths, style in columns)])
         for row in reversed(range(height))
     )
 
 
-def _eighths(values: Floats, top: float, height: int) -> NDArray[np.int64]:
+def _compute_eighths(values: Floats, top: float, height: int) -> NDArray[np.int64]:
     """How high values are drawn; something that is not nothing is seen."""
     some = (values > 0) & (0 < top < math.inf)
     heights = np.rint(np.minimum(values[some], top) / top * (height * 8 - 1))
@@ -50,39 +50,39 @@ def _eighths(values: Floats, top: float, height: int) -> NDArray[np.int64]:
     return found
 
 
-def _cell(eighths: int, style: str, uppermost: bool, glyphs: Glyphs) -> Span:
+def _draw_cell(eighths: int, style: str, uppermost: bool, glyphs: Glyphs) -> Span:
     if eighths <= 0:
-        return " ", _on_ground("text", glyphs)
+        return " ", _add_ground("text", glyphs)
     if eighths >= 8 and not uppermost:
-        return glyphs.levels[8], _on_ground(style, glyphs)
-    return glyphs.levels[min(7, eighths)], _on_ground(style, glyphs)
+        return glyphs.levels[8], _add_ground(style, glyphs)
+    return glyphs.levels[min(7, eighths)], _add_ground(style, glyphs)
 
 
-def _on_ground(style: str, glyphs: Glyphs) -> str:
-    return f"{style}/{GROUND}" if glyphs.smooth else style
+def _add_ground(style: str, glyphs: Glyphs) -> str:
+    return f"{style}/{GROUND_STYLE}" if glyphs.smooth else style
 
 
 @lru_cache(maxsize=256)
-def cores_strip(history: RankHistory, top: float, width: int, height: int, glyphs: Glyphs) -> tuple[Row, ...]:
+def draw_cores_strip(history: RankHistory, top: float, width: int, height: int, glyphs: Glyphs) -> tuple[Row, ...]:
     """A rank's cores in use, in the colours of the phases it was in."""
     begin = max(0, len(history.phase) - width)
     styles = [phase_style(phase) for phase in history.phase[begin:]]
-    return tuple(strip(history.cores_used[begin:], styles, top, width, height, glyphs))
+    return tuple(draw_strip(history.cores_used[begin:], styles, top, width, height, glyphs))
 
 
 @lru_cache(maxsize=256)
-def utilization_strip(history: GpuHistory, width: int, height: int, glyphs: Glyphs) -> tuple[Row, ...]:
+def draw_utilization_strip(history: GpuHistory, width: int, height: int, glyphs: Glyphs) -> tuple[Row, ...]:
     """A GPU's utilization."""
     values = history.utilization_percent[max(0, len(history.utilization_percent) - width) :]
-    return tuple(strip(values, ["load"] * len(values), 100.0, width, height, glyphs))
+    return tuple(draw_strip(values, ["load"] * len(values), 100.0, width, height, glyphs))
 
 
-def empty_strip(width: int, height: int, glyphs: Glyphs) -> tuple[Row, ...]:
+def draw_empty_strip(width: int, height: int, glyphs: Glyphs) -> tuple[Row, ...]:
     """Where nothing was recorded."""
-    return tuple(strip((), (), 1.0, width, height, glyphs))
+    return tuple(draw_strip((), (), 1.0, width, height, glyphs))
 
 
-def strip_heading(piece_s: float, width: int) -> Row:
+def draw_strip_heading(piece_s: float, width: int) -> Row:
     """What a strip is: ``last 24 s``, as far as it reaches; nothing where there is no room to say it."""
-    text = f"last {about(width * piece_s)}"
+    text = f"last {format_rough_time(width * piece_s)}"
     return ((text, "heading"),) if len(text) <= width else ()

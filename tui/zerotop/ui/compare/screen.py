@@ -12,11 +12,11 @@ from textual.screen import Screen
 from zerotop.analysis.reports.measures import Comparison
 from zerotop.ui.base.bindings import list_bindings
 from zerotop.ui.base.footer import Key
-from zerotop.ui.compare.drawing import head, rows, texts
+from zerotop.ui.compare.drawing import draw_head, draw_rows, format_values
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.rows import Row, filled, merged
+from zerotop.ui.drawing.rows import Row, fit_row, merge_spans
 from zerotop.ui.drawing.units import other_sizes
-from zerotop.ui.widgets.key_row import Keyed
+from zerotop.ui.widgets.key_row import KeyRow
 
 COMPARE_TERMS: tuple[tuple[str, str], ...] = (
     (
@@ -31,8 +31,8 @@ COMPARE_TERMS: tuple[tuple[str, str], ...] = (
 _MARGIN = 1
 
 
-def _with_margin(row: Row, style: str) -> Row:
-    return merged(((" " * _MARGIN, style), *row, (" " * _MARGIN, style)))
+def _add_margin(row: Row, style: str) -> Row:
+    return merge_spans(((" " * _MARGIN, style), *row, (" " * _MARGIN, style)))
 
 
 class CompareScreen(Screen[bool]):
@@ -53,7 +53,7 @@ class CompareScreen(Screen[bool]):
 
     def __init__(self, comparison: Comparison, glyphs: Glyphs) -> None:
         super().__init__(id="compare")
-        self.table = Table(comparison, glyphs, id="comparison")
+        self.table = ComparisonTable(comparison, glyphs, id="comparison")
 
     def compose(self) -> ComposeResult:
         yield self.table
@@ -66,7 +66,7 @@ class CompareScreen(Screen[bool]):
 
     def action_differing(self) -> None:
         self.table.only_differing = not self.table.only_differing
-        self.table.scroll_rows(-self.table.top)
+        self.table.scroll_rows(-self.table.top_row)
 
     def action_scroll(self, number: int) -> None:
         self.table.scroll_rows(number)
@@ -75,27 +75,27 @@ class CompareScreen(Screen[bool]):
         self.table.scroll_rows(pages * max(1, self.table.size.height - 4))
 
 
-class Table(Keyed, can_focus=True):
+class ComparisonTable(KeyRow, can_focus=True):
     """The table, its head and its keys."""
 
     def __init__(self, comparison: Comparison, glyphs: Glyphs, *, id: str) -> None:
         super().__init__(glyphs, id=id)
         self.comparison = comparison
         self.only_differing = False
-        self.top = 0
+        self.top_row = 0
 
     def paint(self, width: int, height: int) -> list[Row] | None:
         inner = width - 2 * _MARGIN
-        found = rows(self.comparison, inner, self.glyphs, only_differing=self.only_differing)
+        found = draw_rows(self.comparison, inner, self.glyphs, only_differing=self.only_differing)
         room = max(0, height - 2)
-        self.top = max(0, min(self.top, len(found) - room))
-        body = [_with_margin(row, "text") for row in found[self.top : self.top + room]]
-        blank = [filled((), width, self.glyphs)] * (room - len(body))
-        keys = self.key_row(self._keys(len(found) > room), width)
-        top = _with_margin(head(self.comparison, inner, self.glyphs), "band")
+        self.top_row = max(0, min(self.top_row, len(found) - room))
+        body = [_add_margin(row, "text") for row in found[self.top_row : self.top_row + room]]
+        blank = [fit_row((), width, self.glyphs)] * (room - len(body))
+        keys = self.draw_key_row(self._list_keys(len(found) > room), width)
+        top = _add_margin(draw_head(self.comparison, inner, self.glyphs), "band")
         return [*[top, *body, *blank][: height - 1], keys]
 
-    def _keys(self, scrolls: bool) -> list[Key]:
+    def _list_keys(self, scrolls: bool) -> list[Key]:
         scroll = [Key("↑↓", "scroll", "scroll(1)", 6, ("scroll(-1)", "scroll(1)"))] if scrolls else []
         which = Key("d", "everything" if self.only_differing else "only differences", "differing", 8)
         units = Key("u", other_sizes().name, "app.switch_sizes", 3)
@@ -105,14 +105,14 @@ class Table(Keyed, can_focus=True):
 
     def scroll_rows(self, number: int) -> None:
         """Down, or up."""
-        self.top = max(0, self.top + number)
-        self.redraw()
+        self.top_row = max(0, self.top_row + number)
+        self.repaint()
 
-    def copyable(self) -> str:
+    def copy_text(self) -> str:
         """The rows that are shown, tabs between the columns."""
-        measures = self.comparison.differing if self.only_differing else self.comparison.measures
+        measures = self.comparison.different_measures if self.only_differing else self.comparison.measures
         lines = [("section", "what", *self.comparison.names)]
-        lines += [(measure.section, measure.name.strip(), *texts(measure)) for measure in measures]
+        lines += [(measure.section, measure.name.strip(), *format_values(measure)) for measure in measures]
         return "\n".join("\t".join(line) for line in lines)
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:

@@ -12,9 +12,9 @@ from textual.widgets.option_list import Option
 
 from zerotop.analysis.reports.recording_index import Recording
 from zerotop.ui.dialogs.dialog import Dialog
-from zerotop.ui.drawing.formatting import size
+from zerotop.ui.drawing.formatting import format_size
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.text import literal
+from zerotop.ui.drawing.text import sanitize
 
 
 class DeleteDialog(Dialog[bool]):
@@ -29,8 +29,8 @@ class DeleteDialog(Dialog[bool]):
         super().__init__("Delete", glyphs)
         self.recording = recording
 
-    def contents(self) -> ComposeResult:
-        name, freed = literal(self.recording.name, self.glyphs), size(self.recording.stamp.bytes)
+    def compose_box(self) -> ComposeResult:
+        name, freed = sanitize(self.recording.name, self.glyphs), format_size(self.recording.stamp.bytes)
         yield Static(Text(f"{name} is deleted for good. That frees {freed}."), id="text", markup=False)
         keep, delete = Option(Text("c  Keep it"), id="keep"), Option(Text("d  Delete it"), id="delete")
         yield OptionList(keep, delete, markup=False)

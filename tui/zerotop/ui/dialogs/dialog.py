@@ -14,7 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.text import literal
+from zerotop.ui.drawing.text import sanitize
 
 Result = TypeVar("Result")
 
@@ -34,20 +34,20 @@ class Dialog(ModalScreen[Result]):
     def compose(self) -> ComposeResult:
         with Vertical(id="box") as box:
             box.border_title = self.heading
-            yield from self.contents()
+            yield from self.compose_box()
 
     @abstractmethod
-    def contents(self) -> ComposeResult:
+    def compose_box(self) -> ComposeResult:
         """What is in the box."""
 
-    def problem(self) -> ComposeResult:
+    def compose_problem(self) -> ComposeResult:
         """The line in which ``tell`` says what went wrong; without it there is no line."""
         yield Static(id="problem", markup=False)
 
-    def tell(self, sentence: str) -> None:
+    def show_problem(self, sentence: str) -> None:
         """Says what went wrong."""
         line = self.query_one("#problem", Static)
-        line.update(Text(literal(sentence, self.glyphs)))
+        line.update(Text(sanitize(sentence, self.glyphs)))
         line.add_class("told")
 
     def action_close(self) -> None:
@@ -65,6 +65,6 @@ class Page(Dialog[None]):
         super().__init__(title, glyphs, page=True)
         self.content = content
 
-    def contents(self) -> ComposeResult:
+    def compose_box(self) -> ComposeResult:
         with VerticalScroll():
             yield Static(self.content, id="text", markup=False)

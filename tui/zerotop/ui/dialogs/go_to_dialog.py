@@ -11,10 +11,10 @@ from textual.widgets import Input, Static
 from zerotop.ui.dialogs.dialog import Dialog
 from zerotop.ui.drawing.glyphs import Glyphs
 
-Place = tuple[str, int]  # ("step", number) or ("time", seconds since the begin)
+Destination = tuple[str, int]  # ("step", number) or ("time", seconds since the begin)
 
 
-def parse_place(text: str) -> Place | None:
+def parse_destination(text: str) -> Destination | None:
     """``13`` is a step; ``1:30``, ``1:02:03``, ``90s``, ``5m``, ``2h`` are times since the begin.
 
     None: not understood.
@@ -30,27 +30,27 @@ def parse_place(text: str) -> Place | None:
     return None
 
 
-class GoToDialog(Dialog[Place]):
+class GoToDialog(Dialog[Destination]):
     """Returns where to go, or None."""
 
     def __init__(self, last_step: int | None, glyphs: Glyphs) -> None:
         super().__init__("Go to", glyphs)
         self.last_step = last_step
 
-    def contents(self) -> ComposeResult:
+    def compose_box(self) -> ComposeResult:
         steps = "no step is finished yet" if self.last_step is None else f"steps 0 to {self.last_step}"
         yield Static(Text(f"A step ({steps}), or a time since the begin such as 1:30."), id="text", markup=False)
         yield Input(id="place", select_on_focus=False)
-        yield from self.problem()
+        yield from self.compose_problem()
 
     def on_mount(self) -> None:
         self.query_one(Input).focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        place = parse_place(event.value)
+        place = parse_destination(event.value)
         if place is not None:
             self.dismiss(place)
         elif event.value.strip():
-            self.tell("Neither a step number nor a time.")
+            self.show_problem("Neither a step number nor a time.")
         else:
             self.dismiss(None)

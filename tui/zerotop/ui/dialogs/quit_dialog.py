@@ -15,7 +15,7 @@ from textual.widgets.option_list import Option
 from zerotop.ui.base.interfaces import Controller, Leaving
 from zerotop.ui.dialogs.dialog import Dialog
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.text import literal
+from zerotop.ui.drawing.text import sanitize
 
 Choice = tuple[str, str, str]  # id, key and word, explanation
 
@@ -34,105 +34,105 @@ class LeaveDialog(Dialog[Leaving]):
         super().__init__("Leave", glyphs)
         self.controller = controller
         self._clock = clock
-        self.asked = 0  # how often the job was asked to stop
-        self._asked_at = 0.0
-        self._over = False
+        self.stop_requests = 0  # how often the job was asked to stop
+        self._requested_s = 0.0
+        self._is_over = False
 
-    def contents(self) -> ComposeResult:
+    def compose_box(self) -> ComposeResult:
         yield Static(id="text", markup=False)
         yield OptionList(id="choices", markup=False)
-        yield from self.problem()
+        yield from self.compose_problem()
 
     def on_mount(self) -> None:
-        self._show()
+        self._update_choices()
         self.query_one(OptionList).focus()
 
     def note_job(self, live: bool) -> None:
         """Called for every frame while the dialog is open; one may come while it is being taken away."""
         if not self.query("#text"):
             return
-        if not live and not self._over:
-            self._over = True
-            self._show()
-        elif self.asked:
-            self._explain()
+        if not live and not self._is_over:
+            self._is_over = True
+            self._update_choices()
+        elif self.stop_requests:
+            self._update_sentence()
 
     def action_again(self) -> None:
         """Leaving keys pressed once more choose what harms nothing."""
-        self.dismiss(self._leaving())
+        self.dismiss(self._choose_leaving())
 
     def action_choose(self, choice: str) -> None:
-        if choice == "stop" and not self._over:
-            self._stop()
+        if choice == "stop" and not self._is_over:
+            self._request_stop()
         elif choice in ("detach", "leave"):
-            self.dismiss(self._leaving())
+            self.dismiss(self._choose_leaving())
         elif choice == "cancel":
             self.dismiss(None)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         self.action_choose(event.option_id or "cancel")
 
-    def _leaving(self) -> Leaving:
-        if self._over:
-            return Leaving.STOPPED if self.asked else Leaving.QUIT
+    def _choose_leaving(self) -> Leaving:
+        if self._is_over:
+            return Leaving.STOPPED if self.stop_requests else Leaving.QUIT
         return Leaving.DETACHED
 
-    def _stop(self) -> None:
-        self.asked += 1
-        self._asked_at = self._clock()
-        self._show()
-        self.run_worker(self._ask())
+    def _request_stop(self) -> None:
+        self.stop_requests += 1
+        self._requested_s = self._clock()
+        self._update_choices()
+        self.run_worker(self._send_stop())
 
-    async def _ask(self) -> None:
+    async def _send_stop(self) -> None:
         """Beside everything else: nodes that are not reached answer late. Who leaves meanwhile has asked all the same."""
         try:
-            said = await asyncio.to_thread(self.controller.stop)
+            said = await asyncio.to_thread(self.controller.stop_job)
         except OSError as error:
             said = f"The job cannot be stopped: {error}"
-            self.asked -= 1
-            self._show()
+            self.stop_requests -= 1
+            self._update_choices()
         if said:
-            self.tell(said)
+            self.show_problem(said)
 
-    def _show(self) -> None:
-        self._explain()
+    def _update_choices(self) -> None:
+        self._update_sentence()
         choices = self.query_one(OptionList)
         choices.clear_options()
-        for identity, title, meaning in self._choices():
+        for identity, title, meaning in self._list_choices():
             text = Text()
             text.append(title + "\n", "bold")
-            text.append("   " + self.glyphs.plain(meaning))
+            text.append("   " + self.glyphs.to_plain(meaning))
             choices.add_option(Option(text, id=identity))
         choices.highlighted = 0
 
-    def _explain(self) -> None:
-        self.query_one("#text", Static).update(Text(self.glyphs.plain(self._sentence())))
+    def _update_sentence(self) -> None:
+        self.query_one("#text", Static).update(Text(self.glyphs.to_plain(self._describe_state())))
 
-    def _sentence(self) -> str:
-        if self._over:
+    def _describe_state(self) -> str:
+        if self._is_over:
             return "The job has ended."
-        if not self.asked:
+        if not self.stop_requests:
             return "The job is still running."
-        seconds = int(self._clock() - self._asked_at)
-        if self.asked == 1:
+        seconds = int(self._clock() - self._requested_s)
+        if self.stop_requests == 1:
             return f"Stopping: the job was asked to end {seconds} s ago and may be saving its work …"
         return f"Stopping hard: the job's processes are being killed, {seconds} s …"
 
-    def _choices(self) -> list[Choice]:
-        if self._over:
+    def _list_choices(self) -> list[Choice]:
+        if self._is_over:
             return [
                 ("leave", "l  Leave", "The recording stays; zerotop replay shows it again."),
                 ("cancel", "c  Stay", "Look at how it went."),
             ]
-        if self.asked:
+        if self.stop_requests:
             return [
                 ("stop", "s  Kill it now", "Ends the job hard. What it has not saved is lost."),
                 ("detach", "d  Leave now", "Stopping goes on without this screen."),
                 ("cancel", "c  Back", "Watch it end."),
             ]
-        back = literal(self.controller.attach_command, self.glyphs)
+        back = sanitize(self.controller.attach_command, self.glyphs)
         return [
             ("detach", "d  Detach", f"Training goes on. Come back with: {back}"),
-            ("stop", "s  Stop the job", literal(self.controller.stop_means, self.glyphs)),
+            ("stop", "s  Stop the job", sanitize(self.controller.stop_description, self.glyphs)),
             ("cancel", "c  Cancel", "Go on watching."),
         ]

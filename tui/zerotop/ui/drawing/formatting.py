@@ -14,12 +14,12 @@ from zerotop.ui.drawing.units import Pace
 MISSING = "–"
 
 
-def known(value: float | None) -> bool:
+def is_known(value: float | None) -> bool:
     """True for a number that was recorded."""
     return value is not None and not math.isnan(value)
 
 
-def fixed(value: float | None, decimals: int, width: int) -> str:
+def format_fixed(value: float | None, decimals: int, width: int) -> str:
     """A right-aligned number; fewer decimals where it would not fit in ``width`` cells."""
     if value is None or math.isnan(value):
         return MISSING.rjust(width)
@@ -30,64 +30,64 @@ def fixed(value: float | None, decimals: int, width: int) -> str:
     return text
 
 
-def decimals_for(largest: float) -> int:
+def choose_decimals(largest: float) -> int:
     """Decimals that keep about three significant digits of the largest value in a column."""
     return 0 if largest >= 1000 else 1 if largest >= 10 else 2
 
 
-def amount(size: int | None, decimals: int = 1, width: int = 5) -> str:
+def format_giga(size: int | None, decimals: int = 1, width: int = 5) -> str:
     """Bytes in GiB or GB, without the unit."""
-    return fixed(None if size is None else size / units.giga().bytes, decimals, width)
+    return format_fixed(None if size is None else size / units.giga_unit().bytes, decimals, width)
 
 
-def size(count: float) -> str:
+def format_size(count: float) -> str:
     """Bytes in three significant digits: ``807 KiB``, ``1.25 GiB``, ``-40.2 MB``."""
-    sizes = units.chosen().sizes
+    sizes = units.get_units().sizes
     for unit in (sizes.tera, sizes.giga, sizes.mega, sizes.kilo):
         if abs(count) >= unit.bytes * 0.9995:
-            return f"{'-' if count < 0 else ''}{significant(abs(count) / unit.bytes)} {unit.name}"
+            return f"{'-' if count < 0 else ''}{format_significant(abs(count) / unit.bytes)} {unit.name}"
     return f"{count:.0f} B"
 
 
-def count(number: float | None) -> str:
+def format_number(number: float | None) -> str:
     """A count in three significant digits: ``823``, ``1.49k``, ``63.2M``, ``8.03B``."""
     if number is None or math.isnan(number):
         return MISSING
     for factor, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= factor * 0.9995:
-            return significant(number / factor) + suffix
+            return format_significant(number / factor) + suffix
     return f"{number:.0f}"
 
 
-def significant(value: float) -> str:
+def format_significant(value: float) -> str:
     """Three significant digits without an exponent: ``8.03``, ``12.3``, ``123``."""
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
 
 
-def seconds(duration: float) -> str:
+def format_duration(duration: float) -> str:
     """A duration in three significant digits: ``0.19 ms``, ``34.4 ms``, ``324 ms``, ``2.67 s``."""
     size = abs(duration)
-    text = f"{significant(size * 1e3)} ms" if size < 0.9995 else f"{significant(size)} s"
+    text = f"{format_significant(size * 1e3)} ms" if size < 0.9995 else f"{format_significant(size)} s"
     return f"-{text}" if duration < 0 else text
 
 
-def speed(iteration_s: float) -> str:
+def format_pace(iteration_s: float) -> str:
     """How fast iterations are: ``2.75 s/it``, ``412 ms/it``; or ``0.364 it/s``, ``2.43 it/s``."""
-    pace = units.chosen().pace
+    pace = units.get_units().pace
     if math.isnan(iteration_s) or iteration_s <= 0:
         return f"{MISSING} {pace.value}"
     if pace is Pace.RATE:
-        return f"{per_second(iteration_s)} {pace.value}"
-    return f"{seconds(iteration_s)}/it"
+        return f"{format_rate(iteration_s)} {pace.value}"
+    return f"{format_duration(iteration_s)}/it"
 
 
-def per_second(iteration_s: float) -> str:
+def format_rate(iteration_s: float) -> str:
     """How many iterations there are in a second: ``12.3``, ``2.43``, ``0.364``, ``0.0222``."""
     rate = 1 / iteration_s
-    return significant(rate) if rate >= 0.995 else f"{rate:.3f}" if rate >= 0.0995 else f"{rate:.4f}"
+    return format_significant(rate) if rate >= 0.995 else f"{rate:.3f}" if rate >= 0.0995 else f"{rate:.4f}"
 
 
-def clock(seconds: float) -> str:
+def format_clock(seconds: float) -> str:
     """Time passed: ``0:42``, ``12:34``, ``1:02:03``, ``2d 03:04``."""
     if not math.isfinite(seconds):
         return MISSING
@@ -100,7 +100,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-def about(seconds: float) -> str:
+def format_rough_time(seconds: float) -> str:
     """A time to come, as one says it: ``45 s``, ``27 min``, ``3.2 h``, ``2.1 d``."""
     if not math.isfinite(seconds):
         return MISSING
@@ -110,14 +110,14 @@ def about(seconds: float) -> str:
     return f"{seconds / 86400:.1f} d"
 
 
-def time_unit(longest_s: float) -> tuple[str, float]:
+def choose_time_unit(longest_s: float) -> tuple[str, float]:
     """The unit for a chart whose longest time is this, and how many of it make a second."""
     if longest_s < 0.5:
         return "ms", 1000.0
     return ("s", 1.0) if longest_s < 300 else ("min", 1 / 60)
 
 
-def share(part: float) -> str:
+def format_share(part: float) -> str:
     """A small share as a percentage: ``0.002 %``, ``0.31 %``, ``4.2 %``, ``64 %``."""
     if math.isnan(part):
         return f"{MISSING} %"
@@ -126,20 +126,20 @@ def share(part: float) -> str:
     return f"{percent:.{decimals}f} %"
 
 
-def between(values: Iterable[float], decimals: int) -> str:
+def format_range(values: Iterable[float], decimals: int) -> str:
     """The least and the largest of those that are known: ``0.6 to 1.2``, or ``0.6`` where they look alike."""
-    texts = [f"{value:.{decimals}f}" for value in sorted(value for value in values if known(value))]
+    texts = [f"{value:.{decimals}f}" for value in sorted(value for value in values if is_known(value))]
     if not texts:
         return MISSING
     return texts[0] if texts[0] == texts[-1] else f"{texts[0]} to {texts[-1]}"
 
 
-def grouped(number: int) -> str:
+def format_grouped(number: int) -> str:
     """A whole number with thin groups: ``1 234 567``."""
     return f"{number:,}".replace(",", " ")
 
 
-def ticks(longest: float, most: int) -> tuple[float, float]:
+def choose_ticks(longest: float, most: int) -> tuple[float, float]:
     """A calm axis from zero: (distance between ticks in 1-2-5 steps, top of the axis, a multiple of it).
 
     There are at most ``most`` ticks above zero.

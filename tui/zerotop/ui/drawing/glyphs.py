@@ -77,7 +77,7 @@ class Glyphs:
     smooth: bool  # cells may be split between two colours; otherwise every part has a character of its own
     parts: Mapping[str, str] = field(default_factory=dict)  # part of a bar -> character, where not smooth
     meter: str = "▇"  # a cell of a bar; not quite full, so that bars under one another stay apart
-    up: str = " ▁▂▃▄▅▆▇█"  # a cell filled from below, by eighths
+    eighths: str = " ▁▂▃▄▅▆▇█"  # a cell filled from below, by eighths
     levels: str = " ▁▂▃▄▅▆▇█"  # the same in a strip
     rule: str = "─"
     line: str = "│"
@@ -111,15 +111,15 @@ class Glyphs:
     minus: str = "−"
     unsafe: str = "\ufffd"
 
-    def part(self, name: str) -> str:
+    def find_part(self, name: str) -> str:
         """The character of a whole cell of this part."""
         return self.meter if self.smooth else self.parts.get(name, "#" if self.name == "ascii" else "█")
 
-    def sample(self, name: str) -> str:
+    def find_sample(self, name: str) -> str:
         """What stands before a part's name: a cell of its colour, or where there are no colours its character."""
-        return self.swatch if self.smooth else self.part(name)
+        return self.swatch if self.smooth else self.find_part(name)
 
-    def plain(self, text: str) -> str:
+    def to_plain(self, text: str) -> str:
         """Text of our own, in characters this set allows."""
         return text.translate(_PLAIN) if self.name == "ascii" else text
 
@@ -130,7 +130,7 @@ ASCII = Glyphs(
     "ascii",
     smooth=False,
     parts=PARTS_ASCII,
-    up="    #####",
+    eighths="    #####",
     levels=" .:-=+*##",
     rule="-",
     line="|",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from zerotop.analysis.formatting import plural
+from zerotop.analysis.formatting import format_count
 from zerotop.analysis.live_view import Iterations, Job, LiveView, State
-from zerotop.ui.drawing.formatting import MISSING, between, count
+from zerotop.ui.drawing.formatting import MISSING, format_number, format_range
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.text import literal
+from zerotop.ui.drawing.text import sanitize
 
 # Drawing order, from the bottom of a column up.
 ITERATION_PHASES = ("data", "forward", "backward", "step", "other")
@@ -42,7 +42,7 @@ _DEVICES = {"cpu": "CPU", "nvme": "NVMe"}
 
 def phase_word(phase: str, glyphs: Glyphs) -> str:
     """A phase's name in at most ten cells."""
-    return glyphs.plain(_PHASE_WORDS.get(phase) or literal(phase, glyphs))[:10]
+    return glyphs.to_plain(_PHASE_WORDS.get(phase) or sanitize(phase, glyphs))[:10]
 
 
 def phase_style(phase: str) -> str:
@@ -50,7 +50,7 @@ def phase_style(phase: str) -> str:
     return _PHASE_STYLES.get(phase, "phase-other")
 
 
-def nothing_printed(job: Job) -> str:
+def describe_no_output(job: Job) -> str:
     """What stands where the job's output would."""
     return "nothing printed yet" if job.prints_here else "not recorded: it goes where the job was started"
 
@@ -62,55 +62,55 @@ def rank_name(rank: int, *, short: bool = False) -> str:
     return str(rank) if short else f"rank {rank}"
 
 
-def offload(job: Job, glyphs: Glyphs) -> str:
+def format_offload(job: Job, glyphs: Glyphs) -> str:
     """What is offloaded where: ``optimizer→CPU``, ``params+optimizer→CPU``; empty when nothing is."""
-    optimizer, parameters = (_target(job.offload_optimizer), _target(job.offload_parameters))
+    optimizer, parameters = (_format_device(job.offload_optimizer), _format_device(job.offload_parameters))
     if optimizer and optimizer == parameters:
         return f"params+optimizer{glyphs.arrow}{optimizer}"
     parts = [f"{what}{glyphs.arrow}{where}" for what, where in (("params", parameters), ("optimizer", optimizer)) if where]
     return " ".join(parts)
 
 
-def _target(device: str | None) -> str:
+def _format_device(device: str | None) -> str:
     return "" if device in (None, "", "none") else _DEVICES.get(str(device), str(device))
 
 
-def batch(job: Job, glyphs: Glyphs) -> str:
+def format_batch(job: Job, glyphs: Glyphs) -> str:
     """Micro-batch x accumulation x ranks: ``2×1×8``."""
     if job.micro_batch is None and job.gradient_accumulation is None:
-        return plural(job.ranks, "rank") if job.ranks else ""
+        return format_count(job.ranks, "rank") if job.ranks else ""
     numbers = (job.micro_batch, job.gradient_accumulation, job.ranks)
-    return glyphs.times.join(str(number) if number is not None else glyphs.plain(MISSING) for number in numbers)
+    return glyphs.times.join(str(number) if number is not None else glyphs.to_plain(MISSING) for number in numbers)
 
 
-def model(job: Job) -> str:
+def format_model(job: Job) -> str:
     """Model and size: ``LlamaForCausalLM 8.03B``; empty before the engine is made."""
-    size = count(job.parameters) if job.parameters is not None else ""
+    size = format_number(job.parameters) if job.parameters is not None else ""
     return " ".join(part for part in (job.model or "", size) if part)
 
 
-def stage(job: Job) -> str:
+def format_stage(job: Job) -> str:
     """``ZeRO-2``, or empty."""
     return f"ZeRO-{job.zero_stage}" if job.zero_stage is not None else ""
 
 
-def ending(job: Job) -> tuple[str, str]:
+def format_ending(job: Job) -> tuple[str, str]:
     """(word, style) for a job that is over: ``ENDED 0`` or ``LOST``; empty while it runs."""
-    if not job.state.over:
+    if not job.state.is_over:
         return "", ""
     code = f" {job.exit_code}" if job.state is State.ENDED and job.exit_code is not None else ""
     badges = {"good": "badge-good", "alert": "badge-bad"}
-    return f"{job.state.value.upper()}{code}", badges.get(fared(job), "badge-past")
+    return f"{job.state.value.upper()}{code}", badges.get(choose_exit_style(job), "badge-past")
 
 
-def fared(job: Job) -> str:
+def choose_exit_style(job: Job) -> str:
     """The style of how a job ended: good, bad, or, where its exit code is another's to know, neither."""
     if job.state is State.ENDED and job.exit_code is not None:
         return "alert" if job.exit_code else "good"
     return "alert" if job.state is State.LOST else "warn" if job.state is State.ENDED else "text"
 
 
-def last_phases(iterations: Iterations) -> dict[str, float]:
+def find_last_phases(iterations: Iterations) -> dict[str, float]:
     """Seconds of each phase in the last finished step."""
     if len(iterations.step) == 0:
         return {}
@@ -119,7 +119,7 @@ def last_phases(iterations: Iterations) -> dict[str, float]:
     return {"other": float(iterations.iteration_s[-1]) - sum(known.values()), **known}
 
 
-def cores(view: LiveView) -> str:
+def format_cores_used(view: LiveView) -> str:
     """``63.1 of 64``: cores in use over all hosts of the job; empty before the first sample."""
     used, there = sum(host.cores_used for host in view.hosts), sum(host.cores for host in view.hosts)
-    return f"{between([used], 1)} of {there}" if there else ""
+    return f"{format_range([used], 1)} of {there}" if there else ""

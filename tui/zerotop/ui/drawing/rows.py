@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.text import cells, fit, narrow
+from zerotop.ui.drawing.text import cell_width, fit_text, is_narrow
 
 Span = tuple[str, str]
 Row = tuple[Span, ...]
@@ -19,7 +19,7 @@ EMPTY: Row = ()
 def row_width(row: Collection[Span]) -> int:
     """Cells a row takes."""
     text = row_text(row)  # of hundreds of spans, looked at in one go
-    return len(text) if narrow(text) else sum([cells(text) for text, _ in row])
+    return len(text) if is_narrow(text) else sum([cell_width(text) for text, _ in row])
 
 
 def row_text(row: Iterable[Span]) -> str:
@@ -27,7 +27,7 @@ def row_text(row: Iterable[Span]) -> str:
     return "".join([text for text, _ in row])
 
 
-def merged(spans: Iterable[Span]) -> Row:
+def merge_spans(spans: Iterable[Span]) -> Row:
     """Neighbours of the same style become one span; empty ones go."""
     result: list[Span] = []
     whole, before = "", ""
@@ -43,40 +43,40 @@ def merged(spans: Iterable[Span]) -> Row:
     return tuple(result)
 
 
-def filled(row: Row, width: int, glyphs: Glyphs, style: str = "text") -> Row:
+def fit_row(row: Row, width: int, glyphs: Glyphs, style: str = "text") -> Row:
     """Exactly ``width`` cells: padded on the right, or cut, with an ellipsis unless nothing but blanks is cut."""
     missing = width - row_width(row)
     if missing == 0:
         return row
     if missing > 0:
-        return merged((*row, (" " * missing, style)))
+        return merge_spans((*row, (" " * missing, style)))
     result: list[Span] = []
     room = width
     for place, (text, span_style) in enumerate(row):
-        if cells(text) > room:
+        if cell_width(text) > room:
             blank = text.isascii() and not (text[room:] + row_text(row[place + 1 :])).strip()
-            short = text[:room] if blank else fit(text, room, glyphs)
-            result.extend([(short, span_style), (" " * (room - cells(short)), style)])
+            short = text[:room] if blank else fit_text(text, room, glyphs)
+            result.extend([(short, span_style), (" " * (room - cell_width(short)), style)])
             break
         result.append((text, span_style))
-        room -= cells(text)
-    return merged(result)
+        room -= cell_width(text)
+    return merge_spans(result)
 
 
-def to_height(rows: Sequence[Row], width: int, height: int, glyphs: Glyphs) -> list[Row]:
+def fit_height(rows: Sequence[Row], width: int, height: int, glyphs: Glyphs) -> list[Row]:
     """Exactly ``height`` rows: of those there are, which have their ``width``, the first ones, and then empty ones."""
-    return [*rows[:height], *[filled((), width, glyphs)] * (height - len(rows))]
+    return [*rows[:height], *[fit_row((), width, glyphs)] * (height - len(rows))]
 
 
-def both_ends(left: Row, right: Row, width: int, glyphs: Glyphs, style: str = "text") -> Row:
+def align_ends(left: Row, right: Row, width: int, glyphs: Glyphs, style: str = "text") -> Row:
     """``left`` at the left edge, ``right`` at the right one; ``left`` gives way."""
     room = width - row_width(right)
     if room < 0:
-        return filled(right, width, glyphs, style)
-    return merged((*filled(left, room, glyphs, style), *right))
+        return fit_row(right, width, glyphs, style)
+    return merge_spans((*fit_row(left, room, glyphs, style), *right))
 
 
-def choose(items: Sequence[tuple[int, Row]], width: int, gap: int = 2) -> list[Row]:
+def choose_items(items: Sequence[tuple[int, Row]], width: int, gap: int = 2) -> list[Row]:
     """Of (importance, row) in drawing order, the rows that fit side by side, the least important left out."""
     kept = [(importance, index, row) for index, (importance, row) in enumerate(items) if row_width(row)]
     while kept and sum(row_width(row) for _, _, row in kept) + gap * (len(kept) - 1) > width:
@@ -84,11 +84,11 @@ def choose(items: Sequence[tuple[int, Row]], width: int, gap: int = 2) -> list[R
     return [row for _, _, row in kept]
 
 
-def spaced(rows: Sequence[Row], gap: int = 2, style: str = "text") -> Row:
+def join_rows(rows: Sequence[Row], gap: int = 2, style: str = "text") -> Row:
     """Rows side by side with ``gap`` cells in between."""
     spans: list[Span] = []
     for row in rows:
         if spans:
             spans.append((" " * gap, style))
         spans.extend(row)
-    return merged(spans)
+    return merge_spans(spans)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.rows import Row, Span, filled, merged, row_width
+from zerotop.ui.drawing.rows import Row, Span, fit_row, merge_spans, row_width
 
 Item = TypeVar("Item")
 
@@ -23,40 +23,40 @@ class Column(Generic[Item]):
     heading: Row | Callable[[int], Row]  # the latter for one that depends on the column's width
     width: int
     importance: int
-    cell: Callable[[Item, int], Row]
+    draw_cell: Callable[[Item, int], Row]
     grows: bool = False
     left: bool = False  # where the heading is aligned
 
 
 @dataclass(frozen=True)
-class Placed(Generic[Item]):
+class PlacedColumns(Generic[Item]):
     """Columns with their widths and where they begin."""
 
     columns: tuple[tuple[Column[Item], int, int], ...]  # column, begin, width
 
-    def row(self, item: Item, width: int, glyphs: Glyphs) -> Row:
+    def draw_row(self, item: Item, width: int, glyphs: Glyphs) -> Row:
         """One item's row, exactly ``width`` cells."""
         spans: list[Span] = []
         at = 0
         for column, begin, size in self.columns:
             spans.append((" " * (begin - at), "text"))
-            cell = column.cell(item, size)
+            cell = column.draw_cell(item, size)
             missing = size - row_width(cell)
-            spans.extend(cell if missing >= 0 else filled(cell, size, glyphs))
+            spans.extend(cell if missing >= 0 else fit_row(cell, size, glyphs))
             spans.append((" " * missing, "text"))
             at = begin + size
         if at > width:
-            return filled(merged(spans), width, glyphs)
+            return fit_row(merge_spans(spans), width, glyphs)
         spans.append((" " * (width - at), "text"))
-        return merged(spans)
+        return merge_spans(spans)
 
 
-def place(columns: Sequence[Column[Item]], width: int, gap: int = 1) -> Placed[Item]:
+def place_columns(columns: Sequence[Column[Item]], width: int, gap: int = 1) -> PlacedColumns[Item]:
     """Chooses the columns that fit in ``width`` and gives the growing ones the rest."""
     kept = list(columns)
-    while _needed(kept, gap) > width and any(column.importance < 9 for column in kept):
+    while _sum_widths(kept, gap) > width and any(column.importance < 9 for column in kept):
         kept.remove(min(kept, key=lambda column: column.importance))
-    spare = max(0, width - _needed(kept, gap))
+    spare = max(0, width - _sum_widths(kept, gap))
     growing = [column for column in kept if column.grows]
     placed: list[tuple[Column[Item], int, int]] = []
     begin = 0
@@ -65,14 +65,14 @@ def place(columns: Sequence[Column[Item]], width: int, gap: int = 1) -> Placed[I
         size = column.width + extra
         placed.append((column, begin, size))
         begin += size + gap
-    return Placed(tuple(placed))
+    return PlacedColumns(tuple(placed))
 
 
-def _needed(columns: Sequence[Column[Item]], gap: int) -> int:
+def _sum_widths(columns: Sequence[Column[Item]], gap: int) -> int:
     return sum(column.width for column in columns) + gap * (len(columns) - 1)
 
 
-def rule(title: Row, width: int, glyphs: Glyphs, placed: Placed[Item] | None = None) -> Row:
+def draw_rule(title: Row, width: int, glyphs: Glyphs, placed: PlacedColumns[Item] | None = None) -> Row:
     """A panel's first row: a line with the title in it, and the columns' headings over their columns."""
     spans: list[Span] = [*title, (" ", "rule")] if title else []
     at = row_width(spans)
@@ -89,4 +89,4 @@ def rule(title: Row, width: int, glyphs: Glyphs, placed: Placed[Item] | None = N
             spans.append((" ", "rule"))
             at += 1
     spans.append((glyphs.rule * (width - at), "rule"))
-    return filled(merged(spans), width, glyphs)
+    return fit_row(merge_spans(spans), width, glyphs)

@@ -13,60 +13,60 @@ from zerotop.ui.drawing.glyphs import Glyphs
 # Bidirectional overrides and other invisible characters can make a line read as something it is not.
 _INVISIBLE = {"Cf", "Cs", "Co", "Cn"}
 # Characters of one cell each, among them all that our own drawings are made of.
-_NARROW = re.compile(r"[ -~\u00a1-\u00ac\u00ae-\u00ff\u2010-\u2027\u2190-\u21ff\u2500-\u25fc\u2800-\u28ff]*").fullmatch
+_match_narrow = re.compile(r"[ -~\u00a1-\u00ac\u00ae-\u00ff\u2010-\u2027\u2190-\u21ff\u2500-\u25fc\u2800-\u28ff]*").fullmatch
 
 
 @lru_cache(maxsize=4096)
-def literal(text: str, glyphs: Glyphs) -> str:
+def sanitize(text: str, glyphs: Glyphs) -> str:
     """The same text without what a terminal would obey: no controls, no escapes, no invisible characters."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_safe(character, glyphs) for character in text.expandtabs(8))
+    return "".join(_sanitize_character(character, glyphs) for character in text.expandtabs(8))
 
 
-def _safe(character: str, glyphs: Glyphs) -> str:
+def _sanitize_character(character: str, glyphs: Glyphs) -> str:
     category = unicodedata.category(character)
     if category == "Cc" or category in _INVISIBLE or category in ("Zl", "Zp"):
         return "" if category == "Cf" else glyphs.unsafe
     if glyphs.name == "ascii" and not character.isascii():
-        return glyphs.plain(character) if glyphs.plain(character).isascii() else glyphs.unsafe
+        return glyphs.to_plain(character) if glyphs.to_plain(character).isascii() else glyphs.unsafe
     return character
 
 
-def narrow(text: str) -> bool:
+def is_narrow(text: str) -> bool:
     """Whether each of its characters takes one cell, as in nearly all rows: then it is as wide as it is long."""
-    return text.isascii() or _NARROW(text) is not None
+    return text.isascii() or _match_narrow(text) is not None
 
 
-def cells(text: str) -> int:
+def cell_width(text: str) -> int:
     """How many cells a text takes."""
     return len(text) if text.isascii() else cell_len(text)
 
 
-def fit(text: str, width: int, glyphs: Glyphs, *, words: bool = True) -> str:
+def fit_text(text: str, width: int, glyphs: Glyphs, *, at_words: bool = True) -> str:
     """The text in at most ``width`` cells, shortened with an ellipsis, between words where possible."""
-    if cells(text) <= width:
+    if cell_width(text) <= width:
         return text
     room = width - len(glyphs.ellipsis)
     if room <= 0:
         return set_cell_size(text, max(0, width))
     short = set_cell_size(text, room).rstrip()
-    if words:
+    if at_words:
         space = short.rfind(" ")
         short = short[:space].rstrip() if space >= room * 2 // 3 and text[len(short) : len(short) + 1] != " " else short
     return short + glyphs.ellipsis
 
 
-def wrap(text: str, width: int, most: int, glyphs: Glyphs) -> list[str]:
+def wrap_text(text: str, width: int, max_lines: int, glyphs: Glyphs) -> list[str]:
     """The text in at most ``most`` lines of at most ``width`` cells, broken between words."""
     lines: list[str] = []
     words = text.split()
-    while words and len(lines) < most:
-        if len(lines) == most - 1:
-            lines.append(fit(" ".join(words), width, glyphs))
+    while words and len(lines) < max_lines:
+        if len(lines) == max_lines - 1:
+            lines.append(fit_text(" ".join(words), width, glyphs))
             break
         line = words.pop(0)
-        while words and cells(line) + 1 + cells(words[0]) <= width:
+        while words and cell_width(line) + 1 + cell_width(words[0]) <= width:
             line += " " + words.pop(0)
-        lines.append(fit(line, width, glyphs))
+        lines.append(fit_text(line, width, glyphs))
     return lines

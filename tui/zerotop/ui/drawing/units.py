@@ -46,7 +46,7 @@ class Pace(Enum):
     RATE = "it/s"
 
 
-class Choice(NamedTuple):
+class UnitChoice(NamedTuple):
     """What was chosen."""
 
     sizes: Sizes
@@ -55,25 +55,25 @@ class Choice(NamedTuple):
 
 BINARY = Sizes(Unit("KiB", 1 << 10), Unit("MiB", 1 << 20), Unit("GiB", 1 << 30), Unit("TiB", 1 << 40))
 DECIMAL = Sizes(Unit("kB", 10**3), Unit("MB", 10**6), Unit("GB", 10**9), Unit("TB", 10**12))
-USUAL = Choice(BINARY, Pace.SECONDS)
+DEFAULT_UNITS = UnitChoice(BINARY, Pace.SECONDS)
 
-_chosen = USUAL
+_current_units = DEFAULT_UNITS
 
 
-def chosen() -> Choice:
+def get_units() -> UnitChoice:
     """What is in force."""
-    return _chosen
+    return _current_units
 
 
-def choose(choice: Choice) -> None:
+def set_units(choice: UnitChoice) -> None:
     """From now on."""
-    global _chosen
-    _chosen = choice
+    global _current_units
+    _current_units = choice
 
 
-def named(sizes: str, pace: str) -> Choice:
+def parse_units(sizes: str, pace: str) -> UnitChoice:
     """The choice of these names; the usual for one that is unknown."""
-    return Choice(
+    return UnitChoice(
         DECIMAL if sizes == DECIMAL.name else BINARY,
         Pace.RATE if pace == Pace.RATE.value else Pace.SECONDS,
     )
@@ -81,24 +81,24 @@ def named(sizes: str, pace: str) -> Choice:
 
 def other_sizes() -> Sizes:
     """Those that were not chosen."""
-    return BINARY if _chosen.sizes is DECIMAL else DECIMAL
+    return BINARY if _current_units.sizes is DECIMAL else DECIMAL
 
 
 def other_pace() -> Pace:
     """The one that was not chosen."""
-    return Pace.SECONDS if _chosen.pace is Pace.RATE else Pace.RATE
+    return Pace.SECONDS if _current_units.pace is Pace.RATE else Pace.RATE
 
 
-def giga() -> Unit:
+def giga_unit() -> Unit:
     """GiB or GB."""
-    return _chosen.sizes.giga
+    return _current_units.sizes.giga
 
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)(?: to (\d+(?:\.\d+)?))? ([KMGT]iB)\b")
 _PARTNERS = {binary.name: (binary, decimal) for binary, decimal in zip(BINARY, DECIMAL, strict=True)}
 
 
-def reworded(sentence: str, exact: Iterable[float] = ()) -> str:
+def convert_sizes(sentence: str, exact: Iterable[float] = ()) -> str:
     """A sentence of a finding with its sizes in the units that were chosen.
 
     Such sentences are made where facts are found; recordings, exports and commands have the same ones, in GiB.
@@ -106,17 +106,17 @@ def reworded(sentence: str, exact: Iterable[float] = ()) -> str:
     Args:
         exact: the numbers that it rests on. A size of the sentence that is one of them, rounded, is not rounded twice.
     """
-    if _chosen.sizes is BINARY or "iB" not in sentence:
+    if _current_units.sizes is BINARY or "iB" not in sentence:
         return sentence
-    known = {formatting.size(value): value for value in exact}
+    known = {formatting.format_bytes(value): value for value in exact}
 
-    def told(match: re.Match[str]) -> str:
+    def convert_match(match: re.Match[str]) -> str:
         binary, decimal = _PARTNERS[match[3]]
 
-        def one(number: str) -> str:
+        def convert_number(number: str) -> str:
             size = known.get(f"{number} {binary.name}", float(number) * binary.bytes)
             return f"{size / decimal.bytes:.{len(number.partition('.')[2])}f}"
 
-        return f"{' to '.join(one(number) for number in match.groups()[:2] if number)} {decimal.name}"
+        return f"{' to '.join(convert_number(number) for number in match.groups()[:2] if number)} {decimal.name}"
 
-    return _SIZE.sub(told, sentence)
+    return _SIZE.sub(convert_match, sentence)

@@ -7,14 +7,14 @@ import math
 import numpy as np
 
 from zerotop.analysis.waveform.fold import WaveformFold
-from zerotop.ui.iteration.table import lines
+from zerotop.ui.iteration.table import build_lines
 
-_PLACES = 201
+_POSITION_COUNT = 201
 
 
 def waveform_text(fold: WaveformFold) -> str:
     """Each signal's median and band at places as far from one another."""
-    at = np.linspace(0.0, fold.iteration_s, _PLACES)
+    at = np.linspace(0.0, fold.iteration_s, _POSITION_COUNT)
     names, columns = ["position_s"], [at]
     for signal in fold.signals.values():
         for what, values in (("", signal.median), ("_p10", signal.low), ("_p90", signal.high)):
@@ -28,7 +28,7 @@ def phases_text(fold: WaveformFold, pinned: WaveformFold | None) -> str:
     """A row for each phase, and one for the whole iteration."""
     names = ("phase", "depth", "median_s", "p90_s", "share", "device_s", "idle_s", "cores", "pinned_s")
     found = ["\t".join(names)]
-    for line in lines(fold, pinned):
+    for line in build_lines(fold, pinned):
         numbers = (line.median_s, line.p90_s, line.share, line.device_s, line.idle_s, line.cores, line.pinned_s)
         figures = ("" if value is None or math.isnan(value) else f"{value:.6g}" for value in numbers)
         found.append("\t".join((line.phase, str(line.depth), *figures)))

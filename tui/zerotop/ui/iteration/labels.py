@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 from zerotop.analysis.waveform.fold import WaveformFold
-from zerotop.analysis.waveform.idle_time import Idle, idle, waits_for_data
-from zerotop.ui.drawing.formatting import seconds, significant
+from zerotop.analysis.waveform.idle_time import IdleTime, find_idle_time, waits_for_data
+from zerotop.ui.drawing.formatting import format_duration, format_significant
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_word
 
 # From which share of an iteration on idling is worth a sentence.
-_MUCH = 0.15
+_MIN_IDLE_SHARE = 0.15
 _REASONS = {
     "skipped": "skipped",
     "updated": "with an update",
@@ -22,50 +22,50 @@ _REASONS = {
 }
 
 
-def sentence(fold: WaveformFold, glyphs: Glyphs) -> tuple[str, str]:
+def describe_bottleneck(fold: WaveformFold, glyphs: Glyphs) -> tuple[str, str]:
     """What takes the time, and the style to say it in: ``GPUs idle 1.70 s of 2.67 s while 62 cores run the optimizer``."""
-    found = idle(fold)
+    found = find_idle_time(fold)
     if math.isnan(found.total_s):
-        return _of_cores(fold, glyphs), "value"
-    gpus = "GPUs" if fold.gpus > 1 else "The GPU"
-    verb = "idle" if fold.gpus > 1 else "idles"
-    of = seconds(fold.iteration_s)
+        return _describe_cores(fold, glyphs), "value"
+    gpus = "GPUs" if fold.gpu_count > 1 else "The GPU"
+    verb = "idle" if fold.gpu_count > 1 else "idles"
+    of = format_duration(fold.iteration_s)
     if not fold.signals["utilization"].resolved:
         busy = 1 - found.total_s / fold.iteration_s
-        return f"{gpus} {_are(fold)} busy {busy:.0%} of the time; where in {of}, NVML's 200 ms cannot tell", "value"
-    if found.optimizer:
+        return f"{gpus} {_choose_verb(fold)} busy {busy:.0%} of the time; where in {of}, NVML's 200 ms cannot tell", "value"
+    if found.is_optimizer:
         cores = "1 core runs the optimizer" if round(found.cores) == 1 else f"{found.cores:.0f} cores run the optimizer"
-        return f"{gpus} {verb} {seconds(found.longest_s)} of {of} while {cores}", "warn"
-    if found.total_s >= _MUCH * fold.iteration_s:
-        return f"{gpus} {verb} {seconds(found.total_s)} of {of}{_meanwhile(found, glyphs)}", "warn"
+        return f"{gpus} {verb} {format_duration(found.longest_s)} of {of} while {cores}", "warn"
+    if found.total_s >= _MIN_IDLE_SHARE * fold.iteration_s:
+        return f"{gpus} {verb} {format_duration(found.total_s)} of {of}{_describe_idle(found, glyphs)}", "warn"
     busiest = max((row for row in fold.phases if row.depth == 0), key=lambda row: row.median_s)
-    work = f"{gpus} {_are(fold)} busy {seconds(fold.iteration_s - found.total_s)} of {of}"
+    work = f"{gpus} {_choose_verb(fold)} busy {format_duration(fold.iteration_s - found.total_s)} of {of}"
     return f"{work}; {phase_word(busiest.phase, glyphs)} takes {busiest.share:.0%}", "value"
 
 
-def _are(fold: WaveformFold) -> str:
-    return "are" if fold.gpus > 1 else "is"
+def _choose_verb(fold: WaveformFold) -> str:
+    return "are" if fold.gpu_count > 1 else "is"
 
 
-def _meanwhile(found: Idle, glyphs: Glyphs) -> str:
+def _describe_idle(found: IdleTime, glyphs: Glyphs) -> str:
     if found.longest is None:
         return ""
     if waits_for_data(found):
-        return f", {seconds(found.longest_s)} of it waiting for data or outside the engine"
-    return f", {seconds(found.longest_s)} of it in {phase_word(found.longest.phase, glyphs)}"
+        return f", {format_duration(found.longest_s)} of it waiting for data or outside the engine"
+    return f", {format_duration(found.longest_s)} of it in {phase_word(found.longest.phase, glyphs)}"
 
 
-def _of_cores(fold: WaveformFold, glyphs: Glyphs) -> str:
+def _describe_cores(fold: WaveformFold, glyphs: Glyphs) -> str:
     longest = max((row for row in fold.phases if row.depth == 0), key=lambda row: row.median_s)
-    text = f"{phase_word(longest.phase, glyphs)} takes {seconds(longest.median_s)} of {seconds(fold.iteration_s)}"
+    text = f"{phase_word(longest.phase, glyphs)} takes {format_duration(longest.median_s)} of {format_duration(fold.iteration_s)}"
     if "cores" not in fold.signals:
         return text
-    used = fold.signals["cores"].mean(0.0, fold.iteration_s)
+    used = fold.signals["cores"].compute_mean(0.0, fold.iteration_s)
     of = f" of {fold.host_cores}" if fold.host_cores else ""
-    return f"{text}; {significant(used)}{of} cores work"
+    return f"{text}; {format_significant(used)}{of} cores work"
 
 
-def folded(fold: WaveformFold) -> str:
+def describe_fold(fold: WaveformFold) -> str:
     """What was folded: ``median of 21, steps 1–23``, ``skipped step 3``."""
     skipped = "skipped " if fold.skipped else ""
     if fold.first_step == fold.last_step:
@@ -73,7 +73,7 @@ def folded(fold: WaveformFold) -> str:
     return f"median of {fold.iterations}, {skipped}steps {fold.first_step}–{fold.last_step}"
 
 
-def whose(fold: WaveformFold) -> str:
+def describe_ranks(fold: WaveformFold) -> str:
     """Of which ranks: ``4 ranks``, ``8 of 1024 ranks``, ``rank 2``."""
     if fold.rank is not None:
         return f"rank {fold.rank}"
@@ -82,7 +82,7 @@ def whose(fold: WaveformFold) -> str:
     return f"{len(fold.ranks)} of {fold.world} ranks"
 
 
-def left_out(fold: WaveformFold) -> str:
+def describe_left_out(fold: WaveformFold) -> str:
     """What was not folded with the others: ``2 with evaluation, 1 far longer left out``; empty for nothing."""
     parts = [f"{count} {_REASONS.get(reason, reason)}" for reason, count in fold.left_out.items()]
     return f"{', '.join(parts)} left out" if parts else ""

@@ -8,24 +8,34 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.waveform.alignment import Stretch
+from zerotop.analysis.waveform.alignment import PhaseStretch
 from zerotop.analysis.waveform.fold import WaveformFold
-from zerotop.analysis.waveform.phase_bounds import name
+from zerotop.analysis.waveform.phase_bounds import find_phase_name
 from zerotop.analysis.waveform.signals import Signal
-from zerotop.ui.charts import AXIS_WIDTH, Canvas, Fitted, Kind, Watched, band, framed, grid, line
-from zerotop.ui.drawing.formatting import significant
+from zerotop.ui.charts import (
+    AXIS_WIDTH,
+    Canvas,
+    FittedScale,
+    GrowingScales,
+    Quantity,
+    add_axes,
+    plot_band,
+    plot_grid,
+    plot_line,
+)
+from zerotop.ui.drawing.formatting import format_significant
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style
-from zerotop.ui.drawing.rows import Row, filled
+from zerotop.ui.drawing.rows import Row, fit_row
 
 Floats = NDArray[np.float64]
 
 GUTTER = 10  # cells at the left of an axis, for the lane's name
-_FINER = 4  # points of a curve for each column of dots: none of its bends is lost
+_FINE_POINTS = 4  # points of a curve for each column of dots: none of its bends is lost
 # Between looks at PCIe counters that are further apart, more may flow than they can count.
-_COUNTED_S = 0.15
+_MAX_COUNTED_S = 0.15
 # The lines of a pinned fold, and where the next iteration begins.
-PINNED, BORDER = "series-2", "axis"
+PINNED_STYLE, BORDER_STYLE = "series-2", "axis"
 
 
 @dataclass(frozen=True)
@@ -33,22 +43,22 @@ class Lane:
     """Some signals on one scale."""
 
     id: str
-    word: str  # at most GUTTER - 1 cells, like the words of its curves
-    kind: Kind
+    label: str  # at most GUTTER - 1 cells, like the words of its curves
+    kind: Quantity
     curves: tuple[tuple[str, str, str], ...]  # signal, style, word where there are several
 
 
 LANES = (
-    Lane("utilization", "GPU", Kind.PERCENT, (("utilization", "load", ""),)),
-    Lane("cores", "CPU", Kind.CORES, (("cores", "series-1", ""),)),
-    Lane("power", "power", Kind.WATTS, (("power", "series-0", ""),)),
-    Lane("pcie", "PCIe", Kind.BYTES_PER_S, (("to_host", "phase-transfer", "↑ host"), ("to_gpu", "series-4", "↓ GPU"))),
-    Lane("allocated", "alloc", Kind.BYTES, (("allocated", "memory-allocated", ""),)),
-    Lane("resident", "RSS", Kind.BYTES, (("resident", "memory-other", ""),)),
+    Lane("utilization", "GPU", Quantity.PERCENT, (("utilization", "load", ""),)),
+    Lane("cores", "CPU", Quantity.CORES, (("cores", "series-1", ""),)),
+    Lane("power", "power", Quantity.WATTS, (("power", "series-0", ""),)),
+    Lane("pcie", "PCIe", Quantity.BYTES_PER_S, (("to_host", "phase-transfer", "↑ host"), ("to_gpu", "series-4", "↓ GPU"))),
+    Lane("allocated", "alloc", Quantity.BYTES, (("allocated", "memory-allocated", ""),)),
+    Lane("resident", "RSS", Quantity.BYTES, (("resident", "memory-other", ""),)),
 )
 
 
-def lanes(fold: WaveformFold) -> list[Lane]:
+def choose_lanes(fold: WaveformFold) -> list[Lane]:
     """Those that there is something to show of, the most telling ones first."""
     found = [lane for lane in LANES if any(signal in fold.signals for signal, _, _ in lane.curves)]
     # Beside GPUs, host memory says little: it does not change within an iteration.
@@ -63,39 +73,41 @@ def draw_lane(
     width: int,
     height: int,
     glyphs: Glyphs,
-    scales: Watched,
+    scales: GrowingScales,
 ) -> list[Row]:
     """``height`` rows of ``width`` cells: the lane's name, its axis, and its curves from 0 to ``end_s``."""
     gutter = GUTTER if width >= 40 else 0
     canvas = Canvas(width - gutter - AXIS_WIDTH, height, glyphs)
     shown = [(fold.signals[signal], style) for signal, style, _ in lane.curves if signal in fold.signals]
     before = [pinned.signals[signal] for signal, _, _ in lane.curves if pinned is not None and signal in pinned.signals]
-    largest = max([float(signal.high.max(initial=0.0)) for signal, _ in shown] + [_largest(before)])
-    axis = scales.scale(lane.id, lane.kind, largest, height)
-    if lane.kind is Kind.CORES and fold.host_cores and largest > fold.host_cores / 2:
-        axis = Fitted(axis.unit, 1.0, fold.host_cores / 2, float(fold.host_cores), height)
-    tints(canvas, fold.stretches, fold.iteration_s, end_s)
+    largest = max([float(signal.high.max(initial=0.0)) for signal, _ in shown] + [_find_largest(before)])
+    axis = scales.choose_scale(lane.id, lane.kind, largest, height)
+    if lane.kind is Quantity.CORES and fold.host_cores and largest > fold.host_cores / 2:
+        axis = FittedScale(axis.unit, 1.0, fold.host_cores / 2, float(fold.host_cores), height)
+    paint_tints(canvas, fold.stretches, fold.iteration_s, end_s)
     if len(shown) == 1:
-        _spread(canvas, shown[0][0], fold.iteration_s, end_s, axis.highest)
-    grid(canvas, axis)
-    canvas.cursor(border(fold.iteration_s, end_s, canvas.width), BORDER)
+        _paint_spread(canvas, shown[0][0], fold.iteration_s, end_s, axis.highest)
+    plot_grid(canvas, axis)
+    canvas.plot_cursor(find_border(fold.iteration_s, end_s, canvas.width), BORDER_STYLE)
     for signal in before:
-        _curve(canvas, signal, end_s, PINNED, axis.highest, "o", once=True)
+        _paint_curve(canvas, signal, end_s, PINNED_STYLE, axis.highest, "o", once=True)
     for (signal, style), letter in zip(shown, "*+", strict=False):
-        _curve(canvas, signal, end_s, style, axis.highest, letter)
-    rows = framed(canvas, axis)
+        _paint_curve(canvas, signal, end_s, style, axis.highest, letter)
+    rows = add_axes(canvas, axis)
     if not gutter:
-        return [filled(row, width, glyphs) for row in rows]
-    names = _names(lane, fold, axis.unit, axis.factor, height, glyphs)
-    return [filled((*filled(head, gutter, glyphs), *row), width, glyphs) for head, row in zip(names, rows, strict=True)]
+        return [fit_row(row, width, glyphs) for row in rows]
+    names = _draw_names(lane, fold, axis.unit, axis.factor, height, glyphs)
+    return [fit_row((*fit_row(head, gutter, glyphs), *row), width, glyphs) for head, row in zip(names, rows, strict=True)]
 
 
-def border(iteration_s: float, end_s: float, width: int) -> int:
+def find_border(iteration_s: float, end_s: float, width: int) -> int:
     """The column in which the next iteration begins."""
     return round(iteration_s / end_s * width) if end_s > iteration_s else width
 
 
-def codes(stretches: Sequence[Stretch], depth: int, length_s: float, end_s: float, columns: int) -> NDArray[np.int64]:
+def find_stretches(
+    stretches: Sequence[PhaseStretch], depth: int, length_s: float, end_s: float, columns: int
+) -> NDArray[np.int64]:
     """Which stretch each column lies in, the innermost of those up to a depth; -1 for none.
 
     The columns go from 0 to ``end_s``; what lies beyond the iteration is the next one. One that is shorter than a column is
@@ -112,62 +124,64 @@ def codes(stretches: Sequence[Stretch], depth: int, length_s: float, end_s: floa
     return found
 
 
-def tints(canvas: Canvas, stretches: Sequence[Stretch], length_s: float, end_s: float) -> None:
+def paint_tints(canvas: Canvas, stretches: Sequence[PhaseStretch], length_s: float, end_s: float) -> None:
     """Puts the phases' faint colours behind."""
-    which = codes(stretches, 1, length_s, end_s, canvas.width)
-    styles = [tint(phase_style(name(stretch.phase))) for stretch in stretches]
-    canvas.grounds(which, styles)
+    which = find_stretches(stretches, 1, length_s, end_s, canvas.width)
+    styles = [choose_tint(phase_style(find_phase_name(stretch.phase))) for stretch in stretches]
+    canvas.fill_columns(which, styles)
 
 
-def tint(style: str) -> str:
+def choose_tint(style: str) -> str:
     """The faint colour of a phase's style."""
     word = style.removeprefix("phase-")
     return f"tint-{word}" if word in ("data", "forward", "backward", "step", "transfer", "communication") else "tint-other"
 
 
-def _largest(signals: Sequence[Signal]) -> float:
+def _find_largest(signals: Sequence[Signal]) -> float:
     return max((float(signal.median.max(initial=0.0)) for signal in signals), default=0.0)
 
 
-def _sampled(signal: Signal, values: Floats, end_s: float, columns: int, *, once: bool = False) -> Floats:
+def _resample_signal(signal: Signal, values: Floats, end_s: float, columns: int, *, once: bool = False) -> Floats:
     """Values at fine places of each column, shape (columns, fine); with ``once`` NaN beyond the iteration."""
     length = float(signal.position_s[-1])
-    at = (np.arange(columns * _FINER) + 0.5) / (columns * _FINER) * end_s
+    at = (np.arange(columns * _FINE_POINTS) + 0.5) / (columns * _FINE_POINTS) * end_s
     found = (
         np.interp(at - np.floor(at / length) * length, signal.position_s, values) if length > 0 else np.full(len(at), np.nan)
     )
     if once:
         found = np.where(at <= length, found, np.nan)
-    return np.asarray(found.reshape(columns, _FINER), np.float64)
+    return np.asarray(found.reshape(columns, _FINE_POINTS), np.float64)
 
 
-def _curve(canvas: Canvas, signal: Signal, end_s: float, style: str, top: float, letter: str, *, once: bool = False) -> None:
-    values = _sampled(signal, signal.median, end_s, canvas.dots, once=once)
-    line(canvas, values.min(axis=1), values.max(axis=1), style, top=top, letter=letter)
+def _paint_curve(
+    canvas: Canvas, signal: Signal, end_s: float, style: str, top: float, letter: str, *, once: bool = False
+) -> None:
+    values = _resample_signal(signal, signal.median, end_s, canvas.dot_columns, once=once)
+    plot_line(canvas, values.min(axis=1), values.max(axis=1), style, top=top, letter=letter)
 
 
-def _spread(canvas: Canvas, signal: Signal, length_s: float, end_s: float, top: float) -> None:
-    low = _sampled(signal, signal.low, end_s, canvas.width).min(axis=1)
-    high = _sampled(signal, signal.high, end_s, canvas.width).max(axis=1)
+def _paint_spread(canvas: Canvas, signal: Signal, length_s: float, end_s: float, top: float) -> None:
+    low = _resample_signal(signal, signal.low, end_s, canvas.width).min(axis=1)
+    high = _resample_signal(signal, signal.high, end_s, canvas.width).max(axis=1)
     # Thinner than an eighth of a cell it hides the phases and tells nothing.
     thin = high - low < top / max(1, 8 * canvas.height)
-    band(canvas, np.where(thin, np.nan, low), np.where(thin, np.nan, high), "spread", top=top)
+    plot_band(canvas, np.where(thin, np.nan, low), np.where(thin, np.nan, high), "spread", top=top)
 
 
-def _names(lane: Lane, fold: WaveformFold, unit: str, factor: float, height: int, glyphs: Glyphs) -> list[Row]:
+def _draw_names(lane: Lane, fold: WaveformFold, unit: str, factor: float, height: int, glyphs: Glyphs) -> list[Row]:
     """The lane's name, unit and mean, a row each as far as there are rows."""
-    word = f"{lane.word} {unit}"
+    word = f"{lane.label} {unit}"
     if lane.id == "cores" and fold.host_cores:
         word = f"CPU/{fold.host_cores}"
     found: list[Row] = [((word[: GUTTER - 1], "label"),)]
     for signal, style, curve in lane.curves:
         if signal in fold.signals:
-            mean = fold.signals[signal].mean(0.0, fold.iteration_s) * factor
-            text = glyphs.plain(curve) if curve else f"mean {significant(mean)}"
+            mean = fold.signals[signal].compute_mean(0.0, fold.iteration_s) * factor
+            text = glyphs.to_plain(curve) if curve else f"mean {format_significant(mean)}"
             found.append(((text, style if curve else "muted"),))
     here = [fold.signals[signal] for signal, _, _ in lane.curves if signal in fold.signals]
     if not all(signal.resolved for signal in here):
         found.append((("blurred", "warn"),))
-    elif lane.id == "pcie" and max(signal.window_s for signal in here) > _COUNTED_S:
+    elif lane.id == "pcie" and max(signal.window_s for signal in here) > _MAX_COUNTED_S:
         found.append((("at least", "muted"),))
     return (found + [()] * height)[:height]

@@ -18,16 +18,16 @@ from zerotop.session import catalog
 from zerotop.session.headers import SessionError
 from zerotop.ui.dialogs.dialog import Dialog
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.text import literal
-from zerotop.ui.start.drawing import names, one_line
-from zerotop.ui.start.model import searched
+from zerotop.ui.drawing.text import sanitize
+from zerotop.ui.start.drawing import format_headings, format_recording
+from zerotop.ui.start.model import build_search_text
 
-_WIDTH = 88  # of a line, where the terminal has room
-_EDGES = 14  # cells between the edges of the terminal and a line, with the scrollbar
-_SHOWN = 100  # lines; who has more recordings filters
+_LINE_WIDTH = 88  # of a line, where the terminal has room
+_EDGE_CELLS = 14  # cells between the edges of the terminal and a line, with the scrollbar
+_MAX_LINES = 100  # lines; who has more recordings filters
 
 
-class BesideDialog(Dialog[Path]):
+class OverlayDialog(Dialog[Path]):
     """Returns the recording, or None. Lists the user's and those beside ``own``, newest first, as they are read."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -35,104 +35,104 @@ class BesideDialog(Dialog[Path]):
         Binding("up", "move(-1)", "Up", id="beside.up", tooltip="The recording before", show=False, priority=True),
     ]
 
-    def __init__(self, own: Path, glyphs: Glyphs) -> None:
+    def __init__(self, own_path: Path, glyphs: Glyphs) -> None:
         super().__init__("Beside which recording?", glyphs, page=True)
-        self.own = own.absolute()
-        self._known: list[Recording] = []
-        self._reading = True
-        self._moved = False  # until then the cursor is on the newest, whichever that is
+        self.own_path = own_path.absolute()
+        self._recordings: list[Recording] = []
+        self._is_reading = True
+        self._cursor_moved = False  # until then the cursor is on the newest, whichever that is
 
-    def contents(self) -> ComposeResult:
+    def compose_box(self) -> ComposeResult:
         yield Input(id="words", placeholder="words that it must hold, or a path", select_on_focus=False)
-        yield Static(Text(names(self._width, self.glyphs)), id="heads", markup=False)
+        yield Static(Text(format_headings(self._line_width, self.glyphs)), id="heads", markup=False)
         yield OptionList(id="recordings", markup=False)
         yield Static(id="text", markup=False)
-        yield from self.problem()
+        yield from self.compose_problem()
 
     def on_mount(self) -> None:
         self.query_one(Input).focus()
-        self._show()
-        self._read()
+        self._update_list()
+        self._read_recordings()
 
     @property
-    def _width(self) -> int:
-        return max(20, min(_WIDTH, self.app.size.width - _EDGES))
+    def _line_width(self) -> int:
+        return max(20, min(_LINE_WIDTH, self.app.size.width - _EDGE_CELLS))
 
     @work(thread=True, exclusive=True)
-    def _read(self) -> None:
+    def _read_recordings(self) -> None:
         """Looks into one after the other: the newest are there at once, however many there are."""
-        roots = {catalog.usual_place().absolute(), self.own.parent}
+        roots = {catalog.find_default_folder().absolute(), self.own_path.parent}
         for overviews in [Overviews(root, None, lambda path: False) for root in roots]:
-            overviews.look()
+            overviews.list_recordings()
             while self.is_mounted and (found := overviews.read_next()) is not None:
-                if _has_iterations(found) and found.path.absolute() != self.own:
-                    self.app.call_from_thread(self._add, found)
+                if _has_iterations(found) and found.path.absolute() != self.own_path:
+                    self.app.call_from_thread(self._add_recording, found)
         if self.is_mounted:
-            self.app.call_from_thread(self._end)
+            self.app.call_from_thread(self._finish_reading)
 
-    def _add(self, found: Recording) -> None:
-        self._known = sorted([*self._known, found], key=lambda each: each.begin_ns, reverse=True)
-        self._show()
+    def _add_recording(self, recording: Recording) -> None:
+        self._recordings = sorted([*self._recordings, recording], key=lambda each: each.begin_ns, reverse=True)
+        self._update_list()
 
-    def _end(self) -> None:
-        self._reading = False
-        self._show()
+    def _finish_reading(self) -> None:
+        self._is_reading = False
+        self._update_list()
 
-    def _show(self) -> None:
+    def _update_list(self) -> None:
         """The list again; the cursor stays on its recording."""
         if not self.is_mounted:
             return
         listed = self.query_one(OptionList)
         chosen = None
-        if listed.highlighted is not None and self._moved:
+        if listed.highlighted is not None and self._cursor_moved:
             chosen = listed.get_option_at_index(listed.highlighted).id
-        shown = list(self._fitting())[:_SHOWN]
+        shown = list(self._filter_recordings())[:_MAX_LINES]
         listed.clear_options()
-        width = self._width
-        listed.add_options([Option(Text(one_line(each, width, self.glyphs)), id=str(each.path)) for each in shown])
+        width = self._line_width
+        listed.add_options([Option(Text(format_recording(each, width, self.glyphs)), id=str(each.path)) for each in shown])
         ids = [str(each.path) for each in shown]
         listed.highlighted = ids.index(chosen) if chosen in ids else 0 if ids else None
-        self.query_one("#text", Static).update(Text(self.glyphs.plain(self._sentence(len(shown)))))
+        self.query_one("#text", Static).update(Text(self.glyphs.to_plain(self._describe_list(len(shown)))))
 
-    def _fitting(self) -> Iterable[Recording]:
+    def _filter_recordings(self) -> Iterable[Recording]:
         words = self.query_one(Input).value.lower().split()
-        return (each for each in self._known if all(word in searched(each) for word in words))
+        return (each for each in self._recordings if all(word in build_search_text(each) for word in words))
 
-    def _sentence(self, shown: int) -> str:
-        if self._reading and not shown:
+    def _describe_list(self, shown_count: int) -> str:
+        if self._is_reading and not shown_count:
             return "Reading recordings …"
-        if not self._known:
+        if not self._recordings:
             return "There is no other recording with finished iterations here. A path can be typed above."
-        if not shown:
-            return f"None of {len(self._known)} holds these words."
+        if not shown_count:
+            return f"None of {len(self._recordings)} holds these words."
         return "enter lays its last iterations behind the present ones; escape goes back."
 
     def action_move(self, rows: int) -> None:
         listed = self.query_one(OptionList)
-        self._moved = True
+        self._cursor_moved = True
         if listed.option_count:
             place = (listed.highlighted if listed.highlighted is not None else -1) + rows
             listed.highlighted = max(0, min(listed.option_count - 1, place))
 
     def on_input_changed(self) -> None:
-        self._show()
+        self._update_list()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         listed = self.query_one(OptionList)
         if listed.highlighted is not None:
-            self._choose(listed.get_option_at_index(listed.highlighted).id or "")
+            self._choose_recording(listed.get_option_at_index(listed.highlighted).id or "")
         elif event.value.strip():
-            self._choose(event.value.strip())
+            self._choose_recording(event.value.strip())
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        self._choose(event.option_id or "")
+        self._choose_recording(event.option_id or "")
 
-    def _choose(self, text: str) -> None:
+    def _choose_recording(self, text: str) -> None:
         try:
-            self.dismiss(catalog.find(str(Path(text).expanduser())))
+            self.dismiss(catalog.find_session(str(Path(text).expanduser())))
         except SessionError as error:
-            self.tell(literal(str(error), self.glyphs))
+            self.show_problem(sanitize(str(error), self.glyphs))
 
 
-def _has_iterations(found: Recording) -> bool:
-    return found.about is not None and not found.about.problem and bool(found.about.iterations)
+def _has_iterations(recording: Recording) -> bool:
+    return recording.overview is not None and not recording.overview.problem and bool(recording.overview.iterations)

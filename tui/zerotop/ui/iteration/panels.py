@@ -7,86 +7,88 @@ from abc import abstractmethod
 from zerotop.analysis.live_view import State
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.rows import Row, filled
-from zerotop.ui.drawing.units import chosen
+from zerotop.ui.drawing.rows import Row, fit_row
+from zerotop.ui.drawing.units import get_units
 from zerotop.ui.iteration.clipboard import phases_text, waveform_text
-from zerotop.ui.iteration.drawing import Shown, draw_nothing, draw_waveform
-from zerotop.ui.iteration.model import Folding
+from zerotop.ui.iteration.drawing import ShownWaveform, draw_empty, draw_waveform
+from zerotop.ui.iteration.model import FoldModel
 from zerotop.ui.iteration.samples import draw_samples
 from zerotop.ui.iteration.table import draw_phases
-from zerotop.ui.widgets.frame_widget import Drawn
+from zerotop.ui.widgets.frame_widget import FrameWidget
 
 
-class _Kept(Drawn, can_focus=True):
+class _CachedPanel(FrameWidget, can_focus=True):
     """A panel that draws only what is another picture than the last one."""
 
-    def __init__(self, glyphs: Glyphs, folding: Folding, *, id: str) -> None:
+    def __init__(self, glyphs: Glyphs, folding: FoldModel, *, id: str) -> None:
         super().__init__(glyphs, id=id)
         self.folding = folding
-        self._of: tuple[object, ...] = ()
+        self._drawn_inputs: tuple[object, ...] = ()
 
-    def _drawn_of(self, *what: object) -> bool:
+    def _is_unchanged(self, *inputs: object) -> bool:
         """Whether the rows are already of this, which must be compared by identity."""
-        same = len(what) == len(self._of) and all(one is two or one == two for one, two in zip(what, self._of, strict=True))
-        self._of = what
+        same = len(inputs) == len(self._drawn_inputs) and all(
+            one is two or one == two for one, two in zip(inputs, self._drawn_inputs, strict=True)
+        )
+        self._drawn_inputs = inputs
         return same and bool(self._rows)
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        shown = self.folding.shown(frame)
+        shown = self.folding.find_shown(frame)
         if shown is None:
-            self._of = ()
-            return self.nothing(frame, width, height)
-        kept = self._drawn_of(shown, width, height, self.has_focus, chosen())
-        return self._rows if kept else self.picture(shown, width, height)
+            self._drawn_inputs = ()
+            return self.draw_empty(frame, width, height)
+        kept = self._is_unchanged(shown, width, height, self.has_focus, get_units())
+        return self._rows if kept else self.draw_fold(shown, width, height)
 
-    def nothing(self, frame: Frame, width: int, height: int) -> list[Row]:
+    def draw_empty(self, frame: Frame, width: int, height: int) -> list[Row]:
         """Where there is nothing to fold."""
-        return [filled((), width, self.glyphs)] * height
+        return [fit_row((), width, self.glyphs)] * height
 
     @abstractmethod
-    def picture(self, shown: Shown, width: int, height: int) -> list[Row]:
+    def draw_fold(self, shown: ShownWaveform, width: int, height: int) -> list[Row]:
         """What it is of."""
 
 
-class Waves(_Kept):
+class WaveformPanel(_CachedPanel):
     """The folded iteration."""
 
-    def nothing(self, frame: Frame, width: int, height: int) -> list[Row]:
-        return draw_nothing(_missing(self.folding, frame), width, height, self.glyphs, focused=self.has_focus)
+    def draw_empty(self, frame: Frame, width: int, height: int) -> list[Row]:
+        return draw_empty(_describe_missing(self.folding, frame), width, height, self.glyphs, focused=self.has_focus)
 
-    def picture(self, shown: Shown, width: int, height: int) -> list[Row]:
+    def draw_fold(self, shown: ShownWaveform, width: int, height: int) -> list[Row]:
         return draw_waveform(shown, width, height, self.glyphs, self.folding.scales, focused=self.has_focus)
 
-    def copyable(self) -> str:
+    def copy_text(self) -> str:
         """The curves."""
-        shown = self.folding.shown(self.frame) if self.frame is not None else None
+        shown = self.folding.find_shown(self.frame) if self.frame is not None else None
         return waveform_text(shown.fold) if shown is not None else ""
 
 
-class Phases(_Kept):
+class PhaseTable(_CachedPanel):
     """Its phases as a table."""
 
-    def picture(self, shown: Shown, width: int, height: int) -> list[Row]:
+    def draw_fold(self, shown: ShownWaveform, width: int, height: int) -> list[Row]:
         return draw_phases(shown.fold, shown.pinned, width, height, self.glyphs, focused=self.has_focus)
 
-    def copyable(self) -> str:
+    def copy_text(self) -> str:
         """All rows, not only those that there is room for."""
-        shown = self.folding.shown(self.frame) if self.frame is not None else None
+        shown = self.folding.find_shown(self.frame) if self.frame is not None else None
         return phases_text(shown.fold, shown.pinned) if shown is not None else ""
 
 
-class Samples(_Kept):
+class SampleTable(_CachedPanel):
     """What it rests on."""
 
-    def picture(self, shown: Shown, width: int, height: int) -> list[Row]:
+    def draw_fold(self, shown: ShownWaveform, width: int, height: int) -> list[Row]:
         return draw_samples(shown.fold, width, height, self.glyphs, focused=self.has_focus)
 
 
-def _missing(folding: Folding, frame: Frame) -> tuple[tuple[str, str], ...]:
+def _describe_missing(folding: FoldModel, frame: Frame) -> tuple[tuple[str, str], ...]:
     """Why there is nothing to fold, and how to get it."""
-    if folding.busy:
+    if folding.is_busy:
         return (("Folding iterations.", "muted"),)
-    if folding.waveforms.known(frame.view.cursor_ns):
+    if folding.waveforms.has_steps(frame.view.cursor_ns):
         return (
             ("No iteration is finished yet.", "text"),
             ("The first ones are folded as soon as they are: GPUs, cores, power and memory over their phases.", "muted"),

@@ -7,102 +7,105 @@ from dataclasses import dataclass
 
 from zerotop.analysis.waveform.fold import WaveformFold
 from zerotop.analysis.waveform.signals import Signal
-from zerotop.ui.charts import scale
-from zerotop.ui.drawing.formatting import grouped, seconds, significant
+from zerotop.ui.charts import choose_scale
+from zerotop.ui.drawing.formatting import format_duration, format_grouped, format_significant
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style, phase_word
-from zerotop.ui.drawing.rows import Row, filled, to_height
-from zerotop.ui.drawing.table import Column, place, rule
-from zerotop.ui.iteration.labels import left_out
-from zerotop.ui.iteration.lanes import Lane, lanes
+from zerotop.ui.drawing.rows import Row, fit_height, fit_row
+from zerotop.ui.drawing.table import Column, draw_rule, place_columns
+from zerotop.ui.iteration.labels import describe_left_out
+from zerotop.ui.iteration.lanes import Lane, choose_lanes
 from zerotop.ui.live.memory import panel_title
 
 # Of phases shorter than this share of an iteration a curve tells nothing.
-_TOO_SHORT = 0.005
+_MIN_SHARE = 0.005
 
 
 @dataclass(frozen=True)
-class _Line:
+class _SampleLine:
     lane: Lane
     signal: Signal
     style: str
-    word: str
-    at: str  # the phase in which it is highest on average
+    label: str
+    highest_phase: str  # the phase in which it is highest on average
     unit: str
     factor: float
 
 
 def draw_samples(fold: WaveformFold, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
     """The panel: ``height`` rows of ``width`` cells."""
-    columns = place(_columns(glyphs), width)
-    rows = [rule(panel_title("Samples", focused), width, glyphs, columns)]
-    rows += [columns.row(line, width, glyphs) for line in _lines(fold)]
-    if text := left_out(fold):
+    columns = place_columns(_build_columns(glyphs), width)
+    rows = [draw_rule(panel_title("Samples", focused), width, glyphs, columns)]
+    rows += [columns.draw_row(line, width, glyphs) for line in _build_lines(fold)]
+    if text := describe_left_out(fold):
         rows += [(), ((text, "muted"),)]
-    return to_height([filled(row, width, glyphs) for row in rows], width, height, glyphs)
+    return fit_height([fit_row(row, width, glyphs) for row in rows], width, height, glyphs)
 
 
-def rows_wanted(fold: WaveformFold) -> int:
+def count_sample_rows(fold: WaveformFold) -> int:
     """Rows that show all of it."""
-    return 1 + len(_lines(fold)) + (2 if fold.left_out else 0)
+    return 1 + len(_build_lines(fold)) + (2 if fold.left_out else 0)
 
 
-def _lines(fold: WaveformFold) -> list[_Line]:
+def _build_lines(fold: WaveformFold) -> list[_SampleLine]:
     found = []
-    for lane in lanes(fold):
+    for lane in choose_lanes(fold):
         for which, style, word in lane.curves:
             if which in fold.signals:
                 signal = fold.signals[which]
-                axis = scale(lane.kind, float(signal.high.max(initial=0.0)), 4)
-                at = _phase_at(fold, signal) if signal.resolved else ""
-                found.append(_Line(lane, signal, style, word, at, axis.unit, axis.factor))
+                axis = choose_scale(lane.kind, float(signal.high.max(initial=0.0)), 4)
+                at = _find_highest_phase(fold, signal) if signal.resolved else ""
+                found.append(_SampleLine(lane, signal, style, word, at, axis.unit, axis.factor))
     return found
 
 
-def _phase_at(fold: WaveformFold, signal: Signal) -> str:
+def _find_highest_phase(fold: WaveformFold, signal: Signal) -> str:
     """The phase in which it is highest on average, of those that contain no others."""
-    found = max(fold.phases, key=lambda row: (mean_of(signal, row.places), row.depth), default=None)
+    found = max(fold.phases, key=lambda row: (compute_mean(signal, row.intervals), row.depth), default=None)
     return found.phase if found is not None else ""
 
 
-def mean_of(signal: Signal, places: Sequence[tuple[float, float]]) -> float:
+def compute_mean(signal: Signal, places: Sequence[tuple[float, float]]) -> float:
     """The mean over some places, -1 where they have no length."""
     lengths = sum(end - begin for begin, end in places)
-    if not lengths > _end(signal) * _TOO_SHORT:
+    if not lengths > _find_end(signal) * _MIN_SHARE:
         return -1.0
-    return sum(signal.mean(begin, end) * (end - begin) for begin, end in places if end > begin) / lengths
+    return sum(signal.compute_mean(begin, end) * (end - begin) for begin, end in places if end > begin) / lengths
 
 
-def _columns(glyphs: Glyphs) -> list[Column[_Line]]:
-    def word(line: _Line, width: int) -> Row:
-        text = " ".join(part for part in (line.lane.word, line.word, line.unit) if part)
-        return ((glyphs.plain(text), line.style),)
+def _build_columns(glyphs: Glyphs) -> list[Column[_SampleLine]]:
+    def draw_label(line: _SampleLine, width: int) -> Row:
+        text = " ".join(part for part in (line.lane.label, line.label, line.unit) if part)
+        return ((glyphs.to_plain(text), line.style),)
 
-    def figure(value: float) -> Row:
-        return ((significant(value).rjust(7), "value"),)
+    def draw_figure(value: float) -> Row:
+        return ((format_significant(value).rjust(7), "value"),)
 
-    def each(line: _Line) -> Row:
-        text = seconds(line.signal.window_s) if line.signal.window_s else "moment"
+    def draw_window(line: _SampleLine) -> Row:
+        text = format_duration(line.signal.window_s) if line.signal.window_s else "moment"
         return ((text.rjust(8), "text" if line.signal.resolved else "warn"),)
 
-    def at(line: _Line) -> Row:
-        return ((phase_word(line.at, glyphs), phase_style(line.at)),) if line.at else ()
+    def draw_highest_phase(line: _SampleLine) -> Row:
+        return ((phase_word(line.highest_phase, glyphs), phase_style(line.highest_phase)),) if line.highest_phase else ()
 
     return [
-        Column[_Line]((("signal", "heading"),), 18, 9, word, left=True),
-        Column[_Line](
-            (("samples", "heading"),), 8, 7, lambda line, width: ((grouped(line.signal.samples).rjust(8), "text"),)
+        Column[_SampleLine]((("signal", "heading"),), 18, 9, draw_label, left=True),
+        Column[_SampleLine](
+            (("samples", "heading"),), 8, 7, lambda line, width: ((format_grouped(line.signal.samples).rjust(8), "text"),)
         ),
-        Column[_Line]((("each of", "heading"),), 8, 6, lambda line, width: each(line)),
-        Column[_Line](
-            (("mean", "heading"),), 7, 8, lambda line, width: figure(line.signal.mean(0.0, _end(line.signal)) * line.factor)
+        Column[_SampleLine]((("each of", "heading"),), 8, 6, lambda line, width: draw_window(line)),
+        Column[_SampleLine](
+            (("mean", "heading"),),
+            7,
+            8,
+            lambda line, width: draw_figure(line.signal.compute_mean(0.0, _find_end(line.signal)) * line.factor),
         ),
-        Column[_Line](
-            (("highest", "heading"),), 7, 8, lambda line, width: figure(float(line.signal.median.max()) * line.factor)
+        Column[_SampleLine](
+            (("highest", "heading"),), 7, 8, lambda line, width: draw_figure(float(line.signal.median.max()) * line.factor)
         ),
-        Column[_Line]((("mostly in", "heading"),), 11, 5, lambda line, width: at(line), left=True),
+        Column[_SampleLine]((("mostly in", "heading"),), 11, 5, lambda line, width: draw_highest_phase(line), left=True),
     ]
 
 
-def _end(signal: Signal) -> float:
+def _find_end(signal: Signal) -> float:
     return float(signal.position_s[-1])

@@ -11,28 +11,28 @@ from textual import work
 from textual.binding import Binding, BindingType
 
 from zerotop.analysis.waveform.fold import WaveformFold
-from zerotop.analysis.waveform.fold_cache import last_fold
+from zerotop.analysis.waveform.fold_cache import read_last_fold
 from zerotop.session.headers import SessionError
 from zerotop.session.packing import SUFFIX
-from zerotop.ui.base.base_screen import Watching
+from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.footer import Key
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Source
 from zerotop.ui.base.layout import GAP, Box
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.iteration.drawing import lanes_hidden
-from zerotop.ui.iteration.model import Folding
-from zerotop.ui.iteration.overlay_dialog import BesideDialog
-from zerotop.ui.iteration.panels import Phases, Samples, Waves
-from zerotop.ui.iteration.samples import rows_wanted
-from zerotop.ui.iteration.table import FULL_WIDTH, lines
-from zerotop.ui.widgets.frame_widget import Drawn
+from zerotop.ui.iteration.drawing import has_hidden_lanes
+from zerotop.ui.iteration.model import FoldModel
+from zerotop.ui.iteration.overlay_dialog import OverlayDialog
+from zerotop.ui.iteration.panels import PhaseTable, SampleTable, WaveformPanel
+from zerotop.ui.iteration.samples import count_sample_rows
+from zerotop.ui.iteration.table import FULL_WIDTH, build_lines
+from zerotop.ui.widgets.frame_widget import FrameWidget
 
-_BESIDE_FROM = 82  # from this width of the chart on the table is beside it
-_LEAST_CHART = 9  # rows
+_SIDE_BY_SIDE_WIDTH = 82  # from this width of the chart on the table is beside it
+_MIN_CHART_ROWS = 9  # rows
 
 
-class IterationScreen(Watching):
+class IterationScreen(MonitorScreen):
     """Why does an iteration take that long, and what idles meanwhile."""
 
     NAME = "iteration"
@@ -94,113 +94,113 @@ class IterationScreen(Watching):
 
     def __init__(self, glyphs: Glyphs, source: Source) -> None:
         super().__init__(glyphs, source)
-        self.folding = self.long_work = Folding(source)
+        self.folding = self.long_work = FoldModel(source)
 
-    def pin(self, fold: WaveformFold | None, name: str = "") -> None:
+    def pin_fold(self, fold: WaveformFold | None, name: str = "") -> None:
         """Lays a fold, of another session too, behind those that are shown; None takes it away."""
-        self.folding.pin(fold, name)
-        self.again()
+        self.folding.pin_fold(fold, name)
+        self.redraw_frame()
 
-    def panels(self) -> Iterable[Drawn]:
-        yield Waves(self.glyphs, self.folding, id="waves")
-        yield Phases(self.glyphs, self.folding, id="phases")
-        yield Samples(self.glyphs, self.folding, id="samples")
+    def build_panels(self) -> Iterable[FrameWidget]:
+        yield WaveformPanel(self.glyphs, self.folding, id="waves")
+        yield PhaseTable(self.glyphs, self.folding, id="phases")
+        yield SampleTable(self.glyphs, self.folding, id="samples")
 
-    def place(self, room: Box, frame: Frame) -> dict[str, Box]:
-        shown = self.folding.shown(frame)
+    def layout_panels(self, room: Box, frame: Frame) -> dict[str, Box]:
+        shown = self.folding.find_shown(frame)
         if shown is None:
             return {"waves": room}
-        count = 1 + len(lines(shown.fold, None))
+        count = 1 + len(build_lines(shown.fold, None))
         table = FULL_WIDTH + (16 if shown.pinned is not None else 0)
-        if room.width - table - GAP >= _BESIDE_FROM:
+        if room.width - table - GAP >= _SIDE_BY_SIDE_WIDTH:
             chart = Box(room.x, room.y, room.width - table - GAP, room.height)
             return {
                 "waves": chart,
-                **_beside(shown.fold, Box(chart.x + chart.width + GAP, room.y, table, room.height), count),
+                **_layout_tables(shown.fold, Box(chart.x + chart.width + GAP, room.y, table, room.height), count),
             }
         rows = min(count, max(5, room.height // 3))
-        if room.height - rows < _LEAST_CHART:
+        if room.height - rows < _MIN_CHART_ROWS:
             return {"waves": room}
         upper = Box(room.x, room.y, room.width, room.height - rows)
         return {"waves": upper, "phases": Box(room.x, room.y + upper.height, room.width, rows)}
 
-    def keys(self, frame: Frame) -> Sequence[Key]:
-        shown = self.folding.shown(frame)
+    def footer_keys(self, frame: Frame) -> Sequence[Key]:
+        shown = self.folding.find_shown(frame)
         if shown is None:
             return ()
         box = self._body.boxes.get("waves")
-        hidden = box is not None and lanes_hidden(shown.fold, box.width, box.height, pinned=shown.pinned is not None)
+        hidden = box is not None and has_hidden_lanes(shown.fold, box.width, box.height, pinned=shown.pinned is not None)
         several = [Key("e", "one rank" if self.folding.every_rank else "all ranks", "screen.every_rank", 6)]
         return (
             Key("c", "unpin" if self.folding.pinned else "pin", "screen.pin", 8),
             Key("v", "another run", "screen.beside", 5),
             Key("+-", "iterations", "screen.widen(-1)", 7, ("screen.widen(1)", "screen.widen(-1)")),
-            *([Key("l", "level", "screen.level", 6)] if self.folding.number is not None else []),
+            *([Key("l", "level", "screen.level", 6)] if self.folding.wanted_count is not None else []),
             *([Key("m", "next signal", "screen.lane", 8)] if hidden else []),
             *(several if shown.fold.world > 1 else []),
         )
 
     def action_widen(self, direction: int) -> None:
-        self._say(self.folding.widen(direction))
+        self._redraw_or_notify(self.folding.change_count(direction))
 
     def action_level(self) -> None:
-        self._say(self.folding.all_of_level())
+        self._redraw_or_notify(self.folding.fold_level())
 
-    def _say(self, why_not: str) -> None:
+    def _redraw_or_notify(self, why_not: str) -> None:
         """Why a key changed nothing; else what it changed is drawn."""
         if why_not:
             self.notify(why_not, timeout=3)
         else:
-            self.again()
+            self.redraw_frame()
 
     def action_pin(self) -> None:
         if not self.folding.toggle_pin():
             self.notify("There is nothing to pin yet.", timeout=2)
-        self.again()
+        self.redraw_frame()
 
     def action_beside(self) -> None:
         """Lets the user choose the recording whose iteration to lay behind this one's."""
-        self.app.push_screen(BesideDialog(self.folding.source.session.path, self.glyphs), self._lay_beside)
+        self.app.push_screen(OverlayDialog(self.folding.source.session.path, self.glyphs), self._overlay_chosen)
 
-    def _lay_beside(self, path: Path | None) -> None:
+    def _overlay_chosen(self, path: Path | None) -> None:
         if path is not None:
-            self.lay_beside(path)
+            self.overlay_recording(path)
 
     @work(exclusive=True, group="beside")
-    async def lay_beside(self, path: Path) -> None:
+    async def overlay_recording(self, path: Path) -> None:
         """Pins the last iterations of another recording. Reading them may take seconds, and is done meanwhile."""
         try:
-            fold = await asyncio.to_thread(last_fold, path)
+            fold = await asyncio.to_thread(read_last_fold, path)
         except (SessionError, OSError) as error:
             self.notify(str(error), severity="error", timeout=8)
             return
         if fold is None:
             self.notify(f"No rank of {path.name} has finished an iteration.", timeout=8)
         else:
-            self.pin(fold, path.name.removesuffix(SUFFIX))
+            self.pin_fold(fold, path.name.removesuffix(SUFFIX))
 
     def action_lane(self) -> None:
-        self.folding.next_lane()
-        self.again()
+        self.folding.choose_next_lane()
+        self.redraw_frame()
 
     def action_every_rank(self) -> None:
-        self.folding.choose(every_rank=not self.folding.every_rank)
-        self.again()
+        self.folding.choose_ranks(every_rank=not self.folding.every_rank)
+        self.redraw_frame()
 
     async def action_rank(self, number: int) -> None:
         """The first press looks at the rank that is chosen, further ones at others."""
         if self.folding.every_rank:
-            self.folding.choose(every_rank=False)
-            self.again()
+            self.folding.choose_ranks(every_rank=False)
+            self.redraw_frame()
         else:
-            self.folding.scales.forget()
+            self.folding.scales.clear()
             await self.run_action(f"app.choose_rank({number})")
 
 
-def _beside(fold: WaveformFold, room: Box, count: int) -> dict[str, Box]:
+def _layout_tables(fold: WaveformFold, room: Box, count: int) -> dict[str, Box]:
     """The table of phases, and under it what it rests on, if there is room for that."""
     below = room.height - count - 1
-    if below < rows_wanted(fold):
+    if below < count_sample_rows(fold):
         return {"phases": room}
     return {
         "phases": Box(room.x, room.y, room.width, count),

@@ -6,23 +6,23 @@ import math
 from dataclasses import dataclass
 
 from zerotop.analysis.waveform.fold import WaveformFold
-from zerotop.analysis.waveform.idle_time import idle, idle_s, mean
+from zerotop.analysis.waveform.idle_time import compute_idle_s, compute_signal_mean, find_idle_time
 from zerotop.analysis.waveform.phase_bounds import PhaseRow
-from zerotop.ui.charts.bars import stacked_bar
-from zerotop.ui.drawing.formatting import fixed
+from zerotop.ui.charts.bars import draw_stacked_bar
+from zerotop.ui.drawing.formatting import format_fixed
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style, phase_word
-from zerotop.ui.drawing.rows import Row, to_height
-from zerotop.ui.drawing.table import Column, place, rule
+from zerotop.ui.drawing.rows import Row, fit_height
+from zerotop.ui.drawing.table import Column, draw_rule, place_columns
 from zerotop.ui.live.memory import panel_title
 
 FULL_WIDTH = 66  # cells in which all columns have room
-_FIGURE = 7
+_FIGURE_WIDTH = 7
 _LONG_S = 60.0
 
 
 @dataclass(frozen=True)
-class Line:
+class PhaseLine:
     """A row of the table. Times in seconds; NaN is not known, None nothing to say."""
 
     phase: str
@@ -34,24 +34,24 @@ class Line:
     idle_s: float
     cores: float
     pinned_s: float
-    times: int = 1
+    repeats: int = 1
 
 
-def lines(fold: WaveformFold, pinned: WaveformFold | None) -> list[Line]:
+def build_lines(fold: WaveformFold, pinned: WaveformFold | None) -> list[PhaseLine]:
     """The phases, and last the whole iteration."""
     before = {(row.phase, row.depth): row.median_s for row in pinned.phases} if pinned is not None else {}
-    found = [_line(fold, row, before.get((row.phase, row.depth), math.nan)) for row in fold.phases]
-    cores = mean(fold, "cores", [(0.0, fold.iteration_s)])
+    found = [_build_line(fold, row, before.get((row.phase, row.depth), math.nan)) for row in fold.phases]
+    cores = compute_signal_mean(fold, "cores", [(0.0, fold.iteration_s)])
     before_s = pinned.iteration_s if pinned is not None else math.nan
-    whole = Line("iteration", 0, fold.iteration_s, None, None, None, idle(fold).total_s, cores, before_s)
+    whole = PhaseLine("iteration", 0, fold.iteration_s, None, None, None, find_idle_time(fold).total_s, cores, before_s)
     return [*found, whole]
 
 
-def _line(fold: WaveformFold, row: PhaseRow, pinned_s: float) -> Line:
+def _build_line(fold: WaveformFold, row: PhaseRow, pinned_s: float) -> PhaseLine:
     resolved = "cores" in fold.signals and fold.signals["cores"].resolved
-    cores = mean(fold, "cores", row.places) if resolved else math.nan
-    numbers = (row.median_s, row.p90_s, row.share, row.device_s, idle_s(fold, row), cores, pinned_s)
-    return Line(row.phase, row.depth, *numbers, row.times)
+    cores = compute_signal_mean(fold, "cores", row.intervals) if resolved else math.nan
+    numbers = (row.median_s, row.p90_s, row.share, row.device_s, compute_idle_s(fold, row), cores, pinned_s)
+    return PhaseLine(row.phase, row.depth, *numbers, row.span_count)
 
 
 def draw_phases(
@@ -60,14 +60,14 @@ def draw_phases(
     """The panel: ``height`` rows of ``width`` cells, the phases that take least left out where there is no room."""
     # The shortest phases are told in whole milliseconds beside a step of seconds.
     unit, factor = ("s", 1.0) if fold.iteration_s >= _LONG_S else ("ms", 1e3)
-    shown = fitting(lines(fold, pinned), height - 1)
-    columns = place(_columns(fold, pinned is not None, unit, factor, glyphs), width)
-    rows = [rule(panel_title(f"Phases {unit}", focused), width, glyphs, columns)]
-    rows += [columns.row(line, width, glyphs) for line in shown]
-    return to_height(rows, width, height, glyphs)
+    shown = choose_lines(build_lines(fold, pinned), height - 1)
+    columns = place_columns(_build_columns(fold, pinned is not None, unit, factor, glyphs), width)
+    rows = [draw_rule(panel_title(f"Phases {unit}", focused), width, glyphs, columns)]
+    rows += [columns.draw_row(line, width, glyphs) for line in shown]
+    return fit_height(rows, width, height, glyphs)
 
 
-def fitting(found: list[Line], room: int) -> list[Line]:
+def choose_lines(found: list[PhaseLine], room: int) -> list[PhaseLine]:
     """As many as there is room for: first those within others go, the shortest first, then the shortest of all."""
     kept = list(found)
     while len(kept) > max(0, room):
@@ -76,54 +76,58 @@ def fitting(found: list[Line], room: int) -> list[Line]:
     return kept
 
 
-def _columns(fold: WaveformFold, pinned: bool, unit: str, factor: float, glyphs: Glyphs) -> list[Column[Line]]:
+def _build_columns(fold: WaveformFold, pinned: bool, unit: str, factor: float, glyphs: Glyphs) -> list[Column[PhaseLine]]:
     decimals = 2 if unit != "ms" else 1 if fold.iteration_s < 0.1 else 0
 
-    def figure(seconds: float | None, style: str = "text") -> Row:
+    def draw_figure(seconds: float | None, style: str = "text") -> Row:
         if seconds is None:
-            return ((" " * _FIGURE, style),)
-        text = fixed(seconds * factor, decimals, _FIGURE)
-        return ((glyphs.plain(text), style if not math.isnan(seconds) else "muted"),)
+            return ((" " * _FIGURE_WIDTH, style),)
+        text = format_fixed(seconds * factor, decimals, _FIGURE_WIDTH)
+        return ((glyphs.to_plain(text), style if not math.isnan(seconds) else "muted"),)
 
-    def change(line: Line) -> Row:
+    def draw_change(line: PhaseLine) -> Row:
         more = line.median_s - line.pinned_s
         if math.isnan(more):
-            return figure(math.nan)
+            return draw_figure(math.nan)
         least = 0.5 * 10.0**-decimals
         sign = "+" if more * factor >= least else glyphs.minus if more * factor <= -least else " "
-        return ((f"{sign}{abs(more) * factor:.{decimals}f}".rjust(_FIGURE), "value" if sign != " " else "muted"),)
+        return ((f"{sign}{abs(more) * factor:.{decimals}f}".rjust(_FIGURE_WIDTH), "value" if sign != " " else "muted"),)
 
-    def cores(line: Line) -> Row:
-        return ((glyphs.plain(fixed(line.cores, 1, 6)), "text" if not math.isnan(line.cores) else "muted"),)
+    def draw_cores(line: PhaseLine) -> Row:
+        return ((glyphs.to_plain(format_fixed(line.cores, 1, 6)), "text" if not math.isnan(line.cores) else "muted"),)
 
-    def share(line: Line, width: int) -> Row:
+    def draw_share(line: PhaseLine, width: int) -> Row:
         if line.share is None:
             return ((" " * width, "text"),)
-        bar = stacked_bar([(phase_style(line.phase), line.share)], 1.0, width - 6, glyphs)
+        bar = draw_stacked_bar([(phase_style(line.phase), line.share)], 1.0, width - 6, glyphs)
         return (*bar, (f"{line.share:6.1%}".rjust(6), "muted" if line.depth else "text"))
 
     heading = ("heading",)
     found = [
-        Column[Line]((("phase", *heading),), 14, 9, lambda line, width: _name(line, glyphs), left=True),
-        Column[Line]((("median", *heading),), _FIGURE, 9, lambda line, width: figure(line.median_s, "value")),
-        Column[Line]((("p90", *heading),), _FIGURE, 5, lambda line, width: figure(line.p90_s)),
+        Column[PhaseLine]((("phase", *heading),), 14, 9, lambda line, width: _draw_name(line, glyphs), left=True),
+        Column[PhaseLine](
+            (("median", *heading),), _FIGURE_WIDTH, 9, lambda line, width: draw_figure(line.median_s, "value")
+        ),
+        Column[PhaseLine]((("p90", *heading),), _FIGURE_WIDTH, 5, lambda line, width: draw_figure(line.p90_s)),
     ]
     if pinned:
-        found.append(Column((("pinned", *heading),), _FIGURE, 7, lambda line, width: figure(line.pinned_s, "series-2")))
-        found.append(Column((("change", *heading),), _FIGURE, 8, lambda line, width: change(line)))
-    found.append(Column((("share", *heading),), 12, 3, share, grows=True))
+        found.append(
+            Column((("pinned", *heading),), _FIGURE_WIDTH, 7, lambda line, width: draw_figure(line.pinned_s, "series-2"))
+        )
+        found.append(Column((("change", *heading),), _FIGURE_WIDTH, 8, lambda line, width: draw_change(line)))
+    found.append(Column((("share", *heading),), 12, 3, draw_share, grows=True))
     if any(not math.isnan(row.device_s) for row in fold.phases):
-        found.append(Column((("device", *heading),), _FIGURE, 4, lambda line, width: figure(line.device_s)))
+        found.append(Column((("device", *heading),), _FIGURE_WIDTH, 4, lambda line, width: draw_figure(line.device_s)))
     if "utilization" in fold.signals:
-        found.append(Column((("idle", *heading),), _FIGURE, 8, lambda line, width: figure(line.idle_s)))
+        found.append(Column((("idle", *heading),), _FIGURE_WIDTH, 8, lambda line, width: draw_figure(line.idle_s)))
     if "cores" in fold.signals:
-        found.append(Column((("cores", *heading),), 6, 6, lambda line, width: cores(line)))
+        found.append(Column((("cores", *heading),), 6, 6, lambda line, width: draw_cores(line)))
     return found
 
 
-def _name(line: Line, glyphs: Glyphs) -> Row:
+def _draw_name(line: PhaseLine, glyphs: Glyphs) -> Row:
     if line.phase == "iteration":
         return (("iteration", "value"),)
     style = phase_style(line.phase)
-    word = phase_word(line.phase, glyphs) + (f" {glyphs.times}{line.times}" if line.times > 1 and not line.depth else "")
-    return ((" " * line.depth, "text"), (f"{glyphs.sample(style)} ", style), (word, "muted" if line.depth else "text"))
+    word = phase_word(line.phase, glyphs) + (f" {glyphs.times}{line.repeats}" if line.repeats > 1 and not line.depth else "")
+    return ((" " * line.depth, "text"), (f"{glyphs.find_sample(style)} ", style), (word, "muted" if line.depth else "text"))

@@ -8,15 +8,15 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from zerotop.ui.base import panels
-from zerotop.ui.base.base_screen import Watching
+from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.footer import Key
 from zerotop.ui.base.frame import Frame
-from zerotop.ui.base.layout import Box, Shape, arrange
+from zerotop.ui.base.layout import Box, PanelCounts, layout_live
 from zerotop.ui.dialogs.help_terms import TERMS
-from zerotop.ui.widgets.frame_widget import Drawn
+from zerotop.ui.widgets.frame_widget import FrameWidget
 
 
-class LiveScreen(Watching):
+class LiveScreen(MonitorScreen):
     """Is it healthy, and where is it now."""
 
     NAME = "live"
@@ -61,18 +61,18 @@ class LiveScreen(Watching):
 
     main_panel = "iteration"
 
-    def panels(self) -> Iterable[Drawn]:
+    def build_panels(self) -> Iterable[FrameWidget]:
         yield panels.Memory(self.glyphs, id="memory")
         yield panels.Iteration(self.glyphs, id="iteration")
         yield panels.Cpu(self.glyphs, id="cpu")
         yield panels.Gpus(self.glyphs, id="gpu")
         yield panels.Output(self.glyphs, id="output")
 
-    def place(self, room: Box, frame: Frame) -> dict[str, Box]:
+    def layout_panels(self, room: Box, frame: Frame) -> dict[str, Box]:
         view = frame.view
-        return arrange(room, Shape(gpus=len(view.gpus), ranks=len(view.ranks), hosts=len(view.hosts)))
+        return layout_live(room, PanelCounts(gpus=len(view.gpus), ranks=len(view.ranks), hosts=len(view.hosts)))
 
-    def keys(self, frame: Frame) -> Sequence[Key]:
+    def footer_keys(self, frame: Frame) -> Sequence[Key]:
         return (
             Key("↑↓", "output", "screen.output(1)", 2, ("screen.output(1)", "screen.output(-1)")),
             Key("z", "zoom", "screen.zoom", 3),

@@ -4,88 +4,92 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zerotop.analysis.formatting import plural
+from zerotop.analysis.formatting import format_count
 from zerotop.analysis.memory.allocator_health import AllocatorHealth
 from zerotop.analysis.memory.memory_view import MemoryView
 from zerotop.analysis.memory.phase_peaks import BEFORE, PhasePeak
-from zerotop.ui.charts.bars import stacked_bar
-from zerotop.ui.drawing.formatting import share
+from zerotop.ui.charts.bars import draw_stacked_bar
+from zerotop.ui.drawing.formatting import format_share
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style
-from zerotop.ui.drawing.rows import Row, choose, filled, spaced, to_height
-from zerotop.ui.drawing.table import Column, place, rule
-from zerotop.ui.drawing.text import fit, literal
-from zerotop.ui.memory.ledger_style import Unit, unit_for
+from zerotop.ui.drawing.rows import Row, choose_items, fit_height, fit_row, join_rows
+from zerotop.ui.drawing.table import Column, draw_rule, place_columns
+from zerotop.ui.drawing.text import fit_text, sanitize
+from zerotop.ui.memory.ledger_style import SizeUnit, choose_unit
 
 
 def draw_peaks(view: MemoryView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
     """A bar for each phase with the highest that was allocated in it, the owner of the peak first."""
     style = "title-focused" if focused else "title"
     if view.peaks is None:
-        rows = [rule((("Peaks by phase", style),), width, glyphs)]
+        rows = [draw_rule((("Peaks by phase", style),), width, glyphs)]
         if height > 1:
             why = "No rank has recorded its allocator: peaks by phase need a GPU." if view.rank is not None else ""
-            rows.append(filled(((fit(why, width, glyphs), "muted"),), width, glyphs))
-        return to_height(rows, width, height, glyphs)
+            rows.append(fit_row(((fit_text(why, width, glyphs), "muted"),), width, glyphs))
+        return fit_height(rows, width, height, glyphs)
     peaks = view.peaks.phases
-    unit = unit_for(peaks[0].allocated_bytes)
-    placed = place(_columns(unit, peaks, view.micro_steps > 1, glyphs), width)
-    rows = [rule(((f"Peak by phase, {unit.name}", style),), width, glyphs, placed)]
-    rows += [placed.row(peak, width, glyphs) for peak in peaks[: height - 1]]
-    return to_height(rows, width, height, glyphs)
+    unit = choose_unit(peaks[0].allocated_bytes)
+    placed = place_columns(_build_columns(unit, peaks, view.micro_steps > 1, glyphs), width)
+    rows = [draw_rule(((f"Peak by phase, {unit.name}", style),), width, glyphs, placed)]
+    rows += [placed.draw_row(peak, width, glyphs) for peak in peaks[: height - 1]]
+    return fit_height(rows, width, height, glyphs)
 
 
-def _columns(unit: Unit, peaks: Sequence[PhasePeak], several: bool, glyphs: Glyphs) -> list[Column[PhasePeak]]:
+def _build_columns(
+    unit: SizeUnit, peaks: Sequence[PhasePeak], has_micro_steps: bool, glyphs: Glyphs
+) -> list[Column[PhasePeak]]:
     """``several``: steps have more than one micro-step."""
-    highest, heading = peaks[0].allocated_bytes, "step/micro" if several else "step"
+    highest, heading = peaks[0].allocated_bytes, "step/micro" if has_micro_steps else "step"
     longest = 15 if peaks[0].phase != BEFORE else len(BEFORE) + 1
 
-    def name(peak: PhasePeak, width: int) -> Row:
-        return ((fit(peak.phase.replace("_", " "), width, glyphs), "text"),)
+    def draw_name(peak: PhasePeak, width: int) -> Row:
+        return ((fit_text(peak.phase.replace("_", " "), width, glyphs), "text"),)
 
-    def bar(peak: PhasePeak, width: int) -> Row:
+    def draw_bar(peak: PhasePeak, width: int) -> Row:
         parts = [(phase_style(peak.phase), float(peak.allocated_bytes))]
-        return stacked_bar(parts, float(highest), width, glyphs, rest="strip" if glyphs.smooth else "memory-free")
+        return draw_stacked_bar(parts, float(highest), width, glyphs, rest="strip" if glyphs.smooth else "memory-free")
 
-    def place_of(peak: PhasePeak, width: int) -> Row:
-        at = f"{peak.step}/{peak.micro_step}" if several else str(peak.step)
-        return ((at.rjust(width) if peak.in_a_step else "", "muted"),)
+    def draw_position(peak: PhasePeak, width: int) -> Row:
+        at = f"{peak.step}/{peak.micro_step}" if has_micro_steps else str(peak.step)
+        return ((at.rjust(width) if peak.is_in_step else "", "muted"),)
 
-    def exact(peak: PhasePeak, _: int) -> Row:
+    def draw_exactness(peak: PhasePeak, _: int) -> Row:
         return (("" if peak.exact else "sampled", "muted"),)
 
     return [
-        Column((), longest, 9, name, left=True),
-        Column((), 6, 8, bar, grows=True),
-        Column((("peak", "heading"),), unit.width, 9, lambda peak, _: ((unit.text(peak.allocated_bytes), "value"),)),
-        Column((("reserved", "heading"),), 8, 4, lambda peak, _: ((unit.text(peak.reserved_bytes).rjust(8), "muted"),)),
-        Column(((heading, "heading"),), len(heading) + 4, 5, place_of),
-        Column((), 7, 1, exact),
+        Column((), longest, 9, draw_name, left=True),
+        Column((), 6, 8, draw_bar, grows=True),
+        Column((("peak", "heading"),), unit.width, 9, lambda peak, _: ((unit.format_bytes(peak.allocated_bytes), "value"),)),
+        Column(
+            (("reserved", "heading"),), 8, 4, lambda peak, _: ((unit.format_bytes(peak.reserved_bytes).rjust(8), "muted"),)
+        ),
+        Column(((heading, "heading"),), len(heading) + 4, 5, draw_position),
+        Column((), 7, 1, draw_exactness),
     ]
 
 
 def draw_health(view: MemoryView, width: int, glyphs: Glyphs) -> Row:
     """One row: retries, fragmentation at the peak, split blocks, segments, the configuration in force."""
     if view.health is None:
-        return filled((), width, glyphs)
+        return fit_row((), width, glyphs)
     health, items = view.health, []
-    items.append((9, ((plural(health.retries, "cache flush"), "warn" if health.retries else "text"),)))
+    items.append((9, ((format_count(health.retries, "cache flush"), "warn" if health.retries else "text"),)))
     if health.ooms:
         items.append((9, ((f"{health.ooms} out of memory", "alert"),)))
     if health.at_peak is not None:
-        unit, lost = unit_for(health.at_peak.reserved_bytes), health.at_peak.bytes
-        text = f"{unit.text(lost).strip()} {unit.name} of reserved unused at its peak ({share(health.at_peak.share)})"
+        unit, lost = choose_unit(health.at_peak.reserved_bytes), health.at_peak.unallocated_bytes
+        text = f"{unit.format_bytes(lost).strip()} {unit.name} of reserved unused at its peak ({format_share(health.at_peak.unallocated_share)})"
         items.append((7, ((text, "text"),)))
-    split = unit_for(health.inactive_split_bytes)
-    items.append((5, ((f"{split.text(health.inactive_split_bytes).strip()} {split.name} in split blocks", "text"),)))
+    split = choose_unit(health.inactive_split_bytes)
+    items.append((5, ((f"{split.format_bytes(health.inactive_split_bytes).strip()} {split.name} in split blocks", "text"),)))
     if health.segments is not None:
-        items.append((4, ((plural(health.segments, "segment"), "text"),)))
-    items.append((6, ((literal(_settings(health), glyphs), "muted"),)))
-    row = spaced(choose([(weight, row) for weight, row in items], width - 11, gap=3), gap=3)
-    return filled((("allocator  ", "label"), *row), width, glyphs)
+        items.append((4, ((format_count(health.segments, "segment"), "text"),)))
+    items.append((6, ((sanitize(_describe_settings(health), glyphs), "muted"),)))
+    row = join_rows(choose_items([(weight, row) for weight, row in items], width - 11, gap=3), gap=3)
+    return fit_row((("allocator  ", "label"), *row), width, glyphs)
 
 
-def _settings(health: AllocatorHealth) -> str:
+def _describe_settings(health: AllocatorHealth) -> str:
     settings = health.settings
     if not settings.caching:
         return "caching is off"

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from zerotop.analysis.memory import host_ledger as on_host
 from zerotop.analysis.memory import ledger_rows as of_gpu
 from zerotop.analysis.memory import tensor_inventory as of_tensors
-from zerotop.ui.drawing.formatting import fixed
-from zerotop.ui.drawing.units import chosen
+from zerotop.ui.drawing.formatting import format_fixed
+from zerotop.ui.drawing.units import get_units
 
 # From the bottom of a bar to its top.
-STYLES = {
+PART_STYLES = {
     of_tensors.PARAMETERS: "memory-parameters",
     of_tensors.GRADIENTS: "memory-gradients",
     of_tensors.MASTER_WEIGHTS: "memory-master",
@@ -32,12 +32,12 @@ STYLES = {
     of_gpu.REST: "memory-free",
     of_gpu.FREE: "memory-free",
 }
-BEYOND_JOB = (of_gpu.OTHERS, of_gpu.BEFORE, of_gpu.DRIVER, of_gpu.REST, of_gpu.FREE)
+NOT_JOB_KEYS = (of_gpu.OTHERS, of_gpu.BEFORE, of_gpu.DRIVER, of_gpu.REST, of_gpu.FREE)
 """Rows of a device that are not the job's."""
 
 
 @dataclass(frozen=True)
-class Unit:
+class SizeUnit:
     """What a panel's figures are in: one unit for all of them, which stands in its title."""
 
     name: str
@@ -45,24 +45,24 @@ class Unit:
     decimals: int
     width: int
 
-    def text(self, count: int | None) -> str:
+    def format_bytes(self, count: int | None) -> str:
         """Bytes in this unit, right-aligned; what is more than nothing never reads as nothing."""
         if count is None:
-            return fixed(None, self.decimals, self.width)
+            return format_fixed(None, self.decimals, self.width)
         least = 10**-self.decimals
         if 0 < abs(count) / self.size < least / 2:
             return f"<{least:.{self.decimals}f}".rjust(self.width)
-        return fixed(count / self.size, self.decimals, self.width)
+        return format_fixed(count / self.size, self.decimals, self.width)
 
-    def signed(self, count: int) -> str:
+    def format_signed(self, count: int) -> str:
         """The same with a sign, where it is not nothing."""
         text = f"{count / self.size:+.{self.decimals}f}"
         return (text if text.strip("+-0.") else f"{0:.{self.decimals}f}").rjust(self.width)
 
 
-def unit_for(largest: int) -> Unit:
+def choose_unit(largest: int) -> SizeUnit:
     """GiB, or MiB where little is used; or GB and MB."""
-    _, mega, giga, _ = chosen().sizes
+    _, mega, giga, _ = get_units().sizes
     if largest < 2 * giga.bytes:
-        return Unit(*mega, 1, 7)
-    return Unit(*giga, 2 if largest < 1000 * giga.bytes else 1, 7)
+        return SizeUnit(*mega, 1, 7)
+    return SizeUnit(*giga, 2 if largest < 1000 * giga.bytes else 1, 7)

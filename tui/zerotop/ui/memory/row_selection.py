@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zerotop.analysis.formatting import plural
-from zerotop.analysis.memory.memory_table import SUM_DEVICE, SUM_RESIDENT, Line
+from zerotop.analysis.formatting import format_count
+from zerotop.analysis.memory.memory_table import SUM_DEVICE, SUM_RESIDENT, MemoryLine
 
-BESIDE = ("estimate", "rule")
+EXTRA_KEYS = ("estimate", "rule")
 """Lines after the ledger, which are no part of it."""
-_LAST = (SUM_DEVICE, SUM_RESIDENT)
+_LAST_SUMS = (SUM_DEVICE, SUM_RESIDENT)
 
 
-def that_fit(lines: Sequence[Line], room: int) -> list[Line]:
+def choose_lines(lines: Sequence[MemoryLine], room: int) -> list[MemoryLine]:
     """In their order; the last sum stays, what is hardly anything goes first, then what is beside the ledger, then sums.
 
     What goes is one line together, so that what is shown still adds up.
@@ -20,32 +20,34 @@ def that_fit(lines: Sequence[Line], room: int) -> list[Line]:
     kept = list(lines)
     largest = max((line.now_bytes for line in lines), default=0)
 
-    def importance(line: Line) -> tuple[int, int]:
+    def rate_line(line: MemoryLine) -> tuple[int, int]:
         size = max(abs(line.now_bytes), line.peak_bytes or 0, line.expected_bytes or 0)
-        if line.key in _LAST:
+        if line.key in _LAST_SUMS:
             return 9, size
         if line.is_sum:
             return 3, size
-        if line.key in BESIDE:
+        if line.key in EXTRA_KEYS:
             return 2, size
         return (1 if size < largest / 1000 else 4), size
 
     room = max(0, room)
     while len(kept) > room:
-        kept.remove(min(kept, key=importance))
-    if any(_is_part(line) and line not in kept and importance(line)[0] > 1 for line in lines):
+        kept.remove(min(kept, key=rate_line))
+    if any(_is_part(line) and line not in kept and rate_line(line)[0] > 1 for line in lines):
         while len(kept) > max(0, room - 1):
-            kept.remove(min(kept, key=importance))
-        last = next((place for place, line in enumerate(kept) if line.key in _LAST), None)
+            kept.remove(min(kept, key=rate_line))
+        last = next((place for place, line in enumerate(kept) if line.key in _LAST_SUMS), None)
         if last is not None:
-            kept.insert(last, _together([line for line in lines if _is_part(line) and line not in kept]))
+            kept.insert(last, _merge_lines([line for line in lines if _is_part(line) and line not in kept]))
     return kept
 
 
-def _is_part(line: Line) -> bool:
-    return not line.is_sum and line.key not in BESIDE
+def _is_part(line: MemoryLine) -> bool:
+    return not line.is_sum and line.key not in EXTRA_KEYS
 
 
-def _together(lines: Sequence[Line]) -> Line:
+def _merge_lines(lines: Sequence[MemoryLine]) -> MemoryLine:
     peaks = [line.peak_bytes for line in lines if line.peak_bytes is not None]
-    return Line("", plural(len(lines), "other"), sum(line.now_bytes for line in lines), sum(peaks) if peaks else None)
+    return MemoryLine(
+        "", format_count(len(lines), "other"), sum(line.now_bytes for line in lines), sum(peaks) if peaks else None
+    )

@@ -5,174 +5,185 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zerotop.analysis.output.line_steps import StepClock
-from zerotop.analysis.output.lines import Place, Reel
-from zerotop.analysis.output.search import Search
+from zerotop.analysis.output.lines import LinePosition, OutputBuffer
+from zerotop.analysis.output.search import OutputSearch
 from zerotop.session.reader import Session
-from zerotop.ui.output.drawing import BEFORE_CURSOR, Found, Page
+from zerotop.ui.output.drawing import BEFORE_CURSOR, OutputPage, SearchState
 
 
-class Reading:
+class OutputView:
     """Goes along with the cursor until somebody scrolls, and again once somebody goes to another moment."""
 
     def __init__(self, session: Session) -> None:
-        self.reel = Reel(session)
-        self.wrapped = False
-        self.typed: str | None = None  # what is being typed to be looked for; None while nobody types
-        self.here: Place | None = None  # the match gone to
-        self.search: Search | None = None
+        self.buffer = OutputBuffer(session)
+        self.is_wrapped = False
+        self.typed_text: str | None = None  # what is being typed to be looked for; None while nobody types
+        self.current_match: LinePosition | None = None  # the match gone to
+        self.search: OutputSearch | None = None
         self._session = session
-        self._steps = StepClock(session)
-        self._top: Place | None = None  # the first line seen; None goes along with the cursor
-        self._seeks = 0
-        self._room = 1
-        self._wanted: tuple[Place, int] | None = None  # from where and which way a match is still being looked for
-        self._failed = False
-        self._going = False
+        self._step_clock = StepClock(session)
+        self._top_line: LinePosition | None = None  # the first line seen; None goes along with the cursor
+        self._seek_count = 0
+        self._visible_lines = 1
+        self._wanted_match: tuple[LinePosition, int] | None = (
+            None  # from where and which way a match is still being looked for
+        )
+        self._search_failed = False
+        self._is_jumping = False
 
-    def look(self, cursor_ns: int, seeks: int) -> None:
+    def move_to(self, cursor_ns: int, seek_count: int) -> None:
         """At this cursor; ``seeks`` is how often somebody has gone to another moment."""
-        if seeks != self._seeks:
-            self._seeks, self._top = seeks, None
-            if not self._going:
-                self.here = None
-            self._going = False
-        self.reel.look(cursor_ns)
+        if seek_count != self._seek_count:
+            self._seek_count, self._top_line = seek_count, None
+            if not self._is_jumping:
+                self.current_match = None
+            self._is_jumping = False
+        self.buffer.refresh_at(cursor_ns)
 
     # What is seen
 
-    def page(self, room: int) -> Page:
+    def build_page(self, room: int) -> OutputPage:
         """``room`` lines, or as many as there are."""
-        self._room = max(1, room)
-        reel = self.reel
-        top = self._place()
-        lines = tuple(reel.lines(top, self._room))
-        last = next((line.place for line in reversed(lines) if line.place is not None), None)
-        below = reel.moved(last, 1) if last is not None else top
-        newer = reel.moved(below, 1) != below
+        self._visible_lines = max(1, room)
+        reel = self.buffer
+        top = self._find_top()
+        lines = tuple(reel.read_lines(top, self._visible_lines))
+        last = next((line.position for line in reversed(lines) if line.position is not None), None)
+        below = reel.move_position(last, 1) if last is not None else top
+        newer = reel.move_position(below, 1) != below
         begin_ns = self._session.begin_ns
-        return Page(
+        return OutputPage(
             lines=lines,
-            steps=tuple(self._steps.at(line.time_ns) for line in lines),
+            steps=tuple(self._step_clock.step_at(line.time_ns) for line in lines),
             begin_ns=begin_ns,
             longest_s=max(0, max(reel.cursor_ns, *(line.time_ns for line in lines), begin_ns) - begin_ns) / 1e9,
-            follows=self._top is None,
-            marked=None if reel.unfinished else reel.moved(reel.cursor, -1),
-            here=self.here,
-            share=1.0 if not newer and self._top is None else reel.share(top),
-            whole=reel.moved(top, -1) == top and not newer,
-            newer=newer,
-            wrapped=self.wrapped,
+            follows_cursor=self._top_line is None,
+            cursor_place=None if reel.unfinished_count else reel.move_position(reel.cursor, -1),
+            match_place=self.current_match,
+            share=1.0 if not newer and self._top_line is None else reel.measure_share(top),
+            is_whole=reel.move_position(top, -1) == top and not newer,
+            has_newer=newer,
+            is_wrapped=self.is_wrapped,
         )
 
-    def _place(self) -> Place:
+    def _find_top(self) -> LinePosition:
         """The first line seen: at the end of the output the last lines are, in the past some that came later too."""
-        if self._top is not None:
-            return self._top
-        reel = self.reel
-        most = self._room - max(1, int(self._room * BEFORE_CURSOR))
-        later = sum(1 for _, _ in zip(range(most), reel.later(reel.cursor), strict=False))
-        return reel.moved(reel.cursor, -(self._room - later - reel.unfinished))
+        if self._top_line is not None:
+            return self._top_line
+        reel = self.buffer
+        most = self._visible_lines - max(1, int(self._visible_lines * BEFORE_CURSOR))
+        later = sum(1 for _, _ in zip(range(most), reel.iter_lines(reel.cursor), strict=False))
+        return reel.move_position(reel.cursor, -(self._visible_lines - later - reel.unfinished_count))
 
-    def scroll(self, lines: int) -> None:
+    def scroll_lines(self, lines: int) -> None:
         """Towards older lines (positive) or newer ones, as far as there are any."""
-        before = self._place()
-        top = min(self.reel.moved(before, -lines), self._end())
+        before = self._find_top()
+        top = min(self.buffer.move_position(before, -lines), self._find_last_top())
         if top == before:
             return
-        self._top = None
-        if top != self._place():
-            self._top = top
+        self._top_line = None
+        if top != self._find_top():
+            self._top_line = top
 
-    def _end(self) -> Place:
+    def _find_last_top(self) -> LinePosition:
         """The first line seen when the last one is."""
-        reel = self.reel
-        last = Place(reel.blocks.sealed, len(reel.blocks.finished(reel.blocks.sealed).texts))
-        return reel.moved(last, -(self._room - reel.unfinished))
+        reel = self.buffer
+        last = LinePosition(reel.blocks.sealed_count, len(reel.blocks.finished_lines(reel.blocks.sealed_count).texts))
+        return reel.move_position(last, -(self._visible_lines - reel.unfinished_count))
 
-    def scroll_to(self, share: float) -> None:
+    def scroll_to_share(self, share: float) -> None:
         """To a share of the whole output."""
-        self._top = min(self.reel.at_share(share), self._end())
+        self._top_line = min(self.buffer.position_at_share(share), self._find_last_top())
 
     # What is looked for
 
     def start_typing(self) -> None:
         """Somebody wants to look for something."""
-        self.typed = self.search.text if self.search is not None else ""
+        self.typed_text = self.search.text if self.search is not None else ""
 
-    def type(self, text: str) -> None:
+    def type_text(self, text: str) -> None:
         """What was typed so far: the lines that have it are shown from here on."""
-        self.typed = text
+        self.typed_text = text
         self._set_search(text)
         if self.search is not None:
-            self._wanted = (self._place(), 1)
+            self._wanted_match = (self._find_top(), 1)
 
     def _set_search(self, text: str) -> None:
-        self.search = Search(self.reel, text) if text else None
-        self.here, self._wanted, self._failed = None, None, False
+        self.search = OutputSearch(self.buffer, text) if text else None
+        self.current_match, self._wanted_match, self._search_failed = None, None, False
 
     def stop_typing(self) -> None:
         """What was typed stays what is looked for."""
-        self.typed = None
+        self.typed_text = None
 
-    def forget_search(self) -> None:
+    def clear_search(self) -> None:
         """Nothing is looked for any more."""
-        self.typed = None
+        self.typed_text = None
         self._set_search("")
 
-    def want(self, direction: int) -> None:
+    def request_match(self, direction: int) -> None:
         """The next match (1) or the one before (-1) is to be gone to, as soon as it is found."""
         if self.search is None:
             return
-        begin = self.here if self.here is not None else self.reel.cursor if self._top is None else self._top
-        self._failed = False
-        self._wanted = (self.reel.moved(begin, 1) if direction > 0 and self.here is not None else begin, direction)
+        begin = (
+            self.current_match
+            if self.current_match is not None
+            else self.buffer.cursor
+            if self._top_line is None
+            else self._top_line
+        )
+        self._search_failed = False
+        self._wanted_match = (
+            self.buffer.move_position(begin, 1) if direction > 0 and self.current_match is not None else begin,
+            direction,
+        )
 
-    def going(self) -> int | None:
+    def jump_to_match(self) -> int | None:
         """When the match found last was printed, for somebody who goes there now."""
-        self._going = self.here is not None
-        return None if self.here is None else self.reel.time_ns(self.here)
+        self._is_jumping = self.current_match is not None
+        return None if self.current_match is None else self.buffer.find_time(self.current_match)
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether there is still something to search."""
-        return self.search is not None and (self._wanted is not None or not self.search.done)
+        return self.search is not None and (self._wanted_match is not None or not self.search.is_done)
 
-    def work(self, budget_s: float) -> Place | None:
+    def continue_search(self, budget_s: float) -> LinePosition | None:
         """Searches for about so long; returns the match that was wanted once it is found."""
         if self.search is None:
             return None
-        if self._wanted is None:
-            self.search.work(budget_s)
+        if self._wanted_match is None:
+            self.search.continue_search(budget_s)
             return None
-        place, direction = self._wanted
-        match, rest = self.search.near(place, direction, budget_s)
-        self._wanted = None if rest is None else (rest, direction)
+        place, direction = self._wanted_match
+        match, rest = self.search.find_nearest(place, direction, budget_s)
+        self._wanted_match = None if rest is None else (rest, direction)
         if match is not None:
-            self.here = match
-            self._show(match)
+            self.current_match = match
+            self._scroll_to_line(match)
         else:
-            self._failed = rest is None
+            self._search_failed = rest is None
         return match
 
-    def _show(self, place: Place) -> None:
+    def _scroll_to_line(self, place: LinePosition) -> None:
         """Brings a line into what is seen, if it is not."""
-        top = self._place()
-        if not top <= place < self.reel.moved(top, self._room - self.reel.unfinished):
-            self._top = self.reel.moved(place, -int(self._room * BEFORE_CURSOR))
+        top = self._find_top()
+        if not top <= place < self.buffer.move_position(top, self._visible_lines - self.buffer.unfinished_count):
+            self._top_line = self.buffer.move_position(place, -int(self._visible_lines * BEFORE_CURSOR))
 
-    def found(self) -> Found:
+    def describe_search(self) -> SearchState:
         """What became of it."""
         search = self.search
         if search is None:
-            return Found(self.typed or "", None, self.typed is not None)
-        found = Found(
-            text=self.typed if self.typed is not None else search.text,
+            return SearchState(self.typed_text or "", None, self.typed_text is not None)
+        found = SearchState(
+            text=self.typed_text if self.typed_text is not None else search.text,
             pattern=search.pattern,
-            typing=self.typed is not None,
-            count=search.count,
-            searched=search.searched,
-            looking=self._wanted is not None,
-            failed=self._failed,
-            marks=search.shares(),
+            is_typing=self.typed_text is not None,
+            match_count=search.match_count,
+            searched_share=search.searched_share,
+            is_searching=self._wanted_match is not None,
+            has_failed=self._search_failed,
+            marks=search.match_shares(),
         )
-        return found if self.here is None else replace(found, number=search.number(self.here))
+        return found if self.current_match is None else replace(found, number=search.number_match(self.current_match))

@@ -9,25 +9,25 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
-from zerotop.analysis.output.lines import Line
-from zerotop.ui.base.base_screen import Watching
+from zerotop.analysis.output.lines import OutputLine
+from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.footer import Key
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Source
 from zerotop.ui.base.layout import Box
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.labels import nothing_printed
+from zerotop.ui.drawing.labels import describe_no_output
 from zerotop.ui.drawing.rows import Row
-from zerotop.ui.output.drawing import draw_lines, laid_out, lines_seen, plain_text
-from zerotop.ui.output.model import Reading
+from zerotop.ui.output.drawing import count_visible_lines, draw_lines, draw_page_rows, lines_text
+from zerotop.ui.output.model import OutputView
 from zerotop.ui.output.search_bar import Find
-from zerotop.ui.widgets.frame_widget import Drawn
+from zerotop.ui.widgets.frame_widget import FrameWidget
 
 # A slice of searching; a key waits at most so long for it. Then the others get their turn.
-_SLICE_S, _PAUSE_S = 0.015, 0.01
+_SEARCH_SLICE_S, _SEARCH_PAUSE_S = 0.015, 0.01
 
 
-class OutputScreen(Watching):
+class OutputScreen(MonitorScreen):
     """What did the job say, and when."""
 
     NAME = "output"
@@ -70,21 +70,21 @@ class OutputScreen(Watching):
 
     def __init__(self, glyphs: Glyphs, source: Source) -> None:
         super().__init__(glyphs, source)
-        self.reading = Reading(source.session)
-        self._working = False
-        self._go = False  # the match that is being looked for is to be gone to, not only to be seen
+        self.reading = OutputView(source.session)
+        self._is_working = False
+        self._seeks_match = False  # the match that is being looked for is to be gone to, not only to be seen
 
-    def panels(self) -> Iterable[Drawn]:
-        yield Lines(self.glyphs, self.reading, id="lines")
+    def build_panels(self) -> Iterable[FrameWidget]:
+        yield OutputLines(self.glyphs, self.reading, id="lines")
         yield Find(self.glyphs, self.reading, id="find")
 
-    def place(self, room: Box, frame: Frame) -> dict[str, Box]:
-        if not self._searching or room.height < 2:
+    def layout_panels(self, room: Box, frame: Frame) -> dict[str, Box]:
+        if not self._is_searching or room.height < 2:
             return {"lines": room}
         last = Box(room.x, room.y + room.height - 1, room.width, 1)
         return {"lines": Box(room.x, room.y, room.width, room.height - 1), "find": last}
 
-    def keys(self, frame: Frame) -> Sequence[Key]:
+    def footer_keys(self, frame: Frame) -> Sequence[Key]:
         searching = self.reading.search is not None
         match = [Key("enter", "next", "screen.match(1)", 7), Key("N", "before", "screen.match(-1)", 5)]
         return (
@@ -97,103 +97,103 @@ class OutputScreen(Watching):
 
     def action_find(self) -> None:
         self.reading.start_typing()
-        self.again()
+        self.redraw_frame()
         self.set_focus(self.query_one(Find))
 
     def on_find_typed(self, event: Find.Typed) -> None:
         event.stop()
-        self._go = False
-        self.again()
+        self._seeks_match = False
+        self.redraw_frame()
 
     def on_find_accepted(self, event: Find.Accepted) -> None:
         event.stop()
         self.reading.stop_typing()
         self.set_focus(None)
-        if self.reading.here is not None:
-            self._go_there()
+        if self.reading.current_match is not None:
+            self._seek_match()
         else:
             self.action_match(1)
-        self.again()
+        self.redraw_frame()
 
     def on_find_left(self, event: Find.Left) -> None:
         event.stop()
         self.action_back()
 
     def action_match(self, direction: int) -> None:
-        self._go = True
-        self.reading.want(direction)
-        self.again()
+        self._seeks_match = True
+        self.reading.request_match(direction)
+        self.redraw_frame()
 
     @property
-    def _searching(self) -> bool:
-        return self.reading.typed is not None or self.reading.search is not None
+    def _is_searching(self) -> bool:
+        return self.reading.typed_text is not None or self.reading.search is not None
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "back":
-            return self._searching or bool(self.zoomed)
+            return self._is_searching or bool(self.zoomed)
         return super().check_action(action, parameters)
 
     def action_back(self) -> None:
-        if self._searching:
+        if self._is_searching:
             self.set_focus(None)
-            self.reading.forget_search()
-            self.again()
+            self.reading.clear_search()
+            self.redraw_frame()
         else:
             self.action_unzoom()
 
     def action_scroll_by(self, lines: int) -> None:
-        self.reading.scroll(lines)
-        self.again()
+        self.reading.scroll_lines(lines)
+        self.redraw_frame()
 
     def action_page(self, direction: int) -> None:
-        self.action_scroll_by(direction * max(1, lines_seen(self.query_one(Lines).size.height) - 1))
+        self.action_scroll_by(direction * max(1, count_visible_lines(self.query_one(OutputLines).size.height) - 1))
 
-    def on_lines_scrolled(self, event: Lines.Scrolled) -> None:
+    def on_output_lines_scrolled(self, event: OutputLines.Scrolled) -> None:
         event.stop()
         self.action_scroll_by(event.lines)
 
-    def on_lines_dragged(self, event: Lines.Dragged) -> None:
+    def on_output_lines_dragged(self, event: OutputLines.Dragged) -> None:
         event.stop()
-        self.reading.scroll_to(event.share)
-        self.again()
+        self.reading.scroll_to_share(event.share)
+        self.redraw_frame()
 
-    def on_lines_chosen(self, event: Lines.Chosen) -> None:
+    def on_output_lines_chosen(self, event: OutputLines.Chosen) -> None:
         event.stop()
-        self.post_message(self.Sought(event.time_ns))
+        self.post_message(self.SeekRequested(event.time_ns))
 
     def action_wrap(self) -> None:
-        self.reading.wrapped = not self.reading.wrapped
-        self.again()
+        self.reading.is_wrapped = not self.reading.is_wrapped
+        self.redraw_frame()
 
-    def again(self) -> None:
+    def redraw_frame(self) -> None:
         """Draws what has changed without the cursor, and searches on."""
-        self._arrange()
-        for panel in (self.query_one(Lines), self.query_one(Find)):
-            panel.redraw()
-        if self.reading.busy and not self._working:
-            self._working = True
-            self._work()
+        self._update_boxes()
+        for panel in (self.query_one(OutputLines), self.query_one(Find)):
+            panel.repaint()
+        if self.reading.is_busy and not self._is_working:
+            self._is_working = True
+            self._search_slice()
 
-    def _work(self) -> None:
+    def _search_slice(self) -> None:
         """A slice of the search; the next one follows as long as there is something to search."""
-        found = self.reading.work(_SLICE_S)
-        self._working = self.reading.busy
-        if found is not None and self._go:
-            self._go_there()
-        if found is not None or not self._working:
-            self._arrange()
-            self.query_one(Lines).redraw()
-        self.query_one(Find).redraw()
-        if self._working:
-            self.set_timer(_PAUSE_S, self._work)
+        found = self.reading.continue_search(_SEARCH_SLICE_S)
+        self._is_working = self.reading.is_busy
+        if found is not None and self._seeks_match:
+            self._seek_match()
+        if found is not None or not self._is_working:
+            self._update_boxes()
+            self.query_one(OutputLines).repaint()
+        self.query_one(Find).repaint()
+        if self._is_working:
+            self.set_timer(_SEARCH_PAUSE_S, self._search_slice)
 
-    def _go_there(self) -> None:
-        time_ns = self.reading.going()
+    def _seek_match(self) -> None:
+        time_ns = self.reading.jump_to_match()
         if time_ns is not None:
-            self.post_message(self.Sought(time_ns))
+            self.post_message(self.SeekRequested(time_ns))
 
 
-class Lines(Drawn):
+class OutputLines(FrameWidget):
     """The lines. The mouse scrolls, and goes to the moment of a line."""
 
     class Scrolled(Message):
@@ -217,31 +217,31 @@ class Lines(Drawn):
             super().__init__()
             self.time_ns = time_ns
 
-    _held = False
+    _is_dragging = False
 
-    def __init__(self, glyphs: Glyphs, reading: Reading, *, id: str) -> None:
+    def __init__(self, glyphs: Glyphs, reading: OutputView, *, id: str) -> None:
         super().__init__(glyphs, id=id)
         self.reading = reading
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        self.reading.look(frame.view.cursor_ns, frame.output.seeks)
-        page = self.reading.page(lines_seen(height))
-        nothing = nothing_printed(frame.view.job)
-        return draw_lines(page, self.reading.found(), width, height, self.glyphs, nothing)
+        self.reading.move_to(frame.view.cursor_ns, frame.output.seek_count)
+        page = self.reading.build_page(count_visible_lines(height))
+        nothing = describe_no_output(frame.view.job)
+        return draw_lines(page, self.reading.describe_search(), width, height, self.glyphs, nothing)
 
-    def copyable(self) -> str:
+    def copy_text(self) -> str:
         """The lines that are seen, each whole."""
-        found: list[Line] = []
-        for line in self._lines():
+        found: list[OutputLine] = []
+        for line in self._find_visible_lines():
             if not found or line is not found[-1]:
                 found.append(line)
-        return plain_text(found, self.glyphs)
+        return lines_text(found, self.glyphs)
 
-    def _lines(self) -> list[Line]:
+    def _find_visible_lines(self) -> list[OutputLine]:
         width, height = self.size
-        room = lines_seen(height)
-        page = self.reading.page(room)
-        return [line for _, line in laid_out(page, self.reading.found(), width, room, self.glyphs)]
+        room = count_visible_lines(height)
+        page = self.reading.build_page(room)
+        return [line for _, line in draw_page_rows(page, self.reading.describe_search(), width, room, self.glyphs)]
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         event.stop()
@@ -253,23 +253,23 @@ class Lines(Drawn):
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
         if event.x == self.size.width - 1:
-            self._held = True
+            self._is_dragging = True
             self.capture_mouse()
-            self._drag(event.y)
+            self._post_drag(event.y)
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        if self._held:
-            self._drag(event.y)
+        if self._is_dragging:
+            self._post_drag(event.y)
 
     def on_mouse_up(self) -> None:
-        self._held = False
+        self._is_dragging = False
         self.release_mouse()
 
-    def _drag(self, y: int) -> None:
-        room = lines_seen(self.size.height)
+    def _post_drag(self, y: int) -> None:
+        room = count_visible_lines(self.size.height)
         self.post_message(self.Dragged((y - (self.size.height - room)) / max(1, room - 1)))
 
     def on_click(self, event: events.Click) -> None:
-        lines, row = self._lines(), event.y - (self.size.height - lines_seen(self.size.height))
+        lines, row = self._find_visible_lines(), event.y - (self.size.height - count_visible_lines(self.size.height))
         if event.x < self.size.width - 1 and 0 <= row < len(lines):
             self.post_message(self.Chosen(lines[row].time_ns))

@@ -8,12 +8,12 @@ from textual.message import Message
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row
-from zerotop.ui.output.drawing import draw_find
-from zerotop.ui.output.model import Reading
-from zerotop.ui.widgets.frame_widget import Drawn
+from zerotop.ui.output.drawing import draw_search
+from zerotop.ui.output.model import OutputView
+from zerotop.ui.widgets.frame_widget import FrameWidget
 
 
-class Find(Drawn, can_focus=True):
+class Find(FrameWidget, can_focus=True):
     """The row in which one types what to look for."""
 
     class Typed(Message):
@@ -25,29 +25,29 @@ class Find(Drawn, can_focus=True):
     class Left(Message):
         """Nothing is to be looked for."""
 
-    def __init__(self, glyphs: Glyphs, reading: Reading, *, id: str) -> None:
+    def __init__(self, glyphs: Glyphs, output_view: OutputView, *, id: str) -> None:
         super().__init__(glyphs, id=id)
-        self.reading = reading
+        self.output_view = output_view
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        return [draw_find(self.reading.found(), width, self.glyphs)]
+        return [draw_search(self.output_view.describe_search(), width, self.glyphs)]
 
     def on_focus(self) -> None:
-        self.reading.start_typing()
+        self.output_view.start_typing()
         super().on_focus()
 
     def on_blur(self) -> None:
-        self.reading.stop_typing()
+        self.output_view.stop_typing()
         super().on_blur()
 
     def on_key(self, event: events.Key) -> None:
-        text = self.reading.typed or ""
+        text = self.output_view.typed_text or ""
         if event.is_printable and event.character is not None:
-            self._type(text + event.character)
+            self._type_text(text + event.character)
         elif event.key == "backspace":
-            self._type(text[:-1])
+            self._type_text(text[:-1])
         elif event.key == "ctrl+u":
-            self._type("")
+            self._type_text("")
         elif event.key == "enter":
             self.post_message(self.Accepted())
         elif event.key == "escape":
@@ -59,9 +59,9 @@ class Find(Drawn, can_focus=True):
 
     def on_paste(self, event: events.Paste) -> None:
         event.stop()
-        self._type((self.reading.typed or "") + event.text.split("\n")[0])
+        self._type_text((self.output_view.typed_text or "") + event.text.split("\n")[0])
 
-    def _type(self, text: str) -> None:
+    def _type_text(self, text: str) -> None:
         # At once: the next key may come before the screen hears of this one.
-        self.reading.type(text)
+        self.output_view.type_text(text)
         self.post_message(self.Typed())

@@ -9,27 +9,27 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
-from zerotop.ui.base.base_screen import Watching
+from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.footer import Key
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Source
 from zerotop.ui.base.layout import GAP, Box
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row
-from zerotop.ui.drawing.units import chosen
+from zerotop.ui.drawing.units import get_units
 from zerotop.ui.ranks.clipboard import matrix_text, table_text
-from zerotop.ui.ranks.heatmap import Map, columns, draw_map
+from zerotop.ui.ranks.heatmap import MapRows, draw_map, max_shown_steps
 from zerotop.ui.ranks.model import Ranking
 from zerotop.ui.ranks.table import draw_table
-from zerotop.ui.widgets.frame_widget import Drawn
+from zerotop.ui.widgets.frame_widget import FrameWidget
 
 TABLE_WIDTH = 46
 _TABLE_ROWS = 12
-_AROUND_MAP = 4  # rows of title, sentence and steps
-_BESIDE_FROM = 100  # cells from which on the table stands beside the map
+_MAP_EXTRA_ROWS = 4  # rows of title, sentence and steps
+_SIDE_BY_SIDE_WIDTH = 100  # cells from which on the table stands beside the map
 
 
-class RankMap(Drawn, can_focus=True):
+class RankMap(FrameWidget, can_focus=True):
     """Ranks by steps, as colours."""
 
     class Clicked(Message):
@@ -42,20 +42,20 @@ class RankMap(Drawn, can_focus=True):
     def __init__(self, glyphs: Glyphs, ranking: Ranking, *, id: str) -> None:
         super().__init__(glyphs, id=id)
         self._ranking = ranking
-        self._drawn: tuple[object, ...] = ()
-        self._map = Map([], {})
+        self._drawn_inputs: tuple[object, ...] = ()
+        self._map = MapRows([], {})
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        picture = self._ranking.look(frame, columns(width))
-        drawn = (picture, width, height, self.has_focus, chosen())
-        if drawn != self._drawn:
-            self._drawn = drawn
+        picture = self._ranking.make_picture(frame, max_shown_steps(width))
+        drawn = (picture, width, height, self.has_focus, get_units())
+        if drawn != self._drawn_inputs:
+            self._drawn_inputs = drawn
             self._map = draw_map(picture, width, height, self.glyphs, focused=self.has_focus)
         return self._map.rows
 
-    def copyable(self) -> str:
+    def copy_text(self) -> str:
         """All ranks and steps, not only those that there is room for."""
-        return matrix_text(self._ranking.look(self.frame)) if self.frame is not None else ""
+        return matrix_text(self._ranking.make_picture(self.frame)) if self.frame is not None else ""
 
     def on_click(self, event: events.Click) -> None:
         rank = self._map.ranks.get(event.y)
@@ -63,27 +63,27 @@ class RankMap(Drawn, can_focus=True):
             self.post_message(self.Clicked(rank))
 
 
-class RankTable(Drawn, can_focus=True):
+class RankTable(FrameWidget, can_focus=True):
     """The chosen rank beside the others."""
 
     def __init__(self, glyphs: Glyphs, ranking: Ranking, *, id: str) -> None:
         super().__init__(glyphs, id=id)
         self._ranking = ranking
-        self._drawn: tuple[object, ...] = ()
+        self._drawn_inputs: tuple[object, ...] = ()
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        drawn = (self._ranking.look(frame), width, height, self.has_focus, chosen())
-        if drawn == self._drawn:
+        drawn = (self._ranking.make_picture(frame), width, height, self.has_focus, get_units())
+        if drawn == self._drawn_inputs:
             return self._rows
-        self._drawn = drawn
+        self._drawn_inputs = drawn
         return draw_table(drawn[0], width, height, self.glyphs, focused=self.has_focus)
 
-    def copyable(self) -> str:
+    def copy_text(self) -> str:
         """The same, in SI units."""
-        return table_text(self._ranking.look(self.frame)) if self.frame is not None else ""
+        return table_text(self._ranking.make_picture(self.frame)) if self.frame is not None else ""
 
 
-class RanksScreen(Watching):
+class RanksScreen(MonitorScreen):
     """Ranks by steps, by any metric, and the chosen one beside the others."""
 
     NAME = "ranks"
@@ -129,28 +129,28 @@ class RanksScreen(Watching):
         super().__init__(glyphs, source)
         self.ranking = self.long_work = Ranking(source)
 
-    def panels(self) -> Iterable[Drawn]:
+    def build_panels(self) -> Iterable[FrameWidget]:
         yield RankMap(self.glyphs, self.ranking, id="rank-map")
         yield RankTable(self.glyphs, self.ranking, id="rank-table")
 
-    def place(self, room: Box, frame: Frame) -> dict[str, Box]:
-        if self.ranking.look(frame).why_empty:
+    def layout_panels(self, room: Box, frame: Frame) -> dict[str, Box]:
+        if self.ranking.make_picture(frame).why_empty:
             return {"rank-map": room}
-        if room.width >= _BESIDE_FROM:
+        if room.width >= _SIDE_BY_SIDE_WIDTH:
             left = room.width - GAP - TABLE_WIDTH
             return {
                 "rank-map": Box(room.x, room.y, left, room.height),
                 "rank-table": Box(room.x + left + GAP, room.y, TABLE_WIDTH, room.height),
             }
         # The map has a line for each rank if the table keeps half of its rows.
-        under = max(_TABLE_ROWS // 2, min(_TABLE_ROWS, room.height - len(frame.view.ranks) - _AROUND_MAP))
+        under = max(_TABLE_ROWS // 2, min(_TABLE_ROWS, room.height - len(frame.view.ranks) - _MAP_EXTRA_ROWS))
         under = under if room.height >= 12 else 0
         return {
             "rank-map": Box(room.x, room.y, room.width, room.height - under),
             "rank-table": Box(room.x, room.y + room.height - under, room.width, under),
         }
 
-    def keys(self, frame: Frame) -> Sequence[Key]:
+    def footer_keys(self, frame: Frame) -> Sequence[Key]:
         return (
             Key("m", "metric", "screen.metric(1)", 6),
             Key("o", "by rank" if not self.ranking.by_number else "outliers", "screen.order", 4),
@@ -160,24 +160,24 @@ class RanksScreen(Watching):
         )
 
     def action_metric(self, number: int) -> None:
-        self.ranking.turn(number)
-        self.again()
+        self.ranking.switch_metric(number)
+        self.redraw_frame()
 
     def action_order(self) -> None:
         self.ranking.by_number = not self.ranking.by_number
-        self.again()
+        self.redraw_frame()
 
     async def action_choose(self, number: int) -> None:
         if self.frame is not None:
-            rank = self.ranking.look(self.frame).beside(number)
+            rank = self.ranking.make_picture(self.frame).find_neighbor(number)
             if rank is not None:
-                await self._choose(rank)
+                await self._choose_rank(rank)
 
-    async def _choose(self, rank: int) -> None:
+    async def _choose_rank(self, rank: int) -> None:
         await self.run_action(f"app.set_rank({rank})")
 
     async def on_rank_map_clicked(self, event: RankMap.Clicked) -> None:
-        await self._choose(event.rank)
+        await self._choose_rank(event.rank)
 
     async def action_timeline(self) -> None:
         """To the timeline of the rank that is marked here."""

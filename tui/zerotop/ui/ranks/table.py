@@ -2,73 +2,73 @@
 
 from __future__ import annotations
 
-from zerotop.analysis.formatting import plural
-from zerotop.analysis.ranks.matrix import RECENT, Metric
-from zerotop.analysis.ranks.outliers import Compared
+from zerotop.analysis.formatting import format_count
+from zerotop.analysis.ranks.matrix import RECENT_STEPS, Metric
+from zerotop.analysis.ranks.outliers import RankComparison
 from zerotop.ui.drawing.formatting import MISSING
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.rows import Row, filled, to_height
-from zerotop.ui.drawing.table import Column, place, rule
-from zerotop.ui.drawing.text import fit, literal
+from zerotop.ui.drawing.rows import Row, fit_height, fit_row
+from zerotop.ui.drawing.table import Column, draw_rule, place_columns
+from zerotop.ui.drawing.text import fit_text, sanitize
 from zerotop.ui.live.memory import panel_title
-from zerotop.ui.ranks.labels import NAMES, STYLES, figure, unit
-from zerotop.ui.ranks.model import Picture
+from zerotop.ui.ranks.labels import METRIC_NAMES, METRIC_STYLES, choose_unit, format_figure
+from zerotop.ui.ranks.model import RankPicture
 
-_FIGURE = 9
-_WIDEST = 52  # figures further apart are hard to read across
+_FIGURE_WIDTH = 9
+_MAX_WIDTH = 52  # figures further apart are hard to read across
 
 
-def draw_table(picture: Picture, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
+def draw_table(picture: RankPicture, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
     """Title, a row for each figure: this rank, the rank in the middle, the difference; what these are medians of."""
-    table = picture.table
+    table = picture.table_rows
     if picture.chosen is None or not table:
-        return to_height([rule(panel_title("Rank", focused), width, glyphs)], width, height, glyphs)
+        return fit_height([draw_rule(panel_title("Rank", focused), width, glyphs)], width, height, glyphs)
     matrix = picture.matrix
-    host = fit(literal(matrix.hosts[picture.chosen], glyphs), 16, glyphs, words=False)
-    placed = place(_columns(glyphs), min(width, _WIDEST))
-    name: Row = (*panel_title(f"Rank {matrix.ranks[picture.chosen]}", focused), (f" {host}", "muted"))
+    host = fit_text(sanitize(matrix.host_names[picture.chosen], glyphs), 16, glyphs, at_words=False)
+    placed = place_columns(_build_columns(glyphs), min(width, _MAX_WIDTH))
+    name: Row = (*panel_title(f"Rank {matrix.rank_numbers[picture.chosen]}", focused), (f" {host}", "muted"))
     if width < 46:
-        name = panel_title(f"Rank {matrix.ranks[picture.chosen]}", focused)
-    rows = [rule(name, width, glyphs, placed), *(placed.row(one, width, glyphs) for one in table)]
-    rows += _foot(picture, width, height - len(rows), glyphs)
-    return to_height(rows, width, height, glyphs)
+        name = panel_title(f"Rank {matrix.rank_numbers[picture.chosen]}", focused)
+    rows = [draw_rule(name, width, glyphs, placed), *(placed.draw_row(one, width, glyphs) for one in table)]
+    rows += _draw_foot(picture, width, height - len(rows), glyphs)
+    return fit_height(rows, width, height, glyphs)
 
 
-def _columns(glyphs: Glyphs) -> list[Column[Compared]]:
+def _build_columns(glyphs: Glyphs) -> list[Column[RankComparison]]:
     return [
-        Column((), 16, 9, lambda one, width: _name(one, glyphs), grows=True, left=True),
-        Column((("rank", "heading"),), _FIGURE, 9, lambda one, width: _value(one.own, one, width, "value")),
-        Column((("median", "heading"),), _FIGURE, 5, lambda one, width: _value(one.usual, one, width, "text")),
-        Column((("diff", "heading"),), 7, 7, lambda one, width: _difference(one, width, glyphs)),
+        Column((), 16, 9, lambda one, width: _draw_name(one, glyphs), grows=True, left=True),
+        Column((("rank", "heading"),), _FIGURE_WIDTH, 9, lambda one, width: _draw_value(one.own, one, width, "value")),
+        Column((("median", "heading"),), _FIGURE_WIDTH, 5, lambda one, width: _draw_value(one.usual, one, width, "text")),
+        Column((("diff", "heading"),), 7, 7, lambda one, width: _draw_difference(one, width, glyphs)),
     ]
 
 
-def _name(one: Compared, glyphs: Glyphs) -> Row:
-    style = STYLES.get(one.metric)
-    swatch = glyphs.sample(style) if style else " "
-    return ((f"{swatch} ", style or "text"), (NAMES[one.metric], "text"))
+def _draw_name(one: RankComparison, glyphs: Glyphs) -> Row:
+    style = METRIC_STYLES.get(one.metric)
+    swatch = glyphs.find_sample(style) if style else " "
+    return ((f"{swatch} ", style or "text"), (METRIC_NAMES[one.metric], "text"))
 
 
-def _value(value: float, one: Compared, width: int, style: str) -> Row:
+def _draw_value(value: float, one: RankComparison, width: int, style: str) -> Row:
     largest = max(abs(one.own), abs(one.usual))
-    named, factor = unit(one.metric, largest)
-    return ((f"{figure(value * factor, largest * factor, width - 4)} {named:<3}"[:width].rjust(width), style),)
+    named, factor = choose_unit(one.metric, largest)
+    return ((f"{format_figure(value * factor, largest * factor, width - 4)} {named:<3}"[:width].rjust(width), style),)
 
 
-def _difference(one: Compared, width: int, glyphs: Glyphs) -> Row:
+def _draw_difference(one: RankComparison, width: int, glyphs: Glyphs) -> Row:
     if not one.usual > 0 or one.metric is Metric.WAIT:
-        text = glyphs.plain(MISSING) if one.alike else "more"
+        text = glyphs.to_plain(MISSING) if one.is_alike else "more"
     else:
         share = (one.own - one.usual) / one.usual
         text = f"{abs(share) * 100:.0f} %" if abs(share) < 9.995 else f"{glyphs.times}{one.own / one.usual:.0f}"
         if abs(share) < 9.995:
             text = ("+" if share >= 0 else glyphs.minus) + text if text != "0 %" else "0 %"
-    return ((text.rjust(width), "muted" if one.alike else "warn"),)
+    return ((text.rjust(width), "muted" if one.is_alike else "warn"),)
 
 
-def _foot(picture: Picture, width: int, room: int, glyphs: Glyphs) -> list[Row]:
+def _draw_foot(picture: RankPicture, width: int, room: int, glyphs: Glyphs) -> list[Row]:
     """What the figures are."""
-    count = min(RECENT, len(picture.matrix.steps))
-    lines = [f"medians of {plural(count, 'step')}"]
-    rows = [filled(((fit(f"  {line}", width, glyphs), "muted"),), width, glyphs) for line in lines]
+    count = min(RECENT_STEPS, len(picture.matrix.steps))
+    lines = [f"medians of {format_count(count, 'step')}"]
+    rows = [fit_row(((fit_text(f"  {line}", width, glyphs), "muted"),), width, glyphs) for line in lines]
     return rows if room >= len(rows) else []

@@ -10,47 +10,55 @@ from dataclasses import dataclass
 import numpy as np
 
 from zerotop.analysis.reports.recording_index import Recording
-from zerotop.analysis.reports.recording_summary import DETACHED, Overview, longest
-from zerotop.ui.base.start_interfaces import Item, RunningJob
-from zerotop.ui.charts.strips import strip
-from zerotop.ui.drawing.formatting import MISSING, about, clock, count, per_second, significant, size
+from zerotop.analysis.reports.recording_summary import DETACHED, Overview, resample_longest
+from zerotop.ui.base.start_interfaces import LibraryItem, RunningJob
+from zerotop.ui.charts.strips import draw_strip
+from zerotop.ui.drawing.formatting import (
+    MISSING,
+    format_clock,
+    format_number,
+    format_rate,
+    format_rough_time,
+    format_significant,
+    format_size,
+)
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.drawing.table import Column
-from zerotop.ui.drawing.text import fit, literal
-from zerotop.ui.drawing.units import Pace, chosen, giga
+from zerotop.ui.drawing.text import fit_text, sanitize
+from zerotop.ui.drawing.units import Pace, get_units, giga_unit
 
-UNKNOWN = Overview("")
-_SPARKLINE, _CLIPPED = "load", "muted"
+NO_OVERVIEW = Overview("")
+_SPARKLINE_STYLE, _CLIPPED_STYLE = "load", "muted"
 # What names of models' classes end in, and what says nothing more than that it is a model.
-_ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForSequenceClassification", "ForMaskedLM")
+_MODEL_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForSequenceClassification", "ForMaskedLM")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ListLine:
     """One row of the list."""
 
-    item: Item
-    chosen: bool
-    marked: bool
+    item: LibraryItem
+    is_chosen: bool
+    is_marked: bool
     now_ns: int
 
     @property
-    def about(self) -> Overview:
+    def overview(self) -> Overview:
         """What is known of a recording."""
-        return (self.item.about if isinstance(self.item, Recording) else None) or UNKNOWN
+        return (self.item.overview if isinstance(self.item, Recording) else None) or NO_OVERVIEW
 
 
 # What somebody wanted.
-_CALM = {"stopped": "warn", DETACHED: "text"}
+_CALM_STYLES = {"stopped": "warn", DETACHED: "text"}
 
 
-def state(item: Item, glyphs: Glyphs) -> tuple[str, str]:
+def describe_state(item: LibraryItem, glyphs: Glyphs) -> tuple[str, str]:
     """(word, style): ``● live``, ``exit 0``, what ended it, or that it cannot be read."""
     if isinstance(item, RunningJob):
         return "unrecorded", "warn"
-    known = item.about
-    if item.live:
+    known = item.overview
+    if item.is_live:
         return f"{glyphs.dot} live", "good"
     if known is None:
         return f"reading {glyphs.ellipsis}", "muted"
@@ -59,7 +67,7 @@ def state(item: Item, glyphs: Glyphs) -> tuple[str, str]:
     if known.exit_code == 0:
         return "exit 0", "text"
     if known.why:
-        return known.why, _CALM.get(known.why, "alert")
+        return known.why, _CALM_STYLES.get(known.why, "alert")
     return ("end unseen", "warn") if known.exit_code is None else (f"exit {known.exit_code}", "alert")
 
 
@@ -69,128 +77,132 @@ class _Cells:
     def __init__(self, glyphs: Glyphs) -> None:
         self.glyphs = glyphs
 
-    def _plain(self, text: str, style: str = "text") -> Row:
-        return ((self.glyphs.plain(text), style),)
+    def _draw_plain(self, text: str, style: str = "text") -> Row:
+        return ((self.glyphs.to_plain(text), style),)
 
-    def _right(self, text: str, width: int, style: str = "text") -> Row:
-        return self._plain(text.rjust(width), "muted" if text == MISSING else style)
+    def _draw_right(self, text: str, width: int, style: str = "text") -> Row:
+        return self._draw_plain(text.rjust(width), "muted" if text == MISSING else style)
 
-    def mark(self, line: Line, width: int) -> Row:
-        cursor = self.glyphs.prompt if line.chosen else " "
-        return ((cursor, "value"), ((self.glyphs.swatch if line.marked else " ") + " ", "accent"))
+    def draw_mark(self, line: ListLine, width: int) -> Row:
+        cursor = self.glyphs.prompt if line.is_chosen else " "
+        return ((cursor, "value"), ((self.glyphs.swatch if line.is_marked else " ") + " ", "accent"))
 
-    def name(self, line: Line, width: int) -> Row:
+    def draw_name(self, line: ListLine, width: int) -> Row:
         text = line.item.script if isinstance(line.item, RunningJob) else line.item.name
-        return ((fit(literal(text, self.glyphs), width, self.glyphs, words=False), "value"),)
+        return ((fit_text(sanitize(text, self.glyphs), width, self.glyphs, at_words=False), "value"),)
 
-    def state(self, line: Line, width: int) -> Row:
-        word, style = state(line.item, self.glyphs)
+    def draw_state(self, line: ListLine, width: int) -> Row:
+        word, style = describe_state(line.item, self.glyphs)
         return ((word[:width], style),)
 
-    def model(self, line: Line, width: int) -> Row:
-        text = literal(short_model(line.about.model, line.about.parameters), self.glyphs)
-        return ((fit(text, width, self.glyphs), "text"),)
+    def draw_model(self, line: ListLine, width: int) -> Row:
+        text = sanitize(format_model(line.overview.model, line.overview.parameters), self.glyphs)
+        return ((fit_text(text, width, self.glyphs), "text"),)
 
-    def zero(self, line: Line, width: int) -> Row:
-        stage = line.item.zero_stage if isinstance(line.item, RunningJob) else line.about.zero_stage
-        offload = short_offload(line.about, self.glyphs)
+    def draw_zero(self, line: ListLine, width: int) -> Row:
+        stage = line.item.zero_stage if isinstance(line.item, RunningJob) else line.overview.zero_stage
+        offload = format_offload(line.overview, self.glyphs)
         return () if stage is None else ((f"{stage} {offload}".strip(), "text"),)
 
-    def ranks(self, line: Line, width: int) -> Row:
-        number = line.item.ranks if isinstance(line.item, RunningJob) else line.about.ranks
-        return self._right(str(number or ""), width)
+    def draw_ranks(self, line: ListLine, width: int) -> Row:
+        number = line.item.ranks if isinstance(line.item, RunningJob) else line.overview.ranks
+        return self._draw_right(str(number or ""), width)
 
-    def age(self, line: Line, width: int) -> Row:
+    def draw_age(self, line: ListLine, width: int) -> Row:
         if isinstance(line.item, RunningJob):
             return ()
-        return self._right(about(max(0.0, (line.now_ns - line.item.begin_ns) / 1e9)), width)
+        return self._draw_right(format_rough_time(max(0.0, (line.now_ns - line.item.begin_ns) / 1e9)), width)
 
-    def time(self, line: Line, width: int) -> Row:
-        seconds = line.item.age_s if isinstance(line.item, RunningJob) else line.about.seconds
-        return self._right(clock(seconds) if math.isfinite(seconds) else "", width)
+    def draw_time(self, line: ListLine, width: int) -> Row:
+        seconds = line.item.age_s if isinstance(line.item, RunningJob) else line.overview.seconds
+        return self._draw_right(format_clock(seconds) if math.isfinite(seconds) else "", width)
 
-    def steps(self, line: Line, width: int) -> Row:
-        done, total = line.about.steps, line.about.total_steps
-        text = str(done or "") if total is None or total == done else f"{done}/{total if total < 10_000 else count(total)}"
-        return self._right(text, width)
+    def draw_steps(self, line: ListLine, width: int) -> Row:
+        done, total = line.overview.steps, line.overview.total_steps
+        text = (
+            str(done or "")
+            if total is None or total == done
+            else f"{done}/{total if total < 10_000 else format_number(total)}"
+        )
+        return self._draw_right(text, width)
 
-    def iteration(self, line: Line, width: int) -> Row:
-        seconds = line.about.iteration_s
+    def draw_iteration(self, line: ListLine, width: int) -> Row:
+        seconds = line.overview.iteration_s
         if math.isnan(seconds) or seconds <= 0:
             return ()
-        text = per_second(seconds) if chosen().pace is Pace.RATE else _seconds(seconds)
-        return self._right(text, width, "value")
+        text = format_rate(seconds) if get_units().pace is Pace.RATE else _format_seconds(seconds)
+        return self._draw_right(text, width, "value")
 
-    def peak(self, line: Line, width: int) -> Row:
-        highest = line.about.peak_bytes
+    def draw_peak(self, line: ListLine, width: int) -> Row:
+        highest = line.overview.peak_bytes
         if highest is None:
             return ()
-        where = "host" if line.about.peak_on_host else "GPU "
-        return ((f"{significant(highest / giga().bytes)} ".rjust(width - 4), "text"), (where, "muted"))
+        where = "host" if line.overview.peak_on_host else "GPU "
+        return ((f"{format_significant(highest / giga_unit().bytes)} ".rjust(width - 4), "text"), (where, "muted"))
 
-    def stored(self, line: Line, width: int) -> Row:
-        return self._right(size(line.item.stamp.bytes) if isinstance(line.item, Recording) else "", width)
+    def draw_stored(self, line: ListLine, width: int) -> Row:
+        return self._draw_right(format_size(line.item.stamp.bytes) if isinstance(line.item, Recording) else "", width)
 
-    def command(self, line: Line, width: int) -> Row:
-        text = literal(script_and_options(line.about.command), self.glyphs)
-        return ((fit(text, width, self.glyphs), "muted"),)
+    def draw_command(self, line: ListLine, width: int) -> Row:
+        text = sanitize(format_command(line.overview.command), self.glyphs)
+        return ((fit_text(text, width, self.glyphs), "muted"),)
 
-    def iterations(self, line: Line, width: int) -> Row:
-        return spark(line.about.iterations, width, self.glyphs)
+    def draw_iterations(self, line: ListLine, width: int) -> Row:
+        return draw_sparkline(line.overview.iterations, width, self.glyphs)
 
 
-def columns(glyphs: Glyphs) -> list[Column[Line]]:
+def build_columns(glyphs: Glyphs) -> list[Column[ListLine]]:
     """All there are; which of them are shown depends on the width."""
     cells = _Cells(glyphs)
 
-    def heading(text: str) -> Row:
+    def draw_heading(text: str) -> Row:
         return ((text, "heading"),)
 
     return [
-        Column((), 2, 9, cells.mark),
-        Column(heading("session"), 26, 9, cells.name, left=True),
-        Column(heading("state"), 11, 9, cells.state, left=True),
-        Column(heading("model"), 13, 4, cells.model, left=True),
-        Column(heading("ZeRO"), 11, 4, cells.zero, left=True),
-        Column(heading("ranks"), 5, 2, cells.ranks),
-        Column(heading("age"), 6, 6, cells.age),
-        Column(heading("time"), 8, 3, cells.time),
-        Column(heading("steps"), 9, 3, cells.steps),
-        Column(heading(chosen().pace.value), 6, 8, cells.iteration),
-        Column(heading(f"peak {giga().name}"), 10, 5, cells.peak),
-        Column(heading("on disk"), 8, 1, cells.stored),
-        Column(heading("iterations"), 10, 7, cells.iterations, grows=True, left=True),
-        Column(heading("command"), 24, 0, cells.command, grows=True, left=True),
+        Column((), 2, 9, cells.draw_mark),
+        Column(draw_heading("session"), 26, 9, cells.draw_name, left=True),
+        Column(draw_heading("state"), 11, 9, cells.draw_state, left=True),
+        Column(draw_heading("model"), 13, 4, cells.draw_model, left=True),
+        Column(draw_heading("ZeRO"), 11, 4, cells.draw_zero, left=True),
+        Column(draw_heading("ranks"), 5, 2, cells.draw_ranks),
+        Column(draw_heading("age"), 6, 6, cells.draw_age),
+        Column(draw_heading("time"), 8, 3, cells.draw_time),
+        Column(draw_heading("steps"), 9, 3, cells.draw_steps),
+        Column(draw_heading(get_units().pace.value), 6, 8, cells.draw_iteration),
+        Column(draw_heading(f"peak {giga_unit().name}"), 10, 5, cells.draw_peak),
+        Column(draw_heading("on disk"), 8, 1, cells.draw_stored),
+        Column(draw_heading("iterations"), 10, 7, cells.draw_iterations, grows=True, left=True),
+        Column(draw_heading("command"), 24, 0, cells.draw_command, grows=True, left=True),
     ]
 
 
-def few_columns(glyphs: Glyphs) -> list[Column[Line]]:
+def build_few_columns(glyphs: Glyphs) -> list[Column[ListLine]]:
     """Those by which one recording is chosen among others: its name, what was trained and how, when, and how fast."""
     cells = _Cells(glyphs)
     return [
-        Column((("session", "heading"),), 26, 9, cells.name, grows=True, left=True),
-        Column((("model", "heading"),), 13, 5, cells.model, left=True),
-        Column((("ZeRO", "heading"),), 11, 7, cells.zero, left=True),
-        Column((("age", "heading"),), 6, 6, cells.age),
-        Column(((chosen().pace.value, "heading"),), 6, 8, cells.iteration),
-        Column(((f"peak {giga().name}", "heading"),), 10, 4, cells.peak),
+        Column((("session", "heading"),), 26, 9, cells.draw_name, grows=True, left=True),
+        Column((("model", "heading"),), 13, 5, cells.draw_model, left=True),
+        Column((("ZeRO", "heading"),), 11, 7, cells.draw_zero, left=True),
+        Column((("age", "heading"),), 6, 6, cells.draw_age),
+        Column(((get_units().pace.value, "heading"),), 6, 8, cells.draw_iteration),
+        Column(((f"peak {giga_unit().name}", "heading"),), 10, 4, cells.draw_peak),
     ]
 
 
-def script_and_options(command: Sequence[str]) -> str:
+def format_command(command: Sequence[str]) -> str:
     """A command from its script on, without folders; all of it where there is none."""
     place = next((place for place, word in enumerate(command) if word.endswith(".py")), 0)
     words = list(command[place:])
     return shlex.join([words[0].rpartition("/")[2], *words[1:]]) if words else ""
 
 
-def short_model(model: str, parameters: int | None) -> str:
+def format_model(model: str, parameters: int | None) -> str:
     """``Qwen2 494M``."""
-    ending = next((ending for ending in _ENDINGS if model.endswith(ending) and model != ending), "")
-    return f"{model.removesuffix(ending)} {count(parameters) if parameters else ''}".strip()
+    ending = next((ending for ending in _MODEL_SUFFIXES if model.endswith(ending) and model != ending), "")
+    return f"{model.removesuffix(ending)} {format_number(parameters) if parameters else ''}".strip()
 
 
-def short_offload(known: Overview, glyphs: Glyphs) -> str:
+def format_offload(known: Overview, glyphs: Glyphs) -> str:
     """What is offloaded where: ``opt→CPU``, ``all→NVMe``; empty when nothing is."""
     places = {"cpu": "CPU", "nvme": "NVMe"}
     optimizer, parameters = places.get(known.offload_optimizer, ""), places.get(known.offload_parameters, "")
@@ -200,18 +212,18 @@ def short_offload(known: Overview, glyphs: Glyphs) -> str:
     return " ".join(parts)
 
 
-def _seconds(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     """Three digits: ``0.132``, ``2.75``, ``12.3``, ``123``."""
-    return f"{seconds:.3f}" if seconds < 0.9995 else significant(seconds)
+    return f"{seconds:.3f}" if seconds < 0.9995 else format_significant(seconds)
 
 
-def spark(values: Sequence[float], width: int, glyphs: Glyphs) -> Row:
+def draw_sparkline(values: Sequence[float], width: int, glyphs: Glyphs) -> Row:
     """Iteration times on a scale from zero, the newest at the right; where there is too little room, the longest.
 
     The first one, which warms up, does not make the scale: where it is longer than all others it has another colour.
     """
-    shown = longest(np.array(values), width).tolist()
+    shown = resample_longest(np.array(values), width).tolist()
     top = max(shown[1:] or shown, default=0.0)
-    styles = [_SPARKLINE if value <= top else _CLIPPED for value in shown]
-    (row,) = strip(shown, styles, top, width, 1, glyphs)
+    styles = [_SPARKLINE_STYLE if value <= top else _CLIPPED_STYLE for value in shown]
+    (row,) = draw_strip(shown, styles, top, width, 1, glyphs)
     return row

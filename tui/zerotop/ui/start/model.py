@@ -8,35 +8,35 @@ from typing import Any
 
 from zerotop.analysis.reports.recording_index import Recording
 from zerotop.analysis.reports.recording_summary import Overview
-from zerotop.ui.base.start_interfaces import Item, RunningJob
+from zerotop.ui.base.start_interfaces import LibraryItem, RunningJob
 
-_NOTHING = Overview("")
+_NO_OVERVIEW = Overview("")
 
 
-def _state(recording: Recording) -> tuple[int, int]:
+def _state_key(recording: Recording) -> tuple[int, int]:
     """Live ones first, then those that failed."""
-    about = recording.about or _NOTHING
+    about = recording.overview or _NO_OVERVIEW
     failed = bool(about.problem) or about.exit_code != 0
-    return (0 if recording.live else 1 if failed else 2), -recording.begin_ns
+    return (0 if recording.is_live else 1 if failed else 2), -recording.begin_ns
 
 
-def _largest(value: float | None) -> float:
+def _descending_key(value: float | None) -> float:
     return math.inf if value is None or math.isnan(value) else -value
 
 
 ORDERS: dict[str, Callable[[Recording], Any]] = {
     "newest": lambda item: -item.begin_ns,
-    "by state": _state,
+    "by state": _state_key,
     "by name": lambda item: item.name.lower(),
-    "slowest": lambda item: _largest((item.about or _NOTHING).iteration_s),
-    "fullest": lambda item: _largest((item.about or _NOTHING).peak_bytes),
-    "longest": lambda item: _largest(item.seconds),
+    "slowest": lambda item: _descending_key((item.overview or _NO_OVERVIEW).iteration_s),
+    "fullest": lambda item: _descending_key((item.overview or _NO_OVERVIEW).peak_bytes),
+    "longest": lambda item: _descending_key(item.duration_s),
     "largest": lambda item: -item.stamp.bytes,
 }
 """What ``o`` goes through, and by what that sorts."""
 
 
-def key_of(item: Item) -> str:
+def make_key(item: LibraryItem) -> str:
     """What stays the same about an item while the list changes."""
     return f"pid {item.pid}" if isinstance(item, RunningJob) else str(item.path)
 
@@ -46,113 +46,113 @@ class StartModel:
 
     def __init__(self, order: str = "newest") -> None:
         self.order = order if order in ORDERS else "newest"
-        self.filter = ""
-        self.top = 0  # the first row that is seen
-        self.rows: tuple[Item, ...] = ()
-        self.known = 0  # recordings, those filtered out too
-        self.live = 0
-        self._marked: set[str] = set()
-        self._place = 0
-        self._moved = False  # until then the cursor is on the first row, whichever that is
-        self._all: tuple[tuple[Recording, ...], tuple[RunningJob, ...]] = ((), ())
+        self.filter_text = ""
+        self.top_row = 0  # the first row that is seen
+        self.rows: tuple[LibraryItem, ...] = ()
+        self.recording_count = 0  # recordings, those filtered out too
+        self.live_count = 0
+        self._marked_keys: set[str] = set()
+        self._cursor_row = 0
+        self._cursor_moved = False  # until then the cursor is on the first row, whichever that is
+        self._all_items: tuple[tuple[Recording, ...], tuple[RunningJob, ...]] = ((), ())
 
-    def show(self, recordings: tuple[Recording, ...], jobs: tuple[RunningJob, ...]) -> None:
+    def update_items(self, recordings: tuple[Recording, ...], jobs: tuple[RunningJob, ...]) -> None:
         """Takes in what there is now. The cursor stays on its item, or in its place where that is gone."""
-        chosen = self.chosen
-        self._all = (recordings, jobs)
-        self.known, self.live = len(recordings), sum(recording.live for recording in recordings)
-        self._marked &= {key_of(recording) for recording in recordings}
-        self._arrange(key_of(chosen) if chosen is not None else "")
+        chosen = self.chosen_item
+        self._all_items = (recordings, jobs)
+        self.recording_count, self.live_count = len(recordings), sum(recording.is_live for recording in recordings)
+        self._marked_keys &= {make_key(recording) for recording in recordings}
+        self._update_rows(make_key(chosen) if chosen is not None else "")
 
-    def _arrange(self, chosen: str) -> None:
-        recordings, jobs = self._all
-        items: list[Item] = [*jobs, *self._ordered(recordings)]
-        self.rows = tuple(item for item in items if self._fits(item))
-        places = [place for place, item in enumerate(self.rows) if key_of(item) == chosen and self._moved]
-        self._place = places[0] if places else max(0, min(self._place, len(self.rows) - 1))
+    def _update_rows(self, chosen: str) -> None:
+        recordings, jobs = self._all_items
+        items: list[LibraryItem] = [*jobs, *self._sort_recordings(recordings)]
+        self.rows = tuple(item for item in items if self._matches_filter(item))
+        places = [place for place, item in enumerate(self.rows) if make_key(item) == chosen and self._cursor_moved]
+        self._cursor_row = places[0] if places else max(0, min(self._cursor_row, len(self.rows) - 1))
 
-    def _ordered(self, recordings: Iterable[Recording]) -> list[Recording]:
+    def _sort_recordings(self, recordings: Iterable[Recording]) -> list[Recording]:
         return sorted(recordings, key=ORDERS[self.order])
 
-    def _fits(self, item: Item) -> bool:
-        text = searched(item)
-        return all(word in text for word in self.filter.lower().split())
+    def _matches_filter(self, item: LibraryItem) -> bool:
+        text = build_search_text(item)
+        return all(word in text for word in self.filter_text.lower().split())
 
     @property
-    def place(self) -> int:
+    def cursor_row(self) -> int:
         """The cursor's row."""
-        return self._place
+        return self._cursor_row
 
     @property
-    def chosen(self) -> Item | None:
+    def chosen_item(self) -> LibraryItem | None:
         """The item under the cursor."""
-        return self.rows[self._place] if self.rows else None
+        return self.rows[self._cursor_row] if self.rows else None
 
     @property
-    def marked(self) -> tuple[Recording, ...]:
+    def marked_recordings(self) -> tuple[Recording, ...]:
         """Those marked, in the list's order, and whether they are filtered out or not."""
-        return tuple(item for item in self._ordered(self._all[0]) if key_of(item) in self._marked)
+        return tuple(item for item in self._sort_recordings(self._all_items[0]) if make_key(item) in self._marked_keys)
 
-    def move(self, rows: int) -> None:
+    def move_cursor(self, rows: int) -> None:
         """Down, or up."""
-        self.go(self._place + rows)
+        self.go_to_row(self._cursor_row + rows)
 
-    def go(self, place: int) -> None:
+    def go_to_row(self, row: int) -> None:
         """To a row, or the nearest there is."""
-        self._moved = True
-        self._place = max(0, min(len(self.rows) - 1, place))
+        self._cursor_moved = True
+        self._cursor_row = max(0, min(len(self.rows) - 1, row))
 
-    def mark(self) -> None:
+    def toggle_mark(self) -> None:
         """Marks the chosen recording, or no longer, and goes on."""
-        chosen = self.chosen
+        chosen = self.chosen_item
         if isinstance(chosen, Recording):
-            self._marked ^= {key_of(chosen)}
-            self.move(1)
+            self._marked_keys ^= {make_key(chosen)}
+            self.move_cursor(1)
 
-    def unmark(self) -> None:
+    def clear_marks(self) -> None:
         """Nothing is marked."""
-        self._marked.clear()
+        self._marked_keys.clear()
 
-    def is_marked(self, item: Item) -> bool:
+    def is_marked(self, item: LibraryItem) -> bool:
         """Whether it is."""
-        return key_of(item) in self._marked
+        return make_key(item) in self._marked_keys
 
     def set_filter(self, text: str) -> None:
         """Shows only what holds all of these words."""
-        chosen = self.chosen
+        chosen = self.chosen_item
         # What was found stays chosen when all are shown again.
-        self._moved |= bool(self.filter) and not text
-        self.filter = text
-        self._arrange(key_of(chosen) if chosen is not None else "")
+        self._cursor_moved |= bool(self.filter_text) and not text
+        self.filter_text = text
+        self._update_rows(make_key(chosen) if chosen is not None else "")
 
-    def next_order(self) -> None:
+    def choose_next_order(self) -> None:
         """Sorts by the next thing to sort by; the cursor goes to the top of it."""
         names = list(ORDERS)
         self.order = names[(names.index(self.order) + 1) % len(names)]
-        self._place, self._moved = 0, False
-        self._arrange("")
+        self._cursor_row, self._cursor_moved = 0, False
+        self._update_rows("")
 
-    def scroll(self, height: int) -> None:
+    def scroll_to_cursor(self, height: int) -> None:
         """Moves what is seen, ``height`` rows, so that the cursor is in it."""
-        self.top = max(min(self.top, self._place), self._place - height + 1, 0)
-        self.top = max(0, min(self.top, len(self.rows) - height))
+        self.top_row = max(min(self.top_row, self._cursor_row), self._cursor_row - height + 1, 0)
+        self.top_row = max(0, min(self.top_row, len(self.rows) - height))
 
-    def to_compare(self) -> tuple[Recording, ...]:
+    def choose_compared(self) -> tuple[Recording, ...]:
         """The marked ones, and where only one is, the chosen one with it."""
-        marked, chosen = self.marked, self.chosen
+        marked, chosen = self.marked_recordings, self.chosen_item
         if len(marked) == 1 and isinstance(chosen, Recording) and chosen not in marked:
             return (*marked, chosen)
         return marked
 
 
-def searched(item: Item) -> str:
+def build_search_text(item: LibraryItem) -> str:
     """What a filter looks at, in lower case."""
     words: Iterable[object]
     if isinstance(item, RunningJob):
         words = (item.pid, item.launcher, item.script, f"zero-{item.zero_stage}", "running")
     else:
-        about = item.about or _NOTHING
-        state = "live" if item.live else f"exit {about.exit_code}"
+        about = item.overview or _NO_OVERVIEW
+        state = "live" if item.is_live else f"exit {about.exit_code}"
         offload = (f"zero-{about.zero_stage}", about.offload_optimizer, about.offload_parameters, about.dtype)
         words = (item.name, about.name, state, about.why, about.model, *offload, *about.command)
     return " ".join(map(str, words)).lower()

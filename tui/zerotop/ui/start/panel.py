@@ -8,32 +8,32 @@ from collections.abc import Sequence
 from textual import events
 from textual.message import Message
 
-from zerotop.analysis.formatting import plural
+from zerotop.analysis.formatting import format_count
 from zerotop.analysis.reports.recording_index import Recording
 from zerotop.ui.base.footer import Key
-from zerotop.ui.base.start_interfaces import Item
+from zerotop.ui.base.start_interfaces import LibraryItem
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.rows import Row, filled
+from zerotop.ui.drawing.rows import Row, fit_row
 from zerotop.ui.drawing.units import other_pace, other_sizes
-from zerotop.ui.start.columns import Line
-from zerotop.ui.start.drawing import DETAIL_ROWS, detail, head, listing
+from zerotop.ui.start.columns import ListLine
+from zerotop.ui.start.drawing import DETAIL_ROWS, draw_detail, draw_head, draw_list
 from zerotop.ui.start.model import StartModel
-from zerotop.ui.widgets.key_row import Keyed
+from zerotop.ui.widgets.key_row import KeyRow
 
 _LIST_TOP = 2  # rows above the first of the list
-_DETAILS_FROM = 16
+_MIN_DETAILS_HEIGHT = 16
 
 
-class Sheet(Keyed):
+class StartSheet(KeyRow):
     """One picture of all of it."""
 
-    class Pointed(Message):
+    class RowClicked(Message):
         """A row was clicked; ``twice`` is to open it."""
 
-        def __init__(self, place: int, *, twice: bool) -> None:
+        def __init__(self, row: int, *, is_double: bool) -> None:
             super().__init__()
-            self.place = place
-            self.twice = twice
+            self.row = row
+            self.is_double = is_double
 
     class Scrolled(Message):
         """The wheel was turned, so many rows down."""
@@ -42,49 +42,52 @@ class Sheet(Keyed):
             super().__init__()
             self.rows = rows
 
-    def __init__(self, model: StartModel, place: str, glyphs: Glyphs, *, id: str) -> None:
+    def __init__(self, model: StartModel, folder: str, glyphs: Glyphs, *, id: str) -> None:
         super().__init__(glyphs, id=id)
         self._model = model
-        self._place = place
-        self.busy = ""
+        self._folder = folder
+        self.busy_text = ""
         """What is being done, "" when nothing is."""
-        self.seen = 1
+        self.visible_rows = 1
         """Rows of the list that there is room for."""
 
     def paint(self, width: int, height: int) -> list[Row] | None:
-        details = DETAIL_ROWS + 1 if height >= _DETAILS_FROM else 0
+        details = DETAIL_ROWS + 1 if height >= _MIN_DETAILS_HEIGHT else 0
         room = max(1, height - 2 - details)
-        self.seen = max(1, room - 1)
-        self._model.scroll(self.seen)
-        rows = [head(self._title(), self._place, width, self.glyphs), *self._list(width, room)]
+        self.visible_rows = max(1, room - 1)
+        self._model.scroll_to_cursor(self.visible_rows)
+        rows = [draw_head(self._format_title(), self._folder, width, self.glyphs), *self._draw_list(width, room)]
         if details:
-            rows.append(filled(((self.glyphs.rule * width, "rule"),), width, self.glyphs))
-            rows += detail(self._model.chosen, width, self.glyphs)
-        return [*rows[: height - 1], self._last_row(width)]
+            rows.append(fit_row(((self.glyphs.rule * width, "rule"),), width, self.glyphs))
+            rows += draw_detail(self._model.chosen_item, width, self.glyphs)
+        return [*rows[: height - 1], self._draw_last_row(width)]
 
-    def _title(self) -> str:
+    def _format_title(self) -> str:
         model = self._model
-        live = f", {model.live} live" if model.live else ""
-        found = f", {len(model.rows)} found" if model.filter else ""
-        return f"{plural(model.known, 'recording')}{live}{found}"
+        live = f", {model.live_count} live" if model.live_count else ""
+        found = f", {len(model.rows)} found" if model.filter_text else ""
+        return f"{format_count(model.recording_count, 'recording')}{live}{found}"
 
-    def _list(self, width: int, height: int) -> list[Row]:
+    def _draw_list(self, width: int, height: int) -> list[Row]:
         model, now_ns = self._model, time.time_ns()
         if not model.rows:
-            return nothing(model.filter, width, height, self.glyphs)
-        rows: Sequence[Item] = model.rows[model.top : model.top + self.seen]
-        lines = [Line(item, at == model.place, model.is_marked(item), now_ns) for at, item in enumerate(rows, model.top)]
-        return listing(lines, ((model.order, "title"),), width, height, self.glyphs)
+            return draw_empty_list(model.filter_text, width, height, self.glyphs)
+        rows: Sequence[LibraryItem] = model.rows[model.top_row : model.top_row + self.visible_rows]
+        lines = [
+            ListLine(item, at == model.cursor_row, model.is_marked(item), now_ns)
+            for at, item in enumerate(rows, model.top_row)
+        ]
+        return draw_list(lines, ((model.order, "title"),), width, height, self.glyphs)
 
-    def _last_row(self, width: int) -> Row:
-        if self.busy:
-            return filled(((f" {self.glyphs.plain(self.busy)}", "key"),), width, self.glyphs, "keys")
-        return self.key_row(keys(self._model), width)
+    def _draw_last_row(self, width: int) -> Row:
+        if self.busy_text:
+            return fit_row(((f" {self.glyphs.to_plain(self.busy_text)}", "key"),), width, self.glyphs, "keys")
+        return self.draw_key_row(list_keys(self._model), width)
 
     def on_click(self, event: events.Click) -> None:
         row = event.y - _LIST_TOP
-        if 0 <= row < self.seen and row + self._model.top < len(self._model.rows):
-            self.post_message(self.Pointed(row + self._model.top, twice=event.chain == 2))
+        if 0 <= row < self.visible_rows and row + self._model.top_row < len(self._model.rows):
+            self.post_message(self.RowClicked(row + self._model.top_row, is_double=event.chain == 2))
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         event.stop()
@@ -95,21 +98,21 @@ class Sheet(Keyed):
         self.post_message(self.Scrolled(1))
 
 
-def keys(model: StartModel) -> list[Key]:
+def list_keys(model: StartModel) -> list[Key]:
     """Those worth naming now."""
-    several = len(model.to_compare()) >= 2
+    several = len(model.choose_compared()) >= 2
     named = [Key("q", "quit", "app.leave", 9)]
     if model.rows:
         named += [Key("enter", "open", "open", 9), Key("space", "mark", "mark", 5)]
         named.append(Key("c", "compare", "compare", 8 if several else 4))
     named += [Key("/", "filter", "filter", 8), Key("o", "order", "order", 6)]
-    if isinstance(model.chosen, Recording):
+    if isinstance(model.chosen_item, Recording):
         named += [Key("e", "export", "export", 3), Key("p", "pack", "pack", 3), Key("d", "delete", "delete", 3)]
     named += [Key("u", other_sizes().name, "app.switch_sizes", 1), Key("U", other_pace().value, "app.switch_pace", 0)]
     return [*named, Key("t", "theme", "app.switch_theme", 1), Key("?", "help", "app.help", 7)]
 
 
-def nothing(filter: str, width: int, height: int, glyphs: Glyphs) -> list[Row]:
+def draw_empty_list(filter: str, width: int, height: int, glyphs: Glyphs) -> list[Row]:
     if filter:
         lines = [f"Nothing holds “{filter}”.", "escape shows all again."]
     else:
@@ -121,5 +124,8 @@ def nothing(filter: str, width: int, height: int, glyphs: Glyphs) -> list[Row]:
             "zerotop demo             trains a small model, to see what this is like",
             "zerotop demo --recorded  shows a recording of an 8 B model on four GPUs",
         ]
-    rows = [filled((), width, glyphs), *(filled(((f"   {glyphs.plain(line)}", "muted"),), width, glyphs) for line in lines)]
-    return [*rows, *(filled((), width, glyphs) for _ in range(height - len(rows)))][:height]
+    rows = [
+        fit_row((), width, glyphs),
+        *(fit_row(((f"   {glyphs.to_plain(line)}", "muted"),), width, glyphs) for line in lines),
+    ]
+    return [*rows, *(fit_row((), width, glyphs) for _ in range(height - len(rows)))][:height]

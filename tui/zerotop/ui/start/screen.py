@@ -18,18 +18,18 @@ from textual.widgets import Input
 from zerotop.analysis.reports.measures import Comparison
 from zerotop.analysis.reports.recording_index import Recording
 from zerotop.ui.base.bindings import list_bindings
-from zerotop.ui.base.start_interfaces import Desk, Opened, Refused, RunningJob
+from zerotop.ui.base.start_interfaces import OpenedRecording, RecordingLibrary, RefusedError, RunningJob
 from zerotop.ui.compare.screen import CompareScreen
 from zerotop.ui.dialogs.delete_dialog import DeleteDialog
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.units import chosen
+from zerotop.ui.drawing.units import get_units
 from zerotop.ui.start.help import START_TERMS
 from zerotop.ui.start.model import StartModel
-from zerotop.ui.start.panel import Sheet
+from zerotop.ui.start.panel import StartSheet
 
-LOOK_S = 0.25  # between looks at what is known of the recordings
-_AGE_S = 5.0  # so often ages count on
-_TOLD_S = 8.0  # a sentence of what was done stays so long
+REFRESH_INTERVAL_S = 0.25  # between looks at what is known of the recordings
+_AGE_INTERVAL_S = 5.0  # so often ages count on
+_NOTICE_S = 8.0  # a sentence of what was done stays so long
 
 Result = TypeVar("Result")
 
@@ -59,7 +59,7 @@ class StartScreen(Screen[None]):
     class Chosen(Message):
         """A recording was read and is to be watched."""
 
-        def __init__(self, opened: Opened, beside: Path | None = None) -> None:
+        def __init__(self, opened: OpenedRecording, beside: Path | None = None) -> None:
             """``beside``: another one, whose iterations are to lie behind this one's."""
             super().__init__()
             self.opened = opened
@@ -72,13 +72,13 @@ class StartScreen(Screen[None]):
             super().__init__()
             self.order = order
 
-    def __init__(self, desk: Desk, glyphs: Glyphs, *, order: str = "newest") -> None:
+    def __init__(self, library: RecordingLibrary, glyphs: Glyphs, *, order: str = "newest") -> None:
         super().__init__(id="start")
-        self.desk = desk
+        self.library = library
         self.glyphs = glyphs
         self.model = StartModel(order)
-        self._sheet = Sheet(self.model, desk.place, glyphs, id="sheet")
-        self._seen: tuple[object, ...] = ()
+        self._sheet = StartSheet(self.model, library.folder_name, glyphs, id="sheet")
+        self._shown_state: tuple[object, ...] = ()
 
     def compose(self) -> ComposeResult:
         yield self._sheet
@@ -87,51 +87,51 @@ class StartScreen(Screen[None]):
         yield words
 
     def on_mount(self) -> None:
-        self.desk.begin()
-        self.look()
-        self.set_interval(LOOK_S, self.look)
+        self.library.start()
+        self.refresh_list()
+        self.set_interval(REFRESH_INTERVAL_S, self.refresh_list)
 
     def on_unmount(self) -> None:
-        self.desk.end()
+        self.library.stop()
 
-    def look(self) -> None:
+    def refresh_list(self) -> None:
         """Takes in what is known by now, and draws it if it looks different."""
-        seen = (self.desk.recordings, self.desk.jobs)
-        if self._seen[:2] != seen:
-            self.model.show(*seen)
-        now = (*seen, int(time.monotonic() / _AGE_S), chosen())
-        if now != self._seen:
-            self._seen = now
-            self._sheet.redraw()
+        seen = (self.library.recordings, self.library.running_jobs)
+        if self._shown_state[:2] != seen:
+            self.model.update_items(*seen)
+        now = (*seen, int(time.monotonic() / _AGE_INTERVAL_S), get_units())
+        if now != self._shown_state:
+            self._shown_state = now
+            self._sheet.repaint()
 
     # Moving
 
     def action_move(self, rows: int) -> None:
-        self.model.move(rows)
-        self._sheet.redraw()
+        self.model.move_cursor(rows)
+        self._sheet.repaint()
 
     def action_page(self, pages: int) -> None:
-        self.action_move(pages * max(1, self._sheet.seen - 1))
+        self.action_move(pages * max(1, self._sheet.visible_rows - 1))
 
-    def action_go(self, place: int) -> None:
-        self.model.go(place if place >= 0 else len(self.model.rows) - 1)
-        self._sheet.redraw()
+    def action_go(self, row: int) -> None:
+        self.model.go_to_row(row if row >= 0 else len(self.model.rows) - 1)
+        self._sheet.repaint()
 
     def action_mark(self) -> None:
-        self.model.mark()
-        self._sheet.redraw()
+        self.model.toggle_mark()
+        self._sheet.repaint()
 
     def action_order(self) -> None:
-        self.model.next_order()
+        self.model.choose_next_order()
         self.post_message(self.Ordered(self.model.order))
-        self._sheet.redraw()
+        self._sheet.repaint()
 
-    def on_sheet_pointed(self, event: Sheet.Pointed) -> None:
-        self.action_go(event.place)
-        if event.twice:
+    def on_start_sheet_row_clicked(self, event: StartSheet.RowClicked) -> None:
+        self.action_go(event.row)
+        if event.is_double:
             self.action_open()
 
-    def on_sheet_scrolled(self, event: Sheet.Scrolled) -> None:
+    def on_start_sheet_scrolled(self, event: StartSheet.Scrolled) -> None:
         self.action_move(event.rows)
 
     # The filter
@@ -153,102 +153,108 @@ class StartScreen(Screen[None]):
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self.model.set_filter(event.value)
-        self._sheet.redraw()
+        self._sheet.repaint()
 
     def on_input_submitted(self) -> None:
         self._close_filter()
 
     def action_no_filter(self) -> None:
         """Forgets the filter; pressed again, the marks."""
-        if self.model.filter or self.query_one(Input).display:
+        if self.model.filter_text or self.query_one(Input).display:
             self.query_one(Input).value = ""
             self.model.set_filter("")
             self._close_filter()
         else:
-            self.model.unmark()
-        self._sheet.redraw()
+            self.model.clear_marks()
+        self._sheet.repaint()
 
     def _close_filter(self) -> None:
         words = self.query_one(Input)
         words.display = bool(words.value)
         self.set_focus(None)
-        self._sheet.redraw()
+        self._sheet.repaint()
 
     # What is done with one
 
     def action_open(self) -> None:
-        chosen = self.model.chosen
+        chosen = self.model.chosen_item
         if chosen is not None:
-            self._do("Opening …", lambda: self.desk.open(chosen), lambda opened: self.post_message(self.Chosen(opened)))
+            self._start_task(
+                "Opening …", lambda: self.library.open(chosen), lambda opened: self.post_message(self.Chosen(opened))
+            )
 
     def action_export(self) -> None:
-        self._with_recording("Exporting …", self.desk.export)
+        self._start_recording_task("Exporting …", self.library.export)
 
     def action_pack(self) -> None:
-        self._with_recording("Packing …", self.desk.pack)
+        self._start_recording_task("Packing …", self.library.pack)
 
     def action_compare(self) -> None:
-        items = self.model.to_compare()
+        items = self.model.choose_compared()
         if len(items) < 2:
             self.app.notify("Mark two or more with space, then c shows them side by side.", timeout=4)
         else:
-            self._do("Comparing …", lambda: self.desk.compare(items), lambda found: self._show_comparison(items, found))
+            self._start_task(
+                "Comparing …", lambda: self.library.compare(items), lambda found: self._show_comparison(items, found)
+            )
 
     def _show_comparison(self, items: Sequence[Recording], comparison: Comparison) -> None:
-        def decided(overlay: bool | None) -> None:
+        def open_overlaid(overlay: bool | None) -> None:
             if overlay:
                 chosen = partial(self.Chosen, beside=items[1].path)
-                self._do("Opening …", lambda: self.desk.open(items[0]), lambda opened: self.post_message(chosen(opened)))
+                self._start_task(
+                    "Opening …", lambda: self.library.open(items[0]), lambda opened: self.post_message(chosen(opened))
+                )
 
-        self.app.push_screen(CompareScreen(comparison, self.glyphs), decided)
+        self.app.push_screen(CompareScreen(comparison, self.glyphs), open_overlaid)
 
     def action_delete(self) -> None:
-        chosen = self.model.chosen
+        chosen = self.model.chosen_item
         if not isinstance(chosen, Recording):
             return
-        why_not = self.desk.kept_for(chosen)
+        why_not = self.library.describe_obstacle(chosen)
         if why_not:
-            self.app.notify(why_not, severity="warning", timeout=_TOLD_S)
+            self.app.notify(why_not, severity="warning", timeout=_NOTICE_S)
             return
 
-        def decided(yes: bool | None) -> None:
+        def delete_confirmed(yes: bool | None) -> None:
             if yes:
-                self._do("Deleting …", lambda: self.desk.delete(chosen), self._tell)
+                self._start_task("Deleting …", lambda: self.library.delete(chosen), self._notify_done)
 
-        self.app.push_screen(DeleteDialog(chosen, self.glyphs), decided)
+        self.app.push_screen(DeleteDialog(chosen, self.glyphs), delete_confirmed)
 
-    def _with_recording(self, busy: str, act: Callable[[Recording], str]) -> None:
-        chosen = self.model.chosen
+    def _start_recording_task(self, busy: str, act: Callable[[Recording], str]) -> None:
+        chosen = self.model.chosen_item
         if isinstance(chosen, RunningJob):
             self.app.notify("Nobody records this job: enter begins to.", timeout=4)
         elif chosen is not None:
-            self._do(busy, lambda: act(chosen), self._tell)
+            self._start_task(busy, lambda: act(chosen), self._notify_done)
 
-    def _tell(self, sentence: str) -> None:
-        self.app.notify(sentence, timeout=_TOLD_S)
+    def _notify_done(self, sentence: str) -> None:
+        self.app.notify(sentence, timeout=_NOTICE_S)
 
-    def _do(self, busy: str, act: Callable[[], Result], then: Callable[[Result], object]) -> None:
+    def _start_task(self, busy: str, act: Callable[[], Result], then: Callable[[Result], object]) -> None:
         """One thing at a time, beside the screen: reading a long recording takes a while."""
-        if not self._sheet.busy:
-            self._sheet.busy = busy
-            self._sheet.redraw()
-            self._work(act, then)
+        if not self._sheet.busy_text:
+            self._sheet.busy_text = busy
+            self._sheet.repaint()
+            self._run_task(act, then)
 
     @work(thread=True)
-    def _work(self, act: Callable[[], Result], then: Callable[[Result], object]) -> None:
+    def _run_task(self, act: Callable[[], Result], then: Callable[[Result], object]) -> None:
         try:
             result = act()
-        except Refused as refused:
+        except RefusedError as refused:
             sentence = str(refused)
-            self.app.call_from_thread(self._done, lambda: self._refuse(sentence))
+            self.app.call_from_thread(self._finish_task, lambda: self._notify_refused(sentence))
         else:
-            self.app.call_from_thread(self._done, lambda: then(result))
+            self.app.call_from_thread(self._finish_task, lambda: then(result))
 
-    def _done(self, then: Callable[[], object]) -> None:
-        self._sheet.busy = ""
-        self.look()
-        self._sheet.redraw()
+    def _finish_task(self, then: Callable[[], object]) -> None:
+        self._sheet.busy_text = ""
+        self.refresh_list()
+        self._sheet.repaint()
         then()
 
-    def _refuse(self, sentence: str) -> None:
-        self.app.notify(sentence, severity="error", timeout=_TOLD_S)
+    def _notify_refused(self, sentence: str) -> None:
+        self.app.notify(sentence, severity="error", timeout=_NOTICE_S)

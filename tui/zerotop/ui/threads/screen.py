@@ -10,23 +10,23 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 
 from zerotop.analysis.live_view import Rank
-from zerotop.analysis.ranks.threads import RankThreads, ThreadTable, crowding
-from zerotop.ui.base.base_screen import Watching
+from zerotop.analysis.ranks.threads import RankThreads, ThreadTable, describe_crowding
+from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.footer import Key
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Source
 from zerotop.ui.base.layout import GAP, Box
-from zerotop.ui.charts import Watched
+from zerotop.ui.charts import GrowingScales
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.rows import Row, filled
-from zerotop.ui.ranks.rank_list import draw_ranks, first_seen
-from zerotop.ui.threads.drawing import draw_threads, history_shape, threads_text
-from zerotop.ui.widgets.frame_widget import Drawn
+from zerotop.ui.drawing.rows import Row, fit_row
+from zerotop.ui.ranks.rank_list import draw_ranks, find_first_visible
+from zerotop.ui.threads.drawing import draw_threads, measure_history, threads_text
+from zerotop.ui.widgets.frame_widget import FrameWidget
 
-_BESIDE_FROM, _LIST_WIDTH = 130, 42  # from this width on the ranks are beside the threads
+_SIDE_BY_SIDE_WIDTH, _LIST_WIDTH = 130, 42  # from this width on the ranks are beside the threads
 
 
-class ThreadsScreen(Watching):
+class ThreadsScreen(MonitorScreen):
     """Who computes, and who waits for a core."""
 
     NAME = "threads"
@@ -74,13 +74,13 @@ class ThreadsScreen(Watching):
 
     main_panel = "threads"
 
-    def panels(self) -> Iterable[Drawn]:
+    def build_panels(self) -> Iterable[FrameWidget]:
         yield RankList(self.glyphs, self.table, id="ranks")
-        yield Threads(self.glyphs, self.table, self.source, id="threads")
+        yield ThreadList(self.glyphs, self.table, self.source, id="threads")
 
-    def place(self, room: Box, frame: Frame) -> dict[str, Box]:
+    def layout_panels(self, room: Box, frame: Frame) -> dict[str, Box]:
         ranks = max(1, len(frame.view.ranks))
-        if room.width >= _BESIDE_FROM and ranks > 2 and ranks >= room.height // 6:
+        if room.width >= _SIDE_BY_SIDE_WIDTH and ranks > 2 and ranks >= room.height // 6:
             x = room.x + _LIST_WIDTH + GAP
             return {
                 "ranks": Box(room.x, room.y, _LIST_WIDTH, room.height),
@@ -94,7 +94,7 @@ class ThreadsScreen(Watching):
             "threads": Box(room.x, room.y + above, room.width, room.height - above),
         }
 
-    def keys(self, frame: Frame) -> Sequence[Key]:
+    def footer_keys(self, frame: Frame) -> Sequence[Key]:
         several = len(frame.view.ranks) > 1
         return (
             *(
@@ -107,10 +107,10 @@ class ThreadsScreen(Watching):
         )
 
     def action_open(self) -> None:
-        self.query_one(Threads).toggle_all()
+        self.query_one(ThreadList).toggle_groups()
 
     def action_rows(self, direction: int) -> None:
-        panel = self.query_one(Threads)
+        panel = self.query_one(ThreadList)
         panel.scroll_rows(direction * max(1, panel.size.height // 2))
 
     def on_rank_list_chosen(self, event: RankList.Chosen) -> None:
@@ -118,13 +118,13 @@ class ThreadsScreen(Watching):
         self.post_message(self.RankChosen(event.rank))
 
 
-def shown_rank(frame: Frame) -> Rank | None:
+def find_shown_rank(frame: Frame) -> Rank | None:
     """The rank that the screen is about."""
     ranks = frame.view.ranks
     return next((rank for rank in ranks if rank.rank == frame.rank), ranks[0] if ranks else None)
 
 
-class RankList(Drawn):
+class RankList(FrameWidget):
     """All ranks, of which a click chooses one."""
 
     class Chosen(Message):
@@ -140,76 +140,81 @@ class RankList(Drawn):
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         view = frame.view
-        first = first_seen(view.ranks, frame.rank, height - 1)
+        first = find_first_visible(view.ranks, frame.rank, height - 1)
         seen = view.ranks[first : first + height - 1]
         affinities = self.table.affinities
-        bound = {rank.rank: affinities.process(rank.host, rank.pid, view.cursor_ns) for rank in seen}
+        bound = {rank.rank: affinities.find_process_cores(rank.host, rank.pid, view.cursor_ns) for rank in seen}
         return draw_ranks(view, frame.rank, bound if any(bound.values()) else {}, width, height, self.glyphs)
 
     def on_click(self, event: events.Click) -> None:
         if self.frame is None or event.y < 1:
             return
         ranks = self.frame.view.ranks
-        place = first_seen(ranks, self.frame.rank, self.size.height - 1) + event.y - 1
+        place = find_first_visible(ranks, self.frame.rank, self.size.height - 1) + event.y - 1
         if place < len(ranks):
             self.post_message(self.Chosen(ranks[place].rank))
 
 
-class Threads(Drawn):
+class ThreadList(FrameWidget):
     """The threads of the chosen rank."""
 
     def __init__(self, glyphs: Glyphs, table: ThreadTable, source: Source, *, id: str) -> None:
         super().__init__(glyphs, id=id)
         self.table = table
         self.source = source
-        self._watched = Watched()
-        self._of: tuple[str, int] | None = None
-        self._opened: set[str] | None = None  # nobody chose
-        self._top = 0
-        self._told: RankThreads | None = None
+        self._axis_scales = GrowingScales()
+        self._process_key: tuple[str, int] | None = None
+        self._open_groups: set[str] | None = None  # nobody chose
+        self._top_row = 0
+        self._shown_threads: RankThreads | None = None
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        rank = shown_rank(frame)
+        rank = find_shown_rank(frame)
         if rank is None:
             text = "  No rank process was seen yet: its threads are shown here once it runs."
-            return [filled(((text, "muted"),), width, self.glyphs), *[filled((), width, self.glyphs)] * (height - 1)]
-        if (rank.host, rank.pid) != self._of:
-            self._of, self._top = (rank.host, rank.pid), 0
-            self._watched.forget()
+            return [fit_row(((text, "muted"),), width, self.glyphs), *[fit_row((), width, self.glyphs)] * (height - 1)]
+        if (rank.host, rank.pid) != self._process_key:
+            self._process_key, self._top_row = (rank.host, rank.pid), 0
+            self._axis_scales.clear()
         view = frame.view
         affinities = self.table.affinities
-        nodes, bound = affinities.node_count(rank.host), bool(affinities.process(rank.host, rank.pid, view.cursor_ns))
+        nodes, bound = (
+            affinities.count_nodes(rank.host),
+            bool(affinities.find_process_cores(rank.host, rank.pid, view.cursor_ns)),
+        )
         length_ns = self.source.end_ns - self.source.begin_ns
-        self._told = self.table.at(rank, view.cursor_ns, *history_shape(width, length_ns, nodes=nodes, bound=bound))
+        self._shown_threads = self.table.threads_at(
+            rank, view.cursor_ns, *measure_history(width, length_ns, nodes=nodes, bound=bound)
+        )
         cores = {host.name: host.cores for host in view.hosts}
-        rows, self._top = draw_threads(
-            self._told,
-            crowding([one for one in view.ranks if one.host == rank.host], cores, affinities, view.cursor_ns),
-            self._opened,
+        rows, self._top_row = draw_threads(
+            self._shown_threads,
+            describe_crowding([one for one in view.ranks if one.host == rank.host], cores, affinities, view.cursor_ns),
+            self._open_groups,
             nodes,
-            self._watched,
+            self._axis_scales,
             self.source.begin_ns / 1e9,
             (width, height),
             self.glyphs,
-            top=self._top,
+            top=self._top_row,
         )
         return rows
 
-    def copyable(self) -> str:
+    def copy_text(self) -> str:
         """Each thread's figures."""
-        return threads_text(self._told) if self._told is not None else ""
+        return threads_text(self._shown_threads) if self._shown_threads is not None else ""
 
-    def toggle_all(self) -> None:
+    def toggle_groups(self) -> None:
         """Each thread by itself, or all of a name together."""
-        groups = self._told.groups if self._told is not None else ()
-        self._opened = set() if self._opened else {group.name for group in groups}
-        self._top = 0
-        self.redraw()
+        groups = self._shown_threads.groups if self._shown_threads is not None else ()
+        self._open_groups = set() if self._open_groups else {group.name for group in groups}
+        self._top_row = 0
+        self.repaint()
 
     def scroll_rows(self, rows: int) -> None:
         """Further down the threads, or (negative) up."""
-        self._top = max(0, self._top + rows)
-        self.redraw()
+        self._top_row = max(0, self._top_row + rows)
+        self.repaint()
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         event.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from zerotop.analysis.timeline.phase_ribbon import as_codes
+from zerotop.analysis.timeline.phase_ribbon import choose_phase_codes
 from zerotop.ui.timeline.picture import Picture
 from zerotop_probe.recording.tables import PHASES
 
@@ -29,16 +29,18 @@ def window_text(picture: Picture) -> str:
     window, values = picture.timeline.window, picture.timeline.values
     names = [name + _UNITS.get(name, "_bytes") for name in values]
     ranks = [f"rank {rank} phase" for rank in picture.ranks[:1]]
-    codes = [as_codes(picture.timeline.phases[rank]).tolist() for rank in picture.ranks[:1]]
+    codes = [choose_phase_codes(picture.timeline.phases[rank]).tolist() for rank in picture.ranks[:1]]
     rows = ["\t".join(("time_s", *ranks, *(f"{name} {what}" for name in names for what in ("mean", "highest"))))]
     for place in range(window.columns):
         begin = (window.first + place) * window.column_ns
-        if picture.range is None or (begin + window.column_ns > picture.range[0] and begin < picture.range[1]):
+        if picture.selected_range is None or (
+            begin + window.column_ns > picture.selected_range[0] and begin < picture.selected_range[1]
+        ):
             told = (float(row[place]) for lane in values.values() for row in (lane.mean, lane.highest))
             phases = (PHASES[code[place]] if code[place] >= 0 else "" for code in codes)
-            rows.append("\t".join((f"{begin / 1e9:.9g}", *phases, *_figures(told))))
+            rows.append("\t".join((f"{begin / 1e9:.9g}", *phases, *_format_values(told))))
     return "\n".join(rows)
 
 
-def _figures(values: Iterable[float]) -> list[str]:
+def _format_values(values: Iterable[float]) -> list[str]:
     return ["" if math.isnan(value) else f"{value:.6g}" for value in values]

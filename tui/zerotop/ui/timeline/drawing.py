@@ -8,30 +8,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.live_view import Floats
-from zerotop.analysis.timeline.phase_ribbon import as_codes
-from zerotop.ui.charts import AXIS_WIDTH, Canvas, axis_row, ribbon, stack, time_axis
-from zerotop.ui.charts.step_axis import LABEL_WIDTH, labels
+from zerotop.analysis.timeline.phase_ribbon import choose_phase_codes
+from zerotop.ui.charts import AXIS_WIDTH, Canvas, draw_axis, draw_time_axis, plot_ribbon, plot_stack
+from zerotop.ui.charts.step_axis import LABEL_WIDTH, draw_axis_labels
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style, phase_word
-from zerotop.ui.drawing.rows import Row, both_ends, filled, merged
-from zerotop.ui.drawing.text import cells, fit, literal, wrap
-from zerotop.ui.timeline.labels import last_row, legend, moment_text
+from zerotop.ui.drawing.rows import Row, align_ends, fit_row, merge_spans
+from zerotop.ui.drawing.text import cell_width, fit_text, sanitize, wrap_text
+from zerotop.ui.timeline.labels import draw_last_row, draw_legend, format_moment
 from zerotop.ui.timeline.lane_charts import draw_charts
-from zerotop.ui.timeline.lanes import BY_NAME, MARKS, RIBBONS, STEPS, SUMMARY, TIME, Place
+from zerotop.ui.timeline.lanes import LANES_BY_NAME, MARKS, RIBBONS, STEPS, SUMMARY, TIME, LaneBox
 from zerotop.ui.timeline.picture import Picture
 from zerotop_probe.recording.tables import PHASES
 
-LEAST_WIDTH = 30
+MIN_WIDTH = 30
 # A column in which the phase that takes most of it has less than this is a mixture, and
-_PURE = 0.75
+_PURE_SHARE = 0.75
 # where so many columns are, a tall ribbon shows the phases' shares.
-_MIXED = 0.5
-_NOTHING = (
+_MIXED_SHARE = 0.5
+_EMPTY_TEXT = (
     "Nothing is recorded yet. Lanes of memory and processors appear with the first samples, a second after the job begins; "
     "a ribbon of phases for each rank when it makes its DeepSpeed engine."
 )
 _TOO_NARROW = "Too narrow for a timeline."
-_STYLES = [phase_style(phase) for phase in PHASES]
+_PHASE_STYLES = [phase_style(phase) for phase in PHASES]
 
 
 def legend_width(width: int) -> int:
@@ -51,141 +51,153 @@ def chart_cells(width: int) -> int:
 
 def draw_timeline(picture: Picture, width: int, height: int, glyphs: Glyphs) -> list[Row]:
     """The whole picture: ``height`` rows of ``width`` cells, of which ``chart_cells`` are the picture's."""
-    drawn = [place for place in picture.places if place.name not in _TEXTS]
-    canvas = Canvas(picture.cells, max((place.top + place.height for place in drawn), default=0), glyphs)
-    words = _charts(picture, drawn, canvas, width)
-    rows = [(*left, *row) for left, row in zip(words, canvas.rows(), strict=True)]
-    rows += [_TEXTS[place.name](picture, width, glyphs) for place in picture.places if place.name in _TEXTS]
-    rows += [filled((), width, glyphs)] * (height - len(rows))
+    drawn = [place for place in picture.boxes if place.name not in _TEXT_ROWS]
+    canvas = Canvas(picture.cell_count, max((place.top + place.height for place in drawn), default=0), glyphs)
+    words = _draw_lanes(picture, drawn, canvas, width)
+    rows = [(*left, *row) for left, row in zip(words, canvas.to_rows(), strict=True)]
+    rows += [_TEXT_ROWS[place.name](picture, width, glyphs) for place in picture.boxes if place.name in _TEXT_ROWS]
+    rows += [fit_row((), width, glyphs)] * (height - len(rows))
     return rows[:height]
 
 
-def _charts(picture: Picture, places: Sequence[Place], canvas: Canvas, width: int) -> list[Row]:
+def _draw_lanes(picture: Picture, places: Sequence[LaneBox], canvas: Canvas, width: int) -> list[Row]:
     """Draws all that is there for every cell of time, all on one canvas; returns what is at the left of its rows."""
     nothing: Row = ((" " * chart_begin(width), "text"),)
     words = [nothing] * canvas.height
-    lanes = [place for place in places if place.name in BY_NAME]
+    lanes = [place for place in places if place.name in LANES_BY_NAME]
     for place in places:
-        if picture.range is not None and place.name != MARKS:
-            begin, end = (picture.cell(moment) for moment in picture.range)
-            canvas.ground(begin, end + 1, "cursor-ground", top=place.top, bottom=place.top + place.height)
+        if picture.selected_range is not None and place.name != MARKS:
+            begin, end = (picture.find_cell(moment) for moment in picture.selected_range)
+            canvas.fill_ground(begin, end + 1, "cursor-ground", top=place.top, bottom=place.top + place.height)
         if place.name == RIBBONS:
-            words[place.top : place.top + place.height] = _ribbons(picture, place, canvas, width)
+            words[place.top : place.top + place.height] = _draw_ribbons(picture, place, canvas, width)
         if place.name == MARKS:
-            words[place.top] = _marks(picture, canvas.part(place.top, 1), width)
+            words[place.top] = _draw_marks(picture, canvas.slice_rows(place.top, 1), width)
     for place, axis in zip(lanes, draw_charts(canvas, picture, lanes), strict=True):
-        left = legend(place.name, picture, axis, place.height, legend_width(width), canvas.glyphs)
-        sides = labels(axis, place.height, canvas.glyphs)
+        left = draw_legend(place.name, picture, axis, place.height, legend_width(width), canvas.glyphs)
+        sides = draw_axis_labels(axis, place.height, canvas.glyphs)
         words[place.top : place.top + place.height] = [(*row, *side) for row, side in zip(left, sides, strict=True)]
     # Over the cursor are the marks' words.
     above = sum(place.height for place in places if place.name == MARKS)
-    _cursor(canvas.part(above, canvas.height - above), picture.cell(picture.cursor))
+    _paint_cursor(canvas.slice_rows(above, canvas.height - above), picture.find_cell(picture.cursor))
     return words
 
 
-def _cursor(canvas: Canvas, x: int) -> None:
+def _paint_cursor(canvas: Canvas, x: int) -> None:
     """A thin line through everything."""
     if 0 <= x < canvas.width:
-        canvas.back[:, x] = canvas.shown((slice(None), x))
+        canvas.back[:, x] = canvas.find_visible((slice(None), x))
         canvas.characters[:, x] = ord(canvas.glyphs.line)
-        canvas.fore[:, x] = canvas.number("cursor")
+        canvas.fore[:, x] = canvas.number_style("cursor")
 
 
-def draw_nothing(width: int, height: int, glyphs: Glyphs) -> list[Row]:
+def draw_empty(width: int, height: int, glyphs: Glyphs) -> list[Row]:
     """What is there instead while nothing was recorded, or no room for charts."""
-    text = _TOO_NARROW if width < LEAST_WIDTH else _NOTHING
-    lines = wrap(text, max(1, min(72, width - 4)), max(0, height), glyphs)
+    text = _TOO_NARROW if width < MIN_WIDTH else _EMPTY_TEXT
+    lines = wrap_text(text, max(1, min(72, width - 4)), max(0, height), glyphs)
     above = max(0, (height - len(lines)) // 3)
-    rows = [filled((), width, glyphs)] * above
+    rows = [fit_row((), width, glyphs)] * above
     rows += [
-        filled(((" " * max(0, (width - 72) // 2), "text"), (glyphs.plain(line), "muted")), width, glyphs) for line in lines
+        fit_row(((" " * max(0, (width - 72) // 2), "text"), (glyphs.to_plain(line), "muted")), width, glyphs)
+        for line in lines
     ]
-    return [*rows, *[filled((), width, glyphs)] * (height - len(rows))][:height]
+    return [*rows, *[fit_row((), width, glyphs)] * (height - len(rows))][:height]
 
 
-def _ribbons(picture: Picture, place: Place, canvas: Canvas, width: int) -> list[Row]:
+def _draw_ribbons(picture: Picture, place: LaneBox, canvas: Canvas, width: int) -> list[Row]:
     seconds = [picture.timeline.phases[rank] for rank in picture.ranks]
-    codes, tall = as_codes(np.stack(seconds)), place.tall
-    mixed = tall > 1 and _mixed(seconds[0])
+    codes, tall = choose_phase_codes(np.stack(seconds)), place.first_rows
+    mixed = tall > 1 and _is_mixed(seconds[0])
     if mixed:
-        shares = [(style, _share(seconds[0], style)) for style in dict.fromkeys(_STYLES)]
-        stack(canvas.part(place.top, tall), [(style, share) for style, share in shares if share.any()], top=1.0)
+        shares = [(style, _compute_share(seconds[0], style)) for style in dict.fromkeys(_PHASE_STYLES)]
+        plot_stack(canvas.slice_rows(place.top, tall), [(style, share) for style, share in shares if share.any()], top=1.0)
     rows = np.repeat(codes, [0 if mixed else tall, *[1] * (len(codes) - 1)], axis=0)
-    ribbon(canvas, rows, _STYLES, row=place.top + place.height - len(rows), rows=len(rows))
+    plot_ribbon(canvas, rows, _PHASE_STYLES, row=place.top + place.height - len(rows), rows=len(rows))
     nothing: Row = ((" " * chart_begin(width), "text"),)
-    words = [_whose(picture, *whose, width, canvas.glyphs) for whose in zip(picture.ranks, codes, strict=True)]
+    words = [_draw_ribbon_label(picture, *whose, width, canvas.glyphs) for whose in zip(picture.ranks, codes, strict=True)]
     return [words[0], *[nothing] * (tall - 1), *words[1:]]
 
 
-def _mixed(seconds: Floats) -> bool:
+def _is_mixed(seconds: Floats) -> bool:
     total = seconds.sum(axis=0)
     known = total > 0
-    return bool(known.any()) and float(np.mean(seconds.max(axis=0)[known] < _PURE * total[known])) > _MIXED
+    return bool(known.any()) and float(np.mean(seconds.max(axis=0)[known] < _PURE_SHARE * total[known])) > _MIXED_SHARE
 
 
-def _share(seconds: Floats, style: str) -> Floats:
+def _compute_share(seconds: Floats, style: str) -> Floats:
     """What phases of one colour take of each cell, of the time that is known."""
-    chosen = seconds[[place for place, other in enumerate(_STYLES) if other == style]].sum(axis=0).reshape(-1, 2).sum(axis=1)
+    chosen = (
+        seconds[[place for place, other in enumerate(_PHASE_STYLES) if other == style]]
+        .sum(axis=0)
+        .reshape(-1, 2)
+        .sum(axis=1)
+    )
     total = seconds.sum(axis=0).reshape(-1, 2).sum(axis=1)
     return np.asarray(np.divide(chosen, total, out=np.zeros(len(total)), where=total > 0))
 
 
-def _whose(picture: Picture, rank: int, codes: NDArray[np.int16], width: int, glyphs: Glyphs) -> Row:
+def _draw_ribbon_label(picture: Picture, rank: int, codes: NDArray[np.int16], width: int, glyphs: Glyphs) -> Row:
     """``rank 0  backward``: whose ribbon, and its phase at the cursor."""
     window = picture.timeline.window
     column = picture.cursor // window.column_ns - window.first
     code = int(codes[column]) if 0 <= column < len(codes) else -1
-    phase: Row = ((phase_word(PHASES[code], glyphs), _STYLES[code]),) if code >= 0 else ()
+    phase: Row = ((phase_word(PHASES[code], glyphs), _PHASE_STYLES[code]),) if code >= 0 else ()
     style = "value" if rank == picture.subject.rank else "label"
     more = f" +{picture.other_ranks}" if picture.other_ranks and rank == picture.ranks[-1] else ""
-    return merged((*both_ends(((f"rank {rank}{more}", style),), phase, chart_begin(width) - 1, glyphs), (" ", "text")))
+    return merge_spans((*align_ends(((f"rank {rank}{more}", style),), phase, chart_begin(width) - 1, glyphs), (" ", "text")))
 
 
-def _marks(picture: Picture, canvas: Canvas, width: int) -> Row:
+def _draw_marks(picture: Picture, canvas: Canvas, width: int) -> Row:
     glyphs = canvas.glyphs
-    here = sorted((mark for mark in picture.marks if 0 <= picture.cell(mark.at) < picture.cells), key=lambda mark: mark.at)
-    begins = [picture.cell(mark.at) for mark in here]
-    for mark, begin, end in zip(here, begins, [*begins, picture.cells][1:], strict=True):
-        canvas.mark(begin, 0, glyphs.mark, mark.style)
+    here = sorted(
+        (mark for mark in picture.marks if 0 <= picture.find_cell(mark.at_ns) < picture.cell_count),
+        key=lambda mark: mark.at_ns,
+    )
+    begins = [picture.find_cell(mark.at_ns) for mark in here]
+    for mark, begin, end in zip(here, begins, [*begins, picture.cell_count][1:], strict=True):
+        canvas.write_mark(begin, 0, glyphs.mark, mark.style)
         room = end - begin - 3
         if room >= 8:
-            canvas.text(
-                begin + 2, 0, fit(literal(mark.text, glyphs), room, glyphs), mark.style if mark.style != "accent" else "text"
+            canvas.write_text(
+                begin + 2,
+                0,
+                fit_text(sanitize(mark.text, glyphs), room, glyphs),
+                mark.style if mark.style != "accent" else "text",
             )
     count = len(here)
     words = f"{count} found here" if count else "nothing found" if width >= 110 else ""
-    return filled(((words, "label"),), chart_begin(width), glyphs)
+    return fit_row(((words, "label"),), chart_begin(width), glyphs)
 
 
-def _steps(picture: Picture, width: int, glyphs: Glyphs) -> Row:
-    marks = [(picture.cell(begin), str(number)) for begin, number in picture.steps]
-    here = "step" if picture.step is None else f"step {picture.step}"
-    return _axis(here, axis_row(marks, picture.cells, glyphs), picture, width, glyphs, " ")
+def _draw_steps(picture: Picture, width: int, glyphs: Glyphs) -> Row:
+    marks = [(picture.find_cell(begin), str(number)) for begin, number in picture.steps]
+    here = "step" if picture.cursor_step is None else f"step {picture.cursor_step}"
+    return _draw_axis(here, draw_axis(marks, picture.cell_count, glyphs), picture, width, glyphs, " ")
 
 
-def _time(picture: Picture, width: int, glyphs: Glyphs) -> Row:
-    begin_s, end_s = picture.begin / 1e9, (picture.begin + picture.cells * picture.cell_ns) / 1e9
-    row = time_axis(begin_s, end_s, picture.cells, glyphs, zero_s=0.0)
-    return _axis(moment_text(picture.cursor, picture.cell_ns), row, picture, width, glyphs, glyphs.corner)
+def _draw_time(picture: Picture, width: int, glyphs: Glyphs) -> Row:
+    begin_s, end_s = picture.begin / 1e9, (picture.begin + picture.cell_count * picture.cell_ns) / 1e9
+    row = draw_time_axis(begin_s, end_s, picture.cell_count, glyphs, zero_s=0.0)
+    return _draw_axis(format_moment(picture.cursor, picture.cell_ns), row, picture, width, glyphs, glyphs.corner)
 
 
-def _axis(words: str, row: Row, picture: Picture, width: int, glyphs: Glyphs, corner: str) -> Row:
-    left = filled(((words, "value"),), legend_width(width) + LABEL_WIDTH, glyphs)
-    return filled((*left, (corner, "rule"), *with_cursor(row, picture.cell(picture.cursor), glyphs)), width, glyphs)
+def _draw_axis(words: str, row: Row, picture: Picture, width: int, glyphs: Glyphs, corner: str) -> Row:
+    left = fit_row(((words, "value"),), legend_width(width) + LABEL_WIDTH, glyphs)
+    return fit_row((*left, (corner, "rule"), *overlay_cursor(row, picture.find_cell(picture.cursor), glyphs)), width, glyphs)
 
 
-def with_cursor(row: Row, x: int, glyphs: Glyphs) -> Row:
+def overlay_cursor(row: Row, x: int, glyphs: Glyphs) -> Row:
     """A row of an axis with the cursor in a cell of it, unless a number is there: without a digit it would be another."""
     spans: list[tuple[str, str]] = []
     at = 0
     for text, style in row:
-        end = at + cells(text)
+        end = at + cell_width(text)
         if at <= x < end and text[x - at] in (glyphs.rule, " "):
             spans += [(text[: x - at], style), (glyphs.line, "cursor"), (text[x - at + 1 :], style)]
         else:
             spans.append((text, style))
         at = end
-    return merged(spans)
+    return merge_spans(spans)
 
 
-_TEXTS: dict[str, Callable[[Picture, int, Glyphs], Row]] = {STEPS: _steps, TIME: _time, SUMMARY: last_row}
+_TEXT_ROWS: dict[str, Callable[[Picture, int, Glyphs], Row]] = {STEPS: _draw_steps, TIME: _draw_time, SUMMARY: draw_last_row}

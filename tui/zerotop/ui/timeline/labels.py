@@ -7,15 +7,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from zerotop.analysis.formatting import plural
-from zerotop.analysis.timeline.range_summary import Summary
+from zerotop.analysis.formatting import format_count
+from zerotop.analysis.timeline.range_summary import RangeSummary
 from zerotop.ui.charts import Scale
-from zerotop.ui.drawing.formatting import clock, decimals_for, fixed, known, share, significant, time_unit
+from zerotop.ui.drawing.formatting import (
+    choose_decimals,
+    choose_time_unit,
+    format_clock,
+    format_fixed,
+    format_share,
+    format_significant,
+    is_known,
+)
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style, phase_word
-from zerotop.ui.drawing.rows import Row, both_ends, choose, filled, spaced
-from zerotop.ui.drawing.units import giga
-from zerotop.ui.timeline.lane_charts import host_fits
+from zerotop.ui.drawing.rows import Row, align_ends, choose_items, fit_row, join_rows
+from zerotop.ui.drawing.units import giga_unit
+from zerotop.ui.timeline.lane_charts import is_host_on_scale
 from zerotop.ui.timeline.picture import Picture
 from zerotop_probe.recording.tables import PHASES
 
@@ -35,88 +43,88 @@ _LEGENDS: dict[str, tuple[tuple[tuple[str, ...], str, str], ...]] = {
     "power": ((("power",), "power", ""),),
 }
 # Those whose height counts rather than their mean.
-_HIGHEST = ("allocated", "reserved", "process", "device", "peak", "rss", "all_rss", "host_memory")
+_HIGHEST_VALUES = ("allocated", "reserved", "process", "device", "peak", "rss", "all_rss", "host_memory")
 
 
-def at_cursor(picture: Picture, names: Sequence[str]) -> float:
+def find_cursor_value(picture: Picture, names: Sequence[str]) -> float:
     """The value at the cursor of the first of these that is known; NaN where none is."""
     window = picture.timeline.window
     place = picture.cursor // window.column_ns - window.first
     back = max(2, _FRESH_NS // window.column_ns)
     for name in names:
-        values = picture.value(name)
+        values = picture.find_values(name)
         if values is not None and place >= 0:
-            row = values.highest if name in _HIGHEST else values.mean
+            row = values.highest if name in _HIGHEST_VALUES else values.mean
             there = np.flatnonzero(np.isfinite(row[max(0, place - back) : place + 1]))
             if len(there):
                 return float(row[max(0, place - back) + there[-1]])
     return math.nan
 
 
-def legend(name: str, picture: Picture, axis: Scale, height: int, width: int, glyphs: Glyphs) -> list[Row]:
+def draw_legend(name: str, picture: Picture, axis: Scale, height: int, width: int, glyphs: Glyphs) -> list[Row]:
     """What a lane is, and what it was at the cursor: ``height`` rows of ``width`` cells."""
-    entries = _entries(name, picture)
+    entries = _build_entries(name, picture)
     rows: list[Row] = []
     room = width - _VALUE_WIDTH - 1
     for number, (names, label, style) in enumerate(entries[:height]):
         unit = f" {axis.unit}" if number == 0 and axis.unit not in label else ""
         if len(label + unit) + bool(style) > room:
             label = label.replace("iteration", "iter").replace(" ", "")[: room - len(unit) - bool(style)]
-        value = at_cursor(picture, names) * (100 if name == "utilization" else axis.factor)
-        text = glyphs.plain(fixed(value, decimals_for(value) if known(value) else 0, _VALUE_WIDTH))
-        left: Row = (((swatch(style, glyphs), style),) if style else ()) + ((glyphs.plain(label) + unit, "label"),)
-        rows.append(both_ends(left, ((text, "value"), (" ", "text")), width, glyphs))
-    rows += [filled((), width, glyphs)] * (height - len(rows))
+        value = find_cursor_value(picture, names) * (100 if name == "utilization" else axis.factor)
+        text = glyphs.to_plain(format_fixed(value, choose_decimals(value) if is_known(value) else 0, _VALUE_WIDTH))
+        left: Row = (((find_swatch(style, glyphs), style),) if style else ()) + ((glyphs.to_plain(label) + unit, "label"),)
+        rows.append(align_ends(left, ((text, "value"), (" ", "text")), width, glyphs))
+    rows += [fit_row((), width, glyphs)] * (height - len(rows))
     return rows
 
 
-def swatch(style: str, glyphs: Glyphs) -> str:
+def find_swatch(style: str, glyphs: Glyphs) -> str:
     """A sample of what is drawn in a style: where there are no colours, the character that stands for it."""
-    return "p" if style == "peak" and not glyphs.smooth else glyphs.sample(style)
+    return "p" if style == "peak" and not glyphs.smooth else glyphs.find_sample(style)
 
 
-def _entries(name: str, picture: Picture) -> list[tuple[tuple[str, ...], str, str]]:
+def _build_entries(name: str, picture: Picture) -> list[tuple[tuple[str, ...], str, str]]:
     several = len(picture.ranks) + picture.other_ranks > 1
     mine = f"rank {picture.subject.rank}"
     if name == "utilization":
         gpu = picture.subject.gpu
         return [(("utilization",), f"GPU {gpu[1]}" if gpu else "GPU", "")]
     if name == "cores":
-        if several and picture.value("all_cores") is not None:
+        if several and picture.find_values("all_cores") is not None:
             return [(("all_cores",), "cores", "load-others"), (("cores",), mine, "load")]
         return [(("cores", "host_cores"), "CPU cores", "load")]
     if name == "host memory":
         found = [(("rss",), mine if several else "RSS", "memory-allocated")]
         found += [(("all_rss",), "all ranks", "memory-reserved")] if several else []
-        return [*found, (("host_memory",), "host", "memory-other" if host_fits(picture) else "")]
-    return [entry for entry in _LEGENDS[name] if any(picture.value(value) is not None for value in entry[0])]
+        return [*found, (("host_memory",), "host", "memory-other" if is_host_on_scale(picture) else "")]
+    return [entry for entry in _LEGENDS[name] if any(picture.find_values(value) is not None for value in entry[0])]
 
 
-def moment_text(moment: int, cell_ns: int) -> str:
+def format_moment(moment: int, cell_ns: int) -> str:
     """A time since the recording's begin, as exact as a cell is: ``1:02.35``."""
     decimals = max(0, min(6, math.ceil(9 - math.log10(cell_ns)))) if cell_ns < 1_000_000_000 else 0
     whole, rest = divmod(moment, 1_000_000_000)
-    return clock(whole) + (f".{rest:09d}"[: decimals + 1] if decimals else "")
+    return format_clock(whole) + (f".{rest:09d}"[: decimals + 1] if decimals else "")
 
 
-def duration(nanoseconds: float) -> str:
+def format_duration(nanoseconds: float) -> str:
     """``35 µs``, ``412 ms``, ``2.75 s``, ``12:34``."""
     for factor, unit in ((1e3, "ns"), (1e6, "µs"), (1e9, "ms")):
         if nanoseconds < factor * 0.9995:
-            return f"{significant(nanoseconds / factor * 1e3)} {unit}"
-    return f"{significant(nanoseconds / 1e9)} s" if nanoseconds < 60e9 else clock(nanoseconds / 1e9)
+            return f"{format_significant(nanoseconds / factor * 1e3)} {unit}"
+    return f"{format_significant(nanoseconds / 1e9)} s" if nanoseconds < 60e9 else format_clock(nanoseconds / 1e9)
 
 
-def last_row(picture: Picture, width: int, glyphs: Glyphs) -> Row:
+def draw_last_row(picture: Picture, width: int, glyphs: Glyphs) -> Row:
     """The range's figures, or without a range which colours mean what, and what was not recorded."""
     if picture.summary is not None:
-        return filled(spaced(choose(_figures(picture, picture.summary, glyphs), width, 2), 2), width, glyphs)
-    colours = _colours(picture, glyphs)
-    missing: list[tuple[int, Row]] = [(1, ((glyphs.plain(sentence), "muted"),)) for sentence in picture.missing]
-    return filled(spaced(choose([*colours, *missing], width, 2), 2), width, glyphs)
+        return fit_row(join_rows(choose_items(_draw_figures(picture, picture.summary, glyphs), width, 2), 2), width, glyphs)
+    colours = _draw_colours(picture, glyphs)
+    missing: list[tuple[int, Row]] = [(1, ((glyphs.to_plain(sentence), "muted"),)) for sentence in picture.missing_notes]
+    return fit_row(join_rows(choose_items([*colours, *missing], width, 2), 2), width, glyphs)
 
 
-def _colours(picture: Picture, glyphs: Glyphs) -> list[tuple[int, Row]]:
+def _draw_colours(picture: Picture, glyphs: Glyphs) -> list[tuple[int, Row]]:
     """(importance, colour and its name) of the phases that are seen in the window."""
     seconds = sum((table.sum(axis=1) for table in picture.timeline.phases.values()), np.zeros(len(PHASES)))
     found: dict[str, float] = {}
@@ -125,39 +133,43 @@ def _colours(picture: Picture, glyphs: Glyphs) -> list[tuple[int, Row]]:
         found[style] = found.get(style, 0.0) + float(seconds[code])
     order = sorted(found, key=lambda style: -found[style])
     return [
-        (20 - order.index(style), ((swatch(style, glyphs), style), (f" {style.removeprefix('phase-')}", "muted")))
+        (20 - order.index(style), ((find_swatch(style, glyphs), style), (f" {style.removeprefix('phase-')}", "muted")))
         for style in found
     ]
 
 
-def _figures(picture: Picture, summary: Summary, glyphs: Glyphs) -> list[tuple[int, Row]]:
+def _draw_figures(picture: Picture, summary: RangeSummary, glyphs: Glyphs) -> list[tuple[int, Row]]:
     """(importance, figure) of a range."""
     length = summary.end_ns - summary.begin_ns
-    steps = plural(summary.steps, "step")
-    found: list[tuple[int, Row]] = [(99, (("[ ", "accent"), (glyphs.plain(duration(length)), "value"), (" ]", "accent")))]
+    steps = format_count(summary.steps, "step")
+    found: list[tuple[int, Row]] = [
+        (99, (("[ ", "accent"), (glyphs.to_plain(format_duration(length)), "value"), (" ]", "accent")))
+    ]
     found.append((90, ((steps, "text"),)))
     all_s = sum(summary.phase_s.values())
     order = sorted(summary.phase_s, key=lambda name: -summary.phase_s[name])
-    for place, name in enumerate(order[: len(_OF_PHASES)]):
-        part = (swatch(phase_style(name), glyphs), phase_style(name)), (f" {phase_word(name, glyphs)} ", "muted")
-        amount = f"{glyphs.plain(duration(summary.phase_s[name] * 1e9))} {share(summary.phase_s[name] / all_s)}"
-        found.append((_OF_PHASES[place], (*part, (amount, "value"))))
-    for importance, name, label, factor, unit in _figures_told(summary.highest.get("iteration", 0.0)):
+    for place, name in enumerate(order[: len(_PHASE_IMPORTANCE)]):
+        part = (find_swatch(phase_style(name), glyphs), phase_style(name)), (f" {phase_word(name, glyphs)} ", "muted")
+        amount = (
+            f"{glyphs.to_plain(format_duration(summary.phase_s[name] * 1e9))} {format_share(summary.phase_s[name] / all_s)}"
+        )
+        found.append((_PHASE_IMPORTANCE[place], (*part, (amount, "value"))))
+    for importance, name, label, factor, unit in _choose_figures(summary.highest.get("iteration", 0.0)):
         if name in summary.mean:
             mean, most = summary.mean[name] * factor, summary.highest[name] * factor
-            texts = [f"{value:.{decimals_for(most)}f}" for value in (mean, most)]
-            words: Row = ((f"{glyphs.plain(label)} ", "muted"), (texts[0], "value"), (" max ", "muted"))
+            texts = [f"{value:.{choose_decimals(most)}f}" for value in (mean, most)]
+            words: Row = ((f"{glyphs.to_plain(label)} ", "muted"), (texts[0], "value"), (" max ", "muted"))
             found.append((importance, (*words, (texts[1] + unit, "value"))))
     return found
 
 
-_OF_PHASES = (87, 83, 70, 50, 35, 20)  # importance of the time in the longest phase, in the second one, and so on
+_PHASE_IMPORTANCE = (87, 83, 70, 50, 35, 20)  # importance of the time in the longest phase, in the second one, and so on
 
 
-def _figures_told(longest_s: float) -> tuple[tuple[int, str, str, float, str], ...]:
+def _choose_figures(longest_s: float) -> tuple[tuple[int, str, str, float, str], ...]:
     """(importance, name, label, how many of its unit are one in SI, unit). ``longest_s``: of the iterations."""
-    memory = 1 / giga().bytes, f" {giga().name}"
-    time, each = time_unit(longest_s)
+    memory = 1 / giga_unit().bytes, f" {giga_unit().name}"
+    time, each = choose_time_unit(longest_s)
     return (
         (88, "utilization", "GPU", 100, " %"),
         (86, "all_cores", "cores", 1, ""),

@@ -14,8 +14,8 @@ class Lane:
 
     name: str
     values: tuple[str, ...]
-    least: int  # rows
-    most: int
+    min_rows: int  # rows
+    max_rows: int
     importance: int
     weight: int  # how often it gets a row more
 
@@ -30,21 +30,21 @@ LANES = (
     Lane("iteration", ("iteration",), 1, 4, 6, 2),
     Lane("power", ("power",), 1, 3, 2, 1),
 )
-_ROOMY = 22  # rows from which on power, which follows utilization, is worth one
-BY_NAME = {lane.name: lane for lane in LANES}
+_MIN_POWER_HEIGHT = 22  # rows from which on power, which follows utilization, is worth one
+LANES_BY_NAME = {lane.name: lane for lane in LANES}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LaneBox:
     """Where a lane, or another part of the picture, is. ``tall``: rows of the first of several ribbons."""
 
     name: str
     top: int
     height: int
-    tall: int = 1
+    first_rows: int = 1
 
 
-def shown_lanes(recorded: Collection[str]) -> list[Lane]:
+def choose_lanes(recorded: Collection[str]) -> list[Lane]:
     """The lanes of which there is something. Host memory matters most where there is no GPU."""
     there = [lane for lane in LANES if any(value in recorded for value in lane.values)]
     if any(lane.name == "memory" for lane in there):
@@ -52,16 +52,16 @@ def shown_lanes(recorded: Collection[str]) -> list[Lane]:
     return [replace(lane, importance=7) if lane.name == "host memory" else lane for lane in there]
 
 
-def plan(height: int, recorded: Collection[str], ranks: int, *, marks: bool) -> list[Place]:
+def layout_lanes(height: int, recorded: Collection[str], ranks: int, *, marks: bool) -> list[LaneBox]:
     """Where everything goes in so many rows. ``ranks``: how many ribbons there could be."""
-    rows = _fixed(height, ranks > 0, marks)
+    rows = _choose_fixed_rows(height, ranks > 0, marks)
     room = height - sum(rows.values())
     kept: list[Lane] = []
-    for lane in sorted(shown_lanes(recorded), key=lambda lane: -lane.importance):
-        if lane.least <= room and (height >= _ROOMY or lane.name != "power"):
+    for lane in sorted(choose_lanes(recorded), key=lambda lane: -lane.importance):
+        if lane.min_rows <= room and (height >= _MIN_POWER_HEIGHT or lane.name != "power"):
             kept.append(lane)
-            rows[lane.name] = lane.least
-            room -= lane.least
+            rows[lane.name] = lane.min_rows
+            room -= lane.min_rows
     gaps = len(kept) if height >= 28 and room > 2 * len(kept) else 0
     room -= gaps
     tall = 1
@@ -69,37 +69,37 @@ def plan(height: int, recorded: Collection[str], ranks: int, *, marks: bool) -> 
         tall += min(2, room // 12)
         rows[RIBBONS] = tall + max(0, min(ranks - 1, room // 3 if ranks > 4 else room * 3 // 5))
         room -= rows[RIBBONS] - 1
-    _grow(rows, kept, room)
-    return _placed(rows, tall, gaps > 0)
+    _grow_lanes(rows, kept, room)
+    return _build_boxes(rows, tall, gaps > 0)
 
 
-def ribbons(places: Sequence[Place]) -> int:
+def count_ribbons(boxes: Sequence[LaneBox]) -> int:
     """How many ribbons there is room for."""
-    return next((place.height - place.tall + 1 for place in places if place.name == RIBBONS), 0)
+    return next((place.height - place.first_rows + 1 for place in boxes if place.name == RIBBONS), 0)
 
 
-def _fixed(height: int, ribbons: bool, marks: bool) -> dict[str, int]:
+def _choose_fixed_rows(height: int, ribbons: bool, marks: bool) -> dict[str, int]:
     """Rows of what is no lane of values."""
     wanted = ((TIME, 4, True), (RIBBONS, 1, ribbons), (SUMMARY, 7, True), (STEPS, 12, ribbons), (MARKS, 10, marks))
     return {name: 1 for name, least, there in wanted if there and height >= least}
 
 
-def _grow(rows: dict[str, int], lanes: Sequence[Lane], room: int) -> None:
+def _grow_lanes(rows: dict[str, int], lanes: Sequence[Lane], room: int) -> None:
     """Gives lanes more rows, those first that have the fewest for their weight; when all have the most, some more yet."""
     while room > 0 and lanes:
-        wanting = [lane for lane in lanes if rows[lane.name] < lane.most] or lanes
+        wanting = [lane for lane in lanes if rows[lane.name] < lane.max_rows] or lanes
         poorest = min(wanting, key=lambda lane: (rows[lane.name] / lane.weight, -lane.importance))
         rows[poorest.name] += 1
         room -= 1
 
 
-def _placed(rows: dict[str, int], tall: int, spaced: bool) -> list[Place]:
+def _build_boxes(rows: dict[str, int], tall: int, spaced: bool) -> list[LaneBox]:
     order = (MARKS, RIBBONS, *(lane.name for lane in LANES), STEPS, TIME, SUMMARY)
-    places: list[Place] = []
+    places: list[LaneBox] = []
     top = 0
     for name in order:
         if name in rows:
-            top += 1 if spaced and name in BY_NAME else 0
-            places.append(Place(name, top, rows[name], tall if name == RIBBONS else 1))
+            top += 1 if spaced and name in LANES_BY_NAME else 0
+            places.append(LaneBox(name, top, rows[name], tall if name == RIBBONS else 1))
             top += rows[name]
     return places

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zerotop.analysis.timeline.range_summary import Summary
-from zerotop.analysis.timeline.timeline import Subject, Timeline, Values
-from zerotop.ui.charts import Watched
-from zerotop.ui.timeline.lanes import Place
+from zerotop.analysis.timeline.range_summary import RangeSummary
+from zerotop.analysis.timeline.timeline import ColumnValues, Subject, Timeline
+from zerotop.ui.charts import GrowingScales
+from zerotop.ui.timeline.lanes import LaneBox
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
     """Something found. ``at`` in nanoseconds since the session's begin."""
 
-    at: int
+    at_ns: int
     style: str
     text: str
 
@@ -25,18 +25,18 @@ class Picture:
 
     timeline: Timeline
     subject: Subject
-    places: tuple[Place, ...]
+    boxes: tuple[LaneBox, ...]
     ranks: tuple[int, ...]  # of the ribbons, from the uppermost down
     other_ranks: int  # for whose ribbons there is no room
     cursor: int
     marks: tuple[Mark, ...]
     steps: tuple[tuple[int, int], ...]  # (begin, number) of those in the window
-    step: int | None  # in progress at the cursor
-    range: tuple[int, int] | None
-    summary: Summary | None  # of the range
-    cores: int  # of the host
-    missing: tuple[str, ...]  # sentences about what was not recorded
-    scales: Watched
+    cursor_step: int | None  # in progress at the cursor
+    selected_range: tuple[int, int] | None
+    summary: RangeSummary | None  # of the range
+    host_cores: int  # of the host
+    missing_notes: tuple[str, ...]  # sentences about what was not recorded
+    scales: GrowingScales
 
     @property
     def cell_ns(self) -> int:
@@ -49,14 +49,14 @@ class Picture:
         return self.timeline.window.first * self.timeline.window.column_ns
 
     @property
-    def cells(self) -> int:
+    def cell_count(self) -> int:
         """How wide it is."""
         return self.timeline.window.columns // 2
 
-    def cell(self, moment: int) -> int:
+    def find_cell(self, moment: int) -> int:
         """In which cell a moment lies; it may be one that is not seen."""
         return (moment - self.begin) // self.cell_ns
 
-    def value(self, name: str) -> Values | None:
+    def find_values(self, name: str) -> ColumnValues | None:
         """A value, if there is any of it."""
         return self.timeline.values.get(name)

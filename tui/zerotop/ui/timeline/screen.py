@@ -9,7 +9,7 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
-from zerotop.ui.base.base_screen import Watching
+from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.footer import Key
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Source
@@ -17,18 +17,18 @@ from zerotop.ui.base.layout import Box
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.timeline.clipboard import window_text
-from zerotop.ui.timeline.drawing import LEAST_WIDTH, chart_begin, chart_cells, draw_nothing, draw_timeline
+from zerotop.ui.timeline.drawing import MIN_WIDTH, chart_begin, chart_cells, draw_empty, draw_timeline
 from zerotop.ui.timeline.help import TERMS
-from zerotop.ui.timeline.model import Pictures
-from zerotop.ui.timeline.window import WHEEL, TimelineView
-from zerotop.ui.widgets.frame_widget import Drawn
+from zerotop.ui.timeline.model import PictureBuilder
+from zerotop.ui.timeline.window import WHEEL_ZOOM, TimelineView
+from zerotop.ui.widgets.frame_widget import FrameWidget
 
 # Until what could not be read in time for a picture is in the next one.
-_AGAIN_S = 0.03
-_PAN = 0.25  # of the window
+_REDRAW_DELAY_S = 0.03
+_PAN_SHARE = 0.25  # of the window
 
 
-class TimelineScreen(Watching):
+class TimelineScreen(MonitorScreen):
     """What happened, and in which order."""
 
     NAME = "timeline"
@@ -64,17 +64,17 @@ class TimelineScreen(Watching):
 
     def __init__(self, glyphs: Glyphs, source: Source) -> None:
         super().__init__(glyphs, source)
-        self.looking = TimelineView()
+        self.timeline_view = TimelineView()
         self._origin_ns = source.session.begin_ns
-        self._lanes = Lanes(glyphs, Pictures(source, self.looking))
+        self._lanes = TimelineLanes(glyphs, PictureBuilder(source, self.timeline_view))
 
-    def panels(self) -> Iterable[Drawn]:
+    def build_panels(self) -> Iterable[FrameWidget]:
         yield self._lanes
 
-    def place(self, room: Box, frame: Frame) -> dict[str, Box]:
+    def layout_panels(self, room: Box, frame: Frame) -> dict[str, Box]:
         return {"lanes": room}
 
-    def keys(self, frame: Frame) -> Sequence[Key]:
+    def footer_keys(self, frame: Frame) -> Sequence[Key]:
         keys = [
             Key("+-", "zoom", "screen.scale(-1)", 8, ("screen.scale(1)", "screen.scale(-1)")),
             Key("h l", "pan", "screen.pan(-1)", 5, ("screen.pan(-1)", "screen.pan(1)")),
@@ -83,74 +83,74 @@ class TimelineScreen(Watching):
         ]
         if len(frame.view.ranks) > 1:
             keys.append(Key("↑↓", "rank", "app.choose_rank(1)", 5, ("app.choose_rank(-1)", "app.choose_rank(1)")))
-        if self.looking.selecting:
+        if self.timeline_view.has_range:
             keys.append(Key("esc", "no range", "screen.back", 7))
         return keys
 
     def action_scale(self, direction: int) -> None:
-        self.looking.zoom(direction)
-        self._lanes.redraw()
+        self.timeline_view.zoom_window(direction)
+        self._lanes.repaint()
 
     def action_whole(self) -> None:
-        self.looking.whole()
-        self._lanes.redraw()
+        self.timeline_view.toggle_whole()
+        self._lanes.repaint()
 
     def action_pan(self, direction: int) -> None:
-        self.looking.pan(direction * _PAN)
-        self._lanes.redraw()
+        self.timeline_view.pan_share(direction * _PAN_SHARE)
+        self._lanes.repaint()
 
     async def action_follow(self) -> None:
-        self.looking.release()
+        self.timeline_view.return_to_cursor()
         await self.app.run_action("follow", self.app)
 
     def action_begin_range(self) -> None:
-        if self._cursor is not None:
-            self.looking.begin_at(self._cursor)
-            self._lanes.redraw()
+        if self._cursor_ns is not None:
+            self.timeline_view.set_range_begin(self._cursor_ns)
+            self._lanes.repaint()
 
     def action_end_range(self) -> None:
-        if self._cursor is not None:
-            self.looking.end_at(self._cursor)
-            self._lanes.redraw()
+        if self._cursor_ns is not None:
+            self.timeline_view.set_range_end(self._cursor_ns)
+            self._lanes.repaint()
 
     def action_back(self) -> None:
-        if self.looking.selecting:
-            self.looking.forget_range()
-            self._lanes.redraw()
+        if self.timeline_view.has_range:
+            self.timeline_view.clear_range()
+            self._lanes.repaint()
         else:
             self.action_unzoom()
 
     @property
-    def _cursor(self) -> int | None:
+    def _cursor_ns(self) -> int | None:
         """In nanoseconds since the session's begin."""
         return None if self.frame is None else self.frame.view.cursor_ns - self._origin_ns
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "back":
-            return self.looking.selecting or bool(self.zoomed)
+            return self.timeline_view.has_range or bool(self.zoomed)
         return super().check_action(action, parameters)
 
-    def on_lanes_chosen(self, event: Lanes.Chosen) -> None:
+    def on_timeline_lanes_chosen(self, event: TimelineLanes.Chosen) -> None:
         event.stop()
-        self.post_message(self.Sought(self._origin_ns + event.moment))
+        self.post_message(self.SeekRequested(self._origin_ns + event.moment))
 
-    def on_lanes_dragged(self, event: Lanes.Dragged) -> None:
+    def on_timeline_lanes_dragged(self, event: TimelineLanes.Dragged) -> None:
         event.stop()
-        self.looking.select(event.begin, event.end)
-        self._lanes.redraw()
+        self.timeline_view.select_range(event.begin, event.end)
+        self._lanes.repaint()
 
-    def on_lanes_turned(self, event: Lanes.Turned) -> None:
+    def on_timeline_lanes_wheel_turned(self, event: TimelineLanes.WheelTurned) -> None:
         event.stop()
-        self.looking.zoom(event.direction, event.moment, WHEEL)
-        self._lanes.redraw()
+        self.timeline_view.zoom_window(event.direction, event.moment, WHEEL_ZOOM)
+        self._lanes.repaint()
 
-    def on_lanes_pushed(self, event: Lanes.Pushed) -> None:
+    def on_timeline_lanes_wheel_pushed(self, event: TimelineLanes.WheelPushed) -> None:
         event.stop()
-        self.looking.pan(event.direction * _PAN / 2)
-        self._lanes.redraw()
+        self.timeline_view.pan_share(event.direction * _PAN_SHARE / 2)
+        self._lanes.repaint()
 
 
-class Lanes(Drawn, can_focus=True):
+class TimelineLanes(FrameWidget, can_focus=True):
     """All lanes. A click moves the cursor, dragging selects a range, the wheel zooms."""
 
     class Chosen(Message):
@@ -167,97 +167,97 @@ class Lanes(Drawn, can_focus=True):
             super().__init__()
             self.begin, self.end = begin, end
 
-    class Turned(Message):
+    class WheelTurned(Message):
         """The wheel was turned at a moment: away (1) to see less time, or back (-1)."""
 
         def __init__(self, direction: int, moment: int) -> None:
             super().__init__()
             self.direction, self.moment = direction, moment
 
-    class Pushed(Message):
+    class WheelPushed(Message):
         """The wheel was pushed sideways: to earlier (-1) or later (1)."""
 
         def __init__(self, direction: int) -> None:
             super().__init__()
             self.direction = direction
 
-    def __init__(self, glyphs: Glyphs, pictures: Pictures) -> None:
+    def __init__(self, glyphs: Glyphs, pictures: PictureBuilder) -> None:
         super().__init__(glyphs, id="lanes")
         self._pictures = pictures
-        self._pressed: int | None = None  # the moment where the mouse's button went down
-        self._waiting = False
+        self._pressed_ns: int | None = None  # the moment where the mouse's button went down
+        self._is_redraw_due = False
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        if width < LEAST_WIDTH or not self._pictures.recorded(frame):
-            return draw_nothing(width, height, self.glyphs)
-        picture = self._pictures.picture(frame, chart_cells(width), height)
-        if not picture.timeline.complete and not self._waiting:
-            self._waiting = True
-            self.set_timer(_AGAIN_S, self._go_on)
+        if width < MIN_WIDTH or not self._pictures.has_data(frame):
+            return draw_empty(width, height, self.glyphs)
+        picture = self._pictures.build_picture(frame, chart_cells(width), height)
+        if not picture.timeline.is_complete and not self._is_redraw_due:
+            self._is_redraw_due = True
+            self.set_timer(_REDRAW_DELAY_S, self._redraw_again)
         return draw_timeline(picture, width, height, self.glyphs)
 
-    def copyable(self) -> str:
+    def copy_text(self) -> str:
         """The window's numbers, or the range's, where one is selected."""
-        return window_text(self._pictures.last) if self._pictures.last is not None else ""
+        return window_text(self._pictures.last_picture) if self._pictures.last_picture is not None else ""
 
-    def _go_on(self) -> None:
-        self._waiting = False
-        self.redraw()
+    def _redraw_again(self) -> None:
+        self._is_redraw_due = False
+        self.repaint()
 
-    def _moment(self, x: int, share: float = 0.5) -> int | None:
+    def _find_moment(self, x: int, share: float = 0.5) -> int | None:
         """What time a column of the panel stands for, None beside the charts."""
-        picture = self._pictures.last
+        picture = self._pictures.last_picture
         cell = x - chart_begin(self.size.width)
-        if picture is None or not -1 <= cell <= picture.cells:
+        if picture is None or not -1 <= cell <= picture.cell_count:
             return None
-        return max(0, picture.begin + int((max(0, min(picture.cells - 1, cell)) + share) * picture.cell_ns))
+        return max(0, picture.begin + int((max(0, min(picture.cell_count - 1, cell)) + share) * picture.cell_ns))
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
-        self._pressed = self._moment(event.x)
-        if self._pressed is not None:
+        self._pressed_ns = self._find_moment(event.x)
+        if self._pressed_ns is not None:
             self.capture_mouse()
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        moment = self._moment(event.x)
-        picture = self._pictures.last
-        if self._pressed is None or moment is None or picture is None:
+        moment = self._find_moment(event.x)
+        picture = self._pictures.last_picture
+        if self._pressed_ns is None or moment is None or picture is None:
             return
-        begin, end = sorted((picture.cell(self._pressed), picture.cell(moment)))
+        begin, end = sorted((picture.find_cell(self._pressed_ns), picture.find_cell(moment)))
         if end > begin:
             self.post_message(
                 self.Dragged(picture.begin + begin * picture.cell_ns, picture.begin + (end + 1) * picture.cell_ns)
             )
 
     def on_mouse_up(self, event: events.MouseUp) -> None:
-        pressed, self._pressed = self._pressed, None
+        pressed, self._pressed_ns = self._pressed_ns, None
         self.release_mouse()
-        picture, moment = self._pictures.last, self._moment(event.x)
+        picture, moment = self._pictures.last_picture, self._find_moment(event.x)
         if (
             pressed is not None
             and moment is not None
             and picture is not None
-            and picture.cell(pressed) == picture.cell(moment)
+            and picture.find_cell(pressed) == picture.find_cell(moment)
         ):
             self.post_message(self.Chosen(pressed))
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        self._turn(event, 1)
+        self._post_wheel(event, 1)
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        self._turn(event, -1)
+        self._post_wheel(event, -1)
 
-    def _turn(self, event: events.MouseEvent, direction: int) -> None:
+    def _post_wheel(self, event: events.MouseEvent, direction: int) -> None:
         event.stop()
-        moment = self._moment(event.x)
+        moment = self._find_moment(event.x)
         if event.shift or event.ctrl:
-            self.post_message(self.Pushed(-direction))
+            self.post_message(self.WheelPushed(-direction))
         elif moment is not None:
-            self.post_message(self.Turned(direction, moment))
+            self.post_message(self.WheelTurned(direction, moment))
 
     def on_mouse_scroll_left(self, event: events.MouseScrollLeft) -> None:
         event.stop()
-        self.post_message(self.Pushed(-1))
+        self.post_message(self.WheelPushed(-1))
 
     def on_mouse_scroll_right(self, event: events.MouseScrollRight) -> None:
         event.stop()
-        self.post_message(self.Pushed(1))
+        self.post_message(self.WheelPushed(1))

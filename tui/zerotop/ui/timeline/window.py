@@ -6,25 +6,28 @@ from dataclasses import dataclass
 
 from zerotop.analysis.timeline.timeline import Window
 
-_S = 10**9
+_SECOND_NS = 10**9
 _DIGITS = (10, 12, 15, 20, 25, 30, 40, 50, 60, 80)
-_PARTS = tuple(digits * 10**power for power in range(2, 8) for digits in _DIGITS)
+_PARTS_NS = tuple(digits * 10**power for power in range(2, 8) for digits in _DIGITS)
 _SECONDS = (1, 1.2, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50)
 _MINUTES = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50)
 _HOURS = (1, 1.5, 2, 3, 4, 6, 8, 12, 24)
 _WHOLE = (*_SECONDS, *(60 * minutes for minutes in _MINUTES), *(3600 * hours for hours in _HOURS))
-LEVELS_NS: tuple[int, ...] = (*(part for part in _PARTS if part < _S), *(int(seconds * _S) for seconds in _WHOLE))
+LEVELS_NS: tuple[int, ...] = (
+    *(part for part in _PARTS_NS if part < _SECOND_NS),
+    *(int(seconds * _SECOND_NS) for seconds in _WHOLE),
+)
 """How much time a column can be. Those from two seconds on are whole seconds, from a minute on tens of them."""
 
-KEY, WHEEL = 2.0, 1.3  # how much more or less time one zoom shows, about
+KEY_ZOOM, WHEEL_ZOOM = 2.0, 1.3  # how much more or less time one zoom shows, about
 
-ITERATIONS = 6  # seen at first
-_UNKNOWN_S = 60.0  # seen at first while no iteration is known
-_AHEAD = 0.8  # so far on in the window is a cursor that moves on
+INITIAL_ITERATIONS = 6  # seen at first
+_DEFAULT_S = 60.0  # seen at first while no iteration is known
+_AHEAD_SHARE = 0.8  # so far on in the window is a cursor that moves on
 
 
 @dataclass(frozen=True, slots=True)
-class Now:
+class PlaybackState:
     """What a window depends on besides what the user did to it. Times are nanoseconds since the begin of the session."""
 
     cursor: int
@@ -38,164 +41,168 @@ class TimelineView:
     """A window that keeps the cursor in sight, until it is taken elsewhere."""
 
     def __init__(self) -> None:
-        self._chosen: int | None = None  # level; None: as many iterations as at first
-        self._whole = False  # all of the recording, however long it becomes
-        self._at_first: tuple[float, int] | None = None  # seconds of an iteration, and the level for them
+        self._chosen_level: int | None = None  # level; None: as many iterations as at first
+        self._shows_all = False  # all of the recording, however long it becomes
+        self._initial_level: tuple[float, int] | None = None  # seconds of an iteration, and the level for them
         self._level = 0  # shown
         self._first = 0
         self._columns = 2
-        self._held = False  # taken elsewhere by the user
-        self._now: Now | None = None
-        self._begin: int | None = None  # of the range, in nanoseconds since the session's begin
-        self._end: int | None = None
+        self._is_detached = False  # taken elsewhere by the user
+        self._state: PlaybackState | None = None
+        self._range_begin: int | None = None  # of the range, in nanoseconds since the session's begin
+        self._range_end: int | None = None
 
     @property
     def column_ns(self) -> int:
         """How much time a column is."""
         return LEVELS_NS[self._level]
 
-    def window(self, now: Now, columns: int, iteration_s: float) -> Window:
+    def choose_window(self, now: PlaybackState, columns: int, iteration_s: float) -> Window:
         """What to show at a moment in so many columns (an even number: two of them are a cell)."""
-        before, self._now = self._now, now
-        level = self._wanted(now, columns, iteration_s)
+        before, self._state = self._state, now
+        level = self._choose_level(now, columns, iteration_s)
         if level != self._level or columns != self._columns:
-            self._first = _kept(self._first, self._columns, self.column_ns, columns, LEVELS_NS[level])
+            self._first = _keep_right_edge(self._first, self._columns, self.column_ns, columns, LEVELS_NS[level])
             self._level, self._columns = level, columns
         moved = before is not None and now.cursor != before.cursor and not now.playing and not now.following
         if moved or (before is not None and now.following and not before.following):
-            self._held = False
-        self._place(now)
+            self._is_detached = False
+        self._place_window(now)
         return Window(self._first, self.column_ns, columns)
 
-    def _wanted(self, now: Now, columns: int, iteration_s: float) -> int:
+    def _choose_level(self, now: PlaybackState, columns: int, iteration_s: float) -> int:
         """The level to show: never one on which the recording takes less than it could."""
-        most = _level(now.end + 1, columns)
-        if self._whole:
+        most = _fit_level(now.end + 1, columns)
+        if self._shows_all:
             return most
-        if self._chosen is None:
+        if self._chosen_level is None:
             known = iteration_s if iteration_s > 0 else 0.0
             # As iterations become a little slower or faster nothing jumps.
-            if self._at_first is None or not 0.5 * known <= self._at_first[0] <= 2 * known or columns != self._columns:
-                length = int((ITERATIONS * known or _UNKNOWN_S) * _S)
-                self._at_first = known, _level(length + 2 * now.idle, columns)
-            return min(self._at_first[1], most)
-        return min(self._chosen, most)
+            if (
+                self._initial_level is None
+                or not 0.5 * known <= self._initial_level[0] <= 2 * known
+                or columns != self._columns
+            ):
+                length = int((INITIAL_ITERATIONS * known or _DEFAULT_S) * _SECOND_NS)
+                self._initial_level = known, _fit_level(length + 2 * now.idle, columns)
+            return min(self._initial_level[1], most)
+        return min(self._chosen_level, most)
 
-    def _place(self, now: Now) -> None:
+    def _place_window(self, now: PlaybackState) -> None:
         last = now.end // self.column_ns
         if last < self._columns:
-            self._first, self._held = 0, False
-        elif self._held:
+            self._first, self._is_detached = 0, False
+        elif self._is_detached:
             self._first = max(0, min(self._first, last - self._columns // 2))
         elif now.following:
             self._first = last - self._columns + 2
         else:
-            self._first = self._with_cursor(now)
+            self._first = self._follow_cursor(now)
         self._first -= self._first % 2
 
-    def _with_cursor(self, now: Now) -> int:
+    def _follow_cursor(self, now: PlaybackState) -> int:
         place = now.cursor // self.column_ns - self._first
-        if now.playing and place > _AHEAD * self._columns:
-            return self._first + place - int(_AHEAD * self._columns)
+        if now.playing and place > _AHEAD_SHARE * self._columns:
+            return self._first + place - int(_AHEAD_SHARE * self._columns)
         if not 0 <= place < self._columns:
-            share = 0.2 if place < 0 else _AHEAD
+            share = 0.2 if place < 0 else _AHEAD_SHARE
             return max(0, self._first + place - int(share * self._columns))
         return max(0, self._first)
 
-    def zoom(self, direction: int, anchor: int | None = None, factor: float = KEY) -> None:
+    def zoom_window(self, direction: int, anchor: int | None = None, factor: float = KEY_ZOOM) -> None:
         """Longer columns (-1) or shorter ones (1) around a moment; without one, around the cursor if it is in sight."""
-        if self._now is None:
+        if self._state is None:
             return
-        most = _level(self._now.end + 1, self._columns)
-        level = min(_further(self._level, direction, factor), most)
-        self._whole = level == most and direction < 0
+        most = _fit_level(self._state.end + 1, self._columns)
+        level = min(_choose_zoom_level(self._level, direction, factor), most)
+        self._shows_all = level == most and direction < 0
         if level == self._level:
             return
-        around = self._now.cursor if anchor is None else anchor
+        around = self._state.cursor if anchor is None else anchor
         place = around / self.column_ns - self._first
         if not 0 <= place <= self._columns:
             place = self._columns / 2
             around = int((self._first + place) * self.column_ns)
-        self._chosen = self._level = level
+        self._chosen_level = self._level = level
         self._first = round(around / self.column_ns - place)
-        place = self._now.cursor // self.column_ns - self._first
-        self._held |= anchor is not None or not 0 <= place < self._columns
+        place = self._state.cursor // self.column_ns - self._first
+        self._is_detached |= anchor is not None or not 0 <= place < self._columns
 
-    def show(self, column_ns: int) -> None:
+    def set_column_ns(self, column_ns: int) -> None:
         """Columns of at most this length, around the cursor."""
-        self._chosen = max((level for level, length in enumerate(LEVELS_NS) if length <= column_ns), default=0)
-        self._held = self._whole = False
+        self._chosen_level = max((level for level, length in enumerate(LEVELS_NS) if length <= column_ns), default=0)
+        self._is_detached = self._shows_all = False
 
-    def whole(self) -> None:
+    def toggle_whole(self) -> None:
         """All of the recording; when that is shown already, as few iterations as at first."""
-        self._chosen, self._whole, self._held = None, not self._whole, False
+        self._chosen_level, self._shows_all, self._is_detached = None, not self._shows_all, False
 
-    def pan(self, share: float) -> None:
+    def pan_share(self, share: float) -> None:
         """Moves on by a share of what is seen."""
         self.pan_columns(int(share * self._columns))
 
     def pan_columns(self, columns: int) -> None:
         """Moves on by columns, away from the cursor if need be."""
         self._first += columns
-        self._held = True
+        self._is_detached = True
 
-    def release(self) -> None:
+    def return_to_cursor(self) -> None:
         """Comes back to the cursor."""
-        self._held = False
+        self._is_detached = False
 
     @property
-    def held(self) -> bool:
+    def is_detached(self) -> bool:
         """Whether the window was taken away from the cursor."""
-        return self._held
+        return self._is_detached
 
     # The range
 
-    def begin_at(self, moment: int) -> None:
+    def set_range_begin(self, moment: int) -> None:
         """The range begins here; an end before that is forgotten."""
-        self._begin = moment
-        if self._end is not None and self._end <= moment:
-            self._end = None
+        self._range_begin = moment
+        if self._range_end is not None and self._range_end <= moment:
+            self._range_end = None
 
-    def end_at(self, moment: int) -> None:
+    def set_range_end(self, moment: int) -> None:
         """The range ends here; a begin after that is forgotten."""
-        self._end = moment
-        if self._begin is not None and self._begin >= moment:
-            self._begin = None
+        self._range_end = moment
+        if self._range_begin is not None and self._range_begin >= moment:
+            self._range_begin = None
 
-    def select(self, one: int, other: int) -> None:
+    def select_range(self, one: int, other: int) -> None:
         """The range between two moments."""
-        self._begin, self._end = min(one, other), max(one, other)
+        self._range_begin, self._range_end = min(one, other), max(one, other)
 
-    def forget_range(self) -> None:
+    def clear_range(self) -> None:
         """No range."""
-        self._begin = self._end = None
+        self._range_begin = self._range_end = None
 
     @property
-    def selecting(self) -> bool:
+    def has_range(self) -> bool:
         """Whether there is a range."""
-        return self._begin is not None or self._end is not None
+        return self._range_begin is not None or self._range_end is not None
 
-    def range(self) -> tuple[int, int] | None:
+    def get_range(self) -> tuple[int, int] | None:
         """The range, in nanoseconds since the session's begin; where one of its ends was not set, the cursor is that."""
-        if self._now is None or not self.selecting:
+        if self._state is None or not self.has_range:
             return None
-        begin, end = (self._now.cursor if moment is None else moment for moment in (self._begin, self._end))
+        begin, end = (self._state.cursor if moment is None else moment for moment in (self._range_begin, self._range_end))
         return None if begin == end else (min(begin, end), max(begin, end))
 
 
-def _kept(first: int, columns: int, column_ns: int, now_columns: int, now_ns: int) -> int:
+def _keep_right_edge(first: int, columns: int, column_ns: int, now_columns: int, now_ns: int) -> int:
     """The first column after another level or width has been chosen: what was at the right edge stays there."""
     return (first + columns) * column_ns // now_ns - now_columns
 
 
-def _further(level: int, direction: int, factor: float) -> int:
+def _choose_zoom_level(level: int, direction: int, factor: float) -> int:
     """The level whose columns are about so many times as long (-1) or short (1); another one in any case."""
     wanted = LEVELS_NS[level] / factor if direction > 0 else LEVELS_NS[level] * factor
     nearest: int = min(range(len(LEVELS_NS)), key=lambda place: abs(LEVELS_NS[place] / wanted - 1))
     return max(0, min(level - 1, nearest)) if direction > 0 else max(level + 1, nearest)
 
 
-def _level(length: int, columns: int) -> int:
+def _fit_level(length: int, columns: int) -> int:
     """The shortest columns of which so many hold a length of time."""
     found = (level for level, column in enumerate(LEVELS_NS) if column * columns >= length)
     return next(found, len(LEVELS_NS) - 1)

@@ -16,13 +16,13 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from zerotop.ui.drawing.rows import Row, Span, row_text
-from zerotop.ui.drawing.text import cells, narrow
+from zerotop.ui.drawing.text import cell_width, is_narrow
 
 Escapes = tuple[str, str]
 """What the terminal is told before and after a text of some style."""
 
 
-class Written(CompositorUpdate):
+class WrittenText(CompositorUpdate):
     """Text with its escapes, as the app's display takes it."""
 
     def __init__(self, text: str) -> None:
@@ -35,28 +35,28 @@ class Written(CompositorUpdate):
         yield self._text
 
 
-class Pen:
+class DirectWriter:
     """Writes on one screen, where nothing lies over its own widgets."""
 
-    def __init__(self, screen: Screen[None], own: type[Widget] | tuple[type[Widget], ...]) -> None:
+    def __init__(self, screen: Screen[None], allowed_types: type[Widget] | tuple[type[Widget], ...]) -> None:
         """``own``: kinds of widgets that do not overlap."""
         self._screen = screen
-        self._own = own
-        self._seen: object = None
-        self._bare = False
-        self._text: list[str] = []
+        self._allowed_types = allowed_types
+        self._checked_widgets: object = None
+        self._is_uncovered = False
+        self._pending_text: list[str] = []
 
-    def reaches(self, widget: Widget, region: Region) -> bool:
+    def can_write(self, widget: Widget, region: Region) -> bool:
         """Whether that widget is seen, all of it, where it is to be, and nothing is over it."""
         screen, app = self._screen, self._screen.app
         # While the program ends there are no screens, and panels still hear that they lost the focus.
         if app._screen_stack[-1:] != [screen] or app._batch_count or app.is_inline:
             return False
         visible = screen._compositor.visible_widgets
-        if self._seen is not visible:
-            self._seen = visible
-            self._bare = all(isinstance(other, self._own) or other is screen for other in visible)
-        if not self._bare or widget not in visible:
+        if self._checked_widgets is not visible:
+            self._checked_widgets = visible
+            self._is_uncovered = all(isinstance(other, self._allowed_types) or other is screen for other in visible)
+        if not self._is_uncovered or widget not in visible:
             return False
         lies, clip = visible[widget]
         return lies == region and clip.contains_region(region)
@@ -64,18 +64,18 @@ class Pen:
     def write(self, region: Region, y: int, pieces: Sequence[tuple[int, str]]) -> None:
         """Text with its escapes at cells of a row of the region; on the terminal it is after :meth:`lift`."""
         for x, text in pieces:
-            self._text.append(f"\x1b[{region.y + y + 1};{region.x + x + 1}H{text}")
+            self._pending_text.append(f"\x1b[{region.y + y + 1};{region.x + x + 1}H{text}")
 
-    def lift(self) -> None:
+    def flush_text(self) -> None:
         """The picture is whole: now it is written, in one go."""
-        if self._text:
-            text, self._text = "".join(self._text), []
-            self._screen.app._display(self._screen, Written(text))
+        if self._pending_text:
+            text, self._pending_text = "".join(self._pending_text), []
+            self._screen.app._display(self._screen, WrittenText(text))
 
 
-def changes(before: Row, after: Row) -> Iterator[tuple[int, Sequence[Span]]]:
+def iter_changes(before: Row, after: Row) -> Iterator[tuple[int, Sequence[Span]]]:
     """Where two rows of one width differ: (cell, spans of ``after`` from there on)."""
-    size = len if narrow(row_text(before)) and narrow(row_text(after)) else cells
+    size = len if is_narrow(row_text(before)) and is_narrow(row_text(after)) else cell_width
     piece: list[Span] = []
     begin = x = old_x = place = 0
     for span in after:
@@ -94,10 +94,10 @@ def changes(before: Row, after: Row) -> Iterator[tuple[int, Sequence[Span]]]:
         yield begin, piece
 
 
-def escaped(spans: Iterable[Span], escapes: Callable[[str], Escapes]) -> str:
+def apply_escapes(spans: Iterable[Span], get_escapes: Callable[[str], Escapes]) -> str:
     """The text of spans with the escapes of their styles."""
     parts: list[str] = []
     for text, name in spans:
-        begin, end = escapes(name)
+        begin, end = get_escapes(name)
         parts += (begin, text, end)
     return "".join(parts)

@@ -17,12 +17,12 @@ from textual.widget import Widget
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, Span, row_text, row_width
-from zerotop.ui.drawing.text import literal
+from zerotop.ui.drawing.text import sanitize
 from zerotop.ui.drawing.theme import STYLES
-from zerotop.ui.widgets.direct_writer import Escapes, Pen, changes, escaped
+from zerotop.ui.widgets.direct_writer import DirectWriter, Escapes, apply_escapes, iter_changes
 
-_NAMES = frozenset(STYLES)
-_FULL = re.compile("█+|[^█]+")
+_STYLE_NAMES = frozenset(STYLES)
+_FULL_BLOCKS = re.compile("█+|[^█]+")
 
 
 class Swatch(DOMNode):
@@ -33,7 +33,7 @@ class Swatch(DOMNode):
     """
 
     def __init__(self, name: str, within: Widget) -> None:
-        if name not in _NAMES:
+        if name not in _STYLE_NAMES:
             raise KeyError(name)
         super().__init__(classes=f"drawn--{name}")
         self._attach(within)
@@ -45,7 +45,7 @@ class Swatch(DOMNode):
         return self.rich_style
 
 
-class Painted(Widget):
+class RowWidget(Widget):
     """A widget that paints rows, whatever they are of."""
 
     ALLOW_SELECT = False
@@ -57,35 +57,35 @@ class Painted(Widget):
         self._width = 0  # for which they were drawn
         self._strips: list[Strip | None] = []
         self._styles_by_name: dict[str, Style] = {}
-        self._ground: tuple[object, ...] = ()  # the theme and the colours beneath for which they hold
+        self._style_key: tuple[object, ...] = ()  # the theme and the colours beneath for which they hold
         self._escapes_by_name: dict[str, Escapes] = {}
-        self._pen: Pen | None = None
-        self._lies = Region()
+        self._writer: DirectWriter | None = None
+        self._screen_region = Region()
 
-    def lies(self, region: Region, pen: Pen | None) -> None:
+    def set_region(self, region: Region, writer: DirectWriter | None) -> None:
         """Where on the terminal it is to be, and what may write it there; else that is Textual's compositor."""
-        self._lies, self._pen = region, pen
+        self._screen_region, self._writer = region, writer
 
     @abstractmethod
     def paint(self, width: int, height: int) -> list[Row] | None:
         """The picture: ``height`` rows of exactly ``width`` cells; None while there is nothing to paint."""
 
     def on_resize(self) -> None:
-        self.redraw()
+        self.repaint()
 
     def on_focus(self) -> None:
-        self.redraw()
+        self.repaint()
 
     def on_blur(self) -> None:
-        self.redraw()
+        self.repaint()
 
-    def redraw(self) -> None:
+    def repaint(self) -> None:
         """Draws anew; on the terminal the cells that are different are written."""
-        self.renew()
-        if self._pen is not None:
-            self._pen.lift()
+        self.update_rows()
+        if self._writer is not None:
+            self._writer.flush_text()
 
-    def renew(self) -> None:
+    def update_rows(self) -> None:
         """The same for who draws several and lifts the pen."""
         width, height = self.outer_size
         rows = self.paint(width, height) if width and height else None
@@ -100,20 +100,24 @@ class Painted(Widget):
         changed = [y for y, (old, new) in enumerate(zip(before, rows, strict=True)) if old != new]
         for y in changed:
             self._strips[y] = None
-        if changed and not self._write(before, changed):
-            self.refresh(Region.from_union([_difference(before[y], rows[y], y, width) for y in changed]))
+        if changed and not self._write_changes(before, changed):
+            self.refresh(Region.from_union([_find_difference(before[y], rows[y], y, width) for y in changed]))
 
-    def _write(self, before: list[Row], changed: list[int]) -> bool:
+    def _write_changes(self, before: list[Row], changed: list[int]) -> bool:
         """Writes what is different in these rows straight to the terminal; False where it is not free to be written."""
-        pen, region = self._pen, self._lies
-        if pen is None or region.size != self.outer_size or not pen.reaches(self, region):
+        pen, region = self._writer, self._screen_region
+        if pen is None or region.size != self.outer_size or not pen.can_write(self, region):
             return False
         for y in changed:
-            pieces = changes(before[y], self._rows[y])
-            pen.write(region, y, [(x, escaped(_painted(spans, self.glyphs), self._escapes)) for x, spans in pieces])
+            pieces = iter_changes(before[y], self._rows[y])
+            pen.write(
+                region,
+                y,
+                [(x, apply_escapes(_sanitize_spans(spans, self.glyphs), self._find_escapes)) for x, spans in pieces],
+            )
         return True
 
-    def drawn_text(self) -> str:
+    def plain_text(self) -> str:
         """The picture without its colours."""
         return "\n".join(row_text(row).rstrip() for row in self._rows)
 
@@ -133,13 +137,13 @@ class Painted(Widget):
             return Strip.blank(self.size.width, self.rich_style)
         strip = self._strips[y]
         if strip is None:
-            spans = _painted(self._rows[y], self.glyphs)
+            spans = _sanitize_spans(self._rows[y], self.glyphs)
             styles = self._styles_by_name
-            strip = Strip([Segment(text, styles.get(name) or self._style(name)) for text, name in spans], self._width)
+            strip = Strip([Segment(text, styles.get(name) or self._find_style(name)) for text, name in spans], self._width)
             self._strips[y] = strip
         return strip
 
-    def _style(self, name: str) -> Style:
+    def _find_style(self, name: str) -> Style:
         """What app.tcss says of a name; ``a/b`` puts the foreground of ``a`` on that of ``b``."""
         style = self._styles_by_name.get(name)
         if style is None:
@@ -150,11 +154,11 @@ class Painted(Widget):
             self._styles_by_name[name] = style
         return style
 
-    def _escapes(self, name: str) -> Escapes:
+    def _find_escapes(self, name: str) -> Escapes:
         """What the terminal is told before and after a text of this style."""
         escapes = self._escapes_by_name.get(name)
         if escapes is None:
-            strip = Strip([Segment("|", self._style(name))])
+            strip = Strip([Segment("|", self._find_style(name))])
             for line_filter in self.get_line_filters():
                 strip = strip.apply_filter(line_filter, self.background_colors[1])
             begin, _, end = strip.render(self.app.console).partition("|")
@@ -166,16 +170,16 @@ class Painted(Widget):
         super().notify_style_update()
         # It is told whenever a screen is shown, too: looking styles up again was half of that.
         ground = self.app.theme, self.background_colors
-        if ground == self._ground:
+        if ground == self._style_key:
             return
-        self._ground = ground
+        self._style_key = ground
         self._styles_by_name.clear()
         self._escapes_by_name.clear()
         self._strips = [None] * len(self._rows)
         self.refresh()
 
 
-class Drawn(Painted):
+class FrameWidget(RowWidget):
     """A widget whose picture is a pure function of the frame, its size and the glyphs."""
 
     frame: Frame | None = None
@@ -189,32 +193,32 @@ class Drawn(Painted):
         return None if self.frame is None else self.draw(self.frame, width, height)
 
 
-def _painted(spans: Sequence[Span], glyphs: Glyphs) -> Iterable[Span]:
+def _sanitize_spans(spans: Sequence[Span], glyphs: Glyphs) -> Iterable[Span]:
     """The spans as they are painted: nothing that a terminal would obey, wherever a recording may have brought it in."""
     if not "".join([text for text, _ in spans]).isprintable():
-        spans = [(literal(text, glyphs), name) for text, name in spans]
-    return solid(spans) if glyphs.smooth else spans
+        spans = [(sanitize(text, glyphs), name) for text, name in spans]
+    return convert_blocks(spans) if glyphs.smooth else spans
 
 
-def solid(row: Iterable[Span]) -> Iterator[Span]:
+def convert_blocks(row: Iterable[Span]) -> Iterator[Span]:
     """The row with its whole cells as backgrounds: fonts and pictures leave gaps between full blocks, not between those."""
     for text, name in row:
         if "█" not in text or name == "output":
             yield text, name
         elif not text.strip("█"):
-            yield " " * len(text), _behind(name)
+            yield " " * len(text), _background_style(name)
         else:
-            for part in _FULL.findall(text):
-                yield (" " * len(part), _behind(name)) if part[0] == "█" else (part, name)
+            for part in _FULL_BLOCKS.findall(text):
+                yield (" " * len(part), _background_style(name)) if part[0] == "█" else (part, name)
 
 
 @cache
-def _behind(name: str) -> str:
+def _background_style(name: str) -> str:
     """A style with the colour of another as its background."""
     return f"text/{name.partition('/')[0]}"
 
 
-def _difference(old: Row, new: Row, y: int, width: int) -> Region:
+def _find_difference(old: Row, new: Row, y: int, width: int) -> Region:
     """The cells of row ``y``, of so many, from the first to the last span that differs."""
     first = 0
     while first < min(len(old), len(new)) and old[first] == new[first]:

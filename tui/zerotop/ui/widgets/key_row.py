@@ -8,22 +8,22 @@ from textual import events
 
 from zerotop.ui.base.footer import Key, draw_keys
 from zerotop.ui.drawing.rows import Row
-from zerotop.ui.widgets.frame_widget import Painted
+from zerotop.ui.widgets.frame_widget import RowWidget
 
 
-class Keyed(Painted):
+class KeyRow(RowWidget):
     """Actions without a prefix are the screen's."""
 
-    _places: Sequence[tuple[int, int, str]] = ()
+    _click_boxes: Sequence[tuple[int, int, str]] = ()
 
-    def key_row(self, keys: Sequence[Key], width: int) -> Row:
+    def draw_key_row(self, keys: Sequence[Key], width: int) -> Row:
         """The row, to be the last of the picture."""
-        row, self._places = draw_keys(keys, width, self.glyphs)
+        row, self._click_boxes = draw_keys(keys, width, self.glyphs)
         return row
 
     def on_click(self, event: events.Click) -> None:
         if event.y != self.size.height - 1:
             return
-        for begin, end, action in self._places:
+        for begin, end, action in self._click_boxes:
             if begin <= event.x < end:
                 self.call_later(self.app.run_action, action, self.screen)

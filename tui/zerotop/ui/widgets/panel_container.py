@@ -17,7 +17,7 @@ class Panels(Widget):
 
     @property
     def layout(self) -> Layout:
-        return _BOXES
+        return _BOX_LAYOUT
 
     def watch_boxes(self) -> None:
         for child in self.children:
@@ -26,7 +26,7 @@ class Panels(Widget):
             child.refresh(layout=True)
 
 
-class _Boxes(Layout):
+class _BoxLayout(Layout):
     name = "boxes"
 
     def arrange(self, parent: Widget, children: list[Widget], size: Size, greedy: bool = True) -> ArrangeResult:
@@ -38,4 +38,4 @@ class _Boxes(Layout):
         ]
 
 
-_BOXES = _Boxes()
+_BOX_LAYOUT = _BoxLayout()

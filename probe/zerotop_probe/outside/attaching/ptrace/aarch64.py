@@ -20,7 +20,7 @@ _VECTORS, _WIDE_VECTORS, _SYSTEM_CALL = 2, 0x405, 0x404  # NT_PRFPREG, NT_ARM_SV
 # In pstate: that the last instruction was an indirect branch, after which only a landing pad may come (BTI).
 _BRANCHED = 3 << 10
 _NAMES = (*(f"x{number}" for number in range(31)), "sp", "pc", "pstate")
-_LITERAL = 48  # where in the program the address of the function to run lies
+_LITERAL_OFFSET = 48  # where in the program the address of the function to run lies
 
 
 class _Registers(Registers):
@@ -33,44 +33,46 @@ class Aarch64(Machine):
     """64-bit ARM, little-endian."""
 
     name = "aarch64"
-    layout = _Registers
-    syscall = struct.pack("<I", 0xD4000001)  # svc #0
+    register_type = _Registers
+    syscall_code = struct.pack("<I", 0xD4000001)  # svc #0
     alignment = 4
-    breakpoint = struct.pack("<I", 0xD4200000)  # brk #0
-    outside_calls = ((_SYSTEM_CALL, struct.pack("<i", -1)),)
-    kept = (_WIDE_VECTORS, _VECTORS)
-    restarted_by = "x8"
+    breakpoint_code = struct.pack("<I", 0xD4200000)  # brk #0
+    idle_sets = ((_SYSTEM_CALL, struct.pack("<i", -1)),)
+    preserved_kinds = (_WIDE_VECTORS, _VECTORS)
+    restart_register = "x8"
 
-    def mapping(self, before: Registers, *, at: int, size: int) -> Registers:
-        return before.changed(
+    def prepare_mapping(self, before: Registers, *, at: int, size: int) -> Registers:
+        return before.with_values(
             pc=at, pstate=before.pstate & ~_BRANCHED, x8=_MMAP, x0=0, x1=size, x2=MAP_RIGHTS, x3=MAP_KIND, x4=-1, x5=0
         )
 
-    def calling(self, before: Registers, function: int, argument: int, *, stack: int, back: int) -> Registers:
-        return before.changed(pc=function, pstate=before.pstate & ~_BRANCHED, x0=argument, x1=0, x29=0, x30=back, sp=stack)
+    def prepare_call(self, before: Registers, function: int, argument: int, *, stack: int, back: int) -> Registers:
+        return before.with_values(
+            pc=function, pstate=before.pstate & ~_BRANCHED, x0=argument, x1=0, x29=0, x30=back, sp=stack
+        )
 
-    def frame(self, back: int) -> bytes:
+    def build_frame(self, back: int) -> bytes:
         return b""  # the address is in x30
 
-    def place(self, registers: Registers) -> int:
+    def read_position(self, registers: Registers) -> int:
         return int(registers.pc)
 
-    def broke_at(self, registers: Registers) -> int:
+    def read_breakpoint(self, registers: Registers) -> int:
         return int(registers.pc)
 
-    def result(self, registers: Registers) -> int:
+    def read_result(self, registers: Registers) -> int:
         return int(registers.x0)
 
-    def program(self, address: int, *, state: int, states: tuple[int, int], text: int, run: int) -> bytes:
+    def build_program(self, address: int, *, state: int, states: tuple[int, int], text: int, run: int) -> bytes:
         first, second = (0xD2800009 | value << 5 for value in states)  # mov x9, VALUE
         store = 0xF9000269  # str x9, [x19]
         code = (
             0xA9BF7BF3,  # stp x19, x30, [sp, #-16]!
-            _adr(19, state - address - 4),
+            _encode_adr(19, state - address - 4),
             first,
             store,
-            _adr(0, text - address - 16),
-            0x58000009 | (_LITERAL - 20) << 3,  # ldr x9, RUN
+            _encode_adr(0, text - address - 16),
+            0x58000009 | (_LITERAL_OFFSET - 20) << 3,  # ldr x9, RUN
             0xD63F0120,  # blr x9
             second,
             store,
@@ -81,6 +83,6 @@ class Aarch64(Machine):
         return struct.pack("<12IQ", *code, run)
 
 
-def _adr(register: int, distance: int) -> int:
+def _encode_adr(register: int, distance: int) -> int:
     """``adr``: the address at this distance, less than 1 MiB, from the instruction."""
     return 0x10000000 | (distance & 3) << 29 | (distance >> 2 & 0x7FFFF) << 5 | register

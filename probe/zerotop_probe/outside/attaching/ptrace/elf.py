@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from typing import BinaryIO, NamedTuple
 
 _DYNAMIC_SYMBOLS, _SYMBOLS = 11, 2
-_LOAD = 1
+_LOAD_SEGMENT = 1
 _MACHINES = {62: "x86_64", 183: "aarch64"}
 _SYMBOL = struct.Struct("<IBBHQQ")
 
@@ -43,15 +43,15 @@ def read_symbols(path: str, names: Collection[str]) -> Symbols:
         kind, machine = struct.unpack_from("<HH", head, 16)
         movable = kind == 3
         try:
-            base = _first_load(file, head) if movable else 0
-            values = _search(file, _sections(file, head), names)
+            base = _find_base(file, head) if movable else 0
+            values = _search_sections(file, _read_sections(file, head), names)
         except (struct.error, IndexError, ValueError, OverflowError, MemoryError) as error:
             raise NotElf(f"{path} is cut off or damaged") from error
     offsets = {name: value - base for name, value in values.items()}
     return Symbols(_MACHINES.get(machine, str(machine)), movable, offsets)
 
 
-def _first_load(file: BinaryIO, head: bytes) -> int:
+def _find_base(file: BinaryIO, head: bytes) -> int:
     """The address that offset 0 of the file is linked for."""
     (start,) = struct.unpack_from("<Q", head, 32)
     size, count = struct.unpack_from("<HH", head, 54)
@@ -59,12 +59,12 @@ def _first_load(file: BinaryIO, head: bytes) -> int:
     table = file.read(size * count)
     for position in range(0, len(table) - size + 1, size):
         kind, _flags, offset, address = struct.unpack_from("<IIQQ", table, position)
-        if kind == _LOAD:
+        if kind == _LOAD_SEGMENT:
             return int(address - offset)
     raise NotElf("It has no part that is loaded")
 
 
-def _sections(file: BinaryIO, head: bytes) -> list[_Section]:
+def _read_sections(file: BinaryIO, head: bytes) -> list[_Section]:
     (start,) = struct.unpack_from("<Q", head, 40)
     size, count = struct.unpack_from("<HH", head, 58)
     file.seek(start)
@@ -76,19 +76,19 @@ def _sections(file: BinaryIO, head: bytes) -> list[_Section]:
     return found
 
 
-def _search(file: BinaryIO, sections: list[_Section], names: Collection[str]) -> dict[str, int]:
+def _search_sections(file: BinaryIO, sections: list[_Section], names: Collection[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     # The exported ones first: they are few, and stripped files have no others.
     for wanted in (_DYNAMIC_SYMBOLS, _SYMBOLS):
         for section in sections:
             if section.kind == wanted and len(found) < len(names):
-                found.update(_in_section(file, section, sections[section.link], names))
+                found.update(_iter_symbols(file, section, sections[section.link], names))
     return found
 
 
-def _in_section(file: BinaryIO, section: _Section, texts: _Section, names: Collection[str]) -> Iterator[tuple[str, int]]:
-    text, table = _content(file, texts), _content(file, section)
-    by_position = {position: name for name in names for position in _positions(text, name)}
+def _iter_symbols(file: BinaryIO, section: _Section, texts: _Section, names: Collection[str]) -> Iterator[tuple[str, int]]:
+    text, table = _read_content(file, texts), _read_content(file, section)
+    by_position = {position: name for name in names for position in _iter_positions(text, name)}
     for fields in _SYMBOL.iter_unpack(table[: len(table) - len(table) % _SYMBOL.size]):
         name = by_position.get(fields[0])
         defined = fields[3] != 0 and fields[4] != 0
@@ -96,7 +96,7 @@ def _in_section(file: BinaryIO, section: _Section, texts: _Section, names: Colle
             yield name, fields[4]
 
 
-def _positions(text: bytes, name: str) -> Iterator[int]:
+def _iter_positions(text: bytes, name: str) -> Iterator[int]:
     """Where a name stands; linkers let a name be the tail of a longer one."""
     needle = name.encode() + b"\0"
     position = text.find(needle)
@@ -105,6 +105,6 @@ def _positions(text: bytes, name: str) -> Iterator[int]:
         position = text.find(needle, position + 1)
 
 
-def _content(file: BinaryIO, section: _Section) -> bytes:
+def _read_content(file: BinaryIO, section: _Section) -> bytes:
     file.seek(section.offset)
     return file.read(section.size)

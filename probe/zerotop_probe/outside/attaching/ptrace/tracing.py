@@ -23,10 +23,10 @@ from zerotop_probe.outside.attaching.ptrace.arch import Machine, Registers
 
 _PEEK, _CONT, _SINGLESTEP, _DETACH, _SYSEMU = 1, 7, 9, 17, 31
 _GETREGSET, _SETREGSET, _SEIZE, _INTERRUPT, _GETSIGMASK, _SETSIGMASK = 0x4204, 0x4205, 0x4206, 0x4207, 0x420A, 0x420B
-_GENERAL = 1  # NT_PRSTATUS
-_LARGEST_SET = 1 << 14
+_GENERAL_REGISTERS = 1  # NT_PRSTATUS
+_MAX_SET_BYTES = 1 << 14
 _EVENT_STOP = 128
-_WALL = 0x40000000
+_WAIT_ALL = 0x40000000
 _MASK_BYTES = 8
 
 # What a fault in our own call would raise. Blocked, the kernel would put the process's handler aside.
@@ -38,7 +38,7 @@ _BLOCKED = ~sum(1 << (number - 1) for number in FAULTS) & (2**64 - 1)
 # time: on a virtual machine that takes 20 to 40 us, at times a millisecond. We look all the same, now and then: the signal
 # may go to another thread of ours, or be ignored. If it takes long our other threads are no longer kept waiting.
 _LOOK_S, _LOOK_SHARE, _KEEP_LOCK_S = 0.0003, 0.5, 0.02
-_STOPS = signal.SIGCHLD
+_STOP_SIGNAL = signal.SIGCHLD
 
 _libc = ctypes.PyDLL(None, use_errno=True)  # unlike CDLL it keeps the interpreter's lock
 _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
@@ -50,19 +50,19 @@ for _call in (_libc.pread, _libc.pwrite):
     _call.restype = ctypes.c_ssize_t
 
 
-class _Span(ctypes.Structure):
+class _IoVec(ctypes.Structure):
     """``struct iovec``."""
 
     _fields_ = [("address", ctypes.c_void_p), ("size", ctypes.c_size_t)]
 
 
-class _Time(ctypes.Structure):
+class _TimeSpec(ctypes.Structure):
     """``struct timespec``."""
 
     _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
 
 
-class _Set(NamedTuple):
+class _RegisterSet(NamedTuple):
     """A register set of a thread, its content as it was."""
 
     kind: int
@@ -73,23 +73,23 @@ class DidNotStop(TimeoutError):
     """The thread did not come to a stop in time."""
 
 
-def _checked(result: int) -> int:
+def _check_result(result: int) -> int:
     if result == -1:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return result
 
 
-def _ptrace(request: int, pid: int, address: int = 0, data: int = 0) -> None:
-    _checked(_libc.ptrace(request, pid, address, data))
+def _call_ptrace(request: int, pid: int, address: int = 0, data: int = 0) -> None:
+    _check_result(_libc.ptrace(request, pid, address, data))
 
 
-def write(memory: int, content: bytes, address: int) -> None:
+def write_memory(memory: int, content: bytes, address: int) -> None:
     """Writes to a process's memory through a descriptor of its ``/proc/PID/mem``. Raises OSError."""
-    _checked(_libc.pwrite(memory, content, len(content), address))
+    _check_result(_libc.pwrite(memory, content, len(content), address))
 
 
-def still_there(memory: int, address: int) -> bool:
+def is_still_there(memory: int, address: int) -> bool:
     """Whether the process has not ended since then, nor begun to run another program."""
     return int(_libc.pread(memory, ctypes.create_string_buffer(1), 1, address)) == 1
 
@@ -103,14 +103,14 @@ def is_one(memory: int, address: int) -> bool:
 def _await_stop(seconds: float, *, keep_lock: bool) -> None:
     """Returns when some thread that we trace may have stopped, or after so long (less than a second with ``keep_lock``)."""
     if keep_lock:
-        signals, span = (ctypes.c_uint64 * 16)(1 << (_STOPS - 1)), _Time(0, int(1e9 * seconds))
+        signals, span = (ctypes.c_uint64 * 16)(1 << (_STOP_SIGNAL - 1)), _TimeSpec(0, int(1e9 * seconds))
         _libc.sigtimedwait(ctypes.addressof(signals), None, ctypes.addressof(span))
     else:
-        signal.sigtimedwait({_STOPS}, seconds)
+        signal.sigtimedwait({_STOP_SIGNAL}, seconds)
 
 
 @contextlib.contextmanager
-def punctual() -> Iterator[None]:
+def raise_priority() -> Iterator[None]:
     """Where we may, we come before other programs.
 
     On a machine that has more to do than cores this makes a stop several times shorter.
@@ -125,14 +125,14 @@ def punctual() -> Iterator[None]:
             os.sched_setscheduler(0, policy, place)
 
 
-class Held:
+class HeldThread:
     """One thread, stopped from the end of ``__init__`` to :meth:`release`.
 
     All calls come from one thread of ours, which ends soon after: only then does the kernel let go of one that did not stop.
     It has SIGCHLD blocked, and takes those of other children of ours too.
     """
 
-    def __init__(self, pid: int, machine: Machine, *, patience_s: float, same: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, pid: int, machine: Machine, *, patience_s: float, is_same: Callable[[], bool] = lambda: True) -> None:
         """Stops it. Raises PermissionError, ProcessLookupError; DidNotStop, and then it goes on as before, see above.
 
         ``same``: whether the number still means the process that is meant. When we ask it can no longer be reused.
@@ -141,36 +141,36 @@ class Held:
         self._machine = machine
         self.stopped_s = self.cpu_s = 0.0  # known after release: how long, and what of that we computed ourselves
         time.sleep(0)  # if another thread of ours computes, it has its turn now, and not in the middle of this
-        _ptrace(_SEIZE, pid)
+        _call_ptrace(_SEIZE, pid)
         try:
-            if not same():
+            if not is_same():
                 raise ProcessLookupError(errno.ESRCH, f"Process {pid} has ended")
             self._began_s, self._began_cpu_s = time.monotonic(), time.thread_time()
-            _ptrace(_INTERRUPT, pid)
+            _call_ptrace(_INTERRUPT, pid)
             self._await_interrupt(time.monotonic() + patience_s)
             self._registers = self._read_registers()
-            self._kept = self._read_kept()
+            self._preserved = self._read_preserved()
             self._mask = ctypes.c_uint64()
-            _ptrace(_GETSIGMASK, pid, _MASK_BYTES, ctypes.addressof(self._mask))
+            _call_ptrace(_GETSIGMASK, pid, _MASK_BYTES, ctypes.addressof(self._mask))
             # Signals wait in the kernel, whole and in order, until the thread is released.
             self._set_mask(_BLOCKED)
         except BaseException:  # a Ctrl-C of ours too: nothing may leave it held
-            self._let_go()
+            self._detach_thread()
             raise
 
     def _await_interrupt(self, deadline_s: float) -> None:
         while True:
-            status = self._wait(deadline_s)
+            status = self._wait_for_stop(deadline_s)
             if status >> 16 == _EVENT_STOP:
                 return
             # A signal came first: it is delivered as if we were not there.
-            _ptrace(_CONT, self.pid, 0, os.WSTOPSIG(status))
+            _call_ptrace(_CONT, self.pid, 0, os.WSTOPSIG(status))
 
-    def _wait(self, deadline_s: float) -> int:
+    def _wait_for_stop(self, deadline_s: float) -> int:
         began_s = time.monotonic()
         found = ctypes.c_int()
         place = ctypes.addressof(found)
-        while not _checked(_libc.waitpid(self.pid, place, os.WNOHANG | _WALL)):
+        while not _check_result(_libc.waitpid(self.pid, place, os.WNOHANG | _WAIT_ALL)):
             now_s = time.monotonic()
             if now_s > deadline_s:
                 raise DidNotStop(f"Process {self.pid} does not come to a stop")
@@ -183,79 +183,79 @@ class Held:
         return status
 
     @property
-    def registers(self) -> Registers:
+    def stopped_registers(self) -> Registers:
         """As they were when the thread was stopped."""
         return self._registers
 
     def _read_registers(self) -> Registers:
-        registers = self._machine.layout()
-        self._move(_GETREGSET, _GENERAL, ctypes.addressof(registers), ctypes.sizeof(registers))
+        registers = self._machine.register_type()
+        self._transfer_set(_GETREGSET, _GENERAL_REGISTERS, ctypes.addressof(registers), ctypes.sizeof(registers))
         return registers
 
     def _set_registers(self, registers: Registers) -> None:
-        self._move(_SETREGSET, _GENERAL, ctypes.addressof(registers), ctypes.sizeof(registers))
-        for kind, content in self._machine.outside_calls:
-            self._write_set(_Set(kind, content))
+        self._transfer_set(_SETREGSET, _GENERAL_REGISTERS, ctypes.addressof(registers), ctypes.sizeof(registers))
+        for kind, content in self._machine.idle_sets:
+            self._write_set(_RegisterSet(kind, content))
 
-    def _read_kept(self) -> _Set | None:
-        for kind in self._machine.kept:
-            buffer = ctypes.create_string_buffer(_LARGEST_SET)
+    def _read_preserved(self) -> _RegisterSet | None:
+        for kind in self._machine.preserved_kinds:
+            buffer = ctypes.create_string_buffer(_MAX_SET_BYTES)
             try:
-                size = self._move(_GETREGSET, kind, ctypes.addressof(buffer), _LARGEST_SET)
+                size = self._transfer_set(_GETREGSET, kind, ctypes.addressof(buffer), _MAX_SET_BYTES)
             except OSError:  # this processor has none
                 continue
-            return _Set(kind, buffer.raw[:size])
+            return _RegisterSet(kind, buffer.raw[:size])
         return None
 
-    def _write_set(self, registers: _Set) -> None:
+    def _write_set(self, registers: _RegisterSet) -> None:
         buffer = ctypes.create_string_buffer(registers.content, len(registers.content))
-        self._move(_SETREGSET, registers.kind, ctypes.addressof(buffer), len(registers.content))
+        self._transfer_set(_SETREGSET, registers.kind, ctypes.addressof(buffer), len(registers.content))
 
-    def _move(self, request: int, kind: int, address: int, size: int) -> int:
-        span = _Span(address, size)
-        _ptrace(request, self.pid, kind, ctypes.addressof(span))
+    def _transfer_set(self, request: int, kind: int, address: int, size: int) -> int:
+        span = _IoVec(address, size)
+        _call_ptrace(request, self.pid, kind, ctypes.addressof(span))
         return int(span.size)
 
     def _set_mask(self, mask: int) -> None:
         value = ctypes.c_uint64(mask)
-        _ptrace(_SETSIGMASK, self.pid, _MASK_BYTES, ctypes.addressof(value))
+        _call_ptrace(_SETSIGMASK, self.pid, _MASK_BYTES, ctypes.addressof(value))
 
-    def foresee(self, *, patience_s: float) -> None:
+    def resolve_restart(self, *, patience_s: float) -> None:
         """Learns with which registers an interrupted system call will go on, where the kernel shows that late."""
-        name = self._machine.restarted_by
-        if not name or not self._at_system_call():
+        name = self._machine.restart_register
+        if not name or not self._is_at_syscall():
             return
         before = self._registers
         try:
             # The kernel takes the call up, as far as its entrance: there it leaves it out.
-            entered = self._execute(_SYSEMU, before, patience_s)
+            entered = self._run_request(_SYSEMU, before, patience_s)
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
             return  # before Linux 5.3: a sleep of C begins anew
-        self.step(before, patience_s=patience_s)  # out of the entrance
-        self._registers = before.changed(**{name: getattr(entered, name)})
+        self.step_once(before, patience_s=patience_s)  # out of the entrance
+        self._registers = before.with_values(**{name: getattr(entered, name)})
 
-    def _at_system_call(self) -> bool:
+    def _is_at_syscall(self) -> bool:
         # -1 if nothing can be read there, which is no instruction either.
-        word = int(_libc.ptrace(_PEEK, self.pid, self._machine.place(self._registers), 0))
-        code = self._machine.syscall
+        word = int(_libc.ptrace(_PEEK, self.pid, self._machine.read_position(self._registers), 0))
+        code = self._machine.syscall_code
         return (word & (2**64 - 1)).to_bytes(8, sys.byteorder).startswith(code)
 
-    def step(self, registers: Registers, *, patience_s: float) -> Registers:
+    def step_once(self, registers: Registers, *, patience_s: float) -> Registers:
         """Executes one instruction with these registers and returns what became of them. Raises DidNotStop."""
-        return self._execute(_SINGLESTEP, registers, patience_s)
+        return self._run_request(_SINGLESTEP, registers, patience_s)
 
-    def call(self, registers: Registers, *, patience_s: float) -> Registers:
+    def run_call(self, registers: Registers, *, patience_s: float) -> Registers:
         """Lets the thread run until it meets a breakpoint; returns its registers there.
 
         Raises DidNotStop, and ChildProcessError if it came to a fault instead. It is stopped in both cases.
         """
-        return self._execute(_CONT, registers, patience_s)
+        return self._run_request(_CONT, registers, patience_s)
 
-    def _execute(self, request: int, registers: Registers, patience_s: float) -> Registers:
+    def _run_request(self, request: int, registers: Registers, patience_s: float) -> Registers:
         self._set_registers(registers)
-        _ptrace(request, self.pid)
+        _call_ptrace(request, self.pid)
         status = self._await_trap(request, time.monotonic() + patience_s)
         number = os.WSTOPSIG(status)
         if number != signal.SIGTRAP:
@@ -267,9 +267,9 @@ class Held:
         interrupted = False
         while True:
             try:
-                status = self._wait(deadline_s)
+                status = self._wait_for_stop(deadline_s)
             except DidNotStop:
-                _ptrace(_INTERRUPT, self.pid)
+                _call_ptrace(_INTERRUPT, self.pid)
                 # From now on without end: going away would leave the thread in the middle of our call.
                 interrupted, deadline_s = True, math.inf
                 continue
@@ -278,22 +278,22 @@ class Held:
             if interrupted:
                 raise DidNotStop(f"Process {self.pid} does not come back from a call of ours")
             # The whole job was stopped meanwhile: that waits until we have left.
-            _ptrace(request, self.pid)
+            _call_ptrace(request, self.pid)
 
-    def release(self) -> None:
+    def release_thread(self) -> None:
         """Puts registers and signals back as they were, and lets the thread go on."""
         try:
             self._set_registers(self._registers)
             self._set_mask(self._mask.value)
-            if self._kept is not None and self._read_kept() != self._kept:
-                self._write_set(self._kept)
+            if self._preserved is not None and self._read_preserved() != self._preserved:
+                self._write_set(self._preserved)
         finally:
-            self._let_go()
+            self._detach_thread()
             self.stopped_s, self.cpu_s = time.monotonic() - self._began_s, time.thread_time() - self._began_cpu_s
 
-    def _let_go(self) -> None:
+    def _detach_thread(self) -> None:
         try:
-            _ptrace(_DETACH, self.pid)
+            _call_ptrace(_DETACH, self.pid)
         except ProcessLookupError:
             # It has ended; or it does not stop at all, and the kernel lets it go when our thread ends.
             return

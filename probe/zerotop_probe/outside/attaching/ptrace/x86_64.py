@@ -28,33 +28,33 @@ class X8664(Machine):
     """x86-64."""
 
     name = "x86_64"
-    layout = _Registers
-    syscall = b"\x0f\x05"
+    register_type = _Registers
+    syscall_code = b"\x0f\x05"
     alignment = 1
-    breakpoint = b"\xcc"
+    breakpoint_code = b"\xcc"
 
-    def mapping(self, before: Registers, *, at: int, size: int) -> Registers:
-        return before.changed(
+    def prepare_mapping(self, before: Registers, *, at: int, size: int) -> Registers:
+        return before.with_values(
             rip=at, orig_rax=_NO_CALL, rax=_MMAP, rdi=0, rsi=size, rdx=MAP_RIGHTS, r10=MAP_KIND, r8=-1, r9=0
         )
 
-    def calling(self, before: Registers, function: int, argument: int, *, stack: int, back: int) -> Registers:
-        top, flags = stack - len(self.frame(back)), before.eflags & ~_DIRECTION
-        return before.changed(rip=function, orig_rax=_NO_CALL, rax=0, rdi=argument, rsi=0, rbp=0, rsp=top, eflags=flags)
+    def prepare_call(self, before: Registers, function: int, argument: int, *, stack: int, back: int) -> Registers:
+        top, flags = stack - len(self.build_frame(back)), before.eflags & ~_DIRECTION
+        return before.with_values(rip=function, orig_rax=_NO_CALL, rax=0, rdi=argument, rsi=0, rbp=0, rsp=top, eflags=flags)
 
-    def frame(self, back: int) -> bytes:
+    def build_frame(self, back: int) -> bytes:
         return struct.pack("<Q", back)
 
-    def place(self, registers: Registers) -> int:
+    def read_position(self, registers: Registers) -> int:
         return int(registers.rip)
 
-    def broke_at(self, registers: Registers) -> int:
-        return int(registers.rip) - len(self.breakpoint)
+    def read_breakpoint(self, registers: Registers) -> int:
+        return int(registers.rip) - len(self.breakpoint_code)
 
-    def result(self, registers: Registers) -> int:
+    def read_result(self, registers: Registers) -> int:
         return int(registers.rax)
 
-    def program(self, address: int, *, state: int, states: tuple[int, int], text: int, run: int) -> bytes:
+    def build_program(self, address: int, *, state: int, states: tuple[int, int], text: int, run: int) -> bytes:
         first, second = (b"\x48\xc7\x03" + struct.pack("<I", value) for value in states)  # mov qword [rbx], VALUE
         return b"".join(
             (

@@ -9,41 +9,41 @@ from typing import Any
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import PAUSE, Annotation, Severity
-from zerotop.analysis.annotations.support.evidence import Facts, Process, Samples
-from zerotop.analysis.formatting import plural, size
+from zerotop.analysis.annotations.support.evidence import Evidence, Process, Samples
+from zerotop.analysis.formatting import format_bytes, format_count
 from zerotop.session.reader import Source
 from zerotop_probe.recording.tables import PHASES
 
 
 @dataclass
-class _Seen:
+class _State:
     """How far a process's allocator was read: its last reading, and how many retries are worth a word next."""
 
     counts: dict[Source, int] = field(default_factory=dict)
-    last: tuple[int, Any] | None = None
-    next: int = 0
+    last_reading: tuple[int, Any] | None = None
+    next_retries: int = 0
 
 
-def detect(facts: Facts) -> Iterator[Annotation | None]:
+def detect(facts: Evidence) -> Iterator[Annotation | None]:
     """For each rank at its first, and then at each tenfold of it."""
     for process in facts.processes:
         yield PAUSE
-        seen = process.kept(_Seen)
-        samples = process.allocator.after(seen.counts)
+        seen = process.get_state(_State)
+        samples = process.allocator.read_new(seen.counts)
         if not len(samples):
             continue
         retries = samples.rows["retries"]
-        if seen.last is None:
-            seen.last, seen.next = (int(samples.times[0]), samples.rows[0]), int(retries[0]) + 1
-        while retries[-1] >= seen.next and len(over := np.flatnonzero(retries >= seen.next)):
-            yield _annotation(process, samples, int(over[0]), seen.last)
-            seen.next = 10 ** len(str(int(retries[over[0]])))
-        seen.last = int(samples.times[-1]), samples.rows[-1].copy()
+        if seen.last_reading is None:
+            seen.last_reading, seen.next_retries = (int(samples.times[0]), samples.rows[0]), int(retries[0]) + 1
+        while retries[-1] >= seen.next_retries and len(over := np.flatnonzero(retries >= seen.next_retries)):
+            yield _build_finding(process, samples, int(over[0]), seen.last_reading)
+            seen.next_retries = 10 ** len(str(int(retries[over[0]])))
+        seen.last_reading = int(samples.times[-1]), samples.rows[-1].copy()
 
 
-def _annotation(process: Process, samples: Samples, at: int, last: tuple[int, Any]) -> Annotation:
-    begin_ns, before = (int(samples.times[at - 1]), samples.rows[at - 1]) if at else last
-    row, expandable, known_ns = samples.rows[at], process.expandable, int(samples.times[at])
+def _build_finding(process: Process, samples: Samples, index: int, last: tuple[int, Any]) -> Annotation:
+    begin_ns, before = (int(samples.times[index - 1]), samples.rows[index - 1]) if index else last
+    row, expandable, known_ns = samples.rows[index], process.has_expandable_segments, int(samples.times[index])
     evidence = {
         "retries": float(row["retries"]),
         "reserved_bytes": float(row["reserved_bytes"]),
@@ -54,9 +54,11 @@ def _annotation(process: Process, samples: Samples, at: int, last: tuple[int, An
         evidence["device_bytes"] = float(process.device_bytes)
     phase = PHASES[row["phase"]] if row["phase"] < len(PHASES) else "a phase"
     text = f"In {phase} rank {process.rank}'s allocator gave its cache back to the device to get memory"
-    text += f" ({plural(int(row['retries']), 'time')} so far)"
+    text += f" ({format_count(int(row['retries']), 'time')} so far)"
     if "device_bytes" in evidence:
-        text += f": it held up to {size(evidence['reserved_peak_bytes'])} of {size(evidence['device_bytes'])}"
+        text += (
+            f": it held up to {format_bytes(evidence['reserved_peak_bytes'])} of {format_bytes(evidence['device_bytes'])}"
+        )
     return Annotation(
         name="allocator_retries",
         begin_ns=begin_ns,

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zerotop.analysis.annotations.support.annotation import Annotation, Severity
-from zerotop.analysis.annotations.support.evidence import Facts
-from zerotop.analysis.failures.failure import place
-from zerotop.analysis.failures.out_of_memory import PostMortem, at_the_error
+from zerotop.analysis.annotations.support.evidence import Evidence
+from zerotop.analysis.failures.failure import describe_place
+from zerotop.analysis.failures.out_of_memory import PostMortem, explain_at_error
 from zerotop.session.reader import Event
 
-_NUMBERS = (
+_NUMBER_FIELDS = (
     "requested_bytes",
     "limit_bytes",
     "free_bytes",
@@ -27,37 +27,37 @@ _NUMBERS = (
 )
 
 
-class _Told(set[int | None]):
+class _State(set[int | None]):
     """The steps of an attempt that were told."""
 
 
-def detect(facts: Facts) -> Iterator[Annotation]:
+def detect(facts: Evidence) -> Iterator[Annotation]:
     """One finding for each step in which a rank of an attempt ran out of memory: the first that did."""
     for group in facts.groups:
-        told = group.kept(_Told)
-        errors = [event for process in group.processes for event in process.events("out_of_memory")]
+        told = group.get_state(_State)
+        errors = [event for process in group.processes for event in process.events_named("out_of_memory")]
         for event in sorted(errors, key=lambda error: error.unix_ns):
             step = event.facts.get("step")
             if step not in told:
                 told.add(step)
-                yield _annotation(event, at_the_error(facts.session, event))
+                yield _build_finding(event, explain_at_error(facts.session, event))
 
 
-def _annotation(event: Event, found: PostMortem) -> Annotation:
-    seen = {name: float(size) for name in _NUMBERS if (size := getattr(found, name)) is not None and size >= 0}
-    if found.reserved_bytes is not None and found.allocated_bytes is not None:
-        seen["unallocated_bytes"] = float(found.reserved_bytes - found.allocated_bytes)
-    where = place(found.phase, found.outer_phase, found.step)
+def _build_finding(event: Event, post_mortem: PostMortem) -> Annotation:
+    seen = {name: float(size) for name in _NUMBER_FIELDS if (size := getattr(post_mortem, name)) is not None and size >= 0}
+    if post_mortem.reserved_bytes is not None and post_mortem.allocated_bytes is not None:
+        seen["unallocated_bytes"] = float(post_mortem.reserved_bytes - post_mortem.allocated_bytes)
+    where = describe_place(post_mortem.phase, post_mortem.outer_phase, post_mortem.step)
     return Annotation(
         name="out_of_memory",
         begin_ns=event.unix_ns,
         end_ns=event.unix_ns,
         known_ns=event.unix_ns,
-        step=found.step if found.step is not None and found.step >= 0 else None,
+        step=post_mortem.step if post_mortem.step is not None and post_mortem.step >= 0 else None,
         ranks=(event.rank,),
         severity=Severity.ERROR,
-        confidence=found.confidence,
-        sentence=f"Rank {event.rank} ran out of GPU memory{where}. {found.cause}",
-        advice=found.advice,
-        evidence=seen | {"evaluating": float(found.outer_phase == "eval")},
+        confidence=post_mortem.confidence,
+        sentence=f"Rank {event.rank} ran out of GPU memory{where}. {post_mortem.cause}",
+        advice=post_mortem.advice,
+        evidence=seen | {"evaluating": float(post_mortem.outer_phase == "eval")},
     )

@@ -7,72 +7,72 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.annotation import PAUSE, Annotation, Severity, first_run, of_steps
-from zerotop.analysis.annotations.support.evidence import Facts, Group, Process
+from zerotop.analysis.annotations.support.annotation import PAUSE, Annotation, Severity, build_step_finding, find_first_run
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.thresholds import SETTLED_STEPS, STALL_SECONDS, STALL_SHARE
-from zerotop.analysis.formatting import of_ranks, percent, seconds
+from zerotop.analysis.formatting import format_percent, format_ranks, format_seconds
 
 
 @dataclass
-class _Seen:
+class _State:
     """How far a process's steps were read, and whether it was found to wait."""
 
-    steps: int = 0
-    told: bool = False
+    steps_read: int = 0
+    is_reported: bool = False
 
 
-def detect(facts: Facts) -> Iterator[Annotation | None]:
+def detect(facts: Evidence) -> Iterator[Annotation | None]:
     """One finding for each attempt: the first SETTLED_STEPS steps in a row in which a rank waits."""
     for group in facts.groups:
-        if group.kept(_Seen).told:
+        if group.get_state(_State).is_reported:
             continue
         found = []
         for process in group.processes:
             yield PAUSE
-            first = _first(process)
+            first = _find_first_wait(process)
             if first is not None:
                 found.append((first, process))
         if found:
-            group.kept(_Seen).told = True
+            group.get_state(_State).is_reported = True
             ends = [int(process.steps["end_unix_ns"][first + SETTLED_STEPS - 1]) for first, process in found]
             known_ns = min(ends)
-            yield _annotation(group, *found[ends.index(known_ns)], known_ns)
+            yield _build_finding(group, *found[ends.index(known_ns)], known_ns)
 
 
-def _first(process: Process) -> int | None:
+def _find_first_wait(process: Process) -> int | None:
     """The first of the first SETTLED_STEPS steps in a row that waited for data."""
-    seen, count = process.kept(_Seen), len(process.steps)
-    begin = max(0, seen.steps - SETTLED_STEPS + 1)
-    if count == seen.steps:
+    seen, count = process.get_state(_State), len(process.steps)
+    begin = max(0, seen.steps_read - SETTLED_STEPS + 1)
+    if count == seen.steps_read:
         return None
-    steps, seen.steps = process.steps[begin:], count
+    steps, seen.steps_read = process.steps[begin:], count
     waits = (steps["data_s"] >= STALL_SECONDS) & (steps["data_s"] >= STALL_SHARE * steps["iteration_s"])
-    first = first_run(waits, SETTLED_STEPS)
+    first = find_first_run(waits, SETTLED_STEPS)
     return None if first is None else begin + first
 
 
-def _annotation(group: Group, first: int, process: Process, known_ns: int) -> Annotation:
+def _build_finding(group: Group, first: int, process: Process, known_ns: int) -> Annotation:
     rows = process.steps[first : first + SETTLED_STEPS]
     waits, lasts = float(np.median(rows["data_s"])), float(np.median(rows["iteration_s"]))
     step = int(rows["step"][0])
-    ranks = _waiting(group, step, known_ns)
+    ranks = _find_waiting(group, step, known_ns)
     evidence = {"data_s": waits, "iteration_s": lasts, "share": waits / lasts, "ranks": float(len(ranks))}
-    who = f"{of_ranks(ranks)} waits" if len(ranks) == 1 else f"{of_ranks(ranks)} wait"
-    return of_steps(
+    who = f"{format_ranks(ranks)} waits" if len(ranks) == 1 else f"{format_ranks(ranks)} wait"
+    return build_step_finding(
         rows,
         name="data_stall",
         ranks=ranks,
         severity=Severity.WARNING,
         confidence=0.95,
         sentence=(
-            f"From step {step} on {who} {seconds(waits)} of each {seconds(lasts)} ({percent(waits / lasts)}) for data."
+            f"From step {step} on {who} {format_seconds(waits)} of each {format_seconds(lasts)} ({format_percent(waits / lasts)}) for data."
         ),
         advice="Raise Trainer's dataloader_num_workers, or tokenize before training with Dataset.map(...).",
         evidence=evidence,
     )
 
 
-def _waiting(group: Group, step: int, known_ns: int) -> tuple[int, ...]:
+def _find_waiting(group: Group, step: int, known_ns: int) -> tuple[int, ...]:
     """The ranks that waited in most of what each had finished of these steps by then."""
     found = []
     for process in group.processes:

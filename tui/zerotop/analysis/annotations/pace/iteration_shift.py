@@ -6,59 +6,67 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.annotation import Annotation, Severity, of_steps
-from zerotop.analysis.annotations.support.causes import Cause, Change, cause_of, loads, own_s
-from zerotop.analysis.annotations.support.evidence import Facts, Group, Rows
+from zerotop.analysis.annotations.support.annotation import Annotation, Severity, build_step_finding
+from zerotop.analysis.annotations.support.causes import (
+    Cause,
+    StepChange,
+    compute_own_seconds,
+    find_cause,
+    measure_change_loads,
+)
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Rows
 from zerotop.analysis.annotations.support.thresholds import SHORTEST_ITERATION_S
-from zerotop.analysis.formatting import percent, seconds
-from zerotop.analysis.stats.change_points import Levels, Shift
+from zerotop.analysis.formatting import format_percent, format_seconds
+from zerotop.analysis.stats.change_points import Shift, ShiftFinder
 
 _PHASES = ("data_s", "forward_s", "backward_s", "step_s")
 
 
-class _Levels(Levels):
+class _ShiftFinder(ShiftFinder):
     """Of the time of iterations."""
 
 
-def detect(facts: Facts) -> Iterator[Annotation]:
+def detect(facts: Evidence) -> Iterator[Annotation]:
     """One finding for each change of level."""
     for group in facts.groups:
         values = group.lead.steps["iteration_s"]
-        for shift in group.lead.kept(_Levels).shifts(values):
+        for shift in group.lead.get_state(_ShiftFinder).find_shifts(values):
             if max(values[shift.before].max(), values[shift.first]) >= SHORTEST_ITERATION_S:
-                yield from _told(group, shift)
+                yield from _check_shift(group, shift)
 
 
-def _told(group: Group, shift: Shift) -> Iterator[Annotation]:
+def _check_shift(group: Group, shift: Shift) -> Iterator[Annotation]:
     steps = group.lead.steps
-    change = Change(group, steps[shift.before], steps[shift.first : shift.last + 1])
-    cause = cause_of(change)
-    if cause is None and _by_others(change):
+    change = StepChange(group, steps[shift.before], steps[shift.first : shift.last + 1])
+    cause = find_cause(change)
+    if cause is None and _is_by_others(change):
         return
-    yield _annotation(group, change.before, change.after, cause)
+    yield _build_finding(group, change.before, change.after, cause)
 
 
-def _by_others(change: Change) -> bool:
+def _is_by_others(change: StepChange) -> bool:
     """Whether others, who have the cores, may have done it: the phases that compute take now longer, now shorter."""
-    was, becomes = (_middle(rows, "iteration_s") for rows in (change.before, change.after))
-    own = float(np.median(own_s(change.after)) - np.median(own_s(change.before)))
-    return own / (becomes - was) <= 0.5 and any(load is not None and load.taken for load in loads(change))
+    was, becomes = (_compute_median(rows, "iteration_s") for rows in (change.before, change.after))
+    own = float(np.median(compute_own_seconds(change.after)) - np.median(compute_own_seconds(change.before)))
+    return own / (becomes - was) <= 0.5 and any(
+        load is not None and load.is_starved for load in measure_change_loads(change)
+    )
 
 
-def _annotation(group: Group, before: Rows, after: Rows, cause: Cause | None) -> Annotation:
-    was, becomes = _middle(before, "iteration_s"), _middle(after, "iteration_s")
-    changes = {name: _middle(after, name) - _middle(before, name) for name in _PHASES}
+def _build_finding(group: Group, before: Rows, after: Rows, cause: Cause | None) -> Annotation:
+    was, becomes = _compute_median(before, "iteration_s"), _compute_median(after, "iteration_s")
+    changes = {name: _compute_median(after, name) - _compute_median(before, name) for name in _PHASES}
     changes["other_s"] = becomes - was - sum(changes.values())
     carrier = max(changes, key=lambda name: changes[name] * (1 if becomes > was else -1))
     evidence = {"before_s": was, "after_s": becomes, "change_share": becomes / was - 1}
     evidence |= {f"{name.removesuffix('_s')}_change_s": value for name, value in changes.items()}
-    return of_steps(
+    return build_step_finding(
         after,
         name="iteration_shift",
-        ranks=group.ranks(int(after["end_unix_ns"][-1])),
+        ranks=group.ranks_at(int(after["end_unix_ns"][-1])),
         severity=Severity.WARNING if becomes > was else Severity.INFO,
         confidence=cause.confidence if cause else 0.5,
-        sentence=_sentence(evidence, int(after["step"][0]), carrier, changes[carrier], cause),
+        sentence=_describe_finding(evidence, int(after["step"][0]), carrier, changes[carrier], cause),
         advice=cause.advice if cause else _ADVICE,
         evidence=evidence,
     )
@@ -67,15 +75,15 @@ def _annotation(group: Group, before: Rows, after: Rows, cause: Cause | None) ->
 _ADVICE = 'Set "wall_clock_breakdown": true in the DeepSpeed config, to see which part of that phase takes longer.'
 
 
-def _middle(rows: Rows, name: str) -> float:
+def _compute_median(rows: Rows, name: str) -> float:
     return float(np.median(rows[name]))
 
 
-def _sentence(seen: dict[str, float], step: int, carrier: str, change: float, cause: Cause | None) -> str:
+def _describe_finding(evidence: dict[str, float], step: int, carrier: str, change: float, cause: Cause | None) -> str:
     name = carrier.removesuffix("_s")
     part = "what lies between the phases" if name == "other" else f"the {name} phase"
     return (
-        f"From step {step} on iterations take {seconds(seen['after_s'])} instead of {seconds(seen['before_s'])}"
-        f" ({'+' if seen['change_share'] > 0 else '-'}{percent(abs(seen['change_share']))}); {part} carries"
-        f" {seconds(abs(change))} of it; at that moment {cause.text if cause else 'nothing else that is recorded changed'}."
+        f"From step {step} on iterations take {format_seconds(evidence['after_s'])} instead of {format_seconds(evidence['before_s'])}"
+        f" ({'+' if evidence['change_share'] > 0 else '-'}{format_percent(abs(evidence['change_share']))}); {part} carries"
+        f" {format_seconds(abs(change))} of it; at that moment {cause.text if cause else 'nothing else that is recorded changed'}."
     )

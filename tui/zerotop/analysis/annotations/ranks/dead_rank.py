@@ -5,59 +5,59 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zerotop.analysis.annotations.support.annotation import Annotation, Severity
-from zerotop.analysis.annotations.support.evidence import Facts, Group, Process
-from zerotop.analysis.formatting import plural
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
+from zerotop.analysis.formatting import format_count
 from zerotop.session.reader import Event
 
-_STOPPING = ("SIGTERM", "SIGINT", "SIGHUP")
+_STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
 
 
-def detect(facts: Facts) -> Iterator[Annotation]:
+def detect(facts: Evidence) -> Iterator[Annotation]:
     """The first of each attempt: launchers end the others. None where somebody stopped the job, or a rank ended before."""
     for group in facts.groups:
-        gone = [(event, process) for process in group.processes if (event := _gone(facts, process)) is not None]
+        gone = [(event, process) for process in group.processes if (event := _find_exit(facts, process)) is not None]
         if gone:
             event, process = min(gone, key=lambda found: found[0].unix_ns)
-            if not _expected(facts, group, event.unix_ns):
-                yield _annotation(facts, process, event)
+            if not _is_expected(facts, group, event.unix_ns):
+                yield _build_finding(facts, process, event)
 
 
-def _gone(facts: Facts, process: Process) -> Event | None:
+def _find_exit(facts: Evidence, process: Process) -> Event | None:
     """When a sampler found the process gone; None where it is there, said goodbye, or nothing of it is known."""
-    if process.events("goodbye") or not process.events("hello"):
+    if process.events_named("goodbye") or not process.events_named("hello"):
         return None
     return next(
         (
             event
-            for event in facts.events("rank_gone")
+            for event in facts.events_named("rank_gone")
             if (event.host, event.facts.get("pid")) == (process.source.host, process.source.pid)
         ),
         None,
     )
 
 
-def _expected(facts: Facts, group: Group, time_ns: int) -> bool:
+def _is_expected(facts: Evidence, group: Group, time_ns: int) -> bool:
     """Whether the job was being stopped, or another rank had ended clearly before: then it was taken down."""
-    stops = [event.unix_ns for event in facts.events("stop_sent")]
+    stops = [event.unix_ns for event in facts.events_named("stop_sent")]
     # A launcher whose rank has died ends by that rank's code: a signal that ends itself was sent to it.
-    stops += [end.unix_ns for end in facts.events("job_ended") if end.facts.get("signal") in _STOPPING]
+    stops += [end.unix_ns for end in facts.events_named("job_ended") if end.facts.get("signal") in _STOP_SIGNALS]
     # A rank that others wait for ends within moments of the first; its goodbye says nothing then.
-    ended = [event.unix_ns for process in group.processes for event in process.events("goodbye")]
-    known = [event.unix_ns for event in facts.events("rank_gone")]
+    ended = [event.unix_ns for process in group.processes for event in process.events_named("goodbye")]
+    known = [event.unix_ns for event in facts.events_named("rank_gone")]
     before = [end for end in ended if end < time_ns and any(end <= gone < time_ns for gone in known)]
     return any(stop <= time_ns for stop in stops) or bool(before)
 
 
-def _annotation(facts: Facts, process: Process, event: Event) -> Annotation:
+def _build_finding(facts: Evidence, process: Process, event: Event) -> Annotation:
     known_ns = event.unix_ns
-    steps, sample = process.steps_until(known_ns), process.host_samples.last(known_ns)
+    steps, sample = process.steps_until(known_ns), process.host_samples.read_last(known_ns)
     finished = int(steps["step"][-1]) + 1 if len(steps) else 0
     evidence = {"finished_steps": float(finished)}
     if sample is not None:
         evidence["host_rss_bytes"] = float(sample["rss_bytes"])
-    kills = _kills(facts, process, known_ns)
+    kills = _count_kills(facts, process, known_ns)
     text = f"Rank {process.rank}'s process {process.source.pid} was gone without having ended in good order"
-    text += f", after {plural(finished, 'step')}" if finished else ", before its first step was finished"
+    text += f", after {format_count(finished, 'step')}" if finished else ", before its first step was finished"
     if kills:
         evidence["oom_kills"] = float(kills)
         text += ": the kernel killed a process of the control group for memory just then"
@@ -79,9 +79,9 @@ def _annotation(facts: Facts, process: Process, event: Event) -> Annotation:
     )
 
 
-def _kills(facts: Facts, process: Process, known_ns: int) -> int:
+def _count_kills(facts: Evidence, process: Process, known_ns: int) -> int:
     """Processes that the kernel killed for memory in the last seconds before."""
-    samples = facts.table("hosts", process.source.host).within(known_ns - 3 * 10**9, known_ns)
+    samples = facts.get_records("hosts", process.source.host).read_window(known_ns - 3 * 10**9, known_ns)
     if not len(samples) or samples.rows["cgroup_oom_kills"].min() < 0:
         return 0
     return int(samples.rows["cgroup_oom_kills"][-1] - samples.rows["cgroup_oom_kills"][0])

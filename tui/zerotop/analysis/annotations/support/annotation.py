@@ -41,7 +41,7 @@ class Annotation:
     evidence: dict[str, float] = field(default_factory=dict)
 
 
-def of_steps(
+def build_step_finding(
     rows: NDArray[Any],
     *,
     name: str,
@@ -70,7 +70,7 @@ def of_steps(
     )
 
 
-def first_run(flags: NDArray[np.bool_], length: int) -> int | None:
+def find_first_run(flags: NDArray[np.bool_], length: int) -> int | None:
     """Where the first so many flags in a row begin that are all set."""
     if len(flags) < length:
         return None

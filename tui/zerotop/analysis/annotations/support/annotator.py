@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from zerotop.analysis.annotations.support.annotation import Annotation
-from zerotop.analysis.annotations.support.evidence import Facts
+from zerotop.analysis.annotations.support.evidence import Evidence
 from zerotop.session.reader import Session
 
-Detector = Callable[[Facts], Iterable[Annotation | None]]
+Detector = Callable[[Evidence], Iterable[Annotation | None]]
 
 # Phases that are looked at together, of all ranks: a few milliseconds' work.
 _PIECE = 16384
 
-_Key = tuple[str, int, int, int | None, tuple[int, ...]]
+_FindingKey = tuple[str, int, int, int | None, tuple[int, ...]]
 
 
 class Annotator:
@@ -23,45 +23,47 @@ class Annotator:
 
     def __init__(self, session: Session, detectors: Iterable[Detector]) -> None:
         self._session = session
-        self._facts = Facts(session)
+        self._evidence = Evidence(session)
         self._detectors = list(detectors)
-        self._found: dict[_Key, Annotation] = {}
-        self._ordered: tuple[Annotation, ...] = ()
-        self._upto_ns = -1
-        self._looking: Iterator[None] | None = None
-        self.behind = True
+        self._findings: dict[_FindingKey, Annotation] = {}
+        self._ordered_findings: tuple[Annotation, ...] = ()
+        self._until_ns = -1
+        self._pending: Iterator[None] | None = None
+        self.is_behind = True
         """Whether the last update left off before it had looked at everything."""
 
     def update(self, until_ns: int | None = None, *, most_s: float = math.inf) -> bool:
         """Looks on, up to a cursor or the last record, for about so long at most. True when there is a new finding."""
         end_ns = self._session.last_written_ns if until_ns is None else until_ns
-        due, before = time.monotonic() + most_s, len(self._found)
-        while self._looking is not None or self._upto_ns < end_ns:
-            if self._looking is None:
-                self._looking = self._look(end_ns)
-            elif next(self._looking, True):
-                self._looking = None
+        due, before = time.monotonic() + most_s, len(self._findings)
+        while self._pending is not None or self._until_ns < end_ns:
+            if self._pending is None:
+                self._pending = self._run_detectors(end_ns)
+            elif next(self._pending, True):
+                self._pending = None
             if time.monotonic() >= due:
                 break
-        self.behind = self._looking is not None or self._upto_ns < end_ns
-        if len(self._found) == before:
+        self.is_behind = self._pending is not None or self._until_ns < end_ns
+        if len(self._findings) == before:
             return False
-        self._ordered = tuple(sorted(self._found.values(), key=lambda one: (one.known_ns, one.begin_ns, one.name)))
+        self._ordered_findings = tuple(
+            sorted(self._findings.values(), key=lambda one: (one.known_ns, one.begin_ns, one.name))
+        )
         return True
 
-    def _look(self, end_ns: int) -> Iterator[None]:
+    def _run_detectors(self, end_ns: int) -> Iterator[None]:
         """In pieces with all detectors, some way on towards the end."""
-        self._upto_ns = yield from self._facts.ahead(_PIECE, end_ns)
-        yield from self._facts.advancing(self._upto_ns)
+        self._until_ns = yield from self._evidence.find_next_cursor(_PIECE, end_ns)
+        yield from self._evidence.iter_advance(self._until_ns)
         for detect in self._detectors:
-            for one in detect(self._facts):
+            for one in detect(self._evidence):
                 if one is not None:
-                    self._found.setdefault((one.name, one.known_ns, one.begin_ns, one.step, one.ranks), one)
+                    self._findings.setdefault((one.name, one.known_ns, one.begin_ns, one.step, one.ranks), one)
                 yield
             yield
 
-    def at(self, cursor_ns: int) -> tuple[Annotation, ...]:
+    def findings_at(self, cursor_ns: int) -> tuple[Annotation, ...]:
         """What was found that was known at the cursor, in the order in which it became known."""
-        if self._ordered and self._ordered[-1].known_ns <= cursor_ns:
-            return self._ordered
-        return tuple(finding for finding in self._ordered if finding.known_ns <= cursor_ns)
+        if self._ordered_findings and self._ordered_findings[-1].known_ns <= cursor_ns:
+            return self._ordered_findings
+        return tuple(finding for finding in self._ordered_findings if finding.known_ns <= cursor_ns)

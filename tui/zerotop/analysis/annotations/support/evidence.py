@@ -5,19 +5,19 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Generator, Sequence
 
-from zerotop.analysis.annotations.support.rank_process import Memory, Process
+from zerotop.analysis.annotations.support.rank_process import DetectorState, Process
 from zerotop.analysis.annotations.support.record_window import Cursor, Ints, Records, Rows, Samples
-from zerotop.analysis.processes.ranks_and_hosts import RANKS, allocators
+from zerotop.analysis.processes.ranks_and_hosts import RANKS_AT_ONCE, find_gpu_by_allocator
 from zerotop.analysis.steps.step_table import RankSteps, StepTable
-from zerotop.session.reader import Event, Session, Source, whole
+from zerotop.session.reader import Event, Session, Source, run_to_end
 
-__all__ = ["Facts", "Group", "Ints", "Process", "Records", "Rows", "Samples"]
+__all__ = ["Evidence", "Group", "Ints", "Process", "Records", "Rows", "Samples"]
 
-Gpu = tuple[str, int]  # host, NVML index
-_Who = tuple[str, int, int]  # host, pid, rank
+GpuKey = tuple[str, int]  # host, NVML index
+_WriterKey = tuple[str, int, int]  # host, pid, rank
 
 
-class Group(Memory):
+class Group(DetectorState):
     """The processes of one attempt of the job, by rank; the first leads: what all do in step is read off it."""
 
     def __init__(self, processes: list[Process]) -> None:
@@ -34,12 +34,12 @@ class Group(Memory):
         """The nodes they are on."""
         return sorted({process.source.host for process in self.processes})
 
-    def ranks(self, known_ns: int) -> tuple[int, ...]:
+    def ranks_at(self, known_ns: int) -> tuple[int, ...]:
         """Those there were at a moment."""
-        return tuple(process.rank for process in self.processes if process.source.born_ns <= known_ns)
+        return tuple(process.rank for process in self.processes if process.source.created_ns <= known_ns)
 
 
-class Facts(Memory):
+class Evidence(DetectorState):
     """A session up to a cursor that only moves on."""
 
     def __init__(self, session: Session) -> None:
@@ -48,47 +48,47 @@ class Facts(Memory):
         self.cursor = Cursor()
         self.groups: list[Group] = []
         """The attempts of the job: where a rank appears again, it was started again."""
-        self._table = StepTable(session)
+        self._step_table = StepTable(session)
         self._processes: dict[Source, Process] = {}
-        self._tables: dict[tuple[str, str, str, int], Records] = {}
-        self._of_host: dict[tuple[str, str], tuple[int, list[Source]]] = {}
-        self._own: dict[str, tuple[int, dict[_Who, list[Source]]]] = {}
-        self._lies_on: dict[_Who, Gpu] = {}
-        self._placed: tuple[int, ...] = ()  # what was known when allocators were placed
-        self._sharing: tuple[object, dict[Gpu, list[Process]]] = (None, {})
-        self._read: list[Event] = []  # the session's events, of which so many were taken in
-        self._taken = 0
-        self._events: dict[str, list[Event]] = {}
-        self._own_events: dict[tuple[str, str, int], list[Event]] = {}
+        self._records: dict[tuple[str, str, str, int], Records] = {}
+        self._sources_by_host: dict[tuple[str, str], tuple[int, list[Source]]] = {}
+        self._sources_by_process: dict[str, tuple[int, dict[_WriterKey, list[Source]]]] = {}
+        self._gpu_by_allocator: dict[_WriterKey, GpuKey] = {}
+        self._located_with: tuple[int, ...] = ()  # what was known when allocators were placed
+        self._processes_by_gpu: tuple[object, dict[GpuKey, list[Process]]] = (None, {})
+        self._known_events: list[Event] = []  # the session's events, of which so many were taken in
+        self._indexed_count = 0
+        self._events_by_name: dict[str, list[Event]] = {}
+        self._events_by_process: dict[tuple[str, str, int], list[Event]] = {}
 
     @property
     def cursor_ns(self) -> int:
         """The cursor in unix nanoseconds."""
-        return self.cursor.ns
+        return self.cursor.time_ns
 
     @property
     def processes(self) -> list[Process]:
         """All ranks' processes, in the order in which they made their engines."""
         return list(self._processes.values())
 
-    def advance(self, cursor_ns: int) -> None:
+    def advance_cursor(self, cursor_ns: int) -> None:
         """Moves the cursor on."""
-        whole(self.advancing(cursor_ns))
+        run_to_end(self.iter_advance(cursor_ns))
 
-    def advancing(self, cursor_ns: int) -> Generator[None, None, None]:
+    def iter_advance(self, cursor_ns: int) -> Generator[None, None, None]:
         """The same in pieces. Meanwhile no detector may look."""
-        self.cursor.ns = max(cursor_ns, self.cursor.ns)
-        self._take_events()
-        self._place()
+        self.cursor.time_ns = max(cursor_ns, self.cursor.time_ns)
+        self._index_events()
+        self._locate_allocators()
         yield
-        yield from self._table.updating(self.cursor_ns)
-        if self._table.count == len(self._processes):
+        yield from self._step_table.iter_update(self.cursor_ns)
+        if self._step_table.process_count == len(self._processes):
             return
-        for steps in self._table.processes:
-            if steps.source not in self._processes and steps.source.born_ns <= self.cursor_ns:
-                self._add(steps)
+        for steps in self._step_table.rank_steps:
+            if steps.source not in self._processes and steps.source.created_ns <= self.cursor_ns:
+                self._add_process(steps)
 
-    def _add(self, steps: RankSteps) -> None:
+    def _add_process(self, steps: RankSteps) -> None:
         process = self._processes[steps.source] = Process(self, steps)
         last = self.groups[-1].processes if self.groups else None
         if last is None or any(process.rank == other.rank for other in last):
@@ -97,96 +97,96 @@ class Facts(Memory):
             last.append(process)
             last.sort(key=lambda other: other.rank)
 
-    def ahead(self, spans: int, end_ns: int) -> Generator[None, None, int]:
+    def find_next_cursor(self, span_count: int, end_ns: int) -> Generator[None, None, int]:
         """In pieces the cursor at which about so many more phases have ended, of all ranks; ``end_ns`` if that is before."""
         most, done, longest = 0, 0, None
         sources = self.session.sources["spans"]
         for number, source in enumerate(sources, 1):
-            known = source.count_known(self.cursor_ns)
+            known = source.count_until(self.cursor_ns)
             if len(source.array) - known > most:
                 most, done, longest = len(source.array) - known, known, source
-            if not number % RANKS:
+            if not number % RANKS_AT_ONCE:
                 yield
-        each = max(1, spans // max(1, len(sources)))
+        each = max(1, span_count // max(1, len(sources)))
         if longest is None or most <= each:
             return end_ns
         return min(end_ns, int(longest.array["end_ns"][done + each - 1]) + longest.offset_ns)
 
-    def _take_events(self) -> None:
+    def _index_events(self) -> None:
         events = self.session.events
-        if events is not self._read:
+        if events is not self._known_events:
             # What is read late may have happened before what was taken in.
-            self._read, self._taken, self._events, self._own_events = events, 0, {}, {}
+            self._known_events, self._indexed_count, self._events_by_name, self._events_by_process = events, 0, {}, {}
         end = bisect_right(events, self.cursor_ns, key=lambda event: event.unix_ns)
-        for event in events[self._taken : end]:
-            self._events.setdefault(event.name, []).append(event)
+        for event in events[self._indexed_count : end]:
+            self._events_by_name.setdefault(event.name, []).append(event)
             if event.role == "rank":
-                self._own_events.setdefault((event.name, event.host, event.pid), []).append(event)
-        self._taken = max(self._taken, end)
+                self._events_by_process.setdefault((event.name, event.host, event.pid), []).append(event)
+        self._indexed_count = max(self._indexed_count, end)
 
-    def events(self, name: str) -> Sequence[Event]:
+    def events_named(self, name: str) -> Sequence[Event]:
         """All events of a name, in order of time."""
-        return self._events.get(name, ())
+        return self._events_by_name.get(name, ())
 
-    def own_events(self, name: str, source: Source) -> Sequence[Event]:
+    def process_events(self, name: str, source: Source) -> Sequence[Event]:
         """Those that the rank's process that writes ``source`` has written."""
-        return self._own_events.get((name, source.host, source.pid), ())
+        return self._events_by_process.get((name, source.host, source.pid), ())
 
-    def own(self, table: str, source: Source) -> list[Source]:
+    def process_sources(self, table: str, source: Source) -> list[Source]:
         """The tables of a name that the process that writes ``source`` writes too."""
         sources = self.session.sources[table]
-        count, found = self._own.get(table, (-1, {}))
+        count, found = self._sources_by_process.get(table, (-1, {}))
         if count != len(sources):
             found = {}
             for one in sources:
                 found.setdefault((one.host, one.pid, one.rank), []).append(one)
-            self._own[table] = len(sources), found
+            self._sources_by_process[table] = len(sources), found
         return found.get((source.host, source.pid, source.rank), [])
 
-    def on_gpu(self, key: Gpu) -> list[Process]:
+    def processes_on_gpu(self, gpu_key: GpuKey) -> list[Process]:
         """The processes whose allocators lie on a GPU, in the order in which they made their engines."""
-        known = (len(self._processes), self._placed)
-        if self._sharing[0] != known:
-            found: dict[Gpu, list[Process]] = {}
+        known = (len(self._processes), self._located_with)
+        if self._processes_by_gpu[0] != known:
+            found: dict[GpuKey, list[Process]] = {}
             for process in self.processes:
-                if process.gpu is not None:
-                    found.setdefault(process.gpu, []).append(process)
-            self._sharing = known, found
-        return self._sharing[1].get(key, [])
+                if process.gpu_key is not None:
+                    found.setdefault(process.gpu_key, []).append(process)
+            self._processes_by_gpu = known, found
+        return self._processes_by_gpu[1].get(gpu_key, [])
 
-    def gpu_of(self, source: Source) -> Gpu | None:
+    def find_gpu(self, source: Source) -> GpuKey | None:
         """The GPU that the allocator of the process that writes ``source`` lies on."""
-        return self._lies_on.get((source.host, source.pid, source.rank))
+        return self._gpu_by_allocator.get((source.host, source.pid, source.rank))
 
-    def _place(self) -> None:
+    def _locate_allocators(self) -> None:
         mine = self.session.sources["allocator"]
-        known = (sum(len(one.array) > 0 for one in mine), len(self.events("node")), len(self.events("engine")))
-        if known != self._placed:
-            self._placed = known
-            places = allocators(self.session, self.events("node"), self.events("engine"))
-            self._lies_on = {(mine[at].host, mine[at].pid, mine[at].rank): key for at, key in places.items()}
+        known = (sum(len(one.array) > 0 for one in mine), len(self.events_named("node")), len(self.events_named("engine")))
+        if known != self._located_with:
+            self._located_with = known
+            places = find_gpu_by_allocator(self.session, self.events_named("node"), self.events_named("engine"))
+            self._gpu_by_allocator = {(mine[at].host, mine[at].pid, mine[at].rank): key for at, key in places.items()}
 
     @property
-    def hosts(self) -> tuple[str, ...]:
+    def sampled_hosts(self) -> tuple[str, ...]:
         """Nodes with a sampler."""
         return tuple(sorted({source.host for source in self.session.sources["hosts"]}))
 
-    def cores(self, host: str) -> int | None:
+    def count_cores(self, host: str) -> int | None:
         """Cores that the job may use on a node."""
-        found = [event.facts.get("cores") for event in self.events("node") if event.host == host]
+        found = [event.facts.get("cores") for event in self.events_named("node") if event.host == host]
         return next((int(count) for count in found if isinstance(count, int) and count > 0), None)
 
-    def table(self, name: str, host: str, column: str = "", value: int = 0) -> Records:
+    def get_records(self, name: str, host: str, column: str = "", value: int = 0) -> Records:
         """What samplers on a node wrote to a table, or of that where a column has a value."""
         key = (name, host, column, value)
-        if key not in self._tables:
-            self._tables[key] = Records(self.cursor, lambda: self._sampled(name, host), column, value)
-        return self._tables[key]
+        if key not in self._records:
+            self._records[key] = Records(self.cursor, lambda: self._host_sources(name, host), column, value)
+        return self._records[key]
 
-    def _sampled(self, name: str, host: str) -> list[Source]:
+    def _host_sources(self, name: str, host: str) -> list[Source]:
         sources = self.session.sources[name]
-        count, found = self._of_host.get((name, host), (-1, []))
+        count, found = self._sources_by_host.get((name, host), (-1, []))
         if count != len(sources):
             found = [source for source in sources if source.host == host]
-            self._of_host[name, host] = len(sources), found
+            self._sources_by_host[name, host] = len(sources), found
         return found

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.annotations.support.evidence import Facts, Ints
-from zerotop.analysis.annotations.support.thresholds import TAKEN_FULL, TAKEN_SHARE
+from zerotop.analysis.annotations.support.evidence import Evidence, Ints
+from zerotop.analysis.annotations.support.thresholds import TAKEN_BUSY_SHARE, TAKEN_SHARE
 
 Floats = NDArray[np.float64]
 
@@ -18,10 +18,10 @@ class HostMemory(NamedTuple):
 
     used_bytes: int
     limit_bytes: int
-    confined: bool  # whether the limit is the control group's
+    is_confined: bool  # whether the limit is the control group's
 
 
-def memory(row: Any) -> HostMemory:
+def compute_memory(row: Any) -> HostMemory:
     """From a record of HOSTS."""
     total, limit = int(row["memory_total_bytes"]), int(row["cgroup_limit_bytes"])
     confined = 0 < limit < total
@@ -29,13 +29,13 @@ def memory(row: Any) -> HostMemory:
     return HostMemory(used, limit if confined else total, confined)
 
 
-def memory_of(facts: Facts, host: str, time_ns: int) -> HostMemory | None:
+def read_memory(facts: Evidence, host: str, time_ns: int) -> HostMemory | None:
     """As known at a moment; None where nobody sampled."""
-    row = facts.table("hosts", host).last(time_ns)
-    return memory(row) if row is not None and row["memory_total_bytes"] > 0 else None
+    row = facts.get_records("hosts", host).read_last(time_ns)
+    return compute_memory(row) if row is not None and row["memory_total_bytes"] > 0 else None
 
 
-class Load(NamedTuple):
+class CoreLoad(NamedTuple):
     """Cores of a node in a while, on average."""
 
     ranks: float  # that the job's ranks used
@@ -44,27 +44,30 @@ class Load(NamedTuple):
     cores: int
 
     @property
-    def taken(self) -> bool:
+    def is_starved(self) -> bool:
         """Whether ranks wait because others have the cores."""
-        full = self.ranks + self.others >= TAKEN_FULL * self.cores
+        full = self.ranks + self.others >= TAKEN_BUSY_SHARE * self.cores
         return full and self.others >= TAKEN_SHARE * self.cores and self.waiting >= TAKEN_SHARE * self.cores
 
 
-def load_of(facts: Facts, host: str, begin_ns: int, end_ns: int) -> Load | None:
+def measure_load(facts: Evidence, host: str, begin_ns: int, end_ns: int) -> CoreLoad | None:
     """Of a node in a while; None where nobody sampled."""
-    row, seen = facts.table("hosts", host).last(end_ns), facts.table("hosts", host).within(begin_ns, end_ns).rows
+    row, seen = (
+        facts.get_records("hosts", host).read_last(end_ns),
+        facts.get_records("hosts", host).read_window(begin_ns, end_ns).rows,
+    )
     whole = seen["cores_used"] if len(seen) else np.array([] if row is None else [row["cores_used"]])
     whole = whole[~np.isnan(whole)]
     if not len(whole):
         return None
-    return loads_of(facts, host, np.array([begin_ns, end_ns]), np.array([whole.mean()]))[0]
+    return measure_loads(facts, host, np.array([begin_ns, end_ns]), np.array([whole.mean()]))[0]
 
 
-def loads_of(facts: Facts, host: str, edges: Ints, whole: Floats) -> list[Load | None]:
+def measure_loads(facts: Evidence, host: str, edges: Ints, cores_used: Floats) -> list[CoreLoad | None]:
     """Of a node between each two of some moments, in which all its processes used ``whole`` cores; None where not known."""
-    cores, sampled = facts.cores(host), facts.table("processes", host).within(int(edges[0]), int(edges[-1]))
+    cores, sampled = facts.count_cores(host), facts.get_records("processes", host).read_window(int(edges[0]), int(edges[-1]))
     if cores is None or not len(sampled):
-        return [None] * len(whole)
+        return [None] * len(cores_used)
     places = np.searchsorted(sampled.times, edges, "right")
     ticks = np.concatenate([[0], np.cumsum(np.diff(sampled.times, prepend=-1) != 0)])[places]
     count = np.diff(ticks)
@@ -73,8 +76,10 @@ def loads_of(facts: Facts, host: str, edges: Ints, whole: Floats) -> list[Load |
         np.diff(np.concatenate([[0.0], np.cumsum(column)])[places]) / np.maximum(count, 1) for column in columns
     )
     # More than all cores: the job may run on some of the machine's only, and what others do on those is not known.
-    known = (count > 0) & (whole <= 1.1 * cores)
+    known = (count > 0) & (cores_used <= 1.1 * cores)
     return [
-        Load(float(used[at]), float(waiting[at]), max(0.0, float(whole[at] - used[at])), cores) if known[at] else None
-        for at in range(len(whole))
+        CoreLoad(float(used[at]), float(waiting[at]), max(0.0, float(cores_used[at] - used[at])), cores)
+        if known[at]
+        else None
+        for at in range(len(cores_used))
     ]

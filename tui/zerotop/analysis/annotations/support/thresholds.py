@@ -14,8 +14,8 @@ AGREE_SHARE = 0.10
 # Later steps that all have to lie beyond the old level: one or two slow ones in a row are common on a busy machine.
 SHIFT_STEPS = 4
 # In long runs chance has more tries: of as many steps as an eighth of those before, at most LEVEL_STEPS, this share has to.
-SHIFT_LASTS = 1 / 8
-SHIFT_AGREE = 0.9
+SHIFT_LENGTH_SHARE = 1 / 8
+SHIFT_AGREE_SHARE = 0.9
 # A level has changed from this share on, and by this many times the spread of the steps before (median deviation; of
 # normal noise four such are 2.7 standard deviations, and four steps in a row have to be that far on the same side).
 SHIFT_SHARE = 0.10
@@ -30,14 +30,14 @@ TREND_BLOCK = 8
 # The rise is so many times what neighbouring blocks differ by anyhow (median deviation; 6 are 4 standard deviations).
 TREND_SPREADS = 6.0
 # A rise that goes on is told again when it is higher by this factor.
-TREND_AGAIN = 1.5
+TREND_REPEAT_FACTOR = 1.5
 # Iterations: as with a shift, that much is seen. Of a change of level, the part that happens at once where it is no drift.
 DRIFT_SHARE = 0.15
 # So many blocks in a row, each higher by this share of what it would be if all rose alike: six in order come by chance once
 # in 720 times.
 DRIFT_BLOCKS = 6
-DRIFT_EVEN = 0.2
-SHIFT_AT_ONCE = 0.5
+DRIFT_EVENNESS = 0.2
+SHIFT_SUDDEN_SHARE = 0.5
 
 # --- optimizer offload ---------------------------------------------------------------------------------------------------
 
@@ -47,17 +47,17 @@ SPIKE_STEPS = 3
 SPIKE_SHARE = 0.20
 SPIKE_GAP_S = 0.02
 # Gaps are alike within this share of their median.
-SPIKE_LIKE_SHARE = 0.30
+SPIKE_SIMILAR_SHARE = 0.30
 # The gap is another one, to be told again, when it is longer or shorter by this factor: on a host that others use too it
 # wanders by a third, and a shift of iterations is told as such.
-SPIKE_AGAIN = 2.0
+SPIKE_REPEAT_FACTOR = 2.0
 
 # Without a probe: cores that each rank keeps busy while its optimizer runs there, 1 being usual; utilization (percent) of
 # a GPU that idles and of one that works; ticks (100 ms) until NVML, which looks back for 200 ms, tells of a stretch alone;
 # memory from which on a GPU is in use, which is more than a context.
 UNPROBED_CORES = 3.0
-UNPROBED_IDLE = 20.0
-UNPROBED_WORKS = 50.0
+UNPROBED_IDLE_PERCENT = 20.0
+UNPROBED_BUSY_PERCENT = 50.0
 UNPROBED_TICKS = 3
 UNPROBED_MEMORY_BYTES = 1 * GIB
 
@@ -90,7 +90,7 @@ CREEP_BYTES = 64 * MIB
 PEAK_SHARE = 0.02
 # Reserved but not allocated at the peak that counts as fragmented: a quarter of what is held, where the device is short.
 FRAGMENTED_SHARE = 0.25
-SHORT_SHARE = 0.80
+NEARLY_FULL_SHARE = 0.80
 # What a process holds outside PyTorch: context, NCCL and cuBLAS took 1.8 to 2.2 GB on the recorded H200s; twice that is odd.
 OUTSIDE_BYTES = 4 * GIB
 # Somebody else's memory on a GPU of the job: more than a context of an idle process (0.5 GiB).
@@ -105,26 +105,26 @@ THROTTLED_SECONDS = 5.0
 # --- host ----------------------------------------------------------------------------------------------------------------
 
 # Threads of all ranks that want to run, per core of the host, over this long; 1 is full use.
-CROWDED = 1.5
+CROWDED_LOAD = 1.5
 CROWDED_SECONDS = 1.0
 # Of the cores, what the ranks themselves use then: where others have them, it is not the ranks' threads that are too many.
-CROWDED_OWN = 0.6
+CROWDED_RANKS_SHARE = 0.6
 # Others have a node's cores when they use this share of all, the ranks wait for as much, and hardly any core is idle, over
 # this long (seconds) without a break. A monitor, a shell and a file system take a few percent.
 TAKEN_SHARE = 0.25
-TAKEN_FULL = 0.90
+TAKEN_BUSY_SHARE = 0.90
 TAKEN_SECONDS = 2.0
 # Resident memory that grows by as much in a rise is no cache that fills, and by this share of what there was.
 HOST_GROWTH_BYTES = 256 * MIB
 HOST_GROWTH_SHARE = 0.02
 # Memory hardly varies, so that fewer blocks do; what fills a cache grows less and less.
 HOST_GROWTH_BLOCKS = 4
-HOST_GROWTH_EVEN = 0.8
+HOST_GROWTH_EVENNESS = 0.8
 # Share of the limit of host memory from which the kernel may soon kill.
 HOST_FULL_SHARE = 0.92
 # For so long (seconds); of a control group's limit ranks hold so much, so that it is not file cache, which gives way.
 HOST_FULL_SECONDS = 1.0
-HOST_FULL_OWN = 0.5
+HOST_FULL_RANKS_SHARE = 0.5
 # Host memory of an offloaded optimizer: ideal bytes for each parameter, and what more is worth a word, both.
 IDEAL_BYTES = 16
 PINNED_SHARE = 0.15
