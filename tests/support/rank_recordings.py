@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from declared_events import check_event
 from zerotop_probe.recording.tables import PHASES
 
 
@@ -28,7 +29,7 @@ class Rank:
     """All that one rank recorded in a session."""
 
     def __init__(self, session: Path, rank: int) -> None:
-        """Fails where the rank has not exactly one file of a kind."""
+        """Fail unless the rank has exactly one file of a kind and only events that match their declarations."""
         self.session = session
         self.rank = rank
         self.spans = np.sort(self._read("spans"), order="begin_ns", kind="stable")
@@ -36,6 +37,8 @@ class Rank:
         self.probe = self._read("probe")
         (path,) = session.glob(f"events-rank{rank}-*.jsonl")
         self.events = events(path)
+        for event in self.events:
+            check_event(event)
 
     def _read(self, name: str) -> Any:
         (path,) = self.session.glob(f"{name}-rank{self.rank}-*.rec")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from zerotop_probe.inside.recorder import Span
+from zerotop_probe.inside.span import Span
 
 # The engine's number is one byte in a record.
 _LAST_INDEX = 255

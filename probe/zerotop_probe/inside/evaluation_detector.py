@@ -7,7 +7,8 @@ forward.
 
 from __future__ import annotations
 
-from zerotop_probe.inside.recorder import Recorder, Span
+from zerotop_probe.inside.recorder import Recorder
+from zerotop_probe.inside.span import Span
 
 
 class EvaluationDetector:

@@ -6,47 +6,14 @@ from typing import Any
 
 from zerotop_probe.inside.device.gpu import RankDevice
 from zerotop_probe.inside.guard import CostMeter
+from zerotop_probe.inside.span import Span
 from zerotop_probe.recording import disk, tables
-from zerotop_probe.recording.tables import FAILED, PHASE_CODE, UNKNOWN
+from zerotop_probe.recording.tables import FAILED, PHASE_CODE
 from zerotop_probe.recording.writer import EventWriter, Identity, RecordWriter
 
 _COST_EVERY_NS = 200_000_000
 # Room on disk for a rank's events: twice what most have. So what was lost on a full disk is told too.
 _ROOM_FOR_EVENTS = 1 << 14
-
-
-class Span:
-    """A phase in progress. ``loose``: no function's return ends it, so an exception can leave it behind."""
-
-    __slots__ = (
-        "begin_mark",
-        "begin_ns",
-        "depth",
-        "engine",
-        "flags",
-        "is_confirmed",
-        "loose",
-        "micro_step",
-        "phase",
-        "rows",
-        "samples_device",
-        "sequence",
-        "step",
-        "tokens",
-    )
-
-    def __init__(self, begin_ns: int, phase: int, depth: int, position: tuple[int, int, int], loose: bool) -> None:
-        """``position`` is (engine, step, micro-step)."""
-        self.begin_ns = begin_ns
-        self.phase = phase
-        self.depth = depth
-        self.engine, self.step, self.micro_step = position
-        self.loose = loose
-        self.samples_device = False  # the device is asked at its end
-        self.begin_mark: Any = None  # where the device came to it
-        self.is_confirmed = True
-        self.flags = 0
-        self.rows = self.sequence = self.tokens = UNKNOWN
 
 
 class Recorder:

@@ -6,14 +6,12 @@ Only on CUDA, and only counters that the allocator keeps anyway: nothing is sync
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zerotop_probe.inside.guard import CostMeter, Guard, now
+from zerotop_probe.inside.span import Span
 from zerotop_probe.recording.tables import ALLOCATOR, BEGIN, END, TICK, UNKNOWN
 from zerotop_probe.recording.writer import Identity, RecordWriter
-
-if TYPE_CHECKING:
-    from zerotop_probe.inside.recorder import Span
 
 # A reading takes 8 us beside an H200 and twice that in a real loop, the larger part of what a boundary costs there. So
 # nothing is read when the job had control for less than this since the last reading, and the window goes on: what it

@@ -6,14 +6,12 @@ The host only enqueues work, so that its own times say when a phase was asked fo
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zerotop_probe.inside.guard import CostMeter, Guard, now
+from zerotop_probe.inside.span import Span
 from zerotop_probe.recording.tables import DEVICE_TIMES
 from zerotop_probe.recording.writer import Identity, RecordWriter
-
-if TYPE_CHECKING:
-    from zerotop_probe.inside.recorder import Span
 
 # A job that never reaches the end of a step, or a GPU that hangs, must not let these grow.
 _MAX_PENDING = 256

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from zerotop_probe.inside.device.allocator import AllocatorSampler
 from zerotop_probe.inside.device.cuda_events import DeviceClock
 from zerotop_probe.inside.device.microscope import Microscope
 from zerotop_probe.inside.device.ticker import Task, Ticker
 from zerotop_probe.inside.guard import CostMeter
+from zerotop_probe.inside.span import Span
 from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE
-
-if TYPE_CHECKING:
-    from zerotop_probe.inside.recorder import Span
 
 # Asking costs more than all the rest of a boundary. So it is done at the edges of outermost phases only, of all but
 # these, and at those of an optimizer step's parts.

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from zerotop_probe.inside.guard import CostMeter, Guard
-
-if TYPE_CHECKING:
-    from zerotop_probe.inside.recorder import Span
+from zerotop_probe.inside.span import Span
 
 _PERIOD_S = 0.1
 

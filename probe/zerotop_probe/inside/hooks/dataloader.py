@@ -7,10 +7,7 @@ from typing import Any
 
 from zerotop_probe.inside.guard import wrap_method
 from zerotop_probe.inside.probe import Probe
-from zerotop_probe.inside.recorder import Span
-
-# Fetching is a phase of its own in training and within an evaluation, not in the middle of anything else.
-_WITHIN = ("", "eval")
+from zerotop_probe.inside.span import Span
 
 
 class DataLoaderHooks:

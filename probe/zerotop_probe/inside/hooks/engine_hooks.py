@@ -15,7 +15,7 @@ from zerotop_probe.inside.engines import EngineState
 from zerotop_probe.inside.guard import wrap_method
 from zerotop_probe.inside.hooks import optimizer_step
 from zerotop_probe.inside.probe import Probe
-from zerotop_probe.inside.recorder import Span
+from zerotop_probe.inside.span import Span
 from zerotop_probe.recording.tables import EVAL, FAILED
 
 _SAVE_METHODS = ("save_checkpoint", "save_16bit_model", "save_fp16_model", "_zero3_consolidated_16bit_state_dict")

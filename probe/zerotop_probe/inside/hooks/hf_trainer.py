@@ -7,7 +7,7 @@ from typing import Any
 from zerotop_probe.inside import batch_shape
 from zerotop_probe.inside.guard import now, wrap_method
 from zerotop_probe.inside.probe import Probe
-from zerotop_probe.inside.recorder import Span
+from zerotop_probe.inside.span import Span
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import EVAL
 

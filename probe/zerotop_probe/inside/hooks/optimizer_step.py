@@ -15,7 +15,7 @@ from zerotop_probe.inside.engines import EngineState
 from zerotop_probe.inside.guard import Guard, now, on_removal, wrap_method
 from zerotop_probe.inside.hooks.timer_proxy import WatchedTimers
 from zerotop_probe.inside.probe import Probe
-from zerotop_probe.inside.recorder import Span
+from zerotop_probe.inside.span import Span
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import BOUNDARY, SKIPPED
 
