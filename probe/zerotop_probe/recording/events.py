@@ -55,7 +55,7 @@ _END = (
     Field("exit_code", int, "128 + n after signal n; null if a sampler that had not started the command saw it end"),
     Field("signal", str, "name of the signal that ended it; null without one"),
     Field("seconds", float, "duration of the recorded part of the job"),
-    Field("oom_kills", int, "processes of the control group that the kernel killed for memory during the recording"),
+    Field("oom_kills", int, "processes of the cgroup that the kernel killed for memory during the recording"),
     Field("text", str, "the end in one sentence"),
 )
 
