@@ -8,7 +8,7 @@ from zerotop_probe.recording.tables import UNKNOWN
 
 
 class Span:
-    """A phase in progress. ``loose``: no function's return ends it, so an exception can leave it behind."""
+    """A phase in progress. ``loose``: it does not end with a function's return, so an exception can leave it open."""
 
     __slots__ = (
         "begin_mark",
@@ -34,8 +34,8 @@ class Span:
         self.depth = depth
         self.engine, self.step, self.micro_step = position
         self.loose = loose
-        self.samples_device = False  # the device is asked at its end
-        self.begin_mark: Any = None  # where the device came to it
+        self.samples_device = False  # read the device at its end
+        self.begin_mark: Any = None  # CUDA event at its begin
         self.is_confirmed = True
         self.flags = 0
         self.rows = self.sequence = self.tokens = UNKNOWN

@@ -1,4 +1,4 @@
-"""Identifies times and processes across files: clock pair, boot id, process start, host name."""
+"""Clock pair, boot id, process start and host name: what relates times and processes of different files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Removes secrets from command lines, configurations and environments before they are recorded."""
+"""Remove secrets from command lines, configurations and environments before they are recorded."""
 
 from __future__ import annotations
 

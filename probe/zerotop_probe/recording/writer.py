@@ -66,7 +66,7 @@ def create_file(directory: str, stem: str, suffix: str) -> int:
 
 
 class RecordWriter:
-    """Appends records of one table. Never raises; ``lost`` counts records that could not be written."""
+    """An append-only file of one table. Never raises; ``lost`` counts records that could not be written."""
 
     def __init__(self, directory: str, table: Table, identity: Identity, **extra: Any) -> None:
         """Create the file and write its header with ``extra``. If that fails every record is lost."""
@@ -114,7 +114,7 @@ class RecordWriter:
 
 
 class EventWriter:
-    """Appends events as JSON lines. Never raises; ``lost`` counts events that could not be written."""
+    """An append-only file of events as JSON lines. Never raises; ``lost`` counts events that could not be written."""
 
     def __init__(self, directory: str, identity: Identity, **extra: Any) -> None:
         """Create ``events-<writer>.jsonl`` and write its header with ``extra``."""

@@ -1,4 +1,4 @@
-"""Checks the facts of events against :mod:`zerotop_probe.recording.events`, so that readers can rely on their types."""
+"""Check the facts of events against :mod:`zerotop_probe.recording.events`, so that readers can rely on their types."""
 
 from __future__ import annotations
 
