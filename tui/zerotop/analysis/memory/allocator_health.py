@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.memory.allocator_settings import AllocatorSettings, parse_settings
+from zerotop.analysis.memory.allocator_settings import AllocatorSettings, read_settings
 from zerotop.analysis.memory.phase_peaks import read_peaks
-from zerotop.analysis.processes.alive_ranks import RankProcess, identify_process, read_events
+from zerotop.analysis.processes.alive_ranks import identify_process, read_events
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording.tables import PHASES
 
@@ -94,6 +94,7 @@ def read_rank_health(
     if not count:
         return None
     last = source.array[count - 1]
+    hello = read_events(session, "hello", identify_process(source), cursor_ns)
     flushes = _find_flushes(source, count, steps[steps["rank"] == source.rank] if steps is not None else None)
     costs = {flush.step: flush.extra_s for flush in flushes if flush.extra_s is not None}
     return AllocatorHealth(
@@ -107,7 +108,7 @@ def read_rank_health(
         at_peak=_read_fragmentation(session, source, cursor_ns),
         inactive_split_bytes=max(0, int(last["inactive_split_bytes"])),
         segments=_read_segments(last),
-        settings=_read_settings(session, identify_process(source), cursor_ns),
+        settings=read_settings(hello[-1].facts if hello else {}),
     )
 
 
@@ -165,11 +166,3 @@ def _read_fragmentation(session: Session, source: Source, cursor_ns: int) -> Fra
         requested_bytes=requested if requested >= 0 else None,
         inactive_split_bytes=max(0, int(row["inactive_split_bytes"])),
     )
-
-
-def _read_settings(session: Session, process: RankProcess, cursor_ns: int) -> AllocatorSettings:
-    hello = read_events(session, "hello", process, cursor_ns)
-    facts: dict[str, Any] = hello[-1].facts if hello else {}
-    told = facts.get("environment")
-    environment = {str(name): str(value) for name, value in told.items()} if isinstance(told, dict) else {}
-    return parse_settings(environment, str(facts.get("torch") or ""))

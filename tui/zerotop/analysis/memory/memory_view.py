@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from zerotop.analysis.failures.diagnosis import FailureFinder
 from zerotop.analysis.failures.failure import Failure
-from zerotop.analysis.failures.oom_kills import HostMemory, read_last_seconds
+from zerotop.analysis.failures.last_moments import HostMemory, read_last_seconds
 from zerotop.analysis.memory.allocator_health import AllocatorHealth, read_rank_health
 from zerotop.analysis.memory.deepspeed_estimates import Estimate, RuleOfThumb
 from zerotop.analysis.memory.gpu_ledger import find_engine_gpus, read_gpu_by_allocator, read_ledgers

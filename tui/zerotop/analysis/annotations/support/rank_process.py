@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from zerotop.analysis.annotations.support.record_window import Ints, Records, Rows, Samples
+from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.session.reader import Event, Source
 from zerotop_probe.recording.tables import PHASE_CODE, PHASES
@@ -86,8 +87,8 @@ class Process(DetectorState):
     @property
     def has_expandable_segments(self) -> bool:
         """Whether PyTorch's allocator was told to use expandable segments."""
-        names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-        return "expandable_segments:true" in " ".join(self.environment.get(name, "") for name in names).lower()
+        hello = self.events_named("hello")
+        return bool(hello) and read_settings(hello[0].facts).has_expandable_segments
 
     def step_at(self, time_ns: int) -> int | None:
         """The step that was in progress; None before any has been finished, of which the first is known."""
