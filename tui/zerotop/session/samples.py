@@ -25,6 +25,10 @@ class Samples(NamedTuple):
     times: Ints
     rows: Rows
 
+    def select(self, chosen: NDArray[np.bool_]) -> Samples:
+        """Return the chosen ones."""
+        return Samples(self.times[chosen], self.rows.compress(chosen))  # five times faster than by index
+
 
 def iter_samples(
     sources: Iterable[Source], begin_ns: int, end_ns: int, key: str = "", value: int = 0, *, rows_before: int = 0
@@ -36,7 +40,7 @@ def iter_samples(
     for source in sources:
         rows = source.between(begin_ns, end_ns, rows_before=rows_before)
         if key:
-            rows = rows.compress(rows[key] == value)  # five times faster than by index
+            rows = rows.compress(rows[key] == value)
         yield Samples(source.unix_times(rows), rows)
 
 
