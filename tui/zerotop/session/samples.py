@@ -6,6 +6,7 @@ Times are unix nanoseconds. A window holds the samples after its begin and up to
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,7 +51,7 @@ def split_samples(samples: Samples, key: str) -> Iterator[tuple[int, Samples]]:
     times, rows = samples.times[order], samples.rows[order]
     keys = rows[key]
     edges = [0, *(np.flatnonzero(keys[1:] != keys[:-1]) + 1).tolist(), len(keys)]
-    for begin, end in zip(edges[:-1], edges[1:], strict=True):
+    for begin, end in pairwise(edges):
         if end > begin:
             yield int(keys[begin]), Samples(times[begin:end], rows[begin:end])
 

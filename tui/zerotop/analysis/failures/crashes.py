@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from zerotop.analysis.failures.failure import ERROR, SIGNAL, ByteFigure, Failure, describe_place
 from zerotop.analysis.failures.last_spans import LastSpan, find_outermost, read_last_spans
-from zerotop.analysis.failures.oom_kills import HostMemory, JobDeath, read_last_seconds
+from zerotop.analysis.failures.oom_kills import JobDeath, read_last_seconds
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, identify_process
+from zerotop.analysis.processes.host_memory import HostMemory
 from zerotop.session.reader import Event, Session
 from zerotop_probe.recording.tables import FAILED
 
@@ -150,8 +151,7 @@ def _find_first_failed(session: Session, cursor_ns: int) -> RankProcess | None:
     """The rank whose phase was the first that an exception left, at its end."""
     found: list[tuple[int, RankProcess]] = []
     for source in session.sources["spans"]:
-        known = source.count_until(cursor_ns)
-        tail = source.array[max(0, known - _TAIL) : known]
+        tail = source.until(cursor_ns)[-_TAIL:]
         failed = tail[tail["flags"] & FAILED != 0]
         if len(failed) and failed["end_ns"][-1] == tail["end_ns"].max():
             found.append((int(failed["end_ns"][-1]) + source.offset_ns, identify_process(source)))

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from zerotop.analysis.failures.last_spans import LastSpan
-from zerotop.analysis.failures.oom_kills import HostMemory
 from zerotop.analysis.failures.out_of_memory import PostMortem
+from zerotop.analysis.processes.host_memory import HostMemory
 
 MEMORY, SIGNAL, ERROR = "memory", "signal", "error"
 

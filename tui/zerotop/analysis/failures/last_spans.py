@@ -37,9 +37,8 @@ def read_last_spans(session: Session, process: RankProcess, at_ns: int, cursor_n
     source = find_table(session, "spans", process, at_ns)
     if source is None:
         return ()
-    known = source.count_until(min(cursor_ns, at_ns + _UNWINDING_NS))
     own_ns, found = at_ns - source.offset_ns, []
-    for span in source.array[max(0, known - _TAIL) : known]:
+    for span in source.until(min(cursor_ns, at_ns + _UNWINDING_NS))[-_TAIL:]:
         if span["end_ns"] <= own_ns or (span["flags"] & FAILED and span["begin_ns"] <= own_ns):
             found.append(_build_span(span, source.offset_ns))
     return tuple(sorted(found[-_MOST_SPANS:], key=lambda span: span.begin_ns))
@@ -63,13 +62,13 @@ def find_outermost(session: Session, process: RankProcess, at_ns: int, cursor_ns
     begins, spans = find_table(session, "begins", process, at_ns), find_table(session, "spans", process, at_ns)
     if begins is None:
         return ""
-    known = begins.array[: begins.count_until(at_ns)][-_TAIL:]
+    known = begins.until(at_ns)[-_TAIL:]
     known = known[known["depth"] == 0]
     if not len(known):
         return ""
     last = known[-1]
     if spans is not None:
-        over = spans.array[: spans.count_until(min(at_ns, cursor_ns))][-_TAIL:]
+        over = spans.until(min(at_ns, cursor_ns))[-_TAIL:]
         if ((over["begin_ns"] == last["time_ns"]) & (over["depth"] == 0)).any():
             return ""
     code = int(last["phase"])
@@ -81,7 +80,7 @@ def has_worked_after(session: Session, process: RankProcess, at_ns: int, cursor_
     source = find_table(session, "spans", process, cursor_ns)
     if source is None:
         return False
-    later = source.array[source.count_until(at_ns) : source.count_until(cursor_ns)]
+    later = source.between(at_ns, cursor_ns)
     later = later[(later["begin_ns"] > at_ns - source.offset_ns) & (later["flags"] & FAILED == 0)]
     return any(int(code) in _WORK for code in later["phase"][:_TAIL])
 
@@ -91,7 +90,7 @@ def find_largest_batch(session: Session, process: RankProcess, until_ns: int) ->
     source = find_table(session, "spans", process, until_ns)
     if source is None:
         return {}
-    spans = source.array[: source.count_until(until_ns - 1)]
+    spans = source.until(until_ns - 1)
     forwards = np.flatnonzero((spans["phase"] == PHASE_CODE["forward"]) & (spans["flags"] & EVAL == 0) & (spans["rows"] > 0))
     if not len(forwards):
         return {}
@@ -104,7 +103,7 @@ def find_last_batch(session: Session, process: RankProcess, cursor_ns: int) -> d
     source = find_table(session, "spans", process, cursor_ns)
     if source is None:
         return {}
-    for span in source.array[: source.count_until(cursor_ns)][: -_TAIL - 1 : -1]:
+    for span in source.until(cursor_ns)[: -_TAIL - 1 : -1]:
         if span["rows"] >= 0:
             return {name: int(span[name]) for name in ("rows", "sequence", "tokens") if span[name] >= 0}
     return {}

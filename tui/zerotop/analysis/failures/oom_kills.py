@@ -5,21 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from zerotop.analysis.processes.host_memory import HostMemory, read_host_memory
 from zerotop.session.reader import Event, Session
 
 # How far back host memory is told of a failure.
 _SECONDS = 10
 _SHORT_SHARE = 0.95
 _SIGKILL_CODE = 137
-
-
-@dataclass(frozen=True, slots=True)
-class HostMemory:
-    """A node's memory at a moment. The limit is the control group's where that is lower than the node's memory."""
-
-    unix_ns: int
-    used_bytes: int
-    limit_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,24 +64,16 @@ def read_last_seconds(session: Session, host: str, until_ns: int) -> tuple[HostM
     found = []
     for source in session.sources["hosts"]:
         if source.host == host:
-            begin = source.count_until(until_ns - _SECONDS * 1_000_000_000)
-            rows = source.array[begin : source.count_until(until_ns)]
-            found += [_build_host_memory(row, source.offset_ns) for row in rows]
+            rows = source.between(until_ns - _SECONDS * 1_000_000_000, until_ns)
+            found += [read_host_memory(row, int(row["time_ns"]) + source.offset_ns) for row in rows]
     return tuple(sorted(found, key=lambda sample: sample.unix_ns))
-
-
-def _build_host_memory(row: Any, offset_ns: int) -> HostMemory:
-    total, limit = int(row["memory_total_bytes"]), int(row["cgroup_limit_bytes"])
-    confined = 0 < limit < total
-    used = int(row["cgroup_used_bytes"]) if confined else total - int(row["memory_available_bytes"])
-    return HostMemory(int(row["time_ns"]) + offset_ns, max(0, used), limit if confined else total)
 
 
 def count_kills(session: Session, cursor_ns: int) -> int:
     """How many processes the kernel has killed for memory since the recording began, as the samplers counted."""
     total = 0
     for source in session.sources["hosts"]:
-        counts = source.array["cgroup_oom_kills"][: source.count_until(cursor_ns)]
+        counts = source.until(cursor_ns)["cgroup_oom_kills"]
         if len(counts) and counts[0] >= 0:
             total += max(0, int(counts[-1]) - int(counts[0]))
     return total

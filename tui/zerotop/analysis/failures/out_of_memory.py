@@ -14,15 +14,17 @@ from typing import Any
 from zerotop.analysis.failures.last_spans import LastSpan, find_largest_batch, find_outermost, read_last_spans
 from zerotop.analysis.failures.oom_context import FailureScene, find_last_scene, has_survived
 from zerotop.analysis.failures.oom_evidence import OomCase
-from zerotop.analysis.failures.oom_kills import HostMemory, JobDeath, find_death, read_last_seconds
+from zerotop.analysis.failures.oom_kills import JobDeath, find_death, read_last_seconds
 from zerotop.analysis.failures.oom_log_parser import CUDA, HOST, KILLED, ErrorText, parse_output
 from zerotop.analysis.failures.oom_reasons import choose_verdict
+from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.memory.allocator_settings import parse_settings
 from zerotop.analysis.memory.gpu_ledger import find_holders, read_gpu_by_allocator, read_ledgers
 from zerotop.analysis.memory.host_ledger import PINNED_SPARE, read_host_ledgers
 from zerotop.analysis.memory.ledger_rows import OTHERS
 from zerotop.analysis.memory.tensor_inventory import CATEGORIES, read_inventory
 from zerotop.analysis.processes.alive_ranks import RankProcess, identify_process, read_events
+from zerotop.analysis.processes.host_memory import HostMemory
 from zerotop.session.reader import Event, Session
 from zerotop_probe.recording.events import OUT_OF_MEMORY
 
@@ -206,7 +208,7 @@ def _sum_others(session: Session, scene: FailureScene, text: ErrorText | None) -
     return None
 
 
-def _find_gpu_key(session: Session, scene: FailureScene) -> tuple[str, int] | None:
+def _find_gpu_key(session: Session, scene: FailureScene) -> GpuKey | None:
     for place, key in read_gpu_by_allocator(session, scene.at_ns).items():
         if identify_process(session.sources["allocator"][place]) == scene.process:
             return key

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from weakref import WeakKeyDictionary
 
+from zerotop.analysis.keys import ProcessKey
 from zerotop.session.reader import Event, Session, Source
 
 # Said by the rank itself, and found by the sampler of its node.
@@ -21,8 +22,8 @@ class ProcessExits:
     """
 
     def __init__(self, events: Iterable[Event]) -> None:
-        self._rank_exits: dict[tuple[str, int], list[int]] = {}
-        self._left_times: dict[tuple[str, int], list[int]] = {}
+        self._rank_exits: dict[ProcessKey, list[int]] = {}
+        self._left_times: dict[ProcessKey, list[int]] = {}
         self._command_exits: dict[str, list[int]] = {}
         self._commanded_hosts: set[str] = set()
         for event in events:

@@ -7,6 +7,7 @@ from collections.abc import Generator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.analysis.keys import GpuKey, ProcessKey
 from zerotop.analysis.processes.ranks_and_hosts import FRESH_NS, locate_allocators
 from zerotop.analysis.ranks.matrix import Matrix, Metric, RankMatrix
 from zerotop.analysis.steps.step_memory import add_allocator
@@ -117,14 +118,14 @@ class RankSamples:
 
     def _read_samples(
         self, table: str, key: str, matrix: RankMatrix, missing: NDArray[np.bool_]
-    ) -> Generator[None, None, dict[tuple[str, int], Samples]]:
+    ) -> Generator[None, None, dict[GpuKey | ProcessKey, Samples]]:
         """By host and ``key`` the times and records around the steps that are missing."""
         begin, end = int(matrix.begins[missing].min()) - _AROUND_NS, int(matrix.ends[missing].max()) + _AROUND_NS
-        found: dict[tuple[str, int], Samples] = {}
+        found: dict[GpuKey | ProcessKey, Samples] = {}
         for number, source in enumerate(self._session.sources[table], 1):
             if not number % _TABLES_AT_ONCE:
                 yield
-            for value, samples in split_samples(*iter_samples([source], begin, end), key):
+            for value, samples in split_samples(next(iter_samples([source], begin, end)), key):
                 found.setdefault((source.host, value), samples)
                 # Of several samplers of a node the one that saw more is believed.
                 if len(samples.times) > len(found[source.host, value].times):

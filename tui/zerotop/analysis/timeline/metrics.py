@@ -113,7 +113,9 @@ class GpuProcessColumns(HostTableColumns):
 
     def _make_series(self, times: Ints, rows: Rows) -> Iterable[LaneSeries]:
         mine = rows["used_bytes"] != UNKNOWN
-        mine[mine] = _mask_known(rows["pid"][mine], [source.pid for source in self._session.host_sources("begins", self._host)])
+        mine[mine] = _mask_known(
+            rows["pid"][mine], [source.pid for source in self._session.host_sources("begins", self._host)]
+        )
         times, used = sum_ticks(times[mine], [rows["used_bytes"][mine]])
         until_ns = int(times[-1]) + LONGEST_NS if len(times) else 0
         yield LaneSeries(0, make_series_after(times, used, until_ns, longest_ns=LONGEST_NS))

@@ -78,7 +78,9 @@ def make_series_before(times: Ints, values: Sequence[NDArray[Any]], *, longest_n
     return Series(begins, times[1:], np.array([value[1:] for value in values], np.float64))
 
 
-def make_series_after(times: Ints, values: Sequence[NDArray[Any]], until_ns: int, *, longest_ns: int | None = None) -> Series:
+def make_series_after(
+    times: Ints, values: Sequence[NDArray[Any]], until_ns: int, *, longest_ns: int | None = None
+) -> Series:
     """Samples that hold until the next one, the last until a moment."""
     ends = np.append(times[1:], max(until_ns, int(times[-1]))) if len(times) else times
     if longest_ns is not None:

@@ -25,10 +25,11 @@ from zerotop.analysis.timeline.metrics import (
     SampleColumns,
 )
 from zerotop.analysis.timeline.phase_ribbon import RankPhases
-from zerotop.analysis.timeline.resample import HIGHEST, SUM, TIME, Floats, Ints, Table
+from zerotop.analysis.timeline.resample import HIGHEST, SUM, TIME, Table
 from zerotop.analysis.timeline.step_lane import IterationColumns, StepTimes
 from zerotop.analysis.timeline.timeline_cache import ColumnCache
 from zerotop.session.reader import Session, Source
+from zerotop.session.samples import Floats, Ints
 
 # So far back from its last record it is looked for what something has.
 _CHECK_NS = 30_000_000_000

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.keys import GpuKey
+from zerotop.analysis.keys import GpuKey, ProcessKey
 from zerotop.analysis.live_view import GpuHistory, History, Rank, RankHistory
 from zerotop.analysis.processes.phases import vote_phases
 from zerotop.analysis.processes.process_exits import ProcessExits
@@ -101,7 +101,7 @@ class Histories:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._sampled_windows: dict[tuple[SampledTable, str], tuple[list[int], RollingWindow]] = {}
-        self._rank_windows: dict[tuple[str, int], RollingWindow] = {}
+        self._rank_windows: dict[ProcessKey, RollingWindow] = {}
         self._gpu_windows: dict[GpuKey, RollingWindow] = {}
         self._last: tuple[object, History] | None = None
 
@@ -136,7 +136,7 @@ class Histories:
         return self._last[1]
 
     def _map_hosts(
-        self, layout: SampledTable, keys: Iterable[tuple[str, int]], end: int
+        self, layout: SampledTable, keys: Iterable[GpuKey | ProcessKey], end: int
     ) -> LazyMapping[str, dict[int, Table]]:
         """By node, the pieces of these of its processes or GPUs by their keys."""
         of_host: dict[str, set[int]] = {}

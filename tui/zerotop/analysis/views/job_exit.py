@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from zerotop.analysis.keys import ProcessKey
 from zerotop_probe.recording import events
 
 if TYPE_CHECKING:
@@ -58,12 +59,12 @@ def count_losses(session: Session, cursor_ns: int | None = None) -> Losses:
 
     On a full disk a rank's table ``probe`` stands still, and its last word says what followed.
     """
-    counted: dict[tuple[str, int], int] = {}
+    counted: dict[ProcessKey, int] = {}
     for source in session.sources["probe"]:
         known = len(source.array) if cursor_ns is None else source.count_until(cursor_ns)
         lost = int(source.array["lost"][known - 1]) if known else 0
         counted[source.host, source.pid] = counted.get((source.host, source.pid), 0) + lost
-    said: dict[tuple[str, int], int] = {}
+    said: dict[ProcessKey, int] = {}
     for event in (*session.events_named(events.LEFT, cursor_ns), *session.events_named(events.GOODBYE, cursor_ns)):
         said[event.host, event.pid] = said.get((event.host, event.pid), 0) + _int_or_zero(event.facts.get("lost"))
     by_ranks = sum(max(counted.get(rank, 0), said.get(rank, 0)) for rank in {*counted, *said})

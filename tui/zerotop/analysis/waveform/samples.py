@@ -81,7 +81,9 @@ def read_process_windows(
         times, first, counts = np.unique(times[mine], return_index=True, return_counts=True)
         if not len(times):
             continue
-        cores, resident = (np.add.reduceat(rows[name][mine].astype(np.float64), first) for name in ("cores_used", "rss_bytes"))
+        cores, resident = (
+            np.add.reduceat(rows[name][mine].astype(np.float64), first) for name in ("cores_used", "rss_bytes")
+        )
         complete = counts == counts.max()  # ticks in which all processes were sampled
         usable = complete[1:] & complete[:-1] & (np.diff(times) < _HELD_UP_NS) & np.isfinite(cores[1:])
         found["cores"].append(SampleWindows(times[:-1][usable], times[1:][usable], cores[1:][usable]))
