@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from zerotop.analysis.failures.failure import ERROR, SIGNAL, ByteFigure, Failure, describe_place
 from zerotop.analysis.failures.last_moments import (
-    HostMemory,
     LastSpan,
     find_failed_spans,
     find_outermost,
@@ -15,6 +14,7 @@ from zerotop.analysis.failures.last_moments import (
     read_last_spans,
 )
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, identify_process
+from zerotop.analysis.processes.host_memory import HostMemory
 from zerotop.analysis.processes.process_exits import ProcessExit
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import FAILED
@@ -77,12 +77,12 @@ def _read_last_place(session: Session, process: RankProcess, at_ns: int, cursor_
     """Return the last phases of a process, and in words the one that it vanished in or after."""
     spans = read_last_spans(session, process, at_ns, cursor_ns)
     begins = find_table(session, "begins", process, at_ns)
-    count = begins.count_until(at_ns) if begins is not None else 0
-    if begins is None or not count:
+    begun = begins.until(at_ns) if begins is not None else None
+    if begun is None or not len(begun):
         return spans, ""
     phase = find_outermost(session, process, at_ns)
     if phase:
-        return spans, describe_place(phase, phase, int(begins.array["step"][count - 1]))
+        return spans, describe_place(phase, phase, int(begun[-1]["step"]))
     return spans, _describe_failed_place(spans)
 
 
@@ -132,8 +132,7 @@ def _find_first_failed(session: Session, cursor_ns: int) -> RankProcess | None:
     """Return the rank whose last phase an exception left first."""
     failures: list[tuple[int, RankProcess]] = []
     for source in session.sources["spans"]:
-        count = source.count_until(cursor_ns)
-        tail = source.array[max(0, count - _TAIL) : count]
+        tail = source.until(cursor_ns)[-_TAIL:]
         failed = tail[tail["flags"] & FAILED != 0]
         if len(failed) and failed["end_ns"][-1] == tail["end_ns"].max():
             failures.append((int(failed["end_ns"][-1]) + source.offset_ns, identify_process(source)))

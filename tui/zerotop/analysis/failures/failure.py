@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from zerotop.analysis.failures.last_moments import HostMemory, LastSpan
+from zerotop.analysis.failures.last_moments import LastSpan
 from zerotop.analysis.failures.out_of_memory import PostMortem
+from zerotop.analysis.processes.host_memory import HostMemory
 
 MEMORY, SIGNAL, ERROR = "memory", "signal", "error"
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, identify_process
+from zerotop.analysis.processes.host_memory import HostMemory, measure_host_memory
 from zerotop.analysis.processes.phases import find_open_phases, phase_name
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import EVAL, FAILED, PHASE_CODE
@@ -22,15 +23,6 @@ _MOST_SPANS = 12
 _WORK = tuple(PHASE_CODE[name] for name in ("forward", "backward", "step"))
 _HOST_SECONDS = 10
 _SHORT_SHARE = 0.95
-
-
-@dataclass(frozen=True, slots=True)
-class HostMemory:
-    """Memory of a node at one sample. The limit is the control group's where that is below the node's memory."""
-
-    unix_ns: int
-    used_bytes: int
-    limit_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +54,12 @@ class FailureScene(NamedTuple):
 
 def read_last_seconds(session: Session, host: str, until_ns: int) -> tuple[HostMemory, ...]:
     """Return a node's memory in the last seconds before a moment, oldest first."""
-    samples = [
-        _build_host_memory(row, source.offset_ns)
-        for source in session.host_sources("hosts", host)
-        for row in source.array[source.count_until(until_ns - _HOST_SECONDS * 10**9) : source.count_until(until_ns)]
-    ]
+    samples = []
+    for source in session.host_sources("hosts", host):
+        rows = source.between(until_ns - _HOST_SECONDS * 10**9, until_ns)
+        columns = (column.tolist() for column in (source.unix_times(rows), *measure_host_memory(rows)))
+        samples += [HostMemory(*values) for values in zip(*columns, strict=True)]
     return tuple(sorted(samples, key=lambda sample: sample.unix_ns))
-
-
-def _build_host_memory(row: Any, offset_ns: int) -> HostMemory:
-    total, limit = int(row["memory_total_bytes"]), int(row["cgroup_limit_bytes"])
-    confined = 0 < limit < total
-    used = int(row["cgroup_used_bytes"]) if confined else total - int(row["memory_available_bytes"])
-    return HostMemory(int(row["time_ns"]) + offset_ns, max(0, used), limit if confined else total)
 
 
 def is_memory_short(samples: Sequence[HostMemory]) -> bool:
@@ -90,9 +75,8 @@ def read_last_spans(session: Session, process: RankProcess, at_ns: int, cursor_n
     source = find_table(session, "spans", process, at_ns)
     if source is None:
         return ()
-    count = source.count_until(min(cursor_ns, at_ns + _UNWINDING_NS))
     own_ns = at_ns - source.offset_ns
-    rows = source.array[max(0, count - _TAIL) : count]
+    rows = source.until(min(cursor_ns, at_ns + _UNWINDING_NS))[-_TAIL:]
     rows = rows[(rows["end_ns"] <= own_ns) | ((rows["flags"] & FAILED != 0) & (rows["begin_ns"] <= own_ns))]
     spans = [_build_span(row, source.offset_ns) for row in rows[-_MOST_SPANS:]]
     return tuple(sorted(spans, key=lambda span: span.begin_ns))
@@ -132,7 +116,7 @@ def has_worked_after(session: Session, process: RankProcess, at_ns: int, cursor_
     source = find_table(session, "spans", process, cursor_ns)
     if source is None:
         return False
-    later = source.array[source.count_until(at_ns) : source.count_until(cursor_ns)]
+    later = source.between(at_ns, cursor_ns)
     later = later[(later["begin_ns"] > at_ns - source.offset_ns) & (later["flags"] & FAILED == 0)]
     return bool(np.isin(later["phase"][:_TAIL], _WORK).any())
 
@@ -158,7 +142,7 @@ def _read_spans(session: Session, process: RankProcess, until_ns: int) -> NDArra
     source = find_table(session, "spans", process, until_ns)
     if source is None:
         return np.empty(0, [(name, np.int64) for name in ("phase", "flags", "rows", "tokens")])
-    return source.array[: source.count_until(until_ns)]
+    return source.until(until_ns)
 
 
 def _read_batch(row: Any, least: int) -> dict[str, int]:

@@ -13,7 +13,6 @@ from typing import Any
 
 from zerotop.analysis.failures.last_moments import (
     FailureScene,
-    HostMemory,
     LastSpan,
     find_largest_batch,
     find_last_scene,
@@ -26,12 +25,14 @@ from zerotop.analysis.failures.last_moments import (
 from zerotop.analysis.failures.oom_case import MemoryFigures, OomCase
 from zerotop.analysis.failures.oom_log_parser import CUDA, HOST, KILLED, ErrorText, parse_output
 from zerotop.analysis.failures.oom_reasons import choose_verdict
+from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.memory.gpu_ledger import find_holders, read_gpu_by_allocator, read_ledgers
 from zerotop.analysis.memory.host_ledger import PINNED_SPARE, read_host_ledgers
 from zerotop.analysis.memory.ledger_rows import OTHERS
 from zerotop.analysis.memory.tensor_inventory import CATEGORIES, read_inventory
 from zerotop.analysis.processes.alive_ranks import RankProcess, identify_process, read_events
+from zerotop.analysis.processes.host_memory import HostMemory
 from zerotop.analysis.processes.process_exits import ProcessExit, ProcessExits, find_first_exit
 from zerotop.session.reader import Event, Session
 from zerotop_probe.recording.events import OUT_OF_MEMORY
@@ -253,7 +254,7 @@ def _sum_others(session: Session, scene: FailureScene, text: ErrorText | None) -
     return ledger.sum_bytes(OTHERS) + sum(h.reserved_bytes for h in holders if h.process != scene.process)
 
 
-def _find_gpu_key(session: Session, scene: FailureScene) -> tuple[str, int] | None:
+def _find_gpu_key(session: Session, scene: FailureScene) -> GpuKey | None:
     for index, key in read_gpu_by_allocator(session, scene.at_ns).items():
         if identify_process(session.sources["allocator"][index]) == scene.process:
             return key

@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from zerotop.analysis.keys import GpuKey, ProcessKey
 from zerotop.analysis.memory.device_rows import build_device_rows
 from zerotop.analysis.memory.ledger_rows import (
     ACTIVATIONS,
@@ -33,7 +34,7 @@ from zerotop.analysis.memory.ledger_rows import (
     GpuLedger,
     LedgerRow,
 )
-from zerotop.analysis.memory.nvml_snapshot import DeviceMemory, GpuKey, read_device_memory
+from zerotop.analysis.memory.nvml_snapshot import DeviceMemory, read_device_memory
 from zerotop.analysis.memory.tensor_inventory import CATEGORIES, GRADIENTS, NO_INVENTORY, Inventory, read_inventory
 from zerotop.analysis.processes import ranks_and_hosts
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_alive_processes, identify_process
@@ -193,7 +194,7 @@ def _build_gpu_ledger(
     )
 
 
-def find_engine_gpus(session: Session, cursor_ns: int, allocator: str | None = None) -> dict[tuple[str, int], GpuKey]:
+def find_engine_gpus(session: Session, cursor_ns: int, allocator: str | None = None) -> dict[ProcessKey, GpuKey]:
     """The GPU that each process (host, pid) says its engine is on, those with such an allocator or all."""
     engines = read_engines(session, cursor_ns)
     wanted = {(each.host, each.pid) for each in engines if allocator in (None, each.facts.get("allocator"))}

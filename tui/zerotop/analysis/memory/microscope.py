@@ -147,7 +147,7 @@ def _find_phase_changes(session: Session, event: Event, begin_ns: int, end_ns: i
     for table, columns in (("spans", ("begin_ns", "end_ns")), ("begins", ("time_ns",))):
         source = _find_source(session, table, event)
         if source is not None:
-            known = source.array[source.count_until(begin_ns) : source.count_until(end_ns)]
+            known = source.between(begin_ns, end_ns)
             found += [known[column].astype(np.int64) + source.offset_ns for column in columns]
     moments = np.unique(np.concatenate(found))
     return moments[(moments >= begin_ns) & (moments < end_ns)]

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.processes.ranks_and_hosts import FRESH_NS
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording.tables import UNKNOWN
@@ -21,8 +22,6 @@ from zerotop_probe.recording.tables import UNKNOWN
 _MOST_READINGS = 16
 # An allocator is read ten times a second: one that was not for so long may hold anything by now.
 _OUTDATED_NS = 400_000_000
-
-GpuKey = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +96,7 @@ def _measure_without_processes(
         return DeviceMemory(total, used, None, 0, 0, None, None, False)
     rows = _find_latest_source(session.sources["gpus"], gpu_key[0], cursor_ns)
     assert rows is not None
-    end = rows.count_until(cursor_ns)
-    tail = rows.array[max(0, end - 64 * _MOST_READINGS) : end]
+    tail = rows.until(cursor_ns)[-64 * _MOST_READINGS :]
     mine = tail[tail["gpu"] == gpu_key[1]][: -_MOST_READINGS - 1 : -1]
     looks = [(int(row["time_ns"]) + rows.offset_ns, int(row["used_bytes"]) - before) for row in mine]
     outside, settled = _measure_outside(looks, allocators, cursor_ns)
@@ -125,8 +123,7 @@ def _find_unchanged_times(rows: Source, gpu: int, time_ns: int, cursor_ns: int) 
 
     What processes held then is what they hold now: the sampler asks for them anew only when the device's figure changes.
     """
-    begin, end = rows.count_until(time_ns - 1), rows.count_until(cursor_ns)
-    since = rows.array[begin:end]
+    since = rows.between(time_ns - 1, cursor_ns)
     mine = since[since["gpu"] == gpu]
     changed = np.flatnonzero(mine["used_bytes"] != mine["used_bytes"][:1])
     same = mine[: changed[0]] if len(changed) else mine

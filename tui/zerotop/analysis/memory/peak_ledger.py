@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.memory.device_rows import build_device_rows
 from zerotop.analysis.memory.gpu_ledger import (
     Holder,
@@ -17,7 +18,7 @@ from zerotop.analysis.memory.gpu_ledger import (
     read_gpu_by_allocator,
 )
 from zerotop.analysis.memory.ledger_rows import UNALLOCATED, GpuLedger, LedgerRow
-from zerotop.analysis.memory.nvml_snapshot import GpuKey, read_device_memory
+from zerotop.analysis.memory.nvml_snapshot import read_device_memory
 from zerotop.analysis.memory.phase_peaks import PhasePeak, RankPeaks, read_peaks
 from zerotop.analysis.memory.tensor_inventory import read_inventory
 from zerotop.analysis.processes.alive_ranks import identify_process, read_events

@@ -249,5 +249,5 @@ def _read_outermost(source: Source | None, first_ns: int, last_ns: int) -> Any:
     """The outermost phases known from a while before one moment until another; None where none were recorded."""
     if source is None:
         return None
-    rows = source.array[max(0, source.count_until(first_ns) - _TAIL) : source.count_until(last_ns)]
+    rows = source.between(first_ns, last_ns, rows_before=_TAIL)
     return rows[rows["depth"] == 0]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from zerotop.analysis.keys import ProcessKey
 from zerotop.session.reader import Event, Session, Source
 
 # Written by the rank itself, and by the sampler of its node.
@@ -26,8 +27,8 @@ class ProcessExits:
     """
 
     def __init__(self, events: Iterable[Event]) -> None:
-        self._rank_exits: dict[tuple[str, int], list[int]] = {}
-        self._left_times: dict[tuple[str, int], list[int]] = {}
+        self._rank_exits: dict[ProcessKey, list[int]] = {}
+        self._left_times: dict[ProcessKey, list[int]] = {}
         self._command_exits: dict[str, list[int]] = {}
         self._commanded_hosts: set[str] = set()
         for event in events:
@@ -138,7 +139,7 @@ def count_oom_kills(session: Session, cursor_ns: int) -> int:
     """Return how many processes the kernel has killed for memory since the recording began, as samplers counted."""
     total = 0
     for source in session.sources["hosts"]:
-        counts = source.array["cgroup_oom_kills"][: source.count_until(cursor_ns)]
+        counts = source.until(cursor_ns)["cgroup_oom_kills"]
         if len(counts) and counts[0] >= 0:
             total += max(0, int(counts[-1]) - int(counts[0]))
     return total

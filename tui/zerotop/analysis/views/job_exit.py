@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from zerotop.analysis.keys import ProcessKey
 from zerotop_probe.recording import events
 
 if TYPE_CHECKING:
@@ -63,12 +64,12 @@ def count_losses(session: Session, cursor_ns: int | None = None) -> Losses:
 
     On a full disk a rank cannot append to its table ``probe`` either: its last event has the total.
     """
-    sampled: dict[tuple[str, int], int] = {}
+    sampled: dict[ProcessKey, int] = {}
     for source in session.sources["probe"]:
         count = len(source.array) if cursor_ns is None else source.count_until(cursor_ns)
         lost = int(source.array["lost"][count - 1]) if count else 0
         sampled[source.host, source.pid] = sampled.get((source.host, source.pid), 0) + lost
-    reported: dict[tuple[str, int], int] = {}
+    reported: dict[ProcessKey, int] = {}
     for event in (*session.events_named(events.LEFT, cursor_ns), *session.events_named(events.GOODBYE, cursor_ns)):
         reported[event.host, event.pid] = reported.get((event.host, event.pid), 0) + _int_or_zero(event.facts.get("lost"))
     by_ranks = sum(max(sampled.get(rank, 0), reported.get(rank, 0)) for rank in {*sampled, *reported})

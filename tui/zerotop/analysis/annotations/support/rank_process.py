@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from zerotop.analysis.annotations.support.record_window import Ints, Records, Rows, Samples
+from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.session.reader import Event, Source
@@ -139,7 +140,7 @@ class Process(DetectorState):
         return any(one.header.get("peaks") == "window" for one in self.facts.process_sources("allocator", self.source))
 
     @property
-    def gpu_key(self) -> tuple[str, int] | None:
+    def gpu_key(self) -> GpuKey | None:
         """Host and index of the GPU that its allocator lies on."""
         return self.facts.find_gpu(self.source)
 
