@@ -27,7 +27,8 @@ from zerotop.analysis.failures.oom_log_parser import CUDA, HOST, KILLED, ErrorTe
 from zerotop.analysis.failures.oom_reasons import choose_verdict
 from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.memory.allocator_settings import read_settings
-from zerotop.analysis.memory.gpu_ledger import find_holders, read_gpu_by_allocator, read_ledgers
+from zerotop.analysis.memory.gpu_holders import find_holders, read_gpu_by_allocator
+from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.host_ledger import PINNED_SPARE, read_host_ledgers
 from zerotop.analysis.memory.ledger_rows import OTHERS
 from zerotop.analysis.memory.tensor_inventory import CATEGORIES, read_inventory

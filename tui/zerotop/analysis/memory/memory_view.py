@@ -15,7 +15,8 @@ from zerotop.analysis.failures.last_moments import read_last_seconds
 from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.memory.allocator_health import AllocatorHealth, read_rank_health
 from zerotop.analysis.memory.deepspeed_estimates import Estimate, RuleOfThumb
-from zerotop.analysis.memory.gpu_ledger import find_engine_gpus, read_gpu_by_allocator, read_ledgers
+from zerotop.analysis.memory.gpu_holders import find_engine_gpus, read_gpu_by_allocator
+from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.host_ledger import HostLedger, read_host_ledger
 from zerotop.analysis.memory.ledger_rows import GpuLedger
 from zerotop.analysis.memory.memory_table import MemoryLine, build_gpu_lines, build_host_lines
