@@ -47,7 +47,7 @@ def lossy(folder: Path) -> Recording:
 
 def test_what_ranks_and_samplers_lost_adds_up(tmp_path: Path) -> None:
     found = read_ending(lossy(tmp_path).read())
-    assert (found.exit_code, found.losses) == (0, Losses(7 + 5 + 100, 9))
+    assert (found.exit_code, found.lost_records, found.lost_output_bytes) == (0, 7 + 5 + 100, 9)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_damaged_counts_count_nothing(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.event(identity(0), 8, events.GOODBYE, lost="many")
     recording.event(recording.node, 10, events.SAMPLER_ENDED, lost_records=None)
-    assert read_ending(recording.read()).losses.records == 0
+    assert read_ending(recording.read()).lost_records == 0
     assert Losses(0, 0).loss_sentence == ""
 
 

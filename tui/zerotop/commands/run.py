@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 
-from zerotop.analysis.views.job_exit import Ending, Losses
+from zerotop.analysis.views.job_exit import Ending
 from zerotop.commands.common.errors import FAILED
-from zerotop.commands.common.exit_messages import write_messages
+from zerotop.commands.common.exit_messages import describe_end, write_messages
 from zerotop.commands.common.gc_pause import freeze_imports
 from zerotop.commands.common.terminal import has_terminal
 from zerotop.commands.job.launching import make_session
@@ -33,7 +33,7 @@ def _run_headless(options: argparse.Namespace) -> int:
     # Nothing with threads may be imported here: the agent waits for signals in this very process.
     with make_session(options.command, options.session) as session:
         end = agent.run_in_foreground(session, options.command)
-    words = Ending(end.exit_code, end.text, Losses(end.lost_records, end.lost_output_bytes)).messages
+    words = describe_end(Ending(end.exit_code, end.text, end.lost_records, end.lost_output_bytes))
     if end.echo_error:
         words.append(f"The job's output could not be passed on to its end: {end.echo_error}.")
     write_messages(*words, f"recorded in {session}")

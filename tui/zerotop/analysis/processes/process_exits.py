@@ -1,4 +1,4 @@
-"""When and how the processes of a job ended, as far as its events say."""
+"""Exits of rank processes, as far as they are recorded."""
 
 from __future__ import annotations
 
@@ -10,20 +10,17 @@ from weakref import WeakKeyDictionary
 from zerotop.analysis.keys import ProcessKey
 from zerotop.session.reader import Event, Session, Source
 
-# Written by the rank itself, and by the sampler of its node.
+# Recorded by the rank itself, and by the sampler of its node.
 _RANK_EVENTS = ("goodbye", "rank_gone")
-# Written by a rank that goes on without its probe.
+# Recorded when the probe leaves a rank that goes on.
 _LEFT_EVENT = "left"
 _COMMAND_EVENTS = ("job_started", "attached", "joined")
 
 
-# --- when --------------------------------------------------------------------------------------------------------------
-
-
 class ProcessExits:
-    """The times at which processes ended.
+    """Exits recorded in events.
 
-    When a command ends, so do the ranks of its node, and the ranks of nodes on which no command was started.
+    The end of a command ends the ranks of its node, and of nodes without a command of their own.
     """
 
     def __init__(self, events: Iterable[Event]) -> None:
@@ -44,24 +41,24 @@ class ProcessExits:
                 self._commanded_hosts.add(event.host)
 
     def find_exit(self, source: Source) -> int | None:
-        """Return when the process that writes ``source`` ended (unix nanoseconds); None while no event says so."""
+        """Return when the process that writes ``source`` exited (unix time); None if not recorded."""
         return self.find_exit_after(source.host, source.pid, source.created_ns)
 
     def reported_until(self, source: Source) -> int | None:
-        """Return when the process ended or its probe was removed, whichever came first; None while no event says so."""
-        times = [time for time in self._left_times.get((source.host, source.pid), ()) if time >= source.created_ns]
-        return min([*times, *filter(None, [self.find_exit(source)])], default=None)
+        """Return when the process that writes ``source`` exited or the probe left it; None if not recorded."""
+        left = [time for time in self._left_times.get((source.host, source.pid), ()) if time >= source.created_ns]
+        return min([*left, *filter(None, [self.find_exit(source)])], default=None)
 
     def find_exit_after(self, host: str, pid: int, time_ns: int) -> int | None:
-        """Return when the process that had this pid at ``time_ns`` ended; earlier exits are another process's."""
-        commands = (host,) if host in self._commanded_hosts else tuple(self._command_exits)
-        exits = [*self._rank_exits.get((host, pid), ())]
-        exits += [time for command in commands for time in self._command_exits.get(command, ())]
-        return min((time for time in exits if time >= time_ns), default=None)
+        """Return the first exit of this pid after ``time_ns``: earlier ones are of other processes."""
+        own = self._rank_exits.get((host, pid), [])
+        hosts = (host,) if host in self._commanded_hosts else tuple(self._command_exits)
+        ends = [*own, *(end for command_host in hosts for end in self._command_exits.get(command_host, ()))]
+        return min((end for end in ends if end >= time_ns), default=None)
 
 
 def read_exits(session: Session) -> ProcessExits:
-    """Return all exits of a session so far; the same object until there is another event."""
+    """Return the exits of a session so far; the same object until there is another event."""
     cached = _SESSION_EXITS.get(session)
     if cached is None or cached[0] is not session.events:
         cached = _SESSION_EXITS[session] = session.events, ProcessExits(session.events)
@@ -71,7 +68,7 @@ def read_exits(session: Session) -> ProcessExits:
 _SESSION_EXITS: WeakKeyDictionary[Session, tuple[Sequence[Event], ProcessExits]] = WeakKeyDictionary()
 
 
-# --- how -----------------------------------------------------------------------------------------------------------------
+# --- the process that failed first -----------------------------------------------------------------------------------------
 
 _SIGKILL_CODE = 137
 

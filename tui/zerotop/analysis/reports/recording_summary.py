@@ -100,8 +100,8 @@ def build_overview(session: Session) -> Overview:
         iterations=tuple(round(float(value), 6) for value in resample_longest(rows["iteration_s"], PIECES)),
         peak_bytes=peak,
         peak_on_host=on_host,
-        lost_records=end.losses.records,
-        lost_output_bytes=end.losses.output_bytes,
+        lost_records=end.lost_records,
+        lost_output_bytes=end.lost_output_bytes,
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from zerotop.analysis.live_view import Progress
 from zerotop.analysis.reports.headline import summarize_session
-from zerotop.analysis.views.job_exit import read_ending
+from zerotop.analysis.views.job_exit import Losses, read_ending
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.commands.common.errors import FAILED
 from zerotop.commands.common.live_session import RunningSession
@@ -40,7 +40,7 @@ def follow_job(path: Path) -> int:
     if end.exit_code != 0:
         print(*source.view_at(None).output[-_LAST_LINES:], sep="\n", file=sys.stderr)
     print(summarize_session(session))
-    if lacking := end.losses.loss_sentence:
+    if lacking := Losses(end.lost_records, end.lost_output_bytes).loss_sentence:
         print(lacking)
     return FAILED if end.exit_code is None else end.exit_code
 

@@ -9,6 +9,7 @@ from zerotop.analysis.views.job_exit import read_ending
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.commands.common.errors import FAILED
 from zerotop.commands.common.escape import escape_unprintable
+from zerotop.commands.common.exit_messages import describe_end
 from zerotop.commands.common.live_session import RunningSession
 from zerotop.commands.common.user_settings import load_settings
 from zerotop.commands.job.controller import AwaitEntry, JobController
@@ -42,7 +43,7 @@ def watch_job(path: str | Path, await_entry: AwaitEntry | None = None) -> int:
         print(escape_unprintable(f"The job goes on. To come back: {controller.attach_command}"))
         return app.return_code or 0
     end = read_ending(session)
-    for words in end.messages:
+    for words in describe_end(end):
         print(escape_unprintable(words))
     return FAILED if end.exit_code is None else end.exit_code
 
