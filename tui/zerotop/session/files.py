@@ -103,6 +103,20 @@ class Source:
             return begin + bisect_right(self._times[begin:].tolist(), own_ns)
         return bisect_right(self._times, own_ns, begin, end - back // _SEARCH_FACTOR)
 
+    def until(self, cursor_ns: int) -> NDArray[Any]:
+        """Return the records up to a moment in unix time."""
+        return self.array[: self.count_until(cursor_ns)]
+
+    def between(self, begin_ns: int, end_ns: int, *, rows_before: int = 0, rows_after: int = 0) -> NDArray[Any]:
+        """Return the records after ``begin_ns`` and up to ``end_ns`` (unix time), and so many before and after those."""
+        begin = max(0, self.count_until(begin_ns) - rows_before)
+        return self.array[begin : self.count_until(end_ns) + rows_after]
+
+    def unix_times(self, rows: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the unix times of records of this table."""
+        times: NDArray[np.int64] = rows[self._time_column] + self.offset_ns
+        return times
+
     def read_last_tick(self, cursor_ns: int, oldest_ns: int = 0) -> NDArray[Any]:
         """Return the records of the last tick up to the cursor, which share one time; none if older than ``oldest_ns``."""
         end = self.count_until(cursor_ns)
