@@ -1,4 +1,4 @@
-"""When the processes of ranks were over, as far as a recording says."""
+"""Exits of rank processes, as far as they are recorded."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from weakref import WeakKeyDictionary
 from zerotop.analysis.keys import ProcessKey
 from zerotop.session.reader import Event, Session, Source
 
-# Said by the rank itself, and found by the sampler of its node.
+# Recorded by the rank itself, and by the sampler of its node.
 _RANK_EVENTS = ("goodbye", "rank_gone")
-# Said by a rank that goes on, of which nothing more is told.
+# Recorded when the probe leaves a rank that goes on.
 _LEFT_EVENT = "left"
 _COMMAND_EVENTS = ("job_started", "attached", "joined")
 
 
 class ProcessExits:
-    """The ends that events tell of.
+    """Exits recorded in events.
 
-    A command takes with it the ranks of its node when it ends, and those of nodes on which none was started.
+    The end of a command ends the ranks of its node, and of nodes without a command of their own.
     """
 
     def __init__(self, events: Iterable[Event]) -> None:
@@ -39,29 +39,28 @@ class ProcessExits:
                 self._commanded_hosts.add(event.host)
 
     def find_exit(self, source: Source) -> int | None:
-        """When the process that writes ``source`` was over (unix time); None while nothing says so."""
+        """Return when the process that writes ``source`` exited (unix time); None if not recorded."""
         return self.find_exit_after(source.host, source.pid, source.created_ns)
 
     def reported_until(self, source: Source) -> int | None:
-        """When it was over, or the probe that writes ``source`` was taken out; None while nothing says so."""
+        """Return when the process that writes ``source`` exited or the probe left it; None if not recorded."""
         left = [time for time in self._left_times.get((source.host, source.pid), ()) if time >= source.created_ns]
-        known = [*left, *filter(None, [self.find_exit(source)])]
-        return min(known, default=None)
+        return min([*left, *filter(None, [self.find_exit(source)])], default=None)
 
     def find_exit_after(self, host: str, pid: int, time_ns: int) -> int | None:
-        """When the process that had this number then was over; ends before are those of another that had it."""
+        """Return the first exit of this pid after ``time_ns``: earlier ones are of other processes."""
         own = self._rank_exits.get((host, pid), [])
         hosts = (host,) if host in self._commanded_hosts else tuple(self._command_exits)
-        ends = [*own, *(end for one in hosts for end in self._command_exits.get(one, ()))]
+        ends = [*own, *(end for command_host in hosts for end in self._command_exits.get(command_host, ()))]
         return min((end for end in ends if end >= time_ns), default=None)
 
 
 def read_exits(session: Session) -> ProcessExits:
-    """All that a session tells of so far; the same object until there is another event."""
-    known = _SESSION_EXITS.get(session)
-    if known is None or known[0] is not session.events:
-        known = _SESSION_EXITS[session] = session.events, ProcessExits(session.events)
-    return known[1]
+    """Return the exits of a session so far; the same object until there is another event."""
+    cached = _SESSION_EXITS.get(session)
+    if cached is None or cached[0] is not session.events:
+        cached = _SESSION_EXITS[session] = session.events, ProcessExits(session.events)
+    return cached[1]
 
 
 _SESSION_EXITS: WeakKeyDictionary[Session, tuple[Sequence[Event], ProcessExits]] = WeakKeyDictionary()

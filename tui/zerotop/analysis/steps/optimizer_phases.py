@@ -73,8 +73,7 @@ def _measure_idle(rows: NDArray[Any]) -> NDArray[np.float64]:
 def _measure_seconds(parts: NDArray[Any], device_times: Source | None) -> NDArray[np.float64]:
     """Return the device's time of each span where recorded, else the host's."""
     seconds: NDArray[np.float64] = (parts["end_ns"] - parts["begin_ns"]) / 1e9
-    rows = device_times.array[device_times.array["depth"] == 1] if device_times is not None else ()
-    if not len(rows):
+    if device_times is None or not len(rows := device_times.array[device_times.array["depth"] == 1]):
         return seconds
     rows = rows[np.argsort(rows["begin_ns"], kind="stable")]
     nearest = rows[np.minimum(np.searchsorted(rows["begin_ns"], parts["begin_ns"]), len(rows) - 1)]

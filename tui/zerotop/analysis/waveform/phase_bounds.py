@@ -104,4 +104,5 @@ def _read_device_seconds(session: Session, part: AlignedIterations) -> Floats:
 def _find_device_rows(rows: NDArray[Any], spans: NDArray[Any]) -> NDArray[Any]:
     """Return the device times that may belong to these spans: each is recorded some time after its span."""
     later: NDArray[Any] = rows[np.searchsorted(rows["time_ns"], spans["begin_ns"].min()) :]
-    return later[later["begin_ns"] <= spans["begin_ns"].max()]
+    belonging: NDArray[Any] = later[later["begin_ns"] <= spans["begin_ns"].max()]
+    return belonging
