@@ -9,7 +9,6 @@ phase ends. Where windows tell nothing, as when an iteration is much shorter tha
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,10 +80,8 @@ class Curve:
     error: float  # median distance of a sample from what the curve says it should be
 
 
-def iter_unfold(
-    grid: Grid, begins: Floats, lengths: Floats, values: Floats, *, most: float = np.inf
-) -> Generator[None, None, Curve]:
-    """The curve between 0 and ``most`` behind samples, in pieces of milliseconds.
+def unfold(grid: Grid, begins: Floats, lengths: Floats, values: Floats, *, most: float = np.inf) -> Curve:
+    """The curve between 0 and ``most`` behind samples.
 
     Args:
         begins: where each window begins, seconds from the begin of its iteration.
@@ -96,12 +93,10 @@ def iter_unfold(
     weights = groups.counts.copy()
     curve = np.full(len(grid.bin_widths), float(np.median(values)))
     for _ in range(_ROUNDS):
-        yield
         curve = _fit_curve(grid, groups, weights, (error / spread) ** 2, most)
         distance = np.abs(groups.compute_residuals(curve))
         error = max(_compute_weighted_median(distance, groups.counts), _LEAST_ERROR * spread)
         weights = groups.counts * np.minimum(1.0, 1.5 * error / np.maximum(distance, error))
-    yield
     away = values + (groups.compute_residuals(curve) - groups.values)[of]
     low, high = _measure_band(groups, of, away)
     return Curve(curve, np.clip(curve + low, 0, most), np.clip(curve + high, 0, most), float(np.median(np.abs(away))))
