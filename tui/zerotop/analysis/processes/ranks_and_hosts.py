@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -16,15 +16,13 @@ from zerotop.analysis.processes.devices import Devices
 from zerotop.analysis.processes.host_memory import read_host_memory
 from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.analysis.processes.running_max import Peaks
-from zerotop.session.reader import Event, Session, Source, run_to_end
+from zerotop.session.reader import Event, Session, Source
 
 # A sample older than this no longer says how things are: its process or its sampler is gone.
 FRESH_NS = 3_000_000_000
 # Samples looked back through for the last of a process that is gone: minutes, with a few ranks.
 _TAIL_ROWS = 4096
 _NEAR_ROWS = 256  # among which the last tick of a node usually is
-# Work done in one go: nodes, and ranks. With very many of them keys have their turn in between.
-NODES_AT_ONCE, RANKS_AT_ONCE = 4, 32
 Values = dict[str, Any]
 
 
@@ -58,26 +56,20 @@ def unpack_records(records: NDArray[Any]) -> list[Values]:
     return [dict(zip(names, values, strict=True)) for values in records.tolist()]
 
 
-def read_ranks(
-    session: Session, cursor_ns: int, peaks: Peaks, exits: ProcessExits, *, ended: bool
-) -> Generator[None, None, tuple[Rank, ...]]:
-    """In pieces the rank processes last sampled, by rank. After the job's end they are shown as they were, not alive.
+def read_ranks(session: Session, cursor_ns: int, peaks: Peaks, exits: ProcessExits, *, ended: bool) -> tuple[Rank, ...]:
+    """Return the rank processes last sampled, by rank. After the job's end they are shown as they were, not alive.
 
     Of one whose probe was taken out no phase is told.
     """
     samples: list[Sample] = []
     highest: dict[ProcessKey, int] = {}
-    for number, source in enumerate(session.sources["processes"], 1):
+    for source in session.sources["processes"]:
         samples += _read_last_samples(source, cursor_ns)
         _raise_peaks(highest, source, cursor_ns, peaks)
-        if not number % NODES_AT_ONCE:
-            yield
-    busiest = yield from _read_busiest(session, cursor_ns)
+    busiest = _read_busiest(session, cursor_ns)
     found: dict[tuple[str, int], Rank] = {}
     # Of several processes of a rank the last is shown: the job was started again.
-    for number, sample in enumerate(sorted(samples, key=lambda sample: sample.time_ns), 1):
-        if not number % RANKS_AT_ONCE:
-            yield
+    for sample in sorted(samples, key=lambda sample: sample.time_ns):
         begins, spans = (session.find_source(table, *sample.process_key, cursor_ns) for table in ("begins", "spans"))
         phase = phases.find_current(begins, spans, cursor_ns) if begins is not None else ("", 0.0, None)
         alive = not ended and cursor_ns - sample.time_ns < FRESH_NS
@@ -124,13 +116,11 @@ def _raise_peaks(highest: dict[ProcessKey, int], source: Source, cursor_ns: int,
         highest[process] = max(rss_bytes, highest.get(process, 0))
 
 
-def _read_busiest(session: Session, cursor_ns: int) -> Generator[None, None, dict[ProcessKey, list[tuple[str, float]]]]:
+def _read_busiest(session: Session, cursor_ns: int) -> dict[ProcessKey, list[tuple[str, float]]]:
     """Names and cores of each process's busiest threads, busiest first."""
     found: dict[ProcessKey, list[tuple[str, float]]] = {}
     ticks = find_last_ticks(session.sources["threads"], cursor_ns, cursor_ns - FRESH_NS)
-    for number, (host, (source, tick)) in enumerate(ticks.items(), 1):
-        if not number % NODES_AT_ONCE:
-            yield
+    for host, (source, tick) in ticks.items():
         for pid, busiest in _load_tick(source, int(tick["time_ns"][-1]), len(tick)).items():
             found[host, pid] = busiest
     return found
@@ -208,19 +198,10 @@ def _build_host(name: str, row: Any) -> Host:
 
 
 def find_gpu_by_allocator(session: Session, nodes: Iterable[Event], engines: Iterable[Event]) -> dict[int, GpuKey]:
-    """Place of an allocator's table in the session -> (host, index) of the GPU that its last record tells of."""
-    return run_to_end(locate_allocators(session, nodes, engines))
-
-
-def locate_allocators(
-    session: Session, nodes: Iterable[Event], engines: Iterable[Event]
-) -> Generator[None, None, dict[int, GpuKey]]:
-    """The same in pieces."""
+    """Map each allocator table, by its index in the session, to the GPU of its last record."""
     devices = Devices(nodes, engines)
     found: dict[int, GpuKey] = {}
     for place, source in enumerate(session.sources["allocator"]):
-        if not place % RANKS_AT_ONCE:
-            yield
         if len(source.array):
             found[place] = devices.find_gpu(source.host, source.pid, int(source.array["device"][-1]))
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from zerotop.analysis.steps.growable_array import GrowingArray
 from zerotop.analysis.steps.span_sums import DURATION_COLUMNS, SIZE_COLUMNS, SUM_COLUMNS, sum_spans
 from zerotop.analysis.steps.step_memory import add_memory
-from zerotop.session.reader import Session, Source, run_to_end
+from zerotop.session.reader import Session, Source
 from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE, SKIPPED, UNKNOWN
 
 Rows = NDArray[Any]
@@ -52,7 +52,7 @@ MEMORY_COLUMNS = ("allocated_peak_bytes", "reserved_peak_bytes", "host_rss_bytes
 _STEP_CODE = PHASE_CODE["step"]
 # Spans taken in at once. What is computed of them stays in the processor's cache.
 _SPANS_AT_ONCE = 16384
-_PROCESSES_AT_ONCE = 8  # processes brought up to date in one go
+_PROCESSES_AT_ONCE = 8  # processes brought up to date together
 
 
 class RankSteps:
@@ -179,14 +179,10 @@ class StepTable:
         return sorted(self._processes.values(), key=lambda process: process.source.created_ns)
 
     def update(self, until_ns: int | None = None) -> bool:
-        """Takes in what the session has read since, or what ended by then.
+        """Take in what the session has read since, or what ended by then.
 
         True when a step was finished anywhere, or a process is new.
         """
-        return run_to_end(self.iter_update(until_ns))
-
-    def iter_update(self, until_ns: int | None = None) -> Generator[None, None, bool]:
-        """The same in pieces."""
         sources, before = self._session.sources["spans"], self.process_count
         finished = False
         for begin in range(0, len(sources), _PROCESSES_AT_ONCE):
@@ -194,8 +190,6 @@ class StepTable:
                 for steps, rows in _take_spans(pieces):
                     self._store_rows(steps, rows)
                     finished = True
-            if begin + _PROCESSES_AT_ONCE <= len(sources):
-                yield
         return finished or self.process_count > before
 
     def _iter_fresh(self, sources: Iterable[Source], until_ns: int | None) -> Iterator[list[_ProcessSpans]]:

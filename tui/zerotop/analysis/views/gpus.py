@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 
 from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.live_view import Gpu
 from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.analysis.processes.ranks_and_hosts import (
     FRESH_NS,
-    NODES_AT_ONCE,
-    RANKS_AT_ONCE,
     Values,
     find_last_ticks,
     unpack_records,
@@ -31,20 +29,16 @@ def read_gpus(
     gpu_by_allocator: dict[int, GpuKey],
     peaks: Peaks,
     exits: ProcessExits,
-) -> Generator[None, None, tuple[Gpu, ...]]:
-    """In pieces each GPU as last sampled, with what PyTorch's allocators on it say.
+) -> tuple[Gpu, ...]:
+    """Return each GPU as last sampled, with what PyTorch's allocators on it say.
 
     ``lies_on`` is from :func:`places.allocators`.
     """
-    held = yield from _sum_allocators(session, cursor_ns, gpu_by_allocator, peaks, exits)
-    yield
-    used_by_job = yield from _sum_job_bytes(session, cursor_ns)
-    yield
+    held = _sum_allocators(session, cursor_ns, gpu_by_allocator, peaks, exits)
+    used_by_job = _sum_job_bytes(session, cursor_ns)
     names = {(node.host, gpu["index"]): str(gpu["name"]) for node in nodes for gpu in node.facts.get("gpus") or []}
     found = {}
-    for number, (host, (source, tick)) in enumerate(find_last_ticks(session.sources["gpus"], cursor_ns).items(), 1):
-        if not number % NODES_AT_ONCE:
-            yield
+    for host, (source, tick) in find_last_ticks(session.sources["gpus"], cursor_ns).items():
         time_ns = int(tick["time_ns"][-1]) + source.offset_ns
         before = {
             row["gpu"]: row
@@ -81,13 +75,11 @@ def _build_gpu(
 
 def _sum_allocators(
     session: Session, cursor_ns: int, gpu_by_allocator: dict[int, GpuKey], peaks: Peaks, exits: ProcessExits
-) -> Generator[None, None, dict[GpuKey, dict[str, int]]]:
+) -> dict[GpuKey, dict[str, int]]:
     """What PyTorch's allocators on each GPU held at most, and hold where their process tells; by column, of all ranks."""
     by_rank: dict[tuple[GpuKey, int], dict[str, int]] = {}
     tables = [(session.sources["allocator"][place], key) for place, key in gpu_by_allocator.items()]
-    for number, (source, key) in enumerate(sorted(tables, key=lambda table: table[0].created_ns), 1):
-        if not number % RANKS_AT_ONCE:
-            yield
+    for source, key in sorted(tables, key=lambda table: table[0].created_ns):
         if known := source.count_until(cursor_ns):
             held = by_rank.setdefault((key, source.rank), {})
             over_ns = exits.reported_until(source)
@@ -99,7 +91,6 @@ def _sum_allocators(
             for column in ("allocated_peak_bytes", "reserved_peak_bytes"):
                 highest = max(peaks.peaks_until(source, column, cursor_ns, by="device").values())
                 held[column] = max(highest, held.get(column, 0))
-    yield
     found: dict[GpuKey, dict[str, int]] = {}
     for (key, _), held in by_rank.items():
         of_gpu = found.setdefault(key, {})
@@ -108,14 +99,12 @@ def _sum_allocators(
     return found
 
 
-def _sum_job_bytes(session: Session, cursor_ns: int) -> Generator[None, None, dict[GpuKey, int]]:
-    """In pieces NVML's figure for the ranks' processes on each GPU; none where it is not known."""
+def _sum_job_bytes(session: Session, cursor_ns: int) -> dict[GpuKey, int]:
+    """Return NVML's figure for the ranks' processes on each GPU; none where it is not known."""
     ranks = {(source.host, source.pid) for source in session.sources["begins"]}
     found: dict[GpuKey, int] = {}
     ticks = find_last_ticks(session.sources["gpu_processes"], cursor_ns, cursor_ns - FRESH_NS)
-    for number, (host, (_, tick)) in enumerate(ticks.items(), 1):
-        if not number % NODES_AT_ONCE:
-            yield
+    for host, (_, tick) in ticks.items():
         for pid, gpu, used in zip(*(tick[name].tolist() for name in ("pid", "gpu", "used_bytes")), strict=True):
             if (host, pid) in ranks and used != UNKNOWN:
                 found[host, gpu] = found.get((host, gpu), 0) + used

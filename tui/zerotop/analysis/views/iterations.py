@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.live_view import Floats, Iterations
-from zerotop.analysis.processes.ranks_and_hosts import RANKS_AT_ONCE
 from zerotop.analysis.steps.growable_array import GrowingArray
 from zerotop.analysis.steps.step_table import STEP_DTYPE, Rows
 from zerotop.analysis.views.restarts import AttemptMember
@@ -17,7 +16,7 @@ _PHASE_COLUMNS = {"data": "data_s", "forward": "forward_s", "backward": "backwar
 
 
 class IterationTable:
-    """The steps that every rank process has finished or was gone before, oldest first, extended by :meth:`extending`.
+    """The steps that every rank process has finished or was gone before, oldest first, extended by :meth:`extend`.
 
     A step takes as long as on its slowest rank, and is known when the last rank has finished it or is gone.
     """
@@ -45,14 +44,14 @@ class IterationTable:
         """From when in unix time each step is known; never falls."""
         return self._known_ns.rows
 
-    def iter_extend(self, attempts: Sequence[Sequence[AttemptMember]]) -> Generator[None, None, None]:
-        """Takes in what the processes have finished since, in pieces. What is known meanwhile is what was known before."""
+    def extend(self, attempts: Sequence[Sequence[AttemptMember]]) -> None:
+        """Take in what the processes have finished since."""
         for number, members in enumerate(attempts[self._attempt_index :], self._attempt_index):
             if number != self._attempt_index:
                 self._attempt_index, self._joined_count = number, 0
-            yield from self._iter_join(members)
+            self._join(members)
 
-    def _iter_join(self, members: Sequence[AttemptMember]) -> Generator[None, None, None]:
+    def _join(self, members: Sequence[AttemptMember]) -> None:
         end = _find_end(members)
         if end <= self._joined_count:
             return
@@ -60,9 +59,7 @@ class IterationTable:
         slowest["iteration_s"] = -np.inf
         tokens = np.zeros(len(slowest), np.int64)
         known_ns = np.full(len(slowest), max(self.known_ns[-1:], default=0), np.int64)
-        for number, member in enumerate(members, 1):
-            if not number % RANKS_AT_ONCE:
-                yield
+        for member in members:
             rows = member.read_steps(self._joined_count, end)
             begin = min(len(slowest), max(0, member.missed_steps - self._joined_count))
             own = slice(begin, begin + len(rows))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from zerotop.analysis.processes.process_exits import ProcessExits
-from zerotop.analysis.processes.ranks_and_hosts import RANKS_AT_ONCE
 from zerotop.analysis.steps.step_table import RankSteps, Rows
 from zerotop.session.reader import Source
 
@@ -34,27 +33,20 @@ class AttemptMember:
 
 def group_attempts(
     processes: Iterable[RankSteps], exits: ProcessExits, recording_end_ns: int | None
-) -> Generator[None, None, list[list[AttemptMember]]]:
-    """In pieces the processes that trained together, oldest first: where a rank appears again, the job was started again.
+) -> list[list[AttemptMember]]:
+    """Return the processes that trained together, oldest first: where a rank appears again, the job was started again.
 
     ``processes`` are in order of birth. ``over_ns``: the end of a recording that nobody writes any more.
     """
     groups = _group_processes(processes)
     until = [*(group[0].source.created_ns for group in groups[1:]), recording_end_ns]
-    found = []
-    for group, end in zip(groups, until, strict=False):
-        found.append((yield from _build_members(group, exits, end)))
-    return found
+    return [_build_members(group, exits, end) for group, end in zip(groups, until, strict=False)]
 
 
-def _build_members(
-    group: Iterable[RankSteps], exits: ProcessExits, end_ns: int | None
-) -> Generator[None, None, list[AttemptMember]]:
+def _build_members(group: Iterable[RankSteps], exits: ProcessExits, end_ns: int | None) -> list[AttemptMember]:
     found: list[AttemptMember] = []
     first: int | None = None
-    for number, process in enumerate(group, 1):
-        if not number % RANKS_AT_ONCE:
-            yield
+    for process in group:
         rows, late = process.step_rows, 0
         if len(rows):
             first = int(rows["step"][0]) if first is None else first

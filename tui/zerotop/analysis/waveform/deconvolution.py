@@ -9,7 +9,6 @@ iteration is much shorter than one, the curve is flat: the mean.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,9 +78,7 @@ class Curve:
     error: float  # median absolute residual of a sample
 
 
-def iter_unfold(
-    grid: Grid, begins: Floats, lengths: Floats, values: Floats, *, most: float = np.inf
-) -> Generator[None, None, Curve]:
+def unfold(grid: Grid, begins: Floats, lengths: Floats, values: Floats, *, most: float = np.inf) -> Curve:
     """Reconstruct the curve between 0 and ``most`` that fits the samples.
 
     Args:
@@ -94,15 +91,13 @@ def iter_unfold(
     weights = groups.counts.copy()
     curve = np.full(len(grid.bin_widths), float(np.median(values)))
     for _ in range(_ROUNDS):
-        yield
         curve = _fit_curve(grid, groups, weights, (error / spread) ** 2, most)
         distance = np.abs(groups.compute_residuals(curve))
         error = max(_compute_weighted_median(distance, groups.counts), _LEAST_ERROR * spread)
         weights = groups.counts * np.minimum(1.0, 1.5 * error / np.maximum(distance, error))
-    yield
-    away = values + (groups.compute_residuals(curve) - groups.values)[group_index]
-    low, high = _measure_band(groups, group_index, away)
-    return Curve(curve, np.clip(curve + low, 0, most), np.clip(curve + high, 0, most), float(np.median(np.abs(away))))
+    residuals = values + (groups.compute_residuals(curve) - groups.values)[group_index]
+    low, high = _measure_band(groups, group_index, residuals)
+    return Curve(curve, np.clip(curve + low, 0, most), np.clip(curve + high, 0, most), float(np.median(np.abs(residuals))))
 
 
 def make_flat_curve(values: Floats) -> Curve:

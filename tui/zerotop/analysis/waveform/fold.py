@@ -7,7 +7,7 @@ sample means in time, :mod:`waveform_unfold` for how the means are told apart ag
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,15 +57,15 @@ def find_rank_processes(processes: Sequence[RankSteps], cursor_ns: int) -> list[
     return [last[rank] for rank in sorted(last)]
 
 
-def iter_fold(
+def fold_iterations(
     session: Session,
     ranks: Sequence[RankSteps],
     rank: int | None,
     chosen: ChosenIterations,
     cursor_ns: int,
     delays: RenewalDelays,
-) -> Generator[None, None, WaveformFold | None]:
-    """The fold of the chosen steps of a rank or of all, in pieces of milliseconds; None where there is nothing to fold.
+) -> WaveformFold | None:
+    """Return the fold of the chosen steps of a rank or of all; None where there is nothing to fold.
 
     Args:
         ranks: from :func:`members`. The first, or the one of the rank, leads: ``chosen`` are places among its steps.
@@ -78,16 +78,14 @@ def iter_fold(
     followers = [] if rank is not None else _choose_spread([other for other in ranks if other is not lead], MOST_RANKS - 1)
     parts = [aligned]
     for other in followers:
-        yield
         part = _align_follower(other, steps)
         if part is not None and _has_same_phases(part, aligned):
             parts.append(part)
-    yield
     reference = np.mean([part.median_bounds for part in parts], axis=0)
     stretches = tuple(aligned.build_stretches(reference))
     of = SignalFolder(session, parts, reference, cursor_ns, delays)
     here = [process for process in ranks if rank is None and process.source.host == lead.source.host] or [lead]
-    signals = yield from of.iter_signals([process.source.pid for process in here])
+    signals = of.fold_signals([process.source.pid for process in here])
     left_out = dict(chosen.left_out)
     if other_shape := len(chosen.indices) - len(aligned.indices):
         left_out["other"] = other_shape

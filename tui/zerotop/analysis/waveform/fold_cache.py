@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from zerotop.analysis.steps.step_table import RankSteps, StepTable
 from zerotop.analysis.waveform.alignment import MOST_ITERATIONS, ChosenIterations, choose_iterations
-from zerotop.analysis.waveform.fold import WaveformFold, choose_leader, find_rank_processes, iter_fold
+from zerotop.analysis.waveform.fold import WaveformFold, choose_leader, find_rank_processes, fold_iterations
 from zerotop.analysis.waveform.signals import RenewalDelays
-from zerotop.session.reader import Session, run_to_end
+from zerotop.session.reader import Session
 
 # Numbers of iterations to choose from; all of the level lie between those around their number.
 SIZES = (3, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
@@ -55,12 +55,6 @@ class WaveformCache:
         Returns:
             None where no rank has finished an iteration.
         """
-        return run_to_end(self.iter_fold(cursor_ns, rank, number, hurry=hurry))
-
-    def iter_fold(
-        self, cursor_ns: int, rank: int | None, number: int | None, *, hurry: bool
-    ) -> Generator[None, None, WaveformFold | None]:
-        """The same in pieces; in one where nothing has to be folded. Only one fold may be made at a time."""
         ranks = find_rank_processes(self._read_processes(), cursor_ns)
         if not ranks:
             return None
@@ -74,10 +68,12 @@ class WaveformCache:
         if key in self._folds:
             self._folds.move_to_end(key)
         else:
-            # What does not depend on what was looked at before takes longer.
-            pieces = iter_fold(self.session, ranks, rank, chosen, cursor_ns, RenewalDelays() if hurry else self._delays)
-            self._folds[key], took_s = yield from _time_pieces(pieces, self._clock)
-            self._due_s = self._clock() + max(_REST_S, took_s / _SHARE)
+            begin_s = self._clock()
+            # A fold that does not depend on what was shown before takes longer.
+            delays = RenewalDelays() if hurry else self._delays
+            self._folds[key] = fold_iterations(self.session, ranks, rank, chosen, cursor_ns, delays)
+            end_s = self._clock()
+            self._due_s = end_s + max(_REST_S, (end_s - begin_s) / _SHARE)
             while len(self._folds) > _MOST_FOLDS:
                 self._folds.popitem(last=False)
         self._last = (what, self._folds[key])
@@ -94,21 +90,6 @@ class WaveformCache:
     def has_steps(self, cursor_ns: int) -> bool:
         """Whether any rank tells of its steps: without, nothing can be folded, however long one waits."""
         return bool(find_rank_processes(self._read_processes(), cursor_ns))
-
-
-def _time_pieces(
-    pieces: Generator[None, None, WaveformFold | None], clock: Callable[[], float]
-) -> Generator[None, None, tuple[WaveformFold | None, float]]:
-    """What comes of pieces of work, and the seconds that they take, without what is done in between."""
-    took_s = 0.0
-    while True:
-        begun_s = clock()
-        try:
-            next(pieces)
-        except StopIteration as end:
-            return end.value, took_s + clock() - begun_s
-        took_s += clock() - begun_s
-        yield
 
 
 def _make_step_reader(session: Session) -> Callable[[], Sequence[RankSteps]]:

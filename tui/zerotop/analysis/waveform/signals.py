@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -11,17 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.keys import GpuKey, ProcessKey
-from zerotop.analysis.processes.ranks_and_hosts import locate_allocators
+from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator
 from zerotop.analysis.waveform import samples
 from zerotop.analysis.waveform.alignment import AlignedIterations
 from zerotop.analysis.waveform.deconvolution import (
     Curve,
     Grid,
     fold_moments,
-    iter_unfold,
     make_flat_curve,
     make_grid,
     measure_misfit,
+    unfold,
 )
 from zerotop.analysis.waveform.samples import SampleWindows
 from zerotop.session.reader import Session, Source
@@ -103,43 +103,36 @@ class SignalFolder:
         self._cursor_ns = cursor_ns
         self._allocators: dict[ProcessKey, tuple[Source, GpuKey]] = {}
 
-    def iter_signals(self, pids: list[int]) -> Generator[None, None, dict[str, Signal]]:
-        """All there are, in the order in which they are shown; in pieces, of milliseconds each."""
+    def fold_signals(self, pids: list[int]) -> dict[str, Signal]:
+        """Return all signals there are, in the order in which they are shown."""
         names = ("utilization", "power", "cores", "allocated", "to_host", "to_gpu", "resident")
         parts: dict[str, list[tuple[SampleWindows, Floats, Floats]]] = {name: [] for name in names}
         nodes, engines = (self._session.events_named(name, self._cursor_ns) for name in ("node", "engine"))
-        lies_on = yield from locate_allocators(self._session, nodes, engines)
+        lies_on = find_gpu_by_allocator(self._session, nodes, engines)
         tables = {place: self._session.sources["allocator"][place] for place in lies_on}
         self._allocators = {(table.host, table.pid): (table, lies_on[place]) for place, table in tables.items()}
         for part in self._parts:
-            yield
-            told = yield from self._iter_rank_windows(part)
-            for name, windows in told.items():
-                yield
+            for name, windows in self._read_rank_windows(part).items():
                 parts[name].append(self._fold_windows(part, windows))
-        yield
         lead = self._parts[0]
         span = self._find_time_span(lead)
         for name, windows in samples.read_process_windows(self._session, lead.source.host, pids, *span).items():
             parts[name].append(self._fold_windows(lead, windows))
         found = {}
         for name, folded in parts.items():
-            yield
-            signal = yield from self._iter_signal(name, folded)
+            signal = self._fold_signal(name, folded)
             if signal is not None:
                 found[name] = signal
         return found
 
-    def _iter_rank_windows(self, part: AlignedIterations) -> Generator[None, None, dict[str, SampleWindows]]:
+    def _read_rank_windows(self, part: AlignedIterations) -> dict[str, SampleWindows]:
         table, key = self._allocators.get((part.source.host, part.source.pid), (None, None))
         if table is None or key is None:
             return {}
         found = samples.read_gpu_windows(self._session, *key, *self._find_time_span(part))
         found = {name: _thin_windows(windows, _MOST_SAMPLES // len(self._parts)) for name, windows in found.items()}
         for name, windows in found.items():
-            yield
-            found[name] = yield from self._iter_undelayed(part, (*key, name), windows)
-        yield
+            found[name] = self._undelay(part, (*key, name), windows)
         held = samples.read_allocator_windows(table, *self._find_time_span(part))
         return {**found, "allocated": _thin_windows(held, _MOST_SAMPLES // len(self._parts))}
 
@@ -155,9 +148,7 @@ class SignalFolder:
         )
         return kept, begins, np.maximum(lengths, 1e-9)
 
-    def _iter_undelayed(
-        self, part: AlignedIterations, key: tuple[str, int, str], windows: SampleWindows
-    ) -> Generator[None, None, SampleWindows]:
+    def _undelay(self, part: AlignedIterations, key: tuple[str, int, str], windows: SampleWindows) -> SampleWindows:
         """Windows that may all lie earlier, moved to where what they say changes most at phases' ends."""
         if not windows.slack_ns or not len(windows.values):
             return windows
@@ -167,11 +158,11 @@ class SignalFolder:
         if len(windows.values) >= 2 * seen:
             few = slice(max(0, len(windows.values) - _ENOUGH), None)
             tried = SampleWindows(windows.begins_ns[few], windows.ends_ns[few], windows.values[few], windows.slack_ns)
-            late_ns = yield from self._iter_best_delay(part, tried)
+            late_ns = self._find_best_delay(part, tried)
             self._delays.delay_by_sensor[known] = (len(windows.values), late_ns)
         return _move_windows(windows, late_ns)
 
-    def _iter_best_delay(self, part: AlignedIterations, windows: SampleWindows) -> Generator[None, None, int]:
+    def _find_best_delay(self, part: AlignedIterations, windows: SampleWindows) -> int:
         """The move after which a curve fits best; that to the middle, where none does much better."""
         most = windows.slack_ns
 
@@ -180,23 +171,15 @@ class SignalFolder:
             return measure_misfit(bins, begins, lengths, kept.values)
 
         moves = (most // 2, *range(0, most + 1, _LATE_NS))
-        errors: dict[int, float] = {}
-        for move in moves:
-            errors[move] = measure_error(move, self._coarse_grid)
-            yield
+        errors: dict[int, float] = {move: measure_error(move, self._coarse_grid) for move in moves}
         best = min(errors, key=lambda move: errors[move])
         if errors[best] > _BETTER * errors[most // 2]:
             return most // 2
         near = [move for move in (best - _LATE_NS // 2, best, best + _LATE_NS // 2) if 0 <= move <= most]
-        fine: dict[int, float] = {}
-        for move in near:
-            fine[move] = measure_error(move, self._grid)
-            yield
+        fine: dict[int, float] = {move: measure_error(move, self._grid) for move in near}
         return min(fine, key=lambda move: fine[move])
 
-    def _iter_signal(
-        self, name: str, parts: list[tuple[SampleWindows, Floats, Floats]]
-    ) -> Generator[None, None, Signal | None]:
+    def _fold_signal(self, name: str, parts: list[tuple[SampleWindows, Floats, Floats]]) -> Signal | None:
         if not parts:
             return None
         windows = samples.merge_windows([kept for kept, _, _ in parts])
@@ -211,7 +194,7 @@ class SignalFolder:
         else:
             window_s = windows.length_s
             if resolved:
-                curve = yield from iter_unfold(self._grid, begins, lengths, windows.values, most=self._find_maximum(name))
+                curve = unfold(self._grid, begins, lengths, windows.values, most=self._find_maximum(name))
                 places, curve = _interpolate_bins(self._grid, curve)
             else:
                 places, curve = np.array([0.0, self._grid.length_s]), make_flat_curve(windows.values)
