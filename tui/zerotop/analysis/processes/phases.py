@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.session.reader import Source
+from zerotop.session.samples import Ints
 from zerotop_probe.recording.tables import PHASES
-
-Ints = NDArray[np.int64]
 
 NOT_YET = -1  # before the rank's first phase
 OTHER = 0

@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.session.samples import Floats, Ints
 from zerotop_probe.recording.tables import EVAL, PHASE_CODE, PHASES
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 # Columns of host time, and the phases summed in each.
 DURATION_COLUMNS = {

@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.stats.change_points import ShiftFinder
-from zerotop.analysis.steps.step_table import Rows
 from zerotop.session.reader import Source
-from zerotop.session.samples import Floats, Ints
+from zerotop.session.samples import Floats, Ints, Rows
 from zerotop_probe.recording.tables import EVAL, PHASE_CODE
 
 # Most iterations folded by default, and searched for the last change of level.

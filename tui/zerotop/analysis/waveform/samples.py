@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Floats, Ints, Rows, iter_samples
@@ -40,6 +41,11 @@ class SampleWindows(NamedTuple):
     values: Floats
     slack_ns: int = 0  # all windows may be earlier by up to this
     moments: bool = False  # values are readings at ``ends_ns``
+
+    def select(self, chosen: NDArray[np.intp] | NDArray[np.bool_] | slice) -> SampleWindows:
+        """Return the chosen windows."""
+        begins_ns, ends_ns, values = self.begins_ns[chosen], self.ends_ns[chosen], self.values[chosen]
+        return self._replace(begins_ns=begins_ns, ends_ns=ends_ns, values=values)
 
     @property
     def length_s(self) -> float:
@@ -138,5 +144,4 @@ def _build_traffic(times: Ints, counter: Ints) -> SampleWindows:
 
 
 def _drop_nan(windows: SampleWindows) -> SampleWindows:
-    known = np.isfinite(windows.values)
-    return windows._replace(begins_ns=windows.begins_ns[known], ends_ns=windows.ends_ns[known], values=windows.values[known])
+    return windows.select(np.isfinite(windows.values))
