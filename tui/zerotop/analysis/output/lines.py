@@ -64,7 +64,7 @@ class OutputBuffer:
         return len(self._unfinished.texts)
 
     def move_position(self, position: LinePosition, lines: int) -> LinePosition:
-        """Return the position ``lines`` lines later (negative: earlier), as far as there are any; at most one past the last."""
+        """Return the position ``lines`` lines later (negative: earlier), at most one past the last line."""
         block, line = position.block, position.line + lines
         empty = 0
         while line < 0 and block > 0 and empty < _MAX_EMPTY_BLOCKS:

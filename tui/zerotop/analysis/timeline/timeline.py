@@ -155,12 +155,12 @@ class TimelineBuilder:
         """
         self.update({subject.rank, *ranks})
         lanes, ribbons = self.get_lanes(subject), [self._get_ribbon(rank) for rank in ranks]
-        beyond = min((end_ns - self.origin_ns) // window.column_ns, window.first + window.columns)
+        end = min((end_ns - self.origin_ns) // window.column_ns, window.first + window.columns)
         key = (
             window,
             subject,
             tuple(ranks),
-            beyond,
+            end,
             lanes.count_records(),
             sum(phases.count_records() for phases, _ in ribbons),
         )

@@ -199,6 +199,5 @@ class Histories:
         pieces = np.arange(begin, end)
         windows = Windows(source.unix_times(rows), pieces * PIECE_NS - 1, (pieces + 1) * PIECE_NS - 1)
         valid = windows.has_samples | (windows.has_value & (pieces <= (end if exit_ns is None else exit_ns // PIECE_NS)))
-        for column, name in enumerate(("allocated_bytes", "reserved_bytes")):
-            held = windows.find_highest(rows[name])[valid]
-            sums[valid, column] = np.where(np.isnan(sums[valid, column]), held, sums[valid, column] + held)
+        highest = windows.find_highest(np.stack((rows["allocated_bytes"], rows["reserved_bytes"]))).T
+        sums[valid] = np.nan_to_num(sums[valid]) + highest[valid]

@@ -82,12 +82,12 @@ def read_process_windows(
     """Read ``cores`` and ``resident`` (bytes) summed over processes of a host, where all of them were sampled."""
     parts: dict[str, list[SampleWindows]] = {"cores": [], "resident": []}
     for times, rows in iter_samples(session.host_sources("processes", host), begin_ns - 1, end_ns):
-        mine = np.isin(rows["pid"], list(pids)) if len(pids) > 1 else rows["pid"] == next(iter(pids), -1)
-        times, first, counts = np.unique(times[mine], return_index=True, return_counts=True)
+        chosen = np.isin(rows["pid"], list(pids)) if len(pids) > 1 else rows["pid"] == next(iter(pids), -1)
+        times, first, counts = np.unique(times[chosen], return_index=True, return_counts=True)
         if not len(times):
             continue
         cores, resident = (
-            np.add.reduceat(rows[name][mine].astype(np.float64), first) for name in ("cores_used", "rss_bytes")
+            np.add.reduceat(rows[name][chosen].astype(np.float64), first) for name in ("cores_used", "rss_bytes")
         )
         complete = counts == counts.max()  # ticks in which all processes were sampled
         usable = complete[1:] & complete[:-1] & (np.diff(times) < _HELD_UP_NS) & np.isfinite(cores[1:])
