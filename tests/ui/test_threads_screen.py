@@ -85,10 +85,13 @@ async def test_whoever_scrolled_beyond_the_last_thread_is_back_with_the_first_tu
         panel = screen.query_one(ThreadList)
         for _ in range(100):
             panel.scroll_rows(3)
+        await pilot.pause()
         last = panel.plain_text()
         panel.scroll_rows(3)
+        await pilot.pause()
         assert panel.plain_text() == last
         panel.scroll_rows(-3)
+        await pilot.pause()
         assert panel.plain_text() != last
 
 

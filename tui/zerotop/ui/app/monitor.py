@@ -194,10 +194,12 @@ class Monitor(App[Leaving]):
         self._worker.close(wait=True)
 
     def draw_first_frame(self) -> None:
-        """Read the recording that was opened and show its first frame."""
+        """Read the recording that was opened and show its first frame, before the worker has anything to do."""
         if self.is_watching:
+            self.viewer.poll()
             self.viewer.check_job()
-            self._request_poll(force=True)
+            self.shown_screen.show_time(self.viewer.make_frame())
+            self._search_findings()
 
     def run_tick(self) -> None:
         """Have what is new read and shown. But for the first moments, the monitor's only timer."""

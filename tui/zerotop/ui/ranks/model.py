@@ -165,7 +165,9 @@ class Ranking:
 
     def _find_values(self, matrix: RankMatrix) -> MatrixValues:
         """Return the matrix with the values of the metric; where looking them up takes long, those of before meanwhile."""
-        metric, self._lookup = self.metric, None
+        metric = self.metric
+        if self._lookup is not None and self._lookup[0] is not metric:
+            self._lookup = None
         if not matrix.times:
             return matrix, _NO_VALUES
         if metric not in METRIC_TABLES:

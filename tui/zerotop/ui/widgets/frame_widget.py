@@ -73,7 +73,7 @@ class RowWidget(Widget):
         """The picture: ``height`` rows of exactly ``width`` cells; None while there is nothing to paint."""
 
     def on_resize(self) -> None:
-        self.repaint()
+        self.write_rows()
 
     def on_focus(self) -> None:
         self.repaint()
@@ -82,7 +82,11 @@ class RowWidget(Widget):
         self.repaint()
 
     def repaint(self) -> None:
-        """Draws anew; on the terminal the cells that are different are written."""
+        """Draw anew."""
+        self.write_rows()
+
+    def write_rows(self) -> None:
+        """Paint; on the terminal the cells that are different are written."""
         self.update_rows()
         if self._writer is not None:
             self._writer.flush_text()
@@ -226,9 +230,6 @@ class FrameWidget(RowWidget):
             return None  # drawn for another size: the next rows are on their way
         return rows
 
-    def on_resize(self) -> None:
-        super().repaint()
-
     def repaint(self) -> None:
         self.request_redraw()
 
@@ -244,7 +245,7 @@ class CommonPanel(FrameWidget):
         return None if self.frame is None else self.draw(self.frame, width, height)
 
     def repaint(self) -> None:
-        RowWidget.repaint(self)
+        self.write_rows()
 
 
 def _sanitize_spans(spans: Sequence[Span], glyphs: Glyphs) -> Iterable[Span]:
