@@ -34,10 +34,8 @@ EVERYTHING = {value for lane in LANES for value in lane.values}
 def source(name: str) -> RecordingSource:
     """A recording of which all is found that there is to find: on a busy machine one look does not get that far."""
     found, session = RecordingSource(recording(name)), recording(name)
-    found.view_at(None)
-    number = len(find_annotations(session, session.last_written_ns))
-    while len(found.findings_at(None)) < number:
-        found.refresh()
+    while found.search_findings().is_behind:
+        pass
     return found
 
 

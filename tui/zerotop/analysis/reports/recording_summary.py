@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from zerotop.analysis.live_view import Floats
-from zerotop.analysis.steps.step_table import STEP_DTYPE, Rows, StepTable
+from zerotop.analysis.steps.step_table import STEP_DTYPE, StepTable
 from zerotop.analysis.views.job_exit import is_left_running, read_ending
 from zerotop.session.reader import Session
+from zerotop.session.samples import Rows
 from zerotop_probe.recording import events
 
 PIECES = 96

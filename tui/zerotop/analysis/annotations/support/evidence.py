@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 from zerotop.analysis.annotations.support.rank_process import DetectorState, Process
 from zerotop.analysis.annotations.support.record_window import Cursor, Ints, Records, Rows, Samples
 from zerotop.analysis.keys import GpuKey
-from zerotop.analysis.processes.ranks_and_hosts import RANKS_AT_ONCE, find_gpu_by_allocator
+from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator
 from zerotop.analysis.steps.step_table import RankSteps, StepTable
-from zerotop.session.reader import Event, Session, Source, run_to_end
+from zerotop.session.reader import Event, Session, Source
 
 __all__ = ["Evidence", "Group", "Ints", "Process", "Records", "Rows", "Samples"]
 
@@ -72,16 +72,11 @@ class Evidence(DetectorState):
         return list(self._processes.values())
 
     def advance_cursor(self, cursor_ns: int) -> None:
-        """Moves the cursor on."""
-        run_to_end(self.iter_advance(cursor_ns))
-
-    def iter_advance(self, cursor_ns: int) -> Generator[None, None, None]:
-        """The same in pieces. Meanwhile no detector may look."""
+        """Move the cursor on."""
         self.cursor.time_ns = max(cursor_ns, self.cursor.time_ns)
         self._index_events()
         self._locate_allocators()
-        yield
-        yield from self._step_table.iter_update(self.cursor_ns)
+        self._step_table.update(self.cursor_ns)
         if self._step_table.process_count == len(self._processes):
             return
         for steps in self._step_table.rank_steps:
@@ -97,16 +92,14 @@ class Evidence(DetectorState):
             last.append(process)
             last.sort(key=lambda other: other.rank)
 
-    def find_next_cursor(self, span_count: int, end_ns: int) -> Generator[None, None, int]:
-        """In pieces the cursor at which about so many more phases have ended, of all ranks; ``end_ns`` if that is before."""
+    def find_next_cursor(self, span_count: int, end_ns: int) -> int:
+        """Return the cursor at which about so many more phases have ended, of all ranks; ``end_ns`` if that is before."""
         most, done, longest = 0, 0, None
         sources = self.session.sources["spans"]
-        for number, source in enumerate(sources, 1):
+        for source in sources:
             known = source.count_until(self.cursor_ns)
             if len(source.array) - known > most:
                 most, done, longest = len(source.array) - known, known, source
-            if not number % RANKS_AT_ONCE:
-                yield
         each = max(1, span_count // max(1, len(sources)))
         if longest is None or most <= each:
             return end_ns
