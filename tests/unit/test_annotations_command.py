@@ -44,7 +44,7 @@ def test_nothing_to_say_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[st
     for table in path.glob("*rank*"):
         table.unlink()
     assert cli.main(["annotations", str(path)]) == 0
-    assert capsys.readouterr().out == "There is nothing to remark on in this recording.\n"
+    assert capsys.readouterr().out == "No findings in this recording.\n"
 
 
 def test_a_session_that_is_not_there_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

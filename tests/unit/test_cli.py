@@ -1,13 +1,17 @@
-"""The command line: what it returns, and that a headless job is as it would be without us."""
+"""The command line: exit codes, errors, and a headless job that runs as it would without zerotop."""
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from zerotop import commands
 
 ZEROTOP = [sys.executable, "-m", "zerotop"]
 
@@ -15,6 +19,11 @@ ZEROTOP = [sys.executable, "-m", "zerotop"]
 def zerotop(state: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     environ = os.environ | {"XDG_STATE_HOME": str(state)}
     return subprocess.run([*ZEROTOP, *arguments], check=False, timeout=60, capture_output=True, env=environ)
+
+
+@pytest.mark.parametrize("name", [module.name for module in pkgutil.iter_modules(commands.__path__) if not module.ispkg])
+def test_every_command_module_has_its_function(name: str) -> None:
+    assert callable(getattr(importlib.import_module(f"zerotop.commands.{name}"), name))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Recordings side by side: the right figures, what differs told from what does not, as a table and as JSON."""
+"""Recordings side by side: right figures, differences beyond noise, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str])
 
 def test_one_session_has_nothing_to_be_compared_with(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(recordings.packed("z2"))]) == 2
-    assert capsys.readouterr().err == "zerotop: There is nothing to compare one session with: name two or more\n"
+    assert capsys.readouterr().err == "zerotop: compare needs two or more recordings\n"
 
 
 def test_a_session_that_is_none_is_a_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

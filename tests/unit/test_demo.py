@@ -1,4 +1,4 @@
-"""The demo before it trains: which devices, locks of dead builds, and what it says meanwhile."""
+"""The demo before it trains: devices, stale build locks and progress lines."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_torch_without_cuda_beside_gpus_is_said(
         (torch / "version.py").write_text(f"__version__ = '2.13.0'\n{line}\nhip = None\n")
         assert demo._count_usable_gpus() == usable
     assert capsys.readouterr().out == (
-        "This machine has 2 GPUs, but the torch installed here was built without CUDA: the demo trains on the CPU\n"
+        "This machine has 2 GPUs, but the installed torch was built without CUDA: the demo trains on the CPU\n"
     )
 
 

@@ -35,10 +35,13 @@ def say(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = say(capsys, str(recorded(tmp_path).folder))
     lines = said.splitlines()
-    assert lines[0] == "job, at the end of step 1: ZeRO-2, 1,073.7 M parameters of 2 bytes, 1 rank"
+    assert (
+        lines[0]
+        == "job, at the end of step 1: 1,073.7 M parameters, ZeRO-2, bf16, batch 1 x 1 x 1 (micro-batch x accumulation x ranks)"
+    )
     table = {line.split("  ")[1]: line.split() for line in lines if line.startswith("  ")}
     assert table["free"][1] == "51.500"
-    assert table["the device"][-1] == "80.000"
+    assert table["total"][-1] == "80.000"
     assert "  parameters                                        2.000     2.000      +0.000  tensors counted after" in said
     assert "Peak of rank 0: 19.500 GiB allocated, in backward of step 1" in said
     assert "Rule of thumb: parameters 2.000 + optimizer 12.000 + the larger of gradients 2.000" in said
@@ -69,9 +72,7 @@ def test_at_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(recorded(tmp_path).folder)
     assert json.loads(say(capsys, folder, "--at", "0", "--json"))["unix_ns"] == BEGIN_NS + 19 * S
     assert main(["memory", folder, "--at", "7"]) == 1
-    assert capsys.readouterr().err == (
-        "zerotop: Step 7 is not finished in this recording: the last that is finished is step 1\n"
-    )
+    assert capsys.readouterr().err == ("zerotop: Step 7 did not finish in this recording: the last finished step is 1\n")
 
 
 def test_a_failure_is_told_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,7 +89,7 @@ def test_a_failure_is_told_first(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_a_recording_with_nothing_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory.create_session(["true"], path=str(tmp_path / "empty"), launcher="python")
     said = say(capsys, str(tmp_path / "empty"))
-    assert said.splitlines()[0] == "empty, at its end: no rank has made a DeepSpeed engine"
+    assert said.splitlines()[0] == "empty, at the end: no rank has made a DeepSpeed engine"
 
 
 def test_a_recording_that_nobody_sampled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,5 +112,5 @@ def test_a_rank_that_was_killed_is_told_too(capsys: pytest.CaptureFixture[str]) 
 
 def test_what_an_update_consists_of(capsys: pytest.CaptureFixture[str]) -> None:
     said = say(capsys, str(recordings.packed("z2-offload")))
-    assert "Inside step() of rank 0, the median of 0.1" in said
+    assert "Inside step() of rank 0, median 0.1" in said
     assert "the GPU is idle for at least 0.0" in said

@@ -1,4 +1,4 @@
-"""Lines about recordings: right by the whole recording, made of little of it, kept until it changes, never a crash."""
+"""Overviews: equal to the whole recording's values, read from a part of it, cached until it changes, never a crash."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_damaged_recording_is_a_line_with_a_sentence(root: Path, damage: Calla
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", '{"version": 2}', '{"version": 2, "known": {"a": {"stamp": [1], "about": {}}}}']
+    "content", ["", "[]", '{"version": 3}', '{"version": 3, "known": {"a": {"stamp": [1], "about": {}}}}']
 )
 def test_a_damaged_cache_is_passed_over(root: Path, content: str) -> None:
     cache = root.with_name("overviews.json")

@@ -13,6 +13,8 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.analysis.engine import Engine
+
 Floats = NDArray[np.float64]
 
 
@@ -32,8 +34,8 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """The job and its engine. Engine facts are None until a rank has made its engine."""
+class Job(Engine):
+    """The job and its first DeepSpeed engine."""
 
     name: str
     command: tuple[str, ...]
@@ -41,15 +43,6 @@ class Job:
     state: State
     exit_code: int | None
     exit_text: str  # one sentence about how it ended, or what is being waited for
-    model: str | None  # the model's class or the name its config gives
-    parameters: int | None
-    zero_stage: int | None
-    offload_optimizer: str | None  # "none", "cpu", "nvme"
-    offload_parameters: str | None
-    dtype: str | None  # "fp32", "fp16", "bf16"
-    micro_batch: int | None
-    gradient_accumulation: int | None
-    ranks: int | None  # world size
     notices: tuple[str, ...]  # sentences to say once: no NVIDIA driver, a silent rank, a stopped sampler
     prints_here: bool = True  # False where it ran already when it was attached to: what it prints goes elsewhere
 
