@@ -232,7 +232,7 @@ async def test_a_live_one_and_what_lies_elsewhere_are_never_deleted(root: Path, 
         await pilot.press("slash", *"now", "enter", "d")
         await until(pilot, lambda: any("now is live" in notice for notice in start.notices()))
         await pilot.press("escape", "slash", *"a-link", "enter", "d")
-        await until(pilot, lambda: any("is a link" in notice for notice in start.notices()))
+        await until(pilot, lambda: any("is a symbolic link" in notice for notice in start.notices()))
         await pilot.pause()
         assert isinstance(start.app.screen, StartScreen)
     assert (root / "now" / "session.json").is_file()

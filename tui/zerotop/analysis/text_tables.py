@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 
 def format_tsv(rows: Iterable[Iterable[object]]) -> str:
-    """Return tab-separated lines; None is an empty cell."""
-    return "\n".join("\t".join("" if cell is None else str(cell) for cell in row) for row in rows)
+    """Return tab-separated lines; floats get six significant digits, None and NaN are empty cells."""
+    return "\n".join("\t".join(map(_format_cell, row)) for row in rows)
+
+
+def _format_cell(cell: object) -> str:
+    if isinstance(cell, float):
+        return "" if math.isnan(cell) else f"{cell:.6g}"
+    return "" if cell is None else str(cell)
 
 
 def align_columns(rows: Iterable[Sequence[str]], alignment: str) -> list[str]:
