@@ -17,10 +17,10 @@ import numpy as np
 import polars
 from numpy.typing import NDArray
 
-from zerotop.analysis.annotations import Annotation, find_annotations
+from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.steps.optimizer_phases import read_step_parts
 from zerotop.analysis.steps.step_table import STEP_DTYPE, read_rank_steps
-from zerotop.session.reader import Event, Session
+from zerotop.session.reader import Session
 from zerotop_probe.recording import tables
 
 BATCH_ROWS = 100_000
@@ -31,29 +31,27 @@ _RANK_TABLES = ("spans", "allocator", "device_times", "probe")
 _TIME_COLUMNS = {"time_ns": "time_unix_ns", "begin_ns": "begin_unix_ns", "end_ns": "end_unix_ns"}
 _FLAG_BITS = {"boundary": tables.BOUNDARY, "skipped": tables.SKIPPED, "eval": tables.EVAL, "failed": tables.FAILED}
 _CODE_NAMES = {"phase": tables.PHASES, "edge": ("tick", "begin", "end")}
-# Columns in which -1 is a value: a process of rank -1 is a launcher.
-_KNOWN_MINUS_ONE = (("processes", "rank"),)
-_EVENT_SCHEMA = {
-    "time_unix_ns": polars.Int64,
-    "event": polars.String,
-    "rank": polars.Int32,
-    "host": polars.String,
-    "pid": polars.Int64,
-    "facts": polars.String,
+Columns = dict[str, tuple[type[polars.DataType], Callable[[Any], Any]]]
+_EVENT_COLUMNS: Columns = {
+    "time_unix_ns": (polars.Int64, lambda event: event.unix_ns),
+    "event": (polars.String, lambda event: event.name),
+    "rank": (polars.Int32, lambda event: event.rank if event.rank >= 0 else None),
+    "host": (polars.String, lambda event: event.host),
+    "pid": (polars.Int64, lambda event: event.pid),
+    "facts": (polars.String, lambda event: _format_json(event.facts)),
 }
-
-_ANNOTATION_SCHEMA = {
-    "known_unix_ns": polars.Int64,
-    "begin_unix_ns": polars.Int64,
-    "end_unix_ns": polars.Int64,
-    "step": polars.Int64,
-    "annotation": polars.String,
-    "severity": polars.String,
-    "confidence_percent": polars.Float64,
-    "ranks": polars.String,
-    "sentence": polars.String,
-    "advice": polars.String,
-    "evidence": polars.String,
+_ANNOTATION_COLUMNS: Columns = {
+    "known_unix_ns": (polars.Int64, lambda finding: finding.known_ns),
+    "begin_unix_ns": (polars.Int64, lambda finding: finding.begin_ns),
+    "end_unix_ns": (polars.Int64, lambda finding: finding.end_ns),
+    "step": (polars.Int64, lambda finding: finding.step),
+    "annotation": (polars.String, lambda finding: finding.name),
+    "severity": (polars.String, lambda finding: finding.severity.value),
+    "confidence_percent": (polars.Float64, lambda finding: 100 * finding.confidence),
+    "ranks": (polars.String, lambda finding: " ".join(map(str, finding.ranks))),
+    "sentence": (polars.String, lambda finding: finding.sentence),
+    "advice": (polars.String, lambda finding: finding.advice),
+    "evidence": (polars.String, lambda finding: _format_json(dict(finding.evidence))),
 }
 
 
@@ -95,11 +93,11 @@ def _iter_step_parts(session: Session, text: TextFilter) -> Iterator[polars.Data
 
 
 def _iter_events(session: Session, text: TextFilter) -> Iterator[polars.DataFrame]:
-    return (_build_events(batch, text) for batch in _iter_batches(session.events))
+    return (_build_objects(batch, _EVENT_COLUMNS, text) for batch in _iter_batches(session.events))
 
 
 def _iter_annotations(session: Session, text: TextFilter) -> Iterator[polars.DataFrame]:
-    yield _build_annotations(find_annotations(session, session.end_ns), text)
+    yield _build_objects(find_annotations(session, session.end_ns), _ANNOTATION_COLUMNS, text)
 
 
 _COMPUTED: dict[str, FrameBuilder] = {
@@ -128,8 +126,8 @@ def _build_records(layout: tables.Table, rows: Rows, writer: Writer, text: TextF
     columns: dict[str, polars.Series] = {}
     if layout.name in _RANK_TABLES:
         columns["rank"] = _repeat_value(writer.rank if writer.rank >= 0 else None, polars.Int32, len(rows))
-    elif (layout.name, "rank") in _KNOWN_MINUS_ONE:
-        columns["rank"] = polars.Series(rows["rank"])
+    elif layout is tables.PROCESSES:
+        columns["rank"] = polars.Series(rows["rank"])  # -1 is a value: the rank of a launcher
     columns["host"] = _repeat_value(writer.host, polars.String, len(rows))
     for field in layout.fields:
         if field.since and field.name not in (rows.dtype.names or ()):
@@ -185,33 +183,15 @@ def _name_codes(codes: Rows, names: Sequence[str]) -> polars.Series:
     return polars.Series(names, dtype=polars.Enum(names)).gather(series)
 
 
-def _build_events(events: Sequence[Event], text: TextFilter) -> polars.DataFrame:
-    columns = {
-        "time_unix_ns": [event.unix_ns for event in events],
-        "event": [text(_clean_text(event.name)) for event in events],
-        "rank": [event.rank if event.rank >= 0 else None for event in events],
-        "host": [text(_clean_text(event.host)) for event in events],
-        "pid": [event.pid for event in events],
-        "facts": [text(_format_json(event.facts)) for event in events],
-    }
-    return polars.DataFrame(columns, schema=_EVENT_SCHEMA)
+def _build_objects(items: Sequence[Any], columns: Columns, text: TextFilter) -> polars.DataFrame:
+    """Return a row for each event or finding."""
 
+    def read_column(dtype: type[polars.DataType], read: Callable[[Any], Any]) -> polars.Series:
+        values = map(read, items)
+        cells = [text(_clean_text(value)) for value in values] if dtype is polars.String else list(values)
+        return polars.Series(cells, dtype=dtype)
 
-def _build_annotations(findings: Sequence[Annotation], text: TextFilter) -> polars.DataFrame:
-    columns = {
-        "known_unix_ns": [finding.known_ns for finding in findings],
-        "begin_unix_ns": [finding.begin_ns for finding in findings],
-        "end_unix_ns": [finding.end_ns for finding in findings],
-        "step": [finding.step for finding in findings],
-        "annotation": [finding.name for finding in findings],
-        "severity": [finding.severity.value for finding in findings],
-        "confidence_percent": [100 * finding.confidence for finding in findings],
-        "ranks": [" ".join(str(rank) for rank in finding.ranks) for finding in findings],
-        "sentence": [text(_clean_text(finding.sentence)) for finding in findings],
-        "advice": [text(_clean_text(finding.advice)) for finding in findings],
-        "evidence": [text(_format_json(dict(finding.evidence))) for finding in findings],
-    }
-    return polars.DataFrame(columns, schema=_ANNOTATION_SCHEMA)
+    return polars.DataFrame({name: read_column(*column) for name, column in columns.items()})
 
 
 def _clean_text(value: str | bytes) -> str:

@@ -172,12 +172,12 @@ def stop_job(path: Path, stop_here: Callable[[], None]) -> list[str]:
     return [_NOT_STOPPED.format(name=answer.name, why=answer.why_not) for answer in answers if answer.why_not]
 
 
-def describe_leaving(who: str, said: str, why_not: str, pending: bool) -> list[str]:
+def describe_leaving(who: str, reply: str, why_not: str, pending: bool) -> list[str]:
     """Return a sentence about removing the probe from a process, or none if there was no probe."""
     if why_not:
-        return [f"{who} {'still' if pending else 'could not be left and'} has the probe: {why_not.rstrip('.')}."]
+        return [f"{who} {'has not yet removed' if pending else 'cannot remove'} the probe: {why_not.rstrip('.')}."]
     results = {"leaving": "removes the probe at the end of its step", "left": "has removed the probe"}
-    return [f"{who} {results[said]}."] if said in results else []
+    return [f"{who} {results[reply]}."] if reply in results else []
 
 
 def _describe_entry(entry: dict[str, Any], name: str) -> str:
