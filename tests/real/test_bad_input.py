@@ -168,7 +168,7 @@ def test_a_disk_that_is_full_from_the_start_keeps_no_half_session(tmp_path: Path
         folder = ["--session", str(disk / "s")] if chosen else []
         done = zerotop(disk, "run", "--headless", *folder, "--", "true")
         assert done.returncode == 1
-        assert b": No space left on device; name a folder" in done.stderr
+        assert b": No space left on device. Choose another folder" in done.stderr
         assert [path for path in disk.rglob("*") if path.is_file()] == [disk / "filler"]
         assert not (disk / "s").exists()
 

@@ -187,7 +187,7 @@ def test_attaching_replaces_a_sampler_that_died(start: Start) -> None:
     assert work.terminal.exit_code() == 0
     work.kill_sampler()
     again = work.attach(str(work.session))
-    again.wait_for("another one records it from now on", "at work")
+    again.wait_for("a new one records from now on", "at work")
     assert job_control.is_sampler_alive(str(work.session))
     work.leave("s")
     assert work.leave_ended() == 1
