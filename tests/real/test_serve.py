@@ -235,7 +235,7 @@ def test_a_session_cannot_be_a_command(state: Path) -> None:
         (["no-such-session"], 1, "There is no session 'no-such-session'"),
     ],
 )
-def test_what_cannot_be_served_is_a_sentence(
+def test_an_error_is_one_sentence(
     arguments: list[str], code: int, sentence: str, capsys: pytest.CaptureFixture[str], state: Path
 ) -> None:
     assert main(["serve", *arguments]) == code
@@ -244,7 +244,7 @@ def test_what_cannot_be_served_is_a_sentence(
     assert error.count("\n") == 1
 
 
-def test_a_port_that_is_taken_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -257,9 +257,7 @@ def test_a_port_that_is_taken_is_a_sentence(capsys: pytest.CaptureFixture[str]) 
     )
 
 
-def test_without_the_extra_the_sentence_says_how_to_get_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_extra_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["serve"]) == 1
     assert capsys.readouterr().err == "zerotop: zerotop serve needs textual-serve: pip install 'zerotop[serve]'\n"

@@ -37,7 +37,7 @@ def test_wrong_usage_exits_2_and_says_why(tmp_path: Path, arguments: tuple[str, 
     assert result.stdout == b""
 
 
-def test_a_command_without_the_dashes_before_it_is_told_where_they_go(tmp_path: Path) -> None:
+def test_run_without_dashes_explains_where_they_go(tmp_path: Path) -> None:
     result = zerotop(tmp_path, "run", "--headless", "python", "train.py", "--lr", "1e-3")
     assert result.returncode == 2
     assert result.stderr.endswith(b"error: write -- before the command: zerotop run -- python train.py --lr 1e-3\n")
@@ -50,7 +50,7 @@ def test_an_unknown_command_is_one_sentence_and_leaves_no_session(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_program_that_turns_out_not_to_be_one_leaves_no_session(tmp_path: Path) -> None:
+def test_a_file_that_is_no_program_leaves_no_session(tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_bytes(b"\x00\x01 neither")
     script.chmod(0o755)

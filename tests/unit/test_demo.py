@@ -81,7 +81,7 @@ def test_visible_devices(text: str, devices: list[str]) -> None:
     assert demo.parse_visible_devices(text) == devices
 
 
-def test_a_torch_without_cuda_beside_gpus_is_said(
+def test_torch_without_cuda_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     torch = tmp_path / "torch"
@@ -98,7 +98,7 @@ def test_a_torch_without_cuda_beside_gpus_is_said(
     )
 
 
-def test_progress_is_told_when_there_is_some(tmp_path: Path) -> None:
+def test_progress_lines(tmp_path: Path) -> None:
     folder = directory.create_session(["python", "train.py"], path=str(tmp_path / "session"))
     source = RecordingSource(Session.open(Path(folder)))
     seconds = 0.0
