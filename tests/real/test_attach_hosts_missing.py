@@ -172,8 +172,8 @@ def test_a_connection_that_breaks_leaves_nothing_that_detach_does_not_end(
     breaking.chmod(0o755)
     with attached(zerotop, cluster, tmp_path, "--ssh", str(breaking), "--hosts", "zt-node-2") as told:
         assert told[0] == (
-            "zt-node-2 may or may not take part: the connection broke before it answered. Attach again with --hosts to ask it"
-            " again; detach ends its part too."
+            "zt-node-2 may or may not take part: the connection broke before it answered. Attach again with --hosts to ask"
+            " it again; detach ends its part too."
         )
         wait_for(lambda: samplers(two))
         session = told[-1].partition("recording in ")[2]

@@ -35,10 +35,8 @@ def run_memory(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = run_memory(capsys, str(recorded(tmp_path).folder))
     lines = said.splitlines()
-    assert (
-        lines[0]
-        == "job, at the end of step 1: 1,073.7 M parameters, ZeRO-2, bf16, batch 1 x 1 x 1 (micro-batch x accumulation x ranks)"
-    )
+    setup = "1,073.7 M parameters, ZeRO-2, bf16, batch 1 x 1 x 1 (micro-batch x accumulation x ranks)"
+    assert lines[0] == f"job, at the end of step 1: {setup}"
     table = {line.split("  ")[1]: line.split() for line in lines if line.startswith("  ")}
     assert table["free"][1] == "51.500"
     assert table["total"][-1] == "80.000"
