@@ -13,6 +13,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.analysis.engine import Engine
 from zerotop.analysis.keys import GpuKey
 
 Floats = NDArray[np.float64]
@@ -34,8 +35,8 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """The job and its engine. Engine facts are None until a rank has made its engine."""
+class Job(Engine):
+    """The job and its first DeepSpeed engine."""
 
     name: str
     command: tuple[str, ...]
@@ -43,15 +44,6 @@ class Job:
     state: State
     exit_code: int | None
     exit_text: str  # one sentence on how it ended, or what it waits for
-    model: str | None  # the model's class or the name its config gives
-    parameters: int | None
-    zero_stage: int | None
-    offload_optimizer: str | None  # "none", "cpu", "nvme"
-    offload_parameters: str | None
-    dtype: str | None  # "fp32", "fp16", "bf16"
-    micro_batch: int | None
-    gradient_accumulation: int | None
-    ranks: int | None  # world size
     notices: tuple[str, ...]  # one sentence each: no NVIDIA driver, a silent rank, a stopped sampler
     prints_here: bool = True  # False after attaching: the output goes to the job's own terminal
 
