@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from zerotop.analysis.failures.oom_advice import advise_on_gpu, advise_on_host
-from zerotop.analysis.failures.oom_case import NOTABLE_SHARE, OomCase, describe_batch, format_size
+from zerotop.analysis.failures.oom_evidence import NOTABLE_SHARE, OomCase, describe_batch, format_size
 from zerotop.analysis.failures.oom_log_parser import CUBLAS, CUDA, HOST, KILLED, NCCL
 from zerotop.analysis.memory.allocator_settings import choose_variable
 
@@ -25,7 +25,7 @@ class Verdict(NamedTuple):
 
 
 def choose_verdict(case: OomCase) -> Verdict:
-    """Return the cause and the advice."""
+    """The cause and the advice."""
     if case.kind in (HOST, KILLED):
         return _judge_host(case)
     if case.kind != CUDA:

@@ -68,7 +68,7 @@ class OomCase(MemoryFigures):
 
 
 def format_size(count: int) -> str:
-    """Return ``1.50 GiB`` or ``20.0 MiB``."""
+    """Bytes in a sentence."""
     return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 27 else f"{count / (1 << 20):.1f} MiB"
 
 
