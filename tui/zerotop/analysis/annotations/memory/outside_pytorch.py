@@ -12,7 +12,7 @@ from zerotop.analysis.annotations.support.annotation import PAUSE, Annotation, S
 from zerotop.analysis.annotations.support.evidence import Evidence, Process
 from zerotop.analysis.annotations.support.thresholds import OUTSIDE_BYTES
 from zerotop.analysis.formatting import format_bytes, format_count
-from zerotop.analysis.memory.gpu_ledger import find_pids
+from zerotop.analysis.memory.gpu_holders import find_pids
 from zerotop.analysis.memory.nvml_snapshot import read_device_memory
 
 # Steps after which is looked for the first time; each next time after twice as many.

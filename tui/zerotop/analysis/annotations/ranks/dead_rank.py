@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from zerotop.analysis.annotations.support.annotation import Annotation, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.formatting import format_count
+from zerotop.analysis.processes.process_exits import find_vanished
 from zerotop.session.reader import Event
 
 _STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
@@ -15,25 +16,12 @@ _STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
 def detect(facts: Evidence) -> Iterator[Annotation]:
     """The first of each attempt: launchers end the others. None where somebody stopped the job, or a rank ended before."""
     for group in facts.groups:
-        gone = [(event, process) for process in group.processes if (event := _find_exit(facts, process)) is not None]
-        if gone:
-            event, process = min(gone, key=lambda found: found[0].unix_ns)
-            if not _is_expected(facts, group, event.unix_ns):
-                yield _build_finding(facts, process, event)
-
-
-def _find_exit(facts: Evidence, process: Process) -> Event | None:
-    """When a sampler found the process gone; None where it is there, said goodbye, or nothing of it is known."""
-    if process.events_named("goodbye") or not process.events_named("hello"):
-        return None
-    return next(
-        (
-            event
-            for event in facts.events_named("rank_gone")
-            if (event.host, event.facts.get("pid")) == (process.source.host, process.source.pid)
-        ),
-        None,
-    )
+        processes = {process.key: process for process in group.processes if process.events_named("hello")}
+        gone = [e for e in facts.events_named("rank_gone") if (e.host, e.facts.get("pid")) in processes]
+        goodbyes = [event for process in group.processes for event in process.events_named("goodbye")]
+        event = find_vanished(gone, goodbyes)
+        if event is not None and not _is_expected(facts, group, event.unix_ns):
+            yield _build_finding(facts, processes[event.host, event.facts["pid"]], event)
 
 
 def _is_expected(facts: Evidence, group: Group, time_ns: int) -> bool:
