@@ -15,8 +15,10 @@ from zerotop.ui.charts import (
     GrowingScales,
     Quantity,
     add_axes,
+    choose_memory_scale,
     choose_scale,
     choose_time_ticks,
+    draw_axis_labels,
     draw_step_axis,
     draw_time_axis,
     plot_area,
@@ -24,7 +26,6 @@ from zerotop.ui.charts import (
     plot_line,
 )
 from zerotop.ui.charts.axes import TICK_INTERVALS_S, choose_tick_interval
-from zerotop.ui.charts.step_axis import choose_memory_scale, draw_axis_labels
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
 from zerotop.ui.drawing.rows import row_text, row_width
 from zerotop.ui.drawing.units import DECIMAL, DEFAULT_UNITS, set_units
@@ -33,8 +34,8 @@ DAY = 86400.0
 GIB = 1 << 30
 
 
-def texts(begin: float, end: float, width: int, *, by_clock: bool = False) -> list[str]:
-    return [text for _, text in choose_time_ticks(begin, end, width, by_clock=by_clock)]
+def texts(begin: float, end: float, width: int) -> list[str]:
+    return [text for _, text in choose_time_ticks(begin, end, width)]
 
 
 def test_time_is_told_as_exactly_as_the_axis_needs() -> None:
@@ -46,23 +47,14 @@ def test_time_is_told_as_exactly_as_the_axis_needs() -> None:
     assert texts(0, DAY, 100) == ["0:00", "6:00:00", "12:00:00", "18:00:00", "1d 00:00"]
 
 
-def test_time_by_the_clock() -> None:
-    noon = 1_700_000_000 - 1_700_000_000 % DAY + DAY / 2
-    assert texts(noon, noon + 600, 60, by_clock=True) == ["12:00", "12:05", "12:10"]
-    assert texts(noon + 1, noon + 1.11, 33, by_clock=True) == ["12:00:01.00", "12:00:01.05", "12:00:01.10"]
-    assert texts(noon, noon + 3 * DAY, 60, by_clock=True) == ["15 Nov", "16 Nov", "17 Nov"]
-    axis = draw_time_axis(noon, noon + 600, 60, BLOCKS, zone_s=3600)
-    assert row_text(axis).startswith("13:00──")
-
-
 def test_ticks_stand_at_their_times() -> None:
     assert choose_time_ticks(0, 100, 50) == [(0, "0 s"), (30 // 2, "30 s"), (30, "1:00"), (45, "1:30")]
-    assert row_text(draw_time_axis(1000, 1100, 30, BLOCKS, zero_s=1000)) == "0:00──────────────1:00────────"
+    assert row_text(draw_time_axis(0, 100, 30, BLOCKS)) == "0:00──────────────1:00────────"
 
 
-@given(st.floats(-1e10, 1e10), st.floats(1e-4, 1e9), st.integers(0, 300), st.booleans())
-def test_no_time_breaks_the_axis(begin: float, length: float, width: int, by_clock: bool) -> None:
-    axis = draw_time_axis(begin, begin + length, width, ASCII, zone_s=0.0 if by_clock else None)
+@given(st.floats(-1e10, 1e10), st.floats(1e-4, 1e9), st.integers(0, 300))
+def test_no_time_breaks_the_axis(begin: float, length: float, width: int) -> None:
+    axis = draw_time_axis(begin, begin + length, width, ASCII)
     assert row_width(axis) == width
     assert row_text(axis).isascii()
 

@@ -246,7 +246,7 @@ SCALES = st.one_of(st.just(0.0), ANY)
 
 @given(st.integers(0, 12), st.integers(0, 6), st.sampled_from(ALL), SCALES, SCALES, st.data(), st.integers(0, 30))
 def test_no_number_breaks_a_chart(
-    width: int, height: int, glyphs: Glyphs, bottom: float, top: float, data: st.DataObject, count: int
+    width: int, height: int, glyphs: Glyphs, low: float, top: float, data: st.DataObject, count: int
 ) -> None:
     def some(kind: object = np.float64, elements: object = ANY) -> np.ndarray:
         return data.draw(arrays(kind, count, elements=elements))  # type: ignore[call-overload,no-any-return]
@@ -254,11 +254,11 @@ def test_no_number_breaks_a_chart(
     canvas = Canvas(width, height, glyphs)
     canvas.fill_ground(-3, count, "phase-step")
     plot_stack(canvas, [("a", some()), ("b", some())], top=top)
-    plot_area(canvas, some(), "c", top=top, bottom=bottom)
-    plot_band(canvas, some(), some(), "d", top=top, bottom=bottom)
-    plot_line(canvas, some(), some(), "e", top=top, bottom=bottom, letter="e")
+    plot_area(canvas, some(), "c", top=top)
+    plot_band(canvas, some(), some(), "d", top=top)
+    plot_line(canvas, some(), some(), "e", top=top, letter="e")
     plot_ribbon(canvas, some(np.int64, st.integers(-3, 3)), ["f", "phase-step"], row=count % 5)
-    plot_heatmap(canvas, compute_levels(some()[None, :], bottom, top), row=count % 3, halves=count % 2 == 1)
+    plot_heatmap(canvas, compute_levels(some()[None, :], low, top), halves=count % 2 == 1)
     canvas.plot_cursor(count - 3)
     rows = canvas.to_rows()
     assert [row_width(row) for row in rows] == [width] * height

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerotop.ui.charts.bars import draw_stacked_bar
-from zerotop.ui.charts.stacked_columns import draw_stacked_column
-from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES
-from zerotop.ui.drawing.rows import align_ends, choose_items, fit_row, join_rows, merge_spans, row_text, row_width
+from zerotop.ui.charts import Canvas, plot_stack
+from zerotop.ui.charts.bars import Part, draw_stacked_bar
+from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
+from zerotop.ui.drawing.rows import Span, align_ends, choose_items, fit_row, join_rows, merge_spans, row_text, row_width
 from zerotop.ui.drawing.table import Column, draw_rule, place_columns
 
 MEMORY = (("memory-allocated", 4.0), ("memory-reserved", 2.0), ("memory-other", 1.0))
@@ -78,24 +81,31 @@ def test_a_bar_always_has_its_width(parts, total, width, marks, glyphs) -> None:
 PHASES = (("phase-forward", 1.0), ("phase-backward", 2.0), ("phase-step", 1.0))
 
 
+def draw_column(parts: Sequence[Part], top: float, height: int, glyphs: Glyphs) -> list[Span]:
+    """The cells of one stacked column from the top down."""
+    canvas = Canvas(1, height, glyphs)
+    plot_stack(canvas, [(style, np.array([amount])) for style, amount in parts], top=top)
+    return [span for (span,) in canvas.to_rows()]
+
+
 def test_a_column_from_the_top_down() -> None:
-    assert list(draw_stacked_column(PHASES, 8.0, 8, BLOCKS)) == [
+    assert draw_column(PHASES, 8.0, 8, BLOCKS) == [
         *[(" ", "text")] * 4,
         ("█", "phase-step"),
         ("█", "phase-backward"),
         ("█", "phase-backward"),
         ("█", "phase-forward"),
     ]
-    assert [cell for cell, _ in draw_stacked_column(PHASES, 4.0, 4, ASCII)] == ["S", "b", "b", "f"]
+    assert [cell for cell, _ in draw_column(PHASES, 4.0, 4, ASCII)] == ["S", "b", "b", "f"]
 
 
 def test_two_phases_share_a_cell_of_a_column() -> None:
-    assert draw_stacked_column((("low", 0.5), ("high", 0.5)), 1.0, 1, BLOCKS) == (("▄", "low/high"),)
-    assert draw_stacked_column((("low", 0.25), ("high", 0.0)), 1.0, 1, BLOCKS) == (("▂", "low"),)
+    assert draw_column((("low", 0.5), ("high", 0.5)), 1.0, 1, BLOCKS) == [("▄", "low/high")]
+    assert draw_column((("low", 0.25), ("high", 0.0)), 1.0, 1, BLOCKS) == [("▂", "low")]
 
 
 def test_a_column_taller_than_the_chart_fills_it() -> None:
-    assert list(draw_stacked_column(PHASES, 2.0, 3, BLOCKS)) == [
+    assert draw_column(PHASES, 2.0, 3, BLOCKS) == [
         ("█", "phase-backward"),
         ("▄", "phase-forward/phase-backward"),
         ("█", "phase-forward"),
@@ -103,12 +113,12 @@ def test_a_column_taller_than_the_chart_fills_it() -> None:
 
 
 def test_a_very_short_column_is_still_seen() -> None:
-    assert draw_stacked_column((("phase-forward", 0.001),), 100.0, 3, BLOCKS)[-1] == ("▁", "phase-forward")
+    assert draw_column((("phase-forward", 0.001),), 100.0, 3, BLOCKS)[-1] == ("▁", "phase-forward")
 
 
 @given(amounts, st.floats(min_value=0, max_value=1e12), st.integers(1, 30), st.sampled_from((BLOCKS, ASCII)))
 def test_a_column_has_one_cell_a_row(parts, top, height, glyphs) -> None:  # type: ignore[no-untyped-def]
-    cells = draw_stacked_column(tuple((f"part{number}", part) for number, part in enumerate(parts)), top, height, glyphs)
+    cells = draw_column([(f"part{number}", part) for number, part in enumerate(parts)], top, height, glyphs)
     assert len(cells) == height
     assert all(len(text) == 1 for text, _ in cells)
 

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from zerotop.ui.charts.strips import draw_strip, draw_strip_heading
+from zerotop.ui.charts.strips import draw_strip
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
 from zerotop.ui.drawing.rows import Row, row_text, row_width
+from zerotop.ui.live.cpu_gpu import draw_strip_heading
 
 
 def load(*values: float, width: int, height: int = 1, glyphs: Glyphs = BLOCKS) -> list[Row]:

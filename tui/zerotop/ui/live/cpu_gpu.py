@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from statistics import median
 
 from zerotop.analysis.formatting import format_count
-from zerotop.analysis.live_view import Gpu, Job, LiveView, Rank, State
-from zerotop.ui.charts.step_axis import LABEL_WIDTH
-from zerotop.ui.charts.strips import draw_cores_strip, draw_empty_strip, draw_strip_heading, draw_utilization_strip
-from zerotop.ui.drawing.formatting import MISSING, choose_decimals, format_fixed, format_giga, format_range
+from zerotop.analysis.live_view import Gpu, GpuHistory, Job, LiveView, Rank, RankHistory, State
+from zerotop.ui.charts import AXIS_WIDTH
+from zerotop.ui.charts.strips import draw_strip
+from zerotop.ui.drawing.formatting import (
+    MISSING,
+    choose_decimals,
+    format_fixed,
+    format_giga,
+    format_range,
+    format_rough_time,
+)
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import choose_exit_style, format_cores_used, phase_style, phase_word, rank_name
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
@@ -19,7 +26,6 @@ from zerotop.ui.drawing.text import cell_width, fit_text, sanitize
 from zerotop.ui.drawing.units import giga_unit
 from zerotop.ui.live.memory import choose_shown, gpu_name, panel_title
 
-STRIP_BEGIN = LABEL_WIDTH + 1  # where a tall strip begins: under a chart's plot
 _BUSIEST_HEADING: Row = (("busiest threads", "heading"),)
 
 
@@ -36,8 +42,8 @@ def draw_cpu(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused
     for rank in shown:
         rows.append(placed.draw_row(rank, width, glyphs))
         if tall > 1:
-            under = [] if told else [draw_busiest_threads(rank, width - STRIP_BEGIN, glyphs)]
-            strip = _draw_cores_strip(view, rank, width - STRIP_BEGIN, tall - 1 - len(under), glyphs)
+            under = [] if told else [draw_busiest_threads(rank, width - AXIS_WIDTH, glyphs)]
+            strip = _draw_cores_strip(view, rank, width - AXIS_WIDTH, tall - 1 - len(under), glyphs)
             rows.extend(_indent_strip([*under, *strip], width, glyphs))
     if hidden:
         rows.append(fit_row(((_describe_hidden(hidden, glyphs), "muted"),), width, glyphs))
@@ -64,17 +70,37 @@ def rows_per_strip(height: int, count: int) -> int:
 
 
 def _indent_strip(strip: Sequence[Row], width: int, glyphs: Glyphs) -> list[Row]:
-    return [fit_row(((" " * STRIP_BEGIN, "text"), *cells), width, glyphs) for cells in strip]
+    return [fit_row(((" " * AXIS_WIDTH, "text"), *cells), width, glyphs) for cells in strip]
 
 
-def _draw_cores_strip(view: LiveView, rank: Rank, width: int, tall: int, glyphs: Glyphs) -> Sequence[Row]:
-    """Cores in use, on a scale to the rank's fair share of the host's."""
-    history = view.history.ranks.get(rank.rank)
-    if history is None or width <= 0:
-        return draw_empty_strip(width, tall, glyphs)
+def draw_strip_heading(piece_s: float, width: int) -> Row:
+    """Draw ``last 24 s``, the time that a strip of this width covers; nothing where it does not fit."""
+    text = f"last {format_rough_time(width * piece_s)}"
+    return ((text, "heading"),) if len(text) <= width else ()
+
+
+def _draw_cores_strip(view: LiveView, rank: Rank, width: int, height: int, glyphs: Glyphs) -> Sequence[Row]:
+    """Draw the cores in use on a scale to the rank's fair share of the host's cores."""
     ranks = sum(other.host == rank.host for other in view.ranks)
-    there = sum(host.cores for host in view.hosts if host.name == rank.host)
-    return draw_cores_strip(history, there / max(1, ranks) or 1.0, width, tall, glyphs)
+    cores = sum(host.cores for host in view.hosts if host.name == rank.host)
+    return _draw_strip(view.history.ranks.get(rank.rank), cores / max(1, ranks) or 1.0, width, height, glyphs)
+
+
+def _draw_utilization_strip(view: LiveView, gpu: Gpu, width: int, height: int, glyphs: Glyphs) -> Sequence[Row]:
+    return _draw_strip(view.history.gpus.get((gpu.host, gpu.index)), 100.0, width, height, glyphs)
+
+
+@lru_cache(maxsize=512)  # most frames bring no new sample
+def _draw_strip(
+    history: RankHistory | GpuHistory | None, top: float, width: int, height: int, glyphs: Glyphs
+) -> Sequence[Row]:
+    """Draw a rank's cores in the colours of its phases, or a GPU's utilization; empty without a history."""
+    if history is None:
+        return draw_strip((), (), top, width, height, glyphs)
+    if isinstance(history, GpuHistory):
+        values = history.utilization_percent
+        return draw_strip(values, ["load"] * len(values), top, width, height, glyphs)
+    return draw_strip(history.cores_used, [phase_style(phase) for phase in history.phase], top, width, height, glyphs)
 
 
 def _draw_cpu_title(view: LiveView, width: int, focused: bool) -> Row:
@@ -212,21 +238,12 @@ def draw_gpu(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused
         rows.append(placed.draw_row(gpu, width, glyphs))
         if tall > 1:
             rows.extend(
-                _indent_strip(_draw_utilization_strip(view, gpu, width - STRIP_BEGIN, tall - 1, glyphs), width, glyphs)
+                _indent_strip(_draw_utilization_strip(view, gpu, width - AXIS_WIDTH, tall - 1, glyphs), width, glyphs)
             )
     if hidden:
         text = f"{glyphs.ellipsis} {len(hidden)} more, {format_range((gpu.utilization_percent for gpu in hidden), 0)} %"
         rows.append(fit_row(((text, "muted"),), width, glyphs))
     return fit_height(rows, width, height, glyphs)
-
-
-def _draw_utilization_strip(view: LiveView, gpu: Gpu, width: int, tall: int, glyphs: Glyphs) -> Sequence[Row]:
-    history = view.history.gpus.get((gpu.host, gpu.index))
-    return (
-        draw_utilization_strip(history, width, tall, glyphs)
-        if history and width > 0
-        else draw_empty_strip(width, tall, glyphs)
-    )
 
 
 def _build_gpu_columns(view: LiveView, width: int, tall: int, glyphs: Glyphs) -> list[Column[Gpu]]:
