@@ -14,8 +14,9 @@ from paper import Paper
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.drawing.rows import Row
-from zerotop.ui.widgets.direct_writer import DirectWriter, WrittenText, iter_changes
+from zerotop.ui.widgets.direct_writer import DirectWriter, iter_changes
 from zerotop.ui.widgets.frame_widget import FrameWidget
+from zerotop.ui.widgets.textual_private import WrittenText
 
 WIDTH = 40
 
