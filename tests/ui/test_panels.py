@@ -287,7 +287,7 @@ def test_output_is_literal_and_scrolls() -> None:
     assert title.startswith("Output more than 19 newer below, this is the begin ──")
     assert texts(draw_output(Pane(lines), 12, 1, ASCII)) == ["> [red]?[31."[:10] + ".."]
     assert [count_visible_lines(height) for height in (1, 2, 3, 10)] == [1, 2, 2, 9]
-    assert texts(draw_output(Pane(()), 24, 3, BLOCKS, empty_text="nothing printed yet"))[1].strip() == "nothing printed yet"
+    assert texts(draw_output(Pane(()), 24, 3, BLOCKS, empty_text="No output yet"))[1].strip() == "No output yet"
 
 
 def test_an_alert_is_told_in_full() -> None:
@@ -409,7 +409,7 @@ def test_of_ranks_that_are_watched_from_outside_no_phase_is_told() -> None:
     (first, second) = texts(draw_cpu(mixed, 120, 12, BLOCKS))[1:3]
     assert first.split()[:3] == ["rank", "0", "–"]
     assert "■" in second
-    assert describe_no_output(outside.job) == "not recorded: it goes where the job was started"
+    assert describe_no_output(outside.job) == "Not captured; see the job's own terminal"
     waiting = replace(outside, job=replace(outside.job, state=State.STARTING))
     assert "starting" in texts(draw_cpu(waiting, 120, 12, BLOCKS))[1]
 

@@ -14,8 +14,7 @@ from zerotop.ui.drawing.formatting import format_fixed
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import ITERATION_PHASES, find_last_phases
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
-from zerotop.ui.drawing.table import draw_rule
-from zerotop.ui.live.memory import panel_title
+from zerotop.ui.drawing.table import draw_rule, panel_title
 
 LEGEND_WIDTH = 17
 _MAX_STEP_WIDTH = 8  # cells of a step

@@ -9,9 +9,8 @@ from zerotop.analysis.ranks.matrix import Metric
 from zerotop.ui.charts import draw_step_axis
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row
-from zerotop.ui.drawing.table import draw_rule
+from zerotop.ui.drawing.table import draw_rule, panel_title
 from zerotop.ui.drawing.text import wrap_text
-from zerotop.ui.live.memory import panel_title
 from zerotop.ui.ranks.labels import METRIC_NAMES, describe_skew
 from zerotop.ui.ranks.lines import MapPlan, plan_lines
 from zerotop.ui.ranks.model import RankPicture

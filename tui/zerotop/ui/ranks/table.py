@@ -8,9 +8,8 @@ from zerotop.analysis.ranks.outliers import RankComparison
 from zerotop.ui.drawing.formatting import MISSING
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
-from zerotop.ui.drawing.table import Column, draw_rule, place_columns
+from zerotop.ui.drawing.table import Column, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
-from zerotop.ui.live.memory import panel_title
 from zerotop.ui.ranks.labels import METRIC_NAMES, METRIC_STYLES, choose_unit, format_figure
 from zerotop.ui.ranks.model import RankPicture
 
