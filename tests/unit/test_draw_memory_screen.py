@@ -75,7 +75,7 @@ def test_the_table(tmp_path: Path) -> None:
     assert rows["the device"] == ["80.00", "80.00"]
     assert rows["DeepSpeed's estimate"] == ["14.00", "20.00", "-6.00"]
     assert rows["rule of thumb"] == ["19.50", "18.50", "+1.00"]
-    assert lines[-2:] == ["", "backward owns the peak: 19.50 GiB in step 1"]
+    assert lines[-2:] == ["", "Peak: backward, 19.50 GiB in step 1"]
 
 
 def test_the_last_addend_is_underlined_and_sums_stand_out(tmp_path: Path) -> None:
@@ -110,9 +110,9 @@ def test_host_memory(tmp_path: Path) -> None:
 
 def test_empty_states_say_what_is_missing(tmp_path: Path) -> None:
     view = view_of(Recording(tmp_path), 3)
-    assert "No GPU was seen" in text(draw_gpu_ledger(view, 80, 6, BLOCKS))
-    assert "No rank has made its DeepSpeed engine yet" in text(draw_host_ledger(view, 80, 6, BLOCKS))
-    assert "x takes one at the next step" in text(draw_curve(None, REQUEST_HINT, 80, 6, BLOCKS))
+    assert "No GPU found" in text(draw_gpu_ledger(view, 80, 6, BLOCKS))
+    assert "Waiting for deepspeed.initialize()" in text(draw_host_ledger(view, 80, 6, BLOCKS))
+    assert "x traces the next step" in text(draw_curve(None, REQUEST_HINT, 80, 6, BLOCKS))
     assert draw_estimates(view, 80, 6, BLOCKS) == []
 
 
@@ -120,7 +120,7 @@ def test_ranks_that_have_gone(tmp_path: Path) -> None:
     recording = usual(tmp_path)
     recording.event(identity(0), 29.2, events.GOODBYE)
     view = view_of(recording, 40)
-    assert "The ranks have gone: this is when the first left, 11 s ago." in text(draw_gpu_ledger(view, 80, 26, BLOCKS))
+    assert "State when the first rank exited, 11 s ago." in text(draw_gpu_ledger(view, 80, 26, BLOCKS))
 
 
 def test_bars_stack_in_the_ledgers_order(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_health() -> None:
     said = row_text(draw_health(view, 160, BLOCKS))
     assert "3 cache flushes" in said
     assert "1 out of memory" in said
-    assert "12.19 GiB of reserved unused at its peak (8.9 %)" in said
+    assert "12.19 GiB reserved but unused at the peak (8.9 %)" in said
     assert "PyTorch's default settings" in said
     assert view.health is not None
     counted = replace(view, health=replace(view.health, segments=12))
@@ -184,9 +184,9 @@ def test_the_curve_and_the_blocks_alive_at_its_peak(tmp_path: Path) -> None:
     said = text(rows)
     assert said.startswith("Microscope, step 1 of rank 0, GiB")
     assert "19.25 GiB in backward" in said
-    assert "after 3.25 s, of 98 events" in said
+    assert "after 3.25 s, 98 events" in said
     assert "1536.0 MiB ■ forward, 350 ms" in said
-    assert "14.50 GiB   there before" in said
+    assert "14.50 GiB   allocated before" in said
     styles = {style for row in rows for _, style in row}
     assert {"phase-forward", "phase-backward"} <= {part for style in styles for part in style.split("/")}
 

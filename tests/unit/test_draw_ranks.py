@@ -173,14 +173,14 @@ def test_what_is_said_of_skew() -> None:
         True,
     )
     assert describe_skew(Skew(1, 2, Metric.OTHER, 0, 1.5, 0.5, 4.0), 0, 2)[0] == (
-        "Rank 0 takes 1.50 s between the phases in the one step there is, the other one 500 ms;"
+        "Rank 0 takes 1.50 s between the phases in the only step, the other one 500 ms;"
         " that one waits 1.00 s for it: 25 % of an iteration."
     )
     assert not describe_skew(Skew(9, 8, Metric.STEP, 0, 0.55, 0.5, 1.0), 0, 8)[
         2
     ]  # they meet there: an effect, and a small one
     alike = describe_skew(Skew(9, 8, Metric.STEP, 0, 0.505, 0.5, 1.0), 0, 8)
-    assert alike[0] == "All 8 ranks are alike: in no phase of the last 9 steps is one more than 0.5 % of an iteration off."
+    assert alike[0] == "All 8 ranks are alike: in the last 9 steps no phase differs by more than 0.5 % of an iteration."
     assert describe_skew(None, None, 1)[0].startswith("One rank")
     assert describe_skew(None, None, 4)[0].startswith("Ranks are compared once two")
     assert Skew(9, 8, Metric.STEP, 0, math.nan, math.nan, 0.0).iteration_share == 0.0
