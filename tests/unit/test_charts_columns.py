@@ -1,4 +1,4 @@
-"""Columns of a chart from points at any times."""
+"""Points at any times become columns of a chart."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def test_every_point_counts_in_its_column() -> None:
     y = np.array([3.0, -1.0, 7.0, 8.0, 2.0, 100.0])
     low, high = resample_minmax(x, y, 0, 10, 2)
     assert low.tolist() == [-1, 2]
-    assert high.tolist() == [7, 100]  # the newest point, at the end itself, is seen
+    assert high.tolist() == [7, 100]  # the newest point, exactly at the end, counts
     assert resample_mean(x, y, 0, 10, 2).tolist() == [3, pytest.approx(110 / 3)]
 
 
-def test_columns_without_points_are_unknown_or_held() -> None:
+def test_columns_without_points_are_nan_or_hold_the_last_value() -> None:
     x, y = np.array([0.5, 3.2]), np.array([5.0, 6.0])
     assert resample_minmax(x, y, 0, 5, 5)[0].tolist() == pytest.approx([5, NAN, NAN, 6, NAN], nan_ok=True)
     assert resample_minmax(x, y, 0, 5, 5, hold=0.5)[1].tolist() == pytest.approx([5, 5, NAN, 6, NAN], nan_ok=True)
     assert resample_mean(x, y, 0, 5, 5, hold=9).tolist() == [5, 5, 5, 6, 6]
-    assert resample_mean(x, y, 1, 3, 2, hold=9).tolist() == [5, 5]  # from before what is shown
+    assert resample_mean(x, y, 1, 3, 2, hold=9).tolist() == [5, 5]  # held from before the range
 
 
 def test_nan_is_no_point() -> None:

@@ -1,4 +1,4 @@
-"""Bars, columns and rows, as the strings they are."""
+"""Bars, columns and rows as strings."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def test_a_part_ends_at_the_nearest_cell(amount: float, cells: int) -> None:
     assert draw_stacked_bar((("load", amount),), 100, 10, BLOCKS)[0] == ("▇" * cells, "load")
 
 
-def test_little_is_not_nothing() -> None:
+def test_a_tiny_part_has_a_cell() -> None:
     assert row_text(draw_stacked_bar((("load", 0.001),), 100, 3, ASCII)) == "#.."
     assert row_text(draw_stacked_bar((("load", 0.0),), 100, 3, ASCII)) == "..."
 
 
-def test_a_trace_beside_something_is_not_drawn_as_much() -> None:
+def test_a_tiny_second_part_has_no_cell() -> None:
     parts = (("memory-allocated", 0.7), ("memory-reserved", 0.01))
     assert row_text(draw_stacked_bar(parts, 24, 20, ASCII)) == "#" + "." * 19
     assert (
@@ -51,7 +51,7 @@ def test_a_trace_beside_something_is_not_drawn_as_much() -> None:
     )
 
 
-def test_marks_lie_on_the_colour_that_is_there() -> None:
+def test_marks_keep_the_colour_of_their_cell() -> None:
     bar = draw_stacked_bar(MEMORY, 10, 10, BLOCKS, marks=[6.0, 9.0])
     assert row_text(bar) == "▇▇▇▇▇▕▇▇▕▇"
     assert ("▕", "peak/memory-reserved") in bar
@@ -112,7 +112,7 @@ def test_a_column_taller_than_the_chart_fills_it() -> None:
     ]
 
 
-def test_a_very_short_column_is_still_seen() -> None:
+def test_a_very_short_column_is_visible() -> None:
     assert draw_column((("phase-forward", 0.001),), 100.0, 3, BLOCKS)[-1] == ("▁", "phase-forward")
 
 
@@ -123,7 +123,7 @@ def test_a_column_has_one_cell_a_row(parts, top, height, glyphs) -> None:  # typ
     assert all(len(text) == 1 for text, _ in cells)
 
 
-def test_rows_are_filled_or_cut() -> None:
+def test_rows_are_padded_or_cut() -> None:
     row = (("one ", "a"), ("two three", "b"))
     assert fit_row(row, 15, BLOCKS) == (("one ", "a"), ("two three", "b"), ("  ", "text"))
     assert row_text(fit_row(row, 9, BLOCKS)) == "one two… "
@@ -134,11 +134,11 @@ def test_rows_are_filled_or_cut() -> None:
 
 
 @given(st.lists(st.tuples(st.text("ab 损", max_size=8), st.sampled_from("xyz"))), st.integers(0, 20))
-def test_filled_is_exact(spans, width) -> None:  # type: ignore[no-untyped-def]
+def test_fit_row_is_exact(spans, width) -> None:  # type: ignore[no-untyped-def]
     assert row_width(fit_row(tuple(spans), width, BLOCKS)) == width
 
 
-def test_the_least_important_go_first() -> None:
+def test_the_least_important_items_are_dropped_first() -> None:
     items = [(9, (("step 13", "a"),)), (2, (("bar", "a"),)), (8, (("2.75 s/it", "a"),)), (5, (("ETA", "a"),))]
     assert row_text(join_rows(choose_items(items, 100))) == "step 13  bar  2.75 s/it  ETA"
     assert row_text(join_rows(choose_items(items, 24))) == "step 13  2.75 s/it  ETA"
@@ -146,7 +146,7 @@ def test_the_least_important_go_first() -> None:
     assert row_text(align_ends((("left", "a"),), (("right", "b"),), 12, BLOCKS)) == "left   right"
 
 
-def test_columns_drop_and_headings_stand_over_their_columns() -> None:
+def test_columns_are_dropped_and_headings_are_above_their_columns() -> None:
     columns: list[Column[int]] = [
         Column((), 4, 9, lambda item, width: ((f"r{item}", "label"),), left=True),
         Column((), 4, 9, lambda item, width: (("#" * width, "load"),), grows=True),
