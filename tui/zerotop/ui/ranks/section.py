@@ -137,8 +137,9 @@ class Section:
     def _choose_line(self, row: int) -> tuple[int, bool]:
         """Return the line that a row names, and whether it is the chosen rank's: of two lines that one, else the upper."""
         first = self.plan.find_line(row)
-        for index in (first, first + 1) if self.plan.tall == 0 else (first,):
-            rows = self.plan.lines[index].matrix_rows if index < len(self.plan.lines) else ()
+        last = first if self.plan.tall else min(first + 1, len(self.plan.lines) - 1)
+        for index in range(first, last + 1):
+            rows = self.plan.lines[index].matrix_rows
             if len(rows) == 1 and rows[0] == self.picture.chosen:
                 return index, True
         return first, False
