@@ -133,7 +133,9 @@ def test_the_grid_lies_behind() -> None:
     assert [row_text(row) for row in canvas.to_rows()] == ["⠉▔▔", "▔▔▔"]
 
 
-@pytest.mark.parametrize(("held", "labels"), [(13 * 1024**2, ["0.04", "0.03", "0.02", "0.01"]), (9e4 * GIB, ["100k", " 50k"])])
+@pytest.mark.parametrize(
+    ("held", "labels"), [(13 * 1024**2, ["0.04", "0.03", "0.02", "0.01"]), (9e4 * GIB, ["100k", " 50k"])]
+)
 def test_labels_of_very_little_and_very_much_memory_are_not_cut(held: float, labels: list[str]) -> None:
     rows = draw_axis_labels(choose_memory_scale(held, 8), 8, BLOCKS)
     assert [text for ((text, _), _) in rows if text.strip()] == labels
