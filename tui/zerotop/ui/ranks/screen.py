@@ -17,7 +17,6 @@ from zerotop.ui.base.interfaces import Source
 from zerotop.ui.base.layout import GAP, Box
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row
-from zerotop.ui.drawing.units import get_units
 from zerotop.ui.ranks.clipboard import matrix_text, table_text
 from zerotop.ui.ranks.heatmap import MapRows, draw_map, max_shown_steps
 from zerotop.ui.ranks.model import Ranking
@@ -43,15 +42,14 @@ class RankMap(FrameWidget, can_focus=True):
     def __init__(self, glyphs: Glyphs, ranking: Ranking, *, id: str) -> None:
         super().__init__(glyphs, id=id)
         self._ranking = ranking
-        self._drawn_inputs: tuple[object, ...] = ()
         self._map = MapRows([], {})
+
+    def cache_key(self, frame: Frame) -> tuple[object, ...]:
+        return (self._ranking.make_picture(frame),)
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         picture = self._ranking.make_picture(frame, max_shown_steps(width))
-        drawn = (picture, width, height, self.has_focus, get_units())
-        if drawn != self._drawn_inputs:
-            self._drawn_inputs = drawn
-            self._map = draw_map(picture, width, height, self.glyphs, focused=self.has_focus)
+        self._map = draw_map(picture, width, height, self.glyphs, focused=self.has_focus)
         return self._map.rows
 
     def copy_text(self) -> str:
@@ -70,14 +68,12 @@ class RankTable(FrameWidget, can_focus=True):
     def __init__(self, glyphs: Glyphs, ranking: Ranking, *, id: str) -> None:
         super().__init__(glyphs, id=id)
         self._ranking = ranking
-        self._drawn_inputs: tuple[object, ...] = ()
+
+    def cache_key(self, frame: Frame) -> tuple[object, ...]:
+        return (self._ranking.make_picture(frame),)
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        drawn = (self._ranking.make_picture(frame), width, height, self.has_focus, get_units())
-        if drawn == self._drawn_inputs:
-            return self.drawn_rows
-        self._drawn_inputs = drawn
-        return draw_table(drawn[0], width, height, self.glyphs, focused=self.has_focus)
+        return draw_table(self._ranking.make_picture(frame), width, height, self.glyphs, focused=self.has_focus)
 
     def copy_text(self) -> str:
         """The same, in SI units."""
