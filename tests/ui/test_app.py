@@ -290,7 +290,7 @@ async def test_the_palette_has_every_action() -> None:
             "Help",
             "Zoom",
             "Screenshot",
-            "Older output",
+            "Scroll up",
         } <= titles
         assert "Restart sampler" not in titles
         await pilot.press("ctrl+p", *"step back", "enter", "enter")

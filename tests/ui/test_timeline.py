@@ -255,7 +255,7 @@ async def test_help_explains_it() -> None:
     async with looking(recording("story"), (120, 60)) as seen:
         await seen.press("question_mark")
         text = seen.text()
-        assert "Less time, around the cursor" in text
+        assert "Zoom in around the cursor" in text
         assert "A range begins at the cursor" in text
 
 

@@ -13,7 +13,6 @@ from zerotop.ui.app.playhead import Playhead
 from zerotop.ui.app.scrollback import Scrollback
 from zerotop.ui.base.findings import choose_finding, find_time_marks
 from zerotop.ui.base.footer import CursorState
-from zerotop.ui.base.footer_keys import choose_keys
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Controller, Source
 
@@ -85,7 +84,6 @@ class Viewer:
             self._frame_times.popleft()
         known = self.source.findings_at(None)
         moment = self._build_moment(known)
-        keys = choose_keys(moment, self.controller, self.sampler_missing, len(known), can_enter=self.can_enter)
         pane = self.scrollback.make_pane(view.output)
         cursor_ns = view.cursor_ns
         findings = tuple(finding for finding in known if finding.known_ns <= cursor_ns)
@@ -96,7 +94,6 @@ class Viewer:
             pane,
             self._measure_fps(),
             self._describe_problems(),
-            keys,
             findings,
             told,
             known,

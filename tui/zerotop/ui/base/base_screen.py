@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Protocol
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.events import ScreenResume
 from textual.geometry import Region, Size
 from textual.message import Message
@@ -16,7 +16,7 @@ from textual.reactive import reactive
 from textual.screen import Screen
 
 from zerotop.ui.base import panels
-from zerotop.ui.base.footer import Key
+from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.header import count_notice_rows
 from zerotop.ui.base.interfaces import Source
@@ -72,14 +72,8 @@ class MonitorScreen(Screen[None]):
     AUTO_FOCUS = ""  # nothing stands out until tab is pressed
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(
-            "z",
-            "zoom",
-            "Zoom",
-            id="screen.zoom",
-            tooltip="Give the focused panel (tab moves) the whole screen, and back",
-        ),
-        Binding("escape", "unzoom", "All panels", id="screen.unzoom", tooltip="All panels again", show=False),
+        bind("z", "zoom", "screen.zoom", "Zoom", "Maximize the focused panel (tab moves the focus), or restore it", 3),
+        bind("escape", "unzoom", "screen.unzoom", "All panels", "Restore all panels"),
     ]
 
     frame: reactive[Frame | None] = reactive[Frame | None](None, always_update=True, repaint=False, init=False)
@@ -105,9 +99,9 @@ class MonitorScreen(Screen[None]):
     def layout_panels(self, room: Box, frame: Frame) -> dict[str, Box]:
         """Where they go in the room there is, by id; those without a place are not shown."""
 
-    def footer_keys(self, frame: Frame) -> Sequence[Key]:
-        """Its own entries of the bottom row."""
-        return ()
+    def label_keys(self, frame: Frame) -> Mapping[str, str]:
+        """Return the footer labels that depend on the moment, by binding id; "" leaves a key out."""
+        return {}
 
     def compose(self) -> ComposeResult:
         with self._body:
@@ -120,7 +114,7 @@ class MonitorScreen(Screen[None]):
         yield from self.build_panels()
         yield panels.Transport(self.glyphs, id="transport")
         yield panels.Tabs(self.glyphs, id="tabs", active=self.NAME)
-        yield panels.Keys(self.glyphs, id="keys", own_keys=self.footer_keys)
+        yield panels.Keys(self.glyphs, id="keys", own_labels=self.label_keys)
 
     def on_mount(self) -> None:
         self.watch_frame()

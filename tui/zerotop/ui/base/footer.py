@@ -133,28 +133,29 @@ def _find_cell(at_s: float, moment: CursorState, length: int) -> int:
 
 @dataclass(frozen=True)
 class Key:
-    """One entry of the bottom row."""
+    """An entry of the footer: one key, or two that belong together."""
 
-    key: str
+    id: str
+    keys: tuple[str, ...]
     label: str
-    action: str
     importance: int
-    pair_actions: tuple[str, str] | None = None  # where the entry is of two keys: what each of them does
+    actions: tuple[str, ...]  # one a key
+    label_action: str
 
 
 def draw_keys(keys: Sequence[Key], width: int, glyphs: Glyphs) -> tuple[Row, list[tuple[int, int, str]]]:
-    """(the row, where each key lies: begin, end, action)."""
-    kept = [replace(key, key=glyphs.to_plain(key.key)) for key in keys]
-    while kept and sum(len(key.key) + len(key.label) + 3 for key in kept) > width - 1:
+    """Return the row, and the clickable parts: begin, end, action. The least important keys are left out."""
+    kept = [replace(key, keys=tuple(map(glyphs.to_plain, key.keys))) for key in keys]
+    while kept and sum(len("".join(key.keys)) + len(key.label) + 3 for key in kept) > width - 1:
         kept.remove(min(reversed(kept), key=lambda key: key.importance))
     spans: list[Span] = [(" ", "keys")]
-    places: list[tuple[int, int, str]] = []
+    boxes: list[tuple[int, int, str]] = []
     for key in kept:
         begin = row_width(spans)
-        spans.extend([(key.key, "key"), (f" {key.label}", "keys"), ("  ", "keys")])
-        if key.pair_actions is not None:
-            middle, end = begin + len(key.key) // 2, begin + len(key.key)
-            places += [(begin, middle, key.pair_actions[0]), (middle, end, key.pair_actions[1])]
-            begin = end
-        places.append((begin, row_width(spans) - 2, key.action))
-    return fit_row(merge_spans(spans), width, glyphs, "keys"), places
+        spans.extend([("".join(key.keys), "key"), (f" {key.label}", "keys"), ("  ", "keys")])
+        if len(key.keys) > 1:
+            for text, action in zip(key.keys, key.actions, strict=True):
+                boxes.append((begin, begin + len(text), action))
+                begin += len(text)
+        boxes.append((begin, row_width(spans) - 2, key.label_action))
+    return fit_row(merge_spans(spans), width, glyphs, "keys"), boxes

@@ -6,16 +6,15 @@ from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.screen import Screen
 
 from zerotop.analysis.reports.measures import Comparison
 from zerotop.ui.base.bindings import list_bindings
-from zerotop.ui.base.footer import Key
+from zerotop.ui.base.footer_keys import bind, in_footer
 from zerotop.ui.compare.drawing import draw_head, draw_rows, format_values
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row, merge_spans
-from zerotop.ui.drawing.units import other_sizes
 from zerotop.ui.widgets.key_row import KeyRow
 
 COMPARE_TERMS: tuple[tuple[str, str], ...] = (
@@ -45,10 +44,14 @@ class CompareScreen(Screen[bool]):
     AUTO_FOCUS = "#comparison"
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q", "close", "Back", id="compare.close", tooltip="Back to the list"),
-        Binding("v", "overlay", "Overlay", id="compare.overlay", tooltip="Iterations of the first two over one another"),
-        Binding("d", "differing", "Differences", id="compare.differing", tooltip="Only what differs, or everything"),
-        *list_bindings("compare", "scroll", "scroll(-100000)", "scroll(100000)"),
+        bind("q,escape", "close", "compare.close", "Back", "Back to the list", 9),
+        bind("d", "differing", "compare.differing", "Only differences", "Switch between differences and all rows", 8),
+        bind(
+            "v", "overlay", "compare.overlay", "Overlay iterations", "Overlay the iterations of the first two recordings", 6
+        ),
+        *list_bindings(
+            "compare", "scroll", "scroll(-100000)", "scroll(100000)", group=in_footer(6, "scroll", label_index=1)
+        ),
     ]
 
     def __init__(self, comparison: Comparison, glyphs: Glyphs) -> None:
@@ -91,17 +94,13 @@ class ComparisonTable(KeyRow, can_focus=True):
         self.top_row = max(0, min(self.top_row, len(found) - room))
         body = [_add_margin(row, "text") for row in found[self.top_row : self.top_row + room]]
         blank = [fit_row((), width, self.glyphs)] * (room - len(body))
-        keys = self.draw_key_row(self._list_keys(len(found) > room), width)
+        keys = self.draw_key_row(self._label_keys(len(found) > room), width)
         top = _add_margin(draw_head(self.comparison, inner, self.glyphs), "band")
         return [*[top, *body, *blank][: height - 1], keys]
 
-    def _list_keys(self, scrolls: bool) -> list[Key]:
-        scroll = [Key("↑↓", "scroll", "scroll(1)", 6, ("scroll(-1)", "scroll(1)"))] if scrolls else []
-        which = Key("d", "everything" if self.only_differing else "only differences", "differing", 8)
-        units = Key("u", other_sizes().name, "app.switch_sizes", 3)
-        others = [Key("y", "copy", "app.copy", 5), units, Key("?", "help", "app.help", 7)]
-        overlay = Key("v", "iterations over one another", "overlay", 6)
-        return [Key("q", "back", "close", 9), which, overlay, *scroll, *others]
+    def _label_keys(self, scrolls: bool) -> dict[str, str]:
+        labels = {"compare.differing": "everything"} if self.only_differing else {}
+        return labels if scrolls else labels | {"compare.up": ""}
 
     def scroll_rows(self, number: int) -> None:
         """Down, or up."""

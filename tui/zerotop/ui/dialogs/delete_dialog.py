@@ -6,11 +6,12 @@ from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from zerotop.analysis.reports.recording_index import Recording
+from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.dialogs.dialog import Dialog
 from zerotop.ui.drawing.formatting import format_size
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -21,8 +22,8 @@ class DeleteDialog(Dialog[bool]):
     """Returns whether to. What is chosen at first harms nothing."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("d,y", "choose(True)", "Delete", id="delete.yes", tooltip="Delete it for good"),
-        Binding("c,n,q", "choose(False)", "Keep", id="delete.no", tooltip="Back to the list"),
+        bind("d,y", "choose(True)", "delete.yes", "Delete", "Delete it for good"),
+        bind("c,n,q", "choose(False)", "delete.no", "Keep", "Back to the list"),
     ]
 
     def __init__(self, recording: Recording, glyphs: Glyphs) -> None:

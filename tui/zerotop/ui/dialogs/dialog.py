@@ -8,11 +8,12 @@ from typing import ClassVar, TypeVar
 from rich.console import RenderableType
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.text import sanitize
 
@@ -22,9 +23,7 @@ Result = TypeVar("Result")
 class Dialog(ModalScreen[Result]):
     """A titled box in the middle; escape closes it."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "close", "Close", id="dialog.close", tooltip="Back to the screen")
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [bind("escape", "close", "dialog.close", "Close", "Back to the screen")]
 
     def __init__(self, title: str, glyphs: Glyphs, *, page: bool = False) -> None:
         super().__init__(classes=("page " if page else "") + ("ascii" if glyphs.name == "ascii" else ""))
@@ -58,7 +57,7 @@ class Page(Dialog[None]):
     """A box to read."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q,question_mark,i,enter", "close", "Close", id="page.close", tooltip="Back to the screen"),
+        bind("q,question_mark,i,enter", "close", "page.close", "Close", "Back to the screen"),
     ]
 
     def __init__(self, title: str, content: RenderableType, glyphs: Glyphs) -> None:

@@ -6,13 +6,14 @@ from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.ui.base import findings
+from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.dialogs.dialog import Dialog
 from zerotop.ui.drawing.formatting import format_clock
@@ -27,7 +28,7 @@ class FindingsDialog(Dialog[Annotation]):
     """Returns the finding to go to, or None. Those after the cursor are there too, muted."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q,a", "close", "Close", id="feed.close", tooltip="Back to the screen"),
+        bind("q,a", "close", "feed.close", "Close", "Back to the screen"),
     ]
 
     def __init__(self, frame: Frame, begin_ns: int, glyphs: Glyphs) -> None:

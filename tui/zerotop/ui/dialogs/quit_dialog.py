@@ -8,10 +8,11 @@ from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
+from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.interfaces import Controller, Leaving
 from zerotop.ui.dialogs.dialog import Dialog
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -24,10 +25,10 @@ class LeaveDialog(Dialog[Leaving]):
     """Returns how to leave, or None to stay. It learns from ``note_job`` when the job has ended."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("d", "choose('detach')", "Detach", id="leave.detach", tooltip="Leave; training goes on"),
-        Binding("s", "choose('stop')", "Stop", id="leave.stop", tooltip="Ask the job to end; again: kill it"),
-        Binding("c", "close", "Cancel", id="leave.cancel", tooltip="Back to the screen"),
-        Binding("l,q", "again", "Leave", id="leave.again", tooltip="Leave without harming the job"),
+        bind("d", "choose('detach')", "leave.detach", "Detach", "Leave; training goes on"),
+        bind("s", "choose('stop')", "leave.stop", "Stop", "Ask the job to end; again: kill it"),
+        bind("c", "close", "leave.cancel", "Cancel", "Back to the screen"),
+        bind("l,q", "again", "leave.again", "Leave", "Leave without harming the job"),
     ]
 
     def __init__(self, controller: Controller, glyphs: Glyphs, clock: Callable[[], float]) -> None:

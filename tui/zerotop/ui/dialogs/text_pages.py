@@ -12,6 +12,7 @@ from rich.text import Text
 from textual.binding import Binding
 
 from zerotop.analysis.live_view import LiveView
+from zerotop.ui.base.footer_keys import format_key
 from zerotop.ui.drawing import labels
 from zerotop.ui.drawing.formatting import format_giga
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -19,26 +20,8 @@ from zerotop.ui.drawing.text import sanitize
 from zerotop.ui.drawing.units import giga_unit
 
 _INDENT, _INDENT_MORE = (0, 0, 0, 2), (0, 0, 1, 4)
-_KEY_SYMBOLS = {
-    "question_mark": "?",
-    "less_than_sign": "<",
-    "greater_than_sign": ">",
-    "comma": ",",
-    "full_stop": ".",
-    "minus": "-",
-    "equals_sign": "=",
-    "plus": "+",
-    "left_square_bracket": "[",
-    "right_square_bracket": "]",
-    "slash": "/",
-}
 # What bindings are called by that work on every screen.
 _GLOBAL_PREFIXES = ("app.", "time.", "job.")
-
-
-def format_key(key: str) -> str:
-    """How a key is written: ``shift+left``, ``?``, ``ctrl+c``."""
-    return " ".join(_KEY_SYMBOLS.get(part, part) for part in key.split(","))
 
 
 def build_help(about: str, bindings: Iterable[Binding], terms: Iterable[tuple[str, str]], glyphs: Glyphs) -> Group:
@@ -62,7 +45,7 @@ def _build_keys_table(bindings: Iterable[Binding], glyphs: Glyphs) -> Padding:
     table.add_column(no_wrap=True, style="bold")
     table.add_column()
     for names, meaning in _group_bindings(bindings):
-        table.add_row(Text("  ".join(names)), Text(glyphs.to_plain(meaning)))
+        table.add_row(Text(glyphs.to_plain("  ".join(names))), Text(glyphs.to_plain(meaning)))
     return Padding(table, _INDENT)
 
 

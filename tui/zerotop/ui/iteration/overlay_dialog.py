@@ -9,13 +9,14 @@ from typing import ClassVar
 from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from zerotop.analysis.reports.recording_index import Overviews, Recording
 from zerotop.session import catalog
 from zerotop.session.headers import SessionError
+from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.dialogs.dialog import Dialog
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.text import sanitize
@@ -31,8 +32,8 @@ class OverlayDialog(Dialog[Path]):
     """Returns the recording, or None. Lists the user's and those beside ``own``, newest first, as they are read."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("down", "move(1)", "Down", id="beside.down", tooltip="The next recording", show=False, priority=True),
-        Binding("up", "move(-1)", "Up", id="beside.up", tooltip="The recording before", show=False, priority=True),
+        bind("down", "move(1)", "beside.down", "Down", "The next recording", priority=True),
+        bind("up", "move(-1)", "beside.up", "Up", "The recording before", priority=True),
     ]
 
     def __init__(self, own_path: Path, glyphs: Glyphs) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,7 +15,8 @@ from zerotop.analysis.waveform.fold_cache import read_last_fold
 from zerotop.session.headers import SessionError
 from zerotop.session.packing import SUFFIX
 from zerotop.ui.base.base_screen import MonitorScreen
-from zerotop.ui.base.footer import Key
+from zerotop.ui.base.bindings import rank_bindings
+from zerotop.ui.base.footer_keys import bind, in_footer
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Source
 from zerotop.ui.base.layout import GAP, Box
@@ -30,6 +31,7 @@ from zerotop.ui.widgets.frame_widget import FrameWidget
 
 _SIDE_BY_SIDE_WIDTH = 82  # from this width of the chart on the table is beside it
 _MIN_CHART_ROWS = 9  # rows
+_COUNT = in_footer(7, "iterations", label_index=1)
 
 
 class IterationScreen(MonitorScreen):
@@ -77,19 +79,14 @@ class IterationScreen(MonitorScreen):
     )
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("plus,equals_sign", "widen(1)", "More", id="iteration.more", tooltip="Fold more iterations"),
-        Binding("minus", "widen(-1)", "Fewer", id="iteration.fewer", tooltip="Fold fewer iterations: the latest ones"),
-        Binding(
-            "l", "level", "Whole level", id="iteration.level", tooltip="Fold all since iterations last took another time"
-        ),
-        Binding("c", "pin", "Pin", id="iteration.pin", tooltip="Keep this fold behind later ones, or take it away"),
-        Binding("v", "beside", "Beside another", id="iteration.beside", tooltip="Another recording's iteration behind it"),
-        Binding("m", "lane", "Next signal", id="iteration.lane", tooltip="Another signal first, where not all have room"),
-        Binding(
-            "e", "every_rank", "One or all ranks", id="iteration.ranks", tooltip="Fold all ranks together, or the chosen one"
-        ),
-        Binding("up", "rank(-1)", "Rank before", id="iteration.rank.before", tooltip="The rank before", show=False),
-        Binding("down", "rank(1)", "Next rank", id="iteration.rank.next", tooltip="The next rank", show=False),
+        bind("c", "pin", "iteration.pin", "Pin", "Pin this fold behind later ones, or unpin it", 8),
+        bind("v", "beside", "iteration.beside", "Another run", "Show another recording's iteration behind this one", 5),
+        bind("plus,equals_sign", "widen(1)", "iteration.more", "More", "Average more iterations", _COUNT),
+        bind("minus", "widen(-1)", "iteration.fewer", "Fewer", "Average only the latest iterations", _COUNT),
+        bind("l", "level", "iteration.level", "Level", "Average since pace last changed", 6),
+        bind("m", "lane", "iteration.lane", "Next signal", "Start with another signal, where not all fit", 8),
+        bind("e", "every_rank", "iteration.ranks", "One or all ranks", "Fold all ranks together, or the chosen one", 6),
+        *rank_bindings("iteration.rank.before", "iteration.rank.next", action="rank"),
     ]
 
     def __init__(self, glyphs: Glyphs, source: Source) -> None:
@@ -124,21 +121,20 @@ class IterationScreen(MonitorScreen):
         upper = Box(room.x, room.y, room.width, room.height - rows)
         return {"waves": upper, "phases": Box(room.x, room.y + upper.height, room.width, rows)}
 
-    def footer_keys(self, frame: Frame) -> Sequence[Key]:
+    def label_keys(self, frame: Frame) -> dict[str, str]:
         shown = self.folding.find_shown(frame)
         if shown is None:
-            return ()
+            return dict.fromkeys((binding.id or "" for binding in self.BINDINGS if isinstance(binding, Binding)), "")
         box = self._body.boxes.get("waves")
-        hidden = box is not None and has_hidden_lanes(shown.fold, box.width, box.height, pinned=shown.pinned is not None)
-        several = [Key("e", "one rank" if self.folding.every_rank else "all ranks", "screen.every_rank", 6)]
-        return (
-            Key("c", "unpin" if self.folding.pinned else "pin", "screen.pin", 8),
-            Key("v", "another run", "screen.beside", 5),
-            Key("+-", "iterations", "screen.widen(-1)", 7, ("screen.widen(1)", "screen.widen(-1)")),
-            *([Key("l", "level", "screen.level", 6)] if self.folding.wanted_count is not None else []),
-            *([Key("m", "next signal", "screen.lane", 8)] if hidden else []),
-            *(several if shown.fold.world > 1 else []),
-        )
+        labels = {
+            "iteration.pin": "unpin" if self.folding.pinned else "pin",
+            "iteration.ranks": "" if shown.fold.world == 1 else "one rank" if self.folding.every_rank else "all ranks",
+        }
+        if self.folding.wanted_count is None:
+            labels["iteration.level"] = ""
+        if box is None or not has_hidden_lanes(shown.fold, box.width, box.height, pinned=shown.pinned is not None):
+            labels["iteration.lane"] = ""
+        return labels
 
     def action_widen(self, direction: int) -> None:
         self._redraw_or_notify(self.folding.change_count(direction))

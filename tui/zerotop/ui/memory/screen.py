@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import ClassVar
 
 from textual import events
-from textual.binding import Binding, BindingType
-from textual.message import Message
+from textual.binding import BindingType
 
 from zerotop.analysis.live_view import Gpu, LiveView
 from zerotop.analysis.memory.memory_view import MemoryView
 from zerotop.ui.base.base_screen import MonitorScreen
-from zerotop.ui.base.footer import Key
+from zerotop.ui.base.bindings import rank_bindings
+from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Source
 from zerotop.ui.base.layout import GAP, Box
@@ -71,18 +71,11 @@ class MemoryBars(MemoryPanel):
         draw = draw_host_bars if host else draw_gpu_bars
         return draw(view, width, height, self.glyphs, focused=self.has_focus)
 
-    class Chosen(Message):
-        """The mouse chose a rank."""
-
-        def __init__(self, rank: int) -> None:
-            super().__init__()
-            self.rank = rank
-
     def on_click(self, event: events.Click) -> None:
         view = self.memory_view
         rank = find_rank(event.x, view, self.size.width, host=self.model.shows_host(view)) if view is not None else None
         if rank is not None:
-            self.post_message(self.Chosen(rank))
+            self.post_message(MonitorScreen.RankChosen(rank))
 
 
 class MemoryLedger(MemoryPanel):
@@ -176,10 +169,9 @@ class MemoryScreen(MonitorScreen):
     TERMS = TERMS
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("x", "app.look", "Microscope", id="memory.look", tooltip="Record every allocation of the next step"),
-        Binding("h", "host", "GPU or host", id="memory.host", tooltip="Show host memory, or the GPU's again"),
-        Binding("up", "app.choose_rank(-1)", "Rank before", id="memory.rank.before", tooltip="The rank before", show=False),
-        Binding("down", "app.choose_rank(1)", "Next rank", id="memory.rank.next", tooltip="The next rank", show=False),
+        bind("x", "app.look", "memory.look", "Microscope", "Record every allocation of the next step", 7),
+        bind("h", "host", "memory.host", "Host", "Switch between GPU and host memory", 6),
+        *rank_bindings("memory.rank.before", "memory.rank.next", importance=5),
     ]
 
     main_panel = "ledger"
@@ -200,21 +192,10 @@ class MemoryScreen(MonitorScreen):
         view = self.model.view_at(frame)
         return layout_memory(room, view, host=self.model.shows_host(view))
 
-    def footer_keys(self, frame: Frame) -> Sequence[Key]:
+    def label_keys(self, frame: Frame) -> dict[str, str]:
         view = self.model.view_at(frame)
-        host = self.model.shows_host(view)
-        found = [Key("x", "microscope", "app.look", 7)] if can_request_trace(frame, view) else []
-        if view.gpus:
-            found.append(Key("h", "GPU" if host else "host", "screen.host", 6))
-        return (
-            *found,
-            Key("↑↓", "rank", "app.choose_rank(1)", 5, ("app.choose_rank(-1)", "app.choose_rank(1)")),
-            Key("z", "zoom", "screen.zoom", 3),
-        )
-
-    def on_memory_bars_chosen(self, event: MemoryBars.Chosen) -> None:
-        """A bar was clicked."""
-        self.post_message(self.RankChosen(event.rank))
+        labels = {} if can_request_trace(frame, view) else {"memory.look": ""}
+        return labels | {"memory.host": "" if not view.gpus else "GPU" if self.model.shows_host(view) else "host"}
 
     def action_host(self) -> None:
         """From a GPU's memory to the host's, and back."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import ClassVar
 
 from textual import events
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.message import Message
 
 from zerotop.analysis.output.lines import OutputLine
 from zerotop.ui.base.base_screen import MonitorScreen
-from zerotop.ui.base.footer import Key
+from zerotop.ui.base.bindings import scroll_bindings
+from zerotop.ui.base.footer_keys import bind, in_footer
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Source
 from zerotop.ui.base.layout import Box
@@ -57,15 +58,12 @@ class OutputScreen(MonitorScreen):
     )
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("slash", "find", "Find", id="output.find", tooltip="Look for a text in all of the output"),
-        Binding("enter", "match(1)", "Next match", id="output.next", tooltip="To the next line that has it"),
-        Binding("N", "match(-1)", "Match before", id="output.before", tooltip="To the line before that has it"),
-        Binding("up", "scroll_by(1)", "Line back", id="output.up", tooltip="One line back", show=False),
-        Binding("down", "scroll_by(-1)", "Line on", id="output.down", tooltip="One line on", show=False),
-        Binding("pageup", "page(1)", "Page back", id="output.pageup", tooltip="A page back", show=False),
-        Binding("pagedown", "page(-1)", "Page on", id="output.pagedown", tooltip="A page on", show=False),
-        Binding("w", "wrap", "Wrap lines", id="output.wrap", tooltip="Long lines in several rows, or cut"),
-        Binding("escape", "back", "Leave the search", id="output.back", tooltip="Forget what is looked for", show=False),
+        bind("slash", "find", "output.find", "Find", "Search all of the output", 8),
+        bind("enter", "match(1)", "output.next", "Next", "Go to the next match", 7),
+        bind("N", "match(-1)", "output.before", "Previous", "Go to the previous match", 5),
+        *scroll_bindings("output", "scroll_by", "page", up=1, group=in_footer(5, "scroll")),
+        bind("w", "wrap", "output.wrap", "Wrap", "Wrap long lines, or cut them", 2),
+        bind("escape", "back", "output.back", "Clear the search", "Clear the search"),
     ]
 
     def __init__(self, glyphs: Glyphs, source: Source) -> None:
@@ -84,16 +82,9 @@ class OutputScreen(MonitorScreen):
         last = Box(room.x, room.y + room.height - 1, room.width, 1)
         return {"lines": Box(room.x, room.y, room.width, room.height - 1), "find": last}
 
-    def footer_keys(self, frame: Frame) -> Sequence[Key]:
+    def label_keys(self, frame: Frame) -> dict[str, str]:
         searching = self.reading.search is not None
-        match = [Key("enter", "next", "screen.match(1)", 7), Key("N", "before", "screen.match(-1)", 5)]
-        return (
-            Key("/", "find", "screen.find", 8),
-            *(match if searching else ()),
-            Key("↑↓", "scroll", "screen.page(1)", 5, ("screen.page(1)", "screen.page(-1)")),
-            Key("y", "copy", "app.copy", 3),
-            Key("w", "wrap", "screen.wrap", 2),
-        )
+        return {"screen.zoom": ""} | ({} if searching else {"output.next": "", "output.before": ""})
 
     def action_find(self) -> None:
         self.reading.start_typing()
@@ -157,10 +148,6 @@ class OutputScreen(MonitorScreen):
         self.reading.scroll_to_share(event.share)
         self.redraw_frame()
 
-    def on_output_lines_chosen(self, event: OutputLines.Chosen) -> None:
-        event.stop()
-        self.post_message(self.SeekRequested(event.time_ns))
-
     def action_wrap(self) -> None:
         self.reading.is_wrapped = not self.reading.is_wrapped
         self.redraw_frame()
@@ -209,13 +196,6 @@ class OutputLines(FrameWidget):
         def __init__(self, share: float) -> None:
             super().__init__()
             self.share = share
-
-    class Chosen(Message):
-        """A line was clicked, which was printed at this time."""
-
-        def __init__(self, time_ns: int) -> None:
-            super().__init__()
-            self.time_ns = time_ns
 
     _is_dragging = False
 
@@ -272,4 +252,4 @@ class OutputLines(FrameWidget):
     def on_click(self, event: events.Click) -> None:
         lines, row = self._find_visible_lines(), event.y - (self.size.height - count_visible_lines(self.size.height))
         if event.x < self.size.width - 1 and 0 <= row < len(lines):
-            self.post_message(self.Chosen(lines[row].time_ns))
+            self.post_message(MonitorScreen.SeekRequested(lines[row].time_ns))

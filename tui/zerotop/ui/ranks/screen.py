@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import ClassVar
 
 from textual import events
-from textual.binding import Binding, BindingType
-from textual.message import Message
+from textual.binding import BindingType
 
 from zerotop.ui.base.base_screen import MonitorScreen
-from zerotop.ui.base.footer import Key
+from zerotop.ui.base.bindings import rank_bindings
+from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Source
 from zerotop.ui.base.layout import GAP, Box
@@ -31,13 +31,6 @@ _SIDE_BY_SIDE_WIDTH = 100  # cells from which on the table stands beside the map
 
 class RankMap(FrameWidget, can_focus=True):
     """Ranks by steps, as colours."""
-
-    class Clicked(Message):
-        """A rank's line was clicked."""
-
-        def __init__(self, rank: int) -> None:
-            super().__init__()
-            self.rank = rank
 
     def __init__(self, glyphs: Glyphs, ranking: Ranking, *, id: str) -> None:
         super().__init__(glyphs, id=id)
@@ -60,7 +53,7 @@ class RankMap(FrameWidget, can_focus=True):
     def on_click(self, event: events.Click) -> None:
         rank = self._map.ranks.get(event.y)
         if rank is not None:
-            self.post_message(self.Clicked(rank))
+            self.post_message(MonitorScreen.RankChosen(rank))
 
 
 class RankTable(FrameWidget, can_focus=True):
@@ -117,12 +110,11 @@ class RanksScreen(MonitorScreen):
     )
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("m", "metric(1)", "Metric", id="ranks.metric", tooltip="The next metric: times, memory, cores"),
-        Binding("M", "metric(-1)", "Metric before", id="ranks.metric.back", tooltip="The metric before", show=False),
-        Binding("o", "order", "Order", id="ranks.order", tooltip="Outliers first, or by number"),
-        Binding("up", "choose(-1)", "Rank above", id="ranks.up", tooltip="The rank above in the map", show=False),
-        Binding("down", "choose(1)", "Rank below", id="ranks.down", tooltip="The rank below in the map", show=False),
-        Binding("enter", "timeline", "Its timeline", id="ranks.timeline", tooltip="The chosen rank's timeline"),
+        bind("m", "metric(1)", "ranks.metric", "Metric", "The next metric: times, memory, cores", 6),
+        bind("M", "metric(-1)", "ranks.metric.back", "Previous metric", "The previous metric"),
+        bind("o", "order", "ranks.order", "Order", "Sort outliers first, or by rank", 4),
+        *rank_bindings("ranks.up", "ranks.down", action="choose", importance=4),
+        bind("enter", "timeline", "ranks.timeline", "Timeline", "Show the chosen rank's timeline", 5),
     ]
 
     def __init__(self, glyphs: Glyphs, source: Source) -> None:
@@ -150,14 +142,8 @@ class RanksScreen(MonitorScreen):
             "rank-table": Box(room.x, room.y + room.height - under, room.width, under),
         }
 
-    def footer_keys(self, frame: Frame) -> Sequence[Key]:
-        return (
-            Key("m", "metric", "screen.metric(1)", 6),
-            Key("o", "by rank" if not self.ranking.by_number else "outliers", "screen.order", 4),
-            Key("↑↓", "rank", "screen.choose(1)", 4, ("screen.choose(-1)", "screen.choose(1)")),
-            Key("enter", "timeline", "screen.timeline", 5),
-            Key("z", "zoom", "screen.zoom", 2),
-        )
+    def label_keys(self, frame: Frame) -> dict[str, str]:
+        return {"ranks.order": "outliers" if self.ranking.by_number else "by rank"}
 
     def action_metric(self, number: int) -> None:
         self.ranking.switch_metric(number)
@@ -171,13 +157,7 @@ class RanksScreen(MonitorScreen):
         if self.frame is not None:
             rank = self.ranking.make_picture(self.frame).find_neighbor(number)
             if rank is not None:
-                await self._choose_rank(rank)
-
-    async def _choose_rank(self, rank: int) -> None:
-        await self.run_action(f"app.set_rank({rank})")
-
-    async def on_rank_map_clicked(self, event: RankMap.Clicked) -> None:
-        await self._choose_rank(event.rank)
+                await self.run_action(f"app.set_rank({rank})")
 
     async def action_timeline(self) -> None:
         """To the timeline of the rank that is marked here."""

@@ -10,11 +10,9 @@ from textual.message import Message
 
 from zerotop.analysis.formatting import format_count
 from zerotop.analysis.reports.recording_index import Recording
-from zerotop.ui.base.footer import Key
 from zerotop.ui.base.start_interfaces import LibraryItem
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row
-from zerotop.ui.drawing.units import other_pace, other_sizes
 from zerotop.ui.start.columns import ListLine
 from zerotop.ui.start.drawing import DETAIL_ROWS, draw_detail, draw_head, draw_list
 from zerotop.ui.start.model import StartModel
@@ -82,7 +80,7 @@ class StartSheet(KeyRow):
     def _draw_last_row(self, width: int) -> Row:
         if self.busy_text:
             return fit_row(((f" {self.glyphs.to_plain(self.busy_text)}", "key"),), width, self.glyphs, "keys")
-        return self.draw_key_row(list_keys(self._model), width)
+        return self.draw_key_row(label_keys(self._model), width)
 
     def on_click(self, event: events.Click) -> None:
         row = event.y - _LIST_TOP
@@ -98,18 +96,11 @@ class StartSheet(KeyRow):
         self.post_message(self.Scrolled(1))
 
 
-def list_keys(model: StartModel) -> list[Key]:
-    """Those worth naming now."""
-    several = len(model.choose_compared()) >= 2
-    named = [Key("q", "quit", "app.leave", 9)]
-    if model.rows:
-        named += [Key("enter", "open", "open", 9), Key("space", "mark", "mark", 5)]
-        named.append(Key("c", "compare", "compare", 8 if several else 4))
-    named += [Key("/", "filter", "filter", 8), Key("o", "order", "order", 6)]
-    if isinstance(model.chosen_item, Recording):
-        named += [Key("e", "export", "export", 3), Key("p", "pack", "pack", 3), Key("d", "delete", "delete", 3)]
-    named += [Key("u", other_sizes().name, "app.switch_sizes", 1), Key("U", other_pace().value, "app.switch_pace", 0)]
-    return [*named, Key("t", "theme", "app.switch_theme", 1), Key("?", "help", "app.help", 7)]
+def label_keys(model: StartModel) -> dict[str, str]:
+    """Return the footer's labels: what needs a row or a recording is left out without one."""
+    recording, rows = ("start.export", "start.pack", "start.delete"), ("start.open", "start.mark", "start.compare")
+    hidden = () if isinstance(model.chosen_item, Recording) else recording if model.rows else (*rows, *recording)
+    return {"app.leave": "quit", **dict.fromkeys(hidden, "")}
 
 
 def draw_empty_list(filter: str, width: int, height: int, glyphs: Glyphs) -> list[Row]:

@@ -10,7 +10,7 @@ from typing import ClassVar, TypeVar
 
 from textual import events, work
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Input
@@ -18,6 +18,7 @@ from textual.widgets import Input
 from zerotop.analysis.reports.measures import Comparison
 from zerotop.analysis.reports.recording_index import Recording
 from zerotop.ui.base.bindings import list_bindings
+from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.start_interfaces import OpenedRecording, RecordingLibrary, RefusedError, RunningJob
 from zerotop.ui.compare.screen import CompareScreen
 from zerotop.ui.dialogs.delete_dialog import DeleteDialog
@@ -44,15 +45,15 @@ class StartScreen(Screen[None]):
     AUTO_FOCUS = ""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "open", "Open", id="start.open", tooltip="Watch it: a running job live, any other from its begin"),
-        Binding("slash", "filter", "Filter", id="start.filter", tooltip="Show only what holds some words"),
-        Binding("escape", "no_filter", "All", id="start.all", tooltip="All of them again, nothing marked", show=False),
-        Binding("o", "order", "Order", id="start.order", tooltip="Sort by the next: newest, by state, slowest and others"),
-        Binding("space", "mark", "Mark", id="start.mark", tooltip="Mark it, to compare it with others"),
-        Binding("c", "compare", "Compare", id="start.compare", tooltip="Show the marked ones side by side"),
-        Binding("e", "export", "Export", id="start.export", tooltip="Write its steps as CSV to the current folder"),
-        Binding("p", "pack", "Pack", id="start.pack", tooltip="Write it as one small file to the current folder"),
-        Binding("d", "delete", "Delete", id="start.delete", tooltip="Delete it for good, after asking"),
+        bind("enter", "open", "start.open", "Open", "Open the recording or running job", 9),
+        bind("space", "mark", "start.mark", "Mark", "Mark the recording for a comparison", 5),
+        bind("c", "compare", "start.compare", "Compare", "Compare the marked recordings", 5),
+        bind("slash", "filter", "start.filter", "Filter", "Filter the list by words", 8),
+        bind("escape", "no_filter", "start.all", "All", "Clear the filter, then the marks"),
+        bind("o", "order", "start.order", "Order", "Next order: newest, by state, slowest and others", 6),
+        bind("e", "export", "start.export", "Export", "Write its steps as a CSV file to the current folder", 3),
+        bind("p", "pack", "start.pack", "Pack", "Write it as one small file to the current folder", 3),
+        bind("d", "delete", "start.delete", "Delete", "Delete it permanently, after asking", 3),
         *list_bindings("start", "move", "go(0)", "go(-1)"),
     ]
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import ClassVar
 
 from textual import events
-from textual.binding import Binding, BindingType
-from textual.message import Message
+from textual.binding import BindingType
 
 from zerotop.analysis.live_view import Rank
 from zerotop.analysis.ranks.threads import RankThreads, ThreadTable, describe_crowding
 from zerotop.ui.base.base_screen import MonitorScreen
-from zerotop.ui.base.footer import Key
+from zerotop.ui.base.bindings import rank_bindings
+from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Source
 from zerotop.ui.base.layout import GAP, Box
@@ -61,11 +61,10 @@ class ThreadsScreen(MonitorScreen):
     )
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "app.choose_rank(-1)", "Rank before", id="threads.up", tooltip="The rank before", show=False),
-        Binding("down", "app.choose_rank(1)", "Next rank", id="threads.down", tooltip="The next rank", show=False),
-        Binding("enter", "open", "Single threads", id="threads.open", tooltip="Each thread of a name by itself, and back"),
-        Binding("pageup", "rows(-1)", "Threads back", id="threads.pageup", tooltip="A page of threads back", show=False),
-        Binding("pagedown", "rows(1)", "Threads on", id="threads.pagedown", tooltip="A page of threads on", show=False),
+        *rank_bindings("threads.up", "threads.down", importance=7),
+        bind("enter", "open", "threads.open", "Single threads", "Expand or collapse threads of the same name", 6),
+        bind("pageup", "rows(-1)", "threads.pageup", "Page up", "One page of threads up"),
+        bind("pagedown", "rows(1)", "threads.pagedown", "Page down", "One page of threads down"),
     ]
 
     def __init__(self, glyphs: Glyphs, source: Source) -> None:
@@ -94,17 +93,8 @@ class ThreadsScreen(MonitorScreen):
             "threads": Box(room.x, room.y + above, room.width, room.height - above),
         }
 
-    def footer_keys(self, frame: Frame) -> Sequence[Key]:
-        several = len(frame.view.ranks) > 1
-        return (
-            *(
-                [Key("↑↓", "rank", "app.choose_rank(1)", 7, ("app.choose_rank(-1)", "app.choose_rank(1)"))]
-                if several
-                else []
-            ),
-            Key("enter", "single threads", "screen.open", 6),
-            Key("y", "copy", "app.copy", 2),
-        )
+    def label_keys(self, frame: Frame) -> dict[str, str]:
+        return {} if len(frame.view.ranks) > 1 else {"threads.up": ""}
 
     def action_open(self) -> None:
         self.query_one(ThreadList).toggle_groups()
@@ -112,10 +102,6 @@ class ThreadsScreen(MonitorScreen):
     def action_rows(self, direction: int) -> None:
         panel = self.query_one(ThreadList)
         panel.scroll_rows(direction * max(1, panel.size.height // 2))
-
-    def on_rank_list_chosen(self, event: RankList.Chosen) -> None:
-        event.stop()
-        self.post_message(self.RankChosen(event.rank))
 
 
 def find_shown_rank(frame: Frame) -> Rank | None:
@@ -126,13 +112,6 @@ def find_shown_rank(frame: Frame) -> Rank | None:
 
 class RankList(FrameWidget):
     """All ranks, of which a click chooses one."""
-
-    class Chosen(Message):
-        """This one."""
-
-        def __init__(self, rank: int) -> None:
-            super().__init__()
-            self.rank = rank
 
     def __init__(self, glyphs: Glyphs, table: ThreadTable, *, id: str) -> None:
         super().__init__(glyphs, id=id)
@@ -152,7 +131,7 @@ class RankList(FrameWidget):
         ranks = self.frame.view.ranks
         place = find_first_visible(ranks, self.frame.rank, self.size.height - 1) + event.y - 1
         if place < len(ranks):
-            self.post_message(self.Chosen(ranks[place].rank))
+            self.post_message(MonitorScreen.RankChosen(ranks[place].rank))
 
 
 class ThreadList(FrameWidget):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import ClassVar
 
 from textual import events
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.message import Message
 
 from zerotop.ui.base.base_screen import MonitorScreen
-from zerotop.ui.base.footer import Key
+from zerotop.ui.base.bindings import rank_bindings
+from zerotop.ui.base.footer_keys import bind, in_footer
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Source
 from zerotop.ui.base.layout import Box
@@ -26,6 +27,7 @@ from zerotop.ui.widgets.frame_widget import FrameWidget
 # Until what could not be read in time for a picture is in the next one.
 _REDRAW_DELAY_S = 0.03
 _PAN_SHARE = 0.25  # of the window
+_ZOOM, _PAN, _RANGE = in_footer(8, "zoom", label_index=1), in_footer(5, "pan"), in_footer(6, "range")
 
 
 class TimelineScreen(MonitorScreen):
@@ -39,27 +41,16 @@ class TimelineScreen(MonitorScreen):
     TERMS = TERMS
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("plus,equals_sign", "scale(1)", "Zoom in", id="timeline.in", tooltip="Less time, around the cursor"),
-        Binding("minus", "scale(-1)", "Zoom out", id="timeline.out", tooltip="More time, up to the whole recording"),
-        Binding(
-            "w", "whole", "Whole recording", id="timeline.whole", tooltip="The whole recording, and back to a few steps"
-        ),
-        Binding("shift+left,h", "pan(-1)", "Earlier", id="timeline.earlier", tooltip="Look further back; the cursor stays"),
-        Binding("shift+right,l", "pan(1)", "Later", id="timeline.later", tooltip="Look further on; the cursor stays"),
-        Binding("f", "follow", "Follow", id="timeline.follow", tooltip="To the end; while the job runs, along with it"),
-        Binding(
-            "left_square_bracket",
-            "begin_range",
-            "Begin a range",
-            id="timeline.begin",
-            tooltip="A range begins at the cursor",
-        ),
-        Binding(
-            "right_square_bracket", "end_range", "End the range", id="timeline.end", tooltip="The range ends at the cursor"
-        ),
-        Binding("escape", "back", "Forget the range", id="timeline.back", tooltip="Forget the range", show=False),
-        Binding("up", "app.choose_rank(-1)", "Rank before", id="timeline.up", tooltip="The lanes of the rank before"),
-        Binding("down", "app.choose_rank(1)", "Next rank", id="timeline.down", tooltip="The lanes of the next rank"),
+        bind("plus,equals_sign", "scale(1)", "timeline.in", "Zoom in", "Zoom in around the cursor", _ZOOM),
+        bind("minus", "scale(-1)", "timeline.out", "Zoom out", "Zoom out, up to everything", _ZOOM),
+        bind("h,shift+left", "pan(-1)", "timeline.earlier", "Pan left", "Pan left", _PAN),
+        bind("l,shift+right", "pan(1)", "timeline.later", "Pan right", "Pan right", _PAN),
+        bind("w", "whole", "timeline.whole", "Whole", "Switch between the whole recording and a few steps", 5),
+        bind("left_square_bracket", "begin_range", "timeline.begin", "Begin range", "Begin a range at the cursor", _RANGE),
+        bind("right_square_bracket", "end_range", "timeline.end", "End range", "End the range at the cursor", _RANGE),
+        *rank_bindings("timeline.up", "timeline.down", importance=5),
+        bind("escape", "back", "timeline.back", "No range", "Clear the range", 7),
+        bind("f", "follow", "timeline.follow", "Follow", "Go to the end, and follow it while the job runs"),
     ]
 
     def __init__(self, glyphs: Glyphs, source: Source) -> None:
@@ -74,18 +65,9 @@ class TimelineScreen(MonitorScreen):
     def layout_panels(self, room: Box, frame: Frame) -> dict[str, Box]:
         return {"lanes": room}
 
-    def footer_keys(self, frame: Frame) -> Sequence[Key]:
-        keys = [
-            Key("+-", "zoom", "screen.scale(-1)", 8, ("screen.scale(1)", "screen.scale(-1)")),
-            Key("h l", "pan", "screen.pan(-1)", 5, ("screen.pan(-1)", "screen.pan(1)")),
-            Key("w", "whole", "screen.whole", 5),
-            Key("[ ]", "range", "screen.begin_range", 6, ("screen.begin_range", "screen.end_range")),
-        ]
-        if len(frame.view.ranks) > 1:
-            keys.append(Key("↑↓", "rank", "app.choose_rank(1)", 5, ("app.choose_rank(-1)", "app.choose_rank(1)")))
-        if self.timeline_view.has_range:
-            keys.append(Key("esc", "no range", "screen.back", 7))
-        return keys
+    def label_keys(self, frame: Frame) -> dict[str, str]:
+        labels = {"screen.zoom": ""} | ({} if self.timeline_view.has_range else {"timeline.back": ""})
+        return labels if len(frame.view.ranks) > 1 else labels | {"timeline.up": ""}
 
     def action_scale(self, direction: int) -> None:
         self.timeline_view.zoom_window(direction)
