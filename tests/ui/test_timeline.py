@@ -256,7 +256,7 @@ async def test_help_explains_it() -> None:
         await seen.press("question_mark")
         text = seen.text()
         assert "Zoom in around the cursor" in text
-        assert "A range begins at the cursor" in text
+        assert "Begin a range at the cursor" in text
 
 
 @pytest.mark.parametrize("size", [(20, 6), (40, 12), (80, 24), (300, 90)])

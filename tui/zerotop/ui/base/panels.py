@@ -23,6 +23,7 @@ from zerotop.ui.live.memory import draw_memory
 from zerotop.ui.live.output import count_visible_lines, draw_output
 from zerotop.ui.widgets.frame_widget import FrameWidget
 from zerotop.ui.widgets.key_row import ClickableRow
+from zerotop.ui.widgets.scrollable import Scrollable
 
 
 class Header(FrameWidget):
@@ -83,7 +84,7 @@ class Gpus(FrameWidget, can_focus=True):
         return draw_gpu(frame.view, width, height, self.glyphs, focused=self.has_focus)
 
 
-class Output(FrameWidget, can_focus=True):
+class Output(Scrollable, FrameWidget, can_focus=True):
     """The job's own output."""
 
     class Scrolled(Message):
@@ -106,13 +107,8 @@ class Output(FrameWidget, can_focus=True):
         """The same by pages, of which one line stays."""
         self.scroll_lines(pages * max(1, count_visible_lines(self.size.height) - 1))
 
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        event.stop()
-        self.scroll_lines(3)
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        event.stop()
-        self.scroll_lines(-3)
+    def scroll_rows(self, rows: int) -> None:
+        self.scroll_lines(-rows)
 
 
 class Transport(FrameWidget):
@@ -151,7 +147,7 @@ class Transport(FrameWidget):
             self.post_message(self.Scrubbed(max(0.0, min(1.0, (x - begin) / (length - 1)))))
 
 
-class Tabs(ClickableRow, FrameWidget):
+class Tabs(FrameWidget, ClickableRow):
     """The screens there are, and what watching costs."""
 
     def __init__(self, glyphs: Glyphs, *, id: str, active: str) -> None:
@@ -164,7 +160,7 @@ class Tabs(ClickableRow, FrameWidget):
         return [row]
 
 
-class Keys(ClickableRow, FrameWidget):
+class Keys(FrameWidget, ClickableRow):
     """The keys that work here."""
 
     def __init__(self, glyphs: Glyphs, *, id: str, own_labels: Callable[[Frame], Mapping[str, str]]) -> None:

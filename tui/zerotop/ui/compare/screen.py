@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.screen import Screen
@@ -16,6 +15,7 @@ from zerotop.ui.compare.drawing import draw_head, draw_rows, format_values
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row, merge_spans
 from zerotop.ui.widgets.key_row import KeyRow
+from zerotop.ui.widgets.scrollable import Scrollable
 
 COMPARE_TERMS: tuple[tuple[str, str], ...] = (
     (
@@ -78,7 +78,7 @@ class CompareScreen(Screen[bool]):
         self.table.scroll_rows(pages * max(1, self.table.size.height - 4))
 
 
-class ComparisonTable(KeyRow, can_focus=True):
+class ComparisonTable(Scrollable, KeyRow, can_focus=True):
     """The table, its head and its keys."""
 
     def __init__(self, comparison: Comparison, glyphs: Glyphs, *, id: str) -> None:
@@ -113,11 +113,3 @@ class ComparisonTable(KeyRow, can_focus=True):
         lines = [("section", "what", *self.comparison.names)]
         lines += [(measure.section, measure.name.strip(), *format_values(measure)) for measure in measures]
         return "\n".join("\t".join(line) for line in lines)
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        event.stop()
-        self.scroll_rows(-3)
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        event.stop()
-        self.scroll_rows(3)

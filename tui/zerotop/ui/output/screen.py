@@ -23,6 +23,7 @@ from zerotop.ui.output.drawing import count_visible_lines, draw_lines, draw_page
 from zerotop.ui.output.model import OutputView
 from zerotop.ui.output.search_bar import Find
 from zerotop.ui.widgets.frame_widget import FrameWidget
+from zerotop.ui.widgets.scrollable import Scrollable
 
 # A slice of searching; a key waits at most so long for it. Then the others get their turn.
 _SEARCH_SLICE_S, _SEARCH_PAUSE_S = 0.015, 0.01
@@ -139,13 +140,8 @@ class OutputScreen(MonitorScreen):
     def action_page(self, direction: int) -> None:
         self.action_scroll_by(direction * max(1, count_visible_lines(self.query_one(OutputLines).size.height) - 1))
 
-    def on_output_lines_scrolled(self, event: OutputLines.Scrolled) -> None:
+    def on_output_lines_moved(self, event: OutputLines.Moved) -> None:
         event.stop()
-        self.action_scroll_by(event.lines)
-
-    def on_output_lines_dragged(self, event: OutputLines.Dragged) -> None:
-        event.stop()
-        self.reading.scroll_to_share(event.share)
         self.redraw_frame()
 
     def action_wrap(self) -> None:
@@ -180,22 +176,11 @@ class OutputScreen(MonitorScreen):
             self.post_message(self.SeekRequested(time_ns))
 
 
-class OutputLines(FrameWidget):
+class OutputLines(Scrollable, FrameWidget):
     """The lines. The mouse scrolls, and goes to the moment of a line."""
 
-    class Scrolled(Message):
-        """Older lines (positive) or newer ones are wanted."""
-
-        def __init__(self, lines: int) -> None:
-            super().__init__()
-            self.lines = lines
-
-    class Dragged(Message):
-        """A share of the whole output was chosen at the right edge."""
-
-        def __init__(self, share: float) -> None:
-            super().__init__()
-            self.share = share
+    class Moved(Message):
+        """The mouse scrolled."""
 
     _is_dragging = False
 
@@ -223,31 +208,28 @@ class OutputLines(FrameWidget):
         page = self.reading.build_page(room)
         return [line for _, line in draw_page_rows(page, self.reading.describe_search(), width, room, self.glyphs)]
 
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        event.stop()
-        self.post_message(self.Scrolled(3))
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        event.stop()
-        self.post_message(self.Scrolled(-3))
+    def scroll_rows(self, rows: int) -> None:
+        self.reading.scroll_lines(-rows)
+        self.post_message(self.Moved())
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
         if event.x == self.size.width - 1:
             self._is_dragging = True
             self.capture_mouse()
-            self._post_drag(event.y)
+            self._drag_to(event.y)
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
         if self._is_dragging:
-            self._post_drag(event.y)
+            self._drag_to(event.y)
 
     def on_mouse_up(self) -> None:
         self._is_dragging = False
         self.release_mouse()
 
-    def _post_drag(self, y: int) -> None:
+    def _drag_to(self, y: int) -> None:
         room = count_visible_lines(self.size.height)
-        self.post_message(self.Dragged((y - (self.size.height - room)) / max(1, room - 1)))
+        self.reading.scroll_to_share((y - (self.size.height - room)) / max(1, room - 1))
+        self.post_message(self.Moved())
 
     def on_click(self, event: events.Click) -> None:
         lines, row = self._find_visible_lines(), event.y - (self.size.height - count_visible_lines(self.size.height))

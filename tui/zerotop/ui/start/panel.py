@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 
 from textual import events
-from textual.message import Message
 
 from zerotop.analysis.formatting import format_count
 from zerotop.analysis.reports.recording_index import Recording
@@ -17,28 +16,16 @@ from zerotop.ui.start.columns import ListLine
 from zerotop.ui.start.drawing import DETAIL_ROWS, draw_detail, draw_head, draw_list
 from zerotop.ui.start.model import StartModel
 from zerotop.ui.widgets.key_row import KeyRow
+from zerotop.ui.widgets.scrollable import Scrollable
 
 _LIST_TOP = 2  # rows above the first of the list
 _MIN_DETAILS_HEIGHT = 16
 
 
-class StartSheet(KeyRow):
+class StartSheet(Scrollable, KeyRow):
     """One picture of all of it."""
 
-    class RowClicked(Message):
-        """A row was clicked; ``twice`` is to open it."""
-
-        def __init__(self, row: int, *, is_double: bool) -> None:
-            super().__init__()
-            self.row = row
-            self.is_double = is_double
-
-    class Scrolled(Message):
-        """The wheel was turned, so many rows down."""
-
-        def __init__(self, rows: int) -> None:
-            super().__init__()
-            self.rows = rows
+    wheel_rows = 1
 
     def __init__(self, model: StartModel, folder: str, glyphs: Glyphs, *, id: str) -> None:
         super().__init__(glyphs, id=id)
@@ -85,15 +72,15 @@ class StartSheet(KeyRow):
     def on_click(self, event: events.Click) -> None:
         row = event.y - _LIST_TOP
         if 0 <= row < self.visible_rows and row + self._model.top_row < len(self._model.rows):
-            self.post_message(self.RowClicked(row + self._model.top_row, is_double=event.chain == 2))
+            self._model.go_to_row(row + self._model.top_row)
+            self.repaint()
+            if event.chain == 2:
+                self.app.call_later(self.app.run_action, "screen.open")
 
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        event.stop()
-        self.post_message(self.Scrolled(-1))
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        event.stop()
-        self.post_message(self.Scrolled(1))
+    def scroll_rows(self, rows: int) -> None:
+        """Move the cursor."""
+        self._model.move_cursor(rows)
+        self.repaint()
 
 
 def label_keys(model: StartModel) -> dict[str, str]:

@@ -108,8 +108,7 @@ class StartScreen(Screen[None]):
     # Moving
 
     def action_move(self, rows: int) -> None:
-        self.model.move_cursor(rows)
-        self._sheet.repaint()
+        self._sheet.scroll_rows(rows)
 
     def action_page(self, pages: int) -> None:
         self.action_move(pages * max(1, self._sheet.visible_rows - 1))
@@ -126,14 +125,6 @@ class StartScreen(Screen[None]):
         self.model.choose_next_order()
         self.post_message(self.Ordered(self.model.order))
         self._sheet.repaint()
-
-    def on_start_sheet_row_clicked(self, event: StartSheet.RowClicked) -> None:
-        self.action_go(event.row)
-        if event.is_double:
-            self.action_open()
-
-    def on_start_sheet_scrolled(self, event: StartSheet.Scrolled) -> None:
-        self.action_move(event.rows)
 
     # The filter
 

@@ -22,6 +22,7 @@ from zerotop.ui.drawing.rows import Row, fit_row
 from zerotop.ui.ranks.rank_list import draw_ranks, find_first_visible
 from zerotop.ui.threads.drawing import draw_threads, measure_history, threads_text
 from zerotop.ui.widgets.frame_widget import FrameWidget
+from zerotop.ui.widgets.scrollable import Scrollable
 
 _SIDE_BY_SIDE_WIDTH, _LIST_WIDTH = 130, 42  # from this width on the ranks are beside the threads
 
@@ -134,7 +135,7 @@ class RankList(FrameWidget):
             self.post_message(MonitorScreen.RankChosen(ranks[place].rank))
 
 
-class ThreadList(FrameWidget):
+class ThreadList(Scrollable, FrameWidget):
     """The threads of the chosen rank."""
 
     def __init__(self, glyphs: Glyphs, table: ThreadTable, source: Source, *, id: str) -> None:
@@ -194,11 +195,3 @@ class ThreadList(FrameWidget):
         """Further down the threads, or (negative) up."""
         self._top_row = max(0, self._top_row + rows)
         self.repaint()
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        event.stop()
-        self.scroll_rows(-3)
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        event.stop()
-        self.scroll_rows(3)

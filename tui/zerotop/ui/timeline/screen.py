@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from textual import events
 from textual.binding import BindingType
-from textual.message import Message
 
 from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.bindings import rank_bindings
@@ -57,7 +56,7 @@ class TimelineScreen(MonitorScreen):
         super().__init__(glyphs, source)
         self.timeline_view = TimelineView()
         self._origin_ns = source.session.begin_ns
-        self._lanes = TimelineLanes(glyphs, PictureBuilder(source, self.timeline_view))
+        self._lanes = TimelineLanes(glyphs, source, self.timeline_view)
 
     def build_panels(self) -> Iterable[FrameWidget]:
         yield self._lanes
@@ -112,60 +111,14 @@ class TimelineScreen(MonitorScreen):
             return self.timeline_view.has_range or bool(self.zoomed)
         return super().check_action(action, parameters)
 
-    def on_timeline_lanes_chosen(self, event: TimelineLanes.Chosen) -> None:
-        event.stop()
-        self.post_message(self.SeekRequested(self._origin_ns + event.moment))
-
-    def on_timeline_lanes_dragged(self, event: TimelineLanes.Dragged) -> None:
-        event.stop()
-        self.timeline_view.select_range(event.begin, event.end)
-        self._lanes.repaint()
-
-    def on_timeline_lanes_wheel_turned(self, event: TimelineLanes.WheelTurned) -> None:
-        event.stop()
-        self.timeline_view.zoom_window(event.direction, event.moment, WHEEL_ZOOM)
-        self._lanes.repaint()
-
-    def on_timeline_lanes_wheel_pushed(self, event: TimelineLanes.WheelPushed) -> None:
-        event.stop()
-        self.timeline_view.pan_share(event.direction * _PAN_SHARE / 2)
-        self._lanes.repaint()
-
 
 class TimelineLanes(FrameWidget, can_focus=True):
     """All lanes. A click moves the cursor, dragging selects a range, the wheel zooms."""
 
-    class Chosen(Message):
-        """A moment was clicked: nanoseconds since the session's begin, as all here."""
-
-        def __init__(self, moment: int) -> None:
-            super().__init__()
-            self.moment = moment
-
-    class Dragged(Message):
-        """The mouse was drawn from one moment to another, with its button down."""
-
-        def __init__(self, begin: int, end: int) -> None:
-            super().__init__()
-            self.begin, self.end = begin, end
-
-    class WheelTurned(Message):
-        """The wheel was turned at a moment: away (1) to see less time, or back (-1)."""
-
-        def __init__(self, direction: int, moment: int) -> None:
-            super().__init__()
-            self.direction, self.moment = direction, moment
-
-    class WheelPushed(Message):
-        """The wheel was pushed sideways: to earlier (-1) or later (1)."""
-
-        def __init__(self, direction: int) -> None:
-            super().__init__()
-            self.direction = direction
-
-    def __init__(self, glyphs: Glyphs, pictures: PictureBuilder) -> None:
+    def __init__(self, glyphs: Glyphs, source: Source, view: TimelineView) -> None:
         super().__init__(glyphs, id="lanes")
-        self._pictures = pictures
+        self._source, self._view = source, view
+        self._pictures = PictureBuilder(source, view)
         self._pressed_ns: int | None = None  # the moment where the mouse's button went down
         self._is_redraw_due = False
 
@@ -206,9 +159,8 @@ class TimelineLanes(FrameWidget, can_focus=True):
             return
         begin, end = sorted((picture.find_cell(self._pressed_ns), picture.find_cell(moment)))
         if end > begin:
-            self.post_message(
-                self.Dragged(picture.begin + begin * picture.cell_ns, picture.begin + (end + 1) * picture.cell_ns)
-            )
+            self._view.select_range(picture.begin + begin * picture.cell_ns, picture.begin + (end + 1) * picture.cell_ns)
+            self.repaint()
 
     def on_mouse_up(self, event: events.MouseUp) -> None:
         pressed, self._pressed_ns = self._pressed_ns, None
@@ -220,26 +172,31 @@ class TimelineLanes(FrameWidget, can_focus=True):
             and picture is not None
             and picture.find_cell(pressed) == picture.find_cell(moment)
         ):
-            self.post_message(self.Chosen(pressed))
+            self.post_message(MonitorScreen.SeekRequested(self._source.session.begin_ns + pressed))
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        self._post_wheel(event, 1)
+        self._turn_wheel(event, 1)
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        self._post_wheel(event, -1)
+        self._turn_wheel(event, -1)
 
-    def _post_wheel(self, event: events.MouseEvent, direction: int) -> None:
+    def _turn_wheel(self, event: events.MouseEvent, direction: int) -> None:
+        """Zoom in (1) or out (-1) around the mouse; with shift or control pan."""
         event.stop()
         moment = self._find_moment(event.x)
         if event.shift or event.ctrl:
-            self.post_message(self.WheelPushed(-direction))
+            self._pan(event, -direction)
         elif moment is not None:
-            self.post_message(self.WheelTurned(direction, moment))
+            self._view.zoom_window(direction, moment, WHEEL_ZOOM)
+            self.repaint()
 
     def on_mouse_scroll_left(self, event: events.MouseScrollLeft) -> None:
-        event.stop()
-        self.post_message(self.WheelPushed(-1))
+        self._pan(event, -1)
 
     def on_mouse_scroll_right(self, event: events.MouseScrollRight) -> None:
+        self._pan(event, 1)
+
+    def _pan(self, event: events.MouseEvent, direction: int) -> None:
         event.stop()
-        self.post_message(self.WheelPushed(1))
+        self._view.pan_share(direction * _PAN_SHARE / 2)
+        self.repaint()
