@@ -152,7 +152,7 @@ async def test_what_is_not_there_is_not_found(long: Printing) -> None:
         screen = await shown(app, pilot)
         await pilot.press("slash", *"Line 7", "enter")
         await until(pilot, lambda: not screen.reading.is_busy)
-        assert any("not found" in line for line in text(app))
+        assert any("no matches" in line for line in text(app))
         assert body(app)[-1].endswith("line 3599")
 
 

@@ -1,4 +1,4 @@
-"""Recordings side by side."""
+"""The comparison screen: recordings side by side."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from zerotop.ui.widgets.scrollable import Scrollable
 COMPARE_TERMS: tuple[tuple[str, str], ...] = (
     (
         "bright and muted",
-        "Bright rows differ: settings and counts at all, what was measured by more than 5 %, which runs of one job do.",
+        "Bright rows differ: settings and counts by any amount, measurements by more than 5 %, the usual noise.",
     ),
-    ("2.45×", "How many times the first recording's value it is."),
-    ("Time", "Medians of all iterations, on the slowest rank of each; they add up only roughly."),
+    ("2.45×", "The factor to the first recording's value."),
+    ("Time", "Medians of all iterations, each on its slowest rank; they add up only approximately."),
 )
 
 
@@ -35,10 +35,10 @@ def _add_margin(row: Row, style: str) -> Row:
 
 
 class CompareScreen(Screen[bool]):
-    """A table that scrolls. Returns whether to lay the iterations of the first two over one another."""
+    """A table that scrolls. Returns whether to overlay the iterations of the first two recordings."""
 
     TITLE = "Compare"
-    HELP = "Recordings side by side: what is the same is muted, what differs is bright."
+    HELP = "Recordings side by side: differences are bright, the rest is muted."
     TERMS = COMPARE_TERMS
     ALLOW_SELECT = False
     AUTO_FOCUS = "#comparison"
@@ -79,7 +79,7 @@ class CompareScreen(Screen[bool]):
 
 
 class ComparisonTable(Scrollable, KeyRow, can_focus=True):
-    """The table, its head and its keys."""
+    """The table with its heading and keys."""
 
     def __init__(self, comparison: Comparison, glyphs: Glyphs, *, id: str) -> None:
         super().__init__(glyphs, id=id)
@@ -89,12 +89,12 @@ class ComparisonTable(Scrollable, KeyRow, can_focus=True):
 
     def paint(self, width: int, height: int) -> list[Row] | None:
         inner = width - 2 * _MARGIN
-        found = draw_rows(self.comparison, inner, self.glyphs, only_differing=self.only_differing)
+        rows = draw_rows(self.comparison, inner, self.glyphs, only_differing=self.only_differing)
         room = max(0, height - 2)
-        self.top_row = max(0, min(self.top_row, len(found) - room))
-        body = [_add_margin(row, "text") for row in found[self.top_row : self.top_row + room]]
+        self.top_row = max(0, min(self.top_row, len(rows) - room))
+        body = [_add_margin(row, "text") for row in rows[self.top_row : self.top_row + room]]
         blank = [fit_row((), width, self.glyphs)] * (room - len(body))
-        keys = self.draw_key_row(self._label_keys(len(found) > room), width)
+        keys = self.draw_key_row(self._label_keys(len(rows) > room), width)
         top = _add_margin(draw_head(self.comparison, inner, self.glyphs), "band")
         return [*[top, *body, *blank][: height - 1], keys]
 
@@ -103,13 +103,13 @@ class ComparisonTable(Scrollable, KeyRow, can_focus=True):
         return labels if scrolls else labels | {"compare.up": ""}
 
     def scroll_rows(self, number: int) -> None:
-        """Down, or up."""
+        """Scroll down, or up if negative."""
         self.top_row = max(0, self.top_row + number)
         self.repaint()
 
     def copy_text(self) -> str:
-        """The rows that are shown, tabs between the columns."""
+        """Return the shown rows, with tabs between the columns."""
         measures = self.comparison.different_measures if self.only_differing else self.comparison.measures
-        lines = [("section", "what", *self.comparison.names)]
+        lines = [("section", "measure", *self.comparison.names)]
         lines += [(measure.section, measure.name.strip(), *format_values(measure)) for measure in measures]
         return "\n".join("\t".join(line) for line in lines)

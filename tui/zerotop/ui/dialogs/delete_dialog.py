@@ -1,4 +1,4 @@
-"""Asks before a recording is deleted for good."""
+"""Asks before a recording is deleted."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from zerotop.ui.drawing.text import sanitize
 
 
 class DeleteDialog(Dialog[bool]):
-    """Returns whether to. What is chosen at first harms nothing."""
+    """Returns whether to delete. The first choice keeps the recording."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        bind("d,y", "choose(True)", "delete.yes", "Delete", "Delete it for good"),
+        bind("d,y", "choose(True)", "delete.yes", "Delete", "Delete permanently"),
         bind("c,n,q", "choose(False)", "delete.no", "Keep", "Back to the list"),
     ]
 
@@ -32,7 +32,7 @@ class DeleteDialog(Dialog[bool]):
 
     def compose_box(self) -> ComposeResult:
         name, freed = sanitize(self.recording.name, self.glyphs), format_size(self.recording.stamp.bytes)
-        yield Static(Text(f"{name} is deleted for good. That frees {freed}."), id="text", markup=False)
+        yield Static(Text(f"Delete {name} permanently? This frees {freed}."), id="text", markup=False)
         keep, delete = Option(Text("c  Keep it"), id="keep"), Option(Text("d  Delete it"), id="delete")
         yield OptionList(keep, delete, markup=False)
 

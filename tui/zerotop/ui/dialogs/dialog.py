@@ -1,4 +1,4 @@
-"""What all boxes over a screen have in common."""
+"""The base of all dialogs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 class Dialog(ModalScreen[Result]):
-    """A titled box in the middle; escape closes it."""
+    """A titled box in the middle of the screen; escape closes it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [bind("escape", "close", "dialog.close", "Close", "Back to the screen")]
 
@@ -37,14 +37,14 @@ class Dialog(ModalScreen[Result]):
 
     @abstractmethod
     def compose_box(self) -> ComposeResult:
-        """What is in the box."""
+        """Compose the content of the box."""
 
     def compose_problem(self) -> ComposeResult:
-        """The line in which ``tell`` says what went wrong; without it there is no line."""
+        """Compose the line for :meth:`show_problem`; it is hidden at first."""
         yield Static(id="problem", markup=False)
 
     def show_problem(self, sentence: str) -> None:
-        """Says what went wrong."""
+        """Show what went wrong."""
         line = self.query_one("#problem", Static)
         line.update(Text(sanitize(sentence, self.glyphs)))
         line.add_class("told")

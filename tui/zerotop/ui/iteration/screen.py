@@ -1,4 +1,4 @@
-"""One iteration, folded from many: why it takes that long."""
+"""The iteration screen: one iteration folded from many, and where its time goes."""
 
 from __future__ import annotations
 
@@ -29,52 +29,52 @@ from zerotop.ui.iteration.samples import count_sample_rows
 from zerotop.ui.iteration.table import FULL_WIDTH, build_lines
 from zerotop.ui.widgets.frame_widget import FrameWidget
 
-_SIDE_BY_SIDE_WIDTH = 82  # from this width of the chart on the table is beside it
+_SIDE_BY_SIDE_WIDTH = 82  # cells of the chart from which the table stands beside it
 _MIN_CHART_ROWS = 9  # rows
 _COUNT = in_footer(7, "iterations", label_index=1)
 
 
 class IterationScreen(MonitorScreen):
-    """Why does an iteration take that long, and what idles meanwhile."""
+    """Shows why an iteration takes so long, and what idles meanwhile."""
 
     NAME = "iteration"
     TITLE = "Iteration"
-    HELP = "One iteration, folded from many: what GPUs, cores, power, PCIe and memory do in each phase of it."
+    HELP = "One iteration, folded from many: GPU, CPU, power, PCIe and memory in each of its phases."
     TERMS = (
         (
             "folded",
-            "Many iterations laid over one another, phase on phase, as an oscilloscope does: the line is the median,\n"
-            "the band holds 10 to 90 % of what was seen. By default all since iterations last took another time.",
+            "Many iterations aligned phase by phase, as an oscilloscope does: the line is the median,\n"
+            "the band holds 10 to 90 % of the values. By default, all iterations since the pace last changed.",
         ),
         (
             "GPU %",
-            "NVML says the share of the last 200 ms in which a kernel ran. Samples begin everywhere in the iteration,\n"
-            "so shorter phases can be told apart: the curve is what those means come from.",
+            "NVML reports the share of the last 200 ms in which a kernel ran. Samples fall anywhere in the iteration,\n"
+            "so that shorter phases can be resolved: the curve is the signal behind those means.",
         ),
         (
             "CPU/64",
-            "Cores in use, of those the job may use: of all ranks on a host together, or of the chosen one.\n"
-            "Sampled ten times a second, and told apart like the GPU's.",
+            "Cores in use, out of those available to the job: by all ranks on a host, or by the chosen one.\n"
+            "Sampled ten times a second, and resolved like the GPU's.",
         ),
         (
             "blurred, at least",
-            "Blurred: the sensor looks back for longer than an iteration, so only its mean is known.\n"
-            "At least: PCIe counters are read so seldom that more than 4 GiB may flow between two looks.",
+            "Blurred: the sensor averages over more than an iteration, so that only the mean is known.\n"
+            "At least: PCIe counters wrap at 4 GiB, and more may flow between two samples.",
         ),
         (
             "device, idle",
-            "Device: how long the GPU was at the phase, by CUDA events. Idle: seconds of the phase in which no kernel ran.\n"
-            "Copies are no kernels: a GPU that waits for gradients to go to the host is idle.",
+            "Device: the phase's time on the GPU, from CUDA events. Idle: seconds of the phase in which no kernel ran.\n"
+            "Copies are not kernels: a GPU that only copies gradients to the host is idle.",
         ),
         (
-            "left out",
-            "Iterations with an evaluation, a checkpoint, a skipped update (fp16 overflow), other phases, or far longer\n"
-            "than the others are not folded with them.",
+            "excluded",
+            "Iterations with an evaluation, a checkpoint, a skipped update (fp16 overflow) or other phases, and outliers,\n"
+            "are not folded with the others.",
         ),
         (
             "pinned",
-            "c keeps the fold that is shown, and draws it behind later ones: before and after a change.\n"
-            "c again takes it away, v lays another recording's there. It begins at the same moment and lasts as it did.",
+            "c keeps the current fold and draws it behind later ones, to compare before and after a change.\n"
+            "c again removes it; v pins another recording's. Both begin at the same moment and keep their own length.",
         ),
     )
 
@@ -94,7 +94,7 @@ class IterationScreen(MonitorScreen):
         self.folding = self.long_work = FoldModel(source)
 
     def pin_fold(self, fold: WaveformFold | None, name: str = "") -> None:
-        """Lays a fold, of another session too, behind those that are shown; None takes it away."""
+        """Draw a fold, of any session, behind the current one; None removes it."""
         self.folding.pin_fold(fold, name)
         self.redraw_frame()
 
@@ -143,7 +143,7 @@ class IterationScreen(MonitorScreen):
         self._redraw_or_notify(self.folding.fold_level())
 
     def _redraw_or_notify(self, why_not: str) -> None:
-        """Why a key changed nothing; else what it changed is drawn."""
+        """Say why a key changed nothing, or draw the change."""
         if why_not:
             self.notify(why_not, timeout=3)
         else:
@@ -151,11 +151,11 @@ class IterationScreen(MonitorScreen):
 
     def action_pin(self) -> None:
         if not self.folding.toggle_pin():
-            self.notify("There is nothing to pin yet.", timeout=2)
+            self.notify("Nothing to pin yet.", timeout=2)
         self.redraw_frame()
 
     def action_beside(self) -> None:
-        """Lets the user choose the recording whose iteration to lay behind this one's."""
+        """Let the user choose a recording whose iteration is drawn behind this one."""
         self.app.push_screen(OverlayDialog(self.folding.source.session.path, self.glyphs), self._overlay_chosen)
 
     def _overlay_chosen(self, path: Path | None) -> None:
@@ -164,14 +164,14 @@ class IterationScreen(MonitorScreen):
 
     @work(exclusive=True, group="beside")
     async def overlay_recording(self, path: Path) -> None:
-        """Pins the last iterations of another recording. Reading them may take seconds, and is done meanwhile."""
+        """Pin the last iterations of another recording. Reads them on a thread: this may take seconds."""
         try:
             fold = await asyncio.to_thread(read_last_fold, path)
         except (SessionError, OSError) as error:
             self.notify(str(error), severity="error", timeout=8)
             return
         if fold is None:
-            self.notify(f"No rank of {path.name} has finished an iteration.", timeout=8)
+            self.notify(f"{path.name} has no finished iteration.", timeout=8)
         else:
             self.pin_fold(fold, path.name.removesuffix(SUFFIX))
 
@@ -184,7 +184,7 @@ class IterationScreen(MonitorScreen):
         self.redraw_frame()
 
     async def action_rank(self, number: int) -> None:
-        """The first press looks at the rank that is chosen, further ones at others."""
+        """Show the chosen rank on the first press, other ranks on further ones."""
         if self.folding.every_rank:
             self.folding.choose_ranks(every_rank=False)
             self.redraw_frame()
@@ -194,7 +194,7 @@ class IterationScreen(MonitorScreen):
 
 
 def _layout_tables(fold: WaveformFold, room: Box, count: int) -> dict[str, Box]:
-    """The table of phases, and under it what it rests on, if there is room for that."""
+    """Place the table of phases, and the table of samples below it if there is room."""
     below = room.height - count - 1
     if below < count_sample_rows(fold):
         return {"phases": room}

@@ -1,4 +1,4 @@
-"""The live screen, which is the replay's screen too."""
+"""The live screen, which also shows replays."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from zerotop.ui.widgets.frame_widget import FrameWidget
 
 
 class LiveScreen(MonitorScreen):
-    """Is it healthy, and where is it now."""
+    """Shows whether the job is healthy, and what it is doing."""
 
     NAME = "live"
     TITLE = "Live"
-    HELP = "The live screen: memory, iterations, processors and output of one job."
+    HELP = "The live screen: memory, iterations, CPU, GPUs and output of one job."
     TERMS = TERMS
 
     BINDINGS: ClassVar[list[BindingType]] = scroll_bindings(

@@ -1,4 +1,4 @@
-"""Everything the job has printed: to be read, scrolled and searched, in step with the cursor."""
+"""The output screen: everything the job printed, to scroll and search, in step with the cursor."""
 
 from __future__ import annotations
 
@@ -25,36 +25,35 @@ from zerotop.ui.output.search_bar import Find
 from zerotop.ui.widgets.frame_widget import FrameWidget
 from zerotop.ui.widgets.scrollable import Scrollable
 
-# A slice of searching; a key waits at most so long for it. Then the others get their turn.
+# A key waits at most this long for a slice of the search; then others get their turn.
 _SEARCH_SLICE_S, _SEARCH_PAUSE_S = 0.015, 0.01
 
 
 class OutputScreen(MonitorScreen):
-    """What did the job say, and when."""
+    """Shows what the job printed, and when."""
 
     NAME = "output"
     TITLE = "Output"
-    HELP = "Everything the job printed, with when and in which step: scroll, search, and go to the moment of any line."
+    HELP = "Everything the job printed, with times and steps: scroll, search, and go to the time of any line."
     TERMS = (
         (
             "time, step",
-            "When a line was finished, since the recording's begin, and the optimizer step in progress then.\n"
-            "Both are said once and again where they change.",
+            "When a line was printed, since the recording began, and the optimizer step in progress then.\n"
+            "Both are shown only where they change.",
         ),
         (
             "▶",
-            "The cursor: what is above had been printed, what is dim below came later.\n"
-            "A click on a line goes to its moment.",
+            "The cursor: lines above it had been printed, dim lines below came later.\nClick a line to go to its time.",
         ),
         (
             "▏stderr",
-            "A coloured bar before a line: it came on stderr, where the two streams were recorded apart.\n"
-            "Progress bars are shown as a terminal would leave them.",
+            "A coloured bar marks a line on stderr, if the two streams were recorded separately.\n"
+            "Progress bars are shown as they would end up on a terminal.",
         ),
         (
             "search",
-            "Plain text; small letters find capitals too, capitals only themselves. Enter goes to the next line\n"
-            "that has it and takes the cursor there, N to the one before, escape forgets it.",
+            "Plain text; lower case also matches upper case, upper case only itself. Enter moves the cursor to the\n"
+            "next matching line, N to the previous one, escape clears the search.",
         ),
     )
 
@@ -71,7 +70,7 @@ class OutputScreen(MonitorScreen):
         super().__init__(glyphs, source)
         self.reading = OutputView(source.session)
         self._is_working = False
-        self._seeks_match = False  # the match that is being looked for is to be gone to, not only to be seen
+        self._seeks_match = False  # move the cursor to the next match, not only the view
 
     def build_panels(self) -> Iterable[FrameWidget]:
         yield OutputLines(self.glyphs, self.reading, id="lines")
@@ -149,7 +148,7 @@ class OutputScreen(MonitorScreen):
         self.redraw_frame()
 
     def redraw_frame(self) -> None:
-        """Draws what has changed without the cursor, and searches on."""
+        """Draw changes that need no new frame, and continue the search."""
         self._update_boxes()
         for panel in (self.query_one(OutputLines), self.query_one(Find)):
             panel.repaint()
@@ -158,12 +157,12 @@ class OutputScreen(MonitorScreen):
             self._search_slice()
 
     def _search_slice(self) -> None:
-        """A slice of the search; the next one follows as long as there is something to search."""
-        found = self.reading.continue_search(_SEARCH_SLICE_S)
+        """Search for one slice of time, and schedule the next slice if there is more to search."""
+        match = self.reading.continue_search(_SEARCH_SLICE_S)
         self._is_working = self.reading.is_busy
-        if found is not None and self._seeks_match:
+        if match is not None and self._seeks_match:
             self._seek_match()
-        if found is not None or not self._is_working:
+        if match is not None or not self._is_working:
             self._update_boxes()
             self.query_one(OutputLines).repaint()
         self.query_one(Find).repaint()
@@ -177,7 +176,7 @@ class OutputScreen(MonitorScreen):
 
 
 class OutputLines(Scrollable, FrameWidget):
-    """The lines. The mouse scrolls, and goes to the moment of a line."""
+    """The lines. The wheel scrolls, and a click on a line goes to its time."""
 
     class Moved(Message):
         """The mouse scrolled."""
@@ -195,12 +194,12 @@ class OutputLines(Scrollable, FrameWidget):
         return draw_lines(page, self.reading.describe_search(), width, height, self.glyphs, nothing)
 
     def copy_text(self) -> str:
-        """The lines that are seen, each whole."""
-        found: list[OutputLine] = []
+        """Return the visible lines in full."""
+        lines: list[OutputLine] = []
         for line in self._find_visible_lines():
-            if not found or line is not found[-1]:
-                found.append(line)
-        return lines_text(found, self.glyphs)
+            if not lines or line is not lines[-1]:
+                lines.append(line)
+        return lines_text(lines, self.glyphs)
 
     def _find_visible_lines(self) -> list[OutputLine]:
         width, height = self.size

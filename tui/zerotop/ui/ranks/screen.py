@@ -1,4 +1,4 @@
-"""The ranks screen: who is different."""
+"""The ranks screen: which rank differs from the others."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from zerotop.ui.widgets.frame_widget import FrameWidget
 
 TABLE_WIDTH = 46
 _TABLE_ROWS = 12
-_MAP_EXTRA_ROWS = 4  # rows of title, sentence and steps
-_SIDE_BY_SIDE_WIDTH = 100  # cells from which on the table stands beside the map
+_MAP_EXTRA_ROWS = 4  # title, sentence and steps
+_SIDE_BY_SIDE_WIDTH = 100  # from this width, the table stands beside the map
 
 
 class RankMap(FrameWidget, can_focus=True):
-    """Ranks by steps, as colours."""
+    """A heatmap of ranks and steps; a click chooses a rank."""
 
     def __init__(self, glyphs: Glyphs, ranking: Ranking, *, id: str) -> None:
         super().__init__(glyphs, id=id)
@@ -47,7 +47,7 @@ class RankMap(FrameWidget, can_focus=True):
         return self._map.rows
 
     def copy_text(self) -> str:
-        """All ranks and steps, not only those that there is room for."""
+        """Return all ranks and steps, including those that do not fit."""
         return matrix_text(self._ranking.make_picture(self.frame)) if self.frame is not None else ""
 
     def on_click(self, event: events.Click) -> None:
@@ -57,7 +57,7 @@ class RankMap(FrameWidget, can_focus=True):
 
 
 class RankTable(FrameWidget, can_focus=True):
-    """The chosen rank beside the others."""
+    """The chosen rank compared with the others."""
 
     def __init__(self, glyphs: Glyphs, ranking: Ranking, *, id: str) -> None:
         super().__init__(glyphs, id=id)
@@ -72,40 +72,40 @@ class RankTable(FrameWidget, can_focus=True):
         return draw_table(drawn[0], width, height, self.glyphs, focused=self.has_focus)
 
     def copy_text(self) -> str:
-        """The same, in SI units."""
+        """Return the table in SI units."""
         return table_text(self._ranking.make_picture(self.frame)) if self.frame is not None else ""
 
 
 class RanksScreen(MonitorScreen):
-    """Ranks by steps, by any metric, and the chosen one beside the others."""
+    """Shows ranks by steps for any metric, and compares the chosen rank with the others."""
 
     NAME = "ranks"
     TITLE = "Ranks"
-    HELP = "The ranks screen: which rank is different, in what, and since when."
+    HELP = "The ranks screen: which rank differs, in which metric, and since when."
     TERMS = (
         (
             "map",
-            "A line for each rank, a column for each step, the newest at the right. The colour says how much of what\n"
-            "is named in the title there was: far from the background is much, of free memory little.",
+            "A line for each rank, a column for each step, the newest at the right. The colour shows the metric in the\n"
+            "title: the farther from the background, the higher the value (for free memory, the lower).",
         ),
         (
             "outliers first",
-            "Ranks that are more than 3 % off the one in the middle stand on top, the others in their order. Where there\n"
-            "are more ranks than lines, nodes or pieces share one: the most telling of their ranks is drawn.",
+            "Ranks that differ from the median rank by more than 3 % come first, the others follow in order. With more\n"
+            "ranks than lines, the ranks of a node or of a block share a line, which shows the most extreme of them.",
         ),
         (
             "waited for",
-            "How much later than the rank in the middle a rank was done with what it does by itself (data, forward, and\n"
-            "what lies between): for so long the others wait for it where they meet, mostly in backward.",
+            "How much later than the median rank a rank finished the work it does alone (data, forward, and the gaps\n"
+            "between them): the others wait that long for it at the next collective, mostly in backward.",
         ),
         (
             "least free",
-            "The least free memory of the rank's GPU in each step, whoever used the rest.\n"
-            "It says how near the rank came to an out-of-memory error.",
+            "The lowest free memory of the rank's GPU in each step, including other processes' use.\n"
+            "It shows how close the rank came to an out-of-memory error.",
         ),
         (
             "median",
-            "Figures are medians of the last 64 steps, and beside them is what the rank in the middle of all has.",
+            "Figures are medians of the last 64 steps; beside them are those of the median rank.",
         ),
     )
 
@@ -160,6 +160,6 @@ class RanksScreen(MonitorScreen):
                 await self.run_action(f"app.set_rank({rank})")
 
     async def action_timeline(self) -> None:
-        """To the timeline of the rank that is marked here."""
+        """Show the timeline of the chosen rank."""
         await self.action_choose(0)
         await self.run_action("app.switch('timeline')")

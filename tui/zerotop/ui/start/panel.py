@@ -1,4 +1,4 @@
-"""The start screen's picture: the list, more about the chosen one, and the keys."""
+"""The start screen's picture: the list, details of the chosen recording, and the keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MIN_DETAILS_HEIGHT = 16
 
 
 class StartSheet(Scrollable, KeyRow):
-    """One picture of all of it."""
+    """The whole screen as one picture."""
 
     wheel_rows = 1
 
@@ -32,9 +32,9 @@ class StartSheet(Scrollable, KeyRow):
         self._model = model
         self._folder = folder
         self.busy_text = ""
-        """What is being done, "" when nothing is."""
+        """The task in progress, "" without one."""
         self.visible_rows = 1
-        """Rows of the list that there is room for."""
+        """Rows of the list that fit."""
 
     def paint(self, width: int, height: int) -> list[Row] | None:
         details = DETAIL_ROWS + 1 if height >= _MIN_DETAILS_HEIGHT else 0
@@ -50,8 +50,8 @@ class StartSheet(Scrollable, KeyRow):
     def _format_title(self) -> str:
         model = self._model
         live = f", {model.live_count} live" if model.live_count else ""
-        found = f", {len(model.rows)} found" if model.filter_text else ""
-        return f"{format_count(model.recording_count, 'recording')}{live}{found}"
+        matches = f", {len(model.rows)} shown" if model.filter_text else ""
+        return f"{format_count(model.recording_count, 'recording')}{live}{matches}"
 
     def _draw_list(self, width: int, height: int) -> list[Row]:
         model, now_ns = self._model, time.time_ns()
@@ -92,14 +92,14 @@ def label_keys(model: StartModel) -> dict[str, str]:
 
 def draw_empty_list(filter: str, width: int, height: int, glyphs: Glyphs) -> list[Row]:
     if filter:
-        lines = [f"Nothing holds “{filter}”.", "escape shows all again."]
+        lines = [f"No matches for “{filter}”.", "Esc clears the filter."]
     else:
         lines = [
-            "Nothing was recorded yet.",
+            "No recordings yet.",
             "",
             "zerotop run -- COMMAND   starts a job and records it",
-            "zerotop attach PID       records one that runs already",
-            "zerotop demo             trains a small model, to see what this is like",
+            "zerotop attach PID       records a running job",
+            "zerotop demo             trains a small model to try zerotop",
             "zerotop demo --recorded  shows a recording of an 8 B model on four GPUs",
         ]
     rows = [

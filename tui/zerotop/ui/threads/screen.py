@@ -1,4 +1,4 @@
-"""The threads of a rank's process: which of them run, when, and on which cores."""
+"""The threads screen: which threads of a rank run, when, and on which cores."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ from zerotop.ui.threads.drawing import draw_threads, measure_history, threads_te
 from zerotop.ui.widgets.frame_widget import FrameWidget
 from zerotop.ui.widgets.scrollable import Scrollable
 
-_SIDE_BY_SIDE_WIDTH, _LIST_WIDTH = 130, 42  # from this width on the ranks are beside the threads
+_SIDE_BY_SIDE_WIDTH, _LIST_WIDTH = 130, 42  # from this width the ranks stand beside the threads
 
 
 class ThreadsScreen(MonitorScreen):
-    """Who computes, and who waits for a core."""
+    """Shows which threads compute, and which wait for a core."""
 
     NAME = "threads"
     TITLE = "Threads"
-    HELP = "The threads of one rank: which run, in which phase, on which cores and NUMA node, and which wait for a core."
+    HELP = "One rank's threads: which of them run, in which phase, on which cores and NUMA node, and which wait for a core."
     TERMS = (
         (
             "cores, busy",
-            "Processor time per wall time; and how many threads ran for at least half of the time.\n"
+            "CPU time per wall time; and how many threads ran for at least half of the time.\n"
             "16 busy threads that use 9 cores take turns, or wait for one another.",
         ),
         (
             "wait",
-            "How many threads at any time were ready to run and had no core to run on.\n"
-            "Much of it means more threads than cores: set OMP_NUM_THREADS, or bind ranks to cores.",
+            "How many threads, on average, were ready to run but had no core.\n"
+            "High values mean more threads than cores: set OMP_NUM_THREADS, or bind ranks to cores.",
         ),
         (
             "ran on cores, node",
-            "The cores that the threads were seen on, and the NUMA nodes these belong to.\n"
-            "Threads on two nodes reach half of their memory through the other one.",
+            "The cores on which the threads ran, and their NUMA nodes.\n"
+            "Threads on two nodes access half of their memory through the other node.",
         ),
         (
             "may run on",
-            "The cores that a thread is bound to (its affinity); where it is not, all that the job has.\n"
-            "deepspeed --bind_cores_to_rank gives each rank cores of its own.",
+            "The cores that a thread is bound to (its affinity), by default all of the job's cores.\n"
+            "deepspeed --bind_cores_to_rank gives each rank its own cores.",
         ),
         (
             "others",
-            "Only the busiest threads of each rank are recorded, twice a second. The others are counted:\n"
-            "most sleep, as pools that nobody uses do.",
+            "Only the busiest threads of each rank are recorded, twice a second. The others are only counted:\n"
+            "most of them are idle, like unused thread pools.",
         ),
     )
 
@@ -106,13 +106,13 @@ class ThreadsScreen(MonitorScreen):
 
 
 def find_shown_rank(frame: Frame) -> Rank | None:
-    """The rank that the screen is about."""
+    """Return the rank whose threads are shown."""
     ranks = frame.view.ranks
     return next((rank for rank in ranks if rank.rank == frame.rank), ranks[0] if ranks else None)
 
 
 class RankList(FrameWidget):
-    """All ranks, of which a click chooses one."""
+    """All ranks; a click chooses one."""
 
     def __init__(self, glyphs: Glyphs, table: ThreadTable, *, id: str) -> None:
         super().__init__(glyphs, id=id)
@@ -144,14 +144,14 @@ class ThreadList(Scrollable, FrameWidget):
         self.source = source
         self._axis_scales = GrowingScales()
         self._process_key: tuple[str, int] | None = None
-        self._open_groups: set[str] | None = None  # nobody chose
+        self._open_groups: set[str] | None = None  # None: chosen by the room there is
         self._top_row = 0
         self._shown_threads: RankThreads | None = None
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         rank = find_shown_rank(frame)
         if rank is None:
-            text = "  No rank process was seen yet: its threads are shown here once it runs."
+            text = "  Waiting for ranks: their threads appear here."
             return [fit_row(((text, "muted"),), width, self.glyphs), *[fit_row((), width, self.glyphs)] * (height - 1)]
         if (rank.host, rank.pid) != self._process_key:
             self._process_key, self._top_row = (rank.host, rank.pid), 0
@@ -181,17 +181,17 @@ class ThreadList(Scrollable, FrameWidget):
         return rows
 
     def copy_text(self) -> str:
-        """Each thread's figures."""
+        """Return each thread's figures."""
         return threads_text(self._shown_threads) if self._shown_threads is not None else ""
 
     def toggle_groups(self) -> None:
-        """Each thread by itself, or all of a name together."""
+        """Show each thread, or one row for all threads of a name."""
         groups = self._shown_threads.groups if self._shown_threads is not None else ()
         self._open_groups = set() if self._open_groups else {group.name for group in groups}
         self._top_row = 0
         self.repaint()
 
     def scroll_rows(self, rows: int) -> None:
-        """Further down the threads, or (negative) up."""
+        """Scroll down the threads, or up if negative."""
         self._top_row = max(0, self._top_row + rows)
         self.repaint()

@@ -1,4 +1,4 @@
-"""What happened, in which order: every lane of a recording over one axis of time."""
+"""The timeline: every lane of a recording over one time axis."""
 
 from __future__ import annotations
 
@@ -23,20 +23,18 @@ from zerotop.ui.timeline.model import PictureBuilder
 from zerotop.ui.timeline.window import WHEEL_ZOOM, TimelineView
 from zerotop.ui.widgets.frame_widget import FrameWidget
 
-# Until what could not be read in time for a picture is in the next one.
+# A picture for which not all data could be read in time is drawn again after this.
 _REDRAW_DELAY_S = 0.03
 _PAN_SHARE = 0.25  # of the window
 _ZOOM, _PAN, _RANGE = in_footer(8, "zoom", label_index=1), in_footer(5, "pan"), in_footer(6, "range")
 
 
 class TimelineScreen(MonitorScreen):
-    """What happened, and in which order."""
+    """Shows what happened, and in which order."""
 
     NAME = "timeline"
     TITLE = "Timeline"
-    HELP = (
-        "What happened in which order: phases, GPU, CPU, memory and PCIe over one axis of time, from days to microseconds."
-    )
+    HELP = "What happened when: phases, GPU, CPU, memory and PCIe over one time axis, from days to microseconds."
     TERMS = TERMS
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -103,7 +101,7 @@ class TimelineScreen(MonitorScreen):
 
     @property
     def _cursor_ns(self) -> int | None:
-        """In nanoseconds since the session's begin."""
+        """The cursor in nanoseconds since the session began."""
         return None if self.frame is None else self.frame.view.cursor_ns - self._origin_ns
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -119,7 +117,7 @@ class TimelineLanes(FrameWidget, can_focus=True):
         super().__init__(glyphs, id="lanes")
         self._source, self._view = source, view
         self._pictures = PictureBuilder(source, view)
-        self._pressed_ns: int | None = None  # the moment where the mouse's button went down
+        self._pressed_ns: int | None = None  # the moment at which the mouse button went down
         self._is_redraw_due = False
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
@@ -132,7 +130,7 @@ class TimelineLanes(FrameWidget, can_focus=True):
         return draw_timeline(picture, width, height, self.glyphs)
 
     def copy_text(self) -> str:
-        """The window's numbers, or the range's, where one is selected."""
+        """Return the numbers of the window, or of the selected range."""
         return window_text(self._pictures.last_picture) if self._pictures.last_picture is not None else ""
 
     def _redraw_again(self) -> None:
@@ -140,7 +138,7 @@ class TimelineLanes(FrameWidget, can_focus=True):
         self.repaint()
 
     def _find_moment(self, x: int, share: float = 0.5) -> int | None:
-        """What time a column of the panel stands for, None beside the charts."""
+        """Return the time of a column of the panel; None beside the charts."""
         picture = self._pictures.last_picture
         cell = x - chart_begin(self.size.width)
         if picture is None or not -1 <= cell <= picture.cell_count:
