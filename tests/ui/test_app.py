@@ -142,7 +142,7 @@ async def test_go_to_says_what_it_does_not_understand() -> None:
         await pilot.pause()
         assert isinstance(seen.app.screen, GoToDialog)
         assert "Enter a step such as 12, or a time such as 1:30." in seen.text()
-        assert "steps 0 to 14" in seen.text()
+        assert "A step (0 to 14)" in seen.text()
         seen.app.screen.query_one(Input).value = ""
         await pilot.press("enter")
         await pilot.pause()
@@ -258,7 +258,7 @@ async def test_help_explains_every_key_and_term() -> None:
             assert binding.description
             assert binding.tooltip
             assert binding.tooltip in text or binding.id in ("job.sampler", "job.enter")
-        assert "Reserved but not allocated is cache" in text
+        assert "Reserved but unallocated memory is cache" in text
         await pilot.press("escape")
         assert not isinstance(seen.app.screen, Page)
 

@@ -110,6 +110,6 @@ class ComparisonTable(Scrollable, KeyRow, can_focus=True):
     def copy_text(self) -> str:
         """Return the shown rows, with tabs between the columns."""
         measures = self.comparison.different_measures if self.only_differing else self.comparison.measures
-        lines = [("section", "measure", *self.comparison.names)]
+        lines = [("section", "what", *self.comparison.names)]
         lines += [(measure.section, measure.name.strip(), *format_values(measure)) for measure in measures]
         return "\n".join("\t".join(line) for line in lines)
