@@ -108,8 +108,8 @@ def _draw_picture(shown: ShownWaveform, width: int, room: int, glyphs: Glyphs, s
     if room >= _MIN_ROWS_TWO_RIBBONS and any(stretch.depth for stretch in fold.stretches):
         ribbons.append(_draw_ribbon("within", fold, 1, end_s, width, gutter, glyphs))
     if pinned is not None and room >= 7:
-        whose = sanitize(shown.pinned_name, glyphs) or "pinned"
-        ribbons.append(_draw_ribbon(whose, pinned, 0, end_s, width, gutter, glyphs, pinned_text=describe_pinned(shown)))
+        name = sanitize(shown.pinned_name, glyphs) or "pinned"
+        ribbons.append(_draw_ribbon(name, pinned, 0, end_s, width, gutter, glyphs, pinned_text=describe_pinned(shown)))
     ribbons = ribbons[:room]
     chosen = _rotate_lanes(choose_lanes(fold), shown.first_lane)
     left = room - len(ribbons)

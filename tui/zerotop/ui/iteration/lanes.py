@@ -145,12 +145,12 @@ def _resample_signal(signal: Signal, values: Floats, end_s: float, columns: int,
     """Return values at several points per column, shape (columns, points); NaN after the iteration if ``once``."""
     length = float(signal.position_s[-1])
     at = (np.arange(columns * _FINE_POINTS) + 0.5) / (columns * _FINE_POINTS) * end_s
-    found = (
+    points = (
         np.interp(at - np.floor(at / length) * length, signal.position_s, values) if length > 0 else np.full(len(at), np.nan)
     )
     if once:
-        found = np.where(at <= length, found, np.nan)
-    return np.asarray(found.reshape(columns, _FINE_POINTS), np.float64)
+        points = np.where(at <= length, points, np.nan)
+    return np.asarray(points.reshape(columns, _FINE_POINTS), np.float64)
 
 
 def _paint_curve(

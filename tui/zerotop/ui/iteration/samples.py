@@ -48,15 +48,15 @@ def count_sample_rows(fold: WaveformFold) -> int:
 
 
 def _build_lines(fold: WaveformFold) -> list[_SampleLine]:
-    found = []
+    lines = []
     for lane in choose_lanes(fold):
         for which, style, word in lane.curves:
             if which in fold.signals:
                 signal = fold.signals[which]
                 axis = choose_scale(lane.kind, float(signal.high.max(initial=0.0)), 4)
                 at = _find_highest_phase(fold, signal) if signal.resolved else ""
-                found.append(_SampleLine(lane, signal, style, word, at, axis.unit, axis.factor))
-    return found
+                lines.append(_SampleLine(lane, signal, style, word, at, axis.unit, axis.factor))
+    return lines
 
 
 def _find_highest_phase(fold: WaveformFold, signal: Signal) -> str:

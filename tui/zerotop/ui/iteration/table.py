@@ -103,7 +103,7 @@ def _build_columns(fold: WaveformFold, pinned: bool, unit: str, factor: float, g
         return (*bar, (f"{line.share:6.1%}".rjust(6), "muted" if line.depth else "text"))
 
     heading = ("heading",)
-    found = [
+    columns = [
         Column[PhaseLine]((("phase", *heading),), 14, 9, lambda line, width: _draw_name(line, glyphs), left=True),
         Column[PhaseLine](
             (("median", *heading),), _FIGURE_WIDTH, 9, lambda line, width: draw_figure(line.median_s, "value")
@@ -111,18 +111,18 @@ def _build_columns(fold: WaveformFold, pinned: bool, unit: str, factor: float, g
         Column[PhaseLine]((("p90", *heading),), _FIGURE_WIDTH, 5, lambda line, width: draw_figure(line.p90_s)),
     ]
     if pinned:
-        found.append(
+        columns.append(
             Column((("pinned", *heading),), _FIGURE_WIDTH, 7, lambda line, width: draw_figure(line.pinned_s, "series-2"))
         )
-        found.append(Column((("change", *heading),), _FIGURE_WIDTH, 8, lambda line, width: draw_change(line)))
-    found.append(Column((("share", *heading),), 12, 3, draw_share, grows=True))
+        columns.append(Column((("change", *heading),), _FIGURE_WIDTH, 8, lambda line, width: draw_change(line)))
+    columns.append(Column((("share", *heading),), 12, 3, draw_share, grows=True))
     if any(not math.isnan(row.device_s) for row in fold.phases):
-        found.append(Column((("device", *heading),), _FIGURE_WIDTH, 4, lambda line, width: draw_figure(line.device_s)))
+        columns.append(Column((("device", *heading),), _FIGURE_WIDTH, 4, lambda line, width: draw_figure(line.device_s)))
     if "utilization" in fold.signals:
-        found.append(Column((("idle", *heading),), _FIGURE_WIDTH, 8, lambda line, width: draw_figure(line.idle_s)))
+        columns.append(Column((("idle", *heading),), _FIGURE_WIDTH, 8, lambda line, width: draw_figure(line.idle_s)))
     if "cores" in fold.signals:
-        found.append(Column((("cores", *heading),), 6, 6, lambda line, width: draw_cores(line)))
-    return found
+        columns.append(Column((("cores", *heading),), 6, 6, lambda line, width: draw_cores(line)))
+    return columns
 
 
 def _draw_name(line: PhaseLine, glyphs: Glyphs) -> Row:

@@ -57,18 +57,18 @@ def describe_state(item: LibraryItem, glyphs: Glyphs) -> tuple[str, str]:
     """Return (word, style): ``● live``, ``exit 0``, the reason it ended, or ``damaged``."""
     if isinstance(item, RunningJob):
         return "unrecorded", "warn"
-    known = item.overview
+    overview = item.overview
     if item.is_live:
         return f"{glyphs.dot} live", "good"
-    if known is None:
+    if overview is None:
         return f"reading {glyphs.ellipsis}", "muted"
-    if known.problem:
+    if overview.problem:
         return "damaged", "alert"
-    if known.exit_code == 0:
+    if overview.exit_code == 0:
         return "exit 0", "text"
-    if known.why:
-        return known.why, _CALM_STYLES.get(known.why, "alert")
-    return ("end unseen", "warn") if known.exit_code is None else (f"exit {known.exit_code}", "alert")
+    if overview.why:
+        return overview.why, _CALM_STYLES.get(overview.why, "alert")
+    return ("end unseen", "warn") if overview.exit_code is None else (f"exit {overview.exit_code}", "alert")
 
 
 class _Cells:
@@ -202,10 +202,10 @@ def format_model(model: str, parameters: int | None) -> str:
     return f"{model.removesuffix(ending)} {format_number(parameters) if parameters else ''}".strip()
 
 
-def format_offload(known: Overview, glyphs: Glyphs) -> str:
+def format_offload(overview: Overview, glyphs: Glyphs) -> str:
     """Return the offload: ``opt→CPU``, ``all→NVMe``; "" without any."""
     places = {"cpu": "CPU", "nvme": "NVMe"}
-    optimizer, parameters = places.get(known.offload_optimizer, ""), places.get(known.offload_parameters, "")
+    optimizer, parameters = places.get(overview.offload_optimizer, ""), places.get(overview.offload_parameters, "")
     if optimizer and optimizer == parameters:
         return f"all{glyphs.arrow}{optimizer}"
     parts = [f"{part}{glyphs.arrow}{place}" for part, place in (("par", parameters), ("opt", optimizer)) if place]

@@ -92,37 +92,41 @@ def _describe_job(job: RunningJob) -> list[tuple[str, str]]:
 
 
 def _describe_recording(recording: Recording, glyphs: Glyphs) -> list[tuple[str, str]]:
-    known = recording.overview
-    if known is None:
+    overview = recording.overview
+    if overview is None:
         return [("Reading …", "muted")]
-    if known.problem:
-        return [(known.problem, "alert"), (str(recording.path), "muted")]
+    if overview.problem:
+        return [(overview.problem, "alert"), (str(recording.path), "muted")]
     _, style = describe_state(recording, glyphs)
     return [
-        (_describe_end(recording, known), "text" if style in ("good", "text") else style),
-        (_describe_training(known, glyphs), "text"),
-        (shlex.join(known.command), "muted"),
+        (_describe_end(recording, overview), "text" if style in ("good", "text") else style),
+        (_describe_training(overview, glyphs), "text"),
+        (shlex.join(overview.command), "muted"),
         (str(recording.path), "muted"),
     ]
 
 
-def _describe_end(recording: Recording, known: Overview) -> str:
+def _describe_end(recording: Recording, overview: Overview) -> str:
     if recording.is_live:
-        return "Running. Enter shows it; when you leave, you can stop the job or let it run." if not known.end else known.end
-    ran_out = f"It ran out of {known.why}. " if known.why in ("GPU memory", "host memory") else ""
-    records = f"{format_grouped(known.lost_records)} {pluralize(known.lost_records, 'record')}"
-    lost = f" {records} could not be written." if known.lost_records else ""
-    return ran_out + (known.end or "The recording stops there; exit status unknown.") + lost
+        return (
+            "Running. Enter shows it; when you leave, you can stop the job or let it run."
+            if not overview.end
+            else overview.end
+        )
+    ran_out = f"It ran out of {overview.why}. " if overview.why in ("GPU memory", "host memory") else ""
+    records = f"{format_grouped(overview.lost_records)} {pluralize(overview.lost_records, 'record')}"
+    lost = f" {records} could not be written." if overview.lost_records else ""
+    return ran_out + (overview.end or "The recording stops there; exit status unknown.") + lost
 
 
-def _describe_training(known: Overview, glyphs: Glyphs) -> str:
-    if known.zero_stage is None:
+def _describe_training(overview: Overview, glyphs: Glyphs) -> str:
+    if overview.zero_stage is None:
         return "No DeepSpeed engine: only memory, CPU and output were recorded."
-    size_text = f" of {format_number(known.parameters)} parameters" if known.parameters else ""
-    offload = format_offload(known, glyphs)
-    parts = [f"{known.model}{size_text}", f"ZeRO-{known.zero_stage} {offload}".strip(), known.dtype]
-    parts.append(format_count(known.ranks, "rank") if known.ranks else "")
-    if known.iterations:
-        took = f"median {format_duration(known.iteration_s)}, longest {format_duration(max(known.iterations))}"
-        parts.append(f"{format_grouped(known.steps)} {pluralize(known.steps, 'step')}, {took}")
+    size_text = f" of {format_number(overview.parameters)} parameters" if overview.parameters else ""
+    offload = format_offload(overview, glyphs)
+    parts = [f"{overview.model}{size_text}", f"ZeRO-{overview.zero_stage} {offload}".strip(), overview.dtype]
+    parts.append(format_count(overview.ranks, "rank") if overview.ranks else "")
+    if overview.iterations:
+        took = f"median {format_duration(overview.iteration_s)}, longest {format_duration(max(overview.iterations))}"
+        parts.append(f"{format_grouped(overview.steps)} {pluralize(overview.steps, 'step')}, {took}")
     return ", ".join(part for part in parts if part)

@@ -121,9 +121,9 @@ class RankList(FrameWidget):
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         view = frame.view
         first = find_first_visible(view.ranks, frame.rank, height - 1)
-        seen = view.ranks[first : first + height - 1]
+        visible = view.ranks[first : first + height - 1]
         affinities = self.table.affinities
-        bound = {rank.rank: affinities.find_process_cores(rank.host, rank.pid, view.cursor_ns) for rank in seen}
+        bound = {rank.rank: affinities.find_process_cores(rank.host, rank.pid, view.cursor_ns) for rank in visible}
         return draw_ranks(view, frame.rank, bound if any(bound.values()) else {}, width, height, self.glyphs)
 
     def on_click(self, event: events.Click) -> None:

@@ -115,14 +115,19 @@ def _draw_ribbons(picture: Picture, place: LaneBox, canvas: Canvas, width: int) 
     rows = np.repeat(codes, [0 if mixed else tall, *[1] * (len(codes) - 1)], axis=0)
     plot_ribbon(canvas, rows, _PHASE_STYLES, row=place.top + place.height - len(rows), rows=len(rows))
     nothing: Row = ((" " * chart_begin(width), "text"),)
-    words = [_draw_ribbon_label(picture, *whose, width, canvas.glyphs) for whose in zip(picture.ranks, codes, strict=True)]
+    words = [
+        _draw_ribbon_label(picture, *rank_codes, width, canvas.glyphs)
+        for rank_codes in zip(picture.ranks, codes, strict=True)
+    ]
     return [words[0], *[nothing] * (tall - 1), *words[1:]]
 
 
 def _is_mixed(seconds: Floats) -> bool:
     total = seconds.sum(axis=0)
-    known = total > 0
-    return bool(known.any()) and float(np.mean(seconds.max(axis=0)[known] < _PURE_SHARE * total[known])) > _MIXED_SHARE
+    has_time = total > 0
+    return (
+        bool(has_time.any()) and float(np.mean(seconds.max(axis=0)[has_time] < _PURE_SHARE * total[has_time])) > _MIXED_SHARE
+    )
 
 
 def _compute_share(seconds: Floats, style: str) -> Floats:

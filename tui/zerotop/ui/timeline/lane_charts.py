@@ -78,11 +78,11 @@ def _build_mean_layers(mean: Floats, peak: Floats, axis: Scale, style: str = "lo
 
 
 def _build_cores(picture: Picture, height: int) -> Chart:
-    whose = next((name for name in ("all_cores", "cores", "host_cores") if picture.find_values(name) is not None), "")
-    values = picture.find_values(whose)
+    name = next((name for name in ("all_cores", "cores", "host_cores") if picture.find_values(name) is not None), "")
+    values = picture.find_values(name)
     peak, mean = compute_highest(values, picture.cell_count), compute_means(values, picture.cell_count)
     axis = _choose_cores_scale(picture, find_largest(peak), height)
-    if len(picture.ranks) + picture.other_ranks == 1 or whose != "all_cores":
+    if len(picture.ranks) + picture.other_ranks == 1 or name != "all_cores":
         return Chart(axis, _build_mean_layers(mean, peak, axis))
     (_, total), above = _build_mean_layers(mean, peak, axis)
     own = np.minimum(_replace_missing(compute_means(picture.find_values("cores"), picture.cell_count)), total)

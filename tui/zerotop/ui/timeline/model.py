@@ -40,8 +40,8 @@ class PictureBuilder:
         )
 
     def _choose_subject(self, frame: Frame) -> Subject:
-        known = self._timelines.find_rank_hosts()
-        rank = frame.rank if frame.rank in known else next(iter(known), -1)
+        hosts = self._timelines.find_rank_hosts()
+        rank = frame.rank if frame.rank in hosts else next(iter(hosts), -1)
         return self._timelines.make_subject(-1 if rank is None else rank)
 
     def build_picture(self, frame: Frame, cells: int, height: int) -> Picture:

@@ -76,15 +76,15 @@ class TimelineView:
         if self._shows_all:
             return most
         if self._chosen_level is None:
-            known = iteration_s if iteration_s > 0 else 0.0
+            pace_s = iteration_s if iteration_s > 0 else 0.0
             # Small changes of the pace do not change the level.
             if (
                 self._initial_level is None
-                or not 0.5 * known <= self._initial_level[0] <= 2 * known
+                or not 0.5 * pace_s <= self._initial_level[0] <= 2 * pace_s
                 or columns != self._columns
             ):
-                length = int((INITIAL_ITERATIONS * known or _DEFAULT_S) * _SECOND_NS)
-                self._initial_level = known, _fit_level(length + 2 * now.idle, columns)
+                length = int((INITIAL_ITERATIONS * pace_s or _DEFAULT_S) * _SECOND_NS)
+                self._initial_level = pace_s, _fit_level(length + 2 * now.idle, columns)
             return min(self._initial_level[1], most)
         return min(self._chosen_level, most)
 
