@@ -267,8 +267,8 @@ NODES: list[dict[str, object]] = [{"node": 0, "cpus": "0-31"}, {"node": 1, "cpus
 @pytest.mark.parametrize(
     ("cpus", "said"),
     [
-        (["0-15", "0-15", "32-47", "48-63"], "Ranks 0 to 1 are bound to the same 16 cores while 16 of 64 have no rank."),
-        (["0-7", "8-15", "16-23", "24-31"], "None of 4 ranks is bound to cores of NUMA node 1: those and"),
+        (["0-15", "0-15", "32-47", "48-63"], "Ranks 0 to 1 share the same 16 cores while 16 of 64 cores have no rank."),
+        (["0-7", "8-15", "16-23", "24-31"], "None of 4 ranks is bound to NUMA node 1:"),
         (["24-39", "0-15", "40-55", "56-63"], "Rank 0 is bound to cores of several NUMA nodes"),
         (["0-15", "16-31", "32-47", "48-63"], ""),
         (["0-63", "0-63", "0-63", "0-63"], ""),

@@ -21,7 +21,9 @@ def test_the_list_has_time_step_name_sentence_and_advice(tmp_path: Path, capsys:
     lines = capsys.readouterr().out.splitlines()
     assert "     65.7 s  step 11  double_spike  (warning)" in lines
     at = lines.index("     65.7 s  step 11  double_spike  (warning)")
-    assert lines[at + 1].startswith("    In each iteration of 2.67 s the GPU computes nothing for 1.80 s (67 %)")
+    assert lines[at + 1].startswith(
+        "    The GPU idles 1.80 s of each 2.67 s iteration (67 %): the optimizer runs on the CPU"
+    )
     assert any(line.startswith("    -> Set ") for line in lines[at:])
     assert max(len(line) for line in lines) <= 100
 

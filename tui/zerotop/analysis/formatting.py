@@ -1,45 +1,127 @@
-"""Numbers as they stand in sentences."""
+"""Numbers in sentences, and sentences that can be rendered in other units."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from zerotop.analysis.annotations.support.thresholds import GIB, MIB
+GIB = 1024**3
+MIB = 1024**2
+
+ByteUnits = tuple[tuple[str, int], tuple[str, int]]  # name and bytes of the unit for small sizes and of that for large ones
+BINARY: ByteUnits = (("MiB", MIB), ("GiB", GIB))
 
 
-def format_bytes(count: float) -> str:
-    """Bytes, in GiB or MiB."""
-    if abs(count) >= GIB / 10:
-        return f"{count / GIB:.2f} GiB" if abs(count) < 100 * GIB else f"{count / GIB:.0f} GiB"
-    return f"{count / MIB:.1f} MiB"
+def format_bytes(count: float, units: ByteUnits = BINARY) -> str:
+    """Format a size. Unit and decimals are chosen in GiB, so that other units take the same width."""
+    (mega, mega_bytes), (giga, giga_bytes) = units
+    if abs(count) < GIB / 10:
+        return f"{count / mega_bytes:.1f} {mega}"
+    return f"{count / giga_bytes:.{2 if abs(count) < 100 * GIB else 0}f} {giga}"
 
 
 def format_seconds(duration: float) -> str:
-    """A duration."""
     if duration >= 1:
         return f"{duration:.2f} s" if duration < 10 else f"{duration:.0f} s"
     return f"{duration * 1e3:.0f} ms"
 
 
 def format_percent(share: float) -> str:
-    """A share."""
     return f"{share * 100:.0f} %"
 
 
 def format_count(count: int, noun: str) -> str:
-    """A count of things."""
+    """Format a count of things: ``1 rank``, ``3 processes``."""
     return f"{count} {pluralize(count, noun)}"
 
 
 def pluralize(count: int, noun: str) -> str:
-    """What so many of them are called: ``rank``, ``ranks``, ``processes``, ``flushes``."""
+    """Return the noun for so many things: ``rank``, ``ranks``, ``processes``, ``flushes``."""
     return noun if count == 1 else noun + ("es" if noun.endswith(("s", "sh")) else "s")
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """Which ranks."""
+    """Format a list of ranks: ``rank 3``, ``ranks 0 to 7``, ``ranks 1, 4``."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     if list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
         return f"ranks {ranks[0]} to {ranks[-1]}"
     return "ranks " + ", ".join(str(rank) for rank in ranks)
+
+
+class Text(str):
+    """A sentence with sizes in GiB, and the template and values to render it again in other units.
+
+    A placeholder is ``{name}`` or ``{name:format}``; a number may stand for the name. Formats: ``bytes``, ``size`` (bytes,
+    always two decimals in GiB), ``seconds``, ``percent`` (of a share), ``change`` (the same with a sign), ``ranks`` and
+    ``Ranks`` (for the start of a sentence), ``count NOUN``, and Python's. A part in brackets is left out where one of its
+    values is None or missing; parts can be nested.
+    """
+
+    __slots__ = ("template", "values")
+    template: str
+    values: Mapping[str, Any]
+
+    def __new__(cls, template: str, values: Mapping[str, Any] | None = None) -> Text:
+        """Render the template. Raises KeyError if a value outside of all brackets is missing."""
+        text = super().__new__(cls, _render(template, values or {}, BINARY))
+        text.template, text.values = template, values or {}
+        return text
+
+    def __getnewargs__(self) -> tuple[str, Mapping[str, Any]]:  # type: ignore[override]
+        return self.template, self.values
+
+    def render(self, units: ByteUnits) -> str:
+        """Return the sentence with its sizes in ``units``."""
+        return _render(self.template, self.values, units)
+
+
+_TOKEN = re.compile(r"([\[\]])|\{(-?\w+)(?::([^{}]*))?\}")
+
+
+def _render(template: str, values: Mapping[str, Any], units: ByteUnits) -> str:
+    parts: list[str | None] = [""]  # the text of each bracket that is open; None where a value is missing
+    end = 0
+    for match in _TOKEN.finditer(template):
+        bracket, name, style = match.groups()
+        _append(parts, template[end : match.start()])
+        end = match.end()
+        if bracket == "[":
+            parts.append("")
+        elif bracket == "]":
+            _append(parts, parts.pop() or "")
+        elif (value := int(name) if name.lstrip("-").isdecimal() else values.get(name)) is not None:
+            _append(parts, _format_value(value, style or "", units))
+        elif len(parts) > 1:
+            parts[-1] = None
+        else:
+            raise KeyError(name)
+    return f"{parts[0]}{template[end:]}"
+
+
+def _append(parts: list[str | None], text: str) -> None:
+    if parts[-1] is not None:
+        parts[-1] += text
+
+
+def _format_value(value: Any, style: str, units: ByteUnits) -> str:
+    if isinstance(value, Text):
+        return value.render(units)
+    if style == "bytes":
+        return format_bytes(value, units)
+    if style == "size":
+        (mega, mega_bytes), (giga, giga_bytes) = units
+        return f"{value / giga_bytes:.2f} {giga}" if value >= GIB / 8 else f"{value / mega_bytes:.1f} {mega}"
+    if style.startswith("count "):
+        return format_count(int(value), style.removeprefix("count "))
+    return _STYLES[style](value) if style in _STYLES else format(value, style)
+
+
+_STYLES: dict[str, Callable[[Any], str]] = {
+    "seconds": format_seconds,
+    "percent": format_percent,
+    "change": lambda share: f"{'+' if share > 0 else '-'}{format_percent(abs(share))}",
+    "ranks": format_ranks,
+    "Ranks": lambda ranks: format_ranks(ranks).capitalize(),
+}

@@ -65,8 +65,8 @@ class OomCase:
 
 
 def format_size(count: int) -> str:
-    """Bytes in a sentence."""
-    return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 27 else f"{count / (1 << 20):.1f} MiB"
+    """Return a placeholder for bytes in the template of a :class:`~zerotop.analysis.formatting.Text`."""
+    return f"{{{int(count)}:size}}"
 
 
 def describe_batch(batch: Mapping[str, int]) -> str:
