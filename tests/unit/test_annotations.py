@@ -1,6 +1,7 @@
 """What is said of the real recordings, and when. The labels were set by hand: recordings/labels.json has the reasons."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,22 +16,28 @@ LABELS = recordings.labels()
 
 
 @pytest.fixture(scope="module")
-def sessions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Session]:
+def sessions() -> dict[str, Session]:
     """All recordings, open."""
-    folder = tmp_path_factory.mktemp("recordings")
-    return {name: Session.open(recordings.as_directory(name, folder)) for name in recordings.names()}
+    return {name: recordings.recording(name) for name in recordings.names()}
 
 
 @pytest.fixture(scope="module")
 def found(sessions: dict[str, Session]) -> dict[str, tuple[Annotation, ...]]:
-    """What is known of each at its end."""
+    """The findings of each recording at its end."""
     return {name: find_annotations(session, session.end_ns) for name, session in sessions.items()}
 
 
 def of(findings: tuple[Annotation, ...], name: str) -> Annotation:
-    """The one finding of that name."""
+    """Return the only finding of that name."""
     (finding,) = [finding for finding in findings if finding.name == name]
     return finding
+
+
+def change_cursors(session: Session, findings: tuple[Annotation, ...]) -> list[int]:
+    """Return the cursors just before and at each change of the list of findings, and between each two of these."""
+    changes = [session.begin_ns, *sorted({finding.known_ns for finding in findings}), session.end_ns]
+    between = [(early + late) // 2 for early, late in pairwise(changes)]
+    return sorted({*changes, *between, *(change - 1 for change in changes[1:])})
 
 
 def test_every_recording_has_its_labels() -> None:
@@ -50,10 +57,7 @@ def test_at_any_cursor_stands_what_was_known_by_then(
     sessions: dict[str, Session], found: dict[str, tuple[Annotation, ...]], name: str
 ) -> None:
     whole, session = found[name], sessions[name]
-    moments = {moment for finding in whole for moment in (finding.begin_ns, finding.known_ns - 1, finding.known_ns)}
-    span = session.end_ns - session.begin_ns
-    moments |= {session.begin_ns + span * part // 40 for part in range(41)}
-    for cursor_ns in sorted(moments):
+    for cursor_ns in change_cursors(session, whole):
         assert find_annotations(session, cursor_ns) == tuple(finding for finding in whole if finding.known_ns <= cursor_ns)
 
 
@@ -66,12 +70,11 @@ def test_pieces_make_no_difference(
     piece: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As a job is read that grows, or a long one a little at a time."""
+    """As a growing job is read, or a long one a little at a time."""
     monkeypatch.setattr("zerotop.analysis.annotations.support.annotator._PIECE", piece)
     session, whole = sessions[name], found[name]
     annotator = Annotator(session)
-    for part in range(18):
-        cursor_ns = session.begin_ns + (session.end_ns - session.begin_ns) * part // 17
+    for cursor_ns in sorted({session.end_ns, *(finding.known_ns - late for finding in whole for late in (1, 0))}):
         annotator.update(cursor_ns)
         assert annotator.findings_at(cursor_ns) == tuple(finding for finding in whole if finding.known_ns <= cursor_ns)
 

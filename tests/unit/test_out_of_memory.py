@@ -434,7 +434,9 @@ def test_a_request_that_grows_with_the_micro_batch() -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from(["requested", "limit", "total", "free", "allocated", "reserved", "largest_block", "others", "kept"]),
+        st.sampled_from(
+            ["requested", "limit", "total", "free", "allocated", "reserved", "largest_block", "others", "model_states"]
+        ),
         st.none() | st.integers(0, 1 << 50),
     ),
     st.sampled_from(["cuda", "cuda_driver", "nccl", "cublas", "host", "killed"]),

@@ -12,6 +12,7 @@ To add one, write a module in a folder of this package, and its test:
 # No __future__ import here: it would bind the name annotations.
 import importlib
 import pkgutil
+from functools import lru_cache
 
 from zerotop.analysis.annotations.support.annotation import Annotation, Severity
 from zerotop.analysis.annotations.support.annotator import Annotator as _Annotator
@@ -24,7 +25,12 @@ __all__ = ["Annotation", "Annotator", "Detector", "Evidence", "Severity", "find_
 
 def load_detectors() -> dict[str, Detector]:
     """Import all detectors. Returns them by the name of their module."""
-    names = [item.name for item in pkgutil.walk_packages(__path__, f"{__name__}.") if not item.ispkg]
+    return dict(_import_detectors(tuple(__path__)))
+
+
+@lru_cache(maxsize=1)
+def _import_detectors(folders: tuple[str, ...]) -> dict[str, Detector]:
+    names = [item.name for item in pkgutil.walk_packages(folders, f"{__name__}.") if not item.ispkg]
     modules = {name.rpartition(".")[2]: importlib.import_module(name) for name in names}
     return {name: module.detect for name, module in sorted(modules.items()) if hasattr(module, "detect")}
 

@@ -114,6 +114,8 @@ def _is_shift(values: Values, start: int, first: int) -> bool:
     before = _as_floats(values[_slice_before(start, first)])
     after = _as_floats(values[first : first + _required_length(first)])
     level = float(np.median(before))
+    if after[:SHIFT_STEPS].min() <= level + SHIFT_SHARE * level and after[:SHIFT_STEPS].max() >= level - SHIFT_SHARE * level:
+        return False  # the quick test, which most indices fail
     spread = float(np.median(np.abs(before - level)))
     margin = max(SHIFT_SHARE * level, SHIFT_SPREADS * spread)
     next_level, last_level = float(np.median(after[:SHIFT_STEPS])), float(np.median(before[-SHIFT_STEPS:]))
