@@ -183,7 +183,7 @@ def test_ranks_that_have_no_deepspeed_are_named_with_their_node(cluster: Cluster
         assert told[:2] == [f"Rank 0 is not {early}", f"Rank 1 on zt-node-2 is not {early}"]
 
         call = "import sys; from pathlib import Path; from zerotop.commands.job.controller import JobController as Job; "
-        call += "print(Job(Path(sys.argv[1])).enter())"
+        call += "print(Job(Path(sys.argv[1])).enter_ranks())"
         session = told[-1].partition("recording in ")[2]
         pressed = cluster.nodes[0].run(
             sys.executable, "-c", call, session, env=environment(tmp_path, ZEROTOP_SSH=cluster.ssh)

@@ -50,9 +50,9 @@ assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, ctypes.byref(progra
 """
 ENTER = """
 import sys
-from zerotop_probe.outside.attaching.probe_entry import enter
+from zerotop_probe.outside.attaching.probe_entry import enter_processes
 from zerotop_probe.outside.procfs import Process
-for entry in enter(filter(None, [Process.from_pid(int(sys.argv[1]))]), sys.argv[2]):
+for entry in enter_processes(filter(None, [Process.from_pid(int(sys.argv[1]))]), sys.argv[2]):
     print(entry.why_not)
 """
 
@@ -207,7 +207,7 @@ def test_the_order_of_attaching_and_detaching_is_that_of_time(tmp_path: Path) ->
     session.mkdir()
     write = (
         "import sys, time\nfrom zerotop_probe.recording.writer import EventWriter, Identity\n"
-        "who = Identity.of_this_process('control')._replace(pid=int(sys.argv[2]))\n"
+        "who = Identity.for_this_process('control')._replace(pid=int(sys.argv[2]))\n"
         "EventWriter(sys.argv[1], who).write(time.monotonic_ns(), sys.argv[3])"
     )
     for pid, event in ((9, "attached"), (1, "detached")):

@@ -217,7 +217,7 @@ def test_a_job_that_ended_unseen_is_no_success(start: Start) -> None:
     work.terminal.wait_for("nobody saw how the job ended")
     work.terminal.type("q")
     assert work.terminal.exit_code() == 1
-    assert "Nobody saw how the job ended: its exit code is not known." in work.terminal.text
+    assert "Exit status unknown: the job's end was not recorded." in work.terminal.text
     assert work.listed()["exit_code"] is None
 
 

@@ -224,7 +224,7 @@ def test_in_a_container_the_jobs_own_processes_are_nobody_elses(tmp_path: Path) 
     (found,) = ledgers(session, 20).values()
     assert told(found)["before_the_job"] == 0.5
     assert (found.sum_bytes("outside_pytorch"), found.sum_bytes("other_processes")) == (gib(1.5), 0)
-    assert "what the device uses beyond what it used" in found.notes[0]
+    assert "what the device uses beyond its use" in found.notes[0]
     assert not [one.name for one in find_annotations(session, at(28)) if one.name.startswith("others")]
 
 

@@ -13,6 +13,8 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.analysis.keys import GpuKey
+
 Floats = NDArray[np.float64]
 
 
@@ -173,7 +175,7 @@ class History:
     piece_s: float
     end_s: float  # unix time at which the last piece ends
     ranks: Mapping[int, RankHistory]  # by rank
-    gpus: Mapping[tuple[str, int], GpuHistory]  # by host and index
+    gpus: Mapping[GpuKey, GpuHistory]
 
 
 NO_HISTORY = History(0.5, 0.0, {}, {})

@@ -23,8 +23,7 @@ class StepClock:
             ours = (source for source in begins if source.rank == lowest)
             self._sources = sorted(ours, key=lambda source: source.created_ns, reverse=True)
         for source in self._sources:
-            known = source.count_until(time_ns)
-            steps = source.array["step"][max(0, known - 1) : known]
+            steps = source.until(time_ns)["step"][-1:]
             if len(steps):
                 return int(steps[0]) if steps[0] >= 0 else None
         return None

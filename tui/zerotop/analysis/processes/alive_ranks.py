@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from zerotop.analysis.keys import ProcessKey
 from zerotop.analysis.processes.memo import CursorMemo
 from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.session.reader import Event, Session, Source
@@ -37,7 +38,7 @@ _ALIVE: CursorMemo[list[RankProcess]] = CursorMemo(("begins", "spans", "allocato
 
 
 def _compute_alive(session: Session, cursor_ns: int) -> list[RankProcess]:
-    born: dict[tuple[str, int], Source] = {}
+    born: dict[ProcessKey, Source] = {}
     for source in session.sources["begins"] + session.sources["spans"] + session.sources["allocator"]:
         key = (source.host, source.rank)
         if source.created_ns <= cursor_ns and (key not in born or born[key].created_ns < source.created_ns):

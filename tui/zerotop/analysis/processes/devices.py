@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from zerotop.analysis.keys import GpuKey
 from zerotop.session.reader import Event
-
-GpuKey = tuple[str, int]  # host and the sampler's number
 
 
 class Devices:

@@ -40,7 +40,7 @@ def find_current(begins: Source, spans: Source | None, cursor_ns: int) -> tuple[
     found = find_open_phases(begins, spans, cursor_ns)
     if found:
         return phase_name(found[-1].phase), (now - found[-1].time_ns) / 1e9, step
-    times = spans.array["end_ns"][: spans.count_until(cursor_ns)] if spans is not None else begins.array["time_ns"][:0]
+    times = spans.until(cursor_ns)["end_ns"] if spans is not None else begins.array["time_ns"][:0]
     latest = times[-1] if len(times) else begins.array["time_ns"][known - 1]
     return phase_name(OTHER), (now - int(latest)) / 1e9, step
 
@@ -61,7 +61,7 @@ def find_open_phases(begins: Source, spans: Source | None, cursor_ns: int) -> li
     if spans is None:
         return chain[::-1]
     # What ended after the last begin of its depth is among the last few.
-    ended = spans.array[: spans.count_until(cursor_ns)][-_RECENT_SPANS:]
+    ended = spans.until(cursor_ns)[-_RECENT_SPANS:]
     over = set(zip(ended["begin_ns"].tolist(), ended["depth"].tolist(), strict=True))
     return [begun for begun in reversed(chain) if (begun.time_ns, begun.depth) not in over]
 
@@ -88,6 +88,30 @@ def find_innermost(begins: Source, spans: Source | None, moments: Ints, cursor_n
     return resolve_innermost(
         begins, read_closed_spans(spans, int(moments[0]), cursor_ns), find_open_phases(begins, spans, cursor_ns), moments
     )
+
+
+def vote_phases(
+    begins: Source | None, spans: Source | None, bins: range, bin_ns: int, votes: int, cursor_ns: int, exit_ns: int | None
+) -> NDArray[np.intp]:
+    """Return the phase that a rank was in for most of each bin, as known at the cursor; see NOT_YET and OTHER.
+
+    Args:
+        bins: numbers of the bins; bin 0 begins at the epoch.
+        votes: moments in each bin at which the phase is looked up.
+        exit_ns: when the rank exited, after which its phase is NOT_YET.
+    """
+    if begins is None or not bins:
+        return np.full(len(bins), NOT_YET, np.intp)
+    interval = bin_ns // votes
+    moments = np.arange(bins.start * bin_ns + interval // 2, bins.stop * bin_ns, interval)
+    codes = find_innermost(begins, spans, moments, cursor_ns)
+    if exit_ns is not None:
+        codes[moments > exit_ns] = NOT_YET
+    kinds = len(PHASES) - NOT_YET
+    known = np.where(codes < len(PHASES), codes, OTHER) - NOT_YET
+    cells = known.reshape(len(bins), -1) + np.arange(0, len(bins) * kinds, kinds)[:, None]
+    counts = np.bincount(cells.ravel(), minlength=len(bins) * kinds).reshape(len(bins), kinds)
+    return np.asarray(counts.argmax(axis=1) + NOT_YET)
 
 
 def resolve_innermost(
@@ -117,4 +141,4 @@ def read_closed_spans(spans: Source | None, from_ns: int, cursor_ns: int) -> NDA
     """The spans that ended between a moment and the cursor."""
     if spans is None:
         return None
-    return spans.array[spans.count_until(from_ns) : spans.count_until(cursor_ns)]
+    return spans.between(from_ns, cursor_ns)

@@ -9,14 +9,15 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.analysis.keys import GpuKey, ProcessKey
 from zerotop.analysis.live_view import Host, Rank
 from zerotop.analysis.processes import phases
 from zerotop.analysis.processes.devices import Devices
+from zerotop.analysis.processes.host_memory import read_host_memory
 from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.analysis.processes.running_max import Peaks
 from zerotop.session.reader import Event, Session, Source, run_to_end
 
-ProcessKey = tuple[str, int]  # host and pid
 # A sample older than this no longer says how things are: its process or its sampler is gone.
 FRESH_NS = 3_000_000_000
 # Samples looked back through for the last of a process that is gone: minutes, with a few ranks.
@@ -90,10 +91,9 @@ def read_ranks(
 
 def _read_last_samples(source: Source, cursor_ns: int) -> list[Sample]:
     """The last sample of each rank's process, dead or alive, and of launchers that were just there."""
-    known = source.count_until(cursor_ns)
-    if not known:
+    tail = source.until(cursor_ns)[-_TAIL_ROWS:]
+    if not len(tail):
         return []
-    tail = source.array[max(0, known - _TAIL_ROWS) : known]
     rows = _find_full_tick(tail)
     if rows is None:
         rows = _find_last_rows(tail)
@@ -196,29 +196,28 @@ def read_hosts(session: Session, cursor_ns: int) -> tuple[Host, ...]:
 
 
 def _build_host(name: str, row: Any) -> Host:
-    total, limit = int(row["memory_total_bytes"]), int(row["cgroup_limit_bytes"])
-    confined = 0 < limit < total
+    memory = read_host_memory(row, int(row["time_ns"]))
     return Host(
         name=name,
         cores=int(row["cores"]),
         cores_used=float(row["cores_used"]),
-        memory_limit_bytes=limit if confined else total,
-        memory_used_bytes=int(row["cgroup_used_bytes"]) if confined else total - int(row["memory_available_bytes"]),
+        memory_limit_bytes=memory.limit_bytes,
+        memory_used_bytes=memory.used_bytes,
         swap_used_bytes=_clip_unknown(row["swap_used_bytes"]),
     )
 
 
-def find_gpu_by_allocator(session: Session, nodes: Iterable[Event], engines: Iterable[Event]) -> dict[int, tuple[str, int]]:
+def find_gpu_by_allocator(session: Session, nodes: Iterable[Event], engines: Iterable[Event]) -> dict[int, GpuKey]:
     """Place of an allocator's table in the session -> (host, index) of the GPU that its last record tells of."""
     return run_to_end(locate_allocators(session, nodes, engines))
 
 
 def locate_allocators(
     session: Session, nodes: Iterable[Event], engines: Iterable[Event]
-) -> Generator[None, None, dict[int, tuple[str, int]]]:
+) -> Generator[None, None, dict[int, GpuKey]]:
     """The same in pieces."""
     devices = Devices(nodes, engines)
-    found: dict[int, tuple[str, int]] = {}
+    found: dict[int, GpuKey] = {}
     for place, source in enumerate(session.sources["allocator"]):
         if not place % RANKS_AT_ONCE:
             yield
@@ -227,7 +226,7 @@ def locate_allocators(
     return found
 
 
-def locate_engines(nodes: Iterable[Event], engines: Iterable[Event]) -> list[tuple[ProcessKey, tuple[str, int]]]:
+def locate_engines(nodes: Iterable[Event], engines: Iterable[Event]) -> list[tuple[ProcessKey, GpuKey]]:
     """The process of each of these engines with the (host, index) of its GPUs."""
     engines = list(engines)
     devices = Devices(nodes, engines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from zerotop.analysis.keys import ProcessKey
 from zerotop.session.reader import Event, Session
 
 Cores = frozenset[int]
@@ -38,7 +39,7 @@ class Affinities:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._count = -1
-        self._affinity_events: dict[tuple[str, int], list[Event]] = {}
+        self._affinity_events: dict[ProcessKey, list[Event]] = {}
         self._nodes: dict[str, dict[int, int]] = {}
 
     def _update_events(self) -> None:

@@ -7,14 +7,15 @@ from collections.abc import Generator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.processes import ranks_and_hosts
+from zerotop.analysis.keys import GpuKey, ProcessKey
+from zerotop.analysis.processes.ranks_and_hosts import FRESH_NS, locate_allocators
 from zerotop.analysis.ranks.matrix import Matrix, Metric, RankMatrix
-from zerotop.analysis.steps.step_memory import StepWindows, add_allocator
+from zerotop.analysis.steps.step_memory import add_allocator
 from zerotop.analysis.steps.step_table import MEMORY_COLUMNS
 from zerotop.session.reader import Session, Source, run_to_end
+from zerotop.session.samples import Ints, Samples, Windows, iter_samples, split_samples
 from zerotop_probe.recording.tables import UNKNOWN
 
-Ints = NDArray[np.int64]
 METRIC_TABLES = {Metric.PEAK: "allocator", Metric.FREE: "gpus", Metric.CORES: "processes"}
 # Around the steps that are asked about: a sample before the first and after the last.
 _AROUND_NS = 3_000_000_000
@@ -24,7 +25,6 @@ _FRESH_STEPS = 4
 _ROWS_AT_ONCE, _TABLES_AT_ONCE = 16, 4
 
 Pieces = Generator[None, None, None]
-Samples = dict[tuple[str, int], tuple[Ints, NDArray[np.void]]]
 
 
 class RankSamples:
@@ -84,7 +84,7 @@ class RankSamples:
 
     def _measure_free(self, matrix: RankMatrix, rows: Sequence[int], missing: NDArray[np.bool_], found: Matrix) -> Pieces:
         nodes, engines = self._session.events_named("node"), self._session.events_named("engine")
-        located = yield from ranks_and_hosts.locate_allocators(self._session, nodes, engines)
+        located = yield from locate_allocators(self._session, nodes, engines)
         allocators = self._session.sources["allocator"]
         lies_on = {(allocators[place].host, allocators[place].pid): gpu for place, gpu in located.items()}
         yield
@@ -97,7 +97,7 @@ class RankSamples:
             if gpu is not None and gpu in samples:
                 times, records = samples[gpu]
                 begins, ends = matrix.begins[row, missing[row]], matrix.ends[row, missing[row]]
-                used = _mask_unknown(StepWindows(times, begins, ends).find_highest(records["used_bytes"]))
+                used = _mask_unknown(Windows(times, begins, ends, max_age_ns=FRESH_NS).find_highest(records["used_bytes"]))
                 found[row, missing[row]] = (np.float32(records["total_bytes"][-1]) - used).astype(np.float32)
 
     def _measure_cores(self, matrix: RankMatrix, rows: Sequence[int], missing: NDArray[np.bool_], found: Matrix) -> Pieces:
@@ -118,22 +118,18 @@ class RankSamples:
 
     def _read_samples(
         self, table: str, key: str, matrix: RankMatrix, missing: NDArray[np.bool_]
-    ) -> Generator[None, None, Samples]:
+    ) -> Generator[None, None, dict[GpuKey | ProcessKey, Samples]]:
         """By host and ``key`` the times and records around the steps that are missing."""
         begin, end = int(matrix.begins[missing].min()) - _AROUND_NS, int(matrix.ends[missing].max()) + _AROUND_NS
-        found: Samples = {}
+        found: dict[GpuKey | ProcessKey, Samples] = {}
         for number, source in enumerate(self._session.sources[table], 1):
             if not number % _TABLES_AT_ONCE:
                 yield
-            records = source.array[source.count_until(begin) : source.count_until(end)]
-            records = records[np.argsort(records[key], kind="stable")]
-            borders = np.flatnonzero(np.diff(records[key], prepend=records[key][:1] - 1, append=records[key][-1:] + 1))
-            for low, high in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
-                place = source.host, int(records[key][low])
-                mine = records[low:high]
+            for value, samples in split_samples(next(iter_samples([source], begin, end)), key):
+                found.setdefault((source.host, value), samples)
                 # Of several samplers of a node the one that saw more is believed.
-                if place not in found or len(mine) > len(found[place][1]):
-                    found[place] = mine["time_ns"] + source.offset_ns, mine
+                if len(samples.times) > len(found[source.host, value].times):
+                    found[source.host, value] = samples
         return found
 
 

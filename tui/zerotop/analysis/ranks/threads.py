@@ -11,18 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.live_view import Floats, Rank
-from zerotop.analysis.processes.phases import find_innermost
+from zerotop.analysis.processes.phases import vote_phases
 from zerotop.analysis.processes.ranks_and_hosts import FRESH_NS
 from zerotop.analysis.ranks.affinity import NO_CORES, Affinities, Cores
-from zerotop.analysis.views.history import PIECE_NS, vote_phases
+from zerotop.analysis.views.history import PIECE_NS
 from zerotop.session.reader import Session, Source
+from zerotop.session.samples import iter_samples, merge_columns
 from zerotop_probe.recording.tables import PHASES
 
 _NUMBERED = re.compile(r"^(.*?)[-_:#/]?\d+$")
 MAIN_NAME = "main thread"
 _WAITING_WINDOW_NS = 10_000_000_000  # how long back waiting is told of
 _THREAD_COLUMNS = ("tid", "cores_used", "wait_ns", "processor", "name")
-_PROCESS_COLUMNS = ("cores_used", "busy_threads")
 _VOTES_PER_CELL = 8  # moments within a cell at which it is asked which phase the rank was in
 
 
@@ -119,7 +119,8 @@ class ThreadTable:
         begin_ns, end_ns = cells[0] * cell_ns, cells[1] * cell_ns
         groups = self._find_groups(rank, cursor_ns, cells, cell_ns, tables["threads"])
         threads = [thread for group in groups for thread in group.threads]
-        samples_ns, samples, _ = _read_process(tables["processes"], rank.pid, begin_ns, cursor_ns, _PROCESS_COLUMNS)
+        parts = list(iter_samples(tables["processes"], begin_ns - 1, cursor_ns, "pid", rank.pid))
+        samples_ns, samples = merge_columns(parts, ("cores_used", "busy_threads"))
         named = sum(thread.cores_used > 0 for thread in threads)
         return RankThreads(
             rank=rank,
@@ -149,9 +150,11 @@ class ThreadTable:
         self, rank: Rank, cursor_ns: int, cells: tuple[int, int], cell_ns: int, sources: Sequence[Source]
     ) -> list[Thread]:
         begin_ns, count = cells[0] * cell_ns, cells[1] - cells[0] + 1
-        times, rows, ticks = _read_process(sources, rank.pid, begin_ns, cursor_ns, _THREAD_COLUMNS)
+        parts = list(iter_samples(sources, begin_ns - 1, cursor_ns))
+        times, rows = merge_columns([part.select(part.rows["pid"] == rank.pid) for part in parts], _THREAD_COLUMNS)
         if not len(times):
             return []
+        ticks = np.unique(np.concatenate([part.times for part in parts]))
         own = self.affinities.find_thread_cores(rank.host, rank.pid, cursor_ns)
         process = self.affinities.find_process_cores(rank.host, rank.pid, cursor_ns)
         order = np.argsort(rows["tid"], kind="stable")  # each one's records together, as they were written
@@ -162,7 +165,7 @@ class ThreadTable:
         places = np.minimum((times - begin_ns) // cell_ns, count - 1)
         sums = np.bincount(which * count + places, rows["cores_used"], len(begins) * count).reshape(-1, count)
         with np.errstate(invalid="ignore", divide="ignore"):
-            cores = sums / np.bincount((np.unique(ticks) - begin_ns) // cell_ns, minlength=count)
+            cores = sums / np.bincount((ticks - begin_ns) // cell_ns, minlength=count)
         histories = _fill_gaps(np.asarray(cores, np.float64), max(1, round(PIECE_NS / cell_ns)))[:, :-1]
         last_ns = int(ticks.max()) if cursor_ns - ticks.max() < FRESH_NS else -1
         found = []
@@ -185,32 +188,10 @@ class ThreadTable:
         return found
 
     def _vote_phases(self, rank: Rank, cells: tuple[int, int], cell_ns: int, cursor_ns: int) -> tuple[str, ...]:
-        """The phase that the rank was in for most of each cell."""
-        count = cells[1] - cells[0]
+        """Return the phase that the rank was in for most of each cell."""
         begins, spans = (self._session.find_source(table, rank.host, rank.pid, cursor_ns) for table in ("begins", "spans"))
-        if begins is None or count <= 0:
-            return ("",) * max(0, count)
-        grain = cell_ns // _VOTES_PER_CELL
-        moments = np.arange(cells[0] * cell_ns + grain // 2, cells[1] * cell_ns, grain)
-        codes = vote_phases(find_innermost(begins, spans, moments, cursor_ns), count)
+        codes = vote_phases(begins, spans, range(*cells), cell_ns, _VOTES_PER_CELL, cursor_ns, None)
         return tuple("" if code < 0 else PHASES[code] for code in codes.tolist())
-
-
-def _read_process(
-    sources: Sequence[Source], pid: int, begin_ns: int, cursor_ns: int, columns: Sequence[str]
-) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]], NDArray[np.int64]]:
-    """(unix ns of each record of a process, columns of those records, times of all): what is known since a moment."""
-    times, ticks = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    found: dict[str, list[NDArray[Any]]] = {name: [] for name in columns}
-    for source in sources:
-        lately = source.array[source.count_until(begin_ns - 1) : source.count_until(cursor_ns)]
-        mine = np.flatnonzero(lately["pid"] == pid)
-        ticks.append(lately["time_ns"] + source.offset_ns)
-        times.append(ticks[-1][mine])
-        for name in columns:
-            found[name].append(lately[name][mine])
-    told = {name: np.concatenate(parts) if parts else np.empty(0) for name, parts in found.items()}
-    return np.concatenate(times), told, np.concatenate(ticks)
 
 
 def _fill_gaps(history: Floats, max_cells: int) -> Floats:

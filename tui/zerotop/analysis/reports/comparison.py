@@ -11,7 +11,7 @@ import numpy as np
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.annotations import find_annotations as find
 from zerotop.analysis.live_view import Floats, LiveView, State
-from zerotop.analysis.memory import allocator_settings
+from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.reports.measures import Comparison, Measure, Unit, Value
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
@@ -137,8 +137,7 @@ def _describe_allocator(side: _Side) -> str | None:
     """What PyTorch's CUDA allocator was told; nothing where there is no GPU."""
     if not side.view.gpus:
         return None
-    environment = {str(key): str(value) for key, value in (side.hello.get("environment") or {}).items()}
-    return allocator_settings.parse_settings(environment, str(side.hello.get("torch"))).text or "default"
+    return read_settings(side.hello).text or "default"
 
 
 def _describe_gpus(side: _Side) -> str | None:

@@ -16,9 +16,10 @@ from zerotop.analysis.processes import phases
 from zerotop.analysis.processes.alive_ranks import find_sibling_table
 from zerotop.analysis.processes.process_exits import read_exits
 from zerotop.analysis.timeline.metrics import FOREVER_NS
-from zerotop.analysis.timeline.resample import Floats, Ints, merge_times
+from zerotop.analysis.timeline.resample import merge_times
 from zerotop.analysis.timeline.step_lane import StepTimes
 from zerotop.session.reader import Session, Source
+from zerotop.session.samples import Floats, Ints
 from zerotop_probe.recording.tables import PHASE_CODE, PHASES
 
 # Spans to a column, on an average of the whole recording, from which on finished steps tell.
@@ -103,8 +104,7 @@ def _find_gaps(borders: list[Ints]) -> list[tuple[int, int]]:
 def _measure_innermost(begins: Source, spans: Source | None, edges: Ints) -> Floats:
     """Seconds in which each phase was the innermost of one process, between each two edges."""
     first, cursor_ns = int(edges[0]), int(edges[-1])
-    rows = begins.array[begins.count_until(first) : begins.count_until(cursor_ns)]
-    borders = [edges, rows["time_ns"] + begins.offset_ns]
+    borders = [edges, begins.unix_times(begins.between(first, cursor_ns))]
     if spans is not None and len(spans.array):
         upto = min(len(spans.array), spans.count_until(cursor_ns) + _LATER)
         cursor_ns = max(cursor_ns, int(spans.array["end_ns"][upto - 1]) + spans.offset_ns)

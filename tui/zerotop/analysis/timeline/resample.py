@@ -1,42 +1,86 @@
-"""Values over time, each true from a begin to an end, and what they come to in columns of time.
+"""Values over time, each true from a begin to an end, and their maxima and integrals in columns of time.
 
-What columns hold adds up: those of two halves make that of the whole, to the last bit of a maximum.
+Columns add up: those of two halves make that of the whole, to the last bit of a maximum.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from zerotop.session.samples import Floats, Ints
+
 Table = NDArray[np.float64]
 """Shape (3, values, columns): the rows of the first axis are HIGHEST, SUM and TIME."""
 
 HIGHEST = 0  # NaN where nothing was recorded
-SUM, TIME = 1, 2  # value times seconds, and of how many seconds values are known
+SUM, TIME = 1, 2  # value times seconds; seconds for which values are known
 
-# Between two samples further apart than this, nobody sampled.
+# Longer than this between two samples means that no sampler ran.
 LONGEST_NS = 3_000_000_000
 
 
 class Series(NamedTuple):
-    """Pieces of time that do not overlap, in order, and the values in each."""
+    """Intervals that do not overlap, in order, and the values in each."""
 
     begins: Ints  # unix nanoseconds, shape (n,)
     ends: Ints
     values: Floats  # shape (values, n); NaN where unknown
 
 
-def make_series_before(times: Ints, values: list[NDArray[Any]], *, longest_ns: int = LONGEST_NS) -> Series:
+class LaneSeries(NamedTuple):
+    """A series of some of a lane's values."""
+
+    first_row: int  # row of the series' first value in the lane's table
+    series: Series
+
+
+class SeriesColumns(ABC):
+    """Values in columns of time, computed from series: a :class:`.timeline_cache.ColumnSource` of tables."""
+
+    names: ClassVar[tuple[str, ...]]
+    """Names of the table's rows."""
+
+    @abstractmethod
+    def read_series(self, begin_ns: int, end_ns: int) -> Iterable[LaneSeries]:
+        """Return the values from ``begin_ns`` to ``end_ns`` (unix time), and a little around."""
+
+    @abstractmethod
+    def count_records(self) -> int: ...
+
+    @abstractmethod
+    def find_final_ns(self) -> int: ...
+
+    def choose_base(self, column_ns: int) -> int:
+        return column_ns
+
+    def read_columns(self, edges: Ints) -> Table:
+        table = self.make_blank(len(edges) - 1)
+        for first, series in self.read_series(int(edges[0]), int(edges[-1])):
+            rows = slice(first, first + len(series.values))
+            table[:, rows] = merge_tables(table[:, rows], compute_columns(series, edges))
+        return table
+
+    def merge_columns(self, table: Table, factor: int) -> Table:
+        return coarsen_table(table, factor)
+
+    def make_blank(self, columns: int) -> Table:
+        return make_blank_table(len(self.names), columns)
+
+
+def make_series_before(times: Ints, values: Sequence[NDArray[Any]], *, longest_ns: int = LONGEST_NS) -> Series:
     """Samples that tell of the time since the sample before. The first one's is not known."""
     begins = np.maximum(times[:-1], times[1:] - longest_ns)
     return Series(begins, times[1:], np.array([value[1:] for value in values], np.float64))
 
 
-def make_series_after(times: Ints, values: list[NDArray[Any]], until_ns: int, *, longest_ns: int | None = None) -> Series:
+def make_series_after(
+    times: Ints, values: Sequence[NDArray[Any]], until_ns: int, *, longest_ns: int | None = None
+) -> Series:
     """Samples that hold until the next one, the last until a moment."""
     ends = np.append(times[1:], max(until_ns, int(times[-1]))) if len(times) else times
     if longest_ns is not None:

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from zerotop.analysis.steps.growable_array import GrowingArray
 from zerotop.analysis.steps.step_table import RankSteps
-from zerotop.analysis.timeline.resample import (
-    Floats,
-    Ints,
-    Series,
-    Table,
-    coarsen_table,
-    compute_columns,
-    make_blank_table,
-    merge_tables,
-)
+from zerotop.analysis.timeline.resample import LaneSeries, Series, SeriesColumns
+from zerotop.session.samples import Floats, Ints
 from zerotop_probe.recording.tables import PHASE_CODE, PHASES
 
 _COLUMNS = {
@@ -117,33 +109,19 @@ class StepTimes:
         return Series(borders[:-1], borders[1:], rows["iteration_s"][None, :].astype(np.float64))
 
 
-class IterationColumns:
-    """Tells how long iterations took, in seconds, in columns of time: see ``timeline_series.Table``."""
+class IterationColumns(SeriesColumns):
+    """Seconds that iterations took, in columns of time."""
 
     names = ("iteration",)
 
     def __init__(self, steps: Sequence[StepTimes]) -> None:
         self._steps = steps
 
+    def read_series(self, begin_ns: int, end_ns: int) -> Iterable[LaneSeries]:
+        return (LaneSeries(0, times.make_series(begin_ns, end_ns)) for times in self._steps if len(times.step_borders))
+
     def count_records(self) -> int:
-        """See ``timeline_blocks.Teller``, as for all that follow."""
         return sum(len(times.step_borders) for times in self._steps)
 
     def find_final_ns(self) -> int:
         return max((int(times.step_borders[-1]) for times in self._steps if len(times.step_borders)), default=0)
-
-    def choose_base(self, column_ns: int) -> int:
-        return column_ns
-
-    def read_columns(self, edges: Ints) -> Table:
-        table = self.make_blank(len(edges) - 1)
-        for times in self._steps:
-            if len(times.step_borders):
-                table = merge_tables(table, compute_columns(times.make_series(int(edges[0]), int(edges[-1])), edges))
-        return table
-
-    def merge_columns(self, table: Table, factor: int) -> Table:
-        return coarsen_table(table, factor)
-
-    def make_blank(self, columns: int) -> Table:
-        return make_blank_table(1, columns)

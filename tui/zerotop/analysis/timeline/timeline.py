@@ -13,22 +13,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator
 from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.analysis.timeline.metrics import (
-    AllocatorSeries,
-    GpuKey,
-    GpuProcessSeries,
-    GpuSeries,
-    HostSeries,
-    ProcessSeries,
+    AllocatorColumns,
+    GpuColumns,
+    GpuProcessColumns,
+    HostColumns,
+    ProcessColumns,
     SampleColumns,
 )
 from zerotop.analysis.timeline.phase_ribbon import RankPhases
-from zerotop.analysis.timeline.resample import HIGHEST, SUM, TIME, Floats, Ints, Table
+from zerotop.analysis.timeline.resample import HIGHEST, SUM, TIME, Table
 from zerotop.analysis.timeline.step_lane import IterationColumns, StepTimes
 from zerotop.analysis.timeline.timeline_cache import ColumnCache
 from zerotop.session.reader import Session, Source
+from zerotop.session.samples import Floats, Ints
 
 # So far back from its last record it is looked for what something has.
 _CHECK_NS = 30_000_000_000
@@ -237,14 +238,13 @@ class Lanes:
     def __init__(
         self, session: Session, subject: Subject, gpu_by_allocator: dict[int, GpuKey], steps: Sequence[StepTimes]
     ) -> None:
-        # What is told in no time first: the others may have to wait.
-        recorded = [SampleColumns(HostSeries(session, subject.host))]
+        # The fastest to read first: the others may have to wait.
+        recorded: list[SampleColumns] = [HostColumns(session, subject.host)]
         if subject.gpu is not None:
-            gpu = subject.gpu
-            recorded += [SampleColumns(told) for told in (GpuSeries(session, gpu), GpuProcessSeries(session, gpu))]
-        recorded.append(SampleColumns(ProcessSeries(session, subject.host, subject.rank)))
+            recorded += [GpuColumns(session, *subject.gpu), GpuProcessColumns(session, *subject.gpu)]
+        recorded.append(ProcessColumns(session, subject.host, subject.rank))
         if subject.gpu is not None:
-            recorded.append(SampleColumns(AllocatorSeries(session, subject.gpu, gpu_by_allocator)))
+            recorded.append(AllocatorColumns(session, subject.gpu, gpu_by_allocator))
         self.column_sources: list[SampleColumns | IterationColumns] = [IterationColumns(steps), *recorded]
         self.column_caches = [ColumnCache(teller, session.begin_ns) for teller in self.column_sources]
         self._recorded_names: set[str] = set()
@@ -265,7 +265,7 @@ class Lanes:
         for place, (teller, blocks) in enumerate(zip(self.column_sources, self.column_caches, strict=True)):
             tables.append(blocks.get_columns(window.column_ns, window.first, window.columns, end_ns=end_ns, until_s=until_s))
             self._check_last_records(place)
-            _release_memory(teller.table_sources if release and isinstance(teller, SampleColumns) else ())
+            _release_memory(teller.list_sources() if release and isinstance(teller, SampleColumns) else ())
         names, table = [name for teller in self.column_sources for name in teller.names], np.concatenate(tables, axis=1)
         self._note_recorded(names, table)
         return {name: values for name, values in _split_values(names, table).items() if name in self._recorded_names}

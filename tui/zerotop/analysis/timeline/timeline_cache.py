@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from zerotop.analysis.timeline.resample import Floats, Ints
+from zerotop.session.samples import Floats, Ints
 
 BLOCK_COLUMNS = 256  # columns told at once
 _MOST_BLOCKS = 512  # blocks of one teller

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 
+from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.live_view import Gpu
 from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.analysis.processes.ranks_and_hosts import (
@@ -18,7 +19,6 @@ from zerotop.analysis.processes.running_max import Peaks
 from zerotop.session.reader import Event, Session
 from zerotop_probe.recording.tables import UNKNOWN
 
-GpuKey = tuple[str, int]  # host and NVML index
 _RATE_NS = 1_000_000_000
 # Counters jump when a GPU is reset; a PCIe link moves no more than this in a second.
 _FASTEST_LINK = 1e12

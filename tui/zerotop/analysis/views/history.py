@@ -12,10 +12,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.live_view import Floats, GpuHistory, History, Rank, RankHistory
-from zerotop.analysis.processes.phases import NOT_YET, OTHER, find_innermost
+from zerotop.analysis.keys import GpuKey, ProcessKey
+from zerotop.analysis.live_view import GpuHistory, History, Rank, RankHistory
+from zerotop.analysis.processes.phases import vote_phases
 from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.session.reader import Session, Source
+from zerotop.session.samples import Windows, bin_maxima, bin_means
 from zerotop_probe.recording.tables import PHASES
 
 PIECE_NS = 500_000_000
@@ -25,7 +27,6 @@ _FRESH_PIECES = 4
 # How often within a piece it is asked which phase a rank was in.
 _VOTES_PER_PIECE = 50
 
-GpuKey = tuple[str, int]  # host, NVML index
 Table = NDArray[Any]  # the first axis is pieces
 
 
@@ -80,31 +81,6 @@ class RollingWindow:
         return self._table
 
 
-def compute_means(pieces: NDArray[np.int64], values: NDArray[Any], count: int) -> Floats:
-    """The mean of the samples in each of ``count`` pieces; NaN where there is none. ``pieces`` has each sample's place."""
-    number = np.bincount(pieces, minlength=count)
-    total = np.bincount(pieces, values, count)
-    found = np.full(count, np.nan)
-    np.divide(total, number, out=found, where=number > 0)
-    return found
-
-
-def compute_highest(pieces: NDArray[np.int64], values: NDArray[Any], count: int) -> Floats:
-    """The highest of the samples in each piece; NaN where there is none."""
-    found = np.full(count, np.nan)
-    np.fmax.at(found, pieces, values.astype(np.float64))
-    return found
-
-
-def vote_phases(codes: NDArray[np.int16], pieces: int) -> NDArray[np.intp]:
-    """The phase that most of the codes are in each of so many equal pieces: NOT_YET or an index into PHASES."""
-    kinds = len(PHASES) - NOT_YET
-    known = np.where(codes < len(PHASES), codes, OTHER) - NOT_YET
-    places = known.reshape(pieces, -1) + np.arange(0, pieces * kinds, kinds)[:, None]
-    votes = np.bincount(places.ravel(), minlength=pieces * kinds).reshape(pieces, kinds)
-    return np.asarray(votes.argmax(axis=1) + NOT_YET)
-
-
 class SampledTable(NamedTuple):
     """What samplers saw of each process or GPU of a node, which is told of all in one go."""
 
@@ -125,7 +101,7 @@ class Histories:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._sampled_windows: dict[tuple[SampledTable, str], tuple[list[int], RollingWindow]] = {}
-        self._rank_windows: dict[tuple[str, int], RollingWindow] = {}
+        self._rank_windows: dict[ProcessKey, RollingWindow] = {}
         self._gpu_windows: dict[GpuKey, RollingWindow] = {}
         self._last: tuple[object, History] | None = None
 
@@ -160,7 +136,7 @@ class Histories:
         return self._last[1]
 
     def _map_hosts(
-        self, layout: SampledTable, keys: Iterable[tuple[str, int]], end: int
+        self, layout: SampledTable, keys: Iterable[GpuKey | ProcessKey], end: int
     ) -> LazyMapping[str, dict[int, Table]]:
         """By node, the pieces of these of its processes or GPUs by their keys."""
         of_host: dict[str, set[int]] = {}
@@ -177,15 +153,15 @@ class Histories:
         count, columns = (end - begin) * len(own), len(layout.highest_columns) + 1
         fresh = np.full((count, columns), np.nan)
         for source in self._session.host_sources(layout.table, host):
-            rows = _read_pieces(source, begin, end)
+            rows = source.between(begin * PIECE_NS - 1, end * PIECE_NS - 1)
             places = own.searchsorted(rows[layout.key_column])
             mine = own.take(places, mode="clip") == rows[layout.key_column]
             rows = rows.compress(mine)  # five times faster than by index
-            cells = _locate_pieces(source, rows["time_ns"], begin) * len(own) + places[mine]
+            cells = (source.unix_times(rows) // PIECE_NS - begin) * len(own) + places[mine]
             told = np.empty_like(fresh)
-            told[:, 0] = compute_means(cells, rows[layout.mean_column], count)
+            told[:, 0] = bin_means(cells, rows[layout.mean_column], count)
             for column, name in enumerate(layout.highest_columns, 1):
-                told[:, column] = compute_highest(cells, rows[name], count)
+                told[:, column] = bin_maxima(cells, rows[name], count)
             np.copyto(fresh, told, where=~np.isnan(told))  # a sampler may have been started again
         table = kept.extend_pieces(begin, fresh.reshape(-1, len(own), columns))
         return {key: table[:, place] for place, key in enumerate(keys)}
@@ -196,23 +172,13 @@ class Histories:
         cores_used, rss_bytes, shared_bytes = sampled[rank.host][rank.pid].T
         kept = self._rank_windows.setdefault((rank.host, rank.pid), RollingWindow())
         begin = kept.first_missing(end)
-        codes = kept.extend_pieces(begin, self._vote_phases(rank, begin, end, exits))
+        tables = (self._session.find_source(name, rank.host, rank.pid, end * PIECE_NS) for name in ("begins", "spans"))
+        begins, spans = tables
+        exit_ns = exits.reported_until(begins) if begins is not None else None
+        fresh = vote_phases(begins, spans, range(begin, end), PIECE_NS, _VOTES_PER_PIECE, end * PIECE_NS, exit_ns)
+        codes = kept.extend_pieces(begin, fresh)
         phases = tuple([_PHASE_NAMES[code] for code in codes.tolist()])
         return RankHistory(cores_used, rss_bytes, shared_bytes, phases)
-
-    def _vote_phases(self, rank: Rank, begin: int, end: int, exits: ProcessExits) -> NDArray[np.intp]:
-        """For each piece the phase that the rank was in for most of it; -1 where its probe was not awake."""
-        begins, spans = (
-            self._session.find_source(table, rank.host, rank.pid, end * PIECE_NS) for table in ("begins", "spans")
-        )
-        if begins is None:
-            return np.full(end - begin, NOT_YET, np.intp)
-        grain = PIECE_NS // _VOTES_PER_PIECE
-        moments = np.arange(begin * PIECE_NS + grain // 2, end * PIECE_NS, grain)
-        codes = find_innermost(begins, spans, moments, end * PIECE_NS)
-        if (over_ns := exits.reported_until(begins)) is not None:
-            codes[moments > over_ns] = NOT_YET
-        return vote_phases(codes, end - begin)
 
     def _build_gpu(
         self,
@@ -233,29 +199,11 @@ class Histories:
 
     @staticmethod
     def _add_allocator(source: Source, sums: Table, begin: int, end: int, exit_ns: int | None) -> None:
-        """Adds what one rank on the GPU holds: the highest sample of a piece, or the last before, while it tells any."""
-        before = source.count_until(begin * PIECE_NS - 1)
-        rows = source.array[max(0, before - 1) : source.count_until(end * PIECE_NS - 1)]
-        if not len(rows):
-            return
+        """Add what one rank holds: the highest sample of each piece, or the last one before it, until the rank exits."""
+        rows = source.between(begin * PIECE_NS - 1, end * PIECE_NS - 1, rows_before=1)
         pieces = np.arange(begin, end)
-        places = _locate_pieces(source, rows["time_ns"], begin) + begin
-        first, beyond = places.searchsorted(pieces), places.searchsorted(pieces, "right")
-        held = np.array([rows["allocated_bytes"], rows["reserved_bytes"]], np.float64)
-        told = (beyond > 0) & (pieces <= (end if exit_ns is None else exit_ns // PIECE_NS))
-        found = np.where(told, held[:, beyond - 1], np.nan)
-        sampled = beyond > first
-        if sampled.any():
-            found[:, sampled] = np.fmax.reduceat(held, first[sampled], axis=1)
-        found = found.T
-        sums[:] = np.where(np.isnan(sums), found, np.where(np.isnan(found), sums, sums + found))
-
-
-def _read_pieces(source: Source, begin: int, end: int) -> NDArray[Any]:
-    """The records from the begin of one piece to before that of another."""
-    return source.array[source.count_until(begin * PIECE_NS - 1) : source.count_until(end * PIECE_NS - 1)]
-
-
-def _locate_pieces(source: Source, times: NDArray[np.int64], begin: int) -> NDArray[np.int64]:
-    """Which piece, counted from ``begin``, each of these moments of its clock lies in."""
-    return (times + source.offset_ns) // PIECE_NS - begin
+        windows = Windows(source.unix_times(rows), pieces * PIECE_NS - 1, (pieces + 1) * PIECE_NS - 1)
+        valid = windows.has_samples | (windows.has_value & (pieces <= (end if exit_ns is None else exit_ns // PIECE_NS)))
+        for column, name in enumerate(("allocated_bytes", "reserved_bytes")):
+            held = windows.find_highest(rows[name])[valid]
+            sums[valid, column] = np.where(np.isnan(sums[valid, column]), held, sums[valid, column] + held)

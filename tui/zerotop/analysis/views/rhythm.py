@@ -11,15 +11,14 @@ like themselves (the highest peak of their autocorrelation, its mean over signal
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zerotop.analysis.live_view import Floats, Inferred
 from zerotop.session.reader import Session, Source
+from zerotop.session.samples import Ints, Samples, iter_samples, split_samples
 
 # Times that are looked at, shortest first: what is told should be of now.
 _WINDOWS_S = (12.0, 24.0, 48.0, 96.0)
@@ -77,7 +76,7 @@ def _read_signals(session: Session, begin_ns: int, end_ns: int) -> tuple[list[_S
     """The signals in pieces as long as the sampler's own, and the length of those in seconds."""
     processes, gpus = session.sources["processes"], session.sources["gpus"]
     piece_s = _measure_interval([*processes, *gpus], begin_ns, end_ns)
-    edges = np.arange(begin_ns, end_ns + 1, max(1, int(piece_s * 1e9))) if piece_s else np.empty(0)
+    edges = np.arange(begin_ns, end_ns + 1, max(1, int(piece_s * 1e9))) if piece_s else np.empty(0, np.int64)
     if len(edges) < 4 * _FEWEST_SAMPLES:
         return [], piece_s
     found = [
@@ -91,33 +90,25 @@ def _read_signals(session: Session, begin_ns: int, end_ns: int) -> tuple[list[_S
 
 def _measure_interval(sources: Iterable[Source], begin_ns: int, end_ns: int) -> float:
     """The usual time between two samples; 0 where there are none in all of the window."""
-    for source in sources:
-        times = np.unique(_read_between(source, begin_ns, end_ns)["time_ns"])
-        if len(times) > 4 * _FEWEST_SAMPLES and times[0] + source.offset_ns <= begin_ns + (end_ns - begin_ns) // 20:
+    for samples in iter_samples(sources, begin_ns - 1, end_ns):
+        times = np.unique(samples.times)
+        if len(times) > 4 * _FEWEST_SAMPLES and times[0] <= begin_ns + (end_ns - begin_ns) // 20:
             return float(np.median(np.diff(times))) / 1e9
     return 0.0
 
 
-def _read_between(source: Source, begin_ns: int, end_ns: int) -> NDArray[Any]:
-    return source.array[source.count_until(begin_ns - 1) : source.count_until(end_ns)]
+def _iter_series(sources: Iterable[Source], key: str, edges: Ints) -> Iterator[Samples]:
+    """Yield the samples of each process or GPU that was there for most of the window."""
+    for samples in iter_samples(sources, int(edges[0]) - 1, int(edges[-1])):
+        for _, own in split_samples(samples, key):
+            if len(own.times) > len(edges) // 2 and (key != "pid" or own.rows["rank"][-1] >= 0):
+                yield own
 
 
-def _iter_records(
-    sources: Iterable[Source], key: str, edges: NDArray[Any]
-) -> Iterable[tuple[NDArray[Any], NDArray[np.int64]]]:
-    """(records, their unix times) of each process or GPU."""
-    for source in sources:
-        rows = _read_between(source, int(edges[0]), int(edges[-1]))
-        for one in np.unique(rows[key]):
-            own = rows[rows[key] == one]
-            if len(own) > len(edges) // 2 and (key != "pid" or own["rank"][-1] >= 0):
-                yield own, own["time_ns"] + source.offset_ns
-
-
-def _sum_rates(sources: Iterable[Source], key: str, names: tuple[str, ...], edges: NDArray[Any]) -> Floats:
+def _sum_rates(sources: Iterable[Source], key: str, names: tuple[str, ...], edges: Ints) -> Floats:
     """What counters grew by in each piece, summed; empty where there are none."""
     total: Floats = np.empty(0)
-    for rows, times in _iter_records(sources, key, edges):
+    for times, rows in _iter_series(sources, key, edges):
         for name in names:
             if rows[name][0] >= 0:
                 grown = np.diff(np.interp(edges - edges[0], times - edges[0], rows[name] - rows[name][0]))
@@ -125,11 +116,11 @@ def _sum_rates(sources: Iterable[Source], key: str, names: tuple[str, ...], edge
     return total
 
 
-def _sum_levels(sources: Iterable[Source], key: str, name: str, edges: NDArray[Any]) -> Floats:
+def _sum_levels(sources: Iterable[Source], key: str, name: str, edges: Ints) -> Floats:
     """A level in the middle of each piece, summed."""
     middles = (edges[:-1] + edges[1:]) / 2
     total: Floats = np.empty(0)
-    for rows, times in _iter_records(sources, key, edges):
+    for times, rows in _iter_series(sources, key, edges):
         if np.isfinite(rows[name]).all():
             level = np.interp(middles - edges[0], times - edges[0], rows[name])
             total = level if not total.size else total + level

@@ -144,8 +144,7 @@ def align_iterations(source: Source, steps: Rows, indices: Ints) -> AlignedItera
         return None
     rows = steps[indices]
     begins, ends = rows["begin_unix_ns"] - source.offset_ns, rows["end_unix_ns"] - source.offset_ns
-    low, high = source.count_until(int(rows["begin_unix_ns"][0])), source.count_until(int(rows["end_unix_ns"][-1]))
-    spans = source.array[low:high]
+    spans = source.between(int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
     spans = spans[(spans["flags"] & EVAL == 0) & (spans["engine"] == 0) & (spans["phase"] != PHASE_CODE["init"])]
     spans = spans[np.lexsort((spans["depth"], -spans["end_ns"], spans["begin_ns"]))]
     of = np.searchsorted(ends, spans["end_ns"], "left")

@@ -14,16 +14,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zerotop.session.reader import Session, Source
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Rows = NDArray[Any]
+from zerotop.session.samples import Floats, Ints, Rows, iter_samples
 
 _RENEWED_NS = 200_000_000
 _SECOND_NS = 1_000_000_000
@@ -67,15 +63,11 @@ def merge_windows(parts: Iterable[SampleWindows]) -> SampleWindows:
 def read_gpu_windows(session: Session, host: str, index: int, begin_ns: int, end_ns: int) -> dict[str, SampleWindows]:
     """``utilization`` (percent), ``power`` (watts), ``to_host`` and ``to_gpu`` (bytes per second) of a GPU."""
     found: dict[str, list[SampleWindows]] = {"utilization": [], "power": [], "to_host": [], "to_gpu": []}
-    for source in session.sources["gpus"]:
-        if source.host == host:
-            rows = read_between(source, begin_ns, end_ns)
-            rows = rows[rows["gpu"] == index]
-            times = rows["time_ns"] + source.offset_ns
-            found["utilization"].append(_build_utilization(times, rows))
-            found["power"].append(_build_power(times, rows["power_w"].astype(np.float64)))
-            found["to_host"].append(_build_traffic(times, rows["pcie_tx_bytes"]))
-            found["to_gpu"].append(_build_traffic(times, rows["pcie_rx_bytes"]))
+    for times, rows in iter_samples(session.host_sources("gpus", host), begin_ns - 1, end_ns, "gpu", index):
+        found["utilization"].append(_build_utilization(times, rows))
+        found["power"].append(_build_power(times, rows["power_w"].astype(np.float64)))
+        found["to_host"].append(_build_traffic(times, rows["pcie_tx_bytes"]))
+        found["to_gpu"].append(_build_traffic(times, rows["pcie_rx_bytes"]))
     return {name: merge_windows(parts) for name, parts in found.items()}
 
 
@@ -84,32 +76,25 @@ def read_process_windows(
 ) -> dict[str, SampleWindows]:
     """``cores`` and ``resident`` (bytes) of these processes on a host together, where all of them were sampled."""
     found: dict[str, list[SampleWindows]] = {"cores": [], "resident": []}
-    for source in session.sources["processes"]:
-        if source.host == host:
-            rows = read_between(source, begin_ns, end_ns)
-            rows = rows[np.isin(rows["pid"], list(pids)) if len(pids) > 1 else rows["pid"] == next(iter(pids), -1)]
-            if not len(rows):
-                continue
-            times, first, counts = np.unique(rows["time_ns"], return_index=True, return_counts=True)
-            cores = np.add.reduceat(rows["cores_used"].astype(np.float64), first)
-            resident = np.add.reduceat(rows["rss_bytes"].astype(np.float64), first)
-            all_there = counts == counts.max()
-            times = times + source.offset_ns
-            usable = all_there[1:] & all_there[:-1] & (np.diff(times) < _HELD_UP_NS) & np.isfinite(cores[1:])
-            found["cores"].append(SampleWindows(times[:-1][usable], times[1:][usable], cores[1:][usable]))
-            found["resident"].append(_build_moments(times[all_there], resident[all_there]))
+    for times, rows in iter_samples(session.host_sources("processes", host), begin_ns - 1, end_ns):
+        mine = np.isin(rows["pid"], list(pids)) if len(pids) > 1 else rows["pid"] == next(iter(pids), -1)
+        times, first, counts = np.unique(times[mine], return_index=True, return_counts=True)
+        if not len(times):
+            continue
+        cores, resident = (
+            np.add.reduceat(rows[name][mine].astype(np.float64), first) for name in ("cores_used", "rss_bytes")
+        )
+        complete = counts == counts.max()  # ticks in which all processes were sampled
+        usable = complete[1:] & complete[:-1] & (np.diff(times) < _HELD_UP_NS) & np.isfinite(cores[1:])
+        found["cores"].append(SampleWindows(times[:-1][usable], times[1:][usable], cores[1:][usable]))
+        found["resident"].append(_build_moments(times[complete], resident[complete]))
     return {name: merge_windows(parts) for name, parts in found.items()}
 
 
 def read_allocator_windows(source: Source, begin_ns: int, end_ns: int) -> SampleWindows:
     """Bytes that a rank's allocator had given away."""
-    rows = read_between(source, begin_ns, end_ns)
-    return _build_moments(rows["time_ns"] + source.offset_ns, rows["allocated_bytes"].astype(np.float64))
-
-
-def read_between(source: Source, begin_ns: int, end_ns: int) -> Rows:
-    """The records from one moment to another, both included."""
-    return source.array[source.count_until(begin_ns - 1) : source.count_until(end_ns)]
+    rows = source.between(begin_ns - 1, end_ns)
+    return _build_moments(source.unix_times(rows), rows["allocated_bytes"].astype(np.float64))
 
 
 def _build_moments(times: Ints, values: Floats) -> SampleWindows:

@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.analysis.keys import GpuKey, ProcessKey
 from zerotop.analysis.processes.ranks_and_hosts import locate_allocators
 from zerotop.analysis.waveform import samples
 from zerotop.analysis.waveform.alignment import AlignedIterations
@@ -100,7 +101,7 @@ class SignalFolder:
         self._delays = delays
         self.host_cores = find_host_cores(session, parts[0].source.host)
         self._cursor_ns = cursor_ns
-        self._allocators: dict[tuple[str, int], tuple[Source, tuple[str, int]]] = {}
+        self._allocators: dict[ProcessKey, tuple[Source, GpuKey]] = {}
 
     def iter_signals(self, pids: list[int]) -> Generator[None, None, dict[str, Signal]]:
         """All there are, in the order in which they are shown; in pieces, of milliseconds each."""

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.annotations.support.annotation import PAUSE, Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Rows, Samples
-from zerotop.analysis.annotations.support.host_load import compute_memory
 from zerotop.analysis.formatting import MIB
+from zerotop.analysis.processes.host_memory import read_host_memory
 
 _SHORT = FindingKind(
     name="host_memory_short",
@@ -79,10 +79,11 @@ def _flag_full(rows: Rows) -> NDArray[np.bool_]:
 
 
 def _check_full(group: Group, host: str, state: _State, time_ns: int, row: Any) -> Annotation | None:
-    used, limit, is_confined = compute_memory(row)
+    memory = read_host_memory(row, time_ns)
+    used, limit = memory.used_bytes, memory.limit_bytes
     is_short = limit > 0 and used >= HOST_FULL_SHARE * limit
     by_ranks = _sum_rank_bytes(group, host, time_ns) if is_short else 0
-    if not is_short or (is_confined and by_ranks < HOST_FULL_RANKS_SHARE * limit):
+    if not is_short or (memory.is_confined and by_ranks < HOST_FULL_RANKS_SHARE * limit):
         state.full_since_ns = None
         return None
     state.full_since_ns = time_ns if state.full_since_ns is None else state.full_since_ns
@@ -96,7 +97,7 @@ def _check_full(group: Group, host: str, state: _State, time_ns: int, row: Any) 
         {"used_bytes": used, "limit_bytes": limit, "ranks_bytes": by_ranks},
         step=group.step_at(time_ns),
         ranks=group.ranks_on(host),
-        limit_name="the control group's limit" if is_confined else f"{host}'s memory",
+        limit_name="the control group's limit" if memory.is_confined else f"{host}'s memory",
         share=used / limit,
     )
 

@@ -9,6 +9,7 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import PAUSE, Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Process
 from zerotop.analysis.annotations.support.thresholds import OTHERS_BYTES
+from zerotop.analysis.keys import GpuKey
 
 _KIND = FindingKind(
     name="others_on_gpu",
@@ -24,7 +25,7 @@ _KIND = FindingKind(
 
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
     """Report for each GPU what was in use when recording began, before any rank had created its engine."""
-    seen: set[tuple[str, int]] = set()
+    seen: set[GpuKey] = set()
     created = recording.find_first_creations()
     for process in recording.processes:
         yield PAUSE
@@ -34,7 +35,7 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
             yield _check_gpu(process, key, created.get(key[0], process.source.created_ns))
 
 
-def _check_gpu(process: Process, gpu_key: tuple[str, int], created_ns: int) -> Annotation | None:
+def _check_gpu(process: Process, gpu_key: GpuKey, created_ns: int) -> Annotation | None:
     samples, allocator = process.gpu_samples.read_first(), process.allocator.read_first()
     if not len(samples) or not len(allocator):
         return None
@@ -52,7 +53,7 @@ def _check_gpu(process: Process, gpu_key: tuple[str, int], created_ns: int) -> A
     return _KIND.at(process, *when, evidence, step=None, gpu=gpu_key[1], share=share, pid=pid)
 
 
-def _find_holders(process: Process, gpu_key: tuple[str, int], known_ns: int) -> list[int]:
+def _find_holders(process: Process, gpu_key: GpuKey, known_ns: int) -> list[int]:
     """NVML's PIDs of the processes with memory on the GPU in the first sample."""
     host, gpu = gpu_key
     first = process.recording.get_records("gpu_processes", host).read_first()

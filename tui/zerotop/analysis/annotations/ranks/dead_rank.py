@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
+from zerotop.analysis.processes.process_exits import find_vanished
 from zerotop.session.reader import Event
 
 _KIND = FindingKind(
@@ -28,19 +29,12 @@ _STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report the first one of each attempt: launchers end the others. None if the job was stopped or a rank ended before."""
     for group in recording.groups:
-        exits = [(event, process) for process in group.processes if (event := _find_exit(recording, process)) is not None]
-        if exits:
-            event, process = min(exits, key=lambda pair: pair[0].unix_ns)
-            if not _is_expected(recording, group, event.unix_ns):
-                yield _build_finding(recording, process, event)
-
-
-def _find_exit(recording: Evidence, process: Process) -> Event | None:
-    """The event of a sampler that the process is gone; None if it said goodbye or never said hello."""
-    if process.events_named("goodbye") or not process.events_named("hello"):
-        return None
-    events = recording.events_named("rank_gone")
-    return next((event for event in events if (event.host, event.facts.get("pid")) == process.key), None)
+        processes = {process.key: process for process in group.processes if process.events_named("hello")}
+        gone = [e for e in recording.events_named("rank_gone") if (e.host, e.facts.get("pid")) in processes]
+        goodbyes = [event for process in group.processes for event in process.events_named("goodbye")]
+        event = find_vanished(gone, goodbyes)
+        if event is not None and not _is_expected(recording, group, event.unix_ns):
+            yield _build_finding(recording, processes[event.host, event.facts["pid"]], event)
 
 
 def _is_expected(recording: Evidence, group: Group, time_ns: int) -> bool:

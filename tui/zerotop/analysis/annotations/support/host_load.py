@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Ints
 from zerotop.analysis.annotations.support.thresholds import TAKEN_BUSY_SHARE, TAKEN_SHARE
-
-
-class HostMemory(NamedTuple):
-    """Use and limit of a node's memory, or of its control group's where that limit is lower."""
-
-    used_bytes: int
-    limit_bytes: int
-    is_confined: bool  # whether the limit is the control group's
-
-
-def compute_memory(row: Any) -> HostMemory:
-    """Return the memory of a record of HOSTS."""
-    total, limit = int(row["memory_total_bytes"]), int(row["cgroup_limit_bytes"])
-    is_confined = 0 < limit < total
-    used = int(row["cgroup_used_bytes"]) if is_confined else total - int(row["memory_available_bytes"])
-    return HostMemory(used, limit if is_confined else total, is_confined)
+from zerotop.analysis.processes.host_memory import HostMemory, read_host_memory
 
 
 def read_memory(recording: Evidence, host: str, time_ns: int) -> HostMemory | None:
     """Return a node's memory at a time; None if it was not sampled."""
     row = recording.get_records("hosts", host).read_last(time_ns)
-    return compute_memory(row) if row is not None and row["memory_total_bytes"] > 0 else None
+    return read_host_memory(row, time_ns) if row is not None and row["memory_total_bytes"] > 0 else None
 
 
 class CoreLoad(NamedTuple):
