@@ -240,4 +240,4 @@ def test_a_node_that_is_not_reached_any_more_is_detached_from_later(
 def test_nodes_of_no_job(zerotop: Zerotop) -> None:
     done = zerotop("attach", "--hosts", "zt-node-2")
     assert done.returncode == 2
-    assert "Name a job of this node" in done.stderr
+    assert "--hosts needs a PID or SESSION" in done.stderr

@@ -160,7 +160,7 @@ def test_a_job_of_one_node_asks_no_other(cluster: Cluster, zerotop: Zerotop, tmp
         rank_on(cluster.nodes[0], 0, tmp_path, WORLD_SIZE="1"),
         attached(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told,
     ):
-        assert told[0] == "All ranks of the job run on this node: no other one was asked."
+        assert told[0] == "All ranks of the job run on this node: no other node was asked."
 
 
 @pytest.mark.usefixtures("job")
@@ -172,8 +172,8 @@ def test_a_connection_that_breaks_leaves_nothing_that_detach_does_not_end(
     breaking.chmod(0o755)
     with attached(zerotop, cluster, tmp_path, "--ssh", str(breaking), "--hosts", "zt-node-2") as told:
         assert told[0] == (
-            "zt-node-2 may take part or not: the connection broke before it answered. Attach again with --hosts to ask it"
-            " again; detach ends its part too."
+            "zt-node-2 may or may not take part: the connection broke before it answered. Attach again with --hosts to ask"
+            " it again; detach ends its part too."
         )
         wait_for(lambda: samplers(two))
         session = told[-1].partition("recording in ")[2]
@@ -197,8 +197,8 @@ def test_a_clock_that_is_minutes_off_is_said_and_put_right(cluster: Cluster, zer
         with attached(zerotop, cluster, tmp_path, "--ssh", str(wrong), "--hosts", "zt-node-2") as told:
             session = Path(told[-1].partition("recording in ")[2])
             assert told[0] == (
-                "The clock of zt-node-2 is 5 min ahead of this one: its times are put right to about a second;"
-                " set both by NTP."
+                "The clock of zt-node-2 is 5 min ahead of this one: its times are corrected to about a second."
+                " Set both by NTP."
             )
             wait_for_both(session)
             recorded = Session.open(session)

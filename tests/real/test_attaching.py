@@ -126,12 +126,12 @@ def test_a_recording_from_outside_ends_with_detach_and_can_be_taken_up(job: Job,
         assert listed(tmp_path) == [(name, "live")]
     attached.send_signal(signal.SIGINT)
     _, said = attached.communicate(timeout=30)
-    assert "The job goes on, and so does its recording." in said
+    assert "The job and its recording continue." in said
     assert job_control.is_sampler_alive(str(tmp_path / "zerotop" / "sessions" / name))
     process.kill()
     wait_for(lambda: listed(tmp_path) == [(name, "ended")])
     assert zerotop(tmp_path, "attach", name, "--headless").stderr.decode() == (
-        f"zerotop: The job of {name} has ended; look back with: zerotop replay {name}\n"
+        f"zerotop: The job of {name} has ended; watch the recording with: zerotop replay {name}\n"
     )
 
 
@@ -245,7 +245,7 @@ def test_a_number_that_is_no_process(tmp_path: Path, number: str, command: str) 
     options = ["--headless"] if command == "attach" else []
     done = zerotop(tmp_path, command, number, *options)
     assert done.returncode == 2
-    words = "is no Python of a job here" if command == "attach" else f"Nobody records a job of process {number}"
+    words = "is not a Python process of a job here" if command == "attach" else f"PID {number} is not being recorded"
     assert words in done.stderr.decode()
     assert listed(tmp_path) == []
 

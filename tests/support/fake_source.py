@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from zerotop.analysis.live_view import (
     State,
 )
 from zerotop.analysis.steps.step_table import RankSteps
+from zerotop.analysis.views.annotation_runner import SearchResult
 from zerotop.session.reader import Session
 
 GIB = 1024**3
@@ -215,9 +216,8 @@ class FakeSource:
         seen, self._seen = self._seen, self.now_s()
         return self._seen > seen
 
-    def iter_refresh(self) -> Generator[None, None, bool]:
-        return self.refresh()
-        yield
+    def search_findings(self) -> SearchResult:
+        return SearchResult(False, False)
 
     def findings_at(self, cursor_ns: int | None) -> tuple[Annotation, ...]:
         cursor = self.end_ns if cursor_ns is None else cursor_ns
@@ -240,10 +240,6 @@ class FakeSource:
         self.views += 1
         cursor = self.end_ns if cursor_ns is None else cursor_ns
         return replace(self._telling(cursor).view(self._iterations), history=self._history_at(cursor // PIECE_NS))
-
-    def iter_view(self, cursor_ns: int | None) -> Generator[None, None, LiveView]:
-        yield
-        return self.view_at(cursor_ns)
 
     def _telling(self, cursor: int) -> Telling:
         return Telling(self.story, (cursor - self.begin_ns) / 1e9, cursor, self._begins, self._finished)

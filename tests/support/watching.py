@@ -5,7 +5,6 @@ from __future__ import annotations
 from textual.pilot import Pilot
 
 from fake_source import FakeSource, Story
-from settling import until
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.drawing.glyphs import BLOCKS, Glyphs
@@ -15,7 +14,7 @@ class FakeJob:
     """Implements ``ports.Controller`` and writes down what it was asked."""
 
     attach_command = "zerotop attach brisk-otter"
-    stop_description = "Asks it to end; asked again, it is killed."
+    stop_description = "Stops it gracefully; again forces it."
 
     def __init__(self) -> None:
         self.stops = 0
@@ -54,7 +53,7 @@ class FakeJob:
         if self.trouble:
             raise self.trouble
         self.outside = False
-        return "2 ranks are entered."
+        return "Probe injected into 2 ranks."
 
 
 class Watch:
@@ -78,9 +77,7 @@ class Watch:
         return "\n".join(strip.text for strip in self.app.screen._compositor.render_strips())
 
     async def ticked(self, pilot: Pilot[Leaving]) -> None:
-        """One tick of the monitor's timer: what it begins is done in pieces, and is on the screen afterwards."""
+        """One tick of the monitor's timer: the frame it asks for is on the screen afterwards."""
         self.app._rest_until_s = 0.0  # however soon it comes after the one before
         self.app.run_tick()
-        await pilot.pause()
-        await until(pilot, lambda: self.app._poll_work is None and self.app._frame_work is None)
         await pilot.pause()

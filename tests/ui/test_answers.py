@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import asyncio
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fake_source import FakeSource, offload_story
-from settling import until
+from settling import PATIENCE_S, until
 from small_recording import read
 from uneven_ranks import GIB, write_ranks
 from zerotop.analysis.live_view import LiveView
-from zerotop.analysis.ranks.matrix import Metric
+from zerotop.analysis.ranks.matrix import Matrix, Metric, RankMatrix
+from zerotop.analysis.ranks.samples import RankSamples
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app import monitor
 from zerotop.ui.app.app import ZerotopApp
@@ -27,19 +31,17 @@ from zerotop.ui.ranks.screen import RanksScreen
 from zerotop.ui.widgets.frame_widget import FrameWidget
 
 
-class Slow(FakeSource):
-    """A source whose looks take until they are let through."""
+class SlowSource(FakeSource):
+    """A source whose views take until the gate is opened."""
 
     def __init__(self) -> None:
         super().__init__(offload_story(), lambda: 75.0)
-        self.through = True
-        self.pieces = 0
+        self.gate = threading.Event()
+        self.gate.set()
 
-    def iter_view(self, cursor_ns: int | None) -> Generator[None, None, LiveView]:
-        view = self.view_at(cursor_ns)
-        while not self.through:
-            self.pieces += 1
-            yield
+    def view_at(self, cursor_ns: int | None) -> LiveView:
+        view = super().view_at(cursor_ns)
+        assert self.gate.wait(PATIENCE_S)
         return view
 
 
@@ -47,67 +49,96 @@ def text(app: ZerotopApp) -> str:
     return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
 
 
+async def soon(is_true: Callable[[], object]) -> None:
+    """Wait while the worker is still busy, which a pause of the pilot would wait for."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_true():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.005)
+
+
 async def test_time_moves_on_the_screen_before_what_was_then() -> None:
-    source = Slow()
+    source = SlowSource()
     app = ZerotopApp(source, title="slow", glyphs=BLOCKS, clock=lambda: 0.0)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         assert "LIVE" in text(app)
-        source.through = False
-        for key in ("comma", "comma"):  # which are not waited for: what they ask for does not come yet
+        source.gate.clear()
+        for key in ("comma", "comma"):
             app.simulate_key(key)
-        await until(pilot, lambda: "PAUSED −0:19" in text(app))
+        await soon(lambda: "PAUSED −0:19" in text(app))
         assert " 15/616" in text(app)  # the step at the end, which was shown before
-        source.through = True
-        await until(pilot, lambda: " 15/616" not in text(app))
+        source.gate.set()
+        await pilot.pause()
+        assert " 15/616" not in text(app)
         assert "PAUSED −0:19" in text(app)
 
 
-async def test_who_had_to_wait_for_a_look_is_answered_before_the_next_one_is_made() -> None:
-    source = Slow()
+async def test_the_newest_request_is_answered_and_those_before_it_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor, "FRAME_S", 60.0)
+    source = SlowSource()
     app = ZerotopApp(source, title="slow", glyphs=BLOCKS, clock=lambda: 0.0)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
-        taken = []
-        for _ in range(2):
-            source.through, source.pieces = False, 0
+        source.gate.clear()
+        views = source.views
+        app.draw_frame()
+        await soon(lambda: source.views == views + 1)
+        for _ in range(5):
             app.viewer.seek_seconds(-10)
             app.draw_frame()
-            taken.append(source.pieces)
-            await until(pilot, lambda: app._frame_cpu_s > 3 * monitor.AT_ONCE_S)
-            await pilot.pause(0.05)
-            source.through = True
-            await until(pilot, lambda: app._frame_work is None)
-        assert taken[0] > taken[1] == 1
+        source.gate.set()
+        await pilot.pause()
+        assert source.views == views + 2
+        assert "PAUSED −0:49" in text(app)
 
 
 async def test_another_screen_comes_with_the_frame_there_is() -> None:
-    source = Slow()
+    source = SlowSource()
     app = ZerotopApp(source, title="slow", glyphs=BLOCKS, clock=lambda: 0.0)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
-        source.through = False
+        source.gate.clear()
         for key in ("comma", "6"):
             app.simulate_key(key)
-        await until(pilot, lambda: "Threads" in text(app) and " 15/616" in text(app))
-        source.through = True
-        await until(pilot, lambda: " 15/616" not in text(app))
+        await soon(lambda: "Threads" in text(app) and " 15/616" in text(app))
+        source.gate.set()
+        await pilot.pause()
+        assert " 15/616" not in text(app)
 
 
 async def test_a_screen_that_was_seen_is_there_at_once_and_then_becomes_what_it_is_now() -> None:
-    source = Slow()
+    source = SlowSource()
     app = ZerotopApp(source, title="slow", glyphs=BLOCKS, clock=lambda: 0.0)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("6")
         await until(pilot, lambda: " 15/616" in text(app))
         await pilot.press("1")
-        source.through = False
+        source.gate.clear()
         for key in ("comma", "6"):
             app.simulate_key(key)
-        await until(pilot, lambda: "PAUSED −0:10" in text(app) and " 15/616" in text(app))
-        source.through = True
-        await until(pilot, lambda: " 15/616" not in text(app))
+        await soon(lambda: app.screen.id == "threads" and "PAUSED −0:10" in text(app) and " 15/616" in text(app))
+        source.gate.set()
+        await pilot.pause()
+        assert " 15/616" not in text(app)
         assert "PAUSED −0:10" in text(app)
+
+
+async def test_an_error_in_the_worker_ends_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = FakeSource(offload_story(), lambda: 75.0)
+    app = ZerotopApp(source, title="broken", glyphs=BLOCKS, clock=lambda: 0.0)
+
+    def fail(cursor_ns: int | None) -> LiveView:
+        raise RuntimeError("damaged")
+
+    async def go_back() -> None:
+        async with app.run_test(size=(120, 40)) as pilot:
+            await pilot.pause()
+            monkeypatch.setattr(source, "view_at", fail)
+            await pilot.press("comma")
+
+    with pytest.raises(RuntimeError, match="damaged"):
+        await go_back()
 
 
 async def test_screens_are_made_before_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,58 +172,66 @@ async def test_a_screen_that_was_seen_in_a_terminal_of_another_size_fills_that_o
 
 
 def test_steps_are_counted_from_where_one_goes() -> None:
-    source = Slow()
-    viewer = Viewer(source, None, lambda: 0.0)
+    viewer = Viewer(FakeSource(offload_story(), lambda: 75.0), None, lambda: 0.0)
     assert viewer.make_frame().view.progress.step == 14
-    source.through = False
-    making = viewer.iter_frame()
-    for number in (-1, -1, -1, 1):
+    for number in (-1, -1, -1, 1):  # before any frame of them is made
         viewer.seek_steps(number)
-        next(making)
-    source.through = True
     assert viewer.make_frame().view.progress.step == 12
     viewer.seek_steps(1)
     assert viewer.make_frame().view.progress.step == 13
 
 
 @pytest.mark.parametrize("metric", [Metric.PEAK, Metric.FREE, Metric.CORES])
-def test_what_is_looked_up_in_pieces_is_the_same(metric: Metric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_looked_up_after_the_first_picture_is_the_same(
+    metric: Metric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_ranks(tmp_path, 70, 9, more_bytes={2: 4 * GIB})
     source = RecordingSource(read(tmp_path))
     frame = Viewer(source, None, lambda: 0.0).make_frame()
-    at_once, piecewise = Ranking(source), Ranking(source)
-    at_once.metric = piecewise.metric = metric
-    monkeypatch.setattr(ranking_module, "_AT_ONCE_S", 10.0)
+    at_once, later = Ranking(source), Ranking(source)
+    at_once.metric = later.metric = metric
     expected = at_once.make_picture(frame)
     assert not at_once.is_busy
-    monkeypatch.setattr(ranking_module, "_AT_ONCE_S", 0.0)
-    first = piecewise.make_picture(frame)
-    assert piecewise.is_busy
+    monkeypatch.setattr(ranking_module, "_MANY_RANKS", 0)
+    first = later.make_picture(frame)
+    assert later.is_busy
     assert first.metric is metric
     assert np.isnan(first.values).all()
-    while piecewise.is_busy:
-        piecewise.continue_work(1e-9)
-    found = piecewise.make_picture(frame)
-    assert np.array_equal(found.values, expected.values, equal_nan=True)
-    assert found.order.tolist() == expected.order.tolist()
-    assert piecewise.make_picture(frame) is found
+    later.finish_work()
+    result = later.make_picture(frame)
+    assert not later.is_busy
+    assert np.array_equal(result.values, expected.values, equal_nan=True)
+    assert result.order.tolist() == expected.order.tolist()
+    assert later.make_picture(frame) is result
 
 
 async def test_a_metric_is_named_before_it_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_ranks(tmp_path, 70, 9)
-    monkeypatch.setattr(ranking_module, "_AT_ONCE_S", 0.0)
+    monkeypatch.setattr(ranking_module, "_MANY_RANKS", 0)
+    gate, read_metric = threading.Event(), RankSamples.read_metric
+
+    def read_slowly(samples: RankSamples, metric: Metric, matrix: RankMatrix) -> Matrix:
+        assert gate.wait(PATIENCE_S)
+        return read_metric(samples, metric, matrix)
+
+    monkeypatch.setattr(RankSamples, "read_metric", read_slowly)
     app = ZerotopApp(RecordingSource(read(tmp_path)), title="ranks", glyphs=BLOCKS)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
-        await pilot.press("5", "m", "m")
+        await pilot.press("5")
         screen = app.screen
         assert isinstance(screen, RanksScreen)
-        assert "Ranks: " in text(app)
-        assert screen.ranking.metric is Metric.PEAK
-        assert screen.frame is not None
-        assert screen.ranking.make_picture(screen.frame).metric is Metric.PEAK
-        await until(pilot, lambda: not screen.ranking.is_busy)
-        assert not np.isnan(screen.ranking.make_picture(screen.frame).values).all()
+        for _ in range(2):
+            app.simulate_key("m")
+        await soon(lambda: "peak" in text(app).split("Ranks: ")[1].split("─")[0])
+        picture = screen.ranking.last_picture
+        assert picture is not None
+        assert picture.metric is Metric.PEAK
+        assert np.isnan(picture.values).all()
+        gate.set()
+        await pilot.pause()
+        assert screen.ranking.last_picture is not picture
+        assert not np.isnan(screen.ranking.last_picture.values).all()
 
 
 async def test_a_screen_that_comes_back_is_painted_in_the_theme_of_now() -> None:

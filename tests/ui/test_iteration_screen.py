@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,10 +17,11 @@ from textual.widgets import Input, OptionList
 import recordings
 import screens
 from fake_source import failed_story, many_story, offload_story
-from settling import until
+from settling import PATIENCE_S, until
 from small_recording import BEGIN_NS, S, identity, record, write
 from watching import Watch
 from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.analysis.waveform import fold_cache
 from zerotop.analysis.waveform.fold_cache import WaveformCache
 from zerotop.session.reader import Session
 from zerotop.ui.app.app import ZerotopApp
@@ -351,14 +353,23 @@ def test_what_is_copied_has_all_numbers() -> None:
     assert len(phases) == len(fold.phases) + 2
 
 
-async def test_folding_goes_on_between_keys_and_the_fold_before_stays_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zerotop.ui.iteration.model._AT_ONCE_S", 0.0)
+async def test_keys_are_answered_while_folding_and_the_fold_before_stays_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, fold = threading.Event(), fold_cache.fold_iterations
+
+    def fold_slowly(*arguments: Any) -> Any:
+        assert gate.wait(PATIENCE_S)
+        return fold(*arguments)
+
     async with seen(recordings.recording("story")) as screen:
         before = screen.screen.folding.find_shown(screen.app.viewer.make_frame())
-        screen.screen.folding.choose_ranks(every_rank=False)
-        screen.app.draw_frame()
-        assert screen.screen.folding.is_busy
-        assert screen.screen.folding.find_shown(screen.app.viewer.make_frame()) is before
+        monkeypatch.setattr(fold_cache, "fold_iterations", fold_slowly)
+        screen.app.simulate_key("e")
+        await asyncio.sleep(0.05)
+        screen.app.simulate_key("z")
+        while not screen.screen.zoomed:
+            await asyncio.sleep(0.005)
+        assert "4 ranks" in screen.text()
+        gate.set()
         await screen.settled()
         after = screen.screen.folding.find_shown(screen.app.viewer.make_frame())
         assert before is not None
@@ -374,9 +385,9 @@ async def test_a_frame_in_which_nothing_changed_folds_nothing(monkeypatch: pytes
         def never(*_: object) -> None:
             raise AssertionError("folded again")
 
-        monkeypatch.setattr("zerotop.analysis.waveform.fold_cache.iter_fold", never)
+        monkeypatch.setattr("zerotop.analysis.waveform.fold_cache.fold_iterations", never)
         monkeypatch.setattr("zerotop.ui.iteration.panels.draw_waveform", never)
         for _ in range(3):
             screen.app.draw_frame()
-            await asyncio.sleep(0)
+            await screen.pilot.pause()
         assert screen.screen.folding.find_shown(screen.app.viewer.make_frame()) is before

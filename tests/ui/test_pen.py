@@ -11,6 +11,7 @@ from textual.widgets._toast import Toast
 
 from fake_source import FakeSource, offload_story
 from paper import Paper
+from zerotop.ui.app import monitor
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.drawing.rows import Row
@@ -63,6 +64,8 @@ async def test_the_terminal_shows_what_the_compositor_would_paint(
     size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[str] = []
+    monkeypatch.setattr(monitor, "ANSWER_S", 60.0)
+    monkeypatch.setattr(monitor, "FRAME_S", 60.0)
 
     def display(app: ZerotopApp, screen: object, update: object) -> None:
         if isinstance(update, WrittenText):
@@ -78,6 +81,7 @@ async def test_the_terminal_shows_what_the_compositor_would_paint(
         for tenths in range(401, 420):
             app.viewer.go_to_seconds(tenths / 10)
             app.draw_frame()
+            await pilot.pause()
             assert len(written) == 1, "one picture is written in one go"
             paper.write(written.pop())
             assert paper.text == lines_of(app)
@@ -104,6 +108,7 @@ def lines_of(app: ZerotopApp) -> list[str]:
 async def test_a_panel_that_loses_the_focus_as_the_program_ends_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     app = ZerotopApp(FakeSource(offload_story(), lambda: 60.0), glyphs=BLOCKS)
     async with app.run_test() as pilot:
+        await pilot.pause()
         await pilot.press("tab")
         panel = app.screen.focused
         assert isinstance(panel, FrameWidget)
@@ -111,6 +116,7 @@ async def test_a_panel_that_loses_the_focus_as_the_program_ends_writes_nothing(m
         with monkeypatch.context() as ending:
             ending.setitem(app._screen_stacks, app.current_mode, [])
             app.viewer.go_to_seconds(40)
-            panel.frame = app.viewer.make_frame()
-            panel.on_blur()
+            frame = app.viewer.make_frame()
+            panel.deliver_rows(frame, panel.make_rows(frame, *panel.size))
+            panel.on_resize()
         assert panel.plain_text() != before

@@ -36,7 +36,7 @@ def test_new_lines_do_not_move_it() -> None:
     before = back.make_pane(LINES[-200:])
     after = back.make_pane((*LINES[-199:], "a new line"))
     assert (after.lines, after.lines_below, after.has_newer) == (before.lines, 3, True)
-    back.return_to_end()
+    back.follow_seeks(1)
     assert back.make_pane(("a new line",)) == Pane(("a new line",))
 
 

@@ -64,7 +64,7 @@ def test_leaving(snap_compare: Any) -> None:
 def story() -> RecordingSource:
     """All of it is read once."""
     source = RecordingSource(recording("story"))
-    while source.refresh():
+    while source.search_findings().is_behind:
         pass
     return source
 

@@ -137,7 +137,7 @@ def test_file_of_invalid_writer_is_skipped() -> None:
 def test_commands_report_damaged_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = recordings.as_directory("z2", tmp_path)
     (path,) = folder.glob("events-node*")
-    line, sentence = path.read_text().splitlines()[1], "1 damaged line in its events was passed over or read in part."
+    line, sentence = path.read_text().splitlines()[1], "1 damaged event line was skipped or read in part."
     with path.open("a") as file:
         file.write(json.dumps(json.loads(line) | {"pid": "1", "command": 5}) + "\n")
     for command in ("annotations", "export"):
@@ -149,7 +149,7 @@ def test_commands_report_damaged_lines(tmp_path: Path, capsys: pytest.CaptureFix
     with path.open("a") as file:
         file.write("{}\n")
     assert main(["annotations", str(folder)]) == 0
-    assert capsys.readouterr().err == "zerotop: 2 damaged lines in its events were passed over or read in part.\n"
+    assert capsys.readouterr().err == "zerotop: 2 damaged event lines were skipped or read in part.\n"
 
 
 # --- any damage ----------------------------------------------------------------------------------------------------------

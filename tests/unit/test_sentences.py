@@ -59,7 +59,7 @@ def test_a_text_is_a_string_and_survives_a_copy() -> None:
     for copied in (copy.copy(text), copy.deepcopy(text)):
         assert isinstance(copied, Text)
         assert (copied, copied.template, copied.values) == (text, text.template, text.values)
-        assert copied.render((("MB", 10**6), ("GB", 10**9))) == "1.07 GB"
+        assert copied.render((("kB", 10**3), ("MB", 10**6), ("GB", 10**9))) == "1.07 GB"
     assert json.dumps(text) == '"1.00 GiB"'
     assert {text: 1}["1.00 GiB"] == 1
 

@@ -1,75 +1,100 @@
-"""When a source looks for findings: after the first picture, when something has changed, and seldom."""
+"""When findings are searched for: when something has changed, and seldom."""
 
 from pathlib import Path
 
 import pytest
 
 import recordings
-from small_recording import S, identity, read, record, write
+from small_recording import S, identity, read, record, span, write
 from zerotop.analysis.annotations import find_annotations
+from zerotop.analysis.annotations.support import annotator
 from zerotop.analysis.views import annotation_runner as module
 from zerotop.analysis.views.annotation_runner import Findings
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
-from zerotop_probe.recording.tables import HOSTS
+from zerotop_probe.recording.tables import HOSTS, SPANS
 
 
-def test_the_first_picture_does_not_wait_for_findings(tmp_path: Path) -> None:
+def test_findings_are_searched_for_apart_from_reading(tmp_path: Path) -> None:
     session = Session.open(recordings.as_directory("gpu-leak", tmp_path))
     source = RecordingSource(session)
     source.refresh()
-    assert source.findings_at(None) == ()
     source.view_at(None)
-    assert source.refresh()
+    assert source.findings_at(None) == ()
     expected = find_annotations(session, session.end_ns)
     assert expected
-    while source.findings_at(None) != expected:  # a piece at each look
-        source.refresh()
-    assert not source.refresh()
-    last = source.findings_at(None)[-1]
+    while (result := source.search_findings()).is_behind:
+        assert source.findings_at(None) != expected or not result.has_new
+    assert source.findings_at(None) == expected
+    assert source.search_findings() == (False, False)
+    last = expected[-1]
     assert last not in source.findings_at(last.known_ns - 1)
     assert last in source.findings_at(last.known_ns)
 
 
-def test_nothing_is_searched_for_without_a_change_or_too_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_S", 10.0)  # all is searched in one go
-    # The first search lasts half a second, so that ten seconds are rested for.
-    times = [0.0, 0.5, 11.0, 10.4, 10.6, 10.7]
-    found = Findings(Session.open(recordings.as_directory("gpu-leak", tmp_path)), lambda: times.pop(0))
-    assert found.update(1, 1)
-    assert not found.update(1, 1)
-    assert len(times) == 3, "the same counts are nothing new, however late"
-    assert not found.update(2, 1)
-    assert len(times) == 2, "too soon: no search, which would look at the clock at its end too"
-    assert not found.update(2, 1)
-    assert not times, "it was searched, and the same was found"
+class Clock:
+    """Seconds that pass when told to, and how often somebody looked."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.looks = 0
+
+    def __call__(self) -> float:
+        self.looks += 1
+        return self.now
+
+
+def is_searched(findings: Findings, clock: Clock) -> bool:
+    """A search looks at the clock at its end, too."""
+    before = clock.looks
+    findings.search_piece()
+    return clock.looks == before + 2
+
+
+def test_nothing_is_searched_for_without_a_change_or_too_soon(tmp_path: Path) -> None:
+    writer = write(tmp_path, HOSTS, identity(-1), record(HOSTS, time_ns=S))
+    session, clock = read(tmp_path), Clock()
+    findings = Findings(session, clock)
+    assert is_searched(findings, clock)
+    clock.now = 100.0
+    assert not is_searched(findings, clock), "nothing was written since, however late it is"
+    writer.write(*record(HOSTS, time_ns=2 * S))
+    session.refresh()
+    assert is_searched(findings, clock)
+    writer.write(*record(HOSTS, time_ns=3 * S))
+    session.refresh()
+    clock.now += module._MIN_PAUSE_S / 2
+    assert not is_searched(findings, clock), "too soon"
+    clock.now += module._MIN_PAUSE_S
+    assert is_searched(findings, clock)
+    writer.close()
+
+
+def test_a_long_search_is_rested_from(tmp_path: Path) -> None:
+    writer = write(tmp_path, HOSTS, identity(-1), record(HOSTS, time_ns=S))
+    session = read(tmp_path)
+    times = [0.0, 0.5, 10.0, 10.6, 10.7]  # the first search takes half a second: ten seconds of rest
+    findings = Findings(session, lambda: times.pop(0))
+    findings.search_piece()
+    writer.write(*record(HOSTS, time_ns=2 * S))
+    session.refresh()
+    findings.search_piece()
+    assert len(times) == 2
+    findings.search_piece()
+    assert not times
+    writer.close()
 
 
 def test_a_search_ends_though_the_recording_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_S", 0.0)  # the least at each look
-    now, looks = 0.0, 0
-
-    def clock() -> float:
-        nonlocal looks
-        looks += 1
-        return now
-
-    def searches() -> bool:
-        """Who searches looks at the clock at the end too."""
-        before = looks
-        found.update(session.last_written_ns)
-        return looks == before + 2
-
-    writer = write(tmp_path, HOSTS, identity(-1), record(HOSTS, time_ns=S))
+    monkeypatch.setattr(annotator, "_PIECE", 1)
+    spans = [span(second, second + 0.5, "forward", second) for second in range(1, 20)]
+    writer = write(tmp_path, SPANS, identity(0), *spans)
     session = read(tmp_path)
-    found = Findings(session, clock)
-    second = 1
-    while searches():
-        second += 1
-        assert second < 500, "what is new is for the next search, after a rest"
-        writer.write(*record(HOSTS, time_ns=second * S))
+    findings, pieces = Findings(session), 1
+    while findings.search_piece().is_behind:
+        pieces += 1
+        assert pieces < 500, "new records are for the next search, after a rest"
+        writer.write(*span(20 + pieces, 20.5 + pieces, "forward", 20 + pieces))
         session.refresh()
     writer.close()
-    assert second > 2
-    now = 100.0
-    assert searches(), "of what was written during the first one nothing was seen yet, though nothing came since"
+    assert pieces > 2

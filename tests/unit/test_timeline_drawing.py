@@ -12,7 +12,6 @@ import pytest
 
 from recordings import names, recording
 from small_recording import identity, read, record, write
-from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.live_view import State
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.viewer import Viewer
@@ -33,11 +32,9 @@ EVERYTHING = {value for lane in LANES for value in lane.values}
 @lru_cache
 def source(name: str) -> RecordingSource:
     """A recording of which all is found that there is to find: on a busy machine one look does not get that far."""
-    found, session = RecordingSource(recording(name)), recording(name)
-    found.view_at(None)
-    number = len(find_annotations(session, session.last_written_ns))
-    while len(found.findings_at(None)) < number:
-        found.refresh()
+    found = RecordingSource(recording(name))
+    while found.search_findings().is_behind:
+        pass
     return found
 
 

@@ -1,4 +1,4 @@
-"""Numbers in sentences, and sentences that can be rendered in other units."""
+"""Numbers in sentences and printed tables, and sentences that can be rendered in other units."""
 
 from __future__ import annotations
 
@@ -6,43 +6,52 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-GIB = 1024**3
-MIB = 1024**2
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
-ByteUnits = tuple[tuple[str, int], tuple[str, int]]  # name and bytes of the unit for small sizes and of that for large ones
-BINARY: ByteUnits = (("MiB", MIB), ("GiB", GIB))
+_Unit = tuple[str, int]  # name, bytes
+ByteUnits = tuple[_Unit, _Unit, _Unit]
+BINARY: ByteUnits = (("KiB", KIB), ("MiB", MIB), ("GiB", GIB))
 
 
 def format_bytes(count: float, units: ByteUnits = BINARY) -> str:
-    """Format a size. Unit and decimals are chosen in GiB, so that other units take the same width."""
-    (mega, mega_bytes), (giga, giga_bytes) = units
-    if abs(count) < GIB / 10:
-        return f"{count / mega_bytes:.1f} {mega}"
-    return f"{count / giga_bytes:.{2 if abs(count) < 100 * GIB else 0}f} {giga}"
+    """Return ``1.25 GiB``, ``40.2 MiB`` or ``37 KiB``; in other units of the same size and with as many decimals."""
+    size = abs(count)
+    place, decimals = (0, 0) if 0 < size < MIB / 10 else (1, 1)
+    if size >= GIB / 10:
+        place, decimals = 2, 2 if size < 100 * GIB else 0
+    name, unit = units[place]
+    return f"{count / unit:.{decimals}f} {name}"
+
+
+def format_gib(count: float, *, sign: bool = False) -> str:
+    """Return GiB with three decimals and no unit, for columns of sizes."""
+    return f"{count / GIB:{'+' if sign else ''}.3f}"
 
 
 def format_seconds(duration: float) -> str:
+    """Return ``2.67 s``, ``12 s`` or ``34 ms``."""
     if duration >= 1:
         return f"{duration:.2f} s" if duration < 10 else f"{duration:.0f} s"
     return f"{duration * 1e3:.0f} ms"
 
 
 def format_percent(share: float) -> str:
+    """Return a share from 0 to 1 as ``67 %``."""
     return f"{share * 100:.0f} %"
 
 
 def format_count(count: int, noun: str) -> str:
-    """Format a count of things: ``1 rank``, ``3 processes``."""
+    """Return ``1 rank`` or ``2 ranks``."""
     return f"{count} {pluralize(count, noun)}"
 
 
 def pluralize(count: int, noun: str) -> str:
-    """Return the noun for so many things: ``rank``, ``ranks``, ``processes``, ``flushes``."""
+    """Return the noun in the number that fits the count: ``rank``, ``ranks``, ``processes``, ``flushes``."""
     return noun if count == 1 else noun + ("es" if noun.endswith(("s", "sh")) else "s")
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """Format a list of ranks: ``rank 3``, ``ranks 0 to 7``, ``ranks 1, 4``."""
+    """Return ``rank 3``, ``ranks 0 to 3`` or ``ranks 0, 2``."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     if list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
@@ -111,7 +120,7 @@ def _format_value(value: Any, style: str, units: ByteUnits) -> str:
     if style == "bytes":
         return format_bytes(value, units)
     if style == "size":
-        (mega, mega_bytes), (giga, giga_bytes) = units
+        _, (mega, mega_bytes), (giga, giga_bytes) = units
         return f"{value / giga_bytes:.2f} {giga}" if value >= GIB / 8 else f"{value / mega_bytes:.1f} {mega}"
     if style.startswith("count "):
         return format_count(int(value), style.removeprefix("count "))

@@ -11,10 +11,10 @@ import contextlib
 import json
 import time
 from bisect import bisect_right
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from zerotop.session.files import Event, EventFile, Source
 from zerotop.session.headers import DAMAGE_ERRORS, Clocks, SessionError, check_format, read_header
@@ -24,26 +24,13 @@ from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import SESSION_FILE
 from zerotop_probe.recording.tables import TABLES
 
-__all__ = ["Event", "Session", "SessionError", "Source", "run_to_end"]
-
-Result = TypeVar("Result")
+__all__ = ["Event", "Session", "SessionError", "Source"]
 
 # A recording without an end counts as ended after this silence. The sampler writes ten times a second.
 _SILENCE_NS = 5_000_000_000
 _BEGINNINGS, _ENDS = (events.JOB_STARTED, events.ATTACHED), (events.JOB_ENDED, events.DETACHED)
 
 _CONTROL_EVENTS = "events-control-"
-_PIECE_FILES = 64  # files read in one go
-
-
-def run_to_end(pieces: Generator[None, None, Result]) -> Result:
-    """Does all of it at once."""
-    while True:
-        try:
-            next(pieces)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
 
 
 class Session:
@@ -88,27 +75,19 @@ class Session:
 
     def refresh(self) -> bool:
         """Read what was written since the last call. Return whether there was anything."""
-        return run_to_end(self.iter_refresh())
-
-    def iter_refresh(self) -> Generator[None, None, bool]:
-        """The same in pieces: for who has something else to do in between. What it returns is what :meth:`refresh` does."""
         new = self._find_files()
         # Events first: who reads that a process is gone then has its last records too.
         fresh: list[Event] = []
-        for number, file in enumerate(self._event_files, 1):
+        for file in self._event_files:
             fresh += file.read_new()
-            if not number % _PIECE_FILES:
-                yield
         if fresh:
             self.events = sorted([*self.events, *fresh], key=_get_event_time)
             self._index_events(fresh)
             self.last_written_ns = max(self.last_written_ns, self.events[-1].unix_ns)
-        for number, source in enumerate(chain.from_iterable(self.sources.values()), 1):
+        for source in chain.from_iterable(self.sources.values()):
             if source.refresh():
                 new = True
                 self._update_last_written(source)
-            if not number % _PIECE_FILES:
-                yield
         return new or bool(fresh)
 
     def _update_last_written(self, source: Source) -> None:

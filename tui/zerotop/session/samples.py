@@ -109,6 +109,9 @@ class Windows:
         self._edges = np.stack([np.minimum(self.first_samples, last), self.end_samples], axis=1).ravel()
 
     def find_highest(self, values: Ints) -> Ints:
-        """Return the highest value in each window; without samples the last one before, or UNKNOWN. ``values``: (n,)."""
-        highest = np.maximum.reduceat(np.append(values, UNKNOWN), self._edges)[::2]
-        return np.where(self.has_value, highest, UNKNOWN)
+        """Return the highest value (..., m) in each window; without samples the last one before, or UNKNOWN.
+
+        ``values``: shape (..., n).
+        """
+        padded = np.concatenate((values, np.full((*values.shape[:-1], 1), UNKNOWN)), axis=-1)
+        return np.where(self.has_value, np.maximum.reduceat(padded, self._edges, axis=-1)[..., ::2], UNKNOWN)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, identify_process
-from zerotop.analysis.processes.host_memory import HostMemory, measure_host_memory
+from zerotop.analysis.processes.host_memory import HostMemory, read_host_memory
 from zerotop.analysis.processes.phases import find_open_phases, phase_name
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import EVAL, FAILED, PHASE_CODE
@@ -57,8 +57,8 @@ def read_last_seconds(session: Session, host: str, until_ns: int) -> tuple[HostM
     samples = []
     for source in session.host_sources("hosts", host):
         rows = source.between(until_ns - _HOST_SECONDS * 10**9, until_ns)
-        columns = (column.tolist() for column in (source.unix_times(rows), *measure_host_memory(rows)))
-        samples += [HostMemory(*values) for values in zip(*columns, strict=True)]
+        times_ns = source.unix_times(rows).tolist()
+        samples += [read_host_memory(row, time_ns) for row, time_ns in zip(rows, times_ns, strict=True)]
     return tuple(sorted(samples, key=lambda sample: sample.unix_ns))
 
 

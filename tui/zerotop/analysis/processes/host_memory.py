@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from zerotop.session.samples import Ints, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,18 +17,23 @@ class HostMemory:
     unix_ns: int
     used_bytes: int
     limit_bytes: int
-    is_confined: bool  # whether limit and use are the control group's
+    is_confined: bool  # whether use and limit are the control group's
 
 
 def read_host_memory(row: Any, unix_ns: int) -> HostMemory:
     """Return the memory in a record of HOSTS."""
-    used, limit, is_confined = measure_host_memory(row)
-    return HostMemory(unix_ns, int(used), int(limit), bool(is_confined))
+    total, limit = int(row["memory_total_bytes"]), int(row["cgroup_limit_bytes"])
+    is_confined = _is_confined(total, limit)
+    used = int(row["cgroup_used_bytes"]) if is_confined else total - int(row["memory_available_bytes"])
+    return HostMemory(unix_ns, max(0, used), limit if is_confined else total, is_confined)
 
 
-def measure_host_memory(rows: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-    """Return (bytes in use, their limit, whether both are the control group's) of records of HOSTS."""
-    total, limit = rows["memory_total_bytes"], rows["cgroup_limit_bytes"]
-    confined = (limit > 0) & (limit < total)
-    used = np.where(confined, rows["cgroup_used_bytes"], total - rows["memory_available_bytes"])
-    return np.maximum(used, 0), np.where(confined, limit, total), confined
+def measure_used_bytes(rows: Rows) -> Ints:
+    """Return ``used_bytes`` of records of HOSTS."""
+    total = rows["memory_total_bytes"]
+    is_confined = _is_confined(total, rows["cgroup_limit_bytes"])
+    return np.maximum(0, np.where(is_confined, rows["cgroup_used_bytes"], total - rows["memory_available_bytes"]))
+
+
+def _is_confined(total_bytes: Any, limit_bytes: Any) -> Any:
+    return (limit_bytes > 0) & (limit_bytes < total_bytes)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.keys import GpuKey
-from zerotop.analysis.processes.host_memory import measure_host_memory
+from zerotop.analysis.processes.host_memory import measure_used_bytes
 from zerotop.analysis.processes.process_exits import read_exits
 from zerotop.analysis.timeline.resample import (
     LONGEST_NS,
@@ -112,11 +112,10 @@ class GpuProcessColumns(HostTableColumns):
     table = "gpu_processes"
 
     def _make_series(self, times: Ints, rows: Rows) -> Iterable[LaneSeries]:
-        mine = rows["used_bytes"] != UNKNOWN
-        mine[mine] = _mask_known(
-            rows["pid"][mine], [source.pid for source in self._session.host_sources("begins", self._host)]
-        )
-        times, used = sum_ticks(times[mine], [rows["used_bytes"][mine]])
+        pids = [source.pid for source in self._session.host_sources("begins", self._host)]
+        chosen = rows["used_bytes"] != UNKNOWN
+        chosen[chosen] = _mask_known(rows["pid"][chosen], pids)
+        times, used = sum_ticks(times[chosen], [rows["used_bytes"][chosen]])
         until_ns = int(times[-1]) + LONGEST_NS if len(times) else 0
         yield LaneSeries(0, make_series_after(times, used, until_ns, longest_ns=LONGEST_NS))
 
@@ -191,5 +190,4 @@ class HostColumns(HostTableColumns):
     table = "hosts"
 
     def _make_series(self, times: Ints, rows: Rows) -> Iterable[LaneSeries]:
-        used, _, _ = measure_host_memory(rows)
-        yield LaneSeries(0, make_series_before(times, [rows["cores_used"], used]))
+        yield LaneSeries(0, make_series_before(times, [rows["cores_used"], measure_used_bytes(rows)]))

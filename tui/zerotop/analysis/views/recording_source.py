@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Iterable
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.engine import parse_engine, read_first_engine
 from zerotop.analysis.live_view import Cost, Job, LiveView, Progress, State
-from zerotop.analysis.processes import ranks_and_hosts
 from zerotop.analysis.processes.process_exits import read_exits
+from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator, read_hosts, read_ranks
 from zerotop.analysis.processes.running_max import Peaks
 from zerotop.analysis.steps.step_table import RankSteps, StepTable
-from zerotop.analysis.views.annotation_runner import Findings
+from zerotop.analysis.views.annotation_runner import Findings, SearchResult
 from zerotop.analysis.views.gpus import read_gpus
 from zerotop.analysis.views.history import Histories
 from zerotop.analysis.views.iterations import IterationTable
@@ -24,25 +26,31 @@ from zerotop.analysis.views.notices import describe_notices
 from zerotop.analysis.views.restarts import group_attempts
 from zerotop.analysis.views.rhythm import RhythmInference
 from zerotop.analysis.views.startup_status import describe_wait
-from zerotop.session.reader import Session, run_to_end
+from zerotop.session.reader import Session
 from zerotop.session.transcript import Transcript
 
 # Iterations that a rate is taken over.
 _RATE_STEPS = 10
 _OUTPUT_LINES = 200
-_TABLES_AT_ONCE = 256  # that are asked for their number of records in one go
 _RATE_NS = 2_000_000_000
-_SEARCHES_AT_ONCE = 2  # for findings, each a piece of reading, and one more for each so many ranks
-_RANKS_PER_SEARCH = 128
 _LOST = "The recording stops here: nobody saw how the job ended."
 _DETACHED = "The recording was ended here, and the job went on."
+
+
+class _Extent(NamedTuple):
+    """What any thread may ask of a recording, as of one refresh."""
+
+    is_live: bool
+    end_ns: int
+    steps: NDArray[np.int64]  # numbers of the steps that all ranks have finished, oldest first,
+    step_end_ns: NDArray[np.int64]  # and when each was
 
 
 class RecordingSource:
     """Implements ``zerotop.ui.base.interfaces.Source`` over a session."""
 
     def __init__(self, session: Session, *, memory: bool = False) -> None:
-        """``memory``: the steps' columns of memory too, which no view shows."""
+        """``memory``: read the steps' columns of memory too, which no view shows."""
         self.session = session
         self._steps = StepTable(session, memory=memory)
         self._peaks = Peaks()
@@ -50,20 +58,23 @@ class RecordingSource:
         self._iterations = IterationTable()
         self._rhythm = RhythmInference(session)
         self._findings = Findings(session)
-        self._view_requested = self._follows_end = False  # whether a view was asked for, and whether of the end
         self._transcript, self._older_transcript = Transcript(session), Transcript(session)
-        self._refreshed_ns = time.time_ns()
-        self._is_live, self._last_written_ns = session.is_live, session.last_written_ns
-        self._last_view: LiveView | None = None  # the last one, until there is another of what was read since
-        self._is_end_view = False  # whether it is of the end, as it was then
+        self._last_view: LiveView | None = None  # of what has been read,
+        self._is_end_view = False  # and whether it is of the end
         self._records_before: dict[int, int] = {}  # how many records there were a little before it
+        refreshed_ns = time.time_ns()
         self._steps.update()
-        run_to_end(self._iter_digest())
+        self._exits = read_exits(session)
+        self._extent = _Extent(False, 0, self._iterations.rows["step"], self._iterations.known_ns)
+        self._update_extent(refreshed_ns)
+        self._join_steps()
+
+    # Any thread may ask for these
 
     @property
     def is_live(self) -> bool:
-        """True while somebody still writes the recording, as of the last look at it."""
-        return self._is_live
+        """True while the recording was being written at the last refresh."""
+        return self._extent.is_live
 
     @property
     def begin_ns(self) -> int:
@@ -72,129 +83,101 @@ class RecordingSource:
 
     @property
     def end_ns(self) -> int:
-        """The latest moment there is something to show of; while live that of the last look, up to which all is read."""
-        return self._refreshed_ns if self._is_live else self._last_written_ns
+        """The latest moment that can be shown; while live that of the last refresh, up to which all is read."""
+        return self._extent.end_ns
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step that all ranks have finished."""
+        steps = self._extent.steps
+        return int(steps[-1]) if len(steps) else None
+
+    def find_step_end(self, step: int) -> int | None:
+        """Return the moment at which ``step`` has just finished on all ranks."""
+        extent = self._extent
+        matches = np.flatnonzero(extent.steps == step)
+        return int(extent.step_end_ns[matches[0]]) if len(matches) else None
+
+    def findings_at(self, cursor_ns: int | None) -> tuple[Annotation, ...]:
+        """Return the findings known at the cursor, in the order in which they became known; None is the end."""
+        return self._findings.findings_at(self.end_ns if cursor_ns is None else cursor_ns)
+
+    # These belong to the thread that reads
 
     @property
     def rank_steps(self) -> list[RankSteps]:
         """The rank processes with their steps, in the order in which they made their engines."""
         return self._steps.rank_steps
 
-    @property
-    def last_step(self) -> int | None:
-        """The last step that all ranks have finished."""
-        rows = self._iterations.rows
-        return int(rows["step"][-1]) if len(rows) else None
-
     def refresh(self) -> bool:
-        """Reads what was written since the last call. True when there was anything."""
-        return run_to_end(self.iter_refresh())
+        """Read what was written since the last call. True when there was anything."""
+        refreshed_ns, was_live = time.time_ns(), self.is_live
+        fresh = self.session.refresh()
+        finished = self._steps.update()
+        self._update_extent(refreshed_ns)
+        fresh |= self.is_live != was_live
+        if not fresh:
+            self._is_end_view &= not self.is_live  # the end of one that is live has moved on
+            return False
+        exits = read_exits(self.session)
+        if finished or not (was_live and self.is_live) or exits is not self._exits:
+            self._exits = exits
+            self._join_steps()
+        self._last_view = None
+        return True
 
-    def iter_refresh(self) -> Generator[None, None, bool]:
-        """The same in pieces. Meanwhile everything is told as of the last look."""
-        looked_ns, was_live = time.time_ns(), self._is_live
-        fresh = yield from self.session.iter_refresh()
-        finished = yield from self._steps.iter_update()
-        yield
-        self._refreshed_ns, self._is_live, self._last_written_ns = (
-            looked_ns,
-            self.session.is_live,
-            self.session.last_written_ns,
+    def _update_extent(self, refreshed_ns: int) -> None:
+        is_live = self.session.is_live
+        self._extent = self._extent._replace(
+            is_live=is_live, end_ns=refreshed_ns if is_live else self.session.last_written_ns
         )
-        fresh |= self._is_live != was_live
-        if fresh and (finished or not (was_live and self._is_live) or self._exits is not read_exits(self.session)):
-            yield
-            yield from self._iter_digest()
-            yield
-        # Who presses a key while the next view is made is answered from this one.
-        view = (yield from self._iter_build_view(self.end_ns)) if fresh and self._follows_end else None
-        self._last_view, self._is_end_view = view, True
-        yield
-        found = False
-        # The first picture does not wait for what there is to say about it.
-        for _ in range(_SEARCHES_AT_ONCE + self._steps.process_count // _RANKS_PER_SEARCH if self._view_requested else 0):
-            found |= self._findings.update(self._last_written_ns)
-            yield
-        return fresh or found
 
-    def findings_at(self, cursor_ns: int | None) -> tuple[Annotation, ...]:
-        """What was found that was known at the cursor, in the order in which it became known; None is the end."""
-        return self._findings.findings_at(self.end_ns if cursor_ns is None else cursor_ns)
+    def _join_steps(self) -> None:
+        over_ns = None if self.is_live else self.end_ns
+        self._iterations.extend(group_attempts(self._steps.rank_steps, self._exits, over_ns))
+        self._extent = self._extent._replace(steps=self._iterations.rows["step"], step_end_ns=self._iterations.known_ns)
 
-    def _iter_digest(self) -> Generator[None, None, None]:
-        self._exits = read_exits(self.session)
-        over_ns = None if self._is_live else self._last_written_ns
-        together = yield from group_attempts(self._steps.rank_steps, self._exits, over_ns)
-        yield
-        yield from self._iterations.iter_extend(together)
-
-    def find_step_end(self, step: int) -> int | None:
-        """The moment at which ``step`` has just finished on all ranks."""
-        found = np.flatnonzero(self._iterations.rows["step"] == step)
-        return int(self._iterations.known_ns[found[0]]) if len(found) else None
+    def search_findings(self) -> SearchResult:
+        """Look for findings in one more piece of what was read."""
+        return self._findings.search_piece()
 
     def output_lines(self, cursor_ns: int, most: int) -> tuple[str, ...]:
-        """The last lines of the job's output at the cursor, at most so many: further back than a view has."""
+        """Return the last lines of the job's output at the cursor, at most ``most``: further back than a view has."""
         return self._older_transcript.read_tail(cursor_ns, most)
 
     def view_at(self, cursor_ns: int | None) -> LiveView:
-        """What was known at the cursor; None is the end, which for a live recording is the last look at it."""
-        return run_to_end(self.iter_view(cursor_ns))
+        """Return what was known at the cursor; None is the end, which for a live recording is the last refresh."""
+        view = self._last_view
+        if view is None or not (self._is_end_view if cursor_ns is None else view.cursor_ns == cursor_ns):
+            view = self._last_view = self._build_view(self.end_ns if cursor_ns is None else cursor_ns)
+            self._is_end_view = cursor_ns is None
+        return view
 
-    def iter_view(self, cursor_ns: int | None) -> Generator[None, None, LiveView]:
-        """The same in pieces; in one where it is the view that was told last."""
-        self._view_requested, self._follows_end = True, cursor_ns is None
-        kept = self._last_view
-        if kept is None or not (self._is_end_view if cursor_ns is None else kept.cursor_ns == cursor_ns):
-            kept = yield from self._iter_build_view(self.end_ns if cursor_ns is None else cursor_ns)
-            self._last_view, self._is_end_view = kept, cursor_ns is None
-        return kept
-
-    def _iter_build_view(self, cursor: int) -> Generator[None, None, LiveView]:
-        yield  # what follows may wait, what is there at once need not
+    def _build_view(self, cursor: int) -> LiveView:
         count = self._iterations.count_until(cursor)
         nodes, engines = self.session.events_named("node", cursor), self.session.events_named("engine", cursor)
         lost = count_losses(self.session, cursor)
-        yield
         job = self._build_job(cursor, lost)
-        yield
-        lies_on = yield from ranks_and_hosts.locate_allocators(self.session, nodes, engines)
-        yield
-        on_gpus = yield from read_gpus(self.session, cursor, nodes, lies_on, self._peaks, self._exits)
-        yield
-        ranks = yield from ranks_and_hosts.read_ranks(
-            self.session, cursor, self._peaks, self._exits, ended=job.state is State.ENDED
-        )
-        yield
-        cost = yield from self._measure_cost(cursor, lost)
-        yield
-        unseen = not count and job.state is State.RUNNING
-        hosts = ranks_and_hosts.read_hosts(self.session, cursor)
-        yield
-        history = self._histories.history_at(cursor, ranks, [(gpu.host, gpu.index) for gpu in on_gpus], lies_on, self._exits)
-        yield
-        progress, iterations = self._measure_progress(cursor, count, job), self._iterations.first_iterations(count)
-        yield
+        gpu_by_allocator = find_gpu_by_allocator(self.session, nodes, engines)
+        gpus = read_gpus(self.session, cursor, nodes, gpu_by_allocator, self._peaks, self._exits)
+        ranks = read_ranks(self.session, cursor, self._peaks, self._exits, ended=job.state is State.ENDED)
+        gpu_keys = [(gpu.host, gpu.index) for gpu in gpus]
         return LiveView(
             cursor_ns=cursor,
             job=job,
-            progress=progress,
-            gpus=on_gpus,
-            hosts=hosts,
+            progress=self._measure_progress(cursor, count, job),
+            gpus=gpus,
+            hosts=read_hosts(self.session, cursor),
             ranks=ranks,
-            iterations=iterations,
-            cost=cost,
+            iterations=self._iterations.first_iterations(count),
+            cost=self._measure_cost(cursor, lost),
             output=self._transcript.read_tail(cursor, _OUTPUT_LINES),
-            inferred=self._rhythm.infer_at(cursor) if unseen else None,
-            history=history,
+            inferred=self._rhythm.infer_at(cursor) if not count and job.state is State.RUNNING else None,
+            history=self._histories.history_at(cursor, ranks, gpu_keys, gpu_by_allocator, self._exits),
         )
 
-    def _find_first_engine(self, cursor: int) -> dict[str, Any]:
-        engines = [e for e in self.session.events_named("engine", cursor) if not e.facts.get("engine")]
-        return min(engines, key=lambda e: e.rank).facts if engines else {}
-
     def _build_job(self, cursor: int, losses: Losses) -> Job:
-        facts = self._find_first_engine(cursor)
+        facts = read_first_engine(self.session, cursor)
         state, code, text = self._find_state(cursor, bool(facts))
         info = self.session.info
         return Job(
@@ -204,15 +187,7 @@ class RecordingSource:
             state=state,
             exit_code=code,
             exit_text=text,
-            model=facts.get("model"),
-            parameters=facts.get("parameters"),
-            zero_stage=facts.get("zero_stage"),
-            offload_optimizer=facts.get("offload_optimizer"),
-            offload_parameters=facts.get("offload_parameters"),
-            dtype=facts.get("dtype"),
-            micro_batch=facts.get("micro_batch"),
-            gradient_accumulation=facts.get("gradient_accumulation"),
-            ranks=facts.get("world_size"),
+            **parse_engine(facts),
             notices=describe_notices(self.session, cursor, losses),
             prints_here=not self.session.events_named("attached", cursor),
         )
@@ -222,7 +197,7 @@ class RecordingSource:
         if ended:
             facts = ended[-1].facts
             return State.ENDED, facts.get("exit_code"), str(facts.get("text") or "")
-        if not self._is_live and cursor >= self._last_written_ns:
+        if not self.is_live and cursor >= self.end_ns:
             return (State.DETACHED, None, _DETACHED) if is_left_running(self.session, cursor) else (State.LOST, None, _LOST)
         if not has_engine and not self.session.events_named("attached", cursor):
             return State.STARTING, None, describe_wait(self.session, cursor)
@@ -248,11 +223,9 @@ class RecordingSource:
             elapsed_s=max(0.0, ((ended[-1].unix_ns if ended else cursor) - self.begin_ns) / 1e9),
         )
 
-    def _measure_cost(self, cursor: int, losses: Losses) -> Generator[None, None, Cost]:
+    def _measure_cost(self, cursor: int, losses: Losses) -> Cost:
         per_step, shares, errors = [], [], 0
-        for number, source in enumerate(self.session.sources["probe"], 1):
-            if not number % ranks_and_hosts.RANKS_AT_ONCE:
-                yield
+        for source in self.session.sources["probe"]:
             known = source.count_until(cursor)
             if known:
                 first, last = source.array[max(0, known - 100)], source.array[known - 1]
@@ -262,9 +235,9 @@ class RecordingSource:
                     cost = int(last["cost_ns"]) - int(first["cost_ns"])
                     per_step.append(cost / 1e3 / (min(known, 101) - 1))
                     shares.append(cost / span)
-        records, since_ns = (yield from self._count_records(cursor)), (cursor - _RATE_NS) // _RATE_NS * _RATE_NS
+        records, since_ns = self._count_records(cursor), (cursor - _RATE_NS) // _RATE_NS * _RATE_NS
         if since_ns not in self._records_before:
-            self._records_before = {since_ns: (yield from self._count_records(since_ns))}
+            self._records_before = {since_ns: self._count_records(since_ns)}
         return Cost(
             probe_us_per_step=_compute_mean(per_step),
             probe_share=_compute_mean(shares),
@@ -274,13 +247,8 @@ class RecordingSource:
             records_per_s=(records - self._records_before[since_ns]) / ((cursor - since_ns) / 1e9),
         )
 
-    def _count_records(self, cursor: int) -> Generator[None, None, int]:
-        count = 0
-        for sources in self.session.sources.values():
-            for begin in range(0, len(sources), _TABLES_AT_ONCE):
-                count += sum(source.count_until(cursor) for source in sources[begin : begin + _TABLES_AT_ONCE])
-                yield
-        return count
+    def _count_records(self, cursor: int) -> int:
+        return sum(source.count_until(cursor) for sources in self.session.sources.values() for source in sources)
 
 
 def _shorten_command(command: Iterable[Any]) -> tuple[str, ...]:

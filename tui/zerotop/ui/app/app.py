@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from textual.app import SystemCommand
 from textual.dom import DOMNode
@@ -162,7 +163,9 @@ class ZerotopApp(NavigationApp):
 
     def action_copy(self) -> None:
         """Copies the numbers of the focused panel to the clipboard, through the terminal."""
-        text = collect_copy_text(self.screen)
+        self._worker.submit(partial(collect_copy_text, self.screen), self._copy_text)
+
+    def _copy_text(self, text: str) -> None:
         if text:
             self.copy_to_clipboard(text)
             lines = text.count("\n") + 1

@@ -7,21 +7,24 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from textual.app import App
 from textual.events import Event, InputEvent
 from textual.filter import ANSIToTruecolor, LineFilter
 
+from zerotop.analysis.views.annotation_runner import SearchResult
 from zerotop.ui.app.ascii_filter import AsciiFilter
+from zerotop.ui.app.frame_builder import FrameRequest
+from zerotop.ui.app.frame_worker import FrameWorker
 from zerotop.ui.app.settings import UserSettings
 from zerotop.ui.app.terminal_lost import exit_hung_up, find_terminal, is_hung_up
 from zerotop.ui.app.viewer import Viewer
-from zerotop.ui.base.base_screen import MonitorScreen
+from zerotop.ui.base.base_screen import MonitorScreen, ScreenPicture, ScreenState
 from zerotop.ui.base.bindings import APP_BINDINGS
-from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Controller, Leaving, Source
 from zerotop.ui.base.start_interfaces import OpenedRecording
 from zerotop.ui.base.tabs import TABS, load_screen_class
@@ -29,20 +32,22 @@ from zerotop.ui.dialogs.quit_dialog import LeaveDialog
 from zerotop.ui.drawing import units
 from zerotop.ui.drawing.glyphs import Glyphs, choose_glyphs
 from zerotop.ui.drawing.theme import DARK, DARK_NAME, LIGHT, LIGHT_NAME
+from zerotop.ui.widgets.frame_widget import RedrawRequested
 
-FRAME_S = 0.22  # between looks at the recording: what was written is on screen within this and one drawing
+FRAME_S = 0.22  # between looks at the recording: a new record is on screen within this and one frame
+HEARTBEAT_S = 0.5  # a frame at least this often, so that times go on counting
+FIRST_POLLS, FIRST_S = 8, 0.05  # a job that was attached to just now has its first figures within these
+REST_FACTOR = 6.0  # reading and drawing rest for so many times as long as they took: with very many ranks frames are rarer
+ANSWER_S = 0.015  # a frame that takes longer to make is announced by the time it is of
 SETTLED_S = 2.0  # until the screen's own objects are made
 READY_S = 0.3  # between two things that are done for screens that may be asked for
-SLICE_S = 0.015  # of reading in one go: with very many ranks it takes longer, and keys are answered in between
-KEYED_S, KEYED_SLICE_S = 1.0, 0.005  # so long after a key another one is likely, which is not to wait for that long
-AT_ONCE_S = 0.012  # of processor time for a frame before anything is drawn, unless the last one took far longer
-PAUSE_S = 0.001  # between two slices
-REST_FACTOR = (
-    6.0  # so many times as long as reading and drawing took nothing is read: with very many ranks pictures are rarer
-)
-FIRST_POLLS, FIRST_S = 8, 0.05  # a job that was attached to just now has its first figures within these
+KEYED_S = 1.0  # so long after a key another one is likely, and nothing is begun that can wait
 GARBAGE_OBJECTS = 20_000  # objects more than went make a search for garbage worth its time, some ten milliseconds
-HEARTBEAT_S = 0.5  # a frame at least this often, so that times go on counting
+
+
+class _PollResult(NamedTuple):
+    picture: ScreenPicture | None  # None where nothing has changed
+    cpu_s: float  # processor time it took
 
 
 class Monitor(App[Leaving]):
@@ -91,12 +96,9 @@ class Monitor(App[Leaving]):
         self._made_screens: dict[str, MonitorScreen] = {}
         self.shown_name = TABS[0].name  # of the screen that is shown, or was shown last
         self._tick_count = 0
-        self._poll_work: Generator[None, None, bool] | None = None  # what is being read
-        self._frame_work: Generator[None, None, Frame] | None = None  # the frame that is being made
-        self._frame_cpu_s = 0.0  # of processor time so far
-        self._at_once_s = AT_ONCE_S
-        self._redraw_needed = False  # something was changed since it was begun
-        self._poll_cpu_s = 0.0
+        self._worker = FrameWorker(self.call_later)
+        self._wanted: tuple[FrameRequest, MonitorScreen, ScreenState] | None = None  # what the next picture is of
+        self._interim_timer: asyncio.TimerHandle | None = None
         self._rest_until_s = 0.0
         self._last_key_s = -KEYED_S  # when somebody last pressed something
         self._job_check: asyncio.Future[None] | None = None
@@ -119,8 +121,9 @@ class Monitor(App[Leaving]):
 
     def close_recording(self) -> None:
         """Nothing is watched any more; its screens are for the caller to remove."""
-        self._viewer = None
-        self._poll_work = self._frame_work = None
+        self._worker.close(wait=True)
+        self._worker = FrameWorker(self.call_later)
+        self._viewer = self._wanted = None
         self._made_screens.clear()
         self.title = "zerotop"
 
@@ -128,6 +131,11 @@ class Monitor(App[Leaving]):
     def is_watching(self) -> bool:
         """Whether a recording is open."""
         return self._viewer is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a frame is still to come that was asked for."""
+        return self._worker.is_busy
 
     @property
     def viewer(self) -> Viewer:
@@ -170,7 +178,7 @@ class Monitor(App[Leaving]):
         self._terminal = None if self.is_headless else find_terminal()
         self.draw_first_frame()
         self.set_interval(FRAME_S, self.run_tick, name="collector")
-        self.set_interval(FIRST_S, self._start_poll, repeat=FIRST_POLLS)
+        self.set_interval(FIRST_S, self._poll_rested, repeat=FIRST_POLLS)
         self.set_timer(SETTLED_S, self._finish_startup)
 
     def _finish_startup(self) -> None:
@@ -182,19 +190,19 @@ class Monitor(App[Leaving]):
             self._last_key_s = time.monotonic()
         await super().on_event(event)
 
-    @property
-    def _slice_s(self) -> float:
-        return KEYED_SLICE_S if time.monotonic() - self._last_key_s < KEYED_S else SLICE_S
+    def on_unmount(self) -> None:
+        self._worker.close(wait=True)
 
     def draw_first_frame(self) -> None:
-        """The first frame of a recording that is there."""
+        """Read the recording that was opened and show its first frame, before the worker has anything to do."""
         if self.is_watching:
             self.viewer.poll()
             self.viewer.check_job()
-            self.draw_frame()
+            self.shown_screen.show_time(self.viewer.make_frame())
+            self._search_findings()
 
     def run_tick(self) -> None:
-        """Reads what is new and draws it. But for the first moments, the monitor's only timer."""
+        """Have what is new read and shown. But for the first moments, the monitor's only timer."""
         self._tick_count += 1
         if self._terminal is not None and is_hung_up(self._terminal):
             exit_hung_up()
@@ -205,7 +213,7 @@ class Monitor(App[Leaving]):
             self._check_job()
         if gc.get_count()[0] > GARBAGE_OBJECTS and time.monotonic() - self._last_key_s > KEYED_S:
             gc.collect(0)
-        self._start_poll()
+        self._poll_rested(force=self._tick_count % beat == 0)
         if isinstance(self.screen, LeaveDialog):
             self.screen.note_job(self.viewer.source.is_live)
 
@@ -215,83 +223,92 @@ class Monitor(App[Leaving]):
                 self._job_check.result()  # raises what it raised
             self._job_check = asyncio.get_running_loop().run_in_executor(None, self.viewer.check_job)
 
-    def _start_poll(self) -> None:
-        """Begins to read what is new, if that is not going on and has rested."""
-        if self.is_watching and self._poll_work is None and time.monotonic() >= self._rest_until_s:
-            self._poll_work, self._poll_cpu_s = self.viewer.iter_poll(), 0.0
-            self._continue_poll()
+    # What the worker does
 
-    def _continue_poll(self) -> None:
-        """Reads for a slice of time; keys have their turn before the next one."""
-        if self._poll_work is None or not self.is_running:
-            return
-        if self._frame_work is not None:  # somebody waits for that
-            self._call_soon(self._continue_poll)
-            return
-        begun, cpu_s = time.monotonic(), time.thread_time()
-        try:
-            while time.monotonic() - begun < self._slice_s:
-                next(self._poll_work)
-        except StopIteration as end:
-            self._poll_work = None
-            if end.value or self._tick_count % max(1, round(HEARTBEAT_S / FRAME_S)) == 0:
-                self.draw_frame()
-        else:
-            self._call_soon(self._continue_poll)
-        self._poll_cpu_s += time.thread_time() - cpu_s
-        self._rest_until_s = time.monotonic() + REST_FACTOR * self._poll_cpu_s
+    def _poll_rested(self, *, force: bool = False) -> None:
+        if self.is_watching and not self._worker.is_pending("poll") and time.monotonic() >= self._rest_until_s:
+            self._request_poll(force=force)
 
-    def _call_soon(self, work: Callable[[], None]) -> None:
-        # What is called later is called without a pause in between: keys would wait in the terminal's thread.
-        asyncio.get_running_loop().call_later(PAUSE_S, self.call_later, work)
+    def _request_poll(self, *, force: bool) -> None:
+        """Have what is new read, and a picture made if it changes anything or ``force``."""
+        self._note_wanted()
+        source = self.viewer.source
+
+        def poll() -> _PollResult:
+            begin_s = time.thread_time()
+            fresh = source.refresh()
+            request = self._get_wanted()[0]
+            changed = request.playhead.playing or (fresh and request.playhead.following) or force
+            picture = self._make_picture() if changed and not self._worker.is_waiting("frame") else None
+            return _PollResult(picture, time.thread_time() - begin_s)
+
+        self._worker.submit(poll, self._finish_poll, slot="poll", routine=True)
+
+    def _finish_poll(self, result: _PollResult) -> None:
+        self._rest_until_s = time.monotonic() + REST_FACTOR * result.cpu_s
+        if self.viewer.stop_at_end():
+            self.draw_frame()
+        if result.picture is not None:
+            self._show_picture(result.picture)
+        self._search_findings()
+
+    def _search_findings(self) -> None:
+        """Look for findings, a piece of the recording at a time."""
+        self._worker.submit(self.viewer.source.search_findings, self._finish_search, slot="search", routine=True)
+
+    def _finish_search(self, result: SearchResult) -> None:
+        if result.has_new:
+            self.draw_frame()
+        if result.is_behind:
+            self._search_findings()
+
+    def _note_wanted(self) -> None:
+        screen = self.shown_screen
+        self._wanted = self.viewer.make_request(), screen, screen.state
+
+    def _get_wanted(self) -> tuple[FrameRequest, MonitorScreen, ScreenState]:
+        assert self._wanted is not None
+        return self._wanted
+
+    def _make_picture(self) -> ScreenPicture:
+        """Make the picture that is wanted by now, in the worker's thread."""
+        request, screen, state = self._get_wanted()
+        return screen.build_picture(self.viewer.builder.build_frame(request), state)
+
+    def draw_frame(self) -> None:
+        """Have the frame of this moment made and shown. Until it is there, only what tells of time is drawn anew."""
+        self._note_wanted()
+        self._worker.submit(self._make_picture, self._show_picture, slot="frame")
+        if self._interim_timer is None:
+            self._interim_timer = asyncio.get_running_loop().call_later(ANSWER_S, self.call_later, self._show_interim)
+
+    def _show_interim(self) -> None:
+        self._interim_timer = None
+        if self.is_watching and self._worker.is_pending("frame") and (frame := self.viewer.make_interim_frame()) is not None:
+            self.shown_screen.show_time(frame)
+
+    def _show_picture(self, picture: ScreenPicture) -> None:
+        if not self.is_running:
+            return
+        self.viewer.accept_frame(picture.frame)
+        if self._worker.is_pending("frame"):  # somebody has gone elsewhere meanwhile
+            picture = replace(picture, frame=self.viewer.move_to_present(picture.frame))
+        if picture.screen_name == self.shown_name:
+            self.shown_screen.show_picture(picture)
+        if picture.next_work is not None:
+            self._worker.submit(picture.next_work, lambda _: self.draw_frame(), slot="work", routine=True)
+
+    def on_redraw_requested(self, event: RedrawRequested) -> None:
+        event.stop()
+        if event.change is not None:
+            self._worker.submit(event.change, event.deliver)
+        if self.is_watching and self.is_running:
+            self.draw_frame()
 
     def delay_update(self, delay: float = 0.05) -> None:
         """Textual hides changes of screens for longer than a key may wait. Screens that are there need no hiding."""
         if not (self._batch_count and self.is_watching and self.shown_screen.is_mounted):
             super().delay_update(delay)
-
-    async def draw_later(self) -> None:
-        """Draws when what was just painted is on the terminal."""
-        await asyncio.sleep(PAUSE_S)
-        if self.is_watching and self.is_running:
-            self.draw_frame()
-
-    def draw_frame(self) -> None:
-        """Draws the frame of this moment.
-
-        With very many ranks a look at another moment takes longer than keys may wait. Then it is made in slices, and until
-        it is there only what tells of time is drawn anew.
-        """
-        self._redraw_needed = self._frame_work is not None
-        if self._frame_work is None:
-            self._frame_work, self._frame_cpu_s = self.viewer.iter_frame(), 0.0
-            self._continue_frame(self._at_once_s)
-        present = self.viewer.make_interim_frame() if self._frame_work is not None else None
-        if present is not None:
-            self.shown_screen.show_time(replace(present, tabs=TABS))
-
-    def _continue_frame(self, most_s: float) -> None:
-        """Makes the frame for about so long, and draws it when it is whole."""
-        if self._frame_work is None:
-            return
-        begun = time.thread_time()
-        try:
-            next(self._frame_work)
-            while time.thread_time() - begun < most_s:
-                next(self._frame_work)
-            self._frame_cpu_s += time.thread_time() - begun
-        except StopIteration as end:
-            self._frame_work = None
-            self.shown_screen.frame = replace(end.value, tabs=TABS)
-            if self._redraw_needed:
-                self.draw_frame()
-        else:
-            self._call_soon(self._resume_frame)
-
-    def _resume_frame(self) -> None:
-        if self.is_watching:
-            self._at_once_s = AT_ONCE_S if self._frame_cpu_s < 2 * AT_ONCE_S else 0.0
-            self._continue_frame(self._slice_s)
 
 
 def _freeze_garbage() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from zerotop.analysis.annotations import Annotation
 from zerotop.ui.app.monitor import Monitor
 from zerotop.ui.base.base_screen import MonitorScreen
@@ -21,16 +19,12 @@ class NavigationApp(Monitor):
         if name == self.shown_name:
             return
         self.shown_name = name
-        was_seen = self.shown_screen.frame is not None
         with self.batch_update():  # until it is painted, as a whole
             self.switch_mode(name)
-            present = self.viewer.make_interim_frame() if was_seen else None
-            if present is not None:
-                self.shown_screen.show_time(replace(present, tabs=TABS))
-        if present is None:
-            self.draw_frame()
-        else:
-            self.call_later(self.draw_later)
+            interim = self.viewer.make_interim_frame()
+            if interim is not None:
+                self.shown_screen.show_time(interim)
+        self.draw_frame()
 
     def action_switch_to(self, number: int) -> None:
         """Shows the screen of that number, if there is one."""
@@ -108,7 +102,7 @@ class NavigationApp(Monitor):
         self.draw_frame()
 
     def on_output_scrolled(self, event: Output.Scrolled) -> None:
-        self.viewer.scroll_output(event.lines, event.room)
+        self._worker.submit(self.viewer.scroll_output(event.lines, event.room))
         self.draw_frame()
 
     async def on_clickable_row_pressed(self, event: ClickableRow.Pressed) -> None:

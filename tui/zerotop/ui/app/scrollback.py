@@ -1,15 +1,18 @@
-"""Where in the job's output the screen looks: at its end, or standing still further back."""
+"""The part of the job's output that the live screen shows: its end, or lines further back that stay."""
 
 from __future__ import annotations
 
 from zerotop.ui.base.interfaces import Source
 from zerotop.ui.live.output import Pane
 
-_MIN_LINES, _MAX_LINES = 200, 102_400  # lines that are asked for
+_MIN_LINES, _MAX_LINES = 200, 102_400  # that are read
 
 
 class Scrollback:
-    """Scrolled back, the output stands at the moment when that began, so that its lines do not run away."""
+    """Scrolled back, the output stands at the moment when that began, so that its lines do not run away.
+
+    Belongs to the thread that reads the source.
+    """
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -19,7 +22,7 @@ class Scrollback:
         self._seek_count = 0
 
     def scroll_lines(self, lines: int, room: int, cursor_ns: int) -> None:
-        """Towards older lines (positive) or newer ones, as far as there are any. ``room`` is how many a pane shows."""
+        """Scroll towards older lines (positive) or newer ones, as far as there are any. A pane shows ``room`` lines."""
         if not self._lines_back:
             self._anchor_ns = cursor_ns
         back = max(0, self._lines_back + lines)
@@ -31,13 +34,13 @@ class Scrollback:
             back = min(back, max(0, len(self._anchor_lines) - room))
         self._lines_back = back
 
-    def return_to_end(self) -> None:
-        """Back to the end."""
-        self._lines_back = 0
-        self._seek_count += 1
+    def follow_seeks(self, seek_count: int) -> None:
+        """Return to the end if the cursor has been moved to another moment, which ``seek_count`` counts."""
+        if seek_count != self._seek_count:
+            self._lines_back, self._seek_count = 0, seek_count
 
     def make_pane(self, newest: tuple[str, ...]) -> Pane:
-        """What to show, where ``newest`` are the last lines at the cursor."""
+        """Return the lines to show, where ``newest`` are the last ones at the cursor."""
         if not self._lines_back:
             return Pane(newest, seek_count=self._seek_count)
         return Pane(

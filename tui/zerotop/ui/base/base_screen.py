@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import ClassVar, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -20,31 +20,54 @@ from zerotop.ui.base.footer import Key
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.header import count_notice_rows
 from zerotop.ui.base.interfaces import Source
-from zerotop.ui.base.layout import Box, layout_outline
+from zerotop.ui.base.layout import Box, ScreenOutline, layout_outline
 from zerotop.ui.base.post_mortem import count_post_mortem_rows
 from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.rows import Row
 from zerotop.ui.widgets.direct_writer import DirectWriter
-from zerotop.ui.widgets.frame_widget import FrameWidget, RowWidget
+from zerotop.ui.widgets.frame_widget import CommonPanel, FrameWidget, RedrawRequested, RowWidget
 from zerotop.ui.widgets.panel_container import Panels
-
-_WORK_SLICE_S, _WORK_PAUSE_S = 0.006, 0.001  # of long work: a key waits for what is begun
 
 
 class LongWork(Protocol):
-    """What a screen shows that may take longer to find than keys may wait."""
+    """A computation that takes so long that a picture without its result is shown first."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether it is not all there yet."""
+        """Whether the last picture lacks the result."""
 
-    def continue_work(self, most_s: float) -> None:
-        """Works for about so long."""
+    def finish_work(self) -> None:
+        """Compute the result for the next picture."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScreenState:
+    """What a picture depends on besides the frame: the terminal's size in cells, and the id of the enlarged panel."""
+
+    width: int
+    height: int
+    zoomed: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScreenPicture:
+    """A frame as one screen shows it. It never changes."""
+
+    screen_name: str
+    frame: Frame
+    state: ScreenState
+    boxes: dict[str, Box]  # places of all panels, by id
+    rows: dict[str, list[Row]]  # of the screen's own panels
+    keys: tuple[Key, ...]  # the screen's own entries of the bottom row
+    next_work: Callable[[], object] | None  # what makes the next picture a better one
 
 
 class MonitorScreen(Screen[None]):
     """A screen of the monitor: header, sentences, this screen's own panels, transport, tabs and keys.
 
-    It lays them out for the terminal's size and hands every frame down to them.
+    The thread that makes frames calls :meth:`build_picture`, and hence ``layout_panels``, ``footer_keys`` and the ``draw``
+    of the own panels: what they read and change belongs to that thread. Keys change it by ``request_redraw``. The app's
+    thread shows the pictures.
     """
 
     NAME: ClassVar[str]
@@ -55,14 +78,14 @@ class MonitorScreen(Screen[None]):
     """(term, what it means in two lines) for its help."""
 
     class SeekRequested(Message):
-        """Somebody wants to be at this moment (unix ns)."""
+        """The user asked for another moment (unix ns)."""
 
         def __init__(self, time_ns: int) -> None:
             super().__init__()
             self.time_ns = time_ns
 
     class RankChosen(Message):
-        """Every screen is to be about this rank from now on."""
+        """The user chose a rank, for every screen."""
 
         def __init__(self, rank: int) -> None:
             super().__init__()
@@ -83,47 +106,151 @@ class MonitorScreen(Screen[None]):
     ]
 
     frame: reactive[Frame | None] = reactive[Frame | None](None, always_update=True, repaint=False, init=False)
-    zoomed: reactive[str] = reactive("", repaint=False)
+    zoomed: reactive[str] = reactive("", repaint=False, init=False)
 
     def __init__(self, glyphs: Glyphs, source: Source) -> None:
         super().__init__(id=self.NAME)
         self.glyphs = glyphs
         self.source = source
-        self._frame_widgets: list[FrameWidget] = []
-        self._body = Panels()
         self.long_work: LongWork | None = None
-        self._is_working = False
+        self.own_boxes: dict[str, Box] = {}
+        """The places of its own panels in the picture that is being made."""
+        self._common_panels: list[CommonPanel] = []
+        self._own_panels: list[FrameWidget] = []
+        self._own_keys: tuple[Key, ...] = ()
+        self._body = Panels()
         self._styled_for: tuple[object, ...] = ()  # for which its styles were looked up
         # A terminal of ASCII gets its text filtered, which is the compositor's.
         self._writer = DirectWriter(self, (RowWidget, Panels)) if glyphs.name != "ascii" else None
 
     @abstractmethod
     def build_panels(self) -> Iterable[FrameWidget]:
-        """Its own panels, each with an id."""
+        """Make its own panels, each with an id."""
 
     @abstractmethod
     def layout_panels(self, room: Box, frame: Frame) -> dict[str, Box]:
-        """Where they go in the room there is, by id; those without a place are not shown."""
+        """Return their places in the room there is, by id; those without a place are not shown."""
 
     def footer_keys(self, frame: Frame) -> Sequence[Key]:
-        """Its own entries of the bottom row."""
+        """Return its own entries of the bottom row."""
         return ()
 
     def compose(self) -> ComposeResult:
+        glyphs = self.glyphs
+        header, notices = panels.Header(glyphs, id="header"), panels.Notices(glyphs, id="notices")
+        transport, tabs = panels.Transport(glyphs, id="transport"), panels.Tabs(glyphs, id="tabs", active=self.NAME)
+        keys = panels.Keys(glyphs, id="keys", own_keys=lambda frame: self._own_keys)
         with self._body:
-            self._frame_widgets = list(self._build_all_panels())
-            yield from self._frame_widgets
-
-    def _build_all_panels(self) -> Iterable[FrameWidget]:
-        yield panels.Header(self.glyphs, id="header")
-        yield panels.Notices(self.glyphs, id="notices")
-        yield from self.build_panels()
-        yield panels.Transport(self.glyphs, id="transport")
-        yield panels.Tabs(self.glyphs, id="tabs", active=self.NAME)
-        yield panels.Keys(self.glyphs, id="keys", own_keys=self.footer_keys)
+            own = list(self.build_panels())
+            yield from (header, notices, *own, transport, tabs, keys)
+        self._common_panels, self._own_panels = [header, notices, transport, tabs, keys], own
 
     def on_mount(self) -> None:
-        self.watch_frame()
+        if self.frame is not None:
+            self.show_frame(self.frame)
+        self.request_redraw()
+
+    # Pictures, in the thread that makes frames
+
+    def build_picture(self, frame: Frame, state: ScreenState) -> ScreenPicture:
+        """Return the screen at a frame."""
+        outline = self._layout_outline(frame, state)
+        self.own_boxes = self._layout_own_panels(outline.room, frame, state.zoomed)
+        rows = {
+            name: panel.make_rows(frame, box.width, box.height)
+            for panel in self._own_panels
+            if (box := self.own_boxes.get(name := panel.id or "")) is not None
+        }
+        boxes, keys = outline.boxes | self.own_boxes, tuple(self.footer_keys(frame))
+        return ScreenPicture(self.NAME, frame, state, boxes, rows, keys, self.find_next_work())
+
+    def find_next_work(self) -> Callable[[], object] | None:
+        """Return what is to be called in this thread before another, better picture is made; None where none is better."""
+        return self.long_work.finish_work if self.long_work is not None and self.long_work.is_busy else None
+
+    def _layout_outline(self, frame: Frame, state: ScreenState) -> ScreenOutline:
+        return layout_outline(
+            state.width,
+            state.height,
+            self._count_notice_rows(frame, state.width, state.height),
+            past=not frame.moment.is_following or not frame.moment.is_live,
+            failed=frame.has_error or frame.failure is not None,
+        )
+
+    def _count_notice_rows(self, frame: Frame, width: int, height: int) -> int:
+        """The rows that the sentences under the header want."""
+        if frame.failure is not None:
+            return count_post_mortem_rows(frame.failure, frame.view.cursor_ns, width, height, self.glyphs)
+        return count_notice_rows(frame.list_notices(height), width, height, self.glyphs)
+
+    def _layout_own_panels(self, room: Box, frame: Frame, zoomed: str) -> dict[str, Box]:
+        if room.width <= 0 or room.height <= 0:
+            return {}
+        boxes = {name: box for name, box in self.layout_panels(room, frame).items() if box.width > 0 and box.height > 0}
+        # A panel that has nothing to show at this moment would leave the screen empty.
+        if zoomed and (zoomed in boxes or zoomed == self.main_panel):
+            return {zoomed: room}
+        return boxes
+
+    @property
+    def main_panel(self) -> str:
+        """The panel that is enlarged when none is focused."""
+        return next((panel.id or "" for panel in self._own_panels), "")
+
+    # Pictures, in the app's thread
+
+    @property
+    def state(self) -> ScreenState:
+        """What the next picture has to be made for."""
+        return ScreenState(*self.app.size, self.zoomed)
+
+    def request_redraw(
+        self, change: Callable[[], Any] | None = None, deliver: Callable[[Any], object] | None = None
+    ) -> None:
+        """Have the thread that makes frames call ``change`` and make another picture; ``deliver`` gets what it returned."""
+        self.post_message(RedrawRequested(change, deliver))
+
+    def show_picture(self, picture: ScreenPicture) -> None:
+        """Show a picture, unless it was made for another state: then there will be another one."""
+        if picture.state != self.state:
+            return
+        for panel in self._own_panels:
+            panel.deliver_rows(picture.frame, picture.rows.get(panel.id or ""))
+        self._own_keys = picture.keys
+        self._place_panels(picture.boxes)
+        self.frame = picture.frame
+
+    def show_time(self, frame: Frame) -> None:
+        """Show the moment of a frame whose picture is not there yet: header and transport, or all that screens share."""
+        if self.frame is None:
+            self.show_frame(frame)
+            return
+        for panel in self._common_panels:
+            if isinstance(panel, (panels.Header, panels.Transport)):
+                panel.frame = frame
+                panel.repaint()
+
+    def show_frame(self, frame: Frame) -> None:
+        """Show what all screens share."""
+        self._place_panels(self._layout_outline(frame, self.state).boxes)
+        self.frame = frame
+
+    def _place_panels(self, boxes: dict[str, Box]) -> None:
+        # Frames may come before the panels do, and after they went.
+        if boxes != self._body.boxes and self._body.children:
+            self._body.boxes = boxes
+            for panel in (*self._common_panels, *self._own_panels):
+                box = boxes.get(panel.id or "")
+                panel.set_region(Region(box.x, box.y, box.width, box.height) if box else Region(), self._writer)
+
+    def watch_frame(self) -> None:
+        for common in self._common_panels:
+            common.frame = self.frame
+        for panel in (*self._common_panels, *self._own_panels):
+            if panel.id in self._body.boxes:
+                panel.update_rows()
+        if self._writer is not None:
+            self._writer.flush_text()
 
     def _on_screen_resume(self, event: ScreenResume) -> None:
         # Textual looks all styles up again and leaves painting to a timer, which takes longer than a key may wait.
@@ -138,108 +265,28 @@ class MonitorScreen(Screen[None]):
             self._on_timer_update()
 
     def _layout_common_panels(self) -> None:
-        """Where it is shown for the first time: with what all screens have, before its own panels are drawn."""
+        """Lay out a screen that is shown for the first time: what all screens have, before its own panels are drawn."""
         with self.app.batch_update():
             self._refresh_layout()
         self._layout_required = False
-        for panel in self._frame_widgets:
-            if isinstance(panel, (panels.Header, panels.Notices, panels.Transport, panels.Tabs, panels.Keys)):
-                panel.update_rows()
+        for panel in self._common_panels:
+            panel.update_rows()
 
     def _screen_resized(self, size: Size) -> None:
-        # It is told so whenever it is shown, too.
+        # Textual calls this whenever the screen is shown, too.
         if size != self.outer_size or self._layout_required:
             super()._screen_resized(size)
 
-    def watch_frame(self) -> None:
-        self._update_boxes()
-        boxes = self._body.boxes
-        for panel in self._frame_widgets:
-            panel.frame = self.frame
-            if panel.id in boxes:
-                panel.update_rows()
-        if self._writer is not None:
-            self._writer.flush_text()
-        self._schedule_work()
-
-    def _schedule_work(self) -> None:
-        if not self._is_working and self.long_work is not None and self.long_work.is_busy:
-            self._is_working = True
-            # In the pause nothing waits for this screen: only then it is laid out and painted, and keys have their turn.
-            asyncio.get_running_loop().call_later(_WORK_PAUSE_S, self.call_later, self._work_one_slice)
-
-    def _work_one_slice(self) -> None:
-        self._is_working = False
-        if self.long_work is not None and self.long_work.is_busy:
-            self.long_work.continue_work(_WORK_SLICE_S)
-            if not self.long_work.is_busy:
-                self.redraw_frame()
-        self._schedule_work()
-
-    def redraw_frame(self) -> None:
-        """Draws the same frame in another way."""
-        if self.frame is not None:
-            self.frame = self.frame
-
     def watch_zoomed(self) -> None:
-        self._update_boxes()
+        self.request_redraw()
 
     def on_resize(self) -> None:
-        self._update_boxes()
-
-    def _update_boxes(self) -> None:
-        # Frames may come before the panels do, and after they went.
-        if self.frame is None or not self._body.children:
-            return
-        width, height = self.app.size
-        common = layout_outline(
-            width,
-            height,
-            self._count_notice_rows(self.frame, width, height),
-            past=not self.frame.moment.is_following or not self.frame.moment.is_live,
-            failed=self.frame.has_error or self.frame.failure is not None,
-        )
-        boxes = common.boxes | self._layout_own_panels(common.room, self.frame)
-        if boxes != self._body.boxes:
-            self._body.boxes = boxes
-            for panel in self._frame_widgets:
-                box = boxes.get(panel.id or "")
-                panel.set_region(Region(box.x, box.y, box.width, box.height) if box else Region(), self._writer)
-
-    def _count_notice_rows(self, frame: Frame, width: int, height: int) -> int:
-        """Rows that what there is to say under the header wants."""
-        if frame.failure is not None:
-            return count_post_mortem_rows(frame.failure, frame.view.cursor_ns, width, height, self.glyphs)
-        return count_notice_rows(frame.list_notices(height), width, height, self.glyphs)
-
-    def _layout_own_panels(self, room: Box, frame: Frame) -> dict[str, Box]:
-        if room.width <= 0 or room.height <= 0:
-            return {}
-        places = {name: box for name, box in self.layout_panels(room, frame).items() if box.width > 0 and box.height > 0}
-        # A panel that has nothing to show at this moment would leave the screen empty.
-        if self.zoomed and (self.zoomed in places or self.zoomed == self.main_panel):
-            return {self.zoomed: room}
-        return places
-
-    def show_time(self, frame: Frame) -> None:
-        """Somebody pressed a key, and what it asks for is not there yet: ``frame`` has what is told meanwhile."""
-        if self.frame is None:
-            self.frame = frame
-            return
-        for panel in self._body.children:
-            if isinstance(panel, (panels.Header, panels.Transport)):
-                panel.frame = frame
-                panel.repaint()
+        self.request_redraw()
 
     def action_zoom(self) -> None:
-        """The focused panel, or without focus the one the screen is most about, takes the room."""
+        """Give the focused panel, or without focus the one the screen is most about, the room; or take it back."""
         focused = self.focused.id if self.focused is not None else None
         self.zoomed = "" if self.zoomed else focused or self.main_panel
-
-    @property
-    def main_panel(self) -> str:
-        """The panel that is enlarged when none is focused."""
-        return next(panel.id or "" for panel in self.build_panels())
 
     def action_unzoom(self) -> None:
         self.zoomed = ""

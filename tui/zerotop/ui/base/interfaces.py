@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import Protocol
 
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.steps.step_table import RankSteps
+from zerotop.analysis.views.annotation_runner import SearchResult
 from zerotop.session.reader import Session
 
 
 class Source(Protocol):
-    """One recording, live or not. Times are unix nanoseconds."""
+    """One recording, live or not. Times are unix nanoseconds.
+
+    One thread at a time owns it: it refreshes it, makes views and reads the session. Any thread may ask for ``is_live``,
+    ``begin_ns``, ``end_ns``, ``last_step``, ``find_step_end`` and ``findings_at``, which are as of the last refresh.
+    """
 
     @property
     def session(self) -> Session:
-        """Its tables and events, as far as they were read."""
+        """The tables and events, as far as they were read."""
 
     @property
     def rank_steps(self) -> Sequence[RankSteps]:
@@ -25,40 +30,37 @@ class Source(Protocol):
 
     @property
     def is_live(self) -> bool:
-        """True while somebody still writes the recording."""
+        """True while the recording is being written."""
 
     @property
     def begin_ns(self) -> int:
-        """The earliest moment there is something to show of."""
+        """The earliest moment that can be shown."""
 
     @property
     def end_ns(self) -> int:
-        """The latest one. It grows while the recording is live."""
+        """The latest moment that can be shown. It grows while the recording is live."""
 
     @property
     def last_step(self) -> int | None:
         """The last finished step in the whole recording, None before the first one."""
 
     def refresh(self) -> bool:
-        """Reads what was written since the last call. True when there was anything."""
+        """Read what was written since the last call. True when there was anything."""
 
-    def iter_refresh(self) -> Generator[None, None, bool]:
-        """The same in pieces, for who has keys to answer in between."""
+    def search_findings(self) -> SearchResult:
+        """Look for findings in one more piece of what was read."""
 
     def view_at(self, cursor_ns: int | None) -> LiveView:
-        """What is known at the cursor; None is the end, which for a live recording is now."""
-
-    def iter_view(self, cursor_ns: int | None) -> Generator[None, None, LiveView]:
-        """The same in pieces."""
+        """Return what is known at the cursor; None is the end, which for a live recording is the last refresh."""
 
     def findings_at(self, cursor_ns: int | None) -> tuple[Annotation, ...]:
-        """What was found that was known at the cursor, in the order in which it became known; None is the end."""
+        """Return the findings known at the cursor, in the order in which they became known; None is the end."""
 
     def output_lines(self, cursor_ns: int, most: int) -> tuple[str, ...]:
-        """The last lines of the job's output at the cursor, at most ``most``: further back than a view has."""
+        """Return the last lines of the job's output at the cursor, at most ``most``: further back than a view has."""
 
     def find_step_end(self, step: int) -> int | None:
-        """The moment at which ``step`` has just finished on all ranks, or None when there is no such step."""
+        """Return the moment at which ``step`` has just finished on all ranks, or None when there is no such step."""
 
 
 class Controller(Protocol):

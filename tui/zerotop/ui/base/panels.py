@@ -21,10 +21,10 @@ from zerotop.ui.live.cpu_gpu import draw_cpu, draw_gpu
 from zerotop.ui.live.iteration import draw_iteration
 from zerotop.ui.live.memory import draw_memory
 from zerotop.ui.live.output import count_visible_lines, draw_output
-from zerotop.ui.widgets.frame_widget import FrameWidget
+from zerotop.ui.widgets.frame_widget import CommonPanel, FrameWidget
 
 
-class Header(FrameWidget):
+class Header(CommonPanel):
     """Who is running, how far and how fast, and whether this is now."""
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
@@ -32,7 +32,7 @@ class Header(FrameWidget):
         return draw_header(frame.view, badge, width, height, self.glyphs)
 
 
-class Notices(FrameWidget):
+class Notices(CommonPanel):
     """Sentences about what happened."""
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
@@ -59,7 +59,7 @@ class Iteration(FrameWidget, can_focus=True):
         drawn = (iterations, total, frame.view.job.state.is_over, width, height, self.has_focus, marks)
         # A source may hand out the same steps again until another one is finished.
         if self._drawn_key and drawn[0] is self._drawn_key[0] and drawn[1:] == self._drawn_key[1:]:
-            return self._rows
+            return self.drawn_rows
         self._drawn_key = drawn
         return draw_iteration(frame.view, width, height, self.glyphs, focused=self.has_focus, marks=marks)
 
@@ -114,7 +114,7 @@ class Output(FrameWidget, can_focus=True):
         self.scroll_lines(-3)
 
 
-class Transport(FrameWidget):
+class Transport(CommonPanel):
     """Where in the recording the screen looks; the mouse moves it."""
 
     class Scrubbed(Message):
@@ -150,7 +150,7 @@ class Transport(FrameWidget):
             self.post_message(self.Scrubbed(max(0.0, min(1.0, (x - begin) / (length - 1)))))
 
 
-class ClickableRow(FrameWidget):
+class ClickableRow(CommonPanel):
     """A row of which the mouse presses parts."""
 
     _click_boxes: tuple[tuple[int, int, str], ...] = ()

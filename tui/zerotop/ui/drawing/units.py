@@ -94,4 +94,4 @@ def giga_unit() -> Unit:
 
 def convert_sizes(sentence: str) -> str:
     """Return a sentence with its sizes in the chosen units; one that is plain text as it is."""
-    return sentence.render(_current_units.sizes[1:3]) if isinstance(sentence, Text) else sentence
+    return sentence.render(_current_units.sizes[:3]) if isinstance(sentence, Text) else sentence

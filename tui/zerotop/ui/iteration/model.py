@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Generator
 from dataclasses import dataclass
 
 from zerotop.analysis.waveform.fold import WaveformFold
@@ -13,8 +11,6 @@ from zerotop.ui.base.interfaces import Source
 from zerotop.ui.charts import GrowingScales
 from zerotop.ui.iteration.drawing import ShownWaveform
 from zerotop.ui.iteration.lanes import LANES, choose_lanes
-
-_AT_ONCE_S = 0.012  # of folding before anything is drawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,43 +32,32 @@ class FoldModel:
         self.first_lane = LANES[0].id
         self.pinned: PinnedFold | None = None
         self.scales = GrowingScales()
+        self.is_busy = False  # the first fold is still to be made
+        self._is_announced = False
         self._last_fold: WaveformFold | None = None
-        self._fold_steps: Generator[None, None, WaveformFold | None] | None = None  # of the fold that is being made
         self._last_shown: ShownWaveform | None = None
         self._shown_frame: Frame | None = None
         self._shown_choices: tuple[object, ...] = ()
 
     def fold_at(self, frame: Frame) -> WaveformFold | None:
-        """The fold to show; the same object while nothing changed. While another is being made it is the one before."""
-        if not self.is_busy:
-            following = frame.moment.is_live and frame.moment.is_following
-            rank = None if self.every_rank else frame.rank
-            self._fold_steps = self.waveforms.iter_fold(frame.view.cursor_ns, rank, self.wanted_count, hurry=not following)
-            self.continue_work(_AT_ONCE_S)
-        return self._last_fold
+        """Return the fold to show; the same object while nothing changed. None the first time, since folding takes long."""
+        if not self._is_announced and self.waveforms.has_steps(frame.view.cursor_ns):
+            self._is_announced = self.is_busy = True
+            return None
+        following = frame.moment.is_live and frame.moment.is_following
+        rank = None if self.every_rank else frame.rank
+        return self.waveforms.fold_at(frame.view.cursor_ns, rank, self.wanted_count, hurry=not following)
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a fold is being made."""
-        return self._fold_steps is not None
-
-    def continue_work(self, most_s: float) -> None:
-        """Makes the fold for about so long: it takes longer than keys may wait."""
-        due_s = time.monotonic() + most_s
-        try:
-            while self._fold_steps is not None:
-                next(self._fold_steps)
-                if time.monotonic() >= due_s:
-                    return
-        except StopIteration as end:
-            self._last_fold, self._fold_steps, self._shown_frame = end.value, None, None
+    def finish_work(self) -> None:
+        """Let the next picture have the first fold."""
+        self.is_busy, self._shown_frame = False, None
 
     def find_shown(self, frame: Frame) -> ShownWaveform | None:
         """All that is drawn; the same object while it is the same. None where nothing can be folded."""
         how = (self.wanted_count, self.every_rank, self.first_lane, self.pinned)
         if frame is self._shown_frame and how == self._shown_choices:
             return self._last_shown
-        fold = self.fold_at(frame)
+        fold = self._last_fold = self.fold_at(frame)
         self._shown_frame, self._shown_choices = frame, how
         if fold is None:
             self._last_shown = None
@@ -104,13 +89,13 @@ class FoldModel:
         self.pinned = PinnedFold(fold, name) if fold is not None else None
         self.scales.clear()
 
-    def toggle_pin(self) -> bool:
-        """Pins what is shown, or where something is pinned takes it away. Whether there was anything to do it with."""
+    def toggle_pin(self) -> str:
+        """Pin the shown fold, or take the pinned one away; a sentence where there is neither."""
         if self.pinned is not None:
             self.pin_fold(None)
-            return True
+            return ""
         self.pin_fold(self._last_fold)
-        return self._last_fold is not None
+        return "" if self._last_fold is not None else "There is nothing to pin yet."
 
     def choose_next_lane(self) -> None:
         """Another lane comes first."""

@@ -31,7 +31,7 @@ class _CachedPanel(FrameWidget, can_focus=True):
             one is two or one == two for one, two in zip(inputs, self._drawn_inputs, strict=True)
         )
         self._drawn_inputs = inputs
-        return same and bool(self._rows)
+        return same and bool(self.drawn_rows)
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         shown = self.folding.find_shown(frame)
@@ -39,7 +39,7 @@ class _CachedPanel(FrameWidget, can_focus=True):
             self._drawn_inputs = ()
             return self.draw_empty(frame, width, height)
         kept = self._is_unchanged(shown, width, height, self.has_focus, get_units())
-        return self._rows if kept else self.draw_fold(shown, width, height)
+        return self.drawn_rows if kept else self.draw_fold(shown, width, height)
 
     def draw_empty(self, frame: Frame, width: int, height: int) -> list[Row]:
         """Where there is nothing to fold."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -98,8 +99,7 @@ class IterationScreen(MonitorScreen):
 
     def pin_fold(self, fold: WaveformFold | None, name: str = "") -> None:
         """Lays a fold, of another session too, behind those that are shown; None takes it away."""
-        self.folding.pin_fold(fold, name)
-        self.redraw_frame()
+        self.request_redraw(partial(self.folding.pin_fold, fold, name))
 
     def build_panels(self) -> Iterable[FrameWidget]:
         yield WaveformPanel(self.glyphs, self.folding, id="waves")
@@ -128,7 +128,7 @@ class IterationScreen(MonitorScreen):
         shown = self.folding.find_shown(frame)
         if shown is None:
             return ()
-        box = self._body.boxes.get("waves")
+        box = self.own_boxes.get("waves")
         hidden = box is not None and has_hidden_lanes(shown.fold, box.width, box.height, pinned=shown.pinned is not None)
         several = [Key("e", "one rank" if self.folding.every_rank else "all ranks", "screen.every_rank", 6)]
         return (
@@ -141,22 +141,18 @@ class IterationScreen(MonitorScreen):
         )
 
     def action_widen(self, direction: int) -> None:
-        self._redraw_or_notify(self.folding.change_count(direction))
+        self.request_redraw(partial(self.folding.change_count, direction), self._notify_obstacle)
 
     def action_level(self) -> None:
-        self._redraw_or_notify(self.folding.fold_level())
+        self.request_redraw(self.folding.fold_level, self._notify_obstacle)
 
-    def _redraw_or_notify(self, why_not: str) -> None:
-        """Why a key changed nothing; else what it changed is drawn."""
-        if why_not:
-            self.notify(why_not, timeout=3)
-        else:
-            self.redraw_frame()
+    def _notify_obstacle(self, sentence: str) -> None:
+        """Say why a key changed nothing."""
+        if sentence:
+            self.notify(sentence, timeout=3)
 
     def action_pin(self) -> None:
-        if not self.folding.toggle_pin():
-            self.notify("There is nothing to pin yet.", timeout=2)
-        self.redraw_frame()
+        self.request_redraw(self.folding.toggle_pin, self._notify_obstacle)
 
     def action_beside(self) -> None:
         """Lets the user choose the recording whose iteration to lay behind this one's."""
@@ -180,20 +176,17 @@ class IterationScreen(MonitorScreen):
             self.pin_fold(fold, path.name.removesuffix(SUFFIX))
 
     def action_lane(self) -> None:
-        self.folding.choose_next_lane()
-        self.redraw_frame()
+        self.request_redraw(self.folding.choose_next_lane)
 
     def action_every_rank(self) -> None:
-        self.folding.choose_ranks(every_rank=not self.folding.every_rank)
-        self.redraw_frame()
+        self.request_redraw(partial(self.folding.choose_ranks, every_rank=not self.folding.every_rank))
 
     async def action_rank(self, number: int) -> None:
         """The first press looks at the rank that is chosen, further ones at others."""
         if self.folding.every_rank:
-            self.folding.choose_ranks(every_rank=False)
-            self.redraw_frame()
+            self.request_redraw(partial(self.folding.choose_ranks, every_rank=False))
         else:
-            self.folding.scales.clear()
+            self.request_redraw(self.folding.scales.clear)
             await self.run_action(f"app.choose_rank({number})")
 
 

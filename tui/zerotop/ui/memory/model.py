@@ -13,19 +13,22 @@ class MemoryModel:
 
     def __init__(self, source: Source) -> None:
         self._views = MemoryViewBuilder(source.session)
+        self.last_view: MemoryView | None = None
         self._host_chosen: bool | None = None  # None until somebody chose
 
     def view_at(self, frame: Frame) -> MemoryView:
         """The memory at the frame's cursor, of the rank that was chosen."""
-        return self._views.view_at(frame.view.cursor_ns, frame.rank)
+        self.last_view = self._views.view_at(frame.view.cursor_ns, frame.rank)
+        return self.last_view
 
     def shows_host(self, view: MemoryView) -> bool:
         """Where there is no GPU it is the host's memory that matters."""
         return not view.gpus if self._host_chosen is None else self._host_chosen
 
-    def toggle_host(self, view: MemoryView) -> None:
+    def toggle_host(self) -> None:
         """From a GPU's memory to the host's, and back."""
-        self._host_chosen = not self.shows_host(view)
+        if self.last_view is not None:
+            self._host_chosen = not self.shows_host(self.last_view)
 
 
 def can_request_trace(frame: Frame, view: MemoryView) -> bool:

@@ -79,7 +79,7 @@ class MemoryBars(MemoryPanel):
             self.rank = rank
 
     def on_click(self, event: events.Click) -> None:
-        view = self.memory_view
+        view = self.model.last_view
         rank = find_rank(event.x, view, self.size.width, host=self.model.shows_host(view)) if view is not None else None
         if rank is not None:
             self.post_message(self.Chosen(rank))
@@ -218,9 +218,7 @@ class MemoryScreen(MonitorScreen):
 
     def action_host(self) -> None:
         """From a GPU's memory to the host's, and back."""
-        if self.frame is not None:
-            self.model.toggle_host(self.model.view_at(self.frame))
-            self.redraw_frame()
+        self.request_redraw(self.model.toggle_host)
 
 
 def layout_memory(room: Box, view: MemoryView, *, host: bool) -> dict[str, Box]:

@@ -17,7 +17,7 @@ class OutputView:
     def __init__(self, session: Session) -> None:
         self.buffer = OutputBuffer(session)
         self.is_wrapped = False
-        self.typed_text: str | None = None  # what is being typed to be looked for; None while nobody types
+        self.typed_text: str | None = None  # None while nobody types; set by the app's thread
         self.current_match: LinePosition | None = None  # the match gone to
         self.search: OutputSearch | None = None
         self._session = session
@@ -30,6 +30,10 @@ class OutputView:
         )
         self._search_failed = False
         self._is_jumping = False
+
+    def toggle_wrapping(self) -> None:
+        """Wrap long lines, or cut them."""
+        self.is_wrapped = not self.is_wrapped
 
     def move_to(self, cursor_ns: int, seek_count: int) -> None:
         """At this cursor; ``seeks`` is how often somebody has gone to another moment."""
@@ -102,8 +106,7 @@ class OutputView:
         self.typed_text = self.search.text if self.search is not None else ""
 
     def type_text(self, text: str) -> None:
-        """What was typed so far: the lines that have it are shown from here on."""
-        self.typed_text = text
+        """Search for what was typed so far, from the first visible line on."""
         self._set_search(text)
         if self.search is not None:
             self._wanted_match = (self._find_top(), 1)
@@ -118,7 +121,6 @@ class OutputView:
 
     def clear_search(self) -> None:
         """Nothing is looked for any more."""
-        self.typed_text = None
         self._set_search("")
 
     def request_match(self, direction: int) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import ClassVar
 
 from textual import events
@@ -18,13 +19,13 @@ from zerotop.ui.base.layout import Box
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import describe_no_output
 from zerotop.ui.drawing.rows import Row
-from zerotop.ui.output.drawing import count_visible_lines, draw_lines, draw_page_rows, lines_text
+from zerotop.ui.output.drawing import OutputPage, SearchState, count_visible_lines, draw_lines, draw_page_rows, lines_text
 from zerotop.ui.output.model import OutputView
 from zerotop.ui.output.search_bar import Find
 from zerotop.ui.widgets.frame_widget import FrameWidget
 
-# A slice of searching; a key waits at most so long for it. Then the others get their turn.
-_SEARCH_SLICE_S, _SEARCH_PAUSE_S = 0.015, 0.01
+# The progress of a search is shown after so long.
+_SEARCH_SLICE_S = 0.02
 
 
 class OutputScreen(MonitorScreen):
@@ -71,7 +72,6 @@ class OutputScreen(MonitorScreen):
     def __init__(self, glyphs: Glyphs, source: Source) -> None:
         super().__init__(glyphs, source)
         self.reading = OutputView(source.session)
-        self._is_working = False
         self._seeks_match = False  # the match that is being looked for is to be gone to, not only to be seen
 
     def build_panels(self) -> Iterable[FrameWidget]:
@@ -97,23 +97,25 @@ class OutputScreen(MonitorScreen):
 
     def action_find(self) -> None:
         self.reading.start_typing()
-        self.redraw_frame()
+        self.request_redraw()
         self.set_focus(self.query_one(Find))
 
     def on_find_typed(self, event: Find.Typed) -> None:
         event.stop()
         self._seeks_match = False
-        self.redraw_frame()
 
     def on_find_accepted(self, event: Find.Accepted) -> None:
         event.stop()
         self.reading.stop_typing()
         self.set_focus(None)
+        self._seeks_match = True
+        self.request_redraw(self._accept_search)
+
+    def _accept_search(self) -> None:
         if self.reading.current_match is not None:
             self._seek_match()
         else:
-            self.action_match(1)
-        self.redraw_frame()
+            self.reading.request_match(1)
 
     def on_find_left(self, event: Find.Left) -> None:
         event.stop()
@@ -121,8 +123,7 @@ class OutputScreen(MonitorScreen):
 
     def action_match(self, direction: int) -> None:
         self._seeks_match = True
-        self.reading.request_match(direction)
-        self.redraw_frame()
+        self.request_redraw(partial(self.reading.request_match, direction))
 
     @property
     def _is_searching(self) -> bool:
@@ -136,14 +137,13 @@ class OutputScreen(MonitorScreen):
     def action_back(self) -> None:
         if self._is_searching:
             self.set_focus(None)
-            self.reading.clear_search()
-            self.redraw_frame()
+            self.reading.stop_typing()
+            self.request_redraw(self.reading.clear_search)
         else:
             self.action_unzoom()
 
     def action_scroll_by(self, lines: int) -> None:
-        self.reading.scroll_lines(lines)
-        self.redraw_frame()
+        self.request_redraw(partial(self.reading.scroll_lines, lines))
 
     def action_page(self, direction: int) -> None:
         self.action_scroll_by(direction * max(1, count_visible_lines(self.query_one(OutputLines).size.height) - 1))
@@ -154,38 +154,21 @@ class OutputScreen(MonitorScreen):
 
     def on_output_lines_dragged(self, event: OutputLines.Dragged) -> None:
         event.stop()
-        self.reading.scroll_to_share(event.share)
-        self.redraw_frame()
+        self.request_redraw(partial(self.reading.scroll_to_share, event.share))
 
     def on_output_lines_chosen(self, event: OutputLines.Chosen) -> None:
         event.stop()
         self.post_message(self.SeekRequested(event.time_ns))
 
     def action_wrap(self) -> None:
-        self.reading.is_wrapped = not self.reading.is_wrapped
-        self.redraw_frame()
+        self.request_redraw(self.reading.toggle_wrapping)
 
-    def redraw_frame(self) -> None:
-        """Draws what has changed without the cursor, and searches on."""
-        self._update_boxes()
-        for panel in (self.query_one(OutputLines), self.query_one(Find)):
-            panel.repaint()
-        if self.reading.is_busy and not self._is_working:
-            self._is_working = True
-            self._search_slice()
+    def find_next_work(self) -> Callable[[], object] | None:
+        return self._continue_search if self.reading.is_busy else None
 
-    def _search_slice(self) -> None:
-        """A slice of the search; the next one follows as long as there is something to search."""
-        found = self.reading.continue_search(_SEARCH_SLICE_S)
-        self._is_working = self.reading.is_busy
-        if found is not None and self._seeks_match:
+    def _continue_search(self) -> None:
+        if self.reading.continue_search(_SEARCH_SLICE_S) is not None and self._seeks_match:
             self._seek_match()
-        if found is not None or not self._is_working:
-            self._update_boxes()
-            self.query_one(OutputLines).repaint()
-        self.query_one(Find).repaint()
-        if self._is_working:
-            self.set_timer(_SEARCH_PAUSE_S, self._search_slice)
 
     def _seek_match(self) -> None:
         time_ns = self.reading.jump_to_match()
@@ -222,12 +205,12 @@ class OutputLines(FrameWidget):
     def __init__(self, glyphs: Glyphs, reading: OutputView, *, id: str) -> None:
         super().__init__(glyphs, id=id)
         self.reading = reading
+        self._drawn: tuple[OutputPage, SearchState] | None = None
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         self.reading.move_to(frame.view.cursor_ns, frame.output.seek_count)
-        page = self.reading.build_page(count_visible_lines(height))
-        nothing = describe_no_output(frame.view.job)
-        return draw_lines(page, self.reading.describe_search(), width, height, self.glyphs, nothing)
+        page, search = self._drawn = self.reading.build_page(count_visible_lines(height)), self.reading.describe_search()
+        return draw_lines(page, search, width, height, self.glyphs, describe_no_output(frame.view.job))
 
     def copy_text(self) -> str:
         """The lines that are seen, each whole."""
@@ -239,9 +222,9 @@ class OutputLines(FrameWidget):
 
     def _find_visible_lines(self) -> list[OutputLine]:
         width, height = self.size
-        room = count_visible_lines(height)
-        page = self.reading.build_page(room)
-        return [line for _, line in draw_page_rows(page, self.reading.describe_search(), width, room, self.glyphs)]
+        if self._drawn is None:
+            return []
+        return [line for _, line in draw_page_rows(*self._drawn, width, count_visible_lines(height), self.glyphs)]
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         event.stop()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from textual import events
 from textual.message import Message
 
@@ -63,5 +65,6 @@ class Find(FrameWidget, can_focus=True):
 
     def _type_text(self, text: str) -> None:
         # At once: the next key may come before the screen hears of this one.
-        self.output_view.type_text(text)
+        self.output_view.typed_text = text
+        self.request_redraw(partial(self.output_view.type_text, text))
         self.post_message(self.Typed())

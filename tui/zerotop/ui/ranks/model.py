@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -41,7 +40,6 @@ METRICS = (
 )
 _MANY_RANKS = 128  # ranks, from which on it is looked at them more seldom
 _REFRESH_NS = 1_000_000_000
-_AT_ONCE_S = 0.012  # of processor time for a picture before anything is drawn; of many ranks none is made in that
 _TABLE_METRICS = (
     Metric.ITERATION,
     Metric.DATA,
@@ -109,12 +107,14 @@ class RankPicture:
         """Looking up what a thousand ranks have takes a while: then it is told when it is asked for."""
         return metric not in METRIC_TABLES or metric is self.metric or len(self.matrix.processes) <= _MANY_RANKS
 
-    def find_neighbor(self, number: int) -> int | None:
-        """The rank so many places further on in the order that is shown; it stays within it."""
+    def find_neighbor(self, number: int, rank: int | None) -> int | None:
+        """Return the rank ``number`` places after ``rank``, else after the chosen one, in the order that is shown."""
         if not len(self.order):
             return None
-        place = 0 if self.chosen is None else int(np.flatnonzero(self.order == self.chosen)[0]) + number
-        return int(self.matrix.rank_numbers[self.order[max(0, min(len(self.order) - 1, place))]])
+        ranks = self.matrix.rank_numbers[self.order]
+        places = np.flatnonzero(ranks == rank) if rank is not None else np.flatnonzero(self.order == self.chosen)
+        place = int(places[0]) + number if len(places) else 0
+        return int(ranks[max(0, min(len(ranks) - 1, place))])
 
 
 class Ranking:
@@ -129,8 +129,7 @@ class Ranking:
         self._columns = RECENT_STEPS
         self._picture_key: tuple[object, ...] = ()
         self._last_picture: RankPicture | None = None
-        self._lookup: Generator[None, None, MatrixValues] | None = None  # of what is being looked up
-        self._lookup_metric: Metric | None = None  # by them
+        self._lookup: tuple[Metric, RankMatrix] | None = None  # what is to be looked up
         self._values_by_metric: dict[Metric, MatrixValues] = {}  # what was looked up last
 
     @property
@@ -143,6 +142,10 @@ class Ranking:
         there = self.recorded_metrics
         place = there.index(self.metric) + number if self.metric in there else 0
         self.metric = there[place % len(there)]
+
+    def switch_order(self) -> None:
+        """Order ranks by their numbers, or outliers first again."""
+        self.by_number = not self.by_number
 
     def make_picture(self, frame: Frame, columns: int | None = None) -> RankPicture:
         """At the frame's cursor and rank; ``columns``: steps there is room for, None: as many as before."""
@@ -161,42 +164,38 @@ class Ranking:
         return self._last_picture
 
     def _find_values(self, matrix: RankMatrix) -> MatrixValues:
-        """The matrix with the values of the metric; where looking them up takes long, meanwhile those told before."""
+        """Return the matrix with the values of the metric; where looking them up takes long, those of before meanwhile."""
         metric = self.metric
+        if self._lookup is not None and self._lookup[0] is not metric:
+            self._lookup = None
         if not matrix.times:
             return matrix, _NO_VALUES
         if metric not in METRIC_TABLES:
             return matrix, matrix.times[metric]
-        if self._lookup_metric is not metric:
-            self._lookup = None
         before = self._values_by_metric.get(metric)
         if before is not None and before[0] is matrix:
             return before
-        if self._lookup is None:
-            self._lookup_metric, self._lookup = metric, self._iter_values(metric, matrix)
-            self.continue_work(_AT_ONCE_S if len(matrix.processes) <= _MANY_RANKS else 0.0)
-        # That it is this metric is said at once.
+        self._lookup = metric, matrix
+        if len(matrix.processes) <= _MANY_RANKS:
+            self.finish_work()
+        # The picture names this metric at once.
         return self._values_by_metric.setdefault(metric, (matrix, np.full(matrix.ends.shape, np.nan, np.float32)))
 
-    def _iter_values(self, metric: Metric, matrix: RankMatrix) -> Generator[None, None, MatrixValues]:
-        return matrix, (yield from self._samples.iter_metric(metric, matrix))
+    @property
+    def last_picture(self) -> RankPicture | None:
+        """The picture made last. Any thread may ask."""
+        return self._last_picture
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is being looked up."""
+        """Whether values are still to be looked up."""
         return self._lookup is not None
 
-    def continue_work(self, most_s: float) -> None:
-        """Looks it up for about so long: with many ranks it takes longer than keys may wait."""
-        begun_s = time.thread_time()
-        try:
-            while self._lookup is not None:
-                next(self._lookup)
-                if time.thread_time() - begun_s >= most_s:
-                    return
-        except StopIteration as end:
-            assert self._lookup_metric is not None
-            self._values_by_metric[self._lookup_metric], self._lookup = end.value, None
+    def finish_work(self) -> None:
+        """Look them up: with many ranks that takes longer than a picture may wait."""
+        if self._lookup is not None:
+            metric, matrix = self._lookup
+            self._values_by_metric[metric], self._lookup = (matrix, self._samples.read_metric(metric, matrix)), None
 
     def _choose_cursor(self, frame: Frame) -> int:
         """The frame's cursor. Many ranks that go on finish steps all the time: they are looked at once a second."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import ClassVar
 
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
-from zerotop.ui.base.base_screen import MonitorScreen
+from zerotop.ui.base.base_screen import MonitorScreen, ScreenPicture
 from zerotop.ui.base.footer import Key
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Source
@@ -74,7 +75,7 @@ class RankTable(FrameWidget, can_focus=True):
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         drawn = (self._ranking.make_picture(frame), width, height, self.has_focus, get_units())
         if drawn == self._drawn_inputs:
-            return self._rows
+            return self.drawn_rows
         self._drawn_inputs = drawn
         return draw_table(drawn[0], width, height, self.glyphs, focused=self.has_focus)
 
@@ -128,6 +129,7 @@ class RanksScreen(MonitorScreen):
     def __init__(self, glyphs: Glyphs, source: Source) -> None:
         super().__init__(glyphs, source)
         self.ranking = self.long_work = Ranking(source)
+        self._wanted_rank: int | None = None  # the rank that was chosen, until a picture has it
 
     def build_panels(self) -> Iterable[FrameWidget]:
         yield RankMap(self.glyphs, self.ranking, id="rank-map")
@@ -150,6 +152,11 @@ class RanksScreen(MonitorScreen):
             "rank-table": Box(room.x, room.y + room.height - under, room.width, under),
         }
 
+    def show_picture(self, picture: ScreenPicture) -> None:
+        if picture.frame.rank == self._wanted_rank:
+            self._wanted_rank = None
+        super().show_picture(picture)
+
     def footer_keys(self, frame: Frame) -> Sequence[Key]:
         return (
             Key("m", "metric", "screen.metric(1)", 6),
@@ -160,20 +167,19 @@ class RanksScreen(MonitorScreen):
         )
 
     def action_metric(self, number: int) -> None:
-        self.ranking.switch_metric(number)
-        self.redraw_frame()
+        self.request_redraw(partial(self.ranking.switch_metric, number))
 
     def action_order(self) -> None:
-        self.ranking.by_number = not self.ranking.by_number
-        self.redraw_frame()
+        self.request_redraw(self.ranking.switch_order)
 
     async def action_choose(self, number: int) -> None:
-        if self.frame is not None:
-            rank = self.ranking.make_picture(self.frame).find_neighbor(number)
-            if rank is not None:
-                await self._choose_rank(rank)
+        picture = self.ranking.last_picture
+        rank = picture.find_neighbor(number, self._wanted_rank) if picture is not None else None
+        if rank is not None:
+            await self._choose_rank(rank)
 
     async def _choose_rank(self, rank: int) -> None:
+        self._wanted_rank = rank
         await self.run_action(f"app.set_rank({rank})")
 
     async def on_rank_map_clicked(self, event: RankMap.Clicked) -> None:

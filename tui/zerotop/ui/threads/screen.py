@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import ClassVar
 
 from textual import events
@@ -206,15 +207,19 @@ class ThreadList(FrameWidget):
 
     def toggle_groups(self) -> None:
         """Each thread by itself, or all of a name together."""
+        self.request_redraw(self._toggle_groups)
+
+    def _toggle_groups(self) -> None:
         groups = self._shown_threads.groups if self._shown_threads is not None else ()
         self._open_groups = set() if self._open_groups else {group.name for group in groups}
         self._top_row = 0
-        self.repaint()
 
     def scroll_rows(self, rows: int) -> None:
         """Further down the threads, or (negative) up."""
+        self.request_redraw(partial(self._scroll_rows, rows))
+
+    def _scroll_rows(self, rows: int) -> None:
         self._top_row = max(0, self._top_row + rows)
-        self.repaint()
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         event.stop()

@@ -33,6 +33,14 @@ class PictureBuilder:
         self.last_picture: Picture | None = None
         """The picture made last."""
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether the last picture lacks what could not be read in time."""
+        return self.last_picture is not None and not self.last_picture.timeline.is_complete
+
+    def finish_work(self) -> None:
+        """Do nothing: each picture reads on."""
+
     def has_data(self, frame: Frame) -> bool:
         """Whether there is anything to show."""
         return bool(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import ClassVar
 
 from textual import events
@@ -23,8 +24,6 @@ from zerotop.ui.timeline.model import PictureBuilder
 from zerotop.ui.timeline.window import WHEEL_ZOOM, TimelineView
 from zerotop.ui.widgets.frame_widget import FrameWidget
 
-# Until what could not be read in time for a picture is in the next one.
-_REDRAW_DELAY_S = 0.03
 _PAN_SHARE = 0.25  # of the window
 
 
@@ -66,7 +65,8 @@ class TimelineScreen(MonitorScreen):
         super().__init__(glyphs, source)
         self.timeline_view = TimelineView()
         self._origin_ns = source.session.begin_ns
-        self._lanes = TimelineLanes(glyphs, PictureBuilder(source, self.timeline_view))
+        self.long_work = pictures = PictureBuilder(source, self.timeline_view)
+        self._lanes = TimelineLanes(glyphs, pictures)
 
     def build_panels(self) -> Iterable[FrameWidget]:
         yield self._lanes
@@ -88,35 +88,29 @@ class TimelineScreen(MonitorScreen):
         return keys
 
     def action_scale(self, direction: int) -> None:
-        self.timeline_view.zoom_window(direction)
-        self._lanes.repaint()
+        self.request_redraw(partial(self.timeline_view.zoom_window, direction))
 
     def action_whole(self) -> None:
-        self.timeline_view.toggle_whole()
-        self._lanes.repaint()
+        self.request_redraw(self.timeline_view.toggle_whole)
 
     def action_pan(self, direction: int) -> None:
-        self.timeline_view.pan_share(direction * _PAN_SHARE)
-        self._lanes.repaint()
+        self.request_redraw(partial(self.timeline_view.pan_share, direction * _PAN_SHARE))
 
     async def action_follow(self) -> None:
-        self.timeline_view.return_to_cursor()
+        self.request_redraw(self.timeline_view.return_to_cursor)
         await self.app.run_action("follow", self.app)
 
     def action_begin_range(self) -> None:
         if self._cursor_ns is not None:
-            self.timeline_view.set_range_begin(self._cursor_ns)
-            self._lanes.repaint()
+            self.request_redraw(partial(self.timeline_view.set_range_begin, self._cursor_ns))
 
     def action_end_range(self) -> None:
         if self._cursor_ns is not None:
-            self.timeline_view.set_range_end(self._cursor_ns)
-            self._lanes.repaint()
+            self.request_redraw(partial(self.timeline_view.set_range_end, self._cursor_ns))
 
     def action_back(self) -> None:
         if self.timeline_view.has_range:
-            self.timeline_view.clear_range()
-            self._lanes.repaint()
+            self.request_redraw(self.timeline_view.clear_range)
         else:
             self.action_unzoom()
 
@@ -136,18 +130,15 @@ class TimelineScreen(MonitorScreen):
 
     def on_timeline_lanes_dragged(self, event: TimelineLanes.Dragged) -> None:
         event.stop()
-        self.timeline_view.select_range(event.begin, event.end)
-        self._lanes.repaint()
+        self.request_redraw(partial(self.timeline_view.select_range, event.begin, event.end))
 
     def on_timeline_lanes_wheel_turned(self, event: TimelineLanes.WheelTurned) -> None:
         event.stop()
-        self.timeline_view.zoom_window(event.direction, event.moment, WHEEL_ZOOM)
-        self._lanes.repaint()
+        self.request_redraw(partial(self.timeline_view.zoom_window, event.direction, event.moment, WHEEL_ZOOM))
 
     def on_timeline_lanes_wheel_pushed(self, event: TimelineLanes.WheelPushed) -> None:
         event.stop()
-        self.timeline_view.pan_share(event.direction * _PAN_SHARE / 2)
-        self._lanes.repaint()
+        self.request_redraw(partial(self.timeline_view.pan_share, event.direction * _PAN_SHARE / 2))
 
 
 class TimelineLanes(FrameWidget, can_focus=True):
@@ -185,24 +176,16 @@ class TimelineLanes(FrameWidget, can_focus=True):
         super().__init__(glyphs, id="lanes")
         self._pictures = pictures
         self._pressed_ns: int | None = None  # the moment where the mouse's button went down
-        self._is_redraw_due = False
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         if width < MIN_WIDTH or not self._pictures.has_data(frame):
             return draw_empty(width, height, self.glyphs)
         picture = self._pictures.build_picture(frame, chart_cells(width), height)
-        if not picture.timeline.is_complete and not self._is_redraw_due:
-            self._is_redraw_due = True
-            self.set_timer(_REDRAW_DELAY_S, self._redraw_again)
         return draw_timeline(picture, width, height, self.glyphs)
 
     def copy_text(self) -> str:
         """The window's numbers, or the range's, where one is selected."""
         return window_text(self._pictures.last_picture) if self._pictures.last_picture is not None else ""
-
-    def _redraw_again(self) -> None:
-        self._is_redraw_due = False
-        self.repaint()
 
     def _find_moment(self, x: int, share: float = 0.5) -> int | None:
         """What time a column of the panel stands for, None beside the charts."""

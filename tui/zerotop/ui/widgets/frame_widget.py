@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from typing import Any
 
 from rich.segment import Segment
 from rich.style import Style
 from textual.dom import DOMNode
 from textual.geometry import Region
+from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -71,7 +73,7 @@ class RowWidget(Widget):
         """The picture: ``height`` rows of exactly ``width`` cells; None while there is nothing to paint."""
 
     def on_resize(self) -> None:
-        self.repaint()
+        self.write_rows()
 
     def on_focus(self) -> None:
         self.repaint()
@@ -80,7 +82,11 @@ class RowWidget(Widget):
         self.repaint()
 
     def repaint(self) -> None:
-        """Draws anew; on the terminal the cells that are different are written."""
+        """Draw anew."""
+        self.write_rows()
+
+    def write_rows(self) -> None:
+        """Paint; on the terminal the cells that are different are written."""
         self.update_rows()
         if self._writer is not None:
             self._writer.flush_text()
@@ -179,18 +185,67 @@ class RowWidget(Widget):
         self.refresh()
 
 
-class FrameWidget(RowWidget):
-    """A widget whose picture is a pure function of the frame, its size and the glyphs."""
+class RedrawRequested(Message):
+    """The shown screen is to be drawn anew, after ``change`` was called in the thread that makes frames.
 
-    frame: Frame | None = None
-    """What it draws; :meth:`redraw` does."""
+    ``deliver`` gets what that returned.
+    """
+
+    def __init__(self, change: Callable[[], Any] | None = None, deliver: Callable[[Any], object] | None = None) -> None:
+        super().__init__()
+        self.change = change
+        self.deliver = deliver
+
+
+class FrameWidget(RowWidget):
+    """A widget whose picture is a pure function of the frame, its size and the glyphs.
+
+    The thread that makes frames calls ``draw``, which may read the recording; the app's thread paints the rows.
+    """
+
+    def __init__(self, glyphs: Glyphs, *, id: str) -> None:
+        super().__init__(glyphs, id=id)
+        self.frame: Frame | None = None
+        """The frame whose rows it paints."""
+        self.drawn_rows: list[Row] = []
+        """The rows that were drawn last, for a ``draw`` that finds them unchanged."""
+        self._delivered_rows: list[Row] | None = None
 
     @abstractmethod
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        """The picture: ``height`` rows of exactly ``width`` cells."""
+        """Return the picture: ``height`` rows of exactly ``width`` cells."""
+
+    def make_rows(self, frame: Frame, width: int, height: int) -> list[Row]:
+        """Draw, in the thread that makes frames."""
+        self.drawn_rows = rows = self.draw(frame, width, height)
+        return rows
+
+    def deliver_rows(self, frame: Frame, rows: list[Row] | None) -> None:
+        """Note the rows to paint."""
+        self.frame, self._delivered_rows = frame, rows
+
+    def paint(self, width: int, height: int) -> list[Row] | None:
+        rows = self._delivered_rows
+        if rows is None or len(rows) != height or (rows and row_width(rows[0]) != width):
+            return None  # drawn for another size: the next rows are on their way
+        return rows
+
+    def repaint(self) -> None:
+        self.request_redraw()
+
+    def request_redraw(self, change: Callable[[], Any] | None = None) -> None:
+        """Have the thread that makes frames call ``change`` and draw the screen anew."""
+        self.post_message(RedrawRequested(change))
+
+
+class CommonPanel(FrameWidget):
+    """A panel of all screens: drawn from nothing but the frame, so quickly that the app's thread does it."""
 
     def paint(self, width: int, height: int) -> list[Row] | None:
         return None if self.frame is None else self.draw(self.frame, width, height)
+
+    def repaint(self) -> None:
+        self.write_rows()
 
 
 def _sanitize_spans(spans: Sequence[Span], glyphs: Glyphs) -> Iterable[Span]:

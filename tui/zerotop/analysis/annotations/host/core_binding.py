@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from zerotop.analysis.annotations.support.annotation import PAUSE, Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 
 _KIND = FindingKind(
@@ -36,7 +36,6 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
     """Report at most once for each attempt and node, when each of its ranks has finished a step."""
     for group in recording.groups:
         for host in group.hosts:
-            yield PAUSE
             if (_KIND.name, host) in group.reported:
                 continue
             if all(len(process.steps) for process in group.processes_on(host)):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.annotation import PAUSE, Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
 from zerotop.analysis.annotations.support.host_load import CoreLoad, measure_loads
 from zerotop.analysis.annotations.support.thresholds import TAKEN_BUSY_SHARE
@@ -39,7 +39,6 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
     """Report at most once for each attempt and node, after training has begun."""
     for group in recording.groups:
         for host in group.hosts if len(group.lead.steps) else ():
-            yield PAUSE
             if (_KIND.name, host) not in group.reported:
                 yield _check_host(recording, group, host, group.get_state(_State, host))
 

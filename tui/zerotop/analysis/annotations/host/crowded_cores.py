@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.annotation import PAUSE, Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, Process
 from zerotop_probe.recording.tables import PHASES
 
@@ -45,7 +45,6 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
     """Report at most once for each attempt and node, after training has begun."""
     for group in recording.groups:
         for host in group.hosts if len(group.lead.steps) else ():
-            yield PAUSE
             cores = recording.count_cores(host)
             if cores is not None and (_KIND.name, host) not in group.reported:
                 yield _check_host(group, host, cores, group.get_state(_State, host))

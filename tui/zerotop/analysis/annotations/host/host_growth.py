@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from zerotop.analysis.annotations.support.annotation import PAUSE, Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.fp16_warmup import count_skipped_first
 from zerotop.analysis.annotations.support.host_load import read_memory
@@ -40,7 +40,6 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
     """Report each rise of each rank, again if it goes on for long; not what the first real step allocates."""
     for group in recording.groups:
         for process in group.processes:
-            yield PAUSE
             skipped = count_skipped_first(process)
             if skipped >= len(process.steps):
                 continue

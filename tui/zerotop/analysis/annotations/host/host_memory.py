@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.annotations.support.annotation import PAUSE, Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Rows, Samples
 from zerotop.analysis.formatting import MIB
 from zerotop.analysis.processes.host_memory import read_host_memory
@@ -56,7 +56,6 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
     """Report each kind at most once for each attempt and node."""
     for group in recording.groups:
         for host in group.hosts:
-            yield PAUSE
             state, records = group.get_state(_State, host), recording.get_records("hosts", host)
             samples = group.read_new(records, f"{_SHORT.name} {host}")
             samples = samples.clip_window(group.lead.source.created_ns - 1, recording.cursor_ns)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.annotation import PAUSE, Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Process, Samples
 from zerotop_probe.recording.tables import PHASES
 
@@ -37,7 +37,6 @@ class _State:
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
     """Report each rank's first retry, and then each tenfold."""
     for process in recording.processes:
-        yield PAUSE
         samples, state = process.read_new(process.allocator, _KIND.name), process.get_state(_State)
         if not len(samples):
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zerotop.analysis.annotations.support.annotation import PAUSE, Annotation, FindingKind, Severity, find_first_run
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity, find_first_run
 from zerotop.analysis.annotations.support.evidence import Evidence, Process, Rows
 from zerotop.analysis.annotations.support.thresholds import PLATEAU_STEPS
 
@@ -31,7 +31,6 @@ NEARLY_FULL_SHARE = 0.80
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
     """Report at most once for each rank: the first PLATEAU_STEPS steps in a row that show it."""
     for process in recording.processes:
-        yield PAUSE
         if _KIND.name in process.reported or not (device := process.device_bytes):
             continue
         window = process.next_steps(len(process.steps), _KIND.name, PLATEAU_STEPS - 1)

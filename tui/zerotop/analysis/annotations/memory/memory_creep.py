@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.annotation import PAUSE, Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Ints, Process, Rows
 from zerotop.analysis.annotations.support.phase_peaks import read_held_bytes
 from zerotop.analysis.annotations.support.thresholds import CREEP_BYTES
@@ -38,7 +38,6 @@ class _State:
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
     """Report each stretch of growth of each rank, when it has CREEP_STEPS steps and CREEP_BYTES."""
     for process in recording.processes:
-        yield PAUSE
         state = process.get_state(_State)
         if len(process.steps) > state.steps_read:
             held = read_held_bytes(process, process.steps[state.steps_read :])

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.annotation import PAUSE, Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Process
 from zerotop.analysis.annotations.support.thresholds import OTHERS_BYTES
 
@@ -31,7 +31,6 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
         for host, pid in (process.key for process in group.processes):
             pids_by_host.setdefault(host, []).append(pid)
         for process in group.processes:
-            yield PAUSE
             if process.gpu_key is not None and len(process.steps):
                 yield from _check_rank(recording, pids_by_host.get(process.gpu_key[0], []), process, earlier)
         earlier |= {process.key: process for process in group.processes}

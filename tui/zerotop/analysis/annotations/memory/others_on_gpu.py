@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.annotation import PAUSE, Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Process
 from zerotop.analysis.annotations.support.thresholds import OTHERS_BYTES
 from zerotop.analysis.keys import GpuKey
@@ -28,7 +28,6 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
     seen: set[GpuKey] = set()
     created = recording.find_first_creations()
     for process in recording.processes:
-        yield PAUSE
         key = process.gpu_key
         if key is not None and key not in seen:
             seen.add(key)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zerotop.analysis.annotations.support.annotation import PAUSE, Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Process
 from zerotop.analysis.formatting import GIB
 from zerotop.analysis.memory.gpu_holders import find_pids
@@ -37,7 +37,6 @@ class _State:
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
     """Report at most once for each rank."""
     for process in recording.processes:
-        yield PAUSE
         state = process.get_state(_State)
         while _KIND.name not in process.reported and len(process.steps) >= state.next_check:
             yield _check_process(recording, process, state.next_check)

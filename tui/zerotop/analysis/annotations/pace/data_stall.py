@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.annotation import PAUSE, Annotation, FindingKind, Severity, find_first_run
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity, find_first_run
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
@@ -32,7 +32,6 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
             continue
         waits = []
         for process in group.processes:
-            yield PAUSE
             first = _find_first_wait(process)
             if first is not None:
                 waits.append((int(process.steps["end_unix_ns"][first + SETTLED_STEPS - 1]), first, process))

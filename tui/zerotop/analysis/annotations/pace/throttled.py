@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.annotation import PAUSE, Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Process, Samples
 
 _KIND = FindingKind(
@@ -42,7 +42,6 @@ class _State:
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
     """Report once for each rank."""
     for process in recording.processes:
-        yield PAUSE
         if _KIND.name in process.reported or process.gpu_key is None or not len(process.steps):
             continue
         samples, state = process.read_new(process.gpu_samples, _KIND.name), process.get_state(_State)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.annotation import PAUSE, Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Ints, Samples
 from zerotop.analysis.annotations.support.thresholds import SPIKE_SHARE, SPIKE_SIMILAR_SHARE, SPIKE_STEPS
 from zerotop.analysis.formatting import GIB
@@ -61,7 +61,6 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
     """Report at most once for each node, from the time before a rank on it reported its phases."""
     created = recording.find_first_creations()
     for host in recording.sampled_hosts:
-        yield PAUSE
         if (_KIND.name, host) not in recording.reported:
             yield _check_host(recording, host, created.get(host))
 

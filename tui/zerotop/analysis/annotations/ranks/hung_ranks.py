@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.annotation import PAUSE, Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, Samples
 from zerotop_probe.recording.tables import PHASES
 
@@ -51,7 +51,6 @@ def _check_group(recording: Evidence, group: Group) -> Iterator[Annotation | Non
     state.last_heard_ns = state.last_heard_ns or int(group.lead.steps["end_unix_ns"][0])
     times = []
     for process in group.processes:
-        yield PAUSE
         times += [process.read_new(records, _KIND.name).times for records in (process.begins, process.spans)]
     fresh = np.sort(np.concatenate(times))
     heard = np.concatenate([[state.last_heard_ns], fresh[fresh >= state.last_heard_ns]])

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.formatting import Text
 
-PAUSE = None  # a detector yields it where it may be interrupted
-
 
 class Severity(str, Enum):
     """How urgent a finding is."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 from zerotop.analysis.annotations.support.rank_process import DetectorState, Process
-from zerotop.analysis.annotations.support.record_window import Cursor, Floats, Ints, Records, Rows, Samples
+from zerotop.analysis.annotations.support.record_window import Cursor, Records, Samples
 from zerotop.analysis.keys import GpuKey
-from zerotop.analysis.processes.ranks_and_hosts import RANKS_AT_ONCE, find_gpu_by_allocator
+from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator
 from zerotop.analysis.steps.step_table import RankSteps, StepTable
-from zerotop.session.reader import Event, Session, Source, run_to_end
+from zerotop.session.reader import Event, Session, Source
+from zerotop.session.samples import Floats, Ints, Rows
 
 __all__ = ["Evidence", "Floats", "Group", "Ints", "Process", "Records", "Rows", "Samples"]
 
@@ -85,15 +86,10 @@ class Evidence(DetectorState):
 
     def advance_cursor(self, cursor_ns: int) -> None:
         """Move the cursor forward."""
-        run_to_end(self.iter_advance(cursor_ns))
-
-    def iter_advance(self, cursor_ns: int) -> Generator[None, None, None]:
-        """Incremental form of advance_cursor(). Until it ends, detectors must not be called."""
         self.cursor.time_ns = max(cursor_ns, self.cursor.time_ns)
         self._index_events()
         self._locate_allocators()
-        yield
-        yield from self._step_table.iter_update(self.cursor_ns)
+        self._step_table.update(self.cursor_ns)
         if self._step_table.process_count == len(self._processes):
             return
         for steps in self._step_table.rank_steps:
@@ -109,16 +105,14 @@ class Evidence(DetectorState):
             last.append(process)
             last.sort(key=lambda other: other.rank)
 
-    def find_next_cursor(self, span_count: int, end_ns: int) -> Generator[None, None, int]:
-        """Find the cursor at which about ``span_count`` more phases of all ranks have ended; at most ``end_ns``."""
+    def find_next_cursor(self, span_count: int, end_ns: int) -> int:
+        """Return the cursor at which about ``span_count`` more phases of all ranks have ended; at most ``end_ns``."""
         most, done, longest = 0, 0, None
         sources = self.session.sources["spans"]
-        for number, source in enumerate(sources, 1):
+        for source in sources:
             count = source.count_until(self.cursor_ns)
             if len(source.array) - count > most:
                 most, done, longest = len(source.array) - count, count, source
-            if not number % RANKS_AT_ONCE:
-                yield
         each = max(1, span_count // max(1, len(sources)))
         if longest is None or most <= each:
             return end_ns

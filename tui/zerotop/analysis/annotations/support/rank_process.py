@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.record_window import Ints, Records, Rows, Samples
+from zerotop.analysis.annotations.support.record_window import Records, Samples
 from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.session.reader import Event, Source
+from zerotop.session.samples import Ints, Rows
 from zerotop_probe.recording.tables import PHASE_CODE, PHASES
 
 if TYPE_CHECKING:

@@ -10,11 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.session.reader import Source
-from zerotop_probe.recording.tables import TABLES
-
-Rows = NDArray[Any]
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from zerotop.session.samples import Ints, Rows
 
 # The last record of a process or GPU is looked for in so many records of a writer: minutes, with a few ranks.
 _LOOK_BACK = 4096
@@ -35,7 +31,7 @@ class Samples:
         return Samples(self.times[low:high], self.rows[low:high])
 
     def select_rows(self, mask: NDArray[np.bool_]) -> Samples:
-        return Samples(self.times[mask], self.rows[mask])
+        return Samples(self.times[mask], self.rows.compress(mask))
 
     def __len__(self) -> int:
         return len(self.times)
@@ -103,5 +99,5 @@ class Records:
     def _read_part(self, source: Source, begin: int, end: int) -> Samples:
         rows = source.array[begin:end]
         if self._column:
-            rows = rows[rows[self._column] == self._value]
-        return Samples(rows[TABLES[source.table].time_column] + source.offset_ns, rows)
+            rows = rows.compress(rows[self._column] == self._value)
+        return Samples(source.unix_times(rows), rows)

@@ -1,0 +1,105 @@
+"""From a recording and what the user chose to a frame: the part of the viewer that reads the recording."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.failures.diagnosis import FailureFinder
+from zerotop.analysis.live_view import LiveView
+from zerotop.ui.app.playhead import Playhead
+from zerotop.ui.app.scrollback import Scrollback
+from zerotop.ui.base.findings import choose_finding, find_time_marks
+from zerotop.ui.base.footer import CursorState
+from zerotop.ui.base.footer_keys import choose_keys
+from zerotop.ui.base.frame import Frame
+from zerotop.ui.base.interfaces import Controller, Source
+from zerotop.ui.base.tabs import TABS
+
+_FPS_WINDOW_S = 2.0
+_NO_SAMPLER = "The sampler has stopped, so CPU, host and GPU figures stand still: r starts another one."
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRequest:
+    """What the user has chosen, at one moment."""
+
+    playhead: Playhead  # a copy
+    rank: int | None
+    finding: Annotation | None  # the one gone to
+    seek_count: int  # moves of the cursor so far
+    sampler_missing: bool
+    can_enter: bool
+    trace_request: int | None
+
+
+class FrameBuilder:
+    """Makes frames of one recording. All of it belongs to the thread that reads the recording."""
+
+    def __init__(self, source: Source, controller: Controller | None, clock: Callable[[], float]) -> None:
+        self._source = source
+        self._controller = controller
+        self._clock = clock
+        self._scrollback = Scrollback(source)
+        self._failures = FailureFinder(source.session)
+        self._frame_times: deque[float] = deque()
+
+    def build_frame(self, request: FrameRequest) -> Frame:
+        """Return the frame at the request's cursor as it is now."""
+        source, head = self._source, request.playhead
+        view = source.view_at(None if head.following else head.compute_cursor(source.begin_ns, source.end_ns))
+        known = source.findings_at(None)
+        moment = build_cursor_state(source, head, known)
+        findings = tuple(finding for finding in known if finding.known_ns <= view.cursor_ns)
+        self._scrollback.follow_seeks(request.seek_count)
+        return Frame(
+            view,
+            moment,
+            self._scrollback.make_pane(view.output),
+            self._measure_fps(),
+            (_NO_SAMPLER,) if request.sampler_missing else (),
+            choose_keys(moment, self._controller, request.sampler_missing, len(known), can_enter=request.can_enter),
+            findings,
+            request.finding or choose_finding(findings, view.cursor_ns),
+            known,
+            tabs=TABS,
+            rank=find_shown_rank(view, request.rank),
+            failure=self._failures.failure_at(view.cursor_ns),
+            can_steer=self._controller is not None and source.is_live,
+            trace_request=request.trace_request,
+        )
+
+    def scroll_output(self, lines: int, room: int, cursor_ns: int, seek_count: int) -> None:
+        """Scroll the live screen's output, see :class:`Scrollback`."""
+        self._scrollback.follow_seeks(seek_count)
+        self._scrollback.scroll_lines(lines, room, cursor_ns)
+
+    def _measure_fps(self) -> float:
+        now, times = self._clock(), self._frame_times
+        times.append(now)
+        while now - times[0] > _FPS_WINDOW_S:
+            times.popleft()
+        return (len(times) - 1) / (now - times[0]) if now > times[0] else 0.0
+
+
+def build_cursor_state(source: Source, head: Playhead, findings: tuple[Annotation, ...]) -> CursorState:
+    """Return where in the recording a playhead is. Any thread may ask."""
+    begin, end = source.begin_ns, source.end_ns
+    return CursorState(
+        cursor_s=(head.compute_cursor(begin, end) - begin) / 1e9,
+        end_s=max(0, end - begin) / 1e9,
+        is_live=source.is_live,
+        is_following=head.following,
+        is_playing=head.playing,
+        speed=head.speed,
+        marks=find_time_marks(findings, begin),
+    )
+
+
+def find_shown_rank(view: LiveView, chosen: int | None) -> int | None:
+    """Return the chosen rank, or the first one where there is no such rank."""
+    ranks = [rank.rank for rank in view.ranks]
+    # Without samples of processes the ranks are unknown, and any choice stands.
+    return chosen if chosen in ranks or not ranks else min(ranks)

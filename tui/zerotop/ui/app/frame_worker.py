@@ -1,0 +1,120 @@
+"""The thread that reads a recording and makes pictures of it, so that keys are answered meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+_CLOSE_TIMEOUT_S = 2.0
+
+
+class _Job(NamedTuple):
+    run: Callable[[], Any]
+    deliver: Callable[[Any], object] | None
+    slot: str
+
+
+class FrameWorker:
+    """Runs jobs one after the other on a thread of its own, and their results in the thread that submits them.
+
+    The app's thread alone calls the methods. A job with a slot replaces a waiting one of the same slot, so that the
+    newest request wins. Everything that reads the recording belongs to the jobs; they return values that never change.
+    """
+
+    def __init__(self, call_app: Callable[[Callable[[], None]], object]) -> None:
+        """``call_app`` runs a function in the app's thread; what the function raises must end the app."""
+        self._call_app = call_app
+        self._urgent: dict[object, _Job] = {}  # by slot, in the order of their submission
+        self._routine: dict[object, _Job] = {}
+        self._changed = threading.Condition()
+        self._pending: Counter[str] = Counter()  # jobs by slot, submitted and not delivered
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the result of any job is still to be delivered."""
+        return self._pending.total() > 0
+
+    def is_pending(self, slot: str) -> bool:
+        """Whether the result of a job of this slot is still to be delivered."""
+        return self._pending[slot] > 0
+
+    def is_waiting(self, slot: str) -> bool:
+        """Whether a job of this slot has not begun. Any thread may ask."""
+        with self._changed:
+            return slot in self._urgent or slot in self._routine
+
+    def submit(
+        self,
+        run: Callable[[], Any],
+        deliver: Callable[[Any], object] | None = None,
+        *,
+        slot: str = "",
+        routine: bool = False,
+    ) -> None:
+        """Has ``run`` called on the thread and ``deliver`` with its result in the app's thread.
+
+        Args:
+            slot: replaces the job of this slot that has not begun; without a slot every job is run.
+            routine: runs when nothing else is to be done.
+        """
+        queue = self._routine if routine else self._urgent
+        job = _Job(run, deliver, slot)
+        with self._changed:
+            if self._is_closed:
+                return
+            replaced = queue.pop(slot, None) if slot else None
+            queue[slot or object()] = job
+            self._pending[slot] += replaced is None
+            self._changed.notify()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="frames", daemon=True)
+            self._thread.start()
+
+    def close(self, *, wait: bool = False) -> None:
+        """Delivers nothing any more; ``wait``: until the job that is running is done, for a few seconds at most."""
+        with self._changed:
+            self._is_closed = True
+            self._urgent.clear()
+            self._routine.clear()
+            self._pending.clear()
+            self._changed.notify()
+        if wait and self._thread is not None:
+            self._thread.join(_CLOSE_TIMEOUT_S)
+
+    def _work(self) -> None:
+        while (job := self._take_job()) is not None:
+            try:
+                result = job.run()
+            except BaseException as error:  # raised again in the app, which ends it as any other error there does
+                self._call_app(self._make_raiser(job, error))
+            else:
+                self._call_app(self._make_delivery(job, result))
+            del job
+
+    def _take_job(self) -> _Job | None:
+        with self._changed:
+            while not (self._urgent or self._routine or self._is_closed):
+                self._changed.wait()
+            queue = self._urgent or self._routine
+            return None if self._is_closed else queue.pop(next(iter(queue)))
+
+    def _make_delivery(self, job: _Job, result: Any) -> Callable[[], None]:
+        def deliver() -> None:
+            if not self._is_closed:
+                self._pending[job.slot] -= 1
+                if job.deliver is not None:
+                    job.deliver(result)
+
+        return deliver
+
+    def _make_raiser(self, job: _Job, error: BaseException) -> Callable[[], None]:
+        def raise_error() -> None:
+            if not self._is_closed:
+                self._pending[job.slot] -= 1
+                raise error
+
+        return raise_error
