@@ -214,5 +214,5 @@ def _estimate_without_offload(lead: Process) -> dict[str, float]:
     setup = parse_setup(lead.engine)
     if setup is None or setup.offload_optimizer == "none":
         return {}
-    kept = compute_expected(dataclasses.replace(setup, offload_optimizer="none")).gpu
-    return {"without_offload_bytes": float(sum(kept.values()) - sum(compute_expected(setup).gpu.values()))}
+    without_offload = compute_expected(dataclasses.replace(setup, offload_optimizer="none")).gpu
+    return {"without_offload_bytes": float(sum(without_offload.values()) - sum(compute_expected(setup).gpu.values()))}
