@@ -130,9 +130,9 @@ def test_another_format_of_recordings_is_said(cluster: Cluster, zerotop: Zerotop
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        ("-oProxyCommand=touch bad", "'-oProxyCommand=touch bad' is no name of a node"),
-        ("zt-node-2;touch bad", "'zt-node-2;touch bad' is no name of a node"),
-        (",", "No node is named"),
+        ("-oProxyCommand=touch bad", "'-oProxyCommand=touch bad' is not a valid node name"),
+        ("zt-node-2;touch bad", "'zt-node-2;touch bad' is not a valid node name"),
+        (",", "There are no node names"),
         ("@nowhere", "No such file or directory: nowhere"),
     ],
 )
@@ -147,7 +147,7 @@ def test_what_names_no_nodes(zerotop: Zerotop, tmp_path: Path, names: str, said:
 @pytest.mark.usefixtures("job")
 def test_a_launcher_that_names_no_nodes_and_an_ssh_that_is_none(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
     with attached(zerotop, cluster, tmp_path, "--hosts", "job") as told:
-        assert told[0] == "The job's launcher does not say which nodes it runs on: name them, or @FILE for a hostfile."
+        assert told[0] == "The job's launcher does not say which nodes it uses. Name them, or give a hostfile as @FILE."
         (session,) = (tmp_path / "zerotop" / "sessions").iterdir()
         said = zerotop("attach", session.name, "--hosts", "zt-node-2", "--ssh", "no-such-ssh").stderr.splitlines()
         assert said[0] == (

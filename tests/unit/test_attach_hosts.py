@@ -80,7 +80,7 @@ def test_the_parts_of_several_launchers_on_a_node_are_one() -> None:
 
 @pytest.mark.parametrize("name", ["-oProxyCommand=x", "a b", "a;b", "$(a)", "a\nb", "a@-b", "@", "ä"])
 def test_what_is_no_name_of_a_node(name: str) -> None:
-    with pytest.raises(hostfile.NoHosts, match="is no name of a node"):
+    with pytest.raises(hostfile.NoHosts, match="is not a valid node name"):
         hostfile.parse_names(f"good,{name}")
 
 
@@ -90,7 +90,7 @@ def test_names_and_hostfiles(tmp_path: Path) -> None:
     path.write_text("# nodes\nworker-1 slots=4\n\n  worker-2 slots=4 # slow\nworker-1 slots=4\n")
     assert hostfile.read_file(str(path)) == ["worker-1", "worker-2"]
     path.write_text("# none\n")
-    with pytest.raises(hostfile.NoHosts, match="does not list nodes"):
+    with pytest.raises(hostfile.NoHosts, match="is not a valid hostfile"):
         hostfile.read_file(str(path))
 
 

@@ -114,8 +114,8 @@ def _note_job(session: str, event: str, job: FoundJob, header: Mapping[str, obje
 def find_sampled_session(job: FoundJob) -> str | None:
     """The session that a sampler on this node records this job in, wherever it lies; None if there is no such sampler."""
     root = [str(job.root.pid), str(job.root.start)]
-    for pid in procfs.list_pids():
-        arguments = procfs.read_command_line(pid)
+    for pid, attributes in procfs.iter_processes("cmdline"):
+        arguments: list[str] = attributes["cmdline"] or []
         if daemon.WATCH_OPTION in arguments[-4:-3] and arguments[-3:-1] == root:
             session = arguments[-1]
             if Process.from_pid(pid) in job_control.read_facts(session).samplers:

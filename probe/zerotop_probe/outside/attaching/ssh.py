@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -17,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import zerotop_probe
 from zerotop_probe.outside.attaching.remote_agent import ANSWER_KEY
+from zerotop_probe.outside.job.daemon import BOOT_CODE, SOURCE_ROOT
 
 _OPTIONS = (
     "-T",
@@ -36,10 +35,7 @@ _SSH_FAILED = 255
 _LOST = "the connection broke before it answered"
 _POLL_S = 0.02
 
-_BOOT_CODE = (
-    "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; "
-    "from zerotop_probe.outside.attaching.remote_agent import main; sys.exit(main())"
-)
+_BOOT_CODE = BOOT_CODE.format(module="zerotop_probe.outside.attaching.remote_agent")
 _BEGUN_MARK = "zerotop_begun"
 _SCRIPT = """\
 echo
@@ -153,10 +149,15 @@ def _start_ssh(command: list[str], script: str) -> subprocess.Popen[str]:
 
 
 def _make_script(request: Mapping[str, Any]) -> str:
-    root = os.path.dirname(os.path.dirname(os.path.abspath(zerotop_probe.__file__)))
     why_not = f"there is neither {sys.executable} with zerotop nor a zerotop on the PATH there"
     nothing = json.dumps({ANSWER_KEY: {"why_not": why_not}})
-    words = {"python": sys.executable, "root": root, "request": json.dumps(request), "boot": _BOOT_CODE, "nothing": nothing}
+    words = {
+        "python": sys.executable,
+        "root": SOURCE_ROOT,
+        "request": json.dumps(request),
+        "boot": _BOOT_CODE,
+        "nothing": nothing,
+    }
     words["begun"] = _BEGUN_MARK
     return _SCRIPT.format(**{name: shlex.quote(word) for name, word in words.items()})
 

@@ -116,7 +116,8 @@ def prepare_watch(session: str, root: Process) -> Callable[[], JobResult]:
     wanted = _list_background_signals()
     signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
     streams, facts = _adopt_streams(session, root), read_facts(session)
-    agent = Agent(session, WatchedJob(root), streams, signals=wanted, attached=facts.attached, joined=facts.joined)
+    ranks = facts.ranks if facts.attached else None
+    agent = Agent(session, WatchedJob(root), streams, signals=wanted, attached_ranks=ranks, joined=facts.joined)
     if not agent.is_known:
         raise CommandError(errno.ENOSPC, CANNOT_WRITE.format(folder=session))
     return agent.run

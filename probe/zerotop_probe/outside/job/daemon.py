@@ -16,10 +16,10 @@ from zerotop_probe.recording import clock
 
 # Not `python -m`: that would put the working directory on the path, where a user's own queue.py or psutil.py
 # may lie.
-_BOOT_CODE = (
-    "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; "
-    "from zerotop_probe.outside.__main__ import main; sys.exit(main())"
+BOOT_CODE = (
+    "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; from {module} import main; sys.exit(main())"
 )
+SOURCE_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(zerotop_probe.__file__)))
 _ANSWER_KEY = "zerotop_agent"
 # Followed by the root's number and start, and the session.
 WATCH_OPTION = "--watch"
@@ -55,14 +55,14 @@ def start_agent(arguments: Sequence[str]) -> Process:
 def spawn_agent(arguments: Sequence[str]) -> StartingAgent:
     """The same without waiting. Raises OSError if no process can be started."""
     reading, writing = os.pipe()
-    root = os.path.dirname(os.path.dirname(os.path.abspath(zerotop_probe.__file__)))
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
         # Errors before the agent could answer, a failing import say, come the same way as its answer.
         (os.POSIX_SPAWN_DUP2, writing, 2),
     ]
-    command = [sys.executable, "-c", _BOOT_CODE, root, "--daemon", *arguments]
+    code = BOOT_CODE.format(module="zerotop_probe.outside.__main__")
+    command = [sys.executable, "-c", code, SOURCE_ROOT, "--daemon", *arguments]
     try:
         pid = os.posix_spawn(sys.executable, command, dict(os.environ), file_actions=actions, setsid=True)
     except OSError:

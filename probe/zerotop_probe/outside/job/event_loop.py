@@ -13,6 +13,7 @@ from zerotop_probe.outside.job.output_buffer import OutputRecorder
 from zerotop_probe.outside.job.passthrough import Echo
 from zerotop_probe.outside.job.shutdown import GRACE_S, LEAVE_REQUEST, STOP_REQUEST, Stopper
 from zerotop_probe.outside.job.stream import Stream
+from zerotop_probe.outside.procfs import Process
 from zerotop_probe.outside.sampling.node_sampler import TICK_S, NodeSampler
 from zerotop_probe.recording import disk, events, redact
 from zerotop_probe.recording.writer import EventWriter, Identity
@@ -45,7 +46,7 @@ class Agent:
         signals: set[int],
         echoes: Sequence[Echo] = (),
         grace_s: tuple[float, float] = GRACE_S,
-        attached: bool = False,
+        attached_ranks: Sequence[Process] | None = None,
         joined: bool = False,
     ) -> None:
         """``signals`` are blocked by the caller; with ``echoes``, in the foreground, the job gets them.
@@ -54,7 +55,7 @@ class Agent:
         part of a job that others record elsewhere, and its end is not that of the whole.
         """
         self._session = session
-        self._attached = attached
+        self._attached = attached_ranks is not None
         self._joined = joined
         self._has_left = False
         self._job = job
@@ -70,7 +71,7 @@ class Agent:
         self._events = EventWriter(session, identity)
         disk.reserve_blocks(self._events.fileno(), _ROOM_FOR_EVENTS)
         self._output = OutputRecorder(session, identity, streams, on_error=self._note_output_lost)
-        self._node = NodeSampler(session, identity, job.root, self._events)
+        self._node = NodeSampler(session, identity, job.root, self._events, attached_ranks=attached_ranks)
         self._stopper = Stopper(
             job.root, session, grace_s=grace_s, on_sent=self._note_stop, ranks=self._node.ranks.list_processes
         )

@@ -6,13 +6,12 @@ import contextlib
 import glob
 import json
 import os
-import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from zerotop_probe.outside.job.shutdown import LEAVE_REQUEST, STOP_REQUEST, signal_job
+from zerotop_probe.outside.job.shutdown import LEAVE_REQUEST, STAGES, STOP_REQUEST, signal_job
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.recording import clock, events
 from zerotop_probe.recording.writer import EventWriter, Identity
@@ -21,8 +20,6 @@ CANNOT_WRITE = "nothing can be written to {folder}: make room there, or choose a
 
 # What an event can raise whose facts are not what they should be.
 _DAMAGE_ERRORS = (ValueError, TypeError, AttributeError, LookupError, OverflowError)
-
-_STAGES = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 
 class JobUnreachable(ProcessLookupError):
@@ -189,7 +186,7 @@ def _explain_unreachable(facts: JobFacts) -> str:
 
 
 def _stop_without_sampler(session: str, facts: JobFacts, root: Process) -> None:
-    number = _STAGES[min(facts.stops_sent, len(_STAGES) - 1)]
+    number = STAGES[min(facts.stops_sent, len(STAGES) - 1)]
     if signal_job(root, session, number, facts.ranks):
         identity = Identity.for_this_process("control")
         writer = EventWriter(session, identity)

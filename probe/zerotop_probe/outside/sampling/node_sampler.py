@@ -6,8 +6,8 @@ import dataclasses
 import os
 import threading
 import time
+from collections.abc import Sequence
 
-from zerotop_probe.outside.job.job_control import read_facts
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.outside.sampling.affinity import read_numa_nodes
 from zerotop_probe.outside.sampling.cgroup import ControlGroup, count_system_oom_kills, count_usable_cores
@@ -59,7 +59,16 @@ class JobSampler:
 class NodeSampler:
     """All samplers of this node for one job."""
 
-    def __init__(self, session: str, identity: Identity, root: Process, writer: EventWriter) -> None:
+    def __init__(
+        self,
+        session: str,
+        identity: Identity,
+        root: Process,
+        writer: EventWriter,
+        *,
+        attached_ranks: Sequence[Process] | None = None,
+    ) -> None:
+        """Start sampling. ``attached_ranks``: see :class:`RankFinder`."""
         self._writer = writer
         self._identity = identity
         self._gpus_known = threading.Event()
@@ -68,8 +77,7 @@ class NodeSampler:
         self._has_gpus = False
         self._group = ControlGroup(root.pid)
         self._kills_before = self._read_kills()
-        facts = read_facts(session)
-        self.ranks = RankFinder(session, root, writer, attached=facts.ranks if facts.attached else None)
+        self.ranks = RankFinder(session, root, writer, attached_ranks=attached_ranks)
         self._gpus = GpuSampler(session, identity, on_seen=self._note_gpus, on_lost=self._note_lost)
         self._processes = ProcessSampler(session, identity, self._note_affinity)
         self._hosts = HostSampler(session, identity, self._group)

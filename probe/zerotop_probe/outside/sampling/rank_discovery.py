@@ -52,17 +52,17 @@ class RankFinder:
         writer: EventWriter,
         *,
         inherited: Mapping[str, str] = os.environ,
-        attached: Sequence[Process] | None = None,
+        attached_ranks: Sequence[Process] | None = None,
     ) -> None:
-        """``ours`` is the environment that the job was started from.
+        """``inherited`` is the environment that the job was started from.
 
-        ``attached``: somebody else had started it, with these ranks; then silence is what is to be expected of them.
+        ``attached_ranks``: the ranks of a job that was attached to. They are expected to be silent.
         """
         self.rank_by_pid: dict[int, Rank] = {}
         self._session = session
         self._root = root
         self._writer = writer
-        self._attached = attached is not None
+        self._attached = attached_ranks is not None
         self._inherited = _read_parent_environment(root) if self._attached else inherited
         self._tree = procfs.ProcessTree()
         self._launchers: list[Process] = [root]
@@ -73,7 +73,7 @@ class RankFinder:
         self._locks = LockWatcher()
         self._next_s = 0.0
         self._fast_until_s = time.monotonic() + _FAST_FOR_S
-        for process in attached or ():
+        for process in attached_ranks or ():
             self._add_attached(process)
 
     def _add_attached(self, process: Process) -> None:
