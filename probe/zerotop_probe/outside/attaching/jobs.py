@@ -1,7 +1,8 @@
 """Finding the training jobs of this node, whoever started them.
 
-A rank is a process with a rank number from its launcher: a variable whose value differs in its parent's environment. Its job is the process tree below its topmost launcher. Ranks whose launcher has died belong together if their
-rendezvous variables agree. Everything is read from /proc; no process is stopped.
+A rank is a process that its launcher gave a rank number: a variable whose value differs in its parent's environment. Its
+job is the process tree below its topmost launcher. Ranks whose launcher has died belong together if their rendezvous
+variables agree. Everything is read from /proc; no process is stopped.
 """
 
 from __future__ import annotations
