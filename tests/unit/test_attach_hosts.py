@@ -144,12 +144,12 @@ def test_this_node_knows_itself_under_any_name_whatever_its_shell_prints(ask: Ca
 @pytest.mark.parametrize(
     ("script", "why"),
     [
-        ("echo 'ssh: connect to host there port 22: No route to host' >&2; exit 255", "ssh does not reach it (connect to"),
-        ("echo 'me@there: Permission denied (publickey).' >&2; exit 255", "ssh is not let in without a password (me@there"),
+        ("echo 'ssh: connect to host there port 22: No route to host' >&2; exit 255", "ssh cannot connect (connect to"),
+        ("echo 'me@there: Permission denied (publickey).' >&2; exit 255", "ssh cannot log in without a password (me@there"),
         ("echo 'Host key verification failed.' >&2; exit 255", "ssh does not know its host key"),
-        ("echo 'zerotop: error: unrecognized arguments: --there' >&2; exit 2", "zerotop there is older than this one"),
+        ("echo 'zerotop: error: unrecognized arguments: --there' >&2; exit 2", "zerotop there is too old"),
         ("echo 'sh: not found' >&2; exit 127", "zerotop failed there (sh: not found)"),
-        ("exit 3", "zerotop failed there (it gave no reason)"),
+        ("exit 3", "zerotop failed there (no error message)"),
     ],
 )
 def test_what_ssh_says_is_made_a_sentence(ask: Callable[[str], ssh.Answer], script: str, why: str) -> None:

@@ -126,7 +126,7 @@ def test_a_divided_gpu_without_instances_is_shown_whole(monkeypatch: pytest.Monk
     Driver(()).install(monkeypatch)
     seen, _ = nvml.discover_gpus()
     assert [one.index for one in seen.gpus] == [0, 1]
-    assert "there is no instance of it to be seen" in str(seen.notice)
+    assert "no instance is visible" in str(seen.notice)
 
 
 def sampled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Recording:
