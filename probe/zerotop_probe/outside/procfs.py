@@ -154,7 +154,11 @@ class ProcessTree:
     def refresh(self) -> None:
         """List the processes again. A process whose parent has ended keeps that parent."""
         cached, self._parents = self._parents, {}
-        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        try:
+            names = os.listdir("/proc")
+        except OSError:  # too many open files
+            names = []
+        for pid in map(int, filter(str.isdigit, names)):
             parent = cached.get(pid)
             if parent is None:
                 stat = read_stat(pid)

@@ -150,8 +150,8 @@ class _NodeSnapshot:
 
 def _find_root(pid: int) -> Process | None:
     """Return the topmost launcher above a rank, or None. Other programs between launchers do not matter."""
-    found = [number for number in procfs.list_ancestors(pid)[1:] if find_launcher(procfs.read_command_line(number))]
-    return Process.from_pid(found[-1]) if found else None
+    pids = [number for number in procfs.list_ancestors(pid)[1:] if find_launcher(procfs.read_command_line(number))]
+    return Process.from_pid(pids[-1]) if pids else None
 
 
 def _choose_first(ranks: list[FoundRank]) -> FoundRank:

@@ -95,9 +95,9 @@ def _stat_path(path: str | Path) -> os.stat_result | None:
 
 
 def _find_open_files() -> set[tuple[int, int]]:
-    """Return the device and inode of every file that this user's processes on this machine have open.
+    """Return the device and inode of every open file whose process this user may inspect.
 
-    psutil's ``open_files`` goes by paths and omits those that do not exist here, as for a build in a container.
+    psutil's ``open_files`` compares paths and omits those that do not exist here, such as those of a build in a container.
     """
     return {(status.st_dev, status.st_ino) for path in glob.iglob("/proc/[0-9]*/fd/*") if (status := _stat_path(path))}
 

@@ -26,7 +26,7 @@ _V2 = FileNames("memory.current", "memory.max", "memory.events")
 
 
 class GroupMemory(NamedTuple):
-    """In bytes; -1 if there is no cgroup or no limit."""
+    """Memory of a cgroup in bytes; -1 if there is no cgroup or no limit."""
 
     used_bytes: int
     limit_bytes: int
