@@ -118,7 +118,7 @@ class Inside:
             waits = waits or not boxes or not all(screen.query_one(f"#{name}")._rows for name in boxes)
         for work in (getattr(screen, "folding", None), getattr(screen, "ranking", None)):
             waits = waits or (work is not None and work.is_busy)
-        if waits or getattr(app, "_frame_work", None) is not None:
+        if waits or getattr(app, "is_busy", False) or getattr(app, "_frame_work", None) is not None:
             asyncio.get_running_loop().call_later(0.001, self._look, app)
         elif self._since is not None:
             now = time.monotonic(), time.process_time()

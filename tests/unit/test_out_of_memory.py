@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from memory_recording import OOM, Recording, gib, record, usual
 from small_recording import BEGIN_NS, S, identity, span
-from zerotop.analysis.failures.oom_case import OomCase
+from zerotop.analysis.failures.oom_evidence import OomCase
 from zerotop.analysis.failures.oom_log_parser import parse_output
 from zerotop.analysis.failures.oom_reasons import choose_verdict
 from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem

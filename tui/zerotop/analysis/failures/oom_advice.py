@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zerotop.analysis.failures.oom_case import NOTABLE_SHARE, OomCase, format_size
+from zerotop.analysis.failures.oom_evidence import NOTABLE_SHARE, OomCase, format_size
 
 _UPDATE = ("step", "optimizer", "cpu_optimizer", "grads_to_cpu", "params_to_gpu", "allgather")
 _ZERO_INIT = "Construct the model under deepspeed.zero.Init, so that no rank holds all of it.", "deepspeed.zero.Init"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from zerotop.analysis.failures.oom_advice import advise_on_gpu, advise_on_host
-from zerotop.analysis.failures.oom_case import NOTABLE_SHARE, OomCase, describe_batch, format_size
+from zerotop.analysis.failures.oom_evidence import NOTABLE_SHARE, OomCase, describe_batch, format_size
 from zerotop.analysis.failures.oom_log_parser import CUBLAS, CUDA, HOST, KILLED, NCCL
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.memory.allocator_settings import choose_variable

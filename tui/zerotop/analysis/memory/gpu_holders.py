@@ -1,12 +1,10 @@
-"""The ranks' allocators on each GPU at a cursor, and the processes of the job."""
+"""The ranks' allocators on each GPU at a cursor."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
-
-import numpy as np
 
 from zerotop.analysis.keys import GpuKey, ProcessKey
 from zerotop.analysis.memory.tensor_inventory import Inventory, read_inventory
@@ -78,11 +76,3 @@ def find_engine_gpus(session: Session, cursor_ns: int, allocator: str | None = N
     wanted = {(event.host, event.pid) for event in engines if allocator in (None, event.facts.get("allocator"))}
     located = ranks_and_hosts.locate_engines(nodes, engines) if wanted else []
     return {process: key for process, key in located if process in wanted}
-
-
-def find_pids(session: Session, host: str, cursor_ns: int) -> set[int]:
-    """Return the process ids of the job on a node: its ranks, and the launchers that were sampled."""
-    pids = {source.pid for table in ("begins", "allocator") for source in session.host_sources(table, host)}
-    for _, tick in ranks_and_hosts.find_last_ticks(session.host_sources("processes", host), cursor_ns).values():
-        pids.update(np.unique(tick["pid"]).tolist())
-    return pids

@@ -21,7 +21,7 @@ import numpy as np
 
 from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.memory.device_rows import build_device_rows
-from zerotop.analysis.memory.gpu_holders import Holder, find_engine_gpus, find_holders, find_pids, read_gpu_by_allocator
+from zerotop.analysis.memory.gpu_holders import Holder, find_engine_gpus, find_holders, read_gpu_by_allocator
 from zerotop.analysis.memory.ledger_rows import (
     ACTIVATIONS,
     ALLOCATED,
@@ -142,6 +142,14 @@ def build_ledger(
 
 
 # --- the device ----------------------------------------------------------------------------------------------------------
+
+
+def find_pids(session: Session, host: str, cursor_ns: int) -> set[int]:
+    """Return the process ids of the job on a node: its ranks, and the launchers that were sampled."""
+    pids = {source.pid for table in ("begins", "allocator") for source in session.host_sources(table, host)}
+    for _, tick in ranks_and_hosts.find_last_ticks(session.host_sources("processes", host), cursor_ns).values():
+        pids.update(np.unique(tick["pid"]).tolist())
+    return pids
 
 
 def _find_gpu_name(session: Session, gpu_key: GpuKey, cursor_ns: int) -> str:

@@ -6,7 +6,9 @@ import time
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from zerotop.analysis.steps.step_table import RankSteps, StepTable
 from zerotop.analysis.waveform.alignment import MOST_ITERATIONS, ChosenIterations, choose_iterations
@@ -22,6 +24,12 @@ _MOST_FOLDS = 32
 _GRAINS = 32
 # While a job runs, rest at least so many seconds between folds, and spend at most this share of the time on them.
 _REST_S, _SHARE = 1.0, 0.03
+
+
+class _MissingFold(NamedTuple):
+    subject: tuple[object, ...]
+    key: tuple[object, ...]
+    fold: Callable[[], WaveformFold | None]
 
 
 class WaveformCache:
@@ -42,6 +50,7 @@ class WaveformCache:
         self._folds: OrderedDict[tuple[object, ...], WaveformFold | None] = OrderedDict()
         self._last: tuple[tuple[object, ...], WaveformFold | None] | None = None
         self._due_s = -1.0
+        self._missing: _MissingFold | None = None
 
     def fold_at(
         self, cursor_ns: int, rank: int | None = None, number: int | None = None, *, hurry: bool = True
@@ -55,28 +64,51 @@ class WaveformCache:
         Returns:
             None where no rank has finished an iteration.
         """
+        fold = self.find_fold(cursor_ns, rank, number, hurry=hurry)
+        return self.make_missing_fold() if self.is_missing else fold
+
+    def find_fold(
+        self, cursor_ns: int, rank: int | None = None, number: int | None = None, *, hurry: bool = True
+    ) -> WaveformFold | None:
+        """Return the same if it was folded before; else None, and :attr:`is_missing` is True."""
+        self._missing = None
         ranks = find_rank_processes(self._read_processes(), cursor_ns)
         if not ranks:
             return None
         lead = choose_leader(ranks, rank)
         count = bisect_right(lead.step_rows["end_unix_ns"], cursor_ns)
-        request = (lead.source, len(ranks), rank, number)
-        if not hurry and self._last is not None and self._last[0] == request and self._clock() < self._due_s:
+        subject = (lead.source, len(ranks), rank, number)
+        if not hurry and self._last is not None and self._last[0] == subject and self._clock() < self._due_s:
             return self._last[1]
         chosen = self._choose_iterations(lead, count, number)
-        key = (*request, len(chosen.indices), *chosen.indices[-1:].tolist())
-        if key in self._folds:
-            self._folds.move_to_end(key)
-        else:
-            begin_s = self._clock()
+        key = (*subject, len(chosen.indices), *chosen.indices[-1:].tolist())
+        if key not in self._folds:
             # A fold that does not depend on what was shown before takes longer.
             delays = RenewalDelays() if hurry else self._delays
-            self._folds[key] = fold_iterations(self.session, ranks, rank, chosen, cursor_ns, delays)
-            end_s = self._clock()
-            self._due_s = end_s + max(_REST_S, (end_s - begin_s) / _SHARE)
-            while len(self._folds) > _MOST_FOLDS:
-                self._folds.popitem(last=False)
-        self._last = (request, self._folds[key])
+            fold = partial(fold_iterations, self.session, ranks, rank, chosen, cursor_ns, delays)
+            self._missing = _MissingFold(subject, key, fold)
+            return None
+        self._folds.move_to_end(key)
+        self._last = (subject, self._folds[key])
+        return self._folds[key]
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the fold that was looked for last is still to be made."""
+        return self._missing is not None
+
+    def make_missing_fold(self) -> WaveformFold | None:
+        """Make the fold that was looked for last."""
+        if self._missing is None:
+            return None
+        subject, key, fold = self._missing
+        begin_s = self._clock()
+        self._folds[key] = fold()
+        end_s = self._clock()
+        self._due_s = end_s + max(_REST_S, (end_s - begin_s) / _SHARE)
+        while len(self._folds) > _MOST_FOLDS:
+            self._folds.popitem(last=False)
+        self._last, self._missing = (subject, self._folds[key]), None
         return self._folds[key]
 
     def _choose_iterations(self, lead: RankSteps, count: int, number: int | None) -> ChosenIterations:

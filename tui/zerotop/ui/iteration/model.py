@@ -32,25 +32,27 @@ class FoldModel:
         self.first_lane = LANES[0].id
         self.pinned: PinnedFold | None = None
         self.scales = GrowingScales()
-        self.is_busy = False  # the first fold is still to be made
-        self._is_announced = False
         self._last_fold: WaveformFold | None = None
         self._last_shown: ShownWaveform | None = None
         self._shown_frame: Frame | None = None
         self._shown_choices: tuple[object, ...] = ()
 
     def fold_at(self, frame: Frame) -> WaveformFold | None:
-        """Return the fold to show; the same object while nothing changed. None the first time, since folding takes long."""
-        if not self._is_announced and self.waveforms.has_steps(frame.view.cursor_ns):
-            self._is_announced = self.is_busy = True
-            return None
+        """Return the fold to show; the same object while nothing changed, and the last one while another is to be made."""
         following = frame.moment.is_live and frame.moment.is_following
         rank = None if self.every_rank else frame.rank
-        return self.waveforms.fold_at(frame.view.cursor_ns, rank, self.wanted_count, hurry=not following)
+        fold = self.waveforms.find_fold(frame.view.cursor_ns, rank, self.wanted_count, hurry=not following)
+        return self._last_fold if self.is_busy else fold
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a fold is to be made: that takes longer than a picture may wait."""
+        return self.waveforms.is_missing
 
     def finish_work(self) -> None:
-        """Let the next picture have the first fold."""
-        self.is_busy, self._shown_frame = False, None
+        """Make the fold, for the next picture."""
+        self.waveforms.make_missing_fold()
+        self._shown_frame = None
 
     def find_shown(self, frame: Frame) -> ShownWaveform | None:
         """All that is drawn; the same object while it is the same. None where nothing can be folded."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Process
 from zerotop.analysis.formatting import GIB
-from zerotop.analysis.memory.gpu_holders import find_pids
+from zerotop.analysis.memory.gpu_ledger import find_pids
 from zerotop.analysis.memory.nvml_snapshot import read_device_memory
 
 _KIND = FindingKind(
