@@ -12,6 +12,7 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Process, Samples
+from zerotop.analysis.annotations.support.thresholds import SLOWED_MASK, THROTTLE_REASONS
 
 _KIND = FindingKind(
     name="throttled",
@@ -27,9 +28,6 @@ _KIND = FindingKind(
 THROTTLED_SECONDS = 5.0
 # Gaps (ns) that do not interrupt it.
 _PAUSE_NS = 1_000_000_000
-
-REASONS = {0x08: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "hardware power brake"}
-SLOWED_MASK = sum(REASONS)
 
 
 @dataclass
@@ -63,5 +61,8 @@ def _build_finding(process: Process, state: _State, samples: Samples, index: int
     row = samples.rows[index]
     readings = {name: float(row[name]) for name in ("sm_clock_mhz", "temperature_c") if not np.isnan(row[name])}
     evidence = {"throttled_s": (state.last_ns - state.since_ns) / 1e9, "reasons": state.reasons, **readings}
-    gpu, names = (process.gpu_key or ("", -1))[1], " and ".join(name for bit, name in REASONS.items() if state.reasons & bit)
+    gpu, names = (
+        (process.gpu_key or ("", -1))[1],
+        " and ".join(name for bit, name in THROTTLE_REASONS.items() if state.reasons & bit),
+    )
     return _KIND.at(process, state.since_ns, state.last_ns, evidence, gpu=gpu, names=names)

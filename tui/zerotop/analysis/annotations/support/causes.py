@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.annotations.pace.throttled import SLOWED_MASK
 from zerotop.analysis.annotations.support.evidence import Floats, Group, Process, Records, Rows, Samples
 from zerotop.analysis.annotations.support.host_load import CoreLoad, measure_load
-from zerotop.analysis.annotations.support.thresholds import HOST_GROWTH_BYTES, TAKEN_SHARE
+from zerotop.analysis.annotations.support.thresholds import HOST_GROWTH_BYTES, SLOWED_MASK, TAKEN_SHARE
 from zerotop.analysis.formatting import Text, format_percent, format_seconds
 
 PHASE_COLUMNS = ("data_s", "forward_s", "backward_s", "step_s")

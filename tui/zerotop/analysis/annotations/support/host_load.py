@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Ints
+from zerotop.analysis.annotations.support.session_index import SessionIndex
 from zerotop.analysis.annotations.support.thresholds import TAKEN_BUSY_SHARE, TAKEN_SHARE
 from zerotop.analysis.processes.host_memory import HostMemory, read_host_memory
+from zerotop.session.samples import Floats, Ints
 
 
-def read_memory(recording: Evidence, host: str, time_ns: int) -> HostMemory | None:
+def read_memory(recording: SessionIndex, host: str, time_ns: int) -> HostMemory | None:
     """Return a node's memory at a time; None if it was not sampled."""
     row = recording.get_records("hosts", host).read_last(time_ns)
     return read_host_memory(row, time_ns) if row is not None and row["memory_total_bytes"] > 0 else None
@@ -32,7 +33,7 @@ class CoreLoad(NamedTuple):
         return is_full and self.others >= TAKEN_SHARE * self.cores and self.waiting >= TAKEN_SHARE * self.cores
 
 
-def measure_load(recording: Evidence, host: str, begin_ns: int, end_ns: int) -> CoreLoad | None:
+def measure_load(recording: SessionIndex, host: str, begin_ns: int, end_ns: int) -> CoreLoad | None:
     """Return the load of a node in a time window; None if it was not sampled."""
     records = recording.get_records("hosts", host)
     last, rows = records.read_last(end_ns), records.read_window(begin_ns, end_ns).rows
@@ -43,7 +44,7 @@ def measure_load(recording: Evidence, host: str, begin_ns: int, end_ns: int) -> 
     return measure_loads(recording, host, np.array([begin_ns, end_ns]), np.array([used.mean()]))[0]
 
 
-def measure_loads(recording: Evidence, host: str, edges: Ints, cores_used: Floats) -> list[CoreLoad | None]:
+def measure_loads(recording: SessionIndex, host: str, edges: Ints, cores_used: Floats) -> list[CoreLoad | None]:
     """Return the load of a node between consecutive times ``edges``; None where it is unknown.
 
     ``cores_used``: by all processes of the node, in each interval.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import numpy as np
 
+from zerotop.analysis.annotations.support.detector_state import DetectorState
 from zerotop.analysis.annotations.support.record_window import Records, Samples
+from zerotop.analysis.annotations.support.session_index import SessionIndex
 from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.steps.step_table import RankSteps
@@ -17,54 +19,15 @@ from zerotop.session.reader import Event, Source
 from zerotop.session.samples import Ints, Rows
 from zerotop_probe.recording.tables import PHASE_CODE, PHASES
 
-if TYPE_CHECKING:
-    from zerotop.analysis.annotations.support.evidence import Evidence
-
-T = TypeVar("T")
-
 # Rare phases, which are collected for each process.
 _RARE = ("eval", "checkpoint_save", "checkpoint_load")
 _RARE_MASK = np.isin(np.arange(len(PHASES) + 1), [PHASE_CODE[name] for name in _RARE])
 
 
-class DetectorState:
-    """What detectors remember between calls, so that they read each record once."""
-
-    def __init__(self) -> None:
-        self._states: dict[Any, Any] = {}
-        self.reported: set[Hashable] = set()
-        """Findings that are not to be reported again, by name or by name and details."""
-
-    def get_state(self, factory: Callable[[], T], key: Hashable = None) -> T:
-        """Return the object that ``factory`` made on the first call with the same arguments."""
-        if (factory, key) not in self._states:
-            self._states[factory, key] = factory()
-        state: T = self._states[factory, key]
-        return state
-
-    def read_new(self, records: Records, key: str) -> Samples:
-        """Return the records that were not returned before for ``key``."""
-        counts: dict[Source, int] = self.get_state(dict, key)
-        return records.read_new(counts)
-
-    def next_steps(self, count: int, key: str, overlap: int = 0) -> slice | None:
-        """Return the steps, of ``count`` finished ones, that were not returned before for ``key``; None if there are none.
-
-        ``overlap``: how many steps before them are returned too.
-        """
-        state = self.get_state(_Position, key)
-        begin, state.count = state.count, max(count, state.count)
-        return slice(max(0, begin - overlap), count) if count > begin else None
-
-
-class _Position:
-    count = 0
-
-
 class Process(DetectorState):
     """A rank's process."""
 
-    def __init__(self, recording: Evidence, steps: RankSteps) -> None:
+    def __init__(self, recording: SessionIndex, steps: RankSteps) -> None:
         super().__init__()
         self.recording = recording
         self.source = steps.source  # its spans

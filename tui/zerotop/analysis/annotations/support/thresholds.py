@@ -38,3 +38,12 @@ HOST_GROWTH_BYTES = 256 * MIB
 # idle. A monitor, a shell and a file system take a few percent.
 TAKEN_SHARE = 0.25
 TAKEN_BUSY_SHARE = 0.90
+
+# NVML's throttle reasons that slow a GPU down against its will.
+THROTTLE_REASONS = {
+    0x08: "hardware slowdown",
+    0x20: "software thermal",
+    0x40: "hardware thermal",
+    0x80: "hardware power brake",
+}
+SLOWED_MASK = sum(THROTTLE_REASONS)
