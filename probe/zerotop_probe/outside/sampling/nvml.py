@@ -14,7 +14,7 @@ import pynvml
 
 from zerotop_probe.outside.sampling import pcie
 from zerotop_probe.outside.sampling.pcie import LinkCounter
-from zerotop_probe.recording.tables import UNKNOWN
+from zerotop_probe.recording.tables import GPUS, UNKNOWN
 
 # Half ticks of 50 ms between readings of slowly changing values.
 _SLOW_PERIOD = 10
@@ -121,20 +121,21 @@ class GpuDevice:
             self._slow_values = self._read_slow()
         temperature, clock, reasons = self._slow_values
         self._used_bytes = UNKNOWN if memory is None else memory.used
-        return (
-            time_ns,
-            self._used_bytes,
-            UNKNOWN if memory is None else memory.total,
-            self._links[_PCIE_TX].total,
-            self._links[_PCIE_RX].total,
-            reasons,
-            math.nan if use is None else use.gpu,
-            math.nan if use is None else use.memory,
-            self._read_power(fields.get(_POWER_INSTANT)),
-            temperature,
-            clock,
-            self.gpu.index,
-        )
+        row = {
+            "time_ns": time_ns,
+            "gpu": self.gpu.index,
+            "used_bytes": self._used_bytes,
+            "total_bytes": UNKNOWN if memory is None else memory.total,
+            "pcie_tx_bytes": self._links[_PCIE_TX].total,
+            "pcie_rx_bytes": self._links[_PCIE_RX].total,
+            "throttle_reasons": reasons,
+            "utilization_percent": math.nan if use is None else use.gpu,
+            "memory_utilization_percent": math.nan if use is None else use.memory,
+            "power_w": self._read_power(fields.get(_POWER_INSTANT)),
+            "temperature_c": temperature,
+            "sm_clock_mhz": clock,
+        }
+        return tuple(row[field.name] for field in GPUS.fields)
 
     def _find_due_fields(self, half_tick: int) -> list[int]:
         if "fields" in self._unsupported:

@@ -254,12 +254,12 @@ def _build_gpu_columns(view: LiveView, width: int, tall: int, glyphs: Glyphs) ->
             9,
             lambda gpu, cells: ((format_fixed(gpu.utilization_percent, 0, cells), "value"),),
         ),
-        Column((("W", "heading"),), 4, 7, lambda gpu, cells: ((format_fixed(gpu.power_w, 0, cells), "value"),)),
+        Column((("W", "heading"),), 4, 7, lambda gpu, cells: ((format_fixed(gpu.sample["power_w"], 0, cells), "value"),)),
         Column(
             ((f"{glyphs.degree}C", "heading"),),
             3,
             5,
-            lambda gpu, cells: ((format_fixed(gpu.temperature_c, 0, cells), "muted"),),
+            lambda gpu, cells: ((format_fixed(gpu.sample["temperature_c"], 0, cells), "muted"),),
         ),
         Column(
             ((f"{glyphs.sent}GB/s", "heading"),),
