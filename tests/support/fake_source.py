@@ -382,11 +382,13 @@ class Telling:
             reserved_bytes=reserved if self.started else None,
             reserved_peak_bytes=reserved + int(GIB * 5.5) if self.started else None,
             process_bytes=reserved + int(GIB * (other - 0.6)),
-            utilization_percent=max(0.0, min(100.0, (97 if working else 0) + self.wave(number, 3.0))),
-            power_w=(560 if working else 128) + self.wave(number, 20.0),
-            temperature_c=52 + self.wave(number, 4.0),
             pcie_tx_bytes_per_s=(21e9 if adam else 4e8) * (1 + self.wave(number, 0.1)),
             pcie_rx_bytes_per_s=(12e9 if adam else 2e8) * (1 + self.wave(number, 0.1)),
+            sample={
+                "utilization_percent": max(0.0, min(100.0, (97 if working else 0) + self.wave(number, 3.0))),
+                "power_w": (560 if working else 128) + self.wave(number, 20.0),
+                "temperature_c": 52 + self.wave(number, 4.0),
+            },
         )
 
     def hosts(self) -> tuple[Host, ...]:

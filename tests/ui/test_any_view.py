@@ -69,9 +69,7 @@ gpus = st.builds(
     reserved_bytes=maybe_sizes,
     reserved_peak_bytes=maybe_sizes,
     process_bytes=maybe_sizes,
-    utilization_percent=numbers,
-    power_w=numbers,
-    temperature_c=numbers,
+    sample=st.fixed_dictionaries({"utilization_percent": numbers, "power_w": numbers, "temperature_c": numbers}),
     pcie_tx_bytes_per_s=numbers,
     pcie_rx_bytes_per_s=numbers,
 )

@@ -196,7 +196,7 @@ def test_before_a_second_sample_no_figure_of_the_processors_is_known() -> None:
         view,
         hosts=tuple(replace(host, cores_used=math.nan) for host in view.hosts),
         ranks=tuple(replace(rank, cores_used=math.nan) for rank in view.ranks),
-        gpus=tuple(replace(gpu, utilization_percent=math.nan) for gpu in view.gpus),
+        gpus=tuple(replace(gpu, sample={**gpu.sample, "utilization_percent": math.nan}) for gpu in view.gpus),
     )
     rows = [*texts(draw_cpu(unknown, 76, 5, BLOCKS)), *texts(draw_gpu(unknown, 76, 5, BLOCKS))]
     assert not any("nan" in row for row in rows)

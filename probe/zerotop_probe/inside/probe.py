@@ -14,11 +14,11 @@ from zerotop_probe.inside.device.allocator import ASYNC, NATIVE, AllocatorSample
 from zerotop_probe.inside.device.cuda_events import DeviceClock
 from zerotop_probe.inside.device.gpu import RankDevice
 from zerotop_probe.inside.device.microscope import Microscope
-from zerotop_probe.inside.device.oom_recorder import OomRecorder
 from zerotop_probe.inside.device.peak_counters import PeakCounters
 from zerotop_probe.inside.engines import EngineRegistry
 from zerotop_probe.inside.evaluation_detector import EvaluationDetector
 from zerotop_probe.inside.guard import CostMeter, Guard, now, remove_hooks
+from zerotop_probe.inside.oom_recorder import OomRecorder
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.recording import directory, events, redact
 from zerotop_probe.recording.directory import SESSION_VARIABLE

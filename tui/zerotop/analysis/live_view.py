@@ -80,11 +80,15 @@ class Gpu:
     reserved_bytes: int | None
     reserved_peak_bytes: int | None
     process_bytes: int | None  # of the job's processes, from NVML
-    utilization_percent: float
-    power_w: float
-    temperature_c: float
     pcie_tx_bytes_per_s: float
     pcie_rx_bytes_per_s: float
+    sample: Mapping[str, float]
+    """The last record of GPUS by column; NaN where the recording has no such column."""
+
+    @property
+    def utilization_percent(self) -> float:
+        """Share of the last 200 ms during which a kernel ran."""
+        return self.sample["utilization_percent"]
 
     @property
     def other_bytes(self) -> int:

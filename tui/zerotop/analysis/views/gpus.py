@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from zerotop.analysis.keys import GpuKey
@@ -15,7 +16,7 @@ from zerotop.analysis.processes.ranks_and_hosts import (
 )
 from zerotop.analysis.processes.running_max import Peaks
 from zerotop.session.reader import Event, Session
-from zerotop_probe.recording.tables import UNKNOWN
+from zerotop_probe.recording.tables import GPUS, UNKNOWN
 
 _RATE_NS = 1_000_000_000
 # Bytes per second. No link is faster; counters jump when a GPU is reset.
@@ -65,11 +66,9 @@ def _build_gpu(
         reserved_bytes=held.get("reserved_bytes"),
         reserved_peak_bytes=held.get("reserved_peak_bytes"),
         process_bytes=used_by_job,
-        utilization_percent=float(row["utilization_percent"]),
-        power_w=float(row["power_w"]),
-        temperature_c=float(row["temperature_c"]),
         pcie_tx_bytes_per_s=rates[0],
         pcie_rx_bytes_per_s=rates[1],
+        sample={field.name: row.get(field.name, math.nan) for field in GPUS.fields},
     )
 
 

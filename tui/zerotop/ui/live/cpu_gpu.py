@@ -264,8 +264,8 @@ def _build_gpu_columns(view: LiveView, width: int, rows_per_gpu: int, glyphs: Gl
         Column("", longest, 9, lambda gpu, _: ((names[id(gpu)].rjust(longest), "label"),), left=True),
         Column(load_heading, 6, 9, draw_load, grows=True, left=True),
         figure("%", 3, 9, lambda gpu: gpu.utilization_percent),
-        figure("W", 4, 7, lambda gpu: gpu.power_w),
-        figure(f"{glyphs.degree}C", 3, 5, lambda gpu: gpu.temperature_c, style="muted"),
+        figure("W", 4, 7, lambda gpu: gpu.sample["power_w"]),
+        figure(f"{glyphs.degree}C", 3, 5, lambda gpu: gpu.sample["temperature_c"], style="muted"),
         figure(f"{glyphs.sent}GB/s", 5, 6, lambda gpu: gpu.pcie_tx_bytes_per_s / 1e9, 1),
         figure(f"{glyphs.received}GB/s", 5, 6, lambda gpu: gpu.pcie_rx_bytes_per_s / 1e9, 1),
     ]

@@ -1,0 +1,45 @@
+"""What detectors remember between calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+from zerotop.analysis.annotations.support.record_window import Records, Samples
+from zerotop.session.reader import Source
+
+T = TypeVar("T")
+
+
+class DetectorState:
+    """What detectors remember between calls, so that they read each record once."""
+
+    def __init__(self) -> None:
+        self._states: dict[Any, Any] = {}
+        self.reported: set[Hashable] = set()
+        """Findings that are not to be reported again, by name or by name and details."""
+
+    def get_state(self, factory: Callable[[], T], key: Hashable = None) -> T:
+        """Return the object that ``factory`` made on the first call with the same arguments."""
+        if (factory, key) not in self._states:
+            self._states[factory, key] = factory()
+        state: T = self._states[factory, key]
+        return state
+
+    def read_new(self, records: Records, key: str) -> Samples:
+        """Return the records that were not returned before for ``key``."""
+        counts: dict[Source, int] = self.get_state(dict, key)
+        return records.read_new(counts)
+
+    def next_steps(self, count: int, key: str, overlap: int = 0) -> slice | None:
+        """Return the steps, of ``count`` finished ones, that were not returned before for ``key``; None if there are none.
+
+        ``overlap``: how many steps before them are returned too.
+        """
+        state = self.get_state(_Position, key)
+        begin, state.count = state.count, max(count, state.count)
+        return slice(max(0, begin - overlap), count) if count > begin else None
+
+
+class _Position:
+    count = 0

@@ -1,0 +1,111 @@
+"""Events and tables of a session up to a cursor, by name, process and node."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from zerotop.analysis.annotations.support.detector_state import DetectorState
+from zerotop.analysis.annotations.support.record_window import Cursor, Records
+from zerotop.analysis.keys import GpuKey
+from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator
+from zerotop.session.reader import Event, Session, Source
+
+_WriterKey = tuple[str, int, int]  # host, pid, rank
+
+
+class SessionIndex(DetectorState):
+    """A session up to a cursor that only moves forward."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+        self.cursor = Cursor()
+        self.located_with: tuple[int, ...] = ()
+        """The counts of facts that GPUs were assigned to processes with."""
+        self._records: dict[tuple[str, str, str, int], Records] = {}
+        self._sources_by_host: dict[tuple[str, str], tuple[int, list[Source]]] = {}
+        self._sources_by_process: dict[str, tuple[int, dict[_WriterKey, list[Source]]]] = {}
+        self._gpu_by_allocator: dict[_WriterKey, GpuKey] = {}
+        self._events: list[Event] = []  # the session's events, of which _indexed_count are indexed by name and process
+        self._indexed_count = 0
+        self._events_by_name: dict[str, list[Event]] = {}
+        self._events_by_process: dict[tuple[str, str, int], list[Event]] = {}
+
+    @property
+    def cursor_ns(self) -> int:
+        """The cursor in unix nanoseconds."""
+        return self.cursor.time_ns
+
+    def _advance_index(self, cursor_ns: int) -> None:
+        self.cursor.time_ns = max(cursor_ns, self.cursor.time_ns)
+        self._index_events()
+        self._locate_allocators()
+
+    def _index_events(self) -> None:
+        events = self.session.events
+        if events is not self._events:
+            # Events that were read late may be older than those already indexed.
+            self._events, self._indexed_count, self._events_by_name, self._events_by_process = events, 0, {}, {}
+        end = bisect_right(events, self.cursor_ns, key=lambda event: event.unix_ns)
+        for event in events[self._indexed_count : end]:
+            self._events_by_name.setdefault(event.name, []).append(event)
+            if event.role == "rank":
+                self._events_by_process.setdefault((event.name, event.host, event.pid), []).append(event)
+        self._indexed_count = max(self._indexed_count, end)
+
+    def events_named(self, name: str) -> Sequence[Event]:
+        """Return all events of a name, in order of time."""
+        return self._events_by_name.get(name, ())
+
+    def process_events(self, name: str, source: Source) -> Sequence[Event]:
+        """Return the events of a name that were written by the process that writes ``source``."""
+        return self._events_by_process.get((name, source.host, source.pid), ())
+
+    def process_sources(self, table: str, source: Source) -> list[Source]:
+        """Return the tables of a name that are written by the process that writes ``source``."""
+        sources = self.session.sources[table]
+        count, by_process = self._sources_by_process.get(table, (-1, {}))
+        if count != len(sources):
+            by_process = {}
+            for one in sources:
+                by_process.setdefault((one.host, one.pid, one.rank), []).append(one)
+            self._sources_by_process[table] = len(sources), by_process
+        return by_process.get((source.host, source.pid, source.rank), [])
+
+    def find_gpu(self, source: Source) -> GpuKey | None:
+        """Return the GPU on which the process that writes ``source`` allocates."""
+        return self._gpu_by_allocator.get((source.host, source.pid, source.rank))
+
+    def _locate_allocators(self) -> None:
+        sources, nodes, engines = self.session.sources["allocator"], self.events_named("node"), self.events_named("engine")
+        counts = (sum(len(one.array) > 0 for one in sources), len(nodes), len(engines))
+        if counts != self.located_with:
+            self.located_with = counts
+            keys = find_gpu_by_allocator(self.session, nodes, engines)
+            self._gpu_by_allocator = {(sources[at].host, sources[at].pid, sources[at].rank): key for at, key in keys.items()}
+
+    @property
+    def sampled_hosts(self) -> tuple[str, ...]:
+        """Nodes with a sampler."""
+        return tuple(sorted({source.host for source in self.session.sources["hosts"]}))
+
+    def count_cores(self, host: str) -> int | None:
+        """Return how many cores of a node the job may use."""
+        counts = [event.facts.get("cores") for event in self.events_named("node") if event.host == host]
+        return next((int(count) for count in counts if isinstance(count, int) and count > 0), None)
+
+    def get_records(self, name: str, host: str, column: str = "", value: int = 0) -> Records:
+        """Return a table of a node's samplers; with ``column`` only the records with ``value`` in it."""
+        key = (name, host, column, value)
+        if key not in self._records:
+            self._records[key] = Records(self.cursor, lambda: self._host_sources(name, host), column, value)
+        return self._records[key]
+
+    def _host_sources(self, name: str, host: str) -> list[Source]:
+        sources = self.session.sources[name]
+        count, matches = self._sources_by_host.get((name, host), (-1, []))
+        if count != len(sources):
+            matches = [source for source in sources if source.host == host]
+            self._sources_by_host[name, host] = len(sources), matches
+        return matches
