@@ -1,5 +1,5 @@
 # make demo    opens the monitor on a real two-rank DeepSpeed fine-tune, which it launches itself
-# make test    checks everything
+# make test    checks everything; make test-fast only what needs no real DeepSpeed job
 # Both install into .venv first. Needed: Python 3.10 or newer, make, a C++ compiler. PYTHON=... chooses the Python.
 
 VENV := .venv
@@ -13,7 +13,7 @@ PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.1
 CXX_FOUND = command -v $${CXX:-c++} || command -v g++
 HEADER := import os, sysconfig; open(os.path.join(sysconfig.get_path("include"), "Python.h"))
 
-.PHONY: install demo test bench pictures clean
+.PHONY: install demo lint test test-fast bench pictures clean
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -36,12 +36,20 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: install
 	@$(BIN)/zerotop demo
 
-test: install
+lint: install
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest
+
+# Unit and UI tests share nothing, so they run in two workers. Tests in real/ start jobs that use all cores and
+# look at each other's processes: one at a time.
+test: lint
+	$(BIN)/python -m pytest tests/unit tests/ui --numprocesses 2 --dist worksteal
+	$(BIN)/python -m pytest tests/real tests/gpu
+
+test-fast: install
+	$(BIN)/python -m pytest tests/unit tests/ui --numprocesses auto --dist worksteal
 
 bench: install
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done

@@ -196,7 +196,7 @@ def query_costs(devices: list[nvml.GpuDevice]) -> dict[str, float]:
         "row": plain,
         "what changes slowly": cost(lambda device: device.read_row(0, 0)) - plain,
         "look at the byte counters, both ways": statistics.mean(device.measure_read_cost() for device in devices),
-        "list of processes": cost(lambda device: device.read_process_rows(0, again=True)),
+        "list of processes": cost(lambda device: device.read_process_rows(0, refresh=True)),
     }
 
 

@@ -1,4 +1,4 @@
-"""Measures a training job and writes what it saw to a session directory. Never reads a recording."""
+"""Measure a training job and write a recording to a session directory. Nothing here reads a recording."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ __all__ = ["attach"]
 
 
 def attach(engine: Any, session: str | None = None) -> bool:
-    """Records a DeepSpeed engine of this process from now on, for scripts that are not started by ``zerotop
-    run``.
+    """Record a DeepSpeed engine of this process from now on, in scripts that ``zerotop run`` did not start.
 
-    ``session`` is the session's directory, by default the one that ``PYTHONZEROTOP_SESSION`` names. Returns
-    whether there is one to record to; without any this does nothing, so the call may stay in a script. Never
-    raises.
+    ``session`` is the session directory, by default the one in ``PYTHONZEROTOP_SESSION``. Return whether there is one;
+    without a session the call does nothing and may stay in a script. Never raises.
     """
     from zerotop_probe.inside.hooks.hook_installer import attach as attach_engine
 

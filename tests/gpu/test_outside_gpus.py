@@ -104,7 +104,7 @@ def test_what_a_sample_costs() -> None:
         ("row", lambda: devices[0].read_row(0, 1)),
         ("row with slow facts", lambda: devices[0].read_row(0, 0)),
         ("three looks at the byte counters", devices[0].measure_read_cost),
-        ("processes", lambda: devices[0].read_process_rows(0, again=True)),
+        ("processes", lambda: devices[0].read_process_rows(0, refresh=True)),
     ):
         before, cpu = time.perf_counter(), time.process_time()
         for _ in range(200):

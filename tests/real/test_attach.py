@@ -134,4 +134,4 @@ def test_a_process_that_is_no_python_is_refused_in_a_sentence(tmp_path: Path) ->
         finally:
             process.kill()
     assert done.returncode == 2
-    assert b"is no Python of a job here" in done.stderr
+    assert b"is not a Python process of a job here" in done.stderr

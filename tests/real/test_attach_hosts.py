@@ -179,11 +179,11 @@ def test_ranks_that_have_no_deepspeed_are_named_with_their_node(cluster: Cluster
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("# ours\nzt-node-1 slots=1\n\nzt-node-2 slots=1\n")
     with attached(zerotop, cluster, tmp_path, "--hosts", f"@{hostfile}", "--enter") as told:
-        early = "entered: it has not imported DeepSpeed yet: ask again when it trains."
+        early = "entered: it has not imported DeepSpeed yet. Try again when it trains."
         assert told[:2] == [f"Rank 0 is not {early}", f"Rank 1 on zt-node-2 is not {early}"]
 
         call = "import sys; from pathlib import Path; from zerotop.commands.job.controller import JobController as Job; "
-        call += "print(Job(Path(sys.argv[1])).enter())"
+        call += "print(Job(Path(sys.argv[1])).enter_ranks())"
         session = told[-1].partition("recording in ")[2]
         pressed = cluster.nodes[0].run(
             sys.executable, "-c", call, session, env=environment(tmp_path, ZEROTOP_SSH=cluster.ssh)
@@ -229,7 +229,7 @@ def test_a_node_that_is_not_reached_any_more_is_detached_from_later(
         two.run("ip", "link", "set", "eth0", "down", check=True)
         done = zerotop("detach", session)
         assert done.returncode == 1
-        assert "zt-node-2 is not detached: ssh does not reach it" in done.stdout
+        assert "zt-node-2 is not detached: ssh cannot connect" in done.stdout
         assert [bool(samplers(node)) for node in (one, two)] == [False, True]
         two.run("ip", "link", "set", "eth0", "up", check=True)
         done = zerotop("detach", session)
@@ -240,4 +240,4 @@ def test_a_node_that_is_not_reached_any_more_is_detached_from_later(
 def test_nodes_of_no_job(zerotop: Zerotop) -> None:
     done = zerotop("attach", "--hosts", "zt-node-2")
     assert done.returncode == 2
-    assert "Name a job of this node" in done.stderr
+    assert "--hosts needs a PID or SESSION" in done.stderr

@@ -43,10 +43,10 @@ def test_nodes_that_cannot_take_part_are_told_in_a_sentence_and_the_others_go_on
     names = "refused,stranger,locked,zt-node-2,silent"
     with attached(zerotop, cluster, tmp_path, *ssh, "--hosts", names) as told:
         (session,) = (tmp_path / "zerotop" / "sessions").iterdir()
-        assert told[0].startswith("refused takes no part: ssh does not reach it (connect to host 10.231.77.2 port 23: ")
-        assert told[1] == "stranger takes no part: ssh does not know its host key: connect once by hand, and accept it."
-        assert told[2].startswith("locked takes no part: ssh is not let in without a password (")
-        assert told[3].startswith("silent takes no part: ssh does not reach it (connect to host 10.231.77.99 port 22: ")
+        assert told[0].startswith("refused takes no part: ssh cannot connect (connect to host 10.231.77.2 port 23: ")
+        assert told[1] == "stranger takes no part: ssh does not know its host key. Connect once by hand and accept it."
+        assert told[2].startswith("locked takes no part: ssh cannot log in without a password (")
+        assert told[3].startswith("silent takes no part: ssh cannot connect (connect to host 10.231.77.99 port 22: ")
         assert len(told) == 5
         wait_for_both(session)
         notices = RecordingSource(Session.open(session)).view_at(None).job.notices
@@ -74,7 +74,8 @@ def test_a_node_without_zerotop(cluster: Cluster, zerotop: Zerotop, tmp_path: Pa
         attached(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told,
     ):
         assert told[0] == (
-            f"zt-node-2 takes no part: there is neither {sys.executable} with zerotop nor a zerotop on the PATH there."
+            f"zt-node-2 takes no part: zerotop is installed neither for {sys.executable} nor on the PATH there. "
+            "Install it on that node."
         )
 
 
@@ -124,15 +125,15 @@ def test_another_format_of_recordings_is_said(cluster: Cluster, zerotop: Zerotop
         done = two.run(*ZEROTOP, "attach", "--there", json.dumps(request), env=environment(tmp_path))
     answer = json.loads(done.stdout)["zerotop_there"]
     assert "zerotop there records in format 1." in answer["why_not"]
-    assert "this session is of 99.0: install the same version on both" in answer["why_not"]
+    assert "this session has format 99.0. Install the same version on both nodes" in answer["why_not"]
 
 
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        ("-oProxyCommand=touch bad", "'-oProxyCommand=touch bad' is no name of a node"),
-        ("zt-node-2;touch bad", "'zt-node-2;touch bad' is no name of a node"),
-        (",", "No node is named"),
+        ("-oProxyCommand=touch bad", "'-oProxyCommand=touch bad' is not a valid node name"),
+        ("zt-node-2;touch bad", "'zt-node-2;touch bad' is not a valid node name"),
+        (",", "There are no node names"),
         ("@nowhere", "No such file or directory: nowhere"),
     ],
 )
@@ -147,11 +148,12 @@ def test_what_names_no_nodes(zerotop: Zerotop, tmp_path: Path, names: str, said:
 @pytest.mark.usefixtures("job")
 def test_a_launcher_that_names_no_nodes_and_an_ssh_that_is_none(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
     with attached(zerotop, cluster, tmp_path, "--hosts", "job") as told:
-        assert told[0] == "The job's launcher does not say which nodes it runs on: name them, or @FILE for a hostfile."
+        assert told[0] == "The job's launcher does not say which nodes it uses. Name them, or give a hostfile as @FILE."
         (session,) = (tmp_path / "zerotop" / "sessions").iterdir()
         said = zerotop("attach", session.name, "--hosts", "zt-node-2", "--ssh", "no-such-ssh").stderr.splitlines()
         assert said[0] == (
-            "zerotop: no-such-ssh cannot be executed (No such file or directory): name another with --ssh or ZEROTOP_SSH."
+            "zerotop: no-such-ssh cannot be executed (No such file or directory). "
+            "Choose another command with --ssh or ZEROTOP_SSH."
         )
 
 
@@ -160,7 +162,7 @@ def test_a_job_of_one_node_asks_no_other(cluster: Cluster, zerotop: Zerotop, tmp
         rank_on(cluster.nodes[0], 0, tmp_path, WORLD_SIZE="1"),
         attached(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told,
     ):
-        assert told[0] == "All ranks of the job run on this node: no other one was asked."
+        assert told[0] == "All ranks of the job run on this node: no other node was asked."
 
 
 @pytest.mark.usefixtures("job")
@@ -172,8 +174,8 @@ def test_a_connection_that_breaks_leaves_nothing_that_detach_does_not_end(
     breaking.chmod(0o755)
     with attached(zerotop, cluster, tmp_path, "--ssh", str(breaking), "--hosts", "zt-node-2") as told:
         assert told[0] == (
-            "zt-node-2 may take part or not: the connection broke before it answered. Attach again with --hosts to ask it"
-            " again; detach ends its part too."
+            "zt-node-2 may or may not take part: the connection broke before it answered. Attach again with --hosts to ask"
+            " it again; detach ends its part too."
         )
         wait_for(lambda: samplers(two))
         session = told[-1].partition("recording in ")[2]
@@ -197,8 +199,8 @@ def test_a_clock_that_is_minutes_off_is_said_and_put_right(cluster: Cluster, zer
         with attached(zerotop, cluster, tmp_path, "--ssh", str(wrong), "--hosts", "zt-node-2") as told:
             session = Path(told[-1].partition("recording in ")[2])
             assert told[0] == (
-                "The clock of zt-node-2 is 5 min ahead of this one: its times are put right to about a second;"
-                " set both by NTP."
+                "The clock of zt-node-2 is 5 min ahead of this one: its times are corrected to about a second."
+                " Set both by NTP."
             )
             wait_for_both(session)
             recorded = Session.open(session)

@@ -90,7 +90,7 @@ def test_a_job_is_asked_to_stop_on_both_nodes_and_gently(
 ) -> None:
     terminal, session, processes = watched
     terminal.type("q")
-    terminal.wait_for("Asks it to end, here and on zt-node-2; asked again, it is")
+    terminal.wait_for("Stops it gracefully here and on zt-node-2; again forces it")
     assert [process.poll() for process in processes] == [None, None]
     terminal.type("s")
     assert [ended(process, 30) for process in processes] == [4, 4]
@@ -117,7 +117,7 @@ def test_a_node_that_is_not_reached_is_named_and_the_others_are_stopped(
         terminal.wait_for("here and on zt-node-2")
         terminal.type("s")
         assert ended(processes[0], 30) == 4
-        terminal.wait_for("zt-node-2 is not asked to stop")
+        terminal.wait_for("zt-node-2 was not asked to stop")
         assert processes[1].poll() is None
     finally:
         two.run("ip", "link", "set", "eth0", "up", check=True)

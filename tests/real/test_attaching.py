@@ -50,9 +50,9 @@ assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, ctypes.byref(progra
 """
 ENTER = """
 import sys
-from zerotop_probe.outside.attaching.probe_entry import enter
+from zerotop_probe.outside.attaching.probe_entry import enter_processes
 from zerotop_probe.outside.procfs import Process
-for entry in enter(filter(None, [Process.from_pid(int(sys.argv[1]))]), sys.argv[2]):
+for entry in enter_processes(filter(None, [Process.from_pid(int(sys.argv[1]))]), sys.argv[2]):
     print(entry.why_not)
 """
 
@@ -126,12 +126,12 @@ def test_a_recording_from_outside_ends_with_detach_and_can_be_taken_up(job: Job,
         assert listed(tmp_path) == [(name, "live")]
     attached.send_signal(signal.SIGINT)
     _, said = attached.communicate(timeout=30)
-    assert "The job goes on, and so does its recording." in said
+    assert "The job and its recording continue." in said
     assert job_control.is_sampler_alive(str(tmp_path / "zerotop" / "sessions" / name))
     process.kill()
     wait_for(lambda: listed(tmp_path) == [(name, "ended")])
     assert zerotop(tmp_path, "attach", name, "--headless").stderr.decode() == (
-        f"zerotop: The job of {name} has ended; look back with: zerotop replay {name}\n"
+        f"zerotop: The job of {name} has ended; watch the recording with: zerotop replay {name}\n"
     )
 
 
@@ -143,7 +143,7 @@ def test_where_nothing_can_be_recorded_nothing_is_left(job: Job, tmp_path: Path,
         if existed:
             (disk / "s").mkdir()
         done = zerotop(tmp_path, "attach", str(job().pid), "--headless", "--session", str(disk / "s"))
-        said = f"zerotop: Nothing can be recorded in {disk}/s: No space left on device; name a folder with --session DIR\n"
+        said = f"zerotop: Cannot record to {disk}/s: No space left on device. Choose another folder with --session DIR\n"
         assert (done.returncode, done.stderr.decode()) == (1, said)
         assert (disk / "s").exists() == existed
         assert [path for path in disk.rglob("*") if path.is_file()] == [disk / "filler"]
@@ -207,7 +207,7 @@ def test_the_order_of_attaching_and_detaching_is_that_of_time(tmp_path: Path) ->
     session.mkdir()
     write = (
         "import sys, time\nfrom zerotop_probe.recording.writer import EventWriter, Identity\n"
-        "who = Identity.of_this_process('control')._replace(pid=int(sys.argv[2]))\n"
+        "who = Identity.for_this_process('control')._replace(pid=int(sys.argv[2]))\n"
         "EventWriter(sys.argv[1], who).write(time.monotonic_ns(), sys.argv[3])"
     )
     for pid, event in ((9, "attached"), (1, "detached")):
@@ -245,7 +245,7 @@ def test_a_number_that_is_no_process(tmp_path: Path, number: str, command: str) 
     options = ["--headless"] if command == "attach" else []
     done = zerotop(tmp_path, command, number, *options)
     assert done.returncode == 2
-    words = "is no Python of a job here" if command == "attach" else f"Nobody records a job of process {number}"
+    words = "is not a Python process of a job here" if command == "attach" else f"PID {number} is not being recorded"
     assert words in done.stderr.decode()
     assert listed(tmp_path) == []
 
@@ -270,7 +270,7 @@ def test_one_that_is_recorded_elsewhere(job: Job, tmp_path: Path) -> None:
     found = Process.from_pid(process.pid)
     assert found is not None
     (entry,) = enter_processes([found], str(second))
-    assert entry.why_not == f"it is recorded in {first} already: zerotop detach '{first}' ends that"
+    assert entry.why_not == f"it is already recorded in {first}. End that with zerotop detach '{first}'"
     (tmp_path / "link").symlink_to(first)
     (entry,) = enter_processes([found], str(tmp_path / "link"))
     assert entry.why_not == ""
@@ -285,7 +285,7 @@ def test_another_tracer(job: Job, tmp_path: Path) -> None:
         tracer.stdout.readline()
         told = why_not(process, tmp_path)
         tracer.kill()
-    assert f"Another program traces process {process.pid} (python" in told
+    assert f"Process {process.pid} is already traced by python" in told
     assert f"process {tracer.pid})" in told
     assert "has not imported DeepSpeed" in why_not(process, tmp_path)
 
@@ -331,7 +331,7 @@ def test_a_main_thread_in_a_long_call_is_asked_and_not_waited_for(job: Job, tmp_
     process = job("import time\nprint('ready', flush=True)\ntime.sleep(5)")
     wait_for(lambda: state_of(process) == "S")
     told = why_not(process, tmp_path)
-    assert "in one call of C for 1 s" in told
+    assert "in one C call for 1 s" in told
     assert f"py-spy dump --pid {process.pid}" in told
     assert process.poll() is None
 
@@ -351,7 +351,7 @@ def test_a_python_that_starts_is_not_harmed(tmp_path: Path) -> None:
                 }
             assert process.communicate(timeout=20)[1] == b"", number
             assert process.returncode == 0, number
-    assert "The Python of process N is starting or ending: enter it when it trains." in refused
+    assert "The Python of process N is starting or exiting. Try again when it trains." in refused
 
 
 def test_one_that_imports_without_end_is_entered_in_between(job: Job, tmp_path: Path) -> None:
@@ -371,7 +371,7 @@ def test_one_that_imports_without_end_is_entered_in_between(job: Job, tmp_path: 
     assert found is not None
     reasons = [entry.why_not for _ in range(10) for entry in enter_processes([found], str(tmp_path), patience_s=1.0)]
     assert not any("failed" in reason for reason in reasons)
-    assert "it has not imported DeepSpeed yet: ask again when it trains" in reasons
+    assert "it has not imported DeepSpeed yet. Try again when it trains" in reasons
     assert process.communicate(timeout=60)[1] == b""
     assert process.returncode == 7
 
@@ -380,7 +380,7 @@ def test_a_program_that_is_no_python(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         told = why_not(process, tmp_path)
         process.kill()
-    assert "shows no functions of CPython" in told
+    assert "exports no functions of CPython" in told
 
 
 def test_the_sandbox_of_a_container(job: Job, tmp_path: Path) -> None:
@@ -389,7 +389,7 @@ def test_the_sandbox_of_a_container(job: Job, tmp_path: Path) -> None:
         [sys.executable, "-c", SANDBOX + ENTER, str(process.pid), str(tmp_path)], check=True, capture_output=True, text=True
     )
     if sys.version_info >= REMOTE_EXEC_VERSION:  # that takes no tracing
-        assert done.stdout == "it has not imported DeepSpeed yet: ask again when it trains\n"
+        assert done.stdout == "it has not imported DeepSpeed yet. Try again when it trains\n"
     elif Path("/proc/sys/kernel/yama/ptrace_scope").exists():
         assert "yama.ptrace_scope" in done.stdout or "--cap-add SYS_PTRACE" in done.stdout
     else:
@@ -434,14 +434,14 @@ def stranger() -> Iterator[Stranger]:
 @needs_root
 def test_another_user_s_process(job: Job, stranger: Stranger) -> None:
     pid = job().pid
-    assert stranger.told(pid) == f"Process {pid} belongs to another user: run zerotop as that user, or as root.\n"
+    assert stranger.told(pid) == f"Process {pid} belongs to another user. Run zerotop as that user or as root.\n"
 
 
 @needs_root
 def test_a_process_that_may_not_be_traced(job: Job, stranger: Stranger) -> None:
     forbid = "import ctypes; assert ctypes.CDLL(None).prctl(4, 0, 0, 0, 0) == 0"
     pid = job(forbid, python=stranger.python, **stranger.options).pid
-    assert f"The kernel does not let us into process {pid}" in stranger.told(pid)
+    assert f"The kernel denies access to process {pid}" in stranger.told(pid)
 
 
 @needs_root
@@ -456,4 +456,4 @@ def test_a_container_with_process_numbers_of_its_own(tmp_path: Path) -> None:
         assert process is not None
         (entry,) = enter_processes([process], str(tmp_path))
         outer.kill()
-    assert "lives in a container with process numbers and files of its own: run zerotop inside it" in entry.why_not
+    assert "runs in a container with its own pids and files. Run zerotop inside it" in entry.why_not

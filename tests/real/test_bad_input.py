@@ -104,7 +104,9 @@ def test_output_that_could_not_be_passed_on_is_told_of_and_recorded(tmp_path: Pa
     with open("/dev/full", "wb") as full:
         done = headless(tmp_path / "s", ["echo", "hi"], stdout=full)
     assert done.returncode == 0
-    assert b"zerotop: The job's output could not be passed on to its end: No space left on device.\n" in done.stderr
+    assert (
+        b"zerotop: The last part of the job's output could not be passed through: No space left on device.\n" in done.stderr
+    )
     assert recorded(tmp_path / "s", "stdout") == b"hi\n"
 
 
@@ -140,8 +142,7 @@ def test_nothing_is_started_that_cannot_be_recorded(tmp_path: Path, chosen: bool
         where = disk / "s" if chosen else disk / "zerotop" / "sessions"
     assert done.returncode == 1
     assert done.stderr.decode() == (
-        f"zerotop: Nothing was started, for it cannot be recorded in {where}: Read-only file system; "
-        "name a folder with --session DIR\n"
+        f"zerotop: Not started: cannot record to {where}: Read-only file system. Choose another folder with --session DIR\n"
     )
     assert not flag.exists()
 
@@ -167,7 +168,7 @@ def test_a_disk_that_is_full_from_the_start_keeps_no_half_session(tmp_path: Path
         folder = ["--session", str(disk / "s")] if chosen else []
         done = zerotop(disk, "run", "--headless", *folder, "--", "true")
         assert done.returncode == 1
-        assert b": No space left on device; name a folder" in done.stderr
+        assert b": No space left on device. Choose another folder" in done.stderr
         assert [path for path in disk.rglob("*") if path.is_file()] == [disk / "filler"]
         assert not (disk / "s").exists()
 

@@ -16,7 +16,7 @@ import recordings
 from agents import table, wait_for
 from machine import make_read_only, small_disk
 from programs import zerotop
-from zerotop.analysis.reports.export import TABLES
+from zerotop.analysis.reports.export_tables import TABLES
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main
 from zerotop.session.reader import Session

@@ -14,7 +14,8 @@ import pytest
 from config_runs import RUNS
 from real_jobs import RANKS, Run
 from zerotop.analysis.annotations import find_annotations
-from zerotop.analysis.reports.export import FORMATS, TABLES
+from zerotop.analysis.reports.export import FORMATS
+from zerotop.analysis.reports.export_tables import TABLES
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import BOUNDARY
 

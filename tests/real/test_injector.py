@@ -109,12 +109,12 @@ def test_a_sleep_ends_when_it_would_have(way: str) -> None:
 
 @pytest.mark.parametrize("keep_lock_s", [60.0, 0.0])
 def test_a_stop_is_noticed_before_the_next_look(monkeypatch: pytest.MonkeyPatch, keep_lock_s: float) -> None:
-    look_s = 0.9
-    monkeypatch.setattr(tracing, "_LOOK_S", look_s)
+    poll_s = 0.9
+    monkeypatch.setattr(tracing, "_POLL_S", poll_s)
     monkeypatch.setattr(tracing, "_KEEP_LOCK_S", keep_lock_s)
     with at_work("import time; print('ready', flush=True)\nwhile True: time.sleep(0.01)") as (_, found):
         held = [plant_code(examine_process(found), "pass") for _ in range(5)]
-    assert min(planted.stopped_s for planted in held) < look_s
+    assert min(planted.stopped_s for planted in held) < poll_s
 
 
 def test_one_that_did_not_stop_in_time_is_let_go(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_one_that_did_not_stop_in_time_is_let_go(tmp_path: Path) -> None:
     os.mkfifo(fifo)
     with at_work(IN_THE_KERNEL.replace("FIFO", repr(str(fifo)))) as (process, found):
         wait_for(lambda: state_of(found) == "D")
-        with pytest.raises(CannotEnter, match="does not come to a stop"):
+        with pytest.raises(CannotEnter, match="did not stop in time"):
             plant_code(examine_process(found), "raise SystemExit")
         wait_for(lambda: read_status(found.pid)["TracerPid"] == "0")
 

@@ -103,7 +103,7 @@ def test_a_detached_job_goes_on_and_is_found_again(start: Start) -> None:
     work.terminal.wait_for("Detach", "zerotop attach mine")
     work.terminal.type("d")
     assert work.terminal.exit_code() == 0
-    assert "The job goes on. To come back: zerotop attach mine" in work.terminal.text
+    assert "Training continues. Reattach: zerotop attach mine" in work.terminal.text
     assert work.listed()["state"] == "live"
     again = work.attach()
     again.wait_for("at work")
@@ -187,7 +187,7 @@ def test_attaching_replaces_a_sampler_that_died(start: Start) -> None:
     assert work.terminal.exit_code() == 0
     work.kill_sampler()
     again = work.attach(str(work.session))
-    again.wait_for("another one records it from now on", "at work")
+    again.wait_for("a new one records from now on", "at work")
     assert job_control.is_sampler_alive(str(work.session))
     work.leave("s")
     assert work.leave_ended() == 1
@@ -201,7 +201,7 @@ def test_attaching_without_a_terminal_still_replaces_the_sampler(start: Start) -
     done = zerotop(work.folder, "attach", "mine")
     assert done.returncode == 1
     assert done.stderr.decode() == (
-        "zerotop: The job's sampler had died: another one records it from now on.\n"
+        "zerotop: The job's sampler had died: a new one records from now on.\n"
         "zerotop: The live screen needs a terminal; --headless records without one\n"
     )
     assert job_control.is_sampler_alive(str(work.session))
@@ -217,7 +217,7 @@ def test_a_job_that_ended_unseen_is_no_success(start: Start) -> None:
     work.terminal.wait_for("nobody saw how the job ended")
     work.terminal.type("q")
     assert work.terminal.exit_code() == 1
-    assert "Nobody saw how the job ended: its exit code is not known." in work.terminal.text
+    assert "Exit status unknown: the job's end was not recorded." in work.terminal.text
     assert work.listed()["exit_code"] is None
 
 

@@ -121,7 +121,7 @@ def test_a_plain_python_becomes_a_rank_when_its_engine_reports(tmp_path: Path, s
 import time
 from zerotop_probe.recording.writer import EventWriter, Identity
 time.sleep(0.8)
-EventWriter({str(tmp_path)!r}, Identity.of_this_process("rank", 0))
+EventWriter({str(tmp_path)!r}, Identity.for_this_process("rank", 0))
 time.sleep(600)
 """
     start(*python(code))

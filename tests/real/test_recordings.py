@@ -12,7 +12,8 @@ import pytest
 import recordings
 from programs import on_terminal
 from zerotop.analysis.live_view import LiveView
-from zerotop.analysis.reports.export import TABLES, export_table
+from zerotop.analysis.reports.export import export_table
+from zerotop.analysis.reports.export_tables import TABLES
 from zerotop.analysis.reports.headline import summarize_session
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main

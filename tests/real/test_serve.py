@@ -1,10 +1,9 @@
-"""``zerotop serve``: who is let in and who is not, and the program itself in a real Chromium."""
+"""``zerotop serve``: access by token and cookie, and the program itself in a real Chromium."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import re
 import shlex
 import shutil
@@ -15,7 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +24,7 @@ import pytest
 import browser
 import recordings
 from zerotop.cli import main
-from zerotop.commands.web.guard import NOBODY, find_owner
+from zerotop.commands.serve import has_local_browser
 
 PATIENCE_S = 60.0
 TOKEN = "it's-a-secret"
@@ -49,6 +48,11 @@ class Serving:
         """The address without a token."""
         return f"http://127.0.0.1:{self.port}/"
 
+    @property
+    def query(self) -> str:
+        """The token as a query."""
+        return "?" + self.address.partition("?")[2]
+
     def children(self) -> list[int]:
         """The processes that windows run."""
         found = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False)
@@ -59,7 +63,7 @@ class Serving:
 def serving(state: Path, *arguments: str, **variables: str) -> Iterator[Serving]:
     """Serves on a free port of this machine, until the end of the block."""
     environment = os.environ | {"XDG_STATE_HOME": str(state), "LC_ALL": "C"} | variables
-    command = [sys.executable, "-m", "zerotop", "serve", "--port", "0", *arguments]
+    command = [sys.executable, "-m", "zerotop", "serve", "--no-browser", "--port", "0", *arguments]
     with subprocess.Popen(
         command, env=environment, cwd=state, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:
@@ -72,7 +76,7 @@ def serving(state: Path, *arguments: str, **variables: str) -> Iterator[Serving]
         finally:
             process.send_signal(signal.SIGINT)
             assert process.wait(20) == 0
-            assert process.stdout.read() == "Ctrl-C ends it; jobs go on.\n"
+            assert process.stdout.read() == "Press Ctrl-C to stop; jobs keep running.\n"
 
 
 @pytest.fixture
@@ -97,52 +101,45 @@ def get(address: str, **headers: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def test_the_page_needs_nothing_from_elsewhere(state: Path) -> None:
+def test_the_page_loads_nothing_from_other_hosts(state: Path) -> None:
     with serving(state) as server:
         status, page = get(server.address)
         assert status == 200
         assert "://" not in page.replace("${scheme}://", "")
         for place in re.findall(r'(?:src|href)="(static/[^"]+)"|url\("(static/[^"]+)"\)', page):
-            assert get(server.plain + "".join(place))[0] == 200
+            assert get(server.plain + "".join(place) + server.query)[0] == 200
 
 
-def test_names_pages_and_users_that_are_not_ours_are_refused(state: Path) -> None:
-    with serving(state) as server:
-        assert get(server.plain)[0] == 200
-        assert get(server.plain, host=f"localhost:{server.port}")[0] == 200
-        # A name that its owner has made point here.
-        status, text = get(server.plain, host=f"somebody.example:{server.port}")
-        assert (status, text) == (403, "Without --token, zerotop serve answers as 127.0.0.1, ::1, localhost only.\n")
-        # A page of somebody else, which a browser lets open websockets to anywhere.
-        for origin in ("http://somebody.example", "null", "http://["):
-            status, text = get(f"{server.plain}ws", origin=origin)
-            assert (status, text) == (403, "Another page may not open this one.\n")
-        assert get(f"{server.plain}static/js/textual.js", host="somebody.example")[0] == 403
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
-def test_another_user_of_this_machine_is_refused(state: Path) -> None:
-    with serving(state) as server:
-        code = f"import urllib.request as r; print(r.urlopen('{server.plain}').status)"
-        nobody = pwd.getpwnam("nobody")
-        other = subprocess.run(
-            ["/usr/bin/env", "python3", "-c", code],
-            user=nobody.pw_uid,
-            group=nobody.pw_gid,
-            extra_groups=[],
-            cwd="/",
-            env={"PATH": "/usr/bin:/bin"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert "HTTP Error 403" in other.stderr, other
-    with serving(state, "--token", TOKEN) as server:
-        code = f"import urllib.request as r; print(r.urlopen({server.address!r} + '&fontsize=9').status)"
+def test_without_an_option_the_token_is_random(state: Path) -> None:
+    with serving(state) as server, serving(state) as other:
+        assert re.fullmatch(r"\?token=[\w-]{32}", server.query)
+        assert server.query != other.query
         assert get(server.plain)[0] == 403
+        assert get(server.plain + other.query)[0] == 403
+        assert get(server.address)[0] == 200
 
 
-def test_a_token_is_asked_for_once_and_stays_in_no_address(state: Path) -> None:
+async def test_a_websocket_needs_the_token_too(state: Path) -> None:
+    with serving(state, str(recordings.packed("story"))) as server:
+        async with aiohttp.ClientSession() as client:
+            with pytest.raises(aiohttp.WSServerHandshakeError, match="403"):
+                await client.ws_connect(f"{server.plain}ws")
+            assert server.children() == []
+        async with client_of(server) as client, client.ws_connect(f"{server.plain}ws") as socket:
+            await socket.receive(timeout=PATIENCE_S)
+
+
+def test_requests_from_other_pages_are_refused(state: Path) -> None:
+    with serving(state) as server:
+        # Browsers let any page open a websocket to any host.
+        for origin in ("http://somebody.example", "null", "http://["):
+            status, text = get(f"{server.plain}ws{server.query}", origin=origin)
+            assert (status, text) == (403, "Requests from other web pages are refused.\n")
+        # A host name that its owner has pointed at this machine has no cookie, and its page no token.
+        assert get(server.plain, host=f"somebody.example:{server.port}")[0] == 403
+
+
+def test_a_token_is_needed_once_and_stays_in_no_address(state: Path) -> None:
     with serving(state, "--token", TOKEN) as server:
         assert server.address.endswith("/?token=it%27s-a-secret")
         for wrong in ("", "?token=", "?token=it", "?token=it%27s-a-secret2", "?token=%ff%fe", "static/js/textual.js", "ws"):
@@ -167,10 +164,19 @@ def test_a_token_may_come_from_the_environment_and_goes_no_further(state: Path) 
         assert get(f"{server.plain}?token=it%27s-a-secret")[0] == 200
 
 
+@contextlib.asynccontextmanager
+async def client_of(server: Serving) -> AsyncIterator[aiohttp.ClientSession]:
+    """A client that has visited the page with the token and keeps the cookie."""
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as client:
+        async with client.get(server.address) as page:
+            assert page.status == 200
+        yield client
+
+
 async def test_windows_end_with_their_connection(state: Path) -> None:
     with serving(state, str(recordings.packed("story"))) as server:
         assert server.children() == []
-        async with aiohttp.ClientSession() as client:
+        async with client_of(server) as client:
             async with client.ws_connect(f"{server.plain}ws?width=90&height=30") as socket:
                 seen = b""
                 while b"LlamaForCausalLM" not in seen:
@@ -183,11 +189,11 @@ async def test_windows_end_with_their_connection(state: Path) -> None:
 
 
 async def test_windows_end_with_the_server(state: Path) -> None:
-    command = [sys.executable, "-m", "zerotop", "serve", "--port", "0", str(recordings.packed("story"))]
+    command = [sys.executable, "-m", "zerotop", "serve", "--no-browser", "--port", "0", str(recordings.packed("story"))]
     with subprocess.Popen(command, text=True, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         server = Serving(process, process.stdout.readline().split()[-1])
-        async with aiohttp.ClientSession() as client, client.ws_connect(f"{server.plain}ws") as socket:
+        async with client_of(server) as client, client.ws_connect(f"{server.plain}ws") as socket:
             await socket.receive(timeout=PATIENCE_S)
             (window,) = server.children()
             process.kill()
@@ -210,8 +216,8 @@ def test_a_session_cannot_be_a_command(state: Path) -> None:
     folder.mkdir()
     session = recordings.as_directory("z2-oom", folder)
     with serving(state, str(session)) as server:
-        assert get(server.plain)[0] == 200
-        command = subprocess.run(["pgrep", "-f", "served"], capture_output=True, text=True, check=False)
+        assert get(server.address)[0] == 200
+        command = subprocess.run(["pgrep", "-f", "web.window"], capture_output=True, text=True, check=False)
         assert str(session) not in command.stdout
     assert not (state / "injected").exists()
     assert shlex.split(shlex.join([str(session)])) == [str(session)]
@@ -220,17 +226,16 @@ def test_a_session_cannot_be_a_command(state: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        (["--host", "0.0.0.0"], 2, "On 0.0.0.0 others could see your jobs"),
-        (["--host", "::"], 2, "On :: others could see your jobs"),
-        (["--host", "0.0.0.0", "--token", ""], 2, "A token is some letters"),
-        (["--host", "nosuch.invalid"], 2, "There is no address 'nosuch.invalid' here"),
-        (["--host", ""], 2, "There is no address '' here"),
-        (["--port", "65536"], 2, "There is no port 65536"),
+        (["--token", ""], 2, "The token must be one or more ASCII letters"),
+        (["--token", "two words"], 2, "The token must be one or more ASCII letters"),
+        (["--host", "nosuch.invalid"], 2, "Unknown address 'nosuch.invalid'"),
+        (["--host", ""], 2, "Unknown address ''"),
+        (["--port", "65536"], 2, "Invalid port 65536"),
         (["--host", "192.0.2.1", "--token", "x"], 1, "Cannot listen on 192.0.2.1, port 8023"),
         (["no-such-session"], 1, "There is no session 'no-such-session'"),
     ],
 )
-def test_what_cannot_be_served_is_a_sentence(
+def test_an_error_is_one_sentence(
     arguments: list[str], code: int, sentence: str, capsys: pytest.CaptureFixture[str], state: Path
 ) -> None:
     assert main(["serve", *arguments]) == code
@@ -239,34 +244,55 @@ def test_what_cannot_be_served_is_a_sentence(
     assert error.count("\n") == 1
 
 
-def test_a_port_that_is_taken_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         assert main(["serve", "--port", str(port)]) == 1
     error = capsys.readouterr().err
-    assert error == f"zerotop: Cannot listen on 127.0.0.1, port {port}: Address already in use; choose another with --port\n"
+    assert (
+        error
+        == f"zerotop: Cannot listen on 127.0.0.1, port {port}: Address already in use. Choose another port with --port\n"
+    )
 
 
-def test_without_the_extra_the_sentence_says_how_to_get_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_extra_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["serve"]) == 1
-    assert capsys.readouterr().err == "zerotop: A browser needs textual-serve: pip install 'zerotop[serve]'\n"
+    assert capsys.readouterr().err == "zerotop: zerotop serve needs textual-serve: pip install 'zerotop[serve]'\n"
 
 
-def test_the_kernel_knows_whose_a_connection_is() -> None:
-    for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
-        with socket.socket(family) as listening:
-            listening.bind((host, 0))
-            listening.listen()
-            with socket.create_connection(listening.getsockname()[:2]) as ours:
-                mine = ours.getsockname()
-                assert find_owner(mine[0], mine[1]) == os.getuid()
-            assert find_owner(mine[0], mine[1]) == NOBODY
-    assert find_owner("no address", 1) is None
+def test_a_browser_is_opened_only_where_the_user_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert has_local_browser({"DISPLAY": ":0"})
+    assert has_local_browser({"WAYLAND_DISPLAY": "wayland-0"})
+    assert not has_local_browser({})
+    assert not has_local_browser({"DISPLAY": "localhost:10.0", "SSH_CONNECTION": "10.0.0.1 1 10.0.0.2 22"})
+
+
+def test_the_opened_browser_gets_a_token_for_one_visit(state: Path) -> None:
+    browser_command = state / "browser"
+    browser_command.write_text(f'#!/bin/sh\necho "$1" > {state}/opened\n')
+    browser_command.chmod(0o755)
+    variables = os.environ | {"XDG_STATE_HOME": str(state), "DISPLAY": ":0", "BROWSER": str(browser_command)}
+    for name in ("SSH_CONNECTION", "SSH_TTY"):
+        variables.pop(name, None)
+    command = [sys.executable, "-m", "zerotop", "serve", "--port", "0"]
+    with subprocess.Popen(command, env=variables, text=True, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        server = Serving(process, process.stdout.readline().split()[-1])
+        try:
+            deadline = time.monotonic() + PATIENCE_S
+            while not (state / "opened").exists() or not (address := (state / "opened").read_text().strip()):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert address.startswith(f"{server.plain}?token=")
+            assert address != server.address
+            assert [get(address)[0], get(address)[0], get(server.address)[0]] == [200, 403, 200]
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 0
 
 
 async def test_the_program_runs_in_a_real_browser(state: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Reads what a rank recorded with NumPy alone: a test of the probe does not lean on the reader."""
+"""Read the files of a rank with NumPy alone, so that tests of the probe do not depend on the reader."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from declared_events import check_event
 from zerotop_probe.recording.tables import PHASES
 
 
 def table(path: Path) -> Any:
-    """The records of one file."""
+    """Return the records of one file."""
     with open(path, "rb") as file:
         header = json.loads(file.readline())
         dtype = np.dtype([tuple(field) for field in header["dtype"]])
@@ -20,15 +21,15 @@ def table(path: Path) -> Any:
 
 
 def events(path: Path) -> list[dict[str, Any]]:
-    """The events of one file, without its header."""
+    """Return the events of one file, without its header."""
     return [json.loads(line) for line in path.read_text().splitlines()[1:]]
 
 
 class Rank:
-    """All that one rank recorded in a session."""
+    """The files of one rank in a session."""
 
     def __init__(self, session: Path, rank: int) -> None:
-        """Fails where the rank has not exactly one file of a kind."""
+        """Fail unless the rank has exactly one file of a kind and only events that match their declarations."""
         self.session = session
         self.rank = rank
         self.spans = np.sort(self._read("spans"), order="begin_ns", kind="stable")
@@ -36,21 +37,23 @@ class Rank:
         self.probe = self._read("probe")
         (path,) = session.glob(f"events-rank{rank}-*.jsonl")
         self.events = events(path)
+        for event in self.events:
+            check_event(event)
 
     def _read(self, name: str) -> Any:
         (path,) = self.session.glob(f"{name}-rank{self.rank}-*.rec")
         return table(path)
 
     def phase(self, *names: str) -> Any:
-        """The spans of these phases, by time."""
+        """Return the spans of these phases, by time."""
         return self.spans[np.isin(self.spans["phase"], [PHASES.index(name) for name in names])]
 
     def event(self, name: str) -> list[dict[str, Any]]:
-        """The events of that name."""
+        """Return the events of that name."""
         return [event for event in self.events if event["event"] == name]
 
     def inside(self, outer: Any) -> list[str]:
-        """The phases that lie in that span, in order."""
+        """Return the names of the phases inside a span, in order."""
         spans = self.spans
         within = (spans["begin_ns"] >= outer["begin_ns"]) & (spans["end_ns"] <= outer["end_ns"])
         return [PHASES[span["phase"]] for span in spans[within & (spans["depth"] > outer["depth"])]]

@@ -14,7 +14,7 @@ class FakeJob:
     """Implements ``ports.Controller`` and writes down what it was asked."""
 
     attach_command = "zerotop attach brisk-otter"
-    stop_description = "Asks it to end; asked again, it is killed."
+    stop_description = "Stops it gracefully; again forces it."
 
     def __init__(self) -> None:
         self.stops = 0
@@ -53,7 +53,7 @@ class FakeJob:
         if self.trouble:
             raise self.trouble
         self.outside = False
-        return "2 ranks are entered."
+        return "Probe injected into 2 ranks."
 
 
 class Watch:

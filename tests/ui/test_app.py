@@ -402,13 +402,13 @@ class TestLeaving:
 
     async def test_a_node_that_is_not_asked_to_stop(self) -> None:
         seen = Watch(offload_story(), 75.0)
-        seen.job.stop_description = "Asks it to end, here and on two; asked again, it is killed."
-        seen.job.not_stopped = "two is not asked to stop: ssh does not reach it."
+        seen.job.stop_description = "Stops it gracefully here and on two; again forces it."
+        seen.job.not_stopped = "two was not asked to stop: ssh does not reach it."
         async with seen.app.run_test(size=(80, 24)) as pilot:
             await pilot.press("q")
             await until(pilot, lambda: "here and on two" in seen.text())
             await pilot.press("s")
-            await until(pilot, lambda: "two is not asked to stop: ssh does not reach it." in seen.text())
+            await until(pilot, lambda: "two was not asked to stop: ssh does not reach it." in seen.text())
             assert "asked to end 0 s ago" in seen.text()
 
     async def test_when_the_job_is_over_leaving_does_not_ask(self) -> None:
@@ -451,7 +451,7 @@ async def test_ranks_attached_to_from_outside_are_entered() -> None:
         await until(pilot, lambda: "no more processes" in seen.text())
         seen.job.trouble = None
         await pilot.press("E")
-        await until(pilot, lambda: "2 ranks are entered." in seen.text())
+        await until(pilot, lambda: "Probe injected into 2 ranks." in seen.text())
         await seen_by_ticks(seen, pilot, lambda: "E enter ranks" not in seen.text())
 
 

@@ -85,4 +85,4 @@ async def test_numbers_that_cannot_be_and_facts_that_are_none(number: int) -> No
     async with app.run_test(size=(120, 40)) as pilot:
         for tab in TABS:
             app.action_switch(tab.name)
-            await until(pilot, lambda: "2 damaged lines in its events were passed over or read in part." in text_of(app))
+            await until(pilot, lambda: "2 damaged event lines were skipped or read in part." in text_of(app))

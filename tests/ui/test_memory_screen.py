@@ -199,7 +199,7 @@ def test_places_do_not_overlap_and_stay_in_the_room() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "what"), [("z2-oom", "Rank 0 ran out of GPU memory"), ("cpu-dead", "was ended by SIGKILL")]
+    ("name", "what"), [("z2-oom", "Rank 0 ran out of GPU memory"), ("cpu-dead", "was killed by SIGKILL")]
 )
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
 async def test_a_death_is_told_on_every_screen(name: str, what: str, size: tuple[int, int]) -> None:

@@ -189,10 +189,10 @@ async def test_packing_writes_a_file_here_once(root: Path, tmp_path: Path) -> No
         await until(pilot, lambda: any(str(path) in notice for notice in start.notices()))
         before = path.read_bytes()
         await pilot.press("p")
-        await until(pilot, lambda: any("exists already" in notice for notice in start.notices()))
+        await until(pilot, lambda: any("already exists" in notice for notice in start.notices()))
         assert path.read_bytes() == before
         await pilot.press("up", "p")
-        await until(pilot, lambda: any("packed already" in notice for notice in start.notices()))
+        await until(pilot, lambda: any("already packed" in notice for notice in start.notices()))
 
 
 @pytest.mark.parametrize("keys", [["escape"], ["enter"], ["n"], ["c"], ["q"]])
@@ -217,7 +217,7 @@ async def test_a_recording_is_deleted_and_what_that_freed_is_said(root: Path, ke
         await pilot.press("down", "d")
         await until(pilot, lambda: isinstance(start.app.screen, DeleteDialog))
         await pilot.press(key)
-        await until(pilot, lambda: any("story is deleted: 80" in notice for notice in start.notices()))
+        await until(pilot, lambda: any("story deleted: 80" in notice for notice in start.notices()))
         await until(pilot, lambda: start.names() == ["cpu-clean.zerotop", "z2-oom.zerotop"])
     assert not (root / "story").exists()
 
@@ -232,7 +232,7 @@ async def test_a_live_one_and_what_lies_elsewhere_are_never_deleted(root: Path, 
         await pilot.press("slash", *"now", "enter", "d")
         await until(pilot, lambda: any("now is live" in notice for notice in start.notices()))
         await pilot.press("escape", "slash", *"a-link", "enter", "d")
-        await until(pilot, lambda: any("is a link" in notice for notice in start.notices()))
+        await until(pilot, lambda: any("is a symbolic link" in notice for notice in start.notices()))
         await pilot.pause()
         assert isinstance(start.app.screen, StartScreen)
     assert (root / "now" / "session.json").is_file()

@@ -144,7 +144,7 @@ async def test_crowding_is_said() -> None:
     app = app_of(recording("story"))
     async with app.run_test(size=(120, 40)) as pilot:
         await shown(app, pilot, 0.8)
-        assert any("threads want to run on 64 cores" in line for line in text(app))
+        assert any("threads compete for 64 cores" in line for line in text(app))
 
 
 @pytest.mark.parametrize(

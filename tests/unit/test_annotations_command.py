@@ -39,15 +39,15 @@ def test_json_is_the_same_findings(tmp_path: Path, capsys: pytest.CaptureFixture
     assert told[-1]["evidence"]["requested_bytes"] == 99_572_776_960
 
 
-def test_nothing_to_say_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recording_without_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = recordings.as_directory("cpu-clean", tmp_path)
     for table in path.glob("*rank*"):
         table.unlink()
     assert cli.main(["annotations", str(path)]) == 0
-    assert capsys.readouterr().out == "There is nothing to remark on in this recording.\n"
+    assert capsys.readouterr().out == "No findings in this recording.\n"
 
 
-def test_a_session_that_is_not_there_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_session(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["annotations", str(tmp_path / "none")]) == 1
     assert capsys.readouterr().err.startswith("zerotop: ")
 

@@ -80,7 +80,7 @@ def test_the_parts_of_several_launchers_on_a_node_are_one() -> None:
 
 @pytest.mark.parametrize("name", ["-oProxyCommand=x", "a b", "a;b", "$(a)", "a\nb", "a@-b", "@", "ä"])
 def test_what_is_no_name_of_a_node(name: str) -> None:
-    with pytest.raises(hostfile.NoHosts, match="is no name of a node"):
+    with pytest.raises(hostfile.NoHosts, match="is not a valid node name"):
         hostfile.parse_names(f"good,{name}")
 
 
@@ -90,7 +90,7 @@ def test_names_and_hostfiles(tmp_path: Path) -> None:
     path.write_text("# nodes\nworker-1 slots=4\n\n  worker-2 slots=4 # slow\nworker-1 slots=4\n")
     assert hostfile.read_file(str(path)) == ["worker-1", "worker-2"]
     path.write_text("# none\n")
-    with pytest.raises(hostfile.NoHosts, match="does not list nodes"):
+    with pytest.raises(hostfile.NoHosts, match="is not a valid hostfile"):
         hostfile.read_file(str(path))
 
 
@@ -144,12 +144,12 @@ def test_this_node_knows_itself_under_any_name_whatever_its_shell_prints(ask: Ca
 @pytest.mark.parametrize(
     ("script", "why"),
     [
-        ("echo 'ssh: connect to host there port 22: No route to host' >&2; exit 255", "ssh does not reach it (connect to"),
-        ("echo 'me@there: Permission denied (publickey).' >&2; exit 255", "ssh is not let in without a password (me@there"),
+        ("echo 'ssh: connect to host there port 22: No route to host' >&2; exit 255", "ssh cannot connect (connect to"),
+        ("echo 'me@there: Permission denied (publickey).' >&2; exit 255", "ssh cannot log in without a password (me@there"),
         ("echo 'Host key verification failed.' >&2; exit 255", "ssh does not know its host key"),
-        ("echo 'zerotop: error: unrecognized arguments: --there' >&2; exit 2", "zerotop there is older than this one"),
+        ("echo 'zerotop: error: unrecognized arguments: --there' >&2; exit 2", "zerotop there is too old"),
         ("echo 'sh: not found' >&2; exit 127", "zerotop failed there (sh: not found)"),
-        ("exit 3", "zerotop failed there (it gave no reason)"),
+        ("exit 3", "zerotop failed there (no error message)"),
     ],
 )
 def test_what_ssh_says_is_made_a_sentence(ask: Callable[[str], ssh.Answer], script: str, why: str) -> None:

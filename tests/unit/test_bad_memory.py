@@ -115,18 +115,18 @@ def test_instances_stand_in_the_place_of_a_divided_gpu(monkeypatch: pytest.Monke
         (3, f"{MIG}2", f"{UUID}1"),
     ]
     assert [one.total_bytes for one in seen.gpus] == [gib(80), gib(10), gib(10)]
-    assert str(seen.notice).startswith("MIG is on for GPU 1: its instances are GPUs 2 to 3 here")
+    assert str(seen.notice).startswith("MIG is enabled on GPU 1: its instances are GPUs 2 to 3 here")
     row = dict(zip([field.name for field in tables.GPUS.fields], devices[2].read_row(5, 0), strict=True))
     assert (row["used_bytes"], row["total_bytes"], row["gpu"], row["temperature_c"]) == (gib(5), gib(10), 3, 60)
     assert str(row["utilization_percent"]) == str(row["power_w"]) == "nan"
-    assert devices[2].read_process_rows(5, again=True) == [(5, gib(2), 100, 3)]
+    assert devices[2].read_process_rows(5, refresh=True) == [(5, gib(2), 100, 3)]
 
 
 def test_a_divided_gpu_without_instances_is_shown_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     Driver(()).install(monkeypatch)
     seen, _ = nvml.discover_gpus()
     assert [one.index for one in seen.gpus] == [0, 1]
-    assert "there is no instance of it to be seen" in str(seen.notice)
+    assert "no instance is visible" in str(seen.notice)
 
 
 def sampled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Recording:
@@ -224,7 +224,7 @@ def test_in_a_container_the_jobs_own_processes_are_nobody_elses(tmp_path: Path) 
     (found,) = ledgers(session, 20).values()
     assert told(found)["before_the_job"] == 0.5
     assert (found.sum_bytes("outside_pytorch"), found.sum_bytes("other_processes")) == (gib(1.5), 0)
-    assert "what the device uses beyond what it used" in found.notes[0]
+    assert "what the device uses beyond its use" in found.notes[0]
     assert not [one.name for one in find_annotations(session, at(28)) if one.name.startswith("others")]
 
 

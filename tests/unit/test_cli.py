@@ -1,13 +1,17 @@
-"""The command line: what it returns, and that a headless job is as it would be without us."""
+"""The command line: exit codes, errors, and a headless job that runs as it would without zerotop."""
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from zerotop import commands
 
 ZEROTOP = [sys.executable, "-m", "zerotop"]
 
@@ -15,6 +19,11 @@ ZEROTOP = [sys.executable, "-m", "zerotop"]
 def zerotop(state: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     environ = os.environ | {"XDG_STATE_HOME": str(state)}
     return subprocess.run([*ZEROTOP, *arguments], check=False, timeout=60, capture_output=True, env=environ)
+
+
+@pytest.mark.parametrize("name", [module.name for module in pkgutil.iter_modules(commands.__path__) if not module.ispkg])
+def test_every_command_module_has_its_function(name: str) -> None:
+    assert callable(getattr(importlib.import_module(f"zerotop.commands.{name}"), name))
 
 
 @pytest.mark.parametrize(
@@ -28,7 +37,7 @@ def test_wrong_usage_exits_2_and_says_why(tmp_path: Path, arguments: tuple[str, 
     assert result.stdout == b""
 
 
-def test_a_command_without_the_dashes_before_it_is_told_where_they_go(tmp_path: Path) -> None:
+def test_run_without_dashes_explains_where_they_go(tmp_path: Path) -> None:
     result = zerotop(tmp_path, "run", "--headless", "python", "train.py", "--lr", "1e-3")
     assert result.returncode == 2
     assert result.stderr.endswith(b"error: write -- before the command: zerotop run -- python train.py --lr 1e-3\n")
@@ -41,7 +50,7 @@ def test_an_unknown_command_is_one_sentence_and_leaves_no_session(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_program_that_turns_out_not_to_be_one_leaves_no_session(tmp_path: Path) -> None:
+def test_a_file_that_is_no_program_leaves_no_session(tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_bytes(b"\x00\x01 neither")
     script.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Recordings side by side: the right figures, what differs told from what does not, as a table and as JSON."""
+"""Recordings side by side: right figures, differences beyond noise, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_one_row_has_one_unit() -> None:
 
 @pytest.mark.parametrize("width", [1, 20, 40, 80, 120, 200, 300])
 @pytest.mark.parametrize("number", [2, 3, 9])
-def test_every_row_is_as_wide_as_it_is_told(width: int, number: int) -> None:
+def test_every_row_has_the_requested_width(width: int, number: int) -> None:
     comparison = compare_sessions([recordings.recording("z2"), recordings.recording("z2-oom")])
     many = Comparison(
         tuple(f"recording {place}" for place in range(number)),
@@ -130,11 +130,11 @@ def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str])
     assert measure["unit"] == "bytes"
 
 
-def test_one_session_has_nothing_to_be_compared_with(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_session_is_not_enough(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(recordings.packed("z2"))]) == 2
-    assert capsys.readouterr().err == "zerotop: There is nothing to compare one session with: name two or more\n"
+    assert capsys.readouterr().err == "zerotop: compare needs two or more recordings\n"
 
 
-def test_a_session_that_is_none_is_a_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_folder_without_a_recording(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["compare", str(recordings.packed("z2")), str(tmp_path)]) == 1
     assert "holds no recording" in capsys.readouterr().err

@@ -75,5 +75,5 @@ def test_config_is_found_by_name() -> None:
     path = demo.find_config("zero2_offload_optimizer_bf16")
     assert path == demo.find_config("zero2_offload_optimizer_bf16.json")
     assert path.is_file()
-    with pytest.raises(FileNotFoundError, match=r"no DeepSpeed config named zero9; there are: zero0_bf16,"):
+    with pytest.raises(FileNotFoundError, match=r"unknown DeepSpeed config zero9. Choose one of: zero0_bf16,"):
         demo.find_config("zero9")

@@ -1,4 +1,4 @@
-"""Events of a damaged or foreign recording: JSON, and yet not what who reads them may rely on."""
+"""Events of a damaged or foreign recording: valid JSON with missing or wrongly typed facts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ import recordings
 from zerotop.analysis.reports.recording_summary import build_overview
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main
-from zerotop.session.event_schema import FACT_SHAPES
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events
 
@@ -46,7 +45,7 @@ def _within(facts: Any, path: tuple[Any, ...]) -> Any:
     return facts
 
 
-NOT_KNOWN = [
+INVALID = [
     (events.NODE, without("gpus", 0, "index")),
     (events.NODE, with_("first", "gpus", 0, "index")),
     (events.NODE, with_("0", "gpus", 0, "index")),
@@ -74,7 +73,7 @@ NOT_KNOWN = [
     (events.RANK_GONE, with_({}, "pid")),
     (events.JOB_ENDED, with_("0", "exit_code")),
 ]
-SAYS_NOTHING = [
+INCOMPLETE = [
     (events.TOTAL_STEPS, without("steps")),
     (events.TOTAL_STEPS, with_("40", "steps")),
     (events.MICROSCOPE, with_(None, "request")),
@@ -86,20 +85,20 @@ SAYS_NOTHING = [
 
 
 def changed_once(name: str, change: Callable[[Facts], None]) -> Session:
-    """A recording whose first event of that name was damaged so."""
-    left = [None]
+    """Return a recording in which the first event of that name is changed."""
+    pending = [None]
 
     def damage(event: Facts) -> Facts:
-        if event.get("event") == name and left:
+        if event.get("event") == name and pending:
             change(event)
-            left.clear()
+            pending.clear()
         return event
 
     return recordings.rewritten("gpu-microscope", damage)
 
 
-@pytest.mark.parametrize(("name", "change"), NOT_KNOWN)
-def test_a_fact_that_makes_no_sense_is_counted_and_not_known(name: str, change: Callable[[Facts], None]) -> None:
+@pytest.mark.parametrize(("name", "change"), INVALID)
+def test_invalid_fact_becomes_none_and_is_counted(name: str, change: Callable[[Facts], None]) -> None:
     session, before = changed_once(name, change), recordings.recording("gpu-microscope")
     assert session.damaged_lines == 1
     first, whole = session.events_named(name)[0].facts, before.events_named(name)[0].facts
@@ -108,30 +107,25 @@ def test_a_fact_that_makes_no_sense_is_counted_and_not_known(name: str, change: 
     assert len(session.events) == len(before.events)
 
 
-@pytest.mark.parametrize(("name", "change"), SAYS_NOTHING)
-def test_an_event_that_says_nothing_without_it_is_passed_over(name: str, change: Callable[[Facts], None]) -> None:
+@pytest.mark.parametrize(("name", "change"), INCOMPLETE)
+def test_event_without_required_fact_is_skipped(name: str, change: Callable[[Facts], None]) -> None:
     session = changed_once(name, change)
     assert session.damaged_lines == 1
     assert len(session.events_named(name)) == len(recordings.recording("gpu-microscope").events_named(name)) - 1
 
 
-def test_it_is_written_down_what_all_events_must_hold() -> None:
-    names = {value for name, value in vars(events).items() if name.isupper()}
-    assert names - FACT_SHAPES.keys() == {events.ENTERED, events.DETACHED}  # which hold nothing
-
-
-def test_what_is_not_known_is_no_damage() -> None:
+def test_missing_and_newer_facts_are_no_damage() -> None:
     def newer(event: Facts) -> Facts:
-        gone = {"gpu_notice", "rank", "torch", "devices", "parameters", "exit_code"}
-        known = {fact: value for fact, value in event.items() if fact not in gone}
-        return {**known, **dict.fromkeys(gone & event.keys() - {"devices"}), "of_tomorrow": [{"rank": "1"}]}
+        missing = {"gpu_notice", "rank", "torch", "devices", "parameters", "exit_code"}
+        rest = {fact: value for fact, value in event.items() if fact not in missing}
+        return {**rest, **dict.fromkeys(missing & event.keys() - {"devices"}), "newer": [{"rank": "1"}]}
 
     before, session = recordings.recording("gpu-microscope"), recordings.rewritten("gpu-microscope", newer)
     assert session.damaged_lines == 0
     assert len(session.events) == len(before.events)
 
 
-def test_a_writer_who_is_none_has_written_nothing() -> None:
+def test_file_of_invalid_writer_is_skipped() -> None:
     def foreign(line: Facts) -> Facts:
         return {**line, "writer": {**line["writer"], "rank": "first"}} if "writer" in line else line
 
@@ -140,10 +134,10 @@ def test_a_writer_who_is_none_has_written_nothing() -> None:
     assert session.damaged_lines > 0
 
 
-def test_how_much_was_passed_over_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_report_damaged_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = recordings.as_directory("z2", tmp_path)
     (path,) = folder.glob("events-node*")
-    line, sentence = path.read_text().splitlines()[1], "1 damaged line in its events was passed over or read in part."
+    line, sentence = path.read_text().splitlines()[1], "1 damaged event line was skipped or read in part."
     with path.open("a") as file:
         file.write(json.dumps(json.loads(line) | {"pid": "1", "command": 5}) + "\n")
     for command in ("annotations", "export"):
@@ -155,10 +149,10 @@ def test_how_much_was_passed_over_is_told(tmp_path: Path, capsys: pytest.Capture
     with path.open("a") as file:
         file.write("{}\n")
     assert main(["annotations", str(folder)]) == 0
-    assert capsys.readouterr().err == "zerotop: 2 damaged lines in its events were passed over or read in part.\n"
+    assert capsys.readouterr().err == "zerotop: 2 damaged event lines were skipped or read in part.\n"
 
 
-# --- whatever is wrong with them ------------------------------------------------------------------------------------------
+# --- any damage ----------------------------------------------------------------------------------------------------------
 
 _ABSENT = object()
 _VALUES: tuple[Any, ...] = (
@@ -188,14 +182,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def places(value: Any, depth: int = 0) -> list[tuple[Any, ...]]:
-    """All that can be replaced in an event, by the way there."""
+    """Return the path of every value in an event that can be replaced."""
     parts = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
     return [(key, *rest) for key, part in parts for rest in ((), *(places(part, depth + 1) if depth < 3 else ()))]
 
 
-@settings(max_examples=40, phases=[Phase.generate])  # what is chosen from lists need not be made smaller
+@settings(max_examples=40, phases=[Phase.generate])  # choices from lists need no shrinking
 @given(data=st.data())
-def test_nothing_in_an_event_ends_a_command(folders: list[Path], data: st.DataObject) -> None:
+def test_no_value_in_an_event_breaks_a_command(folders: list[Path], data: st.DataObject) -> None:
     folder = data.draw(st.sampled_from(folders))
     lines = {
         (path, n): json.loads(line)
@@ -205,14 +199,14 @@ def test_nothing_in_an_event_ends_a_command(folders: list[Path], data: st.DataOb
     kinds = {facts.get("event", "header"): place for place, facts in reversed(lines.items())}
     path, number = kinds[data.draw(st.sampled_from(sorted(kinds)))]
     facts = lines[path, number]
-    # A recording of a newer format is refused, and told to be one.
-    way = data.draw(st.sampled_from([way for way in places(facts) if way[0] != "zerotop"]))
+    # A recording of a newer format is refused on purpose.
+    path_in_event = data.draw(st.sampled_from([keys for keys in places(facts) if keys[0] != "zerotop"]))
     value = data.draw(st.sampled_from(_VALUES))
-    (without(*way) if value is _ABSENT else with_(value, *way))(facts)
+    (without(*path_in_event) if value is _ABSENT else with_(value, *path_in_event))(facts)
     before = path.read_text()
-    told = before.splitlines()
-    told[number] = json.dumps(facts)
-    path.write_text("\n".join(told) + "\n")
+    damaged = before.splitlines()
+    damaged[number] = json.dumps(facts)
+    path.write_text("\n".join(damaged) + "\n")
     try:
         look(folder)
     finally:
@@ -220,7 +214,7 @@ def test_nothing_in_an_event_ends_a_command(folders: list[Path], data: st.DataOb
 
 
 def look(folder: Path) -> None:
-    """What commands and screens do with a recording, short of drawing it."""
+    """Run commands and build views of a recording, without drawing."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         assert main(["memory", str(folder)]) == 0
         assert main(["annotations", str(folder), "--json"]) == 0

@@ -1,4 +1,4 @@
-"""The demo before it trains: which devices, locks of dead builds, and what it says meanwhile."""
+"""The demo before it trains: devices, stale build locks and progress lines."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_visible_devices(text: str, devices: list[str]) -> None:
     assert demo.parse_visible_devices(text) == devices
 
 
-def test_a_torch_without_cuda_beside_gpus_is_said(
+def test_torch_without_cuda_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     torch = tmp_path / "torch"
@@ -94,11 +94,11 @@ def test_a_torch_without_cuda_beside_gpus_is_said(
         (torch / "version.py").write_text(f"__version__ = '2.13.0'\n{line}\nhip = None\n")
         assert demo._count_usable_gpus() == usable
     assert capsys.readouterr().out == (
-        "This machine has 2 GPUs, but the torch installed here was built without CUDA: the demo trains on the CPU\n"
+        "This machine has 2 GPUs, but the installed torch was built without CUDA: the demo trains on the CPU\n"
     )
 
 
-def test_progress_is_told_when_there_is_some(tmp_path: Path) -> None:
+def test_progress_lines(tmp_path: Path) -> None:
     folder = directory.create_session(["python", "train.py"], path=str(tmp_path / "session"))
     source = RecordingSource(Session.open(Path(folder)))
     seconds = 0.0
@@ -113,6 +113,6 @@ def test_progress_is_told_when_there_is_some(tmp_path: Path) -> None:
             spans.close()
             source.refresh()
     lines = [line.partition("s  ")[2] for line in said if line]
-    assert lines[:3] == ["Waiting for a rank to make its DeepSpeed engine."] * 3
+    assert lines[:3] == ["Waiting for deepspeed.initialize()."] * 3
     assert lines[3].startswith("1 step  ")
     assert len(lines) == 4

@@ -224,7 +224,7 @@ def test_the_post_mortem() -> None:
         said = " ".join(text(draw_post_mortem(view.failure, view.cursor_ns, width, height, BLOCKS)).split())
         assert "Rank 0 ran out of GPU memory" in said
         assert "per_device_eval_batch_size to 40" in said
-    assert "asked for 92.73 GiB" in said
+    assert "requested 92.73 GiB" in said
     assert "of which activations 46.64 GiB" in said
     assert "eval 0.82 s × ■ forward 0.74 s ×" in said
     assert "Tried to allocate 92.73 GiB" in said

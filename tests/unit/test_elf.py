@@ -46,5 +46,5 @@ def test_a_file_that_is_damaged_anywhere(tmp_path: Path) -> None:
 def test_a_file_that_is_no_program(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"#!/bin/sh\n".ljust(64))
-    with pytest.raises(elf.NotElf, match="is no 64-bit ELF file"):
+    with pytest.raises(elf.NotElf, match="is not a 64-bit ELF file"):
         elf.read_symbols(str(path), ["any"])

@@ -1,4 +1,4 @@
-"""Export: what is written is what was recorded, with names and units, and no formulas."""
+"""Export: the recorded values, with names and units, and no formulas for spreadsheets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from small_recording import BEGIN_NS, identity, read, record
 from small_recording import span as span_of
 from small_recording import write as write_open
 from zerotop.analysis.reports import export_tables
-from zerotop.analysis.reports.export import FORMATS, TABLES, escape_formula, export_table
+from zerotop.analysis.reports.export import FORMATS, escape_formula, export_table
+from zerotop.analysis.reports.export_tables import TABLES
 from zerotop.analysis.steps.step_table import read_steps
 from zerotop.cli import main
 from zerotop_probe.recording import tables
@@ -204,8 +205,8 @@ def test_an_empty_recording_has_columns(tmp_path: Path, table: str) -> None:
 
 
 @pytest.mark.parametrize(("table", "fmt"), [("nope", "csv"), ("spans", "xlsx")])
-def test_what_there_is_not(tmp_path: Path, table: str, fmt: str) -> None:
-    with pytest.raises(ValueError, match=r"^There is no .*; there are .*\.$"):
+def test_unknown_names_are_refused(tmp_path: Path, table: str, fmt: str) -> None:
+    with pytest.raises(ValueError, match=r"^Unknown .*\. Choose one of: .*\.$"):
         export_table(read(tmp_path), table, fmt, io.BytesIO())
 
 

@@ -10,10 +10,10 @@ import pytest
 import recordings
 from memory_recording import OOM, Recording, gib, usual
 from small_recording import BEGIN_NS, S, identity, span
-from zerotop.analysis.failures.crashes import find_last_words, find_signal
+from zerotop.analysis.failures.crashes import find_last_words
 from zerotop.analysis.failures.diagnosis import FailureFinder, find_failure
 from zerotop.analysis.failures.failure import ERROR, MEMORY, SIGNAL, Failure, describe_place
-from zerotop.analysis.failures.oom_kills import JobDeath
+from zerotop.analysis.processes.process_exits import ProcessExit
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import FAILED
 
@@ -87,10 +87,10 @@ def test_a_rank_ended_by_a_signal(tmp_path: Path, facts: dict[str, Any], name: s
     recording = usual(tmp_path)
     gone(recording, 26)
     early = must(recording, 26.5)
-    assert early.what == "Rank 0's process 100 was gone without having ended in good order in backward of step 1."
+    assert early.what == "Rank 0 (PID 100) died unexpectedly in backward of step 1."
     end(recording, 27, **facts)
     found = must(recording)
-    assert found.what == f"Rank 0's process 100 was ended by {name} in backward of step 1."
+    assert found.what == f"Rank 0 (PID 100) was killed by {name} in backward of step 1."
     assert (found.kind, found.unix_ns, found.final) == (SIGNAL, BEGIN_NS + 26 * S, True)
     assert found.setting in found.advice
 
@@ -147,7 +147,7 @@ def test_the_last_words() -> None:
     [(None, None), (1, None), (2, None), (137, "SIGKILL"), (247, "SIGKILL"), (241, "SIGTERM"), (255, None)],
 )
 def test_which_signal_an_exit_code_tells_of(code: int | None, name: str | None) -> None:
-    assert find_signal(JobDeath(0, None, code, None, "", 0, ())) == name
+    assert ProcessExit("", 0, exit_code=code).signal_name == name
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_which_signal_an_exit_code_tells_of(code: int | None, name: str | None) 
         ("forward", "eval", 4, " in the forward of the evaluation before step 4"),
         ("eval", "eval", None, " in the evaluation"),
         ("cpu_optimizer", "step", 2, " in cpu optimizer of step 2"),
-        ("init", "init", 0, " while its engine was made"),
+        ("init", "init", 0, " during engine initialization"),
         ("", "", 3, " in step 3"),
         ("", "", None, ""),
     ],
@@ -178,7 +178,7 @@ def test_real_deaths() -> None:
     dead = recordings.recording("cpu-dead")
     found = find_failure(dead, dead.last_written_ns)
     assert found is not None
-    assert found.what.startswith("Rank 1's process 29690 was ended by SIGKILL")
+    assert found.what.startswith("Rank 1 (PID 29690) was killed by SIGKILL")
 
 
 def test_a_job_that_was_started_again_had_died_in_between() -> None:

@@ -113,15 +113,15 @@ def test_bad_data_set(name: str, sentence: str, tmp_path: Path, monkeypatch: pyt
 def test_bad_model(tmp_path: Path) -> None:
     with pytest.raises(finetune.BadInput, match=r"^--seq-length 4096 is more than the 2048 tokens that tiny"):
         finetune.load_model_config("tiny", 4096)
-    with pytest.raises(finetune.BadInput, match=r"^cannot load the model .* \(it is not a preset either"):
+    with pytest.raises(finetune.BadInput, match=r"^cannot load the model .* \(and it is not a preset"):
         finetune.load_model_config(str(tmp_path), 64)
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--steps", "0"], "argument --steps: 0 is not a whole number of 1 or more"),
-        (["--steps", "many"], "argument --steps: many is not a whole number of 1 or more"),
+        (["--steps", "0"], "argument --steps: 0 is not a positive whole number"),
+        (["--steps", "many"], "argument --steps: many is not a positive whole number"),
         (
             ["--deepspeed", "none.json"],
             "cannot read the DeepSpeed config none.json: No such file or directory",
@@ -144,7 +144,7 @@ def test_what_cannot_be_trained_ends_with_a_sentence(tmp_path: Path) -> None:
         ("--dataset", "none"): "cannot read the data set none:",
         ("--dataset", "numbers.csv"): "no column of numbers.csv holds text; its columns are a, b",
         ("--dataset", "short.txt"): "the text fills 0 rows of 256 tokens: too few to train on",
-        ("--model", "tinny"): "cannot load the model tinny (it is not a preset either: tiny, gpt2, ",
+        ("--model", "tinny"): "cannot load the model tinny (and it is not a preset: tiny, gpt2, ",
     }
     (tmp_path / "numbers.csv").write_text("a,b\n1,2\n")
     (tmp_path / "short.txt").write_text("short\n")

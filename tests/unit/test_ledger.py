@@ -126,7 +126,7 @@ def test_between_nvmls_reading_and_the_allocators_memory_was_taken(tmp_path: Pat
 def test_more_was_taken_than_the_others_leave(tmp_path: Path) -> None:
     found = one(apart(tmp_path, allocator(4.5, 9, 60), others=30), 5)
     assert told(found) == {"rest_of_device": 20, "reserved_unallocated": 51, "unattributed": 9}
-    assert "cannot be told" in row_of(found, "rest_of_device").note
+    assert "cannot be divided" in row_of(found, "rest_of_device").note
 
 
 def test_pytorch_says_that_it_holds_more_than_there_is(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_rank_that_is_leaving_has_given_back_what_its_allocator_held(tmp_path:
     session = recording.read()
     found = one(session, 30.2)
     assert told(found) == {"free": 74.5, "driver": 0.5, "other_processes": 4, "this_job": 1}
-    assert "has given memory back" in found.notes[0]
+    assert "has released memory" in found.notes[0]
     assert one(session, 29.9).sum_bytes("this_job") == 0
 
 
@@ -158,7 +158,7 @@ def test_what_is_outside_pytorch_is_taken_where_the_allocator_held_still(tmp_pat
     outside = row_of(one(session, 6), "outside_pytorch")
     assert (outside.bytes, outside.note) == (gib(1.5), "")
     early = row_of(one(session, 2.5), "outside_pytorch")
-    assert (early.bytes, "while NVML looked" in early.note) == (gib(1.5), True)
+    assert (early.bytes, "while NVML was read" in early.note) == (gib(1.5), True)
 
 
 def container(folder: Path, first: float) -> Recording:
@@ -193,7 +193,7 @@ def test_no_nvml(tmp_path: Path) -> None:
     recording.write(tables.ALLOCATOR, identity(0), [allocator(2, 1, 4)], born=1)
     found = one(recording.read(), 5.5)
     assert told(found) == {"rest_of_device": 75, "reserved_unallocated": 3, "unattributed": 1}
-    assert "NVML was not to be had" in found.notes[0]
+    assert "NVML was not available" in found.notes[0]
 
 
 def test_an_allocator_that_shows_no_blocks(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_a_probe_that_was_taken_out_tells_no_more_and_is_put_in_again(tmp_path: 
     recording.event(identity(0), 29.2, "left", lost=0)
     found = one(recording.read(), 29.5)
     assert told(found) == {"free": 51.5, "driver": 1.5, "other_processes": 4, "this_job": 23}
-    assert found.notes == ("The probe was taken out of rank 0: how this job's memory is divided since then is not known.",)
+    assert found.notes == ("The probe was removed from rank 0: the division of this job's memory since then is not known.",)
     recording.write(tables.ALLOCATOR, identity(0), [allocator(29.7, 3, 4)], born=29.6)
     again = one(recording.read(), 29.8)
     assert (again.reserved_bytes, again.notes) == (gib(4), one(recording.read(), 29.1).notes)

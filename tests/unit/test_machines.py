@@ -177,8 +177,8 @@ def test_a_machine_that_nobody_has_seen_yet(child: Process, monkeypatch: pytest.
     monkeypatch.setattr(platform, "machine", lambda: name)
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     sentence = (
-        f"Entering Python {version} is known for x86_64 and aarch64 only, and this is {name}: start the job with zerotop "
-        "run, or use Python 3.14, which can be entered everywhere."
+        f"Python {version} can be entered on x86_64 and aarch64 only, and this machine is {name}. Start the job with "
+        "zerotop run, or use Python 3.14, which can be entered everywhere."
     )
     with pytest.raises(CannotEnter, match=f"^{re.escape(sentence)}$"):
         examine_process(child)
@@ -191,5 +191,5 @@ def test_a_python_of_another_machine_is_not_entered(child: Process, monkeypatch:
     (other,) = MACHINES.keys() - {platform.machine()}
     built_for = platform.machine()
     monkeypatch.setattr(platform, "machine", lambda: other)
-    with pytest.raises(CannotEnter, match=f"a Python for {built_for}, which is emulated on this {other}: start the job"):
+    with pytest.raises(CannotEnter, match=f"a Python for {built_for}, emulated on this {other}\\. Start the job"):
         examine_process(child)

@@ -27,19 +27,20 @@ def recorded(folder: Path) -> Recording:
     return recording
 
 
-def say(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def run_memory(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert main(["memory", *arguments]) == 0
     return capsys.readouterr().out
 
 
 def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = say(capsys, str(recorded(tmp_path).folder))
+    said = run_memory(capsys, str(recorded(tmp_path).folder))
     lines = said.splitlines()
-    assert lines[0] == "job, at the end of step 1: ZeRO-2, 1,073.7 M parameters of 2 bytes, 1 rank"
+    setup = "1,073.7 M parameters, ZeRO-2, bf16, batch 1 x 1 x 1 (micro-batch x accumulation x ranks)"
+    assert lines[0] == f"job, at the end of step 1: {setup}"
     table = {line.split("  ")[1]: line.split() for line in lines if line.startswith("  ")}
     assert table["free"][1] == "51.500"
-    assert table["the device"][-1] == "80.000"
-    assert "  parameters                                        2.000     2.000      +0.000  tensors counted after" in said
+    assert table["total"][-1] == "80.000"
+    assert "parameters 2.000 2.000 +0.000 tensors counted after" in " ".join(said.split())
     assert "Peak of rank 0: 19.500 GiB allocated, in backward of step 1" in said
     assert "Rule of thumb: parameters 2.000 + optimizer 12.000 + the larger of gradients 2.000" in said
     assert "Host memory of rank 0 on node1, process 100" in said
@@ -49,7 +50,7 @@ def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_json_has_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said: dict[str, Any] = json.loads(say(capsys, str(recorded(tmp_path).folder), "--json"))
+    said: dict[str, Any] = json.loads(run_memory(capsys, str(recorded(tmp_path).folder), "--json"))
     (gpu,) = said["gpus"]
     rows = {row["key"]: row["bytes"] for row in gpu["rows"]}
     assert sum(rows.values()) == gpu["total_bytes"] == gib(80)
@@ -67,49 +68,47 @@ def test_json_has_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_at_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(recorded(tmp_path).folder)
-    assert json.loads(say(capsys, folder, "--at", "0", "--json"))["unix_ns"] == BEGIN_NS + 19 * S
+    assert json.loads(run_memory(capsys, folder, "--at", "0", "--json"))["unix_ns"] == BEGIN_NS + 19 * S
     assert main(["memory", folder, "--at", "7"]) == 1
-    assert capsys.readouterr().err == (
-        "zerotop: Step 7 is not finished in this recording: the last that is finished is step 1\n"
-    )
+    assert capsys.readouterr().err == ("zerotop: Step 7 did not finish in this recording: the last finished step is 1\n")
 
 
-def test_a_failure_is_told_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recording = recorded(tmp_path)
     facts = {"requested_bytes": gib(60), "free_bytes": gib(51), "limit_bytes": gib(79), "phase": "forward", "step": 2}
     recording.event(identity(0), 29.5, events.OUT_OF_MEMORY, device=0, micro_step=0, **facts)
-    lines = say(capsys, str(recording.folder)).splitlines()
+    lines = run_memory(capsys, str(recording.folder)).splitlines()
     assert lines[0].startswith("job, at the failure: ")
     assert lines[2] == "Out of memory: rank 0, GPU 0, step 2, micro-step 0, forward; the job did not survive it"
-    assert "  In the forward 60.00 GiB were asked for; 51.00 GiB of 79.00 GiB were free." in lines
-    assert json.loads(say(capsys, str(recording.folder), "--json"))["post_mortem"]["requested_bytes"] == gib(60)
+    assert "  The forward requested 60.00 GiB; 51.00 GiB of 79.00 GiB were free." in lines
+    assert json.loads(run_memory(capsys, str(recording.folder), "--json"))["post_mortem"]["requested_bytes"] == gib(60)
 
 
 def test_a_recording_with_nothing_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory.create_session(["true"], path=str(tmp_path / "empty"), launcher="python")
-    said = say(capsys, str(tmp_path / "empty"))
-    assert said.splitlines()[0] == "empty, at its end: no rank has made a DeepSpeed engine"
+    said = run_memory(capsys, str(tmp_path / "empty"))
+    assert said.splitlines()[0] == "empty, at the end: no rank has made a DeepSpeed engine"
 
 
-def test_a_recording_that_nobody_sampled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recording_without_a_sampler(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = recorded(tmp_path).folder
     for path in folder.glob("*-node-*.rec"):
         path.unlink()
-    said = say(capsys, str(folder))
+    said = run_memory(capsys, str(folder))
     assert "offload_optimizer=none" in said
 
 
-def test_a_rank_that_was_killed_is_told_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_rank_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     path = str(recordings.packed("cpu-dead"))
-    lines = say(capsys, path).splitlines()
-    assert lines[2] == "Rank 1's process 29690 was ended by SIGKILL after step of step 19."
+    lines = run_memory(capsys, path).splitlines()
+    assert lines[2] == "Rank 1 (PID 29690) was killed by SIGKILL after step() of step 19."
     assert "save_steps" in lines[4]
-    told = json.loads(say(capsys, path, "--json"))
+    told = json.loads(run_memory(capsys, path, "--json"))
     assert (told["failure"]["kind"], told["failure"]["setting"], told["post_mortem"]) == ("signal", "save_steps", None)
-    assert json.loads(say(capsys, path, "--at", "3", "--json"))["failure"] is None
+    assert json.loads(run_memory(capsys, path, "--at", "3", "--json"))["failure"] is None
 
 
-def test_what_an_update_consists_of(capsys: pytest.CaptureFixture[str]) -> None:
-    said = say(capsys, str(recordings.packed("z2-offload")))
-    assert "Inside step() of rank 0, the median of 0.1" in said
+def test_parts_of_an_update(capsys: pytest.CaptureFixture[str]) -> None:
+    said = run_memory(capsys, str(recordings.packed("z2-offload")))
+    assert "Inside step() of rank 0, median 0.1" in said
     assert "the GPU is idle for at least 0.0" in said

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import recordings
@@ -12,9 +14,12 @@ from memory_recording import GIB, PARTS, Recording, allocator, gib, gpu, holds, 
 from small_recording import BEGIN_NS, S, identity
 from zerotop.analysis.memory.memory_table import FREED, SUM_DEVICE, SUM_RESIDENT, TO_COME, MemoryLine
 from zerotop.analysis.memory.memory_view import MemoryView, MemoryViewBuilder
+from zerotop.analysis.memory.phase_peaks import read_rank_peaks
+from zerotop.session.reader import Event, Session
 from zerotop_probe.recording import events, tables
+from zerotop_probe.recording.tables import PHASE_CODE
 
-MOMENTS = 60
+MOST_MOMENTS = 12
 
 
 def at(recording: Recording, second: float, rank: int | None = None, most: int = 8) -> MemoryView:
@@ -43,16 +48,38 @@ def check(view: MemoryView) -> None:
         assert view.host in view.hosts
 
 
+def choose_moments(session: Session) -> list[int]:
+    """At most 12: both ends, before the first forward, an inventory, an error, an exit, a peak, phases' ends in between."""
+    moments = [session.begin_ns, session.last_written_ns]
+    moments += [event.unix_ns for event in (*pick(session, "tensors", -1), *pick(session, "out_of_memory", 0))]
+    exits = [event.unix_ns for name in ("goodbye", "rank_gone", "job_ended") for event in pick(session, name, 0)]
+    moments += [min(exits) - 1, min(exits)] if exits else []
+    moments += [peaks.owning_peak.unix_ns for peaks in read_rank_peaks(session, session.last_written_ns)[:1]]
+    for source in session.sources["spans"][:1]:
+        forwards = source.array[source.array["phase"] == PHASE_CODE["forward"]]
+        moments += [int(span["begin_ns"]) + source.offset_ns - 1 for span in forwards[:1]]
+        later = source.array[len(source.array) // 2 :]
+        _, first_of_phase = np.unique(later["phase"], return_index=True)
+        moments += source.unix_times(later[first_of_phase]).tolist()
+    return sorted(list(dict.fromkeys(moments))[:MOST_MOMENTS])
+
+
+def pick(session: Session, name: str, place: int) -> Sequence[Event]:
+    """One event of a name, if there is any."""
+    named = session.events_named(name)
+    return [named[place]] if named else []
+
+
 @pytest.mark.parametrize("name", recordings.names())
 def test_sums_to_the_byte_at_every_moment(name: str) -> None:
     session = recordings.recording(name)
-    views, begin = MemoryViewBuilder(session), session.begin_ns
-    length = session.last_written_ns - begin
-    for place in range(MOMENTS + 1):
-        for rank in (None, 1, 77):
-            view = views.view_at(begin + length * place // MOMENTS, rank)
-            check(view)
-            assert view is views.view_at(view.cursor_ns, rank)
+    views = MemoryViewBuilder(session)
+    moments = choose_moments(session)
+    # A rank that is not there is as none.
+    for moment_ns, rank in [*product(moments, (None, 1)), (moments[-2], 77)]:
+        view = views.view_at(moment_ns, rank)
+        check(view)
+        assert view is views.view_at(view.cursor_ns, rank)
 
 
 def test_lines_of_a_gpu(tmp_path: Path) -> None:

@@ -44,10 +44,10 @@ def test_what_a_first_start_waits_for(tmp_path: Path) -> None:
     recording.event(recording.node, 9, events.SAMPLER_ERROR, where="nothing", error="else")
     source = RecordingSource(recording.read())
     said = [source.view_at(BEGIN_NS + second * S).job.exit_text for second in range(1, 7)]
-    assert said[0] == "Waiting for a rank to make its DeepSpeed engine."
-    assert said[1].startswith("DeepSpeed compiles its operators, the first time only")
-    assert "no process on their node holds /builds/cpu_adam/lock: perhaps they wait without end" in said[2]
-    assert said[2].endswith("end this one, remove it and start it again.")
-    assert "holds /builds/cpu_adam/lock and /builds/utils/lock: perhaps" in said[3]
+    assert said[0] == "Waiting for deepspeed.initialize()."
+    assert said[1].startswith("Compiling DeepSpeed's operators")
+    assert "no process on their node holds /builds/cpu_adam/lock: they may wait forever" in said[2]
+    assert said[2].endswith("stop this one, delete it and start it again.")
+    assert "holds /builds/cpu_adam/lock and /builds/utils/lock: they may" in said[3]
     assert said[4] == said[1]
     assert said[5] == ""

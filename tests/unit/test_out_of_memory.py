@@ -242,7 +242,7 @@ def test_a_forward_may_be_an_evaluations(tmp_path: Path) -> None:
     found = told(recording, 8)
     assert (found.phase, found.outer_phase, found.setting) == ("forward", "eval", "per_device_eval_batch_size")
     assert [(s.phase, s.failed) for s in found.spans] == [("eval", True), ("forward", True)]
-    assert "In evaluation 30.00 GiB were asked for with a micro-batch of 160 x 512 tokens; 20.00 GiB of 79" in found.cause
+    assert "Evaluation requested 30.00 GiB with a micro-batch of 160 x 512 tokens; 20.00 GiB of 79" in found.cause
 
 
 def test_nothing_went_wrong(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_nccl_in_the_output(tmp_path: Path) -> None:
     found = told(recording)
     assert (found.kind, found.witness, found.rank, found.requested_bytes) == ("nccl", "output", 0, 6291456)
     assert found.survived is False
-    assert found.cause.startswith("NCCL could not get 6.0 MiB, which it takes from the device beside PyTorch")
+    assert found.cause.startswith("NCCL could not allocate 6.0 MiB on the device outside PyTorch's allocator")
 
 
 def test_an_error_in_the_output_of_one_of_several_ranks(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def test_more_was_asked_of_the_host_than_it_has(tmp_path: Path) -> None:
     end(recording)
     found = told(recording)
     assert (found.kind, found.requested_bytes, found.limit_bytes) == ("host", 132426121216, gib(100))
-    assert found.cause.startswith("123.33 GiB of host memory could not be had: ")
+    assert found.cause.startswith("123.33 GiB could not be allocated on the host: ")
 
 
 def test_another_processes_memory(tmp_path: Path) -> None:
@@ -348,17 +348,17 @@ def test_another_processes_memory(tmp_path: Path) -> None:
 def case(**facts: Any) -> OomCase:
     usual_case: dict[str, Any] = {
         "kind": "cuda",
-        "requested": gib(10),
-        "limit": gib(79),
-        "total": gib(79),
-        "free": gib(1),
-        "allocated": gib(70),
-        "reserved": gib(75),
-        "largest_block": gib(2),
-        "inactive_split": gib(5),
-        "others": 0,
-        "model_states": gib(20),
-        "phase": "backward",
+        "requested_bytes": gib(10),
+        "limit_bytes": gib(79),
+        "total_bytes": gib(79),
+        "free_bytes": gib(1),
+        "allocated_bytes": gib(70),
+        "reserved_bytes": gib(75),
+        "largest_free_block_bytes": gib(2),
+        "inactive_split_bytes": gib(5),
+        "others_bytes": 0,
+        "model_states_bytes": gib(20),
+        "outer_phase": "backward",
         "torch": "2.8.0",
     }
     return OomCase(**(usual_case | facts))
@@ -372,40 +372,60 @@ EXPANDABLE = parse_settings({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:Tru
 @pytest.mark.parametrize(
     ("facts", "cause", "setting"),
     [
-        ({"requested": gib(4)}, "5.00 GiB that PyTorch holds are unused, but in pieces of at most 2.00 GiB", "EXPANDABLE"),
-        ({"requested": gib(5.5)}, "would do only together", "EXPANDABLE"),
-        ({"requested": gib(4), "settings": EXPANDABLE}, "in pieces", "torch.cuda.empty_cache()"),
-        ({"others": gib(12)}, "other processes hold 12.00 GiB of the device", "CUDA_VISIBLE_DEVICES"),
-        ({"others": gib(3), "engine": ZERO2}, "10.00 GiB were asked for", "train_micro_batch_size_per_gpu"),
         (
-            {"limit": gib(40), "free": gib(30), "reserved": gib(39)},
+            {"requested_bytes": gib(4)},
+            "PyTorch reserves 5.00 GiB that are unused, but in blocks of at most 2.00 GiB",
+            "EXPANDABLE",
+        ),
+        (
+            {"requested_bytes": gib(5.5)},
+            "neither 1.00 GiB free on the device nor 5.00 GiB in PyTorch's cache suffice alone",
+            "EXPANDABLE",
+        ),
+        ({"requested_bytes": gib(4), "settings": EXPANDABLE}, "in blocks", "torch.cuda.empty_cache()"),
+        ({"others_bytes": gib(12)}, "other processes hold 12.00 GiB of the device", "CUDA_VISIBLE_DEVICES"),
+        ({"others_bytes": gib(3), "engine": ZERO2}, "The backward requested 10.00 GiB", "train_micro_batch_size_per_gpu"),
+        (
+            {"limit_bytes": gib(40), "free_bytes": gib(30), "reserved_bytes": gib(39)},
             "may use only 40.00 GiB of its 79.00 GiB",
             "torch.cuda.set_per_process_memory_fraction",
         ),
-        ({"engine": ZERO2 | {"micro_batch": 1, "activation_checkpointing": False}}, "asked", "gradient_checkpointing"),
-        ({"engine": ZERO2, "phase": "eval", "rows": 8}, "In evaluation", "per_device_eval_batch_size"),
-        ({"engine": ZERO2, "phase": "step"}, "In the update", "zero_optimization.offload_optimizer.device"),
-        ({"engine": ZERO2, "model_states": gib(60)}, "asked", "zero_optimization.offload_optimizer.device"),
-        ({"engine": ZERO2 | {"offload_optimizer": "cpu"}, "phase": "step"}, "In the update", "zero_optimization.stage"),
+        ({"engine": ZERO2 | {"micro_batch": 1, "activation_checkpointing": False}}, "requested", "gradient_checkpointing"),
+        ({"engine": ZERO2, "outer_phase": "eval", "rows": 8}, "Evaluation requested", "per_device_eval_batch_size"),
+        ({"engine": ZERO2, "outer_phase": "step"}, "The update requested", "zero_optimization.offload_optimizer.device"),
+        ({"engine": ZERO2, "model_states_bytes": gib(60)}, "requested", "zero_optimization.offload_optimizer.device"),
         (
-            {"engine": ALL_OFFLOADED | {"offload_parameters": "none"}, "phase": "step"},
-            "In the update",
+            {"engine": ZERO2 | {"offload_optimizer": "cpu"}, "outer_phase": "step"},
+            "The update requested",
+            "zero_optimization.stage",
+        ),
+        (
+            {"engine": ALL_OFFLOADED | {"offload_parameters": "none"}, "outer_phase": "step"},
+            "The update requested",
             "zero_optimization.offload_param.device",
         ),
-        ({"engine": ALL_OFFLOADED}, "asked", "max_seq_length"),
-        ({"engine": ZERO2, "phase": "init"}, "In making the engine", "zero_optimization.stage"),
-        ({"engine": ALL_OFFLOADED, "phase": "init"}, "In making the engine", "deepspeed.zero.Init"),
+        ({"engine": ALL_OFFLOADED}, "requested", "max_seq_length"),
+        ({"engine": ZERO2, "outer_phase": "init"}, "Engine initialization requested", "zero_optimization.stage"),
+        ({"engine": ALL_OFFLOADED, "outer_phase": "init"}, "Engine initialization requested", "deepspeed.zero.Init"),
         (
-            {"engine": ALL_OFFLOADED, "phase": "checkpoint_save"},
-            "In the checkpoint save",
+            {"engine": ALL_OFFLOADED, "outer_phase": "checkpoint_save"},
+            "The checkpoint save requested",
             "zero_optimization.stage3_gather_16bit_weights_on_model_save",
         ),
-        ({"kind": "nccl", "requested": 2**20}, "NCCL could not get 1.0 MiB", "torch.cuda.empty_cache()"),
-        ({"kind": "cublas", "reserved": gib(70)}, "cuBLAS or cuDNN could not get", "max_seq_length"),
-        ({"kind": "cuda_driver", "requested": None}, "could not get its memory", "torch.cuda.empty_cache()"),
-        ({"kind": "host", "engine": ALL_OFFLOADED}, "of host memory", "zero_optimization.offload_optimizer.device"),
+        ({"kind": "nccl", "requested_bytes": 2**20}, "NCCL could not allocate 1.0 MiB", "torch.cuda.empty_cache()"),
+        ({"kind": "cublas", "reserved_bytes": gib(70)}, "cuBLAS or cuDNN could not allocate", "max_seq_length"),
         (
-            {"kind": "killed", "kill_count": 2, "engine": ALL_OFFLOADED, "pinned_spare": gib(8)},
+            {"kind": "cuda_driver", "requested_bytes": None},
+            "A CUDA call could not allocate memory",
+            "torch.cuda.empty_cache()",
+        ),
+        (
+            {"kind": "host", "engine": ALL_OFFLOADED},
+            "could not be allocated on the host",
+            "zero_optimization.offload_optimizer.device",
+        ),
+        (
+            {"kind": "killed", "kill_count": 2, "engine": ALL_OFFLOADED, "pinned_spare_bytes": gib(8)},
             "The kernel killed 2 processes",
             "zero_optimization.offload_optimizer.pin_memory",
         ),
@@ -414,8 +434,8 @@ EXPANDABLE = parse_settings({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:Tru
             "killed by SIGKILL",
             "zero_optimization.offload_param.device",
         ),
-        ({"kind": "killed", "kill_count": 1, "phase": ""}, "The kernel killed 1 process", "deepspeed.zero.Init"),
-        ({"kind": "killed", "kill_count": 1, "phase": "forward"}, "killed 1 process", "dataloader_num_workers"),
+        ({"kind": "killed", "kill_count": 1, "outer_phase": ""}, "The kernel killed 1 process", "deepspeed.zero.Init"),
+        ({"kind": "killed", "kill_count": 1, "outer_phase": "forward"}, "killed 1 process", "dataloader_num_workers"),
     ],
 )
 def test_the_cause_follows_from_the_numbers(facts: dict[str, Any], cause: str, setting: str) -> None:
@@ -427,14 +447,26 @@ def test_the_cause_follows_from_the_numbers(facts: dict[str, Any], cause: str, s
 
 
 def test_a_request_that_grows_with_the_micro_batch() -> None:
-    found = choose_verdict(case(requested=163840 * 607744, tokens=163840, free=gib(74), engine=ZERO2))
+    found = choose_verdict(case(requested_bytes=163840 * 607744, tokens=163840, free_bytes=gib(74), engine=ZERO2))
     assert found.cause.endswith("That is 607,744 bytes for each of the 163,840 tokens of the micro-batch.")
-    assert "tokens" not in choose_verdict(case(requested=163840 * 607744 + 512, tokens=163840, engine=ZERO2)).cause
+    assert "tokens" not in choose_verdict(case(requested_bytes=163840 * 607744 + 512, tokens=163840, engine=ZERO2)).cause
 
 
 @given(
     st.dictionaries(
-        st.sampled_from(["requested", "limit", "total", "free", "allocated", "reserved", "largest_block", "others", "kept"]),
+        st.sampled_from(
+            [
+                "requested_bytes",
+                "limit_bytes",
+                "total_bytes",
+                "free_bytes",
+                "allocated_bytes",
+                "reserved_bytes",
+                "largest_free_block_bytes",
+                "others_bytes",
+                "model_states_bytes",
+            ]
+        ),
         st.none() | st.integers(0, 1 << 50),
     ),
     st.sampled_from(["cuda", "cuda_driver", "nccl", "cublas", "host", "killed"]),
@@ -442,7 +474,7 @@ def test_a_request_that_grows_with_the_micro_batch() -> None:
     st.sampled_from([{}, ZERO2, ALL_OFFLOADED]),
 )
 def test_there_is_always_a_cause_and_an_advice(facts: dict[str, Any], kind: str, phase: str, engine: dict[str, Any]) -> None:
-    found = choose_verdict(OomCase(kind=kind, phase=phase, engine=engine, **facts))
+    found = choose_verdict(OomCase(kind=kind, outer_phase=phase, engine=engine, **facts))
     assert found.cause
     assert found.advice
     assert found.setting

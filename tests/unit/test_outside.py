@@ -62,7 +62,7 @@ def test_what_is_a_python(arguments: list[str], answer: bool) -> None:
 def test_silence_means_something_only_when_peers_spoke_long_ago() -> None:
     assert silent_ranks.explain_late(0, 1e6) is None
     assert silent_ranks.explain_late(3, 29.0) is None
-    assert silent_ranks.explain_late(3, 31.0) == "3 other ranks have made an engine, the first 31 s ago, and it has not"
+    assert silent_ranks.explain_late(3, 31.0) == "3 other ranks created an engine, the first 31 s ago, but it has not"
     assert silent_ranks.explain_blind(["python", "x.py"], carries_session=True) is None
 
 
@@ -116,7 +116,7 @@ def test_a_late_rank_is_named_once_and_only_if_it_was_there(tmp_path: Path) -> N
             0,
             True,
             "The job has ended, after it had been asked to stop; "
-            "its exit code is not known, as this sampler had not started it.",
+            "its exit code is not known, as this sampler did not start it.",
         ),
         (
             -9,
@@ -372,7 +372,7 @@ class TestGpus:
         assert answers["calls", "nvmlDeviceGetUtilizationRates"] == 1
         assert answers["calls", "nvmlDeviceGetFieldValues"] == 1
         assert answers["calls", "nvmlDeviceGetTemperature"] == 1
-        assert device.read_process_rows(5, again=True) == [(5, -1, 7, 0)]
+        assert device.read_process_rows(5, refresh=True) == [(5, -1, 7, 0)]
 
     def test_byte_counters_of_32_bits_do_not_wrap_for_us(self, answers: dict[Any, Any]) -> None:
         _, (device,) = nvml.discover_gpus()
@@ -433,29 +433,29 @@ class TestGpus:
         answers["nvmlDeviceGetMemoryInfo"] = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
         for tick in (2, 4, 6):
             sampler.take_sample(tick, tick)
-        assert lost == ["GPU 0 (H200) does not answer any more: GPU is lost"]
+        assert lost == ["GPU 0 (H200) does not respond any more: GPU is lost"]
         assert sampler.lost_records == 0
         sampler.close()
 
     def test_mig_is_said(self, answers: dict[Any, Any]) -> None:
         answers["nvmlDeviceGetMigMode"] = [1, 1]
         seen, _ = nvml.discover_gpus()
-        assert str(seen.notice).startswith("MIG is on for GPU 0, and there is no instance of it to be seen")
+        assert str(seen.notice).startswith("MIG is enabled on GPU 0, but no instance is visible")
 
     def test_a_gpu_that_is_not_ours_leaves_the_others(self, answers: dict[Any, Any]) -> None:
         answers["nvmlDeviceGetHandleByIndex"] = pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
         seen, devices = nvml.discover_gpus()
         assert (seen.driver, seen.gpus, devices) == ("580.1", (), [])
-        assert str(seen.notice).startswith("GPU 0 cannot be watched: ")
+        assert str(seen.notice).startswith("GPU 0 cannot be sampled: ")
 
     @pytest.mark.parametrize(
         ("error", "begins"),
         [
-            (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "There is no NVIDIA driver"),
+            (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "No NVIDIA driver"),
             (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "The NVIDIA driver is installed but not loaded"),
-            (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "The NVIDIA library and the loaded driver differ"),
-            (pynvml.NVML_ERROR_NO_PERMISSION, "This user may not use"),
-            (pynvml.NVML_ERROR_UNKNOWN, "The NVIDIA driver does not answer ("),
+            (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "The NVIDIA library and the loaded driver have different versions"),
+            (pynvml.NVML_ERROR_NO_PERMISSION, "This user may not access"),
+            (pynvml.NVML_ERROR_UNKNOWN, "The NVIDIA driver does not respond ("),
         ],
     )
     def test_no_driver(self, answers: dict[Any, Any], error: int, begins: str) -> None:

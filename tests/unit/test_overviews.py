@@ -1,4 +1,4 @@
-"""Lines about recordings: right by the whole recording, made of little of it, kept until it changes, never a crash."""
+"""Overviews: equal to the whole recording's values, read from a part of it, cached until it changes, never a crash."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", recordings.names())
-def test_a_line_says_what_the_whole_recording_does(name: str) -> None:
+def test_an_overview_equals_the_whole_recording(name: str) -> None:
     whole = recordings.recording(name)
     about = build_overview(quick_read.open_glimpse(recordings.packed(name)))
     rows = read_steps(whole)
@@ -56,7 +56,7 @@ def test_a_line_says_what_the_whole_recording_does(name: str) -> None:
     assert about.seconds == pytest.approx(ended["seconds"], abs=1.0)
 
 
-def test_why_it_ended_is_said_in_a_few_words() -> None:
+def test_the_cause_of_an_end_in_a_few_words() -> None:
     assert build_overview(quick_read.open_glimpse(recordings.packed("z2-oom"))).why == "GPU memory"
     assert build_overview(quick_read.open_glimpse(recordings.packed("z2"))).why == ""
 
@@ -96,7 +96,7 @@ def test_no_spike_is_lost() -> None:
     assert resample_longest(values[:3], PIECES).tolist() == [0.5] * 3
 
 
-def test_lines_survive_json() -> None:
+def test_overviews_survive_json() -> None:
     about = build_overview(quick_read.open_glimpse(recordings.packed("z2")))
     assert Overview.from_json(json.loads(json.dumps(about.as_json()))) == about
     blank = Overview.from_json(json.loads(json.dumps(Overview("x").as_json(), allow_nan=False)))
@@ -105,7 +105,7 @@ def test_lines_survive_json() -> None:
         Overview.from_json({"name": "x"})
 
 
-def test_what_has_not_changed_is_not_read_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_recordings_are_not_read_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = root.with_name("overviews.json")
     shutil.copy(recordings.packed("z2"), root)
     shutil.copy(recordings.packed("z2-oom"), root)
@@ -150,7 +150,7 @@ def test_a_damaged_recording_is_a_line_with_a_sentence(root: Path, damage: Calla
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", '{"version": 2}', '{"version": 2, "known": {"a": {"stamp": [1], "about": {}}}}']
+    "content", ["", "[]", '{"version": 3}', '{"version": 3, "known": {"a": {"stamp": [1], "about": {}}}}']
 )
 def test_a_damaged_cache_is_passed_over(root: Path, content: str) -> None:
     cache = root.with_name("overviews.json")
@@ -191,7 +191,7 @@ def test_they_come_newest_first_and_one_that_is_deleted_goes(root: Path) -> None
     assert [recording.path.stem for recording in overviews.list_recordings()] == ["cpu-clean", "z2-oom", "z2"]
 
 
-def test_a_packed_one_says_what_it_did_before(root: Path, tmp_path: Path) -> None:
+def test_packing_keeps_the_overview(root: Path, tmp_path: Path) -> None:
     session = recordings.as_directory("z2-oom", tmp_path)
     with (root / "again.zerotop").open("wb") as stream:
         pack_folder(Directory(session), stream)

@@ -309,10 +309,10 @@ def test_the_command(state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert file.stat().st_mode & 0o777 == 0o600
     assert capsys.readouterr().out.startswith("session.zerotop: ")
     for arguments, said in (
-        (["pack", "sess"], "session.zerotop exists already: name another file with -o FILE"),
-        (["pack", str(file)], "is packed already"),
+        (["pack", "sess"], "session.zerotop already exists: name another file with -o FILE"),
+        (["pack", str(file)], "is already packed"),
         (["pack", "sess", "-o", str(tmp_path / "no" / "x")], f"No such file or directory: {tmp_path}/no/x\n"),
-        (["attach", str(file)], f"nothing runs; look back with: zerotop replay {file}"),
+        (["attach", str(file)], f"is a packed recording; watch it with: zerotop replay {file}"),
     ):
         assert main(arguments) == 1
         assert said in capsys.readouterr().err
@@ -346,7 +346,7 @@ def test_a_job_that_runs_is_packed_up_to_now(state: Path, capsys: pytest.Capture
     file.write_text(json.dumps(json.loads(file.read_text()) | future))
     assert Session.open(path).is_live
     assert main(["pack", "session"]) == 0
-    assert "The job still runs: what was recorded up to now is packed." in capsys.readouterr().err
+    assert "The job is still running: packing the recording up to now." in capsys.readouterr().err
     assert not Session.open(Path("session.zerotop")).is_live
 
 

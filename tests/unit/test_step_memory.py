@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from small_recording import S, identity, read, record, span, write
 from zerotop.analysis.processes.ranks_and_hosts import FRESH_NS
-from zerotop.analysis.steps.step_memory import StepWindows
 from zerotop.analysis.steps.step_table import read_steps
+from zerotop.session.samples import Windows
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY, UNKNOWN
 from zerotop_probe.recording.writer import Identity
@@ -36,7 +36,7 @@ def test_windows(samples: list[tuple[int, int]], edges: list[int]) -> None:
     at = np.array([at for at, _ in samples], np.int64) * TENTH
     values = np.array([value for _, value in samples], np.int64)
     bounds = np.array(edges) * TENTH
-    assert StepWindows(at, bounds[:-1], bounds[1:]).find_highest(values).tolist() == expected
+    assert Windows(at, bounds[:-1], bounds[1:], max_age_ns=FRESH_NS).find_highest(values).tolist() == expected
 
 
 def three_steps(folder: Path) -> None:

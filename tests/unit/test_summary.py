@@ -1,4 +1,4 @@
-"""A session in a few lines of text."""
+"""The summary of a session in a few lines of text."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def test_what_was_measured(tmp_path: Path) -> None:
     sizes = {"total_bytes": 8 * GIB, "used_bytes": GIB}
     write(tmp_path, tables.GPUS, identity(-1), record(tables.GPUS, time_ns=30 * S, gpu=0, **sizes)).close()
     assert summarize_session(read(tmp_path)).splitlines() == [
-        "tiny: 3.4 M parameters, ZeRO-2, optimizer on cpu, bf16, batch 4 x 1 x 2 (micro x accumulation x ranks)",
-        "2 steps, 1 skipped: median 15.000 s an iteration, slowest 20.000 s at step 1",
-        "seconds in each phase (median, slowest rank): data 0.000, forward 1.000, backward 0.000, step 14.000, other 0.000",
+        "tiny, 3.4 M parameters, ZeRO-2, optimizer on CPU, bf16, batch 4 x 1 x 2 (micro-batch x accumulation x ranks)",
+        "2 steps, 1 skipped: median 15.000 s per iteration, slowest 20.000 s at step 1",
+        "seconds per phase (median, slowest rank): data 0.000, forward 1.000, backward 0.000, step 14.000, other 0.000",
         "peak GPU memory allocated: 4.00 GiB on rank 1 at step 0",
-        "cost of watching: 20000 us a step, 0.10% of the time; 15 records, 0 lost",
-        "GPU 0 H200: 1.00 of 8.0 GiB in use at the end",
+        "cost of the probe: 20000 us per step, 0.10% of the time; 15 records, 0 lost",
+        "GPU 0 H200: 1.00 GiB of 8.00 GiB in use at the end",
         "zerotop: A notice.",
         "The job ended well.",
     ]
@@ -47,5 +47,5 @@ def test_what_was_measured(tmp_path: Path) -> None:
 
 def test_nothing_was_measured(tmp_path: Path) -> None:
     text = summarize_session(read(tmp_path))
-    assert text.startswith("No rank made a DeepSpeed engine")
+    assert text.startswith("no rank has made a DeepSpeed engine")
     assert "The recording stops here" in text

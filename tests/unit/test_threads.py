@@ -160,7 +160,7 @@ def ranks(*facts: tuple[int, float, float], host: str = "node1") -> list[Rank]:
 def test_more_threads_than_cores_are_said(tmp_path: Path) -> None:
     affinities = Affinities(recorded(tmp_path))
     (said,) = describe_crowding(ranks((0, 8.0, 6.0), (1, 8.0, 6.0)), {"node1": 16}, affinities, BEGIN_NS)
-    assert said.startswith("28 threads want to run on 16 cores: 12.0 of them wait. OMP_NUM_THREADS=8")
+    assert said.startswith("28 threads compete for 16 cores: 12.0 of them wait. Set OMP_NUM_THREADS=8")
     assert describe_crowding(ranks((0, 8.0, 0.5), (1, 8.0, 0.3)), {"node1": 16}, affinities, BEGIN_NS) == []
     assert describe_crowding(ranks((0, 8.0, math.nan)), {}, affinities, BEGIN_NS) == []
 
@@ -173,7 +173,7 @@ def test_ranks_that_share_cores_are_said(tmp_path: Path) -> None:
     affinities, now = Affinities(recorded(tmp_path)), BEGIN_NS + S
     three = ranks((0, 1.0, 0.0), (1, 1.0, 0.0), (2, 1.0, 0.0))
     assert describe_crowding(three, {"node1": 32}, affinities, now) == [
-        "Ranks 1 and 2 are bound to the same cores, core 15 among them."
+        "Ranks 1 and 2 are bound to the same cores, including core 15."
     ]
     assert describe_crowding(three[:2], {"node1": 32}, affinities, now) == []
     # All cores of the node are no bond.

@@ -12,7 +12,6 @@ import pytest
 
 from recordings import names, recording
 from small_recording import identity, read, record, write
-from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.live_view import State
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.viewer import Viewer

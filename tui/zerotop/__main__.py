@@ -1,4 +1,4 @@
-"""``python -m zerotop``: the same as the command ``zerotop``."""
+"""Entry point of ``python -m zerotop``."""
 
 from __future__ import annotations
 

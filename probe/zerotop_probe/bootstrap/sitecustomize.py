@@ -1,8 +1,7 @@
-"""First file that every interpreter under a watched job runs: awaits DeepSpeed, then loads the probe.
+"""First file that every interpreter of a recorded job runs: waits for the import of DeepSpeed, then loads the probe.
 
-It may not raise, print, leave a name behind or cost time, in whatever Python meets it. Therefore it imports
-only what the interpreter has loaded already, and its syntax is the oldest. Without a session it only steps
-aside.
+It must not raise, print, leave a name behind or cost time in any version of Python. It therefore imports only modules that
+the interpreter has already loaded, and its syntax is valid in old versions. Without a session it only removes itself.
 """
 
 import os
@@ -17,7 +16,7 @@ if MYPY:
 
 
 class _ImportHook(object):  # noqa: UP004
-    """Lets every import pass, and has the probe told when a module of ``_AWAITED`` has been executed."""
+    """A finder that changes no import, but notifies the probe after one of ``_AWAITED_MODULES`` was executed."""
 
     def find_spec(self, name, path=None, target=None):
         # type: (str, Any, Any) -> Any
@@ -53,7 +52,7 @@ def _notify_after_execution(loader):
 
 def _import_probe():
     # type: () -> Any
-    """The package ``zerotop_probe``, by file path: the job's environment need not have it."""
+    """Import ``zerotop_probe`` by file path: the job's environment need not have it installed."""
     import importlib.util
 
     package = sys.modules.get("zerotop_probe")
@@ -78,7 +77,7 @@ def _report_error(where):
 
 def _step_aside():
     # type: () -> None
-    """Leaves this process as if we had not been on its path; children inherit the environment."""
+    """Remove this folder from the path and this module from ``sys.modules``; children inherit the environment."""
     folders = (_FOLDER, os.path.dirname(__file__))
     sys.path[:] = [entry for entry in sys.path if entry not in folders]
     sys.modules.pop("sitecustomize", None)
@@ -88,6 +87,6 @@ if os.environ.get("PYTHONZEROTOP_SESSION") and sys.version_info >= (3, 9):
     sys.meta_path.insert(0, _ImportHook())
 _step_aside()
 
-# The one that ours displaced, under its own name. Where there is none, or it fails, the exception is what
-# site.py would have got from importing it, and is treated as such.
+# The sitecustomize that this one shadows. If there is none, or it fails, site.py gets the same exception as without this
+# file and handles it as usual.
 import sitecustomize  # type: ignore  # noqa: E402, F401

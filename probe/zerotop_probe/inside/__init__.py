@@ -1,1 +1,1 @@
-"""Runs in every training rank. Standard library only, Python 3.9 and newer."""
+"""The probe inside every training rank. Standard library only, Python 3.9 and newer."""

@@ -1,4 +1,4 @@
-"""How large a micro-batch is, from the arguments of a forward."""
+"""Measure the size of a micro-batch from the arguments of a forward."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from typing import Any
 
 from zerotop_probe.recording.tables import UNKNOWN
 
-# A list of thousands of objects without a tensor is not searched to its end.
+# Limits the search of a long list without tensors.
 _MAX_SEARCHED = 16
 
-# Token ids come in these; bytes and booleans are masks or pixels.
+# The dtypes of token ids; bytes and booleans are masks or pixels.
 _TOKEN_TYPES = frozenset(("torch.int64", "torch.int32", "torch.int16", "torch.uint16", "torch.uint32"))
 
 
 def measure_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int, int]:
-    """(rows, sequence length, tokens) of a micro-batch; -1 where it cannot be told.
+    """Return (rows, sequence length, tokens) of a micro-batch; -1 for unknown values.
 
-    Token ids are looked for by their name first. Sequence and tokens are known only for a 2-D tensor of
-    integers.
+    An argument named ``input_ids`` takes precedence. Sequence length and tokens are known only for a 2-D tensor of integers.
     """
     tensor = args[0] if len(args) == 1 and not kwargs and _is_tensor(args[0]) else _find_token_ids(args, kwargs)
     if tensor is None:
@@ -45,7 +44,7 @@ def _find_token_ids(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any | None
     if _is_tensor(tensor):
         return tensor
     for value in chain(args, kwargs.values()):
-        # A tokenizer's BatchEncoding is no dict, but has its methods.
+        # A tokenizer's BatchEncoding is not a dict but has its methods.
         if not _is_tensor(value) and hasattr(value, "keys") and hasattr(value, "get"):
             tensor = value.get("input_ids")
             if _is_tensor(tensor):
@@ -60,9 +59,9 @@ def _find_tensor(values: Iterable[Any], depth: int) -> Any | None:
         if _is_tensor(value):
             return value
         if depth and isinstance(value, (list, tuple, dict)):
-            found = _find_tensor(value.values() if isinstance(value, dict) else value, depth - 1)
-            if found is not None:
-                return found
+            tensor = _find_tensor(value.values() if isinstance(value, dict) else value, depth - 1)
+            if tensor is not None:
+                return tensor
     return None
 
 

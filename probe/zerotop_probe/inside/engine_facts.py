@@ -1,4 +1,4 @@
-"""What a DeepSpeed engine is: read once, without collectives, through the methods that all versions share."""
+"""Read the facts of a DeepSpeed engine, once, without collectives, through methods that all versions share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ERROR_LENGTH = 200
 
 
 def record_engine(probe: Probe, state: EngineState, engine: Any) -> None:
-    """Records the ``engine`` event, and the planned steps where the configuration tells them."""
+    """Record the ``engine`` event, and the planned steps if the configuration contains them."""
     facts = read_engine_facts(engine)
     state.uses_loss_scale = facts["dtype"] == "fp16" or facts["autocast"] == "fp16"
     state.offloads_optimizer = facts["offload_optimizer"] not in (None, "none")
@@ -35,23 +35,23 @@ def record_engine(probe: Probe, state: EngineState, engine: Any) -> None:
 
 
 def record_tensors(probe: Probe, state: EngineState, engine: Any, when: str) -> None:
-    """Records the ``tensors`` event of that moment, once."""
+    """Record the ``tensors`` event of that moment, once."""
     if probe.recorder is None or when in state.recorded_inventories:
         return
     state.recorded_inventories.add(when)
     time_ns, step = now(), int(engine.global_steps)
-    told = tensor_inventory.build_facts(engine, find_ordinal(engine.device))
-    probe.recorder.write_event(time_ns, events.TENSORS, engine=state.index, step=step, when=when, **told)
+    facts = tensor_inventory.build_facts(engine, find_ordinal(engine.device))
+    probe.recorder.write_event(time_ns, events.TENSORS, engine=state.index, step=step, when=when, **facts)
 
 
 def read_engine_facts(engine: Any) -> dict[str, Any]:
-    """The facts of the ``engine`` event; what this version of DeepSpeed does not tell is null, and why is in ``unread``."""
+    """Return the facts of the ``engine`` event. A fact that cannot be read is None; ``unread`` has the error."""
     facts: dict[str, Any] = {}
     unread: dict[str, str] = {}
     for name, read in _FACT_READERS.items():
         try:
             facts[name] = read(engine)
-        except Exception as error:  # one fact that cannot be had is no reason to give up the others
+        except Exception as error:  # the other facts are recorded all the same
             facts[name] = None
             unread[name] = redact.redact_text(f"{type(error).__name__}: {error}")[:_ERROR_LENGTH]
     parameters = facts.pop("parameters") or dict.fromkeys(_PARAMETER_COUNTS)
@@ -60,13 +60,13 @@ def read_engine_facts(engine: Any) -> dict[str, Any]:
 
 
 def find_planned_steps(config: dict[str, Any]) -> int | None:
-    """The optimizer steps that the configuration's scheduler is planned for, or None."""
+    """Return the number of optimizer steps of the configuration's scheduler, or None."""
     steps = _try_read(lambda: config["scheduler"]["params"]["total_num_steps"])
     return steps if isinstance(steps, int) and steps > 0 else None
 
 
 def _try_read(read: Callable[[], Any]) -> Any:
-    """For what versions of DeepSpeed name differently, or lack."""
+    """Return None if this version of DeepSpeed names it differently or lacks it."""
     try:
         return read()
     except (AttributeError, LookupError, TypeError, ValueError):
@@ -74,7 +74,7 @@ def _try_read(read: Callable[[], Any]) -> Any:
 
 
 def _get_class_name(value: Any) -> str:
-    # An engine without an optimizer has None, or a stand-in that only partitions parameters.
+    # An engine without an optimizer has None, or a placeholder that only partitions parameters.
     name = "" if value is None else type(value).__name__
     return "" if name in ("DummyOptim", "DeepSpeedZeRoOffload") else name
 
@@ -90,7 +90,7 @@ def _read_dtype(engine: Any) -> str | None:
 
 
 def _read_autocast(engine: Any) -> str | None:
-    """The type that torch.autocast computes in where DeepSpeed was told to use it, else null."""
+    """Return the dtype of torch.autocast if DeepSpeed's configuration enables it, else None."""
     if not _try_read(lambda: bool(engine.torch_autocast_enabled())):
         return None
     name = str(_try_read(engine.torch_autocast_dtype))
@@ -98,25 +98,25 @@ def _read_autocast(engine: Any) -> str | None:
 
 
 def _count_parameters(engine: Any) -> dict[str, int]:
-    """Elements in all parameters, in those that train, and in what this rank keeps of them.
+    """Return the elements of all parameters, of the trainable ones, and of those that this rank stores.
 
-    ZeRO stage 3 leaves empty tensors in the module and hangs the true size and this rank's share on each.
+    ZeRO stage 3 leaves empty tensors in the module, with the true size and this rank's partition as attributes.
     """
-    total = trainable = kept = 0
+    total = trainable = stored = 0
     for parameter in engine.module.parameters():
         whole = getattr(parameter, "ds_numel", None)
         size = int(parameter.numel() if whole is None else whole)
         share = getattr(parameter, "ds_tensor", None)
         total += size
         trainable += size if parameter.requires_grad else 0
-        kept += size if share is None else int(share.numel())
-    return dict(zip(_PARAMETER_COUNTS, (total, trainable, kept)))
+        stored += size if share is None else int(share.numel())
+    return dict(zip(_PARAMETER_COUNTS, (total, trainable, stored)))
 
 
 def _count_largest_layer(engine: Any) -> int:
-    """Elements in the parameters of the module that has most of its own, as DeepSpeed's estimates for stage 3 count them."""
-    own = ([*module.parameters(recurse=False)] for module in engine.module.modules())
-    return max(sum(int(getattr(each, "ds_numel", None) or each.numel()) for each in parameters) for parameters in own)
+    """Return the elements of the module with the largest parameters of its own, as in DeepSpeed's stage 3 estimates."""
+    layers = ([*module.parameters(recurse=False)] for module in engine.module.modules())
+    return max(sum(int(getattr(weight, "ds_numel", None) or weight.numel()) for weight in layer) for layer in layers)
 
 
 def _read_devices(engine: Any) -> list[dict[str, Any]]:
@@ -130,7 +130,7 @@ def _read_devices(engine: Any) -> list[dict[str, Any]]:
     names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     visible = names[ordinal].strip() if ordinal < len(names) else ""
     if visible.startswith("MIG-") or (visible.startswith("GPU-") and not uuid):
-        uuid = visible  # of a MIG instance CUDA may tell the whole GPU's
+        uuid = visible  # CUDA may report the UUID of the whole GPU for a MIG instance
     elif uuid and not uuid.startswith("GPU-"):
         uuid = "GPU-" + uuid  # as NVML writes it
     facts = {"ordinal": ordinal, "visible": visible or None, "uuid": uuid or None, "name": properties.name}
@@ -152,7 +152,7 @@ def _has_activation_checkpointing(engine: Any) -> bool:
 
 
 def _read_configuration(engine: Any) -> dict[str, Any]:
-    """The user's configuration, with ZeRO's defaults and the batch sizes that DeepSpeed derived filled in."""
+    """Return the user's configuration, completed with ZeRO's defaults and the batch sizes that DeepSpeed derived."""
     config = dict(engine._config._param_dict)
     for name in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
         config[name] = _try_read(getattr(engine, name))

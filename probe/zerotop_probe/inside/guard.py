@@ -1,7 +1,7 @@
-"""Wraps the job's functions without changing what they do: same result, same exceptions, same signature.
+"""Wrap functions of the job without changing them: same result, same exceptions, same signature.
 
-Whatever the probe does around a call runs under a guard. An error in it is reported once, switches off that
-one part, and is never seen by the job.
+The probe's work around a call runs under a guard. An error in it is reported once, disables that one part, and never reaches
+the job.
 """
 
 from __future__ import annotations
@@ -15,25 +15,24 @@ from zerotop_probe.recording.tables import FAILED
 
 now: Callable[[], int] = time.monotonic_ns
 
-# Called as ``before(time_ns, self, args, kwargs)``; None means that this call is none of our business.
+# Called as ``before(time_ns, self, args, kwargs)``; returns a token, or None to ignore this call.
 BeforeHook = Callable[[int, Any, tuple[Any, ...], dict[str, Any]], Any]
-# Called as ``after(token, time_ns, flags, result)`` with what ``before`` gave; flags is FAILED or 0, result
-# None if failed.
+# Called as ``after(token, time_ns, flags, result)`` with the token; flags is FAILED or 0, result is None after a failure.
 AfterHook = Callable[[Any, int, int, Any], None]
 
 _WRAPPER_MARK = "__zerotop__"
 
-# How to take out again what was put into the job, in the order in which it was put there.
+# Functions that undo changes to the job, in the order of the changes.
 _removals: list[Callable[[], object]] = []
 
 
 def on_removal(undo: Callable[[], object]) -> None:
-    """Has ``undo`` called when the probe is taken out of this process."""
+    """Register a function to call when the probe is removed from this process."""
     _removals.append(undo)
 
 
 def remove_hooks() -> list[Exception]:
-    """Takes out everything that was put into the job, the last first. Raises nothing; returns what went wrong."""
+    """Undo all changes to the job, the last first. Never raises; return the errors."""
     errors: list[Exception] = []
     while _removals:
         try:
@@ -44,7 +43,7 @@ def remove_hooks() -> list[Exception]:
 
 
 class CostMeter:
-    """What the probe costs and how it fares; ``report(where, error)`` is told each part's first error."""
+    """The probe's cost and errors; ``report_error(where, error)`` receives the first error of each guard."""
 
     def __init__(self) -> None:
         self.cost_ns = 0
@@ -54,7 +53,7 @@ class CostMeter:
 
 
 class Guard:
-    """One place of the probe's work in the job, which goes off by itself when it fails."""
+    """One part of the probe's work, which is disabled when it fails."""
 
     def __init__(self, name: str, meter: CostMeter) -> None:
         self.name = name
@@ -62,20 +61,20 @@ class Guard:
         self._meter = meter
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Calls ``function`` if this part is on, and accounts for its time. None where that failed."""
+        """Call ``function`` if this part is on, and add its time to the cost. Return None if it failed."""
         if not self.is_on:
             return None
-        entered = now()
+        begin_ns = now()
         try:
             return function(*arguments)
         except Exception as error:
             self.switch_off(error)
             return None
         finally:
-            self._meter.cost_ns += now() - entered
+            self._meter.cost_ns += now() - begin_ns
 
     def switch_off(self, error: BaseException) -> None:
-        """Switches this part off and says why."""
+        """Disable this part and report the error."""
         self.is_on = False
         self._meter.errors += 1
         try:
@@ -85,15 +84,14 @@ class Guard:
 
 
 def is_wrapped(function: Any) -> bool:
-    """Whether this is a wrapper of ours, or one around it."""
+    """Return whether this is a wrapper of the probe, or wraps one with functools.wraps."""
     return hasattr(function, _WRAPPER_MARK)
 
 
 def wrap_method(owner: Any, name: str, before: BeforeHook, after: AfterHook, meter: CostMeter) -> bool:
-    """Has a method of the class ``owner`` call ``before`` and ``after``. False where the class itself has no
-    such method.
+    """Wrap a method of the class ``owner`` in ``before`` and ``after``. Return False if the class does not define it itself.
 
-    The arguments are not touched, and ``after`` runs however the method is left.
+    The arguments are passed on unchanged, and ``after`` also runs when the method raises.
     """
     original = vars(owner).get(name)
     if original is None or is_wrapped(original):
@@ -105,7 +103,7 @@ def wrap_method(owner: Any, name: str, before: BeforeHook, after: AfterHook, met
 
 
 def _restore_method(owner: Any, name: str, wrapper: Any, original: Any) -> None:
-    # Where somebody else has wrapped ours since, it stays, and does nothing.
+    # If another library has wrapped the wrapper since, it stays and does nothing.
     if vars(owner).get(name) is wrapper:
         setattr(owner, name, original)
 
@@ -113,20 +111,20 @@ def _restore_method(owner: Any, name: str, wrapper: Any, original: Any) -> None:
 def wrap_function(
     original: Callable[..., Any], where: str, before: BeforeHook, after: AfterHook, meter: CostMeter
 ) -> Callable[..., Any]:
-    """``original`` with ``before`` and ``after`` around it."""
-    part = Guard(where, meter)
+    """Return ``original`` wrapped in ``before`` and ``after``."""
+    guard = Guard(where, meter)
 
-    # Written out, not split up: this runs at every boundary, and each further call would cost all of them.
+    # Not split into functions: this runs at every boundary, and each further call would add to its cost.
     @functools.wraps(original)
     def call_original(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not part.is_on:
+        if not guard.is_on:
             return original(self, *args, **kwargs)
         begin_ns = now()
         try:
             token = before(begin_ns, self, args, kwargs)
         except Exception as error:
             token = None
-            part.switch_off(error)
+            guard.switch_off(error)
         meter.cost_ns += now() - begin_ns
         if token is None:
             return original(self, *args, **kwargs)
@@ -143,7 +141,7 @@ def wrap_function(
             try:
                 after(token, end_ns, flags, result)
             except Exception as error:
-                part.switch_off(error)
+                guard.switch_off(error)
             meter.cost_ns += now() - end_ns
 
     setattr(call_original, _WRAPPER_MARK, True)

@@ -1,4 +1,4 @@
-"""Who this process is in its job: rank, node, launcher, versions."""
+"""Identity of this process in its job: rank, node, launcher, software versions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from zerotop_probe.recording import launchers, redact
 
-# What steers memory, threads and devices, and is no secret.
+# Variables that control memory, threads and devices, and hold no secrets.
 _RECORDED_VARIABLES = (
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
@@ -37,7 +37,7 @@ _RECORDED_VARIABLES = (
 
 
 def find_rank(environment: Mapping[str, str]) -> int:
-    """The global rank: torch.distributed's where it is initialized, else the launcher's, else 0."""
+    """Return the global rank: torch.distributed's if it is initialized, else the launcher's, else 0."""
     distributed = sys.modules.get("torch.distributed")
     try:
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -48,7 +48,7 @@ def find_rank(environment: Mapping[str, str]) -> int:
 
 
 def read_identity(environment: Mapping[str, str]) -> dict[str, Any]:
-    """rank, local_rank, node_rank, world_size, launcher; an integer that no launcher tells is null."""
+    """Return rank, local_rank, node_rank, world_size and launcher; None for integers that the launcher does not set."""
     number = find_rank(environment)
     local_size = launchers.read_number(environment, launchers.LOCAL_SIZE)
     node = launchers.read_number(environment, launchers.NODE_RANK)
@@ -64,7 +64,7 @@ def read_identity(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def find_launcher(environment: Mapping[str, str]) -> str:
-    """Who started this rank, judged by the environment that it was started with."""
+    """Return the kind of launcher that started this rank, judged by the rank's initial environment."""
     if "ACCELERATE_MIXED_PRECISION" in environment or "ACCELERATE_USE_DEEPSPEED" in environment:
         return "accelerate"
     if "TORCHELASTIC_RUN_ID" in environment:
@@ -77,7 +77,7 @@ def find_launcher(environment: Mapping[str, str]) -> str:
 
 
 def _read_start_environment() -> dict[str, str]:
-    """This process's first environment: the Trainer adds variables that accelerate's launcher also sets."""
+    """Return the environment at process start: the Trainer later adds variables that accelerate's launcher also sets."""
     try:
         with open("/proc/self/environ", "rb") as file:
             entries = file.read().decode("utf-8", "replace").split("\0")
@@ -87,7 +87,7 @@ def _read_start_environment() -> dict[str, str]:
 
 
 def read_software() -> dict[str, Any]:
-    """Versions of what this process has imported, its script's own arguments, the variables that matter."""
+    """Return the versions of imported packages, the script's own arguments and the recorded variables."""
     names = ("torch", "deepspeed", "transformers", "accelerate")
     versions = {name: str(getattr(sys.modules[name], "__version__", "")) for name in names if name in sys.modules}
     return {

@@ -1,4 +1,4 @@
-"""The probe of one process: asleep until a DeepSpeed engine is made in it, and in forked children."""
+"""The probe of one process: idle until a DeepSpeed engine is constructed, and idle again in forked children."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ERROR_LENGTH = 500
 
 
 class Probe:
-    """State that every hook shares. ``recorder`` is None while asleep."""
+    """The state that all hooks share. ``recorder`` is None while idle."""
 
     def __init__(self) -> None:
         self.meter = CostMeter()
@@ -37,11 +37,10 @@ class Probe:
         self.recorder: Recorder | None = None
         self.evaluation: EvaluationDetector | None = None
         self.peaks: PeakCounters | None = None
-        # The thread that trains. Boundaries in others (prefetching, checkpoints in the background) are not
-        # its phases.
+        # The thread that trains. Calls in other threads (prefetching, background checkpoints) are no phases.
         self.training_thread = 0
         self.entered_late = False
-        # The probe is to be taken out when no phase is in progress.
+        # Remove the probe as soon as no phase is in progress.
         self.leaving = False
         self._session = ""
         self._identity: Identity | None = None
@@ -49,10 +48,9 @@ class Probe:
         atexit.register(self._on_exit)
 
     def start_recording(self, session: str | None = None, *, late: bool = False) -> bool:
-        """Creates this rank's files, once. False without a session.
+        """Create this rank's files, once. Return False without a session.
 
-        ``late``: engines may exist of which we know nothing. They are known from their next whole step on, and nothing
-        is a phase before.
+        ``late``: unknown engines may exist already. Each is adopted at its next whole step; nothing before that is a phase.
         """
         if self.recorder is not None:
             return True
@@ -60,22 +58,22 @@ class Probe:
         if not session:
             return False
         time_ns = now()
-        who = identity.read_identity(os.environ)
-        self._session, self._identity = session, Identity.for_this_process("rank", who["rank"])
+        place = identity.read_identity(os.environ)
+        self._session, self._identity = session, Identity.for_this_process("rank", place["rank"])
         self.entered_late, self.leaving = late, False
         self.training_thread = 0 if late else threading.get_ident()
         recorder = Recorder(session, self._identity, self.meter)
         self.evaluation = EvaluationDetector(recorder)
         self.recorder = recorder
-        recorder.write_event(time_ns, events.HELLO, **who, **identity.read_software())
+        recorder.write_event(time_ns, events.HELLO, **place, **identity.read_software())
         return True
 
     def is_training_thread(self) -> bool:
-        """Whether the caller runs in the thread whose phases are recorded."""
+        """Return whether the caller runs in the thread that trains."""
         return threading.get_ident() == self.training_thread
 
     def watch_device(self, device: int | None) -> None:
-        """Begins to ask the GPU of that ordinal, if there is one and CUDA is in use."""
+        """Begin to sample the GPU of that ordinal, if there is one and CUDA is in use."""
         if self.recorder is None or self.recorder.device is not None or device is None:
             return
         assert self._identity is not None
@@ -94,18 +92,18 @@ class Probe:
     def _make_allocator(self, torch: Any, device: int, kind: str) -> AllocatorSampler:
         assert self._identity is not None
         windows = os.environ.get(directory.PHASE_PEAKS_VARIABLE) != "0"
-        # Those of an entry before are kept: what the job sees of its peaks rests on them.
-        kept = self.peaks
-        self.peaks = peaks = kept or PeakCounters(torch._C, device)
+        # Counters of an earlier entry are reused: the peaks that the job sees depend on them.
+        existing = self.peaks
+        self.peaks = peaks = existing or PeakCounters(torch._C, device)
         reads = (peaks.read_and_reset if windows else peaks.read_stats, peaks.read_stats)
-        if windows and kept is None:
+        if windows and existing is None:
             peaks.install_functions()
         blocks = kind == NATIVE
         return AllocatorSampler(self._session, self._identity, device, reads, self.meter, windows=windows, has_blocks=blocks)
 
     def _report_error(self, where: str, error: BaseException) -> None:
         if self.recorder is not None:
-            # An outer phase may never hear of its end now; what follows begins with a clean stack.
+            # The hook that would end an outer phase may be disabled now: start again with an empty stack.
             self.recorder.stack.clear()
             self.recorder.write_event(now(), events.PROBE_ERROR, where=where, error=_format_error(error))
         if os.environ.get("PYTHONZEROTOP_DEBUG") == "1":
@@ -113,7 +111,6 @@ class Probe:
             sys.stderr.write(f"zerotop: {where} is no longer measured\n" + "".join(lines))
 
     def _on_exit(self) -> None:
-        """The interpreter ends in good order."""
         if self.recorder is not None:
             Guard("exit", self.meter).run(self._write_goodbye, self.recorder)
 
@@ -127,13 +124,13 @@ class Probe:
 
     @property
     def session(self) -> str:
-        """Where this process is recorded, "" while it is not."""
+        """The session directory of this process; empty while it is not recorded."""
         return self._session if self.recorder is not None else ""
 
     def leave_process(self) -> None:
-        """Takes the probe out of this process, which goes on. To be called while no phase is in progress.
+        """Remove the probe from this process, which goes on. Call it while no phase is in progress.
 
-        What the job sees of the allocator's peaks goes on being put right, for ours have begun anew in between.
+        The replaced peak counters stay: the probe has reset the allocator's, so that the job still needs the correction.
         """
         recorder, self.recorder = self.recorder, None
         errors = remove_hooks()
@@ -152,7 +149,7 @@ class Probe:
         recorder.close()
 
     def _reset_child(self) -> None:
-        """A child has these descriptors too; it sleeps until it makes an engine of its own."""
+        """Close the inherited files in a forked child, which stays idle until it constructs an engine of its own."""
         recorder, self.recorder, self.evaluation = self.recorder, None, None
         if self.peaks is not None:
             self.peaks.restore_functions()
@@ -167,7 +164,7 @@ def _format_error(error: BaseException) -> str:
 
 
 def find_ordinal(device: Any) -> int | None:
-    """The ordinal of a torch CUDA device once CUDA is in use here, else None. Never initializes CUDA."""
+    """Return the ordinal of a torch CUDA device if CUDA is initialized, else None. Never initializes CUDA."""
     torch = sys.modules.get("torch")
     if torch is None or getattr(device, "type", "") != "cuda" or not torch.cuda.is_initialized():
         return None

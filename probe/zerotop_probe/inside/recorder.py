@@ -1,4 +1,4 @@
-"""Writes what one rank does: phases as they begin and end, rare facts. Asks the device at the edges of phases."""
+"""Record the phases and events of one rank, and read the device at the edges of phases."""
 
 from __future__ import annotations
 
@@ -6,57 +6,24 @@ from typing import Any
 
 from zerotop_probe.inside.device.gpu import RankDevice
 from zerotop_probe.inside.guard import CostMeter
+from zerotop_probe.inside.span import Span
 from zerotop_probe.recording import disk, tables
-from zerotop_probe.recording.tables import FAILED, PHASE_CODE, UNKNOWN
+from zerotop_probe.recording.tables import FAILED, PHASE_CODE
 from zerotop_probe.recording.writer import EventWriter, Identity, RecordWriter
 
 _COST_EVERY_NS = 200_000_000
-# Room on disk for a rank's events: twice what most have. So what was lost on a full disk is told too.
+# Disk space reserved for a rank's events, twice the usual size: even on a full disk its last event counts lost records.
 _ROOM_FOR_EVENTS = 1 << 14
 
 
-class Span:
-    """A phase in progress. ``loose``: no function's return ends it, so an exception can leave it behind."""
-
-    __slots__ = (
-        "begin_mark",
-        "begin_ns",
-        "depth",
-        "engine",
-        "flags",
-        "is_confirmed",
-        "loose",
-        "micro_step",
-        "phase",
-        "rows",
-        "samples_device",
-        "sequence",
-        "step",
-        "tokens",
-    )
-
-    def __init__(self, begin_ns: int, phase: int, depth: int, position: tuple[int, int, int], loose: bool) -> None:
-        """``position`` is (engine, step, micro-step)."""
-        self.begin_ns = begin_ns
-        self.phase = phase
-        self.depth = depth
-        self.engine, self.step, self.micro_step = position
-        self.loose = loose
-        self.samples_device = False  # the device is asked at its end
-        self.begin_mark: Any = None  # where the device came to it
-        self.is_confirmed = True
-        self.flags = 0
-        self.rows = self.sequence = self.tokens = UNKNOWN
-
-
 class Recorder:
-    """The files of this process and the stack of the phases in progress, outermost first."""
+    """The files of this process and the stack of phases in progress, outermost first."""
 
     def __init__(self, session: str, identity: Identity, meter: CostMeter) -> None:
         self.stack: list[Span] = []
         self.device: RankDevice | None = None
         self.is_open = True
-        # The last forward whose micro-batch was looked at.
+        # The last forward with a measured micro-batch.
         self.last_forward: Span | None = None
         self.event_writer = EventWriter(session, identity)
         disk.reserve_blocks(self.event_writer.fileno(), _ROOM_FOR_EVENTS)
@@ -69,9 +36,9 @@ class Recorder:
     def begin_span(
         self, time_ns: int, phase: str, position: tuple[int, int, int], *, loose: bool = False, brief: bool = False
     ) -> Span:
-        """Records that a phase has begun inside those in progress.
+        """Record the begin of a phase inside those in progress.
 
-        ``brief``: it is over so soon that nobody need know before, and the device is not asked.
+        ``brief``: the phase is so short that its begin is not written and the device is not read.
         """
         span = Span(time_ns, PHASE_CODE[phase], len(self.stack), position, loose)
         if not brief:
@@ -80,14 +47,14 @@ class Recorder:
         return span
 
     def expect_span(self, time_ns: int, phase: str, position: tuple[int, int, int]) -> Span:
-        """A phase that may turn out to be nothing: recorded only once :meth:`confirm` says that it is something."""
+        """Begin a phase that is recorded only if :meth:`confirm_span` is called, or if it fails."""
         span = Span(time_ns, PHASE_CODE[phase], len(self.stack), position, loose=False)
         span.is_confirmed = False
         self.stack.append(span)
         return span
 
     def confirm_span(self, span: Span, time_ns: int) -> None:
-        """Records an expected phase's beginning."""
+        """Record the begin of an expected phase."""
         if not span.is_confirmed:
             span.is_confirmed = True
             self._announce_span(span, time_ns)
@@ -99,7 +66,7 @@ class Recorder:
             self.device.begin_span(time_ns, span, self.stack[span.depth - 1] if span.depth else None)
 
     def end_span(self, span: Span, time_ns: int, flags: int = 0) -> None:
-        """Records that a phase has ended, and with it whatever an exception left open inside it."""
+        """Record the end of a phase, and of phases that an exception left open inside it."""
         if span in self.stack:
             while self.stack[-1] is not span:
                 self.end_span(self.stack[-1], time_ns, flags)
@@ -111,7 +78,7 @@ class Recorder:
             self.write_span(span, time_ns)
 
     def write_span(self, span: Span, end_ns: int) -> None:
-        """Records a whole span that is not, or no longer, in progress."""
+        """Record a whole span that is not, or no longer, on the stack."""
         self._span_writer.write(
             span.begin_ns,
             end_ns,
@@ -129,17 +96,17 @@ class Recorder:
         self._meter.boundaries += 1
 
     def end_loose_spans(self, time_ns: int) -> None:
-        """Ends as failed what an exception has left open on top."""
+        """End the loose phases on top of the stack, which an exception left open, as failed."""
         while self.stack and self.stack[-1].loose:
             self.end_span(self.stack[-1], time_ns, FAILED)
 
     def current_span(self) -> Span | None:
-        """The innermost phase in progress."""
+        """Return the innermost phase in progress."""
         stack = self.stack
         return stack[-1] if stack else None
 
     def find_phase(self, phase: str) -> Span | None:
-        """The innermost phase of that name in progress, if any."""
+        """Return the innermost phase of that name in progress, if any."""
         code = PHASE_CODE[phase]
         for span in reversed(self.stack):
             if span.phase == code:
@@ -147,13 +114,13 @@ class Recorder:
         return None
 
     def end_step(self, span: Span, time_ns: int) -> None:
-        """After an optimizer step's own span."""
+        """Finish an optimizer step after its span was written."""
         if self.device is not None:
             self.device.end_step(span.step, time_ns)
         self.write_cost(time_ns)
 
     def write_cost(self, time_ns: int, *, at_once: bool = False) -> None:
-        """Records what the probe has cost so far, unless it has done so a moment ago."""
+        """Record the probe's cost so far, at most every 200 ms unless ``at_once``."""
         if time_ns - self._last_cost_ns < _COST_EVERY_NS and not at_once:
             return
         self._last_cost_ns = time_ns
@@ -162,12 +129,12 @@ class Recorder:
 
     @property
     def lost_records(self) -> int:
-        """Records that could not be written so far, in all files."""
+        """Number of records lost so far, in all files."""
         lost = sum(writer.lost for writer in (self.event_writer, self._span_writer, self._begin_writer, self._cost_writer))
         return lost + (self.device.lost_records if self.device else 0)
 
     def close(self) -> None:
-        """Closes every file; what comes later counts as lost."""
+        """Close every file; later records count as lost."""
         self.is_open = False
         if self.device:
             self.device.close()
@@ -175,5 +142,5 @@ class Recorder:
             writer.close()
 
     def write_event(self, time_ns: int, event: str, **facts: Any) -> None:
-        """Records a rare fact."""
+        """Record an event."""
         self.event_writer.write(time_ns, event, **facts)

@@ -1,1 +1,1 @@
-"""Runs on each node beside the job, in its own process: launching, sampling NVML and /proc, its output."""
+"""The agent process on each node: launches or attaches to the job, samples NVML and /proc, records the output."""

@@ -15,19 +15,19 @@ from zerotop_probe.outside.procfs import Process
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m zerotop_probe.outside",
-        description="Runs COMMAND and records it in the directory SESSION.",
+        description="Run COMMAND and record it in the directory SESSION.",
         usage="%(prog)s [options] SESSION -- COMMAND ...",
     )
     parser.add_argument("session", metavar="SESSION")
-    parser.add_argument("--foreground", action="store_true", help="pass the job's output and our signals on")
+    parser.add_argument("--foreground", action="store_true", help="pass on the job's output and our signals")
     parser.add_argument("--daemon", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--watch", nargs=2, type=int, metavar=("PID", "START"), help="take up a running job")
+    parser.add_argument("--watch", nargs=2, type=int, metavar=("PID", "START"), help="record a running job")
     parser.add_argument("--grace", nargs=2, type=float, default=GRACE_S, help="seconds between stop signals")
     return parser
 
 
 def main() -> int:
-    """Returns the job's exit code, 1 if that is not known or the job could not be started, 2 for wrong usage."""
+    """Return the job's exit code, 1 if it is unknown or the job could not be started, 2 for wrong usage."""
     arguments = sys.argv[1:]
     split = arguments.index("--") if "--" in arguments else len(arguments)
     options = _make_parser().parse_args(arguments[:split])

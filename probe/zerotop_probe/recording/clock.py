@@ -1,4 +1,4 @@
-"""What ties a record's time and process to the world: the clock pair, the boot, the process's start."""
+"""Clock pair, boot id, process start and host name: what relates times and processes of different files."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import time
 
 
 def read_clock_pair() -> dict[str, int]:
-    """CLOCK_MONOTONIC and unix time of one instant, in nanoseconds.
+    """Read CLOCK_MONOTONIC and unix time at one instant, in nanoseconds.
 
-    Of three tries the tightest is taken, so that a thread switch between the two readings does not shift a recording.
+    The tightest of three attempts counts, so that a thread switch between the two readings does not shift a recording.
     """
     best = None
     for _ in range(3):
@@ -23,7 +23,7 @@ def read_clock_pair() -> dict[str, int]:
 
 
 def read_boot_id() -> str:
-    """Names this boot of this machine: processes that share it share CLOCK_MONOTONIC. Empty where the kernel hides it."""
+    """Return the id of this boot: processes with the same id share CLOCK_MONOTONIC. Empty if the kernel hides it."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
@@ -32,16 +32,16 @@ def read_boot_id() -> str:
 
 
 def read_process_start(pid: int) -> int:
-    """Start time of a process in clock ticks since boot; with the pid it names a process for good. 0 if it is gone."""
+    """Return the start of a process in clock ticks since boot; pid and start identify a process. 0 if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # The command name may hold spaces and parentheses, so count fields from the last one.
+            # The command name may contain spaces and parentheses: count fields from the last parenthesis.
             return int(file.read().rpartition(b")")[2].split()[19])
     except (OSError, IndexError, ValueError):
         return 0
 
 
 def read_hostname() -> str:
-    """This machine's short name, fit for a file name."""
+    """Return this machine's short name, safe in a file name."""
     name = os.uname().nodename.split(".")[0]
     return "".join(c if c.isalnum() or c in "_" else "_" for c in name) or "host"

@@ -1,4 +1,4 @@
-"""The session directory: where it lies, what it is called, its ``session.json``."""
+"""The session directory: its path, its name and its ``session.json``."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
 
 SESSION_FILE = "session.json"
 
-# Named PYTHON...: DeepSpeed's multi-node launchers carry no other variables of ours to the ranks.
+# Named PYTHON... because DeepSpeed's multi-node launchers pass such variables to the ranks, and no others of ours.
 SESSION_VARIABLE = "PYTHONZEROTOP_SESSION"
-# A request to the ranks: {"request": number, "steps": how many, "stacks": whether with Python stacks}.
+# A request to the ranks: {"request": number, "steps": number of steps, "stacks": whether to record Python stacks}.
 MICROSCOPE_FILE = "microscope.json"
-# "0" leaves the peak counters of PyTorch's allocator alone.
+# "0" keeps the probe from resetting the peak counters of PyTorch's allocator.
 PHASE_PEAKS_VARIABLE = "PYTHONZEROTOP_PHASE_PEAKS"
 
 
 def find_default_root() -> str:
-    """Where sessions lie by default: ``zerotop/sessions`` in the user's state directory (XDG base directories)."""
+    """Return the default folder of sessions: ``zerotop/sessions`` in the user's state directory (XDG base directories)."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     return os.path.join(state, "zerotop", "sessions")
 
 
 def find_script_name(command: Sequence[str]) -> str:
-    """A short word for what a command runs: the stem of its first Python file, else of the program."""
+    """Return a short name of a command: the stem of its first Python file, else of the program."""
     for argument in command:
         if argument.endswith(".py"):
             return _sanitize_word(os.path.basename(argument)[:-3])
@@ -43,15 +43,14 @@ def _sanitize_word(text: str) -> str:
 
 
 def create_session(command: Sequence[str], *, path: str | None = None, launcher: str = "", **facts: Any) -> str:
-    """Makes a new session directory for ``command`` and returns its path.
+    """Create a session directory for ``command`` and return its path.
 
-    The directory is private to the user (mode 0700). ``path`` is taken as it is if given (it may exist if it is empty);
-    by default the session is named after the time and the script. ``facts`` are added to ``session.json``.
+    The directory is private to the user (mode 0700). ``path`` may exist if it is empty; without it the session is named
+    after the time and the script. ``facts`` are added to ``session.json``.
 
-    Raises FileExistsError if ``path`` holds something already, OSError if the directory cannot be made; nothing new is
-    left behind then.
+    Raise FileExistsError if ``path`` is not empty, OSError if the directory cannot be created; nothing new remains then.
     """
-    chosen = None if path is None else os.path.abspath(path)  # "" is where we are
+    chosen = None if path is None else os.path.abspath(path)  # "" is the working directory
     existed = chosen is not None and os.path.isdir(chosen)
     path = _make_default_folder(command) if chosen is None else _make_chosen_folder(chosen)
     content = {
@@ -83,7 +82,7 @@ def _make_default_folder(command: Sequence[str]) -> str:
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{find_script_name(command)}"
     for number in itertools.count(1):
         path = os.path.join(root, name if number == 1 else f"{name}-{number}")
-        # Jobs of an array start in the same second: whoever makes the directory has the name.
+        # Jobs of a Slurm array start in the same second: the one that creates the directory owns the name.
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
             break
@@ -101,7 +100,7 @@ def _make_chosen_folder(path: str) -> str:
 def _find_working_directory() -> str:
     try:
         return os.getcwd()
-    except OSError:  # it was removed under us
+    except OSError:  # it was removed
         return ""
 
 

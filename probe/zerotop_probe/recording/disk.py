@@ -1,4 +1,4 @@
-"""Blocks of a file beyond its text: giving them back, and keeping some for a disk that has run full."""
+"""Allocation of a file's disk blocks: punching holes, and reserving blocks in case the disk runs full."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ _fallocate = _load_fallocate()
 
 
 def punch_hole(descriptor: int, offset: int, length: int) -> None:
-    """Gives back what a part of a file occupies; it reads as zeros then. Where that fails it stays."""
-    # A failure costs memory and nothing else, so the result is not looked at.
+    """Free the blocks of a range, which then reads as zeros. Without effect if the file system cannot."""
+    # A failure costs space and nothing else, so the result is ignored.
     if _fallocate is not None:
         _fallocate(descriptor, _PUNCH_HOLE | _KEEP_SIZE, offset, length)
 
 
 def reserve_blocks(descriptor: int | None, length: int) -> None:
-    """Keeps blocks for the first ``length`` bytes of a file without changing its size, where the system can.
+    """Reserve blocks for the first ``length`` bytes of a file without changing its size, if the file system can.
 
-    What is then appended succeeds on a disk that others have filled meanwhile.
+    Writes to them succeed even after others have filled the disk.
     """
     if descriptor is not None and _fallocate is not None:
         _fallocate(descriptor, _KEEP_SIZE, 0, length)
 
 
 def release_reserve(descriptor: int | None) -> None:
-    """Gives back the blocks that ``reserve`` kept and nobody needed."""
+    """Free the blocks that :func:`reserve_blocks` reserved and that are still unused."""
     if descriptor is not None:
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, os.fstat(descriptor).st_size)

@@ -1,138 +1,328 @@
-"""The rare facts: every event's name and what it carries besides ``time_ns`` and ``event``.
+"""The events of a recording: every event's name and fields, with type and meaning, in one place.
 
-Written by :class:`~zerotop_probe.recording.writer.EventWriter` as JSON lines. A reader keeps events that it does not know.
-Bytes and nanoseconds are integers. A fact that could not be had is null or absent, never guessed. Of which kind each fact is
-that is read stands in :mod:`zerotop.session.event_schema` too: what is something else there counts as not known.
+An event is a rare fact. :class:`~zerotop_probe.recording.writer.EventWriter` writes it as one JSON line: ``time_ns``,
+``event`` (the name) and the fields declared here. A value that could not be read is null or absent, never guessed. Readers
+keep events and fields that they do not know, and replace values of another type with null.
+
+Types: ``int``, ``float`` (which admits integers), ``str``, ``bool``, ``dict`` (any content), ``[type]`` for a list,
+``{str: type}`` for a mapping (``{int: type}`` if its keys are decimal numbers) and a tuple of fields for an object.
 """
 
 from __future__ import annotations
 
-# --- by a rank -----------------------------------------------------------------------------------------------------------
+from typing import Any, NamedTuple
 
-# The probe has woken because an engine is being made here.
-# rank, local_rank, node_rank, world_size: int; launcher: str; python, torch, deepspeed, transformers, accelerate: str
-# versions (transformers and accelerate only where imported); arguments: the script's own, redacted;
-# environment: the few variables that steer memory and threads (PYTORCH_ALLOC_CONF, OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES...)
-HELLO = "hello"
 
-# An engine exists; its facts, once. engine: int (order of creation); engine_class, zero_stage: int;
-# offload_optimizer, offload_parameters: "none" | "cpu" | "nvme"; dtype: "fp32" | "fp16" | "bf16"; micro_batch,
-# gradient_accumulation, train_batch, world_size, data_parallel: int; parameters, trainable_parameters,
-# rank_parameters (stage 3: elements this rank keeps), largest_layer_parameters: int; model, optimizer, inner_optimizer,
-# device: str; devices: [{ordinal, uuid, name, total_bytes, visible}] of this process, uuid as NVML writes it, but that a MIG
-# instance's may begin with GPU-, and visible its name in CUDA_VISIBLE_DEVICES, null without; allocator: "native" |
-# "cudaMallocAsync" | "pluggable", null without CUDA; activation_checkpointing: bool;
-# config: the whole effective DeepSpeed configuration, redacted; unread: {fact: error}, why one of these is null
-ENGINE = "engine"
+class Field(NamedTuple):
+    """One value of an event or of an object in it. Readers drop an event that lacks a required one."""
 
-# How many optimizer steps are planned. steps: int; source: "trainer" | "config"
-TOTAL_STEPS = "total_steps"
+    name: str
+    type: Any
+    meaning: str
+    required: bool = False
 
-# An fp16 update was skipped. step: int; loss_scale_before, loss_scale_after: float
-OVERFLOW = "overflow"
 
-# Whose the bytes are, by storage, each counted once. engine, step: int; when: "init" | "before_update" | "after_update", the
-# first of each, the last only of an update that was not skipped; host, host_pinned: {category: bytes}; unread: int, tensors
-# that did not tell where they lie; seconds: float.
-# Where CUDA is in use also device: {category: bytes}, sizes of the allocator's blocks; allocated_bytes: all blocks in use;
-# unclaimed_bytes and unclaimed_largest: [bytes], those that belong to no category; where the allocator shows no blocks
-# allocated_bytes is null and device the sizes of the storages themselves; pinned_allocator: {allocated_bytes,
-# active_bytes} | null. Categories: parameters, gradients, master_weights, optimizer_state, buffers.
-TENSORS = "tensors"
+EVENTS: dict[str, tuple[Field, ...]] = {}
+"""The fields of every event, by its name."""
 
-# PyTorch's allocator ran out of device memory, whether or not the job survives that. device: ordinal; requested_bytes;
-# limit_bytes: the device's capacity, or less where the process was given a fraction; free_bytes: of the device; phase, step,
-# micro_step: where it was; rows, sequence, tokens: of the last micro-batch; allocated_bytes, reserved_bytes,
-# inactive_split_bytes, largest_free_block_bytes, retries, ooms: of the allocator, if it is the one being recorded
-OUT_OF_MEMORY = "out_of_memory"
 
-# A look through the microscope is over. request: int, as in the request; state: "recorded" | "refused"; why: str, where it
-# was refused; first_step, steps: int; begin_ns, end_ns: CLOCK_MONOTONIC; baseline: {allocated_bytes, requested_bytes,
-# reserved_bytes} at its beginning; entries: int, in the table ``history``; snapshot: the name of PyTorch's own file beside
-# the recording | null; seconds: float, what writing it down took
-MICROSCOPE = "microscope"
+def _declare(name: str, *fields: Field) -> str:
+    EVENTS[name] = fields
+    return name
 
-# Something inside the probe failed and was switched off; training went on. where, error: str
-PROBE_ERROR = "probe_error"
 
-# The probe was put into this rank while it ran: nothing before is recorded by it, and steps from the next whole one on.
-ENTERED = "entered"
+_BYTES = {str: int}
 
-# The probe was taken out of this rank, which went on. lost: int, records that it could not write
-LEFT = "left"
+_ERROR = (
+    Field("where", str, "the part that failed"),
+    Field("error", str, "the exception or the reason, redacted"),
+)
+_RANK = (
+    Field("rank", int, "global rank; null if unknown"),
+    Field("local_rank", int, "rank within the node (rank_found only)"),
+    Field("pid", int, "process id on the node that wrote the event"),
+    Field("start", int, "its start in clock ticks since boot (rank_found and the events about a command only)"),
+)
+_COMMAND = (
+    *_RANK,
+    Field("command", [str], "the launcher's command line, redacted"),
+    Field("launcher", str, "kind of launcher (this and the following: attached and joined only)"),
+    Field("age_s", float, "seconds that the job had been running"),
+    Field("ranks", [_RANK], "the job's rank processes on this node"),
+    Field("text", str, "one sentence about what the recording lacks"),
+)
+_END = (
+    Field("exit_code", int, "128 + n after signal n; null if a sampler that had not started the command saw it end"),
+    Field("signal", str, "name of the signal that ended it; null without one"),
+    Field("seconds", float, "duration of the recorded part of the job"),
+    Field("oom_kills", int, "processes of the cgroup that the kernel killed for memory during the recording"),
+    Field("text", str, "the end in one sentence"),
+)
 
-# The rank's interpreter ended in good order. lost: int, records that it could not write
-GOODBYE = "goodbye"
+# --- written by a rank ---------------------------------------------------------------------------------------------------
 
-# --- by a node's sampler ---------------------------------------------------------------------------------------------------
+# The probe starts because this process constructs a DeepSpeed engine.
+HELLO = _declare(
+    "hello",
+    Field("rank", int, "global rank"),
+    Field("local_rank", int, "rank within the node"),
+    Field("node_rank", int, "number of the node"),
+    Field("world_size", int, "ranks of the job"),
+    Field("launcher", str, "torchrun, deepspeed, accelerate, mpi, slurm or python"),
+    Field("python", str, "version"),
+    Field("torch", str, "version"),
+    Field("deepspeed", str, "version"),
+    Field("transformers", str, "version, if imported"),
+    Field("accelerate", str, "version, if imported"),
+    Field("arguments", [str], "the script's own command line, redacted"),
+    Field("environment", {str: str}, "the variables that control memory, devices and threads"),
+)
 
-# The sampler runs. host: str; cores: int (usable by this job); memory_bytes: int; kernel, cpu: str;
-# driver: str | null; gpus: [{index, uuid, name, total_bytes, mig_of}], MIG's instances numbered after the last GPU and in
-# place of what they are parts of, mig_of: its uuid | null; gpu_notice: str | null, why less is seen than all, as a sentence;
-# numa: [{node: int, cpus: str such as "0-31,64-95"}], which cores belong to which memory, absent in older recordings;
-# sampler_pid, sampler_start: int
-NODE = "node"
+# An engine is ready. Written once for each.
+ENGINE = _declare(
+    "engine",
+    Field("engine", int, "number of the engine in this process, in order of creation"),
+    Field("engine_class", str, "class name"),
+    Field("rank", int, "DeepSpeed's global rank"),
+    Field("local_rank", int, "DeepSpeed's local rank"),
+    Field("zero_stage", int, "0 to 3"),
+    Field("offload_optimizer", str, "none, cpu or nvme"),
+    Field("offload_parameters", str, "none, cpu or nvme"),
+    Field("dtype", str, "fp32, fp16 or bf16"),
+    Field("autocast", str, "dtype of DeepSpeed's torch_autocast; null if it is off"),
+    Field("micro_batch", int, "rows in a micro-batch of one rank"),
+    Field("gradient_accumulation", int, "micro-batches in an optimizer step"),
+    Field("train_batch", int, "rows in an optimizer step of all ranks"),
+    Field("world_size", int, "ranks of the job"),
+    Field("data_parallel", int, "data-parallel ranks"),
+    Field("parameters", int, "elements of all parameters"),
+    Field("trainable_parameters", int, "elements of those that require gradients"),
+    Field("rank_parameters", int, "elements that this rank stores; fewer than all in stage 3"),
+    Field("largest_layer_parameters", int, "elements of the module that owns the most"),
+    Field("model", str, "class name of the module"),
+    Field("optimizer", str, "class name; empty without one"),
+    Field("inner_optimizer", str, "class name of the optimizer that DeepSpeed wraps"),
+    Field("device", str, "torch device of the engine"),
+    Field(
+        "devices",
+        [
+            (
+                Field("ordinal", int, "CUDA ordinal in this process"),
+                Field("uuid", str, "as NVML writes it; that of a MIG instance may begin with GPU-"),
+                Field("name", str, "product name"),
+                Field("total_bytes", int, "device memory"),
+                Field("visible", str, "its entry in CUDA_VISIBLE_DEVICES; null without one"),
+            )
+        ],
+        "the GPU of this process, if it has one",
+    ),
+    Field("allocator", str, "native, cudaMallocAsync or pluggable; null without CUDA"),
+    Field("activation_checkpointing", bool, "whether a module or DeepSpeed has it enabled"),
+    Field("wall_clock_breakdown", bool, "whether DeepSpeed's own timers are on"),
+    Field("global_steps", int, "optimizer steps done when the engine was constructed, as after loading a checkpoint"),
+    Field("config", dict, "the effective DeepSpeed configuration, redacted"),
+    Field("unread", {str: str}, "error by name, for each of these fields that could not be read"),
+)
 
-# The command was started. pid, start: int (start in clock ticks since boot); command: redacted
-JOB_STARTED = "job_started"
+# The number of optimizer steps that are planned.
+TOTAL_STEPS = _declare(
+    "total_steps",
+    Field("steps", int, "steps", required=True),
+    Field("source", str, "trainer or config"),
+)
 
-# A job that somebody else had started is recorded from now on; stands in the place of JOB_STARTED. pid, start: int, of the
-# launcher; command: redacted; launcher: str; age_s: float, how long it had been running; ranks: [{rank: int | null, pid,
-# start: int}] of this node; text: str, one sentence about what is missing
-ATTACHED = "attached"
+# An fp16 update was skipped because gradients overflowed.
+OVERFLOW = _declare(
+    "overflow",
+    Field("engine", int, "as in the engine event"),
+    Field("step", int, "optimizer step"),
+    Field("loss_scale_before", float, "loss scale of that step"),
+    Field("loss_scale_after", float, "loss scale of the next one"),
+)
 
-# Somebody has ended the recording of a job that was attached to; the job goes on.
-DETACHED = "detached"
+# Tensor bytes by category, each storage counted once. Categories: parameters, gradients, master_weights, optimizer_state,
+# buffers. The fields from ``device`` on are present only if CUDA is in use.
+TENSORS = _declare(
+    "tensors",
+    Field("engine", int, "as in the engine event"),
+    Field("step", int, "optimizer step"),
+    Field("when", str, "init, before_update or after_update: the first of each; the last of an update that was not skipped"),
+    Field("host", _BYTES, "bytes in host memory, by category"),
+    Field("host_pinned", _BYTES, "bytes in pinned host memory, by category"),
+    Field("unread", int, "tensors whose storage could not be read"),
+    Field("seconds", float, "duration of the inventory"),
+    Field("device", _BYTES, "sizes of the allocator's blocks, by category; storage sizes if it shows no blocks"),
+    Field("allocated_bytes", int, "all blocks in use; null if the allocator shows none"),
+    Field("unclaimed_bytes", int, "blocks in no category"),
+    Field("unclaimed_largest", [int], "bytes of the largest of those blocks"),
+    Field("pinned_allocator", _BYTES, "allocated_bytes and active_bytes of PyTorch's allocator for pinned host memory"),
+)
 
-# On another node of a job: its part there is recorded from now on too, as ATTACHED has it. Where that node's clock is off by
-# much, the header of this event's file has aligned: true, and the unix time in it is that of the node that attached: by it
-# all times of this boot are to be taken.
-JOINED = "joined"
+# PyTorch's allocator ran out of device memory, whether or not the job survives that. The fields from ``allocated_bytes`` on
+# are the counters of the allocator and present only if it is the recorded one.
+OUT_OF_MEMORY = _declare(
+    "out_of_memory",
+    Field("device", int, "CUDA ordinal in this process"),
+    Field("requested_bytes", int, "size of the failed allocation"),
+    Field("limit_bytes", int, "capacity of the device, or less if the process is limited to a fraction"),
+    Field("free_bytes", int, "free memory of the device"),
+    Field("phase", str, "innermost phase; empty outside of one"),
+    Field("step", int, "optimizer step"),
+    Field("micro_step", int, "micro-step"),
+    Field("rows", int, "rows of the last micro-batch"),
+    Field("sequence", int, "its sequence length"),
+    Field("tokens", int, "its tokens"),
+    Field("allocated_bytes", int, "bytes in live tensors"),
+    Field("reserved_bytes", int, "bytes reserved from the driver"),
+    Field("inactive_split_bytes", int, "bytes in unused remainders of split blocks"),
+    Field("largest_free_block_bytes", int, "largest unused block"),
+    Field("retries", int, "allocations that needed a cache flush so far"),
+    Field("ooms", int, "out-of-memory errors so far"),
+)
 
-# The recording of that node's part is over: with exit_code, signal, seconds, oom_kills and text as JOB_ENDED has them that
-# part of the job has ended, without them somebody has detached.
-PARTED = "parted"
+# A microscope request was carried out or refused.
+MICROSCOPE = _declare(
+    "microscope",
+    Field("request", int, "number of the request", required=True),
+    Field("state", str, "recorded or refused"),
+    Field("why", str, "reason of a refusal"),
+    Field("first_step", int, "first optimizer step recorded", required=True),
+    Field("steps", int, "number of steps", required=True),
+    Field("begin_ns", int, "begin, CLOCK_MONOTONIC", required=True),
+    Field("end_ns", int, "end, CLOCK_MONOTONIC", required=True),
+    Field("baseline", _BYTES, "allocated_bytes, requested_bytes and reserved_bytes at the begin", required=True),
+    Field("entries", int, "entries of PyTorch's memory history"),
+    Field("snapshot", str, "name of PyTorch's own snapshot file beside the recording; null without one"),
+    Field("seconds", float, "time spent writing the result"),
+)
 
-# Another node was reached through ssh. name: str, as ssh was told; host: str, as it calls itself; ranks: int;
-# joined: bool, whether it takes part from now on, or no longer does
-REACHED = "reached"
+# A part of the probe failed and was switched off; training goes on.
+PROBE_ERROR = _declare("probe_error", *_ERROR)
 
-# Another node that was to take part does not. name: str, as ssh was told; why: str
-NOT_REACHED = "not_reached"
+# The probe was injected into this running rank. It records from the next whole step on.
+ENTERED = _declare("entered")
 
-# The probe is not in a rank that it was to enter. rank: int | null; pid: int; why: str, one sentence
-NOT_ENTERED = "not_entered"
+# The probe was removed from this rank, which goes on.
+LEFT = _declare("left", Field("lost", int, "records that could not be written"))
 
-# A rank's process was found. rank, local_rank: int | null; pid, start: int
-RANK_FOUND = "rank_found"
+# The rank's interpreter exited normally.
+GOODBYE = _declare("goodbye", Field("lost", int, "records that could not be written"))
 
-# A process that looks like a rank has not reported although an engine could have been made. rank, pid: int; why: str
-RANK_SILENT = "rank_silent"
+# --- written by a node's sampler -----------------------------------------------------------------------------------------
 
-# Which cores a rank or launcher may run on; again when that changes. pid: int; cpus: str such as "0-15", of its first
-# thread; threads: {tid: cpus} of those busy threads whose own cores were found to be others than before
-AFFINITY = "affinity"
+# The sampler runs.
+NODE = _declare(
+    "node",
+    Field("host", str, "short host name"),
+    Field("cores", int, "cores that this job may use"),
+    Field("memory_bytes", int, "host memory"),
+    Field("kernel", str, "kernel release"),
+    Field("cpu", str, "processor model"),
+    Field("driver", str, "version of the NVIDIA driver; null without one"),
+    Field(
+        "gpus",
+        [
+            (
+                Field("index", int, "NVML index; MIG instances are numbered after the last GPU", required=True),
+                Field("uuid", str, "NVML UUID"),
+                Field("name", str, "product name", required=True),
+                Field("total_bytes", int, "device memory"),
+                Field("mig_of", str, "UUID of the GPU of a MIG instance; null for a whole GPU"),
+            )
+        ],
+        "the GPUs of the node; the MIG instances of a divided GPU replace it",
+    ),
+    Field("gpu_notice", str, "why some GPUs are not visible, as a sentence; null if all are"),
+    Field(
+        "numa",
+        [
+            (
+                Field("node", int, "NUMA node", required=True),
+                Field("cpus", str, 'its cores, such as "0-31,64-95"', required=True),
+            )
+        ],
+        "NUMA nodes with cores; absent in older recordings",
+    ),
+    Field("sampler_pid", int, "process id of the sampler"),
+    Field("sampler_start", int, "its start in clock ticks since boot"),
+)
 
-# A rank's process is gone. rank, pid: int
-RANK_GONE = "rank_gone"
+# zerotop started the command.
+JOB_STARTED = _declare("job_started", *_COMMAND)
 
-# A rank runs compilers, as when DeepSpeed's operators are first used. Said once. rank, pid: int
-COMPILING = "compiling"
+# Recording of a job that somebody else started begins here; takes the place of JOB_STARTED.
+ATTACHED = _declare("attached", *_COMMAND)
 
-# A rank sleeps, none here compiles, and in the folder where torch builds operators for them lies a lock that no process of
-# this node holds: they may wait for it without end. Said once of each. path: str
-BUILD_LOCKED = "build_locked"
+# Recording of an attached job ended on request; the job goes on.
+DETACHED = _declare("detached")
 
-# Somebody asked for the job to be stopped; which signal was sent. signal: str
-STOP_SENT = "stop_sent"
+# As ATTACHED, for this node's part of a job that was attached from another node. If the clocks of the two differ by much,
+# the header of this event's file has ``aligned: true`` and the attaching node's unix time, which holds for this whole boot.
+JOINED = _declare("joined", *_COMMAND)
 
-# The command ended. exit_code: int (128 + n after signal n) | null, not known because a sampler that had not started it
-# saw it end; signal: str | null; seconds: float;
-# oom_kills: int, processes of the control group that the kernel killed for memory meanwhile; text: str, one sentence
-JOB_ENDED = "job_ended"
+# Recording of this node's part ended: with the fields of JOB_ENDED because that part ended, without any because of a detach.
+PARTED = _declare("parted", *_END)
 
-# The sampler itself failed in one of its parts; the rest goes on. where, error: str
-SAMPLER_ERROR = "sampler_error"
+# Another node was reached through ssh.
+REACHED = _declare(
+    "reached",
+    Field("name", str, "host name given to ssh"),
+    Field("host", str, "the node's own host name"),
+    Field("ranks", int, "ranks of the job on it"),
+    Field("joined", bool, "whether its part is recorded from now on, or no longer"),
+)
 
-# The sampler stops in good order, after the job. lost_records, lost_output_bytes: int, what it could not write
-SAMPLER_ENDED = "sampler_ended"
+# Another node of the job is not recorded.
+NOT_REACHED = _declare(
+    "not_reached",
+    Field("name", str, "host name given to ssh"),
+    Field("why", str, "the reason"),
+)
+
+# The probe could not be injected into a rank.
+NOT_ENTERED = _declare(
+    "not_entered",
+    *_RANK,
+    Field("why", str, "the reason in one sentence"),
+    Field("pending", bool, "whether the rank may still take the probe in later"),
+)
+
+# A rank process was discovered.
+RANK_FOUND = _declare("rank_found", *_RANK)
+
+# A process that looks like a rank has not reported, although it had time to construct an engine.
+RANK_SILENT = _declare("rank_silent", *_RANK, Field("why", str, "the likely reason"))
+
+# The cores that a rank or launcher may run on; written again when they change.
+AFFINITY = _declare(
+    "affinity",
+    Field("pid", int, "process id"),
+    Field("cpus", str, 'cores of its first thread, such as "0-15"'),
+    Field("threads", {int: str}, "cores by thread id, for busy threads whose own cores have changed"),
+)
+
+# A rank process is gone.
+RANK_GONE = _declare("rank_gone", *_RANK)
+
+# A rank runs compilers, as when DeepSpeed builds its operators at first use. Written once for each rank.
+COMPILING = _declare("compiling", *_RANK)
+
+# A rank sleeps, nothing compiles, and torch's build folder holds a lock that no process of this node owns: ranks may wait
+# for it forever. Written once for each lock.
+BUILD_LOCKED = _declare("build_locked", Field("path", str, "path of the lock", required=True))
+
+# Somebody asked to stop the job.
+STOP_SENT = _declare("stop_sent", Field("signal", str, "name of the signal sent"))
+
+# The command ended.
+JOB_ENDED = _declare("job_ended", *_END)
+
+# A part of the sampler failed; the rest goes on.
+SAMPLER_ERROR = _declare("sampler_error", *_ERROR)
+
+# The sampler stops normally, after the job.
+SAMPLER_ENDED = _declare(
+    "sampler_ended",
+    Field("lost_records", int, "records that could not be written"),
+    Field("lost_output_bytes", int, "output that could not be written"),
+)

@@ -1,7 +1,7 @@
-"""How launchers tell a process its place in the job: in its environment, each in its own words.
+"""The environment variables in which launchers pass a process its rank.
 
-A name that stands first counts before those after it. By launcher: torchrun, deepspeed and accelerate; Open MPI; MPICH
-and its kin; Slurm. See DeepSpeed's launcher_helper.py.
+Earlier names take precedence. In order: torchrun, deepspeed and accelerate; Open MPI; MPICH and its derivatives; Slurm. See
+DeepSpeed's launcher_helper.py.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ WORLD_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 def read_number(
     environment: Mapping[str, str], names: tuple[str, ...], *, inherited: Mapping[str, str] | None = None
 ) -> int | None:
-    """The first of these variables that is set to a whole number of 0 or more, or None.
+    """Return the value of the first of these variables that is a non-negative integer, or None.
 
-    A variable that has the same value in ``inherited`` says nothing: the process has it from there, as in an sbatch
-    script, and not from its launcher.
+    Variables with the same value in ``inherited`` are ignored: they come from the surroundings of the job, such as an
+    sbatch script, not from its launcher.
     """
     for name in names:
         value = environment.get(name, "")

@@ -1,4 +1,4 @@
-"""Keeps secrets out of recordings: command lines, configurations, environments."""
+"""Remove secrets from command lines, configurations and environments before they are recorded."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _SECRET_NAME = re.compile(
     r"(?:^|[-_.])(?:(?:\w*token|secret|passwd|password|pwd|credentials?)|(?:api|access|private|secret|auth)[-_]?key)s?$",
     re.IGNORECASE,
 )
-# Options that end like a secret's name but are a tokenizer's ids and counts.
+# Options that end like the name of a secret but are token ids and token counts.
 _HARMLESS = re.compile(r"(?:pad|eos|bos|unk|sep|cls|mask|special|new|max|min|num|image|image_)[-_]?tokens?$", re.IGNORECASE)
-# Values that are secrets wherever they stand: hub, cloud, forge and tracker tokens.
+# Values that are secrets in any place: tokens of hubs, clouds, code hosts and experiment trackers.
 _SECRET_VALUE = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{12,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{12,}"
     r"|AKIA[0-9A-Z]{12,}|xox[abprs]-[\w-]{8,}|[0-9a-f]{40})\b"
@@ -23,18 +23,18 @@ _URL_LOGIN = re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether an option, key or variable of this name holds a secret."""
+    """Return whether an option, key or variable of this name holds a secret."""
     name = name.lstrip("-")
     return bool(_SECRET_NAME.search(name)) and not _HARMLESS.search(name)
 
 
 def redact_text(value: str) -> str:
-    """A text with what looks like a secret hidden."""
+    """Return a text in which apparent secrets are replaced."""
     return _URL_LOGIN.sub(HIDDEN, _SECRET_VALUE.sub(HIDDEN, value))
 
 
 def redact_command(arguments: Sequence[str]) -> list[str]:
-    """A command line with the values of secret options (``--token X``, ``--api-key=X``, ``TOKEN=X``) hidden."""
+    """Return a command line without the values of secret options (``--token X``, ``--api-key=X``, ``TOKEN=X``)."""
     shown = []
     hide_next = False
     for argument in arguments:
@@ -49,7 +49,7 @@ def redact_command(arguments: Sequence[str]) -> list[str]:
 
 
 def redact_tree(value: Any, name: str = "") -> Any:
-    """A configuration with the values of secret keys hidden, at any depth."""
+    """Return a configuration without the values of secret keys, at any depth."""
     if name and is_secret_name(name) and isinstance(value, (str, bytes)):
         return HIDDEN
     if isinstance(value, dict):

@@ -1,10 +1,10 @@
 """The tables of a recording: every field's name, type, unit and meaning, in one place.
 
-A table is a file of fixed-size little-endian records behind a one-line JSON header. Fields are ordered and padded so that
-every field of a memory-mapped file is naturally aligned. Codes, once released, never change their meaning; a new field goes
-to the end of its table and raises ``FORMAT_MINOR``.
+A table is a file of fixed-size little-endian records after a one-line JSON header. Fields are ordered and padded so that
+every field of a memory-mapped file is naturally aligned. Released codes never change their meaning; a new field goes to the
+end of its table and raises ``FORMAT_MINOR``.
 
-Times are nanoseconds of CLOCK_MONOTONIC on the machine that wrote them; the header's clock pair turns them into unix time.
+Times are nanoseconds of CLOCK_MONOTONIC on the machine that wrote them; the header's clock pair converts them to unix time.
 An unknown integer is -1, an unknown float is NaN.
 """
 
@@ -20,7 +20,7 @@ UNKNOWN = -1
 
 
 class Field(NamedTuple):
-    """One column: its ``struct`` code, what a value means, and from which ``FORMAT_MINOR`` on recordings have it."""
+    """One column: its ``struct`` code, its meaning, and the ``FORMAT_MINOR`` that introduced it."""
 
     name: str
     code: str
@@ -37,7 +37,7 @@ _NUMPY = {"q": "<i8", "Q": "<u8", "i": "<i4", "I": "<u4", "H": "<u2", "B": "|u1"
 
 
 class Table(NamedTuple):
-    """A named list of fields. ``known`` is the field from whose time on a record can have been read."""
+    """A named list of fields. ``time_column`` is the time at which a record was written: no cursor before it shows it."""
 
     name: str
     time_column: str
@@ -45,16 +45,16 @@ class Table(NamedTuple):
 
     @property
     def record_struct(self) -> struct.Struct:
-        """Packs one record; no padding is added, the fields themselves are aligned."""
+        """The struct that packs one record, without padding: the fields themselves are aligned."""
         return struct.Struct("<" + "".join(field.code for field in self.fields))
 
     @property
     def dtype(self) -> list[list[str]]:
-        """The header's form of the NumPy dtype: ``[["begin_ns", "<i8"], ...]``."""
+        """The NumPy dtype as headers store it: ``[["begin_ns", "<i8"], ...]``."""
         return [[field.name, field.dtype] for field in self.fields]
 
 
-# What a rank does between two boundaries. The first ten are an iteration's; indices are the codes in records.
+# The phases of a rank; records store the index.
 PHASES = (
     "other",
     "init",
@@ -75,15 +75,15 @@ PHASES = (
 PHASE_CODE = {name: code for code, name in enumerate(PHASES)}
 
 # Bits of ``flags`` in a span.
-BOUNDARY = 1  # a step span in which the optimizer was asked to update (the gradient-accumulation boundary)
-SKIPPED = 2  # that update was skipped: fp16 gradients overflowed
-EVAL = 4  # a forward that belongs to an evaluation, not to a training step
-FAILED = 8  # the phase was left by an exception
+BOUNDARY = 1  # a step span with an optimizer update (the gradient-accumulation boundary)
+SKIPPED = 2  # the update was skipped because fp16 gradients overflowed
+EVAL = 4  # a forward of an evaluation, not of a training step
+FAILED = 8  # an exception ended the phase
 
 # ``edge`` of an allocator sample.
 TICK, BEGIN, END = 0, 1, 2
 
-# ``action`` in the allocator's history. A block asked to be freed is free once other streams have done with it.
+# ``action`` in the allocator's history. A requested free completes once other streams no longer use the block.
 HISTORY_ACTIONS = (
     "alloc",
     "free_requested",
@@ -94,28 +94,28 @@ HISTORY_ACTIONS = (
     "segment_unmap",
 )
 
-# ``stream`` of a piece of output.
+# ``stream`` of an output record.
 STREAMS = ("output", "stdout", "stderr")
 
 _STEP_FIELDS = (
-    Field("step", "i", "optimizer step in progress, counted from 0 as the engine's global_steps"),
-    Field("micro_step", "i", "forward+backward within that step, counted from 0"),
+    Field("step", "i", "optimizer step in progress, the engine's global_steps"),
+    Field("micro_step", "i", "micro-batch within that step, counted from 0"),
 )
 
 SPANS = Table(
     "spans",
     "end_ns",
     (
-        Field("begin_ns", "q", "when the phase began on the host"),
-        Field("end_ns", "q", "when it ended"),
-        Field("tokens", "q", "tokens in the micro-batch; -1 where inputs are not token ids or it is not a forward"),
+        Field("begin_ns", "q", "begin of the phase on the host"),
+        Field("end_ns", "q", "end of the phase on the host"),
+        Field("tokens", "q", "tokens of the micro-batch; -1 if its inputs are not token ids, or outside of a forward"),
         *_STEP_FIELDS,
-        Field("rows", "i", "rows (samples) in the micro-batch; -1 where not a forward"),
-        Field("sequence", "i", "sequence length of the micro-batch in tokens; -1 where unknown"),
+        Field("rows", "i", "rows (samples) of the micro-batch; -1 outside of a forward"),
+        Field("sequence", "i", "sequence length of the micro-batch in tokens; -1 if unknown"),
         Field("phase", "H", "index into PHASES"),
         Field("flags", "H", "BOUNDARY | SKIPPED | EVAL | FAILED"),
-        Field("depth", "B", "0 outermost; a span lies within the nearest one of lower depth"),
-        Field("engine", "B", "which DeepSpeed engine of this process, in order of creation"),
+        Field("depth", "B", "nesting depth, 0 outermost; the innermost span of lower depth around it is its parent"),
+        Field("engine", "B", "number of the DeepSpeed engine in this process, in order of creation"),
         Field("pad", "H", "0"),
     ),
 )
@@ -124,7 +124,7 @@ BEGINS = Table(
     "begins",
     "time_ns",
     (
-        Field("time_ns", "q", "when the phase began: a span of this begin follows when it ends, if it ends"),
+        Field("time_ns", "q", "begin of the phase; a span with this begin follows when it ends"),
         *_STEP_FIELDS,
         Field("phase", "H", "index into PHASES"),
         Field("depth", "B", "as in spans"),
@@ -133,51 +133,51 @@ BEGINS = Table(
     ),
 )
 
-# The header says what a peak is: with ``peaks`` "window", the highest since the last BEGIN or END of the same file; with
-# "process", the highest since the process began or its user reset it.
+# The header's ``peaks`` defines a peak: the highest value since the last BEGIN or END record of the file ("window"), or
+# since the process started or its script reset the peaks ("process").
 ALLOCATOR = Table(
     "allocator",
     "time_ns",
     (
-        Field("time_ns", "q", "when the allocator's counters were read"),
+        Field("time_ns", "q", "time at which the counters were read"),
         Field("allocated_bytes", "q", "PyTorch: bytes in live tensors"),
-        Field("allocated_peak_bytes", "q", "highest allocated in the window that ends here: see the header's peaks"),
-        Field("reserved_bytes", "q", "PyTorch: bytes held from the driver"),
-        Field("reserved_peak_bytes", "q", "highest reserved, likewise"),
-        Field("requested_peak_bytes", "q", "highest sum of what live tensors asked for, before rounding, likewise"),
-        Field("inactive_split_bytes", "q", "reserved bytes in the unused remainders of split blocks"),
-        Field("retries", "i", "allocations that succeeded only after the cache was flushed, so far"),
+        Field("allocated_peak_bytes", "q", "highest allocated bytes in the window that ends here, see above"),
+        Field("reserved_bytes", "q", "PyTorch: bytes reserved from the driver"),
+        Field("reserved_peak_bytes", "q", "highest reserved bytes, likewise"),
+        Field("requested_peak_bytes", "q", "highest sum of requested sizes, before rounding, likewise"),
+        Field("inactive_split_bytes", "q", "reserved bytes in unused remainders of split blocks"),
+        Field("retries", "i", "allocations that needed a cache flush so far"),
         Field("ooms", "i", "out-of-memory errors so far"),
         *_STEP_FIELDS,
-        Field("phase", "H", "the innermost phase at the time"),
-        Field("edge", "B", "BEGIN or END of that phase, or TICK in between"),
-        Field("device", "B", "the process's own device ordinal"),
-        Field("segments", "i", "pieces of device memory that reserved consists of", since=1),
+        Field("phase", "H", "innermost phase"),
+        Field("edge", "B", "BEGIN or END of that phase, or TICK between them"),
+        Field("device", "B", "CUDA ordinal in the process"),
+        Field("segments", "i", "segments of reserved memory", since=1),
     ),
 )
 
-# Written in one go when a look through the microscope is over; the event of that name says which steps it was.
+# Written after a microscope request was carried out; the microscope event says which steps it covers.
 HISTORY = Table(
     "history",
     "time_ns",
     (
-        Field("time_ns", "q", "when the allocator did it, to a microsecond"),
-        Field("address", "q", "of the block or segment on the device"),
-        Field("size_bytes", "q", "what was asked for; of a segment what it has"),
-        Field("request", "i", "which look it belongs to"),
+        Field("time_ns", "q", "time of the action, to a microsecond"),
+        Field("address", "q", "device address of the block or segment"),
+        Field("size_bytes", "q", "requested size of a block, size of a segment"),
+        Field("request", "i", "number of the request"),
         Field("action", "H", "index into HISTORY_ACTIONS"),
-        Field("device", "H", "the process's own device ordinal"),
+        Field("device", "H", "CUDA ordinal in the process"),
     ),
 )
 
-# Steps that take less than 20 ms have them one time in four.
+# Of steps shorter than 20 ms only one in four is measured.
 DEVICE_TIMES = Table(
     "device_times",
     "time_ns",
     (
-        Field("time_ns", "q", "when it was learnt, some time after the phase"),
-        Field("begin_ns", "q", "which span of this file's writer: its begin_ns"),
-        Field("device_ns", "q", "from where the GPU came to the phase to where it was done with it, on the current stream"),
+        Field("time_ns", "q", "time at which the result was read, some time after the phase"),
+        Field("begin_ns", "q", "begin_ns of the span of the same writer"),
+        Field("device_ns", "q", "from reaching the phase's begin on the current CUDA stream to finishing its work"),
         *_STEP_FIELDS,
         Field("phase", "H", "index into PHASES"),
         Field("depth", "B", "as in spans"),
@@ -186,24 +186,24 @@ DEVICE_TIMES = Table(
     ),
 )
 
-# PCIe bytes never fall: they are made of counters of 32 bits, looked at every 50 to 500 ms. More than 4 GiB between two
-# looks is counted short by whole multiples of 4 GiB.
+# PCIe bytes never decrease: they are summed from 32-bit counters, read every 50 to 500 ms. More than 4 GiB between two reads
+# is undercounted by multiples of 4 GiB.
 GPUS = Table(
     "gpus",
     "time_ns",
     (
         Field("time_ns", "q", "the sampler's tick; all GPUs of a node share it"),
-        Field("used_bytes", "q", "NVML: device memory in use by anyone"),
+        Field("used_bytes", "q", "NVML: device memory in use by all processes"),
         Field("total_bytes", "q", "NVML: device memory"),
-        Field("pcie_tx_bytes", "q", "bytes sent to the host so far, at least: see above; -1 unsupported"),
+        Field("pcie_tx_bytes", "q", "bytes sent to the host so far, a lower bound (see above); -1 unsupported"),
         Field("pcie_rx_bytes", "q", "bytes received from the host so far, likewise"),
         Field("throttle_reasons", "q", "NVML clocks-event-reasons bit mask; -1 unsupported"),
-        Field("utilization_percent", "f", "share of the last 200 ms in which a kernel ran"),
-        Field("memory_utilization_percent", "f", "share of the last 200 ms in which device memory was accessed"),
-        Field("power_w", "f", "instant power where supported, else the driver's one-second average"),
+        Field("utilization_percent", "f", "share of the last 200 ms during which a kernel ran"),
+        Field("memory_utilization_percent", "f", "share of the last 200 ms during which device memory was accessed"),
+        Field("power_w", "f", "instantaneous power if supported, else the driver's one-second average"),
         Field("temperature_c", "f", "GPU core temperature"),
         Field("sm_clock_mhz", "f", "streaming multiprocessor clock"),
-        Field("gpu", "i", "NVML index on this node, or a number after those for an instance of MIG's; see the node event"),
+        Field("gpu", "i", "NVML index on this node, or a higher number for a MIG instance; see the node event"),
     ),
 )
 
@@ -211,9 +211,9 @@ GPU_PROCESSES = Table(
     "gpu_processes",
     "time_ns",
     (
-        Field("time_ns", "q", "a tick after memory in use has changed, or a second after the last: rows of all GPUs"),
+        Field("time_ns", "q", "the sampler's tick; a row of every process if memory in use has changed, else once a second"),
         Field("used_bytes", "q", "NVML: device memory used by this process, context included; -1 unknown"),
-        Field("pid", "i", "as NVML says it: in a container this may not be a local pid"),
+        Field("pid", "i", "process id as NVML reports it, which in a container may be another than the local one"),
         Field("gpu", "i", "NVML index on this node"),
     ),
 )
@@ -223,16 +223,16 @@ PROCESSES = Table(
     "time_ns",
     (
         Field("time_ns", "q", "the sampler's tick; all rank processes of a node share it"),
-        Field("rss_bytes", "q", "host memory resident, VmRSS"),
-        Field("shared_bytes", "q", "of which shared memory, RssShmem (pinned buffers often lie here)"),
+        Field("rss_bytes", "q", "resident set size, VmRSS"),
+        Field("shared_bytes", "q", "shared memory in the resident set, RssShmem (often includes pinned buffers)"),
         Field("pinned_bytes", "q", "VmPin"),
         Field("locked_bytes", "q", "VmLck"),
         Field("swap_bytes", "q", "VmSwap"),
-        Field("cpu_ns", "q", "processor time used so far by all its threads, those that have ended included"),
-        Field("cores_used", "f", "processor time per wall time since the sample before"),
-        Field("waiting_cores", "f", "time threads were runnable but not running, per wall time: more threads than cores"),
+        Field("cpu_ns", "q", "processor time so far of all its threads, ended ones included"),
+        Field("cores_used", "f", "processor time per wall time since the previous sample"),
+        Field("waiting_cores", "f", "time that threads were runnable but not running, per wall time, as with too few cores"),
         Field("thread_count", "i", "threads alive"),
-        Field("busy_threads", "i", "threads that ran for at least half of the time since the sample before"),
+        Field("busy_threads", "i", "threads that ran for at least half of the time since the previous sample"),
         Field("pid", "i", "process id on this node"),
         Field("rank", "i", "global rank; -1 for a launcher"),
     ),
@@ -244,12 +244,12 @@ THREADS = Table(
     (
         Field("time_ns", "q", "the sampler's tick; only the busiest threads of each rank are recorded"),
         Field("cpu_ns", "q", "processor time of the thread so far"),
-        Field("wait_ns", "q", "time runnable but not running so far"),
-        Field("cores_used", "f", "processor time per wall time since it was looked at before"),
+        Field("wait_ns", "q", "time that it was runnable but not running so far"),
+        Field("cores_used", "f", "processor time per wall time since its previous sample"),
         Field("pid", "i", "process id on this node"),
         Field("tid", "i", "thread id on this node"),
         Field("processor", "i", "core it last ran on"),
-        Field("name", "16s", "the kernel's name of the thread"),
+        Field("name", "16s", "thread name (comm)"),
     ),
 )
 
@@ -259,14 +259,14 @@ HOSTS = Table(
     (
         Field("time_ns", "q", "the sampler's tick"),
         Field("memory_total_bytes", "q", "host memory"),
-        Field("memory_available_bytes", "q", "host memory that can be had without swapping"),
+        Field("memory_available_bytes", "q", "host memory available without swapping"),
         Field("swap_used_bytes", "q", "swap in use on the host"),
-        Field("cgroup_used_bytes", "q", "memory charged to the job's control group; -1 without one"),
-        Field("cgroup_limit_bytes", "q", "its limit; -1 where there is none"),
+        Field("cgroup_used_bytes", "q", "memory charged to the job's cgroup; -1 without one"),
+        Field("cgroup_limit_bytes", "q", "memory limit of the cgroup; -1 without one"),
         Field("cores_used", "f", "processor time of the whole host per wall time"),
         Field("load", "f", "one-minute load average"),
-        Field("cores", "i", "cores this job may run on"),
-        Field("cgroup_oom_kills", "i", "processes of the control group killed for memory so far; -1 without one"),
+        Field("cores", "i", "cores that this job may use"),
+        Field("cgroup_oom_kills", "i", "processes of the cgroup killed for memory so far; -1 without one"),
     ),
 )
 
@@ -274,8 +274,8 @@ PROBE = Table(
     "probe",
     "time_ns",
     (
-        Field("time_ns", "q", "the end of an optimizer step"),
-        Field("cost_ns", "q", "time spent in the probe on the training thread so far, measured by itself"),
+        Field("time_ns", "q", "end of an optimizer step"),
+        Field("cost_ns", "q", "time that the probe took on the training thread so far, by its own measurement"),
         Field("boundaries", "q", "phase boundaries recorded so far"),
         Field("lost", "i", "records that could not be written so far"),
         Field("errors", "i", "internal errors of the probe so far"),
@@ -286,9 +286,9 @@ OUTPUT = Table(
     "output",
     "time_ns",
     (
-        Field("time_ns", "q", "when these bytes were seen"),
-        Field("offset", "q", "where they begin in the output-*.log file of the same writer"),
-        Field("length", "i", "how many bytes"),
+        Field("time_ns", "q", "time at which these bytes were read"),
+        Field("offset", "q", "their offset in the output-*.log file of the same writer"),
+        Field("length", "i", "number of bytes"),
         Field("stream", "H", "index into STREAMS"),
         Field("pad", "H", "0"),
     ),

@@ -1,7 +1,7 @@
-"""Writers: one file per writer per table, one record one ``os.write``.
+"""Writers of records and events: one file per process and table, one ``os.write`` per record.
 
-Nothing is buffered, so whatever was recorded survives SIGKILL of its writer. An error (disk full, read-only mount, folder
-removed) is counted and swallowed: the job that is being measured goes on.
+Nothing is buffered, so that records survive SIGKILL of their writer. Errors (disk full, read-only mount, directory removed)
+are counted and suppressed: the measured job goes on.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from zerotop_probe.recording import clock
 from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR, Table
 
-# Records begin at a multiple of this, so that memory-mapped fields are aligned.
+# Records begin at a multiple of this offset, so that memory-mapped fields are aligned.
 HEADER_ALIGNMENT = 64
 
 
 class Identity(NamedTuple):
-    """Who writes: ``role`` is "rank" (inside a training process) or "node" (the sampler beside it)."""
+    """The writer of a file. ``role``: "rank" (a training process), "node" (a sampler) or "control" (a zerotop command)."""
 
     role: str
     rank: int
@@ -31,19 +31,19 @@ class Identity(NamedTuple):
 
     @classmethod
     def for_this_process(cls, role: str, rank: int = -1) -> Identity:
-        """The identity of the calling process; ``rank`` only for role "rank"."""
+        """Return the identity of the calling process; ``rank`` only for role "rank"."""
         pid = os.getpid()
         return cls(role, rank, clock.read_hostname(), pid, clock.read_process_start(pid), clock.read_boot_id())
 
     @property
     def file_stem(self) -> str:
-        """The part of a file name that tells writers apart, for example ``rank3-node1-4711``."""
-        who = f"rank{self.rank}" if self.role == "rank" else self.role
-        return f"{who}-{self.host}-{self.pid}"
+        """The part of a file name that identifies the writer, for example ``rank3-node1-4711``."""
+        role = f"rank{self.rank}" if self.role == "rank" else self.role
+        return f"{role}-{self.host}-{self.pid}"
 
 
 def make_header(table: str, identity: Identity, **extra: Any) -> dict[str, Any]:
-    """What the first line of every file says."""
+    """Return the header, which is the first line of every file."""
     return {
         "zerotop": [FORMAT_MAJOR, FORMAT_MINOR],
         "table": table,
@@ -54,7 +54,7 @@ def make_header(table: str, identity: Identity, **extra: Any) -> dict[str, Any]:
 
 
 def create_file(directory: str, stem: str, suffix: str) -> int:
-    """Opens a new file for appending, private to the user; a restarted process whose name is taken gets a number."""
+    """Open a new file for appending, private to the user; a number is added to a name that exists already."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
     for number in range(1000):
         name = f"{stem}.{number}{suffix}" if number else f"{stem}{suffix}"
@@ -66,10 +66,10 @@ def create_file(directory: str, stem: str, suffix: str) -> int:
 
 
 class RecordWriter:
-    """Appends records of one table. Never raises: see ``lost``."""
+    """An append-only file of one table. Never raises; ``lost`` counts records that could not be written."""
 
     def __init__(self, directory: str, table: Table, identity: Identity, **extra: Any) -> None:
-        """Creates the file and writes its header; ``more`` goes into the header. On failure every record is lost."""
+        """Create the file and write its header with ``extra``. If that fails every record is lost."""
         self.lost = 0
         self._struct = table.record_struct
         self._pack_record = self._struct.pack
@@ -86,7 +86,7 @@ class RecordWriter:
             self.close()
 
     def write(self, *values: Any) -> None:
-        """Appends one record: a value for every field, in the table's order."""
+        """Append one record: a value for every field, in the table's order."""
         descriptor = self._descriptor
         if descriptor is None:
             self.lost += 1
@@ -99,14 +99,14 @@ class RecordWriter:
             self.lost += 1
 
     def _drop_torn_tail(self) -> None:
-        """After a short write: cuts the file back to whole records, so that the next one is aligned again."""
+        """Truncate the file to whole records after a short write, so that the next one is aligned."""
         assert self._descriptor is not None
         size = os.fstat(self._descriptor).st_size
         os.ftruncate(self._descriptor, size - (size - self._header_size) % self._struct.size)
         self.lost += 1
 
     def close(self) -> None:
-        """Closes the file; later records count as lost. Also what a forked child calls."""
+        """Close the file; later records count as lost. Safe in a forked child."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             with contextlib.suppress(OSError):
@@ -114,10 +114,10 @@ class RecordWriter:
 
 
 class EventWriter:
-    """Appends facts that are rare and irregular, one JSON object a line. Never raises: see ``lost``."""
+    """An append-only file of events as JSON lines. Never raises; ``lost`` counts events that could not be written."""
 
     def __init__(self, directory: str, identity: Identity, **extra: Any) -> None:
-        """Creates ``events-<writer>.jsonl`` with its header line, in which ``more`` stands too."""
+        """Create ``events-<writer>.jsonl`` and write its header with ``extra``."""
         self.lost = 0
         self._torn = False
         self._descriptor: int | None = None
@@ -129,11 +129,11 @@ class EventWriter:
         self._append_line(make_header("events", identity, **extra))
 
     def fileno(self) -> int | None:
-        """The file's descriptor; None when it could not be made or is closed."""
+        """Return the file's descriptor; None if it could not be created or is closed."""
         return self._descriptor
 
     def write(self, time_ns: int, event: str, **facts: Any) -> None:
-        """Records that ``event`` happened at ``time_ns`` (CLOCK_MONOTONIC); ``facts`` are any JSON values."""
+        """Append an event of :mod:`~zerotop_probe.recording.events` that happened at ``time_ns`` (CLOCK_MONOTONIC)."""
         self._append_line({"time_ns": time_ns, "event": event, **facts})
 
     def _append_line(self, value: dict[str, Any]) -> None:
@@ -150,7 +150,7 @@ class EventWriter:
             self.lost += 1
 
     def close(self) -> None:
-        """Closes the file; later events count as lost."""
+        """Close the file; later events count as lost."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""What a screen shows at one moment: plain values, computed from (recording, cursor) and from nothing else.
+"""The values that the live screen shows at one moment, computed from a recording and a cursor alone.
 
-Everything is frozen. Bytes and nanoseconds are integers, other times are seconds. None and NaN mean that nothing was
-recorded, which is not zero.
+Everything is frozen. Bytes and nanoseconds are integers, other times are seconds. None and NaN mean not recorded, which is
+not zero.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.analysis.engine import Engine
+from zerotop.analysis.keys import GpuKey
+
 Floats = NDArray[np.float64]
 
 
@@ -21,9 +24,9 @@ class State(Enum):
 
     STARTING = "starting"  # launched, no engine yet
     RUNNING = "running"
-    ENDED = "ended"  # the sampler saw it end: see ``exit_code``
-    LOST = "lost"  # nobody writes any more and nobody saw it end
-    DETACHED = "detached"  # the recording was ended on purpose, and the job went on
+    ENDED = "ended"  # its end was recorded: see ``exit_code``
+    LOST = "lost"  # the recording stops without an end
+    DETACHED = "detached"  # the recording was stopped, and the job went on
 
     @property
     def is_over(self) -> bool:
@@ -32,33 +35,24 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """The job and its engine. Engine facts are None until a rank has made its engine."""
+class Job(Engine):
+    """The job and its first DeepSpeed engine."""
 
     name: str
     command: tuple[str, ...]
     launcher: str
     state: State
     exit_code: int | None
-    exit_text: str  # one sentence about how it ended, or what is being waited for
-    model: str | None  # the model's class or the name its config gives
-    parameters: int | None
-    zero_stage: int | None
-    offload_optimizer: str | None  # "none", "cpu", "nvme"
-    offload_parameters: str | None
-    dtype: str | None  # "fp32", "fp16", "bf16"
-    micro_batch: int | None
-    gradient_accumulation: int | None
-    ranks: int | None  # world size
-    notices: tuple[str, ...]  # sentences to say once: no NVIDIA driver, a silent rank, a stopped sampler
-    prints_here: bool = True  # False where it ran already when it was attached to: what it prints goes elsewhere
+    exit_text: str  # one sentence on how it ended, or what it waits for
+    notices: tuple[str, ...]  # one sentence each: no NVIDIA driver, a silent rank, a stopped sampler
+    prints_here: bool = True  # False after attaching: the output goes to the job's own terminal
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the job is. ``step`` is the last finished optimizer step of the slowest rank, counted from 0."""
+    """Progress of the job."""
 
-    step: int | None
+    step: int | None  # last finished optimizer step of the slowest rank, counted from 0
     total_steps: int | None
     skipped_steps: int
     iteration_s: float  # mean of the last ten iterations
@@ -68,13 +62,13 @@ class Progress:
 
     @property
     def finished_steps(self) -> int:
-        """How many steps that is: of 24, the last one is step 23."""
+        """Number of finished steps: step 23 is the 24th."""
         return 0 if self.step is None else self.step + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU. ``allocated`` and ``reserved`` are summed over the ranks on it that live; None where none has reported."""
+    """One GPU. Allocated and reserved bytes are summed over the live ranks on it; None where none has reported."""
 
     host: str
     index: int
@@ -85,7 +79,7 @@ class Gpu:
     allocated_peak_bytes: int | None
     reserved_bytes: int | None
     reserved_peak_bytes: int | None
-    process_bytes: int | None  # NVML's figure for the job's processes on it
+    process_bytes: int | None  # of the job's processes, from NVML
     utilization_percent: float
     power_w: float
     temperature_c: float
@@ -94,7 +88,7 @@ class Gpu:
 
     @property
     def other_bytes(self) -> int:
-        """Used but not by PyTorch's allocator: contexts, NCCL, cuBLAS, other processes."""
+        """Bytes used outside PyTorch's allocators: contexts, NCCL, cuBLAS, other processes."""
         return max(0, self.used_bytes - (self.reserved_bytes or 0))
 
 
@@ -107,7 +101,7 @@ class Rank:
     pid: int
     alive: bool
     phase: str  # a name of PHASES, "" before the engine exists
-    phase_s: float  # how long it has been in it
+    phase_s: float  # seconds in that phase so far
     step: int | None
     rss_bytes: int
     rss_peak_bytes: int  # highest sampled up to the cursor
@@ -122,7 +116,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One node. ``memory_limit_bytes`` is the control group's limit where it is lower than the host's memory."""
+    """One node. Memory is the control group's where that has a limit below the host's memory."""
 
     name: str
     cores: int
@@ -134,9 +128,9 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Iterations:
-    """The finished steps up to the cursor on the slowest rank of each step, oldest first; all arrays have shape (n,).
+    """The finished steps up to the cursor on the slowest rank of each, oldest first; all arrays have shape (n,).
 
-    ``phase_s`` holds seconds per phase, in drawing order; what they leave of ``iteration_s`` is "other".
+    ``phase_s`` has the seconds of each phase, in drawing order; "other" is the rest of ``iteration_s``.
     """
 
     step: NDArray[np.int64]
@@ -153,7 +147,7 @@ class RankHistory:
     cores_used: Floats  # mean
     rss_bytes: Floats  # highest
     shared_bytes: Floats  # highest
-    phase: tuple[str, ...]  # the innermost phase it was in for most of the piece; "" before its engine exists
+    phase: tuple[str, ...]  # innermost phase for most of the piece; "" before its engine exists
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,12 +162,12 @@ class GpuHistory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class History:
-    """The last while before the cursor in pieces of ``piece_s`` seconds, oldest first; the one in progress is left out."""
+    """The time before the cursor in pieces of ``piece_s`` seconds, oldest first, without the piece in progress."""
 
     piece_s: float
     end_s: float  # unix time at which the last piece ends
     ranks: Mapping[int, RankHistory]  # by rank
-    gpus: Mapping[tuple[str, int], GpuHistory]  # by host and index
+    gpus: Mapping[GpuKey, GpuHistory]
 
 
 NO_HISTORY = History(0.5, 0.0, {}, {})
@@ -181,24 +175,24 @@ NO_HISTORY = History(0.5, 0.0, {}, {})
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What watching costs, measured by the probe and the reader on themselves."""
+    """Cost of recording, measured by the probe and the reader on themselves."""
 
     probe_us_per_step: float  # mean over ranks
     probe_share: float  # of iteration time, 0 to 1
     lost_records: int
     errors: int
-    records: int  # in the recording up to now
+    records: int  # in the recording so far
     records_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Inferred:
-    """An iteration's time as far as it shows outside the job, where no probe tells it."""
+    """Iteration time inferred from samples, for jobs without a probe."""
 
     iteration_s: float
-    confidence: float  # how like themselves the signals are one iteration later, 0 to 1
-    signals: tuple[str, ...]  # of which it was told: "cpu", "pcie", "utilization", "power"
-    window_s: float  # the time before the cursor that was looked at
+    confidence: float  # autocorrelation of the signals one iteration later, 0 to 1
+    signals: tuple[str, ...]  # that show it: "cpu", "pcie", "utilization", "power"
+    window_s: float  # length of the window before the cursor
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""One module a command, thin: parse, call, print one sentence when it fails."""
+"""The commands of ``zerotop``, one module each, with a function of the same name."""

@@ -1,4 +1,4 @@
-"""``zerotop annotations``: what happened in a recording and why, as a list or as JSON."""
+"""``zerotop annotations``: a recording's findings and fixes, as a list or as JSON."""
 
 # No annotations of the future here: that import would take the name of the function.
 import argparse
@@ -8,8 +8,7 @@ import math
 import textwrap
 from typing import Any
 
-from zerotop.analysis.annotations import Annotation
-from zerotop.analysis.annotations import find_annotations as find
+from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.open_recording import open_named
 
@@ -18,20 +17,19 @@ _INDENT = " " * 4
 
 
 def annotations(options: argparse.Namespace) -> int:
-    """Prints to standard output. Returns 0."""
+    """Print the findings. Return 0."""
     session = open_named(options.session)
-    found = find(session, session.end_ns)
+    findings = find_annotations(session, session.end_ns)
     if options.json:
-        print(json.dumps([build_dict(finding) for finding in found], indent=1, allow_nan=False))
-    elif found:
-        print("\n".join(_format_finding(finding, session.begin_ns) for finding in found))
+        print(json.dumps([_build_json(finding) for finding in findings], indent=1, allow_nan=False))
+    elif findings:
+        print("\n".join(_format_finding(finding, session.begin_ns) for finding in findings))
     else:
-        print("There is nothing to remark on in this recording.")
+        print("No findings in this recording.")
     return 0
 
 
-def build_dict(finding: Annotation) -> dict[str, Any]:
-    """A finding as plain values; what is not finite is null."""
+def _build_json(finding: Annotation) -> dict[str, Any]:
     facts = dataclasses.asdict(finding)
     facts["severity"] = finding.severity.value
     facts["evidence"] = {name: value if math.isfinite(value) else None for name, value in finding.evidence.items()}
@@ -39,8 +37,8 @@ def build_dict(finding: Annotation) -> dict[str, Any]:
 
 
 def _format_finding(finding: Annotation, begin_ns: int) -> str:
-    where = f"step {finding.step}" if finding.step is not None else "no step"
-    head = f"{(finding.known_ns - begin_ns) / 1e9:9.1f} s  {where}  {finding.name}  ({finding.severity.value})"
+    step = f"step {finding.step}" if finding.step is not None else "no step"
+    head = f"{(finding.known_ns - begin_ns) / 1e9:9.1f} s  {step}  {finding.name}  ({finding.severity.value})"
     texts = (escape_unprintable(finding.sentence), "-> " + escape_unprintable(finding.advice))
     return "\n".join(
         [head, *(textwrap.fill(text, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT) for text in texts)]

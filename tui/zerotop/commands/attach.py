@@ -1,4 +1,4 @@
-"""``zerotop attach``: the live screen of a job that runs already, whoever started it, and the probe into its ranks."""
+"""``zerotop attach``: watch a running job, even if zerotop did not start it, and inject the probe into its ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from zerotop.commands.common.errors import USAGE, Problem
 
-# What else is needed is imported where it is: the sampler is started before the screen is imported, since both take as long.
+# The screen is imported after the sampler has been started: both take about as long, and so overlap.
 from zerotop.commands.common.exit_messages import write_messages
 from zerotop.commands.common.gc_pause import freeze_imports
 from zerotop.commands.common.session_lookup import find_recording, find_session_or_job
@@ -20,22 +20,23 @@ from zerotop_probe.outside.attaching.jobs import FoundJob, find_job
 from zerotop_probe.outside.job import daemon, job_control
 
 _POLL_S = 0.2
+_NO_TERMINAL = "The live screen needs a terminal; --headless records without one"
 
 
 def attach(options: argparse.Namespace) -> int:
-    """Returns the job's exit code if it is known when the screen is left, else 0."""
+    """Watch the job. Return its exit code if it is known when the screen closes, else 0."""
     if options.there is not None:
         from zerotop_probe.outside.attaching.remote_agent import print_answer
 
         return print_answer(options.there)
     if options.session is None:
         if options.hosts is not None:
-            raise Problem("Name a job of this node, by a process or its session, to find the same one on others", USAGE)
+            raise Problem("--hosts needs a PID or SESSION: name a process or the session of the job on this node", USAGE)
         from zerotop.commands.job.job_list import print_jobs
 
         return print_jobs(as_json=options.json)
     if not (options.headless or has_terminal()) and options.session.isdecimal():
-        raise Problem("The live screen needs a terminal; --headless records without one")
+        raise Problem(_NO_TERMINAL)
     if options.hosts is not None or options.ssh is not None:
         from zerotop.commands.job import remote_nodes
 
@@ -50,76 +51,76 @@ def attach(options: argparse.Namespace) -> int:
         if options.headless:
             return _await_end(path)
         if not has_terminal():
-            raise Problem("The live screen needs a terminal; --headless records without one")
-    entering = start_entering(path) if options.enter and options.hosts is None else None
+            raise Problem(_NO_TERMINAL)
+    await_entry = start_entering(path) if options.enter and options.hosts is None else None
     with freeze_imports():
         from zerotop.commands.job.watch import watch_job
 
     await_sampler()
-    return watch_job(path, entering)
+    return watch_job(path, await_entry)
 
 
 def _find_session(text: str, folder: str | None) -> tuple[Path, Callable[[], None]]:
-    """The session that is meant; a new one, in ``folder`` if given, for a process whose job nobody records.
+    """Return the session of a PID or SESSION, and a function that waits for its sampler to start.
 
-    And what waits for its sampler, which is being started where there is none.
+    Create a session, in ``folder`` if given, for a job that is not being recorded.
     """
-    found = find_session_or_job(text)
-    if found is None:
+    target = find_session_or_job(text)
+    if target is None:
         from zerotop.commands.sessions import list_live_names
 
         names = list_live_names()
         live = f"live sessions: {', '.join(names)}" if names else "no session is live"
-        raise Problem(f"Process {text} is no Python of a job here; zerotop attach lists those that are; {live}", USAGE)
-    known = find_recording(found) if isinstance(found, FoundJob) else found
-    if known is not None:
-        if folder is not None and known.absolute() != Path(folder).absolute():
-            raise Problem(f"The job is recorded in {known} already; leave --session away, or detach from that first")
-        return known, _resume_sampler(known)
-    assert isinstance(found, FoundJob)
-    path = Path(attaching.begin_session(found, folder))
+        raise Problem(f"Process {text} is not a Python process of a job here; zerotop attach lists jobs; {live}", USAGE)
+    existing = find_recording(target) if isinstance(target, FoundJob) else target
+    if existing is not None:
+        if folder is not None and existing.absolute() != Path(folder).absolute():
+            raise Problem(f"The job is already recorded in {existing}: omit --session, or detach first")
+        return existing, _resume_sampler(existing)
+    assert isinstance(target, FoundJob)
+    path = Path(attaching.begin_session(target, folder))
     return path, _start_sampler(path, new=True)
 
 
 def _resume_sampler(path: Path) -> Callable[[], None]:
-    """Starts another sampler for a recording that has lost its own; returns what waits for it."""
+    """Start a sampler for a recording without one; return a function that waits for it."""
     from zerotop.commands.sessions import is_live
     from zerotop.session.reader import Session
 
     session = Session.open(path)
     if path.is_file():
-        raise Problem(f"{path} is a packed recording, in which nothing runs; look back with: zerotop replay {path}")
+        raise Problem(f"{path} is a packed recording; watch it with: zerotop replay {path}")
     if is_live(session):
         return _start_sampler(path)
     if _resume_detached(path):
         return _start_sampler(path, new=True)
-    raise Problem(f"The job of {path.name} has ended; look back with: zerotop replay {path.name}")
+    raise Problem(f"The job of {path.name} has ended; watch the recording with: zerotop replay {path.name}")
 
 
 def _join_hosts(path: Path, options: argparse.Namespace) -> list[str]:
-    """Has the job's other nodes take part; what there is to say. What fails there leaves this node's part as it is."""
+    """Have the job's other nodes take part; return messages. A failure there does not affect this node."""
     from zerotop.commands.job import remote_nodes
 
-    here: list[str] = []
+    local_messages: list[str] = []
 
-    def enter_ours() -> None:
+    def enter_local() -> None:
         if options.enter:
-            here.extend(enter_local_ranks(path)[1])
+            local_messages.extend(enter_local_ranks(path)[1])
 
     try:
         names = remote_nodes.find_hosts(options.hosts, path)
     except Problem as error:
-        enter_ours()
-        return [*here, f"{error}."]
+        enter_local()
+        return [*local_messages, f"{error}."]
     try:
-        told = remote_nodes.join_hosts(path, names, enter=options.enter, meanwhile=enter_ours)[1]
+        messages = remote_nodes.join_hosts(path, names, enter=options.enter, meanwhile=enter_local)[1]
     except Problem as error:
-        told = [f"{error}."]
-    return here + told
+        messages = [f"{error}."]
+    return local_messages + messages
 
 
 def _resume_detached(path: Path) -> bool:
-    """Goes on with a recording that had been detached from, if its job still runs here."""
+    """Resume a detached recording if its job still runs here; return whether it does."""
     facts = job_control.read_facts(str(path))
     job = find_job(facts.job.pid) if facts.detached and facts.job is not None and facts.job.is_alive() else None
     if job is None:
@@ -129,12 +130,12 @@ def _resume_detached(path: Path) -> bool:
 
 
 def _start_sampler(path: Path, *, new: bool = False) -> Callable[[], None]:
-    """Starts a sampler, or another one where a running job has lost its own; returns what waits for it."""
-    began = "The job's sampler" if new else "The job's sampler has died, and another one"
+    """Start a sampler, ``new`` or to replace one that died; return a function that waits for it."""
+    failure = "Cannot start the job's sampler" if new else "The job's sampler died and cannot be restarted"
     try:
         starting = daemon.spawn_watcher(str(path))
     except OSError as error:
-        write_messages(f"{began} cannot be started: {error}")
+        write_messages(f"{failure}: {error}")
         return lambda: None
 
     def await_answer() -> None:
@@ -143,25 +144,22 @@ def _start_sampler(path: Path, *, new: bool = False) -> Callable[[], None]:
         try:
             starting.await_agent()
         except (daemon.AgentError, OSError) as error:
-            write_messages(f"{began} cannot be started: {error}")
+            write_messages(f"{failure}: {error}")
         else:
-            write_messages(*[] if new else ["The job's sampler had died: another one records it from now on."])
+            write_messages(*[] if new else ["The job's sampler had died: a new one records from now on."])
 
     return await_answer
 
 
 def _await_end(path: Path) -> int:
-    """Without a screen: stays until the recording has ended. Ctrl-C leaves it, and leaves it to go on.
-
-    Raises Problem where nobody records; why not was said.
-    """
+    """Wait without a screen until the recording ends; Ctrl-C leaves it running. Raises Problem without a sampler."""
     folder = str(path)
     if not job_control.is_sampler_alive(folder):
-        raise Problem("Nothing is recorded")
+        raise Problem("The job is not being recorded")
     write_messages(f"recording in {path}")
     try:
         while job_control.is_sampler_alive(folder):
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
-        write_messages(f"The job goes on, and so does its recording. To end that: zerotop detach {path.name}")
+        write_messages(f"The job and its recording continue. Stop recording with: zerotop detach {path.name}")
     return 0

@@ -1,4 +1,4 @@
-"""``zerotop demo``: a real DeepSpeed fine-tune of two ranks, launched here and watched."""
+"""``zerotop demo``: launch a real DeepSpeed fine-tune with two ranks and watch it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pynvml
 
+from zerotop.analysis.formatting import format_count
 from zerotop.commands.common.errors import Problem
 from zerotop.commands.common.terminal import has_terminal
 from zerotop.commands.job.launching import make_session
@@ -24,19 +25,19 @@ _REQUIRED_PACKAGES = ("torch", "deepspeed", "transformers", "datasets", "acceler
 _CONFIG = "zero2_offload_optimizer_bf16"
 _RANKS = 2
 _EVAL_EVERY = 5
-_BUILD_NOTE = "If DeepSpeed has not yet compiled its CPU optimizer on this machine, it does so now: a minute or two"
+_BUILD_NOTE = "On the first run, DeepSpeed compiles its CPU optimizer, which takes 1-2 minutes"
 
 
 def demo(options: argparse.Namespace) -> int:
-    """Returns the job's exit code; 0 after a recorded one."""
+    """Run the demo. Return the job's exit code; 0 after a replay."""
     if options.recorded:
         return _show_recorded()
     missing = [name for name in _REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        raise Problem(f"The demo trains, and needs {', '.join(missing)}: pip install 'zerotop[train]'")
+        raise Problem(f"The demo needs {', '.join(missing)} to train: pip install 'zerotop[train]'")
     gpus = _count_usable_gpus()
     for lock in remove_stale_locks(find_extensions_folder(os.environ)):
-        print(f"Removed the lock of a build that was killed: {lock}", flush=True)
+        print(f"Removed the lock of a killed build: {lock}", flush=True)
     os.environ.update(_build_environment(gpus))
     port = _find_free_port()
     command = build_command(options.steps, gpus, port)
@@ -61,7 +62,7 @@ def _show_job(session: str) -> int:
 
 
 def _show_recorded() -> int:
-    """Replays the recording that is shipped, from where its model is ready; without a terminal, says what was measured."""
+    """Replay the bundled recording from where the model is ready; without a terminal, print its summary."""
     from zerotop.session.reader import Session
 
     session = Session.open(RECORDING_PATH)
@@ -74,48 +75,48 @@ def _show_recorded() -> int:
     from zerotop.commands.common.user_settings import load_settings
     from zerotop.ui.app.app import ZerotopApp
 
-    ready_ns = min(event.unix_ns for event in session.events if event.name == events.ENGINE)
+    ready_ns = min(event.unix_ns for event in session.events_named(events.ENGINE))
     app = ZerotopApp(RecordingSource(session), title=session.name, play_from_ns=ready_ns, settings=load_settings())
     app.run()
     return app.return_code or 0
 
 
 def _remove_shared_memory(port: int) -> None:
-    """DeepSpeed's ranks on a CPU leave their shared buffers behind, 66 MiB each, until the machine restarts."""
+    """Remove shared buffers, 66 MiB each, that DeepSpeed's ranks on a CPU leave behind until the next reboot."""
     for path in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"):
         path.unlink(missing_ok=True)
 
 
 def build_command(steps: int, gpus: int, port: int) -> list[str]:
-    """What is run: on up to two GPUs, or two ranks of a small model on the CPU."""
+    """Return the launch command: up to two GPUs, or two ranks of a small model on the CPU."""
     ranks, model = (min(_RANKS, gpus), "qwen-0.5b") if gpus else (_RANKS, "tiny")
     launcher = [sys.executable, "-m", "deepspeed.launcher.runner"]
-    # One checkpoint, at the last step: the Trainer saves there in any case.
-    often = ["--eval-every", str(_EVAL_EVERY), "--save-every", str(steps)]
+    # One checkpoint, at the last step, where the Trainer saves in any case.
+    intervals = ["--eval-every", str(_EVAL_EVERY), "--save-every", str(steps)]
     return [
         *launcher, "--num_gpus", str(ranks), "--master_port", str(port), str(SCRIPT_PATH),
-        "--model", model, "--steps", str(steps), *often, "--deepspeed", str(find_config(_CONFIG)),
+        "--model", model, "--steps", str(steps), *intervals, "--deepspeed", str(find_config(_CONFIG)),
     ]  # fmt: skip
 
 
 def _build_environment(gpus: int) -> dict[str, str]:
-    # DeepSpeed compiles its operators with the ninja that pip put beside this Python.
+    # DeepSpeed compiles its operators with the ninja that pip installed next to this Python.
     path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     return {"PATH": path} if gpus else {"PATH": path, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
 
 
 def _count_usable_gpus() -> int:
-    """How many GPUs the training can use. Says so where there are some and torch was built without them."""
+    """Return how many GPUs the training can use; print a message if torch was built without CUDA."""
     count = _count_visible_gpus()
     if not count or _torch_has_cuda():
         return count
-    there = "1 GPU" if count == 1 else f"{count} GPUs"
-    print(f"This machine has {there}, but the torch installed here was built without CUDA: the demo trains on the CPU")
+    gpus = format_count(count, "GPU")
+    print(f"This machine has {gpus}, but the installed torch was built without CUDA: the demo trains on the CPU")
     return 0
 
 
 def _torch_has_cuda() -> bool:
-    """As ``torch.version.cuda`` says, without the seconds that importing torch takes."""
+    """Return whether ``torch.version.cuda`` is set, without importing torch, which takes seconds."""
     spec = importlib.util.find_spec("torch")
     for folder in (spec and spec.submodule_search_locations) or ():
         text = Path(folder, "version.py").read_text()
@@ -124,7 +125,7 @@ def _torch_has_cuda() -> bool:
 
 
 def _count_visible_gpus() -> int:
-    """How many NVIDIA GPUs this process may use."""
+    """Return how many NVIDIA GPUs this process may use."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
         pynvml.nvmlInit()
@@ -138,7 +139,7 @@ def _count_visible_gpus() -> int:
 
 
 def parse_visible_devices(text: str) -> list[str]:
-    """The devices of ``CUDA_VISIBLE_DEVICES``: those before the first that is none, as CUDA reads it."""
+    """Return the devices in ``CUDA_VISIBLE_DEVICES`` up to the first invalid one, as CUDA does."""
     devices = []
     for device in text.split(","):
         if not device.strip() or device.strip().startswith("-"):

@@ -1,4 +1,4 @@
-"""``zerotop detach``: takes the probe out of a job's ranks and ends a recording that ``attach`` began; the job goes on."""
+"""``zerotop detach``: remove the probe from a job's ranks and stop a recording that ``attach`` began; the job continues."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from zerotop_probe.outside.job import job_control
 
 
 def detach(options: argparse.Namespace) -> int:
-    """Returns 0, or 1 if a rank could not be left."""
+    """Detach. Return 0, or 1 if the probe remains in a rank."""
     remote_nodes.check_options(options)
     path = _find_session(options.session)
     facts = job_control.read_facts(str(path))
     names = remote_nodes.find_hosts(options.hosts, path) if options.hosts is not None else facts.reached_hosts
     entries: list[Entry] = []
-    told, done = remote_nodes.leave_hosts(path, names, lambda: entries.extend(attaching.end_session(str(path))))
-    ours = [
+    remote_messages, done = remote_nodes.leave_hosts(path, names, lambda: entries.extend(attaching.end_session(str(path))))
+    local_messages = [
         text
-        for one in entries
-        for text in remote_nodes.describe_leaving(f"Process {one.process.pid}", one.reply, one.why_not, one.is_pending)
+        for entry in entries
+        for text in remote_nodes.describe_leaving(
+            f"Process {entry.process.pid}", entry.reply, entry.why_not, entry.is_pending
+        )
     ]
-    for text in [*ours, *told, _describe_recording(path, facts)]:
+    for text in [*local_messages, *remote_messages, _describe_recording(path, facts)]:
         print(escape_unprintable(text))
     failed = not done or any(entry.why_not and not entry.is_pending for entry in entries)
     return FAILED if failed else 0
@@ -36,13 +38,13 @@ def detach(options: argparse.Namespace) -> int:
 
 def _describe_recording(path: Path, facts: job_control.JobFacts) -> str:
     if facts.joined:
-        return f"Recorded in {path}; to end the parts of other nodes, detach where they were attached to"
-    return f"Recorded in {path}" if facts.attached else f"What zerotop run records from outside goes on in {path}"
+        return f"Recorded in {path}; to stop recording on other nodes, detach on the node that attached them"
+    return f"Recorded in {path}" if facts.attached else f"zerotop run continues to record from outside in {path}"
 
 
 def _find_session(text: str) -> Path:
-    found = find_session_or_job(text)
-    path = find_recording(found) if isinstance(found, FoundJob) else found
+    target = find_session_or_job(text)
+    path = find_recording(target) if isinstance(target, FoundJob) else target
     if path is None:
-        raise Problem(f"Nobody records a job of process {text}; zerotop attach lists what is recorded", USAGE)
+        raise Problem(f"PID {text} is not being recorded; zerotop attach lists jobs and their sessions", USAGE)
     return path

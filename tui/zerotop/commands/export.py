@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from zerotop.analysis.reports.export import TABLES
-from zerotop.analysis.reports.export import export_table as write_table
+from zerotop.analysis.reports.export import export_table
+from zerotop.analysis.reports.export_tables import TABLES
 from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.open_recording import open_named
@@ -16,18 +16,18 @@ from zerotop.session.reader import Session
 
 
 def export(options: argparse.Namespace) -> int:
-    """Writes to standard output, a file, or (all tables) a directory. Returns 0."""
+    """Write to standard output, a file, or (all tables) a directory. Return 0."""
     table, form = options.table, options.format
     if table != "all" and table not in TABLES:
-        raise Problem(f"There is no table {table!r}; there are: {', '.join(TABLES)}, and all", USAGE)
+        raise Problem(f"Unknown table {table!r}. Choose one of: {', '.join(TABLES)}, or all", USAGE)
     to_stdout = options.output in (None, "-")
     if to_stdout and table == "all":
-        raise Problem("All tables need a directory to be written to: -o DIRECTORY", USAGE)
+        raise Problem("--table all needs a directory: -o DIRECTORY", USAGE)
     if to_stdout and form == "parquet" and sys.stdout.isatty():
-        raise Problem("Parquet is not for a terminal: name a file with -o FILE", USAGE)
+        raise Problem("Parquet is binary and cannot be shown in a terminal: name a file with -o FILE", USAGE)
     session = open_named(options.session)
     if to_stdout:
-        write_table(session, table, form, sys.stdout.buffer)
+        export_table(session, table, form, sys.stdout.buffer)
         sys.stdout.buffer.flush()
         return 0
     output = Path(options.output)
@@ -47,9 +47,9 @@ def _report_file(path: Path, rows: int) -> None:
 
 
 def write_file(session: Session, table: str, form: str, path: Path) -> int:
-    """Writes one table; returns how many rows it has. Raises OSError."""
-    if path.exists() and not path.is_file():  # /dev/null, a named pipe
+    """Write one table and return the number of rows. Raises OSError."""
+    if path.exists() and not path.is_file():  # /dev/null or a named pipe
         with path.open("wb") as stream:
-            return write_table(session, table, form, stream)
+            return export_table(session, table, form, stream)
     with write_atomically(path) as partial, partial.open("xb") as stream:
-        return write_table(session, table, form, stream)
+        return export_table(session, table, form, stream)

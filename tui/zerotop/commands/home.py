@@ -1,4 +1,4 @@
-"""``zerotop`` alone: the list of what was recorded and what runs."""
+"""``zerotop`` without a command: the list of recordings and running jobs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from zerotop.commands.job.recording_library import UserLibrary
 from zerotop.ui.app.start_app import StartApp
 
 
-def start(options: argparse.Namespace) -> int:
-    """Returns 0 when the screen was left in good order."""
+def home(options: argparse.Namespace) -> int:
+    """Show the list. Return 0 unless the screen failed."""
     app = StartApp(UserLibrary(), settings=load_settings())
     app.run()
     return app.return_code or 0

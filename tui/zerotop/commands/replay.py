@@ -1,4 +1,4 @@
-"""``zerotop replay``: the same screen on a recording, from its beginning."""
+"""``zerotop replay``: a recording from its beginning, on the live screens."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from zerotop.session.reader import Session
 
 
 def replay(options: argparse.Namespace) -> int:
-    """Returns 0 when the screen was left in good order."""
+    """Replay the recording. Return 0 unless the screen failed."""
     from zerotop.ui.app.playhead import SPEEDS
 
     if options.speed not in SPEEDS:
-        known = ", ".join(f"{speed:g}" for speed in SPEEDS)
-        raise Problem(f"There is no speed {options.speed:g}; there are: {known}", USAGE)
+        speeds = ", ".join(f"{speed:g}" for speed in SPEEDS)
+        raise Problem(f"Unknown speed {options.speed:g}. Choose one of: {speeds}", USAGE)
     session = Session.open(catalog.find_session(options.session))
     if not has_terminal():
         raise Problem("Replay needs a terminal; zerotop export writes the same data to files")

@@ -1,4 +1,4 @@
-"""``zerotop run``: starts a job, records it, and shows it where there is a terminal."""
+"""``zerotop run``: start a job, record it, and show it in a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zerotop_probe.recording import directory
 
 
 def run(options: argparse.Namespace) -> int:
-    """Returns the job's exit code; 0 when it was left running."""
+    """Run the job. Return its exit code; 0 if it was left running."""
     if options.no_phase_peaks:
         os.environ[directory.PHASE_PEAKS_VARIABLE] = "0"
     if options.headless or not has_terminal():
@@ -30,11 +30,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_headless(options: argparse.Namespace) -> int:
-    # Nothing with threads may be imported here: the agent waits for signals in this very process.
+    # Import nothing that starts threads: the agent waits for signals in this process.
     with make_session(options.command, options.session) as session:
         end = agent.run_in_foreground(session, options.command)
-    words = describe_end(Ending(end.exit_code, end.text, end.lost_records, end.lost_output_bytes))
+    messages = describe_end(Ending(end.exit_code, end.text, end.lost_records, end.lost_output_bytes))
     if end.echo_error:
-        words.append(f"The job's output could not be passed on to its end: {end.echo_error}.")
-    write_messages(*words, f"recorded in {session}")
+        messages.append(f"The last part of the job's output could not be passed through: {end.echo_error}.")
+    write_messages(*messages, f"recorded in {session}")
     return FAILED if end.exit_code is None else end.exit_code

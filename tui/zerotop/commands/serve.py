@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
-import ipaddress
 import os
+import secrets
 import shlex
 import socket
 import sys
+import threading
+import webbrowser
+from collections.abc import Mapping
 from urllib.parse import quote
 
 from zerotop.commands.common.errors import USAGE, Problem
@@ -17,15 +20,16 @@ from zerotop.session import catalog
 from zerotop.session.reader import Session
 
 TOKEN_VARIABLE = "ZEROTOP_TOKEN"
-"""The environment variable that says the token where other users must not see it in the list of processes."""
+"""The environment variable with the token: unlike an option, it does not show in the list of processes."""
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Serves until it is interrupted. Returns 0."""
+    """Serve until interrupted. Return 0."""
     if importlib.util.find_spec("textual_serve") is None:
-        raise Problem("A browser needs textual-serve: pip install 'zerotop[serve]'")
+        raise Problem("zerotop serve needs textual-serve: pip install 'zerotop[serve]'")
+    host, port = options.host, options.port
     token = _choose_token(options.token)
-    _check_address(options.host, options.port, token)
+    _check_address(host, port)
     command, title = [sys.executable, "-m", "zerotop.commands.web.window"], "zerotop"
     if options.session is not None:
         path = catalog.find_session(options.session).absolute()
@@ -34,50 +38,57 @@ def serve(options: argparse.Namespace) -> int:
     from zerotop.commands.web.guard import RequestGuard
     from zerotop.commands.web.server import WebServer
 
-    # It goes through a shell, which then gives way to it.
-    server = WebServer(
-        f"exec {shlex.join(command)}", options.host, options.port, RequestGuard(token, port=options.port), title=title
-    )
+    guard = RequestGuard(token, port=port)
+    # The command runs through a shell, which exec replaces.
+    server = WebServer(f"exec {shlex.join(command)}", host, port, guard, title=title)
     os.environ.pop(TOKEN_VARIABLE, None)
+
+    def announce(actual_port: int) -> None:
+        print(f"Serving on {_build_url(host, actual_port, token)}\nPress Ctrl-C to stop; jobs keep running.", flush=True)
+        if not options.no_browser and has_local_browser(os.environ):
+            address = _build_url(host, actual_port, guard.one_time_token)
+            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+
     try:
-        asyncio.run(server.serve_until_signal(lambda port: _print_address(options.host, port, token)))
+        asyncio.run(server.serve_until_signal(announce))
     except OSError as error:
-        raise Problem(_describe_error(error, options.host, options.port)) from None
+        raise Problem(_describe_error(error, host, port)) from None
     return 0
 
 
-def _choose_token(given: str | None) -> str | None:
-    token = given if given is not None else os.environ.get(TOKEN_VARIABLE)
-    if token is not None and (not token or not token.isascii() or not token.isprintable() or " " in token):
-        raise Problem("A token is some letters, digits and signs, without spaces", USAGE)
+def _choose_token(option: str | None) -> str:
+    token = option if option is not None else os.environ.get(TOKEN_VARIABLE)
+    if token is None:
+        return secrets.token_urlsafe(24)
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise Problem("The token must be one or more ASCII letters, digits and signs, without spaces", USAGE)
     return token
 
 
-def _check_address(host: str, port: int, token: str | None) -> None:
+def _check_address(host: str, port: int) -> None:
     if not 0 <= port <= 65535:
-        raise Problem(f"There is no port {port}: they go from 1 to 65535", USAGE)
+        raise Problem(f"Invalid port {port}: choose 1 to 65535, or 0 for any free port", USAGE)
     try:
-        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)} if host else set()
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
     except (OSError, UnicodeError):
-        found = set()
-    if not found:
-        raise Problem(f"There is no address {host!r} here", USAGE)
-    if token is None and not all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found):
-        raise Problem(
-            f"On {host} others could see your jobs, stop them and delete their recordings:"
-            f" choose a --token (or {TOKEN_VARIABLE}) that they have to know",
-            USAGE,
-        )
+        addresses = []
+    if not addresses:
+        raise Problem(f"Unknown address {host!r}", USAGE)
 
 
-def _print_address(host: str, port: int, token: str | None) -> None:
-    shown = f"[{host}]" if ":" in host else host
-    query = f"?token={quote(token)}" if token is not None else ""
-    print(f"Serving on http://{shown}:{port}/{query}", "Ctrl-C ends it; jobs go on.", sep="\n", flush=True)
+def has_local_browser(environ: Mapping[str, str]) -> bool:
+    """Whether opening a browser shows it to the user: not over ssh, and not without a display."""
+    if "SSH_CONNECTION" in environ or "SSH_TTY" in environ:
+        return False
+    return sys.platform == "darwin" or "DISPLAY" in environ or "WAYLAND_DISPLAY" in environ
+
+
+def _build_url(host: str, port: int, token: str) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/?token={quote(token)}"
 
 
 def _describe_error(error: OSError, host: str, port: int) -> str:
     if isinstance(error.__cause__, OSError):
         error = error.__cause__
     reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-    return f"Cannot listen on {host}, port {port}: {reason}; choose another with --port"
+    return f"Cannot listen on {host}, port {port}: {reason}. Choose another port with --port"

@@ -1,12 +1,12 @@
-"""Fine-tunes a causal language model with the Hugging Face Trainer and DeepSpeed: one file, yours to copy.
+"""Fine-tune a causal language model with the Hugging Face Trainer and DeepSpeed. One file, free to copy.
 
     deepspeed --num_gpus 2 finetune.py --model tiny --deepspeed zero2_offload_optimizer_bf16.json
     torchrun --nproc_per_node 2 finetune.py --model qwen-0.5b --deepspeed zero3_bf16.json --eval-every 10
     python finetune.py --model my-model/ --dataset notes.txt more.txt --steps 200 --save-every 50
 
-A preset (tiny, gpt2, qwen-0.5b, llama-8b) has the real model's shape and random weights and reads bytes as
-tokens: it needs no download and takes as much memory as the real one. Without a GPU it runs on the CPU.
-Input that cannot be used ends with one sentence and exit code 2.
+A preset (tiny, gpt2, qwen-0.5b, llama-8b) has the shape of the real model with random weights, and its tokens are
+bytes: it needs no download and takes as much memory as the real one. Without a GPU, training runs on the CPU.
+Invalid input ends the script with one sentence and exit code 2.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ PRESETS = {
     },
 }
 FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
-EVAL_BATCHES = 4  # per rank: enough to see what an evaluation costs, not so many that it takes long
-CHARACTERS_PER_TOKEN = 8  # more than any usual tokenizer makes of a token, so that the text read suffices
+EVAL_BATCHES = 4  # per rank: enough to measure an evaluation, few enough to be quick
+CHARACTERS_PER_TOKEN = 8  # more than with any common tokenizer, so that enough text is read
 
 
 class BadInput(Exception):
-    """What the user asked for cannot be done; the message says why."""
+    """The input is invalid; the message says why."""
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -77,22 +77,22 @@ def parse_arguments() -> argparse.Namespace:
     add("--model", default="tiny", help=f"preset ({', '.join(PRESETS)}), local folder, or hub id [tiny]")
     add("--dataset", nargs="+", metavar="SOURCE", help="hub id, or local files: text, json, csv, parquet "
         "[the source text of this machine's Python library]")  # fmt: skip
-    add("--seq-length", type=count, default=256, help="tokens in a row [256]")
-    add("--micro-batch", type=count, default=4, help="rows a rank works on at a time [4]")
-    add("--eval-micro-batch", type=count, help="the same in evaluation [twice --micro-batch]")
-    add("--eval-every", type=count, metavar="STEPS", help="evaluate every so many steps [never]")
+    add("--seq-length", type=count, default=256, help="tokens per row [256]")
+    add("--micro-batch", type=count, default=4, help="rows per rank and micro-batch [4]")
+    add("--eval-micro-batch", type=count, help="rows per rank in evaluation [twice --micro-batch]")
+    add("--eval-every", type=count, metavar="STEPS", help="evaluate every STEPS steps [never]")
     add("--steps", type=count, default=100, help="optimizer steps to train [100]")
-    add("--gradient-accumulation", type=count, default=1, help="micro-batches in a step [1]")
+    add("--gradient-accumulation", type=count, default=1, help="micro-batches per step [1]")
     add("--gradient-checkpointing", action="store_true", help="recompute activations to save memory")
-    add("--save-every", type=count, metavar="STEPS", help="save a checkpoint every so many steps [never]")
+    add("--save-every", type=count, metavar="STEPS", help="save a checkpoint every STEPS steps [never]")
     add(
         "--deepspeed",
         metavar="CONFIG",
-        help="DeepSpeed config, a JSON file; it also says bf16 or fp16 [none]",
+        help="DeepSpeed config, a JSON file, which also sets bf16 or fp16 [none]",
     )
-    add("--learning-rate", type=float, default=1e-4, help="at the first step; falls linearly to 0 [1e-4]")
-    add("--seed", type=int, default=42, help="of random weights and of the order of the rows [42]")
-    add("--output-dir", help="where checkpoints go [a temporary folder, removed at the end]")
+    add("--learning-rate", type=float, default=1e-4, help="initial learning rate, which decays linearly to 0 [1e-4]")
+    add("--seed", type=int, default=42, help="seed of the random weights and of the row order [42]")
+    add("--output-dir", help="folder for checkpoints [a temporary one, removed at the end]")
     add("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)  # the deepspeed launcher passes it
     options = parser.parse_args()
     options.eval_micro_batch = options.eval_micro_batch or 2 * options.micro_batch
@@ -102,12 +102,12 @@ def parse_arguments() -> argparse.Namespace:
 
 def parse_positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number of 1 or more")
+        raise argparse.ArgumentTypeError(f"{text} is not a positive whole number")
     return int(text)
 
 
 def read_config(path: str | None) -> dict:
-    """The DeepSpeed config as a dictionary; empty without a file."""
+    """Return the DeepSpeed config; empty without a file."""
     if path is None:
         return {}
     try:
@@ -122,22 +122,22 @@ def read_config(path: str | None) -> dict:
 
 
 def prepare_environment() -> None:
-    """Fills in what a launcher would have set: without one this is a world of one rank.
+    """Set what a launcher would have set; without one, this is a world of one rank.
 
-    Has to come before torch and deepspeed are imported.
+    Must run before torch and deepspeed are imported.
     """
-    # DeepSpeed compiles its operators with the ninja that pip put beside this Python.
+    # DeepSpeed compiles its operators with the ninja that pip installed next to this Python.
     os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # accelerate launch --cpu says so by a variable that makes accelerate leave DeepSpeed out.
+    # accelerate launch --cpu sets a variable with which accelerate would disable DeepSpeed.
     if os.environ.pop("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes"):
         os.environ["DS_ACCELERATOR"] = "cpu"
     if "RANK" not in os.environ and "OMPI_COMM_WORLD_RANK" not in os.environ:  # plain python
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        one = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        os.environ.update({name: str(value) for name, value in one.items()})
+        world = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        os.environ.update({name: str(value) for name, value in world.items()})
 
 
 def uses_cpu() -> bool:
@@ -153,7 +153,7 @@ def is_enabled(config: dict, section: str) -> bool:
 
 
 def make_training_arguments(options: argparse.Namespace, config: dict):
-    """Has to come before the model: under ZeRO-3 the integration then splits the model while it is built."""
+    """Must come before the model: under ZeRO-3, the integration then partitions the model while it is built."""
     from transformers import TrainingArguments
 
     bf16 = is_enabled(config, "bf16")
@@ -174,7 +174,7 @@ def make_training_arguments(options: argparse.Namespace, config: dict):
         save_strategy="steps" if options.save_every else "no",
         save_steps=options.save_every or 500,
         save_total_limit=1,
-        prediction_loss_only=True,  # the predictions of a large vocabulary would fill the memory
+        prediction_loss_only=True,  # predictions over a large vocabulary would fill the memory
         logging_steps=1,
         report_to="none",
         seed=options.seed,
@@ -190,20 +190,20 @@ def load_model_config(name: str, seq_length: int):
         config = load_from_hub(AutoConfig.from_pretrained, name, "model")
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and seq_length > limit:
-        raise BadInput(f"--seq-length {seq_length} is more than the {limit} tokens that {name} can take")
-    config.use_cache = False  # of use when generating text only
+        raise BadInput(f"--seq-length {seq_length} is more than the {limit} tokens that {name} supports")
+    config.use_cache = False  # needed for text generation only
     return config
 
 
 def build_model(name: str, config, dtype, device):
-    """The model, in ``dtype``; a preset on ``device``: 8 billion random numbers take minutes on a CPU."""
+    """Build the model; a preset directly on ``device``, as 8 billion random numbers take minutes on a CPU."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.integrations import is_deepspeed_zero3_enabled
 
     if name not in PRESETS:
         return load_from_hub(AutoModelForCausalLM.from_pretrained, name, "model", config=config, dtype=dtype)
-    if is_deepspeed_zero3_enabled():  # chooses the device itself, and keeps this rank's part only
+    if is_deepspeed_zero3_enabled():  # chooses the device and keeps only this rank's partition
         return AutoModelForCausalLM.from_config(config, dtype=dtype)
     with torch.device(device):
         return AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -214,14 +214,14 @@ def load_from_hub(load, name: str, kind: str, **arguments):
         return load(name, **arguments)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        choice = f" (it is not a preset either: {', '.join(PRESETS)})" if kind == "model" else ""
+        choice = f" (and it is not a preset: {', '.join(PRESETS)})" if kind == "model" else ""
         raise BadInput(f"cannot load the {kind} {name}{choice}: {reason}") from error
 
 
 def make_tokenizer(name: str):
-    """A function from text to a list of token numbers."""
+    """Return a function from text to a list of token ids."""
     if name in PRESETS:
-        return lambda text: list(text.encode())  # a token a byte
+        return lambda text: list(text.encode())  # one token per byte
     from transformers import AutoTokenizer
 
     tokenizer = load_from_hub(AutoTokenizer.from_pretrained, name, "tokenizer")
@@ -229,7 +229,7 @@ def make_tokenizer(name: str):
 
 
 def read_texts(sources: list[str] | None, characters: int) -> list[str]:
-    """Texts from the sources, at most a little more than so many characters."""
+    """Read texts until they have at least ``characters`` characters."""
     texts, read = [], 0
     for text in iter_library_texts() if sources is None else iter_dataset_texts(sources):
         texts.append(text)
@@ -247,7 +247,7 @@ def iter_library_texts():
 
 
 def iter_dataset_texts(sources: list[str]):
-    """The text column of the files or of the hub's data set, row by row: nothing is copied to a cache."""
+    """Yield the text column of files or a hub data set row by row, without a copy in the cache."""
     import datasets
 
     try:
@@ -275,7 +275,7 @@ def choose_text_column(row: dict, sources: list[str]) -> str:
 
 
 def make_blocks(texts: list[str], tokenize, seq_length: int, cache: str):
-    """A data set of rows of exactly ``seq_length`` tokens, kept in the folder ``cache``."""
+    """Pack texts into rows of exactly ``seq_length`` tokens; the data set is stored in the folder ``cache``."""
     import datasets
 
     def pack_tokens(batch: dict) -> dict:
@@ -289,7 +289,7 @@ def make_blocks(texts: list[str], tokenize, seq_length: int, cache: str):
 
 
 def make_datasets(options: argparse.Namespace, args, folder: str) -> tuple:
-    """(train set, eval set or None): as much of the text as the steps need, packed by one rank a node."""
+    """Return the train set and the eval set or None, with as many rows as needed; one rank per node packs them."""
     eval_rows = EVAL_BATCHES * options.eval_micro_batch * args.world_size if options.eval_every else 0
     rows = eval_rows + options.steps * options.gradient_accumulation * options.micro_batch * args.world_size
     texts = read_texts(options.dataset, rows * options.seq_length * CHARACTERS_PER_TOKEN)
@@ -311,7 +311,7 @@ def train_model(options: argparse.Namespace, config: dict) -> None:
 
     model_config = load_model_config(options.model, options.seq_length)
     args = make_training_arguments(options, config)
-    if config and args.use_cpu:  # on CPU the Trainer makes the process group without DeepSpeed's knowing
+    if config and args.use_cpu:  # on CPU the Trainer creates the process group without DeepSpeed
         import deepspeed
 
         deepspeed.init_distributed()
@@ -334,7 +334,7 @@ def train_model(options: argparse.Namespace, config: dict) -> None:
         if args.process_index == 0:
             losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
             print(f"final loss {losses[-1]:.4f} after {trainer.state.global_step} steps", flush=True)
-        args.distributed_state.wait_for_everyone()  # before the folder goes that others may still write to
+        args.distributed_state.wait_for_everyone()  # other ranks may still write to the folder
     finally:
         if args.local_process_index == 0:
             shutil.rmtree(folder, ignore_errors=True)

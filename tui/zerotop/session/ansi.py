@@ -1,4 +1,4 @@
-"""What a terminal would show of a program's output: progress bars overwrite themselves, escapes do not reach the screen."""
+"""Interpret a program's output as a terminal does: progress bars overwrite themselves, escape sequences disappear."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _MAX_ESCAPE = 512
 
 
 class TerminalScreen:
-    """Lines that a program writes, fed piece by piece.
+    """The lines of a program's output, which is fed in pieces.
 
-    Carriage return, backspace, tab, cursor up and down and erase-in-line are obeyed, every other escape and control
-    character is dropped. Bytes of a character or an escape that is not yet whole wait for the rest.
+    Carriage return, backspace, tab, cursor up and down and erase-in-line are applied; other escape sequences and control
+    characters are dropped. An incomplete character or escape sequence waits for its rest.
     """
 
     def __init__(self, max_rows: int) -> None:
-        """``most`` lines before the last one at least are kept."""
+        """Keep at least ``max_rows`` lines before the last one."""
         self.rows = [""]
-        self.finished_ns: list[int] = []  # when the cursor first left each row but the last
+        self.finished_ns: list[int] = []  # unix time at which the cursor first left each row but the last
         self._max_rows = max_rows
         self._row = self._column = 0
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        self._partial_escape = ""  # the begin of an escape that is not yet whole
+        self._partial_escape = ""  # the begin of an incomplete escape sequence
 
     def feed_lines(self, lines: Sequence[bytes], times_ns: Sequence[int]) -> None:
-        """Takes in bytes that were split at newlines; ``times_ns`` says of each but the last when its newline came."""
+        """Feed bytes split at newlines; ``times_ns`` has the time of the newline after each piece but the last."""
         for line, time_ns in zip(lines, times_ns, strict=False):
             self._write_text(self._partial_escape + self._decode(line, True), whole=True)
             self._finish_row(time_ns)
@@ -51,15 +51,15 @@ class TerminalScreen:
         self._column = 0
 
     def _write_text(self, text: str, *, whole: bool) -> None:
-        """Writes a text without newlines; the rest of its line follows later unless it is ``whole``."""
+        """Write a text without newlines; ``whole``: it completes its line."""
         self._partial_escape = ""
         segments = text.split("\r")
         if all(segment.isprintable() for segment in segments):
             self._overwrite_row(segments)
             return
-        unfinished = None if whole else _PARTIAL_ESCAPE.search(text, max(0, len(text) - _MAX_ESCAPE))
-        if unfinished:
-            text, self._partial_escape = text[: unfinished.start()], unfinished.group()
+        partial = None if whole else _PARTIAL_ESCAPE.search(text, max(0, len(text) - _MAX_ESCAPE))
+        if partial:
+            text, self._partial_escape = text[: partial.start()], partial.group()
         position = 0
         for match in _TOKEN_PATTERN.finditer(text):
             self._put_text("".join(filter(str.isprintable, text[position : match.start()])))
@@ -68,7 +68,7 @@ class TerminalScreen:
         self._put_text("".join(filter(str.isprintable, text[position:])))
 
     def _overwrite_row(self, segments: list[str]) -> None:
-        """What was printed between carriage returns: of a progress bar only the last matters, so that is looked at first."""
+        """Write texts between carriage returns, last first: of a progress bar only the last one is visible."""
         self._put_text(segments[0])
         if len(segments) == 1:
             return
@@ -107,7 +107,7 @@ class TerminalScreen:
 
 
 def trim_rows(rows: Sequence[str], max_rows: int) -> tuple[str, ...]:
-    """The last ``most`` rows, blank ones at the end left out."""
+    """Return the last ``max_rows`` rows without blank ones at the end."""
     end = len(rows)
     while end and not rows[end - 1].strip():
         end -= 1

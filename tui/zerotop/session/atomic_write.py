@@ -1,4 +1,4 @@
-"""Files that the program writes for the user: all of one or nothing, also where the disk is full or we are killed."""
+"""Write a user's file completely or not at all, even if the disk is full or the process is killed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def write_atomically(path: Path) -> Iterator[Path]:
-    """Where to write what becomes ``path`` when that has gone well; else it is removed, and an error of it names ``path``.
+    """Yield a temporary path that replaces ``path`` after success. After an error it is removed; an OSError names ``path``.
 
-    It has to be made anew ("x", O_EXCL): in a folder that others write to somebody may have laid a link there.
+    Create the file with "x" or O_EXCL: in a folder that others may write to, the path may be a link of somebody else.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -28,7 +28,7 @@ def write_atomically(path: Path) -> Iterator[Path]:
 
 
 def write_text_file(path: Path, text: str) -> None:
-    """Writes a small file of the program's own. Raises OSError."""
+    """Write a small file that only the user can read. Raise OSError."""
     with (
         write_atomically(path) as partial,
         open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream,

@@ -1,4 +1,4 @@
-"""Finding recordings by name."""
+"""Find recordings by name."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from zerotop_probe.recording.directory import SESSION_FILE, find_default_root
 
 
 def find_default_folder() -> Path:
-    """Where the user's sessions lie."""
+    """Return the folder of the user's sessions."""
     return Path(find_default_root())
 
 
 def list_sessions(root: Path | None = None) -> list[Path]:
-    """All sessions in ``root`` (by default the user's), packed ones too, newest first."""
+    """Return all sessions in ``root`` (by default the user's), packed ones too, newest first."""
     folder = root or find_default_folder()
     try:
-        found = [(path, _read_change_time(path)) for path in folder.iterdir()]
+        times = {path: _read_change_time(path) for path in folder.iterdir()}
     except OSError:
         return []
-    known = [(path, written) for path, written in found if written is not None]
-    return [path for path, _ in sorted(known, key=lambda pair: pair[1], reverse=True)]
+    changed = {path: time_ns for path, time_ns in times.items() if time_ns is not None}
+    return sorted(changed, key=changed.__getitem__, reverse=True)
 
 
 def _read_change_time(path: Path) -> int | None:
-    """When a session was made (its last change, unix nanoseconds); None for what is none."""
+    """Return when a session was created (last change of its file, unix nanoseconds); None for other files."""
     packed = path.suffix == SUFFIX and path.is_file()
     try:
         return (path if packed else path / SESSION_FILE).stat().st_mtime_ns
@@ -35,20 +35,20 @@ def _read_change_time(path: Path) -> int | None:
 
 
 def find_session(text: str, root: Path | None = None) -> Path:
-    """The session that ``text`` means: a directory, a packed recording, a name, or the unique beginning of a name.
+    """Return the session that ``text`` names: a directory, a packed recording, a name, or the unique prefix of a name.
 
-    Raises SessionError when there is none or more than one.
+    Raise SessionError if there is none or more than one.
     """
     path = Path(text)
     if path.is_dir() or (path.suffix == SUFFIX and path.is_file()):
         return path
     sessions = list_sessions(root)
-    matches = [found for found in sessions if found.name == text] or [f for f in sessions if f.name.startswith(text)]
+    matches = [path for path in sessions if path.name == text] or [path for path in sessions if path.name.startswith(text)]
     if len(matches) == 1:
         return matches[0]
     if not matches and path.is_file():
         return path
     if not matches:
         raise SessionError(f"There is no session {text!r}: `zerotop sessions` lists them.")
-    names = ", ".join(found.name for found in matches[:4])
-    raise SessionError(f"{text!r} may mean several sessions ({names}): type more of the name.")
+    names = ", ".join(match.name for match in matches[:4])
+    raise SessionError(f"{text!r} matches several sessions ({names}): type more of the name.")

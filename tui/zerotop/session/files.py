@@ -1,4 +1,4 @@
-"""The files of a recording: tables of records and lists of events, each whole or still growing."""
+"""The files of a recording, complete or still growing: tables of records and lists of events."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from zerotop.session.memory_map import release_pages
 from zerotop.session.storage import Folder
 from zerotop_probe.recording.tables import TABLES
 
-_NEAR_ROWS = 64  # records before the end that are looked through first,
-_SEARCH_FACTOR = 8  # then so many times as many: what lies far back need not be in memory
+_NEAR_ROWS = 64  # records before the end that are searched first,
+_SEARCH_FACTOR = 8  # then this many times as many, so that pages far back need not be loaded
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One rare fact (see ``zerotop_probe.recording.events``) and who wrote it."""
+    """An event (see :mod:`zerotop_probe.recording.events`) and its writer."""
 
     unix_ns: int
     name: str
@@ -34,7 +34,7 @@ class Event:
 
 
 class Source:
-    """One table of one writer: whole records, memory-mapped, growing with :meth:`refresh`."""
+    """A table of one writer: complete records, memory-mapped, growing with :meth:`refresh`."""
 
     def __init__(self, folder: Folder, name: str, header: dict[str, Any], data_offset: int, offset_ns: int) -> None:
         self.path = folder.path / name
@@ -44,49 +44,49 @@ class Source:
         self.role, self.rank, self.host, self.pid = Writer.from_header(header)
         self.offset_ns = offset_ns
         self.created_ns = parse_integer(header["clock"]["monotonic_ns"]) + offset_ns
-        """When the file was made, in unix time."""
+        """Unix time at which the file was created."""
         self._name = name
         self._data_offset = data_offset
         self._dtype = _build_dtype(header, name)
         self._mapped_bytes: NDArray[np.uint8] | bytes = b""
         self._time_column = TABLES[self.table].time_column
-        self._mapped_rows: NDArray[Any] = np.empty(0, self._dtype)  # all that can be mapped without mapping it anew
+        self._mapped_rows: NDArray[Any] = np.empty(0, self._dtype)  # up to the end of the mapping, beyond the file
         self._mapped_times: NDArray[np.int64] = self._mapped_rows[self._time_column]
         self.array: NDArray[Any] = self._mapped_rows
         self._times = self._mapped_times
-        self._last_ns: int | None = None  # the last of the times, once it was asked for
+        self._last_ns: int | None = None  # the last time, once it was read
         self.refresh()
 
     def refresh(self) -> bool:
-        """Takes in what has been added since. True when there was a whole record more."""
+        """Read the records added since the last call. Return whether there were any."""
         try:
-            size, found = self._folder.view_file(self._name)
-        except OSError:  # the folder may be gone; what is mapped stays readable
+            size, data = self._folder.view_file(self._name)
+        except OSError:  # the folder may be gone; mapped records stay readable
             return False
         count = max(0, size - self._data_offset) // self._dtype.itemsize
         if count <= len(self.array):
             return False
-        if found is not self._mapped_bytes:
-            self._mapped_bytes, room = found, (len(found) - self._data_offset) // self._dtype.itemsize
-            self._mapped_rows = np.frombuffer(found, self._dtype, room, self._data_offset)
+        if data is not self._mapped_bytes:
+            self._mapped_bytes, room = data, (len(data) - self._data_offset) // self._dtype.itemsize
+            self._mapped_rows = np.frombuffer(data, self._dtype, room, self._data_offset)
             self._mapped_times = self._mapped_rows[self._time_column]
         self.array, self._times, self._last_ns = self._mapped_rows[:count], self._mapped_times[:count], None
         return True
 
     def release_memory(self) -> None:
-        """Gives the memory of what was read back to the system, which has it on disk."""
+        """Release the memory of records that were read; they can be read from disk again."""
         if isinstance(self._mapped_bytes, np.ndarray):
             release_pages(self._mapped_bytes)
 
     def read_output(self, begin: int, end: int) -> bytes:
-        """These bytes of what its writer recorded of the job's output; none where that cannot be read."""
+        """Return these bytes of the output file of the same writer; none if it cannot be read."""
         try:
             return self._folder.read_bytes(self.path.stem + ".log", begin, end)
         except OSError:
             return b""
 
     def count_until(self, cursor_ns: int) -> int:
-        """How many records could have been read at a moment in unix time: a prefix of :attr:`array`."""
+        """Return the number of records written up to the cursor (unix time): the length of a prefix of :attr:`array`."""
         own_ns, end = cursor_ns - self.offset_ns, len(self._times)
         if not end:
             return 0
@@ -94,7 +94,7 @@ class Source:
             self._last_ns = int(self._times[-1])
         if own_ns >= self._last_ns:
             return end
-        # Whoever goes along with the end is asked of some other moment near it: with many ranks that is thousands of tables.
+        # Most cursors are near the end, and with many ranks each of them is looked up in thousands of tables.
         back = _NEAR_ROWS
         while back < end and self._times[end - back] > own_ns:
             back *= _SEARCH_FACTOR
@@ -103,17 +103,31 @@ class Source:
             return begin + bisect_right(self._times[begin:].tolist(), own_ns)
         return bisect_right(self._times, own_ns, begin, end - back // _SEARCH_FACTOR)
 
+    def until(self, cursor_ns: int) -> NDArray[Any]:
+        """Return the records up to a moment in unix time."""
+        return self.array[: self.count_until(cursor_ns)]
+
+    def between(self, begin_ns: int, end_ns: int, *, rows_before: int = 0, rows_after: int = 0) -> NDArray[Any]:
+        """Return the records after ``begin_ns`` and up to ``end_ns`` (unix time), and so many before and after those."""
+        begin = max(0, self.count_until(begin_ns) - rows_before)
+        return self.array[begin : self.count_until(end_ns) + rows_after]
+
+    def unix_times(self, rows: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the unix times of records of this table."""
+        times: NDArray[np.int64] = rows[self._time_column] + self.offset_ns
+        return times
+
     def read_last_tick(self, cursor_ns: int, oldest_ns: int = 0) -> NDArray[Any]:
-        """The records of the last sampler tick up to the cursor (they share one time); none if older than ``oldest_ns``."""
+        """Return the records of the last tick up to the cursor, which share one time; none if older than ``oldest_ns``."""
         end = self.count_until(cursor_ns)
         if not end:
             return self.array[:0]
         time_ns = int(self._times[end - 1])
         if time_ns + self.offset_ns < oldest_ns:
             return self.array[:0]
-        lately = self._times[max(0, end - _NEAR_ROWS) : end].tolist()
-        begin = end - len(lately) + bisect_left(lately, time_ns)
-        if begin == end - len(lately):  # the tick may have begun before
+        recent = self._times[max(0, end - _NEAR_ROWS) : end].tolist()
+        begin = end - len(recent) + bisect_left(recent, time_ns)
+        if begin == end - len(recent):  # the tick may begin earlier
             back = _NEAR_ROWS
             while back < end and self._times[end - back] == time_ns:
                 back *= _SEARCH_FACTOR
@@ -129,13 +143,13 @@ class Source:
 
 
 def _build_dtype(header: dict[str, Any], name: str) -> np.dtype[Any]:
-    """The type of a table's records: of an older recording without the columns that came since.
+    """Return the dtype of a table's records. An older recording lacks columns that were added since.
 
-    Raises ValueError where it lacks another column, or has one that is no plain value.
+    Raise ValueError if another column is missing, or if one is no plain value.
     """
     dtype = np.dtype([(str(column), str(code)) for column, code in header["dtype"]])
-    needed = {item.name for item in TABLES[str(header["table"])].fields if item.name != "pad" and not item.since}
-    if not needed <= set(dtype.names or ()):
+    required = {field.name for field in TABLES[str(header["table"])].fields if field.name != "pad" and not field.since}
+    if not required <= set(dtype.names or ()):
         raise ValueError(f"{name} lacks columns")
     if dtype.hasobject:
         raise ValueError(f"{name} has columns that are no plain values")
@@ -143,7 +157,7 @@ def _build_dtype(header: dict[str, Any], name: str) -> np.dtype[Any]:
 
 
 class EventFile:
-    """Tails one JSON-lines file. A line that is no event is counted and passed over, as are facts that make no sense."""
+    """A JSON-lines file that may grow. Invalid lines are skipped and counted; invalid facts become None and count too."""
 
     def __init__(self, folder: Folder, name: str, clocks: Clocks) -> None:
         self.name = name
@@ -155,18 +169,18 @@ class EventFile:
         self._offset_ns = 0
 
     def read_new(self) -> list[Event]:
-        """The events of the whole lines added since the last call."""
+        """Return the events of the complete lines added since the last call."""
         try:
-            # Events are rare: most looks find none, and asking for the size is a tenth of opening the file.
+            # Events are rare: most calls find none, and reading the size takes a tenth of the time of opening the file.
             if self._folder.file_size(self.name) <= self._position:
                 return []
             data = self._folder.read_bytes(self.name, self._position)
         except OSError:
             return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._position += len(whole)
-        found = [self._parse_event(line) for line in whole.split(b"\n") if line.strip()]
-        return [event for event in found if event is not None]
+        lines = data[: data.rfind(b"\n") + 1]
+        self._position += len(lines)
+        events = [self._parse_event(line) for line in lines.split(b"\n") if line.strip()]
+        return [event for event in events if event is not None]
 
     def _parse_event(self, line: bytes) -> Event | None:
         try:

@@ -1,4 +1,4 @@
-"""The first line of every file of a recording: which format it is of, who wrote it, by which clock."""
+"""The first line of every file of a recording: its format, its writer and the writer's clock."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from zerotop_probe.recording.tables import FORMAT_MAJOR
 
 MAX_NUMBER = 1 << 62
-"""No size, count or time is beyond this; two of them can be added in a column of a table."""
+"""Limit of every size, count and time: the sum of two still fits into a column of a table."""
 
-_MAX_ID = (1 << 31) - 1  # that of ranks and processes
+_MAX_ID = (1 << 31) - 1  # limit of ranks and process ids
 
-# What looking for facts in JSON of any shape can raise.
+# Exceptions of reading facts from JSON of any shape.
 DAMAGE_ERRORS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
@@ -22,7 +22,7 @@ class SessionError(Exception):
 
 
 class Writer(NamedTuple):
-    """Who wrote a file."""
+    """The writer of a file."""
 
     role: str
     rank: int
@@ -31,29 +31,28 @@ class Writer(NamedTuple):
 
     @classmethod
     def from_header(cls, header: dict[str, Any]) -> Writer:
-        """As its header says. Raises one of :data:`DAMAGED` where that makes no sense."""
-        told = header["writer"]
-        return cls(
-            str(told["role"]), parse_integer(told["rank"], _MAX_ID), str(told["host"]), parse_integer(told["pid"], _MAX_ID)
-        )
+        """Return the writer that a header names. Raise one of :data:`DAMAGE_ERRORS` if it is invalid."""
+        writer = header["writer"]
+        rank, pid = parse_integer(writer["rank"], _MAX_ID), parse_integer(writer["pid"], _MAX_ID)
+        return cls(str(writer["role"]), rank, str(writer["host"]), pid)
 
 
 def parse_integer(value: Any, limit: int = MAX_NUMBER) -> int:
-    """As an integer. Raises ValueError, TypeError or OverflowError for what is none, or beyond the widest."""
+    """Return a value as an integer. Raise ValueError, TypeError or OverflowError if it is none or exceeds the limit."""
     number = int(value)
     if abs(number) > limit:
-        raise ValueError("a number is beyond all others")
+        raise ValueError("the number is too large")
     return number
 
 
 @dataclass
 class Clocks:
-    """What turns CLOCK_MONOTONIC into unix time. Writers of one boot share one clock, whatever the wall clock did since."""
+    """Offsets from CLOCK_MONOTONIC to unix time, one for each boot, even if the wall clock was set meanwhile."""
 
     offsets: dict[str, int] = field(default_factory=dict)
 
     def find_offset(self, header: dict[str, Any]) -> int:
-        """What to add to a monotonic time of the file with this header."""
+        """Return the nanoseconds to add to monotonic times of the file with this header."""
         pair = header["clock"]
         offset = parse_integer(int(pair["unix_ns"]) - int(pair["monotonic_ns"]))
         boot = header.get("writer", header).get("boot") or ""
@@ -61,7 +60,7 @@ class Clocks:
 
 
 def read_header(line: bytes, name: str) -> dict[str, Any]:
-    """A file's first line. Raises SessionError when it is of a newer format, ValueError when it is no header."""
+    """Parse a file's first line. Raise SessionError for a newer format, ValueError for a line that is no header."""
     header = json.loads(line)
     if not isinstance(header, dict) or "clock" not in header:
         raise ValueError(f"{name} has no header")
@@ -70,7 +69,7 @@ def read_header(line: bytes, name: str) -> dict[str, Any]:
 
 
 def check_format(header: dict[str, Any], name: str) -> None:
-    """Raises SessionError for a recording that a newer zerotop made."""
+    """Raise SessionError for the format of a newer zerotop, ValueError without a format."""
     version = header.get("zerotop")
     if not isinstance(version, list) or not version or not isinstance(version[0], int):
         raise ValueError(f"{name} does not say its format")

@@ -1,8 +1,8 @@
-"""Files mapped into memory: without a descriptor for each, and with room for what will be added.
+"""Map files into memory without an open descriptor for each, and with room for the growth of the file.
 
-``mmap.mmap`` keeps the file open for as long as it is mapped (until Python 3.13 always): a recording of 1,024 ranks has more
-files than a shell's usual limit of 1,024 lets a process open. And it maps no more than there is: each of those files would
-be opened and mapped anew at every look, which took a quarter of it.
+``mmap.mmap`` keeps the file open while it is mapped (until Python 3.13 always), and a recording of 1,024 ranks has more
+files than the usual limit of 1,024 open files. It also maps no more than the current size: opening and mapping each of those
+files again took a quarter of the time of a live refresh.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_ROOM = 1 << 16  # bytes mapped behind a file's end: half a minute of a busy table, or more
-# File systems that show in a mapping what is added to its file, by the types of linux/magic.h: ext, XFS, tmpfs, Btrfs,
-# overlay, ZFS. Others, NFS above all, look for what other nodes have added when a file is mapped, and only then.
+_ROOM = 1 << 16  # bytes mapped beyond a file's end: half a minute of a busy table, or more
+# File systems whose mappings show data appended to the file, by their types in linux/magic.h: ext, XFS, tmpfs, Btrfs,
+# overlay, ZFS. Others, notably NFS, look for data that other nodes have appended only when a file is mapped.
 _COHERENT_FILE_SYSTEMS = {0xEF53, 0x58465342, 0x01021994, 0x9123683E, 0x794C7630, 0x2FC12FC1}
-_STATFS_WORDS = 64  # more than it has anywhere, the type first
+_STATFS_WORDS = 64  # larger than struct statfs on any architecture; the type comes first
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -31,7 +31,7 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class _Mapping:
-    """Lies under an array and goes with the last that looks at it."""
+    """Mapped memory behind an array, unmapped with the last array that uses it."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self._size = size
@@ -49,20 +49,20 @@ class _Mapping:
 
 
 class MappedFile(NamedTuple):
-    """A file that was mapped, read-only: what is not looked at costs nothing, what is removed stays readable."""
+    """A file mapped read-only: unread pages cost nothing, and a removed file stays readable."""
 
     device: int
     inode: int
-    size: int  # when it was
-    array: NDArray[np.uint8]  # with room: a look behind the file's end would end this process
+    size: int  # when it was mapped
+    array: NDArray[np.uint8]  # longer than the file: an access after the file's end would kill this process
 
     def covers_file(self, status: os.stat_result) -> bool:
-        """Whether it is the file of this status, not one that had its name before, and all of it lies within."""
+        """Return whether this maps the whole file of this status, and not an earlier file of the same name."""
         return (self.device, self.inode) == (status.st_dev, status.st_ino) and status.st_size <= len(self.array)
 
 
 def map_file(path: str, room: int = 0) -> MappedFile:
-    """Maps a file and so many bytes more. Raises OSError where it cannot be opened or mapped."""
+    """Map a file and ``room`` bytes beyond its end. Raise OSError if it cannot be opened or mapped."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)
@@ -73,11 +73,11 @@ def map_file(path: str, room: int = 0) -> MappedFile:
 
 
 def choose_room(folder: str) -> int:
-    """How many bytes to map behind the ends of files there: none where what is added would not be seen in them."""
-    told = (ctypes.c_long * _STATFS_WORDS)()
-    return _ROOM if _libc.statfs(os.fsencode(folder), told) == 0 and told[0] in _COHERENT_FILE_SYSTEMS else 0
+    """Return the bytes to map beyond the ends of files: none if the file system would not show appended data there."""
+    words = (ctypes.c_long * _STATFS_WORDS)()
+    return _ROOM if _libc.statfs(os.fsencode(folder), words) == 0 and words[0] in _COHERENT_FILE_SYSTEMS else 0
 
 
 def release_pages(array: NDArray[np.uint8]) -> None:
-    """Gives the memory of a mapped file back to the system, which has it on disk: pages that were read count as ours."""
+    """Release the pages of a mapped file that were read, which count to this process's memory; they can be read again."""
     _libc.madvise(array.ctypes.data, array.nbytes, mmap.MADV_DONTNEED)

@@ -1,7 +1,6 @@
-"""The job's whole output in blocks of bytes, each made into lines only when somebody looks at it.
+"""The job's whole output in blocks of bytes, which are converted to lines on demand.
 
-So one can be anywhere in hundreds of megabytes at once: only the index of what came when is read as a whole, and of that one
-column.
+This makes every place in hundreds of megabytes available at once: only one column of the index is read as a whole.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from zerotop.session.reader import Session, Source
 from zerotop.session.transcript import read_lines, read_stream
 
 BLOCK = 1 << 17
-# A line that ends in a block may begin this far before it. Of a progress bar that is longer only the end matters.
+# A line that ends in a block may begin this far before it. Of a longer progress bar only the end matters.
 _LOOKBACK_BYTES = 1 << 14
 _MAX_CACHED = 48
 _MAX_LINES = 1 << 20
@@ -28,10 +27,10 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OutputLines:
-    """Lines in the order in which they were finished; all of the same length."""
+    """Lines by the time at which they were finished. All fields have the same length."""
 
     texts: tuple[str, ...]
-    times_ns: Ints  # unix time at which each was finished; of one in progress when its last bytes came
+    times_ns: Ints  # unix time at which each was finished; that of the last bytes of an unfinished line
     streams: Ints  # index into STREAMS
 
 
@@ -39,17 +38,17 @@ NO_LINES = OutputLines((), np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 class OutputBlocks:
-    """Cuts the output of all nodes into blocks. A block has the lines that were finished in it."""
+    """The output of all nodes in blocks. A block contains the lines that were finished in it."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._block_ends = np.zeros((1, 0), np.int64)  # (block, source) -> records up to its end; the first row is the begin
+        self._block_ends = np.zeros((1, 0), np.int64)  # (block, source) -> records up to its end; row 0 is the begin
         self._sealed_bytes = 0  # bytes since the last cut
         self._record_counts: list[int] = []
         self._cache: OrderedDict[tuple[int, tuple[int, ...]], tuple[OutputLines, OutputLines]] = OrderedDict()
 
     def refresh(self) -> None:
-        """Takes in the records that came since the last call."""
+        """Add the records written since the last call."""
         sources = self._session.sources["output"]
         missing = len(sources) - len(self._record_counts)
         self._record_counts += [0] * missing
@@ -61,31 +60,31 @@ class OutputBlocks:
 
     def _cut_blocks(self, sources: list[Source], record_counts: list[int]) -> None:
         fresh = [
-            source.array[seen:count] for source, seen, count in zip(sources, self._record_counts, record_counts, strict=True)
+            source.array[begin:end] for source, begin, end in zip(sources, self._record_counts, record_counts, strict=True)
         ]
         lengths = np.concatenate([rows["length"] for rows in fresh]).astype(np.int64)
-        which = np.repeat(np.arange(len(sources)), [len(rows) for rows in fresh])
+        source_indices = np.repeat(np.arange(len(sources)), [len(rows) for rows in fresh])
         if sum(len(rows) > 0 for rows in fresh) > 1:
             times = [rows["time_ns"] + source.offset_ns for rows, source in zip(fresh, sources, strict=True)]
             order = np.argsort(np.concatenate(times), kind="stable")
-            lengths, which = lengths[order], which[order]
+            lengths, source_indices = lengths[order], source_indices[order]
         written = np.cumsum(lengths) + self._sealed_bytes
         cuts = np.flatnonzero(np.diff(written // BLOCK, prepend=0)) + 1
-        upto = np.stack([np.cumsum(which == place)[cuts - 1] for place in range(len(sources))], axis=1)
-        self._block_ends = np.concatenate([self._block_ends, upto + np.array(self._record_counts)])
+        ends = np.stack([np.cumsum(source_indices == index)[cuts - 1] for index in range(len(sources))], axis=1)
+        self._block_ends = np.concatenate([self._block_ends, ends + np.array(self._record_counts)])
         self._sealed_bytes = int(written[-1] % BLOCK) if len(written) else self._sealed_bytes
 
     @property
     def sealed_count(self) -> int:
-        """How many blocks change no more; there is one more, which grows."""
+        """Number of blocks that no longer change; one more block grows."""
         return len(self._block_ends) - 1
 
     def count_records(self, cursor_ns: int) -> tuple[int, ...]:
-        """How many records of each node were known at the cursor."""
+        """Return the number of records of each node up to the cursor."""
         return tuple(source.count_until(cursor_ns) for source in self._session.sources["output"][: len(self._record_counts)])
 
     def find_block(self, counts: tuple[int, ...]) -> int:
-        """The block that was being written when so many records were known."""
+        """Return the block in which the output up to these record counts ends."""
         return int(np.searchsorted(self._block_ends.sum(axis=1)[1:], sum(counts), "right"))
 
     def _find_range(self, block: int) -> tuple[list[int], list[int]]:
@@ -93,24 +92,24 @@ class OutputBlocks:
         return self._block_ends[block].tolist(), end
 
     def finished_lines(self, block: int) -> OutputLines:
-        """The lines that were finished in a block."""
+        """Return the lines that were finished in a block."""
         return self._get_lines(block, tuple(self._find_range(block)[1]))[0]
 
     def unfinished_lines(self, block: int, counts: tuple[int, ...]) -> OutputLines:
-        """The lines that were in progress in a block when so many records were known."""
+        """Return the lines of a block that are unfinished at these record counts."""
         begin, end = self._find_range(block)
         return self._get_lines(block, tuple(np.clip(counts, begin, end).tolist()))[1]
 
     def _get_lines(self, block: int, ends: tuple[int, ...]) -> tuple[OutputLines, OutputLines]:
-        """(finished, in progress) of a block up to these records."""
-        found = self._cache.get((block, ends))
-        if found is None:
-            found = self._build_lines(block, ends)
-            self._cache[block, ends] = found
+        """Return (finished, unfinished) lines of a block up to these records."""
+        lines = self._cache.get((block, ends))
+        if lines is None:
+            lines = self._build_lines(block, ends)
+            self._cache[block, ends] = lines
             if len(self._cache) > _MAX_CACHED:
                 self._cache.popitem(last=False)
         self._cache.move_to_end((block, ends))
-        return found
+        return lines
 
     def _build_lines(self, block: int, ends: tuple[int, ...]) -> tuple[OutputLines, OutputLines]:
         finished: list[tuple[int, int, str]] = []
@@ -125,7 +124,7 @@ class OutputBlocks:
         return _make_lines(finished), _make_lines(unfinished)
 
     def iter_bytes(self, block: int) -> Iterator[bytes]:
-        """The bytes behind a block's lines, a stream at a time."""
+        """Iterate over the bytes of a block, a stream at a time."""
         for source, begin, end in zip(self._session.sources["output"], *self._find_range(block), strict=False):
             first, _ = _extend_range(source, begin, end)
             for code in _find_streams(source, first, end):
@@ -140,7 +139,7 @@ def _make_lines(lines: list[tuple[int, int, str]]) -> OutputLines:
 
 
 def _extend_range(source: Source, begin: int, end: int) -> tuple[int, int]:
-    """The records from a little before ``begin``."""
+    """Extend a range of records by the lookback before ``begin``."""
     if not begin:
         return 0, end
     offsets = source.array["offset"]
@@ -149,20 +148,20 @@ def _extend_range(source: Source, begin: int, end: int) -> tuple[int, int]:
 
 
 def _find_streams(source: Source, begin: int, end: int) -> list[int]:
-    found: list[int] = np.unique(source.array["stream"][begin:end]).tolist()
-    return found
+    codes: list[int] = np.unique(source.array["stream"][begin:end]).tolist()
+    return codes
 
 
 def _read_stream_lines(
     source: Source, code: int, begin: int, end: int
 ) -> tuple[list[tuple[int, int, str]], list[tuple[int, int, str]]]:
-    """(time, stream, line) of the lines of one stream finished in these records, and the one in progress."""
+    """Return (time, stream, line) of the lines of one stream finished in these records, and of the unfinished one."""
     screen = TerminalScreen(_MAX_LINES)
     first, _ = _extend_range(source, begin, end)
     lines, times = read_lines(source, code, first, begin)
-    # Whatever the output is cut in begins in the middle of a line.
-    cut = 1 if first and times else 0
-    screen.feed_lines(lines[cut:], times[cut:])
+    # Output after a cut begins in the middle of a line.
+    skipped = 1 if first and times else 0
+    screen.feed_lines(lines[skipped:], times[skipped:])
     before = len(screen.finished_ns)
     screen.feed_lines(*read_lines(source, code, begin, end))
     whole = [(time_ns, code, row) for time_ns, row in zip(screen.finished_ns[before:], screen.rows[before:-1], strict=True)]

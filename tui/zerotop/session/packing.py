@@ -1,9 +1,9 @@
-"""A recording as one small file to keep or to send.
+"""Pack a recording into one small file to keep or to send, and unpack it.
 
-It is a zip: ``packed.json`` says what is inside, ``session.json``, the events and the job's output are there as they were
-(deflated), and each table is one Parquet file (zstd) with the records of all its writers, one after the other. Unpacking
-gives the files of the session directory again, byte for byte; only a torn last record is left out. Nothing is written to
-disk, unpickled or evaluated meanwhile.
+The file is a zip. ``packed.json`` lists the contents; ``session.json``, the events and the job's output are members of their
+own (deflated); each table is one Parquet file (zstd) with the records of all its writers, one after the other. Unpacking
+restores the files of the session directory byte for byte, without a torn last record. Nothing is written to disk, unpickled
+or evaluated.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
     import polars
 
 FileChooser = Callable[[set[str]], set[str]]
-"""Of the names of all files those that are wanted."""
+"""Selects the names of the files to unpack from those of all files."""
 
 SUFFIX = ".zerotop"
 PACKED_FORMAT = 1
-"""Raised when an older zerotop could no longer read what is packed."""
+"""Incremented when an older zerotop can no longer read the packed file."""
 
 _CONTENTS_FILE = "packed.json"
 _ZIP_MAGIC = b"PK\x03\x04"
-# Numbers and bytes of a fixed length: what Parquet gives back exactly.
+# Numbers and bytes of a fixed length, which Parquet restores exactly.
 _PLAIN_TYPE = re.compile(r"<[iu][248]|<f[48]|\|[iu]1|\|?S[1-9]\d{0,3}")
-# A level above this takes ten times as long for some percent.
+# Higher levels take ten times as long and save a few percent.
 _ZSTD_LEVEL = 12
-# What reading a damaged zip can raise.
+# Exceptions of reading a damaged zip.
 _ZIP_DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, RuntimeError, IndexError, *DAMAGE_ERRORS)
 
 
 class _TableFile(NamedTuple):
-    """A table's file: its first line and its whole records."""
+    """A table's file: its header line and its complete records."""
 
     name: str
     table: str
@@ -56,31 +56,31 @@ class _TableFile(NamedTuple):
 
 
 def pack_folder(folder: Folder, stream: BinaryIO) -> list[str]:
-    """Writes the recording in ``folder`` as one file; returns the names of what is no part of a recording, left out.
+    """Write the recording in ``folder`` as one file; return the names of foreign files, which are left out.
 
-    The same recording makes the same bytes.
+    The same recording results in the same bytes.
     """
     names = sorted(folder.list_files(), key=_packing_order)
-    kept = [name for name in names if _packing_order(name)[0] < _FOREIGN_ORDER]
+    own = [name for name in names if _packing_order(name)[0] < _FOREIGN_ORDER]
     tables: dict[tuple[str, str], list[_TableFile]] = {}
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in kept:
-            part = _read_table(folder, name) if name.endswith(".rec") else None
-            if part is None:
+        for name in own:
+            file = _read_table(folder, name) if name.endswith(".rec") else None
+            if file is None:
                 _add_member(archive, name, folder.read_bytes(name))
             else:
-                tables.setdefault((part.table, str(part.records.dtype.descr)), []).append(part)
-        contents = [_add_table(archive, f"{number}.parquet", parts) for number, parts in enumerate(tables.values())]
-        about = {"zerotop": [FORMAT_MAJOR, FORMAT_MINOR], "packed": PACKED_FORMAT, "tables": contents}
-        _add_member(archive, _CONTENTS_FILE, json.dumps(about).encode())
-    return [name for name in names if name not in kept]
+                tables.setdefault((file.table, str(file.records.dtype.descr)), []).append(file)
+        entries = [_add_table(archive, f"{number}.parquet", files) for number, files in enumerate(tables.values())]
+        contents = {"zerotop": [FORMAT_MAJOR, FORMAT_MINOR], "packed": PACKED_FORMAT, "tables": entries}
+        _add_member(archive, _CONTENTS_FILE, json.dumps(contents).encode())
+    return [name for name in names if name not in own]
 
 
 _FOREIGN_ORDER = 3
 
 
 def _packing_order(name: str) -> tuple[int, str]:
-    """Of a recording that grows, events are read first and output last: nothing then points at what is not there."""
+    """Sort events first and output last, so that in a growing recording nothing refers to missing data."""
     if name == SESSION_FILE or (name.startswith("events-") and name.endswith(".jsonl")):
         return 0, name
     if name.endswith(".rec"):
@@ -89,7 +89,7 @@ def _packing_order(name: str) -> tuple[int, str]:
 
 
 def _read_table(folder: Folder, name: str) -> _TableFile | None:
-    """A file's records; None for one that is damaged or of types that Parquet does not have, kept as it is."""
+    """Read a file's records. Return None if it is damaged or has types unknown to Parquet, and is packed as it is."""
     line = read_first_line(folder, name)
     try:
         read_header(line, name)
@@ -106,7 +106,7 @@ def _read_table(folder: Folder, name: str) -> _TableFile | None:
 
 
 def _parse_columns(columns: Any) -> np.dtype[Any]:
-    """The type of a table's records. Raises ValueError for other than plain numbers and bytes."""
+    """Return the dtype of a table's records. Raise ValueError for types other than numbers and bytes."""
     fields = [(str(name), str(code)) for name, code in columns]
     for name, code in fields:
         if not _PLAIN_TYPE.fullmatch(code):
@@ -120,19 +120,19 @@ def _add_member(archive: zipfile.ZipFile, name: str, data: bytes, compression: i
     archive.writestr(zipfile.ZipInfo(name), data, compression, 9 if compression == zipfile.ZIP_DEFLATED else None)
 
 
-def _add_table(archive: zipfile.ZipFile, suffix: str, parts: list[_TableFile]) -> dict[str, Any]:
-    """Adds one Parquet file; returns what there is to say about it."""
-    member = f"{parts[0].table}-{suffix}"
+def _add_table(archive: zipfile.ZipFile, suffix: str, files: list[_TableFile]) -> dict[str, Any]:
+    """Add the files of one table as one Parquet file; return its entry in the contents."""
+    member = f"{files[0].table}-{suffix}"
     buffer = io.BytesIO()
-    frame = _build_frame(np.concatenate([part.records for part in parts]))
+    frame = _build_frame(np.concatenate([file.records for file in files]))
     frame.write_parquet(buffer, compression="zstd", compression_level=_ZSTD_LEVEL, statistics=False)
     _add_member(archive, member, buffer.getvalue(), zipfile.ZIP_STORED)
-    files = [{"name": p.name, "header": p.header, "records": len(p.records)} for p in parts]
-    return {"parquet": member, "files": files}
+    entries = [{"name": file.name, "header": file.header, "records": len(file.records)} for file in files]
+    return {"parquet": member, "files": entries}
 
 
 def _build_frame(records: NDArray[Any]) -> polars.DataFrame:
-    # Polars takes a while to import, and who reads session directories does not need it.
+    # Importing Polars takes long, and session directories are read without it.
     import polars
 
     columns = {}
@@ -146,10 +146,10 @@ def _build_frame(records: NDArray[Any]) -> polars.DataFrame:
 
 
 def unpack_files(path: Path, choose: FileChooser = set) -> dict[str, bytes]:
-    """The files of a packed recording, by name; of all that there are those that ``choose`` gives back.
+    """Return the content of a packed recording's files by name, of those that ``choose`` selects.
 
-    What belongs to no chosen file is not read. Raises SessionError, with a sentence, when it is none, is damaged or cut
-    short, or is of a newer format.
+    Members without a chosen file are not read. Raise SessionError, with a sentence, if it is no packed recording, damaged,
+    cut short or of a newer format.
     """
     try:
         with path.open("rb") as file:
@@ -166,20 +166,20 @@ def unpack_files(path: Path, choose: FileChooser = set) -> dict[str, bytes]:
 def _iter_files(archive: zipfile.ZipFile, path: Path, choose: FileChooser) -> Iterator[tuple[str, bytes]]:
     if _CONTENTS_FILE not in archive.namelist():
         raise SessionError(f"There is no session at {path}: it is a zip of something else.")
-    about = json.loads(archive.read(_CONTENTS_FILE))
-    check_format(about, path.name)
-    if int(about["packed"]) > PACKED_FORMAT:
+    contents = json.loads(archive.read(_CONTENTS_FILE))
+    check_format(contents, path.name)
+    if int(contents["packed"]) > PACKED_FORMAT:
         raise SessionError(
-            f"{path.name} was packed in format {about['packed']}, this zerotop reads up to {PACKED_FORMAT}:"
+            f"{path.name} was packed in format {contents['packed']}, this zerotop reads up to {PACKED_FORMAT}:"
             " use a newer zerotop."
         )
-    members = {str(table["parquet"]) for table in about["tables"]}
+    members = {str(table["parquet"]) for table in contents["tables"]}
     plain = set(archive.namelist()) - members - {_CONTENTS_FILE}
-    tabled = {str(file["name"]) for table in about["tables"] for file in table["files"]}
-    chosen = choose(plain | tabled)
-    for table in about["tables"]:
+    records = {str(file["name"]) for table in contents["tables"] for file in table["files"]}
+    chosen = choose(plain | records)
+    for table in contents["tables"]:
         if not table["files"] or any(file["name"] in chosen for file in table["files"]):
-            # The archive's checksums are looked at here: Polars is given what was packed, or nothing.
+            # archive.read verifies the checksum: Polars never sees damaged data.
             files = _iter_table_files(archive.read(table["parquet"]), table["files"])
             yield from ((name, content) for name, content in files if name in chosen)
     for name in archive.namelist():
@@ -188,10 +188,10 @@ def _iter_files(archive: zipfile.ZipFile, path: Path, choose: FileChooser) -> It
 
 
 def _iter_table_files(data: bytes, files: list[dict[str, Any]]) -> Iterator[tuple[str, bytes]]:
-    """The files of one table's writers. Raises ValueError where Parquet and headers do not fit."""
+    """Iterate over the files of one table's writers. Raise ValueError if Parquet and headers do not match."""
     records = _read_records(data, _parse_columns(json.loads(files[0]["header"])["dtype"]))
     if sum(int(file["records"]) for file in files) != len(records):
-        raise ValueError("there are other records than were packed")
+        raise ValueError("the number of records differs from the packed one")
     begin = 0
     for file in files:
         end = begin + int(file["records"])
@@ -200,12 +200,12 @@ def _iter_table_files(data: bytes, files: list[dict[str, Any]]) -> Iterator[tupl
 
 
 def _read_records(data: bytes, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The records in a Parquet file. Raises ValueError where they are not of this type."""
+    """Return the records of a Parquet file. Raise ValueError if they are of another type."""
     import polars
 
     try:
         frame = polars.read_parquet(data, columns=list(dtype.names or ()))
-    # A panic in Polars is no Exception.
+    # PanicException is not derived from Exception.
     except (polars.exceptions.PolarsError, polars.exceptions.PanicException) as error:
         raise ValueError(str(error)) from None
     records = np.empty(frame.height, dtype)
@@ -217,5 +217,5 @@ def _read_records(data: bytes, dtype: np.dtype[Any]) -> NDArray[Any]:
 def _read_column(column: polars.Series, dtype: np.dtype[Any]) -> Any:
     text = dtype.kind == "S" and str(column.dtype) == "Binary"
     if column.null_count() or not (text or column.to_numpy().dtype == dtype):
-        raise ValueError(f"{column.name} is of another type than was packed")
+        raise ValueError(f"{column.name} has another type than when it was packed")
     return column.to_list() if text else column.to_numpy()

@@ -1,4 +1,4 @@
-"""As much of a recording as a line about it needs: no output, no samples of processors, the spans of one rank."""
+"""Read only as much of a recording as a summary line needs: no output, no CPU samples, the spans of one rank."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from zerotop.session.reader import Session, SessionError
 from zerotop.session.storage import Directory, UnpackedFolder
 from zerotop_probe.recording.directory import SESSION_FILE
 
-# A job of more ranks than this says the same in the events of these.
+# The events of this many ranks are enough for a summary.
 _MAX_RANKS = 64
 _RANK_PATTERN = re.compile(r"-rank(\d+)-")
 
 
 class Stamp(NamedTuple):
-    """What changes whenever a recording does."""
+    """A value that changes with the recording."""
 
     bytes: int  # on disk
     files: int
-    changed_ns: int  # unix time of the last change of any file
+    changed_ns: int  # unix time of the last change of a file
 
 
 def read_stamp(path: Path) -> Stamp:
-    """Of a session directory or a packed recording. Raises OSError where it cannot be looked at."""
+    """Read the stamp of a session directory or a packed recording. Raise OSError if it is not accessible."""
     if not path.is_dir():
         status = path.stat()
         return Stamp(status.st_size, 1, status.st_mtime_ns)
@@ -39,10 +39,10 @@ def read_stamp(path: Path) -> Stamp:
 
 
 def open_glimpse(path: Path) -> Session:
-    """Opens a recording without most of its files. Raises SessionError as :meth:`Session.open` does.
+    """Open a recording without most of its files. Raise SessionError like :meth:`Session.open`.
 
-    It has the events, the spans of the lowest rank, what every rank's probe lost, the nodes' own memory, by whose samples
-    one knows when it was written last, and of all ranks what the allocator held, or else their memory on the host.
+    It contains the events, the spans of the lowest rank, the probe's cost and losses in every rank, host memory (whose
+    samples show when the recording was last written), and the allocator samples of all ranks or else their process memory.
     """
     try:
         if path.is_dir():
@@ -55,7 +55,7 @@ def open_glimpse(path: Path) -> Session:
 
 
 def choose_files(names: set[str]) -> set[str]:
-    """Of the names of a recording's files those that a glimpse needs."""
+    """Return the names of the files that :func:`open_glimpse` needs."""
     spans = {name for name in names if name.startswith("spans-")}
     lowest = min(map(_parse_rank, spans), default=0)
     memory = {name for name in names if name.startswith("allocator-")} or {n for n in names if n.startswith("processes-")}
@@ -65,12 +65,12 @@ def choose_files(names: set[str]) -> set[str]:
 
 
 def _parse_rank(name: str) -> int:
-    found = _RANK_PATTERN.search(name)
-    return int(found[1]) if found else -1
+    match = _RANK_PATTERN.search(name)
+    return int(match[1]) if match else -1
 
 
 class _GlimpseDirectory(Directory):
-    """A session directory in which only those files are seen."""
+    """A session directory that lists only those files."""
 
     def list_files(self) -> list[str]:
         return sorted(choose_files(set(super().list_files())))

@@ -1,8 +1,8 @@
-"""Reading a recording, whole or still growing.
+"""Read a recording, complete or still growing.
 
-Tables are memory-mapped, so that opening costs nothing however long the job ran; a packed recording is unpacked in memory.
-A torn last record waits for its rest, a missing file is a table without rows, an unknown newer field is ignored. Nothing
-read is ever unpickled or evaluated.
+Tables are memory-mapped, so that opening takes no longer for a long job; a packed recording is unpacked in memory. A torn
+last record waits for its rest, a missing file is a table without rows, and newer fields are ignored. Nothing is ever
+unpickled or evaluated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from zerotop_probe.recording.tables import TABLES
 
 __all__ = ["Event", "Session", "SessionError", "Source"]
 
-# Silence after which a recording whose end nobody saw counts as ended. The sampler writes ten times a second.
+# A recording without an end counts as ended after this silence. The sampler writes ten times a second.
 _SILENCE_NS = 5_000_000_000
 _BEGINNINGS, _ENDS = (events.JOB_STARTED, events.ATTACHED), (events.JOB_ENDED, events.DETACHED)
 
@@ -34,7 +34,7 @@ _CONTROL_EVENTS = "events-control-"
 
 
 class Session:
-    """A recording: its tables by name, its events in order of time, its output."""
+    """A recording: its tables by name, its events by time, its output."""
 
     def __init__(self, path: Path, info: dict[str, Any], folder: Folder | None = None) -> None:
         self.path = path
@@ -53,14 +53,14 @@ class Session:
         self._event_files: list[EventFile] = []
         self._known_files: set[str] = set()
         self.last_written_ns = self.begin_ns
-        """The time of the last record or event."""
+        """Unix time of the last record or event."""
         self.refresh()
 
     @classmethod
     def open(cls, path: Path) -> Session:
-        """Opens a session directory or a packed recording.
+        """Open a session directory or a packed recording.
 
-        Raises SessionError, with a sentence, when there is none, it is no session, or it is of a newer format.
+        Raise SessionError, with a sentence, if it is missing, no session, or of a newer format.
         """
         if path.is_dir():
             return cls(path, _load_info(Directory(path)))
@@ -70,11 +70,11 @@ class Session:
 
     @classmethod
     def from_folder(cls, folder: Folder) -> Session:
-        """The session whose files lie in ``folder``. Raises SessionError as :meth:`open` does."""
+        """Open the session with the files in ``folder``. Raise SessionError like :meth:`open`."""
         return cls(folder.path, _load_info(folder), folder)
 
     def refresh(self) -> bool:
-        """Read what was written since the last call. True when there was anything."""
+        """Read what was written since the last call. Return whether there was anything."""
         new = self._find_files()
         # Events first: who reads that a process is gone then has its last records too.
         fresh: list[Event] = []
@@ -94,52 +94,52 @@ class Session:
         self.last_written_ns = max(self.last_written_ns, source.last_ns or 0)
 
     def _index_events(self, fresh: Sequence[Event]) -> None:
-        """Takes events in by name and writer. With many ranks there are tens of thousands, of which few are asked for."""
-        touched: dict[int, list[Event]] = {}
+        """Index events by name and writer: with many ranks there are tens of thousands, and a query needs few of them."""
+        changed: dict[int, list[Event]] = {}
         for event in fresh:
-            named = self._events_by_name.setdefault(event.name, [])
+            by_name = self._events_by_name.setdefault(event.name, [])
             by_writer = self._events_by_writer.setdefault((event.name, event.host, event.pid, event.rank), [])
-            for events_of_it in (named, by_writer):
-                events_of_it.append(event)
-                touched[id(events_of_it)] = events_of_it
-        for events_of_it in touched.values():
-            events_of_it.sort(key=_get_event_time)
+            for index in (by_name, by_writer):
+                index.append(event)
+                changed[id(index)] = index
+        for index in changed.values():
+            index.sort(key=_get_event_time)
 
     def events_named(self, name: str, cursor_ns: int | None = None) -> Sequence[Event]:
-        """The events of a name up to a moment in unix time, in order; None is the end."""
+        """Return the events of a name up to the cursor (unix time; None: all), by time."""
         named = self._events_by_name.get(name, [])
         return named[:] if cursor_ns is None else named[: bisect_right(named, cursor_ns, key=_get_event_time)]
 
     def process_events(self, name: str, host: str, pid: int, rank: int, cursor_ns: int) -> Sequence[Event]:
-        """Those of them that a process of a rank wrote."""
+        """Return the events of a name that a rank's process wrote up to the cursor, by time."""
         named = self._events_by_writer.get((name, host, pid, rank), [])
         return named[: bisect_right(named, cursor_ns, key=_get_event_time)]
 
     def host_sources(self, table: str, host: str) -> Sequence[Source]:
-        """The tables of a name that writers on a node wrote."""
+        """Return the tables of a name that were written on a node."""
         return self._sources_by_host.get((table, host), ())
 
     def process_sources(self, table: str, host: str, pid: int) -> Sequence[Source]:
-        """The tables of a name that a process wrote: several where its number was another's, or its probe put in again."""
+        """Return the tables of a name that a process wrote: several if its pid was reused or its probe injected again."""
         return self._sources_by_process.get((table, host, pid), ())
 
     def find_source(self, table: str, host: str, pid: int, at_ns: int | None = None) -> Source | None:
-        """The one of those that it wrote at a moment (unix time; None: now), or first; None where there are none."""
-        written = self.process_sources(table, host, pid)
-        if len(written) < 2:
-            return written[0] if written else None
-        begun = [source for source in written if at_ns is None or source.created_ns <= at_ns]
-        return max(begun, key=_get_created_ns) if begun else min(written, key=_get_created_ns)
+        """Return the table that the process was writing at a unix time (None: now), else its first, or None without any."""
+        sources = self.process_sources(table, host, pid)
+        if len(sources) < 2:
+            return sources[0] if sources else None
+        earlier = [source for source in sources if at_ns is None or source.created_ns <= at_ns]
+        return max(earlier, key=_get_created_ns) if earlier else min(sources, key=_get_created_ns)
 
     def release_memory(self) -> None:
-        """Gives the memory of what was read back to the system, see :meth:`Source.release`: for who has read much."""
+        """Release the memory of all records that were read, see :meth:`Source.release_memory`."""
         for sources in self.sources.values():
             for source in sources:
                 source.release_memory()
 
     @property
     def damaged_lines(self) -> int:
-        """Lines of events that could not be read and were passed over, or held facts that make no sense."""
+        """Number of event lines that were skipped or had invalid facts."""
         return sum(file.damaged_lines for file in self._event_files)
 
     def _find_files(self) -> bool:
@@ -159,14 +159,14 @@ class Session:
         return new
 
     def _adopt_clock(self, name: str) -> None:
-        """Takes a node's times by this file if its writer knew how its clock stands to that of the others."""
+        """Use this file's clock for its node if the writer has aligned it to the clocks of other nodes."""
         with contextlib.suppress(OSError, SessionError, *DAMAGE_ERRORS):
             header = read_header(read_first_line(self._folder, name), name)
             if header.get("aligned"):
                 self._clocks.find_offset(header)
 
     def _add_source(self, name: str) -> bool:
-        """Opens a table's file; one whose header is not yet whole is looked at again, a damaged one is passed over."""
+        """Open a table's file. One with an incomplete header is tried again later; a damaged one is skipped and counted."""
         try:
             line = read_first_line(self._folder, name)
             if not line.endswith(b"\n"):
@@ -186,35 +186,35 @@ class Session:
 
     @property
     def begin_ns(self) -> int:
-        """When the session was made, in unix nanoseconds."""
+        """Unix time in nanoseconds at which the session was created."""
         return int(self.info["clock"]["unix_ns"])
 
     @property
     def end_ns(self) -> int:
-        """The latest moment that anything was recorded of; now while the recording is live."""
+        """Unix time of the last record or event; now while the recording is live."""
         return time.time_ns() if self.is_live else self.last_written_ns
 
     @property
     def is_over(self) -> bool:
-        """Whether its end was recorded: that of its job, or of being attached to one."""
-        turns = [event for name in _BEGINNINGS + _ENDS for event in self._events_by_name.get(name, ())[-1:]]
-        return bool(turns) and max(turns, key=_get_event_time).name in _ENDS
+        """Whether the end of the job, or of the attachment to it, was recorded."""
+        last = [event for name in _BEGINNINGS + _ENDS for event in self._events_by_name.get(name, ())[-1:]]
+        return bool(last) and max(last, key=_get_event_time).name in _ENDS
 
     @property
     def is_live(self) -> bool:
-        """Whether somebody still writes it: its end was not recorded and it is not silent. Nobody writes a packed one."""
+        """Whether it is still being written: not packed, without a recorded end, and not silent."""
         return self._folder.can_grow and not self.is_over and time.time_ns() - self.last_written_ns < _SILENCE_NS
 
     def read_output_tail(self, cursor_ns: int, size: int = 32768) -> bytes:
-        """The last bytes of the job's output up to the cursor, of all nodes one after another."""
+        """Return the last ``size`` bytes of output up to the cursor of each node, one node after another."""
         return b"".join(_read_tail(source, cursor_ns, size) for source in self.sources["output"])
 
 
 def _read_tail(source: Source, cursor_ns: int, size: int) -> bytes:
-    known = source.count_until(cursor_ns)
-    if not known:
+    count = source.count_until(cursor_ns)
+    if not count:
         return b""
-    last = source.array[known - 1]
+    last = source.array[count - 1]
     end = int(last["offset"]) + int(last["length"])
     return source.read_output(max(0, end - size), end)
 
@@ -224,7 +224,7 @@ def _get_event_time(event: Event) -> int:
 
 
 def _file_order(name: str) -> tuple[bool, str]:
-    """Who has a node join may say how its clock stands to that of the others."""
+    """Sort control files first: they may align the clock of a node to those of the others."""
     return not name.startswith(_CONTROL_EVENTS), name
 
 
@@ -233,7 +233,7 @@ def _get_created_ns(source: Source) -> int:
 
 
 def _load_info(folder: Folder) -> dict[str, Any]:
-    """The session file. Raises SessionError."""
+    """Read the session file. Raise SessionError."""
     path = folder.path
     try:
         info: dict[str, Any] = json.loads(folder.read_bytes(SESSION_FILE))

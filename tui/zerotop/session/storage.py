@@ -1,4 +1,4 @@
-"""Where the files of a recording lie: in a directory, or unpacked in memory."""
+"""Storage of a recording's files: a directory, or memory after unpacking."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from numpy.typing import NDArray
 
 from zerotop.session.memory_map import MappedFile, choose_room, map_file
 
-# A header line longer than this is not one of ours.
+# A longer first line is no header.
 _MAX_HEADER_BYTES = 1 << 20
 
 
 class Folder(Protocol):
-    """Files by name. What cannot be read raises OSError."""
+    """Files by name. All methods raise OSError for a file that cannot be read."""
 
     path: Path
     can_grow: bool
-    """Whether somebody may be writing."""
+    """Whether a writer may add to the files."""
 
     def list_files(self) -> list[str]:
-        """All files."""
+        """Return the names of all files."""
 
     def file_size(self, name: str) -> int:
-        """Bytes there are now."""
+        """Return the current size of a file in bytes."""
 
     def read_bytes(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
-        """These bytes, or as many of them as there are."""
+        """Return these bytes, fewer at the end of the file."""
 
     def view_file(self, name: str) -> tuple[int, NDArray[np.uint8] | bytes]:
-        """How many bytes there are now, and they, not copied; the same object as before where they lie in it.
+        """Return the current size of a file and its bytes, not copied; the same object as before if it covers the file.
 
-        It may be longer than the file: what lies behind is not to be looked at.
+        The object may be longer than the file: never access bytes after the file's end.
         """
 
 
 class Directory:
-    """A session directory, as it is on disk at each moment.
+    """A session directory on disk.
 
-    A live screen asks for every file five times a second, so this makes no paths and no file objects.
+    A live screen checks every file five times a second: no call creates path or file objects without need.
     """
 
     can_grow = True
@@ -53,26 +53,26 @@ class Directory:
         self._mapped: dict[str, MappedFile] = {}
 
     def list_files(self) -> list[str]:
-        """All files."""
+        """Return the names of all files."""
         return os.listdir(self.path)
 
     def file_size(self, name: str) -> int:
-        """Bytes there are now."""
+        """Return the current size of a file in bytes."""
         return os.stat(self._prefix + name).st_size
 
     def read_bytes(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
-        """These bytes, or as many of them as there are."""
+        """Return these bytes, fewer at the end of the file."""
         with open(self.path / name, "rb") as file:
             file.seek(begin)
             return file.read(-1 if end is None else max(0, end - begin))
 
     def view_file(self, name: str) -> tuple[int, NDArray[np.uint8]]:
-        """How many bytes there are now, and they, mapped."""
-        status, known = os.stat(self._prefix + name), self._mapped.get(name)
-        if known is not None and known.covers_file(status):
-            return status.st_size, known.array
-        known = self._mapped[name] = map_file(self._prefix + name, self._room_bytes)
-        return known.size, known.array
+        """Return the current size of a file and its bytes, memory-mapped."""
+        status, mapped = os.stat(self._prefix + name), self._mapped.get(name)
+        if mapped is not None and mapped.covers_file(status):
+            return status.st_size, mapped.array
+        mapped = self._mapped[name] = map_file(self._prefix + name, self._room_bytes)
+        return mapped.size, mapped.array
 
 
 class UnpackedFolder:
@@ -85,19 +85,19 @@ class UnpackedFolder:
         self._files = files
 
     def list_files(self) -> list[str]:
-        """All files."""
+        """Return the names of all files."""
         return list(self._files)
 
     def file_size(self, name: str) -> int:
-        """Bytes of a file."""
+        """Return the size of a file in bytes."""
         return len(self._get_file(name))
 
     def read_bytes(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
-        """These bytes, or as many of them as there are."""
+        """Return these bytes, fewer at the end of the file."""
         return self._get_file(name)[begin:end]
 
     def view_file(self, name: str) -> tuple[int, bytes]:
-        """A file's bytes and how many."""
+        """Return the size of a file and its bytes."""
         return self.file_size(name), self._get_file(name)
 
     def _get_file(self, name: str) -> bytes:
@@ -108,11 +108,11 @@ class UnpackedFolder:
 
 
 def read_first_line(folder: Folder, name: str) -> bytes:
-    """A file's first line with its newline; without one where it is not yet whole, or too long to be a header."""
+    """Return a file's first line with its newline; without one if it is incomplete, or too long for a header."""
     size = 1 << 12
     while True:
         head = folder.read_bytes(name, 0, size)
-        place = head.find(b"\n") + 1
-        if place or len(head) < size or size >= _MAX_HEADER_BYTES:
-            return head[:place] if place else head
+        end = head.find(b"\n") + 1
+        if end or len(head) < size or size >= _MAX_HEADER_BYTES:
+            return head[:end] if end else head
         size = _MAX_HEADER_BYTES

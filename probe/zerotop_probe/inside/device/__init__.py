@@ -1,1 +1,1 @@
-"""The rank's GPU: allocator counters, peaks, CUDA events, tensors, out-of-memory. Standard library only, Python 3.9+."""
+"""The rank's GPU: allocator, CUDA events, tensors, out-of-memory errors. Standard library only, Python 3.9 and newer."""

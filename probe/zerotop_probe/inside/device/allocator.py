@@ -1,42 +1,40 @@
-"""PyTorch's CUDA allocator: its counters at phase boundaries, and ten times a second in between.
+"""Sample the counters of PyTorch's CUDA allocator at phase boundaries, and ten times a second between them.
 
-Only on CUDA, and only counters that the allocator keeps anyway: nothing is synchronized or allocated.
+Only counters that the allocator maintains anyway are read: nothing is synchronized or allocated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zerotop_probe.inside.guard import CostMeter, Guard, now
+from zerotop_probe.inside.span import Span
 from zerotop_probe.recording.tables import ALLOCATOR, BEGIN, END, TICK, UNKNOWN
 from zerotop_probe.recording.writer import Identity, RecordWriter
 
-if TYPE_CHECKING:
-    from zerotop_probe.inside.recorder import Span
-
-# A reading takes 8 us beside an H200 and twice that in a real loop, the larger part of what a boundary costs there. So
-# nothing is read when the job had control for less than this since the last reading, and the window goes on: what it
-# does in the millisecond before a phase counts to that phase.
+# A read takes 8 us on a host with an H200 and twice that in a real loop, most of the cost of a boundary. A read is therefore
+# skipped if the job had control for less than this since the previous one, and the window continues: allocations in the
+# millisecond before a phase count to that phase.
 _MIN_INTERVAL_NS = {BEGIN: 1_000_000, END: 30_000}
 
-# The allocator's counters, nested as PyTorch's C function gives them.
+# Returns the allocator's counters, nested as PyTorch's C function returns them.
 CounterReader = Callable[[], "dict[str, Any]"]
 
 NATIVE, ASYNC = "native", "cudaMallocAsync"
 
 
 def find_backend(torch: Any) -> str:
-    """PyTorch's name for the allocator in force: :data:`NATIVE`, :data:`ASYNC`, or "pluggable" for one of the job's own.
+    """Return PyTorch's name of the allocator in use: :data:`NATIVE`, :data:`ASYNC`, or "pluggable" for one of the job's own.
 
-    The second counts no blocks, keeps no history and calls nobody when memory runs out; the third counts nothing at all.
+    The second counts no blocks, has no history and no out-of-memory callback; the third counts nothing.
     """
     read = getattr(torch.cuda, "get_allocator_backend", None)
     return str(read()) if read is not None else NATIVE
 
 
 class AllocatorSampler:
-    """Reads and records the allocator of one device."""
+    """A sampler of the allocator of one device."""
 
     def __init__(
         self,
@@ -49,10 +47,10 @@ class AllocatorSampler:
         windows: bool,
         has_blocks: bool = True,
     ) -> None:
-        """``device`` is the process's own ordinal. ``reads``: what reads at a boundary, and what reads in between.
+        """Create the file. ``device`` is the CUDA ordinal in this process.
 
-        ``windows``: the reading at a boundary makes the peaks begin anew. ``has_blocks``: it counts what it is asked for
-        and its segments, where else their counters stand at 0.
+        ``reads``: the counter readers at and between boundaries. ``windows``: the first resets the peaks.
+        ``has_blocks``: the allocator counts requested bytes and segments; else those counters are 0 and not recorded.
         """
         self._has_blocks = has_blocks
         self._read_at_boundary, self._read_between = reads
@@ -64,11 +62,11 @@ class AllocatorSampler:
 
     @property
     def lost_records(self) -> int:
-        """Records that could not be written so far."""
+        """Number of records lost so far."""
         return self._writer.lost
 
     def sample_edge(self, time_ns: int, span: Span, edge: int) -> None:
-        """Records the counters at an edge of ``span``; ``time_ns`` is that edge's time."""
+        """Record the counters at the begin or end of ``span``, which is at ``time_ns``."""
         if not self._guard.is_on or time_ns - self._last_read_ns < _MIN_INTERVAL_NS[edge]:
             return
         try:
@@ -86,16 +84,16 @@ class AllocatorSampler:
         self._writer.write(time_ns, *extract_counters(stats), step, micro_step, phase, edge, self._device, segments)
 
     def sample_between(self, step: int, micro_step: int, phase: int) -> None:
-        """Records the counters in between."""
+        """Record the counters between boundaries."""
         self._write_counters(now(), self._read_between(), step, micro_step, phase, TICK)
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._writer.close()
 
 
 def extract_counters(stats: dict[str, Any]) -> tuple[int, ...]:
-    """The fields of a record from ``allocated_bytes`` to ``ooms``; -1 for what this torch does not count."""
+    """Return the fields of a record from ``allocated_bytes`` to ``ooms``; -1 for counters that this torch lacks."""
     allocated = stats.get("allocated_bytes", {}).get("all", {})
     reserved = stats.get("reserved_bytes", {}).get("all", {})
     requested = stats.get("requested_bytes", {}).get("all", {})

@@ -1,29 +1,27 @@
-"""How long the GPU worked on a phase: CUDA events at its edges, asked later and never waited for.
+"""Measure the GPU time of a phase with CUDA events at its edges, queried later and never waited for.
 
-The host only enqueues work, so that its own times say when a phase was asked for, not when it was done.
+The host only enqueues work: its own times show when a phase was launched, not when the GPU finished it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zerotop_probe.inside.guard import CostMeter, Guard, now
+from zerotop_probe.inside.span import Span
 from zerotop_probe.recording.tables import DEVICE_TIMES
 from zerotop_probe.recording.writer import Identity, RecordWriter
 
-if TYPE_CHECKING:
-    from zerotop_probe.inside.recorder import Span
-
-# A job that never reaches the end of a step, or a GPU that hangs, must not let these grow.
+# Limits memory in a job that never reaches the end of a step, or on a GPU that hangs.
 _MAX_PENDING = 256
 
 
 class DeviceClock:
-    """Measures spans on the stream that is current at their edges, on one device."""
+    """A clock for spans of one device, on the stream that is current at their edges."""
 
     def __init__(self, session: str, identity: Identity, device: int, cuda: Any, meter: CostMeter) -> None:
-        """``device`` is the process's own ordinal; ``cuda`` is ``torch.cuda``."""
+        """Create the file. ``device`` is the CUDA ordinal in this process, ``cuda`` is ``torch.cuda``."""
         self._cuda = cuda
         self._device = device
         self._writer = RecordWriter(session, DEVICE_TIMES, identity)
@@ -33,11 +31,11 @@ class DeviceClock:
 
     @property
     def lost_records(self) -> int:
-        """Records that could not be written so far."""
+        """Number of records lost so far."""
         return self._writer.lost
 
     def begin_span(self, span: Span) -> None:
-        """Marks where the GPU comes to a span."""
+        """Record an event at the begin of a span."""
         if self._guard.is_on and len(self._pending_spans) < _MAX_PENDING:
             try:
                 span.begin_mark = self._record_event()
@@ -45,7 +43,7 @@ class DeviceClock:
                 self._guard.switch_off(error)
 
     def end_span(self, span: Span) -> None:
-        """Marks where the GPU is done with it."""
+        """Record an event at the end of a span."""
         if self._guard.is_on and span.begin_mark is not None:
             try:
                 end = self._record_event()
@@ -57,7 +55,7 @@ class DeviceClock:
 
     def _record_event(self) -> Any:
         cuda = self._cuda
-        # An event that is recorded into a graph, or on another device, tells nothing.
+        # An event recorded into a CUDA graph, or on another device, measures nothing.
         if cuda.is_current_stream_capturing() or cuda.current_device() != self._device:
             return None
         event = self._free_events.pop() if self._free_events else cuda.Event(enable_timing=True)
@@ -65,7 +63,7 @@ class DeviceClock:
         return event
 
     def write_finished(self) -> None:
-        """Records what the GPU has come past by now."""
+        """Write the times of spans that the GPU has finished."""
         if self._guard.is_on:
             try:
                 while self._pending_spans and self._pending_spans[0][2].query():
@@ -81,5 +79,5 @@ class DeviceClock:
         )
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._writer.close()

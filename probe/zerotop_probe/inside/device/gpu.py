@@ -1,26 +1,22 @@
-"""What a rank's GPU says at the edges of phases: its allocator, and its own clock."""
+"""Sample a rank's GPU at the edges of phases: the allocator's counters and CUDA events."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from zerotop_probe.inside.device.allocator import AllocatorSampler
 from zerotop_probe.inside.device.cuda_events import DeviceClock
 from zerotop_probe.inside.device.microscope import Microscope
 from zerotop_probe.inside.device.ticker import Task, Ticker
 from zerotop_probe.inside.guard import CostMeter
+from zerotop_probe.inside.span import Span
 from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE
 
-if TYPE_CHECKING:
-    from zerotop_probe.inside.recorder import Span
-
-# Asking costs more than all the rest of a boundary. So it is done at the edges of outermost phases only, of all but
-# these, and at those of an optimizer step's parts.
+# Sampling costs more than the rest of a boundary. It is therefore done only at the edges of outermost phases, except these,
+# and of the parts of an optimizer step.
 _UNSAMPLED_PHASES = frozenset(PHASE_CODE[name] for name in ("data", "other"))
 _STEP_PHASE = PHASE_CODE["step"]
 
-# Steps this short are looked into one time in so many, else only at their end: 20 us at each of their phases' edges would
-# be felt in them.
+# Of steps this short only one in four is sampled inside, the others only at their end: 20 us at each edge would slow them
+# noticeably.
 _SHORT_STEP_NS = 20_000_000
 _SAMPLED_ONE_IN = 4
 _INNER_PHASES = frozenset(
@@ -30,10 +26,10 @@ _INNER_PHASES = frozenset(
 
 
 class RankDevice:
-    """One GPU as this rank sees it."""
+    """The GPU of this rank."""
 
     def __init__(self, allocator: AllocatorSampler | None, clock: DeviceClock, microscope: Microscope) -> None:
-        """``allocator`` is None where it cannot be read, as one of the job's own."""
+        """``allocator`` is None if its counters cannot be read, as those of a pluggable allocator."""
         self._allocator = allocator
         self._clock = clock
         self._microscope = microscope
@@ -43,7 +39,7 @@ class RankDevice:
 
     @property
     def lost_records(self) -> int:
-        """Records that could not be written so far."""
+        """Number of records lost so far."""
         return (
             self._clock.lost_records
             + self._microscope.lost_records
@@ -51,7 +47,7 @@ class RankDevice:
         )
 
     def start_ticker(self, stack: list[Span], meter: CostMeter) -> None:
-        """Has a thread look in between, too."""
+        """Start the thread that samples between boundaries and polls for microscope requests."""
         tasks: dict[str, Task] = {"microscope requests": self._microscope.poll}
         if self._allocator is not None:
             tasks["allocator ticks"] = self._allocator.sample_between
@@ -59,12 +55,12 @@ class RankDevice:
         self._ticker.start()
 
     def stop_ticker(self) -> None:
-        """Before the interpreter takes itself apart."""
+        """Stop the thread, before the interpreter shuts down."""
         if self._ticker is not None:
             self._ticker.stop()
 
     def begin_span(self, time_ns: int, span: Span, outer: Span | None) -> None:
-        """``span`` begins within ``outer``."""
+        """Sample the begin of ``span``, whose parent is ``outer``."""
         if not (outer.phase == _STEP_PHASE if outer is not None else span.phase not in _UNSAMPLED_PHASES):
             return
         span.samples_device = self._samples_inner or (span.phase not in _INNER_PHASES)
@@ -74,26 +70,26 @@ class RankDevice:
             self._clock.begin_span(span)
 
     def end_span(self, time_ns: int, span: Span) -> None:
-        """``span`` ends."""
+        """Sample the end of ``span``."""
         if span.samples_device:
             self._clock.end_span(span)
             if self._allocator is not None:
                 self._allocator.sample_edge(time_ns, span, END)
 
     def restart_window(self, time_ns: int, span: Span) -> None:
-        """Within ``span``: what its windows are from now on begins anew."""
+        """End the allocator's peak window within ``span`` and begin the next one."""
         if self._allocator is not None:
             self._allocator.sample_edge(time_ns, span, END)
 
     def end_step(self, step: int, time_ns: int) -> None:
-        """After an optimizer step: decides how closely the next one is looked at."""
+        """Finish an optimizer step, and decide whether the next one is sampled inside."""
         self._samples_inner = step % _SAMPLED_ONE_IN == _SAMPLED_ONE_IN - 1 or time_ns - self._last_step_ns >= _SHORT_STEP_NS
         self._last_step_ns = time_ns
         self._clock.write_finished()
         self._microscope.end_step(step)
 
     def close(self) -> None:
-        """Closes the files, and touches no lock: in a forked child the ticker is gone, perhaps holding one."""
+        """Close the files without taking a lock: in a forked child the ticker is gone and may have held one."""
         if self._allocator is not None:
             self._allocator.close()
         self._clock.close()

@@ -1,7 +1,7 @@
-"""Every allocation and every free of the next steps, on request: PyTorch's own history, without stacks unless asked for.
+"""Record every allocation and free of the next steps on request: PyTorch's memory history, with Python stacks if requested.
 
-The request is a file in the session's directory, so that whoever can write there can ask. The steps themselves cost next
-to nothing more; what was found is written after them, on the training thread, which takes a moment then.
+The request is a file in the session directory, so that whoever may write there may ask. The steps cost next to nothing more;
+the result is written after them on the training thread, which then pauses for a moment.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from zerotop_probe.recording.writer import Identity, RecordWriter
 
 _ACTION_CODES = {name: code for code, name in enumerate(HISTORY_ACTIONS)}
 _MAX_STEPS = 100
-# Each entry takes some hundred bytes in the process, and some thousand with its stack.
+# An entry takes some hundred bytes of host memory, with its stack some thousand.
 _MAX_ENTRIES = 1_000_000
 _MAX_STACK_ENTRIES = 100_000
 
 
 class Microscope:
-    """Looks at the allocator of one device, a few steps at a time."""
+    """A tracer of one device's allocator, for a few steps at a time."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class Microscope:
         meter: CostMeter,
         refusal: str = "",
     ) -> None:
-        """``device`` is the process's own ordinal, ``memory`` is ``torch.cuda.memory``.
+        """``device`` is the CUDA ordinal in this process, ``memory`` is ``torch.cuda.memory``.
 
-        ``refusal``: why every request is refused, as a sentence, where PyTorch keeps no history of this allocator.
+        ``refusal``: the reason to refuse every request, as a sentence, if PyTorch records no history of this allocator.
         """
         self._refusal = refusal
         self._session = session
@@ -52,7 +52,7 @@ class Microscope:
         self._write_event = write_event
         self._guard = Guard("microscope", meter)
         self._request_path = os.path.join(session, MICROSCOPE_FILE)
-        # What was asked for before there was a probe here is not for us: it may be of the attempt before, hours ago.
+        # A request older than this probe is ignored: it may be hours old, from an earlier attempt of the job.
         self._request_ns = self._read_request_ns()
         self._request: tuple[int, int, bool] | None = None
         self._trace: _Trace | None = None
@@ -60,48 +60,48 @@ class Microscope:
 
     @property
     def lost_records(self) -> int:
-        """Records that could not be written so far."""
+        """Number of records lost so far."""
         return self._writer.lost if self._writer is not None else 0
 
     def _read_request_ns(self) -> int:
-        """When the last request was made; 0 where there is none."""
+        """Return the time of the last request in unix nanoseconds; 0 without one."""
         try:
             return os.stat(self._request_path).st_mtime_ns
         except OSError:
             return 0
 
     def poll(self, step: int, micro_step: int, phase: int) -> None:
-        """Takes a new request in; for the ticker."""
-        asked_ns = self._read_request_ns()
-        if asked_ns in (0, self._request_ns):
+        """Read a new request, if there is one; a task of the ticker."""
+        request_ns = self._read_request_ns()
+        if request_ns in (0, self._request_ns):
             return
-        self._request_ns = asked_ns
-        # Whatever else somebody may have put there is no request.
+        self._request_ns = request_ns
+        # A file with any other content is ignored.
         with contextlib.suppress(OSError, ValueError, TypeError, LookupError), open(self._request_path, "rb") as file:
-            wanted = json.load(file)
-            steps = min(max(1, int(wanted["steps"])), _MAX_STEPS)
-            self._request = (int(wanted["request"]), steps, bool(wanted.get("stacks")))
+            request = json.load(file)
+            steps = min(max(1, int(request["steps"])), _MAX_STEPS)
+            self._request = (int(request["request"]), steps, bool(request.get("stacks")))
 
     def end_step(self, step: int) -> None:
-        """At the end of every optimizer step, on the training thread."""
+        """Begin or continue a trace at the end of every optimizer step, on the training thread."""
         if self._trace is not None:
             self._guard.run(self._continue_trace, self._trace, step)
         elif self._request is not None:
-            wanted, self._request = self._request, None
-            self._guard.run(self._begin_trace, step, *wanted)
+            request, self._request = self._request, None
+            self._guard.run(self._begin_trace, step, *request)
 
     def _begin_trace(self, step: int, request: int, steps: int, stacks: bool) -> None:
-        look = _Trace(request, steps, stacks, step + 1, now())
+        trace = _Trace(request, steps, stacks, step + 1, now())
         why = self._refusal
         if not why and any(self._take_snapshot()["device_traces"]):
             why = "The job records PyTorch's memory history itself."
         if why:
-            self._write_outcome(look, "refused", why=why)
+            self._write_outcome(trace, "refused", why=why)
             return
-        context, most = ("alloc", _MAX_STACK_ENTRIES) if stacks else (None, _MAX_ENTRIES)
-        look.baseline = self._read_baseline()
-        self._memory._record_memory_history("all", context=context, stacks="python", max_entries=most)
-        self._trace = look
+        context, max_entries = ("alloc", _MAX_STACK_ENTRIES) if stacks else (None, _MAX_ENTRIES)
+        trace.baseline = self._read_baseline()
+        self._memory._record_memory_history("all", context=context, stacks="python", max_entries=max_entries)
+        self._trace = trace
 
     def _continue_trace(self, trace: _Trace, step: int) -> None:
         if step + 1 < trace.first_step + trace.steps:
@@ -130,15 +130,15 @@ class Microscope:
         if self._writer is None:
             self._writer = RecordWriter(self._session, HISTORY, self._identity)
         pair = read_clock_pair()
-        behind_ns = pair["unix_ns"] - pair["monotonic_ns"]
+        offset_ns = pair["unix_ns"] - pair["monotonic_ns"]
         for entry in history:
             code = _ACTION_CODES.get(entry["action"])
             if code is not None:
-                time_ns = entry["time_us"] * 1000 - behind_ns
+                time_ns = entry["time_us"] * 1000 - offset_ns
                 self._writer.write(time_ns, entry["addr"], entry["size"], trace.request, code, self._device)
 
     def _write_snapshot(self, trace: _Trace, snapshot: Any) -> str | None:
-        """PyTorch's own file for its viewer, beside the recording. zerotop itself never reads it."""
+        """Write the file of PyTorch's memory viewer beside the recording. zerotop itself never reads it."""
         name = f"microscope-{self._identity.file_stem}-{trace.request}.pickle"
         try:
             with open(os.path.join(self._session, name), "xb") as file:
@@ -147,21 +147,21 @@ class Microscope:
             return None
         return name
 
-    def _write_outcome(self, trace: _Trace, state: str, **more: Any) -> None:
+    def _write_outcome(self, trace: _Trace, state: str, **outcome: Any) -> None:
         end_ns = trace.end_ns or trace.begin_ns
         facts = {"first_step": trace.first_step, "steps": trace.steps, "begin_ns": trace.begin_ns, "end_ns": end_ns}
         self._write_event(
-            now(), events.MICROSCOPE, request=trace.request, state=state, **facts, baseline=trace.baseline, **more
+            now(), events.MICROSCOPE, request=trace.request, state=state, **facts, baseline=trace.baseline, **outcome
         )
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         if self._writer is not None:
             self._writer.close()
 
 
 class _Trace:
-    """One request while it is carried out."""
+    """A request in progress."""
 
     def __init__(self, request: int, steps: int, stacks: bool, first_step: int, begin_ns: int) -> None:
         self.request = request

@@ -1,4 +1,4 @@
-"""The black box of an out-of-memory error: what was asked for and what there was, before the exception leaves PyTorch."""
+"""Record an out-of-memory error before its exception leaves PyTorch: the request, free memory and allocator counters."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import PHASES
 
-# A job that tries smaller and smaller batches may run out of memory many times.
+# A job that tries ever smaller batches may run out of memory many times.
 _MAX_EVENTS = 100
 
 
 class OomRecorder:
-    """Listens to PyTorch's allocator of one device; it calls when an allocation has finally failed."""
+    """An observer of PyTorch's allocator on one device, called when an allocation has finally failed."""
 
     def __init__(self, recorder: Recorder, peaks: PeakCounters, meter: CostMeter) -> None:
         self._recorder = recorder
@@ -27,13 +27,13 @@ class OomRecorder:
         self._event_count = 0
 
     def start_listening(self) -> None:
-        """There is no way to stop listening again. Does nothing in a torch without such a call."""
+        """Register the observer, which PyTorch cannot remove again. Without effect in a torch without observers."""
         attach = getattr(sys.modules["torch"]._C, "_cuda_attach_out_of_memory_observer", None)
         if attach is not None:
             attach(self._on_out_of_memory)
 
     def _on_out_of_memory(self, device: int, requested: int, limit: int, free: int) -> None:
-        # An exception raised here would take the place of the one that the job may be waiting for.
+        # An exception raised here would replace the one that the job may handle.
         if self._recorder.is_open and self._event_count < _MAX_EVENTS:
             self._event_count += 1
             self._guard.run(self._record_failure, device, requested, limit, free)

@@ -1,8 +1,8 @@
-"""Whose the bytes are: the tensors of an engine and its optimizer, each storage counted once.
+"""Sum the tensor bytes of an engine and its optimizer by category, each storage once.
 
-Nothing is guessed. What a tensor is for follows from where it hangs: on a parameter, in the inner optimizer's state, or
-under a name in DeepSpeed's optimizer. Views share a storage and count with the first that claimed it. Tensors that hang
-nowhere here (activations, batches, libraries' workspaces) are left over, and told as that.
+Nothing is guessed. The category of a tensor follows from its owner: a parameter, the inner optimizer's state, or an
+attribute of DeepSpeed's optimizer. Views share a storage, which counts for the first tensor that claims it. Tensors without
+such an owner (activations, batches, workspaces of libraries) are reported as unclaimed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MASTER_WEIGHTS = "master_weights"
 OPTIMIZER_STATE = "optimizer_state"
 BUFFERS = "buffers"
 
-# By what a name in a DeepSpeed optimizer contains, in this order; any other is a buffer.
+# Category of an attribute of a DeepSpeed optimizer, by the first of these parts in its name; any other is a buffer.
 _CATEGORY_BY_NAME = (
     ("temp_grad_buffer", BUFFERS),
     ("ipg", BUFFERS),
@@ -33,21 +33,21 @@ _CATEGORY_BY_NAME = (
 )
 _MAX_DEPTH = 6
 _MAX_OBJECTS = 200_000
-# Asking whether memory is pinned goes to the driver.
+# is_pinned() calls the driver.
 _MIN_PIN_CHECK_BYTES = 1 << 20
 _LARGEST_COUNT = 10
 
 
 class Inventory:
-    """Storages by device and address, and what each is for. ``add`` keeps the first claim."""
+    """Storages by device and address, with the category of each. The first claim counts."""
 
     def __init__(self) -> None:
-        # Tensors that would not tell where they lie, as sparse ones.
+        # Tensors whose storage cannot be read, such as sparse ones.
         self.unread_count = 0
         self._claims: dict[tuple[str, int], tuple[str, int, bool]] = {}
 
     def add(self, tensor: Any, category: str) -> None:
-        """Claims the storage of a tensor, if it is one and has one."""
+        """Claim the storage of a tensor for a category, unless the tensor is None or has no storage."""
         if tensor is None:
             return
         try:
@@ -60,64 +60,64 @@ class Inventory:
             if key not in self._claims:
                 pinned = kind == "cpu" and size >= _MIN_PIN_CHECK_BYTES and bool(tensor.is_pinned())
                 self._claims[key] = (category, size, pinned)
-        except Exception:  # whatever a subclass of a tensor does; the others are counted all the same
+        except Exception:  # a tensor subclass may raise anything; the others are counted all the same
             self.unread_count += 1
 
     def sum_host_bytes(self, *, pinned_only: bool = False) -> dict[str, int]:
-        """Bytes in host memory by category."""
-        found: dict[str, int] = {}
+        """Return bytes in host memory by category."""
+        sizes: dict[str, int] = {}
         for (kind, _), (category, size, pinned) in self._claims.items():
             if kind == "cpu" and (pinned or not pinned_only):
-                found[category] = found.get(category, 0) + size
-        return found
+                sizes[category] = sizes.get(category, 0) + size
+        return sizes
 
     def sum_device_bytes(self) -> dict[str, int]:
-        """Bytes in CUDA memory by category, as large as the storages themselves are: whose allocator shows no blocks."""
-        found: dict[str, int] = {}
+        """Return bytes of storages in CUDA memory by category, for an allocator that shows no blocks."""
+        sizes: dict[str, int] = {}
         for (kind, _), (category, size, _) in self._claims.items():
             if kind == "cuda":
-                found[category] = found.get(category, 0) + size
-        return found
+                sizes[category] = sizes.get(category, 0) + size
+        return sizes
 
     def match_blocks(self, blocks: dict[int, int]) -> tuple[dict[str, int], list[int]]:
-        """Bytes of allocator's blocks by category, and the sizes of blocks that nobody claims.
+        """Return bytes of the allocator's blocks by category, and the sizes of unclaimed blocks, largest first.
 
-        ``blocks``: size of every block in use by its address.
+        ``blocks``: address -> size of every block in use.
         """
-        found: dict[str, int] = {}
-        left = dict(blocks)
+        sizes: dict[str, int] = {}
+        unclaimed = dict(blocks)
         for (kind, address), (category, _, _) in self._claims.items():
             if kind == "cuda":
-                found[category] = found.get(category, 0) + left.pop(address, 0)
-        return found, sorted(left.values(), reverse=True)
+                sizes[category] = sizes.get(category, 0) + unclaimed.pop(address, 0)
+        return sizes, sorted(unclaimed.values(), reverse=True)
 
 
 def build_inventory(engine: Any) -> Inventory:
-    """Everything that hangs on an engine's module and optimizer."""
-    found = Inventory()
+    """Return the tensors of an engine's module and optimizer."""
+    inventory = Inventory()
     for parameter in engine.module.parameters():
-        found.add(parameter, PARAMETERS)
-        found.add(getattr(parameter, "ds_tensor", None), PARAMETERS)
-        found.add(parameter.grad, GRADIENTS)
+        inventory.add(parameter, PARAMETERS)
+        inventory.add(getattr(parameter, "ds_tensor", None), PARAMETERS)
+        inventory.add(parameter.grad, GRADIENTS)
     for buffer in engine.module.buffers():
-        found.add(buffer, PARAMETERS)
+        inventory.add(buffer, PARAMETERS)
     optimizer = engine.optimizer
     if optimizer is None:
-        return found
+        return inventory
     inner = getattr(optimizer, "optimizer", None) or optimizer
     for tensor in _iter_tensors(getattr(inner, "state", None)):
-        found.add(tensor, OPTIMIZER_STATE)
+        inventory.add(tensor, OPTIMIZER_STATE)
     for group in getattr(inner, "param_groups", ()):
         for weight in group.get("params", ()):
-            found.add(weight, MASTER_WEIGHTS)
-            found.add(weight.grad, GRADIENTS)
+            inventory.add(weight, MASTER_WEIGHTS)
+            inventory.add(weight.grad, GRADIENTS)
     by_category = sorted(getattr(optimizer, "__dict__", {}).items(), key=lambda entry: _find_category(entry[0]) == BUFFERS)
     for name, value in by_category:
         for tensor in _iter_tensors(value):
-            found.add(tensor, _find_category(name))
+            inventory.add(tensor, _find_category(name))
             if tensor.is_leaf:
-                found.add(tensor.grad, GRADIENTS)
-    return found
+                inventory.add(tensor.grad, GRADIENTS)
+    return inventory
 
 
 def _find_category(name: str) -> str:
@@ -125,19 +125,19 @@ def _find_category(name: str) -> str:
 
 
 def _iter_tensors(value: Any) -> Iterator[Any]:
-    """Every tensor in containers and in objects of DeepSpeed's, not in modules."""
+    """Iterate over the tensors in containers and in objects of DeepSpeed's classes, except modules."""
     torch = sys.modules["torch"]
-    waiting: list[tuple[Any, int]] = [(value, 0)]
-    seen: set[int] = set()
-    while waiting and len(seen) < _MAX_OBJECTS:
-        item, depth = waiting.pop()
+    pending: list[tuple[Any, int]] = [(value, 0)]
+    visited: set[int] = set()
+    while pending and len(visited) < _MAX_OBJECTS:
+        item, depth = pending.pop()
         if isinstance(item, torch.Tensor):
             yield item
             continue
-        if depth == _MAX_DEPTH or id(item) in seen:
+        if depth == _MAX_DEPTH or id(item) in visited:
             continue
-        seen.add(id(item))
-        waiting += [(inside, depth + 1) for inside in _list_children(item, torch)]
+        visited.add(id(item))
+        pending += [(child, depth + 1) for child in _list_children(item, torch)]
 
 
 def _list_children(item: Any, torch: Any) -> list[Any]:
@@ -151,16 +151,19 @@ def _list_children(item: Any, torch: Any) -> list[Any]:
 
 
 def build_facts(engine: Any, device: int | None) -> dict[str, Any]:
-    """The facts of the ``tensors`` event; ``device`` is the process's own ordinal where CUDA is in use."""
-    began = time.monotonic_ns()
-    held = build_inventory(engine)
-    told: dict[str, Any] = {"host": held.sum_host_bytes(), "host_pinned": held.sum_host_bytes(pinned_only=True)}
-    told["unread"] = held.unread_count
+    """Return the facts of the ``tensors`` event; ``device`` is the CUDA ordinal, None without CUDA."""
+    begin_ns = time.monotonic_ns()
+    inventory = build_inventory(engine)
+    facts: dict[str, Any] = {
+        "host": inventory.sum_host_bytes(),
+        "host_pinned": inventory.sum_host_bytes(pinned_only=True),
+        "unread": inventory.unread_count,
+    }
     if device is not None:
-        told |= _build_device_facts(held, device)
-        told["pinned_allocator"] = _read_pinned_allocator()
-    told["seconds"] = (time.monotonic_ns() - began) / 1e9
-    return told
+        facts |= _build_device_facts(inventory, device)
+        facts["pinned_allocator"] = _read_pinned_allocator()
+    facts["seconds"] = (time.monotonic_ns() - begin_ns) / 1e9
+    return facts
 
 
 def _build_device_facts(inventory: Inventory, device: int) -> dict[str, Any]:
@@ -177,7 +180,7 @@ def _build_device_facts(inventory: Inventory, device: int) -> dict[str, Any]:
 
 
 def _read_pinned_allocator() -> dict[str, int] | None:
-    """Bytes of PyTorch's allocator for pinned host memory, which rounds up to powers of two; null where not told."""
+    """Return bytes of PyTorch's allocator for pinned host memory, which rounds up to powers of two; None if unavailable."""
     read = getattr(sys.modules["torch"].cuda, "host_memory_stats", None)
     if read is None:
         return None

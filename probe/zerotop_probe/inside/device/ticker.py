@@ -1,18 +1,15 @@
-"""A slow thread beside the training: what it is told to do, ten times a second.
+"""A thread that runs tasks ten times a second beside the training.
 
-It is starved whenever the rank holds Python's lock for long, so nothing may depend on when it runs.
+It starves while the rank holds Python's lock for long: nothing may depend on when it runs.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from zerotop_probe.inside.guard import CostMeter, Guard
-
-if TYPE_CHECKING:
-    from zerotop_probe.inside.recorder import Span
+from zerotop_probe.inside.span import Span
 
 _PERIOD_S = 0.1
 
@@ -21,17 +18,17 @@ Task = Callable[[int, int, int], None]
 
 
 class Ticker:
-    """A daemon thread; a task that fails is called no more."""
+    """A daemon thread; a task that fails is not called again."""
 
     def __init__(self, stack: list[Span], tasks: dict[str, Task], meter: CostMeter) -> None:
-        """The innermost of ``stack`` is where the training is. ``tasks``: by a name to report errors under."""
+        """``stack``: the phases in progress, innermost last. ``tasks``: by the name under which errors are reported."""
         self._stack = stack
         self._tasks = [(task, Guard(name, meter)) for name, task in tasks.items()]
         self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._run_tasks, name="zerotop-ticker", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Start the thread."""
         self._thread.start()
 
     def _run_tasks(self) -> None:
@@ -42,14 +39,14 @@ class Ticker:
                 step, micro_step, phase = span.step, span.micro_step, span.phase
             except IndexError:
                 phase = 0
-            for task, part in self._tasks:
-                if part.is_on:
+            for task, guard in self._tasks:
+                if guard.is_on:
                     try:
                         task(step, micro_step, phase)
                     except Exception as error:
-                        part.switch_off(error)
+                        guard.switch_off(error)
 
     def stop(self) -> None:
-        """Stops the thread before the interpreter takes itself apart."""
+        """Stop the thread, before the interpreter shuts down."""
         self._stop_event.set()
         self._thread.join(1.0)

@@ -1,4 +1,4 @@
-"""Waiting for data: every batch that the training thread takes from a torch ``DataLoader``."""
+"""The data phase: every batch that the training thread fetches from a torch ``DataLoader``."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ from typing import Any
 
 from zerotop_probe.inside.guard import wrap_method
 from zerotop_probe.inside.probe import Probe
-from zerotop_probe.inside.recorder import Span
-
-# Fetching is a phase of its own in training and within an evaluation, not in the middle of anything else.
-_WITHIN = ("", "eval")
+from zerotop_probe.inside.span import Span
 
 
 class DataLoaderHooks:
-    """The hooks of one process on data loaders."""
+    """Hooks on the data loaders of one process."""
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
 
     def install_hooks(self) -> None:
-        """Wraps the iterator that all data loaders share, if torch is here."""
+        """Wrap the iterator class of all data loaders, if torch is imported."""
         module = sys.modules.get("torch.utils.data.dataloader")
         iterator = getattr(module, "_BaseDataLoaderIter", None)
         if iterator is not None:
@@ -36,11 +33,11 @@ class DataLoaderHooks:
         return recorder.begin_span(time_ns, "data", self._probe.engines.get_position())
 
     def _end_fetch(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
-        recorder, guess = self._probe.recorder, self._probe.evaluation
+        recorder, evaluation = self._probe.recorder, self._probe.evaluation
         if recorder is None:
             return
-        if guess is not None and guess.is_open and span in recorder.stack:
+        if evaluation is not None and evaluation.is_open and span in recorder.stack:
             span.flags |= flags
-            guess.hold_fetch(span, time_ns)
+            evaluation.hold_fetch(span, time_ns)
         else:
             recorder.end_span(span, time_ns, flags)

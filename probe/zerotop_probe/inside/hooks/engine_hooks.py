@@ -1,6 +1,6 @@
 """Hooks on the engine: construction, forward, backward, step, checkpoints.
 
-Every ``before`` returns the span that its ``after`` ends, or None where the call is not to be recorded.
+Every ``begin`` hook returns a token for its ``end`` hook, usually the span, or None for calls that are not recorded.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from zerotop_probe.inside.engines import EngineState
 from zerotop_probe.inside.guard import wrap_method
 from zerotop_probe.inside.hooks import optimizer_step
 from zerotop_probe.inside.probe import Probe
-from zerotop_probe.inside.recorder import Span
+from zerotop_probe.inside.span import Span
 from zerotop_probe.recording.tables import EVAL, FAILED
 
 _SAVE_METHODS = ("save_checkpoint", "save_16bit_model", "save_fp16_model", "_zero3_consolidated_16bit_state_dict")
 
 
 class _UnknownStep(NamedTuple):
-    """A call of step() on an engine that was made before we came."""
+    """A call of step() on an engine that is older than the probe."""
 
     engine: Any
     step: int
 
 
 def _count_micro_steps(engine: Any) -> int:
-    """Micro-steps done since the last optimizer step. Under newer accelerate this is wrong, and step() tells."""
+    """Return the micro-steps since the last optimizer step. Wrong with newer accelerate, where step() decides."""
     return int(engine.micro_steps) % int(engine.gradient_accumulation_steps())
 
 
 class EngineHooks:
-    """The hooks of one process on ``DeepSpeedEngine``."""
+    """Hooks on ``DeepSpeedEngine`` in one process."""
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
         self._updates = optimizer_step.UpdateHooks(probe)
 
     def install_hooks(self, engine_class: type) -> None:
-        """Wraps the methods that this version of DeepSpeed has."""
+        """Wrap the methods that this version of DeepSpeed has."""
         meter, updates = self._probe.meter, self._updates
         wrap_method(engine_class, "__init__", self._begin_construction, self._end_construction, meter)
         wrap_method(engine_class, "forward", self._begin_forward, self._end_forward, meter)
@@ -63,8 +63,8 @@ class EngineHooks:
             return None
         self._resume_training(time_ns)
         step = self._probe.engines.get_position()[1]
-        place = (min(self._probe.engines.engine_count, 255), step, 0)
-        return engine, self._probe.recorder.begin_span(time_ns, "init", place)
+        position = (min(self._probe.engines.engine_count, 255), step, 0)
+        return engine, self._probe.recorder.begin_span(time_ns, "init", position)
 
     def _end_construction(self, token: tuple[Any, Span], time_ns: int, flags: int, result: Any) -> None:
         engine, span = token
@@ -73,19 +73,19 @@ class EngineHooks:
             self.adopt_engine(engine)
 
     def adopt_engine(self, engine: Any) -> None:
-        """Takes an engine in that is ready to train, and records its facts."""
+        """Add an engine that is ready to train, and record its facts."""
         probe = self._probe
         if probe.recorder is None or probe.engines.find_state(engine) is not None:
             return
-        known = probe.engines.add(engine)
-        record_engine(probe, known, engine)
-        if known.has_optimizer or probe.engines.current is None:
-            probe.engines.current = known
+        state = probe.engines.add(engine)
+        record_engine(probe, state, engine)
+        if state.has_optimizer or probe.engines.current is None:
+            probe.engines.current = state
         if probe.entered_late:
             probe.training_thread = threading.get_ident()
-            known.recorded_inventories.add("init")  # that moment is past
-        self._updates.watch_optimizer(engine, known)
-        self._updates.inspect_tensors(known, engine, "init")
+            state.recorded_inventories.add("init")  # that moment is past
+        self._updates.watch_optimizer(engine, state)
+        self._updates.inspect_tensors(state, engine, "init")
 
     # --- forward and backward -------------------------------------------------------------------------------
 
@@ -94,36 +94,36 @@ class EngineHooks:
         if recorder is not None and (probe.entered_late or probe.leaving) and not recorder.stack:
             self._leave_or_adopt(engine)
             recorder = probe.recorder
-        known = probe.engines.find_state(engine)
-        if recorder is None or known is None:
+        state = probe.engines.find_state(engine)
+        if recorder is None or state is None:
             return None
         trains = engine.module.training and sys.modules["torch"].is_grad_enabled()
-        if not self._is_training_thread(trains and known.has_optimizer):
+        if not self._is_training_thread(trains and state.has_optimizer):
             return None
         recorder.end_loose_spans(time_ns)
         if recorder.find_phase("forward"):
             return None
         if trains:
-            self._resume_training(time_ns, known)
-        elif known.has_optimizer and probe.evaluation is not None and (probe.evaluation.is_open or not recorder.stack):
-            probe.evaluation.begin_forward(time_ns, known.get_position())
-        span = recorder.begin_span(time_ns, "forward", known.get_position())
+            self._resume_training(time_ns, state)
+        elif state.has_optimizer and probe.evaluation is not None and (probe.evaluation.is_open or not recorder.stack):
+            probe.evaluation.begin_forward(time_ns, state.get_position())
+        span = recorder.begin_span(time_ns, "forward", state.get_position())
         span.rows, span.sequence, span.tokens = batch_shape.measure_batch(args, kwargs)
         recorder.last_forward = span
         span.flags = 0 if trains else EVAL
         return span
 
     def _leave_or_adopt(self, engine: Any, *, stepped: bool = False) -> None:
-        """Where a whole step may begin: the place to leave, or to take in an engine that was made before we came."""
+        """Leave the process, or adopt an engine that is older than the probe, where a whole step may begin."""
         if self._probe.leaving:
             self._probe.leave_process()
         elif self._probe.engines.find_state(engine) is None and (stepped or _count_micro_steps(engine) == 0):
             self.adopt_engine(engine)
 
-    def _is_training_thread(self, shows_it: bool) -> bool:
-        """Whether the caller's is the thread that trains; what ``shows_it`` tells which one that is now."""
+    def _is_training_thread(self, trains: bool) -> bool:
+        """Return whether the caller runs in the training thread; a call that ``trains`` outside of any phase defines it."""
         recorder = self._probe.recorder
-        if shows_it and recorder is not None and not recorder.stack:
+        if trains and recorder is not None and not recorder.stack:
             self._probe.training_thread = threading.get_ident()
         return self._probe.is_training_thread()
 
@@ -133,62 +133,62 @@ class EngineHooks:
             self._probe.evaluation.end_forward(time_ns)
 
     def begin_backward(self, time_ns: int, engine: Any, args: Any, kwargs: Any) -> tuple[EngineState, Span] | None:
-        known = self._find_state(time_ns, engine, trains=True)
-        if known is None or self._probe.recorder is None or self._probe.recorder.find_phase("backward"):
+        state = self._find_state(time_ns, engine, trains=True)
+        if state is None or self._probe.recorder is None or self._probe.recorder.find_phase("backward"):
             return None
-        return known, self._probe.recorder.begin_span(time_ns, "backward", known.get_position())
+        return state, self._probe.recorder.begin_span(time_ns, "backward", state.get_position())
 
     def end_backward(self, token: tuple[EngineState, Span], time_ns: int, flags: int, result: Any) -> None:
-        known, span = token
+        state, span = token
         self.end_span(span, time_ns, flags, result)
-        known.backward_count += not flags & FAILED
+        state.backward_count += not flags & FAILED
 
-    # ``loss.backward()`` calls no method of the engine. DeepSpeed's own hooks in the graph mark where it
-    # begins and ends; on a GPU they run in autograd's thread while the training thread waits.
+    # ``loss.backward()`` calls no method of the engine. DeepSpeed's own hooks in the graph mark its begin and
+    # end; on a GPU they run in autograd's thread while the training thread waits.
 
     def _begin_direct(self, time_ns: int, engine: Any, args: Any, kwargs: Any) -> tuple[EngineState, Span] | None:
-        recorder, known = self._probe.recorder, self._probe.engines.find_state(engine)
-        if recorder is None or known is None or recorder.find_phase("backward"):
+        recorder, state = self._probe.recorder, self._probe.engines.find_state(engine)
+        if recorder is None or state is None or recorder.find_phase("backward"):
             return None
-        self._resume_training(time_ns, known)
-        known.direct_backward = recorder.begin_span(time_ns, "backward", known.get_position(), loose=True)
-        return known, known.direct_backward
+        self._resume_training(time_ns, state)
+        state.direct_backward = recorder.begin_span(time_ns, "backward", state.get_position(), loose=True)
+        return state, state.direct_backward
 
     def _end_failed_direct(self, token: tuple[EngineState, Span], time_ns: int, flags: int, result: Any) -> None:
         if flags & FAILED:
             self._end_direct(token, time_ns, flags, result)
 
     def _find_direct(self, time_ns: int, engine: Any, args: Any, kwargs: Any) -> tuple[EngineState, Span] | None:
-        known = self._probe.engines.find_state(engine)
-        return (known, known.direct_backward) if known is not None and known.direct_backward is not None else None
+        state = self._probe.engines.find_state(engine)
+        return (state, state.direct_backward) if state is not None and state.direct_backward is not None else None
 
     def _end_direct(self, token: tuple[EngineState, Span], time_ns: int, flags: int, result: Any) -> None:
-        known, span = token
-        known.direct_backward = None
-        self.end_backward((known, span), time_ns, flags, result)
+        state, span = token
+        state.direct_backward = None
+        self.end_backward((state, span), time_ns, flags, result)
 
     def _begin_reduce(self, time_ns: int, engine: Any, args: Any, kwargs: Any) -> Span | None:
-        recorder, known = self._probe.recorder, self._probe.engines.find_state(engine)
-        if recorder is None or known is None or recorder.find_phase("reduce"):
+        recorder, state = self._probe.recorder, self._probe.engines.find_state(engine)
+        if recorder is None or state is None or recorder.find_phase("reduce"):
             return None
-        # Outside of a backward it finishes the micro-step before, as in a pipeline.
+        # Outside of a backward it completes the previous micro-step, as in a pipeline.
         within = recorder.find_phase("backward") is not None
-        return recorder.begin_span(time_ns, "reduce", known.get_position(after_backward=not within), brief=within)
+        return recorder.begin_span(time_ns, "reduce", state.get_position(after_backward=not within), brief=within)
 
     # --- step -----------------------------------------------------------------------------------------------
 
     def begin_step(self, time_ns: int, engine: Any, args: Any, kwargs: Any) -> Span | _UnknownStep | None:
-        """A call of step(), which updates only at a gradient-accumulation boundary."""
+        """Before step(), which updates only at a gradient-accumulation boundary."""
         if self._probe.entered_late and self._probe.engines.find_state(engine) is None:
             return _UnknownStep(engine, engine.global_steps)
-        known = self._find_state(time_ns, engine, trains=True)
-        if known is None or self._probe.recorder is None or self._probe.recorder.find_phase("step"):
+        state = self._find_state(time_ns, engine, trains=True)
+        if state is None or self._probe.recorder is None or self._probe.recorder.find_phase("step"):
             return None
-        # Between two updates such a call does nothing; the update itself confirms it.
-        return self._probe.recorder.expect_span(time_ns, "step", known.get_position(after_backward=True))
+        # Between two boundaries the call does nothing; the update confirms the span.
+        return self._probe.recorder.expect_span(time_ns, "step", state.get_position(after_backward=True))
 
     def end_step(self, span: Span | _UnknownStep, time_ns: int, flags: int, result: Any) -> None:
-        """The end of such a call; an optimizer step also records what the probe has cost."""
+        """After step(); an optimizer step also records the probe's cost."""
         if isinstance(span, _UnknownStep):
             if span.engine.global_steps > span.step:
                 self._leave_or_adopt(span.engine, stepped=True)
@@ -198,33 +198,35 @@ class EngineHooks:
         if self._probe.leaving and self._probe.recorder is not None and not self._probe.recorder.stack:
             self._probe.leave_process()
 
-    # --- what they share ------------------------------------------------------------------------------------
+    # --- shared by all hooks --------------------------------------------------------------------------------
 
     def make_phase_hook(self, phase: str) -> Any:
+        """Return a ``begin`` hook that records a call of an engine method as this phase."""
+
         def begin_phase(time_ns: int, engine: Any, args: Any, kwargs: Any) -> Span | None:
-            known, recorder = self._find_state(time_ns, engine), self._probe.recorder
-            if known is None or recorder is None or recorder.find_phase(phase):
+            state, recorder = self._find_state(time_ns, engine), self._probe.recorder
+            if state is None or recorder is None or recorder.find_phase(phase):
                 return None
-            return recorder.begin_span(time_ns, phase, known.get_position())
+            return recorder.begin_span(time_ns, phase, state.get_position())
 
         return begin_phase
 
     def _change_mode(self, time_ns: int, engine: Any, args: Any, kwargs: Any) -> None:
-        """``engine.train()`` ends an evaluation of the user's own."""
+        """``engine.train()`` ends an evaluation in a hand-written loop."""
         mode = kwargs.get("mode", args[0] if args else True)
         if mode and self._probe.engines.find_state(engine) is not None and self._probe.is_training_thread():
             self._resume_training(time_ns)
 
     def _find_state(self, time_ns: int, engine: Any, *, trains: bool = False) -> EngineState | None:
-        """What is known of the engine of a call in the training thread."""
-        known = self._probe.engines.find_state(engine)
-        if known is None or self._probe.recorder is None or not self._is_training_thread(trains):
+        """Return the state of the engine for a call in the training thread, else None."""
+        state = self._probe.engines.find_state(engine)
+        if state is None or self._probe.recorder is None or not self._is_training_thread(trains):
             return None
-        self._resume_training(time_ns, known)
-        return known
+        self._resume_training(time_ns, state)
+        return state
 
     def _resume_training(self, time_ns: int, state: EngineState | None = None) -> None:
-        """Something begins that is no evaluation, and that an abandoned backward is not the place of."""
+        """End an evaluation and abandoned backwards: training resumes with this call."""
         if self._probe.recorder is not None:
             self._probe.recorder.end_loose_spans(time_ns)
         if self._probe.evaluation is not None:

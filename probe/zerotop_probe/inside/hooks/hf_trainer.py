@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer: it evaluates without the engine, and knows how many steps it will take."""
+"""The Hugging Face Trainer, which evaluates without the engine and knows the number of planned steps."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 from zerotop_probe.inside import batch_shape
 from zerotop_probe.inside.guard import now, wrap_method
 from zerotop_probe.inside.probe import Probe
-from zerotop_probe.inside.recorder import Span
+from zerotop_probe.inside.span import Span
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import EVAL
 
 
 class TrainerHooks:
-    """The hooks of one process on ``transformers.Trainer``."""
+    """Hooks on ``transformers.Trainer`` in one process."""
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
 
     def install_hooks(self, module: Any) -> None:
-        """``module`` is ``transformers.trainer``."""
+        """Wrap the methods of ``module``, which is ``transformers.trainer``."""
         meter = self._probe.meter
         for name in ("evaluation_loop", "prediction_loop"):
             wrap_method(module.Trainer, name, self._begin_evaluation, self._end_span, meter)
@@ -34,8 +34,7 @@ class TrainerHooks:
             probe.evaluation.close()
         if recorder.find_phase("eval"):
             return None
-        # Trainers of other libraries bring their own; each class is wrapped when it is first seen to
-        # evaluate.
+        # Trainers of other libraries override prediction_step; each class is wrapped at its first evaluation.
         for kind in type(trainer).__mro__:
             wrap_method(kind, "prediction_step", self._begin_prediction, self._end_span, probe.meter)
         return recorder.begin_span(time_ns, "eval", probe.engines.get_position())

@@ -1,4 +1,4 @@
-"""Puts the hooks where they belong, as the modules that they belong to are imported."""
+"""Install the hooks of each module after its import; start and stop the probe."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _engine_hooks = EngineHooks(PROBE)
 
 
 def install_hooks(module: Any) -> None:
-    """To be told once of each of the modules above, after it has been executed. Never raises."""
+    """Install the hooks of one of the modules above, after it was executed. Never raises."""
     Guard(f"install in {module.__name__}", PROBE.meter).run(_install_module, module)
 
 
@@ -38,22 +38,23 @@ def _install_module(module: Any) -> None:
 
 
 def attach(engine: Any, session: str | None = None) -> bool:
-    """Begins to record an engine that exists already; see :func:`zerotop_probe.attach`."""
-    part = Guard("attach", PROBE.meter)
+    """Begin to record an existing engine; see :func:`zerotop_probe.attach`."""
+    guard = Guard("attach", PROBE.meter)
     for name in (ENGINE_MODULE, PIPELINE_MODULE, TRAINER_MODULE):
         if name in sys.modules:
-            part.run(_install_module, sys.modules[name])
-    return bool(part.run(_adopt_engine, engine, session))
+            guard.run(_install_module, sys.modules[name])
+    return bool(guard.run(_adopt_engine, engine, session))
 
 
 def enter(session: str) -> str:
-    """Begins to record a process in which everything exists already. Called by what was put into it from outside.
+    """Begin to record a running process. Called by code that ``zerotop attach`` injects.
 
-    Returns "entered"; "early" if DeepSpeed is not imported yet, "leaving" if it still lets go of another session, and then
-    nothing was done; or the session in which this process is recorded already. Raises what went wrong.
+    Return "entered" if that succeeded. Nothing is done and the result is "early" if DeepSpeed is not imported yet, "leaving"
+    if the probe is about to leave another session, or the path of the session that records this process already. Exceptions
+    propagate to the caller.
     """
     if PROBE.session and os.path.realpath(PROBE.session) == os.path.realpath(session):
-        PROBE.leaving = False  # it may have been asked to let go at the end of its step
+        PROBE.leaving = False  # cancels a request to leave at the end of the step
         return session
     if PROBE.session:
         if not PROBE.leaving and os.path.isdir(PROBE.session):
@@ -72,9 +73,9 @@ def enter(session: str) -> str:
 
 
 def leave() -> str:
-    """Has the probe taken out at the next moment at which no phase is in progress.
+    """Remove the probe as soon as no phase is in progress.
 
-    Returns "left" if that is now, "leaving" if the next step will do it, "absent" if there was none.
+    Return "left" if it is removed, "leaving" if the next step will remove it, "absent" if there was none.
     """
     if not PROBE.session:
         return "absent"

@@ -1,7 +1,7 @@
-"""The inside of an optimizer step: which part of it computes, which moves data, and whether it was skipped.
+"""The parts of an optimizer step: which compute, which move data, and whether the update was skipped.
 
-DeepSpeed brackets the parts with timers of its own that do nothing unless its wall-clock breakdown is on;
-ours stand in for them. The inner optimizer is seen through torch's hooks for all optimizers.
+DeepSpeed brackets the parts with its own timers, which do nothing unless wall-clock breakdown is on; a proxy replaces
+them. Torch's global optimizer hooks show the inner optimizer.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from zerotop_probe.inside.engines import EngineState
 from zerotop_probe.inside.guard import Guard, now, on_removal, wrap_method
 from zerotop_probe.inside.hooks.timer_proxy import WatchedTimers
 from zerotop_probe.inside.probe import Probe
-from zerotop_probe.inside.recorder import Span
+from zerotop_probe.inside.span import Span
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import BOUNDARY, SKIPPED
 
-# Stage 3's name for copying what the optimizer made to where the parameters are used.
+# Stage 3's method that copies updated parameters to where they are used.
 _REASSIGN_METHOD = "_reassign_or_swap_out_partitioned_parameters"
 
 
 class _Update(NamedTuple):
-    """What was so before an update."""
+    """The state before an update."""
 
     state: EngineState
     engine: Any
@@ -35,7 +35,7 @@ class _Update(NamedTuple):
 
 
 class UpdateHooks:
-    """Hooks on what happens within ``step()`` of the engines of one process."""
+    """Hooks on the parts of ``step()`` of the engines of one process."""
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
@@ -50,21 +50,21 @@ class UpdateHooks:
     # --- the update as a whole ------------------------------------------------------------------------------
 
     def begin_update(self, time_ns: int, engine: Any, args: Any, kwargs: Any) -> _Update | None:
-        """DeepSpeed calls ``_take_model_step`` only at a gradient-accumulation boundary, in every version."""
-        recorder, known = self._probe.recorder, self._probe.engines.find_state(engine)
-        if recorder is None or known is None:
+        """Before ``_take_model_step``, which every version calls only at a gradient-accumulation boundary."""
+        recorder, state = self._probe.recorder, self._probe.engines.find_state(engine)
+        if recorder is None or state is None:
             return None
         span = recorder.find_phase("step")
         if span is not None:
             span.flags |= BOUNDARY
             recorder.confirm_span(span, time_ns)
-        self.inspect_tensors(known, engine, "before_update")
-        scale = read_loss_scale(engine) if known.uses_loss_scale else None
-        self._update = _Update(known, engine, span, engine.global_steps, engine.skipped_steps, scale)
+        self.inspect_tensors(state, engine, "before_update")
+        scale = read_loss_scale(engine) if state.uses_loss_scale else None
+        self._update = _Update(state, engine, span, engine.global_steps, engine.skipped_steps, scale)
         return self._update
 
     def end_update(self, update: _Update, time_ns: int, flags: int, result: Any) -> None:
-        """Counts anew, and says if the gradients overflowed."""
+        """Reset the count of backwards, and record an overflow."""
         self._update = self._inner_span = self._move_span = None
         self._expects_copy = False
         if flags:
@@ -85,61 +85,60 @@ class UpdateHooks:
             self._probe.recorder.write_event(time_ns, events.OVERFLOW, step=update.step, **facts)
 
     def inspect_tensors(self, state: EngineState, engine: Any, when: str) -> None:
-        """Records whose the bytes are, the first time that it is ``when``."""
+        """Record the tensor inventory, the first time at each ``when``."""
         if when not in state.recorded_inventories:
             self._tensor_guard.run(record_tensors, self._probe, state, engine, when)
 
     def end_step(self, span: Span, time_ns: int) -> None:
-        """After the span of a step has been written."""
+        """Finish a step after its span was written."""
         if span.flags & BOUNDARY and self._probe.recorder is not None:
             self._probe.recorder.end_step(span, time_ns)
 
     # --- its parts ------------------------------------------------------------------------------------------
 
     def watch_optimizer(self, engine: Any, state: EngineState) -> None:
-        """Makes the parts of this engine's updates visible."""
+        """Install the hooks on the parts of this engine's updates."""
         self._listen_to_optimizers()
         optimizer = engine.optimizer
         timers = getattr(optimizer, "timers", None)
         if timers is not None:
             optimizer.timers = WatchedTimers(timers, self._make_watchers(optimizer, state), self._probe.meter)
             on_removal(functools.partial(_restore_timers, weakref.ref(optimizer), timers))
-        meter, kind = self._probe.meter, type(optimizer)
-        if kind.__name__ == "BF16_Optimizer":
-            wrap_method(kind, "update_lp_params", self._make_part_hook("allgather"), self._end_part, meter)
+        meter, optimizer_class = self._probe.meter, type(optimizer)
+        if optimizer_class.__name__ == "BF16_Optimizer":
+            wrap_method(optimizer_class, "update_lp_params", self._make_part_hook("allgather"), self._end_part, meter)
         if state.offloads_optimizer:
-            wrap_method(kind, "_wait_for_offload_copies", self._begin_wait, self._end_part, meter)
-            wrap_method(kind, _REASSIGN_METHOD, self._begin_move, self._end_part, meter)
+            wrap_method(optimizer_class, "_wait_for_offload_copies", self._begin_wait, self._end_part, meter)
+            wrap_method(optimizer_class, _REASSIGN_METHOD, self._begin_move, self._end_part, meter)
 
     def _begin_wait(self, time_ns: int, optimizer: Any, args: Any, kwargs: Any) -> Span | None:
         return self._begin_part(time_ns, optimizer, "grads_to_cpu") if optimizer._pending_offload_events else None
 
     def _begin_move(self, time_ns: int, optimizer: Any, args: Any, kwargs: Any) -> Span | None:
-        known = self._update.state if self._update is not None else None
-        moves = known is not None and known.offloads_optimizer and not known.offloads_parameters
+        state = self._update.state if self._update is not None else None
+        moves = state is not None and state.offloads_optimizer and not state.offloads_parameters
         return self._begin_part(time_ns, optimizer, "params_to_gpu") if moves else None
 
     def _make_part_hook(self, phase: str) -> Any:
         return lambda time_ns, optimizer, args, kwargs: self._begin_part(time_ns, optimizer, phase)
 
     def _begin_part(self, time_ns: int, optimizer: Any, phase: str, *, loose: bool = False) -> Span | None:
-        """Begins a part of the update in progress, if it is this optimizer's."""
+        """Begin a part of the update in progress, if it belongs to this optimizer."""
         update, recorder = self._update, self._probe.recorder
         if update is None or recorder is None or update.engine.optimizer is not optimizer:
             return None
-        place = update.state.get_position(after_backward=True)
-        return recorder.begin_span(time_ns, phase, place, loose=loose, brief=not update.state.offloads_optimizer)
+        position = update.state.get_position(after_backward=True)
+        return recorder.begin_span(time_ns, phase, position, loose=loose, brief=not update.state.offloads_optimizer)
 
     def _end_part(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
         if self._probe.recorder is not None:
             self._probe.recorder.end_span(span, time_ns, flags)
 
     def _make_watchers(self, optimizer: Any, state: EngineState) -> dict[str, tuple[Any, Any]]:
-        """By DeepSpeed's name of a timer: what to do when it starts and stops."""
+        """Return the functions to call when a timer starts and stops, by DeepSpeed's name of the timer."""
         watchers = {"optimizer_allgather": self._make_watcher(optimizer, "allgather")}
         if state.offloads_optimizer:
-            # Under offload these are the gradients' last touch on the CPU before the optimizer: unscaling and
-            # clipping.
+            # With offload, this is the last work on the gradients before the optimizer: unscaling and clipping.
             watchers["optimizer_gradients"] = self._make_watcher(optimizer, "grads_to_cpu")
             if not hasattr(optimizer, _REASSIGN_METHOD):
                 watchers["optimizer_step"] = (self._expect_copy, self._end_copy)
@@ -149,7 +148,7 @@ class UpdateHooks:
         spans: list[Span] = []
 
         def start_span() -> None:
-            # After an overflow DeepSpeed starts and stops all its timers with nothing in between.
+            # After an overflow DeepSpeed starts and stops all its timers without doing anything.
             overflow = getattr(optimizer, "overflow", False)
             span = None if overflow else self._begin_part(now(), optimizer, phase, loose=True)
             if span is not None:
@@ -161,16 +160,16 @@ class UpdateHooks:
 
         return start_span, stop_span
 
-    # --- the inner optimizer, and the copy of what it made that follows -------------------------------------
+    # --- the inner optimizer, and the copy of updated parameters after it -----------------------------------
 
     def _expect_copy(self) -> None:
         self._expects_copy = True
 
     def _end_copy(self) -> None:
         self._expects_copy = False
-        moving, self._move_span = self._move_span, None
-        if moving is not None:
-            self._end_part(moving, now(), 0, None)
+        span, self._move_span = self._move_span, None
+        if span is not None:
+            self._end_part(span, now(), 0, None)
 
     def _listen_to_optimizers(self) -> None:
         if self._is_listening:
@@ -197,13 +196,13 @@ class UpdateHooks:
         recorder = self._probe.recorder
         if recorder is None or self._inner_span is not None or not self._probe.is_training_thread():
             return
-        known = update.state
-        name = known.inner_phases.get(id(optimizer))
+        state = update.state
+        name = state.inner_phases.get(id(optimizer))
         if name is None:
-            name = "cpu_optimizer" if runs_on_cpu(optimizer, known, update.engine) else "optimizer"
-            known.inner_phases[id(optimizer)] = name
-        place = known.get_position(after_backward=True)
-        self._inner_span = recorder.begin_span(now(), name, place, loose=True, brief=not known.offloads_optimizer)
+            name = "cpu_optimizer" if runs_on_cpu(optimizer, state, update.engine) else "optimizer"
+            state.inner_phases[id(optimizer)] = name
+        position = state.get_position(after_backward=True)
+        self._inner_span = recorder.begin_span(now(), name, position, loose=True, brief=not state.offloads_optimizer)
 
     def _after_inner(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._inner_span is not None:
@@ -216,8 +215,8 @@ class UpdateHooks:
             return
         self._end_part(inner, time_ns, 0, None)
         if self._expects_copy and self._update is not None and self._probe.recorder is not None:
-            place = self._update.state.get_position(after_backward=True)
-            self._move_span = self._probe.recorder.begin_span(time_ns, "params_to_gpu", place, loose=True)
+            position = self._update.state.get_position(after_backward=True)
+            self._move_span = self._probe.recorder.begin_span(time_ns, "params_to_gpu", position, loose=True)
 
 
 def _restore_timers(reference: weakref.ref[Any], timers: Any) -> None:
@@ -227,7 +226,7 @@ def _restore_timers(reference: weakref.ref[Any], timers: Any) -> None:
 
 
 def runs_on_cpu(optimizer: Any, state: EngineState, engine: Any) -> bool:
-    """Whether this inner optimizer computes on the CPU for want of room elsewhere."""
+    """Return whether this inner optimizer computes on the CPU because of offload."""
     if type(optimizer).__name__.startswith("DeepSpeedCPU"):
         return True
     if not state.offloads_optimizer and getattr(engine.device, "type", "cpu") == "cpu":
@@ -238,7 +237,7 @@ def runs_on_cpu(optimizer: Any, state: EngineState, engine: Any) -> bool:
 
 
 def read_loss_scale(engine: Any) -> float | None:
-    """The loss scale in force, or None. Optimizers of all versions have it under one of these names."""
+    """Return the current loss scale, or None. Every version's optimizers have one of these attributes."""
     optimizer = engine.optimizer
     for owner, name in ((optimizer, "cur_scale"), (optimizer, "loss_scale")):
         value = getattr(owner, name, None)

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: its engine trains by a schedule of instructions."""
+"""Pipeline parallelism, where the engine executes a schedule of instructions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zerotop_probe.inside.probe import Probe
 
 
 def install_pipeline(engine_class: Any, hooks: EngineHooks, probe: Probe) -> None:
-    """Wraps the functions that carry out the instructions; forward is done by the base engine's own."""
+    """Wrap the functions that execute instructions; the forward is that of the base engine."""
     around_instruction: dict[str, tuple[BeforeHook, AfterHook]] = {
         "BackwardPass": (hooks.begin_backward, hooks.end_backward),
         "OptimizerStep": (hooks.begin_step, hooks.end_step),

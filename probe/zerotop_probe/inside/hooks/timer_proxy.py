@@ -1,4 +1,4 @@
-"""Stands in for the timers of a DeepSpeed optimizer: the same to DeepSpeed, and we hear of start and stop."""
+"""A proxy for the timers of a DeepSpeed optimizer that calls the probe when a timer starts or stops."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Watchers = dict[str, tuple[Callable[[], None], Callable[[], None]]]
 
 
 class WatchedTimers:
-    """``inner`` is DeepSpeed's own: a NoopTimer, or the real thing when its wall-clock breakdown is on."""
+    """Proxy of ``inner``: DeepSpeed's NoopTimer, or its real timers if wall-clock breakdown is on."""
 
     def __init__(self, inner: Any, watchers: Watchers, meter: CostMeter) -> None:
-        """``watchers``: by name of a timer, what to call when it starts and stops."""
+        """``watchers``: timer name -> functions to call when it starts and when it stops."""
         self._inner = inner
         self._watchers = watchers
         self._meter = meter
@@ -38,7 +38,7 @@ class WatchedTimers:
         return getattr(self._inner, name)
 
     def __reduce__(self) -> Any:
-        # A copy or a pickle of the optimizer takes DeepSpeed's object along, not ours.
+        # A copy or a pickle of the optimizer contains DeepSpeed's object, not the proxy.
         return copy.copy, (self._inner,)
 
 

@@ -1,1 +1,1 @@
-"""Finding jobs that somebody else started, and entering their ranks while they run."""
+"""Finding jobs that zerotop did not start, and entering their ranks while they run."""

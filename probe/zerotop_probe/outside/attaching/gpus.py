@@ -1,4 +1,4 @@
-"""Which GPUs a process uses: as NVML says; where NVML cannot tell, as its launcher told it."""
+"""The GPUs that a process uses, from NVML or else from its launcher's environment variables."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from zerotop_probe.recording import launchers
 
 
 def read_process_gpus() -> dict[int, list[int]]:
-    """The indexes of the GPUs on which each process computes; empty without a driver.
+    """Return the indexes of the GPUs on which each process computes, by pid; empty without a driver.
 
-    In a container that hides process numbers NVML knows none of ours.
+    In a container with its own pid namespace NVML's pids are not ours.
     """
-    found: dict[int, list[int]] = {}
+    gpus: dict[int, list[int]] = {}
     try:
         pynvml.nvmlInit()
     except (pynvml.NVMLError, OSError):
-        return found
+        return gpus
     try:
         for index in range(pynvml.nvmlDeviceGetCount()):
             device = pynvml.nvmlDeviceGetHandleByIndex(index)
             for process in pynvml.nvmlDeviceGetComputeRunningProcesses(device):
-                found.setdefault(int(process.pid), []).append(index)
+                gpus.setdefault(int(process.pid), []).append(index)
     except pynvml.NVMLError:
-        return found
+        return gpus
     finally:
         pynvml.nvmlShutdown()
-    return found
+    return gpus
 
 
 def find_launcher_gpu(environment: Mapping[str, str]) -> str | None:
-    """The GPU that a launcher meant for a rank, by its environment; None if it meant none or that is not known."""
+    """Return the GPU that a launcher assigned to a rank, from its environment; None if unknown."""
     visible, local = environment.get("CUDA_VISIBLE_DEVICES"), launchers.read_number(environment, launchers.LOCAL_RANK)
     if local is None or visible is None:
         return None

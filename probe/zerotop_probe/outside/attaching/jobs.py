@@ -1,8 +1,8 @@
-"""The training jobs of this node, whoever started them: their launcher and ranks, from any process of theirs.
+"""Finding the training jobs of this node, whoever started them.
 
-A rank is a process whose launcher gave it a rank number, which its parent's environment does not hold with that value.
-Its job is what lies below the topmost of the launchers above it; ranks whose launcher has died belong together by what
-their environments say of where they meet. Everything is read from /proc, and nothing is stopped.
+A rank is a process that its launcher gave a rank number: a variable whose value differs in its parent's environment. Its
+job is the process tree below its topmost launcher. Ranks whose launcher has died belong together if their rendezvous
+variables agree. Everything is read from /proc; no process is stopped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LAUNCHERS = {
     "orterun": "mpi",
     "srun": "slurm",
 }
-# The part of DeepSpeed's launcher on each node.
+# Prefixes of modules that start ranks, such as DeepSpeed's launcher on each node.
 _MODULES = ("deepspeed.launcher", "accelerate.commands")
 _RENDEZVOUS_NAMES = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "OMPI_MCA_ess_base_jobid")
 
@@ -59,12 +59,12 @@ class FoundJob:
 
     @property
     def session_path(self) -> str:
-        """Where ``zerotop run`` records it, or ""."""
-        return next((found for rank in self.ranks if (found := rank.environment.get(SESSION_VARIABLE))), "")
+        """The directory to which ``zerotop run`` records it, or ""."""
+        return next((path for rank in self.ranks if (path := rank.environment.get(SESSION_VARIABLE))), "")
 
     @property
     def working_directory(self) -> str:
-        """Of its first rank; "" if that cannot be read."""
+        """The working directory of its first rank; "" if it cannot be read."""
         try:
             return os.readlink(f"/proc/{self.ranks[0].process.pid}/cwd") if self.ranks else ""
         except OSError:
@@ -72,57 +72,46 @@ class FoundJob:
 
     @property
     def script_path(self) -> str:
-        """The file that its ranks run, as they were told; "" if none is named."""
+        """The script on its first rank's command line, as written there; "" if there is none."""
         arguments = procfs.read_command_line(self.ranks[0].process.pid) if self.ranks else list(self.command)
         return next((argument for argument in arguments if argument.endswith(".py")), "")
 
 
 def find_jobs() -> list[FoundJob]:
-    """All jobs with a rank that a launcher numbered, the youngest first."""
+    """Return all jobs with a rank that a launcher numbered, the youngest first."""
     node = _NodeSnapshot()
-    ranks = [rank for pid in procfs.list_pids() if (rank := node.find_rank(pid)) is not None]
+    lines = ((pid, attributes["cmdline"] or []) for pid, attributes in procfs.iter_processes("cmdline"))
+    ranks = [rank for pid, arguments in lines if (rank := node.find_rank(pid, arguments)) is not None]
     return sorted(node.group_ranks(ranks), key=lambda job: job.age_s)
 
 
 def find_job(pid: int) -> FoundJob | None:
-    """The job that a process belongs to: a rank, a launcher, a worker, or any Python, which then is a job by itself.
+    """Return the job of a process, which may be a rank, a launcher or a worker.
 
-    None if there is no such process, or it is neither.
+    Any other Python process is a job of its own. None if there is no such process, or it does not run Python.
     """
     process = Process.from_pid(pid)
     if process is None:
         return None
-    lineage = _list_ancestors(pid)
+    lineage = procfs.list_ancestors(pid)
     for job in find_jobs():
         members = {job.root.pid, *(rank.process.pid for rank in job.ranks)}
         if members & set(lineage) or pid in procfs.find_family(job.root.pid):
             return job
     if not silent_ranks.is_python(procfs.read_command_line(pid)):
         return None
-    return _make_lone_job(FoundRank(process, None, procfs.read_environment(pid)))
+    return _make_job(process, [FoundRank(process, None, procfs.read_environment(pid))], launcher="python")
 
 
-def _make_lone_job(rank: FoundRank) -> FoundJob:
-    pid = rank.process.pid
-    return FoundJob(rank.process, "python", tuple(procfs.read_command_line(pid)), (rank,), _compute_age(rank.process))
-
-
-def _list_ancestors(pid: int) -> list[int]:
-    """A process and those above it."""
-    found: list[int] = []
-    while pid > 1 and pid not in found:
-        found.append(pid)
-        facts = procfs.read_stat(pid)
-        pid = facts.parent if facts is not None else 0
-    return found
-
-
-def _compute_age(process: Process) -> float:
-    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - process.start / _TICKS_PER_S)
+def _make_job(root: Process, ranks: Iterable[FoundRank], *, launcher: str = "") -> FoundJob:
+    command = procfs.read_command_line(root.pid)
+    ordered = sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank, rank.process.pid))
+    age_s = max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - root.start / _TICKS_PER_S)
+    return FoundJob(root, launcher or find_launcher(command) or "python", tuple(command), tuple(ordered), age_s)
 
 
 class _NodeSnapshot:
-    """One look at this node: what was read of a process is read once."""
+    """One search of this node: the environment of a process is read once."""
 
     def __init__(self) -> None:
         self._environments: dict[int, dict[str, str]] = {}
@@ -132,42 +121,37 @@ class _NodeSnapshot:
             self._environments[pid] = procfs.read_environment(pid)
         return self._environments[pid]
 
-    def find_rank(self, pid: int) -> FoundRank | None:
-        """The process as a rank, None if it is none."""
-        if not silent_ranks.is_python(procfs.read_command_line(pid)):
+    def find_rank(self, pid: int, arguments: list[str]) -> FoundRank | None:
+        """Return the process with this command line as a rank, or None."""
+        if not silent_ranks.is_python(arguments):
             return None
-        facts, own = procfs.read_stat(pid), self._read_environment(pid)
-        if facts is None or facts.is_dead:
+        stat, environment = procfs.read_stat(pid), self._read_environment(pid)
+        if stat is None or stat.is_dead:
             return None
-        number = launchers.read_number(own, launchers.RANK, inherited=self._read_environment(facts.parent))
-        if number is None or find_launcher(procfs.read_command_line(pid)):
+        number = launchers.read_number(environment, launchers.RANK, inherited=self._read_environment(stat.parent))
+        if number is None or find_launcher(arguments):
             return None
-        return FoundRank(Process(pid, facts.start), number, own)
+        return FoundRank(Process(pid, stat.start), number, environment)
 
     def group_ranks(self, ranks: Iterable[FoundRank]) -> list[FoundJob]:
-        """The jobs that these ranks make up."""
-        below: dict[Process, list[FoundRank]] = {}
+        """Return the jobs that these ranks make up."""
+        by_root: dict[Process, list[FoundRank]] = {}
         orphans: dict[tuple[str, ...], list[FoundRank]] = {}
         for rank in ranks:
-            root = self._find_root(rank.process.pid)
+            root = _find_root(rank.process.pid)
             if root is not None:
-                below.setdefault(root, []).append(rank)
+                by_root.setdefault(root, []).append(rank)
             else:
-                meeting = tuple(rank.environment.get(name, "") for name in _RENDEZVOUS_NAMES)
-                orphans.setdefault(meeting, []).append(rank)
-        jobs = [self._make_job(root, members) for root, members in below.items()]
-        return jobs + [self._make_job(_choose_first(members).process, members) for members in orphans.values()]
+                rendezvous = tuple(rank.environment.get(name, "") for name in _RENDEZVOUS_NAMES)
+                orphans.setdefault(rendezvous, []).append(rank)
+        jobs = [_make_job(root, members) for root, members in by_root.items()]
+        return jobs + [_make_job(_choose_first(members).process, members) for members in orphans.values()]
 
-    def _find_root(self, pid: int) -> Process | None:
-        """The topmost of the launchers that follow each other above a rank. Shells between them do not matter."""
-        above = [number for number in _list_ancestors(pid)[1:] if find_launcher(procfs.read_command_line(number))]
-        return Process.from_pid(above[-1]) if above else None
 
-    def _make_job(self, root: Process, ranks: list[FoundRank]) -> FoundJob:
-        command = procfs.read_command_line(root.pid)
-        ordered = sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank, rank.process.pid))
-        launcher = find_launcher(command) or "python"
-        return FoundJob(root, launcher, tuple(command), tuple(ordered), _compute_age(root))
+def _find_root(pid: int) -> Process | None:
+    """Return the topmost launcher above a rank, or None. Other programs between launchers do not matter."""
+    pids = [number for number in procfs.list_ancestors(pid)[1:] if find_launcher(procfs.read_command_line(number))]
+    return Process.from_pid(pids[-1]) if pids else None
 
 
 def _choose_first(ranks: list[FoundRank]) -> FoundRank:
@@ -175,21 +159,18 @@ def _choose_first(ranks: list[FoundRank]) -> FoundRank:
 
 
 def find_launcher(arguments: list[str]) -> str:
-    """The launcher that a command line runs; "" if it is something else."""
-    words = arguments[:1]
-    if silent_ranks.is_python(arguments):
-        words = _find_script(arguments)
+    """Return the launcher that a command line runs; "" for any other program."""
+    words = _find_script(arguments) if silent_ranks.is_python(arguments) else arguments[:1]
     for word in words:
         if word.startswith(_MODULES):
             return word.split(".")[0]
-        found = _LAUNCHERS.get(os.path.basename(word))
-        if found:
-            return found
+        if name := _LAUNCHERS.get(os.path.basename(word)):
+            return name
     return ""
 
 
 def _find_script(arguments: list[str]) -> list[str]:
-    """The script or module that a Python command line runs, with an option's value at most before it."""
+    """Return the script or module that a Python command line runs, as a list of at most one word."""
     for position, argument in enumerate(arguments[1:], 1):
         if argument == "-m":
             return arguments[position + 1 : position + 2]
@@ -201,7 +182,7 @@ def _find_script(arguments: list[str]) -> list[str]:
 
 
 def read_zero_stage(job: FoundJob) -> int | None:
-    """The ZeRO stage that the configuration named on the ranks' command line asks for; None where that is not readable."""
+    """Return the ZeRO stage of the configuration file on the first rank's command line; None if it cannot be read."""
     for rank in job.ranks[:1]:
         for argument in procfs.read_command_line(rank.process.pid):
             path = argument.partition("=")[2] if argument.startswith("-") else argument

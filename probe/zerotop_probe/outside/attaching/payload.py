@@ -1,8 +1,7 @@
-"""What is executed inside a rank that is entered or left, and how its answer comes back.
+"""The code executed inside a rank to load or unload the probe, and how its answer is returned.
 
-The text runs in the job's own ``__main__``, on its main thread, between two of its instructions. So it leaves no name
-behind, raises nothing and returns at once. It imports the probe by file path, as the bootstrap folder does for a job that
-``zerotop run`` starts.
+The code runs in the job's own ``__main__`` on its main thread, between two of its instructions. So it leaves no name behind,
+raises nothing and returns at once. It imports the probe by file path, as the bootstrap folder does for ``zerotop run``.
 """
 
 from __future__ import annotations
@@ -25,31 +24,31 @@ def act(root, answer, action, arguments):
     import posix, sys  # built in: os and signal may be half imported
     raised = None
     try:
-        said = "importing" if importing() else done(root, action, arguments)
+        reply = "importing" if importing() else call_probe(root, action, arguments)
     except BaseException as error:
         raised = error
-        said = "! " + type(error).__name__ + ": " + str(error)
+        reply = "! " + type(error).__name__ + ": " + str(error)
     try:
         descriptor = posix.open(answer, posix.O_WRONLY)
-        posix.write(descriptor, said.encode("utf-8", "replace"))
+        posix.write(descriptor, reply.encode("utf-8", "replace"))
         posix.close(descriptor)
     except OSError:
-        pass  # nobody waits for it any more
+        pass  # the caller has gone
     except BaseException as error:
         raised = error
     if raised is not None and not isinstance(raised, Exception):
-        again(raised)
+        send_again(raised)
     try:
-        # Looks after signals, whose mark may have been lost when this was asked for.
+        # Handle pending signals: requesting this script may have cleared their flag.
         signal = sys.modules.get("_signal")
         if signal is not None:
             signal.pthread_sigmask(signal.SIG_BLOCK, ())
     except BaseException as error:
-        again(error)
+        send_again(error)
 
 
 def importing():
-    # An import in the midst of an import takes from the job's its lock (CPython before 3.12), or finds half a module.
+    # Importing during an import takes away its lock (CPython before 3.12), or finds a partly initialized module.
     import sys
     frame = sys._getframe()
     while frame is not None:
@@ -59,7 +58,7 @@ def importing():
     return False
 
 
-def done(root, action, arguments):
+def call_probe(root, action, arguments):
     import importlib.util, sys
     package = sys.modules.get("zerotop_probe")
     if package is None:
@@ -76,8 +75,8 @@ def done(root, action, arguments):
     return getattr(install, action)(*arguments)
 
 
-def again(raised):
-    # The job's own handler of a signal has raised this, where the job cannot see it: the signal is sent once more.
+def send_again(raised):
+    # A signal handler of the job raised this where the job cannot see it, so the signal is sent again.
     import posix, signal, threading
     handlers = {getattr(signal.getsignal(number), "__code__", None): number for number in signal.valid_signals()}
     number, trace = signal.SIGINT, raised.__traceback__
@@ -92,68 +91,65 @@ act(*CALL)
 
 
 def make_call(answer: str, action: str, *arguments: str) -> str:
-    """One line of Python that calls ``action`` of the hook installer and writes its answer to the file ``answer``."""
+    """Return a line of Python that calls ``action`` of the hook installer and writes the answer to the file ``answer``."""
     code = _CODE.replace("CALL", repr((_ROOT, answer, action, arguments)))
     return f"exec({code!r}, {{}})\n"
 
 
 def make_script(path: str, text: str) -> str:
-    """The content of a script at ``path`` that removes itself and executes ``text``."""
+    """Return the content of a script at ``path`` that removes itself and executes ``text``."""
     return f"__import__('posix').unlink({path!r})\n{text}"
 
 
 def answer_path(session: str, process: Process) -> str:
-    """Where a process answers: in the session's own folder, for where it cannot write it cannot record either."""
+    """Return the path of a process's answer: in the session, since it must be able to write there in any case."""
     return os.path.join(os.path.abspath(session), f"answer-{process.pid}-{os.getpid()}")
 
 
 def script_path(session: str, process: Process) -> str:
-    """Where a process finds what it is asked to execute."""
+    """Return the path of the script for a process."""
     return os.path.join(os.path.abspath(session), f"asked-{process.pid}-{os.getpid()}.py")
 
 
 def create_answer(path: str, process: Process) -> None:
-    """Makes the file that an answer is written to. While it is not there nobody answers, and nothing is left lying.
-
-    Raises CannotEnter.
-    """
+    """Create the empty answer file; processes only answer to a file that exists. Raises CannotEnter."""
     write_file(path, "", process)
 
 
 def write_file(path: str, content: str, process: Process) -> None:
-    """Makes a file that a process can read and write, if it sees our own folders. Raises CannotEnter."""
+    """Create a file that a process can read and write. Raises CannotEnter, also if it cannot see our folders."""
     folder = os.path.dirname(path)
-    for seen in (_ROOT, folder):
-        _check_visible(process.pid, os.path.realpath(seen))
+    for needed in (_ROOT, folder):
+        _check_visible(process.pid, os.path.realpath(needed))
     try:
         with _acting_as_owner(process.pid):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            # Whole or not at all: of a full disk os.write would take what it gets, and half a script would be executed.
+            # Raises if it cannot write everything; os.write would truncate the script on a full disk.
             with open(descriptor, "wb") as file:
                 file.write(content.encode("utf-8", "surrogateescape"))
     except OSError as error:
         raise CannotEnter(
-            f"Process {process.pid} cannot write to the recording's folder {folder} ({error.strerror}): choose another one "
-            "with --session."
+            f"Process {process.pid} cannot write to the recording's folder {folder} ({error.strerror}). Choose another "
+            "folder with --session."
         ) from error
 
 
 def _check_visible(pid: int, path: str) -> None:
-    """Whether a process finds there what we find. In a container or a chroot it may not."""
+    """Raise CannotEnter if a process, such as one in a container, has another file at ``path`` than we have."""
     with contextlib.suppress(PermissionError):
         try:
-            seen = os.path.samestat(os.stat(path), os.stat(f"/proc/{pid}/root{path}"))
+            is_same = os.path.samestat(os.stat(path), os.stat(f"/proc/{pid}/root{path}"))
         except FileNotFoundError:
-            seen = False
-        if not seen:
+            is_same = False
+        if not is_same:
             raise CannotEnter(
-                f"Process {pid} has files of its own, as in a container, and {path} is not among them: run zerotop there."
+                f"Process {pid} does not see {path}, as it runs in a container or chroot. Run zerotop inside it."
             )
 
 
 @contextlib.contextmanager
 def _acting_as_owner(pid: int) -> Iterator[None]:
-    """What this thread makes meanwhile belongs to the user of that process, and is made only where that user may."""
+    """Access files as the user of that process in this thread, with that user's permissions and ownership."""
     user, group = (int(read_status(pid).get(name, "0 0 0 0").split()[-1]) for name in ("Uid", "Gid"))
     if user == os.geteuid():
         yield
@@ -168,15 +164,15 @@ def _acting_as_owner(pid: int) -> Iterator[None]:
 
 
 def take_answer(path: str) -> str | None:
-    """What was said, once it is whole; the file is gone then. None so far."""
-    said = procfs.read_file(path).decode("utf-8", "replace")
-    if not said:
+    """Return the answer and remove its file; None while there is no answer."""
+    answer = procfs.read_file(path).decode("utf-8", "replace")
+    if not answer:
         return None
     remove_file(path)
-    return said
+    return answer
 
 
 def remove_file(path: str) -> None:
-    """Removes an answer that nobody waits for."""
+    """Remove a file if it exists."""
     with contextlib.suppress(OSError):
         os.unlink(path)

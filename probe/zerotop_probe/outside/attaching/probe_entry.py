@@ -1,4 +1,4 @@
-"""Entering and leaving the ranks of a job: all are asked at once, then their answers are awaited together."""
+"""Entering and leaving the ranks of a job. All ranks are asked first, then all answers are awaited."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from zerotop_probe.outside.attaching.python_process import REMOTE_EXEC_VERSION, 
 from zerotop_probe.outside.procfs import Process
 
 _POLL_S = 0.005
-_RETRY_S = 0.25  # until one that is importing is asked again
-# A rank that has not answered by then is in a long call of C, or hangs.
+_RETRY_S = 0.25  # for a rank that is importing
+# A rank that takes longer to answer is in a long C call, or hangs.
 PATIENCE_S = 5.0
 
 _PENDING = (
-    "its main thread has been in one call of C for {seconds:.0f} s, as in a long operator or a collective that waits: it is "
-    "asked, and does it when that call returns; py-spy dump --pid {pid} shows where it is"
+    "its main thread has been in one C call for {seconds:.0f} s, such as a long operator or a waiting collective. It will "
+    "respond when that call returns; py-spy dump --pid {pid} shows where it is"
 )
-_SILENT = "it was asked and did not answer: it cannot write to {folder}"
-_IMPORTING = "it is importing modules, and must not be disturbed then: ask again when it trains"
-_EARLY = "it has not imported DeepSpeed yet: ask again when it trains"
-_LEAVING = "it lets go of another recording at the end of its step: ask again then"
-_NOT_NOW = {"early": _EARLY, "importing": _IMPORTING}  # by the probe's own word
-_ELSEWHERE = "it is recorded in {folder} already: zerotop detach {quoted} ends that"
+_SILENT = "it did not answer, because it cannot write to {folder}. Choose another folder with --session"
+_IMPORTING = "it is importing modules and cannot be entered meanwhile. Try again when it trains"
+_EARLY = "it has not imported DeepSpeed yet. Try again when it trains"
+_LEAVING = "it leaves another recording at the end of its step. Try again then"
+_NOT_NOW = {"early": _EARLY, "importing": _IMPORTING}  # by the probe's reply
+_ELSEWHERE = "it is already recorded in {folder}. End that with zerotop detach {quoted}"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What came of asking one process."""
+    """The result for one process."""
 
     process: Process
-    reply: str = ""  # the probe's own word, see ``hook_installer``
-    why_not: str = ""  # a sentence; "" if it was done
-    is_pending: bool = False  # it was asked, and will do it
-    stopped_s: float = 0.0  # how long it was held
+    reply: str = ""  # the probe's reply, see ``hook_installer``
+    why_not: str = ""  # why it failed, without a final period; "" if it succeeded
+    is_pending: bool = False  # it was asked and will do it later
+    stopped_s: float = 0.0  # how long it was stopped
 
 
 class ProbeCall:
-    """One process that was asked to do something."""
+    """A request to one process, and its answer."""
 
     def __init__(self, process: Process, session: str, action: str, *arguments: str) -> None:
-        """Asks. Raises CannotEnter."""
+        """Send the request. Raises CannotEnter."""
         self.process = process
         self._session = session
         self._is_entering = action == "enter"
@@ -68,24 +68,24 @@ class ProbeCall:
             raise
 
     def poll_entry(self) -> Entry | None:
-        """What came of it, None so far."""
+        """Return the result, or None while there is none."""
         try:
-            done = self._planted is not None and self._planted.read_state() is State.DONE
+            is_done = self._planted is not None and self._planted.read_state() is State.DONE
             if not self.process.is_alive():
                 raise ProcessLookupError(self.process.pid)
         except ProcessLookupError:
             self._remove_files()
             return self._make_entry(why_not="it has ended")
-        said = payload.take_answer(self._answer_path)
-        if said is None:
-            return self._make_entry(why_not=_SILENT.format(folder=self._session)) if done else None
-        if said.startswith("! "):
-            return self._make_entry(why_not=f"the probe failed there ({said[2:]})")
-        return self._make_entry(reply=said, why_not=_describe_refusal(said, self._session if self._is_entering else None))
+        reply = payload.take_answer(self._answer_path)
+        if reply is None:
+            return self._make_entry(why_not=_SILENT.format(folder=self._session)) if is_done else None
+        if reply.startswith("! "):
+            return self._make_entry(why_not=f"the probe failed there ({reply[2:]})")
+        return self._make_entry(reply=reply, why_not=_describe_refusal(reply, self._session if self._is_entering else None))
 
     def make_overdue(self) -> Entry:
-        """For one that has not answered so far."""
-        payload.remove_file(self._answer_path)  # what it is asked to execute stays: it will look for that
+        """Return the result for a process that has not answered in time."""
+        payload.remove_file(self._answer_path)  # the script stays, as the process will execute it
         seconds = time.monotonic() - self._began_s
         return self._make_entry(why_not=_PENDING.format(seconds=seconds, pid=self.process.pid), is_pending=True)
 
@@ -100,7 +100,7 @@ class ProbeCall:
 
 
 def _describe_refusal(reply: str, folder: str | None) -> str:
-    """By the probe's own word, see ``hook_installer``; ``folder`` is where a process that is entered is to be recorded."""
+    """Explain a reply of ``hook_installer``; ``folder`` is the session to enter, None when leaving."""
     if folder is not None and reply == "leaving":
         return _LEAVING
     if folder is not None and os.path.isabs(reply) and os.path.realpath(reply) != os.path.realpath(folder):
@@ -111,7 +111,7 @@ def _describe_refusal(reply: str, folder: str | None) -> str:
 def call_probes(
     processes: Iterable[Process], session: str, action: str, *arguments: str, patience_s: float = PATIENCE_S
 ) -> list[Entry]:
-    """Has ``action`` of ``hook_installer`` called in each of these; waits at most ``patience_s`` for their answers."""
+    """Call ``action`` of ``hook_installer`` in each process; wait at most ``patience_s`` for the answers."""
     entries: list[Entry] = []
     waiting: list[ProbeCall] = []
     now_s = time.monotonic()
@@ -125,8 +125,8 @@ def call_probes(
             except CannotEnter as error:
                 entries.append(Entry(process, why_not=str(error)))
         now_s = time.monotonic()
-        answers = [(asked, asked.poll_entry()) for asked in waiting]
-        waiting = [asked for asked, entry in answers if entry is None]
+        answers = [(call, call.poll_entry()) for call in waiting]
+        waiting = [call for call, entry in answers if entry is None]
         for entry in (entry for _, entry in answers if entry is not None):
             if entry.reply == "importing" and now_s < deadline_s:
                 due_s[entry.process] = now_s + _RETRY_S
@@ -134,17 +134,17 @@ def call_probes(
                 entries.append(entry)
         if now_s > deadline_s:
             importing = [Entry(process, why_not=_IMPORTING) for process in due_s]
-            return entries + importing + [asked.make_overdue() for asked in waiting]
+            return entries + importing + [call.make_overdue() for call in waiting]
         time.sleep(_POLL_S if due_s or waiting else 0)
     return entries
 
 
 def enter_processes(processes: Iterable[Process], session: str, *, patience_s: float = PATIENCE_S) -> list[Entry]:
-    """Puts the probe into each of these ranks, to record to ``session``. One that has it already is left as it is."""
+    """Load the probe into each of these ranks to record to ``session``. Ranks that have it already are unchanged."""
     folder = os.path.abspath(session)
     return call_probes(processes, folder, "enter", folder, patience_s=patience_s)
 
 
 def leave_processes(processes: Iterable[Process], session: str, *, patience_s: float = PATIENCE_S) -> list[Entry]:
-    """Has the probe taken out of each of these ranks."""
+    """Unload the probe from each of these ranks."""
     return call_probes(processes, os.path.abspath(session), "leave", patience_s=patience_s)

@@ -1,6 +1,6 @@
-"""The side of another node: asked through ssh, it has that node's part of a job recorded in the common session.
+"""The command that runs on another node through ssh and records that node's part of a job in the shared session.
 
-It is asked by one JSON object, answers with another on a line of its own, and ends. What it has started stays.
+The request is one JSON object and so is the answer, on its own line. The sampler that it starts outlives it.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from zerotop_probe.recording import clock
 from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
 
 ANSWER_KEY = "zerotop_there"
-# How long a file that was just written may take to be seen through a network filesystem.
+# The longest delay until a new file is visible through a network filesystem.
 _SHARED_PATIENCE_S = 3.0
 _POLL_S = 0.1
-# Connecting takes up to ten seconds: what differs by more is the clocks.
+# Connecting takes up to ten seconds; a larger difference is between the clocks.
 _MIN_CLOCK_OFFSET_NS = 30_000_000_000
 
 _NOT_SHARED = (
-    "it does not see the recording's folder {folder}, which has to be on a filesystem that all nodes share: choose such a "
-    "one with --session"
+    "it does not see the recording's folder {folder}, which must be on a filesystem that all nodes share. Choose another "
+    "folder with --session"
 )
-_NOT_WRITABLE = "it may not write to the recording's folder {folder} as this user"
+_NOT_WRITABLE = "this user may not write to the recording's folder {folder} there"
 
 
 class Refused(Exception):
-    """It is not done; the text says why, to stand after the node's name and a colon."""
+    """The request is refused; the text says why and follows the node's name and a colon."""
 
 
 def main() -> int:
-    """Does what the first argument asks for. Returns 0: what went wrong is in the answer."""
+    """Handle the request in the first argument. Return 0; errors are in the answer."""
     return print_answer(sys.argv[1])
 
 
 def print_answer(text: str) -> int:
-    """Prints the answer to a request. Returns 0."""
+    """Handle a request and print the answer. Return 0."""
     print(f"\n{json.dumps({ANSWER_KEY: answer_request(text)})}", flush=True)
     return 0
 
 
 def answer_request(text: str) -> dict[str, Any]:
-    """What came of a request."""
+    """Handle a request and return the answer."""
     facts: dict[str, Any] = {"host": clock.read_hostname(), "format": [FORMAT_MAJOR, FORMAT_MINOR]}
     try:
         return facts | _handle_request(json.loads(text))
@@ -68,26 +68,26 @@ def _handle_request(request: dict[str, Any]) -> dict[str, Any]:
     major, minor = request["format"]
     if major != FORMAT_MAJOR:
         raise Refused(
-            f"zerotop there records in format {FORMAT_MAJOR}.{FORMAT_MINOR}, and this session is of {major}.{minor}: "
-            "install the same version on both"
+            f"zerotop there records in format {FORMAT_MAJOR}.{FORMAT_MINOR}, but this session has format {major}.{minor}. "
+            "Install the same version on both nodes"
         )
     session = request["session"]
     _check_shared(session, request["token"], request["secret"])
     action = request["action"]
     if action == "join":
         ahead_ns = _measure_ahead_ns(request.get("unix_ns"))
-        meeting = Rendezvous.from_json(request["meeting"])
-        return _join_job(session, meeting, enter=bool(request["enter"]), ahead_ns=ahead_ns) | {"ahead_s": ahead_ns / 1e9}
+        rendezvous = Rendezvous.from_json(request["meeting"])
+        return _join_job(session, rendezvous, enter=bool(request["enter"]), ahead_ns=ahead_ns) | {"ahead_s": ahead_ns / 1e9}
     if action == "leave":
         return _describe_entries(attaching.end_session(session), {})
     if action == "stop":
         job_control.request_stop(session)
         return {}
-    raise Refused(f"zerotop there is older than this one and cannot {action} a job: install the same version")
+    raise Refused(f"zerotop there is too old to {action} a job. Install the same version on both nodes")
 
 
 def _check_shared(session: str, token: str, secret: str) -> None:
-    """Whether the folder is the asker's own: a file in it says what he says. Raises Refused."""
+    """Raise Refused unless the caller sees the same folder: a file in it contains its secret."""
     path = os.path.join(session, os.path.basename(token))
     deadline_s = time.monotonic() + _SHARED_PATIENCE_S
     while _read_text(path) != secret:
@@ -105,7 +105,7 @@ def _read_text(path: str) -> str:
 
 
 def _measure_ahead_ns(requested_ns: Any) -> int:
-    """How far this node's clock is ahead of the asker's, by when it was asked; 0 if asking may have taken so long."""
+    """Return how far this node's clock is ahead of the caller's; 0 if the difference may be the connection's delay."""
     ahead_ns = time.time_ns() - requested_ns if isinstance(requested_ns, int) else 0
     return ahead_ns if abs(ahead_ns) > _MIN_CLOCK_OFFSET_NS else 0
 
@@ -133,7 +133,7 @@ def _ensure_recorded(session: str, job: FoundJob, ahead_ns: int) -> None:
 
 
 def _describe_entries(entries: list[Entry], numbers: dict[Process, int | None]) -> dict[str, Any]:
-    """Each process that was asked, its rank where that is known."""
+    """Return the results as JSON values, with ranks where they are known."""
     return {
         "entries": [
             {

@@ -1,8 +1,8 @@
-"""Asks a running Python, 3.14 or newer, to execute a script: PEP 768, by the protocol that CPython documents for tools.
+"""Asking a running Python 3.14 or newer to execute a script: PEP 768, by CPython's protocol for debuggers.
 
-Nothing is stopped: the script's path and two marks are written into the memory of the process, and its main thread
-executes the script when it next comes to where it also handles signals. ``sys.remote_exec`` does the same from a Python of
-the very same version; this works from any. https://docs.python.org/3/howto/remote_debugging.html
+The process is not stopped. The script's path and two flags are written into its memory, and its main thread executes the
+script when it next checks for signals. ``sys.remote_exec`` does the same, but only from a Python of the same version.
+https://docs.python.org/3/howto/remote_debugging.html
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from zerotop_probe.outside.attaching.python_process import (
     describe_not_up,
 )
 
-# ``_Py_DebugOffsets``, with which _PyRuntime begins. Where its last part begins differs by version.
+# ``_Py_DebugOffsets``, at the beginning of _PyRuntime. The offset of its last part differs by version.
 _HEAD = struct.Struct("<8sQ")
 _COOKIE = b"xdebugpy"
 _FIRST_INTERPRETER, _INTERPRETER_ID, _NEXT_INTERPRETER, _MAIN_THREAD = 40, 56, 64, 80
 _SUPPORT_AT = {(3, 14): 712, (3, 15): 840}
 _SUPPORT = struct.Struct("<6Q")
 _RELEASED = 0xF0
-# More interpreters are a list that is read while it changes.
+# A longer list means that it changed while it was read.
 _MAX_INTERPRETERS = 1000
 
 _PLEASE_STOP = 1 << 5
@@ -34,7 +34,7 @@ _PENDING = struct.pack("<i", 1)
 
 
 class _Support(NamedTuple):
-    """Offsets: the first two in a thread's state, ``enabled`` in an interpreter's, the others in ``request``."""
+    """Offsets: the first two in the thread state, ``enabled`` in the interpreter state, the others in ``request``."""
 
     eval_breaker: int
     request: int
@@ -45,7 +45,7 @@ class _Support(NamedTuple):
 
 
 def request_script(target: Target, path: str) -> None:
-    """Has the script at ``path`` executed. Raises CannotEnter; it will not be executed then."""
+    """Request execution of the script at ``path``. Raises CannotEnter; the script is not executed then."""
     pid = target.process.pid
     try:
         memory = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
@@ -56,13 +56,13 @@ def request_script(target: Target, path: str) -> None:
     try:
         _write_request(target, memory, os.fsencode(path) + b"\0")
     except (OSError, OverflowError, struct.error) as error:
-        raise CannotEnter(f"The memory of process {pid} cannot be reached: has it ended?") from error
+        raise CannotEnter(f"The memory of process {pid} cannot be accessed. Has it ended?") from error
     finally:
         os.close(memory)
 
 
 def _write_request(target: Target, memory: int, path: bytes) -> None:
-    if not target.process.is_alive():  # the number was given to another one meanwhile
+    if not target.process.is_alive():  # its pid was reused
         raise ProcessLookupError(target.process.pid)
     support = _read_support(target, memory)
     if _read_number(memory, target.runtime + INITIALIZED_OFFSETS[target.version], "<i") != 1:
@@ -71,21 +71,21 @@ def _write_request(target: Target, memory: int, path: bytes) -> None:
     if not _read_number(memory, interpreter + support.enabled, "<i"):
         raise CannotEnter(
             f"Process {target.process.pid} was started with PYTHON_DISABLE_REMOTE_DEBUG or -X disable-remote-debug, which "
-            "forbids entering it: it is seen from outside only; start the job without that, or with zerotop run."
+            "forbids entering it. Start the job without that, or with zerotop run."
         )
     thread = _read_number(memory, interpreter + _read_number(memory, target.runtime + _MAIN_THREAD, "<Q"), "<Q")
     if not thread:
         raise CannotEnter(describe_not_up(target.process.pid))
     if len(path) > support.path_size:
         raise CannotEnter(
-            f"The recording's folder has too long a path to be told to process {target.process.pid}: choose another one "
-            "with --session."
+            f"The path of the recording's folder is too long to enter process {target.process.pid}. Choose another "
+            "folder with --session."
         )
-    asked = thread + support.request
-    os.pwrite(memory, path, asked + support.path)
-    os.pwrite(memory, _PENDING, asked + support.pending)
-    # One byte of it: the others count something else. Python sets bits there meanwhile, so this may lose the mark of a
-    # signal that comes within these few microseconds, as sys.remote_exec may; what is executed looks after signals then.
+    request = thread + support.request
+    os.pwrite(memory, path, request + support.path)
+    os.pwrite(memory, _PENDING, request + support.pending)
+    # One byte only: the others are a counter. Python may set bits within these microseconds, so this may clear the flag of a
+    # signal, as sys.remote_exec may; the script therefore handles pending signals.
     breaker = thread + support.eval_breaker
     os.pwrite(memory, bytes([_read_number(memory, breaker, "<B") | _PLEASE_STOP]), breaker)
 
@@ -96,11 +96,10 @@ def _read_support(target: Target, memory: int) -> _Support:
     if cookie != _COOKIE or version != target.version or version not in _SUPPORT_AT or number & _RELEASED != _RELEASED:
         written = ".".join(map(str, target.version))
         raise CannotEnter(
-            f"How to enter the Python {written} of process {target.process.pid} is not known to this version of zerotop: "
-            "update zerotop, or start the job with zerotop run."
+            f"This version of zerotop cannot enter the Python {written} of process {target.process.pid}. "
+            "Update zerotop, or start the job with zerotop run."
         )
-    found = os.pread(memory, _SUPPORT.size, target.runtime + _SUPPORT_AT[version])
-    return _Support(*_SUPPORT.unpack(found))
+    return _Support(*_SUPPORT.unpack(os.pread(memory, _SUPPORT.size, target.runtime + _SUPPORT_AT[version])))
 
 
 def _find_interpreter(target: Target, memory: int) -> int:

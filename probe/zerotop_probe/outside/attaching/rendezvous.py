@@ -1,7 +1,7 @@
-"""Whether ranks of two nodes are of one job: by what their launchers told them of where they meet.
+"""Deciding whether ranks of two nodes belong to one job, by the rendezvous variables from their launchers.
 
-A loopback address names a place on each node, and a port is often the usual one. So what also counts is how many ranks
-there are in all, and that no rank is on both nodes.
+A loopback address means a different place on each node, and many jobs use the default port. So the world sizes must agree
+too, and no rank may be on both nodes.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 from zerotop_probe.outside.attaching.jobs import FoundJob
 from zerotop_probe.recording import launchers
 
-# Each of these is one value for all ranks of a job.
+# Variables with the same value in all ranks of a job.
 _VARIABLES = ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "SLURM_JOB_ID", "OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE")
 _ADDRESS = "MASTER_ADDR"
 _LOOPBACK = ("localhost", "127.", "::1")
-# What torchrun calls a job that nobody named.
+# torchrun's id of a job without one.
 _UNNAMED = "none"
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where ranks of one node meet the others."""
+    """The rendezvous variables and rank numbers of one node's part of a job."""
 
     variables: Mapping[str, str]
     world: int | None  # ranks of all nodes
@@ -32,25 +32,25 @@ class Rendezvous:
 
     @classmethod
     def from_job(cls, job: FoundJob) -> Rendezvous | None:
-        """The meeting of a job's ranks; None if nothing tells where that is."""
+        """Return the rendezvous of a job's ranks; None if their environment has no variables of it."""
         ranks = [rank for rank in job.ranks if rank.rank is not None]
         if not ranks:
             return None
         environment = ranks[0].environment
-        told = {name: environment[name] for name in (*_VARIABLES, _ADDRESS) if _is_meaningful(name, environment)}
+        variables = {name: environment[name] for name in (*_VARIABLES, _ADDRESS) if _is_meaningful(name, environment)}
         world = launchers.read_number(environment, launchers.WORLD_SIZE)
         numbers = frozenset(rank.rank for rank in ranks if rank.rank is not None)
-        return cls(told, world, numbers) if told else None
+        return cls(variables, world, numbers) if variables else None
 
     @classmethod
     def from_json(cls, value: Any) -> Rendezvous:
-        """What :meth:`written` made. Raises KeyError, TypeError, ValueError."""
+        """Parse the result of :meth:`to_json`. Raises KeyError, TypeError, ValueError."""
         world = value["world"]
-        told = {str(name): str(text) for name, text in dict(value["told"]).items()}
-        return cls(told, None if world is None else int(world), frozenset(map(int, value["ranks"])))
+        variables = {str(name): str(text) for name, text in dict(value["told"]).items()}
+        return cls(variables, None if world is None else int(world), frozenset(map(int, value["ranks"])))
 
     def to_json(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a JSON object."""
         return {"told": dict(self.variables), "world": self.world, "ranks": sorted(self.ranks)}
 
     @property
@@ -66,7 +66,7 @@ class Rendezvous:
         if self.world != other.world or self.ranks & other.ranks:
             return False
         addresses = {
-            address for one in (self, other) if (address := one.variables.get(_ADDRESS)) and not _is_loopback(address)
+            address for side in (self, other) if (address := side.variables.get(_ADDRESS)) and not _is_loopback(address)
         }
         return len(addresses) < 2
 
@@ -81,9 +81,9 @@ def _is_loopback(address: str) -> bool:
 
 
 def find_local_part(jobs: Iterable[FoundJob], rendezvous: Rendezvous) -> FoundJob | None:
-    """What of the job that meets there runs here: where several launchers have started it, under the first of them."""
-    found = [job for job in jobs if (own := Rendezvous.from_job(job)) is not None and own.is_same_job(rendezvous)]
-    if not found:
+    """Return the part of the job that runs on this node, with the ranks of all its launchers under the first one."""
+    parts = [job for job in jobs if (own := Rendezvous.from_job(job)) is not None and own.is_same_job(rendezvous)]
+    if not parts:
         return None
-    ranks = sorted((rank for job in found for rank in job.ranks), key=lambda rank: (rank.rank is None, rank.rank))
-    return dataclasses.replace(found[0], ranks=tuple(ranks))
+    ranks = sorted((rank for job in parts for rank in job.ranks), key=lambda rank: (rank.rank is None, rank.rank))
+    return dataclasses.replace(parts[0], ranks=tuple(ranks))

@@ -1,4 +1,4 @@
-"""Recording a job that somebody else has started: what its session says of that, and of the ranks it could not enter."""
+"""Sessions of jobs that zerotop attached to: creating and ending them, and recording which ranks were entered."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from zerotop_probe.recording import clock, directory, events, redact
 from zerotop_probe.recording.writer import EventWriter, Identity
 
 _MISSING_TEXT = (
-    "Attached to a job that had been running for {age}: what was before is not recorded, nor what it prints; phases, steps "
-    "and PyTorch's memory are seen in ranks that the probe has entered"
+    "Attached to a job that had been running for {age}: earlier data and its output are not recorded. Phases, steps and "
+    "PyTorch memory are recorded for ranks that the probe has entered"
 )
 
-# How long a sampler is given to write its last.
+# How long a sampler may take to exit.
 _ENDING_S = 3.0
 _POLL_S = 0.02
 _NO_HEADER: Mapping[str, object] = {}
 
 
 def begin_session(job: FoundJob, path: str | None = None) -> str:
-    """Makes a session for a running job; nothing records to it yet.
+    """Create a session for a running job; nothing records to it yet.
 
-    Raises FileExistsError if ``path`` holds something already, else OSError with a sentence; nothing is left behind then.
+    Raises FileExistsError if ``path`` is not empty, else OSError with a sentence; no files remain then.
     """
     existed = path is not None and os.path.isdir(os.path.abspath(path))
     try:
@@ -59,11 +59,11 @@ def _create_session(job: FoundJob, path: str | None) -> str:
 
 
 def _make_error(folder: str, number: int) -> OSError:
-    return OSError(number, f"Nothing can be recorded in {folder}: {os.strerror(number)}; name a folder with --session DIR")
+    return OSError(number, f"Cannot record to {folder}: {os.strerror(number)}. Choose another folder with --session DIR")
 
 
 def _discard_session(session: str, *, keep_folder: bool) -> None:
-    """Removes what we have made."""
+    """Remove a new session."""
     with contextlib.suppress(OSError):
         for name in os.listdir(session):
             os.unlink(os.path.join(session, name))
@@ -72,14 +72,14 @@ def _discard_session(session: str, *, keep_folder: bool) -> None:
 
 
 def note_attached(session: str, job: FoundJob) -> None:
-    """Records that the job is recorded from now on, and what is missing."""
+    """Record that the job is recorded from now on, and what is missing."""
     _note_job(session, events.ATTACHED, job)
 
 
 def note_joined(session: str, job: FoundJob, *, ahead_ns: int = 0) -> None:
-    """Records the same of this node's part of a job whose recording began on another node.
+    """Record that this node joins a job whose recording began on another node.
 
-    ``ahead_ns``: how far this node's clock is ahead of that one's; readers take all of this node's times by that.
+    ``ahead_ns``: how far this node's clock is ahead of that node's; readers correct this node's times by it.
     """
     pair = clock.read_clock_pair()
     aligned = {"clock": {**pair, "unix_ns": pair["unix_ns"] - ahead_ns}, "aligned": True}
@@ -87,12 +87,12 @@ def note_joined(session: str, job: FoundJob, *, ahead_ns: int = 0) -> None:
 
 
 def note_reached(session: str, name: str, *, host: str, ranks: int = 0, joined: bool) -> None:
-    """Records that another node takes part from now on, or no longer does."""
+    """Record that another node has joined or left."""
     _write_event(session, events.REACHED, name=name, host=host, ranks=ranks, joined=joined)
 
 
 def note_not_reached(session: str, name: str, why: str) -> None:
-    """Records that another node does not take part."""
+    """Record that another node did not join."""
     _write_event(session, events.NOT_REACHED, name=name, why=why)
 
 
@@ -112,10 +112,10 @@ def _note_job(session: str, event: str, job: FoundJob, header: Mapping[str, obje
 
 
 def find_sampled_session(job: FoundJob) -> str | None:
-    """The session that a sampler on this node records this job in, wherever it lies; None if there is no such sampler."""
+    """Return the session to which a sampler on this node records this job; None if there is none."""
     root = [str(job.root.pid), str(job.root.start)]
-    for pid in procfs.list_pids():
-        arguments = procfs.read_command_line(pid)
+    for pid, attributes in procfs.iter_processes("cmdline"):
+        arguments: list[str] = attributes["cmdline"] or []
         if daemon.WATCH_OPTION in arguments[-4:-3] and arguments[-3:-1] == root:
             session = arguments[-1]
             if Process.from_pid(pid) in job_control.read_facts(session).samplers:
@@ -124,7 +124,7 @@ def find_sampled_session(job: FoundJob) -> str | None:
 
 
 def enter_ranks(session: str, ranks: Sequence[tuple[int | None, Process]]) -> list[Entry]:
-    """Enters these ranks; records of each that has not been entered why. See :func:`enter.enter`."""
+    """Enter these ranks; record why a rank was not entered. See :func:`probe_entry.enter_processes`."""
     numbers = {process: number for number, process in ranks}
     entries = enter_processes(numbers, session)
     for entry in entries:
@@ -137,34 +137,32 @@ def enter_ranks(session: str, ranks: Sequence[tuple[int | None, Process]]) -> li
 
 
 def end_session(session: str) -> list[Entry]:
-    """Has the probe taken out of all ranks, and ends the recording if the job was attached to. The job goes on.
+    """Unload the probe from all ranks, and end the recording if it began by attaching. The job continues.
 
-    Returns what came of it in each rank that was asked to take it in.
+    Return the result for each rank that may hold the probe.
     """
     facts = job_control.read_facts(session)
-    living = [process for process in dict.fromkeys(facts.ranks) if process.is_alive()]
-    entries = leave_processes([process for process in living if _may_hold_probe(session, facts, process.pid)], session)
+    alive = [process for process in dict.fromkeys(facts.ranks) if process.is_alive()]
+    entries = leave_processes([process for process in alive if _may_hold_probe(session, facts, process.pid)], session)
     if facts.attached:
         job_control.end_recording(session)
         deadline_s = time.monotonic() + _ENDING_S
         while job_control.is_sampler_alive(session) and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
-        if facts.joined:
-            _write_event(session, events.PARTED)
-        else:
-            _write_event(session, events.DETACHED)
+        _write_event(session, events.PARTED if facts.joined else events.DETACHED)
     return entries
 
 
 def find_rank_files(session: str, pid: int) -> list[str]:
-    """The files of events that the probe in a process of this node has written."""
+    """Return the events files that the probe in a process of this node has written."""
     pattern = f"events-rank*-{glob.escape(clock.read_hostname())}-{pid}[.]*"
     return glob.glob(os.path.join(glob.escape(session), pattern))
 
 
 def _may_hold_probe(session: str, facts: job_control.JobFacts, pid: int) -> bool:
-    """Whether the probe is in a process, or may be at any moment. One that was seen from outside only is left alone."""
-    unanswered = glob.glob(os.path.join(glob.escape(session), f"answer-{pid}-*"))  # of one who ended before he was answered
+    """Whether the probe is in a process or may be loaded at any moment. Other processes are left alone."""
+    # Left by a command that ended before the answer came.
+    unanswered = glob.glob(os.path.join(glob.escape(session), f"answer-{pid}-*"))
     return bool(pid in facts.pending_pids or unanswered or find_rank_files(session, pid))
 
 
@@ -175,7 +173,7 @@ def _write_event(session: str, event: str, header: Mapping[str, object] = _NO_HE
 
 
 def format_age(seconds: float) -> str:
-    """For example "9 h 12 min", "40 s"."""
+    """Return for example "9 h 12 min" or "40 s"."""
     minutes = int(seconds) // 60
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60} min"

@@ -1,14 +1,13 @@
-"""Asking zerotop on other nodes through ssh, which never asks for a password.
+"""Running zerotop on other nodes through ssh, without password prompts.
 
-The command there is the one word ``sh``, which every login shell understands alike; what it is to do comes by standard
-input. It is done by the same Python as here where that lies at the same place there, else by the ``zerotop`` on the PATH.
+The remote command is just ``sh``, which every login shell runs alike; its script comes by standard input. It uses the same
+Python as here if that exists at the same path there, else ``zerotop`` from the PATH.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -17,29 +16,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import zerotop_probe
 from zerotop_probe.outside.attaching.remote_agent import ANSWER_KEY
+from zerotop_probe.outside.job.daemon import BOOT_CODE, SOURCE_ROOT
 
 _OPTIONS = (
     "-T",
     "-o", "BatchMode=yes",
     "-o", "ConnectTimeout=10",
-    # A connection that is kept for others would keep our pipe open; one that is there is used all the same.
+    # A master connection started by us would keep our pipe open; an existing one is still used.
     "-o", "ControlMaster=no",
-    # A connection that breaks is noticed within 15 s.
+    # Detect a broken connection within 15 s.
     "-o", "ServerAliveInterval=5",
     "-o", "ServerAliveCountMax=3",
 )  # fmt: skip
-# Ranks that do not answer take five seconds, connecting up to ten.
+# Connecting takes up to 10 s, unresponsive ranks 5 s.
 PATIENCE_S = 60.0
 _SSH_FAILED = 255
 _LOST = "the connection broke before it answered"
 _POLL_S = 0.02
 
-_BOOT_CODE = (
-    "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; "
-    "from zerotop_probe.outside.attaching.remote_agent import main; sys.exit(main())"
-)
+_BOOT_CODE = BOOT_CODE.format(module="zerotop_probe.outside.attaching.remote_agent")
 _BEGUN_MARK = "zerotop_begun"
 _SCRIPT = """\
 echo
@@ -59,16 +55,16 @@ echo {nothing}
 
 
 class NoSsh(OSError):
-    """The ssh command itself cannot be executed; the text is a sentence."""
+    """The ssh command cannot be executed; the text is a sentence."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a node said."""
+    """A node's answer, or why there is none."""
 
-    name: str  # as ssh was told
-    why_not: str = ""  # says why nothing was done; "" if it was
-    is_lost: bool = False  # it has begun, and what it did then was not heard: it may have done it
+    name: str  # as passed to ssh
+    why_not: str = ""  # why the request failed; "" if it succeeded
+    is_lost: bool = False  # the request may have succeeded: it began, but the answer was lost
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -78,20 +74,20 @@ class Answer:
 
     @property
     def host(self) -> str:
-        """What it calls itself; "" if it did not answer."""
+        """Its own hostname; "" if it did not answer."""
         return str(self.facts.get("host") or "")
 
     @property
     def rank_entries(self) -> list[dict[str, Any]]:
-        """Of each rank that was asked: rank, pid, said, why_not, pending."""
+        """The result for each rank: rank, pid, said, why_not, pending."""
         return [entry for entry in self.facts.get("entries") or () if isinstance(entry, dict)]
 
 
 class RemoteCalls:
-    """Nodes that were asked, all at once."""
+    """Requests to several nodes at once."""
 
     def __init__(self, names: Iterable[str], command: Sequence[str], request: Mapping[str, Any]) -> None:
-        """Asks them. ``command`` is ssh's, an empty one is ``ssh``. Raises NoSsh."""
+        """Send the request. ``command`` is the ssh command, by default ``ssh``. Raises NoSsh."""
         self._began_s = time.monotonic()
         self._processes: list[tuple[str, subprocess.Popen[str]]] = []
         script = _make_script(request)
@@ -103,13 +99,13 @@ class RemoteCalls:
             raise
 
     def wait_all(self, seconds: float) -> None:
-        """Waits for all of them, no longer than that."""
+        """Wait until all have ended, at most ``seconds``."""
         deadline_s = time.monotonic() + seconds
         while time.monotonic() < deadline_s and any(process.poll() is None for _, process in self._processes):
             time.sleep(_POLL_S)
 
     def collect_answers(self) -> list[Answer]:
-        """What they say, in the order in which they were named. Waits for it."""
+        """Wait for all answers and return them in the order of the names."""
         return [self._collect_answer(name, process) for name, process in self._processes]
 
     def _collect_answer(self, name: str, process: subprocess.Popen[str]) -> Answer:
@@ -125,7 +121,7 @@ class RemoteCalls:
         return Answer(name, str(facts.get("why_not") or ""), facts=facts)
 
     def kill_remaining(self) -> None:
-        """Waits no longer for those that have not answered."""
+        """Kill the ssh processes of nodes that have not answered."""
         for _, process in self._processes:
             if process.poll() is None:
                 process.kill()
@@ -143,9 +139,11 @@ def _start_ssh(command: list[str], script: str) -> subprocess.Popen[str]:
             errors="replace",
         )
     except OSError as error:
-        raise NoSsh(f"{command[0]} cannot be executed ({error.strerror}): name another with --ssh or ZEROTOP_SSH") from error
+        raise NoSsh(
+            f"{command[0]} cannot be executed ({error.strerror}). Choose another command with --ssh or ZEROTOP_SSH"
+        ) from error
     assert process.stdin is not None
-    # It fits into the pipe. One that has ended already says why.
+    # The script fits into the pipe. If ssh has already exited, its error output says why.
     with contextlib.suppress(BrokenPipeError), process.stdin as file:
         file.write(script)
     process.stdin = None
@@ -153,10 +151,15 @@ def _start_ssh(command: list[str], script: str) -> subprocess.Popen[str]:
 
 
 def _make_script(request: Mapping[str, Any]) -> str:
-    root = os.path.dirname(os.path.dirname(os.path.abspath(zerotop_probe.__file__)))
-    why_not = f"there is neither {sys.executable} with zerotop nor a zerotop on the PATH there"
+    why_not = f"zerotop is installed neither for {sys.executable} nor on the PATH there. Install it on that node"
     nothing = json.dumps({ANSWER_KEY: {"why_not": why_not}})
-    words = {"python": sys.executable, "root": root, "request": json.dumps(request), "boot": _BOOT_CODE, "nothing": nothing}
+    words = {
+        "python": sys.executable,
+        "root": SOURCE_ROOT,
+        "request": json.dumps(request),
+        "boot": _BOOT_CODE,
+        "nothing": nothing,
+    }
     words["begun"] = _BEGUN_MARK
     return _SCRIPT.format(**{name: shlex.quote(word) for name, word in words.items()})
 
@@ -166,7 +169,7 @@ def _has_begun(output: str | bytes) -> bool:
 
 
 def _parse_answer(output: str) -> dict[str, Any] | None:
-    """The answer among what the shell's own files may print."""
+    """Return the answer; skip lines that the shell's startup files may print."""
     for line in output.splitlines():
         if line.startswith('{"' + ANSWER_KEY):
             try:
@@ -180,13 +183,13 @@ def _parse_answer(output: str) -> dict[str, Any] | None:
 
 def _describe_silence(returncode: int, errors: str) -> str:
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    last = lines[-1].rstrip(".") if lines else "it gave no reason"
+    last = lines[-1].rstrip(".") if lines else "no error message"
     if returncode != _SSH_FAILED:
         if any("unrecognized arguments" in line for line in lines):
-            return "zerotop there is older than this one: install the same version"
+            return "zerotop there is too old. Install the same version on both nodes"
         return f"zerotop failed there ({last})"
     if "Permission denied" in last:
-        return f"ssh is not let in without a password ({last}): give it a key or an agent"
+        return f"ssh cannot log in without a password ({last}). Set up a key or an ssh agent"
     if "Host key verification failed" in last:
-        return "ssh does not know its host key: connect once by hand, and accept it"
-    return f"ssh does not reach it ({last.removeprefix('ssh: ')})"
+        return "ssh does not know its host key. Connect once by hand and accept it"
+    return f"ssh cannot connect ({last.removeprefix('ssh: ')})"

@@ -1,1 +1,1 @@
-"""Launching a job and keeping its recording: agent, daemon, output, stopping. Sampling is in ``sampling``."""
+"""Launching, recording and stopping a job: agent, daemon, output. Sampling is in ``sampling``."""

@@ -1,7 +1,6 @@
-"""The process beside a job: launches it, records its output, samples, waits, records how it ended.
+"""The agent, a process beside the job: launches it, records its output, samples it and records how it ended.
 
-The job never depends on it: killed at any moment, it leaves a job that goes on and a recording that ends
-there.
+The job never depends on it. If the agent is killed the job continues, and the recording ends at that moment.
 """
 
 from __future__ import annotations
@@ -38,11 +37,10 @@ __all__ = [
 
 
 def launch_in_background(session: str, command: Sequence[str], *, grace_s: tuple[float, float] = GRACE_S) -> Process:
-    """Starts ``command`` and its agent in sessions of their own: they survive the caller and its terminal.
+    """Start ``command`` and its agent in their own sessions, so that they survive the caller and its terminal.
 
-    Returns the agent once the job runs. ``grace_s`` is the time a stopped job gets between signals, see
-    ``stop.Stopper``. Raises CommandError if the command cannot be executed, AgentError if the agent fails;
-    nothing runs then.
+    Return the agent once the job runs. ``grace_s`` is the time between stop signals, see ``shutdown.Stopper``. Raises
+    CommandError if the command cannot be executed, AgentError if the agent fails; nothing runs in either case.
     """
     check_command(command)
     grace = [str(seconds) for seconds in grace_s]
@@ -50,27 +48,27 @@ def launch_in_background(session: str, command: Sequence[str], *, grace_s: tuple
 
 
 def run_in_foreground(session: str, command: Sequence[str], *, grace_s: tuple[float, float] = GRACE_S) -> JobResult:
-    """Runs ``command`` in our terminal and process group; returns how it ended.
+    """Run ``command`` in our terminal and process group; return how it ended.
 
-    Its output is passed on byte for byte. To be called from the main thread of a process that has no other
-    threads: signals are blocked and waited for meanwhile. Raises CommandError if it cannot be executed.
+    Its output is passed through byte for byte. Call this from the main thread of a process without other threads: signals
+    are blocked and waited for. Raises CommandError if the command cannot be executed.
     """
     check_command(command)
     fill_standard_descriptors()
-    apart = not is_same_file(1, 2)
-    streams = [Stream.create_stream(name) for name in (("stdout", "stderr") if apart else ("output",))]
-    wanted = _drop_ignored(JOB_SIGNALS) | {signal.SIGCHLD, STOP_REQUEST}
-    with _signals_blocked(wanted) as mask:
+    names = ("output",) if is_same_file(1, 2) else ("stdout", "stderr")
+    streams = [Stream.create_stream(name) for name in names]
+    signals = _drop_ignored(JOB_SIGNALS) | {signal.SIGCHLD, STOP_REQUEST}
+    with _signals_blocked(signals) as mask:
         job = _launch_job(session, command, streams, mask, own_session=False)
         echoes = [Echo(stream, number) for number, stream in enumerate(streams, 1)]
-        agent = Agent(session, job, streams, signals=wanted, echoes=echoes, grace_s=grace_s)
+        agent = Agent(session, job, streams, signals=signals, echoes=echoes, grace_s=grace_s)
         agent.note_start(command)
         return agent.run()
 
 
 @contextmanager
 def _signals_blocked(numbers: Collection[int]) -> Iterator[Collection[int]]:
-    """Blocks signals; gives the mask of before, which comes back at the end."""
+    """Block signals; yield the previous mask, which is restored at the end."""
     ignored = _unignore_children()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
@@ -82,9 +80,9 @@ def _signals_blocked(numbers: Collection[int]) -> Iterator[Collection[int]]:
 
 
 def _unignore_children() -> bool:
-    """Where SIGCHLD is ignored, as some starters leave it, the kernel forgets how children ended: no more.
+    """Stop ignoring SIGCHLD, and return whether it was ignored.
 
-    Returns whether it was.
+    Some parents leave it ignored, and then the kernel discards the exit status of children.
     """
     ignored = signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
     if ignored:
@@ -95,39 +93,41 @@ def _unignore_children() -> bool:
 def prepare_in_background(
     session: str, command: Sequence[str], *, grace_s: tuple[float, float] = GRACE_S
 ) -> Callable[[], JobResult]:
-    """Launches ``command`` in a session of its own; the result records it to its end. Raises CommandError."""
+    """Launch ``command`` in its own session; return a function that records it to its end. Raises CommandError."""
     streams = [Stream.create_stream("output")]
-    wanted = _list_background_signals()
+    signals = _list_background_signals()
     _unignore_children()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     job = _launch_job(session, command, streams, mask, own_session=True)
-    agent = Agent(session, job, streams, signals=wanted, grace_s=grace_s)
+    agent = Agent(session, job, streams, signals=signals, grace_s=grace_s)
     agent.note_start(command)
     return agent.run
 
 
 def prepare_watch(session: str, root: Process) -> Callable[[], JobResult]:
-    """Takes up a running job; the result records it to its end.
+    """Take over a running job; return a function that records it to its end.
 
-    Raises ProcessLookupError if it has ended, CommandError if nothing can be written: nobody would ever find us again.
+    Raises ProcessLookupError if the job has ended, CommandError if nothing can be written, since then no other process could
+    find this agent.
     """
     if not root.is_alive():
-        raise ProcessLookupError(f"There is no process {root.pid} that started when the job of {session} did")
-    wanted = _list_background_signals()
-    signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+        raise ProcessLookupError(f"The job of {session}, process {root.pid}, has ended")
+    signals = _list_background_signals()
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     streams, facts = _adopt_streams(session, root), read_facts(session)
-    agent = Agent(session, WatchedJob(root), streams, signals=wanted, attached=facts.attached, joined=facts.joined)
+    ranks = facts.ranks if facts.attached else None
+    agent = Agent(session, WatchedJob(root), streams, signals=signals, attached_ranks=ranks, joined=facts.joined)
     if not agent.is_known:
         raise CommandError(errno.ENOSPC, CANNOT_WRITE.format(folder=session))
     return agent.run
 
 
 def watch_job(session: str, root_pid: int) -> JobResult:
-    """Samples the running job whose root is ``root_pid`` until it ends; takes up its output if that is ours.
+    """Record the running job whose root is ``root_pid`` until it ends, with its output if an agent started it.
 
-    What the job printed since its agent died has stayed in memory and is recorded now, dated now. What it
-    printed in the foreground is recorded but no longer passed on. The exit code of a job that somebody else
-    started is not known. Raises ProcessLookupError if there is no such process.
+    Output printed since that agent died has stayed in memory; it is recorded now, with the current time. Output of a job in
+    the foreground is recorded but no longer passed through. The exit code is unknown, as the job is not our child. Raises
+    ProcessLookupError if there is no such process.
     """
     root = Process.from_pid(root_pid)
     if root is None:
@@ -146,7 +146,7 @@ def _adopt_streams(session: str, root: Process) -> list[Stream]:
 
 
 def _drop_ignored(numbers: Sequence[signal.Signals]) -> set[int]:
-    """Those that our starter does not want ignored, as nohup wants SIGHUP."""
+    """Return the signals that our parent did not set to be ignored, as nohup does with SIGHUP."""
     return {number for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
 
 
@@ -155,12 +155,7 @@ def _list_background_signals() -> set[int]:
 
 
 def _launch_job(
-    session: str,
-    command: Sequence[str],
-    streams: Sequence[Stream],
-    mask: Collection[int],
-    *,
-    own_session: bool,
+    session: str, command: Sequence[str], streams: Sequence[Stream], mask: Collection[int], *, own_session: bool
 ) -> Job:
     writers = [stream.open_writer() for stream in streams]
     try:

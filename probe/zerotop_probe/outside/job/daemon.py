@@ -1,4 +1,4 @@
-"""Starting an agent that outlives its starter and the terminal, and hearing from it whether the job runs."""
+"""Starting an agent that outlives its parent and the terminal, and learning from it whether the job runs."""
 
 from __future__ import annotations
 
@@ -14,38 +14,37 @@ from zerotop_probe.outside.job.job_control import is_sampler_alive, read_facts
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.recording import clock
 
-# Not `python -m`: that would put the working directory on the path, where a user's own queue.py or psutil.py
-# may lie.
-_BOOT_CODE = (
-    "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; "
-    "from zerotop_probe.outside.__main__ import main; sys.exit(main())"
+# Not `python -m`: that puts the working directory on sys.path, where the user may have a queue.py or psutil.py.
+BOOT_CODE = (
+    "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; from {module} import main; sys.exit(main())"
 )
+SOURCE_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(zerotop_probe.__file__)))
 _ANSWER_KEY = "zerotop_agent"
-# Followed by the root's number and start, and the session.
+# Followed by the root's pid and start time, and the session.
 WATCH_OPTION = "--watch"
 
 
 class AgentError(RuntimeError):
-    """The agent could not be started, for a reason that is not the command's."""
+    """The agent could not be started, for a reason other than the command."""
 
 
 class StartingAgent:
-    """An agent that is being started: meanwhile its starter can do something else."""
+    """An agent that is being started while the caller continues."""
 
     def __init__(self, pid: int, answers: int) -> None:
         self._pid = pid
         self._answer_descriptor = answers
 
     def await_agent(self) -> Process:
-        """Waits until its job runs; to be called once. Raises as :func:`start`."""
+        """Wait until its job runs; may be called once. Raises the errors of :func:`start_agent`."""
         with open(self._answer_descriptor, "rb") as file:
-            said = [line.decode(errors="replace").rstrip("\n") for line in _iter_until_answer(file)]
+            lines = [line.decode(errors="replace").rstrip("\n") for line in _iter_until_answer(file)]
         os.waitpid(self._pid, 0)
-        return _parse_answer(said)
+        return _parse_answer(lines)
 
 
 def start_agent(arguments: Sequence[str]) -> Process:
-    """Starts an agent with these arguments in a session of its own and returns it once its job runs.
+    """Start an agent with these arguments in its own session; return it once its job runs.
 
     Raises CommandError if the job's command could not be executed, AgentError if the agent itself failed.
     """
@@ -53,16 +52,16 @@ def start_agent(arguments: Sequence[str]) -> Process:
 
 
 def spawn_agent(arguments: Sequence[str]) -> StartingAgent:
-    """The same without waiting. Raises OSError if no process can be started."""
+    """Start an agent without waiting for it. Raises OSError if no process can be started."""
     reading, writing = os.pipe()
-    root = os.path.dirname(os.path.dirname(os.path.abspath(zerotop_probe.__file__)))
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-        # Errors before the agent could answer, a failing import say, come the same way as its answer.
+        # An error before the agent can answer, such as a failing import, arrives the same way as its answer.
         (os.POSIX_SPAWN_DUP2, writing, 2),
     ]
-    command = [sys.executable, "-c", _BOOT_CODE, root, "--daemon", *arguments]
+    code = BOOT_CODE.format(module="zerotop_probe.outside.__main__")
+    command = [sys.executable, "-c", code, SOURCE_ROOT, "--daemon", *arguments]
     try:
         pid = os.posix_spawn(sys.executable, command, dict(os.environ), file_actions=actions, setsid=True)
     except OSError:
@@ -74,7 +73,7 @@ def spawn_agent(arguments: Sequence[str]) -> StartingAgent:
 
 
 def spawn_watcher(session: str) -> StartingAgent | None:
-    """Begins to start a new agent for a job whose agent has died; None if that lives or the job has ended."""
+    """Start a new agent for a job whose agent has died, without waiting; None if the agent lives or the job has ended."""
     root = read_facts(session).job
     if root is None or not root.is_alive() or is_sampler_alive(session):
         return None
@@ -82,7 +81,7 @@ def spawn_watcher(session: str) -> StartingAgent | None:
 
 
 def watch_in_background(session: str) -> Process | None:
-    """The same, and waits until it runs. Raises AgentError, OSError."""
+    """Start a new agent as :func:`spawn_watcher` does, and wait until it runs. Raises AgentError, OSError."""
     starting = spawn_watcher(session)
     return None if starting is None else starting.await_agent()
 
@@ -98,7 +97,7 @@ def _parse_answer(lines: list[str]) -> Process:
     try:
         answer = json.loads(lines[-1])[_ANSWER_KEY]
     except (IndexError, ValueError, KeyError, TypeError):
-        reason = lines[-1] if lines else "it ended without a word"
+        reason = lines[-1] if lines else "it exited without an error message"
         raise AgentError(f"The sampler could not be started: {reason}") from None
     if "error" in answer:
         raise CommandError(answer["errno"], answer["error"])
@@ -106,9 +105,9 @@ def _parse_answer(lines: list[str]) -> Process:
 
 
 def serve_agent(prepare: Callable[[], Callable[[], JobResult]]) -> None:
-    """The agent's side of ``start``: ``prepare`` launches the job and returns what is then to be run."""
+    """Run as the agent that :func:`spawn_agent` started: ``prepare`` launches the job and returns its loop."""
     if os.fork():
-        os._exit(0)  # whoever started us need not wait for us, and gets no zombie
+        os._exit(0)  # so that our parent need not wait for us
     try:
         run = prepare()
     except CommandError as error:
@@ -120,13 +119,13 @@ def serve_agent(prepare: Callable[[], Callable[[], JobResult]]) -> None:
 
 
 def _send_answer(value: dict[str, object]) -> None:
-    # The starter may have been killed meanwhile; the job runs all the same.
+    # The parent may have been killed meanwhile; the job runs all the same.
     with contextlib.suppress(OSError):
         os.write(2, json.dumps({_ANSWER_KEY: value}).encode() + b"\n")
 
 
 def _detach_terminal() -> None:
-    """Lets go of the starter's pipe and working directory."""
+    """Release the parent's pipe and working directory."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 2)
     os.close(null)

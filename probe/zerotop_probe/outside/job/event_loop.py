@@ -1,4 +1,4 @@
-"""The loop of an agent: the job's output, the samplers' ticks, signals, the end."""
+"""The agent's loop: copies output, triggers samplers, handles signals and records the end."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from zerotop_probe.outside.job.output_buffer import OutputRecorder
 from zerotop_probe.outside.job.passthrough import Echo
 from zerotop_probe.outside.job.shutdown import GRACE_S, LEAVE_REQUEST, STOP_REQUEST, Stopper
 from zerotop_probe.outside.job.stream import Stream
+from zerotop_probe.outside.procfs import Process
 from zerotop_probe.outside.sampling.node_sampler import TICK_S, NodeSampler
 from zerotop_probe.recording import disk, events, redact
 from zerotop_probe.recording.writer import EventWriter, Identity
 
-# Output is looked at twice a tick.
+# Output is copied twice a tick.
 _PERIOD_S = TICK_S / 2
-# How long the foreground stays for ranks that outlive their launcher, as DeepSpeed's do after Ctrl-C, to pass
-# on their words.
+# How long a foreground agent waits for ranks that outlive their launcher, as DeepSpeed's do after Ctrl-C, to pass on their
+# output.
 _LINGER_S = 5.0
-# Room on disk for this node's events. So how the job ended, and what was lost, is recorded on a full disk too.
+# Disk space reserved for events, so that the job's end and any losses are recorded even on a full disk.
 _ROOM_FOR_EVENTS = 1 << 16
 
-# In the foreground these belong to the job, which gets those that were sent to us. In the background they ask
-# for a stop.
+# In the foreground these are passed on to the job. In the background STOP_SIGNALS request a stop.
 JOB_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# What the terminal or the kernel sent has reached the whole process group, the job with it.
+# A signal from the terminal or the kernel has reached the whole process group, including the job.
 _SI_KERNEL = 0x80
 
 
 class Agent:
-    """One job's agent: the loop and what it needs."""
+    """The agent of one job."""
 
     def __init__(
         self,
@@ -45,16 +45,16 @@ class Agent:
         signals: set[int],
         echoes: Sequence[Echo] = (),
         grace_s: tuple[float, float] = GRACE_S,
-        attached: bool = False,
+        attached_ranks: Sequence[Process] | None = None,
         joined: bool = False,
     ) -> None:
-        """``signals`` are blocked by the caller; with ``echoes``, in the foreground, the job gets them.
+        """``signals`` are blocked by the caller; with ``echoes``, in the foreground, they are passed on to the job.
 
-        ``attached``: the job is somebody else's, and what asks for our end does not ask for its. ``joined``: this is a
-        part of a job that others record elsewhere, and its end is not that of the whole.
+        ``attached_ranks``: the ranks of a job that we attached to; stop signals then end the recording, not the job.
+        ``joined``: this node's part of a job whose recording began elsewhere, so its end is not the job's end.
         """
         self._session = session
-        self._attached = attached
+        self._attached = attached_ranks is not None
         self._joined = joined
         self._has_left = False
         self._job = job
@@ -70,14 +70,14 @@ class Agent:
         self._events = EventWriter(session, identity)
         disk.reserve_blocks(self._events.fileno(), _ROOM_FOR_EVENTS)
         self._output = OutputRecorder(session, identity, streams, on_error=self._note_output_lost)
-        self._node = NodeSampler(session, identity, job.root, self._events)
+        self._node = NodeSampler(session, identity, job.root, self._events, attached_ranks=attached_ranks)
         self._stopper = Stopper(
             job.root, session, grace_s=grace_s, on_sent=self._note_stop, ranks=self._node.ranks.list_processes
         )
 
     @property
     def is_known(self) -> bool:
-        """Whether the recording says who we are, so that others can ask us for something."""
+        """Whether the recording identifies this agent, so that other processes can send it requests."""
         return not self._events.lost
 
     def _write_event(self, event: str, **facts: object) -> None:
@@ -87,34 +87,36 @@ class Agent:
         self._write_event(events.SAMPLER_ERROR, where="output", error=reason)
 
     def _note_loss(self) -> None:
-        """Says once, while the job runs, that its recording is not whole."""
+        """Record once, while the job runs, that its recording is incomplete."""
         if not self._loss_noted and (self._node.lost_records or self._output.lost_records):
             self._loss_noted = True
-            self._write_event(events.SAMPLER_ERROR, where="samples", error="some could not be written, as on a full disk")
+            self._write_event(
+                events.SAMPLER_ERROR, where="samples", error="some samples could not be written; is the disk full?"
+            )
 
     def _note_stop(self, name: str) -> None:
         self._write_event(events.STOP_SENT, signal=name)
 
     def note_start(self, command: Sequence[str]) -> None:
-        """Records that the job was started by us."""
+        """Record that this agent started the job."""
         pid, start = self._job.root
         self._write_event(events.JOB_STARTED, pid=pid, start=start, command=redact.redact_command(command))
 
     def run(self) -> JobResult:
-        """Stays as long as the job; returns how it ended."""
-        next_s = time.monotonic() + _PERIOD_S  # the samplers have looked once by then
+        """Record the job until it ends; return how it ended."""
+        next_s = time.monotonic() + _PERIOD_S  # the samplers have run once by then
         half_ticks = 0
         while not self._is_over():
             now_ns = time.monotonic_ns()
-            more = self._output.poll(now_ns)
+            has_more = self._output.poll(now_ns)
             if now_ns >= next_s * 1e9:
                 self._node.request_samples(now_ns, half_ticks)
                 half_ticks += 1
                 self._note_loss()
-                # After a pause (Ctrl-Z, a suspended machine) what was missed is not made up for.
+                # Ticks missed during a pause (Ctrl-Z, a suspended machine) are skipped.
                 next_s = max(next_s + _PERIOD_S, now_ns / 1e9)
             self._stopper.poll(time.monotonic())
-            self._wait_for_signal(0.0 if more else next_s - time.monotonic())
+            self._wait_for_signal(0.0 if has_more else next_s - time.monotonic())
         return self._finish_recording()
 
     def _wait_for_signal(self, seconds: float) -> None:
@@ -129,9 +131,10 @@ class Agent:
             self._job.root.send_signal(info.si_signo)
 
     def _is_over(self) -> bool:
-        """Whether the root has ended, and with it the ranks, which may live on when it was a launcher; or we leave.
+        """Whether the job has ended, or the agent was asked to leave it.
 
-        Of somebody else's job also when the recording was removed: nobody could ask us for our end any more.
+        A job has ended with its root and its ranks, which may outlive a launcher. A job that we attached to is also left
+        when its recording was deleted, since nobody could ask us to leave any more.
         """
         if self._has_left or (self._attached and _is_gone(self._session)):
             self._has_left = True
@@ -182,7 +185,7 @@ class Agent:
         return text
 
     def _finish_echo(self) -> None:
-        """Passes on what is left. A signal meanwhile, when a paused terminal keeps it waiting, ends that."""
+        """Pass on the remaining output. A signal interrupts this, as a paused terminal may block it forever."""
         for echo in self._echoes:
             echo.request_finish()
         while any(echo.is_alive() for echo in self._echoes):
@@ -196,6 +199,6 @@ def _is_gone(folder: str) -> bool:
         os.stat(folder)
     except FileNotFoundError:
         return True
-    except OSError:  # a network filesystem that does not answer
+    except OSError:  # a network filesystem that does not respond
         return False
     return False

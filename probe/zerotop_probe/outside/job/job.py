@@ -1,4 +1,4 @@
-"""The job: starting its command, and telling how it ended."""
+"""Starting a job's command and describing how it ended."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ import zerotop_probe
 from zerotop_probe.outside.procfs import Process, read_stat
 from zerotop_probe.recording.directory import SESSION_VARIABLE
 
-# Python ignores these two for its own use; the job gets them as a shell would have given them.
+# Python ignores these two signals; in the job they get their default action back, as from a shell.
 _IGNORED_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 class JobResult(NamedTuple):
-    """How a job ended, and what there is to say about its recording."""
+    """How a job ended, and what its recording lacks."""
 
-    exit_code: int | None  # 128 + n after signal n; None where nobody knows
+    exit_code: int | None  # 128 + n after signal n; None if unknown
     text: str  # one sentence
-    lost_records: int  # of this node's sampler: they could not be written
-    lost_output_bytes: int  # of the job's output, not recorded
-    echo_error: str  # why its output was not passed on to the end; "" if it was, or nobody read it any more
+    lost_records: int  # records of this node's sampler that could not be written
+    lost_output_bytes: int  # bytes of the job's output that could not be recorded
+    echo_error: str  # why passing its output through failed; "" if it did not, or if the reader closed the pipe
 
 
 class CommandError(OSError):
-    """The command cannot be executed; the text is a sentence that says why and how to mend it."""
+    """The command cannot be executed; the text is a sentence that says why and what to do."""
 
     def __str__(self) -> str:
         return str(self.strerror)
 
 
 def check_command(command: Sequence[str]) -> None:
-    """Raises CommandError if it is plain before starting anything that ``command`` cannot be executed."""
+    """Raise CommandError if ``command`` evidently cannot be executed, without starting anything."""
     if not command or not command[0]:
-        raise CommandError(errno.EINVAL, "There is no command to run: write it after --")
+        raise CommandError(errno.EINVAL, "There is no command to run: give it after --")
     if shutil.which(command[0]) is None:
         raise _make_error(command[0], _find_errno(command[0]))
 
@@ -54,14 +54,14 @@ def _make_error(program: str, number: int) -> CommandError:
         errno.EISDIR: f"{program!r} is a directory, not a command",
         errno.EACCES: f"{program!r} is not executable: run it as python {program}, or chmod +x it",
         errno.ENOEXEC: f"{program!r} is neither a program nor a script that begins with #!",
-        errno.E2BIG: "The command line and the environment together are longer than the system allows",
+        errno.E2BIG: "The command line and environment are too long for this system",
     }
     otherwise = f"{program!r} cannot be executed: {os.strerror(number)}"
     return CommandError(number, sentences.get(number, otherwise))
 
 
 def build_environment(session: str, base: Mapping[str, str]) -> dict[str, str]:
-    """The job's environment: ``base`` with the session's directory and the probe's bootstrap folder added."""
+    """Return the job's environment: ``base`` with the session's directory and the probe's bootstrap folder added."""
     bootstrap = os.path.join(os.path.dirname(os.path.abspath(zerotop_probe.__file__)), "bootstrap")
     path = base.get("PYTHONPATH")
     return {
@@ -82,10 +82,10 @@ def spawn_job(
     signal_mask: Collection[int],
     own_session: bool,
 ) -> ChildJob:
-    """Starts ``command`` with two descriptors as its output and ``signal_mask`` as its mask.
+    """Start ``command`` with two descriptors as its output and ``signal_mask`` as its signal mask.
 
-    With ``own_session`` it gets a session and process group of its own. The call is posix_spawn, which tells
-    at once whether the command could be executed. Raises CommandError if not.
+    With ``own_session`` it gets its own session and process group. posix_spawn reports at once whether the command could be
+    executed. Raises CommandError if not.
     """
     actions = [(os.POSIX_SPAWN_DUP2, stdout, 1), (os.POSIX_SPAWN_DUP2, stderr, 2)]
     check_command(command)
@@ -101,23 +101,23 @@ def spawn_job(
         )
     except (OSError, ValueError) as error:  # ValueError: a null byte in an argument
         raise _make_error(command[0], getattr(error, "errno", None) or errno.EINVAL) from error
-    facts = read_stat(pid)
-    return ChildJob(Process(pid, facts.start if facts else 0))
+    stat = read_stat(pid)
+    return ChildJob(Process(pid, stat.start if stat else 0))
 
 
 class ChildJob:
-    """A job that this process started: its exit status will be known."""
+    """A job that this process started, so its exit status will be known."""
 
     def __init__(self, root: Process) -> None:
         self.root = root
         self._status: int | None = None
 
     def has_ended(self) -> bool:
-        """Whether the root process has ended. It is reaped then."""
+        """Whether the root process has ended. Reap it if so."""
         if self._status is None:
             try:
                 pid, status = os.waitpid(self.root.pid, os.WNOHANG)
-            except ChildProcessError:  # somebody else in this process has waited for it
+            except ChildProcessError:  # another part of this process has waited for it
                 return not self.root.is_alive()
             if pid:
                 self._status = status
@@ -125,12 +125,12 @@ class ChildJob:
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, or minus the signal's number; None while it runs or where nobody knows."""
+        """The exit code, or the negated signal number; None while it runs or if unknown."""
         return None if self._status is None else os.waitstatus_to_exitcode(self._status)
 
 
 class WatchedJob:
-    """A job that somebody else started: its end is seen, its exit status is not."""
+    """A job that another process started: its exit status is unknown."""
 
     returncode: int | None = None
 
@@ -146,12 +146,12 @@ Job = ChildJob | WatchedJob
 
 
 def compute_exit_code(returncode: int) -> int:
-    """As a shell says it: 128 + n after signal n."""
+    """Return the exit code as a shell reports it: 128 + n after signal n."""
     return 128 - returncode if returncode < 0 else returncode
 
 
 def find_signal_name(returncode: int | None) -> str | None:
-    """For example "SIGKILL"; None if the job was not ended by a signal."""
+    """Return for example "SIGKILL"; None if no signal ended the job."""
     if returncode is None or returncode >= 0:
         return None
     try:
@@ -161,16 +161,15 @@ def find_signal_name(returncode: int | None) -> str | None:
 
 
 def describe_end(returncode: int | None, oom_kills: int, where: str, *, stop_requested: bool) -> str:
-    """One sentence about how the job ended.
+    """Return one sentence about how the job ended.
 
-    The kernel killed ``oom_kills`` processes of ``where`` for lack of memory; ``asked`` says that it was
-    asked to stop.
+    ``oom_kills`` is the number of processes of ``where`` that the kernel's OOM killer ended.
     """
     text = _describe_returncode(returncode)
     if stop_requested:
         text += ", after it had been asked to stop"
     if returncode is None:
-        text += "; its exit code is not known, as this sampler had not started it"
+        text += "; its exit code is not known, as this sampler did not start it"
     if oom_kills > 0:
         processes = "1 process" if oom_kills == 1 else f"{oom_kills} processes"
         text += f"; the kernel's OOM killer ended {processes} of {where}"
@@ -186,5 +185,5 @@ def _describe_returncode(returncode: int | None) -> str:
     if returncode == 0:
         return "The job ended with exit code 0"
     inner = find_signal_name(128 - returncode) if returncode > 128 else None
-    behind = f", as after {inner}" if inner and inner.startswith("SIG") else ""
-    return f"The job failed with exit code {returncode}{behind}"
+    hint = f", as after {inner}" if inner and inner.startswith("SIG") else ""
+    return f"The job failed with exit code {returncode}{hint}"

@@ -1,4 +1,4 @@
-"""Asking about and stopping the job of a session, from any process of the same user on the same node."""
+"""Querying and stopping the job of a session, from any process of the same user on the same node."""
 
 from __future__ import annotations
 
@@ -6,23 +6,20 @@ import contextlib
 import glob
 import json
 import os
-import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from zerotop_probe.outside.job.shutdown import LEAVE_REQUEST, STOP_REQUEST, signal_job
+from zerotop_probe.outside.job.shutdown import LEAVE_REQUEST, STAGES, STOP_REQUEST, signal_job
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.recording import clock, events
 from zerotop_probe.recording.writer import EventWriter, Identity
 
 CANNOT_WRITE = "nothing can be written to {folder}: make room there, or choose another folder with --session"
 
-# What an event can raise whose facts are not what they should be.
+# Raised by events with missing or invalid facts.
 _DAMAGE_ERRORS = (ValueError, TypeError, AttributeError, LookupError, OverflowError)
-
-_STAGES = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 
 class JobUnreachable(ProcessLookupError):
@@ -31,23 +28,23 @@ class JobUnreachable(ProcessLookupError):
 
 @dataclass
 class JobFacts:
-    """What the events of this node's samplers say about who runs."""
+    """The processes of a session's job on this node, according to its events."""
 
     samplers: list[Process] = field(default_factory=list)
     job: Process | None = None
     ranks: list[Process] = field(default_factory=list)
     stops_sent: int = 0
     ended: bool = False
-    # Its job was started by somebody else, and is recorded since it was attached to.
+    # The recording began by attaching to a running job.
     attached: bool = False
     detached: bool = False
-    # The recording began on another node, and this one's part was added.
+    # The recording began on another node and this node joined it.
     joined: bool = False
-    # Other nodes that were made to take part from here, as ssh names them.
+    # Other nodes that were joined from here, by their ssh names.
     reached_hosts: list[str] = field(default_factory=list)
-    # Ranks that were asked to take the probe in and had not answered: they will do it.
+    # Ranks that were asked to load the probe and had not answered: they will load it later.
     pending_pids: set[int] = field(default_factory=set)
-    other_host: str = ""  # the host of a job of another machine, or from before this one was restarted
+    other_host: str = ""  # the host, if the job ran on another machine or before this one was restarted
 
     def is_alive(self) -> bool:
         """Whether the job's root, or a rank that outlived it, runs."""
@@ -55,9 +52,9 @@ class JobFacts:
 
 
 def read_facts(session: str) -> JobFacts:
-    """Reads the events of all samplers (and of earlier calls of ``request_stop``) of this node and boot."""
+    """Read the events that samplers and commands of this node wrote since its last boot."""
     facts = JobFacts()
-    told: list[dict[str, Any]] = []
+    unsorted: list[dict[str, Any]] = []
     here = (clock.read_hostname(), clock.read_boot_id())
     for path in sorted(glob.glob(os.path.join(glob.escape(session), "events-[nc]*.jsonl"))):
         writer = _read_writer(path)
@@ -67,24 +64,24 @@ def read_facts(session: str) -> JobFacts:
         if writer.get("role") == "node":
             with contextlib.suppress(*_DAMAGE_ERRORS):
                 facts.samplers.append(Process(int(writer["pid"]), int(writer["start"])))
-        told += _iter_events(path)
-    # Of one boot, so that their times compare: what attached and what detached wrote files of their own.
-    for event in sorted(told, key=_get_time_ns):
+        unsorted += _iter_events(path)
+    # Attaching and detaching write separate files; the times of one boot are comparable.
+    for event in sorted(unsorted, key=_get_time_ns):
         with contextlib.suppress(*_DAMAGE_ERRORS):
             _apply_event(facts, event)
     return facts
 
 
-_WRITER_BY_PATH: dict[str, dict[str, Any]] = {}  # by path, of a process that asks again and again
+_WRITER_BY_PATH: dict[str, dict[str, Any]] = {}  # a cache for processes that poll
 
 
 def _read_writer(path: str) -> dict[str, Any]:
-    """Who writes a file, by its first line, which never changes once it is there."""
+    """Return the writer of a file from its first line, which never changes once it is written."""
     if path not in _WRITER_BY_PATH:
-        found = next(_iter_events(path), {}).get("writer")
-        if not found or not isinstance(found, dict):
+        writer = next(_iter_events(path), {}).get("writer")
+        if not writer or not isinstance(writer, dict):
             return {}
-        _WRITER_BY_PATH[path] = found
+        _WRITER_BY_PATH[path] = writer
     return _WRITER_BY_PATH[path]
 
 
@@ -94,7 +91,7 @@ def _get_time_ns(event: dict[str, Any]) -> int:
 
 
 def _iter_events(path: str) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a file; torn and foreign lines are left out."""
+    """Yield the JSON objects of a file; skip truncated and invalid lines."""
     try:
         with open(path, "rb") as file:
             for line in file:
@@ -152,24 +149,22 @@ def is_job_alive(session: str) -> bool:
 
 
 def end_recording(session: str) -> bool:
-    """Asks the samplers of a job that was attached to for their end; the job goes on. Whether there was one."""
+    """Ask the samplers of an attached job to exit; return whether there was one. The job continues."""
     return sum(sampler.send_signal(LEAVE_REQUEST) for sampler in read_facts(session).samplers) > 0
 
 
 def is_job_here(session: str) -> bool:
-    """Whether the job was started on this node since its last boot, so that the other answers mean something."""
+    """Whether the job runs or ran on this node since its last boot; else the other answers are meaningless."""
     return read_facts(session).job is not None
 
 
 def request_stop(session: str) -> None:
-    """Asks for the job to be stopped: gently the first time, harder each further time.
+    """Request that the job stop; each further call uses the next stronger signal.
 
-    A living sampler does it and goes on by itself from SIGINT to SIGTERM to SIGKILL (see ``stop.Stopper``).
-    Without one each call sends the next of these signals. Returns at once; nothing happens to a job that has
-    ended.
+    A living sampler does this and escalates by itself from SIGINT to SIGTERM to SIGKILL, see ``shutdown.Stopper``. Without
+    one each call sends the next of these signals. Returns at once; does nothing to a job that has ended.
 
-    Raises NotHere if the session's job was started on another machine or never, PermissionError if it is
-    somebody else's.
+    Raises JobUnreachable if the session's job did not start on this machine, PermissionError if it belongs to another user.
     """
     facts = read_facts(session)
     for sampler in facts.samplers:
@@ -185,11 +180,11 @@ def _explain_unreachable(facts: JobFacts) -> str:
         return "its recording does not say that it was started"
     if facts.other_host == clock.read_hostname():
         return "it ran before this machine was restarted"
-    return f"it was started on {facts.other_host}"
+    return f"it was started on {facts.other_host}; stop it there"
 
 
 def _stop_without_sampler(session: str, facts: JobFacts, root: Process) -> None:
-    number = _STAGES[min(facts.stops_sent, len(_STAGES) - 1)]
+    number = STAGES[min(facts.stops_sent, len(STAGES) - 1)]
     if signal_job(root, session, number, facts.ranks):
         identity = Identity.for_this_process("control")
         writer = EventWriter(session, identity)

@@ -1,4 +1,4 @@
-"""Recording the job's output: bytes into ``output-<writer>.log``, what came when into its table."""
+"""Recording the job's output: the bytes in ``output-<writer>.log``, their times in its index table."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from zerotop_probe.outside.job.stream import Stream
 from zerotop_probe.recording.tables import OUTPUT, STREAMS
 from zerotop_probe.recording.writer import Identity, RecordWriter, create_file
 
-# At most this is held in our memory at once.
+# Bytes in our memory at a time.
 _CHUNK_BYTES = 1 << 18
-# At most so much is copied in one poll, so that a job that prints without end does not keep us from looking
-# at its end.
+# Chunks copied in one poll, so that a job that prints without pause does not block the loop.
 _CHUNKS_PER_POLL = 64
 
 
 class OutputRecorder:
-    """Copies streams to disk. What cannot be written is counted in ``lost_bytes``; the job never notices."""
+    """Copies streams to disk. Bytes that cannot be written are counted in ``lost_bytes``; the job never notices."""
 
     def __init__(
         self, session: str, identity: Identity, streams: Sequence[Stream], *, on_error: Callable[[str], None]
     ) -> None:
-        """``on_error`` is called once, with the reason, when output is lost for the first time."""
+        """``on_error`` is called with the reason when output is lost for the first time."""
         self.lost_bytes = 0
         self._streams = streams
         self._on_error = on_error
@@ -42,7 +41,7 @@ class OutputRecorder:
         return self._index_writer.lost
 
     def poll(self, time_ns: int) -> bool:
-        """Takes what was written since the last poll, seen at ``time_ns``; True if there is still more."""
+        """Copy the output since the last poll, dated ``time_ns``; return whether there is more."""
         more = [self._copy_stream(stream, time_ns) for stream in self._streams]
         return any(more)
 
@@ -81,10 +80,10 @@ class OutputRecorder:
         first = not self.lost_bytes
         self.lost_bytes += count
         if first:
-            self._on_error(f"output of the job is not recorded: {error.strerror or error}")
+            self._on_error(f"the job's output is not recorded: {error.strerror or error}")
 
     def close(self) -> None:
-        """Closes the files."""
+        """Close the files."""
         self._index_writer.close()
         if self._log_descriptor is not None:
             os.close(self._log_descriptor)
@@ -92,7 +91,7 @@ class OutputRecorder:
 
 
 def count_recorded_bytes(session: str, host: str, stream: str) -> int:
-    """How many bytes of a stream this host's samplers have recorded: where a restarted one goes on."""
+    """Return how many bytes of a stream this host's samplers have recorded, where a restarted one continues."""
     code = STREAMS.index(stream)
     lengths = [field.name for field in OUTPUT.fields].index("length")
     streams = [field.name for field in OUTPUT.fields].index("stream")

@@ -8,7 +8,7 @@ import threading
 
 from zerotop_probe.outside.job.stream import Stream
 
-# How long output may wait before it is passed on, in seconds.
+# The longest delay of the output, in seconds.
 _PERIOD_S = 0.02
 _CHUNK_BYTES = 1 << 16
 
@@ -16,13 +16,13 @@ _CHUNK_BYTES = 1 << 16
 class Echo(threading.Thread):
     """Copies one stream to one of our descriptors.
 
-    A thread of its own, because a paused terminal or a slow pipe blocks the write while sampling and
-    recording must go on. A closed downstream ends the echo, not the job.
+    It is a thread because a paused terminal or a slow pipe blocks the write, while sampling and recording must continue. A
+    closed reader ends the echo, not the job.
     """
 
     def __init__(self, stream: Stream, descriptor: int) -> None:
         super().__init__(name=f"echo-{stream.name}", daemon=True)
-        # Why it ended early; nothing for a closed downstream: whoever read has read enough.
+        # Why it ended early; empty if the reader closed the pipe, which is no error.
         self.error = ""
         self._stream = stream
         self._descriptor = descriptor
@@ -30,7 +30,7 @@ class Echo(threading.Thread):
         stream.echoed_bytes = stream.recorded_bytes
 
     def run(self) -> None:
-        """Copies until ``finish`` was called and everything is passed on."""
+        """Copy until a finish was requested and all output is passed on."""
         try:
             while True:
                 finishing = self._finish_requested.wait(_PERIOD_S)
@@ -58,19 +58,19 @@ class Echo(threading.Thread):
     def _write_chunk(self, data: bytes) -> int:
         try:
             return os.write(self._descriptor, data)
-        except BlockingIOError:  # somebody who shares our terminal or pipe has made it non-blocking
+        except BlockingIOError:  # another program that shares our terminal or pipe has made it non-blocking
             select.select([], [self._descriptor], [], 1.0)
             return 0
 
     def request_finish(self) -> None:
-        """Says that the job writes no more; what is left is passed on, then the thread ends."""
+        """End the thread once the remaining output is passed on; the job writes no more."""
         self._finish_requested.set()
 
 
 def fill_standard_descriptors() -> None:
-    """Opens /dev/null for those of the descriptors 0, 1 and 2 that our caller has closed.
+    """Open /dev/null for each of the descriptors 0, 1 and 2 that our caller has closed.
 
-    Or the first files that we open would take these numbers, and the job's output would go into a recording.
+    Otherwise the first files that we open would take these numbers, and the job's output would go into a recording.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
@@ -78,7 +78,7 @@ def fill_standard_descriptors() -> None:
 
 
 def is_same_file(first: int, second: int) -> bool:
-    """Whether two descriptors lead to the same file, terminal or pipe. False if one is closed."""
+    """Whether two descriptors refer to the same file, terminal or pipe. False if one is closed."""
     try:
         one, other = os.fstat(first), os.fstat(second)
     except OSError:

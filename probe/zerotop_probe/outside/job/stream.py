@@ -1,9 +1,8 @@
-"""Where the job writes: a file in memory that nobody's death, no full disk and no slow reader can break.
+"""The job's output streams: files in memory that a dead recorder, a full disk or a slow reader cannot break.
 
-A pipe would kill the job (SIGPIPE) or block it when its reader dies; a file on disk fails when the disk is
-full. A write to a memfd always succeeds. The recorder copies from it and gives the memory of what was copied
-back by punching holes. When nobody copies (the sampler was killed), output stays in memory until a restarted
-sampler takes it up.
+A pipe kills the job (SIGPIPE) or blocks it when its reader dies; a file on disk fails when the disk is full. A write to a
+memfd always succeeds. The recorder copies from it and frees the memory of copied bytes by punching holes. While no sampler
+runs the output stays in memory until a restarted one records it.
 """
 
 from __future__ import annotations
@@ -17,40 +16,38 @@ from zerotop_probe.recording import disk
 
 _PREFIX = "zerotop-"
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-# Holes are punched in pieces of at least this many bytes: a call costs 2 us, a page of text a second is not
-# worth it.
+# The least size of a hole: a call costs 2 us, too much for a page of text a second.
 _PUNCH_BYTES = 1 << 16
 
 
 class Stream:
-    """One of the job's output streams: the memory, and how far readers have come."""
+    """One of the job's output streams: its memory, and the positions of its readers."""
 
     def __init__(self, name: str, descriptor: int, position: int = 0) -> None:
         self.name = name
         self.descriptor = descriptor
         self.recorded_bytes = position
-        # None while nobody echoes this stream.
+        # None while this stream is not echoed.
         self.echoed_bytes: int | None = None
         self._punched_bytes = position
 
     @classmethod
     def create_stream(cls, name: str) -> Stream:
-        """A new, empty stream. Raises OSError if there is neither a memfd nor a temporary directory."""
+        """Create an empty stream. Raises OSError if there is neither a memfd nor a temporary directory."""
         try:
             descriptor = os.memfd_create(_PREFIX + name, os.MFD_CLOEXEC)
         except (OSError, AttributeError):  # forbidden by a sandbox
             with tempfile.TemporaryFile(prefix=_PREFIX + name) as file:
                 descriptor = os.dup(file.fileno())
         try:
-            # Above the standard descriptors, which a caller may have closed: echoing into ourselves would
-            # never end.
+            # Above the standard descriptors, which a caller may have closed: a stream echoed into itself never ends.
             return cls(name, fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3))
         finally:
             os.close(descriptor)
 
     @classmethod
     def adopt_stream(cls, name: str, owner: Process, number: int, position: int) -> Stream | None:
-        """The stream that a running job has as its descriptor ``number``; None if that is not one of ours."""
+        """Return the stream behind descriptor ``number`` of a running job; None if it is not one of ours."""
         path = f"/proc/{owner.pid}/fd/{number}"
         try:
             if _PREFIX + name not in os.readlink(path):
@@ -61,25 +58,25 @@ class Stream:
         return cls(name, descriptor, position)
 
     def open_writer(self) -> int:
-        """A new descriptor for the job, appending, so that its processes do not overwrite each other."""
+        """Open a descriptor for the job. It appends, so that processes of the job do not overwrite each other."""
         return os.open(f"/proc/self/fd/{self.descriptor}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
     def read_size(self) -> int:
-        """Bytes written so far. When a job truncates its own output, readers start again from 0."""
+        """Return the bytes written so far. If the job truncates its output, readers restart from 0."""
         size = os.fstat(self.descriptor).st_size
         if size < self.recorded_bytes:
             self.recorded_bytes = self._punched_bytes = 0
-        echoed = self.echoed_bytes  # read once: the echo's thread may end meanwhile
+        echoed = self.echoed_bytes  # read once: the echo thread may end meanwhile
         if echoed is not None and size < echoed:
             self.echoed_bytes = 0
         return size
 
     def read(self, position: int, limit: int) -> bytes:
-        """Up to ``limit`` bytes from ``position`` on."""
+        """Return up to ``limit`` bytes from ``position`` on."""
         return os.pread(self.descriptor, limit, position)
 
     def release_memory(self) -> None:
-        """Gives back the memory of what all readers have copied."""
+        """Free the memory of the bytes that all readers have copied."""
         echoed = self.echoed_bytes
         done = self.recorded_bytes if echoed is None else min(self.recorded_bytes, echoed)
         done -= done % _PAGE
@@ -88,5 +85,5 @@ class Stream:
             self._punched_bytes = done
 
     def close(self) -> None:
-        """Closes our side; the job's goes on."""
+        """Close our side; the job's side stays open."""
         os.close(self.descriptor)

@@ -1,1 +1,1 @@
-"""Samplers of a node: GPUs (NVML), processes and threads (/proc), host. Writes tables; starts nothing."""
+"""Samplers of a node: GPUs (NVML), processes and threads (/proc), host. They write tables and start no processes."""

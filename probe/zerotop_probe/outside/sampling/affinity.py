@@ -1,4 +1,4 @@
-"""Which cores threads may run on, and which NUMA node each core belongs to."""
+"""The CPU affinity of threads, and the cores of each NUMA node."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _NODES_FOLDER = "/sys/devices/system/node"
 
 
 def read_numa_nodes(folder: str = _NODES_FOLDER) -> list[dict[str, object]]:
-    """``[{"node": 0, "cpus": "0-31,64-95"}]``; empty where the kernel does not say. Nodes of memory only are left out."""
-    found: list[dict[str, object]] = []
+    """Return ``[{"node": 0, "cpus": "0-31,64-95"}]``, without memory-only nodes; empty if the kernel reports none."""
+    nodes: list[dict[str, object]] = []
     for path in glob.glob(os.path.join(glob.escape(folder), "node*")):
         number = re.fullmatch(r"node(\d+)", os.path.basename(path))
         cpus = procfs.read_file(os.path.join(path, "cpulist"), 1 << 16).decode("ascii", "replace").strip()
         if number and cpus:
-            found.append({"node": int(number[1]), "cpus": cpus})
-    return sorted(found, key=lambda node: int(str(node["node"])))
+            nodes.append({"node": int(number[1]), "cpus": cpus})
+    return sorted(nodes, key=lambda node: int(str(node["node"])))
 
 
 def format_cores(numbers: Iterable[int]) -> str:
-    """The kernel's way of writing a set of cores: ``0-3,8``."""
+    """Format a set of cores as the kernel does: ``0-3,8``."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][1] + 1:
@@ -35,7 +35,7 @@ def format_cores(numbers: Iterable[int]) -> str:
 
 
 def read_allowed_cores(tid: int) -> str:
-    """The cores that a thread may run on; empty if it is gone."""
+    """Return the cores that a thread may run on; empty if it is gone."""
     try:
         return format_cores(os.sched_getaffinity(tid))
     except OSError:
@@ -43,17 +43,17 @@ def read_allowed_cores(tid: int) -> str:
 
 
 class AffinityWatcher:
-    """What is known of one process; tells only what is new."""
+    """Reports changes in the affinity of one process and its threads."""
 
     def __init__(self, pid: int, on_change: Callable[[int, str, dict[str, str]], None]) -> None:
-        """``on_change`` gets the pid, the cores of its first thread, and by tid those of threads that changed theirs."""
+        """``on_change`` receives the pid, the cores of its main thread, and the cores of threads that changed, by tid."""
         self._pid = pid
         self._on_change = on_change
         self._process_cores = ""
         self._thread_cores: dict[int, str] = {}  # of threads that differ from the process
 
     def check_threads(self, tids: Iterable[int]) -> None:
-        """Looks at the process and at these of its threads."""
+        """Check the process and these of its threads."""
         process = read_allowed_cores(self._pid)
         if not process:
             return

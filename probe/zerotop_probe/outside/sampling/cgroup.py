@@ -1,4 +1,4 @@
-"""The control group of the job: memory in use, its limit, processes killed for it, usable cores."""
+"""The job's cgroup: memory usage and limit, OOM kills, usable cores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NO_LIMIT = 1 << 62
 
 
 class FileNames(NamedTuple):
-    """Where a version of control groups keeps its figures."""
+    """File names of a cgroup version."""
 
     used: str
     limit: str
@@ -26,14 +26,14 @@ _V2 = FileNames("memory.current", "memory.max", "memory.events")
 
 
 class GroupMemory(NamedTuple):
-    """In bytes; -1 where there is no group, or no limit."""
+    """Memory of a cgroup in bytes; -1 if there is no cgroup or no limit."""
 
     used_bytes: int
     limit_bytes: int
 
 
 class ControlGroup:
-    """The control group that a process was in when this was made."""
+    """The cgroup that a process was in when this object was created."""
 
     def __init__(self, pid: int) -> None:
         path = _find_folder(pid, "memory")
@@ -42,7 +42,7 @@ class ControlGroup:
         self._tightest_group = self._group and self._find_tightest(self._group)
 
     def _find_tightest(self, leaf: str) -> str:
-        """The group with the lowest limit, of this one and those above it: that is where memory will end."""
+        """Return the group with the lowest limit among ``leaf`` and its ancestors: the limit that takes effect."""
         groups = [leaf]
         while os.path.exists(posixpath.join(posixpath.dirname(groups[-1]), self._files.limit)):
             groups.append(posixpath.dirname(groups[-1]))
@@ -53,7 +53,7 @@ class ControlGroup:
         return min(int(value), _NO_LIMIT) if value.isdigit() else _NO_LIMIT
 
     def read_memory(self) -> GroupMemory:
-        """Memory now in use by, and the limit of, the group whose limit is the lowest."""
+        """Return the current usage and limit of the group with the lowest limit."""
         if not self._tightest_group:
             return GroupMemory(UNKNOWN, UNKNOWN)
         used = procfs.read_file(posixpath.join(self._tightest_group, self._files.used), 100).strip()
@@ -61,7 +61,7 @@ class ControlGroup:
         return GroupMemory(int(used) if used.isdigit() else UNKNOWN, UNKNOWN if limit >= _NO_LIMIT else limit)
 
     def count_oom_kills(self) -> int:
-        """Processes of this group killed so far because memory had run out; -1 where nobody counts."""
+        """Return how many processes of this group the OOM killer has ended; -1 if unknown."""
         if not self._group:
             return UNKNOWN
         for line in procfs.read_file(posixpath.join(self._group, self._files.kills)).splitlines():
@@ -72,7 +72,7 @@ class ControlGroup:
 
 
 def _find_folder(pid: int, controller: str) -> str | None:
-    """The folder of the group of ``pid`` for a controller of version 1; for version 2 if it is empty."""
+    """Return the cgroup folder of ``pid`` for a controller of version 1, or for version 2 if ``controller`` is empty."""
     for line in os.fsdecode(procfs.read_file(f"/proc/{pid}/cgroup")).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -82,12 +82,12 @@ def _find_folder(pid: int, controller: str) -> str | None:
 
 
 def _find_mounted(controller: str, path: str) -> str | None:
-    """Where a group's files lie. In a container the mount shows only the tree from ``root`` down."""
+    """Return the folder of a group's files. In a container the mount shows only the tree below ``root``."""
     for line in os.fsdecode(procfs.read_file("/proc/self/mountinfo", 1 << 20)).splitlines():
         left, _, right = line.partition(" - ")
         kind, _, options = right.partition(" ")
         fields = left.split()
-        if len(fields) < 5 or not options.split():  # torn: there are more mounts than are read
+        if len(fields) < 5 or not options.split():  # truncated: the table is longer than what was read
             continue
         root, mount = fields[3:5]
         if kind != ("cgroup" if controller else "cgroup2"):
@@ -101,7 +101,7 @@ def _find_mounted(controller: str, path: str) -> str | None:
 
 
 def count_system_oom_kills() -> int:
-    """Processes that the kernel killed for memory on the whole machine so far; -1 where it does not say."""
+    """Return how many processes the OOM killer has ended on this machine; -1 if the kernel does not count them."""
     for line in procfs.read_file("/proc/vmstat").splitlines():
         name, _, value = line.partition(b" ")
         if name == b"oom_kill":
@@ -110,14 +110,14 @@ def count_system_oom_kills() -> int:
 
 
 def count_usable_cores() -> int:
-    """Cores that this process and its children may use: by affinity, and by a container's processor quota."""
+    """Return how many cores this process and its children may use, by affinity and by the cgroup's CPU quota."""
     cores = len(os.sched_getaffinity(0))
     quota = _read_core_quota()
     return max(1, min(cores, quota)) if quota else cores
 
 
 def _read_core_quota() -> int | None:
-    """The quota in whole cores, rounded up; None without one."""
+    """Return the CPU quota in whole cores, rounded up; None without one."""
     path = _find_folder(os.getpid(), "cpu")
     if path is not None:
         files = [procfs.read_file(posixpath.join(path, f"cpu.cfs_{name}_us"), 100) for name in ("quota", "period")]

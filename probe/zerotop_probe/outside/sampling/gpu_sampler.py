@@ -13,8 +13,8 @@ from zerotop_probe.outside.sampling.nvml import GpuDevice, GpuDiscovery, GpuLost
 from zerotop_probe.recording.tables import GPU_PROCESSES, GPUS
 from zerotop_probe.recording.writer import Identity, RecordWriter
 
-# In half ticks of 50 ms. The processes on the GPUs are asked for when the memory in use has changed, as it seldom does in
-# training, but no more often than the second, and after the third in any case.
+# In half ticks of 50 ms. Processes on the GPUs are queried when the memory in use has changed, which is rare in training, at
+# least this many half ticks after the previous query, and after the maximum in any case.
 _HALF_TICKS_PER_ROW = 2
 _MIN_PROCESS_PERIOD, _MAX_PROCESS_PERIOD = 4, 20
 
@@ -22,7 +22,7 @@ Answer = TypeVar("Answer")
 
 
 class GpuSampler:
-    """Writes GPUS at every tick, and GPU_PROCESSES when memory in use has changed; called twice a tick."""
+    """Writes GPUS at every tick and GPU_PROCESSES when memory in use has changed; called twice a tick."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class GpuSampler:
         on_seen: Callable[[GpuDiscovery], None],
         on_lost: Callable[[str], None],
     ) -> None:
-        """``on_seen`` is told once what there is; ``on_lost`` a sentence for each GPU that is lost."""
+        """``on_seen`` receives the discovered GPUs once; ``on_lost`` receives a sentence for each GPU that is lost."""
         self._session = session
         self._identity = identity
         self._on_seen = on_seen
@@ -47,30 +47,30 @@ class GpuSampler:
         return sum(writer.lost for writer in self._writers or ())
 
     def prepare_sampling(self) -> None:
-        """Opens NVML, which takes up to seconds on a machine with many GPUs."""
-        seen, self._devices = discover_gpus()
+        """Open NVML, which may take seconds on a machine with many GPUs."""
+        discovery, self._devices = discover_gpus()
         if self._devices:
             self._writers = (
                 RecordWriter(self._session, GPUS, self._identity),
                 RecordWriter(self._session, GPU_PROCESSES, self._identity),
             )
             self._set_pace()
-        self._on_seen(seen)
+        self._on_seen(discovery)
 
     def _set_pace(self) -> None:
-        """How often the byte counters are looked at: by how much that costs here."""
-        looks = [
-            look_s for device in list(self._devices) if (look_s := self._query_device(device, device.measure_read_cost))
+        """Choose how often the byte counters are read, by what a read costs on this machine."""
+        costs_s = [
+            cost_s for device in list(self._devices) if (cost_s := self._query_device(device, device.measure_read_cost))
         ]
         for device in self._devices:
-            device.pace = pcie.choose_pace(len(self._devices), max(looks, default=0.0))
+            device.pace = pcie.choose_pace(len(self._devices), max(costs_s, default=0.0))
 
     def is_due(self, half_tick: int) -> bool:
-        """Whether there is something to do then; there is a row at every second one."""
+        """Whether a sample is due: rows are written at every second half tick, counters may be read at others."""
         return half_tick % _HALF_TICKS_PER_ROW == 0 or any(device.is_due(half_tick) for device in list(self._devices))
 
     def take_sample(self, time_ns: int, tick: int) -> None:
-        """Records all GPUs that still answer; ``tick`` counts half ticks."""
+        """Record all GPUs that still respond; ``tick`` counts half ticks."""
         if self._writers is None:
             return
         rows, processes = self._writers
@@ -83,28 +83,28 @@ class GpuSampler:
             self._sample_processes(processes, time_ns, tick)
 
     def _sample_processes(self, writer: RecordWriter, time_ns: int, tick: int) -> None:
-        """All GPUs in one tick, since a reader takes the last tick for the whole truth."""
-        every = tick - self._processes_tick >= _MAX_PROCESS_PERIOD
+        """Query all GPUs in one tick, since readers take the rows of the last tick as complete."""
+        is_overdue = tick - self._processes_tick >= _MAX_PROCESS_PERIOD
         changed = any(device.has_memory_changed for device in self._devices)
-        if not every and not (changed and tick - self._processes_tick >= _MIN_PROCESS_PERIOD):
+        if not is_overdue and not (changed and tick - self._processes_tick >= _MIN_PROCESS_PERIOD):
             return
         self._processes_tick = tick
         for device in list(self._devices):
-            again = every or device.has_memory_changed
-            for row in self._query_device(device, partial(device.read_process_rows, time_ns, again=again)) or ():
+            refresh = is_overdue or device.has_memory_changed
+            for row in self._query_device(device, partial(device.read_process_rows, time_ns, refresh=refresh)) or ():
                 writer.write(*row)
 
     def _query_device(self, device: GpuDevice, query: Callable[[], Answer]) -> Answer | None:
-        """The answer of a GPU; one that is lost is said once and left out from then on."""
+        """Return the result of a query. A lost GPU is reported once and omitted from then on."""
         try:
             return query()
         except GpuLost as error:
             self._devices.remove(device)
-            self._on_lost(f"GPU {device.gpu.index} ({device.gpu.name}) does not answer any more: {error}")
+            self._on_lost(f"GPU {device.gpu.index} ({device.gpu.name}) does not respond any more: {error}")
             return None
 
     def close(self) -> None:
-        """Closes the files and NVML."""
+        """Close the files and NVML."""
         for writer in self._writers or ():
             writer.close()
         if self._devices:

@@ -1,4 +1,4 @@
-"""The node as a whole: its memory and processors, and those of the job's control group."""
+"""Sampling the node's memory and CPU use, and the memory of the job's cgroup."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from zerotop_probe.recording.writer import Identity, RecordWriter
 
 
 def read_meminfo() -> dict[bytes, int]:
-    """``/proc/meminfo`` in bytes, by name."""
+    """Return the fields of ``/proc/meminfo`` in bytes, by name."""
     lines = (line.partition(b":") for line in procfs.read_file("/proc/meminfo").splitlines())
     return {name: int(value.split()[0]) << 10 for name, _, value in lines if value.split()[:1]}
 
 
 def read_processor_name() -> str | None:
-    """What the processor calls itself; None where the kernel does not pass it on (many Arm machines)."""
+    """Return the processor's model name; None if the kernel does not report it (many Arm machines)."""
     for line in procfs.read_file("/proc/cpuinfo").splitlines():
         name, _, value = line.partition(b":")
         if name.strip() == b"model name":
@@ -29,15 +29,14 @@ def read_processor_name() -> str | None:
 
 
 def _read_busy_ns() -> int:
-    """Processor time used by everything on this machine since boot."""
+    """Return the CPU time used on this machine since boot."""
     fields = [int(field) for field in procfs.read_file("/proc/stat", 512).split(b"\n")[0].split()[1:9]]
-    # user nice system idle iowait irq softirq steal: idle and waiting for disks is not busy, stolen is
-    # somebody else's.
+    # user nice system idle iowait irq softirq steal: idle and iowait are not busy, steal belongs to other guests.
     return sum(fields[index] for index in (0, 1, 2, 5, 6)) * TICK_NS if len(fields) > 6 else 0
 
 
 class HostSampler:
-    """Writes one row of HOSTS a call."""
+    """Writes one row of HOSTS per sample."""
 
     def __init__(self, session: str, identity: Identity, group: ControlGroup) -> None:
         self._writer = RecordWriter(session, HOSTS, identity)
@@ -51,7 +50,7 @@ class HostSampler:
         return self._writer.lost
 
     def take_sample(self, time_ns: int) -> None:
-        """Records the node as it is now."""
+        """Record the node's current state."""
         memory = read_meminfo()
         group = self._group.read_memory()
         swap = memory.get(b"SwapTotal", 0) - memory.get(b"SwapFree", 0)
@@ -74,5 +73,5 @@ class HostSampler:
         return math.nan if before is None else (now[1] - before[1]) / max(now[0] - before[0], 1)
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._writer.close()

@@ -1,4 +1,4 @@
-"""GPUs as NVML shows them. No driver, no library, MIG, a GPU that is lost meanwhile: all are normal."""
+"""Reading GPUs through NVML. A missing driver or library, MIG and GPUs that get lost are expected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zerotop_probe.outside.sampling import pcie
 from zerotop_probe.outside.sampling.pcie import LinkCounter
 from zerotop_probe.recording.tables import UNKNOWN
 
-# Half ticks of 50 ms from reading to reading of what changes slowly.
+# Half ticks of 50 ms between readings of slowly changing values.
 _SLOW_PERIOD = 10
 
 # Field values: instant power (mW) and the PCIe byte counters. pynvml has names for them from version 12.5 on only;
@@ -26,7 +26,7 @@ _MEASURED_READS = 3
 _VALUE_OF_TYPE = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
 
 _LOST_ERRORS = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_ERROR_GPU_NOT_FOUND)
-# What a GPU or driver will never answer. Anything else, a time-out say, may be answered at the next tick.
+# A query that fails with one of these will always fail. After others, such as a timeout, the next tick may succeed.
 _PERMANENT_ERRORS = (
     pynvml.NVML_ERROR_NOT_SUPPORTED,
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
@@ -39,18 +39,18 @@ _PERMANENT_ERRORS = (
 
 @dataclass(frozen=True)
 class Gpu:
-    """What identifies a GPU of this node, or an instance of one that MIG has divided."""
+    """The identity of a GPU of this node, or of a MIG instance."""
 
     index: int
     uuid: str
     name: str
     total_bytes: int
     mig_of: str | None = None
-    """Of an instance the UUID of the whole."""
+    """For a MIG instance, the UUID of its GPU."""
 
 
 class GpuDiscovery(NamedTuple):
-    """What NVML shows on this machine; ``notice`` says in a sentence why that is less than all."""
+    """The GPUs that NVML shows; ``notice`` is a sentence that says why some or all are missing."""
 
     driver: str | None
     gpus: tuple[Gpu, ...]
@@ -62,16 +62,16 @@ def _decode_text(value: Any) -> str:
 
 
 class GpuLost(Exception):
-    """The GPU does not answer any more."""
+    """The GPU does not respond any more."""
 
 
 class GpuDevice:
-    """One GPU, or an instance of one. A query that it does not support is made once and never again."""
+    """One GPU or MIG instance. A query that it does not support is made only once."""
 
     def __init__(self, index: int, handle: Any, whole: GpuDevice | None = None) -> None:
-        """``whole``: what it is an instance of. Raises NVMLError if the driver does not give it to us."""
+        """``whole``: the GPU of a MIG instance. Raises NVMLError if the driver denies access."""
         self._handle = handle
-        # An instance has no temperature and no clock but its GPU's.
+        # An instance has the temperature and clock of its GPU.
         self._chip = whole._handle if whole is not None else handle
         self.gpu = Gpu(index, "", "GPU", UNKNOWN)
         self._unsupported: set[str] = set()
@@ -90,17 +90,17 @@ class GpuDevice:
         self.is_mig = mode is not None and bool(mode[0])
 
     def find_instances(self, first: int) -> list[GpuDevice]:
-        """Those into which MIG has divided it, numbered from ``first`` on. Raises Lost."""
-        found: list[GpuDevice] = []
-        for place in range(self._query_driver("instances", pynvml.nvmlDeviceGetMaxMigDeviceCount) or 0):
-            # A place may be empty.
-            handle = self._query_driver(f"instance {place}", pynvml.nvmlDeviceGetMigDeviceHandleByIndex, place)
+        """Return its MIG instances, numbered from ``first``. Raises GpuLost."""
+        instances: list[GpuDevice] = []
+        for slot in range(self._query_driver("instances", pynvml.nvmlDeviceGetMaxMigDeviceCount) or 0):
+            # A slot may be empty.
+            handle = self._query_driver(f"instance {slot}", pynvml.nvmlDeviceGetMigDeviceHandleByIndex, slot)
             if handle is not None:
-                found.append(GpuDevice(first + len(found), handle, self))
-        return found
+                instances.append(GpuDevice(first + len(instances), handle, self))
+        return instances
 
     def _query_driver(self, name: str, query: Callable[..., Any], *arguments: Any) -> Any:
-        """The answer, or None. Raises Lost."""
+        """Return the result of a query, or None. Raises GpuLost."""
         if name in self._unsupported:
             return None
         try:
@@ -113,7 +113,7 @@ class GpuDevice:
         return None
 
     def read_row(self, time_ns: int, half_tick: int) -> tuple[object, ...]:
-        """The next row of GPUS. Raises Lost."""
+        """Return the next row of GPUS. Raises GpuLost."""
         memory = self._query_driver("memory", pynvml.nvmlDeviceGetMemoryInfo)
         use = self._query_driver("utilization", pynvml.nvmlDeviceGetUtilizationRates)
         fields = self._read_fields([_POWER_INSTANT, *self._find_due_fields(half_tick)], half_tick)
@@ -143,16 +143,16 @@ class GpuDevice:
         return [field for field, link in links if link.is_due(half_tick) and f"field {field}" not in self._unsupported]
 
     def is_due(self, half_tick: int) -> bool:
-        """Whether a byte counter must be looked at."""
+        """Whether a byte counter must be read."""
         return bool(self._find_due_fields(half_tick))
 
     def update_counters(self, half_tick: int) -> None:
-        """Half a tick after a row: looks at the counters that must be looked at more often. Raises Lost."""
+        """Read the byte counters that are due between two rows. Raises GpuLost."""
         if due := self._find_due_fields(half_tick):
             self._read_fields(due, half_tick)
 
     def measure_read_cost(self) -> float:
-        """Seconds of processor time that a look at the counters takes here, both directions. Raises Lost."""
+        """Return the CPU seconds that reading the byte counters of both directions takes. Raises GpuLost."""
         costs = []
         for _ in range(_MEASURED_READS):
             before = time.thread_time_ns()
@@ -161,9 +161,9 @@ class GpuDevice:
         return statistics.median(costs) / 1e9
 
     def _read_fields(self, numbers: Sequence[int], half_tick: int) -> dict[int, float]:
-        """The field values that could be had, by their numbers; byte counters are brought forward."""
-        wanted = [number for number in numbers if f"field {number}" not in self._unsupported]
-        values = self._query_driver("fields", pynvml.nvmlDeviceGetFieldValues, wanted) if wanted else None
+        """Return the field values that could be read, by field number; update the byte counters."""
+        supported = [number for number in numbers if f"field {number}" not in self._unsupported]
+        values = self._query_driver("fields", pynvml.nvmlDeviceGetFieldValues, supported) if supported else None
         result = {}
         now_ns = time.monotonic_ns()
         for value in values or ():
@@ -185,7 +185,7 @@ class GpuDevice:
         kind, domain, chip = pynvml.NVML_TEMPERATURE_GPU, pynvml.NVML_CLOCK_SM, self._chip
         temperature = self._query_driver("temperature", lambda _: pynvml.nvmlDeviceGetTemperature(chip, kind))
         clock = self._query_driver("clock", lambda _: pynvml.nvmlDeviceGetClockInfo(chip, domain))
-        # Throttle reasons were renamed clock event reasons; the old name is what drivers old and new have.
+        # Throttle reasons were renamed clock event reasons; all drivers have the old name.
         reasons = self._query_driver("reasons", lambda _: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(chip))
         return (
             math.nan if temperature is None else temperature,
@@ -195,12 +195,15 @@ class GpuDevice:
 
     @property
     def has_memory_changed(self) -> bool:
-        """Whether the memory in use is not what it was when the processes were last asked for."""
+        """Whether the memory in use has changed since the processes were last queried."""
         return self._used_bytes != self._listed_used_bytes
 
-    def read_process_rows(self, time_ns: int, *, again: bool) -> list[tuple[object, ...]]:
-        """Rows of GPU_PROCESSES: who holds memory on this GPU, asked ``again`` or as it was. Raises Lost."""
-        if again:
+    def read_process_rows(self, time_ns: int, *, refresh: bool) -> list[tuple[object, ...]]:
+        """Return rows of GPU_PROCESSES: the processes that hold memory on this GPU; the last result unless ``refresh``.
+
+        Raises GpuLost.
+        """
+        if refresh:
             self._listed_used_bytes = self._used_bytes
             processes = self._query_driver("processes", pynvml.nvmlDeviceGetComputeRunningProcesses) or ()
             self._processes = [
@@ -210,53 +213,53 @@ class GpuDevice:
 
 
 def discover_gpus() -> tuple[GpuDiscovery, list[GpuDevice]]:
-    """Opens NVML and all GPUs that it shows."""
+    """Open NVML and all GPUs that it shows."""
     try:
         pynvml.nvmlInit()
         count = pynvml.nvmlDeviceGetCount()
         driver = _decode_text(pynvml.nvmlSystemGetDriverVersion())
     except (pynvml.NVMLError, OSError) as error:
         return GpuDiscovery(None, (), _explain_no_driver(error)), []
-    devices, said = _open_devices(count)
+    devices, notices = _open_devices(count)
     if not count:
-        said.append(f"The NVIDIA driver {driver} shows no GPU.")
-    return GpuDiscovery(driver, tuple(device.gpu for device in devices), " ".join(said) or None), devices
+        notices.append(f"The NVIDIA driver {driver} shows no GPU.")
+    return GpuDiscovery(driver, tuple(device.gpu for device in devices), " ".join(notices) or None), devices
 
 
 def _open_devices(count: int) -> tuple[list[GpuDevice], list[str]]:
-    """All GPUs that can be watched, of a divided one its instances; and sentences about what is not so."""
+    """Return all GPUs that can be sampled, or their MIG instances, and notices about the others."""
     devices: list[GpuDevice] = []
-    said: list[str] = []
+    notices: list[str] = []
     number = count
     for index in range(count):
         try:
             device = GpuDevice(index, pynvml.nvmlDeviceGetHandleByIndex(index))
             parts = device.find_instances(number) if device.is_mig else []
         except (pynvml.NVMLError, GpuLost) as error:
-            said.append(f"GPU {index} cannot be watched: {error}.")
+            notices.append(f"GPU {index} cannot be sampled: {error}.")
             continue
         if device.is_mig:
-            said.append(_describe_instances(index, [part.gpu.index for part in parts]))
+            notices.append(_describe_instances(index, [part.gpu.index for part in parts]))
         devices += parts or [device]
         number += len(parts)
-    return sorted(devices, key=lambda device: device.gpu.index), said
+    return sorted(devices, key=lambda device: device.gpu.index), notices
 
 
 def _describe_instances(index: int, parts: list[int]) -> str:
     if not parts:
-        return f"MIG is on for GPU {index}, and there is no instance of it to be seen: memory is the whole GPU's."
+        return f"MIG is enabled on GPU {index}, but no instance is visible: its memory is that of the whole GPU."
     names = f"its instance is GPU {parts[0]}" if len(parts) == 1 else f"its instances are GPUs {parts[0]} to {parts[-1]}"
-    return f"MIG is on for GPU {index}: {names} here, and how busy and how hungry for power each is is not known."
+    return f"MIG is enabled on GPU {index}: {names} here. Utilization and power of each instance are unknown."
 
 
 def _explain_no_driver(error: Exception) -> str:
     value = getattr(error, "value", None)
     if value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-        return "There is no NVIDIA driver on this machine: host memory and processors are what is shown."
+        return "No NVIDIA driver on this machine: showing CPU and host memory only."
     if value == pynvml.NVML_ERROR_DRIVER_NOT_LOADED:
-        return "The NVIDIA driver is installed but not loaded: host memory and processors are what is shown."
+        return "The NVIDIA driver is installed but not loaded: showing CPU and host memory only."
     if value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
-        return "The NVIDIA library and the loaded driver differ in version: restart the machine."
+        return "The NVIDIA library and the loaded driver have different versions: restart the machine."
     if value == pynvml.NVML_ERROR_NO_PERMISSION:
-        return "This user may not use the NVIDIA driver: host memory and processors are what is shown."
-    return f"The NVIDIA driver does not answer ({error}): host memory and processors are what is shown."
+        return "This user may not access the NVIDIA driver: showing CPU and host memory only."
+    return f"The NVIDIA driver does not respond ({error}): showing CPU and host memory only."

@@ -1,9 +1,9 @@
 """Finding the rank processes of a job.
 
-A rank is the topmost Python process below the job's root whose launcher gave it a rank number; or any process
-from which an engine has reported (it has an events file of its own in the session directory). What lies below
-a rank (data-loader workers, compilers) is not looked at. Variables that our own environment holds with the
-same value, as in an sbatch script, say nothing.
+A rank is the topmost Python process below the job's root with a rank number from its launcher, or any process whose engine
+has reported, which then has its own events file in the session directory. Descendants of a rank (data-loader workers,
+compilers) are not searched. Variables that our own environment holds with the same value, as in an sbatch script, do not
+count.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ from zerotop_probe.recording.directory import SESSION_VARIABLE
 from zerotop_probe.recording.writer import EventWriter
 
 _FAST_S, _SLOW_S, _FAST_FOR_S = 0.5, 5.0, 60.0
-# Launchers are sampled too, as rank -1: a plain `python train.py` is one until its engine reports. Not every
-# helper is.
-_MOST_LAUNCHERS = 4
-# What runs below a rank while operators are built.
+# Launchers are sampled too, as rank -1: a plain `python train.py` counts as one until its engine reports.
+_MAX_LAUNCHERS = 4
+# Programs that run below a rank while operators are built.
 _COMPILERS = (b"ninja", b"cc1plus", b"nvcc", b"cicc", b"ptxas")
 _EVENTS_FILE = re.compile(r"events-rank(\d+)-(.+)-(\d+)(?:\.\d+)?\.jsonl")
 
 
 class Rank(NamedTuple):
-    """A rank process as found from outside."""
+    """A rank process found from outside."""
 
     process: Process
     rank: int
@@ -43,7 +42,7 @@ class Rank(NamedTuple):
 
 
 class RankFinder:
-    """Follows the ranks of one job; writes RANK_FOUND, RANK_GONE, RANK_SILENT, COMPILING and BUILD_LOCKED."""
+    """Tracks the ranks of one job; writes RANK_FOUND, RANK_GONE, RANK_SILENT, COMPILING and BUILD_LOCKED."""
 
     def __init__(
         self,
@@ -52,28 +51,28 @@ class RankFinder:
         writer: EventWriter,
         *,
         inherited: Mapping[str, str] = os.environ,
-        attached: Sequence[Process] | None = None,
+        attached_ranks: Sequence[Process] | None = None,
     ) -> None:
-        """``ours`` is the environment that the job was started from.
+        """``inherited`` is the environment that the job was started from.
 
-        ``attached``: somebody else had started it, with these ranks; then silence is what is to be expected of them.
+        ``attached_ranks``: the ranks of a job that was attached to. They are expected to be silent.
         """
         self.rank_by_pid: dict[int, Rank] = {}
         self._session = session
         self._root = root
         self._writer = writer
-        self._attached = attached is not None
+        self._attached = attached_ranks is not None
         self._inherited = _read_parent_environment(root) if self._attached else inherited
         self._tree = procfs.ProcessTree()
         self._launchers: list[Process] = [root]
-        self._process_by_file: dict[str, Process] = {}  # by file
+        self._process_by_file: dict[str, Process] = {}
         self._reported_s: dict[Process, float] = {}
         self._silent: set[Process] = set()
         self._compiling = False
         self._locks = LockWatcher()
         self._next_s = 0.0
         self._fast_until_s = time.monotonic() + _FAST_FOR_S
-        for process in attached or ():
+        for process in attached_ranks or ():
             self._add_attached(process)
 
     def _add_attached(self, process: Process) -> None:
@@ -83,20 +82,20 @@ class RankFinder:
             self._add_rank(Rank(process, number, self._find_number(environment, launchers.LOCAL_RANK), time.monotonic()))
 
     def list_members(self) -> list[SampledMember]:
-        """What is to be sampled: all ranks, and the launchers above them as rank -1."""
+        """Return the processes to sample: all ranks, and their launchers as rank -1."""
         ranks = [SampledMember(rank.process, rank.rank) for rank in self.rank_by_pid.values()]
         return ranks + [SampledMember(process, -1) for process in self._launchers if process.pid not in self.rank_by_pid]
 
     def list_processes(self) -> list[Process]:
-        """The ranks that were found and have not gone."""
+        """Return the processes of the current ranks."""
         return [rank.process for rank in list(self.rank_by_pid.values())]
 
     def has_alive_rank(self) -> bool:
-        """Whether a rank that was found still runs."""
+        """Whether any rank still runs."""
         return any(process.is_alive() for process in self.list_processes())
 
     def update_ranks(self, *, now: bool = False) -> None:
-        """Looks for ranks that have come or gone, if it is time or ``now``: often at first, later rarely."""
+        """Search for new and ended ranks if that is due or ``now`` is set: often at first, later rarely."""
         now_s = time.monotonic()
         if now:
             self._fast_until_s = now_s + _FAST_FOR_S
@@ -114,7 +113,7 @@ class RankFinder:
             self._write_event(events.RANK_GONE, rank=rank.rank, pid=rank.process.pid)
 
     def _find_reported(self, now_s: float) -> None:
-        """Takes up the processes that have an events file of their own."""
+        """Add the processes that have their own events file."""
         try:
             names = os.listdir(self._session)
         except OSError:
@@ -136,10 +135,10 @@ class RankFinder:
         self._tree.refresh()
         children = self._tree.find_children()
         self._launchers = []
-        waiting = [self._root.pid]
-        for pid in waiting:
+        candidates = [self._root.pid]
+        for pid in candidates:
             if pid not in self.rank_by_pid and not self._add_if_rank(pid, now_s):
-                waiting.extend(children.get(pid, ()))
+                candidates.extend(children.get(pid, ()))
         due = self._locks.is_due(now_s)
         if due or not self._compiling:
             rank = self._find_compiling(children)
@@ -151,18 +150,18 @@ class RankFinder:
                     self._write_event(events.BUILD_LOCKED, path=str(lock))
 
     def _find_compiling(self, children: Mapping[int, Sequence[int]]) -> Rank | None:
-        """One below which operators are built: for minutes nothing else is seen to happen."""
+        """Return a rank that compiles operators. This may take minutes in which nothing else seems to happen."""
         for rank in self.rank_by_pid.values():
-            below = list(children.get(rank.process.pid, ()))
-            for pid in below:
-                facts = procfs.read_stat(pid)
-                if facts is not None and facts.name in _COMPILERS:
+            descendants = list(children.get(rank.process.pid, ()))
+            for pid in descendants:
+                stat = procfs.read_stat(pid)
+                if stat is not None and stat.name in _COMPILERS:
                     return rank
-                below.extend(children.get(pid, ()))
+                descendants.extend(children.get(pid, ()))
         return None
 
     def _add_if_rank(self, pid: int, now_s: float) -> bool:
-        """Whether this process is a rank. Asked again each time: a launcher's child becomes one by exec."""
+        """Add this process if it is a rank; return whether it is. Not cached: a launcher's child may become one by exec."""
         arguments = procfs.read_command_line(pid)
         if not silent_ranks.is_python(arguments):
             if pid == self._root.pid:
@@ -185,7 +184,7 @@ class RankFinder:
 
     def _add_launcher(self, pid: int) -> None:
         process = Process.from_pid(pid)
-        if process is not None and len(self._launchers) < _MOST_LAUNCHERS:
+        if process is not None and len(self._launchers) < _MAX_LAUNCHERS:
             self._launchers.append(process)
 
     def _add_rank(self, rank: Rank) -> None:
@@ -194,7 +193,7 @@ class RankFinder:
         self._write_event(events.RANK_FOUND, rank=rank.rank, local_rank=rank.local_rank, pid=pid, start=start)
 
     def _report_late(self, now_s: float) -> None:
-        # Peers are ranks that still run: after an elastic restart the reports of those before say nothing.
+        # Only ranks that still run count: after an elastic restart the reports of earlier ones mean nothing.
         running = {rank.process for rank in self.rank_by_pid.values()}
         peers = [reported_s for process, reported_s in self._reported_s.items() if process in running]
         if not peers:
@@ -207,7 +206,7 @@ class RankFinder:
     def _report_silent(self, rank: Rank, why: str) -> None:
         if rank.process not in self._silent:
             self._silent.add(rank.process)
-            text = f"Rank {rank.rank} is silent: {why}."
+            text = f"Rank {rank.rank} does not report: {why}."
             self._write_event(events.RANK_SILENT, rank=rank.rank, pid=rank.process.pid, why=text)
 
     def _write_event(self, name: str, **facts: object) -> None:
@@ -215,16 +214,16 @@ class RankFinder:
 
 
 def _read_parent_environment(root: Process) -> Mapping[str, str]:
-    """The environment of whoever started a process, as far as it may be read."""
-    facts = procfs.read_stat(root.pid)
-    return procfs.read_environment(facts.parent) if facts is not None else {}
+    """Return the environment of a process's parent; empty if it may not be read."""
+    stat = procfs.read_stat(root.pid)
+    return procfs.read_environment(stat.parent) if stat is not None else {}
 
 
 def _read_writer(path: str) -> Process | None:
-    """The process that an events file is of. One of another machine is given a pid that none here has."""
+    """Return the process that writes an events file, with pid -1 if it runs on another machine."""
     try:
         writer = json.loads(procfs.read_file(path).partition(b"\n")[0])["writer"]
-        here = (writer["host"], writer["boot"]) == (clock.read_hostname(), clock.read_boot_id())
-        return Process(int(writer["pid"]) if here else -1, int(writer["start"]))
+        is_local = (writer["host"], writer["boot"]) == (clock.read_hostname(), clock.read_boot_id())
+        return Process(int(writer["pid"]) if is_local else -1, int(writer["start"]))
     except (ValueError, KeyError, TypeError):
         return None

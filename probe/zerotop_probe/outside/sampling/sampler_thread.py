@@ -1,4 +1,4 @@
-"""Sampling in threads of their own, driven by the agent's ticks."""
+"""Threads that run samplers at the agent's ticks."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from typing import Protocol
 
 
 class Sampler(Protocol):
-    """Something that records what it sees at every tick."""
+    """Records a sample at every tick."""
 
     def prepare_sampling(self) -> None:
-        """Called once, in the sampling thread, before the first tick."""
+        """Called once in the sampling thread, before the first tick."""
 
     def take_sample(self, time_ns: int, tick: int) -> None:
-        """Records the state now; ``time_ns`` is the tick's time, shared by all samplers of this node."""
+        """Record the current state; ``time_ns`` is the tick's time, shared by all samplers of this node."""
 
     def close(self) -> None:
-        """Called once, in the sampling thread, after the last tick."""
+        """Called once in the sampling thread, after the last tick."""
 
 
 class SamplerThread(threading.Thread):
-    """Runs one sampler. A tick that comes while the one before is still being sampled is left out.
+    """Runs one sampler. A tick that arrives while the previous one is still being sampled is skipped.
 
-    So a driver that hangs, or a process whose files under /proc do not answer, cannot keep the agent from
-    passing on the job's output, its signals and its exit code. A sampler that raises is reported once and
-    ends; the others go on.
+    So a driver that hangs, or a read from /proc that blocks, cannot keep the agent from handling the job's output, signals
+    and exit code. A sampler that raises is reported once and ends; the others continue.
     """
 
     def __init__(self, name: str, sampler: Sampler, *, on_error: Callable[[str, BaseException], None]) -> None:
@@ -37,32 +36,31 @@ class SamplerThread(threading.Thread):
         self._is_closing = False
 
     def request_sample(self, time_ns: int, number: int) -> None:
-        """Asks for a sample of now; returns at once."""
+        """Request a sample; return at once."""
         with self._condition:
             self._next_tick = (time_ns, number)
             self._condition.notify()
 
     def finish_sampling(self, timeout_s: float) -> None:
-        """Lets the sampler close its files, and waits for that, though not for ever."""
+        """Let the sampler close its files, and wait at most ``timeout_s`` for it."""
         with self._condition:
             self._is_closing = True
             self._condition.notify()
         self.join(timeout_s)
 
     def run(self) -> None:
-        """The thread's body."""
+        """Run the sampler until it is closed or raises."""
         try:
             self._sampler.prepare_sampling()
-            while (wanted := self._wait_for_tick()) is not None:
-                self._sampler.take_sample(*wanted)
+            while (tick := self._wait_for_tick()) is not None:
+                self._sampler.take_sample(*tick)
             self._sampler.close()
         except Exception as error:
             self._on_error(self.name, error)
 
     def _wait_for_tick(self) -> tuple[int, int] | None:
         with self._condition:
-            # The ticks of the time that the last sample took are gone: what they would see now is not their
-            # time's.
+            # Ticks that arrived during the last sample are dropped: a sample now would not match their time.
             self._next_tick = None
             self._condition.wait_for(lambda: self._is_closing or self._next_tick is not None)
             return None if self._is_closing else self._next_tick

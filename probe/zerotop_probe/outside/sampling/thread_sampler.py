@@ -1,9 +1,9 @@
-"""The threads of one process: how long each ran and how long it waited for a core, at little cost.
+"""Sampling the threads of one process cheaply: how long each ran, and how long it waited for a core.
 
-``task/TID/schedstat`` has nanoseconds since the thread began: running, and runnable but waiting. Reading it
-through a kept descriptor costs 1 to 3 us. Still, of the 200 threads of a rank few run at any time, so only those
-are read at every sample; the process's own clock tells when another one must have run, and then all are read.
-Where a kernel has no schedstat, ``stat`` is read instead: in clock ticks (10 ms), and without waiting times.
+``task/TID/schedstat`` counts nanoseconds since the thread began: running, and runnable but waiting. Reading it through an
+open descriptor costs 1 to 3 us. Of the 200 threads of a rank few run at a time, so only those are read at every sample. The
+process's CPU clock reveals when another one must have run, and then all are read. On a kernel without schedstat, ``stat`` is
+read instead: in clock ticks (10 ms), without waiting times.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import NamedTuple
 from zerotop_probe.outside import procfs
 
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-# Processor time that the threads read do not explain, per wall time and per time of the process: above, all
-# are read.
+# All threads are read if those read so far leave more CPU time of the process unexplained than this share of the wall time
+# plus this share of the CPU time.
 _UNEXPLAINED = 0.03
 _UNEXPLAINED_SHARE = 0.05
-# A thread that used more of a core than this since all were read is read at every sample.
+# A thread that used more of a core than this since the last scan is read at every sample.
 _HOT_SHARE = 0.005
 
 
@@ -30,13 +30,13 @@ def has_schedstat() -> bool:
 
 
 class DescriptorBudget:
-    """How many descriptors may be kept open; beyond them files are opened for each reading."""
+    """The number of descriptors that may stay open; other files are opened for each reading."""
 
     def __init__(self, limit: int) -> None:
         self._left = limit
 
     def open(self, path: str) -> int | None:
-        """Opens a file to be kept; None if that is not possible or would be too many."""
+        """Open a file that stays open; None if that fails or exceeds the budget."""
         if self._left <= 0:
             return None
         try:
@@ -47,14 +47,14 @@ class DescriptorBudget:
         return descriptor
 
     def close(self, descriptor: int | None) -> None:
-        """Gives a descriptor back."""
+        """Close a descriptor."""
         if descriptor is not None:
             os.close(descriptor)
             self._left += 1
 
 
 class ThreadCounters:
-    """Counters of one thread: now, when read before, when all were read, when a row was written; and when that was."""
+    """Counters of one thread: now, at the previous reading, scan and row, and the times of these readings."""
 
     __slots__ = (
         "before_at_ns",
@@ -73,7 +73,7 @@ class ThreadCounters:
     )
 
     def __init__(self, tid: int, descriptor: int | None, born_ns: int) -> None:
-        """``born_ns`` is a time before which it did not run."""
+        """``born_ns`` is a time at which the thread did not exist yet."""
         self.tid = tid
         self.descriptor = descriptor
         self.text = b""
@@ -83,20 +83,20 @@ class ThreadCounters:
 
 
 class ThreadUse(NamedTuple):
-    """What the threads did since the sample before."""
+    """Activity of the threads since the previous sample."""
 
-    waited_ns: int | None  # None where the kernel does not say
+    waited_ns: int | None  # None if the kernel does not count it
     busy_threads: int  # threads that ran for at least half of the time
 
 
 class BusyThread(NamedTuple):
-    """One of the threads that ran most since this was asked before."""
+    """One of the threads that ran most since the previous query."""
 
     tid: int
     cpu_ns: int
     wait_ns: int
     ran_ns: int
-    cores: float  # processor time per wall time
+    cores: float  # CPU time per wall time
 
 
 class ProcessThreads:
@@ -113,7 +113,7 @@ class ProcessThreads:
         self._scan_ns = self._listed_ns = now_ns
         self._scanned = False
         self.list_threads(now_ns)
-        # What a process did before it was found is not what it does now. A thread born later has only a now.
+        # CPU time from before the process was found does not count as recent use; all of a later thread's time does.
         for thread in self._thread_by_tid.values():
             thread.before_ns = thread.scan_ns = thread.row_ns = thread.cpu_ns
 
@@ -121,7 +121,7 @@ class ProcessThreads:
         return len(self._thread_by_tid)
 
     def list_threads(self, now_ns: int) -> None:
-        """Looks which threads there are now."""
+        """List the current threads."""
         try:
             present = {int(name) for name in os.listdir(self._folder)}
         except OSError:
@@ -138,7 +138,7 @@ class ProcessThreads:
         self._listed_ns = now_ns
 
     def update_counters(self, now_ns: int, elapsed_ns: int, process_ns: int, *, everything: bool) -> ThreadUse:
-        """Brings the counters up to date. ``process_ns`` is what the whole process ran in ``elapsed_ns``."""
+        """Update the counters. ``process_ns`` is the CPU time of the whole process during ``elapsed_ns``."""
         waited = sum(self._read_thread(thread, now_ns) for thread in self._hot_threads)
         explained = sum(thread.cpu_ns - thread.before_ns for thread in self._hot_threads)
         read: Iterable[ThreadCounters] = self._hot_threads
@@ -150,20 +150,20 @@ class ProcessThreads:
         return ThreadUse(waited if self._schedstat else None, busy)
 
     def _read_thread(self, thread: ThreadCounters, now_ns: int) -> int:
-        """Reads one thread; returns how much longer it has waited."""
+        """Read one thread; return how much its waiting time has grown."""
         thread.before_ns, thread.before_at_ns, thread.read_at_ns = thread.cpu_ns, thread.read_at_ns, now_ns
         waited = thread.wait_ns
         self._read_one(thread)
         return thread.wait_ns - waited
 
     def _read_cold_thread(self, thread: ThreadCounters, now_ns: int, elapsed_ns: int) -> int:
-        """The same for one that was not read for a while: what it waited then is spread over that time."""
+        """Read a thread that was not read for a while; spread the growth of its waiting time over that while."""
         waited = self._read_thread(thread, now_ns)
         return waited * elapsed_ns // max(now_ns - thread.before_at_ns, 1)
 
     def _read_schedstat(self, thread: ThreadCounters) -> None:
         text = self._read_text(thread)
-        if text == thread.text:  # it slept: most do
+        if text == thread.text:  # it slept, as most do
             return
         thread.text = text
         fields = text.split()
@@ -171,9 +171,9 @@ class ProcessThreads:
             thread.cpu_ns, thread.wait_ns = int(fields[0]), int(fields[1])
 
     def _read_stat(self, thread: ThreadCounters) -> None:
-        facts = procfs.parse_stat(self._read_text(thread))
-        if facts is not None:
-            thread.cpu_ns = facts.cpu_ticks * TICK_NS
+        stat = procfs.parse_stat(self._read_text(thread))
+        if stat is not None:
+            thread.cpu_ns = stat.cpu_ticks * TICK_NS
 
     def _read_text(self, thread: ThreadCounters) -> bytes:
         if thread.descriptor is None:
@@ -185,30 +185,30 @@ class ProcessThreads:
             return b""
 
     def _choose_hot(self, now_ns: int) -> None:
-        least = _HOT_SHARE * (now_ns - self._scan_ns)
+        threshold_ns = _HOT_SHARE * (now_ns - self._scan_ns)
         self._scan_ns, self._scanned = now_ns, True
         self._hot_threads = []
         for thread in self._thread_by_tid.values():
-            thread.is_hot = thread.cpu_ns - thread.scan_ns > least
+            thread.is_hot = thread.cpu_ns - thread.scan_ns > threshold_ns
             thread.scan_ns = thread.cpu_ns
             if thread.is_hot:
                 self._hot_threads.append(thread)
 
     def find_busiest(self, count: int, least_cores: float) -> list[BusyThread]:
-        """The threads that used most of a core since the last call, and at least so much; the busiest first."""
-        ran = []
-        # The others have not been read since, or have not run.
+        """Return up to ``count`` threads that used at least ``least_cores`` since the last call, the busiest first."""
+        busy = []
+        # Without a scan only the hot threads were read.
         for thread in self._thread_by_tid.values() if self._scanned else self._hot_threads:
             ran_ns, elapsed_ns = thread.cpu_ns - thread.row_ns, thread.read_at_ns - thread.row_at_ns
             thread.row_ns, thread.row_at_ns = thread.cpu_ns, thread.read_at_ns
             if ran_ns and ran_ns >= least_cores * elapsed_ns:
                 cores = ran_ns / max(elapsed_ns, 1)
-                ran.append(BusyThread(thread.tid, thread.cpu_ns, thread.wait_ns, ran_ns, cores))
+                busy.append(BusyThread(thread.tid, thread.cpu_ns, thread.wait_ns, ran_ns, cores))
         self._scanned = False
-        return heapq.nlargest(count, ran, key=lambda thread: thread.cores)
+        return heapq.nlargest(count, busy, key=lambda thread: thread.cores)
 
     def close(self) -> None:
-        """Gives all descriptors back."""
+        """Close all descriptors."""
         for thread in self._thread_by_tid.values():
             self._budget.close(thread.descriptor)
         self._thread_by_tid.clear()

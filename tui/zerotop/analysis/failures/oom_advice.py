@@ -1,4 +1,4 @@
-"""What to make smaller where there was not enough memory: advice as a sentence, and the setting that it names."""
+"""Advice for a job without enough memory: a sentence, and the setting that it names."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from typing import Any
 from zerotop.analysis.failures.oom_evidence import NOTABLE_SHARE, OomCase, format_size
 
 _UPDATE = ("step", "optimizer", "cpu_optimizer", "grads_to_cpu", "params_to_gpu", "allgather")
+_ZERO_INIT = "Construct the model under deepspeed.zero.Init, so that no rank holds all of it.", "deepspeed.zero.Init"
+_OFFLOAD_OPTIMIZER = "zero_optimization.offload_optimizer.device"
+_OFFLOAD_PARAMETERS = "zero_optimization.offload_param.device"
 
 
 def advise_on_gpu(case: OomCase) -> tuple[str, str]:
-    """What to make smaller: advice, setting."""
-    engine = case.engine
-    if case.phase == "init":
+    """Return (advice, setting) for a GPU without enough memory."""
+    engine, limit = case.engine, case.limit_bytes
+    if case.outer_phase == "init":
         return _advise_at_start(engine)
-    if case.phase == "checkpoint_save":
+    if case.outer_phase == "checkpoint_save":
         name = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
         return f"Save without gathering the weights on the GPU: {name} false.", name
-    kept_most = case.model_states is not None and case.limit is not None and case.model_states > case.limit // 2
-    if case.phase in _UPDATE or kept_most:
+    mostly_states = case.model_states_bytes is not None and limit is not None and case.model_states_bytes > limit // 2
+    if case.outer_phase in _UPDATE or mostly_states:
         smaller = advise_keeping_less(engine)
         if smaller is not None:
             return smaller
@@ -34,42 +37,41 @@ def advise_on_gpu(case: OomCase) -> tuple[str, str]:
 def _advise_at_start(engine: Mapping[str, Any]) -> tuple[str, str]:
     if (engine.get("zero_stage") or 0) < 3:
         return "Partition the parameters: zero_optimization.stage 3.", "zero_optimization.stage"
-    if engine.get("offload_parameters") in (None, "none"):
-        name = "zero_optimization.offload_param.device"
-        return f"Keep the parameters in host memory: {name} cpu.", name
-    return "Make the model under deepspeed.zero.Init, so that no rank holds all of it.", "deepspeed.zero.Init"
+    return _advise_parameter_offload(engine) or _ZERO_INIT
 
 
 def advise_keeping_less(engine: Mapping[str, Any]) -> tuple[str, str] | None:
-    """What makes parameters, gradients and state smaller on the GPU; None where all of it has been done, or nobody knows."""
+    """Return what makes the model states smaller; None where the stage is unknown, or nothing is left to do."""
     stage = engine.get("zero_stage")
     if not isinstance(stage, int):
         return None
     if engine.get("offload_optimizer") in (None, "none"):
-        name = "zero_optimization.offload_optimizer.device"
-        beside = "" if stage else " with zero_optimization.stage 2"
-        return f"Keep the optimizer in host memory: {name} cpu{beside}.", name
+        stage_2 = "" if stage else " with zero_optimization.stage 2"
+        return f"Offload the optimizer to host memory: {_OFFLOAD_OPTIMIZER} cpu{stage_2}.", _OFFLOAD_OPTIMIZER
     if stage < 3:
         return "Partition the parameters too: zero_optimization.stage 3.", "zero_optimization.stage"
+    return _advise_parameter_offload(engine)
+
+
+def _advise_parameter_offload(engine: Mapping[str, Any]) -> tuple[str, str] | None:
     if engine.get("offload_parameters") in (None, "none"):
-        name = "zero_optimization.offload_param.device"
-        return f"Keep the parameters in host memory: {name} cpu.", name
+        return f"Offload the parameters to host memory: {_OFFLOAD_PARAMETERS} cpu.", _OFFLOAD_PARAMETERS
     return None
 
 
 def advise_on_host(case: OomCase) -> tuple[str, str]:
-    engine = case.engine
-    offloads = engine.get("offload_optimizer"), engine.get("offload_parameters")
-    if "cpu" in offloads and case.pinned_spare > NOTABLE_SHARE * (case.limit or case.host_used or 1):
+    """Return (advice, setting) for a host without enough memory."""
+    offloads = case.engine.get("offload_optimizer"), case.engine.get("offload_parameters")
+    if "cpu" in offloads and case.pinned_spare_bytes > NOTABLE_SHARE * (case.limit_bytes or case.host_used_bytes or 1):
         name = "zero_optimization.offload_optimizer.pin_memory"
-        advice = f"{format_size(case.pinned_spare)} are lost to pinned memory's rounding up to powers of two: {name} false."
-        return advice, name
+        spare = format_size(case.pinned_spare_bytes)
+        return f"Pinned memory wastes {spare} by rounding up to powers of two: {name} false.", name
     if offloads[0] == "cpu":
-        name = "zero_optimization.offload_optimizer.device"
-        return f"Move the optimizer's state to NVMe ({name} nvme), or run fewer ranks on a node.", name
+        advice = f"Move the optimizer state to NVMe ({_OFFLOAD_OPTIMIZER} nvme), or run fewer ranks on a node."
+        return advice, _OFFLOAD_OPTIMIZER
     if offloads[1] == "cpu":
-        name = "zero_optimization.offload_param.device"
-        return f"Move the parameters to NVMe ({name} nvme), or run fewer ranks on a node.", name
-    if case.phase in ("init", ""):
-        return "Make the model under deepspeed.zero.Init, so that no rank holds all of it.", "deepspeed.zero.Init"
+        advice = f"Move the parameters to NVMe ({_OFFLOAD_PARAMETERS} nvme), or run fewer ranks on a node."
+        return advice, _OFFLOAD_PARAMETERS
+    if case.outer_phase in ("init", ""):
+        return _ZERO_INIT
     return "Give the job more host memory, or load data with a smaller dataloader_num_workers.", "dataloader_num_workers"

@@ -1,4 +1,4 @@
-"""One failure to get memory, as far as it is known: what the reasons and the advice follow from."""
+"""One failure to get memory: the figures that reasons and advice follow from."""
 
 from __future__ import annotations
 
@@ -9,59 +9,62 @@ from typing import Any
 from zerotop.analysis.memory.allocator_settings import AllocatorSettings
 
 NOTABLE_SHARE = 0.05
-"""Other processes, or pinned memory's rounding, are worth a sentence from this share of the whole on."""
+"""The share of the whole from which on other processes, or the rounding of pinned memory, are worth a sentence."""
 
 
-@dataclass(frozen=True, slots=True)
-class OomCase:
-    """What is known of one failure. Bytes; None is not known."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFigures:
+    """Bytes and the last micro-batch at a failure. None where no source recorded it."""
 
-    kind: str  # as in oom_text
-    requested: int | None = None
-    limit: int | None = None  # what the process may use of the device, or of host memory
-    total: int | None = None  # the device's
-    free: int | None = None
-    allocated: int | None = None
-    reserved: int | None = None
-    largest_block: int | None = None
-    inactive_split: int | None = None
-    others: int | None = None  # the device's memory held by processes that are not this one
-    model_states: int | None = None  # parameters, gradients, master weights and state on the device
-    phase: str = ""  # the outermost
+    kind: str  # a kind of oom_log_parser: "cuda", "cuda_driver", "nccl", "cublas", "host" or "killed"
+    requested_bytes: int | None = None
+    limit_bytes: int | None = None  # what the process may use of the device, or of host memory
+    free_bytes: int | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    inactive_split_bytes: int | None = None
+    largest_free_block_bytes: int | None = None
+    others_bytes: int | None = None  # of the device, by other processes
+    outer_phase: str = ""  # the outermost: a forward may be an evaluation's
     rows: int | None = None  # of the last micro-batch
     sequence: int | None = None
     tokens: int | None = None
-    largest: Mapping[str, int] = field(default_factory=dict)  # rows, sequence, tokens of training's largest before
-    host_used: int | None = None
-    pinned_spare: int = 0  # of host memory, by the rounding of pinned requests
-    kill_count: int = 0  # processes, by the kernel
-    torch: str = ""
-    settings: AllocatorSettings | None = None  # of PyTorch's allocator
-    engine: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def unallocated_bytes(self) -> int | None:
-        """What PyTorch holds and nobody uses."""
-        return None if self.reserved is None or self.allocated is None else max(0, self.reserved - self.allocated)
-
-    @property
-    def batch_text(self) -> str:
-        """The last micro-batch in words."""
-        return describe_batch({"rows": self.rows or 0, "sequence": self.sequence or 0})
-
-    @property
-    def batch_ratio(self) -> float | None:
-        """How many times training's largest micro-batch before it was; None where sizes are not known."""
-        for mine, name in ((self.tokens, "tokens"), (self.rows, "rows")):
-            before = self.largest.get(name)
-            if mine and before:
-                return mine / before
-        return None
+        """Bytes that PyTorch reserves and no tensor uses."""
+        if self.reserved_bytes is None or self.allocated_bytes is None:
+            return None
+        return max(0, self.reserved_bytes - self.allocated_bytes)
 
     @property
     def releasable_bytes(self) -> int:
-        """What of that lies in segments that are wholly free."""
-        return max(0, (self.unallocated_bytes or 0) - (self.inactive_split or 0))
+        """Unallocated bytes in segments that are wholly free."""
+        return max(0, (self.unallocated_bytes or 0) - (self.inactive_split_bytes or 0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OomCase(MemoryFigures):
+    """Figures with what else is known of the device, the job and its configuration. Bytes; None is not known."""
+
+    total_bytes: int | None = None  # the device's
+    model_states_bytes: int | None = None  # parameters, gradients, master weights and state on the device
+    largest_batch: Mapping[str, int] = field(default_factory=dict)  # rows, sequence, tokens of training's largest before
+    host_used_bytes: int | None = None
+    pinned_spare_bytes: int = 0  # of host memory, by the rounding of pinned requests
+    kill_count: int = 0  # processes, by the kernel
+    torch: str = ""
+    settings: AllocatorSettings | None = None
+    engine: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def batch_ratio(self) -> float | None:
+        """Size of the last micro-batch by training's largest before; None where sizes are not known."""
+        for size, name in ((self.tokens, "tokens"), (self.rows, "rows")):
+            before = self.largest_batch.get(name)
+            if size and before:
+                return size / before
+        return None
 
 
 def format_size(count: int) -> str:
@@ -69,9 +72,8 @@ def format_size(count: int) -> str:
     return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 27 else f"{count / (1 << 20):.1f} MiB"
 
 
-def describe_batch(batch: Mapping[str, int]) -> str:
-    """``160 x 1024 tokens``, or only the rows; "" where they are not known."""
-    rows, sequence = batch.get("rows"), batch.get("sequence")
+def describe_batch(rows: int | None, sequence: int | None) -> str:
+    """Return ``160 x 1024 tokens`` or ``160 rows``; "" where the rows are not known."""
     if not rows:
         return ""
     return f"{rows} x {sequence} tokens" if sequence else f"{rows} rows"

@@ -1,4 +1,4 @@
-"""Why memory could not be had, as it follows from the numbers, and which setting would help."""
+"""Why memory could not be allocated, from the figures of one failure, and the setting that would help."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from zerotop.analysis.failures.oom_evidence import NOTABLE_SHARE, OomCase, descr
 from zerotop.analysis.failures.oom_log_parser import CUBLAS, CUDA, HOST, KILLED, NCCL
 from zerotop.analysis.memory.allocator_settings import choose_variable
 
-# A micro-batch is larger than those before from this ratio on.
+# From this ratio on a micro-batch counts as larger than those before.
 _LARGER_RATIO = 1.05
+# Unallocated memory is worth a clause from this size on.
+_NOTABLE_BYTES = 1 << 27
 
 
 class Verdict(NamedTuple):
-    """One sentence of cause, one of advice, and the setting that it names."""
+    """A sentence or two of cause, one of advice, and the setting that the advice names."""
 
     cause: str
     advice: str
@@ -29,147 +31,154 @@ def choose_verdict(case: OomCase) -> Verdict:
     if case.kind != CUDA:
         return _judge_outside_pytorch(case)
     for rule in (_check_fraction, _check_fragments, _check_others, _check_evaluation, _check_larger_batch):
-        found = rule(case)
-        if found is not None:
-            return found
-    return _judge_too_much(case)
+        verdict = rule(case)
+        if verdict is not None:
+            return verdict
+    cause = f"{_describe_request(case)}{_describe_available(case)}.{_describe_per_token(case)}"
+    return Verdict(cause, *advise_on_gpu(case), confidence=0.7)
 
 
 # --- PyTorch's allocator -------------------------------------------------------------------------------------------------
 
 
 def _check_fraction(case: OomCase) -> Verdict | None:
-    if case.limit is None or case.total is None or case.requested is None or case.limit > case.total * (1 - NOTABLE_SHARE):
+    if case.limit_bytes is None or case.total_bytes is None or case.requested_bytes is None:
         return None
-    if case.free is not None and case.requested > case.free + case.releasable_bytes:
+    if case.limit_bytes > case.total_bytes * (1 - NOTABLE_SHARE):
         return None
+    if case.free_bytes is not None and case.requested_bytes > case.free_bytes + case.releasable_bytes:
+        return None
+    setting = "torch.cuda.set_per_process_memory_fraction"
+    may_use = f"the process may use only {format_size(case.limit_bytes)} of its {format_size(case.total_bytes)}"
     return Verdict(
-        f"{_describe_request(case)}, which the device has, but the process may use only {format_size(case.limit)} of its {format_size(case.total)}.",
-        "Raise or leave out torch.cuda.set_per_process_memory_fraction.",
-        "torch.cuda.set_per_process_memory_fraction",
+        f"{_describe_request(case)}, which the device has, but {may_use}.", f"Raise or remove {setting}.", setting
     )
 
 
 def _check_fragments(case: OomCase) -> Verdict | None:
-    unallocated, free = case.unallocated_bytes, case.free or 0
-    if case.requested is None or unallocated is None or case.requested <= free:
+    requested, unallocated, free = case.requested_bytes, case.unallocated_bytes, case.free_bytes or 0
+    largest = case.largest_free_block_bytes
+    if requested is None or unallocated is None or requested <= free:
         return None
-    if unallocated >= case.requested and case.largest_block is not None and case.largest_block < case.requested:
-        why = f"{format_size(unallocated)} that PyTorch holds are unused, but in pieces of at most {format_size(case.largest_block)}"
-    elif case.requested <= free + unallocated and case.requested > free + case.releasable_bytes:
-        why = f"{format_size(free)} free on the device and {format_size(unallocated)} unused in PyTorch's hands would do only together"
+    if unallocated >= requested and largest is not None and largest < requested:
+        reason = (
+            f"PyTorch reserves {format_size(unallocated)} that are unused, but in blocks of at most {format_size(largest)}"
+        )
+    elif requested <= free + unallocated and requested > free + case.releasable_bytes:
+        reason = (
+            f"neither {format_size(free)} free on the device nor {format_size(unallocated)} in PyTorch's cache suffice alone"
+        )
     else:
         return None
-    return _advise_on_fragments(case, f"{_describe_request(case)}: {why}.")
-
-
-def _advise_on_fragments(case: OomCase, cause: str) -> Verdict:
+    cause = f"{_describe_request(case)}: {reason}."
     if case.settings is not None and case.settings.has_expandable_segments:
         advice = "Expandable segments are on already: call torch.cuda.empty_cache() before batches of another size."
         return Verdict(cause, advice, "torch.cuda.empty_cache()")
-    name = choose_variable(case.torch)
-    return Verdict(cause, f"Start the job with {name}=expandable_segments:True.", f"{name}=expandable_segments:True", 0.9)
+    setting = f"{choose_variable(case.torch)}=expandable_segments:True"
+    return Verdict(cause, f"Start the job with {setting}.", setting, 0.9)
 
 
 def _check_others(case: OomCase) -> Verdict | None:
-    if not case.others or case.requested is None or case.free is None:
+    if not case.others_bytes or case.requested_bytes is None or case.free_bytes is None:
         return None
-    if case.others < NOTABLE_SHARE * (case.total or case.limit or 0):
+    if case.others_bytes < NOTABLE_SHARE * (case.total_bytes or case.limit_bytes or 0):
         return None
-    if case.requested > case.free + case.releasable_bytes + case.others:
+    if case.requested_bytes > case.free_bytes + case.releasable_bytes + case.others_bytes:
         return None
+    free, others = format_size(case.free_bytes), format_size(case.others_bytes)
     return Verdict(
-        f"{_describe_request(case)}, {format_size(case.free)} were free: other processes hold {format_size(case.others)} of the device.",
-        "End them, or give the job another device with CUDA_VISIBLE_DEVICES or --include.",
+        f"{_describe_request(case)}; {free} were free, and other processes hold {others} of the device.",
+        "End them, or choose another device with CUDA_VISIBLE_DEVICES or --include.",
         "CUDA_VISIBLE_DEVICES",
     )
 
 
 def _check_evaluation(case: OomCase) -> Verdict | None:
-    if case.phase != "eval":
+    if case.outer_phase != "eval":
         return None
-    name = "per_device_eval_batch_size"
-    shape, ratio = case.batch_text, case.batch_ratio
-    with_it = f" with a micro-batch of {shape}" if shape else ""
+    setting, ratio, before = "per_device_eval_batch_size", case.batch_ratio, case.largest_batch
     if ratio is None or ratio <= _LARGER_RATIO:
-        cause = f"{_describe_request(case)}{with_it}{_describe_available(case)}.{_describe_per_token(case)}"
         rows = f", now {case.rows}" if case.rows else ""
-        return Verdict(cause, f"Lower Trainer's {name}{rows}, or set eval_accumulation_steps to 1.", name)
-    cause = f"{_describe_request(case)}{with_it}, {ratio:.1f} times training's {describe_batch(case.largest)}{_describe_available(case)}."
-    to = f" to {case.largest['rows']}, as in training" if case.largest.get("rows") else ""
-    return Verdict(f"{cause}{_describe_per_token(case)}", f"Lower Trainer's {name}{to}.", name, 0.95)
+        advice = f"Lower Trainer's {setting}{rows}, or set eval_accumulation_steps to 1."
+        return Verdict(_describe_batch_request(case), advice, setting)
+    cause = _describe_batch_request(case, f"{ratio:.1f} times training's {_describe_largest(case)}")
+    to = f" to {before['rows']}, as in training" if before.get("rows") else ""
+    return Verdict(cause, f"Lower Trainer's {setting}{to}.", setting, 0.95)
 
 
 def _check_larger_batch(case: OomCase) -> Verdict | None:
     ratio = case.batch_ratio
-    if ratio is None or ratio <= _LARGER_RATIO or case.phase not in ("forward", "backward"):
+    if ratio is None or ratio <= _LARGER_RATIO or case.outer_phase not in ("forward", "backward"):
         return None
-    cause = f"{_describe_request(case)} with a micro-batch of {case.batch_text}, {ratio:.1f} times the largest before{_describe_available(case)}."
     return Verdict(
-        f"{cause}{_describe_per_token(case)}",
-        "Cut sequences to a fixed length in the tokenizer (truncation=True, max_length=...).",
+        _describe_batch_request(case, f"{ratio:.1f} times the largest before"),
+        "Truncate sequences to a fixed length in the tokenizer (truncation=True, max_length=...).",
         "max_length",
         0.9,
     )
 
 
-def _judge_too_much(case: OomCase) -> Verdict:
-    return Verdict(
-        f"{_describe_request(case)}{_describe_available(case)}.{_describe_per_token(case)}",
-        *advise_on_gpu(case),
-        confidence=0.7,
-    )
+def _describe_batch_request(case: OomCase, comparison: str = "") -> str:
+    batch = describe_batch(case.rows, case.sequence)
+    with_batch = f" with a micro-batch of {batch}" if batch or comparison else ""
+    compared = f", {comparison}" if comparison else ""
+    return f"{_describe_request(case)}{with_batch}{compared}{_describe_available(case)}.{_describe_per_token(case)}"
+
+
+def _describe_largest(case: OomCase) -> str:
+    return describe_batch(case.largest_batch.get("rows"), case.largest_batch.get("sequence"))
+
+
+_REQUESTERS = {
+    "": "PyTorch",
+    "init": "Engine initialization",
+    "step": "The update",
+    "eval": "Evaluation",
+    "other": "Code outside the training phases",
+}
 
 
 def _describe_request(case: OomCase) -> str:
-    where = f"In {_describe_phase(case.phase)} " if case.phase else ""
-    wanted = format_size(case.requested) if case.requested is not None else "memory"
-    return f"{where}{wanted} {'were' if case.requested is not None else 'was'} asked for"
-
-
-def _describe_phase(phase: str) -> str:
-    words = {"init": "making the engine", "step": "the update", "eval": "evaluation", "other": "no phase of training"}
-    return words.get(phase, f"the {phase.replace('_', ' ')}")
+    who = _REQUESTERS.get(case.outer_phase, f"The {case.outer_phase.replace('_', ' ')}")
+    return f"{who} requested {format_size(case.requested_bytes) if case.requested_bytes is not None else 'memory'}"
 
 
 def _describe_available(case: OomCase) -> str:
     parts = []
-    if case.free is not None:
-        parts.append(
-            f"{format_size(case.free)} of {format_size(case.limit)} were free"
-            if case.limit
-            else f"{format_size(case.free)} were free"
-        )
-    if case.allocated is not None:
-        parts.append(f"{format_size(case.allocated)} allocated")
-    if case.unallocated_bytes and case.unallocated_bytes >= 1 << 27:
-        in_pieces = f" in pieces of at most {format_size(case.largest_block)}" if case.largest_block else ""
-        parts.append(f"{format_size(case.unallocated_bytes)} reserved but unused{in_pieces}")
+    if case.free_bytes is not None:
+        limit = f" of {format_size(case.limit_bytes)}" if case.limit_bytes else ""
+        parts.append(f"{format_size(case.free_bytes)}{limit} were free")
+    if case.allocated_bytes is not None:
+        parts.append(f"{format_size(case.allocated_bytes)} allocated")
+    if case.unallocated_bytes and case.unallocated_bytes >= _NOTABLE_BYTES:
+        largest = case.largest_free_block_bytes
+        in_blocks = f" in blocks of at most {format_size(largest)}" if largest else ""
+        parts.append(f"{format_size(case.unallocated_bytes)} reserved but unused{in_blocks}")
     return f"; {', '.join(parts)}" if parts else ""
 
 
 def _describe_per_token(case: OomCase) -> str:
-    """A request that divides into the micro-batch's tokens grows with it."""
-    if not case.requested or not case.tokens or case.requested % case.tokens or case.requested // case.tokens < 64:
+    """Return a sentence where the request is a multiple of the micro-batch's tokens: it grows with them."""
+    if not case.requested_bytes or not case.tokens:
         return ""
-    each = case.requested // case.tokens
-    return f" That is {each:,} bytes for each of the {case.tokens:,} tokens of the micro-batch."
+    size, rest = divmod(case.requested_bytes, case.tokens)
+    return "" if rest or size < 64 else f" That is {size:,} bytes for each of the {case.tokens:,} tokens of the micro-batch."
 
 
-# --- the device, beside PyTorch ------------------------------------------------------------------------------------------
+# --- the device outside PyTorch's allocator ------------------------------------------------------------------------------
 
 _LIBRARIES = {NCCL: "NCCL", CUBLAS: "cuBLAS or cuDNN"}
 
 
 def _judge_outside_pytorch(case: OomCase) -> Verdict:
-    who = _LIBRARIES.get(case.kind, "The driver, asked by something beside PyTorch's allocator,")
-    wanted = format_size(case.requested) if case.requested else "its memory"
-    free = f"; {format_size(case.free)} of the device were free" if case.free is not None else ""
-    held = f"; PyTorch held {format_size(case.reserved)}" if case.reserved else ""
-    cause = f"{who} could not get {wanted}, which it takes from the device beside PyTorch{free}{held}."
+    who = _LIBRARIES.get(case.kind, "A CUDA call")
+    wanted = format_size(case.requested_bytes) if case.requested_bytes else "memory"
+    free = f"; {format_size(case.free_bytes)} of the device were free" if case.free_bytes is not None else ""
+    held = f"; PyTorch reserved {format_size(case.reserved_bytes)}" if case.reserved_bytes else ""
+    cause = f"{who} could not allocate {wanted} on the device outside PyTorch's allocator{free}{held}."
     unused = case.unallocated_bytes or 0
-    if unused > (1 << 29) and unused >= (case.requested or 0):
-        advice = f"PyTorch holds {format_size(unused)} that it does not use: give it back with torch.cuda.empty_cache()."
+    if unused > (1 << 29) and unused >= (case.requested_bytes or 0):
+        advice = f"PyTorch reserves {format_size(unused)} that it does not use: release it with torch.cuda.empty_cache()."
         return Verdict(cause, advice, "torch.cuda.empty_cache()")
     return Verdict(cause, *advise_on_gpu(case))
 
@@ -178,12 +187,14 @@ def _judge_outside_pytorch(case: OomCase) -> Verdict:
 
 
 def _judge_host(case: OomCase) -> Verdict:
-    used = f"{format_size(case.host_used)} of {format_size(case.limit)} were in use" if case.host_used and case.limit else ""
-    if case.kind == KILLED:
-        what = f"The kernel killed {case.kill_count} process{'es' if case.kill_count > 1 else ''} for lack of host memory"
-        cause = f"{what if case.kill_count else 'A rank was killed by SIGKILL, as the kernel does for lack of host memory'}"
-        cause += f": {used} just before." if used else "."
-    else:
-        wanted = format_size(case.requested) if case.requested else "memory"
-        cause = f"{wanted} of host memory could not be had" + (f": {used}." if used else ".")
-    return Verdict(cause, *advise_on_host(case))
+    in_use = ""
+    if case.host_used_bytes and case.limit_bytes:
+        in_use = f": {format_size(case.host_used_bytes)} of {format_size(case.limit_bytes)} were in use"
+    if case.kind != KILLED:
+        wanted = format_size(case.requested_bytes) if case.requested_bytes else "Memory"
+        return Verdict(f"{wanted} could not be allocated on the host{in_use}.", *advise_on_host(case))
+    just_before = f"{in_use} just before" if in_use else ""
+    who = "A rank was killed by SIGKILL, as the kernel does"
+    if case.kill_count:
+        who = f"The kernel killed {case.kill_count} process{'es' if case.kill_count > 1 else ''}"
+    return Verdict(f"{who} for lack of host memory{just_before}.", *advise_on_host(case))

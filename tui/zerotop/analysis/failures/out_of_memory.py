@@ -1,40 +1,52 @@
 """The post-mortem of a job that ran out of memory, on a GPU or on the host.
 
-Three witnesses: the rank, which records the allocator's last words before the exception leaves PyTorch; the job's output,
-which has what PyTorch, NCCL, cuBLAS or the launcher printed; and the sampler, which saw signals, the kernel's count of kills
-and the last seconds of host memory.
+Three witnesses: the rank, which records the allocator's figures before the exception leaves PyTorch; the job's output, with
+what PyTorch, NCCL, cuBLAS or the launcher printed; and the sampler, which records signals, the kernel's count of kills and
+the last seconds of host memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from zerotop.analysis.failures.last_spans import LastSpan, find_largest_batch, find_outermost, read_last_spans
-from zerotop.analysis.failures.oom_context import FailureScene, find_last_scene, has_survived
-from zerotop.analysis.failures.oom_evidence import OomCase
-from zerotop.analysis.failures.oom_kills import HostMemory, JobDeath, find_death, read_last_seconds
+from zerotop.analysis.failures.last_moments import (
+    FailureScene,
+    LastSpan,
+    find_largest_batch,
+    find_last_scene,
+    find_outermost,
+    has_worked_after,
+    is_memory_short,
+    read_last_seconds,
+    read_last_spans,
+)
+from zerotop.analysis.failures.oom_evidence import MemoryFigures, OomCase
 from zerotop.analysis.failures.oom_log_parser import CUDA, HOST, KILLED, ErrorText, parse_output
 from zerotop.analysis.failures.oom_reasons import choose_verdict
-from zerotop.analysis.memory.allocator_settings import parse_settings
-from zerotop.analysis.memory.gpu_ledger import find_holders, read_gpu_by_allocator, read_ledgers
+from zerotop.analysis.keys import GpuKey
+from zerotop.analysis.memory.allocator_settings import read_settings
+from zerotop.analysis.memory.gpu_holders import find_holders, read_gpu_by_allocator
+from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.host_ledger import PINNED_SPARE, read_host_ledgers
 from zerotop.analysis.memory.ledger_rows import OTHERS
 from zerotop.analysis.memory.tensor_inventory import CATEGORIES, read_inventory
 from zerotop.analysis.processes.alive_ranks import RankProcess, identify_process, read_events
+from zerotop.analysis.processes.host_memory import HostMemory
+from zerotop.analysis.processes.process_exits import ProcessExit, ProcessExits, find_first_exit
 from zerotop.session.reader import Event, Session
 from zerotop_probe.recording.events import OUT_OF_MEMORY
 
-# What of the job's output is read: the tracebacks of many ranks.
+# How much of the output's end to read: enough for the tracebacks of many ranks.
 _OUTPUT_BYTES = 1 << 18
+_TEXT_SIZES = ("requested_bytes", "free_bytes", "allocated_bytes", "reserved_bytes")
 
 
-@dataclass(frozen=True, slots=True)
-class PostMortem:
-    """One failure for want of memory. Bytes; None where nobody said."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostMortem(MemoryFigures):
+    """One failure for lack of memory. Bytes; None where no witness says it."""
 
-    kind: str  # "cuda", "cuda_driver", "nccl", "cublas", "host", "killed": see oom_text
     witness: str  # "rank", "output" or "sampler"
     unix_ns: int | None
     rank: int | None
@@ -42,143 +54,182 @@ class PostMortem:
     device: int | None  # NVML's index where that is known, else the process's own ordinal
     survived: bool | None  # whether the rank trained on; None while that is not known
     failures: int  # how often ranks have run out of GPU memory so far
-    requested_bytes: int | None
-    limit_bytes: int | None  # what the process may use of the device, or of host memory
-    free_bytes: int | None
-    allocated_bytes: int | None
-    reserved_bytes: int | None
-    inactive_split_bytes: int | None
-    largest_free_block_bytes: int | None
-    others_bytes: int | None  # of the device, by other processes
     phase: str  # the innermost, "" between phases
-    outer_phase: str  # the outermost: a forward may be an evaluation's
     step: int | None
     micro_step: int | None
-    rows: int | None  # of the last micro-batch
-    sequence: int | None
-    tokens: int | None
     spans: tuple[LastSpan, ...]  # the last, oldest first
     host_memory: tuple[HostMemory, ...]  # the last seconds before, oldest first
     oom_kills: int  # processes that the kernel killed for memory
     signal: str | None  # that ended the job's command
     exit_code: int | None
     text: str  # the error as printed; "" where the output has none
-    cause: str  # one sentence or two that follow from the numbers
+    cause: str  # one sentence or two that follow from the figures
     advice: str  # one sentence
     setting: str  # what the advice is to change, by its exact name
-    confidence: float  # 0 to 1: how sure the cause is; what was measured is not in doubt
+    confidence: float  # 0 to 1: how sure the cause is; the figures are measured
 
 
 def find_post_mortem(session: Session, cursor_ns: int) -> PostMortem | None:
-    """The failure that matters at the cursor: what ended the job if something did, else the last one. None without any."""
-    events = [e for e in session.events if e.name == OUT_OF_MEMORY and e.unix_ns <= cursor_ns]
-    end = find_death(session, cursor_ns)
-    if end is not None and end.kills:
-        return _explain_kill(session, cursor_ns, end, len(events))
+    """Return the failure that ended the job, else the last one up to the cursor; None without any."""
+    errors = session.events_named(OUT_OF_MEMORY, cursor_ns)
+    job_exit = find_first_exit(session, cursor_ns)
+    if job_exit is not None and not job_exit.is_final:
+        job_exit = None
+    if job_exit is not None and job_exit.oom_kills:
+        return _explain_kill(session, cursor_ns, job_exit, len(errors))
     text = parse_output(session.read_output_tail(cursor_ns, _OUTPUT_BYTES).decode("utf-8", "replace"))
-    if events:
-        return _explain_recorded(session, cursor_ns, events, text, end)
+    if errors:
+        return _explain_recorded(session, cursor_ns, errors, text, job_exit)
     if text is not None and text.kind != KILLED:
-        return _explain_output(session, cursor_ns, text, end)
-    if end is not None and end.memory_was_short and (text is not None or end.was_killed):
-        return _explain_kill(session, cursor_ns, end, 0)
-    return None
+        return _explain_output(session, cursor_ns, text, job_exit)
+    if job_exit is None or (text is None and not job_exit.was_killed):
+        return None
+    was_short = is_memory_short(read_last_seconds(session, job_exit.host, job_exit.unix_ns))
+    return _explain_kill(session, cursor_ns, job_exit, 0) if was_short else None
 
 
 # --- the witnesses -------------------------------------------------------------------------------------------------------
 
 
 def _explain_recorded(
-    session: Session, cursor_ns: int, events: Sequence[Event], text: ErrorText | None, end: JobDeath | None
+    session: Session, cursor_ns: int, errors: Sequence[Event], text: ErrorText | None, job_exit: ProcessExit | None
 ) -> PostMortem:
-    """The rank's own record: of the failure that nobody survived if there is one, else of the last."""
-    told = [(event, has_survived(session, event, cursor_ns)) for event in events]
-    event, survived = next(((one, lived) for one, lived in told if lived is False), told[-1])
-    said = text if text is not None and text.kind == CUDA and survived is not True else None
-    return _explain_event(session, event, cursor_ns, said, end, survived=survived, failures=len(events))
+    """The rank: the error that it did not survive if there is one, else the last."""
+    fates = [(error, _has_survived(session, error, cursor_ns)) for error in errors]
+    error, survived = next((fate for fate in fates if fate[1] is False), fates[-1])
+    own_text = text if text is not None and text.kind == CUDA and survived is not True else None
+    return _explain_error(session, error, cursor_ns, own_text, job_exit, survived=survived, failures=len(errors))
 
 
-def explain_at_error(session: Session, event: Event) -> PostMortem:
-    """What a rank's record of an error said when it was made: nothing is known yet of what came of it."""
-    return _explain_event(session, event, event.unix_ns, None, None, survived=None, failures=1)
+def _has_survived(session: Session, error: Event, cursor_ns: int) -> bool | None:
+    """Return whether the rank that recorded an error trained on; None while that is not known."""
+    if has_worked_after(session, RankProcess(error.host, error.pid, error.rank), error.unix_ns, cursor_ns):
+        return True
+    exits = ProcessExits(event for event in session.events if event.unix_ns <= cursor_ns)
+    return None if exits.find_exit_after(error.host, error.pid, error.unix_ns) is None else False
 
 
-def _explain_event(
+def explain_at_error(session: Session, error: Event) -> PostMortem:
+    """Return what was known when a rank recorded an ``out_of_memory`` event."""
+    return _explain_error(session, error, error.unix_ns, None, None, survived=None, failures=1)
+
+
+def _explain_error(
     session: Session,
-    event: Event,
+    error: Event,
     cursor_ns: int,
     text: ErrorText | None,
-    end: JobDeath | None,
+    job_exit: ProcessExit | None,
     *,
     survived: bool | None,
     failures: int,
 ) -> PostMortem:
-    process = RankProcess(event.host, event.pid, event.rank)
-    facts = {name: value for name, value in event.facts.items() if isinstance(value, int)}
-    phase = str(event.facts.get("phase") or "")
-    outer = find_outermost(session, process, event.unix_ns, cursor_ns) or phase
-    scene = FailureScene(
-        process, event.unix_ns, phase, outer, facts, read_last_spans(session, process, event.unix_ns, cursor_ns)
-    )
-    case = _build_case(session, scene, CUDA, facts, text)
-    return _build_post_mortem(session, "rank", scene, case, text, end, survived=survived, failures=failures)
+    process = RankProcess(error.host, error.pid, error.rank)
+    facts = {name: value for name, value in error.facts.items() if isinstance(value, int)}
+    phase = str(error.facts.get("phase") or "")
+    outer_phase = find_outermost(session, process, error.unix_ns) or phase
+    spans = read_last_spans(session, process, error.unix_ns, cursor_ns)
+    scene = FailureScene(process, error.unix_ns, phase, outer_phase, facts, spans)
+    return _build_post_mortem(session, "rank", CUDA, scene, facts, text, job_exit, survived=survived, failures=failures)
 
 
-def _explain_output(session: Session, cursor_ns: int, text: ErrorText, end: JobDeath | None) -> PostMortem:
-    """The output alone: nobody in the rank was asked, or somebody beside PyTorch's allocator failed."""
+def _explain_output(session: Session, cursor_ns: int, text: ErrorText, job_exit: ProcessExit | None) -> PostMortem:
+    """The output alone: the rank recorded nothing, or the memory was not for PyTorch's allocator."""
     scene = find_last_scene(session, cursor_ns, text.rank, text.device)
-    sizes = ("requested_bytes", "free_bytes", "allocated_bytes", "reserved_bytes")
-    facts = {name: size for name in sizes if (size := getattr(text, name)) is not None}
+    facts = {name: size for name in _TEXT_SIZES if (size := getattr(text, name)) is not None}
     limit = text.allowed_bytes or text.total_bytes
-    case = _build_case(session, scene, text.kind, facts | ({"limit_bytes": limit} if limit else {}), text)
-    return _build_post_mortem(session, "output", scene, case, text, end, survived=False if end is not None else None)
+    facts |= {"limit_bytes": limit} if limit else {}
+    survived = False if job_exit is not None else None
+    return _build_post_mortem(session, "output", text.kind, scene, facts, text, job_exit, survived=survived)
 
 
-def _explain_kill(session: Session, cursor_ns: int, end: JobDeath, failures: int) -> PostMortem:
+def _explain_kill(session: Session, cursor_ns: int, job_exit: ProcessExit, failures: int) -> PostMortem:
     """The sampler: a rank was killed from outside."""
-    scene = find_last_scene(session, cursor_ns, end.rank, None)._replace(at_ns=end.unix_ns)
-    last = max(end.memory, key=lambda sample: sample.used_bytes, default=None)
-    facts = {"limit_bytes": last.limit_bytes, "host_used": last.used_bytes} if last is not None else {}
-    case = _build_case(session, scene, KILLED, {**facts, "killed": end.kills}, None)
-    return _build_post_mortem(session, "sampler", scene, case, None, end, survived=False, failures=failures)
+    scene = find_last_scene(session, cursor_ns, job_exit.rank, None)._replace(at_ns=job_exit.unix_ns)
+    memory = read_last_seconds(session, job_exit.host, job_exit.unix_ns)
+    most = max(memory, key=lambda sample: sample.used_bytes, default=None)
+    facts = {"limit_bytes": most.limit_bytes, "host_used_bytes": most.used_bytes} if most is not None else {}
+    return _build_post_mortem(session, "sampler", KILLED, scene, facts, None, job_exit, survived=False, failures=failures)
 
 
-# --- what they know ------------------------------------------------------------------------------------------------------
+# --- figures -------------------------------------------------------------------------------------------------------------
+
+
+def _build_post_mortem(
+    session: Session,
+    witness: str,
+    kind: str,
+    scene: FailureScene,
+    facts: Mapping[str, int],
+    text: ErrorText | None,
+    job_exit: ProcessExit | None,
+    *,
+    survived: bool | None,
+    failures: int = 0,
+) -> PostMortem:
+    process, gpu_key = scene.process, _find_gpu_key(session, scene)
+    host = process.host if process is not None else job_exit.host if job_exit is not None else ""
+    rank = process.rank if process is not None else text.rank if text is not None else None
+    case = _build_case(session, kind, scene, facts, text, job_exit)
+    figures: dict[str, Any] = {field.name: getattr(case, field.name) for field in fields(MemoryFigures)}
+    return PostMortem(
+        **figures,
+        **choose_verdict(case)._asdict(),
+        witness=witness,
+        unix_ns=scene.at_ns if process is not None or job_exit is not None else None,
+        rank=rank if rank is not None or job_exit is None else job_exit.rank,
+        host=host,
+        device=gpu_key[1] if gpu_key is not None else scene.facts.get("device"),
+        survived=survived,
+        failures=failures,
+        phase=scene.phase,
+        step=scene.facts.get("step"),
+        micro_step=scene.facts.get("micro_step"),
+        spans=scene.spans,
+        host_memory=read_last_seconds(session, host, scene.at_ns),
+        oom_kills=job_exit.oom_kills if job_exit is not None else 0,
+        signal=job_exit.signal if job_exit is not None else None,
+        exit_code=job_exit.exit_code if job_exit is not None else None,
+        text=text.text if text is not None else "",
+    )
 
 
 def _build_case(
-    session: Session, scene: FailureScene, kind: str, facts: Mapping[str, int], text: ErrorText | None
+    session: Session,
+    kind: str,
+    scene: FailureScene,
+    facts: Mapping[str, int],
+    text: ErrorText | None,
+    job_exit: ProcessExit | None,
 ) -> OomCase:
-    process = scene.process
-    engines = read_events(session, "engine", process, scene.at_ns) if process is not None else []
-    hello = read_events(session, "hello", process, scene.at_ns) if process is not None else []
-    said: Mapping[str, Any] = hello[-1].facts if hello else {}
-    torch = str(said.get("torch") or "")
-    memory = read_last_seconds(session, process.host, scene.at_ns) if process is not None and kind == HOST else ()
-    total = _find_total_bytes(engines[-1].facts) if engines else None
+    process, at_ns = scene.process, scene.at_ns
+    engines = read_events(session, "engine", process, at_ns) if process is not None else []
+    engine: Mapping[str, Any] = engines[-1].facts if engines else {}
+    hello = read_events(session, "hello", process, at_ns) if process is not None else []
+    memory = read_last_seconds(session, process.host, at_ns)[-1:] if process is not None and kind == HOST else ()
     return OomCase(
         kind=kind,
-        requested=facts.get("requested_bytes"),
-        limit=memory[-1].limit_bytes if memory else facts.get("limit_bytes"),
-        total=total or (text.total_bytes if text is not None else None),
-        free=facts.get("free_bytes"),
-        allocated=facts.get("allocated_bytes"),
-        reserved=facts.get("reserved_bytes"),
-        largest_block=facts.get("largest_free_block_bytes"),
-        inactive_split=facts.get("inactive_split_bytes"),
-        others=_sum_others(session, scene, text) if kind not in (HOST, KILLED) else None,
-        model_states=_sum_model_states(session, scene),
-        phase=scene.outer_phase,
+        requested_bytes=facts.get("requested_bytes"),
+        limit_bytes=memory[0].limit_bytes if memory else facts.get("limit_bytes"),
+        free_bytes=facts.get("free_bytes"),
+        allocated_bytes=facts.get("allocated_bytes"),
+        reserved_bytes=facts.get("reserved_bytes"),
+        inactive_split_bytes=facts.get("inactive_split_bytes"),
+        largest_free_block_bytes=facts.get("largest_free_block_bytes"),
+        others_bytes=_sum_others(session, scene, text) if kind not in (HOST, KILLED) else None,
+        outer_phase=scene.outer_phase,
         rows=scene.facts.get("rows"),
         sequence=scene.facts.get("sequence"),
         tokens=scene.facts.get("tokens"),
-        largest=find_largest_batch(session, process, scene.at_ns) if process is not None else {},
-        host_used=memory[-1].used_bytes if memory else facts.get("host_used"),
-        pinned_spare=sum(held.sum_bytes(PINNED_SPARE) for held in read_host_ledgers(session, scene.at_ns)),
-        kill_count=facts.get("killed", 0),
-        torch=torch,
-        settings=parse_settings(said.get("environment") or {}, torch) if hello else None,
-        engine=engines[-1].facts if engines else {},
+        total_bytes=_find_total_bytes(engine) or (text.total_bytes if text is not None else None),
+        model_states_bytes=_sum_model_states(session, scene),
+        largest_batch=find_largest_batch(session, process, at_ns) if process is not None else {},
+        host_used_bytes=memory[0].used_bytes if memory else facts.get("host_used_bytes"),
+        pinned_spare_bytes=sum(ledger.sum_bytes(PINNED_SPARE) for ledger in read_host_ledgers(session, at_ns)),
+        kill_count=job_exit.oom_kills if job_exit is not None and kind == KILLED else 0,
+        torch=str(hello[-1].facts.get("torch") or "") if hello else "",
+        settings=read_settings(hello[-1].facts) if hello else None,
+        engine=engine,
     )
 
 
@@ -188,77 +239,24 @@ def _find_total_bytes(engine: Mapping[str, Any]) -> int | None:
 
 
 def _sum_model_states(session: Session, scene: FailureScene) -> int | None:
-    told = read_inventory(session, scene.process, scene.at_ns) if scene.process is not None else None
-    return sum(told.device.get(name, 0) for name in CATEGORIES) if told is not None else None
+    inventory = read_inventory(session, scene.process, scene.at_ns) if scene.process is not None else None
+    return sum(inventory.device.get(name, 0) for name in CATEGORIES) if inventory is not None else None
 
 
 def _sum_others(session: Session, scene: FailureScene, text: ErrorText | None) -> int | None:
-    """What processes that are not this one hold of its device, other ranks among them."""
+    """Return the bytes of the device that other processes hold, other ranks among them."""
     if text is not None and text.process_bytes is not None:
         return sum(size for _, size in text.others)
     key = _find_gpu_key(session, scene)
-    for found in read_ledgers(session, scene.at_ns):
-        if (found.host, found.index) == key and found.job_bytes is not None:
-            beside = (
-                h.reserved_bytes for h in find_holders(session, scene.at_ns).get(key, ()) if h.process != scene.process
-            )
-            return found.sum_bytes(OTHERS) + sum(beside)
-    return None
+    ledger = next(iter(read_ledgers(session, scene.at_ns, [key])), None) if key is not None else None
+    if key is None or ledger is None or ledger.job_bytes is None:
+        return None
+    holders = find_holders(session, scene.at_ns, [key]).get(key, ())
+    return ledger.sum_bytes(OTHERS) + sum(h.reserved_bytes for h in holders if h.process != scene.process)
 
 
-def _find_gpu_key(session: Session, scene: FailureScene) -> tuple[str, int] | None:
-    for place, key in read_gpu_by_allocator(session, scene.at_ns).items():
-        if identify_process(session.sources["allocator"][place]) == scene.process:
+def _find_gpu_key(session: Session, scene: FailureScene) -> GpuKey | None:
+    for index, key in read_gpu_by_allocator(session, scene.at_ns).items():
+        if identify_process(session.sources["allocator"][index]) == scene.process:
             return key
     return None
-
-
-def _build_post_mortem(
-    session: Session,
-    witness: str,
-    scene: FailureScene,
-    case: OomCase,
-    text: ErrorText | None,
-    end: JobDeath | None,
-    *,
-    survived: bool | None,
-    failures: int = 0,
-) -> PostMortem:
-    key, host = _find_gpu_key(session, scene), scene.process.host if scene.process is not None else ""
-    rank = scene.process.rank if scene.process is not None else text.rank if text is not None else None
-    why = choose_verdict(case)
-    return PostMortem(
-        kind=case.kind,
-        witness=witness,
-        unix_ns=scene.at_ns if scene.process is not None or end is not None else None,
-        rank=rank if rank is not None or end is None else end.rank,
-        host=host or (end.host if end is not None else ""),
-        device=key[1] if key is not None else scene.facts.get("device"),
-        survived=survived,
-        failures=failures,
-        requested_bytes=case.requested,
-        limit_bytes=case.limit,
-        free_bytes=case.free,
-        allocated_bytes=case.allocated,
-        reserved_bytes=case.reserved,
-        inactive_split_bytes=case.inactive_split,
-        largest_free_block_bytes=case.largest_block,
-        others_bytes=case.others,
-        phase=scene.phase,
-        outer_phase=scene.outer_phase,
-        step=scene.facts.get("step"),
-        micro_step=scene.facts.get("micro_step"),
-        rows=case.rows,
-        sequence=scene.facts.get("sequence"),
-        tokens=case.tokens,
-        spans=scene.spans,
-        host_memory=read_last_seconds(session, host or (end.host if end is not None else ""), scene.at_ns),
-        oom_kills=end.kills if end is not None else 0,
-        signal=end.signal if end is not None else None,
-        exit_code=end.exit_code if end is not None else None,
-        text=text.text if text is not None else "",
-        cause=why.cause,
-        advice=why.advice,
-        setting=why.setting,
-        confidence=why.confidence,
-    )

@@ -1,1 +1,1 @@
-"""Where memory is: the ledgers of GPU and host, what ZeRO should need, allocations. Detectors: ``annotations.memory``."""
+"""Memory ledgers of GPU and host, expected bytes under ZeRO, and allocations. Detectors: ``annotations.memory``."""

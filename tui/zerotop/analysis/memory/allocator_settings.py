@@ -1,12 +1,13 @@
-"""How PyTorch's CUDA allocator is configured: which variable counts in which version, and what it says."""
+"""The configuration of PyTorch's CUDA allocator, from environment variables whose precedence differs by version."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-# Up to 2.8 there is only the first. 2.9 calls it deprecated for the last, but takes expandable_segments from the first alone
+# Up to 2.8 only the first exists. 2.9 deprecates it in favour of the last, but reads expandable_segments from the first only
 # (github.com/pytorch/pytorch/issues/183387). From 2.10 on the first that is set counts, in this order
 # (c10/cuda/CUDAAllocatorConfig.h).
 CUDA_VARIABLE, HIP_VARIABLE, ANY_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
@@ -20,11 +21,11 @@ _ENTRY = re.compile(r"\s*([^:,\s]+)\s*:\s*(\[[^\]]*\]|[^,]*)")
 class AllocatorSettings:
     """The configuration in force."""
 
-    variable: str  # where it is from; "" where nothing is set, and PyTorch's defaults hold
+    variable: str  # the variable it was read from; "" where none is set, and PyTorch's defaults apply
     text: str  # as it was set
     values: dict[str, str]
-    caching: bool  # False where PyTorch was told not to keep what is freed
-    notes: tuple[str, ...]  # sentences about what is set and does not count
+    caching: bool  # False where PyTorch was told not to cache freed memory
+    notes: tuple[str, ...]  # sentences about variables that are set and ignored
 
     @property
     def has_expandable_segments(self) -> bool:
@@ -38,38 +39,40 @@ class AllocatorSettings:
 
 
 def parse_version(torch: str) -> tuple[int, int]:
-    """Major and minor of a version like ``2.11.0+cu130``; (0, 0) where it is none."""
+    """Return major and minor of a version like ``2.11.0+cu130``; (0, 0) for other text."""
     match = re.match(r"(\d+)\.(\d+)", torch)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def choose_variable(torch: str) -> str:
-    """The variable to set in that version of PyTorch; the old name where the version is not known, as all take it."""
+    """Return the variable to set in a version of PyTorch; for an unknown version the old name, which all read."""
     return ANY_VARIABLE if parse_version(torch) >= (2, 10) else CUDA_VARIABLE
 
 
+def read_settings(hello: Mapping[str, Any]) -> AllocatorSettings:
+    """Return the settings of a rank from the facts of its ``hello`` event."""
+    environment = hello.get("environment")
+    variables = {str(name): str(value) for name, value in environment.items()} if isinstance(environment, dict) else {}
+    return parse_settings(variables, str(hello.get("torch") or ""))
+
+
 def parse_settings(environment: Mapping[str, str], torch: str) -> AllocatorSettings:
-    """What counts of a rank's environment."""
-    known = parse_version(torch)
-    order = (
-        [CUDA_VARIABLE, HIP_VARIABLE, ANY_VARIABLE] if known >= (2, 9) or known == (0, 0) else [CUDA_VARIABLE, HIP_VARIABLE]
-    )
-    name = next((candidate for candidate in order if candidate in environment), "")
+    """Return the settings that a version of PyTorch reads from the environment."""
+    version = parse_version(torch)
+    variables = (CUDA_VARIABLE, HIP_VARIABLE, ANY_VARIABLE)
+    read = variables if version >= (2, 9) or version == (0, 0) else variables[:2]
+    name = next((variable for variable in read if variable in environment), "")
     text = environment.get(name, "")
     values = dict(_ENTRY.findall(text))
-    notes = [
-        _describe_ignored(other, name, torch)
-        for other in (CUDA_VARIABLE, HIP_VARIABLE, ANY_VARIABLE)
-        if other in environment and other != name
-    ]
-    if known == (2, 9) and name == ANY_VARIABLE and values.pop("expandable_segments", None) is not None:
+    notes = [_describe_ignored(other, name, torch) for other in variables if other in environment and other != name]
+    if version == (2, 9) and name == ANY_VARIABLE and values.pop("expandable_segments", None) is not None:
         notes.append(
-            f"PyTorch {torch} takes expandable_segments from {CUDA_VARIABLE} only: what {ANY_VARIABLE} says of it does not count."
+            f"PyTorch {torch} reads expandable_segments from {CUDA_VARIABLE} only and ignores it in {ANY_VARIABLE}."
         )
     return AllocatorSettings(name, text, values, environment.get(NO_CACHING, "0") in ("", "0"), tuple(notes))
 
 
 def _describe_ignored(other: str, name: str, torch: str) -> str:
     if name:
-        return f"{other} is set too and does not count: {name} does."
-    return f"{other} is set and does not count: PyTorch {torch} knows only {CUDA_VARIABLE}."
+        return f"{other} is ignored because {name} is set."
+    return f"{other} is ignored: PyTorch {torch} reads only {CUDA_VARIABLE}."

@@ -1,9 +1,9 @@
-"""DeepSpeed's own estimates of memory needs, and the rule of thumb, as plain arithmetic.
+"""DeepSpeed's own estimates of memory needs, and the rule of thumb.
 
 The estimates are those of ``estimate_zero2_model_states_mem_needs`` (deepspeed/runtime/zero/stage_1_and_2.py) and
 ``estimate_zero3_model_states_mem_needs`` (stage3.py), the same from DeepSpeed 0.14 to 0.19, documented at
-https://deepspeed.readthedocs.io/en/latest/memory.html. They assume 16-bit training with Adam, know nothing of activations,
-and are for stages 2 and 3 only. In bytes, with P parameters, L of them in the largest layer, g GPUs on each of n nodes,
+https://deepspeed.readthedocs.io/en/latest/memory.html. They assume 16-bit training with Adam, ignore activations and
+exist for stages 2 and 3 only. In bytes, with P parameters, L of them in the largest layer, g GPUs on each of n nodes,
 N = g n, and a factor f for additional buffers (1.5):
 
 ==================================================  =====================  ============================================
@@ -16,7 +16,7 @@ stage 3, optimizer on the CPU                       4 L + 2 P / N          16 P 
 stage 3                                             4 L + 18 P / N         4 L g f, without zero.Init 4 P g f
 ==================================================  =====================  ============================================
 
-Of stage 2, 18 are 2 bytes for 16-bit gradients, 4 for 32-bit ones, 4 for master weights and 8 for Adam's moments.
+The 18 bytes of stage 2 are 2 for 16-bit gradients, 4 for 32-bit ones, 4 for master weights and 8 for Adam's moments.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Estimate:
     stage: int  # 2 or 3
     offload_optimizer: bool
     offload_parameters: bool
-    zero_init: bool | None  # the model is made under deepspeed.zero.Init; None where that makes no difference
+    zero_init: bool | None  # the model is constructed under deepspeed.zero.Init; None where that makes no difference
     gpu_bytes: int  # each GPU
     host_bytes: int  # each node
 
     @property
     def option_text(self) -> str:
-        """What DeepSpeed's table calls it."""
+        """The row's name in DeepSpeed's table."""
         parts = [f"offload_param={'cpu' if self.offload_parameters else 'none'}"] if self.stage == 3 else []
         parts.append(f"offload_optimizer={'cpu' if self.offload_optimizer else 'none'}")
         parts += [f"zero_init={int(self.zero_init)}"] if self.zero_init is not None else []
@@ -48,20 +48,20 @@ class Estimate:
 
 
 def estimate_zero2(parameters: int, *, gpus: int = 1, nodes: int = 1, factor: float = FACTOR) -> tuple[Estimate, ...]:
-    """Both rows of stage 2, for ``gpus`` on each of ``nodes``."""
+    """Return both rows of stage 2, for ``gpus`` on each of ``nodes``."""
     world = gpus * nodes
-    offloaded = int(parameters * max(4 * world, 16) * factor)
-    kept = int(parameters * 4 * gpus * factor)
+    host_offloaded = int(parameters * max(4 * world, 16) * factor)
+    host = int(parameters * 4 * gpus * factor)
     return (
-        Estimate(2, True, False, None, 2 * parameters, offloaded),
-        Estimate(2, False, False, None, 2 * parameters + int(18 * parameters / world), kept),
+        Estimate(2, True, False, None, 2 * parameters, host_offloaded),
+        Estimate(2, False, False, None, 2 * parameters + int(18 * parameters / world), host),
     )
 
 
 def estimate_zero3(
     parameters: int, largest_layer: int, *, gpus: int = 1, nodes: int = 1, factor: float = FACTOR
 ) -> tuple[Estimate, ...]:
-    """All six rows of stage 3; ``largest_layer`` is how many parameters that has."""
+    """Return all six rows of stage 3; ``largest_layer`` is the count of its parameters."""
     return tuple(
         _estimate_zero3(parameters, largest_layer, gpus, nodes, factor, options)
         for options in (
@@ -94,16 +94,16 @@ def _estimate_zero3(
 class RuleOfThumb:
     """The rule of thumb for a GPU's peak: ``parameters + optimizer + max(gradients + intermediates, activations)``.
 
-    Activations are freed as the backward makes gradients, so of the two sums only the larger counts.
+    Activations are freed as the backward makes gradients, so that only the larger of the two sums counts.
     """
 
     parameters: int
     optimizer: int  # master weights and state
     gradients: int
-    intermediates: int  # what the update needs beside them
-    activations: int  # what the forward leaves for the backward, and its temporaries
+    intermediates: int  # what the update needs in addition
+    activations: int  # the forward's results for the backward, and its temporaries
 
     @property
     def peak_bytes(self) -> int:
-        """What the rule says."""
+        """The rule's result."""
         return self.parameters + self.optimizer + max(self.gradients + self.intermediates, self.activations)

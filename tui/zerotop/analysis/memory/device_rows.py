@@ -1,4 +1,4 @@
-"""The rows of a ledger for what PyTorch does not hold of a GPU."""
+"""The rows of a ledger for memory of a GPU that PyTorch does not reserve."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ from zerotop.analysis.memory.ledger_rows import APART, BEFORE, DRIVER, FREE, JOB
 from zerotop.analysis.memory.nvml_snapshot import DeviceMemory
 
 _NVML = "NVML, its last reading"
-_LEFT = "what the other rows leave of the device"
-_MEANWHILE = "Memory was taken or given back between NVML's reading and PyTorch's: the ledger is of PyTorch's."
-_NO_FIGURE = "Memory was taken or given back between NVML's reading and PyTorch's: what else holds some cannot be told."
+_LEFT = "the device less the other rows"
+_MEANWHILE = "NVML and PyTorch samples differ in time: the ledger is of PyTorch's."
+_NO_FIGURE = "NVML and PyTorch samples differ in time: the rest of the device cannot be divided."
 
 
 def build_device_rows(
     device: DeviceMemory | None, total: int, reserved: int, *, allocators_read: bool = True
 ) -> list[LedgerRow]:
-    """All of a device but what PyTorch holds: the bytes of the rows are ``total - reserved``.
-
-    ``read``: whether a rank's allocator was.
-    """
+    """Return rows of ``total - reserved`` bytes. ``allocators_read``: whether a rank's allocator was read."""
     if device is None:
         return [LedgerRow(REST, total - reserved, _LEFT)]
     if not allocators_read and device.job_bytes is not None:
@@ -36,7 +33,7 @@ def build_device_rows(
 
 
 def _build_unread_rows(device: DeviceMemory, total: int) -> list[LedgerRow]:
-    """NVML alone. What processes held when it was last asked for them gives way to what is in use since."""
+    """Return NVML's figures alone; its older figure of other processes is limited to the memory in use now."""
     used = min(total, device.used_bytes)
     others = min(used, device.others_bytes)
     driver = min(used - others, max(0, device.driver_bytes))
@@ -46,21 +43,19 @@ def _build_unread_rows(device: DeviceMemory, total: int) -> list[LedgerRow]:
 
 
 def _fit_rows(rows: list[LedgerRow], total: int, reserved: int) -> list[LedgerRow]:
-    """Rows that leave ``reserved`` of the device, where NVML's were read at another moment than the allocators."""
-    apart = total - reserved - sum(row.bytes for row in rows)
-    free = rows[0].bytes + apart
-    if not apart:
+    """Return the rows changed so that they leave ``reserved``, where NVML was read at another moment than the allocators."""
+    missing = total - reserved - sum(row.bytes for row in rows)
+    free = rows[0].bytes + missing
+    if not missing:
         return rows
     if free >= 0:
         return [LedgerRow(FREE, free, _LEFT, _MEANWHILE), *rows[1:]]
     if reserved <= total:
         return [LedgerRow(REST, total - reserved, _LEFT, _NO_FIGURE)]
-    return [*rows, LedgerRow(APART, apart, _LEFT, "PyTorch says that it holds more than the device has.")]
+    return [*rows, LedgerRow(APART, missing, _LEFT, "PyTorch reports more memory than the device has.")]
 
 
 def _build_outside_row(device: DeviceMemory) -> LedgerRow:
-    what = "NVML's process" if device.job_bytes is not None else "NVML's device beyond its first reading,"
-    note = (
-        "" if device.is_exact else "PyTorch took or gave back memory while NVML looked: a few blocks may be counted wrongly."
-    )
-    return LedgerRow(OUTSIDE, device.outside_bytes or 0, f"{what} less PyTorch's reserved at that moment", note)
+    figure = "NVML's process" if device.job_bytes is not None else "NVML's device beyond its first reading,"
+    note = "" if device.is_exact else "PyTorch's memory changed while NVML was read: a few blocks may be counted wrongly."
+    return LedgerRow(OUTSIDE, device.outside_bytes or 0, f"{figure} less PyTorch's reserved at that moment", note)

@@ -1,12 +1,13 @@
-"""Where a rank's host memory is at a cursor: rows that add up to what the kernel says is resident.
+"""Where a rank's host memory is at a cursor: rows that add up to the kernel's resident set size (RSS).
 
 ::
 
     resident = parameters + gradients + master weights + optimizer state + buffers
-               + what PyTorch's pinned allocator holds beyond the tensors in it + rest
+               + what PyTorch's pinned allocator holds beyond its tensors + rest
 
-The rest is Python, libraries, mapped files, batches. Tensors that are counted but not resident (never written to, or swapped
-out) make a row below zero, the only one that may be.
+PyTorch's pinned allocator rounds requests up to powers of two and keeps freed blocks for reuse. The rest is Python,
+libraries, mapped files, batches. Tensors that are counted but not resident (never written to, or swapped out) make a row
+below zero.
 """
 
 from __future__ import annotations
@@ -16,13 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from zerotop.analysis.memory.tensor_inventory import (
-    BUFFERS,
     CATEGORIES,
+    CATEGORY_LABELS,
     GRADIENTS,
     MASTER_WEIGHTS,
     NO_INVENTORY,
     OPTIMIZER_STATE,
-    PARAMETERS,
     Inventory,
     read_inventory,
 )
@@ -32,44 +32,40 @@ from zerotop.session.reader import Session
 PINNED_SPARE, REST, NOT_RESIDENT = "pinned_spare", "rest", "not_resident"
 
 LABELS = {
-    PARAMETERS: "parameters",
-    GRADIENTS: "gradients",
-    MASTER_WEIGHTS: "master weights",
-    OPTIMIZER_STATE: "optimizer state",
-    BUFFERS: "DeepSpeed buffers",
-    PINNED_SPARE: "pinned: rounding to powers of two, kept for reuse",
-    REST: "rest: Python, libraries, batches",
+    **CATEGORY_LABELS,
+    PINNED_SPARE: "pinned beyond tensors",
+    REST: "Python, libraries, batches",
     NOT_RESIDENT: "counted but not resident",
 }
 
 _KERNEL = "the kernel's figure less the rows above"
-# Samples looked back through for a process's last: minutes, with a few ranks.
+# Samples to look back through for a process's last one: minutes, with a few ranks.
 _TAIL = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class HostRow:
-    """One line of a rank's host memory."""
+    """One row of a rank's host memory."""
 
     key: str  # a key of LABELS
     bytes: int  # below zero only for NOT_RESIDENT
-    pinned_bytes: int  # of which in pinned tensors
-    per_parameter: float | None  # bytes for each parameter that this rank updates; None where that means nothing
-    basis: str  # what it rests on, as a few words
+    pinned_bytes: int  # the part in pinned tensors
+    per_parameter: float | None  # bytes for each parameter that this rank updates; None where that has no meaning
+    basis: str  # the source of the figure, in a few words
 
     @property
     def label(self) -> str:
-        """The row's name on a screen."""
+        """The row's name for readers."""
         return LABELS[self.key]
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedMemory:
-    """PyTorch's allocator for pinned memory at the inventory. It rounds every request up to a power of two."""
+    """PyTorch's allocator for pinned memory at the inventory."""
 
     held_bytes: int  # from the driver: in use and kept for reuse
     active_bytes: int  # in use, rounded
-    tensors_bytes: int  # what the tensors in it need
+    tensors_bytes: int  # of the tensors in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,33 +76,33 @@ class HostLedger:
     host: str
     pid: int
     resident_bytes: int
-    shared_bytes: int  # of which shared memory, where pinned buffers lie
+    shared_bytes: int  # the part in shared memory, pinned buffers among it
     locked_bytes: int  # pinned or locked, as the kernel counts it
     swap_bytes: int
-    updated_parameters: int | None  # how many this rank keeps master weights and moments of
+    updated_parameters: int | None  # of which this rank keeps master weights and moments
     rows: tuple[HostRow, ...]
-    pinned: PinnedMemory | None  # None where this torch does not tell, or there is no CUDA
+    pinned: PinnedMemory | None  # None where this torch does not count it, and without CUDA
     notes: tuple[str, ...]  # sentences about the ledger as a whole
 
     def sum_bytes(self, *keys: str) -> int:
-        """What the rows of these keys add up to; 0 where there are none."""
+        """Return the sum of the rows with these keys."""
         return sum(row.bytes for row in self.rows if row.key in keys)
 
 
 def read_host_ledgers(session: Session, cursor_ns: int) -> tuple[HostLedger, ...]:
-    """All living ranks that were sampled, in order of rank, as known at the cursor."""
-    found = [read_host_ledger(session, process, cursor_ns) for process in find_alive_processes(session, cursor_ns)]
-    return tuple(ledger for ledger in found if ledger is not None)
+    """Return the ledgers of all living ranks that were sampled, in order of rank."""
+    ledgers = (read_host_ledger(session, process, cursor_ns) for process in find_alive_processes(session, cursor_ns))
+    return tuple(ledger for ledger in ledgers if ledger is not None)
 
 
 def read_host_ledger(session: Session, process: RankProcess, cursor_ns: int) -> HostLedger | None:
-    """One rank's; None where it was not sampled."""
+    """Return one rank's ledger; None where it was not sampled."""
     sample = _find_last_sample(session, process, cursor_ns)
     if sample is None:
         return None
-    told = read_inventory(session, process, cursor_ns)
-    updated = count_updated_parameters(session, process, cursor_ns)
-    pinned = _measure_pinned(told) if told is not None else None
+    inventory = read_inventory(session, process, cursor_ns)
+    updated = _count_updated_parameters(session, process, cursor_ns)
+    pinned = _measure_pinned(inventory) if inventory is not None else None
     return HostLedger(
         rank=process.rank,
         host=process.host,
@@ -116,9 +112,9 @@ def read_host_ledger(session: Session, process: RankProcess, cursor_ns: int) -> 
         locked_bytes=sample["pinned_bytes"] + sample["locked_bytes"],
         swap_bytes=sample["swap_bytes"],
         updated_parameters=updated,
-        rows=tuple(_build_rows(sample["rss_bytes"], told, pinned, updated)),
+        rows=tuple(_build_rows(sample["rss_bytes"], inventory, pinned, updated)),
         pinned=pinned,
-        notes=() if told is not None else (NO_INVENTORY,),
+        notes=() if inventory is not None else (NO_INVENTORY,),
     )
 
 
@@ -150,12 +146,12 @@ def _measure_pinned(inventory: Inventory) -> PinnedMemory | None:
     return PinnedMemory(held, inventory.pinned_allocator.get("active_bytes", held), sum(inventory.host_pinned.values()))
 
 
-def count_updated_parameters(session: Session, process: RankProcess, cursor_ns: int) -> int | None:
-    """How many parameters a rank's optimizers update: from stage 1 on each rank has its share of them."""
+def _count_updated_parameters(session: Session, process: RankProcess, cursor_ns: int) -> int | None:
+    """Return how many parameters a rank's optimizers update: from stage 1 on each rank has a share of them."""
     total = 0
     for engine in read_events(session, "engine", process, cursor_ns):
         count, ranks = engine.facts.get("trainable_parameters"), engine.facts.get("data_parallel") or 1
-        if not isinstance(count, int):
+        if count is None:
             return None
         if engine.facts.get("optimizer"):
             total += -(-count // ranks) if (engine.facts.get("zero_stage") or 0) >= 1 else count
@@ -163,15 +159,14 @@ def count_updated_parameters(session: Session, process: RankProcess, cursor_ns: 
 
 
 def _find_last_sample(session: Session, process: RankProcess, cursor_ns: int) -> dict[str, int] | None:
-    """The process's last record of PROCESSES, whichever sampler took it; what it does not tell is 0."""
+    """Return the process's last record of PROCESSES, whichever sampler took it; unknown figures are 0."""
     best: tuple[int, dict[str, int]] | None = None
     names = ("rss_bytes", "shared_bytes", "pinned_bytes", "locked_bytes", "swap_bytes")
     for source in session.host_sources("processes", process.host):
-        known = source.count_until(cursor_ns)
-        tail = source.array[max(0, known - _TAIL) : known]
-        mine = np.flatnonzero(tail["pid"] == process.pid)
-        if len(mine):
-            row = tail[mine[-1]]
+        tail = source.until(cursor_ns)[-_TAIL:]
+        indices = np.flatnonzero(tail["pid"] == process.pid)
+        if len(indices):
+            row = tail[indices[-1]]
             time_ns = int(row["time_ns"]) + source.offset_ns
             if best is None or time_ns > best[0]:
                 best = time_ns, {name: max(0, int(row[name])) for name in names}

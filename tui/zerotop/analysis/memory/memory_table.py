@@ -1,18 +1,15 @@
-"""A ledger as lines of a table: rows now and at the peak, what was expected of each, and the sums between them."""
+"""A ledger as lines of a table: each row now, at the peak and as expected, and sums between rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from zerotop.analysis.memory.host_ledger import NOT_RESIDENT, PINNED_SPARE, HostLedger
-from zerotop.analysis.memory.host_ledger import REST as HOST_REST
+from zerotop.analysis.memory.host_ledger import HostLedger
 from zerotop.analysis.memory.ledger_rows import (
-    ACTIVATIONS,
     ALLOCATED,
     APART,
     BEFORE,
-    CUBLAS,
     DRIVER,
     FREE,
     JOB,
@@ -38,24 +35,11 @@ _SUMS = (
     ((OUTSIDE, JOB), SUM_JOB, "this job"),
     ((OTHERS, BEFORE, DRIVER, REST, FREE, APART), SUM_DEVICE, "the device"),
 )
-_SHORT_LABELS = {
-    ACTIVATIONS: "activations, temporaries",
-    UNALLOCATED: "reserved, unallocated",
-    DRIVER: "driver",
-    BEFORE: "in use before the job",
-    OUTSIDE: "outside PyTorch",
-    JOB: "not read",
-    CUBLAS: "cuBLAS workspaces",
-    REST: "rest, not seen",
-    PINNED_SPARE: "pinned beyond tensors",
-    HOST_REST: "Python, libraries, batches",
-    NOT_RESIDENT: "counted but not resident",
-}
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLine:
-    """One line. Bytes; None is not known, or means nothing for it."""
+    """One line. Bytes; None is not known, or has no meaning for the line."""
 
     key: str  # of a row, or one of the sums
     label: str
@@ -65,8 +49,8 @@ class MemoryLine:
     is_sum: bool = False
     pinned_bytes: int = 0  # of a host's row
     per_parameter: float | None = None  # bytes, of a host's row
-    basis: str = ""  # what it rests on, as a few words
-    absence_reason: str = ""  # why what is expected is not there now: FREED until the next backward, or TO_COME
+    basis: str = ""  # the source of the figure, in a few words
+    absence_reason: str = ""  # why expected bytes are not there now: FREED until the next backward, or TO_COME
 
     @property
     def difference_bytes(self) -> int | None:
@@ -75,32 +59,38 @@ class MemoryLine:
 
 
 def build_gpu_lines(now: GpuLedger, peak: GpuLedger | None, differences: Sequence[Difference]) -> tuple[MemoryLine, ...]:
-    """Of one GPU: the last line is the whole device."""
-    said = {each.key: each for each in differences}
-    found: list[MemoryLine] = []
-    so_far, so_far_peak = 0, 0
+    """Return the lines of one GPU; the last is the whole device."""
+    by_key = {difference.key: difference for difference in differences}
+    basis = {row.key: row.basis for row in now.rows}
+    lines: list[MemoryLine] = []
+    total, total_at_peak = 0, 0
     for keys, name, label in _SUMS:
-        rows = [_build_line(key, now, peak, said.get(key)) for key in keys if _is_worth_line(key, now, peak, said.get(key))]
-        found += rows
-        so_far += now.sum_bytes(*keys)
-        so_far_peak += peak.sum_bytes(*keys) if peak is not None else 0
-        if (rows and so_far) or name == SUM_DEVICE:
-            found.append(MemoryLine(name, label, so_far, so_far_peak if peak is not None else None, is_sum=True))
-    return tuple(_drop_repeats(found))
+        built = (_build_line(key, now, peak, by_key.get(key), basis) for key in keys)
+        rows = [row for row in built if row is not None]
+        total += now.sum_bytes(*keys)
+        total_at_peak += peak.sum_bytes(*keys) if peak is not None else 0
+        lines += rows
+        is_device = name == SUM_DEVICE
+        # A sum right after another one would only repeat it.
+        if is_device or (rows and total):
+            lines.append(MemoryLine(name, label, total, total_at_peak if peak is not None else None, is_sum=True))
+    return tuple(lines)
 
 
-def _build_line(key: str, now: GpuLedger, peak: GpuLedger | None, difference: Difference | None) -> MemoryLine:
-    at_peak = peak.sum_bytes(key) if peak is not None else None
+def _build_line(
+    key: str, now: GpuLedger, peak: GpuLedger | None, difference: Difference | None, basis: Mapping[str, str]
+) -> MemoryLine | None:
+    """Return a row's line; None where there is nothing now, at the peak and expected. UNEXPLAINED always has one."""
+    size, at_peak = now.sum_bytes(key), peak.sum_bytes(key) if peak is not None else None
     expected = difference.expected_bytes if difference is not None else None
-    basis = next((row.basis for row in now.rows if row.key == key), "")
-    away = _explain_absence(difference, basis)
-    return MemoryLine(
-        key, _SHORT_LABELS.get(key, LABELS[key]), now.sum_bytes(key), at_peak, expected, basis=basis, absence_reason=away
-    )
+    if not size and not at_peak and not (key in basis and (expected or key == UNEXPLAINED)):
+        return None
+    reason = _explain_absence(difference, basis.get(key, ""))
+    return MemoryLine(key, LABELS[key], size, at_peak, expected, basis=basis.get(key, ""), absence_reason=reason)
 
 
 def _explain_absence(difference: Difference | None, basis: str) -> str:
-    """Gradients live from the backward to the update, and an optimizer makes its state in its first one."""
+    """Return why bytes are missing: gradients live until the update, and an optimizer makes its state in its first one."""
     if difference is None or 2 * difference.measured_bytes >= (difference.expected_bytes or 0):
         return ""
     if difference.note:
@@ -108,42 +98,24 @@ def _explain_absence(difference: Difference | None, basis: str) -> str:
     return TO_COME if difference.key in (GRADIENTS, OPTIMIZER_STATE) and MOMENT_TEXTS[AFTER_UPDATE] not in basis else ""
 
 
-def _is_worth_line(key: str, now: GpuLedger, peak: GpuLedger | None, difference: Difference | None) -> bool:
-    """Nothing now, nothing then and nothing expected is no line; what is unexplained always is one."""
-    known = {row.key for row in now.rows}
-    if key == UNEXPLAINED and key in known:
-        return True
-    expected = difference is not None and difference.expected_bytes and key in known
-    return bool(now.sum_bytes(key) or (peak is not None and peak.sum_bytes(key)) or expected)
-
-
-def _drop_repeats(lines: Sequence[MemoryLine]) -> list[MemoryLine]:
-    """Without sums that only repeat the line before."""
-    return [
-        line
-        for place, line in enumerate(lines)
-        if not (line.is_sum and line.key != SUM_DEVICE and place and lines[place - 1].is_sum)
-    ]
-
-
 def build_host_lines(now: HostLedger, differences: Sequence[Difference]) -> tuple[MemoryLine, ...]:
-    """Of one rank's host memory: the last line is what is resident."""
-    told = {each.key: each for each in differences}
-    said = {key: each.expected_bytes for key, each in told.items()}
-    rows = [
+    """Return the lines of one rank's host memory; the last is its resident memory."""
+    by_key = {difference.key: difference for difference in differences}
+    expected = {key: difference.expected_bytes for key, difference in by_key.items()}
+    lines = [
         MemoryLine(
             row.key,
-            _SHORT_LABELS.get(row.key, row.label),
+            row.label,
             row.bytes,
             None,
-            said.get(row.key),
-            absence_reason=_explain_absence(told.get(row.key), row.basis),
+            expected.get(row.key),
+            absence_reason=_explain_absence(by_key.get(row.key), row.basis),
             pinned_bytes=row.pinned_bytes,
             per_parameter=row.per_parameter,
             basis=row.basis,
         )
         for row in now.rows
-        if row.bytes or said.get(row.key)
+        if row.bytes or expected.get(row.key)
     ]
     pinned = sum(row.pinned_bytes for row in now.rows)
-    return (*rows, MemoryLine(SUM_RESIDENT, "resident", now.resident_bytes, None, is_sum=True, pinned_bytes=pinned))
+    return (*lines, MemoryLine(SUM_RESIDENT, "resident", now.resident_bytes, None, is_sum=True, pinned_bytes=pinned))

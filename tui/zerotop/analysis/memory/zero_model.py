@@ -1,7 +1,7 @@
-"""What ZeRO's formulas say each row of a ledger should be, and how far what was measured is from that.
+"""Expected bytes of each row of a ledger by ZeRO's formulas, and their difference from the measured ones.
 
-From "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (arXiv:1910.02054), section 3.1 for what mixed
-precision with Adam needs and section 5 for who keeps which part. With P parameters, w bytes each (2 in fp16 and bf16, 4 in
+From "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (arXiv:1910.02054), section 3.1 for the needs of
+mixed precision with Adam and section 5 for the partition. With P parameters, w bytes each (2 in fp16 and bf16, 4 in
 fp32) and N data-parallel ranks, bytes on each rank's GPU:
 
 =====  ==========  =========  ==============  ===============
@@ -13,15 +13,15 @@ stage  parameters  gradients  master weights  optimizer state
 3      w P / N     w P / N    4 P / N         8 P / N
 =====  ==========  =========  ==============  ===============
 
-which is the paper's 2 P + 2 P + K P with K = 12. Gradients, master weights and state are those of the parameters that train;
-other optimizers than Adam keep other states. Training in fp32 needs no master weights in stage 0; DeepSpeed's stages 1 to 3
-keep their own copy of the partition all the same (``single_partition_of_fp32_groups``, ``fp32_partitioned_groups_flat``).
+the paper's 2 P + 2 P + K P with K = 12. Gradients, master weights and state are those of trainable parameters; other
+optimizers than Adam keep other states. Training in fp32 needs no master weights in stage 0; DeepSpeed's stages 1 to 3
+keep their own copy of the partition nevertheless (``single_partition_of_fp32_groups``, ``fp32_partitioned_groups_flat``).
 
 Offload (https://www.deepspeed.ai/docs/config-json/#zero-optimizations-for-fp16-training, and the estimates in
-:mod:`zerotop.analysis.memory.deepspeed_estimates`): with ``offload_optimizer`` master weights and state lie in host
-memory, and gradients as 4 P / N bytes of fp32 beside them; on the GPU these live only in buckets. With ``offload_param``
-parameters lie there too, as w P / N. On NVMe they are in no memory but for buffers. What stage 3 keeps whole on each rank
-(``stage3_param_persistence_threshold``), buckets and activations are in no formula.
+:mod:`zerotop.analysis.memory.deepspeed_estimates`): with ``offload_optimizer`` master weights and state are in host
+memory, and gradients as 4 P / N bytes of fp32 with them; on the GPU gradients live only in buckets. With ``offload_param``
+parameters are in host memory too, as w P / N. On NVMe they use no memory but buffers. The formulas include neither the
+parameters that stage 3 keeps whole (``stage3_param_persistence_threshold``) nor buckets nor activations.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from zerotop.analysis.memory.tensor_inventory import (
 )
 from zerotop.session.reader import Event
 
-# Bytes of state for each parameter, by what an inner optimizer's class is called; the first that fits.
+# Bytes of state for each parameter by a part of the inner optimizer's class name; the first match counts.
 _STATE_BYTES = (("8bit", 2), ("adam", 8), ("lamb", 8), ("lion", 4), ("adagrad", 4), ("muon", None), ("sgd", None))
 
 # The phases of an update.
@@ -57,25 +57,25 @@ _FREED = "Gradients live from the backward to the update."
 
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
-    """What the formulas need to know of an engine."""
+    """The properties of an engine that the formulas need."""
 
     stage: int
     offload_optimizer: str  # "none", "cpu", "nvme"
     offload_parameters: str
-    offloaded_share: float  # of the optimizer, 1 unless the configuration says less
+    offloaded_share: float  # of the optimizer, 0 to 1; 1 by default
     bytes_each: int  # of a parameter
     ranks: int  # data-parallel
     parameters: int
     trainable: int
-    state_each: int | None  # bytes of optimizer state for a parameter; None where that is not known
+    state_each: int | None  # bytes of optimizer state for a parameter; None where not known
     trains: bool
-    on_gpu: bool  # False where DeepSpeed's accelerator is the CPU: all memory is the host's
+    on_gpu: bool  # False where DeepSpeed's accelerator is the CPU, which uses host memory only
     largest_layer: int | None  # parameters of the largest layer; None where not recorded
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedBytes:
-    """Bytes of one rank by category; a category that is missing is not known."""
+    """Bytes of one rank by category; unknown categories are missing."""
 
     gpu: dict[str, int]
     host: dict[str, int]
@@ -87,7 +87,7 @@ class Difference:
     """One row, expected and measured."""
 
     key: str  # a category
-    expected_bytes: int | None  # None where no formula says it
+    expected_bytes: int | None  # None without a formula
     measured_bytes: int
     note: str = ""
 
@@ -98,32 +98,31 @@ class Difference:
 
 
 def parse_setup(engine: Mapping[str, Any]) -> EngineSetup | None:
-    """From the facts of an ``engine`` event; None where they lack what the formulas need."""
+    """Return an engine's setup from the facts of its event; None where stage or parameters are missing."""
     stage, parameters = engine.get("zero_stage"), engine.get("parameters")
-    if not isinstance(stage, int) or not isinstance(parameters, int):
+    if stage is None or parameters is None:
         return None
-    trainable, ranks = engine.get("trainable_parameters"), engine.get("data_parallel") or engine.get("world_size")
-    layer = engine.get("largest_layer_parameters")
+    trainable = engine.get("trainable_parameters")
     return EngineSetup(
         stage=stage,
         offload_optimizer=str(engine.get("offload_optimizer") or "none"),
         offload_parameters=str(engine.get("offload_parameters") or "none"),
         offloaded_share=_read_offloaded_share(engine),
         bytes_each=4 if engine.get("dtype") == "fp32" else 2,
-        ranks=max(1, ranks if isinstance(ranks, int) else 1),
+        ranks=max(1, engine.get("data_parallel") or engine.get("world_size") or 1),
         parameters=parameters,
-        trainable=trainable if isinstance(trainable, int) else parameters,
+        trainable=trainable if trainable is not None else parameters,
         state_each=_find_state_bytes(str(engine.get("inner_optimizer") or "")),
         trains=bool(engine.get("optimizer")),
         on_gpu=not str(engine.get("device") or "cuda").startswith("cpu"),
-        largest_layer=layer if isinstance(layer, int) else None,
+        largest_layer=engine.get("largest_layer_parameters"),
     )
 
 
 def parse_setups(engines: Iterable[Event]) -> list[EngineSetup]:
-    """Of the engines of one process, those that train first."""
-    found = [known for event in engines if (known := parse_setup(event.facts)) is not None]
-    return sorted(found, key=lambda known: not known.trains)
+    """Return the setups of one process's engines, those that train first."""
+    setups = [setup for event in engines if (setup := parse_setup(event.facts)) is not None]
+    return sorted(setups, key=lambda setup: not setup.trains)
 
 
 def _read_offloaded_share(engine: Mapping[str, Any]) -> float:
@@ -139,33 +138,34 @@ def _find_state_bytes(optimizer: str) -> int | None:
 
 
 def compute_expected(setup: EngineSetup) -> ExpectedBytes:
-    """What the formulas say one rank holds, and where."""
-    found = ExpectedBytes({}, {}, {})
-    weights = setup.bytes_each * setup.parameters
-    _put_category(
-        found, PARAMETERS, _compute_share(weights, setup, 3), setup.offload_parameters if setup.stage == 3 else "none", 1.0
-    )
+    """Return what the formulas say one rank holds on its GPU, in host memory and on NVMe."""
+    expected = ExpectedBytes({}, {}, {})
+    weights = _compute_share(setup.bytes_each * setup.parameters, setup, 3)
+    _put_category(expected, PARAMETERS, weights, setup.offload_parameters if setup.stage == 3 else "none", 1.0)
     if setup.trains:
-        _put_gradients(found, setup)
-        where, share = setup.offload_optimizer if setup.stage else "none", setup.offloaded_share
-        keeps_master = setup.bytes_each < 4 or setup.stage > 0
-        _put_category(
-            found, MASTER_WEIGHTS, _compute_share(4 * setup.trainable, setup, 1) if keeps_master else 0, where, share
-        )
+        device, share = setup.offload_optimizer if setup.stage else "none", setup.offloaded_share
+        if device != "none":
+            _put_category(expected, GRADIENTS, _compute_share(4 * setup.trainable, setup, 1), device, 1.0)
+        else:
+            _put_category(expected, GRADIENTS, _compute_share(setup.bytes_each * setup.trainable, setup, 2), "none", 1.0)
+        has_master = setup.bytes_each < 4 or setup.stage > 0
+        master = _compute_share(4 * setup.trainable, setup, 1) if has_master else 0
+        _put_category(expected, MASTER_WEIGHTS, master, device, share)
         if setup.state_each is not None:
-            _put_category(found, OPTIMIZER_STATE, _compute_share(setup.state_each * setup.trainable, setup, 1), where, share)
+            state = _compute_share(setup.state_each * setup.trainable, setup, 1)
+            _put_category(expected, OPTIMIZER_STATE, state, device, share)
     if setup.on_gpu:
-        return found
-    host = {name: found.gpu.get(name, 0) + found.host.get(name, 0) for name in found.gpu | found.host}
-    return ExpectedBytes({}, host, found.nvme)
+        return expected
+    host = {name: expected.gpu.get(name, 0) + expected.host.get(name, 0) for name in expected.gpu | expected.host}
+    return ExpectedBytes({}, host, expected.nvme)
 
 
 def sum_expected(setups: Iterable[EngineSetup]) -> ExpectedBytes | None:
-    """The same of all engines of one process together; None where there are none. What is not known of one is not known."""
-    each = [compute_expected(setup) for setup in setups]
-    if not each:
+    """Return the sum over all engines of one process; None without engines. A category unknown of one is unknown."""
+    parts = [compute_expected(setup) for setup in setups]
+    if not parts:
         return None
-    gpu, host, nvme = ([getattr(one, name) for one in each] for name in ("gpu", "host", "nvme"))
+    gpu, host, nvme = ([getattr(part, name) for part in parts] for name in ("gpu", "host", "nvme"))
     return ExpectedBytes(_sum_categories(gpu), _sum_categories(host), _sum_categories(nvme))
 
 
@@ -175,69 +175,62 @@ def _sum_categories(parts: Sequence[dict[str, int]]) -> dict[str, int]:
     return {name: sum(part.get(name, 0) for part in parts) for name in CATEGORIES if name in names}
 
 
-def _put_gradients(found: ExpectedBytes, setup: EngineSetup) -> None:
-    if setup.stage and setup.offload_optimizer != "none":
-        _put_category(found, GRADIENTS, _compute_share(4 * setup.trainable, setup, 1), setup.offload_optimizer, 1.0)
-    else:
-        _put_category(found, GRADIENTS, _compute_share(setup.bytes_each * setup.trainable, setup, 2), "none", 1.0)
-
-
 def _compute_share(size: int, setup: EngineSetup, from_stage: int) -> int:
-    """What of something one rank keeps that is partitioned from a stage on."""
+    """Return one rank's share of ``size`` bytes that are partitioned from a stage on."""
     return -(-size // setup.ranks) if setup.stage >= from_stage else size
 
 
-def _put_category(found: ExpectedBytes, category: str, size: int, where: str, share: float) -> None:
-    away = round(size * share) if where != "none" else 0
-    found.gpu[category] = size - away
-    found.host[category] = away if where == "cpu" else 0
-    found.nvme[category] = away if where == "nvme" else 0
+def _put_category(expected: ExpectedBytes, category: str, size: int, device: str, share: float) -> None:
+    """Add a category of which a share is offloaded to a device, or to none."""
+    offloaded = round(size * share) if device != "none" else 0
+    expected.gpu[category] = size - offloaded
+    expected.host[category] = offloaded if device == "cpu" else 0
+    expected.nvme[category] = offloaded if device == "nvme" else 0
 
 
 def compare_ledger(ledger: GpuLedger | HostLedger, expected: ExpectedBytes) -> tuple[Difference, ...]:
-    """Each category of a ledger beside what is expected; what several ranks on one GPU hold is expected of each of them."""
+    """Return the difference of each category of a ledger; a GPU of several ranks is expected to hold all their shares."""
     ranks = len(ledger.ranks) if isinstance(ledger, GpuLedger) else 1
     sizes = expected.gpu if isinstance(ledger, GpuLedger) else expected.host
-    counted = {row.key: row for row in ledger.rows if row.key in CATEGORIES}
-    found = []
-    for name in CATEGORIES:
-        if name in counted:
-            size, row = sizes.get(name), counted[name]
-            total = None if size is None else size * ranks
-            freed = name == GRADIENTS and 2 * row.bytes < (total or 0) and MOMENT_TEXTS[AFTER_UPDATE] in row.basis
-            found.append(Difference(name, total, row.bytes, _FREED if freed else ""))
-    return tuple(found)
+    differences = []
+    for row in ledger.rows:
+        if row.key not in CATEGORIES:
+            continue
+        total = sizes[row.key] * ranks if row.key in sizes else None
+        is_freed = row.key == GRADIENTS and 2 * row.bytes < (total or 0) and MOMENT_TEXTS[AFTER_UPDATE] in row.basis
+        differences.append(Difference(row.key, total, row.bytes, _FREED if is_freed else ""))
+    return tuple(differences)
 
 
 def estimate_job(setup: EngineSetup, *, nodes: int = 1) -> tuple[Estimate, ...]:
-    """DeepSpeed's estimates for a job like this in all their option rows; those of stage 3 need the largest layer's size.
+    """Return DeepSpeed's estimates for all options; those of stage 3 need the largest layer's size.
 
-    ``nodes`` are those that were seen: none where nobody sampled.
+    ``nodes``: how many were sampled, which may be none.
     """
     nodes = max(1, nodes)
     gpus = max(1, setup.ranks // nodes)
-    found = estimate_zero2(setup.parameters, gpus=gpus, nodes=nodes)
+    estimates = estimate_zero2(setup.parameters, gpus=gpus, nodes=nodes)
     if setup.largest_layer is not None:
-        found += estimate_zero3(setup.parameters, setup.largest_layer, gpus=gpus, nodes=nodes)
-    return found
+        estimates += estimate_zero3(setup.parameters, setup.largest_layer, gpus=gpus, nodes=nodes)
+    return estimates
 
 
 def is_for_setup(estimate: Estimate, setup: EngineSetup) -> bool:
-    """Whether an estimate is for what the job does; whether its model was made under zero.Init is not known."""
+    """Return whether an estimate is for the job's options; its use of zero.Init is not known."""
     options = (estimate.stage, estimate.offload_optimizer, estimate.offload_parameters)
     return options == (setup.stage, setup.offload_optimizer != "none", setup.offload_parameters != "none")
 
 
 def compute_rule_of_thumb(inventory: Inventory, peaks: RankPeaks) -> RuleOfThumb:
-    """The rule with what was measured of one rank: an inventory after an update, and its peaks by phase."""
-    kept = inventory.device.get(PARAMETERS, 0)
+    """Return the rule with one rank's measured figures: an inventory after an update, and its peaks by phase."""
+    parameters = inventory.device.get(PARAMETERS, 0)
     optimizer = inventory.device.get(MASTER_WEIGHTS, 0) + inventory.device.get(OPTIMIZER_STATE, 0)
     highest = {peak.phase: peak.allocated_bytes for peak in peaks.phases}
     in_update = max(highest.get(phase, 0) for phase in _UPDATE)
     return RuleOfThumb(
-        parameters=kept,
+        parameters=parameters,
         optimizer=optimizer,
         gradients=inventory.gradients_alive,
-        intermediates=max(0, in_update - kept - optimizer - inventory.gradients_alive),
-        activations=max(0, highest.get("forward", 0) - kept - optimizer),
+        intermediates=max(0, in_update - parameters - optimizer - inventory.gradients_alive),
+        activations=max(0, highest.get("forward", 0) - parameters - optimizer),
     )

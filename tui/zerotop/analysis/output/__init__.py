@@ -1,1 +1,1 @@
-"""The lines that the job printed, their steps, and searching them. Reading the bytes is in ``session``."""
+"""Lines of the job's output, their steps, and searching them. ``session`` reads the bytes."""

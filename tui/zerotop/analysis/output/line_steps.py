@@ -1,4 +1,4 @@
-"""Which step the job was in when something was printed."""
+"""The step in progress when a line was printed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from zerotop.session.reader import Session, Source
 
 
 class StepClock:
-    """Tells the step in progress at any time, as the lowest rank counts them."""
+    """The step in progress at any time, counted by the lowest rank."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -14,17 +14,16 @@ class StepClock:
         self._sources: list[Source] = []
 
     def step_at(self, time_ns: int) -> int | None:
-        """The step at a time in unix ns; None before the first one and where no probe told."""
+        """Return the step at a time in unix ns; None before the first one and without a probe."""
         begins = self._session.sources["begins"]
         if len(begins) != self._count:
             self._count = len(begins)
             lowest = min((source.rank for source in begins), default=-1)
-            # Of a rank that was started again the later process counts.
-            ours = (source for source in begins if source.rank == lowest)
-            self._sources = sorted(ours, key=lambda source: source.created_ns, reverse=True)
+            # After a restart the later process counts.
+            lowest_sources = (source for source in begins if source.rank == lowest)
+            self._sources = sorted(lowest_sources, key=lambda source: source.created_ns, reverse=True)
         for source in self._sources:
-            known = source.count_until(time_ns)
-            steps = source.array["step"][max(0, known - 1) : known]
+            steps = source.until(time_ns)["step"][-1:]
             if len(steps):
                 return int(steps[0]) if steps[0] >= 0 else None
         return None

@@ -1,4 +1,4 @@
-"""The job's whole output as a reel of lines around a cursor: printed, being printed, printed later."""
+"""The job's whole output as lines around a cursor: printed, in progress, printed later."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import NamedTuple
 from zerotop.session.output_blocks import NO_LINES, OutputBlocks, OutputLines
 from zerotop.session.reader import Session
 
-# Blocks without a finished line (a progress bar has written them) that are passed over in one go.
+# Most blocks without a finished line (written by a progress bar) that are skipped at once.
 _MAX_EMPTY_BLOCKS = 64
 
 
 class LinePosition(NamedTuple):
-    """A line: the ``line``-th that was finished in a block. It is the same line however much is printed later."""
+    """Position of a line: the ``line``-th finished one in a block. Stays valid when more is printed."""
 
     block: int
     line: int
@@ -24,28 +24,26 @@ BEGIN = LinePosition(0, 0)
 
 
 class OutputLine(NamedTuple):
-    """One line."""
-
     text: str  # as a terminal would show it
-    time_ns: int  # unix time at which it was finished; of one in progress when its last bytes came
+    time_ns: int  # unix time at which it was finished; for one in progress, of its last bytes
     stream: int  # index into STREAMS
     is_later: bool  # printed after the cursor
     position: LinePosition | None  # None while it is in progress
 
 
 class OutputBuffer:
-    """Lines of a session. Places can be moved through it, whatever the cursor; :meth:`look` says where the cursor is."""
+    """Lines of a session, readable at any position; :meth:`refresh_at` sets the cursor."""
 
     def __init__(self, session: Session) -> None:
         self.blocks = OutputBlocks(session)
         self.cursor = BEGIN
-        """The first line that was not yet finished at the cursor: those before it were."""
+        """Position of the first line that was not finished at the cursor."""
         self.cursor_ns = 0
         self._unfinished = NO_LINES
         self._counts: tuple[int, ...] = ()
 
     def refresh_at(self, cursor_ns: int) -> None:
-        """Takes in what is new, and where the cursor is now."""
+        """Read new output and move the cursor."""
         self.blocks.refresh()
         self.cursor_ns, self._counts = cursor_ns, self.blocks.count_records(cursor_ns)
         block = self.blocks.find_block(self._counts)
@@ -57,16 +55,16 @@ class OutputBuffer:
 
     @property
     def change_key(self) -> object:
-        """Differs when lines do."""
+        """Changes when lines do."""
         return self._counts, self.cursor, self.blocks.sealed_count
 
     @property
     def unfinished_count(self) -> int:
-        """How many lines were in progress at the cursor: they are told after those that were finished."""
+        """Number of lines in progress at the cursor, which come after the finished ones."""
         return len(self._unfinished.texts)
 
     def move_position(self, position: LinePosition, lines: int) -> LinePosition:
-        """The place so many lines later (or, negative, earlier), as far as there are any. It may be one past the last."""
+        """Return the position ``lines`` lines later (negative: earlier), at most one past the last line."""
         block, line = position.block, position.line + lines
         empty = 0
         while line < 0 and block > 0 and empty < _MAX_EMPTY_BLOCKS:
@@ -82,7 +80,7 @@ class OutputBuffer:
         return LinePosition(block, max(0, min(line, len(self._read_block(block).texts))))
 
     def iter_lines(self, position: LinePosition) -> Iterator[tuple[LinePosition, OutputLines]]:
-        """The finished lines from a place on: where each is, and the lines of its block."""
+        """Yield the finished lines from a position on, as (position, lines of its block)."""
         line, empty = position.line, 0
         for block in range(position.block, self.blocks.sealed_count + 1):
             lines = self._read_block(block)
@@ -93,36 +91,36 @@ class OutputBuffer:
                 return
 
     def read_lines(self, top: LinePosition, count: int) -> list[OutputLine]:
-        """``count`` lines from ``top`` on, those in progress at the cursor among them."""
+        """Return ``count`` lines from ``top`` on, including those in progress at the cursor."""
         shown: list[OutputLine] = []
-        told = top > self.cursor
-        for place, lines in self.iter_lines(top):
-            if not told and place >= self.cursor:
-                shown, told = [*shown, *self._unfinished_lines()], True
+        is_past_cursor = top > self.cursor
+        for position, lines in self.iter_lines(top):
+            is_later, number = position >= self.cursor, position.line
+            if not is_past_cursor and is_later:
+                shown, is_past_cursor = [*shown, *self._unfinished_lines()], True
             if len(shown) >= count:
                 break
-            time_ns, stream = int(lines.times_ns[place.line]), int(lines.streams[place.line])
-            shown.append(OutputLine(lines.texts[place.line], time_ns, stream, place >= self.cursor, place))
-        return (shown if told else [*shown, *self._unfinished_lines()])[:count]
+            time_ns, stream = int(lines.times_ns[number]), int(lines.streams[number])
+            shown.append(OutputLine(lines.texts[number], time_ns, stream, is_later, position))
+        return (shown if is_past_cursor else [*shown, *self._unfinished_lines()])[:count]
 
     def _unfinished_lines(self) -> list[OutputLine]:
-        columns = zip(
-            self._unfinished.texts, self._unfinished.times_ns.tolist(), self._unfinished.streams.tolist(), strict=True
-        )
-        return [OutputLine(text, time_ns, stream, False, None) for text, time_ns, stream in columns]
+        texts, times_ns, streams = self._unfinished.texts, self._unfinished.times_ns, self._unfinished.streams
+        columns = zip(texts, times_ns.tolist(), streams.tolist(), strict=True)
+        return [OutputLine(*values, False, None) for values in columns]
 
     def find_time(self, position: LinePosition) -> int | None:
-        """When a line was finished."""
+        """Return the unix time at which a line was finished."""
         lines = self._read_block(position.block)
         return int(lines.times_ns[position.line]) if position.line < len(lines.texts) else None
 
     def measure_share(self, position: LinePosition) -> float:
-        """About where in the whole output a place is, from 0 to 1."""
+        """Return roughly how far into the whole output a position is, from 0 to 1."""
         within = position.line / max(1, len(self._read_block(position.block).texts))
         return min(1.0, (position.block + within) / (self.blocks.sealed_count + 1))
 
     def position_at_share(self, share: float) -> LinePosition:
-        """The place there."""
+        """Return the position roughly that far into the output."""
         position = max(0.0, min(share, 1.0)) * (self.blocks.sealed_count + 1)
         block = min(int(position), self.blocks.sealed_count)
         return LinePosition(block, int((position - block) * len(self._read_block(block).texts)))

@@ -1,4 +1,4 @@
-"""Searching the job's whole output, a slice of time at a time, so that whoever waits for a key does not wait for this."""
+"""Searches the job's whole output within a time budget, so that keys are answered meanwhile."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import numpy as np
 from zerotop.analysis.output.lines import LinePosition, OutputBuffer
 
 _ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])")
-# So many blocks are few: it is told where in them something is.
+# With fewer blocks, matches are marked by line instead of by block.
 _FEW_BLOCKS = 4
 
 
 def compile_pattern(text: str) -> re.Pattern[str]:
-    """Finds a plain text; capitals and small letters are the same unless it has capitals."""
+    """Compile a plain text to search for; ignore case unless the text has capitals."""
     return re.compile(re.escape(text), 0 if text != text.lower() else re.IGNORECASE)
 
 
 class OutputSearch:
-    """Where a text is found in a reel: by block the lines that have it.
+    """Matches of a text in the output: the matching lines of each block.
 
-    A block is made into lines only if its bytes have the text at all. (What reads so only because one line was written over
+    A block is split into lines only if its bytes have the text. (Text that only appears because one line was written over
     another is not found.)
     """
 
@@ -34,28 +34,28 @@ class OutputSearch:
         self.pattern = compile_pattern(text)
         self._buffer = buffer
         self._clock = clock
-        self._matches: dict[int, Sequence[int]] = {}  # of blocks that change no more, and were searched
+        self._matches: dict[int, Sequence[int]] = {}  # of searched blocks that are final
         self._open_matches: tuple[object, Sequence[int]] = (None, [])
-        self._next_block = 0  # the blocks before it were all searched
-        self._sealed_count = 0  # lines found in blocks that change no more
+        self._next_block = 0  # all blocks before it are searched
+        self._sealed_count = 0  # matches in blocks that are final
 
     @property
     def match_count(self) -> int:
-        """How many lines have it, as far as was searched."""
+        """Number of matching lines so far."""
         return self._sealed_count + len(self._find_in_open())
 
     @property
     def searched_share(self) -> float:
-        """Which share of the output was searched."""
+        """Share of the output that is searched."""
         return (len(self._matches) + 1) / (self._buffer.blocks.sealed_count + 1)
 
     @property
     def is_done(self) -> bool:
-        """Whether all of it was."""
+        """Whether all of the output is searched."""
         return len(self._matches) == self._buffer.blocks.sealed_count
 
     def continue_search(self, budget_s: float) -> bool:
-        """Searches on for about so long; True when all was searched."""
+        """Search for about ``budget_s`` seconds; return whether all is searched."""
         until = self._clock() + budget_s
         while not self.is_done and self._clock() < until:
             while self._next_block in self._matches:
@@ -66,7 +66,7 @@ class OutputSearch:
     def find_nearest(
         self, position: LinePosition, direction: int, budget_s: float
     ) -> tuple[LinePosition | None, LinePosition | None]:
-        """(the first match after ``place``, or before it; where to go on looking for it when time was up)."""
+        """Return (the next match in a direction, None; or None, the position to continue from when time is up)."""
         until = self._clock() + budget_s
         block, line = position
         while 0 <= block <= self._buffer.blocks.sealed_count:
@@ -85,7 +85,7 @@ class OutputSearch:
         return None, None
 
     def number_match(self, position: LinePosition) -> int | None:
-        """Which of the matches a place is, counted from 1; None while not all before it was searched."""
+        """Return the number of the match at a position, from 1; None until everything before it is searched."""
         if any(block not in self._matches for block in range(min(position.block, self._buffer.blocks.sealed_count))):
             return None
         before = sum(len(self._matches[block]) for block in range(position.block))
@@ -94,18 +94,16 @@ class OutputSearch:
         return before + at + 1 if at < len(lines) and lines[at] == position.line else None
 
     def match_shares(self) -> tuple[float, ...]:
-        """Where in the whole output there are matches, from 0 to 1; to the block where there are many of those."""
+        """Return the positions of matches in the whole output, from 0 to 1: of lines, or with many blocks of blocks."""
         sealed = self._buffer.blocks.sealed_count
-        found = {block: lines for block, lines in self._matches.items() if lines}
+        matches = {block: lines for block, lines in self._matches.items() if lines}
         if sealed < _FEW_BLOCKS:
-            found[sealed] = self._find_in_open()
-            return tuple(
-                self._buffer.measure_share(LinePosition(block, line)) for block, lines in found.items() for line in lines
-            )
-        return tuple((block + 0.5) / (sealed + 1) for block in found)
+            matches[sealed] = self._find_in_open()
+            positions = (LinePosition(block, line) for block, lines in matches.items() for line in lines)
+            return tuple(self._buffer.measure_share(position) for position in positions)
+        return tuple((block + 0.5) / (sealed + 1) for block in matches)
 
     def _find_in_block(self, block: int) -> Sequence[int]:
-        """The matching lines of a block."""
         if block >= self._buffer.blocks.sealed_count:
             return self._find_in_open()
         if block not in self._matches:
@@ -114,7 +112,7 @@ class OutputSearch:
         return self._matches[block]
 
     def _find_in_open(self) -> Sequence[int]:
-        """The same of the block that grows."""
+        """Return the matching lines of the block that still grows."""
         texts = self._buffer.blocks.finished_lines(self._buffer.blocks.sealed_count).texts
         if self._open_matches[0] is not texts:
             self._open_matches = (texts, self._match_lines(texts))
@@ -135,7 +133,6 @@ class OutputSearch:
         return self.pattern.search(data.decode("utf-8", "replace")) is not None
 
     def _match_lines(self, texts: Sequence[str]) -> Sequence[int]:
-        """The numbers of those lines that have it."""
         whole = "\n".join(texts)
         begins = [match.start() for match in self.pattern.finditer(whole)]
         if not begins:

@@ -1,14 +1,15 @@
-"""The rank processes that are alive at a cursor, and the files that each of them writes."""
+"""The rank processes that are alive at a cursor, and the tables that each of them writes."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from zerotop.analysis.keys import ProcessKey
 from zerotop.analysis.processes.memo import CursorMemo
 from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.session.reader import Event, Session, Source
 
-# A probe makes its tables one after the other, and is put in again no sooner.
+# A probe creates its tables within this time, and cannot enter again sooner.
 _TOGETHER_NS = 100_000_000
 
 
@@ -21,15 +22,12 @@ class RankProcess(NamedTuple):
 
 
 def identify_process(source: Source) -> RankProcess:
-    """The rank's process that writes a file."""
+    """Return the rank process that writes a table."""
     return RankProcess(source.host, source.pid, source.rank)
 
 
 def find_alive_processes(session: Session, cursor_ns: int) -> list[RankProcess]:
-    """The rank processes that hold memory at the cursor, by rank.
-
-    Left out are those that are gone or have said goodbye, and those in whose place the job has been started again.
-    """
+    """Return the rank processes that hold memory at the cursor, by rank: neither gone nor replaced by a restart."""
     return list(_ALIVE.value_at(session, cursor_ns, lambda: _compute_alive(session, cursor_ns)))
 
 
@@ -37,7 +35,7 @@ _ALIVE: CursorMemo[list[RankProcess]] = CursorMemo(("begins", "spans", "allocato
 
 
 def _compute_alive(session: Session, cursor_ns: int) -> list[RankProcess]:
-    born: dict[tuple[str, int], Source] = {}
+    born: dict[ProcessKey, Source] = {}
     for source in session.sources["begins"] + session.sources["spans"] + session.sources["allocator"]:
         key = (source.host, source.rank)
         if source.created_ns <= cursor_ns and (key not in born or born[key].created_ns < source.created_ns):
@@ -48,18 +46,18 @@ def _compute_alive(session: Session, cursor_ns: int) -> list[RankProcess]:
 
 
 def find_table(session: Session, name: str, process: RankProcess, at_ns: int | None) -> Source | None:
-    """The table of that name that a rank's process wrote at a moment (None: now); None where it has written nothing."""
-    found = session.find_source(name, process.host, process.pid, at_ns)
-    return found if found is not None and identify_process(found) == process else None
+    """Return the table of that name that a rank process wrote at a moment (None: now); None without any."""
+    source = session.find_source(name, process.host, process.pid, at_ns)
+    return source if source is not None and identify_process(source) == process else None
 
 
 def find_sibling_table(session: Session, name: str, source: Source) -> Source | None:
-    """The table of that name that a rank's process wrote while it wrote ``source``."""
-    same = session.process_sources(source.table, source.host, source.pid)
-    later = [other.created_ns for other in same if other.created_ns > source.created_ns]
+    """Return the table of that name that a rank process wrote at the same time as ``source``."""
+    tables = session.process_sources(source.table, source.host, source.pid)
+    later = [other.created_ns for other in tables if other.created_ns > source.created_ns]
     return find_table(session, name, identify_process(source), min(later) - _TOGETHER_NS if later else None)
 
 
 def read_events(session: Session, name: str, process: RankProcess, cursor_ns: int) -> list[Event]:
-    """The events of that name that a rank's process has recorded up to the cursor, in order."""
+    """Return the events of that name that a rank process recorded up to the cursor, in order."""
     return list(session.process_events(name, *process, cursor_ns))

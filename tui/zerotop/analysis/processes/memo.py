@@ -1,4 +1,4 @@
-"""What has come to be known by a cursor, as a number: what follows from it alone is computed once."""
+"""Memoises values derived from the events and files visible at a cursor."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ MemoKey = tuple[int, ...]
 
 
 class CursorMemo(Generic[Value]):
-    """The last value for each session, by what it follows from: the events known at a cursor and the files made by then."""
+    """The last value for each session, recomputed when other events or files are visible at the cursor."""
 
     def __init__(self, tables: Iterable[str]) -> None:
-        """``tables``: whose files count."""
+        """``tables``: the tables whose files the values depend on."""
         self._tables = tuple(tables)
         self._created_ns: WeakKeyDictionary[Session, tuple[int, list[int]]] = WeakKeyDictionary()
         self._values: WeakKeyDictionary[Session, tuple[MemoKey, Value]] = WeakKeyDictionary()
 
     def value_at(self, session: Session, cursor_ns: int, compute: Callable[[], Value]) -> Value:
-        """The value at the cursor, computed anew where more or less is known than for the last one."""
+        """Return the value at the cursor, computed again when more or less is visible than last time."""
         key = self._make_key(session, cursor_ns)
         last = self._values.get(session)
         if last is None or last[0] != key:
@@ -32,9 +32,9 @@ class CursorMemo(Generic[Value]):
 
     def _make_key(self, session: Session, cursor_ns: int) -> MemoKey:
         count = sum(len(session.sources[table]) for table in self._tables)
-        known = self._created_ns.get(session)
-        if known is None or known[0] != count:
-            born = sorted(source.created_ns for table in self._tables for source in session.sources[table])
-            known = self._created_ns[session] = count, born
+        cached = self._created_ns.get(session)
+        if cached is None or cached[0] != count:
+            created_ns = sorted(source.created_ns for table in self._tables for source in session.sources[table])
+            cached = self._created_ns[session] = count, created_ns
         events = bisect_right(session.events, cursor_ns, key=lambda event: event.unix_ns)
-        return count, len(session.events), events, bisect_right(known[1], cursor_ns)
+        return count, len(session.events), events, bisect_right(cached[1], cursor_ns)

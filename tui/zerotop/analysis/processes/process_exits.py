@@ -1,28 +1,31 @@
-"""When the processes of ranks were over, as far as a recording says."""
+"""Exits of rank processes, as far as they are recorded."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from zerotop.analysis.keys import ProcessKey
 from zerotop.session.reader import Event, Session, Source
 
-# Said by the rank itself, and found by the sampler of its node.
+# Recorded by the rank itself, and by the sampler of its node.
 _RANK_EVENTS = ("goodbye", "rank_gone")
-# Said by a rank that goes on, of which nothing more is told.
+# Recorded when the probe leaves a rank that goes on.
 _LEFT_EVENT = "left"
 _COMMAND_EVENTS = ("job_started", "attached", "joined")
 
 
 class ProcessExits:
-    """The ends that events tell of.
+    """Exits recorded in events.
 
-    A command takes with it the ranks of its node when it ends, and those of nodes on which none was started.
+    The end of a command ends the ranks of its node, and of nodes without a command of their own.
     """
 
     def __init__(self, events: Iterable[Event]) -> None:
-        self._rank_exits: dict[tuple[str, int], list[int]] = {}
-        self._left_times: dict[tuple[str, int], list[int]] = {}
+        self._rank_exits: dict[ProcessKey, list[int]] = {}
+        self._left_times: dict[ProcessKey, list[int]] = {}
         self._command_exits: dict[str, list[int]] = {}
         self._commanded_hosts: set[str] = set()
         for event in events:
@@ -38,29 +41,102 @@ class ProcessExits:
                 self._commanded_hosts.add(event.host)
 
     def find_exit(self, source: Source) -> int | None:
-        """When the process that writes ``source`` was over (unix time); None while nothing says so."""
+        """Return when the process that writes ``source`` exited (unix time); None if not recorded."""
         return self.find_exit_after(source.host, source.pid, source.created_ns)
 
     def reported_until(self, source: Source) -> int | None:
-        """When it was over, or the probe that writes ``source`` was taken out; None while nothing says so."""
+        """Return when the process that writes ``source`` exited or the probe left it; None if not recorded."""
         left = [time for time in self._left_times.get((source.host, source.pid), ()) if time >= source.created_ns]
-        known = [*left, *filter(None, [self.find_exit(source)])]
-        return min(known, default=None)
+        return min([*left, *filter(None, [self.find_exit(source)])], default=None)
 
     def find_exit_after(self, host: str, pid: int, time_ns: int) -> int | None:
-        """When the process that had this number then was over; ends before are those of another that had it."""
+        """Return the first exit of this pid after ``time_ns``: earlier ones are of other processes."""
         own = self._rank_exits.get((host, pid), [])
         hosts = (host,) if host in self._commanded_hosts else tuple(self._command_exits)
-        ends = [*own, *(end for one in hosts for end in self._command_exits.get(one, ()))]
+        ends = [*own, *(end for command_host in hosts for end in self._command_exits.get(command_host, ()))]
         return min((end for end in ends if end >= time_ns), default=None)
 
 
 def read_exits(session: Session) -> ProcessExits:
-    """All that a session tells of so far; the same object until there is another event."""
-    known = _SESSION_EXITS.get(session)
-    if known is None or known[0] is not session.events:
-        known = _SESSION_EXITS[session] = session.events, ProcessExits(session.events)
-    return known[1]
+    """Return the exits of a session so far; the same object until there is another event."""
+    cached = _SESSION_EXITS.get(session)
+    if cached is None or cached[0] is not session.events:
+        cached = _SESSION_EXITS[session] = session.events, ProcessExits(session.events)
+    return cached[1]
 
 
 _SESSION_EXITS: WeakKeyDictionary[Session, tuple[Sequence[Event], ProcessExits]] = WeakKeyDictionary()
+
+
+# --- the process that failed first -----------------------------------------------------------------------------------------
+
+_SIGKILL_CODE = 137
+
+
+class ProcessExit(NamedTuple):
+    """The process of a job that failed first: the first rank that vanished, or the job's command."""
+
+    host: str
+    unix_ns: int  # when a sampler missed the rank, or the command ended
+    rank: int | None = None  # None: the command
+    pid: int | None = None  # of the rank
+    signal: str | None = None  # that ended the command
+    exit_code: int | None = None  # of the command; None while it runs, and where nobody saw it
+    oom_kills: int = 0  # processes that the kernel killed for memory
+    is_final: bool = True  # False while the command runs and the kernel has killed nothing
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether SIGKILL ended the command, or the kernel killed a process."""
+        return self.oom_kills > 0 or self.signal == "SIGKILL" or self.exit_code == _SIGKILL_CODE
+
+    @property
+    def signal_name(self) -> str | None:
+        """The signal that ended the command or a rank: DeepSpeed's launcher exits with the rank's negative code."""
+        if self.signal or self.exit_code is None:
+            return self.signal or None
+        code = self.exit_code
+        # Many programs exit with -1, which arrives as 255: that is no signal.
+        number = code - 128 if 128 < code <= 128 + 64 else 256 - code if 256 - 64 <= code < 255 else 0
+        try:
+            return signal.Signals(number).name
+        except ValueError:
+            return None
+
+
+def find_vanished(gone: Iterable[Event], goodbyes: Iterable[Event]) -> Event | None:
+    """Return the first ``rank_gone`` event of a process that had not written a ``goodbye``."""
+    left = {(event.host, event.pid) for event in goodbyes}
+    return next((event for event in gone if (event.host, event.facts.get("pid")) not in left), None)
+
+
+def find_first_exit(session: Session, cursor_ns: int) -> ProcessExit | None:
+    """Return the process that failed first up to the cursor; None while nothing failed, and where the job ended well."""
+    ended = next(iter(session.events_named("job_ended", cursor_ns)[-1:]), None)
+    gone, goodbyes = (session.events_named(name, cursor_ns) for name in ("rank_gone", "goodbye"))
+    vanished = find_vanished(gone, goodbyes)
+    facts: dict[str, Any] = ended.facts if ended is not None else {}
+    code, signal_name, counted = (facts.get(name) for name in ("exit_code", "signal", "oom_kills"))
+    kills = max(counted if isinstance(counted, int) else 0, count_oom_kills(session, cursor_ns))
+    failed = ended is not None and code != 0
+    if failed and code is None and signal_name is None and vanished is None:
+        # Nobody sees the exit code of a job that was attached to; its ranks said that they ended in good order.
+        failed = not goodbyes
+    is_final = failed or kills > 0
+    if not is_final and (ended is not None or vanished is None or gone[0] is not vanished):
+        # A rank that vanishes after others have left in good order was taken down with the job.
+        return None
+    last = vanished or ended
+    host = last.host if last is not None else next((source.host for source in session.sources["hosts"]), "")
+    rank, pid = (vanished.facts.get(name) if vanished is not None else None for name in ("rank", "pid"))
+    return ProcessExit(host, last.unix_ns if last is not None else cursor_ns, rank, pid, signal_name, code, kills, is_final)
+
+
+def count_oom_kills(session: Session, cursor_ns: int) -> int:
+    """Return how many processes the kernel has killed for memory since the recording began, as samplers counted."""
+    total = 0
+    for source in session.sources["hosts"]:
+        counts = source.until(cursor_ns)["cgroup_oom_kills"]
+        if len(counts) and counts[0] >= 0:
+            total += max(0, int(counts[-1]) - int(counts[0]))
+    return total

@@ -1,4 +1,4 @@
-"""The highest values up to a cursor, wherever it goes."""
+"""Running maxima up to any cursor."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from numpy.typing import NDArray
 
 from zerotop.session.reader import Source
 
-# Records between two places of which the highest before are kept: what a cursor anywhere has to read.
-_BLOCK_ROWS = 1024
-_FEW_ROWS = 32  # of which going through them one by one is faster
+_BLOCK_ROWS = 1024  # records between cached maxima: the most that a cursor anywhere has to read
+_FEW_ROWS = 32  # up to which a plain loop is faster
 
 
 class Peaks:
-    """The highest values of columns, read once: then a cursor anywhere costs a block, one that goes on only what is new."""
+    """Running maxima of columns. After one pass, a cursor anywhere reads a block, and an advancing one only new records."""
 
     def __init__(self) -> None:
         self._block_peaks: dict[tuple[Source, str], list[dict[int, int]]] = {}
         self._last_peaks: dict[tuple[Source, str], tuple[int, dict[int, int]]] = {}
 
     def peaks_until(self, source: Source, column: str, cursor_ns: int, *, by: str) -> dict[int, int]:
-        """The highest value of a column of integers up to the cursor for each value of the column ``by``."""
+        """Return the highest value of an integer column up to the cursor, for each value of the column ``by``."""
         count = source.count_until(cursor_ns)
         before = self._block_peaks.setdefault((source, column), [{}])
         fresh = range((len(before) - 1) * _BLOCK_ROWS, count - _BLOCK_ROWS + 1, _BLOCK_ROWS)
@@ -39,7 +38,7 @@ class Peaks:
 
 
 def _raise_peaks(highest: dict[int, int], rows: NDArray[Any], column: str, by: str) -> dict[int, int]:
-    """A copy of ``highest`` with what is higher in ``rows``."""
+    """Return a copy of ``highest`` raised by ``rows``."""
     raised = dict(highest)
     keys, values = rows[by], rows[column]
     if len(rows) <= _FEW_ROWS:

@@ -1,9 +1,10 @@
-"""Which cores each process and thread may run on, and to which NUMA node a core belongs, as recorded up to a cursor."""
+"""The cores that each process and thread may run on, and the NUMA nodes of cores, as recorded up to a cursor."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from zerotop.analysis.keys import ProcessKey
 from zerotop.session.reader import Event, Session
 
 Cores = frozenset[int]
@@ -12,17 +13,17 @@ _MAX_CORE = 1 << 16  # no machine has more; a damaged recording may say so
 
 
 def parse_cores(text: str) -> Cores:
-    """``0-3,8`` -> {0, 1, 2, 3, 8}; what makes no sense is left out."""
-    found: set[int] = set()
+    """Parse ``0-3,8`` as {0, 1, 2, 3, 8}; skip invalid parts."""
+    cores: set[int] = set()
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
         if first.isdigit() and (last or first).isdigit():
-            found.update(range(int(first), min(int(last or first), _MAX_CORE) + 1))
-    return frozenset(found)
+            cores.update(range(int(first), min(int(last or first), _MAX_CORE) + 1))
+    return frozenset(cores)
 
 
 def format_cores(cores: Iterable[int]) -> str:
-    """{0, 1, 2, 3, 8} -> ``0-3,8``."""
+    """Format {0, 1, 2, 3, 8} as ``0-3,8``."""
     parts: list[tuple[int, int]] = []
     for core in sorted(cores):
         if parts and core == parts[-1][1] + 1:
@@ -33,12 +34,12 @@ def format_cores(cores: Iterable[int]) -> str:
 
 
 class Affinities:
-    """Looks the events through once, and again when there are more."""
+    """Affinities in a session's events, indexed again when there are more."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._count = -1
-        self._affinity_events: dict[tuple[str, int], list[Event]] = {}
+        self._affinity_events: dict[ProcessKey, list[Event]] = {}
         self._nodes: dict[str, dict[int, int]] = {}
 
     def _update_events(self) -> None:
@@ -56,28 +57,28 @@ class Affinities:
                     self._nodes.setdefault(event.host, {}).update(dict.fromkeys(cores, int(node.get("node") or 0)))
 
     def find_process_cores(self, host: str, pid: int, cursor_ns: int) -> Cores:
-        """The cores that a process may run on; none where that was not recorded."""
+        """Return the cores that a process may run on; none where not recorded."""
         self._update_events()
         known = [event for event in self._affinity_events.get((host, pid), ()) if event.unix_ns <= cursor_ns]
         return parse_cores(str(known[-1].facts.get("cpus") or "")) if known else NO_CORES
 
     def find_thread_cores(self, host: str, pid: int, cursor_ns: int) -> dict[int, Cores]:
-        """By tid the cores of those threads of a process that have others than the process had."""
+        """Return by tid the cores of a process's threads whose affinity differs from the process's."""
         self._update_events()
-        found: dict[int, Cores] = {}
+        cores_by_tid: dict[int, Cores] = {}
         for event in self._affinity_events.get((host, pid), ()):
             if event.unix_ns <= cursor_ns:
                 for tid, cores in (event.facts.get("threads") or {}).items():
-                    found[int(tid)] = parse_cores(str(cores))
-        return found
+                    cores_by_tid[int(tid)] = parse_cores(str(cores))
+        return cores_by_tid
 
     def find_nodes(self, host: str, cores: Iterable[int]) -> tuple[int, ...]:
-        """The NUMA nodes of these cores; none where that was not recorded."""
+        """Return the NUMA nodes of these cores; none where not recorded."""
         self._update_events()
-        node_of = self._nodes.get(host, {})
-        return tuple(sorted({node_of[core] for core in cores if core in node_of}))
+        node_by_core = self._nodes.get(host, {})
+        return tuple(sorted({node_by_core[core] for core in cores if core in node_by_core}))
 
     def count_nodes(self, host: str) -> int:
-        """How many NUMA nodes with cores a host has; 0 where that was not recorded."""
+        """Return how many NUMA nodes with cores a host has; 0 where not recorded."""
         self._update_events()
         return len(set(self._nodes.get(host, {}).values()))

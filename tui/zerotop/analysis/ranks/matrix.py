@@ -1,6 +1,6 @@
-"""Ranks by steps: what each rank took for each of the last steps before a cursor, for finding the one that differs.
+"""Ranks by steps: the time of each rank in each of the last steps before a cursor.
 
-Steps are matched by their number, so that ranks that were entered late, or are behind, stand in the right column.
+Steps are matched by number, so that ranks that were entered late, or are behind, are in the right column.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.steps.step_table import RankSteps
+from zerotop.session.samples import Ints
 
-Ints = NDArray[np.int64]
 Matrix = NDArray[np.floating[Any]]  # ranks x steps, NaN where nothing is known
 RECENT_STEPS = 64  # steps that a rank's figures are medians of
 
 
 class Metric(Enum):
-    """What is compared: seconds of host time in each step, or what was sampled in it."""
+    """A metric of each step: seconds of host time, or a sampled value."""
 
     ITERATION = "iteration"
-    WAIT = "wait"  # for how long the rank in the middle waited for this one: how much later it came to where ranks meet
+    WAIT = "wait"  # how long the median rank waited for this one to communicate
     FORWARD = "forward"
     BACKWARD = "backward"
     STEP = "step"
@@ -43,28 +43,28 @@ _RECORDED_METRICS = (Metric.ITERATION, Metric.FORWARD, Metric.BACKWARD, Metric.S
 
 @dataclass(frozen=True, eq=False)
 class RankMatrix:
-    """The last steps of the ranks that train together at a cursor, by rank."""
+    """The last steps of the ranks that train together at a cursor; a row per rank, a column per step."""
 
     processes: tuple[RankSteps, ...]
-    counts: tuple[int, ...]  # finished steps of each at the cursor
+    counts: tuple[int, ...]  # finished steps of each process at the cursor
     steps: Ints  # number of each column's step, ascending by one
-    begins: Ints  # ranks x steps, unix ns; 0 where that rank has not finished that step
+    begins: Ints  # ranks x steps, unix ns; 0 where the rank has not finished the step
     ends: Ints
     times: dict[Metric, Matrix]
 
     @cached_property
     def rank_numbers(self) -> Ints:
-        """Of each row."""
+        """Rank of each row."""
         return np.array([process.source.rank for process in self.processes], np.int64)
 
     @cached_property
     def host_names(self) -> tuple[str, ...]:
-        """Of each row."""
+        """Host of each row."""
         return tuple(process.source.host for process in self.processes)
 
     @cached_property
     def usual_times(self) -> dict[Metric, Matrix]:
-        """The median of each rank's recent steps, (ranks,)."""
+        """Median of each rank's recent steps, (ranks,)."""
         return {metric: compute_median(values[:, -RECENT_STEPS:], 1) for metric, values in self.times.items()}
 
 
@@ -72,7 +72,7 @@ EMPTY_MATRIX = RankMatrix((), (), np.empty(0, np.int64), np.empty((0, 0), np.int
 
 
 class RankMatrices:
-    """The matrix at any cursor; the same object as before while no rank has finished another step."""
+    """The matrix at any cursor; the same object until a rank finishes another step."""
 
     def __init__(self) -> None:
         self._last = EMPTY_MATRIX
@@ -81,31 +81,31 @@ class RankMatrices:
     def matrix_at(
         self, processes: Sequence[RankSteps], cursor_ns: int, columns: int, *, meets_in_forward: bool
     ) -> RankMatrix:
-        """The last ``columns`` steps.
+        """Return the matrix of the last ``columns`` steps.
 
         Args:
-            processes: all rank processes of the session, in the order in which they were born.
+            processes: all rank processes of the session, oldest first.
             meets_in_forward: ranks wait for each other in the forward too (ZeRO-3), not only from the backward on.
         """
-        together = find_attempt(processes, cursor_ns)
-        counts = tuple(_count_until(process, cursor_ns) for process in together)
-        asked = (together, counts, columns, meets_in_forward)
-        if asked != self._last_request:
-            self._last_request = asked
-            self._last = _build_matrix(together, counts, max(1, columns), meets_in_forward)
+        attempt = find_attempt(processes, cursor_ns)
+        counts = tuple(_count_until(process, cursor_ns) for process in attempt)
+        request = (attempt, counts, columns, meets_in_forward)
+        if request != self._last_request:
+            self._last_request = request
+            self._last = _build_matrix(attempt, counts, max(1, columns), meets_in_forward)
         return self._last
 
 
 def find_attempt(processes: Sequence[RankSteps], cursor_ns: int) -> tuple[RankSteps, ...]:
-    """The processes that train together at the cursor, by rank: where a rank appears again, the job was started again."""
-    found: dict[int, RankSteps] = {}
+    """Return the processes that train together at the cursor, by rank; a rank that appears again means a restart."""
+    members: dict[int, RankSteps] = {}
     for process in processes:
         if process.source.created_ns > cursor_ns:
             break
-        if process.source.rank in found:
-            found = {}
-        found[process.source.rank] = process
-    return tuple(found[rank] for rank in sorted(found))
+        if process.source.rank in members:
+            members = {}
+        members[process.source.rank] = process
+    return tuple(members[rank] for rank in sorted(members))
 
 
 def _count_until(process: RankSteps, cursor_ns: int) -> int:
@@ -128,27 +128,27 @@ def _build_matrix(
     begins, ends = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     for row, (process, count) in enumerate(zip(processes, counts, strict=True)):
         tail = process.step_rows[max(0, count - shape[1]) : count]
-        place = tail["step"] - first
-        if len(place) and place[0] < 0:
-            tail, place = tail[place >= 0], place[place >= 0]
-        if not len(place):
+        column = tail["step"] - first
+        if len(column) and column[0] < 0:
+            tail, column = tail[column >= 0], column[column >= 0]
+        if not len(column):
             continue
-        # Steps follow one another, except where a checkpoint took a rank back.
-        run = int(place[-1] - place[0]) + 1 == len(place)
-        where = slice(int(place[0]), int(place[-1]) + 1) if run else place
-        begins[row, where], ends[row, where] = tail["begin_unix_ns"], tail["end_unix_ns"]
+        # Steps are consecutive, except after loading a checkpoint.
+        is_run = int(column[-1] - column[0]) + 1 == len(column)
+        cells = slice(int(column[0]), int(column[-1]) + 1) if is_run else column
+        begins[row, cells], ends[row, cells] = tail["begin_unix_ns"], tail["end_unix_ns"]
         for metric in _RECORDED_METRICS:
-            times[metric][row, where] = tail[f"{metric.value}_s"]
+            times[metric][row, cells] = tail[f"{metric.value}_s"]
     _derive_times(times, meets_in_forward)
     return RankMatrix(processes, counts, np.arange(first, last + 1), begins, ends, times)
 
 
 def _derive_times(times: dict[Metric, Matrix], meets_in_forward: bool) -> None:
-    """What follows from what was recorded."""
+    """Add the metrics that follow from the recorded ones."""
     met = times[Metric.BACKWARD] + times[Metric.STEP]
     known = met + times[Metric.FORWARD] + times[Metric.DATA]
     times[Metric.OTHER] = np.maximum(0, times[Metric.ITERATION] - known)
-    # What a rank does before it waits for others: the later it is done with that, the longer they wait for it.
+    # Time that a rank spends before it communicates: the longer, the longer others wait for it.
     alone = times[Metric.ITERATION] - met
     if meets_in_forward:
         alone = alone - times[Metric.FORWARD]
@@ -156,11 +156,11 @@ def _derive_times(times: dict[Metric, Matrix], meets_in_forward: bool) -> None:
 
 
 def compute_median(values: Matrix, axis: int) -> Matrix:
-    """The median of what is known along an axis of a matrix, the lower of two in the middle; NaN where nothing is."""
+    """Return the median along an axis without NaN, the lower of two in the middle; NaN where all are."""
     if not values.size:
         return np.full(values.shape[1 - axis], np.nan, np.float32)
     ordered = np.sort(values, axis=axis)  # NaN comes last
     known = np.count_nonzero(~np.isnan(values), axis=axis)
-    places = np.expand_dims(np.maximum(known - 1, 0) // 2, axis)
-    found: Matrix = np.take_along_axis(ordered, places, axis).squeeze(axis)
-    return found
+    indices = np.expand_dims(np.maximum(known - 1, 0) // 2, axis)
+    median: Matrix = np.take_along_axis(ordered, indices, axis).squeeze(axis)
+    return median

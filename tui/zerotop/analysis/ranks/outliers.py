@@ -1,4 +1,4 @@
-"""Which rank is different: the order in which to show ranks, and what the one that is behind spends its time in."""
+"""Ranks that differ from the others: their order, and the phase in which the slowest one spends its time."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from zerotop.analysis.ranks.matrix import RECENT_STEPS, Matrix, Metric, RankMatr
 
 Ints = NDArray[np.intp]
 
-ALIKE_SHARE = 0.03  # of an iteration, or of a sampled value: ranks that differ by less are alike
-_MIN_LAG_S = 0.001  # a difference of less is the noise of any two clocks
-# Phases that a rank spends by itself: a cause. In the others ranks wait for each other, so that they show effects too.
+ALIKE_SHARE = 0.03  # of an iteration or a sampled value: ranks that differ by less are alike
+_MIN_LAG_S = 0.001  # smaller differences are noise of the clocks
+# Phases without communication show causes; in the others ranks wait for each other, which shows effects too.
 _ALONE_METRICS = (Metric.DATA, Metric.OTHER, Metric.FORWARD)
 _MEETING_METRICS = (Metric.BACKWARD, Metric.STEP)
 
 
 def compute_deviations(values: Matrix, scale: float) -> Matrix:
-    """How far each rank's recent steps lie from the rank in the middle, (ranks,); 0 where less than ALIKE of ``scale``.
+    """Return each rank's mean distance from the median rank in recent steps, (ranks,); 0 below ALIKE_SHARE of ``scale``.
 
-    What is now above and now below cancels out; what is always a little off counts as what is far off now and then.
+    Steps above and below the median cancel out; a small constant distance counts as much as a rare large one.
     """
     recent = values[:, -RECENT_STEPS:]
     if not recent.size:
         return np.zeros(len(values), np.float32)
-    off = recent - compute_median(recent, 0)[None, :]
-    known = ~np.isnan(off)
-    mean = np.where(known, off, 0).sum(axis=1) / np.maximum(1, known.sum(axis=1))
-    told = mean[known.any(axis=1)]
-    # Of two ranks the lower one is the middle of every step: what is usual is to be that far off.
-    far = np.abs(mean - (compute_median(told[None, :], 1)[0] if len(told) else 0))
-    return np.where(known.any(axis=1) & (far >= max(ALIKE_SHARE * scale, 1e-9)), far, 0).astype(np.float32)
+    distance = recent - compute_median(recent, 0)[None, :]
+    known = ~np.isnan(distance)
+    mean = np.where(known, distance, 0).sum(axis=1) / np.maximum(1, known.sum(axis=1))
+    known_means = mean[known.any(axis=1)]
+    # The median of two is the lower one in every step: subtract the usual distance.
+    deviation = np.abs(mean - (compute_median(known_means[None, :], 1)[0] if len(known_means) else 0))
+    return np.where(known.any(axis=1) & (deviation >= max(ALIKE_SHARE * scale, 1e-9)), deviation, 0).astype(np.float32)
 
 
 def order_outliers(deviation: Matrix) -> Ints:
-    """Rows by deviation, the largest first; those that are alike stay in the order of their rank, so that nothing jumps."""
+    """Return rows by deviation, largest first; alike ones stay in order of rank, so that rows do not jump."""
     return np.argsort(-deviation, kind="stable")
 
 
 def choose_scale(metric: Metric, matrix: RankMatrix, values: Matrix) -> float:
-    """What a deviation is measured by: an iteration's time, or the usual size of what was sampled."""
+    """Return the scale of a metric's deviations: the iteration time, or the median of a sampled value."""
     if metric in matrix.times:
         values = matrix.times[Metric.ITERATION]
     recent = np.abs(values[:, -RECENT_STEPS:])
@@ -50,24 +50,24 @@ def choose_scale(metric: Metric, matrix: RankMatrix, values: Matrix) -> float:
 
 @dataclass(frozen=True)
 class Skew:
-    """The largest difference between ranks in the time of a phase, medians of the last ``steps`` steps."""
+    """The largest difference between ranks in the time of a phase; medians over the last ``steps`` steps."""
 
     steps: int
     ranks: int
     metric: Metric
-    row: int  # of the matrix
+    row: int  # of the rank in the matrix
     own_s: float
-    usual_s: float  # of the rank in the middle, or of the other one of two
+    usual_s: float  # of the median rank, or of the other one of two
     iteration_s: float
 
     @property
     def lag_s(self) -> float:
-        """By how much the rank differs."""
+        """Difference from the usual time."""
         return self.own_s - self.usual_s
 
     @property
     def iteration_share(self) -> float:
-        """Of an iteration."""
+        """Lag as a share of an iteration."""
         return self.lag_s / self.iteration_s if self.iteration_s > 0 else 0.0
 
     @property
@@ -77,34 +77,34 @@ class Skew:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether the rank is by itself in that phase, so that others wait for it later."""
+        """Whether ranks do not communicate in that phase, so that others wait for this one later."""
         return self.metric in _ALONE_METRICS
 
 
 def find_skew(matrix: RankMatrix) -> Skew | None:
-    """Where ranks differ most. None where fewer than two ranks have finished a step.
+    """Find where ranks differ most. None where fewer than two ranks have finished a step.
 
-    A phase that ranks spend alone is named before one in which they meet, unless the latter differs by far more: who is
-    late in the first makes others wait in the second.
+    Phases without communication come first, unless another differs by far more: a rank that is late in the former makes
+    others wait in the latter.
     """
     if int((matrix.ends > 0).any(axis=1).sum()) < 2:
         return None
     iteration = float(np.nanmedian(matrix.usual_times[Metric.ITERATION]))
     steps = min(RECENT_STEPS, len(matrix.steps))
-    found: list[tuple[float, Skew]] = []
+    weighted: list[tuple[float, Skew]] = []
     for metric in (*_ALONE_METRICS, *_MEETING_METRICS):
         own = matrix.usual_times[metric]
         usual = float(compute_median(own[None, :], 1)[0])
         row = int(np.nanargmax(own))
         weight = 1.0 if metric in _ALONE_METRICS else 0.5
-        one = Skew(steps, len(matrix.processes), metric, row, float(own[row]), usual, iteration)
-        found.append((weight * one.lag_s, one))
-    return max(found, key=lambda pair: pair[0])[1]
+        skew = Skew(steps, len(matrix.processes), metric, row, float(own[row]), usual, iteration)
+        weighted.append((weight * skew.lag_s, skew))
+    return max(weighted, key=lambda pair: pair[0])[1]
 
 
 @dataclass(frozen=True)
 class RankComparison:
-    """One figure of a rank beside the rank in the middle: seconds, bytes or cores."""
+    """One figure of a rank beside the median rank's: seconds, bytes or cores."""
 
     metric: Metric
     own: float
@@ -113,8 +113,8 @@ class RankComparison:
 
 
 def compare_rank(matrix: RankMatrix, row: int, metric: Metric, values: Matrix) -> RankComparison:
-    """The median of a rank's recent steps against the median over ranks."""
-    each = matrix.usual_times[metric] if metric in matrix.usual_times else compute_median(values[:, -RECENT_STEPS:], 1)
-    own, usual = float(each[row]), float(compute_median(each[None, :], 1)[0])
+    """Compare the median of a rank's recent steps with the median over ranks."""
+    medians = matrix.usual_times[metric] if metric in matrix.usual_times else compute_median(values[:, -RECENT_STEPS:], 1)
+    own, usual = float(medians[row]), float(compute_median(medians[None, :], 1)[0])
     scale = choose_scale(metric, matrix, values)
     return RankComparison(metric, own, usual, not abs(own - usual) >= ALIKE_SHARE * scale)

@@ -1,4 +1,4 @@
-"""What was sampled of ranks in each of their steps: memory and cores, for the steps of a rank matrix."""
+"""Sampled metrics of ranks in each step of a rank matrix: memory and cores."""
 
 from __future__ import annotations
 
@@ -7,38 +7,37 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator
+from zerotop.analysis.keys import GpuKey, ProcessKey
+from zerotop.analysis.processes.ranks_and_hosts import FRESH_NS, find_gpu_by_allocator
 from zerotop.analysis.ranks.matrix import Matrix, Metric, RankMatrix
-from zerotop.analysis.steps.step_memory import StepWindows, add_allocator
+from zerotop.analysis.steps.step_memory import add_allocator
 from zerotop.analysis.steps.step_table import MEMORY_COLUMNS
 from zerotop.session.reader import Session, Source
+from zerotop.session.samples import Ints, Samples, Windows, iter_samples, split_samples
 from zerotop_probe.recording.tables import UNKNOWN
 
-Ints = NDArray[np.int64]
 METRIC_TABLES = {Metric.PEAK: "allocator", Metric.FREE: "gpus", Metric.CORES: "processes"}
-# Around the steps that are asked about: a sample before the first and after the last.
+# Read so far around the steps, for a sample before the first and after the last.
 _AROUND_NS = 3_000_000_000
-# The newest steps, of which samples may yet be written.
+# The newest steps: their samples may not all be written yet.
 _FRESH_STEPS = 4
-
-Samples = dict[tuple[str, int], tuple[Ints, NDArray[np.void]]]
 
 
 class RankSamples:
-    """Computes a metric that is sampled; the same array as before for the same matrix."""
+    """Computes sampled metrics; the same array for the same matrix."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._last: dict[Metric, tuple[RankMatrix, Matrix]] = {}
 
     def is_recorded(self, metric: Metric) -> bool:
-        """Whether there is anything of it in the recording."""
+        """Whether the recording has samples of a metric."""
         return metric not in METRIC_TABLES or any(
             len(source.array) for source in self._session.sources[METRIC_TABLES[metric]]
         )
 
     def read_metric(self, metric: Metric, matrix: RankMatrix) -> Matrix:
-        """Return ranks x steps, NaN where nothing is known."""
+        """Return a metric, ranks x steps, NaN where unknown."""
         before = self._last.get(metric)
         if before is None or before[0] is not matrix:
             known = before if before is not None and before[0].processes == matrix.processes else None
@@ -47,17 +46,17 @@ class RankSamples:
         return before[1]
 
     def _measure(self, metric: Metric, matrix: RankMatrix, before: tuple[RankMatrix, Matrix] | None) -> Matrix:
-        found = np.full(matrix.ends.shape, np.nan, np.float32)
+        values = np.full(matrix.ends.shape, np.nan, np.float32)
         missing = matrix.ends > 0
         if before is not None and len(before[0].steps) and len(matrix.steps):
-            _copy_known(matrix, before, found, missing)
+            _copy_known(matrix, before, values, missing)
         rows = np.flatnonzero(missing.any(axis=1)).tolist()
-        tell = {Metric.PEAK: self._measure_peaks, Metric.FREE: self._measure_free, Metric.CORES: self._measure_cores}[metric]
+        measures = {Metric.PEAK: self._measure_peaks, Metric.FREE: self._measure_free, Metric.CORES: self._measure_cores}
         if rows:
-            tell(matrix, rows, missing, found)
-        return found
+            measures[metric](matrix, rows, missing, values)
+        return values
 
-    def _measure_peaks(self, matrix: RankMatrix, rows: Sequence[int], missing: NDArray[np.bool_], found: Matrix) -> None:
+    def _measure_peaks(self, matrix: RankMatrix, rows: Sequence[int], missing: NDArray[np.bool_], values: Matrix) -> None:
         by_process: dict[tuple[str, int, int], list[Source]] = {}
         for source in self._session.sources["allocator"]:
             by_process.setdefault((source.host, source.pid, source.rank), []).append(source)
@@ -69,25 +68,25 @@ class RankSamples:
                 steps[column] = UNKNOWN
             for source in by_process.get((process.host, process.pid, process.rank), ()):
                 add_allocator(steps, source)
-            found[row, missing[row]] = _mask_unknown(steps["allocated_peak_bytes"])
+            values[row, missing[row]] = _mask_unknown(steps["allocated_peak_bytes"])
 
-    def _measure_free(self, matrix: RankMatrix, rows: Sequence[int], missing: NDArray[np.bool_], found: Matrix) -> None:
+    def _measure_free(self, matrix: RankMatrix, rows: Sequence[int], missing: NDArray[np.bool_], values: Matrix) -> None:
         nodes, engines = self._session.events_named("node"), self._session.events_named("engine")
-        located = find_gpu_by_allocator(self._session, nodes, engines)
+        gpu_by_allocator = find_gpu_by_allocator(self._session, nodes, engines)
         allocators = self._session.sources["allocator"]
-        lies_on = {(allocators[place].host, allocators[place].pid): gpu for place, gpu in located.items()}
+        gpu_by_process = {(allocators[index].host, allocators[index].pid): gpu for index, gpu in gpu_by_allocator.items()}
         samples = self._read_samples("gpus", "gpu", matrix, missing)
         for row in rows:
             source = matrix.processes[row].source
-            gpu = lies_on.get((source.host, source.pid))
+            gpu = gpu_by_process.get((source.host, source.pid))
             if gpu is not None and gpu in samples:
                 times, records = samples[gpu]
                 begins, ends = matrix.begins[row, missing[row]], matrix.ends[row, missing[row]]
-                used = _mask_unknown(StepWindows(times, begins, ends).find_highest(records["used_bytes"]))
-                found[row, missing[row]] = (np.float32(records["total_bytes"][-1]) - used).astype(np.float32)
+                used = _mask_unknown(Windows(times, begins, ends, max_age_ns=FRESH_NS).find_highest(records["used_bytes"]))
+                values[row, missing[row]] = (np.float32(records["total_bytes"][-1]) - used).astype(np.float32)
 
-    def _measure_cores(self, matrix: RankMatrix, rows: Sequence[int], missing: NDArray[np.bool_], found: Matrix) -> None:
-        """From processor time so far at the begin and the end of each step: steps may be shorter than a tick."""
+    def _measure_cores(self, matrix: RankMatrix, rows: Sequence[int], missing: NDArray[np.bool_], values: Matrix) -> None:
+        """Interpolate processor time at the begin and end of each step: steps may be shorter than a tick."""
         samples = self._read_samples("processes", "pid", matrix, missing)
         for row in rows:
             source = matrix.processes[row].source
@@ -96,39 +95,37 @@ class RankSamples:
             times, records = samples[source.host, source.pid]
             begins, ends = matrix.begins[row, missing[row]], matrix.ends[row, missing[row]]
             cpu_ns = records["cpu_ns"].astype(np.float64)
-            since = times[0]
-            used = [np.interp(at - since, times - since, cpu_ns, left=np.nan, right=np.nan) for at in (begins, ends)]
-            found[row, missing[row]] = ((used[1] - used[0]) / np.maximum(1, ends - begins)).astype(np.float32)
+            first = times[0]
+            used = [np.interp(at - first, times - first, cpu_ns, left=np.nan, right=np.nan) for at in (begins, ends)]
+            values[row, missing[row]] = ((used[1] - used[0]) / np.maximum(1, ends - begins)).astype(np.float32)
 
-    def _read_samples(self, table: str, key: str, matrix: RankMatrix, missing: NDArray[np.bool_]) -> Samples:
-        """By host and ``key`` the times and records around the steps that are missing."""
+    def _read_samples(
+        self, table: str, key: str, matrix: RankMatrix, missing: NDArray[np.bool_]
+    ) -> dict[GpuKey | ProcessKey, Samples]:
+        """Read the samples around the missing steps, by host and the column ``key``."""
         begin, end = int(matrix.begins[missing].min()) - _AROUND_NS, int(matrix.ends[missing].max()) + _AROUND_NS
-        found: Samples = {}
-        for source in self._session.sources[table]:
-            records = source.array[source.count_until(begin) : source.count_until(end)]
-            records = records[np.argsort(records[key], kind="stable")]
-            borders = np.flatnonzero(np.diff(records[key], prepend=records[key][:1] - 1, append=records[key][-1:] + 1))
-            for low, high in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
-                place = source.host, int(records[key][low])
-                mine = records[low:high]
-                # Of several samplers of a node the one that saw more is believed.
-                if place not in found or len(mine) > len(found[place][1]):
-                    found[place] = mine["time_ns"] + source.offset_ns, mine
-        return found
+        samples_by_key: dict[GpuKey | ProcessKey, Samples] = {}
+        sources = self._session.sources[table]
+        for source, all_samples in zip(sources, iter_samples(sources, begin, end), strict=True):
+            for value, samples in split_samples(all_samples, key):
+                longest = samples_by_key.setdefault((source.host, value), samples)
+                if len(samples.times) > len(longest.times):  # of several samplers of a node
+                    samples_by_key[source.host, value] = samples
+        return samples_by_key
 
 
-def _copy_known(matrix: RankMatrix, before: tuple[RankMatrix, Matrix], found: Matrix, missing: NDArray[np.bool_]) -> None:
-    """Takes over what was told of the same steps before; what is not known of the newest may yet be written."""
+def _copy_known(matrix: RankMatrix, before: tuple[RankMatrix, Matrix], values: Matrix, missing: NDArray[np.bool_]) -> None:
+    """Copy the values of the same steps from the matrix before, except unknown ones of the newest steps."""
     shift = int(matrix.steps[0] - before[0].steps[0])
     low, high = max(0, shift), min(len(before[0].steps), shift + len(matrix.steps))
     if low >= high:
         return
-    there = slice(low - shift, high - shift)
+    columns = slice(low - shift, high - shift)
     final = ~np.isnan(before[1][:, low:high])
     final[:, : max(0, len(before[0].steps) - _FRESH_STEPS - low)] = True
-    same = (before[0].ends[:, low:high] == matrix.ends[:, there]) & final
-    found[:, there] = np.where(same, before[1][:, low:high], np.nan)
-    missing[:, there] &= ~same
+    same = (before[0].ends[:, low:high] == matrix.ends[:, columns]) & final
+    values[:, columns] = np.where(same, before[1][:, low:high], np.nan)
+    missing[:, columns] &= ~same
 
 
 def _mask_unknown(values: Ints) -> Matrix:

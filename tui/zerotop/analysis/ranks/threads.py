@@ -1,4 +1,4 @@
-"""The threads of one rank over the last while before a cursor: how busy, on which cores, and who waits for one."""
+"""The threads of one rank before a cursor: cores in use, the cores they ran on, and time waiting for one."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.live_view import Floats, Rank
-from zerotop.analysis.processes.phases import find_innermost
+from zerotop.analysis.processes.phases import vote_phases
 from zerotop.analysis.processes.ranks_and_hosts import FRESH_NS
 from zerotop.analysis.ranks.affinity import NO_CORES, Affinities, Cores
-from zerotop.analysis.views.history import PIECE_NS, vote_phases
+from zerotop.analysis.views.history import PIECE_NS
 from zerotop.session.reader import Session, Source
+from zerotop.session.samples import iter_samples, merge_columns
 from zerotop_probe.recording.tables import PHASES
 
 _NUMBERED = re.compile(r"^(.*?)[-_:#/]?\d+$")
 MAIN_NAME = "main thread"
-_WAITING_WINDOW_NS = 10_000_000_000  # how long back waiting is told of
+_WAITING_WINDOW_NS = 10_000_000_000  # window of ``Thread.waiting_cores``
 _THREAD_COLUMNS = ("tid", "cores_used", "wait_ns", "processor", "name")
-_PROCESS_COLUMNS = ("cores_used", "busy_threads")
-_VOTES_PER_CELL = 8  # moments within a cell at which it is asked which phase the rank was in
+_VOTES_PER_CELL = 8  # moments in a cell at which the rank's phase is looked up
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Thread:
-    """One of the threads that ran."""
+    """A thread that ran."""
 
     tid: int
     name: str
     cores_used: float  # now; 0 when it hardly ran
-    waiting_cores: float  # share of the time it was seen in which it was runnable and had no core
-    cores_history: Floats  # (cells,) cores
-    ran_on: Cores  # all cores it was seen on
-    numa_nodes: tuple[int, ...]  # their NUMA nodes
-    allowed_cores: Cores  # it may run on; none where not recorded
+    waiting_cores: float  # share of the sampled time in which it was runnable but had no core
+    cores_history: Floats  # (cells,)
+    ran_on: Cores  # all cores it was sampled on
+    numa_nodes: tuple[int, ...]  # of those cores
+    allowed_cores: Cores  # none where not recorded
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,13 +53,13 @@ class ThreadGroup:
 
     @property
     def waiting_cores(self) -> float:
-        """How many of them were waiting for a core at any time lately; NaN where unknown."""
+        """Mean number of them that waited for a core; NaN where unknown."""
         known = [thread.waiting_cores for thread in self.threads if thread.waiting_cores == thread.waiting_cores]
         return sum(known) if known else float("nan")
 
     @property
     def cores_history(self) -> Floats:
-        """(cells,) cores of all of them."""
+        """Sum over its threads, (cells,)."""
         total: Floats = np.sum([thread.cores_history for thread in self.threads], axis=0)
         return total
 
@@ -78,24 +78,24 @@ class ThreadGroup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankThreads:
-    """One rank in equal cells of time, of which the last one ends at ``end_s``."""
+    """The threads of one rank in equal cells of time."""
 
     rank: Rank
-    begin_s: float  # unix time at which the first cell begins
-    end_s: float
-    groups: tuple[ThreadGroup, ...]  # the busiest first
-    phases: tuple[str, ...]  # (cells,) the phase it was in for most of each; "" before its engine exists
+    begin_s: float  # unix time of the first cell's begin
+    end_s: float  # unix time of the last cell's end
+    groups: tuple[ThreadGroup, ...]  # busiest first
+    phases: tuple[str, ...]  # (cells,) phase for most of each; "" before its engine exists
     time_s: Floats  # (samples,) unix time of each sample of the process
     cores_used: Floats  # (samples,)
     busy_threads: Floats  # (samples,) threads that ran for at least half of the time
-    rest_cores: float  # now, of threads that were not recorded one by one
-    rest_threads: int  # how many there are
-    allowed_cores: Cores  # the process may run on; none where not recorded
-    is_recorded: bool  # whether threads were recorded at all
+    rest_cores: float  # now, of threads that were not recorded individually
+    rest_threads: int  # number of those
+    allowed_cores: Cores  # of the process; none where not recorded
+    is_recorded: bool  # whether any threads were recorded
 
 
 class ThreadTable:
-    """Tells the threads of any rank at any cursor; what was told last is kept until there is more."""
+    """The threads of any rank at any cursor; the last result is cached until there are more records."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -104,7 +104,7 @@ class ThreadTable:
         self._groups: tuple[object, tuple[ThreadGroup, ...]] = (None, ())  # sampled more seldom than the rest
 
     def threads_at(self, rank: Rank, cursor_ns: int, cells: int, cell_ns: int) -> RankThreads:
-        """``cells`` of so many nanoseconds each, in whole ms, up to the last one that is over at the cursor."""
+        """Return ``cells`` cells of ``cell_ns`` (whole milliseconds), up to the last one that is over at the cursor."""
         end = cursor_ns // cell_ns
         tables = {name: self._session.host_sources(name, rank.host) for name in ("threads", "processes")}
         known = tuple(source.count_until(cursor_ns) for sources in tables.values() for source in sources)
@@ -119,7 +119,8 @@ class ThreadTable:
         begin_ns, end_ns = cells[0] * cell_ns, cells[1] * cell_ns
         groups = self._find_groups(rank, cursor_ns, cells, cell_ns, tables["threads"])
         threads = [thread for group in groups for thread in group.threads]
-        samples_ns, samples, _ = _read_process(tables["processes"], rank.pid, begin_ns, cursor_ns, _PROCESS_COLUMNS)
+        parts = list(iter_samples(tables["processes"], begin_ns - 1, cursor_ns, "pid", rank.pid))
+        samples_ns, samples = merge_columns(parts, ("cores_used", "busy_threads"))
         named = sum(thread.cores_used > 0 for thread in threads)
         return RankThreads(
             rank=rank,
@@ -149,72 +150,52 @@ class ThreadTable:
         self, rank: Rank, cursor_ns: int, cells: tuple[int, int], cell_ns: int, sources: Sequence[Source]
     ) -> list[Thread]:
         begin_ns, count = cells[0] * cell_ns, cells[1] - cells[0] + 1
-        times, rows, ticks = _read_process(sources, rank.pid, begin_ns, cursor_ns, _THREAD_COLUMNS)
+        parts = list(iter_samples(sources, begin_ns - 1, cursor_ns))
+        times, rows = merge_columns([part.select(part.rows["pid"] == rank.pid) for part in parts], _THREAD_COLUMNS)
         if not len(times):
             return []
-        own = self.affinities.find_thread_cores(rank.host, rank.pid, cursor_ns)
-        process = self.affinities.find_process_cores(rank.host, rank.pid, cursor_ns)
-        order = np.argsort(rows["tid"], kind="stable")  # each one's records together, as they were written
+        ticks = np.unique(np.concatenate([part.times for part in parts]))
+        thread_cores = self.affinities.find_thread_cores(rank.host, rank.pid, cursor_ns)
+        process_cores = self.affinities.find_process_cores(rank.host, rank.pid, cursor_ns)
+        order = np.argsort(rows["tid"], kind="stable")  # by thread, each in order of time
         times, rows = times[order], {name: column[order] for name, column in rows.items()}
         begins = np.flatnonzero(np.diff(rows["tid"], prepend=-1))
         ends = [*begins[1:].tolist(), len(times)]
-        which = np.repeat(np.arange(len(begins)), np.diff(ends, prepend=0))
-        places = np.minimum((times - begin_ns) // cell_ns, count - 1)
-        sums = np.bincount(which * count + places, rows["cores_used"], len(begins) * count).reshape(-1, count)
+        thread_index = np.repeat(np.arange(len(begins)), np.diff(ends, prepend=0))
+        cell = np.minimum((times - begin_ns) // cell_ns, count - 1)
+        sums = np.bincount(thread_index * count + cell, rows["cores_used"], len(begins) * count).reshape(-1, count)
         with np.errstate(invalid="ignore", divide="ignore"):
-            cores = sums / np.bincount((np.unique(ticks) - begin_ns) // cell_ns, minlength=count)
+            cores = sums / np.bincount((ticks - begin_ns) // cell_ns, minlength=count)
         histories = _fill_gaps(np.asarray(cores, np.float64), max(1, round(PIECE_NS / cell_ns)))[:, :-1]
         last_ns = int(ticks.max()) if cursor_ns - ticks.max() < FRESH_NS else -1
-        found = []
+        threads = []
         for history, begin, end in zip(histories, begins.tolist(), ends, strict=True):
-            tid, at = int(rows["tid"][begin]), times[begin:end]
+            tid, thread_times = int(rows["tid"][begin]), times[begin:end]
             ran_on = frozenset(core for core in set(rows["processor"][begin:end].tolist()) if core >= 0)
-            lately = at >= cursor_ns - _WAITING_WINDOW_NS
-            found.append(
+            recent = thread_times >= cursor_ns - _WAITING_WINDOW_NS
+            threads.append(
                 Thread(
                     tid=tid,
                     name=MAIN_NAME if tid == rank.pid else rows["name"][end - 1].decode("utf-8", "replace"),
-                    cores_used=float(rows["cores_used"][end - 1]) if at[-1] == last_ns else 0.0,
-                    waiting_cores=_measure_waiting(rows["wait_ns"][begin:end][lately], at[lately]),
+                    cores_used=float(rows["cores_used"][end - 1]) if thread_times[-1] == last_ns else 0.0,
+                    waiting_cores=_measure_waiting(rows["wait_ns"][begin:end][recent], thread_times[recent]),
                     cores_history=history,
                     ran_on=ran_on,
                     numa_nodes=self.affinities.find_nodes(rank.host, ran_on),
-                    allowed_cores=own.get(tid, process),
+                    allowed_cores=thread_cores.get(tid, process_cores),
                 )
             )
-        return found
+        return threads
 
     def _vote_phases(self, rank: Rank, cells: tuple[int, int], cell_ns: int, cursor_ns: int) -> tuple[str, ...]:
-        """The phase that the rank was in for most of each cell."""
-        count = cells[1] - cells[0]
+        """Return the phase that the rank was in for most of each cell."""
         begins, spans = (self._session.find_source(table, rank.host, rank.pid, cursor_ns) for table in ("begins", "spans"))
-        if begins is None or count <= 0:
-            return ("",) * max(0, count)
-        grain = cell_ns // _VOTES_PER_CELL
-        moments = np.arange(cells[0] * cell_ns + grain // 2, cells[1] * cell_ns, grain)
-        codes = vote_phases(find_innermost(begins, spans, moments, cursor_ns), count)
+        codes = vote_phases(begins, spans, range(*cells), cell_ns, _VOTES_PER_CELL, cursor_ns, None)
         return tuple("" if code < 0 else PHASES[code] for code in codes.tolist())
 
 
-def _read_process(
-    sources: Sequence[Source], pid: int, begin_ns: int, cursor_ns: int, columns: Sequence[str]
-) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]], NDArray[np.int64]]:
-    """(unix ns of each record of a process, columns of those records, times of all): what is known since a moment."""
-    times, ticks = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    found: dict[str, list[NDArray[Any]]] = {name: [] for name in columns}
-    for source in sources:
-        lately = source.array[source.count_until(begin_ns - 1) : source.count_until(cursor_ns)]
-        mine = np.flatnonzero(lately["pid"] == pid)
-        ticks.append(lately["time_ns"] + source.offset_ns)
-        times.append(ticks[-1][mine])
-        for name in columns:
-            found[name].append(lately[name][mine])
-    told = {name: np.concatenate(parts) if parts else np.empty(0) for name, parts in found.items()}
-    return np.concatenate(times), told, np.concatenate(ticks)
-
-
 def _fill_gaps(history: Floats, max_cells: int) -> Floats:
-    """Cells in which no sampler ticked, as ticks are as far apart as so many cells, have what the one before them had."""
+    """Fill cells without a tick from the cell before, up to ``max_cells`` in a row: the distance between ticks."""
     for _ in range(max_cells):
         empty = np.isnan(history[:, 1:]) & ~np.isnan(history[:, :-1])
         history[:, 1:][empty] = history[:, :-1][empty]
@@ -222,14 +203,14 @@ def _fill_gaps(history: Floats, max_cells: int) -> Floats:
 
 
 def _measure_waiting(wait_ns: NDArray[Any], times: NDArray[np.int64]) -> float:
-    """Which share of the time between these records a thread waited for a core; NaN where unknown."""
+    """Return the share of the time between these records in which a thread waited for a core; NaN where unknown."""
     passed = int(times[-1] - times[0]) if len(times) else 0
     return max(0.0, int(wait_ns[-1]) - int(wait_ns[0])) / passed if passed else float("nan")
 
 
 def _group_threads(threads: Sequence[Thread]) -> tuple[ThreadGroup, ...]:
-    """Threads of the same name, or of names that differ in a number at their end, together."""
-    usual = {thread.tid: _compute_mean_cores(thread) for thread in threads}
+    """Group threads by name without a trailing number."""
+    mean_cores = {thread.tid: _compute_mean_cores(thread) for thread in threads}
     families: dict[str, list[Thread]] = {}
     for thread in threads:
         numbered = _NUMBERED.match(thread.name)
@@ -237,53 +218,53 @@ def _group_threads(threads: Sequence[Thread]) -> tuple[ThreadGroup, ...]:
     groups = []
     for family, members in families.items():
         names = {thread.name for thread in members}
-        members.sort(key=lambda thread: (-usual[thread.tid], -_find_last_quarter(thread), thread.tid))
+        members.sort(key=lambda thread: (-mean_cores[thread.tid], -_find_last_quarter(thread), thread.tid))
         groups.append(ThreadGroup(names.pop() if len(names) == 1 else f"{family}*", tuple(members)))
-    return tuple(sorted(groups, key=lambda group: (-sum(usual[thread.tid] for thread in group.threads), group.name)))
+    return tuple(sorted(groups, key=lambda group: (-sum(mean_cores[thread.tid] for thread in group.threads), group.name)))
 
 
 def _compute_mean_cores(thread: Thread) -> float:
-    """Its cores over the whole while, coarsely, so that rows do not change places all the time."""
+    """Return a thread's mean cores, rounded so that rows do not swap all the time."""
     known = thread.cores_history[~np.isnan(thread.cores_history)]
     return round(float(known.sum()) / len(known), 1) if len(known) else 0.0
 
 
 def _find_last_quarter(thread: Thread) -> int:
-    """In which quarter of the while it ran last."""
+    """Return the last quarter of its history in which a thread ran."""
     ran = np.flatnonzero(np.nan_to_num(thread.cores_history) > 0)
     return int(4 * ran[-1] // len(thread.cores_history)) if len(ran) else 0
 
 
 def describe_crowding(ranks: Sequence[Rank], cores: dict[str, int], affinities: Affinities, cursor_ns: int) -> list[str]:
-    """Sentences about threads that are in each other's way: more busy ones than cores, ranks bound to the same cores."""
-    found = []
+    """Return sentences about threads that compete: more busy ones than cores, ranks bound to the same cores."""
+    sentences = []
     for host in dict.fromkeys(rank.host for rank in ranks):
-        mine = [rank for rank in ranks if rank.host == host and rank.alive and rank.rank >= 0]
-        where = f" on {host}" if len({rank.host for rank in ranks}) > 1 else ""
-        found.extend(_describe_overload(mine, cores.get(host, 0), where))
-        found.extend(_describe_sharing(mine, cores.get(host, 0), affinities, cursor_ns, where))
-    return found
+        host_ranks = [rank for rank in ranks if rank.host == host and rank.alive and rank.rank >= 0]
+        place = f" on {host}" if len({rank.host for rank in ranks}) > 1 else ""
+        sentences.extend(_describe_overload(host_ranks, cores.get(host, 0), place))
+        sentences.extend(_describe_sharing(host_ranks, cores.get(host, 0), affinities, cursor_ns, place))
+    return sentences
 
 
-def _describe_overload(ranks: Sequence[Rank], cores: int, where: str) -> list[str]:
+def _describe_overload(ranks: Sequence[Rank], cores: int, place: str) -> list[str]:
     used, waiting = sum(rank.cores_used for rank in ranks), float(np.nansum([rank.waiting_cores for rank in ranks]))
     if not cores or waiting < max(1.0, 0.1 * cores) or used + waiting <= cores:
         return []
-    each = max(1, cores // len(ranks))
+    share = max(1, cores // len(ranks))
     return [
-        f"{used + waiting:.0f} threads want to run on {cores} cores{where}: {waiting:.1f} of them wait."
-        f" OMP_NUM_THREADS={each} would be each rank's share."
+        f"{used + waiting:.0f} threads compete for {cores} cores{place}: {waiting:.1f} of them wait."
+        f" Set OMP_NUM_THREADS={share}, each rank's share."
     ]
 
 
-def _describe_sharing(ranks: Sequence[Rank], cores: int, affinities: Affinities, cursor_ns: int, where: str) -> list[str]:
-    """Ranks that were bound to some of the cores, and partly to the same."""
+def _describe_sharing(ranks: Sequence[Rank], cores: int, affinities: Affinities, cursor_ns: int, place: str) -> list[str]:
+    """Describe ranks that are bound to overlapping parts of the cores."""
     bound = {rank.rank: affinities.find_process_cores(rank.host, rank.pid, cursor_ns) for rank in ranks}
     bound = {rank: allowed for rank, allowed in bound.items() if allowed and len(allowed) < cores}
     taken: dict[int, int] = {}
     for rank, allowed in sorted(bound.items()):
         for core in sorted(allowed):
             if core in taken:
-                return [f"Ranks {taken[core]} and {rank} are bound to the same cores{where}, core {core} among them."]
+                return [f"Ranks {taken[core]} and {rank} are bound to the same cores{place}, including core {core}."]
         taken.update(dict.fromkeys(allowed, rank))
     return []

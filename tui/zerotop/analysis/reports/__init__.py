@@ -1,1 +1,1 @@
-"""Whole recordings: list entries, comparison, exported tables. Nothing here depends on a cursor."""
+"""Reports about whole recordings: summaries for lists, comparisons, memory reports and exported tables."""

@@ -1,17 +1,18 @@
-"""Recordings side by side: how they were set up, how fast each phase was, what they held, what was found."""
+"""Recordings side by side: configuration, time per phase, peak memory and findings."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from zerotop.analysis.annotations import Annotation
-from zerotop.analysis.annotations import find_annotations as find
+from zerotop.analysis.annotations import Annotation, find_annotations
+from zerotop.analysis.engine import read_first_engine
 from zerotop.analysis.live_view import Floats, LiveView, State
-from zerotop.analysis.memory import allocator_settings
+from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.reports.measures import Comparison, Measure, Unit, Value
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
@@ -22,27 +23,26 @@ _ZERO_PREFIX = "zero_optimization."
 
 
 class _Side:
-    """One recording at its end."""
+    """One recording, read up to its end."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.source = RecordingSource(session, memory=True)
         self.view: LiveView = self.source.view_at(None)
-        self.findings: tuple[Annotation, ...] = find(session, self.source.end_ns)
-        self.hello = _find_first(session, events.HELLO)
-        self.engine = _find_first(session, events.ENGINE)
+        self.findings: tuple[Annotation, ...] = find_annotations(session, self.source.end_ns)
+        self.hello = _read_lowest_rank(session, events.HELLO)
+        self.engine = read_first_engine(session)
 
     @property
     def flat_config(self) -> dict[str, str]:
-        """DeepSpeed's effective configuration, a line for each leaf."""
+        """DeepSpeed's effective configuration, one entry per leaf."""
         config = self.engine.get("config")
         return dict(_iter_leaves(config)) if isinstance(config, dict) else {}
 
 
-def _find_first(session: Session, name: str) -> Mapping[str, Any]:
-    """What the lowest rank said first in an event of that name."""
-    found = [event for event in session.events if event.name == name]
-    return min(found, key=lambda event: event.rank).facts if found else {}
+def _read_lowest_rank(session: Session, name: str) -> Mapping[str, Any]:
+    """Return the facts of the lowest rank's first event with that name."""
+    return min(session.events_named(name), key=lambda event: event.rank).facts if session.events_named(name) else {}
 
 
 def _iter_leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -54,7 +54,7 @@ def _iter_leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
 
 
 def compare_sessions(sessions: Sequence[Session], names: Sequence[str] = ()) -> Comparison:
-    """Compares recordings, each up to its end. ``names``: what to call them, by default what they call themselves."""
+    """Compare recordings, each up to its end. ``names``: the column headings [the sessions' names]."""
     sides = [_Side(session) for session in sessions]
     sections = (
         _compare_setup,
@@ -66,17 +66,17 @@ def compare_sessions(sessions: Sequence[Session], names: Sequence[str] = ()) -> 
         _compare_findings,
     )
     measures = [measure for section in sections for measure in section(sides)]
-    told = [measure for measure in measures if any(value is not None for value in measure.values)]
-    return Comparison(tuple(names) or tuple(session.name for session in sessions), tuple(told))
+    recorded = [measure for measure in measures if any(value is not None for value in measure.values)]
+    return Comparison(tuple(names) or tuple(session.name for session in sessions), tuple(recorded))
 
 
 Sides = Sequence[_Side]
 ReadValue = Callable[[_Side], Value]
 
 
-def _build_measures(section: str, unit: Unit, sides: Sides, readers: Iterable[tuple[str, ReadValue]]) -> Iterator[Measure]:
-    for name, look in readers:
-        yield Measure(section, name, unit, tuple(_drop_empty(look(side)) for side in sides))
+def _build_measures(section: str, unit: Unit, sides: Sides, readers: Mapping[str, ReadValue]) -> Iterator[Measure]:
+    for name, read in readers.items():
+        yield Measure(section, name, unit, tuple(_drop_empty(read(side)) for side in sides))
 
 
 def _drop_empty(value: Value) -> Value:
@@ -84,116 +84,108 @@ def _drop_empty(value: Value) -> Value:
 
 
 def _compare_setup(sides: Sides) -> Iterator[Measure]:
-    texts: tuple[tuple[str, ReadValue], ...] = (
-        ("model", lambda side: side.view.job.model),
-        ("ZeRO stage", lambda side: _format_value(side.view.job.zero_stage)),
-        ("optimizer offload", lambda side: side.view.job.offload_optimizer),
-        ("parameter offload", lambda side: side.view.job.offload_parameters),
-        ("data type", lambda side: side.view.job.dtype),
-        ("micro-batch", lambda side: _format_value(side.view.job.micro_batch)),
-        ("accumulation", lambda side: _format_value(side.view.job.gradient_accumulation)),
-        ("ranks", lambda side: _format_value(side.view.job.ranks)),
-        ("checkpointing", lambda side: _format_value(side.engine.get("activation_checkpointing"))),
-        ("optimizer", lambda side: _format_value(side.engine.get("inner_optimizer") or side.engine.get("optimizer"))),
-        ("allocator", _describe_allocator),
-        ("GPUs", _describe_gpus),
-    )
-    yield from _build_measures("Setup", Unit.TEXT, sides, texts[:1])
-    yield from _build_measures("Setup", Unit.COUNT, sides, (("parameters", lambda side: side.view.job.parameters),))
-    yield from _build_measures("Setup", Unit.TEXT, sides, texts[1:])
+    facts = {
+        "ZeRO stage": "zero_stage",
+        "optimizer offload": "offload_optimizer",
+        "parameter offload": "offload_parameters",
+        "data type": "dtype",
+        "micro-batch": "micro_batch",
+        "accumulation": "gradient_accumulation",
+        "ranks": "world_size",
+        "checkpointing": "activation_checkpointing",
+    }
+    yield from _build_measures("Setup", Unit.TEXT, sides, {"model": lambda side: side.engine.get("model")})
+    yield from _build_measures("Setup", Unit.COUNT, sides, {"parameters": lambda side: side.engine.get("parameters")})
+    for name, fact in facts.items():
+        yield Measure("Setup", name, Unit.TEXT, tuple(_format_value(side.engine.get(fact)) for side in sides))
+    others: dict[str, ReadValue] = {
+        "optimizer": lambda side: _format_value(side.engine.get("inner_optimizer") or side.engine.get("optimizer")),
+        "allocator": _describe_allocator,
+        "GPUs": _describe_gpus,
+    }
+    yield from _build_measures("Setup", Unit.TEXT, sides, others)
 
 
 def _compare_arguments(sides: Sides) -> Iterator[Measure]:
-    """The script's own options, those that differ."""
-    found = [_parse_options(side) for side in sides]
-    for name in dict.fromkeys(name for options in found for name in options):
-        measure = Measure("Arguments", name, Unit.TEXT, tuple(options.get(name) for options in found))
+    """Compare the script's own options; yield those that differ."""
+    by_side = [_parse_options(side) for side in sides]
+    for name in dict.fromkeys(name for options in by_side for name in options):
+        measure = Measure("Arguments", name, Unit.TEXT, tuple(options.get(name) for options in by_side))
         if measure.is_different:
             yield measure
 
 
 def _parse_options(side: _Side) -> dict[str, str]:
-    """Each with its value, "yes" where it has none; what stands alone has its place for a name."""
+    """Return options and their values, "yes" for a flag; a positional argument is named after its position."""
     options: dict[str, str] = {}
     last = ""
-    for place, word in enumerate(map(str, side.hello.get("arguments") or ())):
+    for position, word in enumerate(map(str, side.hello.get("arguments") or ())):
         if word.startswith("-"):
             name, _, value = word.partition("=")
             options[name], last = value or "yes", "" if value else name
         elif last:
             options[last], last = word, ""
         else:
-            options[f"argument {place}" if place else "script"] = word
+            options[f"argument {position}" if position else "script"] = word
     return options
 
 
 def _format_value(value: object) -> str | None:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return None if value is None else str(value)
+    return None if value in (None, "") else str(value)
 
 
 def _describe_allocator(side: _Side) -> str | None:
-    """What PyTorch's CUDA allocator was told; nothing where there is no GPU."""
+    """Return the settings of PyTorch's CUDA allocator; None without a GPU."""
     if not side.view.gpus:
         return None
-    environment = {str(key): str(value) for key, value in (side.hello.get("environment") or {}).items()}
-    return allocator_settings.parse_settings(environment, str(side.hello.get("torch"))).text or "default"
+    return read_settings(side.hello).text or "default"
 
 
-def _describe_gpus(side: _Side) -> str | None:
-    kinds: dict[str, int] = {}
-    for gpu in side.view.gpus:
-        kinds[gpu.name] = kinds.get(gpu.name, 0) + 1
-    return ", ".join(f"{count} {name}" for name, count in kinds.items()) or "none"
+def _describe_gpus(side: _Side) -> str:
+    counts = Counter(gpu.name for gpu in side.view.gpus)
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
 
 
 def _compare_settings(sides: Sides) -> Iterator[Measure]:
-    """Only what differs: there are a hundred settings. Of a part that one of them does not have, only that."""
+    """Compare DeepSpeed's settings; yield those that differ, and one row for a section that a recording lacks."""
     configs = [side.flat_config for side in sides]
     if not all(configs):
         return
-    parts = [{name.rpartition(".")[0] for name in config} for config in configs]
-    told = set()
+    sections_by_side = [{name.rpartition(".")[0] for name in config} for config in configs]
+    yielded = set()
     for name in sorted({name for config in configs for name in config}):
-        part = name.rpartition(".")[0]
-        lacking = any(part not in known for known in parts)
-        values = tuple(("set" if part in known else None) for known in parts) if lacking else _read_setting(configs, name)
-        measure = Measure("DeepSpeed settings", (part if lacking else name).removeprefix(_ZERO_PREFIX), Unit.TEXT, values)
-        if measure.is_different and measure.name not in told:
-            told.add(measure.name)
+        section = name.rpartition(".")[0]
+        values: tuple[Value, ...] = tuple(config.get(name) for config in configs)
+        if any(section not in sections for sections in sections_by_side):
+            name, values = section, tuple("set" if section in sections else None for sections in sections_by_side)
+        measure = Measure("DeepSpeed settings", name.removeprefix(_ZERO_PREFIX), Unit.TEXT, values)
+        if measure.is_different and measure.name not in yielded:
+            yielded.add(measure.name)
             yield measure
-
-
-def _read_setting(configs: Iterable[Mapping[str, str]], name: str) -> tuple[Value, ...]:
-    return tuple(config.get(name) for config in configs)
 
 
 def _compare_versions(sides: Sides) -> Iterator[Measure]:
     for name in ("python", "torch", "deepspeed", "transformers", "accelerate"):
-        values = tuple(_drop_empty(_format_value(side.hello.get(name))) for side in sides)
-        yield Measure("Versions", name, Unit.TEXT, values)
-    looks: tuple[tuple[str, ReadValue], ...] = (
-        ("driver", lambda side: _format_value(_find_first(side.session, events.NODE).get("driver"))),
-    )
-    yield from _build_measures("Versions", Unit.TEXT, sides, looks)
+        yield Measure("Versions", name, Unit.TEXT, tuple(_format_value(side.hello.get(name)) for side in sides))
+    drivers = (_read_lowest_rank(side.session, events.NODE).get("driver") for side in sides)
+    yield Measure("Versions", "driver", Unit.TEXT, tuple(map(_format_value, drivers)))
 
 
 def _compare_times(sides: Sides) -> Iterator[Measure]:
     section = "Time, median of all iterations"
-    looks: tuple[tuple[str, ReadValue], ...] = (
-        ("iteration", lambda side: _compute_median(side.view.iterations.iteration_s)),
-    )
-    yield from _build_measures(section, Unit.SECONDS, sides, looks)
+    times: dict[str, ReadValue] = {"iteration": lambda side: _compute_median(side.view.iterations.iteration_s)}
+    yield from _build_measures(section, Unit.SECONDS, sides, times)
     for phase in ("data", "forward", "backward", "step", "other"):
         medians = tuple(_drop_empty(_compute_median(side.view.iterations.phase_s.get(phase))) for side in sides)
         yield Measure(section, f"  {phase}", Unit.SECONDS, medians)
-    yield from _build_measures(section, Unit.SECONDS, sides, (("slowest iteration", _find_slowest),))
-    yield from _build_measures(section, Unit.RATE, sides, (("tokens", _measure_token_rate),))
-    counts: tuple[tuple[str, ReadValue], ...] = (
-        ("steps", lambda side: side.view.progress.finished_steps),
-        ("skipped", lambda side: side.view.progress.skipped_steps),
-    )
+    yield from _build_measures(section, Unit.SECONDS, sides, {"slowest iteration": _find_slowest})
+    yield from _build_measures(section, Unit.RATE, sides, {"tokens": _measure_token_rate})
+    counts: dict[str, ReadValue] = {
+        "steps": lambda side: side.view.progress.finished_steps,
+        "skipped": lambda side: side.view.progress.skipped_steps,
+    }
     yield from _build_measures(section, Unit.COUNT, sides, counts)
 
 
@@ -207,58 +199,56 @@ def _find_slowest(side: _Side) -> float | None:
 
 
 def _measure_token_rate(side: _Side) -> float | None:
-    """Of all ranks, over all iterations."""
+    """Return tokens per second of all ranks over all iterations."""
     seconds = float(side.view.iterations.iteration_s.sum())
     tokens = sum(int(np.maximum(process.step_rows["tokens"], 0).sum()) for process in side.source.rank_steps)
     return tokens / seconds if tokens and seconds > 0 else None
 
 
 def _compare_memory(sides: Sides) -> Iterator[Measure]:
-    """Peaks of each GPU, or where there are many of the one that held most; then of the processes."""
+    """Compare the peaks of each GPU, or of the fullest where there are many, and of the processes."""
     section = "Peak memory"
-    most = max(len(side.view.gpus) for side in sides)
-    for column, word in (("allocated_peak_bytes", "allocated"), ("reserved_peak_bytes", "reserved")):
+    count = max(len(side.view.gpus) for side in sides)
+    for column, label in (("allocated_peak_bytes", "allocated"), ("reserved_peak_bytes", "reserved")):
         by_side = [[getattr(gpu, column) for gpu in side.view.gpus] for side in sides]
-        if most > _MAX_GPUS:
+        if count > _MAX_GPUS:
             highest = tuple(max((size for size in sizes if size is not None), default=None) for sizes in by_side)
-            yield Measure(section, f"fullest GPU, {word}", Unit.BYTES, highest)
+            yield Measure(section, f"fullest GPU, {label}", Unit.BYTES, highest)
             continue
-        for place in range(most):
-            values = tuple(sizes[place] if place < len(sizes) else None for sizes in by_side)
-            yield Measure(section, f"GPU {place}, {word}", Unit.BYTES, values)
-    looks: tuple[tuple[str, ReadValue], ...] = (
-        ("process on its GPU, by NVML", lambda side: _find_highest(side, "nvml_process_bytes")),
-        ("host RSS of a rank", lambda side: max((rank.rss_peak_bytes for rank in side.view.ranks), default=None)),
-        ("host RSS of all ranks", lambda side: sum(rank.rss_peak_bytes for rank in side.view.ranks) or None),
-    )
-    yield from _build_measures(section, Unit.BYTES, sides, looks)
+        for index in range(count):
+            values = tuple(sizes[index] if index < len(sizes) else None for sizes in by_side)
+            yield Measure(section, f"GPU {index}, {label}", Unit.BYTES, values)
+    readers: dict[str, ReadValue] = {
+        "process on its GPU, by NVML": lambda side: _find_highest(side, "nvml_process_bytes"),
+        "host RSS of a rank": lambda side: max((rank.rss_peak_bytes for rank in side.view.ranks), default=None),
+        "host RSS of all ranks": lambda side: sum(rank.rss_peak_bytes for rank in side.view.ranks) or None,
+    }
+    yield from _build_measures(section, Unit.BYTES, sides, readers)
 
 
 def _find_highest(side: _Side, column: str) -> int | None:
-    found = [int(process.step_rows[column].max()) for process in side.source.rank_steps if len(process.step_rows)]
-    return max((size for size in found if size > 0), default=None)
+    sizes = [int(process.step_rows[column].max()) for process in side.source.rank_steps if len(process.step_rows)]
+    return max((size for size in sizes if size > 0), default=None)
 
 
 def _compare_findings(sides: Sides) -> Iterator[Measure]:
-    """How it ended, and for each finding where it was first."""
-    yield Measure("What happened", "end", Unit.TEXT, tuple(map(_describe_end, sides)))
-    names = dict.fromkeys(finding.name for side in sides for finding in side.findings)
-    for name in names:
-        yield Measure(
-            "What happened", name.replace("_", " "), Unit.TEXT, tuple(_describe_finding(side, name) for side in sides)
-        )
+    """Compare how the jobs ended and, for each finding, the step of its first occurrence."""
+    section = "What happened"
+    yield Measure(section, "end", Unit.TEXT, tuple(map(_describe_end, sides)))
+    for name in dict.fromkeys(finding.name for side in sides for finding in side.findings):
+        steps = tuple(_describe_occurrences([one for one in side.findings if one.name == name]) for side in sides)
+        yield Measure(section, name.replace("_", " "), Unit.TEXT, steps)
 
 
 def _describe_end(side: _Side) -> str:
     job = side.view.job
     if job.state is State.ENDED:
         return "ended" if job.exit_code is None else f"exit code {job.exit_code}"
-    return {State.LOST: "nobody saw it", State.DETACHED: "detached from"}.get(job.state, "it runs")
+    return {State.LOST: "unknown", State.DETACHED: "detached"}.get(job.state, "running")
 
 
-def _describe_finding(side: _Side, name: str) -> str | None:
-    found = [finding for finding in side.findings if finding.name == name]
-    if not found:
+def _describe_occurrences(findings: Sequence[Annotation]) -> str | None:
+    if not findings:
         return None
-    where = "yes" if found[0].step is None else f"step {found[0].step}"
-    return where if len(found) == 1 else f"{where} and {len(found) - 1} more"
+    first = "yes" if findings[0].step is None else f"step {findings[0].step}"
+    return first if len(findings) == 1 else f"{first} and {len(findings) - 1} more"

@@ -1,7 +1,9 @@
-"""A recording's tables as data frames, a batch at a time, units in the names of the columns.
+"""The exported tables as data frames, in batches, with units in the column names.
 
-Times become unix nanoseconds, codes become names, and what is unknown is null. Rows stand writer by writer, each writer's as
-recorded; events in order of time.
+Times become unix nanoseconds, codes become names, unknown values become null. Rows are grouped by writer, in the order in
+which they were recorded; events are ordered by time.
+
+A table of ``recording.tables`` is exported unless ``_NOT_EXPORTED`` names it; ``_COMPUTED`` builds all others.
 """
 
 from __future__ import annotations
@@ -15,48 +17,46 @@ import numpy as np
 import polars
 from numpy.typing import NDArray
 
-from zerotop.analysis.annotations import Annotation
-from zerotop.analysis.annotations import find_annotations as annotations_of
-from zerotop.analysis.steps.optimizer_phases import PARTS_DTYPE, read_step_parts
+from zerotop.analysis.annotations import find_annotations
+from zerotop.analysis.steps.optimizer_phases import read_step_parts
 from zerotop.analysis.steps.step_table import STEP_DTYPE, read_rank_steps
-from zerotop.session.reader import Event, Session
+from zerotop.session.reader import Session
 from zerotop_probe.recording import tables
 
 BATCH_ROWS = 100_000
 
-# Written by the ranks themselves: the writer's rank is a column. (Records of processes have their own.)
+_NOT_EXPORTED = ("begins", "history", "output")
+# Tables that ranks write: the writer's rank becomes a column.
 _RANK_TABLES = ("spans", "allocator", "device_times", "probe")
 _TIME_COLUMNS = {"time_ns": "time_unix_ns", "begin_ns": "begin_unix_ns", "end_ns": "end_unix_ns"}
 _FLAG_BITS = {"boundary": tables.BOUNDARY, "skipped": tables.SKIPPED, "eval": tables.EVAL, "failed": tables.FAILED}
 _CODE_NAMES = {"phase": tables.PHASES, "edge": ("tick", "begin", "end")}
-# Where -1 is no want of knowledge: a process of rank -1 is a launcher.
-_KNOWN_MINUS_ONE = (("processes", "rank"),)
-_EVENT_SCHEMA = {
-    "time_unix_ns": polars.Int64,
-    "event": polars.String,
-    "rank": polars.Int32,
-    "host": polars.String,
-    "pid": polars.Int64,
-    "facts": polars.String,
+Columns = dict[str, tuple[type[polars.DataType], Callable[[Any], Any]]]
+_EVENT_COLUMNS: Columns = {
+    "time_unix_ns": (polars.Int64, lambda event: event.unix_ns),
+    "event": (polars.String, lambda event: event.name),
+    "rank": (polars.Int32, lambda event: event.rank if event.rank >= 0 else None),
+    "host": (polars.String, lambda event: event.host),
+    "pid": (polars.Int64, lambda event: event.pid),
+    "facts": (polars.String, lambda event: _format_json(event.facts)),
 }
-
-_ANNOTATION_SCHEMA = {
-    "known_unix_ns": polars.Int64,
-    "begin_unix_ns": polars.Int64,
-    "end_unix_ns": polars.Int64,
-    "step": polars.Int64,
-    "annotation": polars.String,
-    "severity": polars.String,
-    "confidence_percent": polars.Float64,
-    "ranks": polars.String,
-    "sentence": polars.String,
-    "advice": polars.String,
-    "evidence": polars.String,
+_ANNOTATION_COLUMNS: Columns = {
+    "known_unix_ns": (polars.Int64, lambda finding: finding.known_ns),
+    "begin_unix_ns": (polars.Int64, lambda finding: finding.begin_ns),
+    "end_unix_ns": (polars.Int64, lambda finding: finding.end_ns),
+    "step": (polars.Int64, lambda finding: finding.step),
+    "annotation": (polars.String, lambda finding: finding.name),
+    "severity": (polars.String, lambda finding: finding.severity.value),
+    "confidence_percent": (polars.Float64, lambda finding: 100 * finding.confidence),
+    "ranks": (polars.String, lambda finding: " ".join(map(str, finding.ranks))),
+    "sentence": (polars.String, lambda finding: finding.sentence),
+    "advice": (polars.String, lambda finding: finding.advice),
+    "evidence": (polars.String, lambda finding: _format_json(dict(finding.evidence))),
 }
 
 
 class Writer(NamedTuple):
-    """What is the same in all records of one file."""
+    """The columns that are the same in all records of a file."""
 
     rank: int
     host: str
@@ -65,53 +65,69 @@ class Writer(NamedTuple):
 
 TextFilter = Callable[[str], str]
 Rows = NDArray[Any]
+FrameBuilder = Callable[[Session, TextFilter], Iterator[polars.DataFrame]]
 
 
 def build_frames(session: Session, table: str, text: TextFilter) -> Iterator[polars.DataFrame]:
-    """``steps``, ``step_parts``, ``events``, ``annotations`` or a table of records.
+    """Yield a table of ``TABLES`` as at least one frame: an empty table has columns too. ``text`` escapes every text."""
+    build = _COMPUTED.get(table)
+    return build(session, text) if build is not None else _iter_recorded(session, tables.TABLES[table], text)
 
-    At least one frame: an empty table has columns too.
-    ``text`` makes what is safe to write of every text.
-    """
-    if table == "annotations":
-        yield _build_annotations(annotations_of(session, session.end_ns), text)
-    elif table == "events":
-        yield from (_build_events(batch, text) for batch in _iter_batches(session.events))
-    elif table == "steps":
-        yield _build_steps(np.empty(0, STEP_DTYPE))
-        yield from (_build_steps(batch) for rows in read_rank_steps(session) for batch in _iter_batches(rows))
-    elif table == "step_parts":
-        yield from (_build_parts(batch) for batch in _iter_batches(read_step_parts(session)))
-    else:
-        layout = tables.TABLES[table]
-        empty = np.empty(0, [(field.name, field.dtype) for field in layout.fields])
-        yield _build_records(layout, empty, Writer(-1, "", 0), text)
-        for source in sorted(session.sources[table], key=lambda source: (source.rank, source.host, source.created_ns)):
-            who = Writer(source.rank, text(_clean_text(source.host)), source.offset_ns)
-            yield from (_build_records(layout, batch, who, text) for batch in _iter_batches(source.array))
-            source.release_memory()
+
+def _iter_recorded(session: Session, layout: tables.Table, text: TextFilter) -> Iterator[polars.DataFrame]:
+    empty = np.empty(0, [(field.name, field.dtype) for field in layout.fields])
+    yield _build_records(layout, empty, Writer(-1, "", 0), text)
+    for source in sorted(session.sources[layout.name], key=lambda source: (source.rank, source.host, source.created_ns)):
+        writer = Writer(source.rank, text(_clean_text(source.host)), source.offset_ns)
+        yield from (_build_records(layout, batch, writer, text) for batch in _iter_batches(source.array))
+        source.release_memory()
+
+
+def _iter_steps(session: Session, text: TextFilter) -> Iterator[polars.DataFrame]:
+    yield _build_steps(np.empty(0, STEP_DTYPE))
+    yield from (_build_steps(batch) for rows in read_rank_steps(session) for batch in _iter_batches(rows))
+
+
+def _iter_step_parts(session: Session, text: TextFilter) -> Iterator[polars.DataFrame]:
+    return (_build_numeric(batch) for batch in _iter_batches(read_step_parts(session)))
+
+
+def _iter_events(session: Session, text: TextFilter) -> Iterator[polars.DataFrame]:
+    return (_build_objects(batch, _EVENT_COLUMNS, text) for batch in _iter_batches(session.events))
+
+
+def _iter_annotations(session: Session, text: TextFilter) -> Iterator[polars.DataFrame]:
+    yield _build_objects(find_annotations(session, session.end_ns), _ANNOTATION_COLUMNS, text)
+
+
+_COMPUTED: dict[str, FrameBuilder] = {
+    "steps": _iter_steps,
+    "step_parts": _iter_step_parts,
+    "events": _iter_events,
+    "annotations": _iter_annotations,
+}
+TABLES = (*_COMPUTED, *(name for name in tables.TABLES if name not in _NOT_EXPORTED))
+"""The names of all exported tables."""
 
 
 def _iter_batches(rows: Any) -> Iterator[Any]:
     return (rows[begin : begin + BATCH_ROWS] for begin in range(0, max(1, len(rows)), BATCH_ROWS))
 
 
+def _build_numeric(rows: Rows) -> polars.DataFrame:
+    return polars.DataFrame({name: _build_numbers(rows[name]) for name in rows.dtype.names or ()})
+
+
 def _build_steps(rows: Rows) -> polars.DataFrame:
-    frame = polars.DataFrame({name: _build_numbers(rows[name]) for name in STEP_DTYPE.names or ()})
-    return frame.insert_column(2, polars.Series("begin_unix_s", rows["begin_unix_ns"] / 1e9))
-
-
-def _build_parts(rows: Rows) -> polars.DataFrame:
-    return polars.DataFrame({name: _build_numbers(rows[name]) for name in PARTS_DTYPE.names or ()})
+    return _build_numeric(rows).insert_column(2, polars.Series("begin_unix_s", rows["begin_unix_ns"] / 1e9))
 
 
 def _build_records(layout: tables.Table, rows: Rows, writer: Writer, text: TextFilter) -> polars.DataFrame:
-    """Some records of one writer, as columns."""
     columns: dict[str, polars.Series] = {}
     if layout.name in _RANK_TABLES:
         columns["rank"] = _repeat_value(writer.rank if writer.rank >= 0 else None, polars.Int32, len(rows))
-    elif (layout.name, "rank") in _KNOWN_MINUS_ONE:
-        columns["rank"] = polars.Series(rows["rank"])
+    elif layout is tables.PROCESSES:
+        columns["rank"] = polars.Series(rows["rank"])  # -1 is a value: the rank of a launcher
     columns["host"] = _repeat_value(writer.host, polars.String, len(rows))
     for field in layout.fields:
         if field.since and field.name not in (rows.dtype.names or ()):
@@ -122,7 +138,7 @@ def _build_records(layout: tables.Table, rows: Rows, writer: Writer, text: TextF
 
 
 def _find_dtype(field: tables.Field) -> type[polars.DataType]:
-    """The type of a column that an older recording lacks."""
+    """Return the type of a column that an older recording lacks."""
     return type(polars.Series(np.empty(0, field.dtype)).dtype)
 
 
@@ -131,7 +147,7 @@ def _repeat_value(value: Any, kind: type[polars.DataType], count: int) -> polars
 
 
 def _build_columns(name: str, rows: Rows, offset_ns: int, text: TextFilter) -> dict[str, polars.Series]:
-    """What a field becomes, by name."""
+    """Return the columns that a field becomes."""
     values = rows[name]
     if name == "flags":
         return {flag: polars.Series(values & bit != 0) for flag, bit in _FLAG_BITS.items()}
@@ -144,7 +160,7 @@ def _build_columns(name: str, rows: Rows, offset_ns: int, text: TextFilter) -> d
 
 
 def _build_numbers(values: Rows) -> polars.Series:
-    """One field, null where it is NaN or UNKNOWN."""
+    """Return a column that is null where the values are NaN or UNKNOWN."""
     series = polars.Series(np.ascontiguousarray(values))
     if values.dtype.kind == "f":
         return series.fill_nan(None)
@@ -153,52 +169,33 @@ def _build_numbers(values: Rows) -> polars.Series:
 
 
 def _decode_texts(values: Rows, text: TextFilter) -> polars.Series:
-    """One field of bytes; there are few different ones."""
     listed = values.tolist()
-    words = {value: text(_clean_text(value)) for value in set(listed)}
-    return polars.Series([words[value] for value in listed], dtype=polars.String)
+    decoded = {value: text(_clean_text(value)) for value in set(listed)}  # few distinct values
+    return polars.Series([decoded[value] for value in listed], dtype=polars.String)
 
 
 def _name_codes(codes: Rows, names: Sequence[str]) -> polars.Series:
-    """Codes as names; null for a code that only a newer version knows."""
+    """Return codes as names; null for a code that only a newer version defines."""
     series = polars.Series(codes.astype(np.uint32))
-    strange = series >= len(names)
-    if strange.any():
-        series = series.set(strange, None)
+    is_unknown = series >= len(names)
+    if is_unknown.any():
+        series = series.set(is_unknown, None)
     return polars.Series(names, dtype=polars.Enum(names)).gather(series)
 
 
-def _build_events(events: Sequence[Event], text: TextFilter) -> polars.DataFrame:
-    columns = {
-        "time_unix_ns": [event.unix_ns for event in events],
-        "event": [text(_clean_text(event.name)) for event in events],
-        "rank": [event.rank if event.rank >= 0 else None for event in events],
-        "host": [text(_clean_text(event.host)) for event in events],
-        "pid": [event.pid for event in events],
-        "facts": [text(_format_json(event.facts)) for event in events],
-    }
-    return polars.DataFrame(columns, schema=_EVENT_SCHEMA)
+def _build_objects(items: Sequence[Any], columns: Columns, text: TextFilter) -> polars.DataFrame:
+    """Return a row for each event or finding."""
 
+    def read_column(dtype: type[polars.DataType], read: Callable[[Any], Any]) -> polars.Series:
+        values = map(read, items)
+        cells = [text(_clean_text(value)) for value in values] if dtype is polars.String else list(values)
+        return polars.Series(cells, dtype=dtype)
 
-def _build_annotations(found: Sequence[Annotation], text: TextFilter) -> polars.DataFrame:
-    columns = {
-        "known_unix_ns": [finding.known_ns for finding in found],
-        "begin_unix_ns": [finding.begin_ns for finding in found],
-        "end_unix_ns": [finding.end_ns for finding in found],
-        "step": [finding.step for finding in found],
-        "annotation": [finding.name for finding in found],
-        "severity": [finding.severity.value for finding in found],
-        "confidence_percent": [100 * finding.confidence for finding in found],
-        "ranks": [" ".join(str(rank) for rank in finding.ranks) for finding in found],
-        "sentence": [text(_clean_text(finding.sentence)) for finding in found],
-        "advice": [text(_clean_text(finding.advice)) for finding in found],
-        "evidence": [text(_format_json(dict(finding.evidence))) for finding in found],
-    }
-    return polars.DataFrame(columns, schema=_ANNOTATION_SCHEMA)
+    return polars.DataFrame({name: read_column(*column) for name, column in columns.items()})
 
 
 def _clean_text(value: str | bytes) -> str:
-    """Text that can be written as UTF-8, whatever was recorded."""
+    """Replace what cannot be written as UTF-8."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return value.encode(errors="replace").decode()
@@ -212,7 +209,7 @@ def _format_json(facts: dict[str, Any]) -> str:
 
 
 def _replace_nonfinite(value: Any) -> Any:
-    """``value`` with null for the numbers that JSON does not have."""
+    """Replace NaN and infinities, which JSON lacks, with None."""
     if isinstance(value, dict):
         return {key: _replace_nonfinite(inner) for key, inner in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The values of several recordings side by side."""
+"""The rows of a comparison: one measure of several recordings."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from enum import Enum
 
 Value = str | int | float | None
 
-# Below this two runs of the same job differ too.
+# Two runs of the same job differ by up to this share.
 NOISE = 0.05
 
 
 class Unit(Enum):
-    """What a value is; in it, as everywhere in data."""
+    """The unit of a measure's values."""
 
     TEXT = "text"
     COUNT = "count"
@@ -24,7 +24,7 @@ class Unit(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One row: the same thing of each recording; None where it was not recorded."""
+    """One row, with a value per recording; None where it was not recorded."""
 
     section: str
     name: str
@@ -33,28 +33,28 @@ class Measure:
 
     @property
     def is_different(self) -> bool:
-        """Whether they are not all the same; of what was measured, by more than noise."""
+        """Whether the values differ; measurements have to differ by more than ``NOISE``."""
         if self.unit in (Unit.TEXT, Unit.COUNT) or None in self.values:
             return len(set(self.values)) > 1
         numbers = [float(value) for value in self.values if value is not None]
         return max(numbers) - min(numbers) > NOISE * max(map(abs, numbers))
 
-    def compute_factor(self, place: int) -> float:
-        """How many times the first recording's value this one's is; NaN where that says nothing."""
-        first, this = self.values[0], self.values[place]
-        if self.unit in (Unit.TEXT, Unit.COUNT) or not isinstance(this, int | float):
+    def compute_factor(self, index: int) -> float:
+        """Return a recording's value divided by the first recording's; NaN where that is undefined."""
+        first, value = self.values[0], self.values[index]
+        if self.unit in (Unit.TEXT, Unit.COUNT) or not isinstance(value, int | float):
             return math.nan
-        return this / first if isinstance(first, int | float) and first else math.nan
+        return value / first if isinstance(first, int | float) and first else math.nan
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Rows by section, in the order in which they are to be read."""
+    """Recordings side by side: rows grouped by section, in reading order."""
 
     names: tuple[str, ...]
     measures: tuple[Measure, ...]
 
     @property
     def different_measures(self) -> tuple[Measure, ...]:
-        """Those rows in which the recordings differ."""
+        """The rows in which the recordings differ."""
         return tuple(measure for measure in self.measures if measure.is_different)

@@ -1,4 +1,4 @@
-"""All recordings in one place, each in a line. What was found out about one is kept until it changes."""
+"""All recordings in a folder with their summaries, cached until a recording changes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from zerotop.session.headers import DAMAGE_ERRORS
 from zerotop.session.quick_read import Stamp, open_glimpse, read_stamp
 from zerotop.session.reader import SessionError
 
-CACHE_VERSION = 2
-"""Raised when an overview says something else than before."""
+CACHE_VERSION = 3
+"""Increased whenever the content of an overview changes."""
 
-# Silence after which a recording whose end nobody saw counts as ended, as in the reader.
+# Without a recorded end, a recording counts as ended after this silence, as in the reader.
 _LIVE_NS = 5_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One recording in the list; ``about`` is None until it was looked into."""
+    """A recording in the list; ``overview`` is None until it has been read."""
 
     path: Path
     is_packed: bool
@@ -36,85 +36,82 @@ class Recording:
 
     @property
     def name(self) -> str:
-        """What its file is called, which is what other commands take."""
+        """The file name, which commands accept as SESSION."""
         return self.path.name
 
     @property
     def begin_ns(self) -> int:
-        """When it was made; until that is known, when it was last changed."""
+        """When the recording began; before it has been read, when the file last changed."""
         return self.overview.begin_ns if self.overview is not None and self.overview.begin_ns else self.stamp.changed_ns
 
     @property
     def duration_s(self) -> float:
-        """How long it is."""
+        """The duration in seconds; NaN before it has been read."""
         return self.overview.seconds if self.overview is not None else float("nan")
 
 
 class Overviews:
-    """The recordings of a folder, newest first. Reads nothing in :meth:`look`, and one of them in :meth:`read_next`."""
+    """The recordings of a folder, newest first. :meth:`list_recordings` opens none, :meth:`read_next` opens one."""
 
-    def __init__(self, root: Path, cache: Path | None, job_runs: Callable[[Path], bool]) -> None:
-        """``cache`` is where to keep what was found out; ``job_runs`` says of a session whether its job does, here."""
+    def __init__(self, root: Path, cache: Path | None, is_job_running: Callable[[Path], bool]) -> None:
+        """``cache``: file that keeps the summaries; ``is_job_running``: whether a session's job runs on this machine."""
         self._root = root
         self._cache = cache
-        self._is_job_running = job_runs
+        self._is_job_running = is_job_running
         self._known_overviews = _load_cache(cache) if cache is not None else {}
         self._saved_overviews = dict(self._known_overviews)
-        self._ended_recordings: set[tuple[Path, Stamp]] = set()  # recordings whose job was found to be over, unseen
+        self._ended_recordings: set[tuple[Path, Stamp]] = set()  # without a recorded end, but their job is gone
         self.recordings: tuple[Recording, ...] = ()
 
     def list_recordings(self) -> tuple[Recording, ...]:
-        """Lists what there is now."""
-        found = [
-            recording for path in catalog.list_sessions(self._root) if (recording := self._build_recording(path)) is not None
-        ]
-        self.recordings = tuple(sorted(found, key=lambda recording: recording.begin_ns, reverse=True))
+        """List the folder without opening a recording."""
+        recordings = filter(None, map(self._build_recording, catalog.list_sessions(self._root)))
+        self.recordings = tuple(sorted(recordings, key=lambda recording: recording.begin_ns, reverse=True))
         return self.recordings
 
     def _build_recording(self, path: Path) -> Recording | None:
         try:
-            now = read_stamp(path)
-        except OSError:  # it was deleted under us
+            stamp = read_stamp(path)
+        except OSError:  # deleted meanwhile
             return None
-        key = str(path)
         packed = not path.is_dir()
-        before, about = self._known_overviews.get(key, (None, None))
-        # One that grows is shown as it was last seen until it is looked into again.
-        live = not packed and self._is_live(path, now, about if before == now else None)
-        return Recording(path, packed, now, live, about if before == now or live else None)
+        cached_stamp, overview = self._known_overviews.get(str(path), (None, None))
+        live = not packed and self._is_live(path, stamp, overview if cached_stamp == stamp else None)
+        # A growing recording keeps its previous summary until it is read again.
+        return Recording(path, packed, stamp, live, overview if cached_stamp == stamp or live else None)
 
-    def _is_live(self, path: Path, now: Stamp, about: Overview | None) -> bool:
-        if about is not None and (about.over or about.problem):
+    def _is_live(self, path: Path, stamp: Stamp, overview: Overview | None) -> bool:
+        if overview is not None and (overview.over or overview.problem):
             return False
-        written_ns = now.changed_ns if about is None else about.end_ns
+        written_ns = stamp.changed_ns if overview is None else overview.end_ns
         if time.time_ns() - written_ns < _LIVE_NS:
             return True
-        # A job that has ended does not begin again; whoever goes on recording writes.
-        if (path, now) in self._ended_recordings:
+        # An ended job does not start again without a change to the recording.
+        if (path, stamp) in self._ended_recordings:
             return False
-        runs = self._is_job_running(path)
-        if not runs:
-            self._ended_recordings.add((path, now))
-        return runs
+        is_running = self._is_job_running(path)
+        if not is_running:
+            self._ended_recordings.add((path, stamp))
+        return is_running
 
     def read_next(self) -> Recording | None:
-        """Looks into the newest one that has changed since; None when there is none."""
+        """Read the newest changed recording and return it; None if all summaries are up to date."""
         for recording in self.recordings:
             if self._known_overviews.get(str(recording.path), (None,))[0] != recording.stamp:
                 return self._read_recording(recording)
         return None
 
     def _read_recording(self, recording: Recording) -> Recording:
-        about = read_overview(recording.path)
-        self._known_overviews[str(recording.path)] = (recording.stamp, about)
-        live = recording.is_live and self._is_live(recording.path, recording.stamp, about)
-        fresh = replace(recording, overview=about, is_live=live)
+        overview = read_overview(recording.path)
+        self._known_overviews[str(recording.path)] = (recording.stamp, overview)
+        live = recording.is_live and self._is_live(recording.path, recording.stamp, overview)
+        updated = replace(recording, overview=overview, is_live=live)
         others = [other for other in self.recordings if other.path != recording.path]
-        self.recordings = tuple(sorted([*others, fresh], key=lambda each: each.begin_ns, reverse=True))
-        return fresh
+        self.recordings = tuple(sorted([*others, updated], key=lambda other: other.begin_ns, reverse=True))
+        return updated
 
     def read_all(self) -> tuple[Recording, ...]:
-        """Lists what there is, and looks into all that has changed."""
+        """List the folder and read all changed recordings."""
         self.list_recordings()
         while self.read_next() is not None:
             pass
@@ -122,15 +119,15 @@ class Overviews:
         return self.recordings
 
     def save_cache(self) -> None:
-        """Keeps what was found out. Where that cannot be written it is found out again."""
-        here = {str(recording.path) for recording in self.recordings}
-        known = {key: value for key, value in self._known_overviews.items() if key in here}
+        """Write the summaries to the cache; if that fails, the next run reads the recordings again."""
+        paths = {str(recording.path) for recording in self.recordings}
+        known = {key: value for key, value in self._known_overviews.items() if key in paths}
         if self._cache is None or known == self._saved_overviews:
             return
         self._saved_overviews = known
         content = {
             "version": CACHE_VERSION,
-            "known": {key: {"stamp": list(of), "about": about.as_json()} for key, (of, about) in known.items()},
+            "known": {key: {"stamp": list(stamp), "about": overview.as_json()} for key, (stamp, overview) in known.items()},
         }
         with suppress(OSError):
             self._cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -141,13 +138,13 @@ KnownOverviews = dict[str, tuple[Stamp, Overview]]
 
 
 def read_overview(path: Path) -> Overview:
-    """The line about one recording; of a damaged one, a sentence that says so."""
+    """Summarize one recording; the overview of a damaged one states the problem."""
     try:
         return build_overview(open_glimpse(path))
     except SessionError as error:
         return Overview(path.name, problem=str(error))
     except (*DAMAGE_ERRORS, OSError):
-        return Overview(path.name, problem=f"{path} is damaged: what it says of itself cannot be understood.")
+        return Overview(path.name, problem=f"{path} is damaged: its metadata cannot be read.")
 
 
 def _load_cache(cache: Path) -> KnownOverviews:

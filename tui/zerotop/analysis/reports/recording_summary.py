@@ -1,4 +1,4 @@
-"""A recording in one line: what was trained, how it ended, how fast it was, what it held. Computed from little of it."""
+"""A recording summarized for a list entry: setup, result, pace and peak memory, computed from a small part of the files."""
 
 from __future__ import annotations
 
@@ -9,65 +9,57 @@ from typing import Any
 
 import numpy as np
 
+from zerotop.analysis.engine import Engine, parse_engine, read_first_engine
 from zerotop.analysis.live_view import Floats
-from zerotop.analysis.steps.step_table import STEP_DTYPE, Rows, StepTable
+from zerotop.analysis.steps.step_table import STEP_DTYPE, StepTable
 from zerotop.analysis.views.job_exit import is_left_running, read_ending
 from zerotop.session.reader import Session
+from zerotop.session.samples import Rows
 from zerotop_probe.recording import events
 
 PIECES = 96
-"""The most values of a sparkline."""
+"""The maximum number of values in a sparkline."""
 
 DETACHED = "detached"
 
 
 @dataclass(frozen=True, slots=True)
-class Overview:
-    """One recording. Bytes and nanoseconds are integers, other times are seconds; None and NaN: not recorded.
-
-    ``iterations`` are seconds of all iterations, oldest first, in at most ``PIECES`` pieces: of each piece the longest.
-    """
+class Overview(Engine):
+    """The summary of a recording and its engine. Times are seconds unless named ``_ns``; None and NaN: not recorded."""
 
     name: str
     command: tuple[str, ...] = ()
     begin_ns: int = 0
-    seconds: float = math.nan  # from launch to the job's end, or to the last that was recorded
+    seconds: float = math.nan  # from launch to the job's end, or to the last record
     over: bool = False  # the job's end was recorded
     exit_code: int | None = None
-    end: str = ""  # a sentence about how it ended
-    why: str = ""  # of a job that failed: a few words; DETACHED of one that went on
-    problem: str = ""  # a sentence: why it cannot be read
-    model: str = ""
-    parameters: int | None = None
-    zero_stage: int | None = None
-    offload_optimizer: str = "none"
-    offload_parameters: str = "none"
-    dtype: str = ""
-    ranks: int | None = None
-    gpus: int = 0  # of all its nodes
-    steps: int = 0  # that the job has finished, those before it was attached to, or started again from a checkpoint, too
+    end: str = ""  # a sentence about how the job ended
+    why: str = ""  # the cause of a failure in a few words; DETACHED if the job outlived the recording
+    problem: str = ""  # a sentence: why the recording cannot be read
+    gpus: int = 0  # on all nodes
+    steps: int = 0  # finished optimizer steps, including those before an attach or a restart from a checkpoint
     total_steps: int | None = None
     iteration_s: float = math.nan  # median
-    iterations: tuple[float, ...] = ()
-    peak_bytes: int | None = None  # the most that a rank's allocator held, or without GPUs a rank of host memory
+    iterations: tuple[float, ...] = ()  # seconds, oldest first; the longest of each of at most ``PIECES`` pieces
+    peak_bytes: int | None = None  # the highest reserved memory of any rank, or without GPUs the highest RSS
     peak_on_host: bool = False
     lost_records: int = 0
     lost_output_bytes: int = 0
 
     @property
     def end_ns(self) -> int:
-        """When it ends, or was last written."""
+        """When the recording ends or was last written."""
         return self.begin_ns + (0 if math.isnan(self.seconds) else round(self.seconds * 1e9))
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values; NaN is None."""
+        """Return plain values; NaN becomes None."""
         return {name: _to_plain(value) for name, value in asdict(self).items()}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Overview:
-        """What ``as_json`` gave. Raises TypeError where it is something else."""
+        """Rebuild an overview from :meth:`as_json`. Raises TypeError for other fields."""
         if set(values) != {field.name for field in fields(cls)}:
-            raise TypeError("there are other columns")
+            raise TypeError("the fields differ")
         times = {name: math.nan if values[name] is None else float(values[name]) for name in ("seconds", "iteration_s")}
         tuples = {name: tuple(values[name]) for name in ("command", "iterations")}
         return cls(**{**values, **times, **tuples})
@@ -78,11 +70,12 @@ def _to_plain(value: Any) -> Any:
 
 
 def build_overview(session: Session) -> Overview:
-    """Of a session of which there need not be more than ``session.quick_read`` opens."""
+    """Summarize a session; the part that ``session.quick_read`` opens is enough."""
     rows = _read_steps(session)
     peak, on_host = _find_peak(session)
     command = session.info.get("command")
     end = read_ending(session)
+    engine = read_first_engine(session)
     return Overview(
         name=session.name,
         command=tuple(map(str, command)) if isinstance(command, list) else (),
@@ -92,7 +85,7 @@ def build_overview(session: Session) -> Overview:
         exit_code=end.exit_code,
         end=end.text,
         why=_describe_failure(session, end.exit_code),
-        **_read_engine(session),
+        **parse_engine(engine) | {"ranks": engine.get("world_size") or _count_found_ranks(session)},
         gpus=_count_gpus(session),
         steps=int(rows["step"][np.argmax(rows["end_unix_ns"])]) + 1 if len(rows) else 0,
         total_steps=_to_int(_find_last(session, events.TOTAL_STEPS).get("steps")),
@@ -106,16 +99,16 @@ def build_overview(session: Session) -> Overview:
 
 
 def _read_steps(session: Session) -> Rows:
-    """The steps of the lowest rank, of all its processes."""
+    """Return the steps of all processes of the lowest rank."""
     table = StepTable(session, memory=False)
     table.update()
     lowest = min((process.source.rank for process in table.rank_steps), default=0)
-    found = [process.step_rows for process in table.rank_steps if process.source.rank == lowest]
-    return np.concatenate([np.empty(0, STEP_DTYPE), *found])
+    parts = [process.step_rows for process in table.rank_steps if process.source.rank == lowest]
+    return np.concatenate([np.empty(0, STEP_DTYPE), *parts])
 
 
 def resample_longest(values: Floats, pieces: int) -> Floats:
-    """The highest of each of at most so many pieces: no spike is lost."""
+    """Return the maximum of each of at most ``pieces`` equal pieces, so that no spike is lost."""
     if len(values) <= pieces:
         return values
     begins = np.linspace(0, len(values), pieces, endpoint=False).astype(int)
@@ -124,34 +117,25 @@ def resample_longest(values: Floats, pieces: int) -> Floats:
 
 
 def _find_peak(session: Session) -> tuple[int | None, bool]:
-    """(the most that any rank held, whether that is host memory); None where nothing was recorded."""
-    held = [int(source.array["reserved_peak_bytes"].max()) for source in session.sources["allocator"] if len(source.array)]
+    """Return the highest memory of any rank (None: not recorded), and whether it is host memory."""
+    reserved = [
+        int(source.array["reserved_peak_bytes"].max()) for source in session.sources["allocator"] if len(source.array)
+    ]
     session.release_memory()
-    if max(held, default=0) > 0:
-        return max(held), False
+    if max(reserved, default=0) > 0:
+        return max(reserved), False
     samples = [source.array for source in session.sources["processes"]]
     resident = [int(rows["rss_bytes"][rows["rank"] >= 0].max(initial=0)) for rows in samples]
     return (max(resident), True) if max(resident, default=0) > 0 else (None, False)
 
 
-def _read_engine(session: Session) -> dict[str, Any]:
-    """What the lowest rank's first engine is."""
-    engines = [event for event in session.events_named(events.ENGINE) if not event.facts.get("engine")]
-    facts = min(engines, key=lambda event: event.rank).facts if engines else {}
-    texts = {name: str(facts.get(name) or "") for name in ("model", "dtype")}
-    places = {name: str(facts.get(name) or "none") for name in ("offload_optimizer", "offload_parameters")}
-    numbers = {name: _to_int(facts.get(name)) for name in ("parameters", "zero_stage")}
-    return {**texts, **places, **numbers, "ranks": _count_ranks(session, facts)}
-
-
-def _count_ranks(session: Session, engine: Mapping[str, Any]) -> int | None:
-    """The world's size; before there is an engine, how many processes of ranks were found."""
-    found = {event.facts.get("rank") for event in session.events_named(events.RANK_FOUND)}
-    return _to_int(engine.get("world_size")) or len(found) or None
+def _count_found_ranks(session: Session) -> int | None:
+    """Return how many ranks the sampler found, which is all that is known before there is an engine."""
+    return len({event.facts.get("rank") for event in session.events_named(events.RANK_FOUND)}) or None
 
 
 def _count_gpus(session: Session) -> int:
-    """Of all nodes, those that are not the job's too."""
+    """Return the number of GPUs on all nodes, including those that the job does not use."""
     by_host = {event.host: event.facts.get("gpus") or () for event in session.events_named(events.NODE)}
     return sum(map(len, by_host.values()))
 
@@ -162,7 +146,7 @@ def _find_end(session: Session) -> int:
 
 
 def _describe_failure(session: Session, exit_code: int | None) -> str:
-    """What ended a job that did not end well, in two or three words, or a recording before its job."""
+    """Return the cause of a failure in two or three words, or DETACHED; "" after success."""
     end = _find_last(session, events.JOB_ENDED)
     if not end:
         return DETACHED if is_left_running(session) else ""
@@ -178,8 +162,8 @@ def _describe_failure(session: Session, exit_code: int | None) -> str:
 
 
 def _find_last(session: Session, name: str) -> Mapping[str, Any]:
-    found = session.events_named(name)
-    return found[-1].facts if found else {}
+    matches = session.events_named(name)
+    return matches[-1].facts if matches else {}
 
 
 def _to_int(value: object) -> int | None:

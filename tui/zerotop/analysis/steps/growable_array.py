@@ -9,7 +9,7 @@ from numpy.typing import DTypeLike, NDArray
 
 
 class GrowingArray:
-    """Rows of one type. Adding some costs as much as they are, however many there are already."""
+    """Rows of one type; adding rows takes amortised time in their number."""
 
     def __init__(self, dtype: DTypeLike) -> None:
         self._buffer: NDArray[Any] = np.empty(0, dtype)
@@ -20,21 +20,19 @@ class GrowingArray:
 
     @property
     def rows(self) -> NDArray[Any]:
-        """All rows so far; stays as it is when more are added."""
+        """All rows so far; a view that stays valid when more are added."""
         return self._buffer[: self._count]
 
     def reserve_rows(self, count: int) -> None:
-        """Makes place for so many more, which then are not moved while they are added."""
+        """Allocate room for ``count`` more rows."""
         end = self._count + count
         if end > len(self._buffer):
-            room = np.empty(max(end, 2 * self._count), self._buffer.dtype)
-            room[: self._count] = self.rows
-            self._buffer = room
+            larger = np.empty(max(end, 2 * self._count), self._buffer.dtype)
+            larger[: self._count] = self.rows
+            self._buffer = larger
 
     def add_rows(self, count: int) -> NDArray[Any]:
-        """Room for so many rows at the end, of any content, to be written to."""
+        """Add ``count`` uninitialised rows at the end and return them."""
         self.reserve_rows(count)
-        end = self._count + count
-        added = self._buffer[self._count : end]
-        self._count = end
-        return added
+        self._count += count
+        return self._buffer[self._count - count : self._count]

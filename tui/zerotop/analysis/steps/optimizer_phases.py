@@ -1,9 +1,8 @@
-"""The inside of ``step()``: how long an update moves gradients and parameters, computes, gathers, and leaves the GPU idle.
+"""The parts of ``step()``: moving gradients and parameters, computing, gathering, and GPU idle time.
 
-Times of parts are the device's where it was asked, else the host's: what is only launched takes the host no time. The GPU
-is idle while the optimizer computes on the CPU, and in what lies between the parts where both ways of moving data are among
-them (stage 3 moves some of it in no part of its own). Where the GPU itself computes the update nothing is known of gaps
-between its kernels.
+Times are the device's where recorded, else the host's, which misses kernels that are only launched. The GPU is idle while
+the optimizer computes on the CPU, and between parts where transfers both ways are recorded (stage 3 does some transfers
+outside any part). Where the GPU computes the update, gaps between its kernels are unknown.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ PARTS_DTYPE = np.dtype(
         ("step", "<i8"),
         ("begin_unix_ns", "<i8"),
         ("skipped", "?"),  # fp16 gradients overflowed: nothing was updated
-        ("step_s", "<f8"),  # on the host; DeepSpeed waits for the device at its end
+        ("step_s", "<f8"),  # on the host; DeepSpeed synchronises with the device at its end
         *((f"{name}_s", "<f8") for name in PARTS),  # 0 where the update has no such part
-        ("gpu_idle_s", "<f8"),  # at least; NaN where the GPU computes the update
+        ("gpu_idle_s", "<f8"),  # a lower bound; NaN where the GPU computes the update
     ]
 )
 
 
 def read_step_parts(session: Session) -> NDArray[Any]:
-    """All updates of all ranks, by rank and then in order (dtype PARTS_DTYPE)."""
+    """Return all updates of all ranks, by rank and then in order (dtype PARTS_DTYPE)."""
     sources = sorted(session.sources["spans"], key=lambda source: (source.rank, source.created_ns))
     return np.concatenate([np.empty(0, PARTS_DTYPE), *(_build_parts(session, source) for source in sources)])
 
@@ -49,16 +48,16 @@ def _build_parts(session: Session, source: Source) -> NDArray[Any]:
     rows["skipped"] = steps["flags"] & SKIPPED != 0
     rows["step_s"] = (steps["end_ns"] - steps["begin_ns"]) / 1e9
     rows["gpu_idle_s"] = np.nan
-    # Parts in parts are in the time of those.
+    # Nested parts are included in their outer part.
     parts = spans[np.isin(spans["phase"], [PHASE_CODE[name] for name in PARTS]) & (spans["depth"] == 1)]
     if not len(steps) or not len(parts):
         return rows
-    of = np.searchsorted(steps["begin_ns"], parts["begin_ns"], "right") - 1
-    inside = (of >= 0) & (parts["end_ns"] <= steps["end_ns"][of])
+    step = np.searchsorted(steps["begin_ns"], parts["begin_ns"], "right") - 1
+    inside = (step >= 0) & (parts["end_ns"] <= steps["end_ns"][step])
     seconds = _measure_seconds(parts, find_sibling_table(session, "device_times", source))
     for name in PARTS:
-        mine = inside & (parts["phase"] == PHASE_CODE[name])
-        rows[f"{name}_s"] = np.bincount(of[mine], seconds[mine], len(rows))
+        chosen = inside & (parts["phase"] == PHASE_CODE[name])
+        rows[f"{name}_s"] = np.bincount(step[chosen], seconds[chosen], len(rows))
     rows["gpu_idle_s"] = _measure_idle(rows)
     return rows
 
@@ -66,30 +65,25 @@ def _build_parts(session: Session, source: Source) -> NDArray[Any]:
 def _measure_idle(rows: NDArray[Any]) -> NDArray[np.float64]:
     on_cpu = rows[f"{_ON_CPU}_s"]
     busy = np.sum([rows[f"{name}_s"] for name in PARTS if name != _ON_CPU], axis=0)
-    all_told = (rows["grads_to_cpu_s"] > 0) & (rows["params_to_gpu_s"] > 0)
-    idle = np.where(all_told, np.maximum(on_cpu, rows["step_s"] - busy), on_cpu)
+    complete = (rows["grads_to_cpu_s"] > 0) & (rows["params_to_gpu_s"] > 0)
+    idle = np.where(complete, np.maximum(on_cpu, rows["step_s"] - busy), on_cpu)
     return np.where(on_cpu > 0, np.minimum(idle, rows["step_s"]), np.nan)
 
 
 def _measure_seconds(parts: NDArray[Any], device_times: Source | None) -> NDArray[np.float64]:
-    """The device's time of each span, where it was asked for it."""
+    """Return the device's time of each span where recorded, else the host's."""
     seconds: NDArray[np.float64] = (parts["end_ns"] - parts["begin_ns"]) / 1e9
-    if device_times is None or not len(device_times.array):
+    if device_times is None or not len(rows := device_times.array[device_times.array["depth"] == 1]):
         return seconds
-    told = device_times.array[device_times.array["depth"] == 1]
-    told = told[np.argsort(told["begin_ns"], kind="stable")]
-    place = np.minimum(np.searchsorted(told["begin_ns"], parts["begin_ns"]), max(0, len(told) - 1))
-    known = (told["begin_ns"][place] == parts["begin_ns"]) & (told["phase"][place] == parts["phase"]) if len(told) else None
-    return np.where(known, told["device_ns"][place] / 1e9, seconds) if known is not None else seconds
+    rows = rows[np.argsort(rows["begin_ns"], kind="stable")]
+    nearest = rows[np.minimum(np.searchsorted(rows["begin_ns"], parts["begin_ns"]), len(rows) - 1)]
+    same = (nearest["begin_ns"] == parts["begin_ns"]) & (nearest["phase"] == parts["phase"])
+    return np.where(same, nearest["device_ns"] / 1e9, seconds)
 
 
 def compute_medians(rows: NDArray[Any]) -> dict[str, float]:
-    """The median of each column of times over the updates that were not skipped; what is never there is left out."""
+    """Return the median of each column of times over updates that were not skipped; columns of zeros are left out."""
     rows = rows[~rows["skipped"]]
     names = ("step_s", *(f"{name}_s" for name in PARTS), "gpu_idle_s")
-    found = {}
-    for name in names:
-        known = rows[name][~np.isnan(rows[name])]
-        if len(known) and (known > 0).any():
-            found[name] = float(np.median(known))
-    return found
+    columns = {name: rows[name][~np.isnan(rows[name])] for name in names}
+    return {name: float(np.median(values)) for name, values in columns.items() if (values > 0).any()}

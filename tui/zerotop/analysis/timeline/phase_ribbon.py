@@ -1,8 +1,8 @@
 """The phases of one rank in columns of time: how many seconds of each column it was in each phase.
 
-Where columns are short, spans tell, to the nanosecond, which phase was the innermost; all that lies in an evaluation counts
-as evaluation. Where a column holds many spans, the
-finished steps tell: what is nested then counts for what it lies in, and a step's phases are spread over its time.
+Short columns are computed from spans: the innermost phase to the nanosecond, with everything within an evaluation counted
+as evaluation. Columns with many spans are computed from finished steps: nested phases then count for their outer phase, and
+a step's phases are spread evenly over its time.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from zerotop.analysis.processes import phases
 from zerotop.analysis.processes.alive_ranks import find_sibling_table
 from zerotop.analysis.processes.process_exits import read_exits
 from zerotop.analysis.timeline.metrics import FOREVER_NS
-from zerotop.analysis.timeline.resample import Floats, Ints, merge_times
+from zerotop.analysis.timeline.resample import merge_times
 from zerotop.analysis.timeline.step_lane import StepTimes
 from zerotop.session.reader import Session, Source
+from zerotop.session.samples import Floats, Ints
 from zerotop_probe.recording.tables import PHASE_CODE, PHASES
 
-# Spans to a column, on an average of the whole recording, from which on finished steps tell.
+# Spans per column, averaged over the recording, above which finished steps are used.
 MANY_SPANS = 48
-# Spans that begin in a piece of time end within so many of those that end in it, or have told of their begin.
+# A span that begins in a window is among the first so many that end after it, or its begin is recorded.
 _LATER = 64
 _SETTLED_NS = 500_000_000
 _EVAL = PHASE_CODE["eval"]
 
 
 class RankPhases:
-    """Tells the seconds that one rank, in all processes it was, spent in each phase: shape (phases, columns)."""
+    """Seconds that one rank, in all its processes, spent in each phase, shape (phases, columns): a ``ColumnSource``."""
 
     def __init__(self, session: Session, rank: int, steps: Sequence[StepTimes]) -> None:
-        """``steps``: of the rank's processes, kept up to date by others."""
+        """``steps``: of the rank's processes; the caller updates them."""
         self._session, self._rank, self._steps = session, rank, steps
         self._sources_by_table: dict[str, tuple[int, list[Source]]] = {}
 
     def _find_sources(self, table: str) -> list[Source]:
-        everybody = self._session.sources[table]
-        if self._sources_by_table.get(table, (-1, []))[0] != len(everybody):
-            self._sources_by_table[table] = len(everybody), [source for source in everybody if source.rank == self._rank]
+        sources = self._session.sources[table]
+        if self._sources_by_table.get(table, (-1, []))[0] != len(sources):
+            self._sources_by_table[table] = len(sources), [source for source in sources if source.rank == self._rank]
         return self._sources_by_table[table][1]
 
     def list_sources(self) -> list[Source]:
-        """The tables that tell of it."""
+        """Return the rank's tables."""
         return [*self._find_sources("begins"), *self._find_sources("spans")]
 
     def count_records(self) -> int:
-        """See ``timeline_blocks.Teller``, as for all that follow."""
         return sum(len(source.array) for source in self.list_sources())
 
     def find_final_ns(self) -> int:
@@ -68,7 +68,7 @@ class RankPhases:
         if not steps or not self._is_dense(int(edges[1] - edges[0])):
             return self._measure_exactly(edges)
         seconds = sum((times.measure_phases(edges) for times in steps), self.make_blank(len(edges) - 1))
-        # Before the first finished step, between two processes and after the last step there are only spans.
+        # Before the first finished step, between processes and after the last step there are only spans.
         for begin_ns, end_ns in _find_gaps([times.step_borders for times in steps]):
             low, high = (int(place) for place in np.searchsorted(edges, (begin_ns, end_ns)))
             clipped = np.clip(edges[max(0, low - 1) : high + 1], begin_ns, end_ns)
@@ -82,18 +82,18 @@ class RankPhases:
         return column_ns * sum(len(source.array) for source in spans) > MANY_SPANS * taken
 
     def _measure_exactly(self, edges: Ints) -> Floats:
-        ends = read_exits(self._session)
+        exits = read_exits(self._session)
         seconds = self.make_blank(len(edges) - 1)
         for begins in sorted(self._find_sources("begins"), key=lambda source: source.created_ns):
-            over_ns = ends.reported_until(begins) or FOREVER_NS
-            mine = find_sibling_table(self._session, "spans", begins)
-            if begins.created_ns <= edges[-1] and over_ns > edges[0]:
-                seconds += _measure_innermost(begins, mine, np.minimum(edges, over_ns))
+            exit_ns = exits.reported_until(begins) or FOREVER_NS
+            spans = find_sibling_table(self._session, "spans", begins)
+            if begins.created_ns <= edges[-1] and exit_ns > edges[0]:
+                seconds += _measure_innermost(begins, spans, np.minimum(edges, exit_ns))
         return seconds
 
 
 def _find_gaps(borders: list[Ints]) -> list[tuple[int, int]]:
-    """What lies between the steps of several processes, before and after."""
+    """Return the intervals before, between and after the steps of several processes."""
     known = sorted((int(times[0]), int(times[-1])) for times in borders if len(times))
     begins = [0, *(end for _, end in known)]
     ends = [*(begin for begin, _ in known), FOREVER_NS]
@@ -101,49 +101,49 @@ def _find_gaps(borders: list[Ints]) -> list[tuple[int, int]]:
 
 
 def _measure_innermost(begins: Source, spans: Source | None, edges: Ints) -> Floats:
-    """Seconds in which each phase was the innermost of one process, between each two edges."""
+    """Return for how many seconds each phase was the innermost one of a process, between each two edges."""
     first, cursor_ns = int(edges[0]), int(edges[-1])
-    rows = begins.array[begins.count_until(first) : begins.count_until(cursor_ns)]
-    borders = [edges, rows["time_ns"] + begins.offset_ns]
+    borders = [edges, begins.unix_times(begins.between(first, cursor_ns))]
     if spans is not None and len(spans.array):
-        upto = min(len(spans.array), spans.count_until(cursor_ns) + _LATER)
-        cursor_ns = max(cursor_ns, int(spans.array["end_ns"][upto - 1]) + spans.offset_ns)
+        later = spans.array[: spans.count_until(cursor_ns) + _LATER]
+        cursor_ns = max(cursor_ns, int(later["end_ns"][-1]) + spans.offset_ns)
     if not begins.count_until(cursor_ns):
         return np.zeros((len(PHASES), len(edges) - 1))
-    ended, begun = phases.read_closed_spans(spans, first, cursor_ns), phases.find_open_phases(begins, spans, cursor_ns)
-    evaluations = [(one.time_ns + begins.offset_ns, FOREVER_NS) for one in begun if one.phase == _EVAL]
-    if ended is not None and spans is not None:
-        ends = ended["end_ns"] + spans.offset_ns
-        borders += [ended["begin_ns"] + spans.offset_ns, ends]
-        for row in np.flatnonzero(ended["phase"] == _EVAL).tolist():
-            evaluations.append((int(borders[-2][row]), int(ends[row])))
+    closed, opened = phases.read_closed_spans(spans, first, cursor_ns), phases.find_open_phases(begins, spans, cursor_ns)
+    evaluations = [(phase.time_ns + begins.offset_ns, FOREVER_NS) for phase in opened if phase.phase == _EVAL]
+    if closed is not None and spans is not None:
+        span_begins, span_ends = closed["begin_ns"] + spans.offset_ns, closed["end_ns"] + spans.offset_ns
+        borders += [span_begins, span_ends]
+        rows = np.flatnonzero(closed["phase"] == _EVAL)
+        evaluations += zip(span_begins[rows].tolist(), span_ends[rows].tolist(), strict=True)
     times, columns = merge_times(borders), len(edges) - 1
     times = times[times.searchsorted(edges[0]) : times.searchsorted(edges[-1], "right")]
     begun_ns, seconds = times[:-1], (times[1:] - times[:-1]) / 1e9
-    codes = phases.resolve_innermost(begins, ended, begun, begun_ns)
+    codes = phases.resolve_innermost(begins, closed, opened, begun_ns)
     for begin_ns, end_ns in evaluations:
         codes[begun_ns.searchsorted(begin_ns) : begun_ns.searchsorted(end_ns)] = _EVAL
-    # The last place is for what is not told: before the first phase nobody knows what the rank did.
-    kinds = np.where(codes < 0, len(PHASES), np.minimum(codes, len(PHASES) - 1)).astype(np.intp)
-    places = kinds * columns + edges.searchsorted(begun_ns, "right") - 1
-    found = np.bincount(places, seconds, (len(PHASES) + 1) * columns)[: len(PHASES) * columns]
-    return np.asarray(found, np.float64).reshape(len(PHASES), columns)
+    # The last row collects the time before the first phase, and is dropped.
+    rows = np.where(codes < 0, len(PHASES), np.minimum(codes, len(PHASES) - 1)).astype(np.intp)
+    cells = rows * columns + edges.searchsorted(begun_ns, "right") - 1
+    sums = np.bincount(cells, seconds, (len(PHASES) + 1) * columns)[: len(PHASES) * columns]
+    return np.asarray(sums, np.float64).reshape(len(PHASES), columns)
 
 
 def find_outermost_end(sources: Iterable[Source]) -> int:
-    """Up to when phases are known for good: nested ones may be told of when the outermost one ends.
+    """Return the unix time up to which phases are final: an open outermost phase may still write nested ones.
 
-    Spans are written in the order in which they end; a little is left for a rank that was started again.
+    Spans are written in order of their ends; some time is left for a restarted rank.
     """
-    found = 0
+    latest_ns = 0
     for source in sources:
         depths = source.array["depth"][-_LATER:]
         last = np.flatnonzero(depths == 0)
         if len(last):
-            found = max(found, int(source.array["end_ns"][len(source.array) - len(depths) + last[-1]]) + source.offset_ns)
-    return found - _SETTLED_NS if found else 0
+            end_ns = int(source.array["end_ns"][len(source.array) - len(depths) + last[-1]])
+            latest_ns = max(latest_ns, end_ns + source.offset_ns)
+    return latest_ns - _SETTLED_NS if latest_ns else 0
 
 
 def choose_phase_codes(seconds: Floats) -> NDArray[np.int16]:
-    """The phase that takes most of each column, -1 where none is known; ``seconds`` is of shape (..., phases, columns)."""
+    """Return the longest phase of each column, -1 where none is known. ``seconds``: shape (..., phases, columns)."""
     return np.where(seconds.sum(axis=-2) > 0, seconds.argmax(axis=-2), -1).astype(np.int16)

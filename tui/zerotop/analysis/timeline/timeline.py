@@ -1,7 +1,7 @@
-"""What happened in which order: a window of time in columns, for one rank, its GPU and its host.
+"""The timeline: a window of time in columns, for one rank, its GPU and its host.
 
-Any window is told from what it needs of the recording: short columns from the records in them, long ones from shorter ones
-that are kept. The highest values are exact however long the columns are: no spike is lost.
+Short columns are computed from records, long ones from cached shorter ones. Maxima are exact however long the columns are:
+no spike is lost.
 """
 
 from __future__ import annotations
@@ -13,27 +13,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator
 from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.analysis.timeline.metrics import (
-    AllocatorSeries,
-    GpuKey,
-    GpuProcessSeries,
-    GpuSeries,
-    HostSeries,
-    ProcessSeries,
+    AllocatorColumns,
+    GpuColumns,
+    GpuProcessColumns,
+    HostColumns,
+    ProcessColumns,
     SampleColumns,
 )
 from zerotop.analysis.timeline.phase_ribbon import RankPhases
-from zerotop.analysis.timeline.resample import HIGHEST, SUM, TIME, Floats, Ints, Table
+from zerotop.analysis.timeline.resample import HIGHEST, SUM, TIME, Table
 from zerotop.analysis.timeline.step_lane import IterationColumns, StepTimes
 from zerotop.analysis.timeline.timeline_cache import ColumnCache
 from zerotop.session.reader import Session, Source
+from zerotop.session.samples import Floats, Ints
 
-# So far back from its last record it is looked for what something has.
+# How far back from the last record to look for values.
 _CHECK_NS = 30_000_000_000
 _TAIL = 4096
-# After a window longer than this, what was read for it is given back.
+# After reading a longer window, memory is released.
 _LONG_WINDOW_NS = 300_000_000_000
 
 
@@ -48,19 +49,19 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Of what is told: a rank (-1: nobody knows which processes are which), its host and its GPU."""
+    """A rank, its host and its GPU."""
 
-    rank: int
+    rank: int  # -1 where no probe tells which process is which rank
     host: str
     gpu: GpuKey | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnValues:
-    """One thing in each column, shape (columns,); NaN where nothing was recorded."""
+    """One quantity in each column, shape (columns,); NaN where nothing was recorded."""
 
     highest: Floats
-    mean: Floats  # over time
+    mean: Floats  # weighted by time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,22 +70,22 @@ class Timeline:
 
     ``values`` by name. Of the GPU: utilization (0 to 1), power (W), device, process, allocated, reserved, peak (bytes; peak
     is the highest allocated since the sample before), sent, received (bytes per second over PCIe). Of the rank: iteration
-    (s), cores, rss (bytes). Of all ranks on its host: all_cores, all_rss. Of the host: host_cores, host_memory. What the
-    recording has nothing of is not there. ``phases`` by rank: seconds in each of PHASES, shape (phases, columns).
+    (s), cores, rss (bytes). Of all ranks on its host: all_cores, all_rss. Of the host: host_cores, host_memory. Quantities
+    that were never recorded are missing. ``phases`` by rank: seconds in each of PHASES, shape (phases, columns).
     """
 
     window: Window
     origin_ns: int
     values: dict[str, ColumnValues]
     phases: dict[int, Floats]
-    is_complete: bool  # False: some of it could not be told in time and is blank; asked for again, there is more
+    is_complete: bool  # False: some columns are still blank for want of time; ask again for more
 
 
 class TimelineBuilder:
-    """Tells windows of a session, which may grow."""
+    """Builds timelines of a session, which may grow."""
 
     def __init__(self, session: Session, read_processes: Callable[[], Iterable[RankSteps]]) -> None:
-        """``processes``: the rank processes with their steps, up to date."""
+        """``read_processes``: returns the rank processes with their steps, up to date."""
         self._session, self._read_processes = session, read_processes
         self._times_by_process: dict[RankSteps, StepTimes] = {}
         self._times_by_rank: dict[int, list[StepTimes]] = {}
@@ -96,95 +97,89 @@ class TimelineBuilder:
 
     @property
     def origin_ns(self) -> int:
-        """Where column 0 begins, in unix time."""
+        """Unix time at which column 0 begins."""
         return self._session.begin_ns
 
     def find_rank_hosts(self) -> dict[int, str]:
-        """The host of each rank there ever was; where no probe was awake, of those that sampled processes have."""
+        """Return the host of each rank with a probe; without any, of each rank among the sampled processes."""
         return self.find_probed_ranks() or self._find_sampled_ranks()
 
     def find_probed_ranks(self) -> dict[int, str]:
-        """The host of each rank in which the probe was awake: those that have phases."""
+        """Return the host of each rank with a probe, which records phases."""
         begins = self._session.sources["begins"]
         if len(begins) != self._probed_ranks[0]:
             self._probed_ranks = len(begins), dict(sorted((source.rank, source.host) for source in begins))
         return self._probed_ranks[1]
 
     def _find_sampled_ranks(self) -> dict[int, str]:
-        found: dict[int, str] = {}
+        hosts: dict[int, str] = {}
         for source in self._session.sources["processes"]:
-            found |= dict.fromkeys(np.unique(source.array["rank"][-_TAIL:]).tolist(), source.host)
-        named = {rank: host for rank, host in found.items() if rank >= 0}
-        return dict(sorted((named or found).items()))
+            hosts |= dict.fromkeys(np.unique(source.array["rank"][-_TAIL:]).tolist(), source.host)
+        known = {rank: host for rank, host in hosts.items() if rank >= 0}
+        return dict(sorted((known or hosts).items()))
 
     def make_subject(self, rank: int) -> Subject:
-        """A rank with its host and GPU."""
+        """Return a rank with its host and GPU."""
         samplers = (source.host for table in ("processes", "hosts", "gpus") for source in self._session.sources[table])
         host = self.find_rank_hosts().get(rank) or next(samplers, "")
         return Subject(rank, host, self.find_gpu_key(rank, host))
 
     def find_host_cores(self, host: str) -> int:
-        """Cores that the job may run on there; 0 where nobody said."""
-        last = [
-            int(source.array["cores"][-1])
-            for source in self._session.sources["hosts"]
-            if source.host == host and len(source.array)
-        ]
-        return max(last, default=0)
+        """Return how many cores of a host the job may use; 0 where unknown."""
+        tables = self._session.host_sources("hosts", host)
+        return max((int(source.array["cores"][-1]) for source in tables if len(source.array)), default=0)
 
     def find_gpu_key(self, rank: int, host: str) -> GpuKey | None:
-        """The GPU that a rank's allocator tells of; where none does, the first of its host's that was sampled."""
-        places = self._locate_allocators()
-        for place, source in reversed(list(enumerate(self._session.sources["allocator"]))):
-            if source.rank == rank and place in places:
-                return places[place]
-        sampled = [source.array["gpu"][:64] for source in self._session.sources["gpus"] if source.host == host]
-        found = [int(numbers.min()) for numbers in sampled if len(numbers)]
-        return (host, min(found)) if found else None
+        """Return the GPU of a rank's allocator; without one, the first GPU sampled on its host."""
+        gpu_by_allocator = self._locate_allocators()
+        for index, source in reversed(list(enumerate(self._session.sources["allocator"]))):
+            if source.rank == rank and index in gpu_by_allocator:
+                return gpu_by_allocator[index]
+        sampled = [source.array["gpu"][:64] for source in self._session.host_sources("gpus", host)]
+        lowest = [int(gpus.min()) for gpus in sampled if len(gpus)]
+        return (host, min(lowest)) if lowest else None
 
     def _locate_allocators(self) -> dict[int, GpuKey]:
         known = len(self._session.events), sum(len(source.array) > 0 for source in self._session.sources["allocator"])
         if known != self._gpu_by_allocator[0]:
-            of = {name: [event for event in self._session.events if event.name == name] for name in ("node", "engine")}
-            self._gpu_by_allocator = known, find_gpu_by_allocator(self._session, of["node"], of["engine"])
+            nodes, engines = (self._session.events_named(name) for name in ("node", "engine"))
+            self._gpu_by_allocator = known, find_gpu_by_allocator(self._session, nodes, engines)
         return self._gpu_by_allocator[1]
 
     def build_timeline(
         self, window: Window, subject: Subject, ranks: Sequence[int], end_ns: int, *, budget_s: float = math.inf
     ) -> Timeline:
-        """A window, with the phases of ``ranks``. Nothing is known after ``end_ns``.
+        """Return a window up to ``end_ns`` (unix time), with the phases of ``ranks``.
 
-        What cannot be told within about ``budget_s`` seconds is blank, and :attr:`Timeline.complete` False.
+        Columns that cannot be read within about ``budget_s`` seconds are blank; then ``is_complete`` is False.
         """
         self.update({subject.rank, *ranks})
         lanes, ribbons = self.get_lanes(subject), [self._get_ribbon(rank) for rank in ranks]
-        beyond = min((end_ns - self.origin_ns) // window.column_ns, window.first + window.columns)
+        end = min((end_ns - self.origin_ns) // window.column_ns, window.first + window.columns)
         key = (
             window,
             subject,
             tuple(ranks),
-            beyond,
+            end,
             lanes.count_records(),
             sum(phases.count_records() for phases, _ in ribbons),
         )
         if self._last is not None and self._last[0] == key and self._last[1].is_complete:
             return self._last[1]
         until_s = time.perf_counter() + budget_s
-        much = window.columns * window.column_ns > _LONG_WINDOW_NS
+        release = window.columns * window.column_ns > _LONG_WINDOW_NS
         seconds = {}
-        for rank, (phases, blocks) in zip(ranks, ribbons, strict=True):
-            seconds[rank] = blocks.get_columns(
-                window.column_ns, window.first, window.columns, end_ns=end_ns, until_s=until_s
-            )
-            _release_memory(phases.list_sources() if much else ())
-        values = lanes.read_values(window, end_ns, until_s, release=much)
-        complete = lanes.is_complete and all(blocks.is_complete for _, blocks in ribbons)
-        told = Timeline(window, self.origin_ns, values, seconds, complete)
-        self._last = key, told
-        return told
+        for rank, (phases, cache) in zip(ranks, ribbons, strict=True):
+            seconds[rank] = cache.get_columns(window.column_ns, window.first, window.columns, end_ns=end_ns, until_s=until_s)
+            _release_memory(phases.list_sources() if release else ())
+        values = lanes.read_values(window, end_ns, until_s, release=release)
+        complete = lanes.is_complete and all(cache.is_complete for _, cache in ribbons)
+        timeline = Timeline(window, self.origin_ns, values, seconds, complete)
+        self._last = key, timeline
+        return timeline
 
     def update(self, ranks: Collection[int]) -> None:
-        """Takes in the steps that these have finished since."""
+        """Read the steps that these ranks have finished since the last call."""
         for process in self._read_processes():
             if process not in self._times_by_process:
                 self._times_by_process[process] = StepTimes(process)
@@ -194,7 +189,7 @@ class TimelineBuilder:
                 times.update()
 
     def get_lanes(self, subject: Subject) -> Lanes:
-        """What is told of a subject; the last few are kept."""
+        """Return a subject's lanes; the last few are cached."""
         lanes = self._lanes.pop(subject, None) or Lanes(
             self._session, subject, self._locate_allocators(), self.get_step_times(subject.rank)
         )
@@ -204,24 +199,23 @@ class TimelineBuilder:
         return lanes
 
     def get_step_times(self, rank: int) -> list[StepTimes]:
-        """The steps of all processes that a rank was; the list grows."""
+        """Return the steps of each of a rank's processes, in a list that grows."""
         return self._times_by_rank.setdefault(rank, [])
 
     def find_begun_steps(self, rank: int, begin_ns: int, end_ns: int) -> tuple[Ints, Ints]:
-        """(begins, numbers) of the steps of a rank that began between two moments in unix time."""
-        found = [times.find_begun(begin_ns, end_ns) for times in self.get_step_times(rank)]
-        nothing = np.empty(0, np.int64)
-        return np.concatenate([nothing, *(part[0] for part in found)]), np.concatenate(
-            [nothing, *(part[1] for part in found)]
-        )
+        """Return (begins, numbers) of a rank's steps that began between two moments in unix time."""
+        empty = np.empty(0, np.int64)
+        parts = [(empty, empty), *(times.find_begun(begin_ns, end_ns) for times in self.get_step_times(rank))]
+        begins, numbers = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        return begins, numbers
 
     def find_step_at(self, rank: int, unix_ns: int) -> int | None:
-        """The step that a rank had begun last, None before the first one."""
-        found = [step for times in self.get_step_times(rank) if (step := times.find_step_at(unix_ns)) is not None]
-        return found[-1] if found else None
+        """Return the number of a rank's latest step at a moment, None before its first."""
+        steps = [step for times in self.get_step_times(rank) if (step := times.find_step_at(unix_ns)) is not None]
+        return steps[-1] if steps else None
 
     def get_rank_phases(self, rank: int) -> RankPhases:
-        """The phases of a rank."""
+        """Return the phases of a rank."""
         return self._get_ribbon(rank)[0]
 
     def _get_ribbon(self, rank: int) -> tuple[RankPhases, ColumnCache]:
@@ -232,67 +226,66 @@ class TimelineBuilder:
 
 
 class Lanes:
-    """All values of one subject."""
+    """The values of one subject."""
 
     def __init__(
         self, session: Session, subject: Subject, gpu_by_allocator: dict[int, GpuKey], steps: Sequence[StepTimes]
     ) -> None:
-        # What is told in no time first: the others may have to wait.
-        recorded = [SampleColumns(HostSeries(session, subject.host))]
+        # The fastest first: the time for others may run out.
+        recorded: list[SampleColumns] = [HostColumns(session, subject.host)]
         if subject.gpu is not None:
-            gpu = subject.gpu
-            recorded += [SampleColumns(told) for told in (GpuSeries(session, gpu), GpuProcessSeries(session, gpu))]
-        recorded.append(SampleColumns(ProcessSeries(session, subject.host, subject.rank)))
+            recorded += [GpuColumns(session, *subject.gpu), GpuProcessColumns(session, *subject.gpu)]
+        recorded.append(ProcessColumns(session, subject.host, subject.rank))
         if subject.gpu is not None:
-            recorded.append(SampleColumns(AllocatorSeries(session, subject.gpu, gpu_by_allocator)))
+            recorded.append(AllocatorColumns(session, subject.gpu, gpu_by_allocator))
         self.column_sources: list[SampleColumns | IterationColumns] = [IterationColumns(steps), *recorded]
-        self.column_caches = [ColumnCache(teller, session.begin_ns) for teller in self.column_sources]
+        self.column_caches = [ColumnCache(source, session.begin_ns) for source in self.column_sources]
         self._recorded_names: set[str] = set()
         self._checked_counts = [0 for _ in self.column_sources]
 
     def count_records(self) -> int:
-        """How much is recorded of it."""
-        return sum(teller.count_records() for teller in self.column_sources)
+        """Return how many records hold its values."""
+        return sum(source.count_records() for source in self.column_sources)
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of it that was asked for last could be told in time."""
-        return all(blocks.is_complete for blocks in self.column_caches)
+        """Whether all columns of the last window could be read in time."""
+        return all(cache.is_complete for cache in self.column_caches)
 
     def read_values(self, window: Window, end_ns: int, until_s: float, *, release: bool) -> dict[str, ColumnValues]:
-        """What was recorded, by name. ``release``: gives back the memory of what was read, table by table."""
+        """Return the values by name. ``release``: release memory after each table."""
         tables: list[Table] = []
-        for place, (teller, blocks) in enumerate(zip(self.column_sources, self.column_caches, strict=True)):
-            tables.append(blocks.get_columns(window.column_ns, window.first, window.columns, end_ns=end_ns, until_s=until_s))
-            self._check_last_records(place)
-            _release_memory(teller.table_sources if release and isinstance(teller, SampleColumns) else ())
-        names, table = [name for teller in self.column_sources for name in teller.names], np.concatenate(tables, axis=1)
+        for index, (source, cache) in enumerate(zip(self.column_sources, self.column_caches, strict=True)):
+            tables.append(cache.get_columns(window.column_ns, window.first, window.columns, end_ns=end_ns, until_s=until_s))
+            self._check_last_records(index)
+            _release_memory(source.list_sources() if release and isinstance(source, SampleColumns) else ())
+        names, table = [name for source in self.column_sources for name in source.names], np.concatenate(tables, axis=1)
         self._note_recorded(names, table)
         return {name: values for name, values in _split_values(names, table).items() if name in self._recorded_names}
 
     def find_recorded_names(self) -> frozenset[str]:
-        """The names of what there is, as far as was seen in windows asked for and in the last records."""
-        for place in range(len(self.column_sources)):
-            self._check_last_records(place)
+        """Return the names of the values in the windows and the last records read so far."""
+        for index in range(len(self.column_sources)):
+            self._check_last_records(index)
         return frozenset(self._recorded_names)
 
     def _check_last_records(self, index: int) -> None:
-        """Looks at the last records: when there are any, and again when there are ten times as many."""
-        teller = self.column_sources[index]
-        if teller.count_records() > 10 * self._checked_counts[index]:
-            self._checked_counts[index] = teller.count_records()
-            end_ns = teller.find_final_ns()
-            self._note_recorded(teller.names, teller.read_columns(np.array([end_ns - _CHECK_NS, end_ns + _CHECK_NS])))
+        """Read the last records, and again once there are ten times as many."""
+        source = self.column_sources[index]
+        if source.count_records() > 10 * self._checked_counts[index]:
+            self._checked_counts[index] = source.count_records()
+            end_ns = source.find_final_ns()
+            self._note_recorded(source.names, source.read_columns(np.array([end_ns - _CHECK_NS, end_ns + _CHECK_NS])))
 
     def _note_recorded(self, names: Sequence[str], table: Table) -> None:
-        told = (table[TIME] > 0).any(axis=-1)
-        self._recorded_names.update(name for name, there in zip(names, told.tolist(), strict=True) if there)
+        recorded = (table[TIME] > 0).any(axis=-1)
+        self._recorded_names.update(name for name, is_recorded in zip(names, recorded.tolist(), strict=True) if is_recorded)
 
 
 def _split_values(names: Sequence[str], table: Table) -> dict[str, ColumnValues]:
     mean = np.full(table.shape[1:], np.nan)
     np.divide(table[SUM], table[TIME], out=mean, where=table[TIME] > 0)
-    return {name: ColumnValues(table[HIGHEST, place], mean[place]) for place, name in enumerate(names)}
+    return {name: ColumnValues(table[HIGHEST, row], mean[row]) for row, name in enumerate(names)}
 
 
 def _release_memory(sources: Iterable[Source]) -> None:

@@ -1,9 +1,10 @@
-"""GPUs at a cursor, from the samples."""
+"""GPUs at a cursor, from samples."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.live_view import Gpu
 from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.analysis.processes.ranks_and_hosts import (
@@ -16,9 +17,8 @@ from zerotop.analysis.processes.running_max import Peaks
 from zerotop.session.reader import Event, Session
 from zerotop_probe.recording.tables import UNKNOWN
 
-GpuKey = tuple[str, int]  # host and NVML index
 _RATE_NS = 1_000_000_000
-# Counters jump when a GPU is reset; a PCIe link moves no more than this in a second.
+# Bytes per second. No link is faster; counters jump when a GPU is reset.
 _FASTEST_LINK = 1e12
 
 
@@ -30,14 +30,14 @@ def read_gpus(
     peaks: Peaks,
     exits: ProcessExits,
 ) -> tuple[Gpu, ...]:
-    """Return each GPU as last sampled, with what PyTorch's allocators on it say.
+    """Return each GPU as last sampled, with the memory of PyTorch's allocators on it.
 
-    ``lies_on`` is from :func:`places.allocators`.
+    ``gpu_by_allocator``: see :func:`zerotop.analysis.processes.ranks_and_hosts.find_gpu_by_allocator`.
     """
     held = _sum_allocators(session, cursor_ns, gpu_by_allocator, peaks, exits)
     used_by_job = _sum_job_bytes(session, cursor_ns)
     names = {(node.host, gpu["index"]): str(gpu["name"]) for node in nodes for gpu in node.facts.get("gpus") or []}
-    found = {}
+    gpus = {}
     for host, (source, tick) in find_last_ticks(session.sources["gpus"], cursor_ns).items():
         time_ns = int(tick["time_ns"][-1]) + source.offset_ns
         before = {
@@ -47,8 +47,8 @@ def read_gpus(
         for row in unpack_records(tick):
             key = (host, row["gpu"])
             rates = _compute_rates(before.get(row["gpu"]), row)
-            found[key] = _build_gpu(key, names.get(key, "GPU"), row, rates, held.get(key, {}), used_by_job.get(key))
-    return tuple(found[key] for key in sorted(found))
+            gpus[key] = _build_gpu(key, names.get(key, "GPU"), row, rates, held.get(key, {}), used_by_job.get(key))
+    return tuple(gpus[key] for key in sorted(gpus))
 
 
 def _build_gpu(
@@ -76,43 +76,43 @@ def _build_gpu(
 def _sum_allocators(
     session: Session, cursor_ns: int, gpu_by_allocator: dict[int, GpuKey], peaks: Peaks, exits: ProcessExits
 ) -> dict[GpuKey, dict[str, int]]:
-    """What PyTorch's allocators on each GPU held at most, and hold where their process tells; by column, of all ranks."""
+    """Sum over ranks what PyTorch's allocators on each GPU hold, unless exited, and held at most, by column."""
     by_rank: dict[tuple[GpuKey, int], dict[str, int]] = {}
     tables = [(session.sources["allocator"][place], key) for place, key in gpu_by_allocator.items()]
     for source, key in sorted(tables, key=lambda table: table[0].created_ns):
-        if known := source.count_until(cursor_ns):
+        if count := source.count_until(cursor_ns):
             held = by_rank.setdefault((key, source.rank), {})
-            over_ns = exits.reported_until(source)
-            # A rank that was started again holds what its last process does.
+            exit_ns = exits.reported_until(source)
+            # After a restart a rank holds what its last process does.
             for column in ("allocated_bytes", "reserved_bytes"):
                 held.pop(column, None)
-                if over_ns is None or over_ns > cursor_ns:
-                    held[column] = int(source.array[known - 1][column])
+                if exit_ns is None or exit_ns > cursor_ns:
+                    held[column] = int(source.array[count - 1][column])
             for column in ("allocated_peak_bytes", "reserved_peak_bytes"):
                 highest = max(peaks.peaks_until(source, column, cursor_ns, by="device").values())
                 held[column] = max(highest, held.get(column, 0))
-    found: dict[GpuKey, dict[str, int]] = {}
+    sums: dict[GpuKey, dict[str, int]] = {}
     for (key, _), held in by_rank.items():
-        of_gpu = found.setdefault(key, {})
+        gpu_sums = sums.setdefault(key, {})
         for column, bytes_ in held.items():
-            of_gpu[column] = of_gpu.get(column, 0) + bytes_
-    return found
+            gpu_sums[column] = gpu_sums.get(column, 0) + bytes_
+    return sums
 
 
 def _sum_job_bytes(session: Session, cursor_ns: int) -> dict[GpuKey, int]:
-    """Return NVML's figure for the ranks' processes on each GPU; none where it is not known."""
+    """Return NVML's memory of the rank processes on each GPU; none where unknown."""
     ranks = {(source.host, source.pid) for source in session.sources["begins"]}
-    found: dict[GpuKey, int] = {}
+    used_bytes: dict[GpuKey, int] = {}
     ticks = find_last_ticks(session.sources["gpu_processes"], cursor_ns, cursor_ns - FRESH_NS)
     for host, (_, tick) in ticks.items():
         for pid, gpu, used in zip(*(tick[name].tolist() for name in ("pid", "gpu", "used_bytes")), strict=True):
             if (host, pid) in ranks and used != UNKNOWN:
-                found[host, gpu] = found.get((host, gpu), 0) + used
-    return found
+                used_bytes[host, gpu] = used_bytes.get((host, gpu), 0) + used
+    return used_bytes
 
 
 def _compute_rates(before: Values | None, row: Values) -> tuple[float, float]:
-    """PCIe bytes per second each way since the tick a second before; NaN where not measured."""
+    """Return PCIe bytes per second each way since the tick a second before; NaN where not measured."""
     if before is None:
         return float("nan"), float("nan")
     seconds = (row["time_ns"] - before["time_ns"]) / 1e9

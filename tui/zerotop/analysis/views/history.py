@@ -1,7 +1,6 @@
-"""The last while before a cursor, in equal pieces of time: what strips and small charts of the live screen show.
+"""The last seconds before a cursor in equal pieces of time, for the strips and small charts of the live screen.
 
-Pieces are aligned to unix time, so that a chart of them moves by whole pieces and never trembles. Only those that are over
-at the cursor are told.
+Pieces are aligned to unix time, so that charts move by whole pieces and never tremble. The piece in progress is left out.
 """
 
 from __future__ import annotations
@@ -12,20 +11,21 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.live_view import Floats, GpuHistory, History, Rank, RankHistory
-from zerotop.analysis.processes.phases import NOT_YET, OTHER, find_innermost
+from zerotop.analysis.keys import GpuKey, ProcessKey
+from zerotop.analysis.live_view import GpuHistory, History, Rank, RankHistory
+from zerotop.analysis.processes.phases import vote_phases
 from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.session.reader import Session, Source
+from zerotop.session.samples import Windows, bin_maxima, bin_means
 from zerotop_probe.recording.tables import PHASES
 
 PIECE_NS = 500_000_000
 PIECES = 160
-# The newest pieces are told anew each time: a writer may still be writing what it saw in them.
+# The newest pieces are computed again each time: their samples may not all be written yet.
 _FRESH_PIECES = 4
-# How often within a piece it is asked which phase a rank was in.
+# Moments in a piece at which a rank's phase is looked up.
 _VOTES_PER_PIECE = 50
 
-GpuKey = tuple[str, int]  # host, NVML index
 Table = NDArray[Any]  # the first axis is pieces
 
 
@@ -34,7 +34,7 @@ Value = TypeVar("Value")
 
 
 class LazyMapping(Mapping[Key, Value]):
-    """Tells each of its values when it is first asked for: of a thousand ranks a screen shows a few."""
+    """Computes each value on first use: of a thousand ranks a screen shows a few."""
 
     def __init__(self, keys: Iterable[Key], compute: Callable[[Key], Value]) -> None:
         self._values: dict[Key, Value | None] = dict.fromkeys(keys)
@@ -44,10 +44,10 @@ class LazyMapping(Mapping[Key, Value]):
         return repr(dict(self))
 
     def __getitem__(self, key: Key) -> Value:
-        told = self._values[key]
-        if told is None:
-            told = self._values[key] = self._compute(key)
-        return told
+        value = self._values[key]
+        if value is None:
+            value = self._values[key] = self._compute(key)
+        return value
 
     def __iter__(self) -> Iterator[Key]:
         return iter(self._values)
@@ -57,75 +57,46 @@ class LazyMapping(Mapping[Key, Value]):
 
 
 class RollingWindow:
-    """A table of pieces. What was told is kept while the cursor goes on."""
+    """A table of the last pieces; keeps what it has while the cursor advances."""
 
     def __init__(self) -> None:
         self._first_piece = 0  # index of its first piece: unix ns // PIECE_NS
         self._table: Table = np.empty((0, 0))
 
     def first_missing(self, end: int) -> int:
-        """The first piece before ``end`` that has to be told."""
-        begin, told = end - PIECES, self._first_piece + len(self._table) - _FRESH_PIECES
-        return told if self._first_piece <= begin < told <= end else begin
+        """Return the first piece before ``end`` to compute."""
+        begin, done = end - PIECES, self._first_piece + len(self._table) - _FRESH_PIECES
+        return done if self._first_piece <= begin < done <= end else begin
 
     def extend_pieces(self, begin: int, fresh: Table) -> Table:
-        """Takes in the pieces from ``begin`` on; returns the last ``PIECES``."""
-        kept = (
-            self._table[: begin - self._first_piece]
-            if self._first_piece <= begin <= self._first_piece + len(self._table)
-            else fresh[:0]
-        )
-        self._table = np.concatenate([kept, fresh])[-PIECES:] if len(kept) else fresh
+        """Add the pieces from ``begin`` on; return the last PIECES."""
+        done = begin - self._first_piece
+        self._table = np.concatenate([self._table[:done], fresh])[-PIECES:] if 0 < done <= len(self._table) else fresh
         self._first_piece = begin + len(fresh) - len(self._table)
         return self._table
 
 
-def compute_means(pieces: NDArray[np.int64], values: NDArray[Any], count: int) -> Floats:
-    """The mean of the samples in each of ``count`` pieces; NaN where there is none. ``pieces`` has each sample's place."""
-    number = np.bincount(pieces, minlength=count)
-    total = np.bincount(pieces, values, count)
-    found = np.full(count, np.nan)
-    np.divide(total, number, out=found, where=number > 0)
-    return found
-
-
-def compute_highest(pieces: NDArray[np.int64], values: NDArray[Any], count: int) -> Floats:
-    """The highest of the samples in each piece; NaN where there is none."""
-    found = np.full(count, np.nan)
-    np.fmax.at(found, pieces, values.astype(np.float64))
-    return found
-
-
-def vote_phases(codes: NDArray[np.int16], pieces: int) -> NDArray[np.intp]:
-    """The phase that most of the codes are in each of so many equal pieces: NOT_YET or an index into PHASES."""
-    kinds = len(PHASES) - NOT_YET
-    known = np.where(codes < len(PHASES), codes, OTHER) - NOT_YET
-    places = known.reshape(pieces, -1) + np.arange(0, pieces * kinds, kinds)[:, None]
-    votes = np.bincount(places.ravel(), minlength=pieces * kinds).reshape(pieces, kinds)
-    return np.asarray(votes.argmax(axis=1) + NOT_YET)
-
-
 class SampledTable(NamedTuple):
-    """What samplers saw of each process or GPU of a node, which is told of all in one go."""
+    """Columns of a sampled table, read for all processes or GPUs of a node at once."""
 
     table: str
     key_column: str
-    mean_column: str  # of this column the mean,
-    highest_columns: tuple[str, ...]  # and of these the highest
+    mean_column: str
+    highest_columns: tuple[str, ...]
 
 
-_PHASE_NAMES = (*PHASES, "")  # the last is that of NOT_YET
+_PHASE_NAMES = (*PHASES, "")  # NOT_YET is -1: the last one
 _PROCESSES = SampledTable("processes", "pid", "cores_used", ("rss_bytes", "shared_bytes"))
 _GPUS = SampledTable("gpus", "gpu", "utilization_percent", ("used_bytes",))
 
 
 class Histories:
-    """Tells the history of a session at any cursor."""
+    """The history of a session at any cursor."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._sampled_windows: dict[tuple[SampledTable, str], tuple[list[int], RollingWindow]] = {}
-        self._rank_windows: dict[tuple[str, int], RollingWindow] = {}
+        self._rank_windows: dict[ProcessKey, RollingWindow] = {}
         self._gpu_windows: dict[GpuKey, RollingWindow] = {}
         self._last: tuple[object, History] | None = None
 
@@ -137,82 +108,72 @@ class Histories:
         gpu_by_allocator: dict[int, GpuKey],
         exits: ProcessExits,
     ) -> History:
-        """The history of these ranks and GPUs; the same object while no other piece is over.
+        """Return the history of these ranks and GPUs; the same object until the next piece is over.
 
-        ``lies_on`` says of which GPU an allocator's table (its place among the session's) tells, ``ends`` until when.
+        ``gpu_by_allocator``: see :func:`zerotop.analysis.processes.ranks_and_hosts.find_gpu_by_allocator`.
         """
         end, keys = cursor_ns // PIECE_NS, tuple(gpus)
         known = (end, tuple((rank.host, rank.pid) for rank in ranks), keys, len(gpu_by_allocator))
         if self._last is None or self._last[0] != known:
             processes = {rank.rank: rank for rank in ranks}
             allocators: dict[GpuKey, list[int]] = {}
-            for place, where in gpu_by_allocator.items():
-                allocators.setdefault(where, []).append(place)
-            of_processes = self._map_hosts(_PROCESSES, known[1], end)
-            of_gpus = self._map_hosts(_GPUS, keys, end)
-            told = History(
+            for index, key in gpu_by_allocator.items():
+                allocators.setdefault(key, []).append(index)
+            process_tables = self._map_hosts(_PROCESSES, known[1], end)
+            gpu_tables = self._map_hosts(_GPUS, keys, end)
+            history = History(
                 piece_s=PIECE_NS / 1e9,
                 end_s=end * PIECE_NS / 1e9,
-                ranks=LazyMapping(processes, lambda number: self._build_rank(processes[number], of_processes, end, exits)),
-                gpus=LazyMapping(keys, lambda key: self._build_gpu(key, of_gpus, end, allocators.get(key, ()), exits)),
+                ranks=LazyMapping(processes, lambda number: self._build_rank(processes[number], process_tables, end, exits)),
+                gpus=LazyMapping(keys, lambda key: self._build_gpu(key, gpu_tables, end, allocators.get(key, ()), exits)),
             )
-            self._last = (known, told)
+            self._last = (known, history)
         return self._last[1]
 
     def _map_hosts(
-        self, layout: SampledTable, keys: Iterable[tuple[str, int]], end: int
+        self, layout: SampledTable, keys: Iterable[GpuKey | ProcessKey], end: int
     ) -> LazyMapping[str, dict[int, Table]]:
-        """By node, the pieces of these of its processes or GPUs by their keys."""
-        of_host: dict[str, set[int]] = {}
+        """Map each host to the tables of its processes or GPUs, by pid or index."""
+        keys_by_host: dict[str, set[int]] = {}
         for host, key in keys:
-            of_host.setdefault(host, set()).add(key)
-        return LazyMapping(of_host, lambda host: self._read_sampled(layout, host, sorted(of_host[host]), end))
+            keys_by_host.setdefault(host, set()).add(key)
+        return LazyMapping(keys_by_host, lambda host: self._read_sampled(layout, host, sorted(keys_by_host[host]), end))
 
     def _read_sampled(self, layout: SampledTable, host: str, keys: list[int], end: int) -> dict[int, Table]:
-        before, kept = self._sampled_windows.get((layout, host), ([], RollingWindow()))
-        if before != keys:
-            kept = RollingWindow()
-        self._sampled_windows[layout, host] = keys, kept
-        begin, own = kept.first_missing(end), np.array(keys)
-        count, columns = (end - begin) * len(own), len(layout.highest_columns) + 1
+        last_keys, window = self._sampled_windows.get((layout, host), ([], RollingWindow()))
+        if last_keys != keys:
+            window = RollingWindow()
+        self._sampled_windows[layout, host] = keys, window
+        begin, key_array = window.first_missing(end), np.array(keys)
+        count, columns = (end - begin) * len(keys), len(layout.highest_columns) + 1
         fresh = np.full((count, columns), np.nan)
         for source in self._session.host_sources(layout.table, host):
-            rows = _read_pieces(source, begin, end)
-            places = own.searchsorted(rows[layout.key_column])
-            mine = own.take(places, mode="clip") == rows[layout.key_column]
-            rows = rows.compress(mine)  # five times faster than by index
-            cells = _locate_pieces(source, rows["time_ns"], begin) * len(own) + places[mine]
-            told = np.empty_like(fresh)
-            told[:, 0] = compute_means(cells, rows[layout.mean_column], count)
+            rows = source.between(begin * PIECE_NS - 1, end * PIECE_NS - 1)
+            indices = key_array.searchsorted(rows[layout.key_column])
+            known = key_array.take(indices, mode="clip") == rows[layout.key_column]
+            rows = rows.compress(known)  # five times faster than by index
+            cells = (source.unix_times(rows) // PIECE_NS - begin) * len(keys) + indices[known]
+            values = np.empty_like(fresh)
+            values[:, 0] = bin_means(cells, rows[layout.mean_column], count)
             for column, name in enumerate(layout.highest_columns, 1):
-                told[:, column] = compute_highest(cells, rows[name], count)
-            np.copyto(fresh, told, where=~np.isnan(told))  # a sampler may have been started again
-        table = kept.extend_pieces(begin, fresh.reshape(-1, len(own), columns))
-        return {key: table[:, place] for place, key in enumerate(keys)}
+                values[:, column] = bin_maxima(cells, rows[name], count)
+            np.copyto(fresh, values, where=~np.isnan(values))  # a restarted sampler writes another table
+        table = window.extend_pieces(begin, fresh.reshape(-1, len(keys), columns))
+        return {key: table[:, index] for index, key in enumerate(keys)}
 
     def _build_rank(
         self, rank: Rank, sampled: LazyMapping[str, dict[int, Table]], end: int, exits: ProcessExits
     ) -> RankHistory:
         cores_used, rss_bytes, shared_bytes = sampled[rank.host][rank.pid].T
-        kept = self._rank_windows.setdefault((rank.host, rank.pid), RollingWindow())
-        begin = kept.first_missing(end)
-        codes = kept.extend_pieces(begin, self._vote_phases(rank, begin, end, exits))
+        window = self._rank_windows.setdefault((rank.host, rank.pid), RollingWindow())
+        begin = window.first_missing(end)
+        tables = (self._session.find_source(name, rank.host, rank.pid, end * PIECE_NS) for name in ("begins", "spans"))
+        begins, spans = tables
+        exit_ns = exits.reported_until(begins) if begins is not None else None
+        fresh = vote_phases(begins, spans, range(begin, end), PIECE_NS, _VOTES_PER_PIECE, end * PIECE_NS, exit_ns)
+        codes = window.extend_pieces(begin, fresh)
         phases = tuple([_PHASE_NAMES[code] for code in codes.tolist()])
         return RankHistory(cores_used, rss_bytes, shared_bytes, phases)
-
-    def _vote_phases(self, rank: Rank, begin: int, end: int, exits: ProcessExits) -> NDArray[np.intp]:
-        """For each piece the phase that the rank was in for most of it; -1 where its probe was not awake."""
-        begins, spans = (
-            self._session.find_source(table, rank.host, rank.pid, end * PIECE_NS) for table in ("begins", "spans")
-        )
-        if begins is None:
-            return np.full(end - begin, NOT_YET, np.intp)
-        grain = PIECE_NS // _VOTES_PER_PIECE
-        moments = np.arange(begin * PIECE_NS + grain // 2, end * PIECE_NS, grain)
-        codes = find_innermost(begins, spans, moments, end * PIECE_NS)
-        if (over_ns := exits.reported_until(begins)) is not None:
-            codes[moments > over_ns] = NOT_YET
-        return vote_phases(codes, end - begin)
 
     def _build_gpu(
         self,
@@ -222,40 +183,21 @@ class Histories:
         allocators: Iterable[int],
         exits: ProcessExits,
     ) -> GpuHistory:
-        """``allocators``: places of the tables that tell of it, among the session's."""
-        kept = self._gpu_windows.setdefault(gpu_key, RollingWindow())
-        begin = kept.first_missing(end)
+        """``allocators``: indices of its allocators' tables in the session."""
+        window = self._gpu_windows.setdefault(gpu_key, RollingWindow())
+        begin = window.first_missing(end)
         held = np.full((end - begin, 2), np.nan)
-        for place in allocators:
-            source = self._session.sources["allocator"][place]
+        for index in allocators:
+            source = self._session.sources["allocator"][index]
             self._add_allocator(source, held, begin, end, exits.reported_until(source))
-        return GpuHistory(*sampled[gpu_key[0]][gpu_key[1]].T, *kept.extend_pieces(begin, held).T)
+        return GpuHistory(*sampled[gpu_key[0]][gpu_key[1]].T, *window.extend_pieces(begin, held).T)
 
     @staticmethod
     def _add_allocator(source: Source, sums: Table, begin: int, end: int, exit_ns: int | None) -> None:
-        """Adds what one rank on the GPU holds: the highest sample of a piece, or the last before, while it tells any."""
-        before = source.count_until(begin * PIECE_NS - 1)
-        rows = source.array[max(0, before - 1) : source.count_until(end * PIECE_NS - 1)]
-        if not len(rows):
-            return
+        """Add what one rank holds: the highest sample of each piece, or the last one before it, until the rank exits."""
+        rows = source.between(begin * PIECE_NS - 1, end * PIECE_NS - 1, rows_before=1)
         pieces = np.arange(begin, end)
-        places = _locate_pieces(source, rows["time_ns"], begin) + begin
-        first, beyond = places.searchsorted(pieces), places.searchsorted(pieces, "right")
-        held = np.array([rows["allocated_bytes"], rows["reserved_bytes"]], np.float64)
-        told = (beyond > 0) & (pieces <= (end if exit_ns is None else exit_ns // PIECE_NS))
-        found = np.where(told, held[:, beyond - 1], np.nan)
-        sampled = beyond > first
-        if sampled.any():
-            found[:, sampled] = np.fmax.reduceat(held, first[sampled], axis=1)
-        found = found.T
-        sums[:] = np.where(np.isnan(sums), found, np.where(np.isnan(found), sums, sums + found))
-
-
-def _read_pieces(source: Source, begin: int, end: int) -> NDArray[Any]:
-    """The records from the begin of one piece to before that of another."""
-    return source.array[source.count_until(begin * PIECE_NS - 1) : source.count_until(end * PIECE_NS - 1)]
-
-
-def _locate_pieces(source: Source, times: NDArray[np.int64], begin: int) -> NDArray[np.int64]:
-    """Which piece, counted from ``begin``, each of these moments of its clock lies in."""
-    return (times + source.offset_ns) // PIECE_NS - begin
+        windows = Windows(source.unix_times(rows), pieces * PIECE_NS - 1, (pieces + 1) * PIECE_NS - 1)
+        valid = windows.has_samples | (windows.has_value & (pieces <= (end if exit_ns is None else exit_ns // PIECE_NS)))
+        highest = windows.find_highest(np.stack((rows["allocated_bytes"], rows["reserved_bytes"]))).T
+        sums[valid] = np.nan_to_num(sums[valid]) + highest[valid]

@@ -1,4 +1,4 @@
-"""Steps of all ranks joined into iterations: what a whole job took, step by step."""
+"""Steps of all ranks joined into iterations of the whole job."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.live_view import Floats, Iterations
 from zerotop.analysis.steps.growable_array import GrowingArray
-from zerotop.analysis.steps.step_table import STEP_DTYPE, Rows
+from zerotop.analysis.steps.step_table import STEP_DTYPE
 from zerotop.analysis.views.restarts import AttemptMember
+from zerotop.session.samples import Rows
 
 _PHASE_COLUMNS = {"data": "data_s", "forward": "forward_s", "backward": "backward_s", "step": "step_s"}
 
 
 class IterationTable:
-    """The steps that every rank process has finished or was gone before, oldest first, extended by :meth:`extend`.
+    """The steps that every rank has finished or exited before, oldest first; :meth:`extend` adds more.
 
-    A step takes as long as on its slowest rank, and is known when the last rank has finished it or is gone.
+    A step takes as long as on its slowest rank, and is known when the last rank has finished it or exited.
     """
 
     def __init__(self) -> None:
         self._rows = GrowingArray(STEP_DTYPE)
         self._token_counts = GrowingArray(np.int64)
         self._known_ns = GrowingArray(np.int64)
-        self._attempt_index = 0  # the one that is being joined,
-        self._joined_count = 0  # and how many of its steps are
+        self._attempt_index = 0  # the attempt being joined,
+        self._joined_count = 0  # and the number of its steps joined so far
         self._last_iterations: tuple[int, Iterations] | None = None
 
     @property
     def rows(self) -> Rows:
-        """The steps as on their slowest ranks."""
+        """The steps of their slowest ranks."""
         return self._rows.rows
 
     @property
@@ -41,11 +42,11 @@ class IterationTable:
 
     @property
     def known_ns(self) -> NDArray[np.int64]:
-        """From when in unix time each step is known; never falls."""
+        """Unix time at which each step became known; never decreases."""
         return self._known_ns.rows
 
     def extend(self, attempts: Sequence[Sequence[AttemptMember]]) -> None:
-        """Take in what the processes have finished since."""
+        """Add the steps finished since the last call."""
         for number, members in enumerate(attempts[self._attempt_index :], self._attempt_index):
             if number != self._attempt_index:
                 self._attempt_index, self._joined_count = number, 0
@@ -74,20 +75,20 @@ class IterationTable:
         self._joined_count = end
 
     def count_until(self, cursor_ns: int) -> int:
-        """How many steps had been finished by all ranks at the cursor."""
+        """Return how many steps all ranks had finished at the cursor."""
         return int(np.searchsorted(self.known_ns, cursor_ns, "right"))
 
     def first_iterations(self, count: int) -> Iterations:
-        """The first ``count`` iterations; the same object as before while the count is the same."""
+        """Return the first ``count`` iterations; the same object for the same count."""
         if self._last_iterations is None or self._last_iterations[0] != count:
             self._last_iterations = (count, _build_iterations(self.rows[:count]))
         return self._last_iterations[1]
 
 
 def _find_end(members: Sequence[AttemptMember]) -> int:
-    """How many steps are finished by all that are not gone, or by any where all are."""
-    waited_for = [member.step_count for member in members if member.gone_ns is None]
-    return min(waited_for) if waited_for else max((member.step_count for member in members), default=0)
+    """Return how many steps all live members have finished, or any member where all are gone."""
+    live = [member.step_count for member in members if member.gone_ns is None]
+    return min(live) if live else max((member.step_count for member in members), default=0)
 
 
 def _build_iterations(rows: Rows) -> Iterations:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.engine import parse_engine, read_first_engine
 from zerotop.analysis.live_view import Cost, Job, LiveView, Progress, State
 from zerotop.analysis.processes.process_exits import read_exits
 from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator, read_hosts, read_ranks
@@ -175,12 +176,8 @@ class RecordingSource:
             history=self._histories.history_at(cursor, ranks, gpu_keys, gpu_by_allocator, self._exits),
         )
 
-    def _find_first_engine(self, cursor: int) -> dict[str, Any]:
-        engines = [e for e in self.session.events_named("engine", cursor) if not e.facts.get("engine")]
-        return min(engines, key=lambda e: e.rank).facts if engines else {}
-
     def _build_job(self, cursor: int, losses: Losses) -> Job:
-        facts = self._find_first_engine(cursor)
+        facts = read_first_engine(self.session, cursor)
         state, code, text = self._find_state(cursor, bool(facts))
         info = self.session.info
         return Job(
@@ -190,15 +187,7 @@ class RecordingSource:
             state=state,
             exit_code=code,
             exit_text=text,
-            model=facts.get("model"),
-            parameters=facts.get("parameters"),
-            zero_stage=facts.get("zero_stage"),
-            offload_optimizer=facts.get("offload_optimizer"),
-            offload_parameters=facts.get("offload_parameters"),
-            dtype=facts.get("dtype"),
-            micro_batch=facts.get("micro_batch"),
-            gradient_accumulation=facts.get("gradient_accumulation"),
-            ranks=facts.get("world_size"),
+            **parse_engine(facts),
             notices=describe_notices(self.session, cursor, losses),
             prints_here=not self.session.events_named("attached", cursor),
         )

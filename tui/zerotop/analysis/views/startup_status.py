@@ -1,22 +1,21 @@
-"""What a job waits for that has not made its engine yet."""
+"""What a job without an engine is waiting for."""
 
 from __future__ import annotations
 
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events
 
-_ENGINE = "Waiting for a rank to make its DeepSpeed engine."
-_COMPILERS = "DeepSpeed compiles its operators, the first time only: a minute or two. Then it makes its engine."
-# Who has waited for a lock loads what the build should have made: it fails when the lock is removed meanwhile.
+_ENGINE = "Waiting for deepspeed.initialize()."
+_COMPILERS = "Compiling DeepSpeed's operators: 1 to 2 minutes, on the first run only."
+# Deleting the lock of a running job is no fix: its ranks would load a library that was never built.
 _LOCK = (
-    "The ranks sleep, nothing is compiled, and no process on their node holds {locks}: perhaps they wait without end for a"
-    " build of DeepSpeed's operators that was killed. Unless another job builds there, end this one, remove {it} and start"
-    " it again."
+    "The ranks sleep, nothing compiles, and no process on their node holds {locks}: they may wait forever for a build of"
+    " DeepSpeed's operators that was killed. Unless another job builds there, stop this one, delete {it} and start it again."
 )
 
 
 def describe_wait(session: Session, cursor_ns: int) -> str:
-    """A sentence, by what was told last."""
+    """Return a sentence, by the latest event."""
     compiling, locked = (session.events_named(name, cursor_ns) for name in (events.COMPILING, events.BUILD_LOCKED))
     if locked and (not compiling or compiling[-1].unix_ns < locked[-1].unix_ns):
         paths = list(dict.fromkeys(event.facts["path"] for event in locked))

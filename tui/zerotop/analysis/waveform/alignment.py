@@ -1,7 +1,7 @@
-"""Which iterations are folded onto one, and where in it a moment of any of them lies.
+"""Chooses the iterations to fold, and maps their moments to positions in the folded iteration.
 
-Each phase of each iteration is stretched onto the place that the median phase has: an iteration whose backward took longer
-has its backward where the others have theirs.
+Each phase of each iteration is stretched to the position of the median phase: an iteration with a longer backward has its
+backward where the others have theirs.
 """
 
 from __future__ import annotations
@@ -13,27 +13,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.stats.change_points import ShiftFinder
-from zerotop.analysis.steps.step_table import Rows
 from zerotop.session.reader import Source
+from zerotop.session.samples import Floats, Ints, Rows
 from zerotop_probe.recording.tables import EVAL, PHASE_CODE
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
-# Iterations folded when nobody says how many, at most, and looked back through for the last change of level.
+# Most iterations folded by default, and searched for the last change of level.
 MOST_ITERATIONS = 1000
-# The kind of the last iterations, skipped or not, is the kind that is folded: most of so many.
+# Skipped or updated iterations are folded: whichever most of the last ones are.
 _LATEST = 3
-# Longer than this many medians is an iteration of another kind: the first ones that compile, a pause nobody recorded.
+# Iterations longer than so many medians are left out: the first ones compile, others pause for unrecorded reasons.
 _LONG = 1.5
-# The same phases must be in this share of the iterations; else only the outermost are looked at.
+# Share of the iterations that must have the same phases; otherwise only outermost phases are compared.
 _ALIKE = 0.7
 _OUTER = tuple(PHASE_CODE[name] for name in ("forward", "backward", "step"))
 
 
 @dataclass(frozen=True)
 class ChosenIterations:
-    """The iterations to be folded, and why others among them were left out."""
+    """The iterations to fold, and why others in between were left out."""
 
     indices: Ints  # among the rank's steps, ascending
     left_out: dict[str, int]  # "skipped" (or "updated", where skipped ones are folded), "evaluation", "checkpoint", "long"
@@ -41,7 +38,7 @@ class ChosenIterations:
 
 
 def choose_iterations(steps: Rows, number: int | None) -> ChosenIterations:
-    """Of finished steps, oldest first, the last ``number``, or with None all since the last change of level."""
+    """Choose the last ``number`` of finished steps (oldest first), or with None all since the last change of level."""
     rows = steps[-(2 * MOST_ITERATIONS if number is None else 2 * number + MOST_ITERATIONS) :]
     offset = len(steps) - len(rows)
     skipped = bool(rows["skipped"][-_LATEST:].mean() > 0.5) if len(rows) else False
@@ -53,31 +50,31 @@ def choose_iterations(steps: Rows, number: int | None) -> ChosenIterations:
     if not len(fit):
         return ChosenIterations(fit, {}, skipped)
     long = seconds[fit] > _LONG * np.median(seconds[fit])
-    told = reasons[fit[0] :]
-    left_out = {name: int((told == name).sum()) for name in dict.fromkeys(told.tolist()) if name}
+    reasons = reasons[fit[0] :]
+    left_out = {name: int((reasons == name).sum()) for name in dict.fromkeys(reasons.tolist()) if name}
     if long.any():
         left_out["long"] = int(long.sum())
     return ChosenIterations(fit[~long] + offset, left_out, skipped)
 
 
 def _find_reasons(rows: Rows, skipped: bool) -> NDArray[np.str_]:
-    """Why each step is not folded with the others; empty where it is."""
-    found = np.full(len(rows), "", "<U12")
-    found[rows["skipped"] != skipped] = "updated" if skipped else "skipped"
-    found[rows["checkpoint_s"] > 0] = "checkpoint"
-    found[rows["eval_s"] > 0] = "evaluation"
-    return found
+    """Return why each step is left out; empty where it is folded."""
+    reasons = np.full(len(rows), "", "<U12")
+    reasons[rows["skipped"] != skipped] = "updated" if skipped else "skipped"
+    reasons[rows["checkpoint_s"] > 0] = "checkpoint"
+    reasons[rows["eval_s"] > 0] = "evaluation"
+    return reasons
 
 
 def _find_level_begin(seconds: Floats, fit: Ints) -> int:
-    """Where among ``fit`` the last change of level begins."""
-    found = [shift.first for shift in ShiftFinder().find_shifts(seconds[fit])]
-    return found[-1] if found else 0
+    """Return the index into ``fit`` at which the last change of level begins."""
+    firsts = [shift.first for shift in ShiftFinder().find_shifts(seconds[fit])]
+    return firsts[-1] if firsts else 0
 
 
 @dataclass(frozen=True, eq=False)
 class PhaseStretch:
-    """A phase of the folded iteration, or what lies between two: seconds from its begin. Those of depth 1 lie within."""
+    """A phase of the folded iteration, in seconds from its begin. Phases of depth 1 are nested in others."""
 
     phase: int  # index into PHASES
     depth: int
@@ -87,7 +84,7 @@ class PhaseStretch:
 
 @dataclass(frozen=True, eq=False)
 class AlignedIterations:
-    """The iterations of one rank process that have the same phases, and the places of their boundaries."""
+    """The iterations of one rank process that have the same phases, and the times of their boundaries."""
 
     source: Source
     indices: Ints  # among the rank's steps
@@ -105,24 +102,24 @@ class AlignedIterations:
 
     @property
     def median_bounds(self) -> Floats:
-        """Where each boundary lies in the median iteration: seconds from its begin."""
+        """Position of each boundary in the median iteration: seconds from its begin."""
         pieces = np.median(np.diff(self.bounds, axis=1), axis=0)
         total = float(np.median(self.bounds[:, -1] - self.bounds[:, 0]))
-        places = np.concatenate(([0.0], np.cumsum(pieces)))
-        scaled: Floats = places * (total / places[-1]) if places[-1] > 0 else places
+        positions = np.concatenate(([0.0], np.cumsum(pieces)))
+        scaled: Floats = positions * (total / positions[-1]) if positions[-1] > 0 else positions
         return scaled
 
     def build_stretches(self, reference: Floats) -> list[PhaseStretch]:
-        """The phases in the folded iteration, by begin."""
+        """Return the phases of the folded iteration, by begin."""
         edges = np.empty((len(self.phases), 2))
         edges.ravel()[self.order] = reference[1:-1]
         columns = (self.phases.tolist(), self.depths.tolist(), edges[:, 0].tolist(), edges[:, 1].tolist())
         return [PhaseStretch(*values) for values in zip(*columns, strict=True)]
 
     def fold_windows(self, begins_ns: Ints, ends_ns: Ints, reference: Floats) -> tuple[NDArray[np.bool_], Floats, Floats]:
-        """Windows of time (unix) in the folded iteration: which of them are, where they begin, and how long they are.
+        """Map windows of unix time to the folded iteration; return (mask of those mapped, their begins, their lengths).
 
-        Those are left out that reach into iterations that are not folded.
+        Windows that reach into iterations that are not folded are left out.
         """
         begins, ends = (begins_ns - self.base_ns) / 1e9, (ends_ns - self.base_ns) / 1e9
         first = np.searchsorted(self.bounds[:, 0], begins, "right") - 1
@@ -133,43 +130,42 @@ class AlignedIterations:
         length = float(reference[-1])
         unrolled = (np.arange(len(self.bounds))[:, None] * length + reference).ravel()
         flat = self.bounds.ravel()
-        where = np.interp(begins[whole], flat, unrolled)
-        lengths = np.interp(ends[whole], flat, unrolled) - where
-        return whole, where - np.floor(where / length) * length, lengths
+        positions = np.interp(begins[whole], flat, unrolled)
+        lengths = np.interp(ends[whole], flat, unrolled) - positions
+        return whole, positions - np.floor(positions / length) * length, lengths
 
 
 def align_iterations(source: Source, steps: Rows, indices: Ints) -> AlignedIterations | None:
-    """The chosen iterations of a rank process; None where there are none."""
+    """Align the chosen iterations of a rank process; None where there are none."""
     if not len(indices):
         return None
     rows = steps[indices]
     begins, ends = rows["begin_unix_ns"] - source.offset_ns, rows["end_unix_ns"] - source.offset_ns
-    low, high = source.count_until(int(rows["begin_unix_ns"][0])), source.count_until(int(rows["end_unix_ns"][-1]))
-    spans = source.array[low:high]
+    spans = source.between(int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
     spans = spans[(spans["flags"] & EVAL == 0) & (spans["engine"] == 0) & (spans["phase"] != PHASE_CODE["init"])]
     spans = spans[np.lexsort((spans["depth"], -spans["end_ns"], spans["begin_ns"]))]
-    of = np.searchsorted(ends, spans["end_ns"], "left")
-    known = (of < len(ends)) & (spans["begin_ns"] >= begins[np.minimum(of, len(ends) - 1)])
-    spans, of = spans[known], of[known]
+    iteration = np.searchsorted(ends, spans["end_ns"], "left")
+    known = (iteration < len(ends)) & (spans["begin_ns"] >= begins[np.minimum(iteration, len(ends) - 1)])
+    spans, iteration = spans[known], iteration[known]
     for detail in (np.ones(len(spans), np.bool_), spans["depth"] == 0, np.isin(spans["phase"], _OUTER)):
-        alike, mine = _choose_alike(spans[detail], of[detail], len(ends))
+        alike, alike_spans = _choose_alike(spans[detail], iteration[detail], len(ends))
         if len(alike) >= _ALIKE * len(ends):
             break
-    return _build_aligned(source, indices[alike], begins[alike], ends[alike], mine)
+    return _build_aligned(source, indices[alike], begins[alike], ends[alike], alike_spans)
 
 
 def _choose_alike(spans: NDArray[Any], iteration_index: Ints, count: int) -> tuple[Ints, NDArray[Any]]:
-    """The iterations that have the phases that most have, and their spans, shape (iterations, spans)."""
+    """Return the iterations with the most common phases, and their spans, shape (iterations, spans)."""
     numbers = np.bincount(iteration_index, minlength=count)
     usual = int(np.bincount(numbers).argmax())
     alike = np.flatnonzero(numbers == usual)
-    mine = spans[np.isin(iteration_index, alike)].reshape(len(alike), usual)
+    alike_spans = spans[np.isin(iteration_index, alike)].reshape(len(alike), usual)
     if usual:
-        shape = mine["phase"].astype(np.int64) * 256 + mine["depth"]
-        kinds, which = np.unique(shape, axis=0, return_inverse=True)
-        same = which.ravel() == np.bincount(which.ravel(), minlength=len(kinds)).argmax()
-        alike, mine = alike[same], mine[same]
-    return alike, mine
+        shapes = alike_spans["phase"].astype(np.int64) * 256 + alike_spans["depth"]
+        kinds, kind = np.unique(shapes, axis=0, return_inverse=True)
+        same = kind.ravel() == np.bincount(kind.ravel(), minlength=len(kinds)).argmax()
+        alike, alike_spans = alike[same], alike_spans[same]
+    return alike, alike_spans
 
 
 def _build_aligned(source: Source, indices: Ints, begins: Ints, ends: Ints, spans: NDArray[Any]) -> AlignedIterations:
@@ -178,18 +174,18 @@ def _build_aligned(source: Source, indices: Ints, begins: Ints, ends: Ints, span
     edges = np.stack((spans["begin_ns"], spans["end_ns"]), axis=2).reshape(len(spans), -1)[:, order]
     base = int(begins[0])
     bounds = np.column_stack((begins, edges, ends)) - base
-    # Clocks never go back, but a boundary of no length may be told twice.
+    # Clocks never go back, but a boundary without length may be recorded twice.
     bounds = np.maximum.accumulate(bounds, axis=1)
     return AlignedIterations(source, indices, bounds / 1e9, base + source.offset_ns, order, phases, depths, spans)
 
 
 def _order_edges(depths: list[int]) -> list[int]:
-    """The edges of nested spans in order of time: 2 * span for a begin, 2 * span + 1 for an end."""
-    found: list[int] = []
-    inside: list[int] = []
+    """Return the edges of nested spans in order of time: 2 * span for a begin, 2 * span + 1 for an end."""
+    edges: list[int] = []
+    open_spans: list[int] = []
     for span, depth in enumerate(depths):
-        while inside and depths[inside[-1]] >= depth:
-            found.append(2 * inside.pop() + 1)
-        found.append(2 * span)
-        inside.append(span)
-    return found + [2 * span + 1 for span in reversed(inside)]
+        while open_spans and depths[open_spans[-1]] >= depth:
+            edges.append(2 * open_spans.pop() + 1)
+        edges.append(2 * span)
+        open_spans.append(span)
+    return edges + [2 * span + 1 for span in reversed(open_spans)]

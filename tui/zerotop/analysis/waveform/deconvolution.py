@@ -1,10 +1,10 @@
-"""What a sensor would have shown at each place of an iteration, from samples that each look back over a while.
+"""Reconstructs a signal over an iteration from samples that are means over longer windows.
 
-A sample is the mean of what is looked for over its window: 200 ms for NVML's utilization, the time between two looks for
-counters. Over many iterations windows begin everywhere, so that places shorter than a window can be told apart: a sampling
-oscilloscope does the same. Found is the curve whose means over the windows come closest to the samples (most of them: single
-ones far off count less), with as little change from place to place within a phase as they permit, and free to jump where a
-phase ends. Where windows tell nothing, as when an iteration is much shorter than one, that curve is flat: the mean.
+A sample is the mean of the signal over its window: 200 ms for NVML's utilization, the time between two readings for
+counters. Over many iterations windows begin everywhere, so positions closer than a window can be resolved, as in a sampling
+oscilloscope. The result is the curve whose means over the windows fit the samples best (outliers count less), as smooth
+within a phase as the samples permit, and free to jump where a phase ends. Where windows resolve nothing, for example when an
+iteration is much shorter than one, the curve is flat: the mean.
 """
 
 from __future__ import annotations
@@ -14,80 +14,78 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from zerotop.session.samples import Floats, Ints
 
-# Values at which 10 % and 90 % of samples lie below.
+# Quantiles of the samples that bound a curve's band.
 BAND = (0.1, 0.9)
 
-# A change from one place to the next that is to be expected within a phase, as a share of all values seen, and the same
-# where a phase ends.
+# Expected change from bin to bin, as a share of the range of values: within a phase, and where a phase ends.
 _CHANGE, _JUMP = 0.1, 1.5
-# The least error of a sample, likewise: a curve through all points would follow their rounding.
+# Errors of a sample as a share of that range: a curve through all points would follow their rounding.
 _LEAST_ERROR = 0.01
 _USUAL_ERROR = 0.03
-_ROUNDS = 3  # in which samples far off are told from others
-_STEPS = 20  # of keeping the curve within its bounds, at most
-# Readings so near to a phase's end, as a share of the iteration, were made at it.
+_ROUNDS = 3  # of down-weighting outliers
+_STEPS = 20  # most steps of keeping the curve within its bounds
+# Readings this close to a phase's end, as a share of the iteration, were made at it.
 _SAME_PLACE = 1e-4
-_MOST_BAND_SAMPLES = 1200  # samples whose distances from the curve make its band: enough for a tenth and nine tenths
+_MOST_BAND_SAMPLES = 1200  # residuals that the band is computed from: enough for both quantiles
 
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Places of an iteration: bins between ``edges`` (seconds from its begin), ``breaks``: edges at which a phase ends."""
+    """Bins of an iteration."""
 
-    edges: Floats  # (bins + 1,), from 0 to the iteration's length
-    breaks: NDArray[np.bool_]  # (bins,): whether a phase ends at the end of each bin; after the last the next one begins
+    edges: Floats  # (bins + 1,), seconds from 0 to the iteration's length
+    breaks: NDArray[np.bool_]  # (bins,): whether a phase ends at the end of each bin; the last bin precedes the first
 
     @property
     def length_s(self) -> float:
-        """How long an iteration is."""
+        """Length of the iteration."""
         return float(self.edges[-1])
 
     @property
     def bin_widths(self) -> Floats:
-        """Seconds of each bin."""
+        """Length of each bin in seconds."""
         return np.diff(self.edges)
 
 
 def make_grid(boundaries: Floats, most: int = 100) -> Grid:
-    """About ``most`` bins, none over a boundary (seconds, ascending, from 0 to the iteration's length).
+    """Make about ``most`` bins, none across a boundary (seconds, ascending, from 0 to the iteration's length).
 
-    Boundaries closer than half a bin to the one before are left out: nothing is seen of what is so short.
+    Boundaries closer than half a bin to the one before are left out: nothing so short can be resolved.
     """
     length = float(boundaries[-1])
-    kept = [0.0]
+    begins = [0.0]
     for boundary in boundaries[1:-1].tolist():
-        if boundary - kept[-1] >= length / most / 2 and length - boundary >= length / most / 2:
-            kept.append(boundary)
-    ends = [*kept[1:], length]
+        if boundary - begins[-1] >= length / most / 2 and length - boundary >= length / most / 2:
+            begins.append(boundary)
+    ends = [*begins[1:], length]
     edges, breaks = [0.0], []
-    for begin, end in zip(kept, ends, strict=True):
+    for begin, end in zip(begins, ends, strict=True):
         count = max(1, round((end - begin) / length * most))
-        edges += [begin + (end - begin) * (place + 1) / count for place in range(count)]
+        edges += [begin + (end - begin) * (number + 1) / count for number in range(count)]
         breaks += [False] * (count - 1) + [True]
     return Grid(np.array(edges), np.array(breaks))
 
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """What was found for each bin: the middle one of the samples there, and where a tenth and nine tenths of them lie."""
+    """A reconstructed signal with its band: see BAND."""
 
     median: Floats
     low: Floats
     high: Floats
-    error: float  # median distance of a sample from what the curve says it should be
+    error: float  # median absolute residual of a sample
 
 
 def unfold(grid: Grid, begins: Floats, lengths: Floats, values: Floats, *, most: float = np.inf) -> Curve:
-    """The curve between 0 and ``most`` behind samples.
+    """Reconstruct the curve between 0 and ``most`` that fits the samples.
 
     Args:
-        begins: where each window begins, seconds from the begin of its iteration.
-        lengths: seconds of the window, above 0; may be longer than an iteration.
+        begins: begin of each window, in seconds from the begin of its iteration.
+        lengths: seconds of each window, above 0; may be longer than an iteration.
     """
-    groups, of = _group_samples(grid, begins, lengths, values)
+    groups, group_index = _group_samples(grid, begins, lengths, values)
     spread = max(float(np.ptp(values)), 1e-12)
     error = spread * 0.05
     weights = groups.counts.copy()
@@ -97,13 +95,13 @@ def unfold(grid: Grid, begins: Floats, lengths: Floats, values: Floats, *, most:
         distance = np.abs(groups.compute_residuals(curve))
         error = max(_compute_weighted_median(distance, groups.counts), _LEAST_ERROR * spread)
         weights = groups.counts * np.minimum(1.0, 1.5 * error / np.maximum(distance, error))
-    away = values + (groups.compute_residuals(curve) - groups.values)[of]
-    low, high = _measure_band(groups, of, away)
-    return Curve(curve, np.clip(curve + low, 0, most), np.clip(curve + high, 0, most), float(np.median(np.abs(away))))
+    residuals = values + (groups.compute_residuals(curve) - groups.values)[group_index]
+    low, high = _measure_band(groups, group_index, residuals)
+    return Curve(curve, np.clip(curve + low, 0, most), np.clip(curve + high, 0, most), float(np.median(np.abs(residuals))))
 
 
 def make_flat_curve(values: Floats) -> Curve:
-    """The same everywhere: the mean of samples whose windows are too long to tell places apart, and their spread."""
+    """Return a constant curve: the mean of samples whose windows are too long to resolve positions, and their band."""
     low, high = np.quantile(values, BAND)
     mean = float(values.mean())
     ends = (np.full(2, mean), np.full(2, min(mean, low)), np.full(2, max(mean, high)))
@@ -111,8 +109,8 @@ def make_flat_curve(values: Floats) -> Curve:
 
 
 def measure_misfit(grid: Grid, begins: Floats, lengths: Floats, values: Floats, *, most: float = np.inf) -> float:
-    """How badly the best curve does, for comparing where windows may lie: by what it misses, and how much it must change
-    within phases, where a change is not to be expected. 0 without samples.
+    """Measure how badly the best curve fits, to compare shifts of the windows: its residuals, and its changes within
+    phases, where none are expected. 0 without samples.
     """
     if not len(values):
         return 0.0
@@ -126,19 +124,22 @@ def measure_misfit(grid: Grid, begins: Floats, lengths: Floats, values: Floats, 
 
 @dataclass(frozen=True, eq=False)
 class _SampleGroups:
-    """Samples, or groups of them: the share of each window that lies in each bin, what it says, and how many say so."""
+    """Groups of samples with similar windows."""
 
-    rows: Floats  # (samples, bins)
+    rows: Floats  # (groups, bins): the share of the window in each bin
     values: Floats
-    counts: Floats
+    counts: Floats  # samples in each group
 
     def compute_residuals(self, curve: Floats) -> Floats:
-        """By how much each value lies above what the curve says it should be."""
+        """Return by how much each value is above the curve's mean over its window."""
         return np.asarray(self.values - self.rows @ curve, np.float64)
 
 
 def _group_samples(grid: Grid, begins: Floats, lengths: Floats, values: Floats) -> tuple[_SampleGroups, Ints]:
-    """Samples whose windows begin and end in the same bins as one, with the middle of their values; and which is whose."""
+    """Group samples whose windows begin and end in the same bins, by the median of their values.
+
+    Returns (groups, the group of each sample).
+    """
     bins, length = len(grid.bin_widths), grid.length_s
     ends = begins + lengths
     cycles = np.floor(ends / length)
@@ -154,47 +155,47 @@ def _group_samples(grid: Grid, begins: Floats, lengths: Floats, values: Floats) 
 
 
 def _compute_shares(grid: Grid, begins: Floats, lengths: Floats) -> Floats:
-    """The share of each window that lies in each bin, shape (windows, bins)."""
+    """Return the share of each window in each bin, shape (windows, bins)."""
     shares = (_measure_seconds(grid, begins + lengths) - _measure_seconds(grid, begins)) / lengths[:, None]
     return np.asarray(shares, np.float64)
 
 
 def _measure_seconds(grid: Grid, times: Floats) -> Floats:
-    """Seconds spent in each bin up to each time, counted from the begin of an iteration and on through later ones."""
+    """Return the seconds in each bin up to each time, from the begin of an iteration on through later ones."""
     cycles = np.floor(times / grid.length_s)
     inside = (times - cycles * grid.length_s)[:, None] - grid.edges[:-1]
     return np.asarray(cycles[:, None] * grid.bin_widths + np.clip(inside, 0.0, grid.bin_widths), np.float64)
 
 
 def _fit_curve(grid: Grid, groups: _SampleGroups, weights: Floats, noise: float, most: float) -> Floats:
-    """Least squares with the penalty that the noise (as a share of the spread, squared) calls for, within bounds."""
+    """Fit by bounded least squares, with a smoothness penalty for this noise (as a share of the range, squared)."""
     bins = len(grid.bin_widths)
     matrix: Floats = groups.rows.T @ (groups.rows * weights[:, None])
-    wanted = groups.rows.T @ (weights * groups.values)
+    target = groups.rows.T @ (weights * groups.values)
     change = np.where(grid.breaks, _JUMP, _CHANGE) ** 2
     penalty = noise / change if bins > 1 else np.zeros(bins)
     after = np.roll(np.arange(bins), -1)
     matrix[np.arange(bins), np.arange(bins)] += penalty + np.roll(penalty, 1) + 1e-9 * weights.sum()
     matrix[np.arange(bins), after] -= penalty
     matrix[after, np.arange(bins)] -= penalty
-    return _solve_bounded(matrix, wanted, most)
+    return _solve_bounded(matrix, target, most)
 
 
-def _solve_bounded(matrix: Floats, wanted: Floats, most: float) -> Floats:
-    """The least x @ matrix @ x / 2 - wanted @ x with 0 <= x <= most, by the primal-dual active set method."""
-    found: Floats = np.linalg.solve(matrix, wanted).astype(np.float64)
-    push, scale = np.zeros(len(found)), float(np.trace(matrix)) / len(found)
-    held = np.zeros(len(found), np.int8)
+def _solve_bounded(matrix: Floats, target: Floats, most: float) -> Floats:
+    """Minimise x @ matrix @ x / 2 - target @ x with 0 <= x <= most by the primal-dual active set method."""
+    x: Floats = np.linalg.solve(matrix, target).astype(np.float64)
+    multipliers, scale = np.zeros(len(x)), float(np.trace(matrix)) / len(x)
+    active = np.zeros(len(x), np.int8)
     for _ in range(_STEPS):
-        now = np.where(push + scale * (found - most) > 0, 1, np.where(push + scale * found < 0, -1, 0)).astype(np.int8)
-        if np.array_equal(now, held):
+        now = np.where(multipliers + scale * (x - most) > 0, 1, np.where(multipliers + scale * x < 0, -1, 0)).astype(np.int8)
+        if np.array_equal(now, active):
             break
-        held, free = now, now == 0
-        found = np.where(held > 0, most, 0.0) if held.any() else found
-        rest = wanted - matrix @ np.where(free, 0.0, found)
-        found[free] = np.linalg.solve(matrix[np.ix_(free, free)], rest[free])
-        push = np.where(free, 0.0, wanted - matrix @ found)
-    return np.clip(found, 0.0, most)
+        active, free = now, now == 0
+        x = np.where(active > 0, most, 0.0) if active.any() else x
+        rest = target - matrix @ np.where(free, 0.0, x)
+        x[free] = np.linalg.solve(matrix[np.ix_(free, free)], rest[free])
+        multipliers = np.where(free, 0.0, target - matrix @ x)
+    return np.clip(x, 0.0, most)
 
 
 def _compute_weighted_median(values: Floats, weights: Floats) -> float:
@@ -204,7 +205,7 @@ def _compute_weighted_median(values: Floats, weights: Floats) -> float:
 
 
 def _measure_band(groups: _SampleGroups, group_index: Ints, residuals: Floats) -> tuple[Floats, Floats]:
-    """For each bin the distances below which a tenth and nine tenths of the samples lie, by how much they look at it."""
+    """Return the BAND quantiles of the residuals in each bin, samples weighted by their share of it."""
     chosen = (
         np.arange(len(residuals))
         if len(residuals) <= _MOST_BAND_SAMPLES
@@ -212,35 +213,35 @@ def _measure_band(groups: _SampleGroups, group_index: Ints, residuals: Floats) -
     )
     chosen = chosen[np.argsort(residuals[chosen])]
     sums = np.cumsum(groups.rows[group_index[chosen]], axis=0)
-    found = []
+    bounds = []
     for share in BAND:
-        place = (sums < share * sums[-1]).sum(axis=0)
-        found.append(np.where(sums[-1] > 0, residuals[chosen[np.minimum(place, len(chosen) - 1)]], 0.0))
-    return np.minimum(found[0], 0.0), np.maximum(found[1], 0.0)
+        index = (sums < share * sums[-1]).sum(axis=0)
+        bounds.append(np.where(sums[-1] > 0, residuals[chosen[np.minimum(index, len(chosen) - 1)]], 0.0))
+    return np.minimum(bounds[0], 0.0), np.maximum(bounds[1], 0.0)
 
 
 def fold_moments(grid: Grid, positions: Floats, values: Floats) -> tuple[Floats, Curve]:
-    """Readings of moments: the middle one of those in each half bin, at the middle of their places, where there are any.
+    """Fold readings of moments: the median of those in each half bin, at the median of their positions.
 
-    What is read where a phase begins or ends lies at exactly that place in each iteration.
+    Readings at a phase's begin or end have exactly that position in each iteration.
     """
     length = grid.length_s
     positions = np.where(positions >= length, positions - length, positions)
     halves = np.unique(np.concatenate((grid.edges, grid.edges[:-1] + grid.bin_widths / 2)))
-    of = np.searchsorted(halves, positions + length * _SAME_PLACE, "right")
-    by_value, by_place = np.lexsort((values, of)), np.lexsort((positions, of))
-    _, starts, counts = np.unique(of[by_value], return_index=True, return_counts=True)
-    middles = positions[by_place][starts + counts // 2]
-    # From the last of them on into the next iteration, which begins like this one.
+    half = np.searchsorted(halves, positions + length * _SAME_PLACE, "right")
+    by_value, by_position = np.lexsort((values, half)), np.lexsort((positions, half))
+    _, starts, counts = np.unique(half[by_value], return_index=True, return_counts=True)
+    middles = positions[by_position][starts + counts // 2]
+    # The curve goes on from the last position into the next iteration, which begins like this one.
     around = np.concatenate(([middles[-1] - length], middles, [middles[0] + length]))
     at = np.concatenate(([0.0], middles[(middles > 0) & (middles < length)], [length]))
     columns = (_compute_quantiles(values[by_value], starts, counts, share) for share in (0.5, *BAND))
-    median, low, high = (np.interp(at, around, np.concatenate((of[-1:], of, of[:1]))) for of in columns)
+    median, low, high = (np.interp(at, around, np.concatenate((curve[-1:], curve, curve[:1]))) for curve in columns)
     return at, Curve(median, low, high, 0.0)
 
 
 def _compute_quantiles(values: Floats, starts: Ints, counts: Ints, share: float) -> Floats:
-    """Of each group of ascending values the one below which this share of them lies."""
-    place = (counts - 1) * share
-    below, above = values[starts + np.floor(place).astype(int)], values[starts + np.ceil(place).astype(int)]
-    return np.asarray(below + (above - below) * (place % 1), np.float64)
+    """Return a quantile of each group of ascending values."""
+    index = (counts - 1) * share
+    below, above = values[starts + np.floor(index).astype(int)], values[starts + np.ceil(index).astype(int)]
+    return np.asarray(below + (above - below) * (index % 1), np.float64)

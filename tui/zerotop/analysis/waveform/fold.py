@@ -1,8 +1,8 @@
-"""Many iterations folded onto one, as a sampling oscilloscope does: what GPUs, cores and memory do at each place of it.
+"""Folds many iterations onto one, as a sampling oscilloscope does, to show GPUs, cores and memory over an iteration.
 
-A sensor that looks ten times a second, or says the mean of 200 ms, shows little of one iteration. Iterations repeat, and its
-samples fall on other places of each: see :mod:`waveform_align` for how places are found, :mod:`waveform_samples` for what a
-sample means in time, :mod:`waveform_unfold` for how the means are told apart again.
+A sensor that reads ten times a second, or averages over 200 ms, shows little of one iteration. But iterations repeat, and
+samples fall on different positions of each: :mod:`.alignment` finds the positions, :mod:`.samples` the time that a sample
+covers, :mod:`.deconvolution` the signal behind the means.
 """
 
 from __future__ import annotations
@@ -19,40 +19,38 @@ from zerotop.analysis.waveform.phase_bounds import PhaseRow, build_phase_rows
 from zerotop.analysis.waveform.signals import RenewalDelays, Signal, SignalFolder
 from zerotop.session.reader import Session
 
-Floats = NDArray[np.float64]
-
-# Ranks whose GPUs are folded together when all are looked at; of more, as many are taken from all over.
+# Most ranks whose GPUs are folded together; of more, evenly spread ones are chosen.
 MOST_RANKS = 8
 
 
 @dataclass(frozen=True, eq=False)
 class WaveformFold:
-    """The folded iteration. Places are seconds from its begin, which is the end of the optimizer step before."""
+    """The folded iteration. Positions are seconds from its begin: the end of the optimizer step before."""
 
-    rank: int | None  # whose; None for all ranks
+    rank: int | None  # None for all ranks
     ranks: tuple[int, ...]  # whose GPUs are folded
-    world: int  # ranks there are
+    world: int  # number of all ranks
     first_step: int
     last_step: int
-    iterations: int  # how many of the lead's were folded
-    left_out: dict[str, int]  # others between the first and the last, by reason: see waveform_align
-    skipped: bool  # the folded iterations are ones whose update was skipped
+    iterations: int  # number of the leader's folded iterations
+    left_out: dict[str, int]  # others between the first and last step, by reason: see ``ChosenIterations``
+    skipped: bool  # the updates of the folded iterations were skipped
     iteration_s: float
     stretches: tuple[PhaseStretch, ...]
     phases: tuple[PhaseRow, ...]
     signals: dict[str, Signal]
-    process_count: int  # processes that ``cores`` and ``resident`` are of,
+    process_count: int  # processes in ``cores`` and ``resident``,
     host: str  # all on this host
     host_cores: int | None
 
     @property
     def gpu_count(self) -> int:
-        """How many GPUs are folded."""
+        """Number of folded GPUs."""
         return len(self.ranks) if "utilization" in self.signals else 0
 
 
 def find_rank_processes(processes: Sequence[RankSteps], cursor_ns: int) -> list[RankSteps]:
-    """The rank processes at the cursor, by rank: of several of a rank the last, since the job was started again."""
+    """Return the rank processes at the cursor, by rank: after a restart the last one of each rank."""
     last = {process.source.rank: process for process in processes if process.source.created_ns <= cursor_ns}
     return [last[rank] for rank in sorted(last)]
 
@@ -65,10 +63,11 @@ def fold_iterations(
     cursor_ns: int,
     delays: RenewalDelays,
 ) -> WaveformFold | None:
-    """Return the fold of the chosen steps of a rank or of all; None where there is nothing to fold.
+    """Fold the chosen steps of a rank or of all ranks; None where there is nothing to fold.
 
     Args:
-        ranks: from :func:`members`. The first, or the one of the rank, leads: ``chosen`` are places among its steps.
+        ranks: from :func:`find_rank_processes`.
+        chosen: indices of the steps of :func:`choose_leader`'s rank.
     """
     lead = choose_leader(ranks, rank)
     aligned = align_iterations(lead.source, lead.step_rows, chosen.indices)
@@ -83,9 +82,9 @@ def fold_iterations(
             parts.append(part)
     reference = np.mean([part.median_bounds for part in parts], axis=0)
     stretches = tuple(aligned.build_stretches(reference))
-    of = SignalFolder(session, parts, reference, cursor_ns, delays)
-    here = [process for process in ranks if rank is None and process.source.host == lead.source.host] or [lead]
-    signals = of.fold_signals([process.source.pid for process in here])
+    folder = SignalFolder(session, parts, reference, cursor_ns, delays)
+    host_ranks = [process for process in ranks if rank is None and process.source.host == lead.source.host] or [lead]
+    signals = folder.fold_signals([process.source.pid for process in host_ranks])
     left_out = dict(chosen.left_out)
     if other_shape := len(chosen.indices) - len(aligned.indices):
         left_out["other"] = other_shape
@@ -102,25 +101,25 @@ def fold_iterations(
         stretches=stretches,
         phases=build_phase_rows(session, parts, stretches, float(reference[-1])),
         signals=signals,
-        process_count=len(here),
+        process_count=len(host_ranks),
         host=lead.source.host,
-        host_cores=of.host_cores,
+        host_cores=folder.host_cores,
     )
 
 
 def choose_leader(ranks: Sequence[RankSteps], rank: int | None) -> RankSteps:
-    """The one whose steps are chosen from: of the rank, where there is such a one, else the first."""
+    """Return the process of the rank, or the first one: iterations are chosen from its steps."""
     return next((process for process in ranks if process.source.rank == rank), ranks[0])
 
 
 def _choose_spread(ranks: list[RankSteps], most: int) -> list[RankSteps]:
     if len(ranks) <= most:
         return ranks
-    return [ranks[place] for place in np.linspace(0, len(ranks) - 1, most).astype(int).tolist()]
+    return [ranks[index] for index in np.linspace(0, len(ranks) - 1, most).astype(int).tolist()]
 
 
 def _align_follower(process: RankSteps, steps: NDArray[np.int64]) -> AlignedIterations | None:
-    """The same steps of another rank."""
+    """Align the same steps of another rank."""
     rows = process.step_rows
     low, high = np.searchsorted(rows["step"], (steps[0], steps[-1] + 1))
     return align_iterations(process.source, rows, low + np.flatnonzero(np.isin(rows["step"][low:high], steps)))

@@ -1,4 +1,4 @@
-"""The waveform of a recording at any cursor: folded when an iteration is finished, kept while none is."""
+"""The waveform of a recording at any cursor, folded again when an iteration is finished."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from zerotop.analysis.waveform.fold import WaveformFold, choose_leader, find_ran
 from zerotop.analysis.waveform.signals import RenewalDelays
 from zerotop.session.reader import Session
 
-# Numbers of iterations to choose from; all of the level lie between those around their number.
+# Numbers of iterations to choose from, besides all since the last change of level.
 SIZES = (3, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 _MOST_FOLDS = 32
-# Of so many and more iterations the last one or two may be missing, of twice as many twice as many.
+# A fold of more iterations may lack the last ones, about one in so many, so that not each step changes it.
 _GRAINS = 32
-# Folding anew while a job runs: after a second at the earliest, and so that it takes at most this share of the time.
+# While a job runs, rest at least so many seconds between folds, and spend at most this share of the time on them.
 _REST_S, _SHARE = 1.0, 0.03
 
 
@@ -33,7 +33,7 @@ class _MissingFold(NamedTuple):
 
 
 class WaveformCache:
-    """Folds of one session. What was folded is kept for a while, as long as a cursor moves to and fro between few steps."""
+    """Folds of one session; the last ones are cached for a cursor that moves to and fro."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class WaveformCache:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``processes``: gives the session's rank processes with their steps up to date, where the caller has them."""
+        """``read_processes``: returns the session's rank processes with their steps up to date, if the caller has them."""
         self.session = session
         self._read_processes = read_processes or _make_step_reader(session)
         self._clock = clock
@@ -55,11 +55,11 @@ class WaveformCache:
     def fold_at(
         self, cursor_ns: int, rank: int | None = None, number: int | None = None, *, hurry: bool = True
     ) -> WaveformFold | None:
-        """Return the fold of the last ``number`` finished iterations before the cursor, or with None of all of their level.
+        """Fold the last ``number`` finished iterations before the cursor, or with None all since the last change of level.
 
         Args:
-            rank: whose; None folds all ranks together.
-            hurry: False lets a fold of an iteration or two earlier do for a while, as when a job is followed.
+            rank: None folds all ranks together.
+            hurry: False allows an earlier fold for a while, for a job that is followed live.
 
         Returns:
             None where no rank has finished an iteration.
@@ -112,27 +112,25 @@ class WaveformCache:
         return self._folds[key]
 
     def _choose_iterations(self, lead: RankSteps, count: int, number: int | None) -> ChosenIterations:
-        """The iterations to fold when so many are finished: of many not quite the last, so that few steps change any."""
-        found = choose_iterations(lead.step_rows[:count], number)
-        grain = 1 << max(0, (len(found.indices) // _GRAINS).bit_length() - 1)
-        return (
-            found if grain == 1 or not count % grain else choose_iterations(lead.step_rows[: count - count % grain], number)
-        )
+        """Choose among the first ``count`` steps; of many without the very last ones, so that few steps change a fold."""
+        chosen = choose_iterations(lead.step_rows[:count], number)
+        grain = 1 << max(0, (len(chosen.indices) // _GRAINS).bit_length() - 1)
+        return choose_iterations(lead.step_rows[: count - count % grain], number) if count % grain else chosen
 
     def has_steps(self, cursor_ns: int) -> bool:
-        """Whether any rank tells of its steps: without, nothing can be folded, however long one waits."""
+        """Whether any rank records steps; otherwise there will be no fold."""
         return bool(find_rank_processes(self._read_processes(), cursor_ns))
 
 
 def _make_step_reader(session: Session) -> Callable[[], Sequence[RankSteps]]:
-    """The session's steps, taken in when it has read more."""
-    steps, read = StepTable(session, memory=False), -1
+    """Return a function that updates and returns the session's steps."""
+    steps, last_count = StepTable(session, memory=False), -1
 
     def read_processes() -> Sequence[RankSteps]:
-        nonlocal read
-        now = sum(len(source.array) for source in session.sources["spans"])
-        if now != read:
-            read = now
+        nonlocal last_count
+        count = sum(len(source.array) for source in session.sources["spans"])
+        if count != last_count:
+            last_count = count
             steps.update()
         return steps.rank_steps
 
@@ -140,19 +138,16 @@ def _make_step_reader(session: Session) -> Callable[[], Sequence[RankSteps]]:
 
 
 def read_last_fold(path: Path) -> WaveformFold | None:
-    """The fold at the end of a recording, of all its ranks; None where none has finished an iteration.
+    """Return the fold of all ranks at the end of a recording; None where no rank has finished an iteration.
 
-    Raises SessionError where it cannot be read.
+    Raises SessionError where the recording cannot be read.
     """
     session = Session.open(path)
     return WaveformCache(session).fold_at(session.last_written_ns)
 
 
 def choose_next_size(number: int | None, shown: WaveformFold | None, direction: int) -> int | None:
-    """The next larger (1) or smaller (-1) number of iterations; None where that is all of the level.
-
-    ``shown``: what ``number`` now gives.
-    """
+    """Return the next larger (1) or smaller (-1) number of iterations. ``shown``: the fold of ``number`` iterations."""
     now = number if number is not None else shown.iterations if shown is not None else MOST_ITERATIONS
     if direction > 0:
         return next((size for size in SIZES if size > now), SIZES[-1])

@@ -1,4 +1,4 @@
-"""Where in a folded iteration GPUs idle, and what goes on meanwhile."""
+"""Where in a folded iteration GPUs idle, and during which phase."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from zerotop.analysis.waveform.phase_bounds import OTHER, PhaseRow
 
 Intervals = Sequence[tuple[float, float]]
 
-# In the optimizer's phase GPUs compute for less than this share of the time, if they wait for it.
+# GPUs wait for the optimizer if they idle for at least this share of its phase,
 _WAITS = 0.5
-# Cores that run the optimizer, against what runs in forward and backward.
+# and it uses so many times the cores of forward and backward.
 _MORE_CORES = 2.0
-# Phases in which what GPUs wait for is not the optimizer.
 _WORK = ("forward", "backward")
 
 
 @dataclass(frozen=True, slots=True)
 class IdleTime:
-    """How GPUs idle: seconds of an iteration, and while what; both as far as the sensors bear it out."""
+    """Seconds of an iteration in which GPUs idle, and the phase with most of them."""
 
-    total_s: float  # in all of it; NaN where nobody watched the GPUs
-    longest: PhaseRow | None  # the optimizer's step, or the outermost phase with most of it; None where it cannot be told
-    longest_s: float  # in that phase
+    total_s: float  # NaN where GPUs were not sampled
+    longest: PhaseRow | None  # the optimizer's step, or the outermost phase with the most idle time; None where unknown
+    longest_s: float  # idle seconds in that phase
     is_optimizer: bool  # that phase is the optimizer's, it runs on the CPU, and GPUs wait for it
-    cores: float  # in use meanwhile; NaN where unknown
+    cores: float  # in use during that phase; NaN where unknown
 
 
 def compute_signal_mean(fold: WaveformFold, signal: str, intervals: Intervals) -> float:
-    """What a signal is on average over some places; NaN where it was not recorded."""
+    """Return the mean of a signal over intervals of the folded iteration; NaN where it was not recorded."""
     lengths = [end - begin for begin, end in intervals]
     if signal not in fold.signals or not sum(lengths) > 0:
         return math.nan
@@ -41,7 +40,7 @@ def compute_signal_mean(fold: WaveformFold, signal: str, intervals: Intervals) -
 
 
 def compute_idle_s(fold: WaveformFold, row: PhaseRow) -> float:
-    """Seconds of a phase in which no kernel runs on the GPUs; NaN where they were not watched or it cannot be told."""
+    """Return the seconds of a phase in which no kernel runs; NaN where GPUs were not sampled or not resolved."""
     if "utilization" not in fold.signals or not fold.signals["utilization"].resolved:
         return math.nan
     used = compute_signal_mean(fold, "utilization", row.intervals)
@@ -49,7 +48,7 @@ def compute_idle_s(fold: WaveformFold, row: PhaseRow) -> float:
 
 
 def find_idle_time(fold: WaveformFold) -> IdleTime:
-    """How the GPUs idle in a fold."""
+    """Find the idle time of a fold."""
     used = compute_signal_mean(fold, "utilization", [(0.0, fold.iteration_s)])
     total_s = fold.iteration_s * (1 - used / 100)
     outer = [(compute_idle_s(fold, row), row) for row in fold.phases if row.depth == 0]
@@ -57,7 +56,7 @@ def find_idle_time(fold: WaveformFold) -> IdleTime:
     if not known:
         return IdleTime(total_s, None, math.nan, False, math.nan)
     cores = compute_signal_mean(
-        fold, "cores", [place for row in fold.phases if row.phase == "cpu_optimizer" for place in row.intervals]
+        fold, "cores", [interval for row in fold.phases if row.phase == "cpu_optimizer" for interval in row.intervals]
     )
     for seconds, row in known:
         if _waits_for_optimizer(fold, row, seconds, cores):
@@ -67,19 +66,19 @@ def find_idle_time(fold: WaveformFold) -> IdleTime:
 
 
 def _waits_for_optimizer(fold: WaveformFold, row: PhaseRow, seconds: float, cores: float) -> bool:
-    """Whether GPUs wait for an optimizer on the CPU: it was seen there, for long, and with more cores than otherwise.
+    """Whether GPUs wait long for an optimizer on the CPU that uses more cores than other phases.
 
-    ``cores``: those in use while it runs; NaN where it was not seen on the CPU.
+    ``cores``: in use while it runs; NaN where it does not run on the CPU.
     """
     if row.phase != "step" or math.isnan(cores) or not fold.signals["cores"].resolved:
         return False
     long = seconds >= SPIKE_GAP_S and seconds >= SPIKE_SHARE * fold.iteration_s and seconds >= _WAITS * row.median_s
-    otherwise = compute_signal_mean(
-        fold, "cores", [place for other in fold.phases if other.phase in _WORK for place in other.intervals]
+    usual = compute_signal_mean(
+        fold, "cores", [interval for other in fold.phases if other.phase in _WORK for interval in other.intervals]
     )
-    return long and cores >= _MORE_CORES * otherwise
+    return long and cores >= _MORE_CORES * usual
 
 
 def waits_for_data(idle_time: IdleTime) -> bool:
-    """Whether GPUs idle most while batches are made, or outside of what the engine sees."""
+    """Whether GPUs idle most while batches are loaded, or outside the engine's phases."""
     return idle_time.longest is not None and idle_time.longest.phase in ("data", OTHER)

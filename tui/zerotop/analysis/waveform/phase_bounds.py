@@ -12,55 +12,54 @@ from numpy.typing import NDArray
 from zerotop.analysis.processes.alive_ranks import find_sibling_table
 from zerotop.analysis.waveform.alignment import AlignedIterations, PhaseStretch
 from zerotop.session.reader import Session
+from zerotop.session.samples import Floats
 from zerotop_probe.recording.tables import PHASES
-
-Floats = NDArray[np.float64]
 
 OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseRow:
-    """A phase of the folded iterations, all its spans in one together. Seconds; NaN where not recorded."""
+    """A phase of the folded iterations, with all its spans in an iteration. Seconds; NaN where not recorded."""
 
     phase: str
     depth: int
-    span_count: int  # spans in an iteration: one for each micro-step
+    span_count: int  # in an iteration: one for each micro-step
     median_s: float
     p90_s: float
     share: float  # of the iteration
     device_s: float  # median time on the device
-    intervals: tuple[tuple[float, float], ...]  # where in the folded iteration: begins and ends
+    intervals: tuple[tuple[float, float], ...]  # (begin, end) of each span in the folded iteration
 
 
 def build_phase_rows(
     session: Session, parts: Sequence[AlignedIterations], stretches: Sequence[PhaseStretch], iteration_s: float
 ) -> tuple[PhaseRow, ...]:
-    """The phases in the order in which they begin, each followed by those within it, and last what lies between them."""
+    """Return the phases by begin, each followed by its nested ones, and last OTHER: the time between phases."""
     device = [_read_device_seconds(session, part) for part in parts]
     kinds: dict[tuple[int, ...], list[int]] = {}
     above: list[int] = []
-    for place, stretch in enumerate(stretches):
+    for index, stretch in enumerate(stretches):
         above = [*above[: stretch.depth], stretch.phase]
-        kinds.setdefault(tuple(above), []).append(place)
+        kinds.setdefault(tuple(above), []).append(index)
     order = sorted(kinds, key=lambda kind: [kinds.get(kind[: depth + 1], [0])[0] for depth in range(len(kind))])
     rows = []
     for kind in order:
-        which = kinds[kind]
-        seconds = np.concatenate([part.span_durations[:, which].sum(axis=1) for part in parts])
-        on_device = np.concatenate([times[:, which].sum(axis=1) for times in device])
-        places = tuple((stretches[place].begin_s, stretches[place].end_s) for place in which)
-        depth = stretches[which[0]].depth
-        rows.append(_build_row(find_phase_name(kind[-1]), depth, len(which), seconds, on_device, iteration_s, places))
-    outer = [place for place, stretch in enumerate(stretches) if stretch.depth == 0]
-    left = [part.bounds[:, -1] - part.bounds[:, 0] - part.span_durations[:, outer].sum(axis=1) for part in parts]
-    seconds = np.maximum(np.concatenate(left), 0.0)
-    between = _find_gaps([stretches[place] for place in outer], iteration_s)
-    return (*rows, _build_row(OTHER, 0, 1, seconds, np.full(1, np.nan), iteration_s, between))
+        spans = kinds[kind]
+        seconds = np.concatenate([part.span_durations[:, spans].sum(axis=1) for part in parts])
+        on_device = np.concatenate([times[:, spans].sum(axis=1) for times in device])
+        intervals = tuple((stretches[span].begin_s, stretches[span].end_s) for span in spans)
+        depth = stretches[spans[0]].depth
+        rows.append(_build_row(find_phase_name(kind[-1]), depth, len(spans), seconds, on_device, iteration_s, intervals))
+    outer = [index for index, stretch in enumerate(stretches) if stretch.depth == 0]
+    rest = [part.bounds[:, -1] - part.bounds[:, 0] - part.span_durations[:, outer].sum(axis=1) for part in parts]
+    seconds = np.maximum(np.concatenate(rest), 0.0)
+    gaps = _find_gaps([stretches[span] for span in outer], iteration_s)
+    return (*rows, _build_row(OTHER, 0, 1, seconds, np.full(1, np.nan), iteration_s, gaps))
 
 
 def find_phase_name(phase: int) -> str:
-    """A phase by its code; one that only a newer version knows is some other."""
+    """Return the name of a phase code; codes of newer versions are OTHER."""
     return PHASES[phase] if phase < len(PHASES) else OTHER
 
 
@@ -86,11 +85,11 @@ def _find_gaps(outer: Sequence[PhaseStretch], iteration_s: float) -> tuple[tuple
 
 
 def _read_device_seconds(session: Session, part: AlignedIterations) -> Floats:
-    """Seconds on the device of each span, shape (iterations, spans); NaN where it was not measured."""
-    found = np.full(part.spans.shape, np.nan)
+    """Return the seconds on the device of each span, shape (iterations, spans); NaN where not measured."""
+    seconds = np.full(part.spans.shape, np.nan)
     source = find_sibling_table(session, "device_times", part.source)
     if source is None or not part.spans.size:
-        return found
+        return seconds
     rows = _find_device_rows(source.array, part.spans)
     wanted = part.spans["begin_ns"] * 16 + part.spans["depth"]
     keys = rows["begin_ns"] * 16 + rows["depth"]
@@ -98,13 +97,12 @@ def _read_device_seconds(session: Session, part: AlignedIterations) -> Floats:
     at = np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)
     if len(keys):
         same = keys[order[at]] == wanted
-        found[same] = rows["device_ns"][order[at]][same] / 1e9
-    return found
+        seconds[same] = rows["device_ns"][order[at]][same] / 1e9
+    return seconds
 
 
 def _find_device_rows(rows: NDArray[Any], spans: NDArray[Any]) -> NDArray[Any]:
-    """The device times that may be of these spans: they are learnt some time after."""
-    first = np.searchsorted(rows["time_ns"], spans["begin_ns"].min())
-    found: NDArray[Any] = rows[first:]
-    mine: NDArray[Any] = found[found["begin_ns"] <= spans["begin_ns"].max()]
-    return mine
+    """Return the device times that may belong to these spans: each is recorded some time after its span."""
+    later: NDArray[Any] = rows[np.searchsorted(rows["time_ns"], spans["begin_ns"].min()) :]
+    belonging: NDArray[Any] = later[later["begin_ns"] <= spans["begin_ns"].max()]
+    return belonging

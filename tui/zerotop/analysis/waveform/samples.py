@@ -1,11 +1,10 @@
-"""What each sensor's samples mean in time: the window that a value is the mean of, or the moment it was read at.
+"""The time that each sensor's samples cover: the window that a value is the mean of, or the moment of the reading.
 
-- GPU utilization: NVML renews it every 200 ms and says the share of those 200 ms in which a kernel ran. The sampler looks
-  every 100 ms, so that a value that is new at a look was renewed at any moment since the look before: see ``slack_ns``.
-- Power: what the device drew when NVML last renewed it, which it does every 100 ms: a reading may be that old. Where it
-  changes too little for that it is taken for the driver's one-second average, which is what older GPUs tell: on a GPU that
-  draws the same all the time the two are one.
-- PCIe: bytes between two looks at the counters, which are 50 to 500 ms apart, less often the less flows.
+- GPU utilization: NVML updates it every 200 ms to the share of those 200 ms in which a kernel ran. The sampler reads it
+  every 100 ms, so a new value was updated at any moment since the reading before: see ``slack_ns``.
+- Power: the device's draw at NVML's last update, every 100 ms: a reading may be that old. Readings that change too slowly
+  for that are taken for the driver's one-second average, which older GPUs report; at constant power the two are the same.
+- PCIe: bytes between two readings of the counters, 50 to 500 ms apart: the less traffic, the fewer readings.
 - Cores: processor time between two samples.
 - Allocated memory: exact where a phase begins or ends, and ten times a second in between.
 - Resident memory: ten times a second.
@@ -14,26 +13,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.session.reader import Session, Source
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Rows = NDArray[Any]
+from zerotop.session.samples import Floats, Ints, Rows, iter_samples
 
 _RENEWED_NS = 200_000_000
 _SECOND_NS = 1_000_000_000
-_TICK_NS = 100_000_000  # from look to look of the sampler, and between renewals of power
-_DRAWN_NS = 20_000_000  # of which a reading of power is the mean, as far as its curves are that sharp
-# A moment's reading counts for so long before it: a window needs some length, and this is less than a place of the fold.
+_TICK_NS = 100_000_000  # between readings of the sampler, and between updates of power
+_DRAWN_NS = 20_000_000  # window of an instantaneous power reading: its curves are about that sharp
+# Window of a reading of a moment: windows need a length, and this one is shorter than a bin of the fold.
 _MOMENT_NS = 1_000_000
-# An average over a second cannot change faster than by its highest value in a second, but power itself does; with some room.
+# A one-second average changes in a second by at most its highest value; instantaneous power changes faster. With a margin.
 _AVERAGE_CHANGE = 1.5
-# A sampler that was held up says the mean of a long while: of no use for telling places apart.
+# Means over longer intervals, of a delayed sampler, cannot resolve positions in an iteration.
 _HELD_UP_NS = 1_500_000_000
 
 
@@ -43,12 +39,17 @@ class SampleWindows(NamedTuple):
     begins_ns: Ints
     ends_ns: Ints
     values: Floats
-    slack_ns: int = 0  # by how much all windows may lie earlier than said
+    slack_ns: int = 0  # all windows may be earlier by up to this
     moments: bool = False  # values are readings at ``ends_ns``
+
+    def select(self, chosen: NDArray[np.intp] | NDArray[np.bool_] | slice) -> SampleWindows:
+        """Return the chosen windows."""
+        begins_ns, ends_ns, values = self.begins_ns[chosen], self.ends_ns[chosen], self.values[chosen]
+        return self._replace(begins_ns=begins_ns, ends_ns=ends_ns, values=values)
 
     @property
     def length_s(self) -> float:
-        """How long most windows are."""
+        """Median length of the windows."""
         return float(np.median(self.ends_ns - self.begins_ns)) / 1e9 if len(self.values) else 0.0
 
 
@@ -56,60 +57,49 @@ NO_WINDOWS = SampleWindows(np.empty(0, np.int64), np.empty(0, np.int64), np.empt
 
 
 def merge_windows(parts: Iterable[SampleWindows]) -> SampleWindows:
-    """Windows of several tables as one."""
-    some = [part for part in parts if len(part.values)]
-    if len(some) < 2:
-        return some[0] if some else NO_WINDOWS
-    begins, ends, values = (np.concatenate(columns) for columns in zip(*(part[:3] for part in some), strict=True))
-    return SampleWindows(begins, ends, values, max(part.slack_ns for part in some), some[0].moments)
+    """Join the windows of several tables."""
+    filled = [part for part in parts if len(part.values)]
+    if len(filled) < 2:
+        return filled[0] if filled else NO_WINDOWS
+    begins, ends, values = (np.concatenate(columns) for columns in zip(*(part[:3] for part in filled), strict=True))
+    return SampleWindows(begins, ends, values, max(part.slack_ns for part in filled), filled[0].moments)
 
 
 def read_gpu_windows(session: Session, host: str, index: int, begin_ns: int, end_ns: int) -> dict[str, SampleWindows]:
-    """``utilization`` (percent), ``power`` (watts), ``to_host`` and ``to_gpu`` (bytes per second) of a GPU."""
-    found: dict[str, list[SampleWindows]] = {"utilization": [], "power": [], "to_host": [], "to_gpu": []}
-    for source in session.sources["gpus"]:
-        if source.host == host:
-            rows = read_between(source, begin_ns, end_ns)
-            rows = rows[rows["gpu"] == index]
-            times = rows["time_ns"] + source.offset_ns
-            found["utilization"].append(_build_utilization(times, rows))
-            found["power"].append(_build_power(times, rows["power_w"].astype(np.float64)))
-            found["to_host"].append(_build_traffic(times, rows["pcie_tx_bytes"]))
-            found["to_gpu"].append(_build_traffic(times, rows["pcie_rx_bytes"]))
-    return {name: merge_windows(parts) for name, parts in found.items()}
+    """Read ``utilization`` (percent), ``power`` (watts), ``to_host`` and ``to_gpu`` (bytes per second) of a GPU."""
+    parts: dict[str, list[SampleWindows]] = {"utilization": [], "power": [], "to_host": [], "to_gpu": []}
+    for times, rows in iter_samples(session.host_sources("gpus", host), begin_ns - 1, end_ns, "gpu", index):
+        parts["utilization"].append(_build_utilization(times, rows))
+        parts["power"].append(_build_power(times, rows["power_w"].astype(np.float64)))
+        parts["to_host"].append(_build_traffic(times, rows["pcie_tx_bytes"]))
+        parts["to_gpu"].append(_build_traffic(times, rows["pcie_rx_bytes"]))
+    return {name: merge_windows(windows) for name, windows in parts.items()}
 
 
 def read_process_windows(
     session: Session, host: str, pids: Collection[int], begin_ns: int, end_ns: int
 ) -> dict[str, SampleWindows]:
-    """``cores`` and ``resident`` (bytes) of these processes on a host together, where all of them were sampled."""
-    found: dict[str, list[SampleWindows]] = {"cores": [], "resident": []}
-    for source in session.sources["processes"]:
-        if source.host == host:
-            rows = read_between(source, begin_ns, end_ns)
-            rows = rows[np.isin(rows["pid"], list(pids)) if len(pids) > 1 else rows["pid"] == next(iter(pids), -1)]
-            if not len(rows):
-                continue
-            times, first, counts = np.unique(rows["time_ns"], return_index=True, return_counts=True)
-            cores = np.add.reduceat(rows["cores_used"].astype(np.float64), first)
-            resident = np.add.reduceat(rows["rss_bytes"].astype(np.float64), first)
-            all_there = counts == counts.max()
-            times = times + source.offset_ns
-            usable = all_there[1:] & all_there[:-1] & (np.diff(times) < _HELD_UP_NS) & np.isfinite(cores[1:])
-            found["cores"].append(SampleWindows(times[:-1][usable], times[1:][usable], cores[1:][usable]))
-            found["resident"].append(_build_moments(times[all_there], resident[all_there]))
-    return {name: merge_windows(parts) for name, parts in found.items()}
+    """Read ``cores`` and ``resident`` (bytes) summed over processes of a host, where all of them were sampled."""
+    parts: dict[str, list[SampleWindows]] = {"cores": [], "resident": []}
+    for times, rows in iter_samples(session.host_sources("processes", host), begin_ns - 1, end_ns):
+        chosen = np.isin(rows["pid"], list(pids)) if len(pids) > 1 else rows["pid"] == next(iter(pids), -1)
+        times, first, counts = np.unique(times[chosen], return_index=True, return_counts=True)
+        if not len(times):
+            continue
+        cores, resident = (
+            np.add.reduceat(rows[name][chosen].astype(np.float64), first) for name in ("cores_used", "rss_bytes")
+        )
+        complete = counts == counts.max()  # ticks in which all processes were sampled
+        usable = complete[1:] & complete[:-1] & (np.diff(times) < _HELD_UP_NS) & np.isfinite(cores[1:])
+        parts["cores"].append(SampleWindows(times[:-1][usable], times[1:][usable], cores[1:][usable]))
+        parts["resident"].append(_build_moments(times[complete], resident[complete]))
+    return {name: merge_windows(windows) for name, windows in parts.items()}
 
 
 def read_allocator_windows(source: Source, begin_ns: int, end_ns: int) -> SampleWindows:
-    """Bytes that a rank's allocator had given away."""
-    rows = read_between(source, begin_ns, end_ns)
-    return _build_moments(rows["time_ns"] + source.offset_ns, rows["allocated_bytes"].astype(np.float64))
-
-
-def read_between(source: Source, begin_ns: int, end_ns: int) -> Rows:
-    """The records from one moment to another, both included."""
-    return source.array[source.count_until(begin_ns - 1) : source.count_until(end_ns)]
+    """Read the allocated bytes of a rank."""
+    rows = source.between(begin_ns - 1, end_ns)
+    return _build_moments(source.unix_times(rows), rows["allocated_bytes"].astype(np.float64))
 
 
 def _build_moments(times: Ints, values: Floats) -> SampleWindows:
@@ -117,14 +107,14 @@ def _build_moments(times: Ints, values: Floats) -> SampleWindows:
 
 
 def _build_utilization(times: Ints, rows: Rows) -> SampleWindows:
-    """The values at looks that found them renewed: by when one of NVML's two shares has changed, and every 200 ms after."""
+    """Keep the readings right after updates: where one of NVML's two utilizations changed, and every 200 ms after that."""
     values, other = rows["utilization_percent"].astype(np.float64), rows["memory_utilization_percent"]
     changed = np.flatnonzero((np.abs(np.diff(values)) > 0) | (np.abs(np.diff(other)) > 0)) + 1
     if not len(changed):
         return _drop_nan(SampleWindows(times - _RENEWED_NS, times, values, _TICK_NS))
     since = times - times[changed[np.maximum(np.searchsorted(changed, np.arange(len(times)), "right") - 1, 0)]]
-    away = since - np.round(since / _RENEWED_NS) * _RENEWED_NS
-    new = np.abs(away) < _TICK_NS / 2
+    distance = since - np.round(since / _RENEWED_NS) * _RENEWED_NS
+    new = np.abs(distance) < _TICK_NS / 2
     return _drop_nan(SampleWindows(times[new] - _RENEWED_NS, times[new], values[new], _TICK_NS))
 
 
@@ -138,21 +128,20 @@ def _build_power(times: Ints, watts: Floats) -> SampleWindows:
 
 
 def _build_traffic(times: Ints, counter: Ints) -> SampleWindows:
-    """Bytes per second between the looks that found more; where looks are rare, what flowed in one of several is spread."""
+    """Return bytes per second between the readings of a counter that found it raised."""
     known = np.flatnonzero(counter >= 0)
     if len(known) < 2:
         return NO_WINDOWS
     times, counter = times[known], counter[known]
-    looked = np.concatenate(([True], np.diff(counter) > 0))
-    if len(times[looked]) > 1 and np.median(np.diff(times[looked])) < 1.5 * _TICK_NS:
-        looked[:] = True
-    times, counter = times[looked], counter[looked]
-    passed, more = np.diff(times), np.diff(counter)
-    usable = (passed > 0) & (more >= 0) & (passed < 2 * _HELD_UP_NS)
-    rates = more[usable] / passed[usable] * 1e9
+    raised = np.concatenate(([True], np.diff(counter) > 0))
+    if len(times[raised]) > 1 and np.median(np.diff(times[raised])) < 1.5 * _TICK_NS:
+        raised[:] = True
+    times, counter = times[raised], counter[raised]
+    passed, moved = np.diff(times), np.diff(counter)
+    usable = (passed > 0) & (moved >= 0) & (passed < 2 * _HELD_UP_NS)
+    rates = moved[usable] / passed[usable] * 1e9
     return SampleWindows(times[:-1][usable], times[1:][usable], rates)
 
 
 def _drop_nan(windows: SampleWindows) -> SampleWindows:
-    known = np.isfinite(windows.values)
-    return windows._replace(begins_ns=windows.begins_ns[known], ends_ns=windows.ends_ns[known], values=windows.values[known])
+    return windows.select(np.isfinite(windows.values))

@@ -1,15 +1,15 @@
-"""The signals of folded iterations: each sensor of the ranks' GPUs and processes, laid over one iteration."""
+"""The signals of folded iterations: each sensor of the ranks' GPUs and processes over one iteration."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from zerotop.analysis.keys import GpuKey, ProcessKey
 from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator
 from zerotop.analysis.waveform import samples
 from zerotop.analysis.waveform.alignment import AlignedIterations
@@ -24,21 +24,20 @@ from zerotop.analysis.waveform.deconvolution import (
 )
 from zerotop.analysis.waveform.samples import SampleWindows
 from zerotop.session.reader import Session, Source
+from zerotop.session.samples import Floats
 
-Floats = NDArray[np.float64]
-
-# Samples of a signal, of all ranks together: more make the median no better.
+# Most samples of a signal, of all ranks together: more do not improve the median.
 _MOST_SAMPLES = 20_000
-# Of a sensor whose samples look back for longer than this many iterations, only the mean is known.
+# A sensor whose windows are longer than this many iterations shows only the mean,
 _BLIND = 1.4
-# Of one whose samples may be older than this share of an iteration, nobody knows where in it they were made.
+# as does one whose windows may be earlier by more than this share of an iteration.
 _LOST = 0.75
-# Windows that decide how much earlier NVML renewed its figures than was seen.
+# The delay of NVML's updates is found from so many windows,
 _ENOUGH = 400
 _FULL_PERCENT = 100.0
-_COARSE = 64  # places of an iteration that are told apart for that
-_LATE_NS = 20_000_000
-_BETTER = 0.85
+_COARSE = 64  # with so many bins,
+_LATE_NS = 20_000_000  # in steps of this,
+_BETTER = 0.85  # and used if it reduces the misfit at least to this share.
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,22 +49,22 @@ class Signal:
     """
 
     name: str
-    position_s: Floats  # ascending from 0 to the iteration's length; twice the same where it jumps at a phase's end
+    position_s: Floats  # ascending from 0 to the iteration's length; repeated where the signal jumps at a phase's end
     median: Floats
-    low: Floats  # a tenth of what was seen there lies below,
-    high: Floats  # nine tenths below this
+    low: Floats  # first decile of the samples
+    high: Floats  # ninth decile
     samples: int
-    window_s: float  # how long a sample looks back
-    resolved: bool  # False: samples look back for so long that nothing but the mean is known
+    window_s: float  # window of a sample
+    resolved: bool  # False: windows are so long that only the mean is known
 
     def compute_mean(self, begin_s: float, end_s: float) -> float:
-        """The mean of the median between two places; NaN where they are one."""
+        """Return the mean of the median between two positions; NaN where they are equal."""
         if end_s <= begin_s:
             return float("nan")
         return (self._compute_area(end_s) - self._compute_area(begin_s)) / (end_s - begin_s)
 
     def _compute_area(self, position_s: float) -> float:
-        """The area under the median from 0 on."""
+        """Return the area under the median from 0 to a position."""
         at, median, areas = self._area_columns
         last = max(0, min(bisect_right(at, position_s) - 1, len(at) - 2))
         length = at[last + 1] - at[last]
@@ -75,14 +74,14 @@ class Signal:
 
     @cached_property
     def _area_columns(self) -> tuple[list[float], list[float], list[float]]:
-        """Positions, median and the area before each position: they are asked for hundreds of times a picture."""
+        """Positions, median and the area before each position, as lists: read hundreds of times per frame."""
         pieces = np.diff(self.position_s) * (self.median[1:] + self.median[:-1]) / 2
         return self.position_s.tolist(), self.median.tolist(), [0.0, *np.cumsum(pieces).tolist()]
 
 
 @dataclass
 class RenewalDelays:
-    """How much earlier NVML renewed each GPU's figures than was seen, as was found from so many windows."""
+    """Delays between NVML's updates of each sensor and their readings: (number of windows, delay in nanoseconds)."""
 
     delay_by_sensor: dict[tuple[object, ...], tuple[int, int]] = field(default_factory=dict)
 
@@ -100,16 +99,16 @@ class SignalFolder:
         self._delays = delays
         self.host_cores = find_host_cores(session, parts[0].source.host)
         self._cursor_ns = cursor_ns
-        self._allocators: dict[tuple[str, int], tuple[Source, tuple[str, int]]] = {}
+        self._allocators: dict[ProcessKey, tuple[Source, GpuKey]] = {}
 
     def fold_signals(self, pids: list[int]) -> dict[str, Signal]:
-        """Return all signals there are, in the order in which they are shown."""
+        """Return all recorded signals, in display order."""
         names = ("utilization", "power", "cores", "allocated", "to_host", "to_gpu", "resident")
         parts: dict[str, list[tuple[SampleWindows, Floats, Floats]]] = {name: [] for name in names}
         nodes, engines = (self._session.events_named(name, self._cursor_ns) for name in ("node", "engine"))
-        lies_on = find_gpu_by_allocator(self._session, nodes, engines)
-        tables = {place: self._session.sources["allocator"][place] for place in lies_on}
-        self._allocators = {(table.host, table.pid): (table, lies_on[place]) for place, table in tables.items()}
+        allocators = self._session.sources["allocator"]
+        for index, gpu_key in find_gpu_by_allocator(self._session, nodes, engines).items():
+            self._allocators[allocators[index].host, allocators[index].pid] = allocators[index], gpu_key
         for part in self._parts:
             for name, windows in self._read_rank_windows(part).items():
                 parts[name].append(self._fold_windows(part, windows))
@@ -117,68 +116,60 @@ class SignalFolder:
         span = self._find_time_span(lead)
         for name, windows in samples.read_process_windows(self._session, lead.source.host, pids, *span).items():
             parts[name].append(self._fold_windows(lead, windows))
-        found = {}
-        for name, folded in parts.items():
-            signal = self._fold_signal(name, folded)
-            if signal is not None:
-                found[name] = signal
-        return found
+        signals = {name: self._fold_signal(name, folded) for name, folded in parts.items()}
+        return {name: signal for name, signal in signals.items() if signal is not None}
 
     def _read_rank_windows(self, part: AlignedIterations) -> dict[str, SampleWindows]:
         table, key = self._allocators.get((part.source.host, part.source.pid), (None, None))
         if table is None or key is None:
             return {}
-        found = samples.read_gpu_windows(self._session, *key, *self._find_time_span(part))
-        found = {name: _thin_windows(windows, _MOST_SAMPLES // len(self._parts)) for name, windows in found.items()}
-        for name, windows in found.items():
-            found[name] = self._undelay(part, (*key, name), windows)
-        held = samples.read_allocator_windows(table, *self._find_time_span(part))
-        return {**found, "allocated": _thin_windows(held, _MOST_SAMPLES // len(self._parts))}
+        most = _MOST_SAMPLES // len(self._parts)
+        windows = {
+            name: self._undelay(part, (*key, name), _thin_windows(gpu_windows, most))
+            for name, gpu_windows in samples.read_gpu_windows(self._session, *key, *self._find_time_span(part)).items()
+        }
+        allocated = samples.read_allocator_windows(table, *self._find_time_span(part))
+        return {**windows, "allocated": _thin_windows(allocated, most)}
 
     @staticmethod
     def _find_time_span(part: AlignedIterations) -> tuple[int, int]:
         return part.base_ns, part.base_ns + int(part.bounds[-1, -1] * 1e9) + 1
 
     def _fold_windows(self, part: AlignedIterations, windows: SampleWindows) -> tuple[SampleWindows, Floats, Floats]:
-        """Those within folded iterations, where they begin there, and how long they are there."""
+        """Return the windows within folded iterations, and their begins and lengths in the folded iteration."""
         whole, begins, lengths = part.fold_windows(windows.begins_ns, windows.ends_ns, self._reference)
-        kept = SampleWindows(
-            windows.begins_ns[whole], windows.ends_ns[whole], windows.values[whole], windows.slack_ns, windows.moments
-        )
-        return kept, begins, np.maximum(lengths, 1e-9)
+        return windows.select(whole), begins, np.maximum(lengths, 1e-9)
 
-    def _undelay(
-        self, part: AlignedIterations, key: tuple[str, int, str], windows: SampleWindows
-    ) -> SampleWindows:
-        """Windows that may all lie earlier, moved to where what they say changes most at phases' ends."""
+    def _undelay(self, part: AlignedIterations, key: tuple[str, int, str], windows: SampleWindows) -> SampleWindows:
+        """Move windows with slack earlier by the delay at which values change most at phases' ends."""
         if not windows.slack_ns or not len(windows.values):
             return windows
-        # Other phases may tell more: where a GPU is always busy, nothing says when it was looked at.
-        known = (*key, part.phases.tobytes())
-        seen, late_ns = self._delays.delay_by_sensor.get(known, (0, 0))
-        if len(windows.values) >= 2 * seen:
-            few = slice(max(0, len(windows.values) - _ENOUGH), None)
-            tried = SampleWindows(windows.begins_ns[few], windows.ends_ns[few], windows.values[few], windows.slack_ns)
-            late_ns = self._find_best_delay(part, tried)
-            self._delays.delay_by_sensor[known] = (len(windows.values), late_ns)
-        return _move_windows(windows, late_ns)
+        # By phases: a GPU that is always busy shows no delay, in other phases it may.
+        sensor = (*key, part.phases.tobytes())
+        count, delay_ns = self._delays.delay_by_sensor.get(sensor, (0, 0))
+        if len(windows.values) >= 2 * count:
+            last = windows.select(slice(max(0, len(windows.values) - _ENOUGH), None))
+            delay_ns = self._find_best_delay(part, last)
+            self._delays.delay_by_sensor[sensor] = (len(windows.values), delay_ns)
+        return _move_windows(windows, delay_ns)
 
     def _find_best_delay(self, part: AlignedIterations, windows: SampleWindows) -> int:
-        """The move after which a curve fits best; that to the middle, where none does much better."""
+        """Return the delay with the best fit; half the slack, where none fits much better."""
         most = windows.slack_ns
 
-        def measure_error(move: int, bins: Grid) -> float:
-            kept, begins, lengths = self._fold_windows(part, _move_windows(windows, move))
-            return measure_misfit(bins, begins, lengths, kept.values)
+        def measure_errors(delays: Iterable[int], grid: Grid) -> dict[int, float]:
+            folds = {delay: self._fold_windows(part, _move_windows(windows, delay)) for delay in delays}
+            return {
+                delay: measure_misfit(grid, begins, lengths, kept.values) for delay, (kept, begins, lengths) in folds.items()
+            }
 
-        moves = (most // 2, *range(0, most + 1, _LATE_NS))
-        errors: dict[int, float] = {move: measure_error(move, self._coarse_grid) for move in moves}
-        best = min(errors, key=lambda move: errors[move])
+        errors = measure_errors((most // 2, *range(0, most + 1, _LATE_NS)), self._coarse_grid)
+        best = min(errors, key=errors.__getitem__)
         if errors[best] > _BETTER * errors[most // 2]:
             return most // 2
-        near = [move for move in (best - _LATE_NS // 2, best, best + _LATE_NS // 2) if 0 <= move <= most]
-        fine: dict[int, float] = {move: measure_error(move, self._grid) for move in near}
-        return min(fine, key=lambda move: fine[move])
+        near = (delay for delay in (best - _LATE_NS // 2, best, best + _LATE_NS // 2) if 0 <= delay <= most)
+        errors = measure_errors(near, self._grid)
+        return min(errors, key=errors.__getitem__)
 
     def _fold_signal(self, name: str, parts: list[tuple[SampleWindows, Floats, Floats]]) -> Signal | None:
         if not parts:
@@ -190,29 +181,26 @@ class SignalFolder:
         length = self._grid.length_s
         resolved = windows.length_s <= _BLIND * length and windows.slack_ns / 1e9 <= _LOST * length
         if windows.moments:
-            places, curve = fold_moments(self._grid, begins + lengths, windows.values)
+            positions, curve = fold_moments(self._grid, begins + lengths, windows.values)
             window_s = 0.0
         else:
             window_s = windows.length_s
             if resolved:
                 curve = unfold(self._grid, begins, lengths, windows.values, most=self._find_maximum(name))
-                places, curve = _interpolate_bins(self._grid, curve)
+                positions, curve = _interpolate_bins(self._grid, curve)
             else:
-                places, curve = np.array([0.0, self._grid.length_s]), make_flat_curve(windows.values)
-        return Signal(name, places, curve.median, curve.low, curve.high, len(windows.values), window_s, resolved)
+                positions, curve = np.array([0.0, self._grid.length_s]), make_flat_curve(windows.values)
+        return Signal(name, positions, curve.median, curve.low, curve.high, len(windows.values), window_s, resolved)
 
     def _find_maximum(self, name: str) -> float:
-        """What cannot be exceeded."""
         return _FULL_PERCENT if name == "utilization" else float(self.host_cores or np.inf) if name == "cores" else np.inf
 
 
 def _thin_windows(windows: SampleWindows, most: int) -> SampleWindows:
-    """At most so many of them, from all over."""
+    """Return at most so many windows, evenly spread."""
     if len(windows.values) <= most:
         return windows
-    chosen = np.linspace(0, len(windows.values) - 1, most).astype(int)
-    begins, ends, values = (column[chosen] for column in windows[:3])
-    return windows._replace(begins_ns=begins, ends_ns=ends, values=values)
+    return windows.select(np.linspace(0, len(windows.values) - 1, most).astype(int))
 
 
 def _move_windows(windows: SampleWindows, earlier_ns: int) -> SampleWindows:
@@ -220,17 +208,17 @@ def _move_windows(windows: SampleWindows, earlier_ns: int) -> SampleWindows:
 
 
 def _interpolate_bins(grid: Grid, curve: Curve) -> tuple[Floats, Curve]:
-    """The curve through the middles of bins, and level to where a phase ends: bins become points."""
+    """Return the curve through the middles of bins, and level from there to a phase's begin and end."""
     middles = (grid.edges[1:] + grid.edges[:-1]) / 2
     first = np.concatenate(([True], grid.breaks[:-1]))
-    places = np.concatenate((grid.edges[:-1][first], middles, grid.edges[1:][grid.breaks]))
-    of = np.concatenate((np.flatnonzero(first), np.arange(len(middles)), np.flatnonzero(grid.breaks)))
-    order = np.lexsort((of, places))
-    of = of[order]
-    return places[order], Curve(curve.median[of], curve.low[of], curve.high[of], curve.error)
+    positions = np.concatenate((grid.edges[:-1][first], middles, grid.edges[1:][grid.breaks]))
+    bins = np.concatenate((np.flatnonzero(first), np.arange(len(middles)), np.flatnonzero(grid.breaks)))
+    order = np.lexsort((bins, positions))
+    bins = bins[order]
+    return positions[order], Curve(curve.median[bins], curve.low[bins], curve.high[bins], curve.error)
 
 
 def find_host_cores(session: Session, host: str) -> int | None:
-    """Cores that the job may use on a host."""
-    found = (event.facts.get("cores") for event in session.events_named("node") if event.host == host)
-    return next((cores for cores in found if isinstance(cores, int) and cores > 0), None)
+    """Return the number of cores that the job may use on a host; None where unknown."""
+    counts = (event.facts.get("cores") for event in session.events_named("node") if event.host == host)
+    return next((count for count in counts if isinstance(count, int) and count > 0), None)

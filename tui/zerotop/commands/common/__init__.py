@@ -1,1 +1,1 @@
-"""What several commands share: finding a session, exit messages, errors, text for terminals."""
+"""Shared by the commands: session lookup, errors, exit messages and text output."""

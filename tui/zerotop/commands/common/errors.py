@@ -1,4 +1,4 @@
-"""What goes wrong in a command: one sentence, and the code the program exits with."""
+"""Errors that end a command: a sentence for the user and an exit code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ FAILED, USAGE = 1, 2
 
 
 class Problem(Exception):
-    """A command cannot be done; the text is a sentence for the user."""
+    """The command cannot be carried out; the text is a sentence for the user."""
 
     def __init__(self, sentence: str, code: int = FAILED) -> None:
         super().__init__(sentence)
@@ -14,7 +14,7 @@ class Problem(Exception):
 
 
 def describe_error(error: BaseException) -> str:
-    """An exception's text without Python's ``[Errno 13]``."""
+    """Return an exception's text without Python's ``[Errno 13]``."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
     return str(error) or type(error).__name__

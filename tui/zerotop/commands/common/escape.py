@@ -1,8 +1,8 @@
-"""What others wrote, as a terminal may have it."""
+"""Escaping of text from jobs, recordings and other nodes before it reaches the terminal."""
 
 from __future__ import annotations
 
 
 def escape_unprintable(text: str) -> str:
-    """A job's words, a name from a recording or another node's answer stay on their line, a terminal's escapes in sight."""
+    """Return ``text`` with control characters and line breaks as visible escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,4 +1,4 @@
-"""What is said when a job has ended: how it did, and what its recording lacks."""
+"""Messages after a job has ended: its result, and what its recording lacks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,15 @@ if TYPE_CHECKING:
 
 
 def describe_end(end: Ending) -> list[str]:
-    """The sentences worth saying: nothing of what went well."""
-    from zerotop.analysis.views.job_exit import (  # which NumPy comes with, and others only have a word to say
-        UNSEEN_END,
-        Losses,
-    )
+    """Return sentences about a failure and about lost records; none if all went well."""
+    from zerotop.analysis.views.job_exit import UNSEEN_END, Losses  # imports NumPy, which write_messages does not need
 
-    how = "" if end.exit_code == 0 else end.text or UNSEEN_END
-    return [words for words in (how, Losses(end.lost_records, end.lost_output_bytes).loss_sentence) if words]
+    result = "" if end.exit_code == 0 else end.text or UNSEEN_END
+    return [text for text in (result, Losses(end.lost_records, end.lost_output_bytes).loss_sentence) if text]
 
 
 def write_messages(*sentences: str) -> None:
-    """Writes lines to standard error. Where that is closed or full, the exit code stays what it was."""
+    """Write lines to standard error; if that fails, the exit code is unaffected."""
     encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
     text = "".join(f"zerotop: {escape_unprintable(sentence)}\n" for sentence in sentences)
     with suppress(OSError):

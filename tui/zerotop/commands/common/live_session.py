@@ -1,4 +1,4 @@
-"""A recording whose job may run on this machine."""
+"""A recording whose job may be running on this machine."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from zerotop.session.reader import Session
 from zerotop.session.storage import Folder
 from zerotop_probe.outside.job import job_control
 
-# Between looks at the job's processes, a few system calls each.
+# Interval between checks of the job's processes, which take a few system calls each.
 _POLL_S = 0.5
 
 
 class RunningSession(Session):
-    """Lives as long as its job does, even when nobody records it: a sampler that was killed can be replaced."""
+    """A session that is live while its job runs, even without a sampler, because a new sampler can be started."""
 
     def __init__(self, path: Path, info: dict[str, Any], folder: Folder | None = None) -> None:
         self._checked_s = 0.0
@@ -24,7 +24,7 @@ class RunningSession(Session):
 
     @property
     def is_live(self) -> bool:
-        """Whether somebody writes it, or its job runs and its end was not recorded."""
+        """Whether the session is being written, or its job runs and has no recorded end."""
         return super().is_live or (not self.is_over and self.path.is_dir() and self._is_job_running())
 
     def _is_job_running(self) -> bool:

@@ -1,4 +1,4 @@
-"""Opening a recording for a command that prints what is in it."""
+"""Opening a recording for a command that prints from it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zerotop.session.reader import Session
 
 
 def open_named(name: str) -> Session:
-    """The one that a user named; what of it cannot be read is told beside what is printed. Raises SessionError."""
+    """Open the session that the user named and report damage on standard error. Raises SessionError."""
     session = Session.open(catalog.find_session(name))
     for sentence in describe_damage(session):
         print(f"zerotop: {sentence}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Following a job without a terminal: a line when there is news, and the closing summary."""
+"""Following a job without a terminal: progress lines and a closing summary."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from zerotop.analysis.formatting import format_count
 from zerotop.analysis.live_view import Progress
 from zerotop.analysis.reports.headline import summarize_session
 from zerotop.analysis.views.job_exit import Losses, read_ending
@@ -17,21 +18,21 @@ from zerotop.ui.base.interfaces import Source
 from zerotop_probe.outside.job import job_control
 
 _POLL_S = 2.0
-# A line at least this often: whoever reads a log sees that it is not stuck.
+# The longest time without a line, so that a log shows that the job is not stuck.
 _QUIET_S = 30.0
 _LAST_LINES = 20
 
 
 def follow_job(path: Path) -> int:
-    """Prints progress until the job has ended, then what was measured. Returns the exit code, 1 if nobody knows it."""
+    """Print progress until the job ends, then a summary. Return the job's exit code, 1 if it is unknown."""
     session = RunningSession.open(path)
     source = RecordingSource(session)
-    news = ProgressReporter(time.monotonic)
+    reporter = ProgressReporter(time.monotonic)
     while job_control.is_job_alive(str(path)) or job_control.is_sampler_alive(str(path)):
         try:
             time.sleep(_POLL_S)
             source.refresh()
-            if line := news.format_news(source):
+            if line := reporter.format_news(source):
                 print(line, flush=True)
         except KeyboardInterrupt:
             job_control.request_stop(str(path))
@@ -40,13 +41,13 @@ def follow_job(path: Path) -> int:
     if end.exit_code != 0:
         print(*source.view_at(None).output[-_LAST_LINES:], sep="\n", file=sys.stderr)
     print(summarize_session(session))
-    if lacking := Losses(end.lost_records, end.lost_output_bytes).loss_sentence:
-        print(lacking)
+    if loss := Losses(end.lost_records, end.lost_output_bytes).loss_sentence:
+        print(loss)
     return FAILED if end.exit_code is None else end.exit_code
 
 
 class ProgressReporter:
-    """Says what is new about a job since it was asked before."""
+    """Formats a progress line whenever there is news since the previous one."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -54,18 +55,19 @@ class ProgressReporter:
         self._last_text_s = clock()
 
     def format_news(self, source: Source) -> str:
-        """Time, step and rate at the end of a recording; "" if there is no other step, and no silence to break."""
-        progress, job = source.view_at(None).progress, source.view_at(None).job
-        what = job.exit_text or "Starting." if progress.step is None else _format_steps(progress)
+        """Return elapsed time, step and rate; "" if nothing changed and the last line is recent."""
+        view = source.view_at(None)
+        progress = view.progress
+        text = view.job.exit_text or "Starting." if progress.step is None else _format_steps(progress)
         now_s = self._clock()
-        if what == self._last_text and now_s - self._last_text_s < _QUIET_S:
+        if text == self._last_text and now_s - self._last_text_s < _QUIET_S:
             return ""
-        self._last_text, self._last_text_s = what, now_s
+        self._last_text, self._last_text_s = text, now_s
         rate = f"  {1 / progress.iteration_s:.2f} it/s" if progress.iteration_s > 0 else ""
-        return f"{progress.elapsed_s:4.0f} s  {what}{rate}"
+        return f"{progress.elapsed_s:4.0f} s  {text}{rate}"
 
 
 def _format_steps(progress: Progress) -> str:
     if progress.total_steps is not None:
         return f"{progress.finished_steps} of {progress.total_steps} steps"
-    return "1 step" if progress.finished_steps == 1 else f"{progress.finished_steps} steps"
+    return format_count(progress.finished_steps, "step")

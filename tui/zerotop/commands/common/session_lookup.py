@@ -1,4 +1,4 @@
-"""What a user names to attach or detach: a session, or any process of a job and with it the session that records the job."""
+"""Resolving the PID or SESSION argument of ``attach`` and ``detach``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from zerotop_probe.outside.job import job_control
 
 
 def find_session_or_job(text: str) -> Path | FoundJob | None:
-    """A session by its name, its beginning or its path, else the job that a process belongs to; None if it is no job's.
+    """Return the session with this name, prefix or path, or the job of the process with this number.
 
-    Raises SessionError for what is neither a session nor a number.
+    Return None if the process belongs to no job. Raises SessionError for text that is neither a session nor a number.
     """
     try:
         return catalog.find_session(text)
@@ -25,7 +25,7 @@ def find_session_or_job(text: str) -> Path | FoundJob | None:
 
 
 def find_recording(job: FoundJob) -> Path | None:
-    """The session that records this job now, or could go on to: by the ranks' environment, or by what attached to it."""
+    """Return the session that records this job or can resume recording it."""
     if job.session_path and (Path(job.session_path) / "session.json").is_file():
         return Path(job.session_path)
     processes = {job.root, *(rank.process for rank in job.ranks)}
@@ -34,5 +34,5 @@ def find_recording(job: FoundJob) -> Path | None:
             facts = job_control.read_facts(str(path))
             if facts.job in processes and not facts.ended and not facts.detached:
                 return path
-    elsewhere = attaching.find_sampled_session(job)
-    return None if elsewhere is None else Path(elsewhere)
+    sampled = attaching.find_sampled_session(job)
+    return None if sampled is None else Path(sampled)

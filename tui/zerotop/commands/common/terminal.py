@@ -1,4 +1,4 @@
-"""Whether there is a terminal."""
+"""Terminal detection."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import sys
 
 
 def has_terminal() -> bool:
-    """Whether a screen can be shown and keys be read."""
+    """Whether standard input and output are a terminal, so that the screen can be shown."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty()

@@ -1,4 +1,4 @@
-"""Where the user's habits are kept between runs."""
+"""The user's settings, kept between runs."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from zerotop.ui.app.settings import UserSettings
 
 
 def load_settings() -> UserSettings:
-    """What the user has set, in the state directory."""
+    """Load the settings from the state directory."""
     return UserSettings(catalog.find_default_folder().with_name("habits.json"))

@@ -1,1 +1,1 @@
-"""Steering running jobs: launching, watching, attaching the probe, remote nodes. Samplers are in the probe."""
+"""Controlling running jobs: launch, watch, attach the probe, reach other nodes. The samplers are in the probe package."""

@@ -1,4 +1,4 @@
-"""Putting the probe into the ranks of a job that is watched from outside."""
+"""Injecting the probe into the ranks of a job that runs without it."""
 
 from __future__ import annotations
 
@@ -16,57 +16,57 @@ from zerotop_probe.recording import events
 
 
 def enter_ranks(path: Path) -> tuple[int, list[str]]:
-    """:func:`enter_here`, and the same for the ranks of other nodes that take part."""
+    """Enter the ranks on this node and on the job's other reached nodes; results as in :func:`enter_local_ranks`."""
     if not job_control.read_facts(str(path)).reached_hosts:
         return enter_local_ranks(path)
     from zerotop.commands.job import remote_nodes
 
-    here: list[tuple[int, list[str]]] = []
-    elsewhere, told = remote_nodes.enter_ranks(path, lambda: here.append(enter_local_ranks(path)))
-    ((entered, told_here),) = here
-    return entered + elsewhere, told_here + told
+    results: list[tuple[int, list[str]]] = []
+    remote_count, remote_messages = remote_nodes.enter_ranks(path, lambda: results.append(enter_local_ranks(path)))
+    ((local_count, local_messages),) = results
+    return local_count + remote_count, local_messages + remote_messages
 
 
 def start_entering(path: Path) -> Callable[[], tuple[int, list[str]]]:
-    """:func:`enter` beside what else there is to do; returns what waits for it."""
-    threads = ThreadPoolExecutor(1)
-    done = threads.submit(enter_ranks, path)
-    threads.shutdown(wait=False)
-    return done.result
+    """Start :func:`enter_ranks` in a thread; return a function that waits for its result."""
+    executor = ThreadPoolExecutor(1)
+    entering = executor.submit(enter_ranks, path)
+    executor.shutdown(wait=False)
+    return entering.result
 
 
 def enter_local_ranks(path: Path) -> tuple[int, list[str]]:
-    """Puts the probe into every rank of this node that it is not in yet.
+    """Inject the probe into every rank of this node that lacks it. Takes seconds if ranks do not answer.
 
-    Returns how many it is in now, and a sentence about each where it is not. Takes seconds where ranks do not answer.
+    Return the number of ranks with the probe, and a sentence about each rank without.
     """
     ranks = _find_ranks(path)
     if not ranks:
-        return 0, ["No rank is seen yet: enter it when it trains."]
-    numbers = {process: number for number, process in ranks}
+        return 0, ["No rank found yet. Enter the job once it trains."]
+    rank_numbers = {process: number for number, process in ranks}
     entries = attaching.enter_ranks(str(path), ranks)
-    told = [_describe_entry(entry, numbers[entry.process]) for entry in entries if entry.why_not]
-    return len(entries) - len(told), told
+    messages = [_describe_entry(entry, rank_numbers[entry.process]) for entry in entries if entry.why_not]
+    return len(entries) - len(messages), messages
 
 
 def _describe_entry(entry: Entry, number: int | None) -> str:
     who = f"Process {entry.process.pid}" if number is None else f"Rank {number}"
-    return f"{who} is {'still to be' if entry.is_pending else 'not'} entered: {entry.why_not.rstrip('.')}."
+    return f"{who} is {'not yet' if entry.is_pending else 'not'} entered: {entry.why_not.rstrip('.')}."
 
 
 def _find_ranks(path: Path) -> list[tuple[int | None, Process]]:
-    """The ranks of a session's job that run on this node."""
+    """Return the ranks of a session's job on this node; the number is None where unknown."""
     facts = job_control.read_facts(str(path))
     job = find_job(facts.job.pid) if facts.job is not None and facts.job.is_alive() else None
-    found = [(rank.rank, rank.process) for rank in job.ranks] if job is not None else []
-    known = {process for _, process in found}
-    # Ranks whose launcher has died are known from when they were found.
-    others = [process for process in dict.fromkeys(facts.ranks) if process not in known and process.is_alive()]
-    return found + [(None, process) for process in others]
+    ranks: list[tuple[int | None, Process]] = [(rank.rank, rank.process) for rank in job.ranks] if job is not None else []
+    listed = {process for _, process in ranks}
+    # Ranks whose launcher has died are found only in the recording.
+    others = [process for process in dict.fromkeys(facts.ranks) if process not in listed and process.is_alive()]
+    return ranks + [(None, process) for process in others]
 
 
 def can_enter(path: Path) -> bool:
-    """Whether the job was attached to from outside, and runs with ranks on this node that have no probe."""
+    """Whether the job was attached to and has running ranks without the probe on this node."""
     facts = job_control.read_facts(str(path))
     if not facts.attached or facts.detached:
         return False
@@ -74,13 +74,12 @@ def can_enter(path: Path) -> bool:
 
 
 def _is_entered(path: Path, pid: int) -> bool:
-    """By the last that the probe in that process said of itself."""
-    turns = [turn for name in attaching.find_rank_files(str(path), pid) for turn in _iter_turns(name)]
-    return bool(turns) and max(turns)[1] != events.LEFT
+    changes = [change for name in attaching.find_rank_files(str(path), pid) for change in _iter_changes(name)]
+    return bool(changes) and max(changes)[1] != events.LEFT
 
 
-def _iter_turns(name: str) -> Iterator[tuple[int, str]]:
-    """When it was put in and taken out: (time, event)."""
+def _iter_changes(name: str) -> Iterator[tuple[int, str]]:
+    """Yield when the probe entered and left a process: (time, event name)."""
     try:
         with open(name, "rb") as file:
             for line in file:

@@ -1,4 +1,4 @@
-"""The jobs of this node as ``zerotop attach`` lists them."""
+"""The list of this node's jobs that ``zerotop attach`` prints."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import shlex
 from typing import Any
 
+from zerotop.analysis.text_tables import align_columns
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.session_lookup import find_recording
 from zerotop.session import catalog
@@ -16,21 +17,21 @@ from zerotop_probe.outside.attaching.session import format_age
 from zerotop_probe.outside.job import job_control
 from zerotop_probe.recording import redact
 
+_HEADINGS = ("PID", "LAUNCHER", "RANKS", "GPUS", "AGE", "ZERO", "SESSION", "SCRIPT")
+
 
 def print_jobs(*, as_json: bool) -> int:
-    """Prints this node's jobs, the youngest first. Returns 0."""
+    """Print this node's jobs, youngest first. Return 0."""
     used = gpus.read_process_gpus()
     rows = [_describe_job(job, used) for job in find_jobs()] + _find_other_jobs()
     if as_json:
         print(json.dumps(rows, indent=1))
         return 0
     if not rows:
-        print("No DeepSpeed, torchrun or accelerate job runs here. zerotop attach PID takes any Python process.")
+        print("No DeepSpeed, torchrun or accelerate job is running here. zerotop attach PID accepts any Python process.")
         return 0
-    print(f"{'PID':>8}  {'LAUNCHER':<10}  {'RANKS':<7}  {'GPUS':<7}  {'AGE':>10}  {'ZERO':<4}  {'SESSION':<24}  SCRIPT")
-    for row in rows:
-        print(_format_row(row))
-    print("\nzerotop attach PID watches one from outside; with --enter the probe goes into its ranks.")
+    print(*align_columns([_HEADINGS, *map(_format_row, rows)], "><<<><<<"), sep="\n")
+    print("\nzerotop attach PID watches a job from outside; --enter injects the probe into its ranks.")
     return 0
 
 
@@ -50,7 +51,7 @@ def _describe_job(job: FoundJob, used: dict[int, list[int]]) -> dict[str, Any]:
 
 
 def _find_other_jobs() -> list[dict[str, Any]]:
-    """Live recordings of jobs that no launcher numbered, a plain ``python train.py`` say."""
+    """Return rows for live recordings of jobs without a launcher, such as a plain ``python train.py``."""
     jobs = find_jobs()
     shown = {find_recording(job) for job in jobs}
     listed = {process for job in jobs for process in (job.root, *(rank.process for rank in job.ranks))}
@@ -65,8 +66,8 @@ def _find_other_jobs() -> list[dict[str, Any]]:
             continue
         command = [str(word) for word in session.info.get("command") or ()]
         script = next((word for word in command if word.endswith(".py")), "")
-        blank: dict[str, Any] = {"launcher": "python", "ranks": [], "gpus": [], "age_s": None, "zero_stage": None}
-        rows.append({"pid": facts.job.pid, **blank, "script": script, "command": command, "session": path.name})
+        unknown: dict[str, Any] = {"launcher": "python", "ranks": [], "gpus": [], "age_s": None, "zero_stage": None}
+        rows.append({"pid": facts.job.pid, **unknown, "script": script, "command": command, "session": path.name})
     return rows
 
 
@@ -74,17 +75,20 @@ def _find_gpus(job: FoundJob, used: dict[int, list[int]]) -> list[str]:
     by_nvml = sorted({index for rank in job.ranks for index in used.get(rank.process.pid, ())})
     if by_nvml or not used:
         return [str(index) for index in by_nvml]
-    meant = (gpus.find_launcher_gpu(rank.environment) for rank in job.ranks)
-    return sorted({name for name in meant if name is not None})
+    assigned = (gpus.find_launcher_gpu(rank.environment) for rank in job.ranks)
+    return sorted({name for name in assigned if name is not None})
 
 
-def _format_row(row: dict[str, Any]) -> str:
+def _format_row(row: dict[str, Any]) -> list[str]:
     ranks = [str(rank["rank"]) for rank in row["ranks"] if rank["rank"] is not None]
-    shown = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else "".join(ranks) or "-"
-    stage = "-" if row["zero_stage"] is None else str(row["zero_stage"])
-    seconds = "-" if row["age_s"] is None else format_age(row["age_s"])
-    script = row["script"] or shlex.join(row["command"])
-    return escape_unprintable(
-        f"{row['pid']:>8}  {row['launcher']:<10}  {shown:<7}  {','.join(row['gpus']) or '-':<7}  {seconds:>10}  {stage:<4}  "
-        f"{row['session'] or '-':<24}  {script}"
+    cells = (
+        str(row["pid"]),
+        row["launcher"],
+        f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else "".join(ranks) or "-",
+        ",".join(row["gpus"]) or "-",
+        "-" if row["age_s"] is None else format_age(row["age_s"]),
+        "-" if row["zero_stage"] is None else str(row["zero_stage"]),
+        row["session"] or "-",
+        row["script"] or shlex.join(row["command"]),
     )
+    return [escape_unprintable(cell) for cell in cells]

@@ -1,4 +1,4 @@
-"""Making a session for a command, and unmaking it when the command cannot be started."""
+"""Creating the session of a command, and removing it if the command cannot be started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LAUNCHERS = ("deepspeed", "torchrun", "accelerate")
 
 
 def find_launcher(command: Sequence[str]) -> str:
-    """The launcher that a command line names, by program or by ``-m`` module; "" if none that is known."""
+    """Return the launcher in a command line, by program or by ``-m`` module; "" without a known one."""
     words = [os.path.basename(command[0])]
     if "-m" in command[:-1]:
         words.append(command[list(command).index("-m") + 1].split(".")[0])
@@ -27,15 +27,15 @@ def find_launcher(command: Sequence[str]) -> str:
 
 @contextmanager
 def make_session(command: Sequence[str], path: str | None) -> Iterator[str]:
-    """A session directory for ``command``; it is gone again when the command could not be started.
+    """Create a session directory for ``command`` and remove it again if the command cannot be started.
 
-    Raises Problem for a command that cannot be executed or a directory that cannot be made.
+    Raises Problem for a command that cannot be executed or a directory that cannot be created.
     """
     try:
         check_command(command)
     except CommandError as error:
         raise Problem(str(error), USAGE) from error
-    existed = path is not None and os.path.isdir(os.path.abspath(path))  # "" is where we are
+    existed = path is not None and os.path.isdir(os.path.abspath(path))  # "" is the current folder
     session = _create_session(command, path)
     try:
         yield session
@@ -48,19 +48,19 @@ def make_session(command: Sequence[str], path: str | None) -> Iterator[str]:
 
 
 def _create_session(command: Sequence[str], path: str | None) -> str:
-    where = directory.find_default_root() if path is None else path
+    folder = directory.find_default_root() if path is None else path
     try:
         return directory.create_session(command, path=path, launcher=find_launcher(command))
     except FileExistsError as error:
-        if error.errno is None:  # it holds something: said by whoever found it
+        if error.errno is None:  # the folder is not empty; the error says so
             raise
-        raise _make_problem(where, "there is a file in its way") from error
+        raise _make_problem(folder, "a file of that name is in the way") from error
     except OSError as error:
-        raise _make_problem(where, str(error.strerror or error)) from error
+        raise _make_problem(folder, str(error.strerror or error)) from error
 
 
-def _make_problem(where: str, why: str) -> Problem:
-    return Problem(f"Nothing was started, for it cannot be recorded in {where}: {why}; name a folder with --session DIR")
+def _make_problem(folder: str, reason: str) -> Problem:
+    return Problem(f"Not started: cannot record to {folder}: {reason}. Choose another folder with --session DIR")
 
 
 def _discard_session(session: Path, *, keep_folder: bool) -> None:

@@ -1,4 +1,4 @@
-"""Asking a running job for a look through the microscope: a request in the session's directory, which its ranks take in."""
+"""Requesting an allocation trace: a file in the session's directory that the ranks poll."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from zerotop_probe.recording.directory import MICROSCOPE_FILE
 
 
 def request_trace(session: str, *, steps: int, stacks: bool, after: int = 0) -> int:
-    """Leaves a request for all ranks and returns its number, which is above those before and above ``after``.
-
-    Raises OSError if it cannot be written.
-    """
+    """Write a request for all ranks; return its number, higher than any earlier one and than ``after``. Raises OSError."""
     target = os.path.join(session, MICROSCOPE_FILE)
     request = max(after, _read_last_request(target)) + 1
     with open(target + ".new", "w", encoding="utf-8") as file:
@@ -22,7 +19,7 @@ def request_trace(session: str, *, steps: int, stacks: bool, after: int = 0) -> 
 
 
 def _read_last_request(path: str) -> int:
-    """The number of the request before; 0 where there was none."""
+    """Return the number of the previous request; 0 without one."""
     try:
         with open(path, "rb") as file:
             return max(0, int(json.load(file)["request"]))

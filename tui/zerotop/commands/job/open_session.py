@@ -1,4 +1,4 @@
-"""Opening a recording for a screen: a running job's with what steers it, any other as it is."""
+"""Opening a recording for a screen, with job control if its job is running."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zerotop_probe.outside.job import daemon, job_control
 
 
 def open_recording(path: Path) -> OpenedRecording:
-    """A recording at its end, which for one of a running job is now. Raises SessionError."""
+    """Open a recording at its end, which is now for a running job. Raises SessionError."""
     if path.is_dir():
         running = RunningSession.open(path)
         if running.is_live or job_control.is_job_alive(str(path)):
@@ -27,16 +27,16 @@ def open_recording(path: Path) -> OpenedRecording:
 
 
 def start_recording(pid: int) -> Path:
-    """The session that records a job from outside, a new one where nobody does. Raises Problem or OSError."""
+    """Return the session that records the job of a process; start recording if there is none. Raises Problem or OSError."""
     job = find_job(pid)
     if job is None:
-        raise Problem(f"Process {pid} has ended, or is no Python of a job here")
-    known = find_recording(job)
-    if known is not None:
-        return known
+        raise Problem(f"Process {pid} has ended, or is not a Python process of a job on this node")
+    existing = find_recording(job)
+    if existing is not None:
+        return existing
     path = Path(attaching.begin_session(job))
     try:
         daemon.watch_in_background(str(path))
     except daemon.AgentError as error:
-        raise Problem(f"The job's sampler cannot be started: {error}") from error
+        raise Problem(f"Cannot start the job's sampler: {error}") from error
     return path

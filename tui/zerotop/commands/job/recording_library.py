@@ -1,4 +1,4 @@
-"""The user's recordings for the start screen: ``start_interfaces.Desk`` over the usual place and this node's processes."""
+"""The start screen's library: the recordings in the state directory and this node's running jobs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from zerotop_probe.outside.job import job_control
 from zerotop_probe.recording.directory import SESSION_FILE
 
 _POLL_S, _JOBS_S = 1.0, 3.0
-_REST_FACTOR = 20  # so many times as long as looking takes nothing is looked at: below 5 % of a core
+_REST_FACTOR = 20  # pauses last this many times as long as a scan, which keeps scanning below 5 % of a core
 
 
 class UserLibrary:
-    """Reads in a thread of its own; everything that it hands out is a value."""
+    """Scans in its own thread and publishes immutable values."""
 
     def __init__(self, overviews: Overviews | None = None, job_finder: Callable[[], Sequence[FoundJob]] = find_jobs) -> None:
         self.folder_name = _shorten_home(catalog.find_default_folder())
@@ -39,12 +39,12 @@ class UserLibrary:
         self._wake = threading.Event()
 
     def start(self) -> None:
-        """Lists the recordings at once, and from now on reads what changes."""
+        """List the recordings, then read changed ones in a thread."""
         self._publish_recordings(self._overviews.list_recordings())
         threading.Thread(target=self._read_changes, name="recordings", daemon=True).start()
 
     def stop(self) -> None:
-        """Stops that, and keeps what was found out."""
+        """Stop the thread and save the summaries."""
         self._stopped.set()
         self._wake.set()
         self._overviews.save_cache()
@@ -63,61 +63,60 @@ class UserLibrary:
                 jobs_due_s = time.monotonic() + _JOBS_S
             self._wake.wait(max(_POLL_S, _REST_FACTOR * (time.monotonic() - begin_s)))
 
-    def _publish_recordings(self, found: tuple[Recording, ...]) -> None:
-        if found != self.recordings:
-            self.recordings = found
+    def _publish_recordings(self, recordings: tuple[Recording, ...]) -> None:
+        if recordings != self.recordings:
+            self.recordings = recordings
 
     def _find_jobs(self) -> None:
-        known = [job_control.read_facts(str(recording.path)) for recording in self.recordings if recording.is_live]
-        recorded = {process for facts in known for process in (facts.job, *facts.ranks)}
-        found = [
+        live = [job_control.read_facts(str(recording.path)) for recording in self.recordings if recording.is_live]
+        recorded = {process for facts in live for process in (facts.job, *facts.ranks)}
+        self.running_jobs = tuple(
             _make_job(job) for job in self._job_finder() if not _is_recorded(job) and not recorded & _collect_processes(job)
-        ]
-        self.running_jobs = tuple(found)
+        )
 
     def open(self, item: LibraryItem) -> OpenedRecording:
-        """Opens it at its end; of a job that nobody records a recording is begun."""
+        """Open a recording at its end, or start recording a running job."""
         from zerotop.commands.job.open_session import open_recording, start_recording
 
         with _refuse_errors():
             return open_recording(start_recording(item.pid) if isinstance(item, RunningJob) else item.path)
 
     def export(self, recording: Recording) -> str:
-        """Writes the steps as CSV to the current folder."""
+        """Write the steps as CSV to the current folder; return a message."""
         from zerotop.commands.export import write_file
 
         with _refuse_errors():
             path = Path(f"{recording.path.name.removesuffix(SUFFIX)}-steps.csv").absolute()
             rows = write_file(Session.open(recording.path), "steps", "csv", path)
-        return f"{rows} rows, a row for each step of each rank: {path}"
+        return f"{path}: {rows} rows, one per step and rank"
 
     def pack(self, recording: Recording) -> str:
-        """Writes it as one small file to the current folder."""
+        """Pack the recording into the current folder; return a message."""
         from zerotop.commands.pack import pack_session
 
         with _refuse_errors():
-            said, _ = pack_session(recording.path, str(Path(recording.path.name + SUFFIX).absolute()))
-        return said
+            message, _ = pack_session(recording.path, str(Path(recording.path.name + SUFFIX).absolute()))
+        return message
 
     def describe_obstacle(self, recording: Recording) -> str:
-        """Why it cannot be deleted; "" where it can."""
+        """Return why the recording cannot be deleted; "" if it can."""
         path, root = recording.path.absolute(), catalog.find_default_folder().absolute()
         if recording.is_live or (path.is_dir() and job_control.is_job_alive(str(path))):
-            return f"{recording.name} is live: its job has to end before it can be deleted."
+            return f"{recording.name} is live: it can be deleted once its job has ended."
         if path.parent != root:
-            return f"{path} does not lie in {root}: delete it yourself."
+            return f"{path} is outside {root}: delete it yourself."
         if path.is_symlink():
-            return f"{path} is a link to another place: delete it yourself."
+            return f"{path} is a symbolic link: delete it yourself."
         if path.is_dir() and not (path / SESSION_FILE).is_file():
-            return f"{path} holds no recording any more."
+            return f"{path} no longer holds a recording."
         return ""
 
     def delete(self, recording: Recording) -> str:
-        """Deletes it for good."""
+        """Delete the recording permanently; return a message."""
         with _refuse_errors():
-            why_not = self.describe_obstacle(recording)
-            if why_not:
-                raise RefusedError(why_not)
+            obstacle = self.describe_obstacle(recording)
+            if obstacle:
+                raise RefusedError(obstacle)
             if recording.path.is_dir():
                 shutil.rmtree(recording.path)
             else:
@@ -126,10 +125,10 @@ class UserLibrary:
             self._publish_recordings(self._overviews.recordings)
         from zerotop.ui.drawing.formatting import format_size
 
-        return f"{recording.name} is deleted: {format_size(recording.stamp.bytes)} are free again."
+        return f"{recording.name} deleted: {format_size(recording.stamp.bytes)} freed."
 
     def compare(self, recordings: Sequence[Recording]) -> Comparison:
-        """Reads them whole."""
+        """Compare whole recordings."""
         from zerotop.commands.compare import compare_recordings
 
         with _refuse_errors():
@@ -138,7 +137,7 @@ class UserLibrary:
 
 @contextlib.contextmanager
 def _refuse_errors() -> Iterator[None]:
-    """What goes wrong is a sentence for the screen."""
+    """Turn errors into a sentence for the screen."""
     try:
         yield
     except (Problem, SessionError, OSError) as error:

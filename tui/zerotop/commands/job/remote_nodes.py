@@ -1,4 +1,4 @@
-"""A job's other nodes: each is asked through ssh to record its part of the job in the session, or to end that."""
+"""A job's other nodes: asks each over ssh to record its part of the job, to stop recording, or to stop the job."""
 
 from __future__ import annotations
 
@@ -24,19 +24,22 @@ from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
 
 _SSH_VARIABLE = "ZEROTOP_SSH"
 _NO_RENDEZVOUS = (
-    "No rank that a launcher numbered runs here, so which job is meant on other nodes is not known: attach on one that has."
+    "No rank with a number from a launcher runs on this node, so the job cannot be found on other nodes."
+    " Attach on a node that has one."
 )
 _JOB_HOSTS = "job"
-_ALL_LOCAL = "All ranks of the job run on this node: no other one was asked."
-_NOT_RUNNING = "The job does not run on this node: attach on one that has ranks"
+_ALL_LOCAL = "All ranks of the job run on this node: no other node was asked."
+_NOT_RUNNING = "The job does not run on this node. Attach on a node that has ranks"
 _NOT_JOINED = "{name} takes no part: {why}."
-_MAYBE_JOINED = "{name} may take part or not: {why}. Attach again with --hosts to ask it again; detach ends its part too."
-_CLOCK_APART = "The clock of {name} is {apart} {way} this one: its times are put right to about a second; set both by NTP."
-_NOT_STOPPED = "{name} is not asked to stop: {why}. Its ranks may wait for the others: ask again, or end them there."
-# How long the other nodes may take to be asked to stop before this one is.
+_MAYBE_JOINED = (
+    "{name} may or may not take part: {why}. Attach again with --hosts to ask it again; detach ends its part too."
+)
+_CLOCK_APART = "The clock of {name} is {apart} {way} this one: its times are corrected to about a second. Set both by NTP."
+_NOT_STOPPED = "{name} was not asked to stop: {why}. Its ranks may wait for the others: stop again, or end them there."
+# How long the request to stop has to reach the other nodes before this node stops.
 _HEAD_START_S = 3.0
 _FORMATS_DIFFER = (
-    "{name}: zerotop there records in format {theirs}, this one in {ours}: what only the newer one knows is missing"
+    "{name}: zerotop there records in format {theirs}, here in {ours}: fields that only the newer one has are missing"
 )
 
 
@@ -45,10 +48,7 @@ def _do_nothing() -> None:
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Takes ``--ssh`` for all that is asked from now on, by the screen too.
-
-    Raises Problem or OSError if that is no command, or ``--hosts`` names no nodes.
-    """
+    """Apply ``--ssh`` for the rest of the process and validate ``--hosts``. Raises Problem or OSError."""
     if options.ssh is not None:
         os.environ[_SSH_VARIABLE] = options.ssh
     if options.hosts is not None:
@@ -61,11 +61,11 @@ def _read_ssh_command() -> list[str]:
     try:
         return shlex.split(os.environ.get(_SSH_VARIABLE, ""))
     except ValueError as error:
-        raise Problem(f"{os.environ[_SSH_VARIABLE]!r} is no command: {error}", USAGE) from error
+        raise Problem(f"{os.environ[_SSH_VARIABLE]!r} is not a valid command: {error}", USAGE) from error
 
 
 def find_hosts(text: str, path: Path) -> list[str]:
-    """The other nodes that ``--hosts`` means for the job of a session. Raises Problem, OSError."""
+    """Return the other nodes that ``--hosts`` names for the job of a session. Raises Problem, OSError."""
     try:
         names = hostfile.find_job_hosts(_find_job(path)) if text == _JOB_HOSTS else _read_hosts(text)
     except hostfile.NoHosts as error:
@@ -81,7 +81,7 @@ def _read_hosts(text: str) -> list[str]:
 
 
 def _is_this_host(name: str) -> bool:
-    """What is not known by name says so itself when it is asked."""
+    """Whether a name is certainly this node; a node with another alias detects that itself when asked."""
     full = os.uname().nodename
     return name.rpartition("@")[2] in (full, full.split(".")[0], "localhost", "127.0.0.1", "::1")
 
@@ -97,36 +97,36 @@ def _find_job(path: Path) -> FoundJob:
 def join_hosts(
     path: Path, names: list[str], *, enter: bool, meanwhile: Callable[[], None] = _do_nothing
 ) -> tuple[int, list[str]]:
-    """Has these nodes take part; ``meanwhile`` is what is done here while they are at it.
+    """Have these nodes record the job; run ``meanwhile`` on this node in the meantime. Raises Problem.
 
-    Returns how many of their ranks the probe is in now, and a sentence for each node that takes no part and each rank that
-    is not entered. Raises Problem.
+    Return the number of their ranks with the probe, and a sentence per node that takes no part and per rank without.
     """
     meeting = Rendezvous.from_job(_find_job(path))
     if meeting is None or meeting.is_complete:
         meanwhile()
         return 0, [_NO_RENDEZVOUS if meeting is None else _ALL_LOCAL]
-    entered, told = 0, []
+    entered = 0
+    messages: list[str] = []
     request = {"action": "join", "enter": enter, "meeting": meeting.to_json()}
     for answer in _ask_hosts(path, names, request, meanwhile):
         if answer.is_here:
             continue
         if answer.why_not:
-            if answer.is_lost:  # so that it is asked when others are
+            if answer.is_lost:  # it may take part: include it in later requests
                 attaching.note_reached(str(path), answer.name, host="", joined=True)
             attaching.note_not_reached(str(path), answer.name, answer.why_not)
-            told.append((_MAYBE_JOINED if answer.is_lost else _NOT_JOINED).format(name=answer.name, why=answer.why_not))
+            messages.append((_MAYBE_JOINED if answer.is_lost else _NOT_JOINED).format(name=answer.name, why=answer.why_not))
             continue
         ranks = int(answer.facts.get("ranks") or 0)
         attaching.note_reached(str(path), answer.name, host=answer.host, ranks=ranks, joined=True)
         missing = [text for entry in answer.rank_entries if (text := _describe_entry(entry, answer.name))]
         entered += len(answer.rank_entries) - len(missing)
-        told += _describe_format(answer) + _describe_clock(answer) + missing
-    return entered, told
+        messages += _describe_format(answer) + _describe_clock(answer) + missing
+    return entered, messages
 
 
 def enter_ranks(path: Path, meanwhile: Callable[[], None]) -> tuple[int, list[str]]:
-    """Puts the probe into the ranks of the other nodes that take part; the rest is as in :func:`join`."""
+    """Inject the probe into the ranks of all reached nodes; results as in :func:`join_hosts`."""
     names = job_control.read_facts(str(path)).reached_hosts
     if not names:
         meanwhile()
@@ -138,31 +138,31 @@ def enter_ranks(path: Path, meanwhile: Callable[[], None]) -> tuple[int, list[st
 
 
 def leave_hosts(path: Path, names: list[str], meanwhile: Callable[[], None]) -> tuple[list[str], bool]:
-    """Ends the parts of these nodes; ``meanwhile`` is what is done here while they are at it.
+    """End recording on these nodes; run ``meanwhile`` on this node in the meantime. Raises Problem.
 
-    Returns sentences, and whether all of it was done. Raises Problem.
+    Return sentences, and whether all nodes succeeded.
     """
-    told, done = [], True
+    messages, done = [], True
     for answer in _ask_hosts(path, names, {"action": "leave"}, meanwhile):
         if answer.why_not:
             done = False
-            told.append(f"{answer.name} is not detached: {answer.why_not}.")
+            messages.append(f"{answer.name} is not detached: {answer.why_not}.")
             continue
         if not answer.is_here:
             attaching.note_reached(str(path), answer.name, host=answer.host, joined=False)
         for entry in answer.rank_entries:
             done = done and (not entry["why_not"] or bool(entry["pending"]))
-            told += describe_leaving(
+            messages += describe_leaving(
                 f"Process {entry['pid']} on {answer.name}", entry["said"], entry["why_not"], entry["pending"]
             )
-    return told, done
+    return messages, done
 
 
 def stop_job(path: Path, stop_here: Callable[[], None]) -> list[str]:
-    """Has the other nodes that take part asked to stop their parts of the job, and then does it ``here``.
+    """Ask the reached nodes to stop their parts of the job, then call ``stop_here``.
 
-    They are asked first, so that no rank sees others die before it is asked; what does not answer is not waited for long.
-    Returns sentences about those that were not asked. Raises OSError if it cannot be done here.
+    The other nodes come first, so that no rank sees others die before it is asked itself; a silent node delays the rest only
+    briefly. Return sentences about nodes that were not asked. Raises OSError if ``stop_here`` does.
     """
     names = job_control.read_facts(str(path)).reached_hosts
     try:
@@ -172,18 +172,18 @@ def stop_job(path: Path, stop_here: Callable[[], None]) -> list[str]:
     return [_NOT_STOPPED.format(name=answer.name, why=answer.why_not) for answer in answers if answer.why_not]
 
 
-def describe_leaving(who: str, said: str, why_not: str, pending: bool) -> list[str]:
-    """What there is to say of a process that the probe was taken out of: one sentence or none."""
+def describe_leaving(who: str, reply: str, why_not: str, pending: bool) -> list[str]:
+    """Return a sentence about removing the probe from a process, or none if there was no probe."""
     if why_not:
-        return [f"{who} is {'still to be' if pending else 'not'} left: {why_not.rstrip('.')}."]
-    sentences = {"leaving": "lets the probe go at the end of its step", "left": "has let the probe go"}
-    return [f"{who} {sentences[said]}."] if said in sentences else []
+        return [f"{who} {'has not yet removed' if pending else 'cannot remove'} the probe: {why_not.rstrip('.')}."]
+    results = {"leaving": "removes the probe at the end of its step", "left": "has removed the probe"}
+    return [f"{who} {results[reply]}."] if reply in results else []
 
 
 def _describe_entry(entry: dict[str, Any], name: str) -> str:
     who = f"Process {entry['pid']}" if entry["rank"] is None else f"Rank {entry['rank']}"
-    how = "still to be" if entry["pending"] else "not"
-    return f"{who} on {name} is {how} entered: {entry['why_not'].rstrip('.')}." if entry["why_not"] else ""
+    state = "not yet" if entry["pending"] else "not"
+    return f"{who} on {name} is {state} entered: {entry['why_not'].rstrip('.')}." if entry["why_not"] else ""
 
 
 def _describe_format(answer: ssh.Answer) -> list[str]:
@@ -202,12 +202,15 @@ def _describe_clock(answer: ssh.Answer) -> list[str]:
 def _ask_hosts(
     path: Path, names: list[str], request: dict[str, Any], meanwhile: Callable[[], None], *, head_start_s: float = 0.0
 ) -> list[ssh.Answer]:
-    """What these nodes say; ``meanwhile`` is done when all have, or after ``first_s``. Raises Problem, OSError."""
+    """Return the nodes' answers; run ``meanwhile`` once all have answered, or after ``head_start_s``.
+
+    Raises Problem, OSError.
+    """
     if not names:
         meanwhile()
         return []
     with _make_token(path) as (token, secret):
-        whole = request | {
+        full_request = request | {
             "session": str(path.absolute()),
             "unix_ns": time.time_ns(),
             "format": [FORMAT_MAJOR, FORMAT_MINOR],
@@ -216,23 +219,23 @@ def _ask_hosts(
             "secret": secret,
         }
         try:
-            asked = ssh.RemoteCalls(names, _read_ssh_command(), whole)
+            calls = ssh.RemoteCalls(names, _read_ssh_command(), full_request)
         except ssh.NoSsh as error:
             meanwhile()
             raise Problem(str(error)) from error
         try:
-            asked.wait_all(head_start_s)
+            calls.wait_all(head_start_s)
             meanwhile()
-            return asked.collect_answers()
+            return calls.collect_answers()
         finally:
-            asked.kill_remaining()
+            calls.kill_remaining()
 
 
 @contextlib.contextmanager
 def _make_token(path: Path) -> Iterator[tuple[str, str]]:
-    """The name and content of a file in the session's folder: who can read it sees the same folder.
+    """Yield the name and content of a file in the session's folder: a node that can read it shares the folder.
 
-    A new one, or where none can be written, as on a full disk, what tells the session from all others.
+    It is a temporary file, or on a full disk the session file, which is unique to the session.
     """
     file, secret = path / f"shared-{secrets.token_hex(8)}", secrets.token_hex(16)
     try:

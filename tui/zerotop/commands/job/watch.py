@@ -1,4 +1,4 @@
-"""Opening the screen on a session, and what is said after leaving it."""
+"""Running the screen on a session, and the messages after leaving it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.interfaces import Leaving
 from zerotop_probe.outside.job import job_control
 
-# After a stop: how long we stay to learn the exit code.
+# How long to wait for the exit code after a stop.
 _STOP_WAIT_S = 5.0
 
 
 def watch_job(path: str | Path, await_entry: AwaitEntry | None = None) -> int:
-    """Shows a job that runs, and what entering its ranks came to where that was begun.
+    """Show a running job; ``await_entry`` waits for a probe entry that has already been started.
 
-    Returns its exit code, 0 if it goes on, 1 if the screen failed or nobody knows.
+    Return the job's exit code, 0 if the job continues, 1 if the screen failed or the exit code is unknown.
     """
     session = RunningSession.open(Path(path))
     controller = JobController(session.path, await_entry)
@@ -40,16 +40,16 @@ def watch_job(path: str | Path, await_entry: AwaitEntry | None = None) -> int:
     session.refresh()
     print(escape_unprintable(f"Recorded in {session.path}"))
     if job_control.is_job_alive(folder) if job_control.is_job_here(folder) else session.is_live:
-        print(escape_unprintable(f"The job goes on. To come back: {controller.attach_command}"))
+        print(escape_unprintable(f"Training continues. Reattach: {controller.attach_command}"))
         return app.return_code or 0
     end = read_ending(session)
-    for words in describe_end(end):
-        print(escape_unprintable(words))
+    for sentence in describe_end(end):
+        print(escape_unprintable(sentence))
     return FAILED if end.exit_code is None else end.exit_code
 
 
 def _await_end(session: Session) -> None:
-    """Stays while somebody may still record how the job ended."""
+    """Wait while the end of the job may still be recorded."""
     folder = str(session.path)
     deadline = time.monotonic() + _STOP_WAIT_S
     while time.monotonic() < deadline and not read_ending(session).text:

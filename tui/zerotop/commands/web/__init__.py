@@ -1,1 +1,1 @@
-"""The program in a browser: the server, who may see it, and what it serves."""
+"""``zerotop serve``: the web server, its access check, and the process of a browser window."""

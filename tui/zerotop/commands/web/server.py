@@ -1,4 +1,4 @@
-"""The server: textual-serve's, with a page that needs nothing from elsewhere, and a guard."""
+"""textual-serve's web server with an access check and a page that loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from textual_serve.server import Server, to_int
 from zerotop.commands.web.guard import RequestGuard
 
 _PAGE_FILE = "page.html"
-# A browser that does not close its end is not waited for.
+# How long connections that the browser keeps open delay the end.
 _SHUTDOWN_S = 2.0
 _HEADERS = {
     "X-Frame-Options": "DENY",
@@ -30,14 +30,14 @@ _HEADERS = {
 
 
 class WebServer(Server):
-    """Serves one command to whoever the guard lets through; each browser window has a process of its own."""
+    """Runs one process of the command per browser window."""
 
     def __init__(self, command: str, host: str, port: int, guard: RequestGuard, *, title: str) -> None:
         super().__init__(command, host, port, title=title)
         self._guard = guard
 
     async def on_startup(self, app: web.Application) -> None:
-        """Says nothing: the command line that is run is nobody's business."""
+        """Override textual-serve's banner, which would print the command line."""
 
     async def _make_app(self) -> web.Application:
         app = await super()._make_app()
@@ -49,21 +49,21 @@ class WebServer(Server):
 
     @aiohttp_jinja2.template(_PAGE_FILE)
     async def handle_index(self, request: web.Request) -> dict[str, Any]:
-        """What the page is filled in with."""
+        """Return the values of the page template."""
         return {"font_size": to_int(request.query.get("fontsize", "16"), 16), "application": {"name": self.title}}
 
-    async def serve_until_signal(self, announce_port: Callable[[int], None]) -> None:
-        """Serves until SIGINT or SIGTERM. ``ready`` is told the port. Raises OSError where that is not to be had."""
+    async def serve_until_signal(self, announce: Callable[[int], None]) -> None:
+        """Serve until SIGINT or SIGTERM; ``announce`` gets the port. Raises OSError if the port is taken."""
         runner = web.AppRunner(await self._make_app(), access_log=None, shutdown_timeout=_SHUTDOWN_S)
         await runner.setup()
         try:
             site = web.TCPSite(runner, self.host, self.port)
             await site.start()
-            over = asyncio.Event()
+            stopped = asyncio.Event()
             for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, over.set)
-            announce_port(runner.addresses[0][1])
-            await over.wait()
+                asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+            announce(runner.addresses[0][1])
+            await stopped.wait()
         finally:
             await runner.cleanup()
 

@@ -1,4 +1,4 @@
-"""What each browser window runs: the list of recordings, or the one session that is served."""
+"""The process of a browser window: the recordings list, or the one session that is served."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def end_with_parent() -> None:
-    """However the server ends, its windows do: nobody could see them any more."""
+    """Have the kernel kill this process when the server ends, however that happens."""
     parent = os.getppid()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended meanwhile
+    if os.getppid() != parent:  # the server ended before the call
         sys.exit(1)
 
 
 def main(arguments: list[str]) -> None:
-    """Shows it. Nothing is printed: standard output is the browser's."""
+    """Run the app. Print nothing: standard output goes to the browser."""
     end_with_parent()
-    # A browser draws every character, whatever the locale of the machine is.
+    # A browser draws every character, whatever the locale says.
     if not arguments:
         StartApp(UserLibrary(), settings=load_settings(), glyphs=BLOCKS).run()
         return
-    what = open_recording(Path(arguments[0]))
-    ZerotopApp(what.source, what.controller, title=what.title, settings=load_settings(), glyphs=BLOCKS).run()
+    opened = open_recording(Path(arguments[0]))
+    ZerotopApp(opened.source, opened.controller, title=opened.title, settings=load_settings(), glyphs=BLOCKS).run()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 from textual.screen import Screen
 
 from zerotop.analysis.live_view import Iterations
+from zerotop.analysis.text_tables import format_tsv
 from zerotop.ui.widgets.frame_widget import RowWidget
 
 
@@ -37,9 +38,9 @@ def _find_panel(screen: Screen[object]) -> RowWidget | None:
 def format_iterations(iterations: Iterations) -> str:
     """A row for each step: its number, whether it was skipped, the seconds of the iteration and of each phase."""
     names = list(iterations.phase_s)
-    lines = ["\t".join(("step", "skipped", "iteration_s", *(f"{name}_s" for name in names)))]
+    lines = [("step", "skipped", "iteration_s", *(f"{name}_s" for name in names))]
     for place, step in enumerate(iterations.step.tolist()):
         seconds = [iterations.iteration_s[place], *(iterations.phase_s[name][place] for name in names)]
         skipped = str(int(iterations.skipped[place]))
-        lines.append("\t".join((str(step), skipped, *(f"{value:.6f}" for value in seconds))))
-    return "\n".join(lines)
+        lines.append((str(step), skipped, *(f"{value:.6f}" for value in seconds)))
+    return format_tsv(lines)

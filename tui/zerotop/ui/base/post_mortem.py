@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 from zerotop.analysis.failures.failure import ByteFigure, Failure
-from zerotop.analysis.failures.oom_kills import HostMemory
+from zerotop.analysis.processes.host_memory import HostMemory
 from zerotop.ui.drawing.formatting import choose_time_unit, format_rough_time
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style
@@ -103,8 +103,8 @@ def _draw_numbers(failure: Failure, glyphs: Glyphs) -> list[Row]:
 def _draw_number(number: ByteFigure, unit: SizeUnit) -> Row:
     label = f"  {number.label}" if number.label.startswith("of which") else number.label
     of = f" of {unit.format_bytes(number.of_bytes).strip()}" if number.of_bytes is not None else ""
-    asked = number.label == "asked for"
-    figure = (unit.format_bytes(number.bytes), "alert" if asked else "value")
+    is_request = number.label == "requested"
+    figure = (unit.format_bytes(number.bytes), "alert" if is_request else "value")
     return ((label.ljust(_LABEL_WIDTH)[:_LABEL_WIDTH], "muted"), figure, (f"{of} {unit.name}", "muted"))
 
 

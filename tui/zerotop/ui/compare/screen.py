@@ -10,6 +10,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from zerotop.analysis.reports.measures import Comparison
+from zerotop.analysis.text_tables import format_tsv
 from zerotop.ui.base.bindings import list_bindings
 from zerotop.ui.base.footer import Key
 from zerotop.ui.compare.drawing import draw_head, draw_rows, format_values
@@ -113,7 +114,7 @@ class ComparisonTable(KeyRow, can_focus=True):
         measures = self.comparison.different_measures if self.only_differing else self.comparison.measures
         lines = [("section", "what", *self.comparison.names)]
         lines += [(measure.section, measure.name.strip(), *format_values(measure)) for measure in measures]
-        return "\n".join("\t".join(line) for line in lines)
+        return format_tsv(lines)
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         event.stop()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
+from zerotop.analysis.text_tables import format_tsv
 from zerotop.analysis.waveform.fold import WaveformFold
 from zerotop.ui.iteration.table import build_lines
 
@@ -20,16 +19,14 @@ def waveform_text(fold: WaveformFold) -> str:
         for what, values in (("", signal.median), ("_p10", signal.low), ("_p90", signal.high)):
             names.append(signal.name + what)
             columns.append(np.interp(at, signal.position_s, values))
-    rows = ("\t".join(f"{value:.6g}" for value in row) for row in np.column_stack(columns).tolist())
-    return "\n".join(("\t".join(names), *rows))
+    return format_tsv([names, *np.column_stack(columns).tolist()])
 
 
 def phases_text(fold: WaveformFold, pinned: WaveformFold | None) -> str:
     """A row for each phase, and one for the whole iteration."""
     names = ("phase", "depth", "median_s", "p90_s", "share", "device_s", "idle_s", "cores", "pinned_s")
-    found = ["\t".join(names)]
+    rows: list[tuple[object, ...]] = [names]
     for line in build_lines(fold, pinned):
         numbers = (line.median_s, line.p90_s, line.share, line.device_s, line.idle_s, line.cores, line.pinned_s)
-        figures = ("" if value is None or math.isnan(value) else f"{value:.6g}" for value in numbers)
-        found.append("\t".join((line.phase, str(line.depth), *figures)))
-    return "\n".join(found)
+        rows.append((line.phase, line.depth, *numbers))
+    return format_tsv(rows)

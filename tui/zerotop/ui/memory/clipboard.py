@@ -8,6 +8,7 @@ from zerotop.analysis.memory.memory_table import MemoryLine
 from zerotop.analysis.memory.microscope import AllocationTrace
 from zerotop.analysis.memory.phase_peaks import PhasePeak
 from zerotop.analysis.processes.phases import phase_name
+from zerotop.analysis.text_tables import format_tsv
 
 
 def format_ledger(lines: Sequence[MemoryLine]) -> str:
@@ -30,5 +31,5 @@ def format_curve(look: AllocationTrace) -> str:
 
 
 def _format_table(heading: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
-    told = ["\t".join("" if value is None else str(value) for value in row) for row in rows]
-    return "\n".join(("\t".join(heading), *told)) if told else ""
+    cells = list(rows)
+    return format_tsv([heading, *cells]) if cells else ""

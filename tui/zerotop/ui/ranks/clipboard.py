@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-
 from zerotop.analysis.ranks.matrix import Metric
+from zerotop.analysis.text_tables import format_tsv
 from zerotop.ui.ranks.model import RankPicture
 
 _UNITS = {Metric.PEAK: "_bytes", Metric.FREE: "_bytes", Metric.CORES: ""}
@@ -16,24 +14,19 @@ def matrix_text(picture: RankPicture) -> str:
     if not picture.values.size:
         return ""
     matrix = picture.matrix
-    rows = ["\t".join((f"rank, {_format_name(picture.metric)}", *(f"step {step}" for step in matrix.steps.tolist())))]
+    rows = [(f"rank, {_format_name(picture.metric)}", *(f"step {step}" for step in matrix.steps.tolist()))]
     for row in picture.order.tolist():
-        rows.append("\t".join((str(matrix.rank_numbers[row]), *_format_values(picture.values[row].tolist()))))
-    return "\n".join(rows)
+        rows.append((matrix.rank_numbers[row], *picture.values[row].tolist()))
+    return format_tsv(rows)
 
 
 def table_text(picture: RankPicture) -> str:
     """A row for each figure of the chosen rank, and what the median rank has."""
     if picture.chosen is None or not picture.table_rows:
         return ""
-    rows = ["\t".join(("figure", f"rank {picture.matrix.rank_numbers[picture.chosen]}", "median rank"))]
-    rows += ["\t".join((_format_name(one.metric), *_format_values((one.own, one.usual)))) for one in picture.table_rows]
-    return "\n".join(rows)
+    heading = ("figure", f"rank {picture.matrix.rank_numbers[picture.chosen]}", "median rank")
+    return format_tsv([heading, *((_format_name(one.metric), one.own, one.usual) for one in picture.table_rows)])
 
 
 def _format_name(metric: Metric) -> str:
     return metric.value + _UNITS.get(metric, "_s")
-
-
-def _format_values(values: Iterable[float]) -> list[str]:
-    return ["" if math.isnan(value) else f"{value:.6g}" for value in values]

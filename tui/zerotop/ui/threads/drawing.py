@@ -10,6 +10,7 @@ import numpy as np
 from zerotop.analysis.formatting import format_count
 from zerotop.analysis.ranks.affinity import Cores, format_cores
 from zerotop.analysis.ranks.threads import RankThreads, Thread, ThreadGroup
+from zerotop.analysis.text_tables import format_tsv
 from zerotop.analysis.views.history import PIECE_NS
 from zerotop.ui.charts import AXIS_WIDTH, GrowingScales
 from zerotop.ui.charts.strips import draw_strip
@@ -238,10 +239,10 @@ def _draw_rest(threads: RankThreads, glyphs: Glyphs) -> Row:
 
 def threads_text(threads: RankThreads) -> str:
     """A row for each thread, tabs between columns, a heading first: for the clipboard."""
-    lines = ["\t".join(("rank", "tid", "name", "cores", "waiting", "ran_on", "numa_nodes", "may_run_on"))]
+    lines: list[tuple[object, ...]] = [("rank", "tid", "name", "cores", "waiting", "ran_on", "numa_nodes", "may_run_on")]
     for group in threads.groups:
         for thread in group.threads:
             figures = (f"{thread.cores_used:.3f}", f"{thread.waiting_cores:.3f}")
             places = (format_cores(thread.ran_on), ",".join(map(str, thread.numa_nodes)), format_cores(thread.allowed_cores))
-            lines.append("\t".join((str(threads.rank.rank), str(thread.tid), thread.name, *figures, *places)))
-    return "\n".join(lines)
+            lines.append((threads.rank.rank, thread.tid, thread.name, *figures, *places))
+    return format_tsv(lines)

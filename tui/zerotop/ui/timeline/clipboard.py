@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-
+from zerotop.analysis.text_tables import format_tsv
 from zerotop.analysis.timeline.phase_ribbon import choose_phase_codes
 from zerotop.ui.timeline.picture import Picture
 from zerotop_probe.recording.tables import PHASES
@@ -30,7 +28,9 @@ def window_text(picture: Picture) -> str:
     names = [name + _UNITS.get(name, "_bytes") for name in values]
     ranks = [f"rank {rank} phase" for rank in picture.ranks[:1]]
     codes = [choose_phase_codes(picture.timeline.phases[rank]).tolist() for rank in picture.ranks[:1]]
-    rows = ["\t".join(("time_s", *ranks, *(f"{name} {what}" for name in names for what in ("mean", "highest"))))]
+    rows: list[tuple[object, ...]] = [
+        ("time_s", *ranks, *(f"{name} {what}" for name in names for what in ("mean", "highest")))
+    ]
     for place in range(window.columns):
         begin = (window.first + place) * window.column_ns
         if picture.selected_range is None or (
@@ -38,9 +38,5 @@ def window_text(picture: Picture) -> str:
         ):
             told = (float(row[place]) for lane in values.values() for row in (lane.mean, lane.highest))
             phases = (PHASES[code[place]] if code[place] >= 0 else "" for code in codes)
-            rows.append("\t".join((f"{begin / 1e9:.9g}", *phases, *_format_values(told))))
-    return "\n".join(rows)
-
-
-def _format_values(values: Iterable[float]) -> list[str]:
-    return ["" if math.isnan(value) else f"{value:.6g}" for value in values]
+            rows.append((f"{begin / 1e9:.9g}", *phases, *told))
+    return format_tsv(rows)

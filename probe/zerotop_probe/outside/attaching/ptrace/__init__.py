@@ -1,1 +1,1 @@
-"""Running a call in another process by ptrace: registers, ELF symbols, x86-64 and AArch64."""
+"""Calling a function in another process with ptrace: registers, ELF symbols, x86-64 and AArch64."""

@@ -1,11 +1,11 @@
-"""What has to be known of 64-bit ARM to enter a thread.
+"""Registers, instructions and calling convention of 64-bit ARM.
 
-A system call, and we make one, drops the wide part of the vector registers (SVE), as the kernel documents: no function in
-which a thread makes one counts on it, but the one that we interrupt may be in the midst of using it. So these registers are
-put back, as a block of bytes whose layout is none of our business, if they are not what they were.
+A system call, such as our mmap, discards the wide part of the vector registers (SVE), as the kernel documents. Code that
+makes system calls does not rely on it, but the code that we interrupt may be using it. So if these registers have changed
+they are restored, as a block of bytes without regard to its layout.
 
-The kernel prepares an interrupted system call to be made anew before it shows us the registers. Only when one that has slept
-for a part of its time goes on does it put another number into x8, so that the rest is slept and not all of it once more.
+The kernel sets up the restart of an interrupted system call before it shows us the registers. Only to resume a sleep does it
+later put another number into x8, so that just the remaining time is slept.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from zerotop_probe.outside.attaching.ptrace.arch import MAP_KIND, MAP_RIGHTS, Ma
 
 _MMAP = 222
 _VECTORS, _WIDE_VECTORS, _SYSTEM_CALL = 2, 0x405, 0x404  # NT_PRFPREG, NT_ARM_SVE, NT_ARM_SYSTEM_CALL
-# In pstate: that the last instruction was an indirect branch, after which only a landing pad may come (BTI).
+# In pstate: the last instruction was an indirect branch, so that the next one must be a landing pad (BTI).
 _BRANCHED = 3 << 10
 _NAMES = (*(f"x{number}" for number in range(31)), "sp", "pc", "pstate")
-_LITERAL_OFFSET = 48  # where in the program the address of the function to run lies
+_LITERAL_OFFSET = 48  # of the address of ``run`` in the program
 
 
 class _Registers(Registers):
@@ -84,5 +84,5 @@ class Aarch64(Machine):
 
 
 def _encode_adr(register: int, distance: int) -> int:
-    """``adr``: the address at this distance, less than 1 MiB, from the instruction."""
+    """Encode ``adr``: the address at this distance, less than 1 MiB, from the instruction."""
     return 0x10000000 | (distance & 3) << 29 | (distance >> 2 & 0x7FFFF) << 5 | register

@@ -1,13 +1,13 @@
-"""Has a running Python execute a text of ours on its main thread: CPython before 3.14, on Linux.
+"""Making a running CPython before 3.14 execute Python code on its main thread, on Linux.
 
-The thread is held for some 0.2 ms. Meanwhile it makes one system call, mmap, for pages of our own, and
-calls ``Py_AddPendingCall``, which only writes a function's address into a table. No memory is allocated, nothing is
-loaded, no Python runs: where the thread was interrupted, in malloc say, does not matter. The text is executed by the
-interpreter itself when the main thread next comes to where it also handles signals.
+The thread is stopped for about 0.2 ms. Meanwhile it makes one system call, mmap, for new pages, and calls
+``Py_AddPendingCall``, which only writes a function's address into a table. No memory is allocated, nothing is loaded and no
+Python runs, so it does not matter where the thread was interrupted, for example in malloc. The interpreter itself executes
+the code when the main thread next checks for signals.
 
-In the pages lie: the state, a piece of machine code that runs the text and always reports success (an error would
-otherwise surface in the middle of the job's own code), the text, and the stack of our call. They stay mapped, since
-nobody knows when the interpreter has left them; that is 80 KiB an entry.
+The pages contain the state, machine code that runs the Python code and always reports success (an error would surface in the
+middle of the job's own code), the Python code, and the stack of our call. They stay mapped, since nobody knows when the
+interpreter has left them: 80 KiB per entry.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _PAGE = 4096
 _STACK = 1 << 16
 _STATE, _BREAKPOINT, _CODE, _TEXT = 0, 16, 64, 128
 _ERRORS_FROM = 2**64 - 4095
-# How long a thread may take to stop, and our call to return. A call that waits longer waits for a lock that the
-# interrupted thread itself holds: it is given up, and the thread goes on.
+# How long a thread may take to stop, and our call to return. A call that takes longer waits for a lock that the interrupted
+# thread itself holds; it is abandoned, and the thread continues.
 _STOP_S, _CALL_S = 1.0, 2.0
 
 
 class State(enum.IntEnum):
-    """How far the text has come."""
+    """The progress of the planted code."""
 
     PENDING = 0
     RUNNING = 1
@@ -51,15 +51,15 @@ class State(enum.IntEnum):
 
 
 class PlantedCode(NamedTuple):
-    """A text that was given to a process."""
+    """Python code that was planted in a process."""
 
     process: Process
     address: int
-    stopped_s: float  # how long its main thread was held
-    stopped_cpu_s: float  # what of that we computed; the rest was waiting for a core
+    stopped_s: float  # how long its main thread was stopped
+    stopped_cpu_s: float  # our CPU time in it; for the rest we waited for a core
 
     def read_state(self) -> State:
-        """Asks. Raises ProcessLookupError if the process has ended."""
+        """Read the progress. Raises ProcessLookupError if the process has ended."""
         value = read_memory(self.process.pid, self.address + _STATE, 8)
         if len(value) < 8 or not self.process.is_alive():
             raise ProcessLookupError(f"Process {self.process.pid} has ended")
@@ -67,11 +67,11 @@ class PlantedCode(NamedTuple):
 
 
 def plant_code(target: Target, text: str) -> PlantedCode:
-    """Gives ``text`` to the main thread of ``target``. Raises CannotEnter; it will not be executed then."""
+    """Make the main thread of ``target`` execute ``text``. Raises CannotEnter; the code is not executed then."""
     code = text.encode() + b"\0"
     size = -(-(_TEXT + len(code) + _STACK) // _PAGE) * _PAGE
-    # In a thread of its own: when that ends the kernel lets go of a process that could not be stopped, as one that is in a
-    # long call of the kernel. It would otherwise stop at the call's end, and stay so for as long as we live.
+    # In its own thread, at whose end the kernel releases a process that could not be stopped, such as one in a long system
+    # call. It would otherwise stop at the end of that call and stay stopped until we exit.
     with _block_interruptions(), ThreadPoolExecutor(1) as thread:
         try:
             address, held = thread.submit(_plant_held, target, code, size).result()
@@ -80,22 +80,22 @@ def plant_code(target: Target, text: str) -> PlantedCode:
         except (ProcessLookupError, FileNotFoundError) as error:
             raise CannotEnter(f"Process {target.process.pid} has ended.") from error
         except OSError as error:
-            raise CannotEnter(f"{error}: it goes on untouched, try again later.") from error
-        except RuntimeError as error:  # we are ending, or this user has as many threads as he may
-            raise CannotEnter(f"No thread can be started to enter process {target.process.pid} from: try again.") from error
+            raise CannotEnter(f"{error}. It continues undisturbed; try again later.") from error
+        except RuntimeError as error:  # we are exiting, or this user has reached the thread limit
+            raise CannotEnter(f"No thread could be started to enter process {target.process.pid}. Try again.") from error
     return PlantedCode(target.process, address, held.stopped_s, held.cpu_s)
 
 
 @contextlib.contextmanager
 def _block_interruptions() -> Iterator[None]:
-    """No signal and no garbage collection of ours prolongs the stop; a Ctrl-C waits."""
+    """Block signals and garbage collection, which would prolong the stop."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))
-    collects = gc.isenabled()
+    had_gc = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collects:
+        if had_gc:
             gc.enable()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
@@ -104,10 +104,10 @@ def _block_interruptions() -> Iterator[None]:
 def _plant_held(target: Target, code: bytes, size: int) -> tuple[int, HeldThread]:
     pid, entrance = target.process.pid, target.entry_points
     if entrance is None:
-        raise CannotEnter(f"Process {pid} runs Python {target.version[0]}.{target.version[1]}, which is asked and not held.")
+        raise CannotEnter(f"Process {pid} runs Python 3.14 or newer, which is not entered with ptrace.")
     memory = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
     try:
-        if not target.process.is_alive():  # the number was given to another one meanwhile
+        if not target.process.is_alive():  # its pid was reused
             raise ProcessLookupError(pid)
         held = HeldThread(
             pid, entrance.machine, patience_s=_STOP_S, is_same=lambda: is_still_there(memory, entrance.syscall)
@@ -135,15 +135,15 @@ def _map_pages(held: HeldThread, entrance: EntryPoints, size: int) -> int:
         machine.prepare_mapping(held.stopped_registers, at=entrance.syscall, size=size), patience_s=_CALL_S
     )
     if machine.read_position(after) != entrance.syscall + len(machine.syscall_code):
-        raise ChildProcessError(f"Process {held.pid} does not make a system call of ours")
+        raise ChildProcessError(f"Process {held.pid} did not make the system call")
     address = machine.read_result(after)
     if address >= _ERRORS_FROM:
-        raise ChildProcessError(f"Process {held.pid} gets no memory to be entered with ({os.strerror(2**64 - address)})")
+        raise ChildProcessError(f"Process {held.pid} cannot map memory ({os.strerror(2**64 - address)})")
     return address
 
 
 def _build_pages(entrance: EntryPoints, address: int, text: bytes) -> bytes:
-    """The pages' beginning."""
+    """Return the content of the pages except the stack."""
     machine = entrance.machine
     code = machine.build_program(
         address + _CODE,
@@ -163,6 +163,6 @@ def _add_pending_call(held: HeldThread, entrance: EntryPoints, address: int, sta
         patience_s=_CALL_S,
     )
     if machine.read_breakpoint(after) != back:
-        raise ChildProcessError(f"Process {held.pid} came to a breakpoint that is not ours")
+        raise ChildProcessError(f"Process {held.pid} hit an unknown breakpoint")
     if machine.read_result(after) & 0xFFFFFFFF:
-        raise ChildProcessError(f"Process {held.pid} has too many calls pending")
+        raise ChildProcessError(f"Process {held.pid} has too many pending calls")

@@ -1,9 +1,9 @@
-"""ptrace on Linux: one thread held still, its registers, its memory. See ptrace(2).
+"""Stopping a thread with ptrace on Linux and accessing its registers and memory. See ptrace(2).
 
-What differs between processors is told by a ``Machine``.
+A ``Machine`` describes what differs between processors.
 
-While a thread is held, ours keeps the interpreter's lock: given away, it would come back after 5 ms each time where another
-thread of ours computes, as one that draws a screen does.
+While a thread is stopped we keep the GIL: once released, it would come back only after 5 ms whenever another of our threads
+is busy, for example drawing a screen.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _EVENT_STOP = 128
 _WAIT_ALL = 0x40000000
 _MASK_BYTES = 8
 
-# What a fault in our own call would raise. Blocked, the kernel would put the process's handler aside.
+# Signals of a fault in our own call. If they were blocked, the kernel would discard the process's handler.
 FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS)
 _BLOCKED = ~sum(1 << (number - 1) for number in FAULTS) & (2**64 - 1)
 
-# A thread stops, and comes back from a call of ours, within some 20 us if a core is free for it, be it ours; then the kernel
-# sends us SIGCHLD, which we wait for. To look again and again would take a shared core away from it, and set a timer each
-# time: on a virtual machine that takes 20 to 40 us, at times a millisecond. We look all the same, now and then: the signal
-# may go to another thread of ours, or be ignored. If it takes long our other threads are no longer kept waiting.
-_LOOK_S, _LOOK_SHARE, _KEEP_LOCK_S = 0.0003, 0.5, 0.02
+# A thread stops, or returns from our call, within about 20 us if a core is free, and the kernel then sends us the SIGCHLD
+# that we wait for. Polling would take a shared core away from it and set a timer each time, which on a virtual machine takes
+# 20 to 40 us, at times 1 ms. We still poll at growing intervals, as the signal may go to another thread or be ignored. After
+# _KEEP_LOCK_S the GIL is released for our other threads.
+_POLL_S, _POLL_SHARE, _KEEP_LOCK_S = 0.0003, 0.5, 0.02
 _STOP_SIGNAL = signal.SIGCHLD
 
-_libc = ctypes.PyDLL(None, use_errno=True)  # unlike CDLL it keeps the interpreter's lock
+_libc = ctypes.PyDLL(None, use_errno=True)  # unlike CDLL it keeps the GIL
 _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
 _libc.ptrace.restype = ctypes.c_long
 _libc.waitpid.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
@@ -63,14 +63,14 @@ class _TimeSpec(ctypes.Structure):
 
 
 class _RegisterSet(NamedTuple):
-    """A register set of a thread, its content as it was."""
+    """The saved content of a register set of a thread."""
 
     kind: int
     content: bytes
 
 
 class DidNotStop(TimeoutError):
-    """The thread did not come to a stop in time."""
+    """The thread did not stop in time."""
 
 
 def _check_result(result: int) -> int:
@@ -85,12 +85,12 @@ def _call_ptrace(request: int, pid: int, address: int = 0, data: int = 0) -> Non
 
 
 def write_memory(memory: int, content: bytes, address: int) -> None:
-    """Writes to a process's memory through a descriptor of its ``/proc/PID/mem``. Raises OSError."""
+    """Write to a process's memory through a descriptor of its ``/proc/PID/mem``. Raises OSError."""
     _check_result(_libc.pwrite(memory, content, len(content), address))
 
 
 def is_still_there(memory: int, address: int) -> bool:
-    """Whether the process has not ended since then, nor begun to run another program."""
+    """Whether the process since opening ``memory`` has neither ended nor executed another program."""
     return int(_libc.pread(memory, ctypes.create_string_buffer(1), 1, address)) == 1
 
 
@@ -101,7 +101,7 @@ def is_one(memory: int, address: int) -> bool:
 
 
 def _await_stop(seconds: float, *, keep_lock: bool) -> None:
-    """Returns when some thread that we trace may have stopped, or after so long (less than a second with ``keep_lock``)."""
+    """Wait until a traced thread may have stopped, or the time is over (below one second with ``keep_lock``)."""
     if keep_lock:
         signals, span = (ctypes.c_uint64 * 16)(1 << (_STOP_SIGNAL - 1)), _TimeSpec(0, int(1e9 * seconds))
         _libc.sigtimedwait(ctypes.addressof(signals), None, ctypes.addressof(span))
@@ -111,36 +111,33 @@ def _await_stop(seconds: float, *, keep_lock: bool) -> None:
 
 @contextlib.contextmanager
 def raise_priority() -> Iterator[None]:
-    """Where we may, we come before other programs.
-
-    On a machine that has more to do than cores this makes a stop several times shorter.
-    """
-    policy, place = os.sched_getscheduler(0), os.sched_getparam(0)
+    """Use real-time priority if permitted, which makes a stop several times shorter on an overloaded machine."""
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(os.sched_get_priority_min(os.SCHED_FIFO)))
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, policy, place)
+            os.sched_setscheduler(0, policy, parameters)
 
 
 class HeldThread:
-    """One thread, stopped from the end of ``__init__`` to :meth:`release`.
+    """One thread, stopped from the end of ``__init__`` to :meth:`release_thread`.
 
-    All calls come from one thread of ours, which ends soon after: only then does the kernel let go of one that did not stop.
-    It has SIGCHLD blocked, and takes those of other children of ours too.
+    All calls must come from one thread of ours, which ends soon after: only then does the kernel release a thread that did
+    not stop. It must have SIGCHLD blocked, and consumes the SIGCHLD of our other children too.
     """
 
     def __init__(self, pid: int, machine: Machine, *, patience_s: float, is_same: Callable[[], bool] = lambda: True) -> None:
-        """Stops it. Raises PermissionError, ProcessLookupError; DidNotStop, and then it goes on as before, see above.
+        """Stop the thread. Raises PermissionError, ProcessLookupError; DidNotStop, and then the thread continues.
 
-        ``same``: whether the number still means the process that is meant. When we ask it can no longer be reused.
+        ``is_same``: whether ``pid`` still is the intended process. It is called when the pid can no longer be reused.
         """
         self.pid = pid
         self._machine = machine
-        self.stopped_s = self.cpu_s = 0.0  # known after release: how long, and what of that we computed ourselves
-        time.sleep(0)  # if another thread of ours computes, it has its turn now, and not in the middle of this
+        self.stopped_s = self.cpu_s = 0.0  # set by release_thread: duration of the stop, and our CPU time in it
+        time.sleep(0)  # let other threads of ours run now rather than during the stop
         _call_ptrace(_SEIZE, pid)
         try:
             if not is_same():
@@ -152,9 +149,9 @@ class HeldThread:
             self._preserved = self._read_preserved()
             self._mask = ctypes.c_uint64()
             _call_ptrace(_GETSIGMASK, pid, _MASK_BYTES, ctypes.addressof(self._mask))
-            # Signals wait in the kernel, whole and in order, until the thread is released.
+            # Signals stay queued in the kernel until the thread is released.
             self._set_mask(_BLOCKED)
-        except BaseException:  # a Ctrl-C of ours too: nothing may leave it held
+        except BaseException:  # also KeyboardInterrupt: the thread must not stay stopped
             self._detach_thread()
             raise
 
@@ -163,28 +160,28 @@ class HeldThread:
             status = self._wait_for_stop(deadline_s)
             if status >> 16 == _EVENT_STOP:
                 return
-            # A signal came first: it is delivered as if we were not there.
+            # A signal came first: deliver it.
             _call_ptrace(_CONT, self.pid, 0, os.WSTOPSIG(status))
 
     def _wait_for_stop(self, deadline_s: float) -> int:
-        began_s = time.monotonic()
-        found = ctypes.c_int()
-        place = ctypes.addressof(found)
-        while not _check_result(_libc.waitpid(self.pid, place, os.WNOHANG | _WAIT_ALL)):
+        begin_s = time.monotonic()
+        result = ctypes.c_int()
+        address = ctypes.addressof(result)
+        while not _check_result(_libc.waitpid(self.pid, address, os.WNOHANG | _WAIT_ALL)):
             now_s = time.monotonic()
             if now_s > deadline_s:
-                raise DidNotStop(f"Process {self.pid} does not come to a stop")
-            waited_s = now_s - began_s
-            look_s = min(_LOOK_S + _LOOK_SHARE * waited_s, deadline_s - now_s)
-            _await_stop(look_s, keep_lock=waited_s < _KEEP_LOCK_S)
-        status = found.value
+                raise DidNotStop(f"Process {self.pid} did not stop in time")
+            waited_s = now_s - begin_s
+            poll_s = min(_POLL_S + _POLL_SHARE * waited_s, deadline_s - now_s)
+            _await_stop(poll_s, keep_lock=waited_s < _KEEP_LOCK_S)
+        status = result.value
         if not os.WIFSTOPPED(status):
             raise ProcessLookupError(errno.ESRCH, f"Process {self.pid} has ended")
         return status
 
     @property
     def stopped_registers(self) -> Registers:
-        """As they were when the thread was stopped."""
+        """The registers at the time of the stop."""
         return self._registers
 
     def _read_registers(self) -> Registers:
@@ -202,7 +199,7 @@ class HeldThread:
             buffer = ctypes.create_string_buffer(_MAX_SET_BYTES)
             try:
                 size = self._transfer_set(_GETREGSET, kind, ctypes.addressof(buffer), _MAX_SET_BYTES)
-            except OSError:  # this processor has none
+            except OSError:  # this processor lacks it
                 continue
             return _RegisterSet(kind, buffer.raw[:size])
         return None
@@ -221,35 +218,35 @@ class HeldThread:
         _call_ptrace(_SETSIGMASK, self.pid, _MASK_BYTES, ctypes.addressof(value))
 
     def resolve_restart(self, *, patience_s: float) -> None:
-        """Learns with which registers an interrupted system call will go on, where the kernel shows that late."""
+        """Find the registers that resume an interrupted system call, on machines where the kernel shows them late."""
         name = self._machine.restart_register
         if not name or not self._is_at_syscall():
             return
         before = self._registers
         try:
-            # The kernel takes the call up, as far as its entrance: there it leaves it out.
+            # The kernel resumes the call up to its entry, and skips it there.
             entered = self._run_request(_SYSEMU, before, patience_s)
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-            return  # before Linux 5.3: a sleep of C begins anew
-        self.step_once(before, patience_s=patience_s)  # out of the entrance
+            return  # before Linux 5.3: an interrupted sleep restarts
+        self.step_once(before, patience_s=patience_s)  # leave the entry
         self._registers = before.with_values(**{name: getattr(entered, name)})
 
     def _is_at_syscall(self) -> bool:
-        # -1 if nothing can be read there, which is no instruction either.
+        # -1 if nothing can be read there, which is not an instruction either.
         word = int(_libc.ptrace(_PEEK, self.pid, self._machine.read_position(self._registers), 0))
         code = self._machine.syscall_code
         return (word & (2**64 - 1)).to_bytes(8, sys.byteorder).startswith(code)
 
     def step_once(self, registers: Registers, *, patience_s: float) -> Registers:
-        """Executes one instruction with these registers and returns what became of them. Raises DidNotStop."""
+        """Execute one instruction with these registers and return the resulting ones. Raises DidNotStop."""
         return self._run_request(_SINGLESTEP, registers, patience_s)
 
     def run_call(self, registers: Registers, *, patience_s: float) -> Registers:
-        """Lets the thread run until it meets a breakpoint; returns its registers there.
+        """Let the thread run to a breakpoint; return its registers there.
 
-        Raises DidNotStop, and ChildProcessError if it came to a fault instead. It is stopped in both cases.
+        Raises DidNotStop, or ChildProcessError after a fault. The thread is stopped in both cases.
         """
         return self._run_request(_CONT, registers, patience_s)
 
@@ -259,29 +256,29 @@ class HeldThread:
         status = self._await_trap(request, time.monotonic() + patience_s)
         number = os.WSTOPSIG(status)
         if number != signal.SIGTRAP:
-            raise ChildProcessError(f"Process {self.pid} came to signal {number} in a call of ours")
+            raise ChildProcessError(f"Process {self.pid} received signal {number} during our call")
         return self._read_registers()
 
     def _await_trap(self, request: int, deadline_s: float) -> int:
-        """The stop that ends a call of ours. It may be late: a busy machine does not let the thread run for a while."""
+        """Wait for the end of our call. On a busy machine the thread may not run for a while."""
         interrupted = False
         while True:
             try:
                 status = self._wait_for_stop(deadline_s)
             except DidNotStop:
                 _call_ptrace(_INTERRUPT, self.pid)
-                # From now on without end: going away would leave the thread in the middle of our call.
+                # Wait forever from now on: detaching would leave the thread in the middle of our call.
                 interrupted, deadline_s = True, math.inf
                 continue
             if status >> 16 != _EVENT_STOP:
                 return status
             if interrupted:
-                raise DidNotStop(f"Process {self.pid} does not come back from a call of ours")
-            # The whole job was stopped meanwhile: that waits until we have left.
+                raise DidNotStop(f"Process {self.pid} did not return from our call")
+            # The whole job was stopped meanwhile: that takes effect after we detach.
             _call_ptrace(request, self.pid)
 
     def release_thread(self) -> None:
-        """Puts registers and signals back as they were, and lets the thread go on."""
+        """Restore registers and the signal mask, and let the thread continue."""
         try:
             self._set_registers(self._registers)
             self._set_mask(self._mask.value)
@@ -295,5 +292,5 @@ class HeldThread:
         try:
             _call_ptrace(_DETACH, self.pid)
         except ProcessLookupError:
-            # It has ended; or it does not stop at all, and the kernel lets it go when our thread ends.
+            # It has ended, or it does not stop and the kernel releases it when our thread ends.
             return

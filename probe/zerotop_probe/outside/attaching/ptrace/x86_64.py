@@ -1,6 +1,6 @@
-"""What has to be known of x86-64 to enter a thread.
+"""Registers, instructions and calling convention of x86-64.
 
-Of the vector registers nothing is read or written: their layout differs between processors and breaks other tools.
+The vector registers are neither read nor written: their layout differs between processors, which breaks other tools.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import struct
 from zerotop_probe.outside.attaching.ptrace.arch import MAP_KIND, MAP_RIGHTS, Machine, Registers
 
 _MMAP = 9
-_DIRECTION = 0x400  # a flag that functions want clear
-_NO_CALL = -1  # in orig_rax: no interrupted system call is to be taken up
+_DIRECTION = 0x400  # a flag that functions expect to be clear
+_NO_CALL = -1  # in orig_rax: do not restart a system call
 _NAMES = """
     r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi orig_rax rip cs eflags rsp ss fs_base gs_base ds es fs gs
 """

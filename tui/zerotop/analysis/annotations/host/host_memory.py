@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.annotations.support.annotation import PAUSE, Annotation, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Rows, Samples
-from zerotop.analysis.annotations.support.host_load import compute_memory
 from zerotop.analysis.annotations.support.thresholds import (
     HOST_FULL_RANKS_SHARE,
     HOST_FULL_SECONDS,
@@ -23,6 +22,7 @@ from zerotop.analysis.annotations.support.thresholds import (
     SWAP_BYTES,
 )
 from zerotop.analysis.formatting import format_bytes, format_percent
+from zerotop.analysis.processes.host_memory import read_host_memory
 from zerotop.session.reader import Source
 
 
@@ -66,7 +66,7 @@ def _flag_full(rows: Rows) -> NDArray[np.bool_]:
 
 
 def _check_full(group: Group, host: str, state: _State, sample: tuple[int, Any]) -> Iterator[Annotation]:
-    time_ns, held = sample[0], compute_memory(sample[1])
+    time_ns, held = sample[0], read_host_memory(sample[1], sample[0])
     short = held.limit_bytes > 0 and held.used_bytes >= HOST_FULL_SHARE * held.limit_bytes
     own = _sum_rank_bytes(group, host, time_ns) if short else 0
     if not short or (held.is_confined and own < HOST_FULL_RANKS_SHARE * held.limit_bytes):

@@ -10,11 +10,12 @@ from zerotop.analysis.annotations.support.annotation import PAUSE, Annotation, S
 from zerotop.analysis.annotations.support.evidence import Evidence, Process
 from zerotop.analysis.annotations.support.thresholds import OTHERS_BYTES
 from zerotop.analysis.formatting import format_bytes, format_percent
+from zerotop.analysis.keys import GpuKey
 
 
 def detect(facts: Evidence) -> Iterator[Annotation | None]:
     """One finding for each GPU: what was in use there when recording began, before any rank had made its engine."""
-    seen: set[tuple[str, int]] = set()
+    seen: set[GpuKey] = set()
     born: dict[str, int] = {}
     for process in facts.processes:
         born[process.source.host] = min(process.source.created_ns, born.get(process.source.host, process.source.created_ns))
@@ -29,7 +30,7 @@ def detect(facts: Evidence) -> Iterator[Annotation | None]:
             yield found
 
 
-def _build_finding(process: Process, gpu_key: tuple[str, int], born_ns: int) -> Annotation | None:
+def _build_finding(process: Process, gpu_key: GpuKey, born_ns: int) -> Annotation | None:
     samples, allocator = process.gpu_samples.read_first(), process.allocator.read_first()
     if not len(samples) or not len(allocator):
         return None
@@ -60,7 +61,7 @@ def _build_finding(process: Process, gpu_key: tuple[str, int], born_ns: int) -> 
     )
 
 
-def _find_holders(process: Process, gpu_key: tuple[str, int], known_ns: int) -> list[int]:
+def _find_holders(process: Process, gpu_key: GpuKey, known_ns: int) -> list[int]:
     """Processes with memory on the GPU at the first look, as NVML numbers them."""
     first = process.facts.get_records("gpu_processes", gpu_key[0]).read_first()
     if not len(first) or first.times[0] > known_ns:

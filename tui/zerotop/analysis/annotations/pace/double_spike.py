@@ -25,7 +25,7 @@ from zerotop.analysis.annotations.support.thresholds import (
 )
 from zerotop.analysis.formatting import format_bytes, format_count, format_percent, format_seconds
 from zerotop.analysis.memory.zero_model import compute_expected, parse_setup
-from zerotop.analysis.steps.step_table import Rows
+from zerotop.session.samples import Rows
 
 Floats = NDArray[np.float64]
 

@@ -15,7 +15,7 @@ from zerotop.analysis.annotations.support.evidence import Evidence, Group
 from zerotop.analysis.annotations.support.fp16_warmup import count_skipped_first, estimate_state_bytes, read_loss_scales
 from zerotop.analysis.annotations.support.thresholds import JUMP_BYTES, REAL_STEPS, SKIPPED_STEPS
 from zerotop.analysis.formatting import format_bytes, format_count, format_seconds
-from zerotop.analysis.steps.step_table import Rows
+from zerotop.session.samples import Rows
 
 # Steps from the first real one on among which enough others have to be real too.
 _SEARCH_STEPS = 1000

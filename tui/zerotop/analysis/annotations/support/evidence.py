@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from zerotop.analysis.annotations.support.rank_process import DetectorState, Process
 from zerotop.analysis.annotations.support.record_window import Cursor, Ints, Records, Rows, Samples
+from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator
 from zerotop.analysis.steps.step_table import RankSteps, StepTable
 from zerotop.session.reader import Event, Session, Source
 
 __all__ = ["Evidence", "Group", "Ints", "Process", "Records", "Rows", "Samples"]
 
-GpuKey = tuple[str, int]  # host, NVML index
 _WriterKey = tuple[str, int, int]  # host, pid, rank
 
 

@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.annotations.support.evidence import Evidence, Ints
 from zerotop.analysis.annotations.support.thresholds import TAKEN_BUSY_SHARE, TAKEN_SHARE
+from zerotop.analysis.processes.host_memory import HostMemory, read_host_memory
 
 Floats = NDArray[np.float64]
-
-
-class HostMemory(NamedTuple):
-    """What is used of a node's memory, of the control group's where that has a limit below it."""
-
-    used_bytes: int
-    limit_bytes: int
-    is_confined: bool  # whether the limit is the control group's
-
-
-def compute_memory(row: Any) -> HostMemory:
-    """From a record of HOSTS."""
-    total, limit = int(row["memory_total_bytes"]), int(row["cgroup_limit_bytes"])
-    confined = 0 < limit < total
-    used = int(row["cgroup_used_bytes"]) if confined else total - int(row["memory_available_bytes"])
-    return HostMemory(used, limit if confined else total, confined)
 
 
 def read_memory(facts: Evidence, host: str, time_ns: int) -> HostMemory | None:
     """As known at a moment; None where nobody sampled."""
     row = facts.get_records("hosts", host).read_last(time_ns)
-    return compute_memory(row) if row is not None and row["memory_total_bytes"] > 0 else None
+    return read_host_memory(row, time_ns) if row is not None and row["memory_total_bytes"] > 0 else None
 
 
 class CoreLoad(NamedTuple):

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from zerotop.analysis.annotations.support.record_window import Ints, Records, Rows, Samples
+from zerotop.analysis.keys import GpuKey
+from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.session.reader import Event, Source
 from zerotop_probe.recording.tables import PHASE_CODE, PHASES
@@ -86,8 +88,8 @@ class Process(DetectorState):
     @property
     def has_expandable_segments(self) -> bool:
         """Whether PyTorch's allocator was told to use expandable segments."""
-        names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-        return "expandable_segments:true" in " ".join(self.environment.get(name, "") for name in names).lower()
+        hello = self.events_named("hello")
+        return bool(hello) and read_settings(hello[0].facts).has_expandable_segments
 
     def step_at(self, time_ns: int) -> int | None:
         """The step that was in progress; None before any has been finished, of which the first is known."""
@@ -138,7 +140,7 @@ class Process(DetectorState):
         return any(one.header.get("peaks") == "window" for one in self.facts.process_sources("allocator", self.source))
 
     @property
-    def gpu_key(self) -> tuple[str, int] | None:
+    def gpu_key(self) -> GpuKey | None:
         """Host and index of the GPU that its allocator lies on."""
         return self.facts.find_gpu(self.source)
 

@@ -1,0 +1,41 @@
+"""A phase in progress."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zerotop_probe.recording.tables import UNKNOWN
+
+
+class Span:
+    """A phase in progress. ``loose``: it does not end with a function's return, so an exception can leave it open."""
+
+    __slots__ = (
+        "begin_mark",
+        "begin_ns",
+        "depth",
+        "engine",
+        "flags",
+        "is_confirmed",
+        "loose",
+        "micro_step",
+        "phase",
+        "rows",
+        "samples_device",
+        "sequence",
+        "step",
+        "tokens",
+    )
+
+    def __init__(self, begin_ns: int, phase: int, depth: int, position: tuple[int, int, int], loose: bool) -> None:
+        """``position`` is (engine, step, micro-step)."""
+        self.begin_ns = begin_ns
+        self.phase = phase
+        self.depth = depth
+        self.engine, self.step, self.micro_step = position
+        self.loose = loose
+        self.samples_device = False  # read the device at its end
+        self.begin_mark: Any = None  # CUDA event at its begin
+        self.is_confirmed = True
+        self.flags = 0
+        self.rows = self.sequence = self.tokens = UNKNOWN

@@ -1,0 +1,50 @@
+"""Plain-text tables, sizes and the description of an engine."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from zerotop.analysis.engine import Engine, parse_engine
+from zerotop.analysis.formatting import GIB, KIB, MIB, format_bytes, format_gib
+from zerotop.analysis.text_tables import align_columns, format_tsv
+
+
+def test_columns_are_aligned_without_trailing_spaces() -> None:
+    rows = [("name", "GiB", "source"), ("a", "10.000", ""), ("longer", "1.000", "NVML")]
+    assert align_columns(rows, "<><") == ["name       GiB  source", "a       10.000", "longer   1.000  NVML"]
+    assert align_columns([], "<>") == []
+
+
+def test_tsv_has_empty_cells_for_missing_values() -> None:
+    assert format_tsv([("step", "s"), (1, 0.123456789), (None, math.nan)]) == "step\ts\n1\t0.123457\n\t"
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0.0 MiB"),
+        (37 * KIB, "37 KiB"),
+        (40.2 * MIB, "40.2 MiB"),
+        (1.25 * GIB, "1.25 GiB"),
+        (140 * GIB, "140 GiB"),
+        (-2 * GIB, "-2.00 GiB"),
+    ],
+)
+def test_sizes(size: float, text: str) -> None:
+    assert format_bytes(size) == text
+
+
+def test_sizes_in_columns() -> None:
+    assert (format_gib(GIB), format_gib(GIB // 2, sign=True)) == ("1.000", "+0.500")
+
+
+def test_an_engine_is_described_by_what_is_known_of_it() -> None:
+    assert Engine().describe_engine() == "no rank has made a DeepSpeed engine"
+    facts = {"model": "Tiny", "zero_stage": 3, "offload_parameters": "nvme", "dtype": "fp16", "world_size": 8}
+    assert Engine(**parse_engine(facts)).describe_engine() == "Tiny, ZeRO-3, parameters on NVMe, fp16, 8 ranks"
+    facts |= {"parameters": 8_030_000_000, "micro_batch": 2, "gradient_accumulation": 4}
+    assert Engine(**parse_engine(facts)).describe_engine() == (
+        "Tiny, 8,030.0 M parameters, ZeRO-3, parameters on NVMe, fp16, batch 2 x 4 x 8 (micro-batch x accumulation x ranks)"
+    )

@@ -1,0 +1,170 @@
+"""The last moments before a failure: a rank's last phases and micro-batch, and its host's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, identify_process
+from zerotop.analysis.processes.host_memory import HostMemory, read_host_memory
+from zerotop.analysis.processes.phases import find_open_phases, phase_name
+from zerotop.session.reader import Session
+from zerotop_probe.recording.tables import EVAL, FAILED, PHASE_CODE
+
+# A failure is recorded before Python unwinds its phases: spans that end as failed within this time belong to it.
+_UNWINDING_NS = 2_000_000_000
+# Spans to look back through; a step has a few for each micro-step.
+_TAIL = 512
+_MOST_SPANS = 12
+_WORK = tuple(PHASE_CODE[name] for name in ("forward", "backward", "step"))
+_HOST_SECONDS = 10
+_SHORT_SHARE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class LastSpan:
+    """A phase that ended before a failure or with it."""
+
+    phase: str
+    begin_ns: int  # unix time
+    seconds: float
+    step: int
+    micro_step: int
+    depth: int
+    failed: bool  # left by the exception
+
+
+class FailureScene(NamedTuple):
+    """Time and place of a failure, as far as known."""
+
+    process: RankProcess | None
+    at_ns: int
+    phase: str
+    outer_phase: str
+    facts: Mapping[str, int]  # step, micro_step, rows, sequence, tokens, device
+    spans: tuple[LastSpan, ...]
+
+
+# --- the host ------------------------------------------------------------------------------------------------------------
+
+
+def read_last_seconds(session: Session, host: str, until_ns: int) -> tuple[HostMemory, ...]:
+    """Return a node's memory in the last seconds before a moment, oldest first."""
+    samples = []
+    for source in session.host_sources("hosts", host):
+        rows = source.between(until_ns - _HOST_SECONDS * 10**9, until_ns)
+        times_ns = source.unix_times(rows).tolist()
+        samples += [read_host_memory(row, time_ns) for row, time_ns in zip(rows, times_ns, strict=True)]
+    return tuple(sorted(samples, key=lambda sample: sample.unix_ns))
+
+
+def is_memory_short(samples: Sequence[HostMemory]) -> bool:
+    """Return whether nearly all of the node's memory was in use at any of the samples."""
+    return any(sample.used_bytes >= _SHORT_SHARE * sample.limit_bytes for sample in samples)
+
+
+# --- the rank's phases ---------------------------------------------------------------------------------------------------
+
+
+def read_last_spans(session: Session, process: RankProcess, at_ns: int, cursor_ns: int) -> tuple[LastSpan, ...]:
+    """Return the phases that had ended at a moment, and those in progress then that have failed by the cursor."""
+    source = find_table(session, "spans", process, at_ns)
+    if source is None:
+        return ()
+    own_ns = at_ns - source.offset_ns
+    rows = source.until(min(cursor_ns, at_ns + _UNWINDING_NS))[-_TAIL:]
+    rows = rows[(rows["end_ns"] <= own_ns) | ((rows["flags"] & FAILED != 0) & (rows["begin_ns"] <= own_ns))]
+    spans = [_build_span(row, source.offset_ns) for row in rows[-_MOST_SPANS:]]
+    return tuple(sorted(spans, key=lambda span: span.begin_ns))
+
+
+def _build_span(row: Any, offset_ns: int) -> LastSpan:
+    return LastSpan(
+        phase=phase_name(int(row["phase"])),
+        begin_ns=int(row["begin_ns"]) + offset_ns,
+        seconds=(int(row["end_ns"]) - int(row["begin_ns"])) / 1e9,
+        step=int(row["step"]),
+        micro_step=int(row["micro_step"]),
+        depth=int(row["depth"]),
+        failed=bool(row["flags"] & FAILED),
+    )
+
+
+def find_failed_spans(spans: Sequence[LastSpan]) -> tuple[LastSpan, LastSpan] | None:
+    """Return the innermost and the outermost of the spans that an exception left; None where none was."""
+    failed = [span for span in spans if span.failed]
+    if not failed:
+        return None
+    return max(failed, key=lambda span: span.depth), min(failed, key=lambda span: span.depth)
+
+
+def find_outermost(session: Session, process: RankProcess, at_ns: int) -> str:
+    """Return the outermost phase in progress at a moment; "" between phases."""
+    begins = find_table(session, "begins", process, at_ns)
+    if begins is None:
+        return ""
+    phases = find_open_phases(begins, find_table(session, "spans", process, at_ns), at_ns)
+    return phase_name(phases[0].phase) if phases and not phases[0].depth else ""
+
+
+def has_worked_after(session: Session, process: RankProcess, at_ns: int, cursor_ns: int) -> bool:
+    """Return whether the rank has begun and ended a forward, backward or step after a moment."""
+    source = find_table(session, "spans", process, cursor_ns)
+    if source is None:
+        return False
+    later = source.between(at_ns, cursor_ns)
+    later = later[(later["begin_ns"] > at_ns - source.offset_ns) & (later["flags"] & FAILED == 0)]
+    return bool(np.isin(later["phase"][:_TAIL], _WORK).any())
+
+
+# --- the rank's micro-batches --------------------------------------------------------------------------------------------
+
+
+def find_largest_batch(session: Session, process: RankProcess, until_ns: int) -> dict[str, int]:
+    """Return rows, sequence and tokens of the largest training micro-batch that ended before a moment; {} without any."""
+    rows = _read_spans(session, process, until_ns - 1)
+    rows = rows[(rows["phase"] == PHASE_CODE["forward"]) & (rows["flags"] & EVAL == 0) & (rows["rows"] > 0)]
+    return _read_batch(rows[np.argmax(np.maximum(rows["tokens"], rows["rows"]))], 1) if len(rows) else {}
+
+
+def find_last_batch(session: Session, process: RankProcess, cursor_ns: int) -> dict[str, int]:
+    """Return rows, sequence and tokens of the last micro-batch whose size was recorded; unknown ones are missing."""
+    rows = _read_spans(session, process, cursor_ns)[-_TAIL:]
+    rows = rows[rows["rows"] >= 0]
+    return _read_batch(rows[-1], 0) if len(rows) else {}
+
+
+def _read_spans(session: Session, process: RankProcess, until_ns: int) -> NDArray[Any]:
+    source = find_table(session, "spans", process, until_ns)
+    if source is None:
+        return np.empty(0, [(name, np.int64) for name in ("phase", "flags", "rows", "tokens")])
+    return source.until(until_ns)
+
+
+def _read_batch(row: Any, least: int) -> dict[str, int]:
+    return {name: int(row[name]) for name in ("rows", "sequence", "tokens") if row[name] >= least}
+
+
+def find_last_scene(session: Session, cursor_ns: int, rank: int | None, device: int | None) -> FailureScene:
+    """Return the last that was recorded of a rank; without ``rank`` that of the only one there is."""
+    sources = [s for s in session.sources["spans"] if s.created_ns <= cursor_ns and rank in (None, s.rank)]
+    if not sources or (rank is None and len({source.rank for source in sources}) > 1):
+        return FailureScene(None, cursor_ns, "", "", {}, ())
+    source = max(sources, key=lambda source: source.created_ns)
+    process, count = identify_process(source), source.count_until(cursor_ns)
+    ends = [int(source.array["end_ns"][count - 1]) + source.offset_ns] if count else [0]
+    begins = [s.last_ns or 0 for s in session.sources["begins"] if identify_process(s) == process]
+    at_ns = min(cursor_ns, max(ends + begins))
+    spans = read_last_spans(session, process, at_ns, cursor_ns)
+    facts = find_last_batch(session, process, cursor_ns) | ({} if device is None else {"device": device})
+    if spans:
+        inner, outer = find_failed_spans(spans) or (spans[-1], None)
+        facts |= {"step": inner.step, "micro_step": inner.micro_step}
+        if outer is not None:
+            return FailureScene(process, at_ns, inner.phase, outer.phase, facts, spans)
+    phase = find_outermost(session, process, at_ns)
+    return FailureScene(process, at_ns, phase, phase, facts, spans)

@@ -1,0 +1,39 @@
+"""Memory that the job may use on a host: the control group's where its limit is below the host's memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from zerotop.session.samples import Ints, Rows
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Memory of a host at one sample."""
+
+    unix_ns: int
+    used_bytes: int
+    limit_bytes: int
+    is_confined: bool  # whether use and limit are the control group's
+
+
+def read_host_memory(row: Any, unix_ns: int) -> HostMemory:
+    """Return the memory in a record of HOSTS."""
+    total, limit = int(row["memory_total_bytes"]), int(row["cgroup_limit_bytes"])
+    is_confined = _is_confined(total, limit)
+    used = int(row["cgroup_used_bytes"]) if is_confined else total - int(row["memory_available_bytes"])
+    return HostMemory(unix_ns, max(0, used), limit if is_confined else total, is_confined)
+
+
+def measure_used_bytes(rows: Rows) -> Ints:
+    """Return ``used_bytes`` of records of HOSTS."""
+    total = rows["memory_total_bytes"]
+    is_confined = _is_confined(total, rows["cgroup_limit_bytes"])
+    return np.maximum(0, np.where(is_confined, rows["cgroup_used_bytes"], total - rows["memory_available_bytes"]))
+
+
+def _is_confined(total_bytes: Any, limit_bytes: Any) -> Any:
+    return (limit_bytes > 0) & (limit_bytes < total_bytes)

@@ -1,0 +1,152 @@
+"""A job's memory at one moment: every GPU and rank, expected against measured, peaks, and the cause of a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from zerotop.analysis.engine import Engine, parse_engine
+from zerotop.analysis.failures.diagnosis import find_failure
+from zerotop.analysis.failures.failure import Failure
+from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
+from zerotop.analysis.memory.allocator_health import AllocatorHealth, read_allocator_health
+from zerotop.analysis.memory.deepspeed_estimates import RuleOfThumb
+from zerotop.analysis.memory.host_ledger import HostLedger
+from zerotop.analysis.memory.ledger_rows import GpuLedger
+from zerotop.analysis.memory.memory_view import MemoryView, MemoryViewBuilder, find_last_alive
+from zerotop.analysis.memory.peak_ledger import PeakLedger, read_peak_ledgers
+from zerotop.analysis.memory.phase_peaks import RankPeaks, read_rank_peaks
+from zerotop.analysis.memory.tensor_inventory import read_inventory
+from zerotop.analysis.memory.zero_model import Difference, compare_ledger, compute_rule_of_thumb, parse_setups, sum_expected
+from zerotop.analysis.processes.alive_ranks import find_alive_processes, read_events
+from zerotop.analysis.steps.optimizer_phases import compute_medians, read_step_parts
+from zerotop.analysis.steps.step_table import read_steps
+from zerotop.analysis.views.notices import describe_damage
+from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.session.reader import Session
+from zerotop_probe.recording import events
+
+_ALL = 1 << 30
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """The view of the lowest rank with all GPUs and hosts, and what that view lacks of the other ranks."""
+
+    session: str
+    step: int | None  # the step at whose end it is; None for another moment
+    notices: tuple[str, ...]  # sentences about the recording
+    view: MemoryView
+    engine: Engine  # the lowest rank's first engine that trains
+    engines: int  # how many engines that rank has
+    gpu_differences: tuple[tuple[Difference, ...], ...]  # for each GPU of the view
+    host_differences: tuple[tuple[Difference, ...], ...]  # for each host ledger of the view
+    peaks: tuple[RankPeaks, ...]
+    at_peak: tuple[PeakLedger, ...]
+    rules: dict[int, RuleOfThumb]  # with measured values, by rank
+    allocators: tuple[AllocatorHealth, ...]
+    updates: dict[int, dict[str, float]]  # median seconds of the parts of step(), by rank
+    post_mortem: PostMortem | None  # of an out-of-memory failure
+    failure: Failure | None  # what ended the job, without the post-mortem
+
+
+def read_report(session: Session, at_step: int | None = None) -> MemoryReport | None:
+    """Read the report at the end of a step [the last step, or the failure]. Return None if that step is unfinished."""
+    source = RecordingSource(session)
+    step = source.last_step if at_step is None else at_step
+    unix_ns = source.find_step_end(step) if step is not None else None
+    if unix_ns is None:
+        if at_step is not None:
+            return None
+        unix_ns, step = find_last_alive(session, session.last_written_ns, None), None
+    until_ns = unix_ns if at_step is not None else session.last_written_ns
+    post_mortem, failure = find_post_mortem(session, until_ns), find_failure(session, until_ns)
+    is_fatal = post_mortem is not None and post_mortem.survived is not True
+    if at_step is None and post_mortem is not None and post_mortem.unix_ns is not None and is_fatal:
+        unix_ns, step = post_mortem.unix_ns, None
+    return _build_report(session, unix_ns, step, post_mortem, failure and replace(failure, memory=None))
+
+
+def _build_report(
+    session: Session, unix_ns: int, step: int | None, post_mortem: PostMortem | None, failure: Failure | None
+) -> MemoryReport:
+    view = MemoryViewBuilder(session).view_at(unix_ns, most=_ALL)
+    unix_ns = view.moment_ns
+    processes = find_alive_processes(session, unix_ns)
+    engines = read_events(session, events.ENGINE, processes[0], unix_ns) if processes else []
+    setups = parse_setups(engines)
+    expected = sum_expected(setups)
+    # The same order as parse_setups: engines that train first.
+    first = min(engines, key=lambda event: not event.facts.get("optimizer"), default=None)
+    peaks = read_rank_peaks(session, unix_ns)
+    by_process = {rank_peaks.process: rank_peaks for rank_peaks in peaks}
+    inventories = {process: read_inventory(session, process, unix_ns) for process in processes if process in by_process}
+
+    def compare(ledger: GpuLedger | HostLedger) -> tuple[Difference, ...]:
+        return compare_ledger(ledger, expected) if expected is not None else ()
+
+    return MemoryReport(
+        session=session.name,
+        step=step,
+        notices=tuple(describe_damage(session)),
+        view=view,
+        engine=Engine(**parse_engine(first.facts if first is not None else {})),
+        engines=len(setups),
+        gpu_differences=tuple(compare(gpu) if gpu.ranks else () for gpu in view.gpus),
+        host_differences=tuple(map(compare, view.hosts)),
+        peaks=peaks,
+        at_peak=read_peak_ledgers(session, unix_ns),
+        rules={
+            process.rank: compute_rule_of_thumb(inventory, by_process[process])
+            for process, inventory in inventories.items()
+            if inventory is not None
+        },
+        allocators=read_allocator_health(session, unix_ns, read_steps(session)),
+        updates=_measure_updates(session, unix_ns),
+        post_mortem=post_mortem,
+        failure=failure,
+    )
+
+
+def _measure_updates(session: Session, unix_ns: int) -> dict[int, dict[str, float]]:
+    rows = read_step_parts(session)
+    rows = rows[rows["begin_unix_ns"] < unix_ns]
+    return {int(rank): compute_medians(rows[rows["rank"] == rank]) for rank in np.unique(rows["rank"])}
+
+
+def build_json(report: MemoryReport) -> dict[str, Any]:
+    """Return the report as plain values: bytes, seconds and unix nanoseconds."""
+    view = report.view
+    return {
+        "session": report.session,
+        "unix_ns": view.moment_ns,
+        "step": report.step,
+        "notices": report.notices,
+        "setup": asdict(view.setup) if view.setup is not None else None,
+        "engines": report.engines,
+        "gpus": _build_ledgers(view.gpus, report.gpu_differences),
+        "hosts": _build_ledgers(view.hosts, report.host_differences),
+        "peaks": [asdict(peaks) for peaks in report.peaks],
+        "at_peak": [asdict(peak) for peak in report.at_peak],
+        "rules": {rank: asdict(rule) | {"bytes": rule.peak_bytes} for rank, rule in report.rules.items()},
+        "estimates": [
+            asdict(estimate) | {"options": estimate.option_text, "this_job": estimate in view.own_estimates}
+            for estimate in view.estimates
+        ],
+        "allocators": [asdict(health) for health in report.allocators],
+        "updates": report.updates,
+        "post_mortem": asdict(report.post_mortem) if report.post_mortem is not None else None,
+        "failure": asdict(report.failure) if report.failure is not None else None,
+    }
+
+
+def _build_ledgers(
+    ledgers: Sequence[GpuLedger | HostLedger], differences: Sequence[Sequence[Difference]]
+) -> list[dict[str, Any]]:
+    return [
+        asdict(ledger) | {"differences": [asdict(row) | {"difference_bytes": row.difference_bytes} for row in rows]}
+        for ledger, rows in zip(ledgers, differences, strict=True)
+    ]
