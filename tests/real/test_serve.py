@@ -306,20 +306,20 @@ async def test_the_program_runs_in_a_real_browser(state: Path, tmp_path: Path) -
             assert await page.evaluate("location.href") == server.plain
             # Typed without a click: keys go to the terminal at once.
             await page.type("/story")
-            await page.wait_for("1 found")
+            await page.wait_for("1 shown")
             await page.press("Enter", 13, "\r")
             await page.press("Enter", 13, "\r")
             shown = await page.wait_for("ENDED 0")
             assert "LlamaForCausalLM 8.03B" in shown.splitlines()[0]
             assert "GPU memory GiB" in shown
             await page.type("2")
-            await page.wait_for("found here")  # on the timeline's first lane
+            await page.wait_for(" findings")  # on the timeline's first lane
             await page.type("?")
             await page.wait_for("Help: ")
             await page.press("Escape", 27)
             await page.wait_while("Help: ")
             await page.type("q")
-            await page.wait_for("1 found")
+            await page.wait_for("1 shown")
             picture = tmp_path / "page.png"
             await page.picture(picture)
             assert picture.stat().st_size > 10_000

@@ -141,8 +141,8 @@ async def test_go_to_says_what_it_does_not_understand() -> None:
         await pilot.press("g", "x", "enter")
         await pilot.pause()
         assert isinstance(seen.app.screen, GoToDialog)
-        assert "Neither a step number nor a time." in seen.text()
-        assert "steps 0 to 14" in seen.text()
+        assert "Enter a step such as 12, or a time such as 1:30." in seen.text()
+        assert "A step (0 to 14)" in seen.text()
         seen.app.screen.query_one(Input).value = ""
         await pilot.press("enter")
         await pilot.pause()
@@ -258,7 +258,7 @@ async def test_help_explains_every_key_and_term() -> None:
             assert binding.description
             assert binding.tooltip
             assert binding.tooltip in text or binding.id in ("job.sampler", "job.enter")
-        assert "Reserved but not allocated is cache" in text
+        assert "Reserved but unallocated memory is cache" in text
         await pilot.press("escape")
         assert not isinstance(seen.app.screen, Page)
 
@@ -290,7 +290,7 @@ async def test_the_palette_has_every_action() -> None:
             "Help",
             "Zoom",
             "Screenshot",
-            "Older output",
+            "Scroll up",
         } <= titles
         assert "Restart sampler" not in titles
         await pilot.press("ctrl+p", *"step back", "enter", "enter")
@@ -368,7 +368,7 @@ class TestLeaving:
             assert "asked to end 3 s ago" in seen.text()
             await pilot.press("s")
             await until(pilot, lambda: seen.job.stops == 2)
-            assert "Stopping hard" in seen.text()
+            assert "Killing the job" in seen.text()
             seen.seconds = 500.0
             await seen.ticked(pilot)
             assert "The job has ended." in seen.text()
@@ -397,7 +397,7 @@ class TestLeaving:
         seen.job.trouble = PermissionError(1, "Operation not permitted [red]")
         async with seen.app.run_test(size=(80, 24)) as pilot:
             await pilot.press("q", "s")
-            await until(pilot, lambda: "The job cannot be stopped: [Errno 1] Operation not permitted [red]" in seen.text())
+            await until(pilot, lambda: "Cannot stop the job: [Errno 1] Operation not permitted [red]" in seen.text())
             assert "The job is still running." in seen.text()
 
     async def test_a_node_that_is_not_asked_to_stop(self) -> None:

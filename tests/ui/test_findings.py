@@ -142,7 +142,7 @@ async def test_an_empty_feed_says_so() -> None:
     async with seen.app.run_test(size=(80, 24)) as pilot:
         await pilot.press("a")
         await pilot.pause()
-        assert "Nothing was found yet" in seen.text()
+        assert "No findings yet" in seen.text()
         await pilot.press("a")
         await pilot.press("n")
         assert not isinstance(seen.app.screen, FindingsDialog)

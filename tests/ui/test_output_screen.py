@@ -83,7 +83,9 @@ async def test_keys_and_wheel_scroll_and_a_seek_leads_back(long: Printing) -> No
         room = len(body(app))
         await pilot.press("pageup")
         assert body(app)[-1].endswith(f"line {3597 - room + 1}")
-        screen.query_one(OutputLines).post_message(OutputLines.Dragged(0.0))
+        lines = screen.query_one(OutputLines)
+        await pilot.mouse_down(lines, offset=(lines.size.width - 1, lines.size.height - room))
+        await pilot.mouse_up(lines)
         await pilot.pause()
         assert body(app)[0].endswith("ValueError: number 0")
         await pilot.press("up")
@@ -150,7 +152,7 @@ async def test_what_is_not_there_is_not_found(long: Printing) -> None:
         screen = await shown(app, pilot)
         await pilot.press("slash", *"Line 7", "enter")
         await until(pilot, lambda: not screen.reading.is_busy)
-        assert any("not found" in line for line in text(app))
+        assert any("no matches" in line for line in text(app))
         assert body(app)[-1].endswith("line 3599")
 
 

@@ -10,9 +10,10 @@ import pytest
 
 from fake_source import FakeSource, Story, cpu_story, failed_story, killed_story, many_story, offload_story
 from zerotop.analysis.live_view import Inferred, LiveView, State
+from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.app.viewer import Viewer
 from zerotop.ui.base.footer import CursorState, Tab, draw_badge, draw_keys, draw_status, draw_tabs, draw_transport
-from zerotop.ui.base.footer_keys import choose_keys
+from zerotop.ui.base.footer_keys import collect_keys
 from zerotop.ui.base.header import build_notices, draw_header, draw_notices
 from zerotop.ui.base.panels import Iteration
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
@@ -22,6 +23,7 @@ from zerotop.ui.live.cpu_gpu import draw_cpu, draw_gpu
 from zerotop.ui.live.iteration import draw_iteration
 from zerotop.ui.live.memory import draw_memory
 from zerotop.ui.live.output import Pane, count_visible_lines, draw_output
+from zerotop.ui.live.screen import LiveScreen
 from zerotop.ui.ranks.rank_list import draw_ranks
 
 
@@ -351,7 +353,8 @@ def test_tabs_lie_where_they_say_and_leave_room_for_what_watching_costs() -> Non
 
 
 def test_keys_fit_and_lie_where_they_say() -> None:
-    keys = choose_keys(CursorState(75, 75, True, True, False, 1.0), None, False)
+    shown = ("app.leave", "time.play", "time.step.back", "time.seconds.back", "app.help", "app.theme")
+    keys = [key for key in collect_keys(LiveScreen, ZerotopApp) if key.id in shown]
     row, places = draw_keys(keys, 40, BLOCKS)
     assert row_text(row) == " q leave  space pause  ←→ step  ? help  "
     assert [(row_text(row)[begin:end], action) for begin, end, action in places] == [

@@ -103,10 +103,10 @@ async def test_typing_filters_and_escape_shows_all_again(root: Path) -> None:
         await pilot.press("slash", *"spode")  # no key of the list's own is pressed meanwhile
         assert start.names() == []
         assert isinstance(start.app.screen, StartScreen)
-        await until(pilot, lambda: "Nothing holds" in start.text())
+        await until(pilot, lambda: "No matches" in start.text())
         await pilot.press(*["backspace"] * 5, *"zero-2 oom", "enter")
         assert start.names() == ["z2-oom.zerotop"]
-        assert "1 found" in start.text()
+        assert "1 shown" in start.text()
         await pilot.press("escape")
         assert len(start.names()) == 3
         assert not start.list.query_one(Input).display

@@ -186,11 +186,11 @@ async def test_no_rank_and_no_threads_are_said(tmp_path: Path) -> None:
     app = app_of(read(tmp_path))
     async with app.run_test(size=(80, 24)) as pilot:
         await shown(app, pilot, 1.0)
-        assert any("No rank process was seen yet" in line for line in text(app))
+        assert any("Waiting for ranks" in line for line in text(app))
         await pilot.press("up", "down", "enter", "pagedown", "y")
     fields = {"rank": 0, "pid": 100, "rss_bytes": 1, "cores_used": 1.0, "busy_threads": 1, "thread_count": 3}
     write(tmp_path, tables.PROCESSES, identity(-1), record(tables.PROCESSES, time_ns=S, waiting_cores=0.0, **fields)).close()
     app = app_of(read(tmp_path))
     async with app.run_test(size=(80, 24)) as pilot:
         await shown(app, pilot, 1.0)
-        assert any("No threads were recorded" in line for line in text(app))
+        assert any("No threads recorded" in line for line in text(app))

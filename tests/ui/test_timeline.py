@@ -255,8 +255,8 @@ async def test_help_explains_it() -> None:
     async with looking(recording("story"), (120, 60)) as seen:
         await seen.press("question_mark")
         text = seen.text()
-        assert "Less time, around the cursor" in text
-        assert "A range begins at the cursor" in text
+        assert "Zoom in around the cursor" in text
+        assert "Begin a range at the cursor" in text
 
 
 @pytest.mark.parametrize("size", [(20, 6), (40, 12), (80, 24), (300, 90)])
@@ -273,11 +273,11 @@ async def test_a_session_of_which_nothing_is_recorded_yet() -> None:
     async with seen.app.run_test(size=(80, 24)) as pilot:
         await seen.app.run_action("switch('timeline')")
         await pilot.pause()
-        assert "Nothing is recorded yet." in seen.text()
+        assert "Nothing recorded yet." in seen.text()
         for key in ("plus", "w", "h", "left_square_bracket", "right_square_bracket", "escape", "f"):
             await pilot.press(key)
         await pilot.click(TimelineLanes, offset=(60, 4))
-        assert "Nothing is recorded yet." in seen.text()
+        assert "Nothing recorded yet." in seen.text()
 
 
 async def test_lanes_appear_and_move_while_a_job_runs(tmp_path: Path) -> None:

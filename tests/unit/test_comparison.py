@@ -60,7 +60,7 @@ def test_a_recording_does_not_differ_from_itself() -> None:
     assert not twice.different_measures
     assert len(twice.measures) > 30
     assert [row_text(found).strip() for found in draw_rows(twice, 80, BLOCKS, only_differing=True)] == [
-        "Nothing differs by more than runs of one job do."
+        "No difference beyond noise."
     ]
 
 

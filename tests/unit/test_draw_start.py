@@ -10,12 +10,15 @@ import pytest
 from zerotop.analysis.reports.recording_index import Recording
 from zerotop.analysis.reports.recording_summary import Overview
 from zerotop.session.quick_read import Stamp
+from zerotop.ui.app.start_app import StartApp
+from zerotop.ui.base.footer_keys import collect_keys
 from zerotop.ui.base.start_interfaces import LibraryItem, RunningJob
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.drawing.rows import row_text
 from zerotop.ui.start.drawing import draw_detail
 from zerotop.ui.start.model import StartModel
-from zerotop.ui.start.panel import list_keys
+from zerotop.ui.start.panel import label_keys
+from zerotop.ui.start.screen import StartScreen
 
 JOB = RunningJob(123, "torchrun", 1, ("0",), 300.0, None, "train.py")
 KNOWN = Overview("one", zero_stage=2, model="Tiny", ranks=1, steps=1, iterations=(2.5,), iteration_s=2.5)
@@ -43,7 +46,13 @@ def test_what_was_trained_in_one_step_or_by_ranks_that_were_not_counted() -> Non
 
 
 def test_keys_are_called_as_on_all_screens() -> None:
+    keys = {text for key in collect_keys(StartScreen, StartApp) if key.id.startswith("start.") for text in key.keys}
+    assert "enter" in keys
+    assert "".join(keys).isascii()
+
+
+def test_keys_that_need_a_row_or_a_recording_are_left_out_without_one() -> None:
     model = StartModel()
+    assert label_keys(model).keys() >= {"start.open", "start.mark", "start.export"}
     model.update_items((recorded(KNOWN),), ())
-    assert "enter" in [key.key for key in list_keys(model)]
-    assert all(key.key.isascii() for key in list_keys(model))
+    assert label_keys(model) == {"app.leave": "quit"}

@@ -32,7 +32,7 @@ EVERYTHING = {value for lane in LANES for value in lane.values}
 @lru_cache
 def source(name: str) -> RecordingSource:
     """A recording of which all is found that there is to find: on a busy machine one look does not get that far."""
-    found, session = RecordingSource(recording(name)), recording(name)
+    found = RecordingSource(recording(name))
     while found.search_findings().is_behind:
         pass
     return found
@@ -84,7 +84,7 @@ def test_words_beside_the_lanes() -> None:
     look = Look("story", 12)
     rows = look.rows(80, 18)
     lefts = [row[: chart_begin(80)].rstrip() for row in rows]
-    assert lefts[0] == "3 found here"
+    assert lefts[0] == "3 findings"
     assert lefts[1].split() == ["rank", "0", "step"]
     begins = [left.split()[0] for left in lefts[1:]]
     assert begins[:4] == ["rank"] * 4
@@ -167,7 +167,7 @@ def test_small_figures_of_a_range_keep_their_decimals() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "why"), [(State.STARTING, "no rank has made its engine yet"), (State.RUNNING, "the probe is in no rank")]
+    ("state", "why"), [(State.STARTING, "before deepspeed.initialize()"), (State.RUNNING, "no probe in any rank")]
 )
 def test_why_there_are_no_phases_is_said(state: State, why: str, tmp_path: Path) -> None:
     sampled = record(PROCESSES, time_ns=S, rank=0, pid=100, cores_used=1.0, rss_bytes=1)
@@ -253,7 +253,7 @@ def test_nothing_to_show(tmp_path: Path) -> None:
     viewer = Viewer(empty, None, lambda: 0.0)
     assert not PictureBuilder(empty, TimelineView()).has_data(viewer.make_frame())
     rows = [row_text(row) for row in draw_empty(80, 18, BLOCKS)]
-    assert "Nothing is recorded yet." in "".join(rows)
+    assert "Nothing recorded yet." in "".join(rows)
     assert {len(row) for row in rows} == {80}
     assert "Too narrow" in "".join(row_text(row) for row in draw_empty(20, 5, BLOCKS))
     assert draw_empty(0, 0, BLOCKS) == []

@@ -186,7 +186,7 @@ class ZerotopApp(NavigationApp):
             yield SystemCommand(tab.title, f"The screen {tab.title}", self._make_runner(f"switch('{tab.name}')", self))
         seen: set[str] = set()
         for node, binding, enabled, _ in screen.active_bindings.values():
-            by_name = binding.id and binding.tooltip and not binding.action.startswith("switch_to")
+            by_name = binding.id and binding.tooltip and not binding.action.startswith(("switch_to", "command_palette"))
             if by_name and enabled and binding.action not in seen:
                 seen.add(binding.action)
                 yield SystemCommand(binding.description, binding.tooltip, self._make_runner(binding.action, node))

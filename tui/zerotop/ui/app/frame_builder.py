@@ -13,7 +13,6 @@ from zerotop.ui.app.playhead import Playhead
 from zerotop.ui.app.scrollback import Scrollback
 from zerotop.ui.base.findings import choose_finding, find_time_marks
 from zerotop.ui.base.footer import CursorState
-from zerotop.ui.base.footer_keys import choose_keys
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Controller, Source
 from zerotop.ui.base.tabs import TABS
@@ -31,7 +30,6 @@ class FrameRequest:
     finding: Annotation | None  # the one gone to
     seek_count: int  # moves of the cursor so far
     sampler_missing: bool
-    can_enter: bool
     trace_request: int | None
 
 
@@ -60,7 +58,6 @@ class FrameBuilder:
             self._scrollback.make_pane(view.output),
             self._measure_fps(),
             (_NO_SAMPLER,) if request.sampler_missing else (),
-            choose_keys(moment, self._controller, request.sampler_missing, len(known), can_enter=request.can_enter),
             findings,
             request.finding or choose_finding(findings, view.cursor_ns),
             known,

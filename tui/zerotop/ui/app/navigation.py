@@ -5,7 +5,7 @@ from __future__ import annotations
 from zerotop.analysis.annotations import Annotation
 from zerotop.ui.app.monitor import Monitor
 from zerotop.ui.base.base_screen import MonitorScreen
-from zerotop.ui.base.panels import ClickableRow, Output, Transport
+from zerotop.ui.base.panels import Output, Transport
 from zerotop.ui.base.tabs import TABS
 from zerotop.ui.dialogs.findings_dialog import FindingsDialog
 from zerotop.ui.dialogs.go_to_dialog import Destination, GoToDialog
@@ -104,6 +104,3 @@ class NavigationApp(Monitor):
     def on_output_scrolled(self, event: Output.Scrolled) -> None:
         self._worker.submit(self.viewer.scroll_output(event.lines, event.room))
         self.draw_frame()
-
-    async def on_clickable_row_pressed(self, event: ClickableRow.Pressed) -> None:
-        await self.run_action(event.action)

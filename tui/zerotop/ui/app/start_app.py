@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from textual.app import ScreenStackError
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.base_screen import MonitorScreen
+from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.base.start_interfaces import OpenedRecording, RecordingLibrary
 from zerotop.ui.base.tabs import TABS
@@ -24,7 +25,7 @@ class StartApp(ZerotopApp):
 
     DEFAULT_MODE = _START
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "back", "Back", id="app.back", tooltip="Back to the list of recordings", show=False),
+        bind("escape", "back", "app.back", "Back", "Back to the list of recordings"),
     ]
 
     def __init__(self, library: RecordingLibrary, **options: Any) -> None:

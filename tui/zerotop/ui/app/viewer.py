@@ -44,7 +44,6 @@ class Viewer:
             finding=self._find_chosen_finding(self.compute_cursor()),
             seek_count=self._seek_count,
             sampler_missing=self.sampler_missing,
-            can_enter=self.can_enter,
             trace_request=self._trace_request,
         )
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.events import ScreenResume
 from textual.geometry import Region, Size
 from textual.message import Message
@@ -16,7 +16,7 @@ from textual.reactive import reactive
 from textual.screen import Screen
 
 from zerotop.ui.base import panels
-from zerotop.ui.base.footer import Key
+from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.header import count_notice_rows
 from zerotop.ui.base.interfaces import Source
@@ -58,14 +58,14 @@ class ScreenPicture:
     state: ScreenState
     boxes: dict[str, Box]  # places of all panels, by id
     rows: dict[str, list[Row]]  # of the screen's own panels
-    keys: tuple[Key, ...]  # the screen's own entries of the bottom row
+    key_labels: Mapping[str, str]  # footer labels by binding id
     next_work: Callable[[], object] | None  # what makes the next picture a better one
 
 
 class MonitorScreen(Screen[None]):
     """A screen of the monitor: header, sentences, this screen's own panels, transport, tabs and keys.
 
-    The thread that makes frames calls :meth:`build_picture`, and hence ``layout_panels``, ``footer_keys`` and the ``draw``
+    The thread that makes frames calls :meth:`build_picture`, and hence ``layout_panels``, ``label_keys`` and the ``draw``
     of the own panels: what they read and change belongs to that thread. Keys change it by ``request_redraw``. The app's
     thread shows the pictures.
     """
@@ -95,14 +95,8 @@ class MonitorScreen(Screen[None]):
     AUTO_FOCUS = ""  # nothing stands out until tab is pressed
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(
-            "z",
-            "zoom",
-            "Zoom",
-            id="screen.zoom",
-            tooltip="Give the focused panel (tab moves) the whole screen, and back",
-        ),
-        Binding("escape", "unzoom", "All panels", id="screen.unzoom", tooltip="All panels again", show=False),
+        bind("z", "zoom", "screen.zoom", "Zoom", "Maximize the focused panel (tab moves the focus), or restore it", 3),
+        bind("escape", "unzoom", "screen.unzoom", "All panels", "Restore all panels"),
     ]
 
     frame: reactive[Frame | None] = reactive[Frame | None](None, always_update=True, repaint=False, init=False)
@@ -117,7 +111,7 @@ class MonitorScreen(Screen[None]):
         """The places of its own panels in the picture that is being made."""
         self._common_panels: list[CommonPanel] = []
         self._own_panels: list[FrameWidget] = []
-        self._own_keys: tuple[Key, ...] = ()
+        self._key_labels: Mapping[str, str] = {}
         self._body = Panels()
         self._styled_for: tuple[object, ...] = ()  # for which its styles were looked up
         # A terminal of ASCII gets its text filtered, which is the compositor's.
@@ -131,15 +125,15 @@ class MonitorScreen(Screen[None]):
     def layout_panels(self, room: Box, frame: Frame) -> dict[str, Box]:
         """Return their places in the room there is, by id; those without a place are not shown."""
 
-    def footer_keys(self, frame: Frame) -> Sequence[Key]:
-        """Return its own entries of the bottom row."""
-        return ()
+    def label_keys(self, frame: Frame) -> Mapping[str, str]:
+        """Return the footer labels that depend on the moment, by binding id; "" leaves a key out."""
+        return {}
 
     def compose(self) -> ComposeResult:
         glyphs = self.glyphs
         header, notices = panels.Header(glyphs, id="header"), panels.Notices(glyphs, id="notices")
         transport, tabs = panels.Transport(glyphs, id="transport"), panels.Tabs(glyphs, id="tabs", active=self.NAME)
-        keys = panels.Keys(glyphs, id="keys", own_keys=lambda frame: self._own_keys)
+        keys = panels.Keys(glyphs, id="keys", own_labels=lambda frame: self._key_labels)
         with self._body:
             own = list(self.build_panels())
             yield from (header, notices, *own, transport, tabs, keys)
@@ -161,8 +155,8 @@ class MonitorScreen(Screen[None]):
             for panel in self._own_panels
             if (box := self.own_boxes.get(name := panel.id or "")) is not None
         }
-        boxes, keys = outline.boxes | self.own_boxes, tuple(self.footer_keys(frame))
-        return ScreenPicture(self.NAME, frame, state, boxes, rows, keys, self.find_next_work())
+        boxes, labels = outline.boxes | self.own_boxes, self.label_keys(frame)
+        return ScreenPicture(self.NAME, frame, state, boxes, rows, labels, self.find_next_work())
 
     def find_next_work(self) -> Callable[[], object] | None:
         """Return what is to be called in this thread before another, better picture is made; None where none is better."""
@@ -216,7 +210,7 @@ class MonitorScreen(Screen[None]):
             return
         for panel in self._own_panels:
             panel.deliver_rows(picture.frame, picture.rows.get(panel.id or ""))
-        self._own_keys = picture.keys
+        self._key_labels = picture.key_labels
         self._place_panels(picture.boxes)
         self.frame = picture.frame
 

@@ -1,4 +1,4 @@
-"""The bottom rows: what watching costs, where in time the screen looks, and the keys."""
+"""The bottom rows: tabs and status, the transport row with the seek bar, and the keys."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from zerotop.ui.drawing.rows import Row, Span, align_ends, choose_items, fit_row
 
 @dataclass(frozen=True)
 class CursorState:
-    """Where the screen looks, as the bottom row needs it. Times are seconds since the recording's begin."""
+    """The cursor and the playback state. Times are seconds since the recording began."""
 
     cursor_s: float
     end_s: float
-    is_live: bool  # somebody still writes
-    is_following: bool  # at the end, and going along with it
+    is_live: bool  # the recording still grows
+    is_following: bool  # at the end, and moving with it
     is_playing: bool
     speed: float
-    marks: tuple[tuple[float, str], ...] = ()  # (when, style) of what was found, the weightiest last
+    marks: tuple[tuple[float, str], ...] = ()  # (time, style) of findings, the most severe last
 
 
 @dataclass(frozen=True)
 class Tab:
-    """A screen among the others."""
+    """A screen's entry in the tab row."""
 
     name: str
     title: str
@@ -37,7 +37,7 @@ class Tab:
 def draw_tabs(
     tabs: Sequence[Tab], active: str, cost: Cost, fps: float, width: int, glyphs: Glyphs
 ) -> tuple[Row, list[tuple[int, int, str]]]:
-    """(the row, where each tab lies: begin, end, action). What watching costs stands at the right, where there is room."""
+    """Return the row, and the clickable parts: begin, end, action. The status stands at the right if it fits."""
     titles = [tab.title for tab in tabs]
     if sum(len(title) + 4 for title in titles) > width:
         titles = [tab.title if tab.name == active else "" for tab in tabs]
@@ -54,7 +54,7 @@ def draw_tabs(
 
 
 def draw_status(cost: Cost, fps: float, width: int, glyphs: Glyphs) -> Row:
-    """Cost of the probe, records and rate, what was lost, frames each second: what fits, at the right edge."""
+    """Draw the probe's cost, records and their rate, losses and frames per second, as far as they fit."""
     left: list[tuple[int, Row]] = []
     if is_known(cost.probe_us_per_step):
         probe = f"{format_fixed(cost.probe_us_per_step, 0, 3).strip()} {glyphs.micro}s/step"
@@ -72,7 +72,7 @@ def draw_status(cost: Cost, fps: float, width: int, glyphs: Glyphs) -> Row:
 
 
 def draw_badge(view: LiveView, moment: CursorState, glyphs: Glyphs) -> Row:
-    """``● LIVE``, ``−0:42``, ``REPLAY 4×``, ``PAUSED``, ``ENDED 0``: now, or which past."""
+    """Draw whether this is the present: ``● LIVE``, ``−0:42``, ``REPLAY 4×``, ``PAUSED``, ``ENDED 0``."""
     if moment.is_following:
         word, style = format_ending(view.job)
         if word:
@@ -86,12 +86,12 @@ def draw_badge(view: LiveView, moment: CursorState, glyphs: Glyphs) -> Row:
 
 
 def format_speed(speed: float, glyphs: Glyphs) -> str:
-    """``0.25×``, ``1×``, ``1000×``."""
+    """Format a speed: ``0.25×``, ``1×``, ``1000×``."""
     return f"{speed:g}{glyphs.times}"
 
 
 def measure_track(width: int, moment: CursorState) -> tuple[int, int]:
-    """(begin, length) in cells of the part of the transport row that stands for the recording's time."""
+    """Return (begin, length) of the seek bar in cells."""
     length = max(0, width - _left_width(moment) - _right_width(moment))
     return _left_width(moment), length
 
@@ -105,7 +105,7 @@ def _right_width(moment: CursorState) -> int:
 
 
 def draw_transport(moment: CursorState, width: int, glyphs: Glyphs) -> Row:
-    """Play or pause, speed, time here, the track with a knob, the whole length."""
+    """Draw the playback state, speed, cursor time, seek bar and length."""
     _, length = measure_track(width, moment)
     state = glyphs.play if moment.is_playing or (moment.is_following and moment.is_live) else glyphs.pause
     end = format_clock(moment.end_s)
@@ -127,34 +127,35 @@ def draw_transport(moment: CursorState, width: int, glyphs: Glyphs) -> Row:
 
 
 def _find_cell(at_s: float, moment: CursorState, length: int) -> int:
-    """The cell of the track that stands for a time."""
+    """Return the cell of the seek bar for a time."""
     return round(min(1.0, max(0.0, at_s / moment.end_s if moment.end_s > 0 else 1.0)) * (length - 1))
 
 
 @dataclass(frozen=True)
 class Key:
-    """One entry of the bottom row."""
+    """An entry of the footer: one key, or two that belong together."""
 
-    key: str
+    id: str
+    keys: tuple[str, ...]
     label: str
-    action: str
     importance: int
-    pair_actions: tuple[str, str] | None = None  # where the entry is of two keys: what each of them does
+    actions: tuple[str, ...]  # one a key
+    label_action: str
 
 
 def draw_keys(keys: Sequence[Key], width: int, glyphs: Glyphs) -> tuple[Row, list[tuple[int, int, str]]]:
-    """(the row, where each key lies: begin, end, action)."""
-    kept = [replace(key, key=glyphs.to_plain(key.key)) for key in keys]
-    while kept and sum(len(key.key) + len(key.label) + 3 for key in kept) > width - 1:
+    """Return the row, and the clickable parts: begin, end, action. The least important keys are left out."""
+    kept = [replace(key, keys=tuple(map(glyphs.to_plain, key.keys))) for key in keys]
+    while kept and sum(len("".join(key.keys)) + len(key.label) + 3 for key in kept) > width - 1:
         kept.remove(min(reversed(kept), key=lambda key: key.importance))
     spans: list[Span] = [(" ", "keys")]
-    places: list[tuple[int, int, str]] = []
+    boxes: list[tuple[int, int, str]] = []
     for key in kept:
         begin = row_width(spans)
-        spans.extend([(key.key, "key"), (f" {key.label}", "keys"), ("  ", "keys")])
-        if key.pair_actions is not None:
-            middle, end = begin + len(key.key) // 2, begin + len(key.key)
-            places += [(begin, middle, key.pair_actions[0]), (middle, end, key.pair_actions[1])]
-            begin = end
-        places.append((begin, row_width(spans) - 2, key.action))
-    return fit_row(merge_spans(spans), width, glyphs, "keys"), places
+        spans.extend([("".join(key.keys), "key"), (f" {key.label}", "keys"), ("  ", "keys")])
+        if len(key.keys) > 1:
+            for text, action in zip(key.keys, key.actions, strict=True):
+                boxes.append((begin, begin + len(text), action))
+                begin += len(text)
+        boxes.append((begin, row_width(spans) - 2, key.label_action))
+    return fit_row(merge_spans(spans), width, glyphs, "keys"), boxes

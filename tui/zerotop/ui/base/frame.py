@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.analysis.failures.failure import Failure
 from zerotop.analysis.live_view import LiveView
-from zerotop.ui.base.footer import CursorState, Key, Tab
+from zerotop.ui.base.footer import CursorState, Tab
 from zerotop.ui.base.header import Notice, build_notices
 from zerotop.ui.live.output import Pane
 
@@ -21,7 +21,6 @@ class Frame:
     output: Pane
     fps: float
     problems: tuple[str, ...]  # sentences of the viewer's own: a dead sampler
-    keys: tuple[Key, ...]  # the keys worth naming now
     findings: tuple[Annotation, ...] = ()  # known at the cursor, in the order in which they became known
     headline: Annotation | None = None  # the one of them to say under the header
     all_findings: tuple[Annotation, ...] = ()  # of the whole recording, later ones too: places to go to

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 from textual import events
 from textual.message import Message
 
 from zerotop.ui.base.clipboard import format_iterations
 from zerotop.ui.base.findings import find_step_marks
-from zerotop.ui.base.footer import Key, draw_badge, draw_keys, draw_tabs, draw_transport, measure_track
-from zerotop.ui.base.footer_keys import insert_keys
+from zerotop.ui.base.footer import draw_badge, draw_tabs, draw_transport, measure_track
+from zerotop.ui.base.footer_keys import label_common_keys
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.header import draw_header, draw_notices
 from zerotop.ui.base.post_mortem import draw_post_mortem
@@ -22,6 +22,8 @@ from zerotop.ui.live.iteration import draw_iteration
 from zerotop.ui.live.memory import draw_memory
 from zerotop.ui.live.output import count_visible_lines, draw_output
 from zerotop.ui.widgets.frame_widget import CommonPanel, FrameWidget
+from zerotop.ui.widgets.key_row import ClickableRow
+from zerotop.ui.widgets.scrollable import Scrollable
 
 
 class Header(CommonPanel):
@@ -82,7 +84,7 @@ class Gpus(FrameWidget, can_focus=True):
         return draw_gpu(frame.view, width, height, self.glyphs, focused=self.has_focus)
 
 
-class Output(FrameWidget, can_focus=True):
+class Output(Scrollable, FrameWidget, can_focus=True):
     """The job's own output."""
 
     class Scrolled(Message):
@@ -105,13 +107,8 @@ class Output(FrameWidget, can_focus=True):
         """The same by pages, of which one line stays."""
         self.scroll_lines(pages * max(1, count_visible_lines(self.size.height) - 1))
 
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        event.stop()
-        self.scroll_lines(3)
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        event.stop()
-        self.scroll_lines(-3)
+    def scroll_rows(self, rows: int) -> None:
+        self.scroll_lines(-rows)
 
 
 class Transport(CommonPanel):
@@ -150,25 +147,7 @@ class Transport(CommonPanel):
             self.post_message(self.Scrubbed(max(0.0, min(1.0, (x - begin) / (length - 1)))))
 
 
-class ClickableRow(CommonPanel):
-    """A row of which the mouse presses parts."""
-
-    _click_boxes: tuple[tuple[int, int, str], ...] = ()
-
-    class Pressed(Message):
-        """A part that stands for an action was clicked."""
-
-        def __init__(self, action: str) -> None:
-            super().__init__()
-            self.action = action
-
-    def on_click(self, event: events.Click) -> None:
-        for begin, end, action in self._click_boxes:
-            if begin <= event.x < end:
-                self.post_message(self.Pressed(action))
-
-
-class Tabs(ClickableRow):
+class Tabs(CommonPanel, ClickableRow):
     """The screens there are, and what watching costs."""
 
     def __init__(self, glyphs: Glyphs, *, id: str, active: str) -> None:
@@ -181,19 +160,13 @@ class Tabs(ClickableRow):
         return [row]
 
 
-class Keys(ClickableRow):
+class Keys(CommonPanel, ClickableRow):
     """The keys that work here."""
 
-    def __init__(self, glyphs: Glyphs, *, id: str, own_keys: Callable[[Frame], Sequence[Key]]) -> None:
+    def __init__(self, glyphs: Glyphs, *, id: str, own_labels: Callable[[Frame], Mapping[str, str]]) -> None:
         super().__init__(glyphs, id=id)
-        self._own_keys = own_keys
-        self._drawn_key: tuple[object, ...] = ()
+        self._own_labels = own_labels
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        keys = insert_keys(frame.keys, self._own_keys(frame))
-        if self._drawn_key == (keys, width):  # as nearly always
-            return self._rows
-        self._drawn_key = keys, width
-        row, places = draw_keys(keys, width, self.glyphs)
-        self._click_boxes = tuple(places)
-        return [row]
+        labels = label_common_keys(frame.moment, len(frame.all_findings))
+        return [self.draw_key_row({**labels, **self._own_labels(frame)}, width)]

@@ -1,4 +1,4 @@
-"""Recordings side by side as a table: what is the same is muted, what differs is bright."""
+"""The comparison as a table: differences are bright, the rest is muted."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from zerotop.ui.drawing.units import giga_unit
 GAP = 2
 LABEL_WIDTH, MIN_WIDTH, MAX_WIDTH = 30, 15, 44
 _NUMBER_WIDTH = 10  # cells of `` 21.08 GiB``
-_EXACT_BELOW = 1_000_000  # counts below are told to the last digit
+_EXACT_BELOW = 1_000_000  # counts below are exact
 
 
 def fit_columns(number: int, width: int) -> tuple[int, int]:
-    """(how many of so many recordings fit beside one another, cells of each)."""
+    """Return (how many recordings fit side by side, cells of each)."""
     room = width - _label_width(width)
     fits = max(1, min(number, room // (MIN_WIDTH + GAP)))
     return fits, max(1, min(MAX_WIDTH, room // fits - GAP))
@@ -30,7 +30,7 @@ def _label_width(width: int) -> int:
 
 
 def draw_head(comparison: Comparison, width: int, glyphs: Glyphs) -> Row:
-    """The names over their columns."""
+    """Draw the names above their columns."""
     fits, size = fit_columns(len(comparison.names), width)
     left = len(comparison.names) - fits
     more = f"{left} more need a wider terminal" if left else ""
@@ -44,7 +44,7 @@ def draw_head(comparison: Comparison, width: int, glyphs: Glyphs) -> Row:
 
 
 def draw_rows(comparison: Comparison, width: int, glyphs: Glyphs, *, only_differing: bool = False) -> list[Row]:
-    """A row for each measure under its section's heading, however many that makes."""
+    """Draw a row for each measure, under its section's heading."""
     measures = comparison.different_measures if only_differing else comparison.measures
     result: list[Row] = []
     section = ""
@@ -56,7 +56,7 @@ def draw_rows(comparison: Comparison, width: int, glyphs: Glyphs, *, only_differ
             result.append(fit_row(((title, "title"), (glyphs.rule * (width - len(title)), "rule")), width, glyphs))
         result.append(_draw_measure(measure, width, glyphs))
     if not result:
-        result.append(fit_row((("Nothing differs by more than runs of one job do.", "muted"),), width, glyphs))
+        result.append(fit_row((("No difference beyond noise.", "muted"),), width, glyphs))
     return result
 
 
@@ -77,7 +77,7 @@ def _draw_measure(measure: Measure, width: int, glyphs: Glyphs) -> Row:
 
 
 def _shorten_value(text: str, width: int, glyphs: Glyphs) -> str:
-    """Shortened at its end; a path at its begin, which says less."""
+    """Shorten a text at its end, a path at its beginning."""
     if "/" not in text or " " in text or cell_width(text) <= width:
         return fit_text(text, width, glyphs)
     return glyphs.ellipsis + text[len(text) - max(0, width - len(glyphs.ellipsis)) :]
@@ -88,13 +88,13 @@ def _align_right(text: str, width: int) -> str:
 
 
 def _format_factor(measure: Measure, place: int, glyphs: Glyphs) -> str:
-    """How many times the first one's value it is; nothing where that is not a thing to say."""
+    """Return the factor to the first recording's value; "" if there is none."""
     factor = measure.compute_factor(place) if place else math.nan
     return "" if math.isnan(factor) else f"{format_significant(factor)}{glyphs.times}"
 
 
 def format_values(measure: Measure) -> list[str]:
-    """The values as people read them, all in one unit."""
+    """Format the values, all in one unit."""
     numbers = [value for value in measure.values if isinstance(value, int | float)]
     largest = max(map(abs, numbers), default=0.0)
     return [MISSING if value is None else _format_value(value, measure.unit, largest) for value in measure.values]
@@ -114,5 +114,5 @@ def _format_value(value: Value, unit: Unit, largest: float) -> str:
 
 
 def draw_table(comparison: Comparison, width: int, glyphs: Glyphs) -> Sequence[Row]:
-    """Head and all rows."""
+    """Draw the heading and all rows."""
     return [draw_head(comparison, width, glyphs), *draw_rows(comparison, width, glyphs)]

@@ -1,31 +1,30 @@
-"""Recordings side by side."""
+"""The comparison screen: recordings side by side."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from textual import events
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.screen import Screen
 
 from zerotop.analysis.reports.measures import Comparison
 from zerotop.analysis.text_tables import format_tsv
 from zerotop.ui.base.bindings import list_bindings
-from zerotop.ui.base.footer import Key
+from zerotop.ui.base.footer_keys import bind, in_footer
 from zerotop.ui.compare.drawing import draw_head, draw_rows, format_values
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row, merge_spans
-from zerotop.ui.drawing.units import other_sizes
 from zerotop.ui.widgets.key_row import KeyRow
+from zerotop.ui.widgets.scrollable import Scrollable
 
 COMPARE_TERMS: tuple[tuple[str, str], ...] = (
     (
         "bright and muted",
-        "Bright rows differ: settings and counts at all, what was measured by more than 5 %, which runs of one job do.",
+        "Bright rows differ: settings and counts by any amount, measurements by more than 5 %, the usual noise.",
     ),
-    ("2.45×", "How many times the first recording's value it is."),
-    ("Time", "Medians of all iterations, on the slowest rank of each; they add up only roughly."),
+    ("2.45×", "The factor to the first recording's value."),
+    ("Time", "Medians of all iterations, each on its slowest rank; they add up only approximately."),
 )
 
 
@@ -37,19 +36,23 @@ def _add_margin(row: Row, style: str) -> Row:
 
 
 class CompareScreen(Screen[bool]):
-    """A table that scrolls. Returns whether to lay the iterations of the first two over one another."""
+    """A table that scrolls. Returns whether to overlay the iterations of the first two recordings."""
 
     TITLE = "Compare"
-    HELP = "Recordings side by side: what is the same is muted, what differs is bright."
+    HELP = "Recordings side by side: differences are bright, the rest is muted."
     TERMS = COMPARE_TERMS
     ALLOW_SELECT = False
     AUTO_FOCUS = "#comparison"
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q", "close", "Back", id="compare.close", tooltip="Back to the list"),
-        Binding("v", "overlay", "Overlay", id="compare.overlay", tooltip="Iterations of the first two over one another"),
-        Binding("d", "differing", "Differences", id="compare.differing", tooltip="Only what differs, or everything"),
-        *list_bindings("compare", "scroll", "scroll(-100000)", "scroll(100000)"),
+        bind("q,escape", "close", "compare.close", "Back", "Back to the list", 9),
+        bind("d", "differing", "compare.differing", "Only differences", "Switch between differences and all rows", 8),
+        bind(
+            "v", "overlay", "compare.overlay", "Overlay iterations", "Overlay the iterations of the first two recordings", 6
+        ),
+        *list_bindings(
+            "compare", "scroll", "scroll(-100000)", "scroll(100000)", group=in_footer(6, "scroll", label_index=1)
+        ),
     ]
 
     def __init__(self, comparison: Comparison, glyphs: Glyphs) -> None:
@@ -76,8 +79,8 @@ class CompareScreen(Screen[bool]):
         self.table.scroll_rows(pages * max(1, self.table.size.height - 4))
 
 
-class ComparisonTable(KeyRow, can_focus=True):
-    """The table, its head and its keys."""
+class ComparisonTable(Scrollable, KeyRow, can_focus=True):
+    """The table with its heading and keys."""
 
     def __init__(self, comparison: Comparison, glyphs: Glyphs, *, id: str) -> None:
         super().__init__(glyphs, id=id)
@@ -87,39 +90,27 @@ class ComparisonTable(KeyRow, can_focus=True):
 
     def paint(self, width: int, height: int) -> list[Row] | None:
         inner = width - 2 * _MARGIN
-        found = draw_rows(self.comparison, inner, self.glyphs, only_differing=self.only_differing)
+        rows = draw_rows(self.comparison, inner, self.glyphs, only_differing=self.only_differing)
         room = max(0, height - 2)
-        self.top_row = max(0, min(self.top_row, len(found) - room))
-        body = [_add_margin(row, "text") for row in found[self.top_row : self.top_row + room]]
+        self.top_row = max(0, min(self.top_row, len(rows) - room))
+        body = [_add_margin(row, "text") for row in rows[self.top_row : self.top_row + room]]
         blank = [fit_row((), width, self.glyphs)] * (room - len(body))
-        keys = self.draw_key_row(self._list_keys(len(found) > room), width)
+        keys = self.draw_key_row(self._label_keys(len(rows) > room), width)
         top = _add_margin(draw_head(self.comparison, inner, self.glyphs), "band")
         return [*[top, *body, *blank][: height - 1], keys]
 
-    def _list_keys(self, scrolls: bool) -> list[Key]:
-        scroll = [Key("↑↓", "scroll", "scroll(1)", 6, ("scroll(-1)", "scroll(1)"))] if scrolls else []
-        which = Key("d", "everything" if self.only_differing else "only differences", "differing", 8)
-        units = Key("u", other_sizes().name, "app.switch_sizes", 3)
-        others = [Key("y", "copy", "app.copy", 5), units, Key("?", "help", "app.help", 7)]
-        overlay = Key("v", "iterations over one another", "overlay", 6)
-        return [Key("q", "back", "close", 9), which, overlay, *scroll, *others]
+    def _label_keys(self, scrolls: bool) -> dict[str, str]:
+        labels = {"compare.differing": "everything"} if self.only_differing else {}
+        return labels if scrolls else labels | {"compare.up": ""}
 
     def scroll_rows(self, number: int) -> None:
-        """Down, or up."""
+        """Scroll down, or up if negative."""
         self.top_row = max(0, self.top_row + number)
         self.repaint()
 
     def copy_text(self) -> str:
-        """The rows that are shown, tabs between the columns."""
+        """Return the shown rows, with tabs between the columns."""
         measures = self.comparison.different_measures if self.only_differing else self.comparison.measures
         lines = [("section", "what", *self.comparison.names)]
         lines += [(measure.section, measure.name.strip(), *format_values(measure)) for measure in measures]
         return format_tsv(lines)
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        event.stop()
-        self.scroll_rows(-3)
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        event.stop()
-        self.scroll_rows(3)

@@ -1,4 +1,4 @@
-"""Asks before a recording is deleted for good."""
+"""Asks before a recording is deleted."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from zerotop.analysis.reports.recording_index import Recording
+from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.dialogs.dialog import Dialog
 from zerotop.ui.drawing.formatting import format_size
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -18,11 +19,11 @@ from zerotop.ui.drawing.text import sanitize
 
 
 class DeleteDialog(Dialog[bool]):
-    """Returns whether to. What is chosen at first harms nothing."""
+    """Returns whether to delete. The first choice keeps the recording."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("d,y", "choose(True)", "Delete", id="delete.yes", tooltip="Delete it for good"),
-        Binding("c,n,q", "choose(False)", "Keep", id="delete.no", tooltip="Back to the list"),
+        bind("d,y", "choose(True)", "delete.yes", "Delete", "Delete permanently"),
+        bind("c,n,q", "choose(False)", "delete.no", "Keep", "Back to the list"),
     ]
 
     def __init__(self, recording: Recording, glyphs: Glyphs) -> None:
@@ -31,7 +32,7 @@ class DeleteDialog(Dialog[bool]):
 
     def compose_box(self) -> ComposeResult:
         name, freed = sanitize(self.recording.name, self.glyphs), format_size(self.recording.stamp.bytes)
-        yield Static(Text(f"{name} is deleted for good. That frees {freed}."), id="text", markup=False)
+        yield Static(Text(f"Delete {name} permanently? This frees {freed}."), id="text", markup=False)
         keep, delete = Option(Text("c  Keep it"), id="keep"), Option(Text("d  Delete it"), id="delete")
         yield OptionList(keep, delete, markup=False)
 

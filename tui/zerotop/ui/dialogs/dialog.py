@@ -1,4 +1,4 @@
-"""What all boxes over a screen have in common."""
+"""The base of all dialogs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import ClassVar, TypeVar
 from rich.console import RenderableType
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.text import sanitize
 
@@ -20,11 +21,9 @@ Result = TypeVar("Result")
 
 
 class Dialog(ModalScreen[Result]):
-    """A titled box in the middle; escape closes it."""
+    """A titled box in the middle of the screen; escape closes it."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "close", "Close", id="dialog.close", tooltip="Back to the screen")
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [bind("escape", "close", "dialog.close", "Close", "Back to the screen")]
 
     def __init__(self, title: str, glyphs: Glyphs, *, page: bool = False) -> None:
         super().__init__(classes=("page " if page else "") + ("ascii" if glyphs.name == "ascii" else ""))
@@ -38,14 +37,14 @@ class Dialog(ModalScreen[Result]):
 
     @abstractmethod
     def compose_box(self) -> ComposeResult:
-        """What is in the box."""
+        """Compose the content of the box."""
 
     def compose_problem(self) -> ComposeResult:
-        """The line in which ``tell`` says what went wrong; without it there is no line."""
+        """Compose the line for :meth:`show_problem`; it is hidden at first."""
         yield Static(id="problem", markup=False)
 
     def show_problem(self, sentence: str) -> None:
-        """Says what went wrong."""
+        """Show what went wrong."""
         line = self.query_one("#problem", Static)
         line.update(Text(sanitize(sentence, self.glyphs)))
         line.add_class("told")
@@ -58,7 +57,7 @@ class Page(Dialog[None]):
     """A box to read."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q,question_mark,i,enter", "close", "Close", id="page.close", tooltip="Back to the screen"),
+        bind("q,question_mark,i,enter", "close", "page.close", "Close", "Back to the screen"),
     ]
 
     def __init__(self, title: str, content: RenderableType, glyphs: Glyphs) -> None:

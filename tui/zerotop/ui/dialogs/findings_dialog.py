@@ -1,4 +1,4 @@
-"""The feed: all findings as a list, and everything about the one chosen."""
+"""The list of all findings, with details of the chosen one."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.ui.base import findings
+from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.dialogs.dialog import Dialog
 from zerotop.ui.drawing.formatting import format_clock
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.text import sanitize
 
-_NO_FINDINGS = "Nothing was found yet that would need saying. Findings appear here as they become known."
+_NO_FINDINGS = "No findings yet. They appear here as they are detected."
 _MARKS = {Severity.INFO: " ", Severity.WARNING: "!", Severity.ERROR: "!"}
 
 
 class FindingsDialog(Dialog[Annotation]):
-    """Returns the finding to go to, or None. Those after the cursor are there too, muted."""
+    """Returns the finding to go to, or None. Findings after the cursor are listed too, muted."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q,a", "close", "Close", id="feed.close", tooltip="Back to the screen"),
+        bind("q,a", "close", "feed.close", "Close", "Back to the screen"),
     ]
 
     def __init__(self, frame: Frame, begin_ns: int, glyphs: Glyphs) -> None:
@@ -62,7 +63,7 @@ class FindingsDialog(Dialog[Annotation]):
         self.dismiss(self.all_findings[event.option_index])
 
     def _format_line(self, finding: Annotation) -> Text:
-        """When, in which step, what, and the sentence as far as there is room."""
+        """Return a line with time, step, name and as much of the sentence as fits."""
         muted = finding.known_ns > self.cursor_ns
         colour = self._find_colour("muted" if muted else findings.choose_style(finding))
         step = "" if finding.step is None else f"step {finding.step}"
@@ -79,13 +80,13 @@ class FindingsDialog(Dialog[Annotation]):
         return variables[names.get(style, style)]
 
     def _show_detail(self) -> None:
-        """Shows the highlighted one."""
+        """Show the highlighted finding."""
         if not self.all_findings or not self.is_mounted:
             return
-        place = self.query_one(OptionList).highlighted
-        if place is not None:
+        index = self.query_one(OptionList).highlighted
+        if index is not None:
             width = self.query_one("#detail").size.width - 1
-            self.query_one("#text", Static).update(self._describe_finding(self.all_findings[place], max(20, width)))
+            self.query_one("#text", Static).update(self._describe_finding(self.all_findings[index], max(20, width)))
 
     def _describe_finding(self, finding: Annotation, width: int) -> Text:
         text = Text()
@@ -100,5 +101,5 @@ class FindingsDialog(Dialog[Annotation]):
 
     def _describe_ranks(self, finding: Annotation) -> str:
         ranks = ", ".join(map(str, finding.ranks[:8])) + (self.glyphs.ellipsis if len(finding.ranks) > 8 else "")
-        whose = f"{'rank' if len(finding.ranks) == 1 else 'ranks'} {ranks}, " if finding.ranks else ""
-        return f"{whose}cause {finding.confidence * 100:.0f} % sure"
+        owner = f"{'rank' if len(finding.ranks) == 1 else 'ranks'} {ranks}, " if finding.ranks else ""
+        return f"{owner}cause {finding.confidence * 100:.0f} % sure"

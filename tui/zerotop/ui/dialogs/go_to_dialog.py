@@ -11,13 +11,13 @@ from textual.widgets import Input, Static
 from zerotop.ui.dialogs.dialog import Dialog
 from zerotop.ui.drawing.glyphs import Glyphs
 
-Destination = tuple[str, int]  # ("step", number) or ("time", seconds since the begin)
+Destination = tuple[str, int]  # ("step", number) or ("time", elapsed seconds)
 
 
 def parse_destination(text: str) -> Destination | None:
-    """``13`` is a step; ``1:30``, ``1:02:03``, ``90s``, ``5m``, ``2h`` are times since the begin.
+    """Parse ``13`` as a step; ``1:30``, ``1:02:03``, ``90s``, ``5m``, ``2h`` as elapsed times.
 
-    None: not understood.
+    Returns None for any other text.
     """
     text = text.strip().lower()
     if re.fullmatch(r"\d{1,15}", text):
@@ -38,8 +38,8 @@ class GoToDialog(Dialog[Destination]):
         self.last_step = last_step
 
     def compose_box(self) -> ComposeResult:
-        steps = "no step is finished yet" if self.last_step is None else f"steps 0 to {self.last_step}"
-        yield Static(Text(f"A step ({steps}), or a time since the begin such as 1:30."), id="text", markup=False)
+        steps = "none finished yet" if self.last_step is None else f"0 to {self.last_step}"
+        yield Static(Text(f"A step ({steps}), or an elapsed time such as 1:30."), id="text", markup=False)
         yield Input(id="place", select_on_focus=False)
         yield from self.compose_problem()
 
@@ -51,6 +51,6 @@ class GoToDialog(Dialog[Destination]):
         if place is not None:
             self.dismiss(place)
         elif event.value.strip():
-            self.show_problem("Neither a step number nor a time.")
+            self.show_problem("Enter a step such as 12, or a time such as 1:30.")
         else:
             self.dismiss(None)

@@ -1,4 +1,4 @@
-"""Leaving while a job runs: detach, stop, or stay. Stopping shows its progress."""
+"""Asks how to leave while a job runs: detach, stop, or stay. Shows the progress of stopping."""
 
 from __future__ import annotations
 
@@ -8,33 +8,34 @@ from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
+from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.interfaces import Controller, Leaving
 from zerotop.ui.dialogs.dialog import Dialog
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.text import sanitize
 
-Choice = tuple[str, str, str]  # id, key and word, explanation
+Choice = tuple[str, str, str]  # id, key and title, explanation
 
 
 class LeaveDialog(Dialog[Leaving]):
-    """Returns how to leave, or None to stay. It learns from ``note_job`` when the job has ended."""
+    """Returns how to leave, or None to stay. ``note_job`` tells it when the job has ended."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("d", "choose('detach')", "Detach", id="leave.detach", tooltip="Leave; training goes on"),
-        Binding("s", "choose('stop')", "Stop", id="leave.stop", tooltip="Ask the job to end; again: kill it"),
-        Binding("c", "close", "Cancel", id="leave.cancel", tooltip="Back to the screen"),
-        Binding("l,q", "again", "Leave", id="leave.again", tooltip="Leave without harming the job"),
+        bind("d", "choose('detach')", "leave.detach", "Detach", "Leave; training continues"),
+        bind("s", "choose('stop')", "leave.stop", "Stop", "Stop the job gracefully; again forces it"),
+        bind("c", "close", "leave.cancel", "Cancel", "Back to the screen"),
+        bind("l,q", "again", "leave.again", "Leave", "Leave without stopping the job"),
     ]
 
     def __init__(self, controller: Controller, glyphs: Glyphs, clock: Callable[[], float]) -> None:
         super().__init__("Leave", glyphs)
         self.controller = controller
         self._clock = clock
-        self.stop_requests = 0  # how often the job was asked to stop
+        self.stop_requests = 0  # how often the user asked the job to stop
         self._requested_s = 0.0
         self._is_over = False
 
@@ -48,7 +49,7 @@ class LeaveDialog(Dialog[Leaving]):
         self.query_one(OptionList).focus()
 
     def note_job(self, live: bool) -> None:
-        """Called for every frame while the dialog is open; one may come while it is being taken away."""
+        """Update for every frame while the dialog is open, and perhaps once while it closes."""
         if not self.query("#text"):
             return
         if not live and not self._is_over:
@@ -58,7 +59,7 @@ class LeaveDialog(Dialog[Leaving]):
             self._update_sentence()
 
     def action_again(self) -> None:
-        """Leaving keys pressed once more choose what harms nothing."""
+        """Leave without stopping the job, when a key that leaves is pressed again."""
         self.dismiss(self._choose_leaving())
 
     def action_choose(self, choice: str) -> None:
@@ -84,15 +85,15 @@ class LeaveDialog(Dialog[Leaving]):
         self.run_worker(self._send_stop())
 
     async def _send_stop(self) -> None:
-        """Beside everything else: nodes that are not reached answer late. Who leaves meanwhile has asked all the same."""
+        """Send the request on a thread: unreachable nodes answer late. Leaving meanwhile does not cancel it."""
         try:
-            said = await asyncio.to_thread(self.controller.stop_job)
+            problem = await asyncio.to_thread(self.controller.stop_job)
         except OSError as error:
-            said = f"The job cannot be stopped: {error}"
+            problem = f"Cannot stop the job: {error}"
             self.stop_requests -= 1
             self._update_choices()
-        if said:
-            self.show_problem(said)
+        if problem:
+            self.show_problem(problem)
 
     def _update_choices(self) -> None:
         self._update_sentence()
@@ -115,24 +116,24 @@ class LeaveDialog(Dialog[Leaving]):
             return "The job is still running."
         seconds = int(self._clock() - self._requested_s)
         if self.stop_requests == 1:
-            return f"Stopping: the job was asked to end {seconds} s ago and may be saving its work …"
-        return f"Stopping hard: the job's processes are being killed, {seconds} s …"
+            return f"Stopping: asked to end {seconds} s ago; the job may be saving its work …"
+        return f"Killing the job's processes, {seconds} s …"
 
     def _list_choices(self) -> list[Choice]:
         if self._is_over:
             return [
-                ("leave", "l  Leave", "The recording stays; zerotop replay shows it again."),
-                ("cancel", "c  Stay", "Look at how it went."),
+                ("leave", "l  Leave", "The recording is kept; show it again with zerotop replay."),
+                ("cancel", "c  Stay", "Look at the recording."),
             ]
         if self.stop_requests:
             return [
-                ("stop", "s  Kill it now", "Ends the job hard. What it has not saved is lost."),
-                ("detach", "d  Leave now", "Stopping goes on without this screen."),
-                ("cancel", "c  Back", "Watch it end."),
+                ("stop", "s  Kill it now", "Kills the job. Unsaved work is lost."),
+                ("detach", "d  Leave now", "Stopping continues without this screen."),
+                ("cancel", "c  Back", "Watch the job end."),
             ]
-        back = sanitize(self.controller.attach_command, self.glyphs)
+        command = sanitize(self.controller.attach_command, self.glyphs)
         return [
-            ("detach", "d  Detach", f"Training goes on. Come back with: {back}"),
+            ("detach", "d  Detach", f"Training continues. Reattach: {command}"),
             ("stop", "s  Stop the job", sanitize(self.controller.stop_description, self.glyphs)),
-            ("cancel", "c  Cancel", "Go on watching."),
+            ("cancel", "c  Cancel", "Keep watching."),
         ]

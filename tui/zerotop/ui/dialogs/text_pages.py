@@ -1,4 +1,4 @@
-"""The pages to read: help, and everything known about the job."""
+"""The text pages: help, and all facts about the job."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.text import Text
 from textual.binding import Binding
 
 from zerotop.analysis.live_view import LiveView
+from zerotop.ui.base.footer_keys import format_key
 from zerotop.ui.drawing import labels
 from zerotop.ui.drawing.formatting import format_giga
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -19,41 +20,23 @@ from zerotop.ui.drawing.text import sanitize
 from zerotop.ui.drawing.units import giga_unit
 
 _INDENT, _INDENT_MORE = (0, 0, 0, 2), (0, 0, 1, 4)
-_KEY_SYMBOLS = {
-    "question_mark": "?",
-    "less_than_sign": "<",
-    "greater_than_sign": ">",
-    "comma": ",",
-    "full_stop": ".",
-    "minus": "-",
-    "equals_sign": "=",
-    "plus": "+",
-    "left_square_bracket": "[",
-    "right_square_bracket": "]",
-    "slash": "/",
-}
-# What bindings are called by that work on every screen.
+# Prefixes of the ids of bindings that work on every screen.
 _GLOBAL_PREFIXES = ("app.", "time.", "job.")
 
 
-def format_key(key: str) -> str:
-    """How a key is written: ``shift+left``, ``?``, ``ctrl+c``."""
-    return " ".join(_KEY_SYMBOLS.get(part, part) for part in key.split(","))
-
-
 def build_help(about: str, bindings: Iterable[Binding], terms: Iterable[tuple[str, str]], glyphs: Glyphs) -> Group:
-    """What the screen is about, its own keys, its words, then the keys that work everywhere."""
-    known = list(bindings)
-    here = [binding for binding in known if not (binding.id or "").startswith(_GLOBAL_PREFIXES)]
-    everywhere = [binding for binding in known if binding not in here]
+    """Build a screen's help: what it shows, its keys, its terms, then the keys that work everywhere."""
+    listed = list(bindings)
+    own = [binding for binding in listed if not (binding.id or "").startswith(_GLOBAL_PREFIXES)]
+    common = [binding for binding in listed if binding not in own]
     parts: list[RenderableType] = [Text(f"{glyphs.to_plain(about)}\n")]
-    if here:
-        parts += [_make_heading("Keys of this screen"), _build_keys_table(here, glyphs), Text()]
-    parts.append(_make_heading("Words of this screen"))
+    if own:
+        parts += [_make_heading("Keys on this screen"), _build_keys_table(own, glyphs), Text()]
+    parts.append(_make_heading("Terms on this screen"))
     for term, meaning in terms:
         parts.append(Padding(Text(glyphs.to_plain(term), "bold"), _INDENT))
         parts.append(Padding(Text(glyphs.to_plain(meaning.replace("\n", " "))), _INDENT_MORE))
-    parts += [_make_heading("Keys everywhere"), _build_keys_table(everywhere, glyphs)]
+    parts += [_make_heading("Keys everywhere"), _build_keys_table(common, glyphs)]
     return Group(*parts)
 
 
@@ -62,7 +45,7 @@ def _build_keys_table(bindings: Iterable[Binding], glyphs: Glyphs) -> Padding:
     table.add_column(no_wrap=True, style="bold")
     table.add_column()
     for names, meaning in _group_bindings(bindings):
-        table.add_row(Text("  ".join(names)), Text(glyphs.to_plain(meaning)))
+        table.add_row(Text(glyphs.to_plain("  ".join(names))), Text(glyphs.to_plain(meaning)))
     return Padding(table, _INDENT)
 
 
@@ -71,7 +54,7 @@ def _make_heading(text: str) -> Text:
 
 
 def _group_bindings(bindings: Iterable[Binding]) -> list[tuple[list[str], str]]:
-    """(keys, what they do), a row for each action; numbers that do alike share one."""
+    """Return (keys, description) for each action; numbers share a row."""
     rows: dict[str, tuple[list[str], Binding]] = {}
     for binding in bindings:
         action = binding.tooltip if binding.key.isdigit() else binding.action
@@ -84,11 +67,11 @@ def _join_digits(keys: list[str]) -> list[str]:
 
 
 def build_job_page(view: LiveView, glyphs: Glyphs) -> Group:
-    """What is known about the job, its engine and its hosts, and every notice in full."""
+    """Build a page about the job, its engine and its hosts, with all notices in full."""
     job = view.job
-    known = Table.grid(padding=(0, 2))
-    known.add_column(no_wrap=True, style="bold")
-    known.add_column()
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(no_wrap=True, style="bold")
+    facts.add_column()
     for label, value in (
         ("name", job.name),
         ("command", shlex.join(job.command)),
@@ -102,9 +85,9 @@ def build_job_page(view: LiveView, glyphs: Glyphs) -> Group:
         ("hosts", "\n".join(_format_host(host.name, host.cores, host.memory_limit_bytes) for host in view.hosts)),
     ):
         if value:
-            known.add_row(label, Text(sanitize_lines(value, glyphs)))
-    said = (Text("\n" + sanitize_lines(sentence, glyphs)) for sentence in (job.exit_text, *job.notices) if sentence)
-    return Group(known, *said)
+            facts.add_row(label, Text(sanitize_lines(value, glyphs)))
+    notices = (Text("\n" + sanitize_lines(sentence, glyphs)) for sentence in (job.exit_text, *job.notices) if sentence)
+    return Group(facts, *notices)
 
 
 def _format_batch(view: LiveView) -> str:
@@ -122,5 +105,5 @@ def _format_host(name: str, cores: int, memory: int) -> str:
 
 
 def sanitize_lines(text: str, glyphs: Glyphs) -> str:
-    """Safe text that may have several lines."""
+    """Sanitize text that may have several lines."""
     return "\n".join(sanitize(line, glyphs) for line in text.split("\n"))

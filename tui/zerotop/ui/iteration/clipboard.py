@@ -12,18 +12,18 @@ _POSITION_COUNT = 201
 
 
 def waveform_text(fold: WaveformFold) -> str:
-    """Each signal's median and band at places as far from one another."""
+    """Return each signal's median and band at evenly spaced positions."""
     at = np.linspace(0.0, fold.iteration_s, _POSITION_COUNT)
     names, columns = ["position_s"], [at]
     for signal in fold.signals.values():
-        for what, values in (("", signal.median), ("_p10", signal.low), ("_p90", signal.high)):
-            names.append(signal.name + what)
+        for suffix, values in (("", signal.median), ("_p10", signal.low), ("_p90", signal.high)):
+            names.append(signal.name + suffix)
             columns.append(np.interp(at, signal.position_s, values))
     return format_tsv([names, *np.column_stack(columns).tolist()])
 
 
 def phases_text(fold: WaveformFold, pinned: WaveformFold | None) -> str:
-    """A row for each phase, and one for the whole iteration."""
+    """Return a row for each phase, and one for the whole iteration."""
     names = ("phase", "depth", "median_s", "p90_s", "share", "device_s", "idle_s", "cores", "pinned_s")
     rows: list[tuple[object, ...]] = [names]
     for line in build_lines(fold, pinned):

@@ -1,4 +1,4 @@
-"""The folded iteration: what it says in words, its phases as a ribbon, and a lane for each signal under one another."""
+"""The folded iteration: a headline, the phases as a ribbon, and a lane for each signal below one another."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from zerotop.ui.iteration.lanes import (
 )
 from zerotop.ui.live.memory import panel_title
 
-_MIN_LANE_ROWS = 4  # rows of a lane below which the next one is not shown
-_MIN_ROWS_TWO_RIBBONS = 12  # rows of the picture from which on the phases within phases have a row
-# How far the next iteration is shown, as a share of one: what lies at an end goes on there.
+_MIN_LANE_ROWS = 4  # with fewer rows per lane, fewer lanes are shown
+_MIN_ROWS_TWO_RIBBONS = 12  # rows from which nested phases have a row of their own
+# The share of the next iteration that is shown, so that phases at the end are seen to continue.
 _NEXT_SHARE = 0.25
 
 
 @dataclass(frozen=True)
 class ShownWaveform:
-    """What to draw: the fold, another one behind it, and which lane comes first."""
+    """The fold to draw, another one behind it, and the lane that comes first."""
 
     fold: WaveformFold
     pinned: WaveformFold | None = None
-    pinned_name: str = ""  # whose it is, where it is another session's
+    pinned_name: str = ""  # of the session, if it is another one
     first_lane: str = LANES[0].id
 
 
 def draw_waveform(
     shown: ShownWaveform, width: int, height: int, glyphs: Glyphs, scales: GrowingScales, *, focused: bool = False
 ) -> list[Row]:
-    """The panel: ``height`` rows of ``width`` cells."""
+    """Draw the panel: ``height`` rows of ``width`` cells."""
     fold = shown.fold
     text, style = describe_bottleneck(fold, glyphs)
     rows = [_draw_title(fold, width, glyphs, focused)]
@@ -63,14 +63,14 @@ def draw_waveform(
 
 
 def _draw_aside(shown: ShownWaveform, width: int) -> Row:
-    """What was left out, or what is pinned, where its own ribbon has no room to say so."""
+    """Return the excluded iterations, or the pinned fold if its ribbon has no room for a label."""
     if shown.pinned is not None and not _has_pinned_label(shown, width):
         return ((describe_pinned(shown), PINNED_STYLE),)
     return ((describe_left_out(shown.fold), "muted"),)
 
 
 def describe_pinned(shown: ShownWaveform) -> str:
-    """What lies behind: ``pinned: 884 ms, median of 8, skipped steps 1-8``; empty where nothing does."""
+    """Describe the pinned fold: ``pinned: 884 ms, median of 8, skipped steps 1-8``; "" without one."""
     if shown.pinned is None:
         return ""
     return f"{shown.pinned_name or 'pinned'}: {format_duration(shown.pinned.iteration_s)}, {describe_fold(shown.pinned)}"
@@ -87,7 +87,7 @@ def _measure_gutter(width: int) -> int:
 
 
 def _compute_end_s(shown: ShownWaveform) -> float:
-    """Where the picture ends: in the next iteration, or with what is pinned."""
+    """Return where the picture ends: in the next iteration, or at the end of the pinned one."""
     pinned_s = shown.pinned.iteration_s if shown.pinned is not None else 0.0
     return max(shown.fold.iteration_s * (1 + _NEXT_SHARE), pinned_s)
 
@@ -101,15 +101,15 @@ def _draw_title(fold: WaveformFold, width: int, glyphs: Glyphs, focused: bool) -
 
 
 def _draw_picture(shown: ShownWaveform, width: int, room: int, glyphs: Glyphs, scales: GrowingScales) -> list[Row]:
-    """Ribbons, lanes and the axis of time: ``room`` rows and one."""
+    """Draw ribbons, lanes and the time axis: ``room + 1`` rows."""
     fold, pinned = shown.fold, shown.pinned
     gutter, end_s = _measure_gutter(width), _compute_end_s(shown)
     ribbons = [_draw_ribbon("phases", fold, 0, end_s, width, gutter, glyphs)]
     if room >= _MIN_ROWS_TWO_RIBBONS and any(stretch.depth for stretch in fold.stretches):
         ribbons.append(_draw_ribbon("within", fold, 1, end_s, width, gutter, glyphs))
     if pinned is not None and room >= 7:
-        whose = sanitize(shown.pinned_name, glyphs) or "pinned"
-        ribbons.append(_draw_ribbon(whose, pinned, 0, end_s, width, gutter, glyphs, pinned_text=describe_pinned(shown)))
+        name = sanitize(shown.pinned_name, glyphs) or "pinned"
+        ribbons.append(_draw_ribbon(name, pinned, 0, end_s, width, gutter, glyphs, pinned_text=describe_pinned(shown)))
     ribbons = ribbons[:room]
     chosen = _rotate_lanes(choose_lanes(fold), shown.first_lane)
     left = room - len(ribbons)
@@ -123,7 +123,7 @@ def _draw_picture(shown: ShownWaveform, width: int, room: int, glyphs: Glyphs, s
 
 
 def layout_heights(room: int, count: int) -> list[int]:
-    """Rows of each lane, for as many as fit: all of the same height, except that the first get what remains."""
+    """Return the rows of each lane that fits. All are equally high, but the first ones get the remaining rows."""
     if room < 2 or not count:
         return []
     shown = max(1, min(count, room // _MIN_LANE_ROWS))
@@ -132,14 +132,14 @@ def layout_heights(room: int, count: int) -> list[int]:
 
 
 def has_hidden_lanes(fold: WaveformFold, width: int, height: int, *, pinned: bool) -> bool:
-    """Whether there are lanes that a panel of this size has no room for."""
+    """Whether some lanes do not fit in a panel of this size."""
     ribbons = 1 + (height - 3 >= _MIN_ROWS_TWO_RIBBONS) + pinned
     return len(layout_heights(height - 3 - ribbons, len(choose_lanes(fold)))) < len(choose_lanes(fold))
 
 
-def _rotate_lanes(found: list[Lane], first: str) -> list[Lane]:
-    begin = next((place for place, lane in enumerate(found) if lane.id == first), 0)
-    return found[begin:] + found[:begin]
+def _rotate_lanes(lanes: list[Lane], first: str) -> list[Lane]:
+    begin = next((index for index, lane in enumerate(lanes) if lane.id == first), 0)
+    return lanes[begin:] + lanes[:begin]
 
 
 def _draw_ribbon(
@@ -153,16 +153,16 @@ def _draw_ribbon(
     *,
     pinned_text: str = "",
 ) -> Row:
-    """The phases of one depth, with their names where they fit; beyond the iteration the next one's, or what it is."""
+    """Draw the phases of one depth, with their names if they fit; after the iteration the next one, or the pinned text."""
     canvas = Canvas(width - gutter, 1, glyphs)
-    mine = [stretch for stretch in fold.stretches if stretch.depth == depth]
-    which = find_stretches(mine, depth, fold.iteration_s, end_s, canvas.dot_columns)
+    stretches = [stretch for stretch in fold.stretches if stretch.depth == depth]
+    indices = find_stretches(stretches, depth, fold.iteration_s, end_s, canvas.dot_columns)
     edge = find_border(fold.iteration_s, end_s, canvas.width)
     if pinned_text:
-        which[2 * edge :] = -1
-    styles = [phase_style(find_phase_name(stretch.phase)) for stretch in mine]
-    plot_ribbon(canvas, which, styles, row=0, rows=1)
-    for stretch in mine:
+        indices[2 * edge :] = -1
+    styles = [phase_style(find_phase_name(stretch.phase)) for stretch in stretches]
+    plot_ribbon(canvas, indices, styles, row=0, rows=1)
+    for stretch in stretches:
         _write_name(canvas, stretch, end_s, glyphs)
     if pinned_text:
         if len(pinned_text) + 1 <= canvas.width - edge:
@@ -181,7 +181,7 @@ def _write_name(canvas: Canvas, stretch: PhaseStretch, end_s: float, glyphs: Gly
 
 
 def _choose_name_style(glyphs: Glyphs) -> str:
-    """The style of a name on a phase's colour, or where there are no such colours."""
+    """Return the style of a name on a phase's colour, or without such colours."""
     return "ground" if glyphs.smooth else "value"
 
 
@@ -193,9 +193,9 @@ def _write_next_name(canvas: Canvas, edge: int, glyphs: Glyphs) -> None:
 
 
 def draw_empty(lines: tuple[tuple[str, str], ...], width: int, height: int, glyphs: Glyphs, *, focused: bool) -> list[Row]:
-    """The panel where nothing can be folded: what is missing and how to get it, as (text, style)."""
+    """Draw the panel if nothing can be folded: lines of (text, style) say why."""
     rows = [draw_rule(panel_title("Iteration", focused), width, glyphs)]
     for text, style in lines:
-        said = wrap_text(glyphs.to_plain(text), max(1, width - 4), max(0, height - len(rows)), glyphs)
-        rows += [fit_row(((f"  {line}", style),), width, glyphs) for line in said]
+        wrapped = wrap_text(glyphs.to_plain(text), max(1, width - 4), max(0, height - len(rows)), glyphs)
+        rows += [fit_row(((f"  {line}", style),), width, glyphs) for line in wrapped]
     return fit_height(rows, width, height, glyphs)

@@ -10,36 +10,36 @@ from zerotop.ui.drawing.formatting import format_duration, format_significant
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_word
 
-# From which share of an iteration on idling is worth a sentence.
+# Idling from this share of an iteration is worth a sentence.
 _MIN_IDLE_SHARE = 0.15
 _REASONS = {
     "skipped": "skipped",
     "updated": "with an update",
     "evaluation": "with evaluation",
     "checkpoint": "with a checkpoint",
-    "long": "far longer",
+    "long": "outlier",
     "other": "with other phases",
 }
 
 
 def describe_bottleneck(fold: WaveformFold, glyphs: Glyphs) -> tuple[str, str]:
-    """What takes the time, and the style to say it in: ``GPUs idle 1.70 s of 2.67 s while 62 cores run the optimizer``."""
-    found = find_idle_time(fold)
-    if math.isnan(found.total_s):
+    """Return what takes the time, and its style: ``GPUs idle 1.70 s of 2.67 s while 62 cores run the optimizer``."""
+    idle = find_idle_time(fold)
+    if math.isnan(idle.total_s):
         return _describe_cores(fold, glyphs), "value"
     gpus = "GPUs" if fold.gpu_count > 1 else "The GPU"
     verb = "idle" if fold.gpu_count > 1 else "idles"
-    of = format_duration(fold.iteration_s)
+    total = format_duration(fold.iteration_s)
     if not fold.signals["utilization"].resolved:
-        busy = 1 - found.total_s / fold.iteration_s
-        return f"{gpus} {_choose_verb(fold)} busy {busy:.0%} of the time; where in {of}, NVML's 200 ms cannot tell", "value"
-    if found.is_optimizer:
-        cores = "1 core runs the optimizer" if round(found.cores) == 1 else f"{found.cores:.0f} cores run the optimizer"
-        return f"{gpus} {verb} {format_duration(found.longest_s)} of {of} while {cores}", "warn"
-    if found.total_s >= _MIN_IDLE_SHARE * fold.iteration_s:
-        return f"{gpus} {verb} {format_duration(found.total_s)} of {of}{_describe_idle(found, glyphs)}", "warn"
+        busy = 1 - idle.total_s / fold.iteration_s
+        return f"{gpus} {_choose_verb(fold)} busy {busy:.0%} of {total}; NVML's 200 ms cannot resolve when", "value"
+    if idle.is_optimizer:
+        cores = "1 core runs the optimizer" if round(idle.cores) == 1 else f"{idle.cores:.0f} cores run the optimizer"
+        return f"{gpus} {verb} {format_duration(idle.longest_s)} of {total} while {cores}", "warn"
+    if idle.total_s >= _MIN_IDLE_SHARE * fold.iteration_s:
+        return f"{gpus} {verb} {format_duration(idle.total_s)} of {total}{_describe_idle(idle, glyphs)}", "warn"
     busiest = max((row for row in fold.phases if row.depth == 0), key=lambda row: row.median_s)
-    work = f"{gpus} {_choose_verb(fold)} busy {format_duration(fold.iteration_s - found.total_s)} of {of}"
+    work = f"{gpus} {_choose_verb(fold)} busy {format_duration(fold.iteration_s - idle.total_s)} of {total}"
     return f"{work}; {phase_word(busiest.phase, glyphs)} takes {busiest.share:.0%}", "value"
 
 
@@ -47,26 +47,27 @@ def _choose_verb(fold: WaveformFold) -> str:
     return "are" if fold.gpu_count > 1 else "is"
 
 
-def _describe_idle(found: IdleTime, glyphs: Glyphs) -> str:
-    if found.longest is None:
+def _describe_idle(idle: IdleTime, glyphs: Glyphs) -> str:
+    if idle.longest is None:
         return ""
-    if waits_for_data(found):
-        return f", {format_duration(found.longest_s)} of it waiting for data or outside the engine"
-    return f", {format_duration(found.longest_s)} of it in {phase_word(found.longest.phase, glyphs)}"
+    if waits_for_data(idle):
+        return f", {format_duration(idle.longest_s)} of it in data loading or your code"
+    return f", {format_duration(idle.longest_s)} of it in {phase_word(idle.longest.phase, glyphs)}"
 
 
 def _describe_cores(fold: WaveformFold, glyphs: Glyphs) -> str:
     longest = max((row for row in fold.phases if row.depth == 0), key=lambda row: row.median_s)
-    text = f"{phase_word(longest.phase, glyphs)} takes {format_duration(longest.median_s)} of {format_duration(fold.iteration_s)}"
+    phase, total = phase_word(longest.phase, glyphs), format_duration(fold.iteration_s)
+    text = f"{phase} takes {format_duration(longest.median_s)} of {total}"
     if "cores" not in fold.signals:
         return text
     used = fold.signals["cores"].compute_mean(0.0, fold.iteration_s)
-    of = f" of {fold.host_cores}" if fold.host_cores else ""
-    return f"{text}; {format_significant(used)}{of} cores work"
+    available = f" of {fold.host_cores}" if fold.host_cores else ""
+    return f"{text}; {format_significant(used)}{available} cores busy"
 
 
 def describe_fold(fold: WaveformFold) -> str:
-    """What was folded: ``median of 21, steps 1–23``, ``skipped step 3``."""
+    """Return what was folded: ``median of 21, steps 1–23``, ``skipped step 3``."""
     skipped = "skipped " if fold.skipped else ""
     if fold.first_step == fold.last_step:
         return f"{skipped}step {fold.first_step}"
@@ -74,7 +75,7 @@ def describe_fold(fold: WaveformFold) -> str:
 
 
 def describe_ranks(fold: WaveformFold) -> str:
-    """Of which ranks: ``4 ranks``, ``8 of 1024 ranks``, ``rank 2``."""
+    """Return the folded ranks: ``4 ranks``, ``8 of 1024 ranks``, ``rank 2``."""
     if fold.rank is not None:
         return f"rank {fold.rank}"
     if len(fold.ranks) == fold.world:
@@ -83,6 +84,6 @@ def describe_ranks(fold: WaveformFold) -> str:
 
 
 def describe_left_out(fold: WaveformFold) -> str:
-    """What was not folded with the others: ``2 with evaluation, 1 far longer left out``; empty for nothing."""
+    """Return the iterations left out: ``excluded: 2 with evaluation, 1 outlier``; "" if none were."""
     parts = [f"{count} {_REASONS.get(reason, reason)}" for reason, count in fold.left_out.items()]
-    return f"{', '.join(parts)} left out" if parts else ""
+    return f"excluded: {', '.join(parts)}" if parts else ""

@@ -1,4 +1,4 @@
-"""What lanes a folded iteration has, and one of them: a spread, the curve over it, the phases' colours behind."""
+"""The lanes of a folded iteration: a curve over its spread, with the phases' colours behind."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from zerotop.ui.drawing.rows import Row, fit_row
 
 Floats = NDArray[np.float64]
 
-GUTTER = 10  # cells at the left of an axis, for the lane's name
-_FINE_POINTS = 4  # points of a curve for each column of dots: none of its bends is lost
-# Between looks at PCIe counters that are further apart, more may flow than they can count.
+GUTTER = 10  # cells left of an axis, for the lane's name
+_FINE_POINTS = 4  # points of a curve per column of dots, so that no bend is lost
+# PCIe counters may wrap between samples that are further apart.
 _MAX_COUNTED_S = 0.15
 # The lines of a pinned fold, and where the next iteration begins.
 PINNED_STYLE, BORDER_STYLE = "series-2", "axis"
@@ -40,12 +40,12 @@ PINNED_STYLE, BORDER_STYLE = "series-2", "axis"
 
 @dataclass(frozen=True)
 class Lane:
-    """Some signals on one scale."""
+    """One or more signals on one scale."""
 
     id: str
-    label: str  # at most GUTTER - 1 cells, like the words of its curves
+    label: str  # at most GUTTER - 1 cells, like its curves' labels
     kind: Quantity
-    curves: tuple[tuple[str, str, str], ...]  # signal, style, word where there are several
+    curves: tuple[tuple[str, str, str], ...]  # signal, style, label if there are several
 
 
 LANES = (
@@ -59,10 +59,10 @@ LANES = (
 
 
 def choose_lanes(fold: WaveformFold) -> list[Lane]:
-    """Those that there is something to show of, the most telling ones first."""
-    found = [lane for lane in LANES if any(signal in fold.signals for signal, _, _ in lane.curves)]
+    """Return the lanes that have data, the most telling ones first."""
+    lanes = [lane for lane in LANES if any(signal in fold.signals for signal, _, _ in lane.curves)]
     # Beside GPUs, host memory says little: it does not change within an iteration.
-    return [lane for lane in found if lane.id != "resident" or "utilization" not in fold.signals]
+    return [lane for lane in lanes if lane.id != "resident" or "utilization" not in fold.signals]
 
 
 def draw_lane(
@@ -75,7 +75,7 @@ def draw_lane(
     glyphs: Glyphs,
     scales: GrowingScales,
 ) -> list[Row]:
-    """``height`` rows of ``width`` cells: the lane's name, its axis, and its curves from 0 to ``end_s``."""
+    """Draw a lane in ``height`` rows of ``width`` cells: its name, its axis, and its curves from 0 to ``end_s``."""
     gutter = GUTTER if width >= 40 else 0
     canvas = Canvas(width - gutter - AXIS_WIDTH, height, glyphs)
     shown = [(fold.signals[signal], style) for signal, style, _ in lane.curves if signal in fold.signals]
@@ -101,38 +101,38 @@ def draw_lane(
 
 
 def find_border(iteration_s: float, end_s: float, width: int) -> int:
-    """The column in which the next iteration begins."""
+    """Return the column in which the next iteration begins."""
     return round(iteration_s / end_s * width) if end_s > iteration_s else width
 
 
 def find_stretches(
     stretches: Sequence[PhaseStretch], depth: int, length_s: float, end_s: float, columns: int
 ) -> NDArray[np.int64]:
-    """Which stretch each column lies in, the innermost of those up to a depth; -1 for none.
+    """Return the index of the innermost stretch, up to a depth, in each column; -1 for none.
 
-    The columns go from 0 to ``end_s``; what lies beyond the iteration is the next one. One that is shorter than a column is
-    seen where it has most of it.
+    The columns go from 0 to ``end_s``; after the iteration comes the next one. A stretch shorter than a column is shown
+    only if it covers the column's middle.
     """
-    found = np.full(columns, -1, np.int64)
+    indices = np.full(columns, -1, np.int64)
     if not columns or not end_s > 0:
-        return found
+        return indices
     middles = (np.arange(columns) + 0.5) / columns * end_s
     within = middles - np.floor(middles / length_s) * length_s if length_s > 0 else middles
-    for place, stretch in enumerate(stretches):
+    for index, stretch in enumerate(stretches):
         if stretch.depth <= depth:
-            found[(within >= stretch.begin_s) & (within < stretch.end_s)] = place
-    return found
+            indices[(within >= stretch.begin_s) & (within < stretch.end_s)] = index
+    return indices
 
 
 def paint_tints(canvas: Canvas, stretches: Sequence[PhaseStretch], length_s: float, end_s: float) -> None:
-    """Puts the phases' faint colours behind."""
+    """Paint the phases' faint colours into the background."""
     which = find_stretches(stretches, 1, length_s, end_s, canvas.width)
     styles = [choose_tint(phase_style(find_phase_name(stretch.phase))) for stretch in stretches]
     canvas.fill_columns(which, styles)
 
 
 def choose_tint(style: str) -> str:
-    """The faint colour of a phase's style."""
+    """Return the faint variant of a phase's style."""
     word = style.removeprefix("phase-")
     return f"tint-{word}" if word in ("data", "forward", "backward", "step", "transfer", "communication") else "tint-other"
 
@@ -142,15 +142,15 @@ def _find_largest(signals: Sequence[Signal]) -> float:
 
 
 def _resample_signal(signal: Signal, values: Floats, end_s: float, columns: int, *, once: bool = False) -> Floats:
-    """Values at fine places of each column, shape (columns, fine); with ``once`` NaN beyond the iteration."""
+    """Return values at several points per column, shape (columns, points); NaN after the iteration if ``once``."""
     length = float(signal.position_s[-1])
     at = (np.arange(columns * _FINE_POINTS) + 0.5) / (columns * _FINE_POINTS) * end_s
-    found = (
+    points = (
         np.interp(at - np.floor(at / length) * length, signal.position_s, values) if length > 0 else np.full(len(at), np.nan)
     )
     if once:
-        found = np.where(at <= length, found, np.nan)
-    return np.asarray(found.reshape(columns, _FINE_POINTS), np.float64)
+        points = np.where(at <= length, points, np.nan)
+    return np.asarray(points.reshape(columns, _FINE_POINTS), np.float64)
 
 
 def _paint_curve(
@@ -163,25 +163,25 @@ def _paint_curve(
 def _paint_spread(canvas: Canvas, signal: Signal, length_s: float, end_s: float, top: float) -> None:
     low = _resample_signal(signal, signal.low, end_s, canvas.width).min(axis=1)
     high = _resample_signal(signal, signal.high, end_s, canvas.width).max(axis=1)
-    # Thinner than an eighth of a cell it hides the phases and tells nothing.
+    # A band thinner than an eighth of a cell would only hide the phases.
     thin = high - low < top / max(1, 8 * canvas.height)
     plot_band(canvas, np.where(thin, np.nan, low), np.where(thin, np.nan, high), "spread", top=top)
 
 
 def _draw_names(lane: Lane, fold: WaveformFold, unit: str, factor: float, height: int, glyphs: Glyphs) -> list[Row]:
-    """The lane's name, unit and mean, a row each as far as there are rows."""
+    """Return the lane's name, unit and mean, one per row, as far as they fit."""
     word = f"{lane.label} {unit}"
     if lane.id == "cores" and fold.host_cores:
         word = f"CPU/{fold.host_cores}"
-    found: list[Row] = [((word[: GUTTER - 1], "label"),)]
+    rows: list[Row] = [((word[: GUTTER - 1], "label"),)]
     for signal, style, curve in lane.curves:
         if signal in fold.signals:
             mean = fold.signals[signal].compute_mean(0.0, fold.iteration_s) * factor
             text = glyphs.to_plain(curve) if curve else f"mean {format_significant(mean)}"
-            found.append(((text, style if curve else "muted"),))
-    here = [fold.signals[signal] for signal, _, _ in lane.curves if signal in fold.signals]
-    if not all(signal.resolved for signal in here):
-        found.append((("blurred", "warn"),))
-    elif lane.id == "pcie" and max(signal.window_s for signal in here) > _MAX_COUNTED_S:
-        found.append((("at least", "muted"),))
-    return (found + [()] * height)[:height]
+            rows.append(((text, style if curve else "muted"),))
+    signals = [fold.signals[signal] for signal, _, _ in lane.curves if signal in fold.signals]
+    if not all(signal.resolved for signal in signals):
+        rows.append((("blurred", "warn"),))
+    elif lane.id == "pcie" and max(signal.window_s for signal in signals) > _MAX_COUNTED_S:
+        rows.append((("at least", "muted"),))
+    return (rows + [()] * height)[:height]

@@ -1,4 +1,4 @@
-"""What the iteration screen folds, and how it is looked at: without a terminal."""
+"""The state of the iteration screen, without a terminal: the fold and how it is shown."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from zerotop.ui.iteration.lanes import LANES, choose_lanes
 
 @dataclass(frozen=True, eq=False)
 class PinnedFold:
-    """A fold that stays, behind later ones."""
+    """A fold drawn behind later ones."""
 
     fold: WaveformFold
-    name: str  # whose, where it is another session's
+    name: str  # of the session, if it is another one
 
 
 class FoldModel:
-    """The fold at a frame, of the ranks and iterations that were chosen."""
+    """The fold at a frame, for the chosen ranks and iterations."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.waveforms = WaveformCache(source.session, lambda: source.rank_steps)
-        self.wanted_count: int | None = None  # iterations to fold; None: all of the level
+        self.wanted_count: int | None = None  # iterations to fold; None: all since the pace last changed
         self.every_rank = True
         self.first_lane = LANES[0].id
         self.pinned: PinnedFold | None = None
@@ -38,7 +38,7 @@ class FoldModel:
         self._shown_choices: tuple[object, ...] = ()
 
     def fold_at(self, frame: Frame) -> WaveformFold | None:
-        """Return the fold to show; the same object while nothing changed, and the last one while another is to be made."""
+        """Return the fold to show: the same object while nothing changed, the previous one while another is to be made."""
         following = frame.moment.is_live and frame.moment.is_following
         rank = None if self.every_rank else frame.rank
         fold = self.waveforms.find_fold(frame.view.cursor_ns, rank, self.wanted_count, hurry=not following)
@@ -55,12 +55,12 @@ class FoldModel:
         self._shown_frame = None
 
     def find_shown(self, frame: Frame) -> ShownWaveform | None:
-        """All that is drawn; the same object while it is the same. None where nothing can be folded."""
-        how = (self.wanted_count, self.every_rank, self.first_lane, self.pinned)
-        if frame is self._shown_frame and how == self._shown_choices:
+        """Return all that is drawn, the same object while it is unchanged. None: nothing can be folded."""
+        choices = (self.wanted_count, self.every_rank, self.first_lane, self.pinned)
+        if frame is self._shown_frame and choices == self._shown_choices:
             return self._last_shown
         fold = self._last_fold = self.fold_at(frame)
-        self._shown_frame, self._shown_choices = frame, how
+        self._shown_frame, self._shown_choices = frame, choices
         if fold is None:
             self._last_shown = None
             return None
@@ -71,36 +71,36 @@ class FoldModel:
         return self._last_shown
 
     def change_count(self, direction: int) -> str:
-        """More iterations, or fewer; a sentence where there are none to add or to leave out."""
+        """Fold more iterations or fewer. Returns a sentence if that is not possible."""
         folded = self._last_fold.iterations if self._last_fold is not None else SIZES[0]
         if direction > 0 and self.wanted_count is not None and folded < self.wanted_count:
-            return "There are no more iterations to fold with these."
+            return "No more iterations to fold."
         if direction < 0 and folded <= SIZES[0]:
-            return f"Fewer than {SIZES[0]} iterations are not folded."
+            return f"At least {SIZES[0]} iterations are folded."
         self.wanted_count = choose_next_size(self.wanted_count, self._last_fold, direction)
         return ""
 
     def fold_level(self) -> str:
-        """All iterations since the last change of level; a sentence where they are folded already."""
-        said = "" if self.wanted_count is not None else "All since iterations last took another time are folded already."
+        """Fold all iterations since the pace last changed. Returns a sentence if they already are."""
+        problem = "" if self.wanted_count is not None else "All iterations since the pace last changed are already folded."
         self.wanted_count = None
-        return said
+        return problem
 
     def pin_fold(self, fold: WaveformFold | None, name: str = "") -> None:
-        """Lays a fold behind those that follow; None takes it away."""
+        """Draw a fold behind later ones; None removes it."""
         self.pinned = PinnedFold(fold, name) if fold is not None else None
         self.scales.clear()
 
     def toggle_pin(self) -> str:
-        """Pin the shown fold, or take the pinned one away; a sentence where there is neither."""
+        """Pin the current fold, or unpin. Returns a sentence if there is no fold yet."""
         if self.pinned is not None:
             self.pin_fold(None)
             return ""
         self.pin_fold(self._last_fold)
-        return "" if self._last_fold is not None else "There is nothing to pin yet."
+        return "" if self._last_fold is not None else "Nothing to pin yet."
 
     def choose_next_lane(self) -> None:
-        """Another lane comes first."""
+        """Put the next lane first."""
         if self._last_fold is None:
             return
         ids = [lane.id for lane in choose_lanes(self._last_fold)]
@@ -109,7 +109,7 @@ class FoldModel:
             self.first_lane = ids[(place + 1) % len(ids)]
 
     def choose_ranks(self, *, every_rank: bool) -> None:
-        """All ranks together, or the chosen one."""
+        """Fold all ranks together, or only the chosen one."""
         if every_rank != self.every_rank:
             self.every_rank = every_rank
             self.scales.clear()

@@ -1,4 +1,4 @@
-"""Choosing another recording, to lay its iteration beside the one that is shown."""
+"""The dialog that chooses a recording whose iteration is drawn behind the current one."""
 
 from __future__ import annotations
 
@@ -9,41 +9,42 @@ from typing import ClassVar
 from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from zerotop.analysis.reports.recording_index import Overviews, Recording
 from zerotop.session import catalog
 from zerotop.session.headers import SessionError
+from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.dialogs.dialog import Dialog
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.text import sanitize
 from zerotop.ui.start.drawing import format_headings, format_recording
 from zerotop.ui.start.model import build_search_text
 
-_LINE_WIDTH = 88  # of a line, where the terminal has room
-_EDGE_CELLS = 14  # cells between the edges of the terminal and a line, with the scrollbar
-_MAX_LINES = 100  # lines; who has more recordings filters
+_LINE_WIDTH = 88  # cells of a line, if the terminal has room
+_EDGE_CELLS = 14  # cells between the terminal's edges and a line, with the scrollbar
+_MAX_LINES = 100  # more recordings need the filter
 
 
 class OverlayDialog(Dialog[Path]):
-    """Returns the recording, or None. Lists the user's and those beside ``own``, newest first, as they are read."""
+    """Returns the recording, or None. Lists the user's recordings and those beside ``own_path``, newest first."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("down", "move(1)", "Down", id="beside.down", tooltip="The next recording", show=False, priority=True),
-        Binding("up", "move(-1)", "Up", id="beside.up", tooltip="The recording before", show=False, priority=True),
+        bind("down", "move(1)", "beside.down", "Down", "Next recording", priority=True),
+        bind("up", "move(-1)", "beside.up", "Up", "Previous recording", priority=True),
     ]
 
     def __init__(self, own_path: Path, glyphs: Glyphs) -> None:
-        super().__init__("Beside which recording?", glyphs, page=True)
+        super().__init__("Overlay which recording?", glyphs, page=True)
         self.own_path = own_path.absolute()
         self._recordings: list[Recording] = []
         self._is_reading = True
-        self._cursor_moved = False  # until then the cursor is on the newest, whichever that is
+        self._cursor_moved = False  # until then the cursor stays on the newest recording
 
     def compose_box(self) -> ComposeResult:
-        yield Input(id="words", placeholder="words that it must hold, or a path", select_on_focus=False)
+        yield Input(id="words", placeholder="filter by words, or enter a path", select_on_focus=False)
         yield Static(Text(format_headings(self._line_width, self.glyphs)), id="heads", markup=False)
         yield OptionList(id="recordings", markup=False)
         yield Static(id="text", markup=False)
@@ -60,18 +61,18 @@ class OverlayDialog(Dialog[Path]):
 
     @work(thread=True, exclusive=True)
     def _read_recordings(self) -> None:
-        """Looks into one after the other: the newest are there at once, however many there are."""
+        """Read one recording after the other: the newest are listed at once, however many there are."""
         roots = {catalog.find_default_folder().absolute(), self.own_path.parent}
         for overviews in [Overviews(root, None, lambda path: False) for root in roots]:
             overviews.list_recordings()
-            while self.is_mounted and (found := overviews.read_next()) is not None:
-                if _has_iterations(found) and found.path.absolute() != self.own_path:
-                    self.app.call_from_thread(self._add_recording, found)
+            while self.is_mounted and (recording := overviews.read_next()) is not None:
+                if _has_iterations(recording) and recording.path.absolute() != self.own_path:
+                    self.app.call_from_thread(self._add_recording, recording)
         if self.is_mounted:
             self.app.call_from_thread(self._finish_reading)
 
     def _add_recording(self, recording: Recording) -> None:
-        self._recordings = sorted([*self._recordings, recording], key=lambda each: each.begin_ns, reverse=True)
+        self._recordings = sorted([*self._recordings, recording], key=lambda one: one.begin_ns, reverse=True)
         self._update_list()
 
     def _finish_reading(self) -> None:
@@ -79,7 +80,7 @@ class OverlayDialog(Dialog[Path]):
         self._update_list()
 
     def _update_list(self) -> None:
-        """The list again; the cursor stays on its recording."""
+        """Fill the list anew; the cursor stays on its recording."""
         if not self.is_mounted:
             return
         listed = self.query_one(OptionList)
@@ -102,10 +103,10 @@ class OverlayDialog(Dialog[Path]):
         if self._is_reading and not shown_count:
             return "Reading recordings …"
         if not self._recordings:
-            return "There is no other recording with finished iterations here. A path can be typed above."
+            return "No other recording with finished iterations here. You can enter a path above."
         if not shown_count:
-            return f"None of {len(self._recordings)} holds these words."
-        return "enter lays its last iterations behind the present ones; escape goes back."
+            return f"No matches for “{self.query_one(Input).value}”."
+        return "enter draws its last iterations behind the current ones; escape goes back."
 
     def action_move(self, rows: int) -> None:
         listed = self.query_one(OptionList)

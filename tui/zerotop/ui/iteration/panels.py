@@ -18,7 +18,7 @@ from zerotop.ui.widgets.frame_widget import FrameWidget
 
 
 class _CachedPanel(FrameWidget, can_focus=True):
-    """A panel that draws only what is another picture than the last one."""
+    """A panel that draws only if its inputs changed."""
 
     def __init__(self, glyphs: Glyphs, folding: FoldModel, *, id: str) -> None:
         super().__init__(glyphs, id=id)
@@ -26,7 +26,7 @@ class _CachedPanel(FrameWidget, can_focus=True):
         self._drawn_inputs: tuple[object, ...] = ()
 
     def _is_unchanged(self, *inputs: object) -> bool:
-        """Whether the rows are already of this, which must be compared by identity."""
+        """Whether the rows were drawn from these inputs. Folds are compared by identity."""
         same = len(inputs) == len(self._drawn_inputs) and all(
             one is two or one == two for one, two in zip(inputs, self._drawn_inputs, strict=True)
         )
@@ -38,16 +38,16 @@ class _CachedPanel(FrameWidget, can_focus=True):
         if shown is None:
             self._drawn_inputs = ()
             return self.draw_empty(frame, width, height)
-        kept = self._is_unchanged(shown, width, height, self.has_focus, get_units())
-        return self.drawn_rows if kept else self.draw_fold(shown, width, height)
+        unchanged = self._is_unchanged(shown, width, height, self.has_focus, get_units())
+        return self.drawn_rows if unchanged else self.draw_fold(shown, width, height)
 
     def draw_empty(self, frame: Frame, width: int, height: int) -> list[Row]:
-        """Where there is nothing to fold."""
+        """Draw the panel if nothing can be folded."""
         return [fit_row((), width, self.glyphs)] * height
 
     @abstractmethod
     def draw_fold(self, shown: ShownWaveform, width: int, height: int) -> list[Row]:
-        """What it is of."""
+        """Draw the fold."""
 
 
 class WaveformPanel(_CachedPanel):
@@ -60,49 +60,49 @@ class WaveformPanel(_CachedPanel):
         return draw_waveform(shown, width, height, self.glyphs, self.folding.scales, focused=self.has_focus)
 
     def copy_text(self) -> str:
-        """The curves."""
+        """Return the curves."""
         shown = self.folding.find_shown(self.frame) if self.frame is not None else None
         return waveform_text(shown.fold) if shown is not None else ""
 
 
 class PhaseTable(_CachedPanel):
-    """Its phases as a table."""
+    """The phases as a table."""
 
     def draw_fold(self, shown: ShownWaveform, width: int, height: int) -> list[Row]:
         return draw_phases(shown.fold, shown.pinned, width, height, self.glyphs, focused=self.has_focus)
 
     def copy_text(self) -> str:
-        """All rows, not only those that there is room for."""
+        """Return all rows, including those that do not fit."""
         shown = self.folding.find_shown(self.frame) if self.frame is not None else None
         return phases_text(shown.fold, shown.pinned) if shown is not None else ""
 
 
 class SampleTable(_CachedPanel):
-    """What it rests on."""
+    """The samples behind the curves."""
 
     def draw_fold(self, shown: ShownWaveform, width: int, height: int) -> list[Row]:
         return draw_samples(shown.fold, width, height, self.glyphs, focused=self.has_focus)
 
 
 def _describe_missing(folding: FoldModel, frame: Frame) -> tuple[tuple[str, str], ...]:
-    """Why there is nothing to fold, and how to get it."""
+    """Say why nothing can be folded, and how to change that."""
     if folding.is_busy:
-        return (("Folding iterations.", "muted"),)
+        return (("Folding iterations …", "muted"),)
     if folding.waveforms.has_steps(frame.view.cursor_ns):
         return (
-            ("No iteration is finished yet.", "text"),
-            ("The first ones are folded as soon as they are: GPUs, cores, power and memory over their phases.", "muted"),
+            ("Waiting for the first iterations.", "text"),
+            ("They will show GPU, CPU, power and memory in each phase.", "muted"),
         )
     pid = next((rank.pid for rank in frame.view.ranks if rank.alive), None)
     # While a job starts, its processes are there before their engines are.
     if not frame.view.ranks or frame.view.job.state is State.STARTING:
         return (
-            ("No rank has made its engine yet.", "text"),
-            ("Iterations are folded when the first ones are finished.", "muted"),
+            ("Waiting for deepspeed.initialize().", "text"),
+            ("Iterations appear when the first ones are finished.", "muted"),
         )
     command = f"zerotop attach {pid} --enter" if pid is not None else "zerotop run -- COMMAND"
     return (
-        ("Where an iteration begins and ends is known only inside the ranks, and nothing was recorded there.", "text"),
+        ("Phases and iterations are recorded inside the ranks, and the probe is not in them.", "text"),
         (f"To see its phases: {command}", "value"),
-        ("A job that zerotop launches (zerotop run) has this from the start.", "muted"),
+        ("Jobs started with zerotop run have the probe from the start.", "muted"),
     )

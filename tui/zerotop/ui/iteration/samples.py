@@ -1,4 +1,4 @@
-"""What a folded iteration rests on: how many samples of each sensor, of what length, and where they are highest."""
+"""The samples behind a folded iteration: how many of each sensor, of what length, and where they peak."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zerotop.ui.iteration.labels import describe_left_out
 from zerotop.ui.iteration.lanes import Lane, choose_lanes
 from zerotop.ui.live.memory import panel_title
 
-# Of phases shorter than this share of an iteration a curve tells nothing.
+# A curve says nothing about phases shorter than this share of an iteration.
 _MIN_SHARE = 0.005
 
 
@@ -27,13 +27,13 @@ class _SampleLine:
     signal: Signal
     style: str
     label: str
-    highest_phase: str  # the phase in which it is highest on average
+    highest_phase: str  # with the highest mean
     unit: str
     factor: float
 
 
 def draw_samples(fold: WaveformFold, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
-    """The panel: ``height`` rows of ``width`` cells."""
+    """Draw the panel: ``height`` rows of ``width`` cells."""
     columns = place_columns(_build_columns(glyphs), width)
     rows = [draw_rule(panel_title("Samples", focused), width, glyphs, columns)]
     rows += [columns.draw_row(line, width, glyphs) for line in _build_lines(fold)]
@@ -43,34 +43,34 @@ def draw_samples(fold: WaveformFold, width: int, height: int, glyphs: Glyphs, *,
 
 
 def count_sample_rows(fold: WaveformFold) -> int:
-    """Rows that show all of it."""
+    """Return the rows that the whole panel needs."""
     return 1 + len(_build_lines(fold)) + (2 if fold.left_out else 0)
 
 
 def _build_lines(fold: WaveformFold) -> list[_SampleLine]:
-    found = []
+    lines = []
     for lane in choose_lanes(fold):
         for which, style, word in lane.curves:
             if which in fold.signals:
                 signal = fold.signals[which]
                 axis = choose_scale(lane.kind, float(signal.high.max(initial=0.0)), 4)
                 at = _find_highest_phase(fold, signal) if signal.resolved else ""
-                found.append(_SampleLine(lane, signal, style, word, at, axis.unit, axis.factor))
-    return found
+                lines.append(_SampleLine(lane, signal, style, word, at, axis.unit, axis.factor))
+    return lines
 
 
 def _find_highest_phase(fold: WaveformFold, signal: Signal) -> str:
-    """The phase in which it is highest on average, of those that contain no others."""
-    found = max(fold.phases, key=lambda row: (compute_mean(signal, row.intervals), row.depth), default=None)
-    return found.phase if found is not None else ""
+    """Return the innermost phase with the signal's highest mean."""
+    highest = max(fold.phases, key=lambda row: (compute_mean(signal, row.intervals), row.depth), default=None)
+    return highest.phase if highest is not None else ""
 
 
-def compute_mean(signal: Signal, places: Sequence[tuple[float, float]]) -> float:
-    """The mean over some places, -1 where they have no length."""
-    lengths = sum(end - begin for begin, end in places)
+def compute_mean(signal: Signal, intervals: Sequence[tuple[float, float]]) -> float:
+    """Return the mean over some intervals in seconds, -1 if they are too short."""
+    lengths = sum(end - begin for begin, end in intervals)
     if not lengths > _find_end(signal) * _MIN_SHARE:
         return -1.0
-    return sum(signal.compute_mean(begin, end) * (end - begin) for begin, end in places if end > begin) / lengths
+    return sum(signal.compute_mean(begin, end) * (end - begin) for begin, end in intervals if end > begin) / lengths
 
 
 def _build_columns(glyphs: Glyphs) -> list[Column[_SampleLine]]:

@@ -1,9 +1,9 @@
-"""One iteration, folded from many: why it takes that long."""
+"""The iteration screen: one iteration folded from many, and where its time goes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -16,7 +16,8 @@ from zerotop.analysis.waveform.fold_cache import read_last_fold
 from zerotop.session.headers import SessionError
 from zerotop.session.packing import SUFFIX
 from zerotop.ui.base.base_screen import MonitorScreen
-from zerotop.ui.base.footer import Key
+from zerotop.ui.base.bindings import rank_bindings
+from zerotop.ui.base.footer_keys import bind, in_footer
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Source
 from zerotop.ui.base.layout import GAP, Box
@@ -29,68 +30,64 @@ from zerotop.ui.iteration.samples import count_sample_rows
 from zerotop.ui.iteration.table import FULL_WIDTH, build_lines
 from zerotop.ui.widgets.frame_widget import FrameWidget
 
-_SIDE_BY_SIDE_WIDTH = 82  # from this width of the chart on the table is beside it
+_SIDE_BY_SIDE_WIDTH = 82  # cells of the chart from which the table stands beside it
 _MIN_CHART_ROWS = 9  # rows
+_COUNT = in_footer(7, "iterations", label_index=1)
 
 
 class IterationScreen(MonitorScreen):
-    """Why does an iteration take that long, and what idles meanwhile."""
+    """Shows why an iteration takes so long, and what idles meanwhile."""
 
     NAME = "iteration"
     TITLE = "Iteration"
-    HELP = "One iteration, folded from many: what GPUs, cores, power, PCIe and memory do in each phase of it."
+    HELP = "One iteration, folded from many: GPU, CPU, power, PCIe and memory in each of its phases."
     TERMS = (
         (
             "folded",
-            "Many iterations laid over one another, phase on phase, as an oscilloscope does: the line is the median,\n"
-            "the band holds 10 to 90 % of what was seen. By default all since iterations last took another time.",
+            "Many iterations aligned phase by phase, as an oscilloscope does: the line is the median,\n"
+            "the band holds 10 to 90 % of the values. By default, all iterations since the pace last changed.",
         ),
         (
             "GPU %",
-            "NVML says the share of the last 200 ms in which a kernel ran. Samples begin everywhere in the iteration,\n"
-            "so shorter phases can be told apart: the curve is what those means come from.",
+            "NVML reports the share of the last 200 ms in which a kernel ran. Samples fall anywhere in the iteration,\n"
+            "so that shorter phases can be resolved: the curve is the signal behind those means.",
         ),
         (
             "CPU/64",
-            "Cores in use, of those the job may use: of all ranks on a host together, or of the chosen one.\n"
-            "Sampled ten times a second, and told apart like the GPU's.",
+            "Cores in use, out of those available to the job: by all ranks on a host, or by the chosen one.\n"
+            "Sampled ten times a second, and resolved like the GPU's.",
         ),
         (
             "blurred, at least",
-            "Blurred: the sensor looks back for longer than an iteration, so only its mean is known.\n"
-            "At least: PCIe counters are read so seldom that more than 4 GiB may flow between two looks.",
+            "Blurred: the sensor averages over more than an iteration, so that only the mean is known.\n"
+            "At least: PCIe counters wrap at 4 GiB, and more may flow between two samples.",
         ),
         (
             "device, idle",
-            "Device: how long the GPU was at the phase, by CUDA events. Idle: seconds of the phase in which no kernel ran.\n"
-            "Copies are no kernels: a GPU that waits for gradients to go to the host is idle.",
+            "Device: the phase's time on the GPU, from CUDA events. Idle: seconds of the phase in which no kernel ran.\n"
+            "Copies are not kernels: a GPU that only copies gradients to the host is idle.",
         ),
         (
-            "left out",
-            "Iterations with an evaluation, a checkpoint, a skipped update (fp16 overflow), other phases, or far longer\n"
-            "than the others are not folded with them.",
+            "excluded",
+            "Iterations with an evaluation, a checkpoint, a skipped update (fp16 overflow) or other phases, and outliers,\n"
+            "are not folded with the others.",
         ),
         (
             "pinned",
-            "c keeps the fold that is shown, and draws it behind later ones: before and after a change.\n"
-            "c again takes it away, v lays another recording's there. It begins at the same moment and lasts as it did.",
+            "c keeps the current fold and draws it behind later ones, to compare before and after a change.\n"
+            "c again removes it; v pins another recording's. Both begin at the same moment and keep their own length.",
         ),
     )
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("plus,equals_sign", "widen(1)", "More", id="iteration.more", tooltip="Fold more iterations"),
-        Binding("minus", "widen(-1)", "Fewer", id="iteration.fewer", tooltip="Fold fewer iterations: the latest ones"),
-        Binding(
-            "l", "level", "Whole level", id="iteration.level", tooltip="Fold all since iterations last took another time"
-        ),
-        Binding("c", "pin", "Pin", id="iteration.pin", tooltip="Keep this fold behind later ones, or take it away"),
-        Binding("v", "beside", "Beside another", id="iteration.beside", tooltip="Another recording's iteration behind it"),
-        Binding("m", "lane", "Next signal", id="iteration.lane", tooltip="Another signal first, where not all have room"),
-        Binding(
-            "e", "every_rank", "One or all ranks", id="iteration.ranks", tooltip="Fold all ranks together, or the chosen one"
-        ),
-        Binding("up", "rank(-1)", "Rank before", id="iteration.rank.before", tooltip="The rank before", show=False),
-        Binding("down", "rank(1)", "Next rank", id="iteration.rank.next", tooltip="The next rank", show=False),
+        bind("c", "pin", "iteration.pin", "Pin", "Pin this fold behind later ones, or unpin it", 8),
+        bind("v", "beside", "iteration.beside", "Another run", "Show another recording's iteration behind this one", 5),
+        bind("plus,equals_sign", "widen(1)", "iteration.more", "More", "Average more iterations", _COUNT),
+        bind("minus", "widen(-1)", "iteration.fewer", "Fewer", "Average only the latest iterations", _COUNT),
+        bind("l", "level", "iteration.level", "Level", "Average since pace last changed", 6),
+        bind("m", "lane", "iteration.lane", "Next signal", "Start with another signal, where not all fit", 8),
+        bind("e", "every_rank", "iteration.ranks", "One or all ranks", "Fold all ranks together, or the chosen one", 6),
+        *rank_bindings("iteration.rank.before", "iteration.rank.next", action="rank"),
     ]
 
     def __init__(self, glyphs: Glyphs, source: Source) -> None:
@@ -98,7 +95,7 @@ class IterationScreen(MonitorScreen):
         self.folding = self.long_work = FoldModel(source)
 
     def pin_fold(self, fold: WaveformFold | None, name: str = "") -> None:
-        """Lays a fold, of another session too, behind those that are shown; None takes it away."""
+        """Draw a fold, of any session, behind the current one; None removes it."""
         self.request_redraw(partial(self.folding.pin_fold, fold, name))
 
     def build_panels(self) -> Iterable[FrameWidget]:
@@ -124,21 +121,20 @@ class IterationScreen(MonitorScreen):
         upper = Box(room.x, room.y, room.width, room.height - rows)
         return {"waves": upper, "phases": Box(room.x, room.y + upper.height, room.width, rows)}
 
-    def footer_keys(self, frame: Frame) -> Sequence[Key]:
+    def label_keys(self, frame: Frame) -> dict[str, str]:
         shown = self.folding.find_shown(frame)
         if shown is None:
-            return ()
+            return dict.fromkeys((binding.id or "" for binding in self.BINDINGS if isinstance(binding, Binding)), "")
         box = self.own_boxes.get("waves")
-        hidden = box is not None and has_hidden_lanes(shown.fold, box.width, box.height, pinned=shown.pinned is not None)
-        several = [Key("e", "one rank" if self.folding.every_rank else "all ranks", "screen.every_rank", 6)]
-        return (
-            Key("c", "unpin" if self.folding.pinned else "pin", "screen.pin", 8),
-            Key("v", "another run", "screen.beside", 5),
-            Key("+-", "iterations", "screen.widen(-1)", 7, ("screen.widen(1)", "screen.widen(-1)")),
-            *([Key("l", "level", "screen.level", 6)] if self.folding.wanted_count is not None else []),
-            *([Key("m", "next signal", "screen.lane", 8)] if hidden else []),
-            *(several if shown.fold.world > 1 else []),
-        )
+        labels = {
+            "iteration.pin": "unpin" if self.folding.pinned else "pin",
+            "iteration.ranks": "" if shown.fold.world == 1 else "one rank" if self.folding.every_rank else "all ranks",
+        }
+        if self.folding.wanted_count is None:
+            labels["iteration.level"] = ""
+        if box is None or not has_hidden_lanes(shown.fold, box.width, box.height, pinned=shown.pinned is not None):
+            labels["iteration.lane"] = ""
+        return labels
 
     def action_widen(self, direction: int) -> None:
         self.request_redraw(partial(self.folding.change_count, direction), self._notify_obstacle)
@@ -155,7 +151,7 @@ class IterationScreen(MonitorScreen):
         self.request_redraw(self.folding.toggle_pin, self._notify_obstacle)
 
     def action_beside(self) -> None:
-        """Lets the user choose the recording whose iteration to lay behind this one's."""
+        """Let the user choose a recording whose iteration is drawn behind this one."""
         self.app.push_screen(OverlayDialog(self.folding.source.session.path, self.glyphs), self._overlay_chosen)
 
     def _overlay_chosen(self, path: Path | None) -> None:
@@ -164,14 +160,14 @@ class IterationScreen(MonitorScreen):
 
     @work(exclusive=True, group="beside")
     async def overlay_recording(self, path: Path) -> None:
-        """Pins the last iterations of another recording. Reading them may take seconds, and is done meanwhile."""
+        """Pin the last iterations of another recording. Reads them on a thread: this may take seconds."""
         try:
             fold = await asyncio.to_thread(read_last_fold, path)
         except (SessionError, OSError) as error:
             self.notify(str(error), severity="error", timeout=8)
             return
         if fold is None:
-            self.notify(f"No rank of {path.name} has finished an iteration.", timeout=8)
+            self.notify(f"{path.name} has no finished iteration.", timeout=8)
         else:
             self.pin_fold(fold, path.name.removesuffix(SUFFIX))
 
@@ -182,7 +178,7 @@ class IterationScreen(MonitorScreen):
         self.request_redraw(partial(self.folding.choose_ranks, every_rank=not self.folding.every_rank))
 
     async def action_rank(self, number: int) -> None:
-        """The first press looks at the rank that is chosen, further ones at others."""
+        """Show the chosen rank on the first press, other ranks on further ones."""
         if self.folding.every_rank:
             self.request_redraw(partial(self.folding.choose_ranks, every_rank=False))
         else:
@@ -191,7 +187,7 @@ class IterationScreen(MonitorScreen):
 
 
 def _layout_tables(fold: WaveformFold, room: Box, count: int) -> dict[str, Box]:
-    """The table of phases, and under it what it rests on, if there is room for that."""
+    """Place the table of phases, and the table of samples below it if there is room."""
     below = room.height - count - 1
     if below < count_sample_rows(fold):
         return {"phases": room}

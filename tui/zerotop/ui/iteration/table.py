@@ -16,14 +16,14 @@ from zerotop.ui.drawing.rows import Row, fit_height
 from zerotop.ui.drawing.table import Column, draw_rule, place_columns
 from zerotop.ui.live.memory import panel_title
 
-FULL_WIDTH = 66  # cells in which all columns have room
+FULL_WIDTH = 66  # cells that all columns need
 _FIGURE_WIDTH = 7
 _LONG_S = 60.0
 
 
 @dataclass(frozen=True)
 class PhaseLine:
-    """A row of the table. Times in seconds; NaN is not known, None nothing to say."""
+    """A row of the table. Times in seconds; NaN: not known, None: does not apply."""
 
     phase: str
     depth: int
@@ -38,13 +38,13 @@ class PhaseLine:
 
 
 def build_lines(fold: WaveformFold, pinned: WaveformFold | None) -> list[PhaseLine]:
-    """The phases, and last the whole iteration."""
+    """Return a line for each phase, and last the whole iteration."""
     before = {(row.phase, row.depth): row.median_s for row in pinned.phases} if pinned is not None else {}
-    found = [_build_line(fold, row, before.get((row.phase, row.depth), math.nan)) for row in fold.phases]
+    phases = [_build_line(fold, row, before.get((row.phase, row.depth), math.nan)) for row in fold.phases]
     cores = compute_signal_mean(fold, "cores", [(0.0, fold.iteration_s)])
     before_s = pinned.iteration_s if pinned is not None else math.nan
     whole = PhaseLine("iteration", 0, fold.iteration_s, None, None, None, find_idle_time(fold).total_s, cores, before_s)
-    return [*found, whole]
+    return [*phases, whole]
 
 
 def _build_line(fold: WaveformFold, row: PhaseRow, pinned_s: float) -> PhaseLine:
@@ -57,8 +57,8 @@ def _build_line(fold: WaveformFold, row: PhaseRow, pinned_s: float) -> PhaseLine
 def draw_phases(
     fold: WaveformFold, pinned: WaveformFold | None, width: int, height: int, glyphs: Glyphs, *, focused: bool = False
 ) -> list[Row]:
-    """The panel: ``height`` rows of ``width`` cells, the phases that take least left out where there is no room."""
-    # The shortest phases are told in whole milliseconds beside a step of seconds.
+    """Draw the panel: ``height`` rows of ``width`` cells. The shortest phases are left out if there is no room."""
+    # Milliseconds show the shortest phases even beside a step of seconds.
     unit, factor = ("s", 1.0) if fold.iteration_s >= _LONG_S else ("ms", 1e3)
     shown = choose_lines(build_lines(fold, pinned), height - 1)
     columns = place_columns(_build_columns(fold, pinned is not None, unit, factor, glyphs), width)
@@ -67,9 +67,9 @@ def draw_phases(
     return fit_height(rows, width, height, glyphs)
 
 
-def choose_lines(found: list[PhaseLine], room: int) -> list[PhaseLine]:
-    """As many as there is room for: first those within others go, the shortest first, then the shortest of all."""
-    kept = list(found)
+def choose_lines(lines: list[PhaseLine], room: int) -> list[PhaseLine]:
+    """Return as many lines as fit. Nested phases are dropped first, each time the shortest."""
+    kept = list(lines)
     while len(kept) > max(0, room):
         inner = [line for line in kept if line.depth] or kept[:-1] or kept
         kept.remove(min(inner, key=lambda line: line.median_s))
@@ -103,7 +103,7 @@ def _build_columns(fold: WaveformFold, pinned: bool, unit: str, factor: float, g
         return (*bar, (f"{line.share:6.1%}".rjust(6), "muted" if line.depth else "text"))
 
     heading = ("heading",)
-    found = [
+    columns = [
         Column[PhaseLine]((("phase", *heading),), 14, 9, lambda line, width: _draw_name(line, glyphs), left=True),
         Column[PhaseLine](
             (("median", *heading),), _FIGURE_WIDTH, 9, lambda line, width: draw_figure(line.median_s, "value")
@@ -111,18 +111,18 @@ def _build_columns(fold: WaveformFold, pinned: bool, unit: str, factor: float, g
         Column[PhaseLine]((("p90", *heading),), _FIGURE_WIDTH, 5, lambda line, width: draw_figure(line.p90_s)),
     ]
     if pinned:
-        found.append(
+        columns.append(
             Column((("pinned", *heading),), _FIGURE_WIDTH, 7, lambda line, width: draw_figure(line.pinned_s, "series-2"))
         )
-        found.append(Column((("change", *heading),), _FIGURE_WIDTH, 8, lambda line, width: draw_change(line)))
-    found.append(Column((("share", *heading),), 12, 3, draw_share, grows=True))
+        columns.append(Column((("change", *heading),), _FIGURE_WIDTH, 8, lambda line, width: draw_change(line)))
+    columns.append(Column((("share", *heading),), 12, 3, draw_share, grows=True))
     if any(not math.isnan(row.device_s) for row in fold.phases):
-        found.append(Column((("device", *heading),), _FIGURE_WIDTH, 4, lambda line, width: draw_figure(line.device_s)))
+        columns.append(Column((("device", *heading),), _FIGURE_WIDTH, 4, lambda line, width: draw_figure(line.device_s)))
     if "utilization" in fold.signals:
-        found.append(Column((("idle", *heading),), _FIGURE_WIDTH, 8, lambda line, width: draw_figure(line.idle_s)))
+        columns.append(Column((("idle", *heading),), _FIGURE_WIDTH, 8, lambda line, width: draw_figure(line.idle_s)))
     if "cores" in fold.signals:
-        found.append(Column((("cores", *heading),), 6, 6, lambda line, width: draw_cores(line)))
-    return found
+        columns.append(Column((("cores", *heading),), 6, 6, lambda line, width: draw_cores(line)))
+    return columns
 
 
 def _draw_name(line: PhaseLine, glyphs: Glyphs) -> Row:

@@ -1,15 +1,16 @@
-"""The live screen, which is the replay's screen too."""
+"""The live screen, which also shows replays."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import ClassVar
 
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 
 from zerotop.ui.base import panels
 from zerotop.ui.base.base_screen import MonitorScreen
-from zerotop.ui.base.footer import Key
+from zerotop.ui.base.bindings import scroll_bindings
+from zerotop.ui.base.footer_keys import in_footer
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.layout import Box, PanelCounts, layout_live
 from zerotop.ui.dialogs.help_terms import TERMS
@@ -17,47 +18,16 @@ from zerotop.ui.widgets.frame_widget import FrameWidget
 
 
 class LiveScreen(MonitorScreen):
-    """Is it healthy, and where is it now."""
+    """Shows whether the job is healthy, and what it is doing."""
 
     NAME = "live"
     TITLE = "Live"
-    HELP = "The live screen: memory, iterations, processors and output of one job."
+    HELP = "The live screen: memory, iterations, CPU, GPUs and output of one job."
     TERMS = TERMS
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(
-            "up",
-            "output(1)",
-            "Older output",
-            id="live.output.up",
-            tooltip="One line back in the job's output",
-            show=False,
-        ),
-        Binding(
-            "down",
-            "output(-1)",
-            "Newer output",
-            id="live.output.down",
-            tooltip="One line on in the output",
-            show=False,
-        ),
-        Binding(
-            "pageup",
-            "output_page(1)",
-            "Output page back",
-            id="live.output.pageup",
-            tooltip="A page back in the output",
-            show=False,
-        ),
-        Binding(
-            "pagedown",
-            "output_page(-1)",
-            "Output page on",
-            id="live.output.pagedown",
-            tooltip="A page on in the output",
-            show=False,
-        ),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = scroll_bindings(
+        "live.output", "output", "output_page", up=1, group=in_footer(2, "output")
+    )
 
     main_panel = "iteration"
 
@@ -71,12 +41,6 @@ class LiveScreen(MonitorScreen):
     def layout_panels(self, room: Box, frame: Frame) -> dict[str, Box]:
         view = frame.view
         return layout_live(room, PanelCounts(gpus=len(view.gpus), ranks=len(view.ranks), hosts=len(view.hosts)))
-
-    def footer_keys(self, frame: Frame) -> Sequence[Key]:
-        return (
-            Key("↑↓", "output", "screen.output(1)", 2, ("screen.output(1)", "screen.output(-1)")),
-            Key("z", "zoom", "screen.zoom", 3),
-        )
 
     def action_output(self, lines: int) -> None:
         self.query_one(panels.Output).scroll_lines(lines)

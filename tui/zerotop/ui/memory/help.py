@@ -1,4 +1,4 @@
-"""The memory screen's own words, explained in two lines each."""
+"""The memory screen's terms, explained in two lines each."""
 
 from __future__ import annotations
 
@@ -8,70 +8,70 @@ TERMS: tuple[tuple[str, str], ...] = (
     SIZES_TERM,
     (
         "now, at peak",
-        "Each row at the cursor, and when a rank on this GPU had allocated the most so far.\n"
-        "Rows add up to the sums under them, and all of them to the whole device, to the byte.",
+        "Each row at the cursor, and at the time when a rank on this GPU had allocated the most so far.\n"
+        "Rows add up to the sums below them, and to the whole device, to the byte.",
     ),
     (
         "expected, difference",
-        "What ZeRO's formulas say for this stage, offload, type and number of ranks; measured less expected.\n"
-        "Gradients are there only from the backward to the update: freed says that they are not now.",
+        "The size by ZeRO's formulas for this stage, offload, dtype and number of ranks; and measured minus expected.\n"
+        "Gradients exist only from the backward pass to the update; freed means that they do not exist now.",
     ),
     (
         "DeepSpeed's estimate",
-        "What DeepSpeed's own estimator says of parameters, gradients, master weights and optimizer state,\n"
-        "beside what was counted of them. It knows no activations.",
+        "DeepSpeed's own estimate for parameters, gradients, master weights and optimizer state, beside the measured\n"
+        "sizes. It does not include activations.",
     ),
     (
         "rule of thumb",
-        "parameters + optimizer + the larger of (gradients + what the update needs) and activations,\n"
-        "from what was measured, beside the peak.",
+        "parameters + optimizer + the larger of activations and (gradients + the update's buffers),\n"
+        "from measured sizes, beside the peak.",
     ),
     (
         "master weights, state",
-        "The optimizer's fp32 copy of the parameters, and its moments: 4 and, with Adam, 8 bytes a parameter,\n"
-        "of which each rank has its share. With offload they lie in host memory: h shows it.",
+        "The optimizer's fp32 copy of the parameters, and its moments: 4 and, with Adam, 8 bytes per parameter,\n"
+        "partitioned among the ranks. With offload they are in host memory, which h shows.",
     ),
     (
         "DeepSpeed buffers",
         "Buckets and flat buffers that DeepSpeed keeps for communication and offload.\n"
-        "Their sizes are set by reduce_bucket_size, allgather_bucket_size and the like.",
+        "reduce_bucket_size, allgather_bucket_size and similar options set their sizes.",
     ),
     (
         "activations, temporaries",
-        "Allocated but none of the above: what the forward keeps for the backward, and what kernels work with.\n"
-        "Gradient checkpointing and smaller micro-batches make it less.",
+        "All other allocated memory: what forward keeps for backward, and the kernels' workspaces.\n"
+        "Gradient checkpointing and smaller micro-batches reduce it.",
     ),
     (
         "unexplained",
-        "Blocks that no tensor of the engine and no known workspace accounts for.\nSeldom more than a few MiB.",
+        "Blocks that belong to no tensor of the engine and no known workspace. Rarely more than a few MiB.",
     ),
     (
         "reserved, unallocated",
-        "What PyTorch has taken from the driver and does not use now: its cache, and what is too small a piece.\n"
+        "Memory that PyTorch has reserved but not allocated: its cache, and fragments too small to use.\n"
         "If it is large when memory runs out, expandable_segments:True helps.",
     ),
     (
         "outside PyTorch",
-        "What NVML says that the job's processes hold beyond that: CUDA context, NCCL, cuBLAS, kernels.",
+        "Other device memory of the job's processes, from NVML: CUDA context, NCCL, cuBLAS, kernels.",
     ),
     (
         "Peak by phase",
-        "The highest that was allocated in each phase, from the allocator's own counter, and in which step; 6/2 is\n"
-        "micro-step 2 of step 6. Of a rank that was entered late all before is one. To lower the peak, lower the first.",
+        "The most memory allocated in each phase, from the allocator's own counter, and its step; 6/2 is micro-step 2\n"
+        "of step 6. For a rank entered late, all time before is one phase. To lower the peak, reduce the first phase.",
     ),
     (
         "microscope",
-        "Every allocation and free of one step as a curve of what tensors asked for, in the colours of phases;\n"
-        "beside it the largest blocks that were alive at its highest point.",
+        "Every allocation and free of one step: a curve of the bytes that tensors requested, in the phases' colours,\n"
+        "and the largest blocks that were alive at its peak.",
     ),
     (
         "cache flushes",
-        "Allocations that found no room until PyTorch had given its cache back: each stops the GPU for a while.\n"
-        "Lower the micro-batch, or set expandable_segments:True.",
+        "Allocations that succeeded only after PyTorch freed its cache; each one stalls the GPU.\n"
+        "Reduce the micro-batch size, or set expandable_segments:True.",
     ),
     (
         "pinned beyond tensors",
-        "PyTorch rounds each request for pinned host memory up to a power of two, and keeps what was freed.\n"
-        "pin_memory false in the offload's config avoids it, at the price of slower copies.",
+        "PyTorch rounds each pinned allocation up to a power of two, and keeps freed blocks.\n"
+        "pin_memory: false in the offload section avoids this, but makes copies slower.",
     ),
 )

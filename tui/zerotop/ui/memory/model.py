@@ -1,4 +1,4 @@
-"""What the memory screen is about, without the screen."""
+"""The state of the memory screen, without a terminal."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from zerotop.ui.memory.ledger_curve import NO_GPU_HINT, REPLAY_HINT, REQUEST_HIN
 
 
 class MemoryModel:
-    """The views, and whether the host's memory is looked at."""
+    """The memory views, and whether to show the host's memory or a GPU's."""
 
     def __init__(self, source: Source) -> None:
         self._views = MemoryViewBuilder(source.session)
         self.last_view: MemoryView | None = None
-        self._host_chosen: bool | None = None  # None until somebody chose
+        self._host_chosen: bool | None = None  # None until the user chooses
 
     def view_at(self, frame: Frame) -> MemoryView:
-        """The memory at the frame's cursor, of the rank that was chosen."""
+        """Return the memory at the frame's cursor, for the chosen rank."""
         self.last_view = self._views.view_at(frame.view.cursor_ns, frame.rank)
         return self.last_view
 
     def shows_host(self, view: MemoryView) -> bool:
-        """Where there is no GPU it is the host's memory that matters."""
+        """Whether to show the host's memory; by default only without GPUs."""
         return not view.gpus if self._host_chosen is None else self._host_chosen
 
     def toggle_host(self) -> None:
-        """From a GPU's memory to the host's, and back."""
+        """Switch between the GPU's memory and the host's."""
         if self.last_view is not None:
             self._host_chosen = not self.shows_host(self.last_view)
 
 
 def can_request_trace(frame: Frame, view: MemoryView) -> bool:
-    """Whether a look through the microscope can be asked for: the job runs, and the rank has a GPU's allocator."""
+    """Whether an allocation trace can be requested: the job runs, and the rank uses a GPU."""
     return frame.can_steer and view.health is not None
 
 
 def describe_hint(frame: Frame, view: MemoryView) -> str:
-    """What is to be said about a look: that one is awaited, or how to get the first one."""
+    """Return a sentence about the trace: that one is awaited, or how to get the first one."""
     if view.rank is not None and view.health is None:
         return NO_GPU_HINT
     if (

@@ -1,19 +1,19 @@
-"""Where memory is: bars, the ledger with what was expected, who owns the peak, and the microscope."""
+"""The memory screen: bars, the ledger with expected sizes, peaks by phase, and the microscope."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import ClassVar
 
 from textual import events
-from textual.binding import Binding, BindingType
-from textual.message import Message
+from textual.binding import BindingType
 
 from zerotop.analysis.live_view import Gpu, LiveView
 from zerotop.analysis.memory.memory_view import MemoryView
 from zerotop.ui.base.base_screen import MonitorScreen
-from zerotop.ui.base.footer import Key
+from zerotop.ui.base.bindings import rank_bindings
+from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Source
 from zerotop.ui.base.layout import GAP, Box
@@ -32,8 +32,8 @@ from zerotop.ui.memory.memory_history import draw_history
 from zerotop.ui.memory.model import MemoryModel, can_request_trace, describe_hint
 from zerotop.ui.widgets.frame_widget import FrameWidget
 
-_TABLE_WIDTH = 66  # cells that a ledger's figures need
-_SIDE_BY_SIDE_WIDTH = 78  # from this width on bars stand beside the table
+_TABLE_WIDTH = 66  # cells that the ledger needs
+_SIDE_BY_SIDE_WIDTH = 78  # from this width, bars stand beside the ledger
 _MIN_ROWS_BELOW = 6  # rows that peaks and the microscope need
 _TWO_BELOW_WIDTH = 96
 _MIN_HISTORY_ROWS, _HISTORY_WIDTH = (
@@ -44,7 +44,7 @@ _HINT_ROWS = 4  # rows that how to get a look takes
 
 
 class MemoryPanel(FrameWidget, can_focus=True):
-    """A part of the memory screen."""
+    """A panel of the memory screen."""
 
     def __init__(self, model: MemoryModel, glyphs: Glyphs, *, id: str) -> None:
         super().__init__(glyphs, id=id)
@@ -56,50 +56,43 @@ class MemoryPanel(FrameWidget, can_focus=True):
 
     @abstractmethod
     def draw_view(self, view: MemoryView, frame: Frame, width: int, height: int, host: bool) -> list[Row]:
-        """The picture of a view, of the host's memory or of a GPU's."""
+        """Draw a view of the host's memory or a GPU's."""
 
     @property
     def memory_view(self) -> MemoryView | None:
-        """What is shown."""
+        """The view at the current frame."""
         return self.model.view_at(self.frame) if self.frame is not None else None
 
 
 class MemoryBars(MemoryPanel):
-    """Every GPU or rank as a bar."""
+    """A bar for each GPU or rank; a click chooses a rank."""
 
     def draw_view(self, view: MemoryView, frame: Frame, width: int, height: int, host: bool) -> list[Row]:
         draw = draw_host_bars if host else draw_gpu_bars
         return draw(view, width, height, self.glyphs, focused=self.has_focus)
 
-    class Chosen(Message):
-        """The mouse chose a rank."""
-
-        def __init__(self, rank: int) -> None:
-            super().__init__()
-            self.rank = rank
-
     def on_click(self, event: events.Click) -> None:
         view = self.model.last_view
         rank = find_rank(event.x, view, self.size.width, host=self.model.shows_host(view)) if view is not None else None
         if rank is not None:
-            self.post_message(self.Chosen(rank))
+            self.post_message(MonitorScreen.RankChosen(rank))
 
 
 class MemoryLedger(MemoryPanel):
-    """The chosen one's rows, and what they should be."""
+    """The chosen GPU's or rank's memory, row by row, with the expected sizes."""
 
     def draw_view(self, view: MemoryView, frame: Frame, width: int, height: int, host: bool) -> list[Row]:
         draw = draw_host_ledger if host else draw_gpu_ledger
         return draw(view, width, height, self.glyphs, focused=self.has_focus)
 
     def copy_text(self) -> str:
-        """Every row, in bytes."""
+        """Return every row, in bytes."""
         view = self.memory_view
         return "" if view is None else format_ledger(view.host_lines if self.model.shows_host(view) else view.lines)
 
 
 class PhasePeaks(MemoryPanel):
-    """Which phase needs how much; of the host how it went."""
+    """The peak of each phase; for host memory its recent history."""
 
     def draw_view(self, view: MemoryView, frame: Frame, width: int, height: int, host: bool) -> list[Row]:
         if not host:
@@ -107,7 +100,7 @@ class PhasePeaks(MemoryPanel):
         return _draw_ranks_history(frame.view, width, height, self.glyphs, focused=self.has_focus)
 
     def copy_text(self) -> str:
-        """Every phase, in bytes; of the host what is drawn."""
+        """Return every phase, in bytes; for host memory the drawn text."""
         view = self.memory_view
         if view is None or self.model.shows_host(view):
             return self.plain_text()
@@ -115,41 +108,41 @@ class PhasePeaks(MemoryPanel):
 
 
 class MemoryHistory(MemoryPanel):
-    """How the GPU's memory went, and beside it the host's where there is room for both."""
+    """The recent memory of the GPU, and beside it the host's if both fit."""
 
     def draw_view(self, view: MemoryView, frame: Frame, width: int, height: int, host: bool) -> list[Row]:
         if view.gpu is None:
             return [fit_row((), width, self.glyphs)] * height
         key = (view.gpu.host, view.gpu.index)
-        gpu = next((one for one in frame.view.gpus if (one.host, one.index) == key), None)
+        gpu = next((other for other in frame.view.gpus if (other.host, other.index) == key), None)
         left = (width - GAP) // 2 if width >= 2 * _HISTORY_WIDTH + GAP else width
         focused, name = self.has_focus, f"GPU {view.gpu.index}"
         rows = _draw_history(f"Memory of {name}", name, gpu, frame.view, left, height, self.glyphs, focused=focused)
         if left == width:
             return rows
-        beside = _draw_ranks_history(frame.view, width - left - GAP, height, self.glyphs, focused=focused)
+        right = _draw_ranks_history(frame.view, width - left - GAP, height, self.glyphs, focused=focused)
         gap = (" " * GAP, "text")
-        return [(*one, gap, *two) for one, two in zip(rows, beside, strict=True)]
+        return [(*row, gap, *other) for row, other in zip(rows, right, strict=True)]
 
 
 class TraceCurve(MemoryPanel):
-    """What the microscope saw."""
+    """The allocation trace."""
 
     def draw_view(self, view: MemoryView, frame: Frame, width: int, height: int, host: bool) -> list[Row]:
-        said = describe_hint(frame, view)
+        hint = describe_hint(frame, view)
         below = [] if view.trace is not None else draw_estimates(view, width, height - _HINT_ROWS, self.glyphs)
         above = _HINT_ROWS if below else height
-        rows = [*draw_curve(view.trace, said, width, above, self.glyphs, focused=self.has_focus), *below]
+        rows = [*draw_curve(view.trace, hint, width, above, self.glyphs, focused=self.has_focus), *below]
         return fit_height(rows, width, height, self.glyphs)
 
     def copy_text(self) -> str:
-        """All that was allocated and freed."""
+        """Return all allocations and frees."""
         view = self.memory_view
         return format_curve(view.trace) if view is not None and view.trace is not None else ""
 
 
 class AllocatorHealth(MemoryPanel, can_focus=False):
-    """How PyTorch's allocator fares."""
+    """The state of PyTorch's allocator."""
 
     def draw_view(self, view: MemoryView, frame: Frame, width: int, height: int, host: bool) -> list[Row]:
         return [draw_health(view, width, self.glyphs)]
@@ -162,24 +155,23 @@ def _draw_ranks_history(view: LiveView, width: int, height: int, glyphs: Glyphs,
 def _draw_history(
     title: str, name: str, gpu: Gpu | None, view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool
 ) -> list[Row]:
-    """The last while of a GPU or (None) of all ranks' host memory, under a title."""
+    """Draw the recent memory of a GPU, or (None) of all ranks on the host, under a title."""
     head = draw_rule(((f"{title}, {giga_unit().name}", "title-focused" if focused else "title"),), width, glyphs)
     return [head, *draw_history(view, name, gpu, width, max(2, height - 1), glyphs)][:height]
 
 
 class MemoryScreen(MonitorScreen):
-    """Where did it go."""
+    """Shows what the memory is used for."""
 
     NAME = "memory"
     TITLE = "Memory"
-    HELP = "Where the memory of each GPU and of each rank's host is, what was expected, and who owns the peak."
+    HELP = "What uses the memory of each GPU and host, what was expected, and which phase sets the peak."
     TERMS = TERMS
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("x", "app.look", "Microscope", id="memory.look", tooltip="Record every allocation of the next step"),
-        Binding("h", "host", "GPU or host", id="memory.host", tooltip="Show host memory, or the GPU's again"),
-        Binding("up", "app.choose_rank(-1)", "Rank before", id="memory.rank.before", tooltip="The rank before", show=False),
-        Binding("down", "app.choose_rank(1)", "Next rank", id="memory.rank.next", tooltip="The next rank", show=False),
+        bind("x", "app.look", "memory.look", "Microscope", "Record every allocation of the next step", 7),
+        bind("h", "host", "memory.host", "Host", "Switch between GPU and host memory", 6),
+        *rank_bindings("memory.rank.before", "memory.rank.next", importance=5),
     ]
 
     main_panel = "ledger"
@@ -200,29 +192,18 @@ class MemoryScreen(MonitorScreen):
         view = self.model.view_at(frame)
         return layout_memory(room, view, host=self.model.shows_host(view))
 
-    def footer_keys(self, frame: Frame) -> Sequence[Key]:
+    def label_keys(self, frame: Frame) -> dict[str, str]:
         view = self.model.view_at(frame)
-        host = self.model.shows_host(view)
-        found = [Key("x", "microscope", "app.look", 7)] if can_request_trace(frame, view) else []
-        if view.gpus:
-            found.append(Key("h", "GPU" if host else "host", "screen.host", 6))
-        return (
-            *found,
-            Key("↑↓", "rank", "app.choose_rank(1)", 5, ("app.choose_rank(-1)", "app.choose_rank(1)")),
-            Key("z", "zoom", "screen.zoom", 3),
-        )
-
-    def on_memory_bars_chosen(self, event: MemoryBars.Chosen) -> None:
-        """A bar was clicked."""
-        self.post_message(self.RankChosen(event.rank))
+        labels = {} if can_request_trace(frame, view) else {"memory.look": ""}
+        return labels | {"memory.host": "" if not view.gpus else "GPU" if self.model.shows_host(view) else "host"}
 
     def action_host(self) -> None:
-        """From a GPU's memory to the host's, and back."""
+        """Switch between the GPU's memory and the host's."""
         self.request_redraw(self.model.toggle_host)
 
 
 def layout_memory(room: Box, view: MemoryView, *, host: bool) -> dict[str, Box]:
-    """Bars and the table above, peaks and the microscope below where there is room, the allocator's line last."""
+    """Place bars and the ledger above, peaks and the microscope below if they fit, the allocator's line last."""
     boxes: dict[str, Box] = {}
     height = room.height
     if not host and view.health is not None and height >= 12:
@@ -244,7 +225,7 @@ def layout_memory(room: Box, view: MemoryView, *, host: bool) -> dict[str, Box]:
 
 
 def _count_rows_below(view: MemoryView, height: int, *, host: bool) -> int:
-    """Rows for what is below: half of all for a chart that fills them, else what its tables need."""
+    """Return the rows below the ledger: half of all for a chart, else what the tables need."""
     if not host and _is_only_watched(view):
         return height
     if host or view.trace is not None or not view.gpus:
@@ -254,7 +235,7 @@ def _count_rows_below(view: MemoryView, height: int, *, host: bool) -> int:
 
 
 def _is_only_watched(view: MemoryView) -> bool:
-    """Nothing is known from inside: what there is to show is how the GPU's memory went."""
+    """Whether there is no data from inside the ranks, so that only the GPU's memory over time can be shown."""
     return view.gpu is not None and view.peaks is None and view.trace is None and not view.estimates
 
 

@@ -1,4 +1,4 @@
-"""The output screen: lines with when they were printed, in which step, and where a text was found in them."""
+"""The output screen's drawing: lines with their time and step, search matches, and a scrollbar."""
 
 from __future__ import annotations
 
@@ -16,47 +16,47 @@ from zerotop.ui.drawing.text import cell_width, fit_text, sanitize
 from zerotop.ui.live.memory import panel_title
 
 _STDERR = 2
-BEFORE_CURSOR = 0.7  # of what is seen in the past, so much had been printed at the cursor
-_MIN_TIME_WIDTH, _MIN_STEP_WIDTH = 44, 64  # widths from which there is room for these columns
+BEFORE_CURSOR = 0.7  # share of a page in the past that had been printed at the cursor
+_MIN_TIME_WIDTH, _MIN_STEP_WIDTH = 44, 64  # widths from which these columns fit
 _FAILURE = re.compile(r"\s*(?:\[rank\d+\]:?\s*)?(?:Traceback \(most recent call last\)|[\w.]*(?:Error|Exception)\b.*:)")
 
 
 @dataclass(frozen=True, slots=True)
 class SearchState:
-    """What is searched for, and how far that is."""
+    """A search and its progress."""
 
     text: str
-    pattern: re.Pattern[str] | None  # None while nothing is
+    pattern: re.Pattern[str] | None  # None without a search text
     is_typing: bool
     match_count: int = 0
-    number: int | None = None  # which of them is the one gone to, from 1
-    searched_share: float = 1.0  # share of the output
-    is_searching: bool = False  # for the next one
-    has_failed: bool = False  # there is no other in that direction
-    marks: tuple[float, ...] = ()  # where in the output some of them are, from 0 to 1
+    number: int | None = None  # of the current match, from 1
+    searched_share: float = 1.0  # of the output
+    is_searching: bool = False  # for the next match
+    has_failed: bool = False  # no other match in that direction
+    marks: tuple[float, ...] = ()  # positions of matches in the output, from 0 to 1
 
 
 @dataclass(frozen=True, slots=True)
 class OutputPage:
-    """What is seen of the output."""
+    """The visible part of the output."""
 
     lines: tuple[OutputLine, ...]
-    steps: tuple[int | None, ...]  # the step each was printed in
-    begin_ns: int  # of the recording: times are since then
-    longest_s: float  # the longest time there is, for the column's width
-    follows_cursor: bool  # the cursor's line is to be seen, rather than the first of them
-    cursor_place: LinePosition | None  # the last line that had been finished at the cursor
-    match_place: LinePosition | None  # the match gone to
-    share: float  # where in the whole output the first of them is, from 0 to 1
-    is_whole: bool  # there are no others
-    has_newer: bool  # lines lie below what is seen
+    steps: tuple[int | None, ...]  # the step in progress at each line
+    begin_ns: int  # begin of the recording, from which times count
+    longest_s: float  # the longest time shown, for the column's width
+    follows_cursor: bool  # keep the cursor's line visible rather than the first line
+    cursor_place: LinePosition | None  # the last finished line at the cursor
+    match_place: LinePosition | None  # the current match
+    share: float  # position of the first line in the whole output, from 0 to 1
+    is_whole: bool  # the page is the whole output
+    has_newer: bool  # there are lines below the page
     is_wrapped: bool
 
 
 def draw_lines(
     page: OutputPage, search: SearchState, width: int, height: int, glyphs: Glyphs, empty_text: str = ""
 ) -> list[Row]:
-    """A title, then the lines, or ``nothing`` where there are none; at the right where in the whole output they are."""
+    """Draw a title, the lines or ``empty_text``, and a scrollbar at the right."""
     if height <= 0 or width <= 0:
         return []
     room = count_visible_lines(height)
@@ -70,18 +70,18 @@ def draw_lines(
 
 
 def _draw_title(page: OutputPage) -> Row:
-    """Says where it is, where that is not at the cursor."""
+    """Return the title, with the position if the page does not follow the cursor."""
     title = panel_title("Output", False)
     if page.follows_cursor or page.is_whole or not page.lines:
         return title
     if not page.has_newer:
-        return (*title, (" at its end", "title-value"))
+        return (*title, (" at the end", "title-value"))
     return (*title, (f" at {page.share * 100:.0f} %", "title-value"), (", newer lines below", "title-warn"))
 
 
 @dataclass(frozen=True)
 class _ColumnWidths:
-    """Widths of what is before the text, 0 where left out, and of the text."""
+    """Widths of the columns; 0 for a column that is left out."""
 
     time: int
     step: int
@@ -98,19 +98,19 @@ class _ColumnWidths:
 def draw_page_rows(
     page: OutputPage, search: SearchState, width: int, room: int, glyphs: Glyphs
 ) -> list[tuple[Row, OutputLine]]:
-    """The rows of a page, at most ``room``, and of which line each is."""
+    """Return at most ``room`` rows of a page, each with its line."""
     columns = _ColumnWidths.from_page(page, width, glyphs)
     rows: list[tuple[Row, OutputLine]] = []
     before: tuple[str, str] = ("", "")
     for line, step in zip(page.lines, page.steps, strict=True):
-        told = (format_clock((line.time_ns - page.begin_ns) / 1e9), "" if step is None else str(step))
-        # Said once, and again where it changes: a column of the same is not read.
-        said = (told[0] if told[0] != before[0] else "", told[1] if told[1] != before[1] else "")
-        before = told
-        rows.extend((row, line) for row in _draw_line(line, said, page, search, columns, glyphs))
+        labels = (format_clock((line.time_ns - page.begin_ns) / 1e9), "" if step is None else str(step))
+        # Shown only where it changes: a column of equal values is not read.
+        changed = (labels[0] if labels[0] != before[0] else "", labels[1] if labels[1] != before[1] else "")
+        before = labels
+        rows.extend((row, line) for row in _draw_line(line, changed, page, search, columns, glyphs))
     if not page.follows_cursor:
         return rows[:room]
-    # Lines that take several rows may be too many: those around the cursor stay.
+    # Wrapped lines may need too many rows: those around the cursor stay.
     printed = sum(not line.is_later for _, line in rows)
     later = min(len(rows) - printed, room - int(room * BEFORE_CURSOR))
     first = max(0, printed - (room - later))
@@ -121,9 +121,9 @@ def _draw_line(
     line: OutputLine, labels: tuple[str, str], page: OutputPage, search: SearchState, columns: _ColumnWidths, glyphs: Glyphs
 ) -> list[Row]:
     marked = (line.position is None or line.position == page.cursor_place) and (page.has_newer or page.lines[-1].is_later)
-    here = line.position is not None and line.position == page.match_place
+    is_match = line.position is not None and line.position == page.match_place
     rows: list[Row] = []
-    for part in _draw_text(line, search, columns.text, glyphs, is_match=here, is_wrapped=page.is_wrapped):
+    for part in _draw_text(line, search, columns.text, glyphs, is_match=is_match, is_wrapped=page.is_wrapped):
         time, step = labels if not rows else ("", "")
         lead: list[Span] = [(glyphs.play if marked and not rows else " ", "accent")]
         lead.append((time.rjust(columns.time - 1) + " " if columns.time else "", "muted"))
@@ -140,7 +140,7 @@ def _stream_mark(line: OutputLine, glyphs: Glyphs) -> str:
 def _draw_text(
     line: OutputLine, search: SearchState, width: int, glyphs: Glyphs, *, is_match: bool, is_wrapped: bool
 ) -> list[list[Span]]:
-    """The line's text in one row, or in as many as it takes."""
+    """Return the line's text in one row, or in several if lines are wrapped."""
     text = sanitize(line.text, glyphs)
     usual = "later" if line.is_later else "alert" if _FAILURE.match(text) else "output"
     parts = (
@@ -152,7 +152,7 @@ def _draw_text(
 
 
 def _split_text(text: str, width: int) -> list[str]:
-    """The text in pieces of at most ``width`` cells."""
+    """Split text into pieces of at most ``width`` cells."""
     if text.isascii():
         return [text[at : at + width] for at in range(0, len(text), width)]
     pieces, room = [""], width
@@ -178,7 +178,7 @@ def _highlight_matches(text: str, search: SearchState, style: str, match_style: 
 
 
 def _draw_scrollbar(page: OutputPage, search: SearchState, height: int, glyphs: Glyphs) -> list[Span]:
-    """A column that stands for the whole output: where matches are, and where one is."""
+    """Draw a column for the whole output, with the matches and the page's position."""
     if page.is_whole:
         return [(" ", "text")] * height
     column: list[Span] = [(glyphs.line, "rule")] * height
@@ -189,7 +189,7 @@ def _draw_scrollbar(page: OutputPage, search: SearchState, height: int, glyphs: 
 
 
 def draw_search(search: SearchState, width: int, glyphs: Glyphs) -> Row:
-    """The row in which one types what is looked for; then what became of it."""
+    """Draw the search bar: the text, then the outcome."""
     text = sanitize(search.text, glyphs)
     lead: Row = ((" / ", "key"), (text, "band-value"))
     if search.is_typing:
@@ -199,24 +199,24 @@ def draw_search(search: SearchState, width: int, glyphs: Glyphs) -> Row:
 
 def _draw_outcome(search: SearchState, glyphs: Glyphs) -> Row:
     if not search.text:
-        return (("what to look for: enter goes there, escape leaves", "band-muted"),)
+        return (("type to search: enter goes to a match, escape cancels", "band-muted"),)
     rest = "" if search.searched_share >= 1 else f", {search.searched_share * 100:.0f} % searched"
     if search.is_searching:
-        return ((f"looking for the next one{glyphs.ellipsis}{rest}", "band-muted"),)
+        return ((f"searching{glyphs.ellipsis}{rest}", "band-muted"),)
     if not search.match_count:
-        return (("not found" if not rest else f"not found yet{rest}", "band-warn"),)
+        return (("no matches" if not rest else f"no matches yet{rest}", "band-warn"),)
     which = f"{format_grouped(search.number)} of " if search.number else ""
-    said: Row = ((f"{which}{format_grouped(search.match_count)} {pluralize(search.match_count, 'line')}{rest}", "band"),)
+    row: Row = ((f"{which}{format_grouped(search.match_count)} {pluralize(search.match_count, 'line')}{rest}", "band"),)
     if search.has_failed:
-        said = (*said, ("  no other in that direction", "band-warn"))
-    return said if search.is_typing else (*said, ("  enter next  N before  esc leave", "band-muted"))
+        row = (*row, ("  no more in that direction", "band-warn"))
+    return row if search.is_typing else (*row, ("  enter next  N previous  esc clear", "band-muted"))
 
 
 def count_visible_lines(height: int) -> int:
-    """How many rows of lines there are in a panel of this height."""
+    """Return the rows for lines in a panel of this height."""
     return height - (height >= 3)
 
 
 def lines_text(lines: Sequence[OutputLine], glyphs: Glyphs) -> str:
-    """Lines as they are copied."""
+    """Return lines for the clipboard."""
     return "\n".join(sanitize(line.text, glyphs) for line in lines)

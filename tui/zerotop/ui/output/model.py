@@ -1,4 +1,4 @@
-"""What the output screen looks at: lines at the cursor or elsewhere, and what is looked for in them. Knows no terminal."""
+"""The state of the output screen, without a terminal: the visible lines and the search."""
 
 from __future__ import annotations
 
@@ -12,22 +12,20 @@ from zerotop.ui.output.drawing import BEFORE_CURSOR, OutputPage, SearchState
 
 
 class OutputView:
-    """Goes along with the cursor until somebody scrolls, and again once somebody goes to another moment."""
+    """Follows the cursor until the user scrolls, and again after the next seek."""
 
     def __init__(self, session: Session) -> None:
         self.buffer = OutputBuffer(session)
         self.is_wrapped = False
-        self.typed_text: str | None = None  # None while nobody types; set by the app's thread
-        self.current_match: LinePosition | None = None  # the match gone to
+        self.typed_text: str | None = None  # the search text being typed; None while the search bar is closed; set by the app's thread
+        self.current_match: LinePosition | None = None  # the match the user went to
         self.search: OutputSearch | None = None
         self._session = session
         self._step_clock = StepClock(session)
-        self._top_line: LinePosition | None = None  # the first line seen; None goes along with the cursor
+        self._top_line: LinePosition | None = None  # the first visible line; None follows the cursor
         self._seek_count = 0
         self._visible_lines = 1
-        self._wanted_match: tuple[LinePosition, int] | None = (
-            None  # from where and which way a match is still being looked for
-        )
+        self._wanted_match: tuple[LinePosition, int] | None = None  # (begin, direction) of the search for the next match
         self._search_failed = False
         self._is_jumping = False
 
@@ -36,7 +34,7 @@ class OutputView:
         self.is_wrapped = not self.is_wrapped
 
     def move_to(self, cursor_ns: int, seek_count: int) -> None:
-        """At this cursor; ``seeks`` is how often somebody has gone to another moment."""
+        """Move to this cursor. ``seek_count`` is how often the user went to another moment."""
         if seek_count != self._seek_count:
             self._seek_count, self._top_line = seek_count, None
             if not self._is_jumping:
@@ -44,43 +42,43 @@ class OutputView:
             self._is_jumping = False
         self.buffer.refresh_at(cursor_ns)
 
-    # What is seen
+    # The visible lines
 
     def build_page(self, room: int) -> OutputPage:
-        """``room`` lines, or as many as there are."""
+        """Build a page of at most ``room`` lines."""
         self._visible_lines = max(1, room)
-        reel = self.buffer
+        buffer = self.buffer
         top = self._find_top()
-        lines = tuple(reel.read_lines(top, self._visible_lines))
+        lines = tuple(buffer.read_lines(top, self._visible_lines))
         last = next((line.position for line in reversed(lines) if line.position is not None), None)
-        below = reel.move_position(last, 1) if last is not None else top
-        newer = reel.move_position(below, 1) != below
+        below = buffer.move_position(last, 1) if last is not None else top
+        newer = buffer.move_position(below, 1) != below
         begin_ns = self._session.begin_ns
         return OutputPage(
             lines=lines,
             steps=tuple(self._step_clock.step_at(line.time_ns) for line in lines),
             begin_ns=begin_ns,
-            longest_s=max(0, max(reel.cursor_ns, *(line.time_ns for line in lines), begin_ns) - begin_ns) / 1e9,
+            longest_s=max(0, max(buffer.cursor_ns, *(line.time_ns for line in lines), begin_ns) - begin_ns) / 1e9,
             follows_cursor=self._top_line is None,
-            cursor_place=None if reel.unfinished_count else reel.move_position(reel.cursor, -1),
+            cursor_place=None if buffer.unfinished_count else buffer.move_position(buffer.cursor, -1),
             match_place=self.current_match,
-            share=1.0 if not newer and self._top_line is None else reel.measure_share(top),
-            is_whole=reel.move_position(top, -1) == top and not newer,
+            share=1.0 if not newer and self._top_line is None else buffer.measure_share(top),
+            is_whole=buffer.move_position(top, -1) == top and not newer,
             has_newer=newer,
             is_wrapped=self.is_wrapped,
         )
 
     def _find_top(self) -> LinePosition:
-        """The first line seen: at the end of the output the last lines are, in the past some that came later too."""
+        """Return the first visible line. In the past, some later lines are visible too."""
         if self._top_line is not None:
             return self._top_line
-        reel = self.buffer
+        buffer = self.buffer
         most = self._visible_lines - max(1, int(self._visible_lines * BEFORE_CURSOR))
-        later = sum(1 for _, _ in zip(range(most), reel.iter_lines(reel.cursor), strict=False))
-        return reel.move_position(reel.cursor, -(self._visible_lines - later - reel.unfinished_count))
+        later = sum(1 for _, _ in zip(range(most), buffer.iter_lines(buffer.cursor), strict=False))
+        return buffer.move_position(buffer.cursor, -(self._visible_lines - later - buffer.unfinished_count))
 
     def scroll_lines(self, lines: int) -> None:
-        """Towards older lines (positive) or newer ones, as far as there are any."""
+        """Scroll to older lines (positive) or newer ones, as far as there are any."""
         before = self._find_top()
         top = min(self.buffer.move_position(before, -lines), self._find_last_top())
         if top == before:
@@ -90,23 +88,23 @@ class OutputView:
             self._top_line = top
 
     def _find_last_top(self) -> LinePosition:
-        """The first line seen when the last one is."""
-        reel = self.buffer
-        last = LinePosition(reel.blocks.sealed_count, len(reel.blocks.finished_lines(reel.blocks.sealed_count).texts))
-        return reel.move_position(last, -(self._visible_lines - reel.unfinished_count))
+        """Return the first visible line when the last line is visible."""
+        buffer = self.buffer
+        last = LinePosition(buffer.blocks.sealed_count, len(buffer.blocks.finished_lines(buffer.blocks.sealed_count).texts))
+        return buffer.move_position(last, -(self._visible_lines - buffer.unfinished_count))
 
     def scroll_to_share(self, share: float) -> None:
-        """To a share of the whole output."""
+        """Scroll to a share of the whole output."""
         self._top_line = min(self.buffer.position_at_share(share), self._find_last_top())
 
-    # What is looked for
+    # The search
 
     def start_typing(self) -> None:
-        """Somebody wants to look for something."""
+        """Open the search bar."""
         self.typed_text = self.search.text if self.search is not None else ""
 
     def type_text(self, text: str) -> None:
-        """Search for what was typed so far, from the first visible line on."""
+        """Search for the text typed so far, from the first visible line on."""
         self._set_search(text)
         if self.search is not None:
             self._wanted_match = (self._find_top(), 1)
@@ -116,15 +114,15 @@ class OutputView:
         self.current_match, self._wanted_match, self._search_failed = None, None, False
 
     def stop_typing(self) -> None:
-        """What was typed stays what is looked for."""
+        """Close the search bar and keep the search."""
         self.typed_text = None
 
     def clear_search(self) -> None:
-        """Nothing is looked for any more."""
+        """End the search."""
         self._set_search("")
 
     def request_match(self, direction: int) -> None:
-        """The next match (1) or the one before (-1) is to be gone to, as soon as it is found."""
+        """Go to the next match (1) or the previous one (-1) as soon as it is found."""
         if self.search is None:
             return
         begin = (
@@ -141,17 +139,17 @@ class OutputView:
         )
 
     def jump_to_match(self) -> int | None:
-        """When the match found last was printed, for somebody who goes there now."""
+        """Return the time at which the current match was printed; the caller seeks to it."""
         self._is_jumping = self.current_match is not None
         return None if self.current_match is None else self.buffer.find_time(self.current_match)
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is still something to search."""
+        """Whether the search is unfinished."""
         return self.search is not None and (self._wanted_match is not None or not self.search.is_done)
 
     def continue_search(self, budget_s: float) -> LinePosition | None:
-        """Searches for about so long; returns the match that was wanted once it is found."""
+        """Search for about ``budget_s`` seconds. Returns the requested match once it is found."""
         if self.search is None:
             return None
         if self._wanted_match is None:
@@ -168,17 +166,17 @@ class OutputView:
         return match
 
     def _scroll_to_line(self, place: LinePosition) -> None:
-        """Brings a line into what is seen, if it is not."""
+        """Scroll until a line is visible."""
         top = self._find_top()
         if not top <= place < self.buffer.move_position(top, self._visible_lines - self.buffer.unfinished_count):
             self._top_line = self.buffer.move_position(place, -int(self._visible_lines * BEFORE_CURSOR))
 
     def describe_search(self) -> SearchState:
-        """What became of it."""
+        """Return the search and its progress."""
         search = self.search
         if search is None:
             return SearchState(self.typed_text or "", None, self.typed_text is not None)
-        found = SearchState(
+        state = SearchState(
             text=self.typed_text if self.typed_text is not None else search.text,
             pattern=search.pattern,
             is_typing=self.typed_text is not None,
@@ -188,4 +186,4 @@ class OutputView:
             has_failed=self._search_failed,
             marks=search.match_shares(),
         )
-        return found if self.current_match is None else replace(found, number=search.number_match(self.current_match))
+        return state if self.current_match is None else replace(state, number=search.number_match(self.current_match))

@@ -1,18 +1,18 @@
-"""Everything the job has printed: to be read, scrolled and searched, in step with the cursor."""
+"""The output screen: everything the job printed, to scroll and search, in step with the cursor."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import ClassVar
 
 from textual import events
-from textual.binding import Binding, BindingType
-from textual.message import Message
+from textual.binding import BindingType
 
 from zerotop.analysis.output.lines import OutputLine
 from zerotop.ui.base.base_screen import MonitorScreen
-from zerotop.ui.base.footer import Key
+from zerotop.ui.base.bindings import scroll_bindings
+from zerotop.ui.base.footer_keys import bind, in_footer
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Source
 from zerotop.ui.base.layout import Box
@@ -23,56 +23,52 @@ from zerotop.ui.output.drawing import OutputPage, SearchState, count_visible_lin
 from zerotop.ui.output.model import OutputView
 from zerotop.ui.output.search_bar import Find
 from zerotop.ui.widgets.frame_widget import FrameWidget
+from zerotop.ui.widgets.scrollable import Scrollable
 
-# The progress of a search is shown after so long.
-_SEARCH_SLICE_S = 0.02
+_SEARCH_SLICE_S = 0.02  # the progress of a search is shown after this
 
 
 class OutputScreen(MonitorScreen):
-    """What did the job say, and when."""
+    """Shows what the job printed, and when."""
 
     NAME = "output"
     TITLE = "Output"
-    HELP = "Everything the job printed, with when and in which step: scroll, search, and go to the moment of any line."
+    HELP = "Everything the job printed, with times and steps: scroll, search, and go to the time of any line."
     TERMS = (
         (
             "time, step",
-            "When a line was finished, since the recording's begin, and the optimizer step in progress then.\n"
-            "Both are said once and again where they change.",
+            "When a line was printed, since the recording began, and the optimizer step in progress then.\n"
+            "Both are shown only where they change.",
         ),
         (
             "▶",
-            "The cursor: what is above had been printed, what is dim below came later.\n"
-            "A click on a line goes to its moment.",
+            "The cursor: lines above it had been printed, dim lines below came later.\nClick a line to go to its time.",
         ),
         (
             "▏stderr",
-            "A coloured bar before a line: it came on stderr, where the two streams were recorded apart.\n"
-            "Progress bars are shown as a terminal would leave them.",
+            "A coloured bar marks a line on stderr, if the two streams were recorded separately.\n"
+            "Progress bars are shown as they would end up on a terminal.",
         ),
         (
             "search",
-            "Plain text; small letters find capitals too, capitals only themselves. Enter goes to the next line\n"
-            "that has it and takes the cursor there, N to the one before, escape forgets it.",
+            "Plain text; lower case also matches upper case, upper case only itself. Enter moves the cursor to the\n"
+            "next matching line, N to the previous one, escape clears the search.",
         ),
     )
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("slash", "find", "Find", id="output.find", tooltip="Look for a text in all of the output"),
-        Binding("enter", "match(1)", "Next match", id="output.next", tooltip="To the next line that has it"),
-        Binding("N", "match(-1)", "Match before", id="output.before", tooltip="To the line before that has it"),
-        Binding("up", "scroll_by(1)", "Line back", id="output.up", tooltip="One line back", show=False),
-        Binding("down", "scroll_by(-1)", "Line on", id="output.down", tooltip="One line on", show=False),
-        Binding("pageup", "page(1)", "Page back", id="output.pageup", tooltip="A page back", show=False),
-        Binding("pagedown", "page(-1)", "Page on", id="output.pagedown", tooltip="A page on", show=False),
-        Binding("w", "wrap", "Wrap lines", id="output.wrap", tooltip="Long lines in several rows, or cut"),
-        Binding("escape", "back", "Leave the search", id="output.back", tooltip="Forget what is looked for", show=False),
+        bind("slash", "find", "output.find", "Find", "Search all of the output", 8),
+        bind("enter", "match(1)", "output.next", "Next", "Go to the next match", 7),
+        bind("N", "match(-1)", "output.before", "Previous", "Go to the previous match", 5),
+        *scroll_bindings("output", "scroll_by", "page", up=1, group=in_footer(5, "scroll")),
+        bind("w", "wrap", "output.wrap", "Wrap", "Wrap long lines, or cut them", 2),
+        bind("escape", "back", "output.back", "Clear the search", "Clear the search"),
     ]
 
     def __init__(self, glyphs: Glyphs, source: Source) -> None:
         super().__init__(glyphs, source)
         self.reading = OutputView(source.session)
-        self._seeks_match = False  # the match that is being looked for is to be gone to, not only to be seen
+        self._seeks_match = False  # move the cursor to the next match, not only the view
 
     def build_panels(self) -> Iterable[FrameWidget]:
         yield OutputLines(self.glyphs, self.reading, id="lines")
@@ -84,16 +80,9 @@ class OutputScreen(MonitorScreen):
         last = Box(room.x, room.y + room.height - 1, room.width, 1)
         return {"lines": Box(room.x, room.y, room.width, room.height - 1), "find": last}
 
-    def footer_keys(self, frame: Frame) -> Sequence[Key]:
+    def label_keys(self, frame: Frame) -> dict[str, str]:
         searching = self.reading.search is not None
-        match = [Key("enter", "next", "screen.match(1)", 7), Key("N", "before", "screen.match(-1)", 5)]
-        return (
-            Key("/", "find", "screen.find", 8),
-            *(match if searching else ()),
-            Key("↑↓", "scroll", "screen.page(1)", 5, ("screen.page(1)", "screen.page(-1)")),
-            Key("y", "copy", "app.copy", 3),
-            Key("w", "wrap", "screen.wrap", 2),
-        )
+        return {"screen.zoom": ""} | ({} if searching else {"output.next": "", "output.before": ""})
 
     def action_find(self) -> None:
         self.reading.start_typing()
@@ -148,18 +137,6 @@ class OutputScreen(MonitorScreen):
     def action_page(self, direction: int) -> None:
         self.action_scroll_by(direction * max(1, count_visible_lines(self.query_one(OutputLines).size.height) - 1))
 
-    def on_output_lines_scrolled(self, event: OutputLines.Scrolled) -> None:
-        event.stop()
-        self.action_scroll_by(event.lines)
-
-    def on_output_lines_dragged(self, event: OutputLines.Dragged) -> None:
-        event.stop()
-        self.request_redraw(partial(self.reading.scroll_to_share, event.share))
-
-    def on_output_lines_chosen(self, event: OutputLines.Chosen) -> None:
-        event.stop()
-        self.post_message(self.SeekRequested(event.time_ns))
-
     def action_wrap(self) -> None:
         self.request_redraw(self.reading.toggle_wrapping)
 
@@ -176,29 +153,8 @@ class OutputScreen(MonitorScreen):
             self.post_message(self.SeekRequested(time_ns))
 
 
-class OutputLines(FrameWidget):
-    """The lines. The mouse scrolls, and goes to the moment of a line."""
-
-    class Scrolled(Message):
-        """Older lines (positive) or newer ones are wanted."""
-
-        def __init__(self, lines: int) -> None:
-            super().__init__()
-            self.lines = lines
-
-    class Dragged(Message):
-        """A share of the whole output was chosen at the right edge."""
-
-        def __init__(self, share: float) -> None:
-            super().__init__()
-            self.share = share
-
-    class Chosen(Message):
-        """A line was clicked, which was printed at this time."""
-
-        def __init__(self, time_ns: int) -> None:
-            super().__init__()
-            self.time_ns = time_ns
+class OutputLines(Scrollable, FrameWidget):
+    """The lines. The wheel scrolls, and a click on a line goes to its time."""
 
     _is_dragging = False
 
@@ -213,12 +169,12 @@ class OutputLines(FrameWidget):
         return draw_lines(page, search, width, height, self.glyphs, describe_no_output(frame.view.job))
 
     def copy_text(self) -> str:
-        """The lines that are seen, each whole."""
-        found: list[OutputLine] = []
+        """Return the visible lines in full."""
+        lines: list[OutputLine] = []
         for line in self._find_visible_lines():
-            if not found or line is not found[-1]:
-                found.append(line)
-        return lines_text(found, self.glyphs)
+            if not lines or line is not lines[-1]:
+                lines.append(line)
+        return lines_text(lines, self.glyphs)
 
     def _find_visible_lines(self) -> list[OutputLine]:
         width, height = self.size
@@ -226,33 +182,29 @@ class OutputLines(FrameWidget):
             return []
         return [line for _, line in draw_page_rows(*self._drawn, width, count_visible_lines(height), self.glyphs)]
 
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        event.stop()
-        self.post_message(self.Scrolled(3))
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        event.stop()
-        self.post_message(self.Scrolled(-3))
+    def scroll_rows(self, rows: int) -> None:
+        self.request_redraw(partial(self.reading.scroll_lines, -rows))
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
         if event.x == self.size.width - 1:
             self._is_dragging = True
             self.capture_mouse()
-            self._post_drag(event.y)
+            self._drag_to(event.y)
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
         if self._is_dragging:
-            self._post_drag(event.y)
+            self._drag_to(event.y)
 
     def on_mouse_up(self) -> None:
         self._is_dragging = False
         self.release_mouse()
 
-    def _post_drag(self, y: int) -> None:
+    def _drag_to(self, y: int) -> None:
         room = count_visible_lines(self.size.height)
-        self.post_message(self.Dragged((y - (self.size.height - room)) / max(1, room - 1)))
+        share = (y - (self.size.height - room)) / max(1, room - 1)
+        self.request_redraw(partial(self.reading.scroll_to_share, share))
 
     def on_click(self, event: events.Click) -> None:
         lines, row = self._find_visible_lines(), event.y - (self.size.height - count_visible_lines(self.size.height))
         if event.x < self.size.width - 1 and 0 <= row < len(lines):
-            self.post_message(self.Chosen(lines[row].time_ns))
+            self.post_message(MonitorScreen.SeekRequested(lines[row].time_ns))

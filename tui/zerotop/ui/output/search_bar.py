@@ -1,4 +1,4 @@
-"""The row in which one types what to look for in the output."""
+"""The output screen's search bar."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from zerotop.ui.widgets.frame_widget import FrameWidget
 
 
 class Find(FrameWidget, can_focus=True):
-    """The row in which one types what to look for."""
+    """A row to type the search text in."""
 
     class Typed(Message):
-        """The text is another one now."""
+        """The search text changed."""
 
     class Accepted(Message):
-        """That is to be looked for."""
+        """The search text was confirmed."""
 
     class Left(Message):
-        """Nothing is to be looked for."""
+        """The search was cancelled."""
 
     def __init__(self, glyphs: Glyphs, output_view: OutputView, *, id: str) -> None:
         super().__init__(glyphs, id=id)
@@ -64,7 +64,7 @@ class Find(FrameWidget, can_focus=True):
         self._type_text((self.output_view.typed_text or "") + event.text.split("\n")[0])
 
     def _type_text(self, text: str) -> None:
-        # At once: the next key may come before the screen hears of this one.
+        # At once: the next key may come before the screen handles the message.
         self.output_view.typed_text = text
         self.request_redraw(partial(self.output_view.type_text, text))
         self.post_message(self.Typed())

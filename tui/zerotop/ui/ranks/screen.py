@@ -1,17 +1,17 @@
-"""The ranks screen: who is different."""
+"""The ranks screen: which rank differs from the others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from typing import ClassVar
 
 from textual import events
-from textual.binding import Binding, BindingType
-from textual.message import Message
+from textual.binding import BindingType
 
 from zerotop.ui.base.base_screen import MonitorScreen, ScreenPicture
-from zerotop.ui.base.footer import Key
+from zerotop.ui.base.bindings import rank_bindings
+from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Source
 from zerotop.ui.base.layout import GAP, Box
@@ -26,19 +26,12 @@ from zerotop.ui.widgets.frame_widget import FrameWidget
 
 TABLE_WIDTH = 46
 _TABLE_ROWS = 12
-_MAP_EXTRA_ROWS = 4  # rows of title, sentence and steps
-_SIDE_BY_SIDE_WIDTH = 100  # cells from which on the table stands beside the map
+_MAP_EXTRA_ROWS = 4  # title, sentence and steps
+_SIDE_BY_SIDE_WIDTH = 100  # from this width, the table stands beside the map
 
 
 class RankMap(FrameWidget, can_focus=True):
-    """Ranks by steps, as colours."""
-
-    class Clicked(Message):
-        """A rank's line was clicked."""
-
-        def __init__(self, rank: int) -> None:
-            super().__init__()
-            self.rank = rank
+    """A heatmap of ranks and steps; a click chooses a rank."""
 
     def __init__(self, glyphs: Glyphs, ranking: Ranking, *, id: str) -> None:
         super().__init__(glyphs, id=id)
@@ -55,17 +48,17 @@ class RankMap(FrameWidget, can_focus=True):
         return self._map.rows
 
     def copy_text(self) -> str:
-        """All ranks and steps, not only those that there is room for."""
+        """Return all ranks and steps, including those that do not fit."""
         return matrix_text(self._ranking.make_picture(self.frame)) if self.frame is not None else ""
 
     def on_click(self, event: events.Click) -> None:
         rank = self._map.ranks.get(event.y)
         if rank is not None:
-            self.post_message(self.Clicked(rank))
+            self.post_message(MonitorScreen.RankChosen(rank))
 
 
 class RankTable(FrameWidget, can_focus=True):
-    """The chosen rank beside the others."""
+    """The chosen rank compared with the others."""
 
     def __init__(self, glyphs: Glyphs, ranking: Ranking, *, id: str) -> None:
         super().__init__(glyphs, id=id)
@@ -80,50 +73,49 @@ class RankTable(FrameWidget, can_focus=True):
         return draw_table(drawn[0], width, height, self.glyphs, focused=self.has_focus)
 
     def copy_text(self) -> str:
-        """The same, in SI units."""
+        """Return the table in SI units."""
         return table_text(self._ranking.make_picture(self.frame)) if self.frame is not None else ""
 
 
 class RanksScreen(MonitorScreen):
-    """Ranks by steps, by any metric, and the chosen one beside the others."""
+    """Shows ranks by steps for any metric, and compares the chosen rank with the others."""
 
     NAME = "ranks"
     TITLE = "Ranks"
-    HELP = "The ranks screen: which rank is different, in what, and since when."
+    HELP = "The ranks screen: which rank differs, in which metric, and since when."
     TERMS = (
         (
             "map",
-            "A line for each rank, a column for each step, the newest at the right. The colour says how much of what\n"
-            "is named in the title there was: far from the background is much, of free memory little.",
+            "A line for each rank, a column for each step, the newest at the right. The colour shows the metric in the\n"
+            "title: the farther from the background, the higher the value (for free memory, the lower).",
         ),
         (
             "outliers first",
-            "Ranks that are more than 3 % off the one in the middle stand on top, the others in their order. Where there\n"
-            "are more ranks than lines, nodes or pieces share one: the most telling of their ranks is drawn.",
+            "Ranks that differ from the median rank by more than 3 % come first, the others follow in order. With more\n"
+            "ranks than lines, the ranks of a node or of a block share a line, which shows the most extreme of them.",
         ),
         (
             "waited for",
-            "How much later than the rank in the middle a rank was done with what it does by itself (data, forward, and\n"
-            "what lies between): for so long the others wait for it where they meet, mostly in backward.",
+            "How much later than the median rank a rank finished the work it does alone (data, forward, and the gaps\n"
+            "between them): the others wait that long for it at the next collective, mostly in backward.",
         ),
         (
             "least free",
-            "The least free memory of the rank's GPU in each step, whoever used the rest.\n"
-            "It says how near the rank came to an out-of-memory error.",
+            "The lowest free memory of the rank's GPU in each step, including other processes' use.\n"
+            "It shows how close the rank came to an out-of-memory error.",
         ),
         (
             "median",
-            "Figures are medians of the last 64 steps, and beside them is what the rank in the middle of all has.",
+            "Figures are medians of the last 64 steps; beside them are those of the median rank.",
         ),
     )
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("m", "metric(1)", "Metric", id="ranks.metric", tooltip="The next metric: times, memory, cores"),
-        Binding("M", "metric(-1)", "Metric before", id="ranks.metric.back", tooltip="The metric before", show=False),
-        Binding("o", "order", "Order", id="ranks.order", tooltip="Outliers first, or by number"),
-        Binding("up", "choose(-1)", "Rank above", id="ranks.up", tooltip="The rank above in the map", show=False),
-        Binding("down", "choose(1)", "Rank below", id="ranks.down", tooltip="The rank below in the map", show=False),
-        Binding("enter", "timeline", "Its timeline", id="ranks.timeline", tooltip="The chosen rank's timeline"),
+        bind("m", "metric(1)", "ranks.metric", "Metric", "The next metric: times, memory, cores", 6),
+        bind("M", "metric(-1)", "ranks.metric.back", "Previous metric", "The previous metric"),
+        bind("o", "order", "ranks.order", "Order", "Sort outliers first, or by rank", 4),
+        *rank_bindings("ranks.up", "ranks.down", action="choose", importance=4),
+        bind("enter", "timeline", "ranks.timeline", "Timeline", "Show the chosen rank's timeline", 5),
     ]
 
     def __init__(self, glyphs: Glyphs, source: Source) -> None:
@@ -152,19 +144,8 @@ class RanksScreen(MonitorScreen):
             "rank-table": Box(room.x, room.y + room.height - under, room.width, under),
         }
 
-    def show_picture(self, picture: ScreenPicture) -> None:
-        if picture.frame.rank == self._wanted_rank:
-            self._wanted_rank = None
-        super().show_picture(picture)
-
-    def footer_keys(self, frame: Frame) -> Sequence[Key]:
-        return (
-            Key("m", "metric", "screen.metric(1)", 6),
-            Key("o", "by rank" if not self.ranking.by_number else "outliers", "screen.order", 4),
-            Key("↑↓", "rank", "screen.choose(1)", 4, ("screen.choose(-1)", "screen.choose(1)")),
-            Key("enter", "timeline", "screen.timeline", 5),
-            Key("z", "zoom", "screen.zoom", 2),
-        )
+    def label_keys(self, frame: Frame) -> dict[str, str]:
+        return {"ranks.order": "outliers" if self.ranking.by_number else "by rank"}
 
     def action_metric(self, number: int) -> None:
         self.request_redraw(partial(self.ranking.switch_metric, number))
@@ -176,16 +157,18 @@ class RanksScreen(MonitorScreen):
         picture = self.ranking.last_picture
         rank = picture.find_neighbor(number, self._wanted_rank) if picture is not None else None
         if rank is not None:
-            await self._choose_rank(rank)
+            self._wanted_rank = rank
+            await self.run_action(f"app.set_rank({rank})")
 
-    async def _choose_rank(self, rank: int) -> None:
-        self._wanted_rank = rank
-        await self.run_action(f"app.set_rank({rank})")
+    def on_monitor_screen_rank_chosen(self, event: MonitorScreen.RankChosen) -> None:
+        self._wanted_rank = event.rank
 
-    async def on_rank_map_clicked(self, event: RankMap.Clicked) -> None:
-        await self._choose_rank(event.rank)
+    def show_picture(self, picture: ScreenPicture) -> None:
+        if picture.frame.rank == self._wanted_rank:
+            self._wanted_rank = None
+        super().show_picture(picture)
 
     async def action_timeline(self) -> None:
-        """To the timeline of the rank that is marked here."""
+        """Show the timeline of the chosen rank."""
         await self.action_choose(0)
         await self.run_action("app.switch('timeline')")

@@ -30,7 +30,7 @@ from zerotop.ui.drawing.units import Pace, get_units, giga_unit
 
 NO_OVERVIEW = Overview("")
 _SPARKLINE_STYLE, _CLIPPED_STYLE = "load", "muted"
-# What names of models' classes end in, and what says nothing more than that it is a model.
+# Suffixes of model classes that say nothing about the model.
 _MODEL_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForSequenceClassification", "ForMaskedLM")
 
 
@@ -45,34 +45,34 @@ class ListLine:
 
     @property
     def overview(self) -> Overview:
-        """What is known of a recording."""
+        """The recording's overview."""
         return (self.item.overview if isinstance(self.item, Recording) else None) or NO_OVERVIEW
 
 
-# What somebody wanted.
+# Endings that the user wanted.
 _CALM_STYLES = {"stopped": "warn", DETACHED: "text"}
 
 
 def describe_state(item: LibraryItem, glyphs: Glyphs) -> tuple[str, str]:
-    """(word, style): ``● live``, ``exit 0``, what ended it, or that it cannot be read."""
+    """Return (word, style): ``● live``, ``exit 0``, the reason it ended, or ``damaged``."""
     if isinstance(item, RunningJob):
         return "unrecorded", "warn"
-    known = item.overview
+    overview = item.overview
     if item.is_live:
         return f"{glyphs.dot} live", "good"
-    if known is None:
+    if overview is None:
         return f"reading {glyphs.ellipsis}", "muted"
-    if known.problem:
+    if overview.problem:
         return "damaged", "alert"
-    if known.exit_code == 0:
+    if overview.exit_code == 0:
         return "exit 0", "text"
-    if known.why:
-        return known.why, _CALM_STYLES.get(known.why, "alert")
-    return ("end unseen", "warn") if known.exit_code is None else (f"exit {known.exit_code}", "alert")
+    if overview.why:
+        return overview.why, _CALM_STYLES.get(overview.why, "alert")
+    return ("end unseen", "warn") if overview.exit_code is None else (f"exit {overview.exit_code}", "alert")
 
 
 class _Cells:
-    """What is in each column."""
+    """Draws the cells of each column."""
 
     def __init__(self, glyphs: Glyphs) -> None:
         self.glyphs = glyphs
@@ -152,7 +152,7 @@ class _Cells:
 
 
 def build_columns(glyphs: Glyphs) -> list[Column[ListLine]]:
-    """All there are; which of them are shown depends on the width."""
+    """Return all columns; the width decides which of them are shown."""
     cells = _Cells(glyphs)
 
     def draw_heading(text: str) -> Row:
@@ -177,7 +177,7 @@ def build_columns(glyphs: Glyphs) -> list[Column[ListLine]]:
 
 
 def build_few_columns(glyphs: Glyphs) -> list[Column[ListLine]]:
-    """Those by which one recording is chosen among others: its name, what was trained and how, when, and how fast."""
+    """Return the columns of the short list in the overlay dialog."""
     cells = _Cells(glyphs)
     return [
         Column((("session", "heading"),), 26, 9, cells.draw_name, grows=True, left=True),
@@ -190,7 +190,7 @@ def build_few_columns(glyphs: Glyphs) -> list[Column[ListLine]]:
 
 
 def format_command(command: Sequence[str]) -> str:
-    """A command from its script on, without folders; all of it where there is none."""
+    """Return a command from its script on, without folders; all of it if there is no script."""
     place = next((place for place, word in enumerate(command) if word.endswith(".py")), 0)
     words = list(command[place:])
     return shlex.join([words[0].rpartition("/")[2], *words[1:]]) if words else ""
@@ -202,25 +202,25 @@ def format_model(model: str, parameters: int | None) -> str:
     return f"{model.removesuffix(ending)} {format_number(parameters) if parameters else ''}".strip()
 
 
-def format_offload(known: Overview, glyphs: Glyphs) -> str:
-    """What is offloaded where: ``opt→CPU``, ``all→NVMe``; empty when nothing is."""
+def format_offload(overview: Overview, glyphs: Glyphs) -> str:
+    """Return the offload: ``opt→CPU``, ``all→NVMe``; "" without any."""
     places = {"cpu": "CPU", "nvme": "NVMe"}
-    optimizer, parameters = places.get(known.offload_optimizer, ""), places.get(known.offload_parameters, "")
+    optimizer, parameters = places.get(overview.offload_optimizer, ""), places.get(overview.offload_parameters, "")
     if optimizer and optimizer == parameters:
         return f"all{glyphs.arrow}{optimizer}"
-    parts = [f"{what}{glyphs.arrow}{where}" for what, where in (("par", parameters), ("opt", optimizer)) if where]
+    parts = [f"{part}{glyphs.arrow}{place}" for part, place in (("par", parameters), ("opt", optimizer)) if place]
     return " ".join(parts)
 
 
 def _format_seconds(seconds: float) -> str:
-    """Three digits: ``0.132``, ``2.75``, ``12.3``, ``123``."""
+    """Format three digits: ``0.132``, ``2.75``, ``12.3``, ``123``."""
     return f"{seconds:.3f}" if seconds < 0.9995 else format_significant(seconds)
 
 
 def draw_sparkline(values: Sequence[float], width: int, glyphs: Glyphs) -> Row:
-    """Iteration times on a scale from zero, the newest at the right; where there is too little room, the longest.
+    """Draw iteration times on a scale from zero, the newest at the right. A cell shows its longest iteration.
 
-    The first one, which warms up, does not make the scale: where it is longer than all others it has another colour.
+    The first iteration, a warm-up, does not set the scale: if it is the longest it is cut and has another colour.
     """
     shown = resample_longest(np.array(values), width).tolist()
     top = max(shown[1:] or shown, default=0.0)

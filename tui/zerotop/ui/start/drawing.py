@@ -1,4 +1,4 @@
-"""The list of recordings: a row each, with a strip of its iteration times, and more about the chosen one."""
+"""The list of recordings, with a strip of iteration times each, and details of the chosen one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DETAIL_ROWS = 4
 
 
 def draw_head(left: str, right: str, width: int, glyphs: Glyphs) -> Row:
-    """The top row: what is listed, and where it lies."""
+    """Draw the top row: a summary of the list, and its folder."""
     brand: Row = ((" ", "band"), ("zerotop", "brand"), ("  ", "band"), (glyphs.to_plain(left), "name"))
     room = width - row_width(brand) - 3
     where = fit_text(sanitize(right, glyphs), room, glyphs, at_words=False) if room > 12 else ""
@@ -29,7 +29,7 @@ def draw_head(left: str, right: str, width: int, glyphs: Glyphs) -> Row:
 
 
 def draw_list(lines: Sequence[ListLine], title: Row, width: int, height: int, glyphs: Glyphs) -> list[Row]:
-    """The headings and a row for each line, ``height`` rows in all."""
+    """Draw the headings and a row for each line, ``height`` rows in all."""
     placed: PlacedColumns[ListLine] = place_columns(build_columns(glyphs), width)
     rows = [draw_rule(title, width, glyphs, placed)]
     for line in lines[: height - 1]:
@@ -40,14 +40,14 @@ def draw_list(lines: Sequence[ListLine], title: Row, width: int, height: int, gl
 
 
 def format_recording(recording: Recording, width: int, glyphs: Glyphs) -> str:
-    """A recording in a line of text, for a short list of them under :func:`names`."""
+    """Return a recording as a line of text, for a short list under :func:`format_headings`."""
     return row_text(
         _place_few_columns(width, glyphs).draw_row(ListLine(recording, False, False, time.time_ns()), width, glyphs)
     )
 
 
 def format_headings(width: int, glyphs: Glyphs) -> str:
-    """What the columns of that are called."""
+    """Return the headings of :func:`format_recording`."""
     return row_text(draw_rule((), width, glyphs, _place_few_columns(width, glyphs))).replace(glyphs.rule, " ")
 
 
@@ -56,7 +56,7 @@ def _place_few_columns(width: int, glyphs: Glyphs) -> PlacedColumns[ListLine]:
 
 
 def _draw_damaged(line: ListLine, placed: PlacedColumns[ListLine], width: int, glyphs: Glyphs) -> Row:
-    """A damaged recording's sentence in the place of its figures."""
+    """Draw a damaged recording, with the problem instead of figures."""
     first = PlacedColumns(placed.columns[:3])
     begin = sum(size + 1 for _, _, size in first.columns)
     sentence = fit_text(sanitize(line.overview.problem, glyphs), max(0, width - begin), glyphs)
@@ -64,12 +64,12 @@ def _draw_damaged(line: ListLine, placed: PlacedColumns[ListLine], width: int, g
 
 
 def _highlight_row(row: Row) -> Row:
-    """The row under the cursor: on a ground of its own."""
+    """Highlight the row under the cursor."""
     return merge_spans((text, style if "/" in style else f"{style}/cursor-ground") for text, style in row)
 
 
 def draw_detail(item: LibraryItem | None, width: int, glyphs: Glyphs) -> list[Row]:
-    """``DETAIL_ROWS`` rows about the chosen one: how it ended, what was trained, by which command, where it lies."""
+    """Draw ``DETAIL_ROWS`` rows about the chosen recording: its end, model, command and path."""
     texts = (
         [] if item is None else _describe_job(item) if isinstance(item, RunningJob) else _describe_recording(item, glyphs)
     )
@@ -83,46 +83,50 @@ def _draw_sentence(text: str, style: str, width: int, glyphs: Glyphs) -> Row:
 
 def _describe_job(job: RunningJob) -> list[tuple[str, str]]:
     gpus = f" on GPU {', '.join(job.gpus)}" if job.gpus else ""
-    what = f"Process {job.pid}, started by {job.launcher} {format_rough_time(job.age_s)} ago: {format_count(job.ranks, 'rank')}{gpus}."
+    started = f"Process {job.pid}, started by {job.launcher} {format_rough_time(job.age_s)} ago"
     return [
-        (what, "text"),
-        ("Nobody records it. Enter watches it from outside from now on: memory, processors, GPUs.", "text"),
+        (f"{started}: {format_count(job.ranks, 'rank')}{gpus}.", "text"),
+        ("Not being recorded. Enter records it from outside from now on: memory, CPU, GPUs.", "text"),
         (f"To see phases too: zerotop attach {job.pid} --enter", "muted"),
     ]
 
 
 def _describe_recording(recording: Recording, glyphs: Glyphs) -> list[tuple[str, str]]:
-    known = recording.overview
-    if known is None:
-        return [("Being read.", "muted")]
-    if known.problem:
-        return [(known.problem, "alert"), (str(recording.path), "muted")]
+    overview = recording.overview
+    if overview is None:
+        return [("Reading …", "muted")]
+    if overview.problem:
+        return [(overview.problem, "alert"), (str(recording.path), "muted")]
     _, style = describe_state(recording, glyphs)
     return [
-        (_describe_end(recording, known), "text" if style in ("good", "text") else style),
-        (_describe_training(known, glyphs), "text"),
-        (shlex.join(known.command), "muted"),
+        (_describe_end(recording, overview), "text" if style in ("good", "text") else style),
+        (_describe_training(overview, glyphs), "text"),
+        (shlex.join(overview.command), "muted"),
         (str(recording.path), "muted"),
     ]
 
 
-def _describe_end(recording: Recording, known: Overview) -> str:
+def _describe_end(recording: Recording, overview: Overview) -> str:
     if recording.is_live:
-        return "It runs. Enter watches it; leaving that asks what becomes of it." if not known.end else known.end
-    ran_out = f"It ran out of {known.why}. " if known.why in ("GPU memory", "host memory") else ""
-    records = f"{format_grouped(known.lost_records)} {pluralize(known.lost_records, 'record')}"
-    lost = f" {records} could not be written." if known.lost_records else ""
-    return ran_out + (known.end or "The recording stops there: nobody saw how the job ended.") + lost
+        return (
+            "Running. Enter shows it; when you leave, you can stop the job or let it run."
+            if not overview.end
+            else overview.end
+        )
+    ran_out = f"It ran out of {overview.why}. " if overview.why in ("GPU memory", "host memory") else ""
+    records = f"{format_grouped(overview.lost_records)} {pluralize(overview.lost_records, 'record')}"
+    lost = f" {records} could not be written." if overview.lost_records else ""
+    return ran_out + (overview.end or "The recording stops there; exit status unknown.") + lost
 
 
-def _describe_training(known: Overview, glyphs: Glyphs) -> str:
-    if known.zero_stage is None:
-        return "No rank made a DeepSpeed engine: memory, processors and output are what was recorded."
-    size_text = f" of {format_number(known.parameters)} parameters" if known.parameters else ""
-    offload = format_offload(known, glyphs)
-    parts = [f"{known.model}{size_text}", f"ZeRO-{known.zero_stage} {offload}".strip(), known.dtype]
-    parts.append(format_count(known.ranks, "rank") if known.ranks else "")
-    if known.iterations:
-        took = f"median {format_duration(known.iteration_s)}, longest {format_duration(max(known.iterations))}"
-        parts.append(f"{format_grouped(known.steps)} {pluralize(known.steps, 'step')}, {took}")
+def _describe_training(overview: Overview, glyphs: Glyphs) -> str:
+    if overview.zero_stage is None:
+        return "No DeepSpeed engine: only memory, CPU and output were recorded."
+    size_text = f" of {format_number(overview.parameters)} parameters" if overview.parameters else ""
+    offload = format_offload(overview, glyphs)
+    parts = [f"{overview.model}{size_text}", f"ZeRO-{overview.zero_stage} {offload}".strip(), overview.dtype]
+    parts.append(format_count(overview.ranks, "rank") if overview.ranks else "")
+    if overview.iterations:
+        took = f"median {format_duration(overview.iteration_s)}, longest {format_duration(max(overview.iterations))}"
+        parts.append(f"{format_grouped(overview.steps)} {pluralize(overview.steps, 'step')}, {took}")
     return ", ".join(part for part in parts if part)

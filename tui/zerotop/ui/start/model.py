@@ -1,4 +1,4 @@
-"""What the start screen shows and where its cursor is. Knows no terminal, so that tests need none."""
+"""The state of the start screen, without a terminal: rows, cursor, filter, order and marks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NO_OVERVIEW = Overview("")
 
 
 def _state_key(recording: Recording) -> tuple[int, int]:
-    """Live ones first, then those that failed."""
+    """Sort live recordings first, then failed ones."""
     about = recording.overview or _NO_OVERVIEW
     failed = bool(about.problem) or about.exit_code != 0
     return (0 if recording.is_live else 1 if failed else 2), -recording.begin_ns
@@ -33,11 +33,11 @@ ORDERS: dict[str, Callable[[Recording], Any]] = {
     "longest": lambda item: _descending_key(item.duration_s),
     "largest": lambda item: -item.stamp.bytes,
 }
-"""What ``o`` goes through, and by what that sorts."""
+"""The orders that ``o`` cycles through, with their sort keys."""
 
 
 def make_key(item: LibraryItem) -> str:
-    """What stays the same about an item while the list changes."""
+    """Return a key that identifies an item while the list changes."""
     return f"pid {item.pid}" if isinstance(item, RunningJob) else str(item.path)
 
 
@@ -47,17 +47,17 @@ class StartModel:
     def __init__(self, order: str = "newest") -> None:
         self.order = order if order in ORDERS else "newest"
         self.filter_text = ""
-        self.top_row = 0  # the first row that is seen
+        self.top_row = 0  # the first visible row
         self.rows: tuple[LibraryItem, ...] = ()
-        self.recording_count = 0  # recordings, those filtered out too
+        self.recording_count = 0  # including those filtered out
         self.live_count = 0
         self._marked_keys: set[str] = set()
         self._cursor_row = 0
-        self._cursor_moved = False  # until then the cursor is on the first row, whichever that is
+        self._cursor_moved = False  # until then the cursor stays on the first row
         self._all_items: tuple[tuple[Recording, ...], tuple[RunningJob, ...]] = ((), ())
 
     def update_items(self, recordings: tuple[Recording, ...], jobs: tuple[RunningJob, ...]) -> None:
-        """Takes in what there is now. The cursor stays on its item, or in its place where that is gone."""
+        """Update the list. The cursor stays on its item, or in its row if the item is gone."""
         chosen = self.chosen_item
         self._all_items = (recordings, jobs)
         self.recording_count, self.live_count = len(recordings), sum(recording.is_live for recording in recordings)
@@ -80,7 +80,7 @@ class StartModel:
 
     @property
     def cursor_row(self) -> int:
-        """The cursor's row."""
+        """The row of the cursor."""
         return self._cursor_row
 
     @property
@@ -90,55 +90,55 @@ class StartModel:
 
     @property
     def marked_recordings(self) -> tuple[Recording, ...]:
-        """Those marked, in the list's order, and whether they are filtered out or not."""
+        """The marked recordings in the list's order, including those filtered out."""
         return tuple(item for item in self._sort_recordings(self._all_items[0]) if make_key(item) in self._marked_keys)
 
     def move_cursor(self, rows: int) -> None:
-        """Down, or up."""
+        """Move down, or up if negative."""
         self.go_to_row(self._cursor_row + rows)
 
     def go_to_row(self, row: int) -> None:
-        """To a row, or the nearest there is."""
+        """Go to a row, or the nearest existing one."""
         self._cursor_moved = True
         self._cursor_row = max(0, min(len(self.rows) - 1, row))
 
     def toggle_mark(self) -> None:
-        """Marks the chosen recording, or no longer, and goes on."""
+        """Mark or unmark the chosen recording, and go to the next row."""
         chosen = self.chosen_item
         if isinstance(chosen, Recording):
             self._marked_keys ^= {make_key(chosen)}
             self.move_cursor(1)
 
     def clear_marks(self) -> None:
-        """Nothing is marked."""
+        """Remove all marks."""
         self._marked_keys.clear()
 
     def is_marked(self, item: LibraryItem) -> bool:
-        """Whether it is."""
+        """Whether an item is marked."""
         return make_key(item) in self._marked_keys
 
     def set_filter(self, text: str) -> None:
-        """Shows only what holds all of these words."""
+        """Show only the items that contain all of these words."""
         chosen = self.chosen_item
-        # What was found stays chosen when all are shown again.
+        # The chosen item stays chosen when the filter is cleared.
         self._cursor_moved |= bool(self.filter_text) and not text
         self.filter_text = text
         self._update_rows(make_key(chosen) if chosen is not None else "")
 
     def choose_next_order(self) -> None:
-        """Sorts by the next thing to sort by; the cursor goes to the top of it."""
+        """Switch to the next order, with the cursor at the top."""
         names = list(ORDERS)
         self.order = names[(names.index(self.order) + 1) % len(names)]
         self._cursor_row, self._cursor_moved = 0, False
         self._update_rows("")
 
     def scroll_to_cursor(self, height: int) -> None:
-        """Moves what is seen, ``height`` rows, so that the cursor is in it."""
+        """Scroll until the cursor is within the ``height`` visible rows."""
         self.top_row = max(min(self.top_row, self._cursor_row), self._cursor_row - height + 1, 0)
         self.top_row = max(0, min(self.top_row, len(self.rows) - height))
 
     def choose_compared(self) -> tuple[Recording, ...]:
-        """The marked ones, and where only one is, the chosen one with it."""
+        """Return the marked recordings; if only one is marked, the chosen one too."""
         marked, chosen = self.marked_recordings, self.chosen_item
         if len(marked) == 1 and isinstance(chosen, Recording) and chosen not in marked:
             return (*marked, chosen)
@@ -146,7 +146,7 @@ class StartModel:
 
 
 def build_search_text(item: LibraryItem) -> str:
-    """What a filter looks at, in lower case."""
+    """Return the text that the filter searches, in lower case."""
     words: Iterable[object]
     if isinstance(item, RunningJob):
         words = (item.pid, item.launcher, item.script, f"zero-{item.zero_stage}", "running")

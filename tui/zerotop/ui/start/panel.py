@@ -1,4 +1,4 @@
-"""The start screen's picture: the list, more about the chosen one, and the keys."""
+"""The start screen's picture: the list, details of the chosen recording, and the keys."""
 
 from __future__ import annotations
 
@@ -6,50 +6,35 @@ import time
 from collections.abc import Sequence
 
 from textual import events
-from textual.message import Message
 
 from zerotop.analysis.formatting import format_count
 from zerotop.analysis.reports.recording_index import Recording
-from zerotop.ui.base.footer import Key
 from zerotop.ui.base.start_interfaces import LibraryItem
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row
-from zerotop.ui.drawing.units import other_pace, other_sizes
 from zerotop.ui.start.columns import ListLine
 from zerotop.ui.start.drawing import DETAIL_ROWS, draw_detail, draw_head, draw_list
 from zerotop.ui.start.model import StartModel
 from zerotop.ui.widgets.key_row import KeyRow
+from zerotop.ui.widgets.scrollable import Scrollable
 
 _LIST_TOP = 2  # rows above the first of the list
 _MIN_DETAILS_HEIGHT = 16
 
 
-class StartSheet(KeyRow):
-    """One picture of all of it."""
+class StartSheet(Scrollable, KeyRow):
+    """The whole screen as one picture."""
 
-    class RowClicked(Message):
-        """A row was clicked; ``twice`` is to open it."""
-
-        def __init__(self, row: int, *, is_double: bool) -> None:
-            super().__init__()
-            self.row = row
-            self.is_double = is_double
-
-    class Scrolled(Message):
-        """The wheel was turned, so many rows down."""
-
-        def __init__(self, rows: int) -> None:
-            super().__init__()
-            self.rows = rows
+    wheel_rows = 1
 
     def __init__(self, model: StartModel, folder: str, glyphs: Glyphs, *, id: str) -> None:
         super().__init__(glyphs, id=id)
         self._model = model
         self._folder = folder
         self.busy_text = ""
-        """What is being done, "" when nothing is."""
+        """The task in progress, "" without one."""
         self.visible_rows = 1
-        """Rows of the list that there is room for."""
+        """Rows of the list that fit."""
 
     def paint(self, width: int, height: int) -> list[Row] | None:
         details = DETAIL_ROWS + 1 if height >= _MIN_DETAILS_HEIGHT else 0
@@ -65,8 +50,8 @@ class StartSheet(KeyRow):
     def _format_title(self) -> str:
         model = self._model
         live = f", {model.live_count} live" if model.live_count else ""
-        found = f", {len(model.rows)} found" if model.filter_text else ""
-        return f"{format_count(model.recording_count, 'recording')}{live}{found}"
+        matches = f", {len(model.rows)} shown" if model.filter_text else ""
+        return f"{format_count(model.recording_count, 'recording')}{live}{matches}"
 
     def _draw_list(self, width: int, height: int) -> list[Row]:
         model, now_ns = self._model, time.time_ns()
@@ -82,46 +67,39 @@ class StartSheet(KeyRow):
     def _draw_last_row(self, width: int) -> Row:
         if self.busy_text:
             return fit_row(((f" {self.glyphs.to_plain(self.busy_text)}", "key"),), width, self.glyphs, "keys")
-        return self.draw_key_row(list_keys(self._model), width)
+        return self.draw_key_row(label_keys(self._model), width)
 
     def on_click(self, event: events.Click) -> None:
         row = event.y - _LIST_TOP
         if 0 <= row < self.visible_rows and row + self._model.top_row < len(self._model.rows):
-            self.post_message(self.RowClicked(row + self._model.top_row, is_double=event.chain == 2))
+            self._model.go_to_row(row + self._model.top_row)
+            self.repaint()
+            if event.chain == 2:
+                self.app.call_later(self.app.run_action, "screen.open")
 
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        event.stop()
-        self.post_message(self.Scrolled(-1))
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        event.stop()
-        self.post_message(self.Scrolled(1))
+    def scroll_rows(self, rows: int) -> None:
+        """Move the cursor."""
+        self._model.move_cursor(rows)
+        self.repaint()
 
 
-def list_keys(model: StartModel) -> list[Key]:
-    """Those worth naming now."""
-    several = len(model.choose_compared()) >= 2
-    named = [Key("q", "quit", "app.leave", 9)]
-    if model.rows:
-        named += [Key("enter", "open", "open", 9), Key("space", "mark", "mark", 5)]
-        named.append(Key("c", "compare", "compare", 8 if several else 4))
-    named += [Key("/", "filter", "filter", 8), Key("o", "order", "order", 6)]
-    if isinstance(model.chosen_item, Recording):
-        named += [Key("e", "export", "export", 3), Key("p", "pack", "pack", 3), Key("d", "delete", "delete", 3)]
-    named += [Key("u", other_sizes().name, "app.switch_sizes", 1), Key("U", other_pace().value, "app.switch_pace", 0)]
-    return [*named, Key("t", "theme", "app.switch_theme", 1), Key("?", "help", "app.help", 7)]
+def label_keys(model: StartModel) -> dict[str, str]:
+    """Return the footer's labels: what needs a row or a recording is left out without one."""
+    recording, rows = ("start.export", "start.pack", "start.delete"), ("start.open", "start.mark", "start.compare")
+    hidden = () if isinstance(model.chosen_item, Recording) else recording if model.rows else (*rows, *recording)
+    return {"app.leave": "quit", **dict.fromkeys(hidden, "")}
 
 
 def draw_empty_list(filter: str, width: int, height: int, glyphs: Glyphs) -> list[Row]:
     if filter:
-        lines = [f"Nothing holds “{filter}”.", "escape shows all again."]
+        lines = [f"No matches for “{filter}”.", "Esc clears the filter."]
     else:
         lines = [
-            "Nothing was recorded yet.",
+            "No recordings yet.",
             "",
             "zerotop run -- COMMAND   starts a job and records it",
-            "zerotop attach PID       records one that runs already",
-            "zerotop demo             trains a small model, to see what this is like",
+            "zerotop attach PID       records a running job",
+            "zerotop demo             trains a small model to try zerotop",
             "zerotop demo --recorded  shows a recording of an 8 B model on four GPUs",
         ]
     rows = [

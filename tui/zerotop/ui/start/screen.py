@@ -1,4 +1,4 @@
-"""The start screen: what was recorded, what runs, and what can be done with it."""
+"""The start screen: recordings and running jobs, and what can be done with them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import ClassVar, TypeVar
 
 from textual import events, work
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Input
@@ -18,6 +18,7 @@ from textual.widgets import Input
 from zerotop.analysis.reports.measures import Comparison
 from zerotop.analysis.reports.recording_index import Recording
 from zerotop.ui.base.bindings import list_bindings
+from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.start_interfaces import OpenedRecording, RecordingLibrary, RefusedError, RunningJob
 from zerotop.ui.compare.screen import CompareScreen
 from zerotop.ui.dialogs.delete_dialog import DeleteDialog
@@ -27,40 +28,40 @@ from zerotop.ui.start.help import START_TERMS
 from zerotop.ui.start.model import StartModel
 from zerotop.ui.start.panel import StartSheet
 
-REFRESH_INTERVAL_S = 0.25  # between looks at what is known of the recordings
-_AGE_INTERVAL_S = 5.0  # so often ages count on
-_NOTICE_S = 8.0  # a sentence of what was done stays so long
+REFRESH_INTERVAL_S = 0.25  # between updates of the list
+_AGE_INTERVAL_S = 5.0  # between updates of ages
+_NOTICE_S = 8.0  # a notification about a finished task stays this long
 
 Result = TypeVar("Result")
 
 
 class StartScreen(Screen[None]):
-    """Lists recordings and the jobs of this node. Opening one is the app's."""
+    """Lists recordings and the jobs of this node. The app opens the chosen one."""
 
     TITLE = "Recordings"
-    HELP = "Everything that was recorded here, and what runs. Enter opens it; leaving it comes back."
+    HELP = "All recordings here, and running jobs. Enter opens one; leaving it returns to this list."
     TERMS = START_TERMS
     ALLOW_SELECT = False
     AUTO_FOCUS = ""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "open", "Open", id="start.open", tooltip="Watch it: a running job live, any other from its begin"),
-        Binding("slash", "filter", "Filter", id="start.filter", tooltip="Show only what holds some words"),
-        Binding("escape", "no_filter", "All", id="start.all", tooltip="All of them again, nothing marked", show=False),
-        Binding("o", "order", "Order", id="start.order", tooltip="Sort by the next: newest, by state, slowest and others"),
-        Binding("space", "mark", "Mark", id="start.mark", tooltip="Mark it, to compare it with others"),
-        Binding("c", "compare", "Compare", id="start.compare", tooltip="Show the marked ones side by side"),
-        Binding("e", "export", "Export", id="start.export", tooltip="Write its steps as CSV to the current folder"),
-        Binding("p", "pack", "Pack", id="start.pack", tooltip="Write it as one small file to the current folder"),
-        Binding("d", "delete", "Delete", id="start.delete", tooltip="Delete it for good, after asking"),
+        bind("enter", "open", "start.open", "Open", "Open the recording or running job", 9),
+        bind("space", "mark", "start.mark", "Mark", "Mark the recording for a comparison", 5),
+        bind("c", "compare", "start.compare", "Compare", "Compare the marked recordings", 5),
+        bind("slash", "filter", "start.filter", "Filter", "Filter the list by words", 8),
+        bind("escape", "no_filter", "start.all", "All", "Clear the filter, then the marks"),
+        bind("o", "order", "start.order", "Order", "Next order: newest, by state, slowest and others", 6),
+        bind("e", "export", "start.export", "Export", "Write its steps as a CSV file to the current folder", 3),
+        bind("p", "pack", "start.pack", "Pack", "Write it as one small file to the current folder", 3),
+        bind("d", "delete", "start.delete", "Delete", "Delete it permanently, after asking", 3),
         *list_bindings("start", "move", "go(0)", "go(-1)"),
     ]
 
     class Chosen(Message):
-        """A recording was read and is to be watched."""
+        """A recording was opened and is to be shown."""
 
         def __init__(self, opened: OpenedRecording, beside: Path | None = None) -> None:
-            """``beside``: another one, whose iterations are to lie behind this one's."""
+            """``beside``: another recording, whose iterations are drawn behind this one's."""
             super().__init__()
             self.opened = opened
             self.beside = beside
@@ -82,7 +83,7 @@ class StartScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         yield self._sheet
-        words = Input(id="filter", placeholder="words that it must hold", select_on_focus=False)
+        words = Input(id="filter", placeholder="filter by words", select_on_focus=False)
         words.display = False
         yield words
 
@@ -95,20 +96,19 @@ class StartScreen(Screen[None]):
         self.library.stop()
 
     def refresh_list(self) -> None:
-        """Takes in what is known by now, and draws it if it looks different."""
-        seen = (self.library.recordings, self.library.running_jobs)
-        if self._shown_state[:2] != seen:
-            self.model.update_items(*seen)
-        now = (*seen, int(time.monotonic() / _AGE_INTERVAL_S), get_units())
-        if now != self._shown_state:
-            self._shown_state = now
+        """Update the list from the library, and draw it if it changed."""
+        listed = (self.library.recordings, self.library.running_jobs)
+        if self._shown_state[:2] != listed:
+            self.model.update_items(*listed)
+        state = (*listed, int(time.monotonic() / _AGE_INTERVAL_S), get_units())
+        if state != self._shown_state:
+            self._shown_state = state
             self._sheet.repaint()
 
     # Moving
 
     def action_move(self, rows: int) -> None:
-        self.model.move_cursor(rows)
-        self._sheet.repaint()
+        self._sheet.scroll_rows(rows)
 
     def action_page(self, pages: int) -> None:
         self.action_move(pages * max(1, self._sheet.visible_rows - 1))
@@ -126,18 +126,10 @@ class StartScreen(Screen[None]):
         self.post_message(self.Ordered(self.model.order))
         self._sheet.repaint()
 
-    def on_start_sheet_row_clicked(self, event: StartSheet.RowClicked) -> None:
-        self.action_go(event.row)
-        if event.is_double:
-            self.action_open()
-
-    def on_start_sheet_scrolled(self, event: StartSheet.Scrolled) -> None:
-        self.action_move(event.rows)
-
     # The filter
 
     def on_key(self, event: events.Key) -> None:
-        """What is typed after / belongs to the filter, also what came before it had the focus."""
+        """Keys typed after / belong to the filter, even before it has the focus."""
         words = self.query_one(Input)
         if event.key == "slash":
             event.stop()
@@ -159,7 +151,7 @@ class StartScreen(Screen[None]):
         self._close_filter()
 
     def action_no_filter(self) -> None:
-        """Forgets the filter; pressed again, the marks."""
+        """Clear the filter, or else the marks."""
         if self.model.filter_text or self.query_one(Input).display:
             self.query_one(Input).value = ""
             self.model.set_filter("")
@@ -174,7 +166,7 @@ class StartScreen(Screen[None]):
         self.set_focus(None)
         self._sheet.repaint()
 
-    # What is done with one
+    # Actions on recordings
 
     def action_open(self) -> None:
         chosen = self.model.chosen_item
@@ -192,10 +184,12 @@ class StartScreen(Screen[None]):
     def action_compare(self) -> None:
         items = self.model.choose_compared()
         if len(items) < 2:
-            self.app.notify("Mark two or more with space, then c shows them side by side.", timeout=4)
+            self.app.notify("Mark two or more with space, then compare them with c.", timeout=4)
         else:
             self._start_task(
-                "Comparing …", lambda: self.library.compare(items), lambda found: self._show_comparison(items, found)
+                "Comparing …",
+                lambda: self.library.compare(items),
+                lambda comparison: self._show_comparison(items, comparison),
             )
 
     def _show_comparison(self, items: Sequence[Recording], comparison: Comparison) -> None:
@@ -226,7 +220,7 @@ class StartScreen(Screen[None]):
     def _start_recording_task(self, busy: str, act: Callable[[Recording], str]) -> None:
         chosen = self.model.chosen_item
         if isinstance(chosen, RunningJob):
-            self.app.notify("Nobody records this job: enter begins to.", timeout=4)
+            self.app.notify("This job is not being recorded; enter starts recording.", timeout=4)
         elif chosen is not None:
             self._start_task(busy, lambda: act(chosen), self._notify_done)
 
@@ -234,7 +228,7 @@ class StartScreen(Screen[None]):
         self.app.notify(sentence, timeout=_NOTICE_S)
 
     def _start_task(self, busy: str, act: Callable[[], Result], then: Callable[[Result], object]) -> None:
-        """One thing at a time, beside the screen: reading a long recording takes a while."""
+        """Run one task at a time on a thread: reading a long recording takes a while."""
         if not self._sheet.busy_text:
             self._sheet.busy_text = busy
             self._sheet.repaint()

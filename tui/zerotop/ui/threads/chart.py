@@ -29,8 +29,8 @@ from zerotop.ui.drawing.labels import phase_style
 from zerotop.ui.drawing.rows import Row, fit_row
 
 _LETTER = "*"
-_BUSY_STYLE = "series-0"  # the line of busy threads
-_CORES_STYLE = "load"  # until it has the phases' colours
+_BUSY_STYLE = "series-0"  # of the line of busy threads
+_CORES_STYLE = "load"  # replaced by the phases' colours
 
 
 def draw_chart(
@@ -43,9 +43,9 @@ def draw_chart(
     width: int,
     glyphs: Glyphs,
 ) -> list[Row]:
-    """Cores used, in the colours of the phases, and the number of busy threads as a line; time below.
+    """Draw cores used, in the phases' colours, and the number of busy threads as a line, over a time axis.
 
-    Its ``size`` columns begin at ``left``; before them are words.
+    The chart's ``size`` columns begin at ``left``; the legend stands before them.
     """
     used = _resample_columns(threads, threads.cores_used, size)
     _, high = resample_minmax(threads.time_s, threads.busy_threads, threads.begin_s, threads.end_s, 2 * size, hold=0.5)
@@ -60,7 +60,7 @@ def draw_chart(
     left -= AXIS_WIDTH
     legend = [*_draw_legend(threads, begin_s, left, glyphs), *[()] * height][:height]
     rows = add_axes(canvas, axis, below)
-    return [fit_row((*fit_row(told, left, glyphs), *row), width, glyphs) for told, row in zip(legend, rows, strict=True)]
+    return [fit_row((*fit_row(text, left, glyphs), *row), width, glyphs) for text, row in zip(legend, rows, strict=True)]
 
 
 def _resample_columns(threads: RankThreads, values: Floats, size: int) -> Floats:
@@ -68,7 +68,7 @@ def _resample_columns(threads: RankThreads, values: Floats, size: int) -> Floats
 
 
 def _paint_phases(canvas: Canvas, used: Floats, phases: Sequence[str], axis: Scale) -> None:
-    """Each column in the colour of the phase that its time was spent in."""
+    """Paint each column in its phase's colour."""
     styles = [phase_style(phase) for phase in phases]
     plot_area(canvas, used, _CORES_STYLE, top=axis.highest)
     painted = canvas.fore == canvas.number_style(_CORES_STYLE)
@@ -79,7 +79,7 @@ def _paint_phases(canvas: Canvas, used: Floats, phases: Sequence[str], axis: Sca
 
 
 def _draw_legend(threads: RankThreads, begin_s: float, width: int, glyphs: Glyphs) -> list[Row]:
-    """What the chart shows, beside it."""
+    """Return the chart's legend."""
     rank = threads.rank
     kinds = list(dict.fromkeys(phase for phase in threads.phases if phase))
     styles = map(phase_style, kinds)

@@ -1,4 +1,4 @@
-"""The threads screen: a rank's cores and busy threads over time, and under them, at the same times, each of its threads."""
+"""The threads screen: a rank's cores and busy threads over time, and below, over the same time, each of its threads."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from zerotop.ui.drawing.text import fit_text, sanitize
 from zerotop.ui.live.memory import panel_title
 from zerotop.ui.threads.chart import draw_chart
 
-_WINDOW_PIECES = 120  # half seconds that are seen at least
-_WINDOWS = (15, 30, 45, 60, 75, 90)  # seconds: few, so that what grows is rescaled seldom
-_MIN_HEIGHT_WITH_CHART = 12  # rows of the panel from which there is a chart too
+_WINDOW_PIECES = 120  # half seconds shown at least
+_WINDOWS = (15, 30, 45, 60, 75, 90)  # seconds; few, so that a growing recording is rarely rescaled
+_MIN_HEIGHT_WITH_CHART = 12  # with fewer rows there is no chart
 _MIN_CHART_ROWS, _MAX_CHART_ROWS = 5, 24
-_MAX_HISTORY_ROWS = 4  # rows of one history
-_MIN_OPENED = 4  # threads of each name that there must be room for to show them unasked
+_MAX_HISTORY_ROWS = 4  # of one history
+_MIN_OPENED = 4  # threads per name that must fit for groups to open by themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class TableLine:
 
     group: ThreadGroup
     thread: Thread | None = None  # None: the whole group
-    is_open: bool = False  # its threads follow
+    is_open: bool = False  # the threads of the group follow
     has_nodes: bool = False  # whether the host has several NUMA nodes
-    history: Row = ()  # the lowest row of it
+    history: Row = ()  # its lowest row
 
     @property
     def item(self) -> ThreadGroup | Thread:
@@ -50,9 +50,9 @@ DrawCell = Callable[[TableLine, int], Row]
 
 
 def measure_history(width: int, length_ns: int, *, nodes: int, bound: bool) -> tuple[int, int]:
-    """(cells, nanoseconds a cell) of the histories in a panel of this width; see :func:`draw_threads`.
+    """Return (cells, nanoseconds per cell) of the histories in a panel of this width.
 
-    ``length_ns``: of the recording. One that is shorter than what is usually seen has the cells to itself.
+    ``length_ns`` is the length of the recording; a short one fills all cells.
     """
     columns = _layout_columns(width, lambda line, size: (), lambda line, size: (), nodes=nodes, bound=bound).columns
     size = next(size for column, _, size in columns if column.grows)
@@ -64,7 +64,7 @@ def measure_history(width: int, length_ns: int, *, nodes: int, bound: bool) -> t
 
 
 def _layout_columns(width: int, name: DrawCell, history: DrawCell, *, nodes: int, bound: bool) -> PlacedColumns[TableLine]:
-    """The columns; of nodes and of what threads are bound to only where there is something to say."""
+    """Return the columns. Those for nodes and affinity are there only if they say something."""
     return place_columns(
         [
             Column((), AXIS_WIDTH + (15 if width < 100 else 19 if width < 180 else 27), 9, name, left=True),
@@ -89,9 +89,9 @@ def _layout_table(threads: RankThreads, width: int, nodes: int, glyphs: Glyphs) 
 def _draw_item(
     line: TableLine, styles: Sequence[str], placed: PlacedColumns[TableLine], tall: int, width: int, glyphs: Glyphs
 ) -> list[Row]:
-    """A line of the table; its history is ``tall`` rows high, its name and figures are beside the lowest.
+    """Draw a line of the table. Its history is ``tall`` rows high, with name and figures beside the lowest row.
 
-    Histories are cores over time, on a scale to as many as these threads ever had at once, at least one.
+    A history shows cores over time, scaled to its own maximum, but at least to one core.
     """
     (_, _, name_size), (_, _, size) = placed.columns[:2]
     values = line.item.cores_history
@@ -118,7 +118,7 @@ def _draw_allowed(line: TableLine, size: int) -> Row:
 
 
 def _draw_core_list(cores: Cores, size: int) -> Row:
-    """``0-3,8``, or how many there are where that is too long."""
+    """Return ``0-3,8``, or the number of cores if that is too long."""
     text = format_cores(cores)
     return (((text if len(text) <= size else f"{len(cores)} cores").rjust(size), "muted"),)
 
@@ -129,23 +129,23 @@ def _draw_nodes(line: TableLine, size: int) -> Row:
 
 
 def build_lines(threads: RankThreads, opened: Collection[str], nodes: int, most: int | None = None) -> list[TableLine]:
-    """The rows of the table: groups, and of those that are opened each thread, the busiest ``most`` of them."""
-    found: list[TableLine] = []
+    """Return a line for each group and for the ``most`` busiest threads of each open group."""
+    lines: list[TableLine] = []
     for group in threads.groups:
         is_open = group.name in opened and len(group.threads) > 1
-        found.append(TableLine(group, is_open=is_open, has_nodes=nodes > 1))
+        lines.append(TableLine(group, is_open=is_open, has_nodes=nodes > 1))
         if is_open:
-            found.extend(TableLine(group, thread, has_nodes=nodes > 1) for thread in group.threads[:most])
-    return found
+            lines.extend(TableLine(group, thread, has_nodes=nodes > 1) for thread in group.threads[:most])
+    return lines
 
 
 def _choose_line_rows(room: int, count: int, glyphs: Glyphs) -> int:
-    """Rows of each of so many lines."""
+    """Return the rows of each of ``count`` lines."""
     return max(1, min(_MAX_HISTORY_ROWS, room // max(1, count))) if glyphs.smooth else 1
 
 
 def _count_default_threads(threads: RankThreads, room: int, tall: int) -> int:
-    """How many threads of each name there is room for under their names, 0 for too few to be worth it."""
+    """Return how many threads fit below each name; 0 if too few do."""
     several = sum(len(group.threads) > 1 for group in threads.groups)
     most = (room - 1 - tall * len(threads.groups)) // max(1, several)
     return most if several and most >= _MIN_OPENED else 0
@@ -163,10 +163,10 @@ def draw_threads(
     *,
     top: int = 0,
 ) -> tuple[list[Row], int]:
-    """The panel, and which row of its table is the first one seen: ``top``, or as far down as there are rows.
+    """Draw the panel. Returns its rows and the first visible row of the table: ``top``, or the last possible one.
 
-    ``told`` are sentences, ``nodes`` how many NUMA nodes the host has.
-    ``opened``: names of which each thread is shown by itself; None where nobody chose: as many as there is room for.
+    ``nodes`` is the number of NUMA nodes of the host. ``opened`` are the names whose threads are shown one by one;
+    None: as many as fit.
     """
     width, height = size
     if height <= 0 or width <= 0:
@@ -182,7 +182,7 @@ def draw_threads(
     chart = 0
     if height >= _MIN_HEIGHT_WITH_CHART:
         chart = max(_MIN_CHART_ROWS, room // 4, min(room - len(items) - 1, _MAX_CHART_ROWS, room * 3 // 5))
-        # What a table of lines all of one height leaves is the chart's.
+        # The chart gets the rows that lines of equal height leave over.
         left = room - chart - 1
         chart += max(0, min(left - len(items) * _choose_line_rows(left, len(items), glyphs), _MAX_CHART_ROWS - chart))
         (_, _, name_size), (_, _, columns) = placed.columns[:2]
@@ -224,21 +224,21 @@ def _draw_name(line: TableLine, size: int, glyphs: Glyphs) -> Row:
 
 
 def _draw_rest(threads: RankThreads, glyphs: Glyphs) -> Row:
-    """What is not in the table."""
+    """Return a sentence about the threads that are not in the table."""
     if not threads.is_recorded:
-        return (("  No threads were recorded: zerotop run and zerotop attach record them.", "muted"),)
+        return (("  No threads recorded: zerotop run and zerotop attach record them.", "muted"),)
     if not threads.rank.alive:
-        return (("  This process has ended: what it did last is shown.", "muted"),)
+        return (("  This process has ended; its last threads are shown.", "muted"),)
     if not threads.rest_threads:
         return ()
     other = f"  {format_count(threads.rest_threads, 'other')}, {threads.rest_cores:.1f} cores"
     if threads.rest_cores >= 1:
-        return ((f"{other}: only the busiest of a rank are recorded one by one", "muted"),)
-    return ((f"{other}: hardly running", "muted"),)
+        return ((f"{other}: only the busiest threads are listed", "muted"),)
+    return ((f"{other}: mostly idle", "muted"),)
 
 
 def threads_text(threads: RankThreads) -> str:
-    """A row for each thread, tabs between columns, a heading first: for the clipboard."""
+    """Return a tab-separated row for each thread, under a heading."""
     lines: list[tuple[object, ...]] = [("rank", "tid", "name", "cores", "waiting", "ran_on", "numa_nodes", "may_run_on")]
     for group in threads.groups:
         for thread in group.threads:

@@ -1,19 +1,19 @@
-"""The threads of a rank's process: which of them run, when, and on which cores."""
+"""The threads screen: which threads of a rank run, when, and on which cores."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from typing import ClassVar
 
 from textual import events
-from textual.binding import Binding, BindingType
-from textual.message import Message
+from textual.binding import BindingType
 
 from zerotop.analysis.live_view import Rank
 from zerotop.analysis.ranks.threads import RankThreads, ThreadTable, describe_crowding
 from zerotop.ui.base.base_screen import MonitorScreen
-from zerotop.ui.base.footer import Key
+from zerotop.ui.base.bindings import rank_bindings
+from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Source
 from zerotop.ui.base.layout import GAP, Box
@@ -23,50 +23,50 @@ from zerotop.ui.drawing.rows import Row, fit_row
 from zerotop.ui.ranks.rank_list import draw_ranks, find_first_visible
 from zerotop.ui.threads.drawing import draw_threads, measure_history, threads_text
 from zerotop.ui.widgets.frame_widget import FrameWidget
+from zerotop.ui.widgets.scrollable import Scrollable
 
-_SIDE_BY_SIDE_WIDTH, _LIST_WIDTH = 130, 42  # from this width on the ranks are beside the threads
+_SIDE_BY_SIDE_WIDTH, _LIST_WIDTH = 130, 42  # from this width the ranks stand beside the threads
 
 
 class ThreadsScreen(MonitorScreen):
-    """Who computes, and who waits for a core."""
+    """Shows which threads compute, and which wait for a core."""
 
     NAME = "threads"
     TITLE = "Threads"
-    HELP = "The threads of one rank: which run, in which phase, on which cores and NUMA node, and which wait for a core."
+    HELP = "One rank's threads: which of them run, in which phase, on which cores and NUMA node, and which wait for a core."
     TERMS = (
         (
             "cores, busy",
-            "Processor time per wall time; and how many threads ran for at least half of the time.\n"
+            "CPU time per wall time; and how many threads ran for at least half of the time.\n"
             "16 busy threads that use 9 cores take turns, or wait for one another.",
         ),
         (
             "wait",
-            "How many threads at any time were ready to run and had no core to run on.\n"
-            "Much of it means more threads than cores: set OMP_NUM_THREADS, or bind ranks to cores.",
+            "How many threads, on average, were ready to run but had no core.\n"
+            "High values mean more threads than cores: set OMP_NUM_THREADS, or bind ranks to cores.",
         ),
         (
             "ran on cores, node",
-            "The cores that the threads were seen on, and the NUMA nodes these belong to.\n"
-            "Threads on two nodes reach half of their memory through the other one.",
+            "The cores on which the threads ran, and their NUMA nodes.\n"
+            "Threads on two nodes access half of their memory through the other node.",
         ),
         (
             "may run on",
-            "The cores that a thread is bound to (its affinity); where it is not, all that the job has.\n"
-            "deepspeed --bind_cores_to_rank gives each rank cores of its own.",
+            "The cores that a thread is bound to (its affinity), by default all of the job's cores.\n"
+            "deepspeed --bind_cores_to_rank gives each rank its own cores.",
         ),
         (
             "others",
-            "Only the busiest threads of each rank are recorded, twice a second. The others are counted:\n"
-            "most sleep, as pools that nobody uses do.",
+            "Only the busiest threads of each rank are recorded, twice a second. The others are only counted:\n"
+            "most of them are idle, like unused thread pools.",
         ),
     )
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "app.choose_rank(-1)", "Rank before", id="threads.up", tooltip="The rank before", show=False),
-        Binding("down", "app.choose_rank(1)", "Next rank", id="threads.down", tooltip="The next rank", show=False),
-        Binding("enter", "open", "Single threads", id="threads.open", tooltip="Each thread of a name by itself, and back"),
-        Binding("pageup", "rows(-1)", "Threads back", id="threads.pageup", tooltip="A page of threads back", show=False),
-        Binding("pagedown", "rows(1)", "Threads on", id="threads.pagedown", tooltip="A page of threads on", show=False),
+        *rank_bindings("threads.up", "threads.down", importance=7),
+        bind("enter", "open", "threads.open", "Single threads", "Expand or collapse threads of the same name", 6),
+        bind("pageup", "rows(-1)", "threads.pageup", "Page up", "One page of threads up"),
+        bind("pagedown", "rows(1)", "threads.pagedown", "Page down", "One page of threads down"),
     ]
 
     def __init__(self, glyphs: Glyphs, source: Source) -> None:
@@ -95,17 +95,8 @@ class ThreadsScreen(MonitorScreen):
             "threads": Box(room.x, room.y + above, room.width, room.height - above),
         }
 
-    def footer_keys(self, frame: Frame) -> Sequence[Key]:
-        several = len(frame.view.ranks) > 1
-        return (
-            *(
-                [Key("↑↓", "rank", "app.choose_rank(1)", 7, ("app.choose_rank(-1)", "app.choose_rank(1)"))]
-                if several
-                else []
-            ),
-            Key("enter", "single threads", "screen.open", 6),
-            Key("y", "copy", "app.copy", 2),
-        )
+    def label_keys(self, frame: Frame) -> dict[str, str]:
+        return {} if len(frame.view.ranks) > 1 else {"threads.up": ""}
 
     def action_open(self) -> None:
         self.query_one(ThreadList).toggle_groups()
@@ -114,26 +105,15 @@ class ThreadsScreen(MonitorScreen):
         panel = self.query_one(ThreadList)
         panel.scroll_rows(direction * max(1, panel.size.height // 2))
 
-    def on_rank_list_chosen(self, event: RankList.Chosen) -> None:
-        event.stop()
-        self.post_message(self.RankChosen(event.rank))
-
 
 def find_shown_rank(frame: Frame) -> Rank | None:
-    """The rank that the screen is about."""
+    """Return the rank whose threads are shown."""
     ranks = frame.view.ranks
     return next((rank for rank in ranks if rank.rank == frame.rank), ranks[0] if ranks else None)
 
 
 class RankList(FrameWidget):
-    """All ranks, of which a click chooses one."""
-
-    class Chosen(Message):
-        """This one."""
-
-        def __init__(self, rank: int) -> None:
-            super().__init__()
-            self.rank = rank
+    """All ranks; a click chooses one."""
 
     def __init__(self, glyphs: Glyphs, table: ThreadTable, *, id: str) -> None:
         super().__init__(glyphs, id=id)
@@ -142,9 +122,9 @@ class RankList(FrameWidget):
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         view = frame.view
         first = find_first_visible(view.ranks, frame.rank, height - 1)
-        seen = view.ranks[first : first + height - 1]
+        visible = view.ranks[first : first + height - 1]
         affinities = self.table.affinities
-        bound = {rank.rank: affinities.find_process_cores(rank.host, rank.pid, view.cursor_ns) for rank in seen}
+        bound = {rank.rank: affinities.find_process_cores(rank.host, rank.pid, view.cursor_ns) for rank in visible}
         return draw_ranks(view, frame.rank, bound if any(bound.values()) else {}, width, height, self.glyphs)
 
     def on_click(self, event: events.Click) -> None:
@@ -153,10 +133,10 @@ class RankList(FrameWidget):
         ranks = self.frame.view.ranks
         place = find_first_visible(ranks, self.frame.rank, self.size.height - 1) + event.y - 1
         if place < len(ranks):
-            self.post_message(self.Chosen(ranks[place].rank))
+            self.post_message(MonitorScreen.RankChosen(ranks[place].rank))
 
 
-class ThreadList(FrameWidget):
+class ThreadList(Scrollable, FrameWidget):
     """The threads of the chosen rank."""
 
     def __init__(self, glyphs: Glyphs, table: ThreadTable, source: Source, *, id: str) -> None:
@@ -165,14 +145,14 @@ class ThreadList(FrameWidget):
         self.source = source
         self._axis_scales = GrowingScales()
         self._process_key: tuple[str, int] | None = None
-        self._open_groups: set[str] | None = None  # nobody chose
+        self._open_groups: set[str] | None = None  # None: chosen by the room there is
         self._top_row = 0
         self._shown_threads: RankThreads | None = None
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         rank = find_shown_rank(frame)
         if rank is None:
-            text = "  No rank process was seen yet: its threads are shown here once it runs."
+            text = "  Waiting for ranks: their threads appear here."
             return [fit_row(((text, "muted"),), width, self.glyphs), *[fit_row((), width, self.glyphs)] * (height - 1)]
         if (rank.host, rank.pid) != self._process_key:
             self._process_key, self._top_row = (rank.host, rank.pid), 0
@@ -202,11 +182,11 @@ class ThreadList(FrameWidget):
         return rows
 
     def copy_text(self) -> str:
-        """Each thread's figures."""
+        """Return each thread's figures."""
         return threads_text(self._shown_threads) if self._shown_threads is not None else ""
 
     def toggle_groups(self) -> None:
-        """Each thread by itself, or all of a name together."""
+        """Show each thread, or one row for all threads of a name."""
         self.request_redraw(self._toggle_groups)
 
     def _toggle_groups(self) -> None:
@@ -215,16 +195,8 @@ class ThreadList(FrameWidget):
         self._top_row = 0
 
     def scroll_rows(self, rows: int) -> None:
-        """Further down the threads, or (negative) up."""
+        """Scroll down the threads, or up if negative."""
         self.request_redraw(partial(self._scroll_rows, rows))
 
     def _scroll_rows(self, rows: int) -> None:
         self._top_row = max(0, self._top_row + rows)
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        event.stop()
-        self.scroll_rows(-3)
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        event.stop()
-        self.scroll_rows(3)

@@ -1,4 +1,4 @@
-"""The timeline: lanes under one another that share one axis of time, and one cursor through all of them."""
+"""The timeline: lanes below one another with one time axis, and one cursor through all of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.analysis.formatting import format_count
 from zerotop.analysis.live_view import Floats
 from zerotop.analysis.timeline.phase_ribbon import choose_phase_codes
 from zerotop.ui.charts import AXIS_WIDTH, Canvas, draw_axis, draw_time_axis, plot_ribbon, plot_stack
@@ -22,35 +23,35 @@ from zerotop.ui.timeline.picture import Picture
 from zerotop_probe.recording.tables import PHASES
 
 MIN_WIDTH = 30
-# A column in which the phase that takes most of it has less than this is a mixture, and
+# A column whose longest phase takes less than this share is mixed, and
 _PURE_SHARE = 0.75
-# where so many columns are, a tall ribbon shows the phases' shares.
+# if this share of the columns is mixed, a tall ribbon shows the phases' shares.
 _MIXED_SHARE = 0.5
 _EMPTY_TEXT = (
-    "Nothing is recorded yet. Lanes of memory and processors appear with the first samples, a second after the job begins; "
-    "a ribbon of phases for each rank when it makes its DeepSpeed engine."
+    "Nothing recorded yet. Memory and CPU lanes appear with the first samples, one second after the job starts; "
+    "each rank's phases appear after deepspeed.initialize()."
 )
 _TOO_NARROW = "Too narrow for a timeline."
 _PHASE_STYLES = [phase_style(phase) for phase in PHASES]
 
 
 def legend_width(width: int) -> int:
-    """Cells for words at the left of the charts."""
+    """Return the cells for labels left of the charts."""
     return 17 if width < 110 else 20
 
 
 def chart_begin(width: int) -> int:
-    """The column in which the charts begin."""
+    """Return the column in which the charts begin."""
     return legend_width(width) + AXIS_WIDTH
 
 
 def chart_cells(width: int) -> int:
-    """How wide the charts are."""
+    """Return the width of the charts in cells."""
     return max(0, width - chart_begin(width))
 
 
 def draw_timeline(picture: Picture, width: int, height: int, glyphs: Glyphs) -> list[Row]:
-    """The whole picture: ``height`` rows of ``width`` cells, of which ``chart_cells`` are the picture's."""
+    """Draw the timeline: ``height`` rows of ``width`` cells. The picture was built for ``chart_cells(width)``."""
     drawn = [place for place in picture.boxes if place.name not in _TEXT_ROWS]
     canvas = Canvas(picture.cell_count, max((place.top + place.height for place in drawn), default=0), glyphs)
     words = _draw_lanes(picture, drawn, canvas, width)
@@ -61,7 +62,7 @@ def draw_timeline(picture: Picture, width: int, height: int, glyphs: Glyphs) -> 
 
 
 def _draw_lanes(picture: Picture, places: Sequence[LaneBox], canvas: Canvas, width: int) -> list[Row]:
-    """Draws all that is there for every cell of time, all on one canvas; returns what is at the left of its rows."""
+    """Draw the charts on one canvas; return the labels left of its rows."""
     nothing: Row = ((" " * chart_begin(width), "text"),)
     words = [nothing] * canvas.height
     lanes = [place for place in places if place.name in LANES_BY_NAME]
@@ -77,14 +78,14 @@ def _draw_lanes(picture: Picture, places: Sequence[LaneBox], canvas: Canvas, wid
         left = draw_legend(place.name, picture, axis, place.height, legend_width(width), canvas.glyphs)
         sides = draw_axis_labels(axis, place.height, canvas.glyphs)
         words[place.top : place.top + place.height] = [(*row, *side) for row, side in zip(left, sides, strict=True)]
-    # Over the cursor are the marks' words.
+    # Marks are drawn over the cursor.
     above = sum(place.height for place in places if place.name == MARKS)
     _paint_cursor(canvas.slice_rows(above, canvas.height - above), picture.find_cell(picture.cursor))
     return words
 
 
 def _paint_cursor(canvas: Canvas, x: int) -> None:
-    """A thin line through everything."""
+    """Draw a thin vertical line."""
     if 0 <= x < canvas.width:
         canvas.back[:, x] = canvas.find_visible((slice(None), x))
         canvas.characters[:, x] = ord(canvas.glyphs.line)
@@ -92,7 +93,7 @@ def _paint_cursor(canvas: Canvas, x: int) -> None:
 
 
 def draw_empty(width: int, height: int, glyphs: Glyphs) -> list[Row]:
-    """What is there instead while nothing was recorded, or no room for charts."""
+    """Draw the message shown while nothing is recorded, or if charts do not fit."""
     text = _TOO_NARROW if width < MIN_WIDTH else _EMPTY_TEXT
     lines = wrap_text(text, max(1, min(72, width - 4)), max(0, height), glyphs)
     above = max(0, (height - len(lines)) // 3)
@@ -114,18 +115,23 @@ def _draw_ribbons(picture: Picture, place: LaneBox, canvas: Canvas, width: int) 
     rows = np.repeat(codes, [0 if mixed else tall, *[1] * (len(codes) - 1)], axis=0)
     plot_ribbon(canvas, rows, _PHASE_STYLES, row=place.top + place.height - len(rows), rows=len(rows))
     nothing: Row = ((" " * chart_begin(width), "text"),)
-    words = [_draw_ribbon_label(picture, *whose, width, canvas.glyphs) for whose in zip(picture.ranks, codes, strict=True)]
+    words = [
+        _draw_ribbon_label(picture, *rank_codes, width, canvas.glyphs)
+        for rank_codes in zip(picture.ranks, codes, strict=True)
+    ]
     return [words[0], *[nothing] * (tall - 1), *words[1:]]
 
 
 def _is_mixed(seconds: Floats) -> bool:
     total = seconds.sum(axis=0)
-    known = total > 0
-    return bool(known.any()) and float(np.mean(seconds.max(axis=0)[known] < _PURE_SHARE * total[known])) > _MIXED_SHARE
+    has_time = total > 0
+    return (
+        bool(has_time.any()) and float(np.mean(seconds.max(axis=0)[has_time] < _PURE_SHARE * total[has_time])) > _MIXED_SHARE
+    )
 
 
 def _compute_share(seconds: Floats, style: str) -> Floats:
-    """What phases of one colour take of each cell, of the time that is known."""
+    """Return the share of phases of one colour in the known time of each cell."""
     chosen = (
         seconds[[place for place, other in enumerate(_PHASE_STYLES) if other == style]]
         .sum(axis=0)
@@ -137,7 +143,7 @@ def _compute_share(seconds: Floats, style: str) -> Floats:
 
 
 def _draw_ribbon_label(picture: Picture, rank: int, codes: NDArray[np.int16], width: int, glyphs: Glyphs) -> Row:
-    """``rank 0  backward``: whose ribbon, and its phase at the cursor."""
+    """Return a ribbon's rank and its phase at the cursor: ``rank 0  backward``."""
     window = picture.timeline.window
     column = picture.cursor // window.column_ns - window.first
     code = int(codes[column]) if 0 <= column < len(codes) else -1
@@ -149,12 +155,12 @@ def _draw_ribbon_label(picture: Picture, rank: int, codes: NDArray[np.int16], wi
 
 def _draw_marks(picture: Picture, canvas: Canvas, width: int) -> Row:
     glyphs = canvas.glyphs
-    here = sorted(
+    marks = sorted(
         (mark for mark in picture.marks if 0 <= picture.find_cell(mark.at_ns) < picture.cell_count),
         key=lambda mark: mark.at_ns,
     )
-    begins = [picture.find_cell(mark.at_ns) for mark in here]
-    for mark, begin, end in zip(here, begins, [*begins, picture.cell_count][1:], strict=True):
+    begins = [picture.find_cell(mark.at_ns) for mark in marks]
+    for mark, begin, end in zip(marks, begins, [*begins, picture.cell_count][1:], strict=True):
         canvas.write_mark(begin, 0, glyphs.mark, mark.style)
         room = end - begin - 3
         if room >= 8:
@@ -164,15 +170,15 @@ def _draw_marks(picture: Picture, canvas: Canvas, width: int) -> Row:
                 fit_text(sanitize(mark.text, glyphs), room, glyphs),
                 mark.style if mark.style != "accent" else "text",
             )
-    count = len(here)
-    words = f"{count} found here" if count else "nothing found" if width >= 110 else ""
+    count = len(marks)
+    words = format_count(count, "finding") if count else "no findings" if width >= 110 else ""
     return fit_row(((words, "label"),), chart_begin(width), glyphs)
 
 
 def _draw_steps(picture: Picture, width: int, glyphs: Glyphs) -> Row:
     marks = [(picture.find_cell(begin), str(number)) for begin, number in picture.steps]
-    here = "step" if picture.cursor_step is None else f"step {picture.cursor_step}"
-    return _draw_axis(here, draw_axis(marks, picture.cell_count, glyphs), picture, width, glyphs, " ")
+    text = "step" if picture.cursor_step is None else f"step {picture.cursor_step}"
+    return _draw_axis(text, draw_axis(marks, picture.cell_count, glyphs), picture, width, glyphs, " ")
 
 
 def _draw_time(picture: Picture, width: int, glyphs: Glyphs) -> Row:
@@ -187,7 +193,7 @@ def _draw_axis(words: str, row: Row, picture: Picture, width: int, glyphs: Glyph
 
 
 def overlay_cursor(row: Row, x: int, glyphs: Glyphs) -> Row:
-    """A row of an axis with the cursor in a cell of it, unless a number is there: without a digit it would be another."""
+    """Draw the cursor on a row of an axis, but never over a digit of a number."""
     spans: list[tuple[str, str]] = []
     at = 0
     for text, style in row:

@@ -1,46 +1,46 @@
-"""The timeline's own words, explained in two lines each."""
+"""The timeline's terms, explained in two lines each."""
 
 from __future__ import annotations
 
 TERMS: tuple[tuple[str, str], ...] = (
     (
         "rank 0, rank 1",
-        "What each rank did: the innermost phase it was in, in its colour; the chosen rank first (up and down choose).\n"
-        "Of a cell that holds several phases the longest is seen; a tall ribbon then shows the share of each.",
+        "Each rank's innermost phase, in its colour, with the chosen rank first (up and down choose).\n"
+        "A cell with several phases shows the longest; a tall ribbon then shows the share of each.",
     ),
     (
         "GPU, cores",
-        "Share of time in which a kernel ran, and cores in use; bright the chosen rank's, dim those of its host's others.\n"
-        "Faint above: the highest value within the cell, so that no spike is lost however far you zoom out.",
+        "Share of time in which a kernel ran, and cores in use: bright for the chosen rank, dim for its host's others.\n"
+        "The faint part above is the highest value in the cell, so that spikes stay visible when you zoom out.",
     ),
     (
         "alloc, reserved, process",
-        "GPU memory: in live tensors, held by PyTorch, and used by the job's processes as NVML says.\n"
-        "The bright line is the highest allocated, exact to the byte, even between two samples.",
+        "GPU memory: allocated to live tensors, reserved by PyTorch, and used by the job's processes (from NVML).\n"
+        "The bright line is the peak of allocated memory, exact to the byte even between two samples.",
     ),
     (
         "RSS, all ranks, host",
-        "Host memory where there is no GPU: resident for the chosen rank, for all ranks of its host,\n"
-        "and in use on the host by anyone.",
+        "Host memory, where there is no GPU: resident for the chosen rank, resident for all ranks of its host,\n"
+        "and used by all processes on the host.",
     ),
     (
         "PCIe ↑ ↓",
-        "Bytes per second to the host (↑: gradients that are offloaded) and from it (↓: parameters coming back),\n"
-        "between two looks at the GPU's counters, which are up to half a second apart.",
+        "Bytes per second to the host (↑, offloaded gradients) and from it (↓, updated parameters), averaged between\n"
+        "two samples of the GPU's counters, which are up to half a second apart.",
     ),
     (
         "iteration",
-        "Seconds from the end of a step to the end of the next one, over the time that it took.\n"
-        "The rows below number the steps where they begin, and count the time since the recording began.",
+        "Seconds from the end of one step to the end of the next, drawn over that time.\n"
+        "The rows below show step numbers where the steps begin, and the time since the recording began.",
     ),
     (
         "◆",
-        "Something was found: its mark is where it could first be known. n and p go from one to the next,\n"
-        "a lists all with their numbers.",
+        "A finding, at the first moment it could be detected. n and p go to the next and the previous one,\n"
+        "a lists them all.",
     ),
     (
         "[ ]",
-        "A range of time: [ begins it at the cursor, ] ends it, dragging the mouse does both. The last row then says\n"
-        "how long it is, its steps, the time in each phase, and mean and highest of each lane. Escape forgets it.",
+        "A range of time: [ begins it at the cursor, ] ends it; dragging the mouse does both. The last row then shows\n"
+        "its length, steps, time in each phase, and the mean and highest value of each lane. Escape clears it.",
     ),
 )

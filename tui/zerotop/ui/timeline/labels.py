@@ -1,4 +1,4 @@
-"""What the timeline says beside and below its lanes: values at the cursor, a range's figures, what is missing."""
+"""The text beside and below the timeline's lanes: values at the cursor, a range's figures, missing data."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from zerotop.ui.timeline.picture import Picture
 from zerotop_probe.recording.tables import PHASES
 
 _VALUE_WIDTH = 5
-# How long a value that was sampled last is still said.
+# How long the last sample stays valid.
 _FRESH_NS = 3_000_000_000
-# (names, label of each, style of its swatch), the first with the unit behind it.
+# (names, label, swatch style) of each value; the first label is followed by the unit.
 _LEGENDS: dict[str, tuple[tuple[tuple[str, ...], str, str], ...]] = {
     "memory": (
         (("allocated",), "alloc", "memory-allocated"),
@@ -42,12 +42,12 @@ _LEGENDS: dict[str, tuple[tuple[tuple[str, ...], str, str], ...]] = {
     "iteration": ((("iteration",), "iteration", ""),),
     "power": ((("power",), "power", ""),),
 }
-# Those whose height counts rather than their mean.
+# Values whose maximum is shown rather than their mean.
 _HIGHEST_VALUES = ("allocated", "reserved", "process", "device", "peak", "rss", "all_rss", "host_memory")
 
 
 def find_cursor_value(picture: Picture, names: Sequence[str]) -> float:
-    """The value at the cursor of the first of these that is known; NaN where none is."""
+    """Return the value at the cursor of the first known name; NaN if none is known."""
     window = picture.timeline.window
     place = picture.cursor // window.column_ns - window.first
     back = max(2, _FRESH_NS // window.column_ns)
@@ -62,7 +62,7 @@ def find_cursor_value(picture: Picture, names: Sequence[str]) -> float:
 
 
 def draw_legend(name: str, picture: Picture, axis: Scale, height: int, width: int, glyphs: Glyphs) -> list[Row]:
-    """What a lane is, and what it was at the cursor: ``height`` rows of ``width`` cells."""
+    """Draw a lane's labels and its values at the cursor: ``height`` rows of ``width`` cells."""
     entries = _build_entries(name, picture)
     rows: list[Row] = []
     room = width - _VALUE_WIDTH - 1
@@ -79,36 +79,36 @@ def draw_legend(name: str, picture: Picture, axis: Scale, height: int, width: in
 
 
 def find_swatch(style: str, glyphs: Glyphs) -> str:
-    """A sample of what is drawn in a style: where there are no colours, the character that stands for it."""
+    """Return a sample of a style: without colours, the character that stands for it."""
     return "p" if style == "peak" and not glyphs.smooth else glyphs.find_sample(style)
 
 
 def _build_entries(name: str, picture: Picture) -> list[tuple[tuple[str, ...], str, str]]:
     several = len(picture.ranks) + picture.other_ranks > 1
-    mine = f"rank {picture.subject.rank}"
+    own = f"rank {picture.subject.rank}"
     if name == "utilization":
         gpu = picture.subject.gpu
         return [(("utilization",), f"GPU {gpu[1]}" if gpu else "GPU", "")]
     if name == "cores":
         if several and picture.find_values("all_cores") is not None:
-            return [(("all_cores",), "cores", "load-others"), (("cores",), mine, "load")]
+            return [(("all_cores",), "cores", "load-others"), (("cores",), own, "load")]
         return [(("cores", "host_cores"), "CPU cores", "load")]
     if name == "host memory":
-        found = [(("rss",), mine if several else "RSS", "memory-allocated")]
-        found += [(("all_rss",), "all ranks", "memory-reserved")] if several else []
-        return [*found, (("host_memory",), "host", "memory-other" if is_host_on_scale(picture) else "")]
+        entries = [(("rss",), own if several else "RSS", "memory-allocated")]
+        entries += [(("all_rss",), "all ranks", "memory-reserved")] if several else []
+        return [*entries, (("host_memory",), "host", "memory-other" if is_host_on_scale(picture) else "")]
     return [entry for entry in _LEGENDS[name] if any(picture.find_values(value) is not None for value in entry[0])]
 
 
 def format_moment(moment: int, cell_ns: int) -> str:
-    """A time since the recording's begin, as exact as a cell is: ``1:02.35``."""
+    """Format a time since the recording began, as exact as a cell is: ``1:02.35``."""
     decimals = max(0, min(6, math.ceil(9 - math.log10(cell_ns)))) if cell_ns < 1_000_000_000 else 0
     whole, rest = divmod(moment, 1_000_000_000)
     return format_clock(whole) + (f".{rest:09d}"[: decimals + 1] if decimals else "")
 
 
 def format_duration(nanoseconds: float) -> str:
-    """``35 µs``, ``412 ms``, ``2.75 s``, ``12:34``."""
+    """Format a duration: ``35 µs``, ``412 ms``, ``2.75 s``, ``12:34``."""
     for factor, unit in ((1e3, "ns"), (1e6, "µs"), (1e9, "ms")):
         if nanoseconds < factor * 0.9995:
             return f"{format_significant(nanoseconds / factor * 1e3)} {unit}"
@@ -116,7 +116,7 @@ def format_duration(nanoseconds: float) -> str:
 
 
 def draw_last_row(picture: Picture, width: int, glyphs: Glyphs) -> Row:
-    """The range's figures, or without a range which colours mean what, and what was not recorded."""
+    """Draw the range's figures; without a range, the phases' colours and the missing data."""
     if picture.summary is not None:
         return fit_row(join_rows(choose_items(_draw_figures(picture, picture.summary, glyphs), width, 2), 2), width, glyphs)
     colours = _draw_colours(picture, glyphs)
@@ -125,27 +125,27 @@ def draw_last_row(picture: Picture, width: int, glyphs: Glyphs) -> Row:
 
 
 def _draw_colours(picture: Picture, glyphs: Glyphs) -> list[tuple[int, Row]]:
-    """(importance, colour and its name) of the phases that are seen in the window."""
+    """Return (importance, colour and name) of the phases in the window."""
     seconds = sum((table.sum(axis=1) for table in picture.timeline.phases.values()), np.zeros(len(PHASES)))
-    found: dict[str, float] = {}
+    seconds_by_style: dict[str, float] = {}
     for code in np.flatnonzero(seconds > 0).tolist():
         style = phase_style(PHASES[code])
-        found[style] = found.get(style, 0.0) + float(seconds[code])
-    order = sorted(found, key=lambda style: -found[style])
+        seconds_by_style[style] = seconds_by_style.get(style, 0.0) + float(seconds[code])
+    order = sorted(seconds_by_style, key=lambda style: -seconds_by_style[style])
     return [
         (20 - order.index(style), ((find_swatch(style, glyphs), style), (f" {style.removeprefix('phase-')}", "muted")))
-        for style in found
+        for style in seconds_by_style
     ]
 
 
 def _draw_figures(picture: Picture, summary: RangeSummary, glyphs: Glyphs) -> list[tuple[int, Row]]:
-    """(importance, figure) of a range."""
+    """Return (importance, figure) for the range."""
     length = summary.end_ns - summary.begin_ns
     steps = format_count(summary.steps, "step")
-    found: list[tuple[int, Row]] = [
+    figures: list[tuple[int, Row]] = [
         (99, (("[ ", "accent"), (glyphs.to_plain(format_duration(length)), "value"), (" ]", "accent")))
     ]
-    found.append((90, ((steps, "text"),)))
+    figures.append((90, ((steps, "text"),)))
     all_s = sum(summary.phase_s.values())
     order = sorted(summary.phase_s, key=lambda name: -summary.phase_s[name])
     for place, name in enumerate(order[: len(_PHASE_IMPORTANCE)]):
@@ -153,29 +153,29 @@ def _draw_figures(picture: Picture, summary: RangeSummary, glyphs: Glyphs) -> li
         amount = (
             f"{glyphs.to_plain(format_duration(summary.phase_s[name] * 1e9))} {format_share(summary.phase_s[name] / all_s)}"
         )
-        found.append((_PHASE_IMPORTANCE[place], (*part, (amount, "value"))))
+        figures.append((_PHASE_IMPORTANCE[place], (*part, (amount, "value"))))
     for importance, name, label, factor, unit in _choose_figures(summary.highest.get("iteration", 0.0)):
         if name in summary.mean:
             mean, most = summary.mean[name] * factor, summary.highest[name] * factor
             texts = [f"{value:.{choose_decimals(most)}f}" for value in (mean, most)]
             words: Row = ((f"{glyphs.to_plain(label)} ", "muted"), (texts[0], "value"), (" max ", "muted"))
-            found.append((importance, (*words, (texts[1] + unit, "value"))))
-    return found
+            figures.append((importance, (*words, (texts[1] + unit, "value"))))
+    return figures
 
 
-_PHASE_IMPORTANCE = (87, 83, 70, 50, 35, 20)  # importance of the time in the longest phase, in the second one, and so on
+_PHASE_IMPORTANCE = (87, 83, 70, 50, 35, 20)  # of the longest phase, the second longest, and so on
 
 
 def _choose_figures(longest_s: float) -> tuple[tuple[int, str, str, float, str], ...]:
-    """(importance, name, label, how many of its unit are one in SI, unit). ``longest_s``: of the iterations."""
+    """Return (importance, name, label, factor from SI, unit). ``longest_s`` is the longest iteration."""
     memory = 1 / giga_unit().bytes, f" {giga_unit().name}"
-    time, each = choose_time_unit(longest_s)
+    time_unit, time_factor = choose_time_unit(longest_s)
     return (
         (88, "utilization", "GPU", 100, " %"),
         (86, "all_cores", "cores", 1, ""),
         (84, "allocated", "alloc", *memory),
         (56, "process", "process", *memory),
-        (54, "iteration", "iteration", each, f" {time}"),
+        (54, "iteration", "iteration", time_factor, f" {time_unit}"),
         (45, "sent", "PCIe ↑", 1e-9, " GB/s"),
         (43, "received", "↓", 1e-9, " GB/s"),
         (40, "power", "power", 1, " W"),

@@ -1,4 +1,4 @@
-"""The lanes of values of the timeline, each a chart of its own with its scale."""
+"""The timeline's value lanes: each is a chart with its own scale."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Layers = list[tuple[str, Floats]]
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What a lane shows: layers upon one another, the scale for them, and a line over them."""
+    """A lane's stacked layers, their scale, and a line over them."""
 
     axis: Scale
     layers: Layers
@@ -29,12 +29,12 @@ ChartBuilder = Callable[[Picture, int], Chart]
 
 
 def compute_highest(values: ColumnValues | None, count: int) -> Floats:
-    """The highest value in each cell; NaN where there is none."""
+    """Return the highest value in each cell; NaN without one."""
     return np.full(count, np.nan) if values is None else np.fmax(values.highest[0::2], values.highest[1::2])
 
 
 def compute_means(values: ColumnValues | None, count: int) -> Floats:
-    """The mean of each cell."""
+    """Return the mean of each cell; NaN without one."""
     if values is None:
         return np.full(count, np.nan)
     left, right = values.mean[0::2], values.mean[1::2]
@@ -42,7 +42,7 @@ def compute_means(values: ColumnValues | None, count: int) -> Floats:
 
 
 def find_largest(*several: Floats) -> float:
-    """The largest value there is, 0 without any."""
+    """Return the largest value, 0 without any."""
     return float(np.fmax.reduce(np.concatenate(several), initial=0.0))
 
 
@@ -51,12 +51,12 @@ def _choose_axis(picture: Picture, name: str, kind: Quantity, value: float, heig
 
 
 def _simplify_axis(axis: FittedScale) -> FittedScale:
-    """The scale with a tick only at its top, where more of them would leave some rows of a low lane unused."""
+    """Return the scale with its only tick at the top if more ticks do not divide the lane's rows evenly."""
     return axis if axis.rows % round(axis.top / axis.distance) == 0 else replace(axis, distance=axis.top)
 
 
 def _replace_missing(values: Floats) -> Floats:
-    """0 where nothing is known."""
+    """Replace NaN by 0."""
     return np.fmax(values, 0.0)
 
 
@@ -72,17 +72,17 @@ def _build_utilization(picture: Picture, height: int) -> Chart:
 
 
 def _build_mean_layers(mean: Floats, peak: Floats, axis: Scale, style: str = "load") -> Layers:
-    """The mean as an area; above it, fainter, up to the highest: a spike is seen however short it was."""
+    """Return the mean as an area, and above it a fainter one up to the highest value, so that short spikes stay visible."""
     mean, peak = (np.minimum(_replace_missing(values), axis.highest) for values in (mean, peak))
     return [(style, mean), ("load-free", peak - mean)]
 
 
 def _build_cores(picture: Picture, height: int) -> Chart:
-    whose = next((name for name in ("all_cores", "cores", "host_cores") if picture.find_values(name) is not None), "")
-    values = picture.find_values(whose)
+    name = next((name for name in ("all_cores", "cores", "host_cores") if picture.find_values(name) is not None), "")
+    values = picture.find_values(name)
     peak, mean = compute_highest(values, picture.cell_count), compute_means(values, picture.cell_count)
     axis = _choose_cores_scale(picture, find_largest(peak), height)
-    if len(picture.ranks) + picture.other_ranks == 1 or whose != "all_cores":
+    if len(picture.ranks) + picture.other_ranks == 1 or name != "all_cores":
         return Chart(axis, _build_mean_layers(mean, peak, axis))
     (_, total), above = _build_mean_layers(mean, peak, axis)
     own = np.minimum(_replace_missing(compute_means(picture.find_values("cores"), picture.cell_count)), total)
@@ -90,7 +90,7 @@ def _build_cores(picture: Picture, height: int) -> Chart:
 
 
 def _choose_cores_scale(picture: Picture, peak: float, height: int) -> Scale:
-    """All cores of the host, where more than half of them were in use; sampling may see a few more than there are."""
+    """Scale to all cores of the host if more than half of them were in use. Samples may slightly exceed that number."""
     peak = picture.scales.track_largest("cores", peak)
     if picture.host_cores and peak > picture.host_cores / 2:
         return _simplify_axis(
@@ -113,7 +113,7 @@ def _build_memory(picture: Picture, height: int) -> Chart:
 
 
 def _build_nested_layers(values: Sequence[Floats]) -> Layers:
-    """Memory each of which is part of the next."""
+    """Return the layers of values that each include the one before."""
     allocated, reserved, process = np.maximum.accumulate(_replace_missing(np.stack(values)))
     return [
         ("memory-allocated", allocated),
@@ -123,7 +123,7 @@ def _build_nested_layers(values: Sequence[Floats]) -> Layers:
 
 
 def is_host_on_scale(picture: Picture) -> bool:
-    """Whether the whole host's memory can be on one scale with that of its ranks."""
+    """Whether the host's memory fits on one scale with that of its ranks."""
     ranks, host = (
         find_largest(compute_highest(picture.find_values(name), picture.cell_count)) for name in ("all_rss", "host_memory")
     )
@@ -147,7 +147,7 @@ def _build_pcie(picture: Picture, height: int) -> Chart:
 
 
 def _make_mean_chart(name: str, kind: Quantity, style: str) -> ChartBuilder:
-    """The mean of a signal in each cell, and above it up to the highest."""
+    """Return a builder of a chart of a signal's means and highest values."""
 
     def build_chart(picture: Picture, height: int) -> Chart:
         values = picture.find_values(name)
@@ -170,7 +170,7 @@ CHARTS: dict[str, ChartBuilder] = {
 
 
 def draw_charts(canvas: Canvas, picture: Picture, places: Sequence[LaneBox]) -> list[Scale]:
-    """Draws lanes where they are, and returns their scales."""
+    """Draw lanes at their boxes and return their scales."""
     charts = [CHARTS[place.name](picture, place.height) for place in places]
     plot_stacks(
         canvas,

@@ -1,4 +1,4 @@
-"""Which lanes the timeline has, and how many rows each gets."""
+"""The timeline's lanes, and how many rows each gets."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ MARKS, RIBBONS, STEPS, TIME, SUMMARY = "marks", "ribbons", "steps", "time", "sum
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A lane of values. It is there where any of its values is recorded."""
+    """A lane of values, shown if any of them is recorded."""
 
     name: str
     values: tuple[str, ...]
-    min_rows: int  # rows
+    min_rows: int
     max_rows: int
     importance: int
-    weight: int  # how often it gets a row more
+    weight: int  # its share of extra rows
 
 
-# Under one another in this order: what computes, then where memory is, then what follows from both.
+# From top to bottom: computation, memory, then what follows from both.
 LANES = (
     Lane("utilization", ("utilization",), 1, 6, 9, 3),
     Lane("cores", ("cores", "all_cores", "host_cores"), 1, 6, 8, 3),
@@ -30,13 +30,13 @@ LANES = (
     Lane("iteration", ("iteration",), 1, 4, 6, 2),
     Lane("power", ("power",), 1, 3, 2, 1),
 )
-_MIN_POWER_HEIGHT = 22  # rows from which on power, which follows utilization, is worth one
+_MIN_POWER_HEIGHT = 22  # below this, power, which follows utilization, gets no row
 LANES_BY_NAME = {lane.name: lane for lane in LANES}
 
 
 @dataclass(frozen=True, slots=True)
 class LaneBox:
-    """Where a lane, or another part of the picture, is. ``tall``: rows of the first of several ribbons."""
+    """The place of a lane or another part of the picture. ``first_rows``: rows of the first of several ribbons."""
 
     name: str
     top: int
@@ -45,15 +45,15 @@ class LaneBox:
 
 
 def choose_lanes(recorded: Collection[str]) -> list[Lane]:
-    """The lanes of which there is something. Host memory matters most where there is no GPU."""
-    there = [lane for lane in LANES if any(value in recorded for value in lane.values)]
-    if any(lane.name == "memory" for lane in there):
-        return there
-    return [replace(lane, importance=7) if lane.name == "host memory" else lane for lane in there]
+    """Return the lanes that have data. Host memory gets more important without a GPU."""
+    lanes = [lane for lane in LANES if any(value in recorded for value in lane.values)]
+    if any(lane.name == "memory" for lane in lanes):
+        return lanes
+    return [replace(lane, importance=7) if lane.name == "host memory" else lane for lane in lanes]
 
 
 def layout_lanes(height: int, recorded: Collection[str], ranks: int, *, marks: bool) -> list[LaneBox]:
-    """Where everything goes in so many rows. ``ranks``: how many ribbons there could be."""
+    """Place all lanes in ``height`` rows. ``ranks``: the largest number of ribbons."""
     rows = _choose_fixed_rows(height, ranks > 0, marks)
     room = height - sum(rows.values())
     kept: list[Lane] = []
@@ -74,18 +74,18 @@ def layout_lanes(height: int, recorded: Collection[str], ranks: int, *, marks: b
 
 
 def count_ribbons(boxes: Sequence[LaneBox]) -> int:
-    """How many ribbons there is room for."""
+    """Return the number of ribbons that fit."""
     return next((place.height - place.first_rows + 1 for place in boxes if place.name == RIBBONS), 0)
 
 
 def _choose_fixed_rows(height: int, ribbons: bool, marks: bool) -> dict[str, int]:
-    """Rows of what is no lane of values."""
+    """Return the rows of the parts that are not value lanes."""
     wanted = ((TIME, 4, True), (RIBBONS, 1, ribbons), (SUMMARY, 7, True), (STEPS, 12, ribbons), (MARKS, 10, marks))
-    return {name: 1 for name, least, there in wanted if there and height >= least}
+    return {name: 1 for name, min_height, exists in wanted if exists and height >= min_height}
 
 
 def _grow_lanes(rows: dict[str, int], lanes: Sequence[Lane], room: int) -> None:
-    """Gives lanes more rows, those first that have the fewest for their weight; when all have the most, some more yet."""
+    """Give lanes the remaining rows, starting with the lanes furthest below their share; maxima are exceeded last."""
     while room > 0 and lanes:
         wanting = [lane for lane in lanes if rows[lane.name] < lane.max_rows] or lanes
         poorest = min(wanting, key=lambda lane: (rows[lane.name] / lane.weight, -lane.importance))

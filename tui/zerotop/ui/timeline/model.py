@@ -1,4 +1,4 @@
-"""From a frame to the picture of the timeline: what the lanes are of, and what lies on them. Knows no terminal."""
+"""Builds the timeline's picture from a frame, without a terminal."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from zerotop.ui.timeline.lanes import count_ribbons, layout_lanes
 from zerotop.ui.timeline.picture import Mark, Picture
 from zerotop.ui.timeline.window import PlaybackState, TimelineView
 
-# A picture reads for about so long; what is left is read for the next one.
+# Reading data for a picture takes about this long; the rest is read for the next picture.
 BUDGET_S = 0.04
 
 
 class PictureBuilder:
-    """Makes pictures of one recording."""
+    """Builds pictures of one recording."""
 
     def __init__(self, source: Source, view: TimelineView) -> None:
         self._source, self._view = source, view
@@ -31,7 +31,7 @@ class PictureBuilder:
         self._scales_key: tuple[Subject, int] | None = None
         self._summary: tuple[object, RangeSummary | None] = (None, None)
         self.last_picture: Picture | None = None
-        """The picture made last."""
+        """The latest picture."""
 
     @property
     def is_busy(self) -> bool:
@@ -42,18 +42,18 @@ class PictureBuilder:
         """Do nothing: each picture reads on."""
 
     def has_data(self, frame: Frame) -> bool:
-        """Whether there is anything to show."""
+        """Whether any lane has data."""
         return bool(
             self._timelines.find_rank_hosts() or self._timelines.get_lanes(self._choose_subject(frame)).find_recorded_names()
         )
 
     def _choose_subject(self, frame: Frame) -> Subject:
-        known = self._timelines.find_rank_hosts()
-        rank = frame.rank if frame.rank in known else next(iter(known), -1)
+        hosts = self._timelines.find_rank_hosts()
+        rank = frame.rank if frame.rank in hosts else next(iter(hosts), -1)
         return self._timelines.make_subject(-1 if rank is None else rank)
 
     def build_picture(self, frame: Frame, cells: int, height: int) -> Picture:
-        """The picture for charts of so many cells."""
+        """Build the picture for charts that are ``cells`` wide."""
         origin_ns, subject = self._timelines.origin_ns, self._choose_subject(frame)
         end_ns, now = self._source.end_ns, self._build_state(frame, origin_ns)
         window = self._view.choose_window(now, 2 * cells, frame.view.progress.iteration_s)
@@ -100,7 +100,7 @@ class PictureBuilder:
         )
 
     def _order_ranks(self, chosen: int) -> list[int]:
-        """Those with phases, the chosen one first, then those after it."""
+        """Return the ranks with phases, from the chosen one on."""
         ranks = list(self._timelines.find_probed_ranks())
         place = ranks.index(chosen) if chosen in ranks else 0
         return [*ranks[place:], *ranks[:place]]
@@ -114,7 +114,7 @@ class PictureBuilder:
         )
 
     def _find_steps(self, timeline: Timeline, subject: Subject) -> tuple[tuple[int, int], ...]:
-        """Begins and numbers of the steps in the window, all or every tenth, hundredth and so on."""
+        """Return begins and numbers of the steps in the window: all, or every second, fifth, tenth and so on."""
         window, origin_ns = timeline.window, self._timelines.origin_ns
         begin_ns = origin_ns + window.first * window.column_ns
         begins, numbers = self._timelines.find_begun_steps(
@@ -136,24 +136,24 @@ class PictureBuilder:
         return self._summary[1]
 
     def _reset_scales(self, subject: Subject, window: Window) -> None:
-        """Scales do not shrink while one looks around, but another zoom or rank begins anew."""
+        """Clear the scales for another zoom or rank. Otherwise they never shrink."""
         if self._scales_key != (subject, window.column_ns):
             self._scales_key = subject, window.column_ns
             self._scales.clear()
 
 
 def _choose_interval(steps: int, cells: int, digits: int) -> int:
-    """Every so many steps have room for their number."""
+    """Return how many steps apart step numbers fit."""
     needed = steps * (digits + 3) / max(1, cells)
     power: int = 10 ** max(0, int(np.floor(np.log10(max(1.0, needed)))))
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= needed)
 
 
-_NO_ENGINE, _NO_PROBE = "phases (no rank has made its engine yet)", "phases (the probe is in no rank)"
+_NO_ENGINE, _NO_PROBE = "phases (before deepspeed.initialize())", "phases (no probe in any rank)"
 
 
 def _describe_missing(recorded: Collection[str], phases: str) -> tuple[str, ...]:
-    """One sentence about what is not there and why; ``phases`` says why these are not, where they are not."""
+    """Say which lanes are missing and why. ``phases`` says so for phases, "" if they are there."""
     missing = [phases] if phases else []
     if "utilization" not in recorded:
         missing.append("GPU")
@@ -161,5 +161,5 @@ def _describe_missing(recorded: Collection[str], phases: str) -> tuple[str, ...]
         missing += ["PCIe"] if "sent" not in recorded else []
         missing += ["PyTorch's memory"] if "allocated" not in recorded else []
     if "cores" not in recorded and "host_cores" not in recorded:
-        missing.append("CPU (nobody sampled)")
+        missing.append("CPU (no sampler)")
     return (f"Not recorded: {', '.join(missing)}",) if missing else ()

@@ -12,7 +12,7 @@ from zerotop.ui.timeline.lanes import LaneBox
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something found. ``at`` in nanoseconds since the session's begin."""
+    """A finding's mark. ``at_ns`` is in nanoseconds since the session began."""
 
     at_ns: int
     style: str
@@ -21,42 +21,42 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
-    """A window of a recording with all that lies on it. Times are nanoseconds since the session's begin."""
+    """A window of a recording and everything in it. Times are nanoseconds since the session began."""
 
     timeline: Timeline
     subject: Subject
     boxes: tuple[LaneBox, ...]
-    ranks: tuple[int, ...]  # of the ribbons, from the uppermost down
-    other_ranks: int  # for whose ribbons there is no room
+    ranks: tuple[int, ...]  # of the ribbons, from top to bottom
+    other_ranks: int  # ranks whose ribbons do not fit
     cursor: int
     marks: tuple[Mark, ...]
-    steps: tuple[tuple[int, int], ...]  # (begin, number) of those in the window
-    cursor_step: int | None  # in progress at the cursor
+    steps: tuple[tuple[int, int], ...]  # (begin, number) in the window
+    cursor_step: int | None  # the step in progress at the cursor
     selected_range: tuple[int, int] | None
     summary: RangeSummary | None  # of the range
     host_cores: int  # of the host
-    missing_notes: tuple[str, ...]  # sentences about what was not recorded
+    missing_notes: tuple[str, ...]  # sentences about missing data
     scales: GrowingScales
 
     @property
     def cell_ns(self) -> int:
-        """How much time a cell is: two columns."""
+        """Nanoseconds per cell: two columns."""
         return 2 * self.timeline.window.column_ns
 
     @property
     def begin(self) -> int:
-        """Where the window begins."""
+        """The window's begin."""
         return self.timeline.window.first * self.timeline.window.column_ns
 
     @property
     def cell_count(self) -> int:
-        """How wide it is."""
+        """The window's width in cells."""
         return self.timeline.window.columns // 2
 
     def find_cell(self, moment: int) -> int:
-        """In which cell a moment lies; it may be one that is not seen."""
+        """Return the cell of a moment; it may be outside the window."""
         return (moment - self.begin) // self.cell_ns
 
     def find_values(self, name: str) -> ColumnValues | None:
-        """A value, if there is any of it."""
+        """Return a lane's values, None if there are none."""
         return self.timeline.values.get(name)

@@ -1,17 +1,17 @@
-"""What happened, in which order: every lane of a recording over one axis of time."""
+"""The timeline: every lane of a recording over one time axis."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from typing import ClassVar
 
 from textual import events
-from textual.binding import Binding, BindingType
-from textual.message import Message
+from textual.binding import BindingType
 
 from zerotop.ui.base.base_screen import MonitorScreen
-from zerotop.ui.base.footer import Key
+from zerotop.ui.base.bindings import rank_bindings
+from zerotop.ui.base.footer_keys import bind, in_footer
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Source
 from zerotop.ui.base.layout import Box
@@ -25,40 +25,28 @@ from zerotop.ui.timeline.window import WHEEL_ZOOM, TimelineView
 from zerotop.ui.widgets.frame_widget import FrameWidget
 
 _PAN_SHARE = 0.25  # of the window
+_ZOOM, _PAN, _RANGE = in_footer(8, "zoom", label_index=1), in_footer(5, "pan"), in_footer(6, "range")
 
 
 class TimelineScreen(MonitorScreen):
-    """What happened, and in which order."""
+    """Shows what happened, and in which order."""
 
     NAME = "timeline"
     TITLE = "Timeline"
-    HELP = (
-        "What happened in which order: phases, GPU, CPU, memory and PCIe over one axis of time, from days to microseconds."
-    )
+    HELP = "What happened when: phases, GPU, CPU, memory and PCIe over one time axis, from days to microseconds."
     TERMS = TERMS
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("plus,equals_sign", "scale(1)", "Zoom in", id="timeline.in", tooltip="Less time, around the cursor"),
-        Binding("minus", "scale(-1)", "Zoom out", id="timeline.out", tooltip="More time, up to the whole recording"),
-        Binding(
-            "w", "whole", "Whole recording", id="timeline.whole", tooltip="The whole recording, and back to a few steps"
-        ),
-        Binding("shift+left,h", "pan(-1)", "Earlier", id="timeline.earlier", tooltip="Look further back; the cursor stays"),
-        Binding("shift+right,l", "pan(1)", "Later", id="timeline.later", tooltip="Look further on; the cursor stays"),
-        Binding("f", "follow", "Follow", id="timeline.follow", tooltip="To the end; while the job runs, along with it"),
-        Binding(
-            "left_square_bracket",
-            "begin_range",
-            "Begin a range",
-            id="timeline.begin",
-            tooltip="A range begins at the cursor",
-        ),
-        Binding(
-            "right_square_bracket", "end_range", "End the range", id="timeline.end", tooltip="The range ends at the cursor"
-        ),
-        Binding("escape", "back", "Forget the range", id="timeline.back", tooltip="Forget the range", show=False),
-        Binding("up", "app.choose_rank(-1)", "Rank before", id="timeline.up", tooltip="The lanes of the rank before"),
-        Binding("down", "app.choose_rank(1)", "Next rank", id="timeline.down", tooltip="The lanes of the next rank"),
+        bind("plus,equals_sign", "scale(1)", "timeline.in", "Zoom in", "Zoom in around the cursor", _ZOOM),
+        bind("minus", "scale(-1)", "timeline.out", "Zoom out", "Zoom out, up to everything", _ZOOM),
+        bind("h,shift+left", "pan(-1)", "timeline.earlier", "Pan left", "Pan left", _PAN),
+        bind("l,shift+right", "pan(1)", "timeline.later", "Pan right", "Pan right", _PAN),
+        bind("w", "whole", "timeline.whole", "Whole", "Switch between the whole recording and a few steps", 5),
+        bind("left_square_bracket", "begin_range", "timeline.begin", "Begin range", "Begin a range at the cursor", _RANGE),
+        bind("right_square_bracket", "end_range", "timeline.end", "End range", "End the range at the cursor", _RANGE),
+        *rank_bindings("timeline.up", "timeline.down", importance=5),
+        bind("escape", "back", "timeline.back", "No range", "Clear the range", 7),
+        bind("f", "follow", "timeline.follow", "Follow", "Go to the end, and follow it while the job runs"),
     ]
 
     def __init__(self, glyphs: Glyphs, source: Source) -> None:
@@ -66,7 +54,7 @@ class TimelineScreen(MonitorScreen):
         self.timeline_view = TimelineView()
         self._origin_ns = source.session.begin_ns
         self.long_work = pictures = PictureBuilder(source, self.timeline_view)
-        self._lanes = TimelineLanes(glyphs, pictures)
+        self._lanes = TimelineLanes(glyphs, source, self.timeline_view, pictures)
 
     def build_panels(self) -> Iterable[FrameWidget]:
         yield self._lanes
@@ -74,18 +62,9 @@ class TimelineScreen(MonitorScreen):
     def layout_panels(self, room: Box, frame: Frame) -> dict[str, Box]:
         return {"lanes": room}
 
-    def footer_keys(self, frame: Frame) -> Sequence[Key]:
-        keys = [
-            Key("+-", "zoom", "screen.scale(-1)", 8, ("screen.scale(1)", "screen.scale(-1)")),
-            Key("h l", "pan", "screen.pan(-1)", 5, ("screen.pan(-1)", "screen.pan(1)")),
-            Key("w", "whole", "screen.whole", 5),
-            Key("[ ]", "range", "screen.begin_range", 6, ("screen.begin_range", "screen.end_range")),
-        ]
-        if len(frame.view.ranks) > 1:
-            keys.append(Key("↑↓", "rank", "app.choose_rank(1)", 5, ("app.choose_rank(-1)", "app.choose_rank(1)")))
-        if self.timeline_view.has_range:
-            keys.append(Key("esc", "no range", "screen.back", 7))
-        return keys
+    def label_keys(self, frame: Frame) -> dict[str, str]:
+        labels = {"screen.zoom": ""} | ({} if self.timeline_view.has_range else {"timeline.back": ""})
+        return labels if len(frame.view.ranks) > 1 else labels | {"timeline.up": ""}
 
     def action_scale(self, direction: int) -> None:
         self.request_redraw(partial(self.timeline_view.zoom_window, direction))
@@ -116,7 +95,7 @@ class TimelineScreen(MonitorScreen):
 
     @property
     def _cursor_ns(self) -> int | None:
-        """In nanoseconds since the session's begin."""
+        """The cursor in nanoseconds since the session began."""
         return None if self.frame is None else self.frame.view.cursor_ns - self._origin_ns
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -124,58 +103,14 @@ class TimelineScreen(MonitorScreen):
             return self.timeline_view.has_range or bool(self.zoomed)
         return super().check_action(action, parameters)
 
-    def on_timeline_lanes_chosen(self, event: TimelineLanes.Chosen) -> None:
-        event.stop()
-        self.post_message(self.SeekRequested(self._origin_ns + event.moment))
-
-    def on_timeline_lanes_dragged(self, event: TimelineLanes.Dragged) -> None:
-        event.stop()
-        self.request_redraw(partial(self.timeline_view.select_range, event.begin, event.end))
-
-    def on_timeline_lanes_wheel_turned(self, event: TimelineLanes.WheelTurned) -> None:
-        event.stop()
-        self.request_redraw(partial(self.timeline_view.zoom_window, event.direction, event.moment, WHEEL_ZOOM))
-
-    def on_timeline_lanes_wheel_pushed(self, event: TimelineLanes.WheelPushed) -> None:
-        event.stop()
-        self.request_redraw(partial(self.timeline_view.pan_share, event.direction * _PAN_SHARE / 2))
-
 
 class TimelineLanes(FrameWidget, can_focus=True):
     """All lanes. A click moves the cursor, dragging selects a range, the wheel zooms."""
 
-    class Chosen(Message):
-        """A moment was clicked: nanoseconds since the session's begin, as all here."""
-
-        def __init__(self, moment: int) -> None:
-            super().__init__()
-            self.moment = moment
-
-    class Dragged(Message):
-        """The mouse was drawn from one moment to another, with its button down."""
-
-        def __init__(self, begin: int, end: int) -> None:
-            super().__init__()
-            self.begin, self.end = begin, end
-
-    class WheelTurned(Message):
-        """The wheel was turned at a moment: away (1) to see less time, or back (-1)."""
-
-        def __init__(self, direction: int, moment: int) -> None:
-            super().__init__()
-            self.direction, self.moment = direction, moment
-
-    class WheelPushed(Message):
-        """The wheel was pushed sideways: to earlier (-1) or later (1)."""
-
-        def __init__(self, direction: int) -> None:
-            super().__init__()
-            self.direction = direction
-
-    def __init__(self, glyphs: Glyphs, pictures: PictureBuilder) -> None:
+    def __init__(self, glyphs: Glyphs, source: Source, view: TimelineView, pictures: PictureBuilder) -> None:
         super().__init__(glyphs, id="lanes")
-        self._pictures = pictures
-        self._pressed_ns: int | None = None  # the moment where the mouse's button went down
+        self._source, self._view, self._pictures = source, view, pictures
+        self._pressed_ns: int | None = None  # the moment at which the mouse button went down
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         if width < MIN_WIDTH or not self._pictures.has_data(frame):
@@ -184,11 +119,11 @@ class TimelineLanes(FrameWidget, can_focus=True):
         return draw_timeline(picture, width, height, self.glyphs)
 
     def copy_text(self) -> str:
-        """The window's numbers, or the range's, where one is selected."""
+        """Return the numbers of the window, or of the selected range."""
         return window_text(self._pictures.last_picture) if self._pictures.last_picture is not None else ""
 
     def _find_moment(self, x: int, share: float = 0.5) -> int | None:
-        """What time a column of the panel stands for, None beside the charts."""
+        """Return the time of a column of the panel; None beside the charts."""
         picture = self._pictures.last_picture
         cell = x - chart_begin(self.size.width)
         if picture is None or not -1 <= cell <= picture.cell_count:
@@ -207,9 +142,8 @@ class TimelineLanes(FrameWidget, can_focus=True):
             return
         begin, end = sorted((picture.find_cell(self._pressed_ns), picture.find_cell(moment)))
         if end > begin:
-            self.post_message(
-                self.Dragged(picture.begin + begin * picture.cell_ns, picture.begin + (end + 1) * picture.cell_ns)
-            )
+            moments = picture.begin + begin * picture.cell_ns, picture.begin + (end + 1) * picture.cell_ns
+            self.request_redraw(partial(self._view.select_range, *moments))
 
     def on_mouse_up(self, event: events.MouseUp) -> None:
         pressed, self._pressed_ns = self._pressed_ns, None
@@ -221,26 +155,29 @@ class TimelineLanes(FrameWidget, can_focus=True):
             and picture is not None
             and picture.find_cell(pressed) == picture.find_cell(moment)
         ):
-            self.post_message(self.Chosen(pressed))
+            self.post_message(MonitorScreen.SeekRequested(self._source.session.begin_ns + pressed))
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        self._post_wheel(event, 1)
+        self._turn_wheel(event, 1)
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        self._post_wheel(event, -1)
+        self._turn_wheel(event, -1)
 
-    def _post_wheel(self, event: events.MouseEvent, direction: int) -> None:
+    def _turn_wheel(self, event: events.MouseEvent, direction: int) -> None:
+        """Zoom in (1) or out (-1) around the mouse; with shift or control pan."""
         event.stop()
         moment = self._find_moment(event.x)
         if event.shift or event.ctrl:
-            self.post_message(self.WheelPushed(-direction))
+            self._pan(event, -direction)
         elif moment is not None:
-            self.post_message(self.WheelTurned(direction, moment))
+            self.request_redraw(partial(self._view.zoom_window, direction, moment, WHEEL_ZOOM))
 
     def on_mouse_scroll_left(self, event: events.MouseScrollLeft) -> None:
-        event.stop()
-        self.post_message(self.WheelPushed(-1))
+        self._pan(event, -1)
 
     def on_mouse_scroll_right(self, event: events.MouseScrollRight) -> None:
+        self._pan(event, 1)
+
+    def _pan(self, event: events.MouseEvent, direction: int) -> None:
         event.stop()
-        self.post_message(self.WheelPushed(1))
+        self.request_redraw(partial(self._view.pan_share, direction * _PAN_SHARE / 2))

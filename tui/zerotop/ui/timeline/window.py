@@ -1,4 +1,4 @@
-"""Which piece of time the timeline shows, and what the keys and the mouse do to it. Knows no terminal."""
+"""The timeline's window and range: zoom, pan and selection, without a terminal."""
 
 from __future__ import annotations
 
@@ -17,48 +17,48 @@ LEVELS_NS: tuple[int, ...] = (
     *(part for part in _PARTS_NS if part < _SECOND_NS),
     *(int(seconds * _SECOND_NS) for seconds in _WHOLE),
 )
-"""How much time a column can be. Those from two seconds on are whole seconds, from a minute on tens of them."""
+"""The possible lengths of a column in ns: whole seconds from 2 s, multiples of ten seconds from 1 min."""
 
-KEY_ZOOM, WHEEL_ZOOM = 2.0, 1.3  # how much more or less time one zoom shows, about
+KEY_ZOOM, WHEEL_ZOOM = 2.0, 1.3  # approximate factor of one zoom
 
-INITIAL_ITERATIONS = 6  # seen at first
-_DEFAULT_S = 60.0  # seen at first while no iteration is known
-_AHEAD_SHARE = 0.8  # so far on in the window is a cursor that moves on
+INITIAL_ITERATIONS = 6  # in the first window
+_DEFAULT_S = 60.0  # length of the first window while no iteration is known
+_AHEAD_SHARE = 0.8  # position in the window of a cursor that moves on
 
 
 @dataclass(frozen=True, slots=True)
 class PlaybackState:
-    """What a window depends on besides what the user did to it. Times are nanoseconds since the begin of the session."""
+    """The playback state that a window depends on. Times are nanoseconds since the session began."""
 
     cursor: int
     end: int
     following: bool
     playing: bool
-    idle: int = 0  # what passed after the last step of a recording that has ended
+    idle: int = 0  # time after the last step of a finished recording
 
 
 class TimelineView:
-    """A window that keeps the cursor in sight, until it is taken elsewhere."""
+    """A window that keeps the cursor visible until the user moves it elsewhere."""
 
     def __init__(self) -> None:
-        self._chosen_level: int | None = None  # level; None: as many iterations as at first
-        self._shows_all = False  # all of the recording, however long it becomes
-        self._initial_level: tuple[float, int] | None = None  # seconds of an iteration, and the level for them
-        self._level = 0  # shown
+        self._chosen_level: int | None = None  # None: as many iterations as at first
+        self._shows_all = False  # the whole recording, however long it becomes
+        self._initial_level: tuple[float, int] | None = None  # (seconds of an iteration, its level)
+        self._level = 0
         self._first = 0
         self._columns = 2
-        self._is_detached = False  # taken elsewhere by the user
+        self._is_detached = False  # moved away from the cursor by the user
         self._state: PlaybackState | None = None
-        self._range_begin: int | None = None  # of the range, in nanoseconds since the session's begin
+        self._range_begin: int | None = None  # nanoseconds since the session began
         self._range_end: int | None = None
 
     @property
     def column_ns(self) -> int:
-        """How much time a column is."""
+        """Nanoseconds per column."""
         return LEVELS_NS[self._level]
 
     def choose_window(self, now: PlaybackState, columns: int, iteration_s: float) -> Window:
-        """What to show at a moment in so many columns (an even number: two of them are a cell)."""
+        """Return the window for a number of columns, which is even: two columns are a cell."""
         before, self._state = self._state, now
         level = self._choose_level(now, columns, iteration_s)
         if level != self._level or columns != self._columns:
@@ -71,20 +71,20 @@ class TimelineView:
         return Window(self._first, self.column_ns, columns)
 
     def _choose_level(self, now: PlaybackState, columns: int, iteration_s: float) -> int:
-        """The level to show: never one on which the recording takes less than it could."""
+        """Return the level to show, at most the one at which the whole recording just fits."""
         most = _fit_level(now.end + 1, columns)
         if self._shows_all:
             return most
         if self._chosen_level is None:
-            known = iteration_s if iteration_s > 0 else 0.0
-            # As iterations become a little slower or faster nothing jumps.
+            pace_s = iteration_s if iteration_s > 0 else 0.0
+            # Small changes of the pace do not change the level.
             if (
                 self._initial_level is None
-                or not 0.5 * known <= self._initial_level[0] <= 2 * known
+                or not 0.5 * pace_s <= self._initial_level[0] <= 2 * pace_s
                 or columns != self._columns
             ):
-                length = int((INITIAL_ITERATIONS * known or _DEFAULT_S) * _SECOND_NS)
-                self._initial_level = known, _fit_level(length + 2 * now.idle, columns)
+                length = int((INITIAL_ITERATIONS * pace_s or _DEFAULT_S) * _SECOND_NS)
+                self._initial_level = pace_s, _fit_level(length + 2 * now.idle, columns)
             return min(self._initial_level[1], most)
         return min(self._chosen_level, most)
 
@@ -110,7 +110,7 @@ class TimelineView:
         return max(0, self._first)
 
     def zoom_window(self, direction: int, anchor: int | None = None, factor: float = KEY_ZOOM) -> None:
-        """Longer columns (-1) or shorter ones (1) around a moment; without one, around the cursor if it is in sight."""
+        """Zoom out (-1) or in (1) around a moment; without one, around the cursor if it is visible."""
         if self._state is None:
             return
         most = _fit_level(self._state.end + 1, self._columns)
@@ -129,52 +129,52 @@ class TimelineView:
         self._is_detached |= anchor is not None or not 0 <= place < self._columns
 
     def set_column_ns(self, column_ns: int) -> None:
-        """Columns of at most this length, around the cursor."""
+        """Show columns of at most this length, around the cursor."""
         self._chosen_level = max((level for level, length in enumerate(LEVELS_NS) if length <= column_ns), default=0)
         self._is_detached = self._shows_all = False
 
     def toggle_whole(self) -> None:
-        """All of the recording; when that is shown already, as few iterations as at first."""
+        """Show the whole recording, or as few iterations as at first."""
         self._chosen_level, self._shows_all, self._is_detached = None, not self._shows_all, False
 
     def pan_share(self, share: float) -> None:
-        """Moves on by a share of what is seen."""
+        """Pan by a share of the window."""
         self.pan_columns(int(share * self._columns))
 
     def pan_columns(self, columns: int) -> None:
-        """Moves on by columns, away from the cursor if need be."""
+        """Pan by columns, away from the cursor if need be."""
         self._first += columns
         self._is_detached = True
 
     def return_to_cursor(self) -> None:
-        """Comes back to the cursor."""
+        """Return to the cursor."""
         self._is_detached = False
 
     @property
     def is_detached(self) -> bool:
-        """Whether the window was taken away from the cursor."""
+        """Whether the window was moved away from the cursor."""
         return self._is_detached
 
     # The range
 
     def set_range_begin(self, moment: int) -> None:
-        """The range begins here; an end before that is forgotten."""
+        """Begin the range here; an end before it is cleared."""
         self._range_begin = moment
         if self._range_end is not None and self._range_end <= moment:
             self._range_end = None
 
     def set_range_end(self, moment: int) -> None:
-        """The range ends here; a begin after that is forgotten."""
+        """End the range here; a begin after it is cleared."""
         self._range_end = moment
         if self._range_begin is not None and self._range_begin >= moment:
             self._range_begin = None
 
     def select_range(self, one: int, other: int) -> None:
-        """The range between two moments."""
+        """Select the range between two moments."""
         self._range_begin, self._range_end = min(one, other), max(one, other)
 
     def clear_range(self) -> None:
-        """No range."""
+        """Clear the range."""
         self._range_begin = self._range_end = None
 
     @property
@@ -183,7 +183,7 @@ class TimelineView:
         return self._range_begin is not None or self._range_end is not None
 
     def get_range(self) -> tuple[int, int] | None:
-        """The range, in nanoseconds since the session's begin; where one of its ends was not set, the cursor is that."""
+        """Return the range in nanoseconds since the session began. The cursor stands for an end that is not set."""
         if self._state is None or not self.has_range:
             return None
         begin, end = (self._state.cursor if moment is None else moment for moment in (self._range_begin, self._range_end))
@@ -191,18 +191,18 @@ class TimelineView:
 
 
 def _keep_right_edge(first: int, columns: int, column_ns: int, now_columns: int, now_ns: int) -> int:
-    """The first column after another level or width has been chosen: what was at the right edge stays there."""
+    """Return the first column after a change of level or width; the right edge keeps its time."""
     return (first + columns) * column_ns // now_ns - now_columns
 
 
 def _choose_zoom_level(level: int, direction: int, factor: float) -> int:
-    """The level whose columns are about so many times as long (-1) or short (1); another one in any case."""
+    """Return the level whose columns are about ``factor`` times as long (-1) or short (1), never the same level."""
     wanted = LEVELS_NS[level] / factor if direction > 0 else LEVELS_NS[level] * factor
     nearest: int = min(range(len(LEVELS_NS)), key=lambda place: abs(LEVELS_NS[place] / wanted - 1))
     return max(0, min(level - 1, nearest)) if direction > 0 else max(level + 1, nearest)
 
 
 def _fit_level(length: int, columns: int) -> int:
-    """The shortest columns of which so many hold a length of time."""
-    found = (level for level, column in enumerate(LEVELS_NS) if column * columns >= length)
-    return next(found, len(LEVELS_NS) - 1)
+    """Return the level with the shortest columns that hold a length of time."""
+    levels = (level for level, column in enumerate(LEVELS_NS) if column * columns >= length)
+    return next(levels, len(LEVELS_NS) - 1)

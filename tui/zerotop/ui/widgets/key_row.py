@@ -1,29 +1,32 @@
-"""A picture with a row of keys at its bottom, which the mouse presses."""
+"""Pictures with a row of actions at their bottom, which the mouse presses."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from textual import events
 
-from zerotop.ui.base.footer import Key, draw_keys
+from zerotop.ui.base.footer import draw_keys
+from zerotop.ui.base.footer_keys import choose_keys
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.widgets.frame_widget import RowWidget
 
 
-class KeyRow(RowWidget):
-    """Actions without a prefix are the screen's."""
+class ClickableRow(RowWidget):
+    """A widget whose last row has parts that run an action when clicked."""
 
     _click_boxes: Sequence[tuple[int, int, str]] = ()
 
-    def draw_key_row(self, keys: Sequence[Key], width: int) -> Row:
-        """The row, to be the last of the picture."""
-        row, self._click_boxes = draw_keys(keys, width, self.glyphs)
+    def draw_key_row(self, labels: Mapping[str, str], width: int) -> Row:
+        """Return the screen's footer. For ``labels`` see :func:`choose_keys`."""
+        row, self._click_boxes = draw_keys(choose_keys(self.screen, labels), width, self.glyphs)
         return row
 
     def on_click(self, event: events.Click) -> None:
-        if event.y != self.size.height - 1:
-            return
         for begin, end, action in self._click_boxes:
-            if begin <= event.x < end:
-                self.call_later(self.app.run_action, action, self.screen)
+            if event.y == self.size.height - 1 and begin <= event.x < end:
+                self.app.call_later(self.app.run_action, action)
+
+
+class KeyRow(ClickableRow):
+    """A whole screen as one picture, with the keys in its last row."""
