@@ -245,22 +245,41 @@ class Monitor(App[Leaving]):
         self._worker.submit(poll, self._finish_poll, slot="poll", routine=True)
 
     def _finish_poll(self, result: _PollResult) -> None:
-        self._rest_until_s = time.monotonic() + REST_FACTOR * result.cpu_s
+        begin_s = time.thread_time()
         if self.viewer.stop_at_end():
             self.draw_frame()
         if result.picture is not None:
             self._show_picture(result.picture)
+        self._rest(result.cpu_s + time.thread_time() - begin_s)
         self._search_findings()
+
+    def _rest(self, cpu_s: float) -> None:
+        """Begin nothing by itself for a while, after work that took this processor time."""
+        self._rest_until_s = max(self._rest_until_s, time.monotonic()) + REST_FACTOR * cpu_s
 
     def _search_findings(self) -> None:
         """Look for findings, a piece of the recording at a time."""
-        self._worker.submit(self.viewer.source.search_findings, self._finish_search, slot="search", routine=True)
+        if not self.is_watching or self._worker.is_pending("search"):
+            return
+        source = self.viewer.source
 
-    def _finish_search(self, result: SearchResult) -> None:
+        def search() -> tuple[SearchResult, float]:
+            begin_s = time.thread_time()
+            return source.search_findings(), time.thread_time() - begin_s
+
+        self._worker.submit(search, self._finish_search, slot="search", routine=True)
+
+    def _finish_search(self, searched: tuple[SearchResult, float]) -> None:
+        result, cpu_s = searched
         if result.has_new:
             self.draw_frame()
-        if result.is_behind:
-            self._search_findings()
+        if not self.viewer.source.is_live:
+            if result.is_behind:
+                self._search_findings()
+        else:  # it shares the machine with the job
+            self._rest(cpu_s)
+            if result.is_behind:
+                self.set_timer(max(0.001, self._rest_until_s - time.monotonic()), self._search_findings)
 
     def _note_wanted(self) -> None:
         screen = self.shown_screen

@@ -58,7 +58,7 @@ class ScreenPicture:
     state: ScreenState
     boxes: dict[str, Box]  # places of all panels, by id
     rows: dict[str, list[Row]]  # of the screen's own panels
-    labels: Mapping[str, str]  # of the footer, see ``label_keys``
+    key_labels: Mapping[str, str]  # footer labels by binding id
     next_work: Callable[[], object] | None  # what makes the next picture a better one
 
 
@@ -111,7 +111,7 @@ class MonitorScreen(Screen[None]):
         """The places of its own panels in the picture that is being made."""
         self._common_panels: list[CommonPanel] = []
         self._own_panels: list[FrameWidget] = []
-        self._own_labels: Mapping[str, str] = {}
+        self._key_labels: Mapping[str, str] = {}
         self._body = Panels()
         self._styled_for: tuple[object, ...] = ()  # for which its styles were looked up
         # A terminal of ASCII gets its text filtered, which is the compositor's.
@@ -133,7 +133,7 @@ class MonitorScreen(Screen[None]):
         glyphs = self.glyphs
         header, notices = panels.Header(glyphs, id="header"), panels.Notices(glyphs, id="notices")
         transport, tabs = panels.Transport(glyphs, id="transport"), panels.Tabs(glyphs, id="tabs", active=self.NAME)
-        keys = panels.Keys(glyphs, id="keys", own_labels=lambda: self._own_labels)
+        keys = panels.Keys(glyphs, id="keys", own_labels=lambda: self._key_labels)
         with self._body:
             own = list(self.build_panels())
             yield from (header, notices, *own, transport, tabs, keys)
@@ -210,7 +210,7 @@ class MonitorScreen(Screen[None]):
             return
         for panel in self._own_panels:
             panel.deliver_rows(picture.frame, picture.rows.get(panel.id or ""))
-        self._own_labels = picture.labels
+        self._key_labels = picture.key_labels
         self._place_panels(picture.boxes)
         self.frame = picture.frame
 

@@ -64,7 +64,7 @@ class Find(FrameWidget, can_focus=True):
         self._type_text((self.output_view.typed_text or "") + event.text.split("\n")[0])
 
     def _type_text(self, text: str) -> None:
-        # At once: the next key may come before the frame worker calls type_text.
+        # At once: the next key may come before the screen handles the message.
         self.output_view.typed_text = text
         self.request_redraw(partial(self.output_view.type_text, text))
         self.post_message(self.Typed())
