@@ -25,7 +25,7 @@ from zerotop.ui.dialogs.go_to_dialog import GoToDialog
 from zerotop.ui.dialogs.quit_dialog import LeaveDialog
 from zerotop.ui.drawing.glyphs import ASCII, TEXTURES, Glyphs
 from zerotop.ui.drawing.theme import DARK_NAME, LIGHT_NAME
-from zerotop.ui.widgets.direct_writer import WrittenText
+from zerotop.ui.widgets.textual_private import WrittenText
 
 
 async def seen_by_ticks(seen: Watch, pilot: Pilot[Leaving], true: Callable[[], bool]) -> None:

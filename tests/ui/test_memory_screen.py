@@ -45,10 +45,10 @@ async def shown(
 async def test_the_ledger_of_a_gpu() -> None:
     async with shown(recordings.recording("z2"), 45) as screen:
         said = screen.text()
-        for words in ("parameters", "0.92", "at peak", "backward owns the peak: 12.65 GiB in step 1", "Peak by phase"):
+        for words in ("parameters", "0.92", "at peak", "Peak: backward, 12.65 GiB in step 1", "Peak by phase"):
             assert words in said
         assert "allocator  0 cache flushes" in said
-        assert "This recording has none" in said
+        assert "None recorded" in said
 
 
 async def test_h_shows_host_memory_and_the_gpu_again() -> None:
@@ -110,7 +110,7 @@ async def test_without_a_gpu_host_memory_comes_first() -> None:
         assert "Host memory of rank 0, MiB" in said
         assert "master weights" in said
         assert " h " not in said.splitlines()[-1]
-        assert "No GPU was seen" in await screen.press("h")
+        assert "No GPU found" in await screen.press("h")
 
 
 async def test_z_enlarges_the_ledger() -> None:
@@ -126,7 +126,7 @@ async def test_m_is_not_there_in_a_replay() -> None:
     async with shown(recordings.recording("z2"), 45) as screen:
         assert screen.app.check_action("look", ()) is False
         await screen.press("x")
-        assert "Asked" not in screen.text()
+        assert "Requested" not in screen.text()
         assert "microscope" not in screen.text().splitlines()[-1]
 
 
@@ -154,14 +154,14 @@ async def test_x_asks_for_a_look_and_its_result_is_drawn_when_it_arrives(tmp_pat
         app.draw_frame()
         await pilot.pause()
         screen = Shown(app, pilot, MemoryScreen)
-        assert "x takes one at the next step" in screen.text()
+        assert "x traces the next step" in screen.text()
         assert "x microscope" in screen.text().splitlines()[-1]
-        assert "Asked: it looks at the step after" in await screen.press("x")
+        assert "Requested: the step after" in await screen.press("x")
         assert job.looks == [(1, False)]
         # The look of this recording is known from second 29.1 on.
         source.seconds = 29.2
         app.draw_frame()
-        await until(pilot, lambda: "Asked" not in screen.text())
+        await until(pilot, lambda: "Requested" not in screen.text())
         said = screen.text()
         assert "Microscope, step 1 of rank 0, GiB" in said
         assert "19.25 GiB in backward" in said

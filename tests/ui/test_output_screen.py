@@ -226,6 +226,6 @@ async def test_nothing_printed_yet(tmp_path: Path) -> None:
     app = app_of(Session.open(job.path))
     async with app.run_test(size=(80, 24)) as pilot:
         await shown(app, pilot)
-        assert "nothing printed yet" in body(app)[0]
+        assert "No output yet" in body(app)[0]
         await pilot.press("up", "pagedown", "slash", "x", "enter", "N", "escape", "y", "w")
-        assert "nothing printed yet" in body(app)[0]
+        assert "No output yet" in body(app)[0]

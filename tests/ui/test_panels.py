@@ -16,9 +16,10 @@ from zerotop.ui.base.footer import CursorState, Tab, draw_badge, draw_keys, draw
 from zerotop.ui.base.footer_keys import collect_keys
 from zerotop.ui.base.header import build_notices, draw_header, draw_notices
 from zerotop.ui.base.panels import Iteration
-from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
+from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
 from zerotop.ui.drawing.labels import describe_no_output, format_ending
-from zerotop.ui.drawing.rows import Row, row_text
+from zerotop.ui.drawing.rows import Row, row_text, row_width
+from zerotop.ui.drawing.theme import STYLES
 from zerotop.ui.live.cpu_gpu import draw_cpu, draw_gpu
 from zerotop.ui.live.iteration import draw_iteration
 from zerotop.ui.live.memory import draw_memory
@@ -156,9 +157,11 @@ def test_iterations_in_milliseconds_and_ascii() -> None:
 def test_that_no_step_comes_any_more_is_said_as_soon_as_that_is_so() -> None:
     panel = Iteration(BLOCKS, id="iteration")
     frame = Viewer(FakeSource(offload_story(), lambda: 5.0), None, lambda: 0.0).make_frame()
-    assert "no step finished yet" in "".join(texts(panel.draw(frame, 60, 5)))
+    first = panel.draw_cached(frame, 60, 5)
+    assert "no step finished yet" in "".join(texts(first))
+    assert panel.draw_cached(replace(frame), 60, 5) is first
     over = replace(frame, view=replace(frame.view, job=replace(frame.view.job, state=State.LOST)))
-    assert "no step was recorded" in "".join(texts(panel.draw(over, 60, 5)))
+    assert "no step was recorded" in "".join(texts(panel.draw_cached(over, 60, 5)))
 
 
 def test_a_short_run_gets_wide_columns_from_its_first_step_on() -> None:
@@ -286,7 +289,7 @@ def test_output_is_literal_and_scrolls() -> None:
     assert title.startswith("Output more than 19 newer below, this is the begin ──")
     assert texts(draw_output(Pane(lines), 12, 1, ASCII)) == ["> [red]?[31."[:10] + ".."]
     assert [count_visible_lines(height) for height in (1, 2, 3, 10)] == [1, 2, 2, 9]
-    assert texts(draw_output(Pane(()), 24, 3, BLOCKS, empty_text="nothing printed yet"))[1].strip() == "nothing printed yet"
+    assert texts(draw_output(Pane(()), 24, 3, BLOCKS, empty_text="No output yet"))[1].strip() == "No output yet"
 
 
 def test_an_alert_is_told_in_full() -> None:
@@ -379,14 +382,13 @@ def views() -> list[LiveView]:
 @pytest.mark.parametrize("width", [1, 7, 12, 20, 39, 58, 77, 118, 148, 298])
 @pytest.mark.parametrize("height", [1, 2, 3, 5, 9, 14, 40])
 @pytest.mark.parametrize("glyphs", [BLOCKS, ASCII])
-def test_every_panel_fills_its_box(views: list[LiveView], width: int, height: int, glyphs: object) -> None:
-    assert glyphs is BLOCKS or glyphs is ASCII
+def test_every_panel_fills_its_box(views: list[LiveView], width: int, height: int, glyphs: Glyphs) -> None:
     for view in views:
-        for draw in (draw_memory, draw_iteration, draw_cpu, draw_gpu):
-            rows = draw(view, width, height, glyphs)
-            assert [len(row_text(row)) for row in rows] == [width] * height, draw
-        rows = draw_output(Pane(view.output), width, height, glyphs)
-        assert [len(row_text(row)) for row in rows] == [width] * height
+        pictures = [draw(view, width, height, glyphs) for draw in (draw_memory, draw_iteration, draw_cpu, draw_gpu)]
+        for rows in (*pictures, draw_output(Pane(view.output), width, height, glyphs)):
+            assert [row_width(row) for row in rows] == [width] * height
+            assert glyphs is BLOCKS or all(ASCII.to_plain(row_text(row)).isascii() for row in rows)
+            assert {part for row in rows for _, style in row for part in style.split("/")} <= set(STYLES)
 
 
 def test_a_process_that_nobody_numbered_is_the_job() -> None:
@@ -410,7 +412,7 @@ def test_of_ranks_that_are_watched_from_outside_no_phase_is_told() -> None:
     (first, second) = texts(draw_cpu(mixed, 120, 12, BLOCKS))[1:3]
     assert first.split()[:3] == ["rank", "0", "–"]
     assert "■" in second
-    assert describe_no_output(outside.job) == "not recorded: it goes where the job was started"
+    assert describe_no_output(outside.job) == "Not captured; see the job's own terminal"
     waiting = replace(outside, job=replace(outside.job, state=State.STARTING))
     assert "starting" in texts(draw_cpu(waiting, 120, 12, BLOCKS))[1]
 

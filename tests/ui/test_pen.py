@@ -15,8 +15,9 @@ from zerotop.ui.app import monitor
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.drawing.rows import Row
-from zerotop.ui.widgets.direct_writer import DirectWriter, WrittenText, iter_changes
+from zerotop.ui.widgets.direct_writer import DirectWriter, iter_changes
 from zerotop.ui.widgets.frame_widget import FrameWidget
+from zerotop.ui.widgets.textual_private import WrittenText
 
 WIDTH = 40
 
@@ -117,6 +118,6 @@ async def test_a_panel_that_loses_the_focus_as_the_program_ends_writes_nothing(m
             ending.setitem(app._screen_stacks, app.current_mode, [])
             app.viewer.go_to_seconds(40)
             frame = app.viewer.make_frame()
-            panel.deliver_rows(frame, panel.make_rows(frame, *panel.size))
+            panel.deliver_rows(frame, panel.draw_cached(frame, *panel.size))
             panel.on_resize()
         assert panel.plain_text() != before

@@ -1,4 +1,4 @@
-"""Charts as strings: what is drawn, what lies over what, and that no number breaks it."""
+"""Charts as strings: what they draw, what covers what, and that no number breaks them."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ def test_stacked_layers_meet_within_a_cell() -> None:
     assert style_at(rows, 0, 0) == "memory-reserved"
 
 
-def test_of_three_layers_in_a_cell_the_two_largest_are_seen() -> None:
+def test_the_two_largest_of_three_layers_in_a_cell_are_drawn() -> None:
     canvas = Canvas(1, 1, BLOCKS)
     plot_stack(canvas, [("a", np.array([3.0])), ("b", np.array([1.0])), ("c", np.array([4.0]))], top=8)
     assert canvas.to_rows() == [(("▃", "a/c"),)]
 
 
 @pytest.mark.parametrize("glyphs", [BLOCKS, TEXTURES, ASCII], ids=lambda glyphs: glyphs.name)
-def test_several_stacks_at_once_are_each_as_it_is_alone(glyphs: Glyphs) -> None:
+def test_several_stacks_at_once_look_like_each_one_alone(glyphs: Glyphs) -> None:
     numbers = np.random.default_rng(7)
     piles = [
         Pile(
@@ -120,7 +120,7 @@ def test_several_stacks_at_once_are_each_as_it_is_alone(glyphs: Glyphs) -> None:
     assert {row_text(rows[y]) for y in (0, 4, 10)} == {" " * 40}
 
 
-def test_little_is_seen_and_nothing_is_not() -> None:
+def test_tiny_amounts_are_visible_and_zero_is_not() -> None:
     canvas = Canvas(3, 1, BLOCKS)
     plot_stack(canvas, [("a", np.array([1e-9, 0.0, -5.0])), ("b", np.array([2e-9, 0.0, NAN]))], top=1)
     assert canvas.to_rows() == [(("▁", "b"), ("  ", "text"))]
@@ -134,7 +134,7 @@ def test_a_band_lies_behind_a_line() -> None:
     assert canvas.to_rows()[1] == (("⠤", "series-0/heat-3"),)
 
 
-def test_a_thin_band_is_still_seen() -> None:
+def test_a_thin_band_is_visible() -> None:
     for low, drawn in ((1, "▂"), (4, "━"), (6, "▔")):
         canvas = Canvas(1, 1, BLOCKS)
         plot_band(canvas, np.array([low]), np.array([low]), "heat-3", top=8)
@@ -163,7 +163,7 @@ def test_a_cursor_goes_through_everything() -> None:
     assert canvas.to_rows() == rows
 
 
-def test_grounds_lie_behind_columns() -> None:
+def test_backgrounds_of_columns() -> None:
     canvas = Canvas(4, 1, BLOCKS)
     canvas.fill_columns(np.array([0, 0, -1, 1]), ["phase-forward", "phase-step"])
     assert canvas.to_rows() == [(("  ", "text/phase-forward"), (" ", "text"), (" ", "text/phase-step"))]
@@ -196,7 +196,7 @@ def test_a_ribbon_without_colours_has_letters(glyphs: Glyphs, drawn: str) -> Non
     assert picture(canvas) == [drawn]
 
 
-def test_a_heatmap_has_two_rows_in_a_cell_when_asked() -> None:
+def test_a_heatmap_with_two_rows_in_a_cell() -> None:
     matrix = np.array([[0, 9], [9, 9], [4, -1]])
     canvas = Canvas(2, 3, BLOCKS)
     plot_heatmap(canvas, matrix)
@@ -215,7 +215,7 @@ def test_a_heatmap_without_colours_has_denser_characters() -> None:
     assert drawn == [".:-=+*oO#@", "·⡀⡄⡆⡇⣇⣧⣷⣿█"]
     canvas = Canvas(1, 1, ASCII)
     plot_heatmap(canvas, np.array([[0], [9]]), halves=True)
-    assert picture(canvas) == ["@"]  # the higher of both is not hidden
+    assert picture(canvas) == ["@"]  # the higher level wins
 
 
 def test_levels_are_of_equal_size() -> None:
@@ -246,7 +246,7 @@ SCALES = st.one_of(st.just(0.0), ANY)
 
 @given(st.integers(0, 12), st.integers(0, 6), st.sampled_from(ALL), SCALES, SCALES, st.data(), st.integers(0, 30))
 def test_no_number_breaks_a_chart(
-    width: int, height: int, glyphs: Glyphs, bottom: float, top: float, data: st.DataObject, count: int
+    width: int, height: int, glyphs: Glyphs, low: float, top: float, data: st.DataObject, count: int
 ) -> None:
     def some(kind: object = np.float64, elements: object = ANY) -> np.ndarray:
         return data.draw(arrays(kind, count, elements=elements))  # type: ignore[call-overload,no-any-return]
@@ -254,11 +254,11 @@ def test_no_number_breaks_a_chart(
     canvas = Canvas(width, height, glyphs)
     canvas.fill_ground(-3, count, "phase-step")
     plot_stack(canvas, [("a", some()), ("b", some())], top=top)
-    plot_area(canvas, some(), "c", top=top, bottom=bottom)
-    plot_band(canvas, some(), some(), "d", top=top, bottom=bottom)
-    plot_line(canvas, some(), some(), "e", top=top, bottom=bottom, letter="e")
+    plot_area(canvas, some(), "c", top=top)
+    plot_band(canvas, some(), some(), "d", top=top)
+    plot_line(canvas, some(), some(), "e", top=top, letter="e")
     plot_ribbon(canvas, some(np.int64, st.integers(-3, 3)), ["f", "phase-step"], row=count % 5)
-    plot_heatmap(canvas, compute_levels(some()[None, :], bottom, top), row=count % 3, halves=count % 2 == 1)
+    plot_heatmap(canvas, compute_levels(some()[None, :], low, top), halves=count % 2 == 1)
     canvas.plot_cursor(count - 3)
     rows = canvas.to_rows()
     assert [row_width(row) for row in rows] == [width] * height
@@ -287,7 +287,7 @@ def test_the_highest_and_the_lowest_of_every_column_are_drawn(low: np.ndarray, s
 @pytest.mark.parametrize(
     "draw", [plot_area, lambda *given, **scale: plot_stack(given[0], [(given[2], given[1])], top=scale["top"])]
 )
-def test_what_exceeds_the_scale_is_full(draw: Callable[..., None]) -> None:
+def test_values_beyond_the_scale_fill_the_column(draw: Callable[..., None]) -> None:
     canvas = Canvas(2, 2, BLOCKS)
     draw(canvas, np.array([5.0, np.inf]), "load", top=1.0)
     assert picture(canvas) == ["██", "██"]

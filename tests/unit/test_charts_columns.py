@@ -1,4 +1,4 @@
-"""Columns of a chart from points at any times."""
+"""Points at any times become columns of a chart."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from zerotop.ui.charts import bridge_gaps, compute_shares, resample_last, resample_mean, resample_minmax
+from zerotop.ui.charts import resample_mean, resample_minmax
 
 NAN = np.nan
 
@@ -18,37 +18,22 @@ def test_every_point_counts_in_its_column() -> None:
     y = np.array([3.0, -1.0, 7.0, 8.0, 2.0, 100.0])
     low, high = resample_minmax(x, y, 0, 10, 2)
     assert low.tolist() == [-1, 2]
-    assert high.tolist() == [7, 100]  # the newest point, at the end itself, is seen
+    assert high.tolist() == [7, 100]  # the newest point, exactly at the end, counts
     assert resample_mean(x, y, 0, 10, 2).tolist() == [3, pytest.approx(110 / 3)]
-    assert resample_last(x, y, 0, 10, 2).tolist() == [7, 100]
 
 
-def test_columns_without_points_are_unknown_or_held() -> None:
+def test_columns_without_points_are_nan_or_hold_the_last_value() -> None:
     x, y = np.array([0.5, 3.2]), np.array([5.0, 6.0])
     assert resample_minmax(x, y, 0, 5, 5)[0].tolist() == pytest.approx([5, NAN, NAN, 6, NAN], nan_ok=True)
     assert resample_minmax(x, y, 0, 5, 5, hold=0.5)[1].tolist() == pytest.approx([5, 5, NAN, 6, NAN], nan_ok=True)
-    assert resample_last(x, y, 0, 5, 5, hold=9).tolist() == [5, 5, 5, 6, 6]
-    assert resample_mean(x, y, 1, 3, 2, hold=9).tolist() == [5, 5]  # from before what is shown
+    assert resample_mean(x, y, 0, 5, 5, hold=9).tolist() == [5, 5, 5, 6, 6]
+    assert resample_mean(x, y, 1, 3, 2, hold=9).tolist() == [5, 5]  # held from before the range
 
 
 def test_nan_is_no_point() -> None:
     x, y = np.arange(4.0), np.array([NAN, 2.0, NAN, NAN])
     assert resample_minmax(x, y, 0, 4, 2)[0].tolist() == pytest.approx([2, NAN], nan_ok=True)
     assert resample_mean(x, y, 0, 4, 2).tolist() == pytest.approx([2, NAN], nan_ok=True)
-
-
-def test_shares_of_spans() -> None:
-    begins, ends = np.array([0.0, 3.0, 8.0]), np.array([1.0, 5.0, 20.0])
-    assert compute_shares(begins, ends, 0, 10, 5).tolist() == pytest.approx([0.5, 0.5, 0.5, 0, 1])
-    assert compute_shares(begins, ends, 3.5, 4.5, 2).tolist() == [1, 1]
-    assert compute_shares(begins, ends, 6, 7, 2).tolist() == [0, 0]
-    assert compute_shares(begins[:0], ends[:0], 0, 1, 2).tolist() == [0, 0]
-
-
-def test_short_gaps_are_bridged() -> None:
-    values = np.array([NAN, 1.0, NAN, 3.0, NAN, NAN, NAN, 7.0, NAN])
-    assert bridge_gaps(values, 1).tolist() == pytest.approx([NAN, 1, 2, 3, NAN, NAN, NAN, 7, NAN], nan_ok=True)
-    assert bridge_gaps(values, 3).tolist() == pytest.approx([NAN, 1, 2, 3, 4, 5, 6, 7, NAN], nan_ok=True)
 
 
 times = st.lists(st.floats(-1e6, 1e6), max_size=60).map(lambda values: np.array(sorted(values)))
@@ -66,8 +51,7 @@ def test_no_spike_is_lost(x: np.ndarray, data: st.DataObject, columns: int, begi
         assert np.nanmin(low) == shown.min()
     else:
         assert np.isnan(high).all()
-    for other in (resample_mean(x, y, begin, end, columns), resample_last(x, y, begin, end, columns, hold=length)):
-        assert other.shape == (columns,)
+    assert resample_mean(x, y, begin, end, columns, hold=length).shape == (columns,)
 
 
 def test_whole_numbers_of_any_width_are_points() -> None:

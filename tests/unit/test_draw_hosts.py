@@ -20,11 +20,11 @@ NODES = ["gpu_node_1", "gpu_node_2", "storage"]
         ("gpu_node_2", 2, "…2"),
     ],
 )
-def test_names_that_begin_alike_are_told_apart_by_their_ends(name: str, width: int, shown: str) -> None:
+def test_names_with_the_same_beginning_show_their_ends(name: str, width: int, shown: str) -> None:
     assert shorten_name(name, NODES, width, BLOCKS) == shown
 
 
-def test_the_ellipsis_of_ascii_and_no_room() -> None:
+def test_short_names_in_ascii_and_without_room() -> None:
     assert len(shorten_name("gpu_node_1", NODES, 6, ASCII)) == 6
     assert len(shorten_name("gpu_node_1", NODES, 1, ASCII)) <= 1
     assert shorten_name("gpu_node_1", NODES, 0, BLOCKS) == ""

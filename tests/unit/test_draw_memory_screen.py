@@ -1,4 +1,4 @@
-"""The drawings of the memory screen, as strings."""
+"""The drawings of the memory screen as strings."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check(rows: list[Row], width: int, height: int, glyphs: Glyphs) -> None:
 
 @pytest.mark.parametrize("name", ["z2", "z2-oom", "x4-z3", "cpu-dead", "z3-offload-all"])
 @pytest.mark.parametrize("glyphs", [BLOCKS, TEXTURES, ASCII], ids=lambda glyphs: glyphs.name)
-def test_every_drawing_fills_its_place(name: str, glyphs: Glyphs) -> None:
+def test_every_drawing_fills_its_box(name: str, glyphs: Glyphs) -> None:
     session = recordings.recording(name)
     views, begin = MemoryViewBuilder(session), session.begin_ns
     length = session.last_written_ns - begin
@@ -75,7 +75,7 @@ def test_the_table(tmp_path: Path) -> None:
     assert rows["the device"] == ["80.00", "80.00"]
     assert rows["DeepSpeed's estimate"] == ["14.00", "20.00", "-6.00"]
     assert rows["rule of thumb"] == ["19.50", "18.50", "+1.00"]
-    assert lines[-2:] == ["", "backward owns the peak: 19.50 GiB in step 1"] or "backward owns" in lines[-1]
+    assert lines[-2:] == ["", "Peak: backward, 19.50 GiB in step 1"]
 
 
 def test_the_last_addend_is_underlined_and_sums_stand_out(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_the_last_addend_is_underlined_and_sums_stand_out(tmp_path: Path) -> Non
     assert "last-addend" not in styles["parameters"]
 
 
-def test_what_there_is_no_room_for_is_one_row_so_that_sums_hold(tmp_path: Path) -> None:
+def test_rows_without_room_are_merged_so_that_the_ledger_adds_up(tmp_path: Path) -> None:
     view = view_of(usual(tmp_path), 29.5)
     for height in (7, 9, 12, 15):
         lines = text(draw_gpu_ledger(view, 80, height, BLOCKS)).splitlines()
@@ -110,34 +110,34 @@ def test_host_memory(tmp_path: Path) -> None:
 
 def test_empty_states_say_what_is_missing(tmp_path: Path) -> None:
     view = view_of(Recording(tmp_path), 3)
-    assert "No GPU was seen" in text(draw_gpu_ledger(view, 80, 6, BLOCKS))
-    assert "No rank has made its DeepSpeed engine yet" in text(draw_host_ledger(view, 80, 6, BLOCKS))
-    assert "x takes one at the next step" in text(draw_curve(None, REQUEST_HINT, 80, 6, BLOCKS))
+    assert "No GPU found" in text(draw_gpu_ledger(view, 80, 6, BLOCKS))
+    assert "Waiting for deepspeed.initialize()" in text(draw_host_ledger(view, 80, 6, BLOCKS))
+    assert "x traces the next step" in text(draw_curve(None, REQUEST_HINT, 80, 6, BLOCKS))
     assert draw_estimates(view, 80, 6, BLOCKS) == []
 
 
-def test_ranks_that_have_gone(tmp_path: Path) -> None:
+def test_ranks_that_have_exited(tmp_path: Path) -> None:
     recording = usual(tmp_path)
     recording.event(identity(0), 29.2, events.GOODBYE)
     view = view_of(recording, 40)
-    assert "The ranks have gone: this is when the first left, 11 s ago." in text(draw_gpu_ledger(view, 80, 26, BLOCKS))
+    assert "State when the first rank exited, 11 s ago." in text(draw_gpu_ledger(view, 80, 26, BLOCKS))
 
 
 def test_bars_stack_in_the_ledgers_order(tmp_path: Path) -> None:
     rows = draw_gpu_bars(view_of(usual(tmp_path), 29.5), 16, 30, TEXTURES)
     column = "".join(row_text(row)[6] for row in reversed(rows[1:-1]))
     order = "".join(dict.fromkeys(column))
-    # Parameters, master weights, state, unallocated, other processes and the driver, free: of the device, what is seen.
+    # Parameters, master weights, state, unallocated, other processes and the driver, free.
     assert order.rstrip() == "PMS▓o·"
     assert column.count("S") > column.count("M") >= column.count("P") > 0
 
 
-def test_the_chosen_ones_job_beside_with_names(tmp_path: Path) -> None:
-    said = text(draw_gpu_bars(view_of(usual(tmp_path), 29.5), 70, 24, BLOCKS))
-    assert "GPU 0, this job" in said
-    assert "now" in said
-    assert "peak" in said
-    lines = [line.split() for line in said.splitlines()]
+def test_bars_of_the_chosen_gpus_job_have_names(tmp_path: Path) -> None:
+    drawn = text(draw_gpu_bars(view_of(usual(tmp_path), 29.5), 70, 24, BLOCKS))
+    assert "GPU 0, this job" in drawn
+    assert "now" in drawn
+    assert "peak" in drawn
+    lines = [line.split() for line in drawn.splitlines()]
     named = [(words[-2], float(words[-1])) for words in lines if words and words[-1].replace(".", "").isdigit()]
     order = [("PyTorch", 1.0), ("unallocated", 2.5), ("activations", 4.88)]  # from the top
     order += [("state", 8.0), ("weights", 4.0), ("parameters", 2.0)]
@@ -154,20 +154,20 @@ def test_peaks_by_phase(tmp_path: Path) -> None:
 def test_health() -> None:
     session = recordings.recording("z2-oom")
     view = MemoryViewBuilder(session).view_at(session.last_written_ns)
-    said = row_text(draw_health(view, 160, BLOCKS))
-    assert "3 cache flushes" in said
-    assert "1 out of memory" in said
-    assert "12.19 GiB of reserved unused at its peak (8.9 %)" in said
-    assert "PyTorch's default settings" in said
+    drawn = row_text(draw_health(view, 160, BLOCKS))
+    assert "3 cache flushes" in drawn
+    assert "1 out of memory" in drawn
+    assert "12.19 GiB reserved but unused at the peak (8.9 %)" in drawn
+    assert "PyTorch's default settings" in drawn
     assert view.health is not None
     counted = replace(view, health=replace(view.health, segments=12))
     assert "12 segments" in row_text(draw_health(counted, 190, BLOCKS))
     expandable = recordings.recording("z2-expandable")
-    said = row_text(draw_health(MemoryViewBuilder(expandable).view_at(expandable.last_written_ns), 160, BLOCKS))
-    assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in said
+    drawn = row_text(draw_health(MemoryViewBuilder(expandable).view_at(expandable.last_written_ns), 160, BLOCKS))
+    assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in drawn
 
 
-def test_estimates_name_what_the_job_does(tmp_path: Path) -> None:
+def test_estimates_mark_the_options_of_the_job(tmp_path: Path) -> None:
     rows = draw_estimates(view_of(usual(tmp_path), 29.5), 70, 6, BLOCKS)
     assert text(rows).splitlines()[1].split()[-2:] == ["2.00", "24.00"]
     assert row_text(rows[2]).rstrip().endswith("this job")
@@ -181,33 +181,33 @@ def test_the_curve_and_the_blocks_alive_at_its_peak(tmp_path: Path) -> None:
     assert view.trace is not None
     assert (view.trace.peak_bytes, view.trace.peak_phase) == (gib(14.5 + 3 + 1.5 + 0.25), "backward")
     rows = draw_curve(view.trace, "", 110, 16, BLOCKS)
-    said = text(rows)
-    assert said.startswith("Microscope, step 1 of rank 0, GiB")
-    assert "19.25 GiB in backward" in said
-    assert "after 3.25 s, of 98 events" in said
-    assert "1536.0 MiB ■ forward, 350 ms" in said
-    assert "14.50 GiB   there before" in said
+    drawn = text(rows)
+    assert drawn.startswith("Microscope, step 1 of rank 0, GiB")
+    assert "19.25 GiB in backward" in drawn
+    assert "after 3.25 s, 98 events" in drawn
+    assert "1536.0 MiB ■ forward, 350 ms" in drawn
+    assert "14.50 GiB   allocated before" in drawn
     styles = {style for row in rows for _, style in row}
     assert {"phase-forward", "phase-backward"} <= {part for style in styles for part in style.split("/")}
 
 
 def test_no_column_hides_the_peak(tmp_path: Path) -> None:
-    look = view_of(looked_at(tmp_path), 29.5).trace
-    assert look is not None
+    trace = view_of(looked_at(tmp_path), 29.5).trace
+    assert trace is not None
     for count in (1, 7, 60, 500):
-        highest, phases = resample_curve(look, count)
-        assert highest.max() == look.peak_bytes
+        highest, phases = resample_curve(trace, count)
+        assert highest.max() == trace.peak_bytes
         assert len(highest) == len(phases) == count
-    # Between two allocations it stays what it was.
-    highest, _ = resample_curve(look, 900)
+    # The curve is flat between two allocations.
+    highest, _ = resample_curve(trace, 900)
     assert highest[100 * 255 // 100] == pytest.approx(gib(14.5 + 24 * 0.125))
     assert np.isclose(highest[-1], gib(14.5))
 
 
-def test_where_nothing_is_allocated_a_column_has_the_phase_of_its_time(tmp_path: Path) -> None:
-    look = view_of(looked_at(tmp_path), 29.5).trace
-    assert look is not None
-    _, phases = resample_curve(look, 90)  # a tenth of a second each, from second 20 on
+def test_a_column_without_events_has_the_phase_at_its_middle(tmp_path: Path) -> None:
+    trace = view_of(looked_at(tmp_path), 29.5).trace
+    assert trace is not None
+    _, phases = resample_curve(trace, 90)  # a tenth of a second each, from second 20 on
     assert [phase_name(code) for code in phases[[10, 28, 40, 68, 75, 89]].tolist()] == [
         *("forward", "forward", "backward", "backward", "step", "step")
     ]
@@ -221,13 +221,13 @@ def test_the_post_mortem() -> None:
     view = MemoryViewBuilder(session).view_at(session.last_written_ns)
     assert view.failure is not None
     for width, height in ((80, 8), (120, 14), (200, 20)):
-        said = " ".join(text(draw_post_mortem(view.failure, view.cursor_ns, width, height, BLOCKS)).split())
-        assert "Rank 0 ran out of GPU memory" in said
-        assert "per_device_eval_batch_size to 40" in said
-    assert "requested 92.73 GiB" in said
-    assert "of which activations 46.64 GiB" in said
-    assert "eval 0.82 s × ■ forward 0.74 s ×" in said
-    assert "Tried to allocate 92.73 GiB" in said
+        drawn = " ".join(text(draw_post_mortem(view.failure, view.cursor_ns, width, height, BLOCKS)).split())
+        assert "Rank 0 ran out of GPU memory" in drawn
+        assert "per_device_eval_batch_size to 40" in drawn
+    assert "requested 92.73 GiB" in drawn
+    assert "of which activations 46.64 GiB" in drawn
+    assert "eval 0.82 s × ■ forward 0.74 s ×" in drawn
+    assert "Tried to allocate 92.73 GiB" in drawn
     assert count_post_mortem_rows(view.failure, view.cursor_ns, 80, 8, BLOCKS) == 8
     assert count_post_mortem_rows(view.failure, view.cursor_ns, 200, 60, BLOCKS) < 20
 
@@ -255,7 +255,7 @@ def test_units() -> None:
     assert (mibs.name, mibs.format_bytes(1 << 20).strip()) == ("MiB", "1.0")
 
 
-def test_bars_are_narrow_before_one_is_left_out_and_the_chosen_one_never_is(tmp_path: Path) -> None:
+def test_bars_get_narrow_before_some_are_left_out_but_never_the_chosen_one(tmp_path: Path) -> None:
     view = view_of(usual(tmp_path), 29.5)
     gpu = view.gpus[0]
     several = tuple(replace(gpu, index=index, ranks=(index,)) for index in range(8))

@@ -1,4 +1,4 @@
-"""The ranks screen, as the strings it is."""
+"""The ranks screen as strings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from zerotop.ui.ranks.model import METRICS, Ranking, RankPicture, describe_empty
 from zerotop.ui.ranks.table import draw_table
 
 
-def look(
+def make_picture(
     folder: Path, metric: Metric = Metric.ITERATION, *, by_number: bool = False, rank: int | None = None
 ) -> RankPicture:
     source = RecordingSource(read(folder))
@@ -48,8 +48,8 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_map_and_what_else_there_is_room_for(three: Path) -> None:
-    assert texts(draw_map(look(three), 60, 14, ASCII)) == [
+def test_the_map_and_other_metrics_in_the_spare_room(three: Path) -> None:
+    assert texts(draw_map(make_picture(three), 60, 14, ASCII)) == [
         "Ranks: iteration s  outliers first ---- 0.95 .:-=+*oO#@ 1.25",
         " Rank 1: 103 ms for its data, the others 9.34 ms (9 %).",
         " 1   ::::::::::::::::::::::::::::::::::::::::::::::::   1.00",
@@ -68,7 +68,7 @@ def test_the_map_and_what_else_there_is_room_for(three: Path) -> None:
 
 
 def test_by_number_and_by_another_metric(three: Path) -> None:
-    assert texts(draw_map(look(three, Metric.PEAK, by_number=True, rank=2), 60, 6, ASCII)) == [
+    assert texts(draw_map(make_picture(three, Metric.PEAK, by_number=True, rank=2), 60, 6, ASCII)) == [
         "Ranks: peak allocated GiB  by number -- 28.0 .:-=+*oO#@ 37.0",
         " Rank 1: 103 ms for its data, the others 9.34 ms (9 %).",
         " 0   ------------------------------------------------   30.0",
@@ -78,15 +78,15 @@ def test_by_number_and_by_another_metric(three: Path) -> None:
     ]
 
 
-def test_little_free_memory_is_loud(three: Path) -> None:
-    rows = texts(draw_map(look(three, Metric.FREE), 60, 6, ASCII))
+def test_little_free_memory_has_strong_colours(three: Path) -> None:
+    rows = texts(draw_map(make_picture(three, Metric.FREE), 60, 6, ASCII))
     assert rows[0] == "Ranks: least free GiB  outliers first ---- 110 .:-=+*oO#@ 85"
     assert [row[8] for row in rows[2:5]] == ["O", "#", "#"]
     assert [row[-2:] for row in rows[2:5]] == ["90", "89", "88"]
 
 
 def test_the_table(three: Path) -> None:
-    rows = draw_table(look(three, rank=1), 46, 13, BLOCKS)
+    rows = draw_table(make_picture(three, rank=1), 46, 13, BLOCKS)
     assert [row_text(row).rstrip() for row in rows] == [
         "Rank 1 node000 ──────── rank ── median ── diff",
         "  iteration         1.00 s    1.00 s       0 %",
@@ -103,29 +103,27 @@ def test_the_table(three: Path) -> None:
         "",
     ]
     styles = {row_text(row)[:12].strip(): row[-1][1] for row in rows}
-    assert styles["■ data"] == "warn"  # what is different is loud
+    assert styles["■ data"] == "warn"  # metrics that differ are highlighted
     assert styles["■ forward"] == "muted"
 
 
 def test_more_ranks_than_rows_share_them(tmp_path: Path) -> None:
     write_ranks(tmp_path, 40, 6, late_s={9: 0.1}, sampled=False)
-    drawn = draw_map(look(tmp_path, Metric.WAIT), 60, 26, BLOCKS)
+    drawn = draw_map(make_picture(tmp_path, Metric.WAIT), 60, 26, BLOCKS)
     rows = texts(drawn)[4:]
-    assert [row[:4] for row in rows[:4]] == ["› 9 ", "  1 ", "  3 ", "  5 "]  # of two the upper one, or the chosen one
+    assert [row[:4] for row in rows[:4]] == ["› 9 ", "  1 ", "  3 ", "  5 "]  # the upper rank of two, or the chosen one
     assert rows[0][6] == "▀"  # rank 9, and rank 0 under it
     assert drawn.ranks[4] == 9
-    rows = texts(draw_map(look(tmp_path, Metric.WAIT, rank=0), 60, 12, BLOCKS))
+    rows = texts(draw_map(make_picture(tmp_path, Metric.WAIT, rank=0), 60, 12, BLOCKS))
     assert [row[:9].strip("› ") for row in rows[2:9]] == ["9", "0", "node000", "node001", "node002", "node003", "node004"]
 
 
-def test_a_thousand_ranks_are_told_in_pieces(tmp_path: Path) -> None:
+def test_a_thousand_ranks_are_grouped(tmp_path: Path) -> None:
     write_ranks(tmp_path, 1024, 3, late_s={700: 0.2, 3: 0.1}, sampled=False)
-    found = plan_lines(look(tmp_path, Metric.WAIT, rank=0), 40, BLOCKS)
-    assert [line.label for line in found.lines[:5]] == ["700", "3", "0", "0-31", "32-63"]
-    assert found.height <= 40
-    assert sorted(row for line in found.lines for row in line.matrix_rows) == list(
-        range(1024)
-    )  # each stands somewhere, once
+    plan = plan_lines(make_picture(tmp_path, Metric.WAIT, rank=0), 40, BLOCKS)
+    assert [line.label for line in plan.lines[:5]] == ["700", "3", "0", "0-31", "32-63"]
+    assert plan.height <= 40
+    assert sorted(row for line in plan.lines for row in line.matrix_rows) == list(range(1024))  # each rank has one line
 
 
 @pytest.mark.parametrize("glyphs", [BLOCKS, TEXTURES, ASCII], ids=lambda glyphs: glyphs.name)
@@ -133,7 +131,7 @@ def test_a_thousand_ranks_are_told_in_pieces(tmp_path: Path) -> None:
 def test_every_size_is_drawn(tmp_path: Path, glyphs: Glyphs, ranks: int) -> None:
     write_ranks(tmp_path, ranks, 4, late_s={1: 0.1}, sampled=ranks != 9)
     for metric in METRICS:
-        picture = look(tmp_path, metric)
+        picture = make_picture(tmp_path, metric)
         for width, height in ((1, 1), (8, 3), (20, 5), (40, 12), (80, 24), (300, 90)):
             drawn = draw_map(picture, width, height, glyphs)
             table = draw_table(picture, width, height, glyphs)
@@ -144,27 +142,27 @@ def test_every_size_is_drawn(tmp_path: Path, glyphs: Glyphs, ranks: int) -> None
             assert max_shown_steps(width) >= 1
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    """These recordings are over; what is said of a job that may yet come to it is said by the same function."""
+def test_an_empty_map_says_what_is_missing(tmp_path: Path) -> None:
+    """These recordings have ended; the same function describes a running job without steps."""
     write_ranks(tmp_path, 0, 0)
-    assert "No rank made its DeepSpeed engine" in " ".join(texts(draw_map(look(tmp_path), 60, 6, BLOCKS)))
+    assert "No rank made its DeepSpeed engine" in " ".join(texts(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
     session = read(tmp_path)
     assert describe_empty(session, (), State.STARTING).startswith("No rank has made its DeepSpeed engine yet")
     write_ranks(tmp_path, 2, 0)
-    assert "No rank finished a step" in " ".join(texts(draw_map(look(tmp_path), 60, 6, BLOCKS)))
+    assert "No rank finished a step" in " ".join(texts(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
     processes = RecordingSource(read(tmp_path)).rank_steps
     assert describe_empty(session, processes, State.RUNNING).startswith("No rank has finished a step yet")
 
 
-def test_a_job_that_is_only_watched_from_outside_is_told_apart(tmp_path: Path) -> None:
+def test_a_job_without_a_probe_is_recognized(tmp_path: Path) -> None:
     write_ranks(tmp_path, 2, 4)
     for file in tmp_path.glob("spans-*"):
         file.unlink()
-    assert "only watched from outside" in " ".join(texts(draw_map(look(tmp_path), 60, 6, BLOCKS)))
+    assert "only watched from outside" in " ".join(texts(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
     assert "DeepSpeed engine yet" in describe_empty(read(tmp_path), (), State.STARTING)
 
 
-def test_what_is_said_of_skew() -> None:
+def test_sentences_about_skew() -> None:
     late = Skew(64, 8, Metric.DATA, 3, 0.31, 0.02, 2.75)
     assert describe_skew(late, 3, 8) == (
         "Rank 3 takes 310 ms for its data in each of the last 64 steps, the others 20.0 ms; they wait 290 ms for it:"
@@ -173,23 +171,21 @@ def test_what_is_said_of_skew() -> None:
         True,
     )
     assert describe_skew(Skew(1, 2, Metric.OTHER, 0, 1.5, 0.5, 4.0), 0, 2)[0] == (
-        "Rank 0 takes 1.50 s between the phases in the one step there is, the other one 500 ms;"
+        "Rank 0 takes 1.50 s between the phases in the only step, the other one 500 ms;"
         " that one waits 1.00 s for it: 25 % of an iteration."
     )
-    assert not describe_skew(Skew(9, 8, Metric.STEP, 0, 0.55, 0.5, 1.0), 0, 8)[
-        2
-    ]  # they meet there: an effect, and a small one
+    assert not describe_skew(Skew(9, 8, Metric.STEP, 0, 0.55, 0.5, 1.0), 0, 8)[2]  # a small effect: ranks wait there
     alike = describe_skew(Skew(9, 8, Metric.STEP, 0, 0.505, 0.5, 1.0), 0, 8)
-    assert alike[0] == "All 8 ranks are alike: in no phase of the last 9 steps is one more than 0.5 % of an iteration off."
+    assert alike[0] == "All 8 ranks are alike: in the last 9 steps no phase differs by more than 0.5 % of an iteration."
     assert describe_skew(None, None, 1)[0].startswith("One rank")
     assert describe_skew(None, None, 4)[0].startswith("Ranks are compared once two")
     assert Skew(9, 8, Metric.STEP, 0, math.nan, math.nan, 0.0).iteration_share == 0.0
 
 
-def test_in_much_room_lines_are_taller_and_maps_stand_apart(three: Path) -> None:
-    rows = texts(draw_map(look(three), 160, 86, ASCII))
+def test_with_much_room_lines_are_taller_and_maps_have_gaps(three: Path) -> None:
+    rows = texts(draw_map(make_picture(three), 160, 86, ASCII))
     titles = [place for place, row in enumerate(rows) if row.endswith(tuple("0123456789")) and "@ " in row and ".:-" in row]
-    assert len(titles) == 1 + len(look(three).other_metrics)
+    assert len(titles) == 1 + len(make_picture(three).other_metrics)
     assert len([row for row in rows[: titles[1]] if row.lstrip(" >").startswith(("0 ", "1 ", "2 "))]) == 3
     assert titles[1] == 2 + 3 * 6 + 1
     assert all(not rows[title - 1] for title in titles[1:])

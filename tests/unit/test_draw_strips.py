@@ -1,4 +1,4 @@
-"""Strips, as the strings they are."""
+"""Strips as strings."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from zerotop.ui.charts.strips import draw_strip, draw_strip_heading
+from zerotop.ui.charts.strips import draw_strip
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
 from zerotop.ui.drawing.rows import Row, row_text, row_width
+from zerotop.ui.live.cpu_gpu import draw_strip_heading
 
 
 def load(*values: float, width: int, height: int = 1, glyphs: Glyphs = BLOCKS) -> list[Row]:
@@ -26,7 +27,7 @@ def test_the_newest_is_at_the_right() -> None:
     assert texts(load(1, 50, 100, width=2)) == ["▄▇"]
 
 
-def test_full_never_touches_the_strip_above() -> None:
+def test_a_full_strip_does_not_touch_the_one_above() -> None:
     assert texts(load(100, 500, width=2)) == ["▇▇"]
 
 
@@ -34,7 +35,7 @@ def test_several_rows_are_one_column() -> None:
     assert texts(load(100, 50, 10, 0, width=4, height=2)) == ["▇   ", "██▂ "]
 
 
-def test_what_nobody_recorded_is_empty() -> None:
+def test_missing_values_are_empty() -> None:
     assert texts(load(math.nan, 100, math.nan, width=3)) == [" ▇ "]
     assert texts(load(width=3)) == ["   "]
 
@@ -43,7 +44,7 @@ def test_without_utf8_levels_are_densities() -> None:
     assert texts(load(0, 1, 20, 50, 80, 100, width=6, glyphs=ASCII)) == [" ..=*#"]
 
 
-def test_every_value_has_its_own_colour() -> None:
+def test_every_value_has_its_own_style() -> None:
     (row,) = draw_strip((100, 100, 50), ("phase-forward", "phase-step", "phase-step"), 100, 3, 1, BLOCKS)
     assert row == (("▇", "phase-forward/strip"), ("▇▄", "phase-step/strip"))
 

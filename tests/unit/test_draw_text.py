@@ -1,4 +1,4 @@
-"""What others wrote is drawn literally, and fits."""
+"""Foreign text is made safe and fitted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zerotop.ui.drawing.text import fit_text, sanitize, wrap_text
 @pytest.mark.parametrize(
     ("text", "shown"), [("Search for commands…", "Search for commands."), ("▃▅█", "-##"), ("损é", "???")]
 )
-def test_what_others_draw_is_readable_without_utf8_in_as_many_cells(text: str, shown: str) -> None:
+def test_foreign_text_is_readable_without_utf8_in_as_many_cells(text: str, shown: str) -> None:
     (segment,) = AsciiFilter(ASCII).apply([Segment(text)], Color(0, 0, 0))
     assert segment.text == shown
     assert cell_len(shown) == cell_len(text)
@@ -32,21 +32,21 @@ def test_what_others_draw_is_readable_without_utf8_in_as_many_cells(text: str, s
         ("\x1b[31mred", "�[31mred"),
         ("a\tb", "a       b"),
         ("bell\x07\x00", "bell��"),
-        ("left\u202eright", "leftright"),  # an override that would turn the text around
+        ("left\u202eright", "leftright"),  # an override that reverses the text
         ("zero\u200bwidth", "zerowidth"),
         ("损失 1.5 é", "损失 1.5 é"),
     ],
 )
-def test_literal(text: str, shown: str) -> None:
+def test_sanitize(text: str, shown: str) -> None:
     assert sanitize(text, BLOCKS) == shown
 
 
-def test_literal_without_utf8() -> None:
+def test_sanitize_without_utf8() -> None:
     assert sanitize("损 → 5µs – ok", ASCII) == "? -> 5us - ok"
 
 
 @given(st.text(max_size=60))
-def test_literal_has_nothing_a_terminal_obeys(text: str) -> None:
+def test_sanitized_text_has_no_control_characters(text: str) -> None:
     for glyphs in (BLOCKS, ASCII):
         for character in sanitize(text, glyphs):
             assert unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
@@ -70,11 +70,11 @@ def test_fit(text: str, width: int, shown: str) -> None:
 
 
 @given(st.text(max_size=40), st.integers(0, 30))
-def test_fit_never_takes_more(text: str, width: int) -> None:
+def test_fit_never_exceeds_the_width(text: str, width: int) -> None:
     assert cell_len(fit_text(sanitize(text, BLOCKS), width, BLOCKS)) <= width
 
 
-def test_wrap_breaks_between_words_and_says_that_there_is_more() -> None:
+def test_wrap_breaks_between_words_and_ends_with_an_ellipsis() -> None:
     text = "rank 2 ran out of GPU memory in backward of step 24"
     assert wrap_text(text, 20, 3, BLOCKS) == ["rank 2 ran out of", "GPU memory in", "backward of step 24"]
     assert wrap_text(text, 20, 2, BLOCKS) == ["rank 2 ran out of", "GPU memory in…"]
@@ -86,7 +86,7 @@ def test_wrap_breaks_between_words_and_says_that_there_is_more() -> None:
     [
         ({"LANG": "en_US.UTF-8"}, "utf-8", BLOCKS),
         ({"LC_ALL": "de_DE.utf8", "LANG": "C"}, "utf-8", BLOCKS),
-        ({}, "utf-8", BLOCKS),  # a container: nothing is set
+        ({}, "utf-8", BLOCKS),  # a container without a locale
         ({"LC_ALL": "C", "LANG": "en_US.UTF-8"}, "utf-8", ASCII),
         ({"LANG": "de_DE.ISO-8859-1"}, "utf-8", ASCII),
         ({"LANG": "en_US.UTF-8"}, "ascii", ASCII),

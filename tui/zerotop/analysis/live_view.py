@@ -126,7 +126,7 @@ class Host:
     swap_used_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Iterations:
     """The finished steps up to the cursor on the slowest rank of each, oldest first; all arrays have shape (n,).
 

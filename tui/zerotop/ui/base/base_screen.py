@@ -151,7 +151,7 @@ class MonitorScreen(Screen[None]):
         outline = self._layout_outline(frame, state)
         self.own_boxes = self._layout_own_panels(outline.room, frame, state.zoomed)
         rows = {
-            name: panel.make_rows(frame, box.width, box.height)
+            name: panel.draw_cached(frame, box.width, box.height)
             for panel in self._own_panels
             if (box := self.own_boxes.get(name := panel.id or "")) is not None
         }

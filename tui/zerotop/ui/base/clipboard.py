@@ -1,4 +1,4 @@
-"""What ``y`` copies: the numbers of the focused panel, or of the one that a screen is most about."""
+"""Text that ``y`` copies: the numbers of the focused panel, or else of the screen's main panel."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from zerotop.ui.widgets.frame_widget import RowWidget
 
 @runtime_checkable
 class Copyable(Protocol):
-    """A panel that has more to give than what is drawn: all of its numbers, tabs between columns, a heading first."""
+    """A panel that copies all of its numbers as tab-separated text with a heading, rather than what it shows."""
 
     def copy_text(self) -> str:
-        """The text for the clipboard."""
+        """Return the text for the clipboard."""
 
 
 def collect_copy_text(screen: Screen[object]) -> str:
-    """Of a screen; "" where there is nothing."""
+    """Return the text to copy from a screen, "" if there is none."""
     panel = _find_panel(screen)
     if isinstance(panel, Copyable):
         return panel.copy_text()

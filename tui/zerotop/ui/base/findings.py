@@ -1,8 +1,9 @@
-"""Findings as screens show them: which one is said under the header, its colour, its name, its numbers, its marks."""
+"""How screens show findings: the one under the header, and their styles, names, numbers and marks."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
@@ -12,23 +13,23 @@ from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.text import cell_width, sanitize, wrap_text
 from zerotop.ui.drawing.units import convert_sizes, get_units
 
-MIN_CONFIDENCE = 0.5  # findings less sure than this are only in the feed
-INFO_SHOWN_S = 60.0  # what only explains is said for so long
-FRESH_S = 600.0  # what was found longer ago than this stays, but no longer in colour
+MIN_CONFIDENCE = 0.5  # findings with less confidence are only in the feed
+INFO_SHOWN_S = 60.0  # time that explanations stay under the header
+FRESH_S = 600.0  # older warnings stay there, but in a muted style
 
 _STYLES = {Severity.INFO: "accent", Severity.WARNING: "warn", Severity.ERROR: "alert"}
 _WEIGHTS = {Severity.INFO: 0, Severity.WARNING: 1, Severity.ERROR: 2}
-# Where a sentence may end early, so that what is left of it is still one.
-_BREAKS = (". ", "; ", ": ", ", ", " (", " while ")
+# Where a sentence may be cut and still be complete.
+_BREAK = re.compile(r"(?=\. |; |: |, | \(| while )")
 
 
 def choose_style(finding: Annotation) -> str:
-    """Its colour: of what it asks for."""
+    """Return the style of its severity."""
     return _STYLES[finding.severity]
 
 
 def format_name(finding: Annotation) -> str:
-    """``double spike``."""
+    """Return its name as words: ``double spike``."""
     return finding.name.replace("_", " ")
 
 
@@ -38,7 +39,7 @@ def describe_finding(finding: Annotation) -> str:
 
 
 def describe_with_name(finding: Annotation) -> str:
-    """``double spike: The optimizer ...``."""
+    """Return ``double spike: The optimizer ...``."""
     return f"{format_name(finding)}: {describe_finding(finding)}"
 
 
@@ -48,11 +49,11 @@ def describe_advice(finding: Annotation) -> str:
 
 
 def choose_finding(findings: Sequence[Annotation], cursor_ns: int) -> Annotation | None:
-    """The one to say: the last failure, else the last warning, else what was explained a moment ago."""
+    """Return the finding under the header: the last failure, else the last warning, else a recent explanation."""
     best: Annotation | None = None
     for finding in findings:
-        passing = finding.severity is Severity.INFO and cursor_ns - finding.known_ns > INFO_SHOWN_S * 1e9
-        if finding.confidence < MIN_CONFIDENCE or passing:
+        is_over = finding.severity is Severity.INFO and cursor_ns - finding.known_ns > INFO_SHOWN_S * 1e9
+        if finding.confidence < MIN_CONFIDENCE or is_over:
             continue
         if best is None or _WEIGHTS[finding.severity] >= _WEIGHTS[best.severity]:
             best = finding
@@ -60,7 +61,7 @@ def choose_finding(findings: Sequence[Annotation], cursor_ns: int) -> Annotation
 
 
 def choose_sentence_style(finding: Annotation, cursor_ns: int) -> str:
-    """The colour of its sentence under the header: calm for what explains, and for what is long known."""
+    """Return the style of its sentence under the header: calm for explanations and old warnings."""
     if finding.severity is Severity.INFO:
         return "text"
     fresh = cursor_ns - finding.known_ns <= FRESH_S * 1e9
@@ -69,29 +70,22 @@ def choose_sentence_style(finding: Annotation, cursor_ns: int) -> str:
 
 @lru_cache(maxsize=64)
 def wrap_sentence(sentence: str, width: int, max_lines: int, glyphs: Glyphs) -> Sequence[str]:
-    """The sentence in at most ``most`` lines; where it is longer, up to the end of a part of it."""
+    """Return the sentence in at most ``max_lines`` lines; a longer one is cut at the end of a clause."""
     text = sanitize(sentence, glyphs)
     lines = wrap_text(text, width, max_lines + 1, glyphs)
     if len(lines) <= max_lines:
         return lines
     room = width * max_lines - len(glyphs.ellipsis)
-    for end in sorted((place for part in _BREAKS for place in _find_positions(text, part)), reverse=True):
+    ends = {match.start() for match in _BREAK.finditer(text)}
+    for end in sorted(ends, reverse=True):
         short = wrap_text(text[:end].rstrip(" ,;:.") + glyphs.ellipsis, width, max_lines + 1, glyphs)
         if room // 2 <= end <= room and len(short) <= max_lines and text[:end].count("(") == text[:end].count(")"):
             return short
     return wrap_text(text, width, max_lines, glyphs)
 
 
-def _find_positions(text: str, part: str) -> list[int]:
-    found, at = [], text.find(part)
-    while at >= 0:
-        found.append(at)
-        at = text.find(part, at + 1)
-    return found
-
-
 def find_step_marks(findings: Iterable[Annotation]) -> dict[int, str]:
-    """Step -> style of the weightiest finding that begins in it."""
+    """Map steps to the style of the most severe finding that begins in them."""
     best: dict[int, Annotation] = {}
     for finding in findings:
         if finding.step is not None and finding.confidence >= MIN_CONFIDENCE:
@@ -102,15 +96,15 @@ def find_step_marks(findings: Iterable[Annotation]) -> dict[int, str]:
 
 
 def find_time_marks(findings: Iterable[Annotation], begin_ns: int) -> tuple[tuple[float, str], ...]:
-    """(seconds since the begin, style) of each, the weightiest last, so that they are drawn over others."""
-    kept = sorted((f for f in findings if f.confidence >= MIN_CONFIDENCE), key=lambda finding: _WEIGHTS[finding.severity])
-    return tuple(((finding.known_ns - begin_ns) / 1e9, choose_style(finding)) for finding in kept)
+    """Return (seconds since the begin, style) of each finding, the most severe last, to be drawn over the others."""
+    shown = sorted((f for f in findings if f.confidence >= MIN_CONFIDENCE), key=lambda finding: _WEIGHTS[finding.severity])
+    return tuple(((finding.known_ns - begin_ns) / 1e9, choose_style(finding)) for finding in shown)
 
 
 def format_evidence(key: str, value: float) -> tuple[str, str]:
-    """(name, value) of a piece of evidence in units for people; the key's end says what it is in."""
-    end, shown = next(((end, shown) for end, shown in _FORMATS if key.endswith(end)), ("", _format_number))
-    return key.removesuffix(end).replace("_", " "), shown(value) if math.isfinite(value) else MISSING
+    """Return (name, formatted value) of a piece of evidence; the key's suffix names the unit."""
+    suffix, format_value = next((entry for entry in _FORMATS if key.endswith(entry[0])), ("", _format_number))
+    return key.removesuffix(suffix).replace("_", " "), format_value(value) if math.isfinite(value) else MISSING
 
 
 def _format_number(value: float) -> str:
@@ -137,11 +131,11 @@ _FORMATS: tuple[tuple[str, Callable[[float], str]], ...] = (
 
 
 def format_evidence_rows(finding: Annotation, width: int, glyphs: Glyphs) -> list[str]:
-    """Its numbers, name and value, in as many columns as fit in ``width``."""
+    """Return its numbers, name and value, in as many columns as fit in ``width``."""
     pairs = [format_evidence(key, value) for key, value in finding.evidence.items()]
     if not pairs:
         return []
-    names, values = (max(cell_width(pair[place]) for pair in pairs) for place in (0, 1))
-    columns = max(1, (width + 3) // (names + values + 4))
-    entries = [f"{sanitize(key, glyphs):<{names}} {value:>{values}}" for key, value in pairs]
-    return ["   ".join(entries[at : at + columns]) for at in range(0, len(entries), columns)]
+    name_width, value_width = (max(cell_width(pair[part]) for pair in pairs) for part in (0, 1))
+    columns = max(1, (width + 3) // (name_width + value_width + 4))
+    entries = [f"{sanitize(key, glyphs):<{name_width}} {value:>{value_width}}" for key, value in pairs]
+    return ["   ".join(entries[index : index + columns]) for index in range(0, len(entries), columns)]

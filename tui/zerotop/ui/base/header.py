@@ -1,4 +1,4 @@
-"""The two top rows: who is running, and how far and how fast it is; and the sentences under them."""
+"""The two top rows, with the job, its progress and its speed, and the notices under them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Notice(NamedTuple):
     mark: str
     sentence: str
     style: str
-    max_rows: int = 5  # rows; a longer one is cut where a part of it ends
-    needs_all_rows: bool = False  # it gets all of its rows before those after it get any
+    max_rows: int = 5  # a longer sentence is cut at the end of a clause
+    needs_all_rows: bool = False  # takes all of its rows before the next notices get any
 
 
 def draw_header(view: LiveView, badge: Row, width: int, height: int, glyphs: Glyphs) -> list[Row]:
-    """One or two rows. ``badge`` says whether this is now or the past, and is drawn at the right edge."""
+    """Draw one or two rows. ``badge`` (live or the past) is at the right edge."""
     if height < 2:
         items = [item for item in _build_progress_items(view.progress, view.job, 0, glyphs) if item[0] > 4]
         room = width - row_width(badge) - 3
@@ -47,7 +47,7 @@ def _draw_band(left: Row, right: Row, width: int, glyphs: Glyphs) -> Row:
 
 
 def _draw_job(job: Job, width: int, glyphs: Glyphs) -> Row:
-    """Name, model, stage, offload, dtype, batch, and as much of the command as there is room for."""
+    """Draw name, model, stage, offload, dtype, batch, and as much of the command as fits."""
     name = fit_text(sanitize(job.name, glyphs), max(8, width // 2), glyphs)
     model = sanitize(labels.format_model(job), glyphs)
     facts: list[tuple[int, Row]] = [
@@ -71,11 +71,9 @@ def _draw_job(job: Job, width: int, glyphs: Glyphs) -> Row:
 def _draw_progress(view: LiveView, width: int, glyphs: Glyphs) -> Row:
     items = _build_progress_items(view.progress, view.job, _bar_width(width), glyphs)
     if view.inferred is not None:
-        # "About", and said to be inferred: nobody counted steps here.
-        told = f"about {format_pace(view.inferred.iteration_s)}"
-        items.insert(
-            1, (8, ((told, "band-value"), (f" inferred, {format_share(view.inferred.confidence)} sure", "band-muted")))
-        )
+        pace = f"about {format_pace(view.inferred.iteration_s)}"
+        certainty = f" inferred, {format_share(view.inferred.confidence)} sure"
+        items.insert(1, (8, ((pace, "band-value"), (certainty, "band-muted"))))
     return join_rows(choose_items(items, width, gap=3 if width > 100 else 2), gap=3 if width > 100 else 2, style="band")
 
 
@@ -84,7 +82,7 @@ def _bar_width(width: int) -> int:
 
 
 def _build_progress_items(progress: Progress, job: Job, bar: int, glyphs: Glyphs) -> list[tuple[int, Row]]:
-    """(importance, row) in drawing order."""
+    """Return (importance, row) in drawing order."""
     items: list[tuple[int, Row]] = [(9, _draw_step(progress, glyphs))]
     if progress.total_steps and bar >= 4:
         done = progress.finished_steps / progress.total_steps
@@ -103,7 +101,7 @@ def _build_progress_items(progress: Progress, job: Job, bar: int, glyphs: Glyphs
 
 
 def _draw_step(progress: Progress, glyphs: Glyphs) -> Row:
-    """``13/616 steps``: how many are finished, of which the last is step 12. As wide for the first as for the last."""
+    """Draw ``13/616 steps``, the number of finished steps, padded to the width of the total."""
     if progress.step is None:
         text = "no step yet" if progress.total_steps is None else f"–/{progress.total_steps} steps"
         return ((glyphs.to_plain(text), "band-muted"),)
@@ -121,10 +119,12 @@ def _draw_step(progress: Progress, glyphs: Glyphs) -> Row:
 def build_notices(
     view: LiveView, problems: tuple[str, ...] = (), finding: Annotation | None = None, *, roomy: bool = True
 ) -> list[Notice]:
-    """Sentences, the most pressing first.
+    """Return the notices, the most urgent first.
 
-    ``problems`` are the screen's own, such as a dead sampler; ``told`` is the finding to say, in one row, or in two
-    where it is ``roomy``; a failure is told in full, with what to do about it.
+    Args:
+        problems: sentences of the viewer itself, such as a dead sampler.
+        finding: the finding to show. A failure gets all of its rows, and its advice.
+        roomy: gives other findings two rows instead of one.
     """
     job = view.job
     result: list[Notice] = []
@@ -143,32 +143,32 @@ def _build_finding_notices(finding: Annotation, cursor_ns: int, max_rows: int) -
     style = choose_sentence_style(finding, cursor_ns)
     if finding.severity is not Severity.ERROR:
         return [Notice("" if finding.severity is Severity.INFO else "!", describe_finding(finding), style, max_rows)]
-    why = Notice("!", describe_finding(finding), style, needs_all_rows=True)
-    return (
-        [why, Notice("→", describe_advice(finding), "value", max_rows=2, needs_all_rows=True)] if finding.advice else [why]
-    )
+    notices = [Notice("!", describe_finding(finding), style, needs_all_rows=True)]
+    if finding.advice:
+        notices.append(Notice("→", describe_advice(finding), "value", max_rows=2, needs_all_rows=True))
+    return notices
 
 
-def count_notice_rows(sentences: Sequence[Notice], width: int, most: int, glyphs: Glyphs) -> int:
-    """How many rows ``draw_notices`` wants, at most ``most``."""
-    return min(most, sum(len(_wrap_notice(notice, width, most, glyphs)) for notice in sentences))
+def count_notice_rows(notices: Sequence[Notice], width: int, most: int, glyphs: Glyphs) -> int:
+    """Return how many rows ``draw_notices`` would use, at most ``most``."""
+    return min(most, sum(len(_wrap_notice(notice, width, most, glyphs)) for notice in notices))
 
 
-def draw_notices(sentences: Sequence[Notice], width: int, height: int, glyphs: Glyphs) -> list[Row]:
-    """The sentences in ``height`` rows: one each at least, and what is left to the first; all to a block."""
+def draw_notices(notices: Sequence[Notice], width: int, height: int, glyphs: Glyphs) -> list[Row]:
+    """Draw the notices in ``height`` rows: at least one each, and spare rows for the first ones."""
     rows: list[Row] = []
-    told = 0
-    shown = sentences[:height]
-    for number, notice in enumerate(shown):
-        most = height - len(rows) - (0 if notice.needs_all_rows else len(shown) - number - 1)
+    drawn = 0
+    candidates = notices[:height]
+    for index, notice in enumerate(candidates):
+        most = height - len(rows) - (0 if notice.needs_all_rows else len(candidates) - index - 1)
         if most <= 0:
             break
         style = notice.style
         lead = f" {glyphs.to_plain(notice.mark)[:1] or glyphs.bullet} "
         lines = _wrap_notice(notice, width, most, glyphs)
-        rows.extend(((lead if place == 0 else "   ", style), (line, style)) for place, line in enumerate(lines))
-        told += 1
-    hidden = len(sentences) - told
+        rows.extend(((lead if number == 0 else "   ", style), (line, style)) for number, line in enumerate(lines))
+        drawn += 1
+    hidden = len(notices) - drawn
     if hidden and rows:
         rows[-1] = align_ends(rows[-1], ((f" +{hidden} more: i ", "muted"),), width, glyphs)
     return fit_height([fit_row(row, width, glyphs) for row in rows], width, height, glyphs)

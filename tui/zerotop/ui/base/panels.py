@@ -1,12 +1,14 @@
-"""The panels of the live screen, and those of all screens: each hands its size and the frame to its drawing function."""
+"""The panels of all screens, and those of the live screen. Drawing functions make their rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from textual import events
 from textual.message import Message
 
+from zerotop.analysis.live_view import LiveView
 from zerotop.ui.base.clipboard import format_iterations
 from zerotop.ui.base.findings import find_step_marks
 from zerotop.ui.base.footer import draw_badge, draw_tabs, draw_transport, measure_track
@@ -17,17 +19,21 @@ from zerotop.ui.base.post_mortem import draw_post_mortem
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import describe_no_output
 from zerotop.ui.drawing.rows import Row
-from zerotop.ui.live.cpu_gpu import draw_cpu, draw_gpu
 from zerotop.ui.live.iteration import draw_iteration
-from zerotop.ui.live.memory import draw_memory
 from zerotop.ui.live.output import count_visible_lines, draw_output
 from zerotop.ui.widgets.frame_widget import CommonPanel, FrameWidget
 from zerotop.ui.widgets.key_row import ClickableRow
 from zerotop.ui.widgets.scrollable import Scrollable
 
 
+class DrawView(Protocol):
+    """A function that draws a panel from the view."""
+
+    def __call__(self, view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]: ...
+
+
 class Header(CommonPanel):
-    """Who is running, how far and how fast, and whether this is now."""
+    """The job, its progress and speed, and whether the screen follows it."""
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         badge = draw_badge(frame.view, frame.moment, self.glyphs)
@@ -35,7 +41,7 @@ class Header(CommonPanel):
 
 
 class Notices(CommonPanel):
-    """Sentences about what happened."""
+    """Sentences about the job and its findings, or why it failed."""
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         if frame.failure is not None:
@@ -43,52 +49,39 @@ class Notices(CommonPanel):
         return draw_notices(frame.list_notices(self.app.size.height), width, height, self.glyphs)
 
 
-class Memory(FrameWidget, can_focus=True):
-    """Memory of each GPU, or of the host."""
+class ViewPanel(FrameWidget, can_focus=True):
+    """A panel that one function draws from the view."""
+
+    def __init__(self, glyphs: Glyphs, draw_view: DrawView, *, id: str) -> None:
+        super().__init__(glyphs, id=id)
+        self._draw_view = draw_view
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        return draw_memory(frame.view, width, height, self.glyphs, focused=self.has_focus)
+        return self._draw_view(frame.view, width, height, self.glyphs, focused=self.has_focus)
 
 
 class Iteration(FrameWidget, can_focus=True):
     """Time per step."""
 
-    _drawn_key: tuple[object, ...] = ()
+    def cache_key(self, frame: Frame) -> tuple[object, ...]:
+        # Sources return the same object until another step is finished.
+        view = frame.view
+        return view.iterations, view.progress.total_steps, view.job.state.is_over, find_step_marks(frame.findings)
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        iterations, total = frame.view.iterations, frame.view.progress.total_steps
         marks = find_step_marks(frame.findings)
-        drawn = (iterations, total, frame.view.job.state.is_over, width, height, self.has_focus, marks)
-        # A source may hand out the same steps again until another one is finished.
-        if self._drawn_key and drawn[0] is self._drawn_key[0] and drawn[1:] == self._drawn_key[1:]:
-            return self.drawn_rows
-        self._drawn_key = drawn
         return draw_iteration(frame.view, width, height, self.glyphs, focused=self.has_focus, marks=marks)
 
     def copy_text(self) -> str:
-        """All steps, not only those that there is room for."""
+        """Return all steps, also those that do not fit on the screen."""
         return "" if self.frame is None else format_iterations(self.frame.view.iterations)
-
-
-class Cpu(FrameWidget, can_focus=True):
-    """Each rank's CPU side."""
-
-    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        return draw_cpu(frame.view, width, height, self.glyphs, focused=self.has_focus)
-
-
-class Gpus(FrameWidget, can_focus=True):
-    """Each GPU's utilization."""
-
-    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        return draw_gpu(frame.view, width, height, self.glyphs, focused=self.has_focus)
 
 
 class Output(Scrollable, FrameWidget, can_focus=True):
     """The job's own output."""
 
     class Scrolled(Message):
-        """Older lines (positive) or newer ones are wanted; ``room`` is how many the pane shows."""
+        """Older lines (positive) or newer ones were requested; ``room`` is how many lines the pane shows."""
 
         def __init__(self, lines: int, room: int) -> None:
             super().__init__()
@@ -96,15 +89,15 @@ class Output(Scrollable, FrameWidget, can_focus=True):
             self.room = room
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        nothing = describe_no_output(frame.view.job)
-        return draw_output(frame.output, width, height, self.glyphs, focused=self.has_focus, empty_text=nothing)
+        empty_text = describe_no_output(frame.view.job)
+        return draw_output(frame.output, width, height, self.glyphs, focused=self.has_focus, empty_text=empty_text)
 
     def scroll_lines(self, lines: int) -> None:
-        """Asks for older lines (positive) or newer ones."""
+        """Request older lines (positive) or newer ones."""
         self.post_message(self.Scrolled(lines, count_visible_lines(self.size.height)))
 
     def scroll_pages(self, pages: int) -> None:
-        """The same by pages, of which one line stays."""
+        """Request older or newer pages, which overlap by one line."""
         self.scroll_lines(pages * max(1, count_visible_lines(self.size.height) - 1))
 
     def scroll_rows(self, rows: int) -> None:
@@ -112,10 +105,10 @@ class Output(Scrollable, FrameWidget, can_focus=True):
 
 
 class Transport(CommonPanel):
-    """Where in the recording the screen looks; the mouse moves it."""
+    """The cursor's position in the recording; the mouse moves it."""
 
     class Scrubbed(Message):
-        """The mouse chose a place, as a share of the recording's length."""
+        """The mouse chose a position, as a share of the recording's length."""
 
         def __init__(self, share: float) -> None:
             super().__init__()
@@ -148,7 +141,7 @@ class Transport(CommonPanel):
 
 
 class Tabs(CommonPanel, ClickableRow):
-    """The screens there are, and what watching costs."""
+    """The screens, and the cost of watching."""
 
     def __init__(self, glyphs: Glyphs, *, id: str, active: str) -> None:
         super().__init__(glyphs, id=id)

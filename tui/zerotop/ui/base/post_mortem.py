@@ -1,4 +1,4 @@
-"""Why the job died, in one block: what, where, why, the numbers, its last seconds, and the setting most likely to help."""
+"""Why the job failed: what happened, where, why, the numbers, the last seconds, and the setting most likely to help."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _TWO_COLUMNS_WIDTH = 110
 
 
 def count_post_mortem_rows(failure: Failure, cursor_ns: int, width: int, most: int, glyphs: Glyphs) -> int:
-    """How many rows :func:`draw_post_mortem` makes use of, at most ``most``."""
+    """Return how many rows :func:`draw_post_mortem` would use, at most ``most``."""
     return min(most, len(_draw_rows(failure, cursor_ns, width, most, glyphs)))
 
 
 def draw_post_mortem(
     failure: Failure, cursor_ns: int, width: int, height: int, glyphs: Glyphs, *, focused: bool = False
 ) -> list[Row]:
-    """What happened and what would help always; where there is room why, then numbers, then the last seconds."""
+    """Draw what happened and what would help; with more room also why, then numbers, then the last seconds."""
     rows = _draw_rows(failure, cursor_ns, width, height, glyphs, focused=focused)[:height]
     return fit_height([fit_row(row, width, glyphs) for row in rows], width, height, glyphs)
 
@@ -40,28 +40,29 @@ def _draw_rows(
 ) -> list[Row]:
     ago = max(0.0, (cursor_ns - failure.unix_ns) / 1e9)
     when = f" {format_rough_time(ago)} ago" if ago >= 1 else ""
-    state = "" if failure.final else ", whether the job lives on is not known yet"
+    state = "" if failure.final else ", the job may still be running"
     title: Row = ((_TITLES[failure.kind], "alert" if not focused else "title-focused"), (f"{when}{state}", "muted"))
     edge = 1 if width >= 60 else 0
     inner = width - 2 * edge
-    two = inner >= _TWO_COLUMNS_WIDTH and bool(failure.numbers)
-    words = _draw_sentences(failure, inner - _NUMBERS_WIDTH - 3 if two else inner, most - 1, glyphs)
+    is_wide = inner >= _TWO_COLUMNS_WIDTH and bool(failure.numbers)
+    sentences = _draw_sentences(failure, inner - _NUMBERS_WIDTH - 3 if is_wide else inner, most - 1, glyphs)
     numbers = _draw_numbers(failure, glyphs)
-    rows = _join_columns(words, numbers, inner, glyphs) if two else [*words, *numbers]
+    rows = _join_columns(sentences, numbers, inner, glyphs) if is_wide else [*sentences, *numbers]
     rows += _draw_last_seconds(failure, inner, most - 1 - len(rows), glyphs)
     heading = draw_rule((*title, (" ", "rule")), inner, glyphs)
     return [((" " * edge, "text"), *row) for row in (heading, *rows)]
 
 
-def _join_columns(words: Sequence[Row], numbers: Sequence[Row], width: int, glyphs: Glyphs) -> list[Row]:
-    left, rows = width - _NUMBERS_WIDTH - 3, []
-    for one, other in zip_longest(words, numbers, fillvalue=()):
-        rows.append((*fit_row(one, left, glyphs), ("   ", "text"), *fit_row(other, _NUMBERS_WIDTH, glyphs)))
-    return rows
+def _join_columns(sentences: Sequence[Row], numbers: Sequence[Row], width: int, glyphs: Glyphs) -> list[Row]:
+    left_width, gap = width - _NUMBERS_WIDTH - 3, ("   ", "text")
+    return [
+        (*fit_row(left, left_width, glyphs), gap, *fit_row(right, _NUMBERS_WIDTH, glyphs))
+        for left, right in zip_longest(sentences, numbers, fillvalue=())
+    ]
 
 
 def _draw_sentences(failure: Failure, width: int, most: int, glyphs: Glyphs) -> list[Row]:
-    """What, where, why, what to do; of why as much as the others leave room for."""
+    """Draw what happened, where, why and what to do; the reason is cut if it does not fit."""
     what: list[Row] = [
         ((line, "alert"),) for line in wrap_text(sanitize(_convert_units(failure.what, failure), glyphs), width, 2, glyphs)
     ]
@@ -81,7 +82,7 @@ def _convert_units(sentence: str, failure: Failure) -> str:
 
 
 def _draw_advice(failure: Failure, width: int, glyphs: Glyphs) -> list[Row]:
-    """The setting stands out."""
+    """Draw the advice with its setting highlighted."""
     lead = f"{glyphs.arrow} "
     rows: list[Row] = []
     for number, line in enumerate(
@@ -122,23 +123,23 @@ def _draw_last_seconds(failure: Failure, width: int, most: int, glyphs: Glyphs) 
 
 
 def _draw_phases(failure: Failure, width: int, glyphs: Glyphs) -> Row:
-    """The last ones that fit, each in its colour, the one it died in marked."""
-    told: list[tuple[tuple[str, str], ...]] = []
+    """Draw the last phases that fit, with a mark on the one that failed."""
+    phases: list[Row] = []
     room = width - len("last phases")
     for span in reversed([span for span in failure.spans if not span.depth or span.failed]):
-        unit, each = choose_time_unit(span.seconds)
-        text = f" {span.phase.replace('_', ' ')} {span.seconds * each:.{0 if unit == 'ms' else 2}f} {unit}"
+        unit, factor = choose_time_unit(span.seconds)
+        text = f" {span.phase.replace('_', ' ')} {span.seconds * factor:.{0 if unit == 'ms' else 2}f} {unit}"
         mark = f"  {glyphs.find_sample(phase_style(span.phase))}"
         failed = f" {glyphs.skipped}" if span.failed else ""
         room -= len(mark) + len(text) + len(failed)
         if room < 0:
             break
-        told.append(((mark, phase_style(span.phase)), (text, "text"), (failed, "alert")))
-    return (("last phases", "muted"), *(part for one in reversed(told) for part in one))
+        phases.append(((mark, phase_style(span.phase)), (text, "text"), (failed, "alert")))
+    return (("last phases", "muted"), *(part for phase in reversed(phases) for part in phase))
 
 
 def _draw_memory_strip(samples: tuple[HostMemory, ...], width: int, glyphs: Glyphs) -> Row:
-    """The node's memory as a strip, a cell for each sample."""
+    """Draw the node's memory as a strip with a cell for each sample."""
     limit = max(sample.limit_bytes for sample in samples)
     unit = choose_unit(limit)
     last = samples[-1]

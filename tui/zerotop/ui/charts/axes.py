@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta, timezone
+from functools import lru_cache
 
 import numpy as np
 
 from zerotop.ui.charts.canvas import SPACE, Canvas
-from zerotop.ui.charts.step_axis import LABEL_WIDTH, Scale, draw_axis_labels
-from zerotop.ui.drawing.formatting import format_clock as passed
+from zerotop.ui.charts.scales import Scale
+from zerotop.ui.drawing.formatting import format_clock
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row, merge_spans
 
-AXIS_WIDTH = LABEL_WIDTH + 1  # cells that the value axis takes
+LABEL_WIDTH = 4
+AXIS_WIDTH = LABEL_WIDTH + 1  # cells of the value axis
 
 _SUBSECOND_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _WHOLE_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
-TICK_INTERVALS_S = (*_SUBSECOND_S, *map(float, _WHOLE_S))  # seconds between ticks of a time axis, as people count
+TICK_INTERVALS_S = (*_SUBSECOND_S, *map(float, _WHOLE_S))
+_MIN_TICK_DISTANCE = 14  # columns between ticks of a time axis
 
 TickLabel = tuple[int, str]  # column, text
 
 
 def plot_grid(canvas: Canvas, scale: Scale) -> None:
-    """Faint lines at the ticks of the value axis, in cells where nothing was drawn: draw it first or last."""
+    """Draw faint lines at the ticks of the value axis in empty cells. Call it before everything else, or after."""
     if not canvas.glyphs.grid.strip():
         return
     rows = [row for row in scale.tick_rows(canvas.height) if 0 <= row < canvas.height]
@@ -34,9 +36,9 @@ def plot_grid(canvas: Canvas, scale: Scale) -> None:
 
 
 def add_axes(canvas: Canvas, scale: Scale, below: Row | None = None) -> list[Row]:
-    """The canvas with its value axis at the left, ``AXIS_WIDTH`` cells wider, and ``below`` under it.
+    """Return the canvas with its value axis at the left, ``AXIS_WIDTH`` cells wider, and ``below`` as its last row.
 
-    ``below`` is what :func:`time_axis` or :func:`step_axis` gave for the canvas's width.
+    ``below`` is a row as wide as the canvas, such as :func:`draw_time_axis` or :func:`draw_step_axis` return.
     """
     glyphs = canvas.glyphs
     sides = draw_axis_labels(scale, canvas.height, glyphs)
@@ -46,110 +48,79 @@ def add_axes(canvas: Canvas, scale: Scale, below: Row | None = None) -> list[Row
     return rows
 
 
+@lru_cache(maxsize=256)
+def draw_axis_labels(scale: Scale, height: int, glyphs: Glyphs) -> tuple[Row, ...]:
+    """Draw the value axis alone: ``height`` rows of ``AXIS_WIDTH`` cells."""
+    ticks = scale.tick_rows(height)
+    decimals = max(0, -math.floor(math.log10(scale.distance) + 1e-9))
+    rows: list[Row] = []
+    for row in range(height):
+        text = f"{ticks[row]:.{decimals}f}" if row in ticks else ""
+        text = text if len(text) <= LABEL_WIDTH else f"{ticks[row] / 1000:.0f}k"
+        rows.append(((text.rjust(LABEL_WIDTH), "axis"), (glyphs.tick if row in ticks else glyphs.line, "rule")))
+    return tuple(rows)
+
+
 def draw_axis(marks: Iterable[TickLabel], width: int, glyphs: Glyphs) -> Row:
-    """A horizontal axis: each text begins under its column. What does not fit, or touches the one before, is left out."""
+    """Draw a horizontal axis. Texts begin at their columns; one that touches the previous one or does not fit is dropped."""
     spans: list[tuple[str, str]] = []
-    at = 0
+    end = 0
     for column, text in marks:
-        begin = max(column, 0)
-        if begin < at + (1 if at else 0) or begin + len(text) > width or column < 0:
+        if column < end + (1 if end else 0) or column + len(text) > width:
             continue
-        spans.extend(((glyphs.rule * (begin - at), "rule"), (text, "axis")))
-        at = begin + len(text)
-    spans.append((glyphs.rule * max(0, width - at), "rule"))
+        spans.extend(((glyphs.rule * (column - end), "rule"), (text, "axis")))
+        end = column + len(text)
+    spans.append((glyphs.rule * max(0, width - end), "rule"))
     return fit_row(merge_spans(spans), max(0, width), glyphs)
 
 
-def draw_time_axis(
-    begin_s: float, end_s: float, width: int, glyphs: Glyphs, *, zone_s: float | None = None, zero_s: float | None = None
-) -> Row:
-    """The axis of a chart whose columns are equal pieces of the time from ``begin_s`` to ``end_s``.
+def draw_time_axis(begin_s: float, end_s: float, width: int, glyphs: Glyphs) -> Row:
+    """Draw the axis of a chart whose columns are equal parts of the time from ``begin_s`` to ``end_s``.
 
-    Ticks are at round times, from a millisecond to days apart. By default times are those of the axis itself, as durations
-    (``0:42``, ``12.5 s``).
-
-    Args:
-        zero_s: durations count from here, for example from the recording's begin.
-        zone_s: times are unix seconds, shown by the clock of a place that is this far east of UTC, in seconds.
+    Ticks are durations (``0:42``, ``12.5 s``) at round times, from a millisecond to days apart.
     """
-    origin = -zone_s if zone_s is not None else zero_s or 0.0
-    marks = list(choose_time_ticks(begin_s - origin, end_s - origin, width, by_clock=zone_s is not None))
-    return draw_axis(marks, width, glyphs)
+    return draw_axis(choose_time_ticks(begin_s, end_s, width), width, glyphs)
 
 
-def choose_time_ticks(begin_s: float, end_s: float, width: int, *, by_clock: bool = False) -> list[TickLabel]:
-    """(column, text) of the round times of an axis."""
+def choose_time_ticks(begin_s: float, end_s: float, width: int) -> list[TickLabel]:
+    """Return (column, text) of the round times of an axis."""
     length = end_s - begin_s
     if width <= 0 or not 0 < length < math.inf or not math.isfinite(begin_s):
         return []
     distance = choose_tick_interval(length, width)
-    first, beyond = math.ceil(begin_s / distance - 1e-9), math.floor(end_s / distance + 1e-9)
-    numbers = range(first, min(beyond, first + width) + 1)
-    times = [number * distance for number in numbers]
-    return [
-        (int((time - begin_s) / length * width + 1e-6), format_tick(time, distance, by_clock=by_clock)) for time in times
-    ]
+    first, last = math.ceil(begin_s / distance - 1e-9), math.floor(end_s / distance + 1e-9)
+    times = [number * distance for number in range(first, min(last, first + width) + 1)]
+    return [(int((time - begin_s) / length * width + 1e-6), format_tick(time, distance)) for time in times]
 
 
-def choose_tick_interval(length_s: float, width: int, *, apart: int = 14) -> float:
-    """Seconds between ticks that are at least ``apart`` columns from one another."""
-    needed = length_s / max(1, width) * apart
-    for distance in TICK_INTERVALS_S:
-        if distance >= needed:
-            return distance
-    return _round_days(needed / 86400) * 86400.0
+def choose_tick_interval(length_s: float, width: int) -> float:
+    """Return the smallest round number of seconds that leaves enough columns between ticks."""
+    needed = length_s / max(1, width) * _MIN_TICK_DISTANCE
+    interval = next((interval for interval in TICK_INTERVALS_S if interval >= needed), None)
+    return interval or _round_up(needed / 86400) * 86400.0
 
 
-def _round_days(needed: float) -> float:
-    power: float = 10.0 ** math.floor(math.log10(needed))
-    return next((power * factor for factor in (1, 2, 5, 10) if power * factor >= needed), needed)
+def _round_up(number: float) -> float:
+    """Return 1, 2 or 5 times a power of ten."""
+    power: float = 10.0 ** math.floor(math.log10(number))
+    return next((power * factor for factor in (1, 2, 5, 10) if power * factor >= number), number)
 
 
-def format_tick(seconds: float, distance_s: float, *, by_clock: bool = False) -> str:
-    """A time on an axis, as exact as the distance between its ticks."""
+def format_tick(seconds: float, distance_s: float) -> str:
+    """Format a time on an axis with the precision that the distance between ticks needs."""
     decimals = max(0, -math.floor(math.log10(distance_s) + 1e-9)) if distance_s < 1 else 0
-    if by_clock:
-        return _format_clock(seconds, distance_s, decimals)
     sign = "-" if seconds < 0 and round(seconds, decimals) else ""
     size = abs(seconds)
     if size < 60 and distance_s < 60:
         return f"{sign}{size:.{decimals}f} s"
     whole = math.floor(round(size, decimals))
-    part = f"{round(size, decimals) - whole:.{decimals}f}"[1:] if decimals else ""
-    return f"{sign}{passed(whole)}{part}"
-
-
-def _format_clock(seconds: float, distance_s: float, decimals: int) -> str:
-    try:
-        moment = datetime.fromtimestamp(round(seconds, decimals), timezone.utc)
-    except (OverflowError, ValueError, OSError):
-        return ""
-    if distance_s >= 86400:
-        return f"{moment:%d %b}"
-    if distance_s >= 60:
-        return f"{moment:%H:%M}"
-    part = f"{moment.microsecond / 1e6:.{decimals}f}"[1:] if decimals else ""
-    return f"{moment:%H:%M:%S}{part}"
-
-
-def compute_utc_offset(unix_s: float) -> float:
-    """How far east of UTC this machine's clock is at a moment, in seconds."""
-    try:
-        offset = datetime.fromtimestamp(unix_s, timezone.utc).astimezone().utcoffset()
-    except (OverflowError, ValueError, OSError):
-        offset = None
-    return (offset or timedelta()).total_seconds()
+    fraction = f"{round(size, decimals) - whole:.{decimals}f}"[1:] if decimals else ""
+    return f"{sign}{format_clock(whole)}{fraction}"
 
 
 def draw_step_axis(steps: Sequence[int], width: int, glyphs: Glyphs, *, step_width: int = 1, x: int = 0) -> Row:
-    """The axis of a chart with ``step_width`` columns for each step, from column ``x`` on: round numbers."""
+    """Draw the axis of a chart with ``step_width`` columns for each step, from column ``x`` on, with round numbers."""
     largest = max((abs(int(step)) for step in (steps[0], steps[-1])), default=0) if len(steps) else 0
-    distance = _choose_step_interval((len(str(largest)) + 3) / max(1, step_width))
-    return draw_axis(
-        ((x + place * step_width, str(step)) for place, step in enumerate(steps) if int(step) % distance == 0), width, glyphs
-    )
-
-
-def _choose_step_interval(needed: float) -> int:
-    power: int = 10 ** math.floor(math.log10(max(1.0, needed)))
-    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= needed)
+    distance = int(_round_up(max(1.0, (len(str(largest)) + 3) / max(1, step_width))))
+    marks = ((x + index * step_width, str(step)) for index, step in enumerate(steps) if int(step) % distance == 0)
+    return draw_axis(marks, width, glyphs)

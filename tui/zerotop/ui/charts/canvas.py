@@ -1,7 +1,8 @@
-"""The cells of a chart: what is drawn later lies over what was drawn before, and all of it becomes rows of spans."""
+"""The cells of a chart: later drawings cover earlier ones, and the result becomes rows of spans."""
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
 
 import numpy as np
@@ -14,7 +15,7 @@ from zerotop.ui.drawing.text import cell_width, sanitize
 
 SPACE, FULL, BRAILLE = 0x20, 0x2588, 0x2800
 EIGHTHS = np.array([SPACE, *range(0x2581, FULL + 1)], np.uint32)  # a cell filled from below
-_HALF_BLOCK = 0x2584  # from this block on, a cell's colour is its block's rather than what is behind
+_HALF_BLOCK = 0x2584  # from this block on, the block covers at least half of its cell
 
 ALL_CELLS = slice(None), slice(None)
 
@@ -24,8 +25,8 @@ Codes = NDArray[np.int16]
 class Canvas:
     """``width`` x ``height`` cells, row 0 the uppermost.
 
-    A cell has a character, the style of it (``fore``) and the style whose colour is behind it (``back``), both as numbers
-    that :meth:`number` gives; 0 is no style.
+    A cell has a character, its style (``fore``) and the style whose colour is behind it (``back``), both as numbers from
+    :meth:`number_style`; 0 is no style. All arrays have shape (height, width).
     """
 
     def __init__(self, width: int, height: int, glyphs: Glyphs) -> None:
@@ -38,58 +39,56 @@ class Canvas:
         self._style_numbers = {"": 0}
 
     def slice_rows(self, row: int, rows: int) -> Canvas:
-        """Some of its rows as a canvas: what is drawn there is drawn here."""
-        part = Canvas.__new__(Canvas)
-        vars(part).update(vars(self))
-        place = slice(max(0, row), max(0, row) + max(0, rows))
-        part.characters, part.fore, part.back = self.characters[place], self.fore[place], self.back[place]
+        """Return some of the rows as a canvas that shares their cells."""
+        part = copy.copy(self)
+        taken = slice(max(0, row), max(0, row) + max(0, rows))
+        part.characters, part.fore, part.back = self.characters[taken], self.fore[taken], self.back[taken]
         part.height = len(part.characters)
         return part
 
     @property
     def dot_columns(self) -> int:
-        """Dot columns: two for each cell. What a line wants to be told."""
+        """Number of dot columns, two for each cell: the length of the arrays of a line."""
         return 2 * self.width
 
     def number_style(self, style: str) -> int:
-        """The number of a style's name."""
+        """Return the number of a style."""
         if style not in self._style_numbers:
             self._style_numbers[style] = len(self._style_names)
             self._style_names.append(style)
         return self._style_numbers[style]
 
     def fill_ground(self, begin: int, end: int, style: str, *, top: int = 0, bottom: int | None = None) -> None:
-        """Puts a colour behind the columns from ``begin`` to before ``end``, in the rows from ``top`` to before ``bottom``.
+        """Put a colour behind columns ``begin`` to ``end`` and rows ``top`` to ``bottom``, both ends exclusive.
 
-        Where cells have no colours of their own behind them (no colour, ASCII) nothing is to be seen of it.
+        It is invisible without background colours (no colour, ASCII).
         """
         self.back[top:bottom, max(0, begin) : max(0, end)] = self.number_style(style)
 
     def fill_columns(self, codes: NDArray[np.integer], styles: list[str]) -> None:
-        """Puts ``styles[code]`` behind each column; a negative code leaves it as it is."""
+        """Put ``styles[code]`` behind each column; a negative code leaves it as it is."""
         numbers = np.array([self.number_style(style) for style in styles] or [0], np.int16)
         codes = np.asarray(codes)[: self.width]
-        some = np.flatnonzero((codes >= 0) & (codes < len(styles)))
-        self.back[:, some] = numbers[codes[some]]
+        columns = np.flatnonzero((codes >= 0) & (codes < len(styles)))
+        self.back[:, columns] = numbers[codes[columns]]
 
     def write_text(self, x: int, y: int, text: str, style: str) -> None:
-        """Writes over the cells from (x, y) on; what lies beyond the edges is left out. The colour behind stays."""
+        """Write from (x, y) on, within the canvas. The colour that fills most of each cell stays behind its letter."""
         if not 0 <= y < self.height:
             return
         letters = [letter if cell_width(letter) == 1 else self.glyphs.unsafe for letter in sanitize(text, self.glyphs)]
         letters = letters[max(0, -x) : max(0, self.width - x)]
-        place = y, slice(max(0, x), max(0, x) + len(letters))
-        self.back[place] = self.find_visible(place)
-        self.characters[place] = [ord(letter) for letter in letters]
-        self.fore[place] = self.number_style(style)
+        cells = y, slice(max(0, x), max(0, x) + len(letters))
+        self.back[cells] = self.find_visible(cells)
+        self.characters[cells] = [ord(letter) for letter in letters]
+        self.fore[cells] = self.number_style(style)
 
     def write_mark(self, x: int, y: int, character: str, style: str) -> None:
-        """One character over whatever is there."""
-        if 0 <= x < self.width:
-            self.write_text(x, y, character, style)
+        """Write one character over whatever is there."""
+        self.write_text(x, y, character, style)
 
     def plot_cursor(self, x: int, style: str = "cursor") -> None:
-        """A vertical line through everything. Where it crosses a line, that stays to be seen, on the line's own colour."""
+        """Draw a vertical line over everything. Lines that it crosses stay visible, on the cursor's background colour."""
         if not 0 <= x < self.width:
             return
         column = self.characters[:, x]
@@ -98,12 +97,12 @@ class Canvas:
         self.characters[:, x] = np.where(crossed, column, ord(self.glyphs.line))
         self.fore[:, x] = np.where(crossed, self.fore[:, x], self.number_style(style))
 
-    def find_visible(self, place: tuple[slice | int, slice | int] = ALL_CELLS) -> Codes:
-        """The colour that fills most of each of these cells: what is behind when something is drawn over it."""
-        return choose_visible(self.characters[place], self.fore[place], self.back[place])
+    def find_visible(self, cells: tuple[slice | int, slice | int] = ALL_CELLS) -> Codes:
+        """Return the number of the style whose colour fills most of each cell."""
+        return choose_visible(self.characters[cells], self.fore[cells], self.back[cells])
 
     def to_rows(self, base: str = "text") -> list[Row]:
-        """The picture: ``height`` rows of exactly ``width`` cells. ``base`` is the style where nothing was drawn."""
+        """Return ``height`` rows of exactly ``width`` cells. ``base`` is the style of empty cells."""
         if not self.width or not self.height:
             return [()] * self.height
         fore = np.where(self.characters == SPACE, 0, self.fore)
@@ -128,12 +127,12 @@ class Canvas:
 
 
 def choose_visible(characters: NDArray[np.uint32], fore: Codes, back: Codes) -> Codes:
-    """Of these cells the colours that fill most of each."""
+    """Return the number of the style whose colour fills most of each of these cells."""
     blocks = (characters >= _HALF_BLOCK) & (characters <= FULL)
     return np.where(blocks, fore, back)
 
 
-def scale_heights(values: Numbers, bottom: float, top: float, size: int) -> Floats:
-    """How high values are on a scale of ``size`` from ``bottom`` to ``top``, kept within it; NaN stays NaN."""
+def scale_heights(values: Numbers, top: float, size: int) -> Floats:
+    """Scale values from 0 to ``top`` to heights from 0 to ``size``, clipped; NaN stays NaN."""
     with np.errstate(all="ignore"):
-        return np.clip((np.asarray(values, np.float64) - bottom) / (top - bottom) * size, 0, size)
+        return np.clip(np.asarray(values, np.float64) / top * size, 0, size)

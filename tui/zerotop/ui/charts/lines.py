@@ -1,4 +1,4 @@
-"""Lines of braille dots: two dot columns and four dot rows to a cell, from each column's lowest to its highest value."""
+"""Lines of braille dots, two dot columns and four dot rows to a cell, from each column's lowest to its highest value."""
 
 from __future__ import annotations
 
@@ -10,34 +10,32 @@ from zerotop.ui.charts.columns import Numbers
 
 Dots = NDArray[np.int16]
 
-# Braille bits of a half cell, its dots from below.
+# Braille bits of the left and the right half of a cell, from the lowest dot up.
 _HALVES = ((0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08))
-# The same at 5 * (dots up to the highest) + (dots below the lowest), each 0 to 4.
-_LEFT, _RIGHT = (np.array([sum(half[below:upto]) for upto in range(5) for below in range(5)], np.uint8) for half in _HALVES)
-_LETTERS = "*+ox#%@&"  # lines without braille, in the order in which they are drawn
-_LETTER_SPACING = 24  # cells between the letters that name a line where colours cannot
+# The bits of the dots from ``low`` to before ``high`` (each 0 to 4), at index 5 * high + low.
+_LEFT, _RIGHT = (np.array([sum(half[low:high]) for high in range(5) for low in range(5)], np.uint8) for half in _HALVES)
+_LETTERS = "*+ox#%@&"  # for lines without braille, in drawing order
+_LETTER_SPACING = 24  # cells between the letters that name a line without colours
 
 
-def plot_line(
-    canvas: Canvas, low: Numbers, high: Numbers, style: str, *, top: float, bottom: float = 0.0, letter: str = ""
-) -> None:
-    """Draws a line on a scale from ``bottom`` to ``top``. What lies beyond is drawn at the edge.
+def plot_line(canvas: Canvas, low: Numbers, high: Numbers, style: str, *, top: float, letter: str = "") -> None:
+    """Draw a line on a scale from 0 to ``top``, with values outside it at the edge.
 
     Neighbouring columns are joined; a column that is NaN interrupts the line.
 
     Args:
-        low, high: the lowest and highest value of each dot column, shape (``canvas.dots``,); may be the same array.
-        letter: what the line is made of without braille, and what names it where there are no colours.
+        low, high: the lowest and highest value of each dot column, shape (``canvas.dot_columns``,); may be the same array.
+        letter: draws the line where there is no braille, and names it where there are no colours.
     """
     if not canvas.width or not canvas.height:
         return
-    lowest, highest = _join_columns(*_compute_dot_rows(canvas, low, high, bottom, top))
+    lowest, highest = _join_columns(*_compute_dot_rows(canvas, low, high, top))
     if canvas.glyphs.name == "ascii":
         _plot_characters(canvas, lowest, highest, style, letter)
         return
     bits = _compute_bits(lowest, highest, canvas.height).ravel()
     drawn = np.flatnonzero(bits)
-    characters, fore, back = canvas.characters.ravel(), canvas.fore.ravel(), canvas.back.ravel()  # views of them
+    characters, fore, back = canvas.characters.ravel(), canvas.fore.ravel(), canvas.back.ravel()  # views
     before = characters[drawn]
     back[drawn] = choose_visible(before, fore[drawn], back[drawn])
     dotted = before >> 8 == BRAILLE >> 8
@@ -47,23 +45,23 @@ def plot_line(
         _plot_letters(canvas, highest, style, letter)
 
 
-def _compute_dot_rows(canvas: Canvas, low: Numbers, high: Numbers, bottom: float, top: float) -> tuple[Dots, Dots]:
-    """The lowest and highest dot row of each dot column, counted from below; (size, -1) where there is none."""
+def _compute_dot_rows(canvas: Canvas, low: Numbers, high: Numbers, top: float) -> tuple[Dots, Dots]:
+    """Return the lowest and highest dot row of each dot column, counted from below; (size, -1) for NaN."""
     size = 4 * canvas.height
     values = np.full((2, canvas.dot_columns), np.nan)
-    for row, given in zip(values, (low, high), strict=True):
-        row[: len(given)] = given[: canvas.dot_columns]
-    places = scale_heights(np.stack((np.fmin(*values), np.fmax(*values))), bottom, top, size)
-    missing = np.isnan(places).any(axis=0)
-    dots = np.maximum(np.ceil(np.where(missing, 0.0, places)) - 1, 0).astype(np.int16)
+    for row, source in zip(values, (low, high), strict=True):
+        row[: len(source)] = source[: canvas.dot_columns]
+    heights = scale_heights(np.stack((np.fmin(*values), np.fmax(*values))), top, size)
+    missing = np.isnan(heights).any(axis=0)
+    dots = np.maximum(np.ceil(np.where(missing, 0.0, heights)) - 1, 0).astype(np.int16)
     return np.where(missing, np.int16(size), dots[0]), np.where(missing, np.int16(-1), dots[1])
 
 
 def _join_columns(low: Dots, high: Dots) -> tuple[Dots, Dots]:
-    """Each column reaches half way to its neighbours, so that they touch."""
-    there = (high[1:] >= 0) & (high[:-1] >= 0)
+    """Extend each column half way to its neighbours, so that they touch."""
+    both = (high[1:] >= 0) & (high[:-1] >= 0)
     joined_low, joined_high = low.copy(), high.copy()
-    rising, falling = there & (low[1:] > high[:-1] + 1), there & (high[1:] < low[:-1] - 1)
+    rising, falling = both & (low[1:] > high[:-1] + 1), both & (high[1:] < low[:-1] - 1)
     middle = (low[1:] + high[:-1]) // 2
     joined_high[:-1][rising] = middle[rising]
     joined_low[1:][rising] = middle[rising] + 1
@@ -74,7 +72,7 @@ def _join_columns(low: Dots, high: Dots) -> tuple[Dots, Dots]:
 
 
 def _compute_bits(low: Dots, high: Dots, height: int) -> NDArray[np.uint8]:
-    """The braille bits of each cell, shape (height, width), the uppermost row first."""
+    """Return the braille bits of each cell, shape (height, width), the uppermost row first."""
     base = (4 * np.arange(height - 1, -1, -1, dtype=np.int16))[:, None]
     index = 5 * np.clip(high + 1 - base, 0, 4) + np.clip(low - base, 0, 4)
     cells: NDArray[np.uint8] = _LEFT[index[:, 0::2]] | _RIGHT[index[:, 1::2]]
@@ -82,7 +80,7 @@ def _compute_bits(low: Dots, high: Dots, height: int) -> NDArray[np.uint8]:
 
 
 def _plot_characters(canvas: Canvas, low: Dots, high: Dots, style: str, letter: str) -> None:
-    """The line in whole cells."""
+    """Draw the line in whole cells."""
     number = canvas.number_style(style)
     character = ord(letter or _LETTERS[(number - 1) % len(_LETTERS)])
     lowest, highest = np.minimum(low[0::2], low[1::2]) // 4, np.maximum(high[0::2], high[1::2]) // 4
@@ -93,7 +91,7 @@ def _plot_characters(canvas: Canvas, low: Dots, high: Dots, style: str, letter: 
 
 
 def _plot_letters(canvas: Canvas, high: Dots, style: str, letter: str) -> None:
-    """Letters along a line, at other places for each line."""
+    """Write letters along a line, in other columns for each style."""
     tops = np.maximum(high[0::2], high[1::2]) // 4
     first = canvas.number_style(style) * 5 % _LETTER_SPACING
     for x in range(first, canvas.width, _LETTER_SPACING):

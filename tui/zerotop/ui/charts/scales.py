@@ -1,4 +1,4 @@
-"""Scales of value axes for each kind of quantity, and what keeps them from shrinking while somebody watches."""
+"""Scales of value axes: readable units, round ticks, and no shrinking while somebody watches."""
 
 from __future__ import annotations
 
@@ -6,27 +6,56 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from zerotop.ui.charts.step_axis import Scale
-from zerotop.ui.drawing.formatting import choose_ticks
-from zerotop.ui.drawing.units import get_units
+import numpy as np
+
+from zerotop.ui.charts.columns import Floats
+from zerotop.ui.drawing.formatting import choose_ticks, choose_time_unit
+from zerotop.ui.drawing.units import get_units, giga_unit
+
+_MIN_TOP, _MAX_TOP = 0.04, 5000.0  # limits of an axis in its unit, so that labels stay short
 
 
 @dataclass(frozen=True)
-class FittedScale(Scale):
-    """A scale for so many rows. Ticks stand whole rows apart, so that the chart may reach a little beyond the last one."""
+class Scale:
+    """A vertical axis from zero with ticks a whole number of rows apart.
 
+    Attributes:
+        unit: name of the unit of ``distance`` and ``top``.
+        factor: how many units make one second, byte, watt, ...
+        distance: between ticks, in units.
+        top: value of the uppermost tick, in units.
+        rows: height of the chart; 0 for one that ends at the uppermost tick.
+    """
+
+    unit: str
+    factor: float
+    distance: float
+    top: float
     rows: int = 0
 
     @property
     def highest(self) -> float:
-        """What the uppermost edge of the chart stands for, in what is measured."""
-        return self.top / self.factor * self.rows / max(1, self.count_plot_rows(self.rows))
+        """Value at the upper edge of the chart, in seconds, bytes, watts, ..."""
+        top = self.top / self.factor
+        return top * self.rows / max(1, self.count_plot_rows(self.rows)) if self.rows else top
+
+    def tick_rows(self, height: int) -> dict[int, float]:
+        """Map each row with a tick at its upper edge (0 is the uppermost) to the value there."""
+        number = round(self.top / self.distance)
+        if height < number:
+            return {0: self.top}
+        return {height - n * (self.count_plot_rows(height) // number): n * self.distance for n in range(1, number + 1)}
+
+    def count_plot_rows(self, height: int) -> int:
+        """Return how many of ``height`` rows lie below the uppermost tick: as many as make all ticks equally far apart."""
+        number = round(self.top / self.distance)
+        return height - height % number if height >= number else height
 
 
 class Quantity(Enum):
-    """What is measured, and in what."""
+    """What a chart measures."""
 
-    PERCENT = "percent"  # 0 to 100, always all of it
+    PERCENT = "percent"  # the axis always ends at 100
     SECONDS = "seconds"
     BYTES = "bytes"
     BYTES_PER_S = "bytes per second"
@@ -35,7 +64,7 @@ class Quantity(Enum):
     NUMBER = "number"
 
 
-# (from which value on, in SI; unit; what one of it is in SI), so that no label has more than four characters.
+# (smallest value in SI, unit, size of the unit in SI), chosen so that no label has more than four characters.
 _UNITS: dict[Quantity, tuple[tuple[float, str, float], ...]] = {
     Quantity.SECONDS: (
         (0, "µs", 1e-6),
@@ -50,26 +79,48 @@ _UNITS: dict[Quantity, tuple[tuple[float, str, float], ...]] = {
     Quantity.CORES: ((0, "cores", 1), (5000, "k cores", 1e3)),
     Quantity.NUMBER: ((0, "", 1), (5000, "k", 1e3), (5e6, "M", 1e6), (5e9, "G", 1e9)),
 }
-# Of a chart of which nothing is known yet.
-_DEFAULT_UNITS = {Quantity.SECONDS: ("s", 1.0), Quantity.BYTES_PER_S: ("GB/s", 1e9)}
-_MIN_TOP, _MAX_TOP = 0.04, 5000.0  # of a scale, in its unit
+_DEFAULT_UNITS = {Quantity.SECONDS: ("s", 1.0), Quantity.BYTES_PER_S: ("GB/s", 1e9)}  # of a chart without values
 
 
-def choose_scale(kind: Quantity, largest: float, height: int) -> FittedScale:
-    """A scale from zero in units for people, with ticks 1, 2 or 5 times a power of ten apart, for ``height`` rows.
+def choose_scale(kind: Quantity, largest: float, height: int) -> Scale:
+    """Return a scale with ticks 1, 2 or 5 times a power of ten apart for a chart of ``height`` rows.
 
-    ``largest`` is in SI units; ``highest`` of the scale is what to give charts as their ``top``. What is not a number or
-    not above zero gets a scale up to one.
+    ``largest`` is in SI units. Give ``highest`` of the scale to the ``plot_`` functions as their ``top``. Without a positive
+    finite value the axis ends at one.
     """
     rows = max(1, height)
     if kind is Quantity.PERCENT:
-        return FittedScale("%", 1.0, 25.0 if height >= 8 else 50.0 if height >= 2 else 100.0, 100.0, rows)
+        return Scale("%", 1.0, 25.0 if height >= 8 else 50.0 if height >= 2 else 100.0, 100.0, rows)
     if not 0 < largest < math.inf:
         unit, size = get_units().sizes.giga if kind is Quantity.BYTES else _DEFAULT_UNITS.get(kind, _UNITS[kind][0][1:])
-        return FittedScale(unit, 1 / size, 1.0, 1.0, rows)
+        return Scale(unit, 1 / size, 1.0, 1.0, rows)
     unit, size = next((unit, size) for least, unit, size in reversed(_list_units(kind)) if largest >= least)
-    most = 4 if height >= 8 else 3 if height >= 6 else 2 if height >= 2 else 1
-    return FittedScale(unit, 1 / size, *choose_ticks(min(max(largest / size, _MIN_TOP), _MAX_TOP), most), rows)
+    top = min(max(largest / size, _MIN_TOP), _MAX_TOP)
+    return Scale(unit, 1 / size, *choose_ticks(top, 1 if height < 2 else _count_ticks(height)), rows)
+
+
+def choose_memory_scale(size: float, height: int) -> Scale:
+    """Return a scale in GiB or GB, whichever is set, for amounts up to ``size`` bytes; it ends at the uppermost tick."""
+    unit = giga_unit()
+    return Scale(unit.name, 1 / unit.bytes, *choose_ticks(max(size / unit.bytes, _MIN_TOP), _count_ticks(height)))
+
+
+def choose_time_scale(seconds: Floats, height: int) -> Scale:
+    """Return a scale for these durations; it ends at the uppermost tick.
+
+    A few durations much longer than the others, such as a first step that compiles, do not count: they are to be clipped.
+    """
+    seconds = seconds[np.isfinite(seconds)]
+    longest = float(seconds.max()) if len(seconds) else 0.0
+    if len(seconds) >= 8:
+        usual = float(np.quantile(seconds, 0.9))
+        longest = usual * 1.25 if longest > 2 * usual else longest
+    unit, factor = choose_time_unit(longest)
+    return Scale(unit, factor, *choose_ticks(longest * factor, 4 if height >= 8 else 3 if height >= 5 else 2))
+
+
+def _count_ticks(height: int) -> int:
+    return 4 if height >= 8 else 3 if height >= 6 else 2
 
 
 def _list_units(kind: Quantity) -> tuple[tuple[float, str, float], ...]:
@@ -80,25 +131,25 @@ def _list_units(kind: Quantity) -> tuple[tuple[float, str, float], ...]:
 
 
 class GrowingScales:
-    """The largest value seen of each chart: its scale grows and never shrinks, until it is forgotten.
+    """The largest value of each chart so far, so that its scale grows and never shrinks.
 
-    Forget when what is looked at becomes another: another range of time, another rank.
+    Clear it when the charts show something else: another time range, another rank.
     """
 
     def __init__(self) -> None:
         self._largest: dict[str, float] = {}
 
     def track_largest(self, chart: str, value: float) -> float:
-        """The largest of ``value`` and of all that came before for this chart; NaN and infinite ones do not count."""
+        """Return the largest of ``value`` and all earlier values of this chart, without NaN and infinity."""
         before = self._largest.get(chart, 0.0)
         if math.isfinite(value) and value > before:
             self._largest[chart] = before = value
         return before
 
-    def choose_scale(self, chart: str, kind: Quantity, value: float, height: int) -> FittedScale:
-        """A scale for all values seen."""
+    def choose_scale(self, chart: str, kind: Quantity, value: float, height: int) -> Scale:
+        """Return a scale for all values of this chart so far."""
         return choose_scale(kind, self.track_largest(chart, value), height)
 
     def clear(self) -> None:
-        """Begins anew."""
+        """Forget all charts."""
         self._largest.clear()

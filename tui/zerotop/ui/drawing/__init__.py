@@ -1,1 +1,1 @@
-"""Drawing text: rows of styled spans, glyphs, number formats, theme. Charts are in ``ui.charts``."""
+"""Text drawing: rows of styled spans, glyphs, number formats, theme. Charts are in ``ui.charts``."""

@@ -1,6 +1,6 @@
-"""Numbers for people, of a fixed or bounded width, so that what changes does not jump.
+"""Numbers as text of a fixed or bounded width, so that changing values do not shift the layout.
 
-Unknown values (None, NaN) become an en dash, which is not a zero.
+Unknown values (None, NaN) become an en dash, to tell them from zero.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ MISSING = "–"
 
 
 def is_known(value: float | None) -> bool:
-    """True for a number that was recorded."""
+    """Return whether a value was recorded."""
     return value is not None and not math.isnan(value)
 
 
 def format_fixed(value: float | None, decimals: int, width: int) -> str:
-    """A right-aligned number; fewer decimals where it would not fit in ``width`` cells."""
+    """Return a right-aligned number, with fewer decimals if it would not fit in ``width`` cells."""
     if value is None or math.isnan(value):
         return MISSING.rjust(width)
     text = f"{value:{width}.{decimals}f}"
@@ -31,17 +31,17 @@ def format_fixed(value: float | None, decimals: int, width: int) -> str:
 
 
 def choose_decimals(largest: float) -> int:
-    """Decimals that keep about three significant digits of the largest value in a column."""
+    """Return the decimals that keep about three significant digits of the largest value in a column."""
     return 0 if largest >= 1000 else 1 if largest >= 10 else 2
 
 
 def format_giga(size: int | None, decimals: int = 1, width: int = 5) -> str:
-    """Bytes in GiB or GB, without the unit."""
+    """Return bytes in GiB or GB, whichever is set, without the unit."""
     return format_fixed(None if size is None else size / units.giga_unit().bytes, decimals, width)
 
 
 def format_size(count: float) -> str:
-    """Bytes in three significant digits: ``807 KiB``, ``1.25 GiB``, ``-40.2 MB``."""
+    """Return bytes in three significant digits: ``807 KiB``, ``1.25 GiB``, ``-40.2 MB``."""
     sizes = units.get_units().sizes
     for unit in (sizes.tera, sizes.giga, sizes.mega, sizes.kilo):
         if abs(count) >= unit.bytes * 0.9995:
@@ -50,7 +50,7 @@ def format_size(count: float) -> str:
 
 
 def format_number(number: float | None) -> str:
-    """A count in three significant digits: ``823``, ``1.49k``, ``63.2M``, ``8.03B``."""
+    """Return a count in three significant digits: ``823``, ``1.49k``, ``63.2M``, ``8.03B``."""
     if number is None or math.isnan(number):
         return MISSING
     for factor, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
@@ -60,19 +60,19 @@ def format_number(number: float | None) -> str:
 
 
 def format_significant(value: float) -> str:
-    """Three significant digits without an exponent: ``8.03``, ``12.3``, ``123``."""
+    """Return three significant digits without an exponent: ``8.03``, ``12.3``, ``123``."""
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
 
 
 def format_duration(duration: float) -> str:
-    """A duration in three significant digits: ``0.19 ms``, ``34.4 ms``, ``324 ms``, ``2.67 s``."""
+    """Return a duration in three significant digits: ``0.19 ms``, ``34.4 ms``, ``324 ms``, ``2.67 s``."""
     size = abs(duration)
     text = f"{format_significant(size * 1e3)} ms" if size < 0.9995 else f"{format_significant(size)} s"
     return f"-{text}" if duration < 0 else text
 
 
 def format_pace(iteration_s: float) -> str:
-    """How fast iterations are: ``2.75 s/it``, ``412 ms/it``; or ``0.364 it/s``, ``2.43 it/s``."""
+    """Return the pace of iterations: ``2.75 s/it``, ``412 ms/it``; or ``0.364 it/s``, ``2.43 it/s``."""
     pace = units.get_units().pace
     if math.isnan(iteration_s) or iteration_s <= 0:
         return f"{MISSING} {pace.value}"
@@ -82,13 +82,13 @@ def format_pace(iteration_s: float) -> str:
 
 
 def format_rate(iteration_s: float) -> str:
-    """How many iterations there are in a second: ``12.3``, ``2.43``, ``0.364``, ``0.0222``."""
+    """Return iterations per second: ``12.3``, ``2.43``, ``0.364``, ``0.0222``."""
     rate = 1 / iteration_s
     return format_significant(rate) if rate >= 0.995 else f"{rate:.3f}" if rate >= 0.0995 else f"{rate:.4f}"
 
 
 def format_clock(seconds: float) -> str:
-    """Time passed: ``0:42``, ``12:34``, ``1:02:03``, ``2d 03:04``."""
+    """Return elapsed time: ``0:42``, ``12:34``, ``1:02:03``, ``2d 03:04``."""
     if not math.isfinite(seconds):
         return MISSING
     whole = int(max(0.0, seconds))
@@ -101,7 +101,7 @@ def format_clock(seconds: float) -> str:
 
 
 def format_rough_time(seconds: float) -> str:
-    """A time to come, as one says it: ``45 s``, ``27 min``, ``3.2 h``, ``2.1 d``."""
+    """Return a rough duration: ``45 s``, ``27 min``, ``3.2 h``, ``2.1 d``."""
     if not math.isfinite(seconds):
         return MISSING
     for limit, factor, unit, decimals in ((99.5, 1, "s", 0), (5970, 60, "min", 0), (172800, 3600, "h", 1)):
@@ -111,14 +111,14 @@ def format_rough_time(seconds: float) -> str:
 
 
 def choose_time_unit(longest_s: float) -> tuple[str, float]:
-    """The unit for a chart whose longest time is this, and how many of it make a second."""
+    """Return (unit, units per second) for a chart with this longest time."""
     if longest_s < 0.5:
         return "ms", 1000.0
     return ("s", 1.0) if longest_s < 300 else ("min", 1 / 60)
 
 
 def format_share(part: float) -> str:
-    """A small share as a percentage: ``0.002 %``, ``0.31 %``, ``4.2 %``, ``64 %``."""
+    """Return a small share as a percentage: ``0.002 %``, ``0.31 %``, ``4.2 %``, ``64 %``."""
     if math.isnan(part):
         return f"{MISSING} %"
     percent = part * 100
@@ -127,7 +127,7 @@ def format_share(part: float) -> str:
 
 
 def format_range(values: Iterable[float], decimals: int) -> str:
-    """The least and the largest of those that are known: ``0.6 to 1.2``, or ``0.6`` where they look alike."""
+    """Return the smallest and largest known value: ``0.6 to 1.2``, or ``0.6`` if both read the same."""
     texts = [f"{value:.{decimals}f}" for value in sorted(value for value in values if is_known(value))]
     if not texts:
         return MISSING
@@ -135,14 +135,14 @@ def format_range(values: Iterable[float], decimals: int) -> str:
 
 
 def format_grouped(number: int) -> str:
-    """A whole number with thin groups: ``1 234 567``."""
+    """Return an integer with grouped digits: ``1 234 567``."""
     return f"{number:,}".replace(",", " ")
 
 
 def choose_ticks(longest: float, most: int) -> tuple[float, float]:
-    """A calm axis from zero: (distance between ticks in 1-2-5 steps, top of the axis, a multiple of it).
+    """Return (distance between ticks, top of the axis) for an axis from zero with at most ``most`` ticks above it.
 
-    There are at most ``most`` ticks above zero.
+    The distance is 1, 2 or 5 times a power of ten; the top is a multiple of it.
     """
     if not longest > 0 or math.isinf(longest):
         return 1.0, 1.0

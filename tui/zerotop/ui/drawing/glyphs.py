@@ -1,71 +1,41 @@
-"""Characters to draw with. Which set a terminal gets is decided once, when the program starts."""
+"""Characters to draw with. The program chooses the set for its terminal once, when it starts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-PARTS_TEXTURED = {
-    "memory-allocated": "█",
-    "memory-reserved": "▓",
-    "memory-other": "▒",
-    "memory-free": "·",
-    "memory-parameters": "P",
-    "memory-gradients": "G",
-    "memory-master": "M",
-    "memory-optimizer": "S",
-    "memory-buffers": "B",
-    "memory-activations": "A",
-    "memory-unexplained": "?",
-    "memory-others": "o",
-    "phase-data": "░",
-    "phase-forward": "▒",
-    "phase-backward": "▓",
-    "phase-step": "█",
-    "phase-transfer": "T",
-    "phase-communication": "c",
-    "phase-eval": "E",
-    "phase-checkpoint": "K",
-    "phase-init": "i",
-    "phase-other": ":",
-    "progress": "█",
-    "progress-rest": "░",
-    "load": "█",
-    "load-others": "▒",
-    "load-free": "·",
-    "series-1": "↓",
-    "series-2": "↑",
-}
-PARTS_ASCII = {
-    "memory-allocated": "#",
-    "memory-reserved": "=",
-    "memory-other": "-",
-    "memory-free": ".",
-    "memory-parameters": "P",
-    "memory-gradients": "G",
-    "memory-master": "M",
-    "memory-optimizer": "S",
-    "memory-buffers": "B",
-    "memory-activations": "A",
-    "memory-unexplained": "?",
-    "memory-others": "o",
-    "phase-data": ":",
-    "phase-forward": "f",
-    "phase-backward": "b",
-    "phase-step": "S",
-    "phase-transfer": "T",
-    "phase-communication": "c",
-    "phase-eval": "E",
-    "phase-checkpoint": "K",
-    "phase-init": "i",
-    "phase-other": ".",
-    "progress": "#",
-    "progress-rest": ".",
-    "load": "#",
-    "load-others": "+",
-    "load-free": ".",
-    "series-1": "v",
-    "series-2": "^",
+# Part of a bar -> its character in TEXTURES and in ASCII, which cannot split a cell between two colours.
+_PARTS = {
+    "memory-allocated": "█#",
+    "memory-reserved": "▓=",
+    "memory-other": "▒-",
+    "memory-free": "·.",
+    "memory-parameters": "PP",
+    "memory-gradients": "GG",
+    "memory-master": "MM",
+    "memory-optimizer": "SS",
+    "memory-buffers": "BB",
+    "memory-activations": "AA",
+    "memory-unexplained": "??",
+    "memory-others": "oo",
+    "phase-data": "░:",
+    "phase-forward": "▒f",
+    "phase-backward": "▓b",
+    "phase-step": "█S",
+    "phase-transfer": "TT",
+    "phase-communication": "cc",
+    "phase-eval": "EE",
+    "phase-checkpoint": "KK",
+    "phase-init": "ii",
+    "phase-other": ":.",
+    "progress": "█#",
+    "progress-rest": "░.",
+    "load": "█#",
+    "load-others": "▒+",
+    "load-free": "·.",
+    "series-1": "↓v",
+    "series-2": "↑^",
 }
 
 
@@ -74,11 +44,11 @@ class Glyphs:
     """A set of characters, each one cell wide (``ellipsis``, ``arrow`` and ``pause`` may be wider)."""
 
     name: str
-    smooth: bool  # cells may be split between two colours; otherwise every part has a character of its own
-    parts: Mapping[str, str] = field(default_factory=dict)  # part of a bar -> character, where not smooth
-    meter: str = "▇"  # a cell of a bar; not quite full, so that bars under one another stay apart
+    smooth: bool  # cells may be split between two colours; otherwise each part has its own character
+    parts: Mapping[str, str] = field(default_factory=dict)  # part of a bar -> character, if not smooth
+    meter: str = "▇"  # a cell of a bar; not quite full, so that bars one above the other do not touch
     eighths: str = " ▁▂▃▄▅▆▇█"  # a cell filled from below, by eighths
-    levels: str = " ▁▂▃▄▅▆▇█"  # the same in a strip
+    levels: str = " ▁▂▃▄▅▆▇█"  # the same for a strip
     rule: str = "─"
     line: str = "│"
     corner: str = "└"
@@ -88,8 +58,8 @@ class Glyphs:
     swatch: str = "■"
     skipped: str = "×"
     clipped: str = "▲"
-    marked: str = "▼"  # over a step at which something was found
-    mark: str = "◆"  # the same on a line of time
+    marked: str = "▼"  # above a step with a finding
+    mark: str = "◆"  # the same on a time line
     times: str = "×"
     arrow: str = "→"
     sent: str = "↑"
@@ -99,11 +69,11 @@ class Glyphs:
     play: str = "▶"
     pause: str = "▮▮"
     knob: str = "●"
-    closed: str = "▸"  # before what can be opened
+    closed: str = "▸"  # before a collapsed item
     opened: str = "▾"
     track: str = "━"
     rest: str = "─"
-    thumb: str = "┃"  # where one is, in a column that stands for a whole
+    thumb: str = "┃"  # the visible part on a scroll bar
     bullet: str = "·"
     degree: str = "°"
     micro: str = "µ"
@@ -112,24 +82,24 @@ class Glyphs:
     unsafe: str = "\ufffd"
 
     def find_part(self, name: str) -> str:
-        """The character of a whole cell of this part."""
+        """Return the character of a whole cell of this part."""
         return self.meter if self.smooth else self.parts.get(name, "#" if self.name == "ascii" else "█")
 
     def find_sample(self, name: str) -> str:
-        """What stands before a part's name: a cell of its colour, or where there are no colours its character."""
+        """Return the character before a part's name in a legend: a swatch, or the part's character without colours."""
         return self.swatch if self.smooth else self.find_part(name)
 
     def to_plain(self, text: str) -> str:
-        """Text of our own, in characters this set allows."""
+        """Return text of the program itself in characters of this set."""
         return text.translate(_PLAIN) if self.name == "ascii" else text
 
 
 BLOCKS = Glyphs("blocks", smooth=True)
-TEXTURES = Glyphs("textures", smooth=False, parts=PARTS_TEXTURED, peak="│", grid=" ")
+TEXTURES = Glyphs("textures", smooth=False, parts={name: pair[0] for name, pair in _PARTS.items()}, peak="│", grid=" ")
 ASCII = Glyphs(
     "ascii",
     smooth=False,
-    parts=PARTS_ASCII,
+    parts={name: pair[1] for name, pair in _PARTS.items()},
     eighths="    #####",
     levels=" .:-=+*##",
     rule="-",
@@ -189,9 +159,9 @@ _PLAIN = str.maketrans(
 
 
 def choose_glyphs(environment: Mapping[str, str], encoding: str | None) -> Glyphs:
-    """The characters this terminal can show, from its locale and the encoding of its stream.
+    """Return the characters this terminal can show, by its locale and the encoding of its stream.
 
-    Without any locale set, as in most containers, UTF-8 is assumed, as Python itself does.
+    Without a locale, as in most containers, assume UTF-8 as Python does.
     """
     locale = next((environment[key] for key in ("LC_ALL", "LC_CTYPE", "LANG") if environment.get(key)), "utf-8")
     names = (locale, encoding or "utf-8")

@@ -1,4 +1,4 @@
-"""Names of things as the screens say them, and the colours they have everywhere."""
+"""Names and styles of phases, ranks and job properties on all screens."""
 
 from __future__ import annotations
 
@@ -41,34 +41,34 @@ _DEVICES = {"cpu": "CPU", "nvme": "NVMe"}
 
 
 def phase_word(phase: str, glyphs: Glyphs) -> str:
-    """A phase's name in at most ten cells."""
+    """Return a phase's name in at most ten cells."""
     return glyphs.to_plain(_PHASE_WORDS.get(phase) or sanitize(phase, glyphs))[:10]
 
 
 def phase_style(phase: str) -> str:
-    """A phase's colour."""
+    """Return a phase's style."""
     return _PHASE_STYLES.get(phase, "phase-other")
 
 
 def describe_no_output(job: Job) -> str:
-    """What stands where the job's output would."""
-    return "nothing printed yet" if job.prints_here else "not recorded: it goes where the job was started"
+    """Return the text of an empty output panel."""
+    return "No output yet" if job.prints_here else "Not captured; see the job's own terminal"
 
 
 def rank_name(rank: int, *, short: bool = False) -> str:
-    """``rank 3``, or ``3``; a process that nobody numbered is the job itself."""
+    """Return ``rank 3``, or ``3`` if short; a process without a rank number is ``job``."""
     if rank < 0:
         return "job"
     return str(rank) if short else f"rank {rank}"
 
 
 def format_offload(job: Job, glyphs: Glyphs) -> str:
-    """What is offloaded where: ``optimizer→CPU``, ``params+optimizer→CPU``; empty when nothing is."""
+    """Return the offload targets: ``optimizer→CPU``, ``params+optimizer→CPU``; empty without offload."""
     optimizer, parameters = (_format_device(job.offload_optimizer), _format_device(job.offload_parameters))
     if optimizer and optimizer == parameters:
         return f"params+optimizer{glyphs.arrow}{optimizer}"
-    parts = [f"{what}{glyphs.arrow}{where}" for what, where in (("params", parameters), ("optimizer", optimizer)) if where]
-    return " ".join(parts)
+    targets = (("params", parameters), ("optimizer", optimizer))
+    return " ".join(f"{name}{glyphs.arrow}{device}" for name, device in targets if device)
 
 
 def _format_device(device: str | None) -> str:
@@ -76,7 +76,7 @@ def _format_device(device: str | None) -> str:
 
 
 def format_batch(job: Job, glyphs: Glyphs) -> str:
-    """Micro-batch x accumulation x ranks: ``2×1×8``."""
+    """Return micro-batch x gradient accumulation x ranks: ``2×1×8``."""
     if job.micro_batch is None and job.gradient_accumulation is None:
         return format_count(job.ranks, "rank") if job.ranks else ""
     numbers = (job.micro_batch, job.gradient_accumulation, job.ranks)
@@ -84,18 +84,18 @@ def format_batch(job: Job, glyphs: Glyphs) -> str:
 
 
 def format_model(job: Job) -> str:
-    """Model and size: ``LlamaForCausalLM 8.03B``; empty before the engine is made."""
+    """Return model and size: ``LlamaForCausalLM 8.03B``; empty before ``deepspeed.initialize()``."""
     size = format_number(job.parameters) if job.parameters is not None else ""
     return " ".join(part for part in (job.model or "", size) if part)
 
 
 def format_stage(job: Job) -> str:
-    """``ZeRO-2``, or empty."""
+    """Return ``ZeRO-2``, or an empty string."""
     return f"ZeRO-{job.zero_stage}" if job.zero_stage is not None else ""
 
 
 def format_ending(job: Job) -> tuple[str, str]:
-    """(word, style) for a job that is over: ``ENDED 0`` or ``LOST``; empty while it runs."""
+    """Return (text, style) for a job that is over: ``ENDED 0`` or ``LOST``; empty while it runs."""
     if not job.state.is_over:
         return "", ""
     code = f" {job.exit_code}" if job.state is State.ENDED and job.exit_code is not None else ""
@@ -104,14 +104,14 @@ def format_ending(job: Job) -> tuple[str, str]:
 
 
 def choose_exit_style(job: Job) -> str:
-    """The style of how a job ended: good, bad, or, where its exit code is another's to know, neither."""
+    """Return the style of a job's end: good, alert, or warn where the exit code is unknown."""
     if job.state is State.ENDED and job.exit_code is not None:
         return "alert" if job.exit_code else "good"
     return "alert" if job.state is State.LOST else "warn" if job.state is State.ENDED else "text"
 
 
 def find_last_phases(iterations: Iterations) -> dict[str, float]:
-    """Seconds of each phase in the last finished step."""
+    """Return the seconds of each phase in the last finished step."""
     if len(iterations.step) == 0:
         return {}
     seconds = {name: float(values[-1]) for name, values in iterations.phase_s.items()}
@@ -120,6 +120,6 @@ def find_last_phases(iterations: Iterations) -> dict[str, float]:
 
 
 def format_cores_used(view: LiveView) -> str:
-    """``63.1 of 64``: cores in use over all hosts of the job; empty before the first sample."""
-    used, there = sum(host.cores_used for host in view.hosts), sum(host.cores for host in view.hosts)
-    return f"{format_range([used], 1)} of {there}" if there else ""
+    """Return ``63.1 of 64``: cores in use on all hosts of the job; empty before the first sample."""
+    used, total = sum(host.cores_used for host in view.hosts), sum(host.cores for host in view.hosts)
+    return f"{format_range([used], 1)} of {total}" if total else ""

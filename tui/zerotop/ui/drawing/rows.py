@@ -1,6 +1,6 @@
-"""A row of a panel: spans of text, each with the name of a style. Themes turn names into colours elsewhere.
+"""Rows of a panel: spans of text with the name of a style, to which the theme gives colours.
 
-A style name may be ``a/b``: the colour of ``a`` on that of ``b`` as background, for a cell split in two.
+A style name may be ``a/b``: the colour of ``a`` on that of ``b`` as background, for a split cell.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ EMPTY: Row = ()
 
 
 def row_width(row: Collection[Span]) -> int:
-    """Cells a row takes."""
-    text = row_text(row)  # of hundreds of spans, looked at in one go
+    """Return the number of cells of a row."""
+    text = row_text(row)  # one check instead of hundreds
     return len(text) if is_narrow(text) else sum([cell_width(text) for text, _ in row])
 
 
 def row_text(row: Iterable[Span]) -> str:
-    """A row without its styles."""
+    """Return the text of a row."""
     return "".join([text for text, _ in row])
 
 
 def merge_spans(spans: Iterable[Span]) -> Row:
-    """Neighbours of the same style become one span; empty ones go."""
+    """Join neighbours of the same style and drop empty spans."""
     result: list[Span] = []
-    whole, before = "", ""
+    joined, joined_style = "", ""
     for text, style in spans:
-        if style == before:
-            whole += text
+        if style == joined_style:
+            joined += text
         elif text:
-            if whole:
-                result.append((whole, before))
-            whole, before = text, style
-    if whole:
-        result.append((whole, before))
+            if joined:
+                result.append((joined, joined_style))
+            joined, joined_style = text, style
+    if joined:
+        result.append((joined, joined_style))
     return tuple(result)
 
 
 def fit_row(row: Row, width: int, glyphs: Glyphs, style: str = "text") -> Row:
-    """Exactly ``width`` cells: padded on the right, or cut, with an ellipsis unless nothing but blanks is cut."""
+    """Pad a row on the right or cut it to exactly ``width`` cells, with an ellipsis unless only blanks are cut."""
     missing = width - row_width(row)
     if missing == 0:
         return row
@@ -52,9 +52,9 @@ def fit_row(row: Row, width: int, glyphs: Glyphs, style: str = "text") -> Row:
         return merge_spans((*row, (" " * missing, style)))
     result: list[Span] = []
     room = width
-    for place, (text, span_style) in enumerate(row):
+    for index, (text, span_style) in enumerate(row):
         if cell_width(text) > room:
-            blank = text.isascii() and not (text[room:] + row_text(row[place + 1 :])).strip()
+            blank = text.isascii() and not (text[room:] + row_text(row[index + 1 :])).strip()
             short = text[:room] if blank else fit_text(text, room, glyphs)
             result.extend([(short, span_style), (" " * (room - cell_width(short)), style)])
             break
@@ -64,12 +64,12 @@ def fit_row(row: Row, width: int, glyphs: Glyphs, style: str = "text") -> Row:
 
 
 def fit_height(rows: Sequence[Row], width: int, height: int, glyphs: Glyphs) -> list[Row]:
-    """Exactly ``height`` rows: of those there are, which have their ``width``, the first ones, and then empty ones."""
+    """Cut rows of ``width`` cells to ``height`` rows, or add empty ones."""
     return [*rows[:height], *[fit_row((), width, glyphs)] * (height - len(rows))]
 
 
 def align_ends(left: Row, right: Row, width: int, glyphs: Glyphs, style: str = "text") -> Row:
-    """``left`` at the left edge, ``right`` at the right one; ``left`` gives way."""
+    """Place one row at the left edge and another at the right one; ``left`` is cut if both do not fit."""
     room = width - row_width(right)
     if room < 0:
         return fit_row(right, width, glyphs, style)
@@ -77,15 +77,15 @@ def align_ends(left: Row, right: Row, width: int, glyphs: Glyphs, style: str = "
 
 
 def choose_items(items: Sequence[tuple[int, Row]], width: int, gap: int = 2) -> list[Row]:
-    """Of (importance, row) in drawing order, the rows that fit side by side, the least important left out."""
-    kept = [(importance, index, row) for index, (importance, row) in enumerate(items) if row_width(row)]
-    while kept and sum(row_width(row) for _, _, row in kept) + gap * (len(kept) - 1) > width:
-        kept.remove(min(kept, key=lambda item: (item[0], -item[1])))
-    return [row for _, _, row in kept]
+    """Drop the least important of (importance, row) until the others fit side by side; return their rows in order."""
+    chosen = [(importance, index, row) for index, (importance, row) in enumerate(items) if row_width(row)]
+    while chosen and sum(row_width(row) for _, _, row in chosen) + gap * (len(chosen) - 1) > width:
+        chosen.remove(min(chosen, key=lambda item: (item[0], -item[1])))
+    return [row for _, _, row in chosen]
 
 
 def join_rows(rows: Sequence[Row], gap: int = 2, style: str = "text") -> Row:
-    """Rows side by side with ``gap`` cells in between."""
+    """Put rows side by side with ``gap`` cells in between."""
     spans: list[Span] = []
     for row in rows:
         if spans:

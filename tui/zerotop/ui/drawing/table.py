@@ -1,4 +1,4 @@
-"""Tables without lines: headings sit in the panel's rule, one column takes what the others leave."""
+"""Tables without lines: headings are part of the panel's rule, and growing columns share the spare width."""
 
 from __future__ import annotations
 
@@ -14,55 +14,50 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Column(Generic[Item]):
-    """A column. ``cell`` gets the item and the width to fill.
+    """A column of a table. The least important columns are dropped first; those of importance 9 never are."""
 
-    ``width`` is in cells; a column with ``grows`` gets more. The least important columns go first where there
-    is no room; importance 9 always stays.
-    """
-
-    heading: Row | Callable[[int], Row]  # the latter for one that depends on the column's width
-    width: int
+    heading: str | Row | Callable[[int], Row]  # a function gets the column's width
+    width: int  # cells
     importance: int
-    draw_cell: Callable[[Item, int], Row]
-    grows: bool = False
-    left: bool = False  # where the heading is aligned
+    draw_cell: Callable[[Item, int], Row]  # gets the item and the width
+    grows: bool = False  # takes a share of the spare width
+    left: bool = False  # aligns the heading left
 
 
 @dataclass(frozen=True)
 class PlacedColumns(Generic[Item]):
-    """Columns with their widths and where they begin."""
+    """Columns at their positions."""
 
     columns: tuple[tuple[Column[Item], int, int], ...]  # column, begin, width
 
     def draw_row(self, item: Item, width: int, glyphs: Glyphs) -> Row:
-        """One item's row, exactly ``width`` cells."""
+        """Return one item's row, exactly ``width`` cells."""
         spans: list[Span] = []
-        at = 0
+        end = 0
         for column, begin, size in self.columns:
-            spans.append((" " * (begin - at), "text"))
+            spans.append((" " * (begin - end), "text"))
             cell = column.draw_cell(item, size)
             missing = size - row_width(cell)
             spans.extend(cell if missing >= 0 else fit_row(cell, size, glyphs))
             spans.append((" " * missing, "text"))
-            at = begin + size
-        if at > width:
+            end = begin + size
+        if end > width:
             return fit_row(merge_spans(spans), width, glyphs)
-        spans.append((" " * (width - at), "text"))
+        spans.append((" " * (width - end), "text"))
         return merge_spans(spans)
 
 
 def place_columns(columns: Sequence[Column[Item]], width: int, gap: int = 1) -> PlacedColumns[Item]:
-    """Chooses the columns that fit in ``width`` and gives the growing ones the rest."""
-    kept = list(columns)
-    while _sum_widths(kept, gap) > width and any(column.importance < 9 for column in kept):
-        kept.remove(min(kept, key=lambda column: column.importance))
-    spare = max(0, width - _sum_widths(kept, gap))
-    growing = [column for column in kept if column.grows]
+    """Choose the columns that fit in ``width`` and share the spare width among the growing ones."""
+    chosen = list(columns)
+    while _sum_widths(chosen, gap) > width and any(column.importance < 9 for column in chosen):
+        chosen.remove(min(chosen, key=lambda column: column.importance))
+    spare = max(0, width - _sum_widths(chosen, gap))
+    growing = sum(column.grows for column in chosen)
     placed: list[tuple[Column[Item], int, int]] = []
     begin = 0
-    for column in kept:
-        extra = spare // len(growing) if column.grows else 0
-        size = column.width + extra
+    for column in chosen:
+        size = column.width + (spare // growing if column.grows else 0)
         placed.append((column, begin, size))
         begin += size + gap
     return PlacedColumns(tuple(placed))
@@ -73,20 +68,26 @@ def _sum_widths(columns: Sequence[Column[Item]], gap: int) -> int:
 
 
 def draw_rule(title: Row, width: int, glyphs: Glyphs, placed: PlacedColumns[Item] | None = None) -> Row:
-    """A panel's first row: a line with the title in it, and the columns' headings over their columns."""
+    """Draw a panel's first row: a line with the title, and the headings above their columns."""
     spans: list[Span] = [*title, (" ", "rule")] if title else []
-    at = row_width(spans)
+    end = row_width(spans)
     for column, begin, size in placed.columns if placed else ():
-        text = column.heading(size) if callable(column.heading) else column.heading
-        heading = row_width(text)
-        start = begin if column.left else begin + size - heading
-        if not heading or start < at or start + heading > width:
+        heading = column.heading(size) if callable(column.heading) else column.heading
+        row: Row = ((heading, "heading"),) if isinstance(heading, str) else heading
+        length = row_width(row)
+        start = begin if column.left else begin + size - length
+        if not length or start < end or start + length > width:
             continue
-        lead = start - at
-        spans.extend([(glyphs.rule * (lead - 1), "rule"), (" " * min(lead, 1), "rule"), *text])
-        at = start + heading
-        if at < width:
+        gap = start - end
+        spans.extend([(glyphs.rule * (gap - 1), "rule"), (" " * min(gap, 1), "rule"), *row])
+        end = start + length
+        if end < width:
             spans.append((" ", "rule"))
-            at += 1
-    spans.append((glyphs.rule * (width - at), "rule"))
+            end += 1
+    spans.append((glyphs.rule * (width - end), "rule"))
     return fit_row(merge_spans(spans), width, glyphs)
+
+
+def panel_title(text: str, focused: bool) -> Row:
+    """Return the title's spans at the left of a rule."""
+    return ((text, "title-focused" if focused else "title"),)

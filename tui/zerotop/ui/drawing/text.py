@@ -1,4 +1,4 @@
-"""Text that others wrote, made safe to draw: literally, one cell after the other."""
+"""Make foreign text safe to draw, and fit it into cells."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rich.cells import cell_len, set_cell_size
 
 from zerotop.ui.drawing.glyphs import Glyphs
 
-# Bidirectional overrides and other invisible characters can make a line read as something it is not.
+# Bidirectional overrides and other invisible characters can disguise a line.
 _INVISIBLE = {"Cf", "Cs", "Co", "Cn"}
-# Characters of one cell each, among them all that our own drawings are made of.
+# Characters of one cell each, including all that the program draws with.
 _match_narrow = re.compile(r"[ -~\u00a1-\u00ac\u00ae-\u00ff\u2010-\u2027\u2190-\u21ff\u2500-\u25fc\u2800-\u28ff]*").fullmatch
 
 
 @lru_cache(maxsize=4096)
 def sanitize(text: str, glyphs: Glyphs) -> str:
-    """The same text without what a terminal would obey: no controls, no escapes, no invisible characters."""
+    """Return the text without control, escape and invisible characters."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_sanitize_character(character, glyphs) for character in text.expandtabs(8))
@@ -34,17 +34,17 @@ def _sanitize_character(character: str, glyphs: Glyphs) -> str:
 
 
 def is_narrow(text: str) -> bool:
-    """Whether each of its characters takes one cell, as in nearly all rows: then it is as wide as it is long."""
+    """Return whether each character takes one cell, as in nearly all rows: then the width is ``len(text)``."""
     return text.isascii() or _match_narrow(text) is not None
 
 
 def cell_width(text: str) -> int:
-    """How many cells a text takes."""
+    """Return the number of cells of a text."""
     return len(text) if text.isascii() else cell_len(text)
 
 
 def fit_text(text: str, width: int, glyphs: Glyphs, *, at_words: bool = True) -> str:
-    """The text in at most ``width`` cells, shortened with an ellipsis, between words where possible."""
+    """Return the text in at most ``width`` cells, shortened with an ellipsis, between words if possible."""
     if cell_width(text) <= width:
         return text
     room = width - len(glyphs.ellipsis)
@@ -58,7 +58,7 @@ def fit_text(text: str, width: int, glyphs: Glyphs, *, at_words: bool = True) ->
 
 
 def wrap_text(text: str, width: int, max_lines: int, glyphs: Glyphs) -> list[str]:
-    """The text in at most ``most`` lines of at most ``width`` cells, broken between words."""
+    """Return the text in at most ``max_lines`` lines of at most ``width`` cells, broken between words."""
     lines: list[str] = []
     words = text.split()
     while words and len(lines) < max_lines:

@@ -1,9 +1,8 @@
-"""Colours: palettes for phases, memory, lines and heat, and both themes. Everything else refers to these by name.
+"""Both themes: palettes for phases, memory, lines and heat maps. All other code refers to colours by name.
 
-Hues are told apart by lightness too (orange, blue and light blue; violet fading to grey), so that the
-colour-blind can read them, and they stay different when a terminal has sixteen colours. ``series-*`` are lines of any
-kind, unlike phases and memory. ``heat-*`` goes from what is near the background to what is far from it (ColorBrewer's
-YlGnBu, whose lightness alone tells the order).
+Hues also differ in lightness (orange, blue and light blue; violet fading to grey), so that colour-blind people can tell them
+apart, and they stay different in a terminal with sixteen colours. ``series-*`` are for lines of any kind, unlike phases and
+memory. ``heat-*`` goes from near the background colour to far from it (ColorBrewer's YlGnBu, ordered by lightness).
 """
 
 from __future__ import annotations
@@ -160,90 +159,19 @@ LIGHT = Theme(
     },
 )
 
-# The names that drawn rows use for styles; each is the component class ``drawn--NAME`` in app.tcss.
+# Names of styles in drawn rows; each is the component class ``drawn--NAME`` in app.tcss.
+_STYLE_NAMES = """
+    text value sum last-addend muted label axis heading output later stderr match match-here match-mark caret rule grid
+    title title-focused title-value title-warn accent good warn alert band band-muted band-value band-warn brand name
+    progress progress-rest badge-live badge-past badge-good badge-bad keys key tab tab-key tab-active peak clipped
+    skipped load load-others load-free strip memory-allocated memory-reserved memory-other memory-free memory-parameters
+    memory-gradients memory-master memory-optimizer memory-buffers memory-activations memory-unexplained memory-others
+    phase-data phase-forward phase-backward phase-step phase-transfer phase-communication phase-eval phase-checkpoint
+    phase-init phase-other ground cursor cursor-ground tint-data tint-forward tint-backward tint-step tint-transfer
+    tint-communication tint-other spread
+"""
 STYLES = (
-    "text",
-    "value",
-    "sum",
-    "last-addend",
-    "muted",
-    "label",
-    "axis",
-    "heading",
-    "output",
-    "later",
-    "stderr",
-    "match",
-    "match-here",
-    "match-mark",
-    "caret",
-    "rule",
-    "grid",
-    "title",
-    "title-focused",
-    "title-value",
-    "title-warn",
-    "accent",
-    "good",
-    "warn",
-    "alert",
-    "band",
-    "band-muted",
-    "band-value",
-    "band-warn",
-    "brand",
-    "name",
-    "progress",
-    "progress-rest",
-    "badge-live",
-    "badge-past",
-    "badge-good",
-    "badge-bad",
-    "keys",
-    "key",
-    "tab",
-    "tab-key",
-    "tab-active",
-    "peak",
-    "clipped",
-    "skipped",
-    "load",
-    "load-others",
-    "load-free",
-    "strip",
-    "memory-allocated",
-    "memory-reserved",
-    "memory-other",
-    "memory-free",
-    "memory-parameters",
-    "memory-gradients",
-    "memory-master",
-    "memory-optimizer",
-    "memory-buffers",
-    "memory-activations",
-    "memory-unexplained",
-    "memory-others",
-    "phase-data",
-    "phase-forward",
-    "phase-backward",
-    "phase-step",
-    "phase-transfer",
-    "phase-communication",
-    "phase-eval",
-    "phase-checkpoint",
-    "phase-init",
-    "phase-other",
-    "ground",
-    "cursor",
-    "cursor-ground",
-    "tint-data",
-    "tint-forward",
-    "tint-backward",
-    "tint-step",
-    "tint-transfer",
-    "tint-communication",
-    "tint-other",
-    "spread",
+    *_STYLE_NAMES.split(),
     *(f"series-{number}" for number in range(6)),
     *(f"heat-{level}" for level in range(10)),
 )

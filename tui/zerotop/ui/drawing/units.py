@@ -1,11 +1,11 @@
-"""What sizes and paces are told in: one choice of the user's for the whole program, as a locale is.
+"""Units of sizes and paces, a setting of the user for the whole process, like a locale.
 
-A process shows one user one screen, and all numbers on it are to be in the same units. So the choice is kept here and read
-by the few functions that write numbers or make scales; as an argument it would pass through every function that draws, most
-of which write no size. Whoever keeps what was drawn keeps :func:`chosen` with it.
+A process shows one screen to one user, with all numbers in the same units. So this module holds the setting, and the few
+functions that format numbers or make scales read it; as an argument it would pass through every drawing function, most of
+which format no size. Caches of drawn rows include :func:`get_units` in their key.
 
-It is for screens alone: what is kept or sent on is in bytes and seconds, and texts of commands and recorded sentences are
-in GiB, whoever runs them.
+It applies to screens only: stored and exported data are in bytes and seconds, and the texts of commands and recorded
+sentences are in GiB for everybody.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from zerotop.analysis import formatting
 
 
 class Unit(NamedTuple):
-    """Of sizes."""
+    """A unit of sizes."""
 
     name: str
-    bytes: int  # that one of it is
+    bytes: int
 
 
 class Sizes(NamedTuple):
-    """Units of memory and files, from small to large. Rates of PCIe are decimal in both, as links are sold."""
+    """Units of memory and files, from small to large. PCIe rates are always decimal, as in specifications of links."""
 
     kilo: Unit
     mega: Unit
@@ -35,19 +35,19 @@ class Sizes(NamedTuple):
 
     @property
     def name(self) -> str:
-        """By which the user's choice is kept."""
+        """The name in the settings file."""
         return self.giga.name
 
 
 class Pace(Enum):
-    """How fast iterations are told to be."""
+    """Units of the pace of iterations."""
 
     SECONDS = "s/it"
     RATE = "it/s"
 
 
 class UnitChoice(NamedTuple):
-    """What was chosen."""
+    """The user's choice of units."""
 
     sizes: Sizes
     pace: Pace
@@ -61,18 +61,18 @@ _current_units = DEFAULT_UNITS
 
 
 def get_units() -> UnitChoice:
-    """What is in force."""
+    """Return the current units."""
     return _current_units
 
 
 def set_units(choice: UnitChoice) -> None:
-    """From now on."""
+    """Set the current units."""
     global _current_units
     _current_units = choice
 
 
 def parse_units(sizes: str, pace: str) -> UnitChoice:
-    """The choice of these names; the usual for one that is unknown."""
+    """Return the units of these names; the default for an unknown name."""
     return UnitChoice(
         DECIMAL if sizes == DECIMAL.name else BINARY,
         Pace.RATE if pace == Pace.RATE.value else Pace.SECONDS,
@@ -80,17 +80,17 @@ def parse_units(sizes: str, pace: str) -> UnitChoice:
 
 
 def other_sizes() -> Sizes:
-    """Those that were not chosen."""
+    """Return the units of size that are not current."""
     return BINARY if _current_units.sizes is DECIMAL else DECIMAL
 
 
 def other_pace() -> Pace:
-    """The one that was not chosen."""
+    """Return the pace that is not current."""
     return Pace.SECONDS if _current_units.pace is Pace.RATE else Pace.RATE
 
 
 def giga_unit() -> Unit:
-    """GiB or GB."""
+    """Return GiB or GB, whichever is current."""
     return _current_units.sizes.giga
 
 

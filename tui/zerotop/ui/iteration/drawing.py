@@ -12,7 +12,7 @@ from zerotop.ui.drawing.formatting import format_duration
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style, phase_word
 from zerotop.ui.drawing.rows import Row, Span, align_ends, fit_height, fit_row, row_width
-from zerotop.ui.drawing.table import draw_rule
+from zerotop.ui.drawing.table import draw_rule, panel_title
 from zerotop.ui.drawing.text import cell_width, fit_text, sanitize, wrap_text
 from zerotop.ui.iteration.labels import describe_bottleneck, describe_fold, describe_left_out, describe_ranks
 from zerotop.ui.iteration.lanes import (
@@ -26,7 +26,6 @@ from zerotop.ui.iteration.lanes import (
     find_border,
     find_stretches,
 )
-from zerotop.ui.live.memory import panel_title
 
 _MIN_LANE_ROWS = 4  # with fewer rows per lane, fewer lanes are shown
 _MIN_ROWS_TWO_RIBBONS = 12  # rows from which nested phases have a row of their own

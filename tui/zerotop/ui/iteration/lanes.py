@@ -15,9 +15,9 @@ from zerotop.analysis.waveform.signals import Signal
 from zerotop.ui.charts import (
     AXIS_WIDTH,
     Canvas,
-    FittedScale,
     GrowingScales,
     Quantity,
+    Scale,
     add_axes,
     plot_band,
     plot_grid,
@@ -83,7 +83,7 @@ def draw_lane(
     largest = max([float(signal.high.max(initial=0.0)) for signal, _ in shown] + [_find_largest(before)])
     axis = scales.choose_scale(lane.id, lane.kind, largest, height)
     if lane.kind is Quantity.CORES and fold.host_cores and largest > fold.host_cores / 2:
-        axis = FittedScale(axis.unit, 1.0, fold.host_cores / 2, float(fold.host_cores), height)
+        axis = Scale(axis.unit, 1.0, fold.host_cores / 2, float(fold.host_cores), height)
     paint_tints(canvas, fold.stretches, fold.iteration_s, end_s)
     if len(shown) == 1:
         _paint_spread(canvas, shown[0][0], fold.iteration_s, end_s, axis.highest)

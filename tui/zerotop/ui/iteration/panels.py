@@ -8,7 +8,6 @@ from zerotop.analysis.live_view import State
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row
-from zerotop.ui.drawing.units import get_units
 from zerotop.ui.iteration.clipboard import phases_text, waveform_text
 from zerotop.ui.iteration.drawing import ShownWaveform, draw_empty, draw_waveform
 from zerotop.ui.iteration.model import FoldModel
@@ -17,29 +16,22 @@ from zerotop.ui.iteration.table import draw_phases
 from zerotop.ui.widgets.frame_widget import FrameWidget
 
 
-class _CachedPanel(FrameWidget, can_focus=True):
-    """A panel that draws only if its inputs changed."""
+class _FoldPanel(FrameWidget, can_focus=True):
+    """A panel that shows a folded iteration."""
 
     def __init__(self, glyphs: Glyphs, folding: FoldModel, *, id: str) -> None:
         super().__init__(glyphs, id=id)
         self.folding = folding
-        self._drawn_inputs: tuple[object, ...] = ()
 
-    def _is_unchanged(self, *inputs: object) -> bool:
-        """Whether the rows were drawn from these inputs. Folds are compared by identity."""
-        same = len(inputs) == len(self._drawn_inputs) and all(
-            one is two or one == two for one, two in zip(inputs, self._drawn_inputs, strict=True)
-        )
-        self._drawn_inputs = inputs
-        return same and bool(self.drawn_rows)
+    def cache_key(self, frame: Frame) -> tuple[object, ...] | None:
+        shown = self.folding.find_shown(frame)
+        return None if shown is None else (shown,)
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         shown = self.folding.find_shown(frame)
         if shown is None:
-            self._drawn_inputs = ()
             return self.draw_empty(frame, width, height)
-        unchanged = self._is_unchanged(shown, width, height, self.has_focus, get_units())
-        return self.drawn_rows if unchanged else self.draw_fold(shown, width, height)
+        return self.draw_fold(shown, width, height)
 
     def draw_empty(self, frame: Frame, width: int, height: int) -> list[Row]:
         """Draw the panel if nothing can be folded."""
@@ -50,7 +42,7 @@ class _CachedPanel(FrameWidget, can_focus=True):
         """Draw the fold."""
 
 
-class WaveformPanel(_CachedPanel):
+class WaveformPanel(_FoldPanel):
     """The folded iteration."""
 
     def draw_empty(self, frame: Frame, width: int, height: int) -> list[Row]:
@@ -65,7 +57,7 @@ class WaveformPanel(_CachedPanel):
         return waveform_text(shown.fold) if shown is not None else ""
 
 
-class PhaseTable(_CachedPanel):
+class PhaseTable(_FoldPanel):
     """The phases as a table."""
 
     def draw_fold(self, shown: ShownWaveform, width: int, height: int) -> list[Row]:
@@ -77,7 +69,7 @@ class PhaseTable(_CachedPanel):
         return phases_text(shown.fold, shown.pinned) if shown is not None else ""
 
 
-class SampleTable(_CachedPanel):
+class SampleTable(_FoldPanel):
     """The samples behind the curves."""
 
     def draw_fold(self, shown: ShownWaveform, width: int, height: int) -> list[Row]:

@@ -12,10 +12,9 @@ from zerotop.ui.drawing.formatting import format_duration, format_grouped, forma
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style, phase_word
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
-from zerotop.ui.drawing.table import Column, draw_rule, place_columns
+from zerotop.ui.drawing.table import Column, draw_rule, panel_title, place_columns
 from zerotop.ui.iteration.labels import describe_left_out
 from zerotop.ui.iteration.lanes import Lane, choose_lanes
-from zerotop.ui.live.memory import panel_title
 
 # A curve says nothing about phases shorter than this share of an iteration.
 _MIN_SHARE = 0.005

@@ -13,8 +13,7 @@ from zerotop.ui.drawing.formatting import format_fixed
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style, phase_word
 from zerotop.ui.drawing.rows import Row, fit_height
-from zerotop.ui.drawing.table import Column, draw_rule, place_columns
-from zerotop.ui.live.memory import panel_title
+from zerotop.ui.drawing.table import Column, draw_rule, panel_title, place_columns
 
 FULL_WIDTH = 66  # cells that all columns need
 _FIGURE_WIDTH = 7

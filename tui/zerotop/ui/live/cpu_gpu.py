@@ -1,96 +1,120 @@
-"""Who computes: the CPU side of each rank, and each GPU's utilization."""
+"""The CPU use of each rank, and the utilization of each GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from statistics import median
 
 from zerotop.analysis.formatting import format_count
-from zerotop.analysis.live_view import Gpu, Job, LiveView, Rank, State
-from zerotop.ui.charts.step_axis import LABEL_WIDTH
-from zerotop.ui.charts.strips import draw_cores_strip, draw_empty_strip, draw_strip_heading, draw_utilization_strip
-from zerotop.ui.drawing.formatting import MISSING, choose_decimals, format_fixed, format_giga, format_range
+from zerotop.analysis.live_view import Gpu, GpuHistory, Job, LiveView, Rank, RankHistory, State
+from zerotop.ui.charts import AXIS_WIDTH
+from zerotop.ui.charts.strips import draw_strip
+from zerotop.ui.drawing.formatting import (
+    MISSING,
+    choose_decimals,
+    format_fixed,
+    format_giga,
+    format_range,
+    format_rough_time,
+)
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import choose_exit_style, format_cores_used, phase_style, phase_word, rank_name
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
-from zerotop.ui.drawing.table import Column, PlacedColumns, draw_rule, place_columns
+from zerotop.ui.drawing.table import Column, PlacedColumns, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import cell_width, fit_text, sanitize
 from zerotop.ui.drawing.units import giga_unit
-from zerotop.ui.live.memory import choose_shown, gpu_name, panel_title
+from zerotop.ui.live.memory import choose_shown, gpu_name
 
-STRIP_BEGIN = LABEL_WIDTH + 1  # where a tall strip begins: under a chart's plot
-_BUSIEST_HEADING: Row = (("busiest threads", "heading"),)
+_BUSIEST_HEADING = "busiest threads"
 
 
 def draw_cpu(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
-    """Each rank: what it does now, with how many cores and threads, and which threads, over the last while.
+    """Draw for each rank its phase, cores, threads and busiest threads, and the cores over the last while.
 
-    Where there is room, a rank has its strip to itself under its figures, at the same times as the memory's chart above.
+    With enough room each rank has a tall strip under its figures, at the same times as the memory chart above it.
     """
     shown, hidden = choose_shown(view.ranks, height - 1, _score_ranks(view.ranks))
-    tall = rows_per_strip(height, len(view.ranks))
-    placed = _place_rank_columns(_build_rank_columns(view, width, tall, glyphs), width)
+    rows_per_rank = rows_per_strip(height, len(view.ranks))
+    placed = _place_rank_columns(_build_rank_columns(view, width, rows_per_rank, glyphs), width)
     rows = [draw_rule(_draw_cpu_title(view, width, focused), width, glyphs, placed)]
-    told = tall < 3 or any(column.heading == _BUSIEST_HEADING for column, _, _ in placed.columns)
+    has_threads = rows_per_rank < 3 or any(column.heading == _BUSIEST_HEADING for column, _, _ in placed.columns)
+    strip_width = width - AXIS_WIDTH
     for rank in shown:
         rows.append(placed.draw_row(rank, width, glyphs))
-        if tall > 1:
-            under = [] if told else [draw_busiest_threads(rank, width - STRIP_BEGIN, glyphs)]
-            strip = _draw_cores_strip(view, rank, width - STRIP_BEGIN, tall - 1 - len(under), glyphs)
-            rows.extend(_indent_strip([*under, *strip], width, glyphs))
+        if rows_per_rank > 1:
+            threads = [] if has_threads else [draw_busiest_threads(rank, strip_width, glyphs)]
+            strip = _draw_cores_strip(view, rank, strip_width, rows_per_rank - 1 - len(threads), glyphs)
+            rows.extend(_indent_strip([*threads, *strip], width, glyphs))
     if hidden:
-        rows.append(fit_row(((_describe_hidden(hidden, glyphs), "muted"),), width, glyphs))
+        used = format_range((rank.cores_used for rank in hidden), 1)
+        text = f"{glyphs.ellipsis} {format_count(len(hidden), 'more rank')}, {used} cores each"
+        rows.append(fit_row(((text, "muted"),), width, glyphs))
     if not view.ranks:
-        rows.append(fit_row((("  no rank has said hello yet", "muted"),), width, glyphs))
+        rows.append(fit_row((("  Waiting for ranks", "muted"),), width, glyphs))
     return fit_height(rows, width, height, glyphs)
 
 
 def _place_rank_columns(columns: list[Column[Rank]], width: int) -> PlacedColumns[Rank]:
-    """The columns; where none that grows has room, what is left is between words and figures."""
+    """Place the columns; without a growing one, the spare width goes between words and figures."""
     placed = place_columns(columns, width)
-    kept = [column for column, _, _ in placed.columns]
+    chosen = [column for column, _, _ in placed.columns]
     last, begin, size = placed.columns[-1]
-    if last.left or any(column.grows for column in kept) or begin + size >= width:
+    if last.left or any(column.grows for column in chosen) or begin + size >= width:
         return placed
-    words = next(place for place, column in enumerate(kept) if column.heading and not column.left)
-    between: Column[Rank] = Column((), 0, 9, lambda rank, _: (), grows=True, left=True)
-    return place_columns([*kept[:words], between, *kept[words:]], width)
+    words = next(index for index, column in enumerate(chosen) if column.heading and not column.left)
+    filler: Column[Rank] = Column("", 0, 9, lambda rank, _: (), grows=True, left=True)
+    return place_columns([*chosen[:words], filler, *chosen[words:]], width)
 
 
 def rows_per_strip(height: int, count: int) -> int:
-    """Rows for each of ``count`` strips with its figures, in a panel of ``height``."""
+    """Return the rows for each of ``count`` strips with its figures, in a panel of ``height``."""
     return max(1, (height - 1) // max(1, count))
 
 
 def _indent_strip(strip: Sequence[Row], width: int, glyphs: Glyphs) -> list[Row]:
-    return [fit_row(((" " * STRIP_BEGIN, "text"), *cells), width, glyphs) for cells in strip]
+    return [fit_row(((" " * AXIS_WIDTH, "text"), *row), width, glyphs) for row in strip]
 
 
-def _draw_cores_strip(view: LiveView, rank: Rank, width: int, tall: int, glyphs: Glyphs) -> Sequence[Row]:
-    """Cores in use, on a scale to the rank's fair share of the host's."""
-    history = view.history.ranks.get(rank.rank)
-    if history is None or width <= 0:
-        return draw_empty_strip(width, tall, glyphs)
+def draw_strip_heading(piece_s: float, width: int) -> Row:
+    """Draw ``last 24 s``, the time that a strip of this width covers; nothing if it does not fit."""
+    text = f"last {format_rough_time(width * piece_s)}"
+    return ((text, "heading"),) if len(text) <= width else ()
+
+
+def _draw_cores_strip(view: LiveView, rank: Rank, width: int, height: int, glyphs: Glyphs) -> Sequence[Row]:
+    """Draw the cores in use on a scale to the rank's fair share of the host's cores."""
     ranks = sum(other.host == rank.host for other in view.ranks)
-    there = sum(host.cores for host in view.hosts if host.name == rank.host)
-    return draw_cores_strip(history, there / max(1, ranks) or 1.0, width, tall, glyphs)
+    cores = sum(host.cores for host in view.hosts if host.name == rank.host)
+    return _draw_strip(view.history.ranks.get(rank.rank), cores / max(1, ranks) or 1.0, width, height, glyphs)
+
+
+def _draw_utilization_strip(view: LiveView, gpu: Gpu, width: int, height: int, glyphs: Glyphs) -> Sequence[Row]:
+    return _draw_strip(view.history.gpus.get((gpu.host, gpu.index)), 100.0, width, height, glyphs)
+
+
+@lru_cache(maxsize=512)  # most frames bring no new sample
+def _draw_strip(
+    history: RankHistory | GpuHistory | None, top: float, width: int, height: int, glyphs: Glyphs
+) -> Sequence[Row]:
+    """Draw a rank's cores in the colours of its phases, or a GPU's utilization; empty without a history."""
+    if history is None:
+        return draw_strip((), (), top, width, height, glyphs)
+    if isinstance(history, GpuHistory):
+        values = history.utilization_percent
+        return draw_strip(values, ["load"] * len(values), top, width, height, glyphs)
+    return draw_strip(history.cores_used, [phase_style(phase) for phase in history.phase], top, width, height, glyphs)
 
 
 def _draw_cpu_title(view: LiveView, width: int, focused: bool) -> Row:
-    """``CPU 63.1 of 64 cores``; the figure is the whole host's."""
+    """Draw ``CPU 63.1 of 64 cores``; the figure counts all processes of the hosts."""
     used = format_cores_used(view)
     text = f" {used}{' cores' if width >= 50 else ''}" if used else ""
     return (*panel_title("CPU", focused), (text, "title-value"))
 
 
-def _describe_hidden(hidden: Sequence[Rank], glyphs: Glyphs) -> str:
-    used = format_range((rank.cores_used for rank in hidden), 1)
-    return f"{glyphs.ellipsis} {format_count(len(hidden), 'more rank')}, {used} cores each"
-
-
 def _score_ranks(ranks: Sequence[Rank]) -> list[int]:
-    """Dead ranks first, then those a step behind, then those with much more memory than the others."""
+    """Score dead ranks highest, then those a step behind, then those with much more memory than the others."""
     steps = [rank.step for rank in ranks if rank.step is not None]
     usual = median([rank.rss_peak_bytes for rank in ranks]) if ranks else 0
     newest = max(steps, default=0)
@@ -105,83 +129,84 @@ def _score_ranks(ranks: Sequence[Rank]) -> list[int]:
     return [score_rank(rank) for rank in ranks]
 
 
-def _build_rank_columns(view: LiveView, width: int, tall: int, glyphs: Glyphs) -> list[Column[Rank]]:
-    ranks = view.ranks
-    several = len(view.hosts) > 1
-    starting = view.job.state is State.STARTING
-    told = starting or any(rank.phase or not rank.alive for rank in ranks)  # not of ranks that are only watched from outside
+def _build_rank_columns(view: LiveView, width: int, rows_per_rank: int, glyphs: Glyphs) -> list[Column[Rank]]:
+    ranks, is_starting = view.ranks, view.job.state is State.STARTING
     names = {rank.rank: rank_name(rank.rank, short=width < 46) for rank in ranks}
     longest = max([1, *(len(name) for name in names.values())])
     decimals = choose_decimals(max([0, *(rank.rss_peak_bytes for rank in ranks)]) / giga_unit().bytes)
+
+    def draw_host(rank: Rank, cells: int) -> Row:
+        return ((sanitize(rank.host, glyphs).ljust(cells), "muted"),)
 
     def draw_phase(rank: Rank, cells: int) -> Row:
         return draw_phase_now(rank, view.job, cells, glyphs)
 
     def draw_since(rank: Rank, cells: int) -> Row:
-        known = rank.alive and (rank.phase or starting)
-        return ((f"{format_fixed(rank.phase_s, 1, cells - 2)} s" if known else " " * cells, "muted"),)
+        is_known = rank.alive and (rank.phase or is_starting)
+        return ((f"{format_fixed(rank.phase_s, 1, cells - 2)} s" if is_known else " " * cells, "muted"),)
 
     def draw_load(rank: Rank, cells: int) -> Row:
         return _draw_cores_strip(view, rank, cells, 1, glyphs)[0]
 
-    def draw_figure(text: str, rank: Rank, cells: int, style: str = "value") -> Row:
-        """What a process does, if there is one."""
-        return ((text.rjust(cells), style) if rank.alive else (glyphs.to_plain(MISSING).rjust(cells), "muted"),)
+    def draw_busiest(rank: Rank, cells: int) -> Row:
+        return draw_busiest_threads(rank, cells, glyphs)
 
-    def draw_waiting(rank: Rank, cells: int) -> Row:
-        return draw_figure(
-            format_fixed(rank.waiting_cores, 1, cells), rank, cells, "warn" if rank.waiting_cores > 1 else "muted"
-        )
-
-    def draw_busiest(rank: Rank, room: int) -> Row:
-        return draw_busiest_threads(rank, room, glyphs)
-
-    def draw_host(rank: Rank, cells: int) -> Row:
-        return ((sanitize(rank.host, glyphs).ljust(cells), "muted"),)
-
-    def draw_resident(rank: Rank, cells: int) -> Row:
-        return draw_figure(format_giga(rank.rss_bytes, decimals, cells), rank, cells)
-
-    def draw_pinned(rank: Rank, cells: int) -> Row:
-        return draw_figure(format_giga(rank.pinned_bytes, decimals, cells), rank, cells, "muted")
-
-    # Without GPUs host memory has a panel of its own.
-    memory = (
-        [Column((("RSS", "heading"),), 5, 7, draw_resident), Column((("pinned", "heading"),), 6, 4, draw_pinned)]
-        if view.gpus
-        else []
-    )
-    host_width = min(16, max([4, *(len(rank.host) for rank in ranks)]))
-    busy_width = 14 if width < 100 else 30 if width < 140 else 56
-    return [
-        Column((), longest, 9, lambda rank, _: ((names[rank.rank].rjust(longest), "label"),), left=True),
-        *([Column((("host", "heading"),), host_width, 4, draw_host, left=True)] if several else []),
-        *([Column((("now", "heading"),), 12, 8, draw_phase, left=True), Column((), 7, 3, draw_since)] if told else []),
-        *(
-            []
-            if tall > 1
-            else [Column(partial(draw_strip_heading, view.history.piece_s), 7, 7, draw_load, grows=True, left=True)]
-        ),
-        *([Column(_BUSIEST_HEADING, 13, 3, draw_busiest, grows=True, left=True)] if tall > 1 else []),
-        Column(
-            (("cores", "heading"),),
-            5,
-            9,
-            lambda rank, cells: draw_figure(format_fixed(rank.cores_used, 1, cells), rank, cells),
-        ),
-        Column((("wait", "heading"),), 4, 1, draw_waiting),
-        Column((("busy", "heading"),), 4, 6, lambda rank, cells: draw_figure(str(rank.busy_threads), rank, cells)),
-        Column((("thr", "heading"),), 4, 4, lambda rank, cells: draw_figure(str(rank.thread_count), rank, cells, "muted")),
-        *memory,
-        *([] if tall > 1 else [Column(_BUSIEST_HEADING, busy_width, 2, draw_busiest, left=True)]),
+    figure = partial(build_figure_column, glyphs=glyphs)
+    columns = [Column[Rank]("", longest, 9, lambda rank, _: ((names[rank.rank].rjust(longest), "label"),), left=True)]
+    if len(view.hosts) > 1:
+        columns.append(Column("host", min(16, max([4, *(len(rank.host) for rank in ranks)])), 4, draw_host, left=True))
+    if is_starting or any(rank.phase or not rank.alive for rank in ranks):  # ranks without a probe have no phases
+        columns += [Column("now", 12, 8, draw_phase, left=True), Column("", 7, 3, draw_since)]
+    if rows_per_rank > 1:
+        columns.append(Column(_BUSIEST_HEADING, 13, 3, draw_busiest, grows=True, left=True))
+    else:
+        columns.append(Column(partial(draw_strip_heading, view.history.piece_s), 7, 7, draw_load, grows=True, left=True))
+    columns += [
+        figure("cores", 5, 9, lambda rank, cells: format_fixed(rank.cores_used, 1, cells)),
+        figure("wait", 4, 1, lambda rank, cells: format_fixed(rank.waiting_cores, 1, cells), choose_wait_style),
+        figure("busy", 4, 6, lambda rank, _: str(rank.busy_threads)),
+        figure("thr", 4, 4, lambda rank, _: str(rank.thread_count), "muted"),
     ]
+    if view.gpus:  # without GPUs host memory has its own panel
+        columns += [
+            figure("RSS", 5, 7, lambda rank, cells: format_giga(rank.rss_bytes, decimals, cells)),
+            figure("pinned", 6, 4, lambda rank, cells: format_giga(rank.pinned_bytes, decimals, cells), "muted"),
+        ]
+    if rows_per_rank == 1:
+        busiest_width = 14 if width < 100 else 30 if width < 140 else 56
+        columns.append(Column(_BUSIEST_HEADING, busiest_width, 2, draw_busiest, left=True))
+    return columns
+
+
+def build_figure_column(
+    heading: str,
+    width: int,
+    importance: int,
+    format_figure: Callable[[Rank, int], str],
+    style: str | Callable[[Rank], str] = "value",
+    *,
+    glyphs: Glyphs,
+) -> Column[Rank]:
+    """Return a column for a figure of a process, with a dash for ranks that have exited."""
+
+    def draw_figure(rank: Rank, cells: int) -> Row:
+        if not rank.alive:
+            return ((glyphs.to_plain(MISSING).rjust(cells), "muted"),)
+        return ((format_figure(rank, cells).rjust(cells), style(rank) if callable(style) else style),)
+
+    return Column(heading, width, importance, draw_figure)
+
+
+def choose_wait_style(rank: Rank) -> str:
+    """Return the style of the number of cores that a rank waits for."""
+    return "warn" if rank.waiting_cores > 1 else "muted"
 
 
 def draw_phase_now(rank: Rank, job: Job, width: int, glyphs: Glyphs) -> Row:
-    """What a rank does now; nothing is claimed of one that is only watched from outside."""
+    """Draw a rank's phase, a dash for a rank without a probe, or that it exited."""
     if not rank.alive:
-        well = job.state is State.ENDED and choose_exit_style(job) != "alert"
-        return (("ended".ljust(width), "muted"),) if well else (("exited".ljust(width), "alert"),)
+        is_good = job.state is State.ENDED and choose_exit_style(job) != "alert"
+        return (("ended".ljust(width), "muted"),) if is_good else (("exited".ljust(width), "alert"),)
     if not rank.phase and job.state is not State.STARTING:
         return ((glyphs.to_plain(MISSING), "muted"),)
     style = phase_style(rank.phase)
@@ -189,7 +214,7 @@ def draw_phase_now(rank: Rank, job: Job, width: int, glyphs: Glyphs) -> Row:
 
 
 def draw_busiest_threads(rank: Rank, width: int, glyphs: Glyphs) -> Row:
-    """``pt_autograd_0 1.0  python 0.9``: as many whole ones as fit; the first one's name gives way."""
+    """Draw ``pt_autograd_0 1.0  python 0.9``: as many threads as fit; only the name of the first is shortened."""
     text = ""
     for name, used in rank.busiest if rank.alive else ():
         figure = f" {used:.1f}"
@@ -203,74 +228,44 @@ def draw_busiest_threads(rank: Rank, width: int, glyphs: Glyphs) -> Row:
 
 
 def draw_gpu(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
-    """Each GPU: utilization over the last while, power, temperature, PCIe each way."""
+    """Draw for each GPU its utilization over the last while, power, temperature and PCIe rates."""
     shown, hidden = choose_shown(view.gpus, height - 1, [0] * len(view.gpus))
-    tall = rows_per_strip(height, max(len(view.gpus), len(view.ranks)))
-    placed = place_columns(_build_gpu_columns(view, width, tall, glyphs), width)
+    rows_per_gpu = rows_per_strip(height, max(len(view.gpus), len(view.ranks)))
+    placed = place_columns(_build_gpu_columns(view, width, rows_per_gpu, glyphs), width)
     rows = [draw_rule(panel_title("GPU", focused), width, glyphs, placed)]
     for gpu in shown:
         rows.append(placed.draw_row(gpu, width, glyphs))
-        if tall > 1:
-            rows.extend(
-                _indent_strip(_draw_utilization_strip(view, gpu, width - STRIP_BEGIN, tall - 1, glyphs), width, glyphs)
-            )
+        if rows_per_gpu > 1:
+            strip = _draw_utilization_strip(view, gpu, width - AXIS_WIDTH, rows_per_gpu - 1, glyphs)
+            rows.extend(_indent_strip(strip, width, glyphs))
     if hidden:
         text = f"{glyphs.ellipsis} {len(hidden)} more, {format_range((gpu.utilization_percent for gpu in hidden), 0)} %"
         rows.append(fit_row(((text, "muted"),), width, glyphs))
     return fit_height(rows, width, height, glyphs)
 
 
-def _draw_utilization_strip(view: LiveView, gpu: Gpu, width: int, tall: int, glyphs: Glyphs) -> Sequence[Row]:
-    history = view.history.gpus.get((gpu.host, gpu.index))
-    return (
-        draw_utilization_strip(history, width, tall, glyphs)
-        if history and width > 0
-        else draw_empty_strip(width, tall, glyphs)
-    )
-
-
-def _build_gpu_columns(view: LiveView, width: int, tall: int, glyphs: Glyphs) -> list[Column[Gpu]]:
-    gpus = view.gpus
-    several = len({gpu.host for gpu in gpus}) > 1
-    names = {id(gpu): gpu_name(gpu, several, width < 46, glyphs) for gpu in gpus}
+def _build_gpu_columns(view: LiveView, width: int, rows_per_gpu: int, glyphs: Glyphs) -> list[Column[Gpu]]:
+    has_hosts = len({gpu.host for gpu in view.gpus}) > 1
+    names = {id(gpu): gpu_name(gpu, has_hosts, width < 46, glyphs) for gpu in view.gpus}
     longest = max([1, *(len(name) for name in names.values())])
 
     def draw_load(gpu: Gpu, cells: int) -> Row:
-        if tall > 1:
+        if rows_per_gpu > 1:
             return ((fit_text(sanitize(gpu.name, glyphs), cells, glyphs), "muted"),)
         return _draw_utilization_strip(view, gpu, cells, 1, glyphs)[0]
 
-    def draw_rate(value: float, cells: int) -> Row:
-        return ((format_fixed(value / 1e9, 1, cells), "value"),)
+    def figure(
+        heading: str, cells: int, importance: int, value: Callable[[Gpu], float], decimals: int = 0, style: str = "value"
+    ) -> Column[Gpu]:
+        return Column(heading, cells, importance, lambda gpu, cells: ((format_fixed(value(gpu), decimals, cells), style),))
 
+    load_heading = "" if rows_per_gpu > 1 else partial(draw_strip_heading, view.history.piece_s)
     return [
-        Column((), longest, 9, lambda gpu, _: ((names[id(gpu)].rjust(longest), "label"),), left=True),
-        Column(
-            () if tall > 1 else partial(draw_strip_heading, view.history.piece_s), 6, 9, draw_load, grows=True, left=True
-        ),
-        Column(
-            (("%", "heading"),),
-            3,
-            9,
-            lambda gpu, cells: ((format_fixed(gpu.utilization_percent, 0, cells), "value"),),
-        ),
-        Column((("W", "heading"),), 4, 7, lambda gpu, cells: ((format_fixed(gpu.power_w, 0, cells), "value"),)),
-        Column(
-            ((f"{glyphs.degree}C", "heading"),),
-            3,
-            5,
-            lambda gpu, cells: ((format_fixed(gpu.temperature_c, 0, cells), "muted"),),
-        ),
-        Column(
-            ((f"{glyphs.sent}GB/s", "heading"),),
-            5,
-            6,
-            lambda gpu, cells: draw_rate(gpu.pcie_tx_bytes_per_s, cells),
-        ),
-        Column(
-            ((f"{glyphs.received}GB/s", "heading"),),
-            5,
-            6,
-            lambda gpu, cells: draw_rate(gpu.pcie_rx_bytes_per_s, cells),
-        ),
+        Column("", longest, 9, lambda gpu, _: ((names[id(gpu)].rjust(longest), "label"),), left=True),
+        Column(load_heading, 6, 9, draw_load, grows=True, left=True),
+        figure("%", 3, 9, lambda gpu: gpu.utilization_percent),
+        figure("W", 4, 7, lambda gpu: gpu.power_w),
+        figure(f"{glyphs.degree}C", 3, 5, lambda gpu: gpu.temperature_c, style="muted"),
+        figure(f"{glyphs.sent}GB/s", 5, 6, lambda gpu: gpu.pcie_tx_bytes_per_s / 1e9, 1),
+        figure(f"{glyphs.received}GB/s", 5, 6, lambda gpu: gpu.pcie_rx_bytes_per_s / 1e9, 1),
     ]

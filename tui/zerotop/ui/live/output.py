@@ -1,4 +1,4 @@
-"""The job's own output, drawn literally."""
+"""The job's own output."""
 
 from __future__ import annotations
 
@@ -7,51 +7,50 @@ from dataclasses import dataclass, field
 from zerotop.ui.drawing.formatting import format_grouped
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
-from zerotop.ui.drawing.table import draw_rule
+from zerotop.ui.drawing.table import draw_rule, panel_title
 from zerotop.ui.drawing.text import fit_text, sanitize
-from zerotop.ui.live.memory import panel_title
 
 
 @dataclass(frozen=True, slots=True)
 class Pane:
-    """Lines, of which the last ``back`` lie below what is seen."""
+    """Output lines; the last ``lines_below`` are below the visible ones."""
 
     lines: tuple[str, ...]
     lines_below: int = 0
-    has_newer: bool = False  # lines came since, which are not among these
-    seek_count: int = field(default=0, compare=False)  # how often somebody has gone to another moment
+    has_newer: bool = False  # newer lines exist that are not in ``lines``
+    seek_count: int = field(default=0, compare=False)  # how often the user moved the cursor
 
 
 def draw_output(
     pane: Pane, width: int, height: int, glyphs: Glyphs, *, focused: bool = False, empty_text: str = ""
 ) -> list[Row]:
-    """The pane's lines, or where there are none what is said instead. In one or two rows there is no title."""
+    """Draw the pane's last visible lines, or ``empty_text``; with a title in three rows or more."""
     if height <= 0:
         return []
     lines, room = pane.lines, count_visible_lines(height)
-    titled = room < height
+    has_title = room < height
     end = max(min(room, len(lines)), len(lines) - pane.lines_below)
     shown = [sanitize(line, glyphs) for line in lines[max(0, end - room) : end]]
     rows: list[Row] = []
-    if titled:
+    if has_title:
         rows.append(draw_rule((*panel_title("Output", focused), *_draw_position(pane, end, end <= room)), width, glyphs))
-    lead = "" if titled else f"{glyphs.prompt} "
+    lead = "" if has_title else f"{glyphs.prompt} "
     rows.extend(
         fit_row(((lead, "muted"), (fit_text(line, width - len(lead), glyphs, at_words=False), "output")), width, glyphs)
         for line in shown
     )
     if not lines:
-        rows.append(fit_row(((f"  {empty_text}" if titled else "", "muted"),), width, glyphs))
+        rows.append(fit_row(((f"  {empty_text}" if has_title else "", "muted"),), width, glyphs))
     return fit_height(rows, width, height, glyphs)
 
 
 def count_visible_lines(height: int) -> int:
-    """How many lines a pane of this height shows."""
+    """Return the number of lines that a pane of this height shows."""
     return height - (height >= 3)
 
 
 def _draw_position(pane: Pane, end: int, at_begin: bool) -> Row:
-    """Says how far back the pane is, if it is."""
+    """Draw the number of newer lines below, if any."""
     hidden = len(pane.lines) - end
     if not hidden:
         return ()

@@ -1,4 +1,4 @@
-"""The live screen, which also shows replays."""
+"""The live screen, also for replays."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from zerotop.ui.base.footer_keys import in_footer
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.layout import Box, PanelCounts, layout_live
 from zerotop.ui.dialogs.help_terms import TERMS
+from zerotop.ui.live.cpu_gpu import draw_cpu, draw_gpu
+from zerotop.ui.live.memory import draw_memory
 from zerotop.ui.widgets.frame_widget import FrameWidget
 
 
 class LiveScreen(MonitorScreen):
-    """Shows whether the job is healthy, and what it is doing."""
+    """Memory, iterations, CPU, GPU and output of one job."""
 
     NAME = "live"
     TITLE = "Live"
@@ -32,10 +34,10 @@ class LiveScreen(MonitorScreen):
     main_panel = "iteration"
 
     def build_panels(self) -> Iterable[FrameWidget]:
-        yield panels.Memory(self.glyphs, id="memory")
+        yield panels.ViewPanel(self.glyphs, draw_memory, id="memory")
         yield panels.Iteration(self.glyphs, id="iteration")
-        yield panels.Cpu(self.glyphs, id="cpu")
-        yield panels.Gpus(self.glyphs, id="gpu")
+        yield panels.ViewPanel(self.glyphs, draw_cpu, id="cpu")
+        yield panels.ViewPanel(self.glyphs, draw_gpu, id="gpu")
         yield panels.Output(self.glyphs, id="output")
 
     def layout_panels(self, room: Box, frame: Frame) -> dict[str, Box]:

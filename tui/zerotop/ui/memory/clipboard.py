@@ -1,4 +1,4 @@
-"""What ``y`` copies of the memory screen: bytes, tabs between columns, a heading first."""
+"""Text that ``y`` copies from the memory screen: tab-separated bytes with a heading."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from zerotop.analysis.text_tables import format_tsv
 
 
 def format_ledger(lines: Sequence[MemoryLine]) -> str:
-    """A row for each line of a ledger."""
+    """Format a row for each line of a ledger."""
     columns = ("now_bytes", "peak_bytes", "expected_bytes", "difference_bytes", "pinned_bytes")
     return _format_table(("row", *columns), ((line.label, *(getattr(line, column) for column in columns)) for line in lines))
 
 
 def format_peaks(peaks: Sequence[PhasePeak]) -> str:
-    """A row for each phase."""
+    """Format a row for each phase."""
     columns = ("phase", "allocated_bytes", "reserved_bytes", "step", "micro_step")
     return _format_table(columns, ([getattr(peak, column) for column in columns] for peak in peaks))
 
 
-def format_curve(look: AllocationTrace) -> str:
-    """A row for each allocation and free: when after the look's beginning, what was held from then on, in which phase."""
-    times, sizes = (look.times_ns - look.begin_ns).tolist(), look.curve_bytes.tolist()
-    phases = (phase_name(code) for code in look.phases.tolist())
+def format_curve(trace: AllocationTrace) -> str:
+    """Format a row for each allocation and free: time since the trace began, bytes held from then on, phase."""
+    times, sizes = (trace.times_ns - trace.begin_ns).tolist(), trace.curve_bytes.tolist()
+    phases = (phase_name(code) for code in trace.phases.tolist())
     return _format_table(("after_ns", "requested_bytes", "phase"), zip(times, sizes, phases, strict=True))
 
 

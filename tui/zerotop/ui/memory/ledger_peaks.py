@@ -1,4 +1,4 @@
-"""Which phase needs how much memory, and how PyTorch's allocator fares."""
+"""Peak memory of each phase, and the health of PyTorch's allocator."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from zerotop.ui.drawing.formatting import format_share
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style
 from zerotop.ui.drawing.rows import Row, choose_items, fit_height, fit_row, join_rows
-from zerotop.ui.drawing.table import Column, draw_rule, place_columns
+from zerotop.ui.drawing.table import Column, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
 from zerotop.ui.memory.ledger_style import SizeUnit, choose_unit
 
 
 def draw_peaks(view: MemoryView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
-    """A bar for each phase with the highest that was allocated in it, the owner of the peak first."""
-    style = "title-focused" if focused else "title"
+    """Draw a bar for each phase with its peak of allocated memory, the highest first."""
     if view.peaks is None:
-        rows = [draw_rule((("Peaks by phase", style),), width, glyphs)]
+        rows = [draw_rule(panel_title("Peaks by phase", focused), width, glyphs)]
         if height > 1:
-            why = "No rank has recorded its allocator: peaks by phase need a GPU." if view.rank is not None else ""
-            rows.append(fit_row(((fit_text(why, width, glyphs), "muted"),), width, glyphs))
+            reason = "Peaks by phase need a GPU: no rank recorded its allocator." if view.rank is not None else ""
+            rows.append(fit_row(((fit_text(reason, width, glyphs), "muted"),), width, glyphs))
         return fit_height(rows, width, height, glyphs)
     peaks = view.peaks.phases
     unit = choose_unit(peaks[0].allocated_bytes)
     placed = place_columns(_build_columns(unit, peaks, view.micro_steps > 1, glyphs), width)
-    rows = [draw_rule(((f"Peak by phase, {unit.name}", style),), width, glyphs, placed)]
+    rows = [draw_rule(panel_title(f"Peak by phase, {unit.name}", focused), width, glyphs, placed)]
     rows += [placed.draw_row(peak, width, glyphs) for peak in peaks[: height - 1]]
     return fit_height(rows, width, height, glyphs)
 
@@ -38,7 +37,6 @@ def draw_peaks(view: MemoryView, width: int, height: int, glyphs: Glyphs, *, foc
 def _build_columns(
     unit: SizeUnit, peaks: Sequence[PhasePeak], has_micro_steps: bool, glyphs: Glyphs
 ) -> list[Column[PhasePeak]]:
-    """``several``: steps have more than one micro-step."""
     highest, heading = peaks[0].allocated_bytes, "step/micro" if has_micro_steps else "step"
     longest = 15 if peaks[0].phase != BEFORE else len(BEFORE) + 1
 
@@ -50,42 +48,43 @@ def _build_columns(
         return draw_stacked_bar(parts, float(highest), width, glyphs, rest="strip" if glyphs.smooth else "memory-free")
 
     def draw_position(peak: PhasePeak, width: int) -> Row:
-        at = f"{peak.step}/{peak.micro_step}" if has_micro_steps else str(peak.step)
-        return ((at.rjust(width) if peak.is_in_step else "", "muted"),)
+        text = f"{peak.step}/{peak.micro_step}" if has_micro_steps else str(peak.step)
+        return ((text.rjust(width) if peak.is_in_step else "", "muted"),)
 
     def draw_exactness(peak: PhasePeak, _: int) -> Row:
         return (("" if peak.exact else "sampled", "muted"),)
 
     return [
-        Column((), longest, 9, draw_name, left=True),
-        Column((), 6, 8, draw_bar, grows=True),
-        Column((("peak", "heading"),), unit.width, 9, lambda peak, _: ((unit.format_bytes(peak.allocated_bytes), "value"),)),
-        Column(
-            (("reserved", "heading"),), 8, 4, lambda peak, _: ((unit.format_bytes(peak.reserved_bytes).rjust(8), "muted"),)
-        ),
-        Column(((heading, "heading"),), len(heading) + 4, 5, draw_position),
-        Column((), 7, 1, draw_exactness),
+        Column("", longest, 9, draw_name, left=True),
+        Column("", 6, 8, draw_bar, grows=True),
+        Column("peak", unit.width, 9, lambda peak, _: ((unit.format_bytes(peak.allocated_bytes), "value"),)),
+        Column("reserved", 8, 4, lambda peak, _: ((unit.format_bytes(peak.reserved_bytes).rjust(8), "muted"),)),
+        Column(heading, len(heading) + 4, 5, draw_position),
+        Column("", 7, 1, draw_exactness),
     ]
 
 
 def draw_health(view: MemoryView, width: int, glyphs: Glyphs) -> Row:
-    """One row: retries, fragmentation at the peak, split blocks, segments, the configuration in force."""
+    """Draw one row: cache flushes, fragmentation at the peak, split blocks, segments, and the allocator's settings."""
     if view.health is None:
         return fit_row((), width, glyphs)
-    health, items = view.health, []
-    items.append((9, ((format_count(health.retries, "cache flush"), "warn" if health.retries else "text"),)))
+    health = view.health
+    items: list[tuple[int, Row]] = [
+        (9, ((format_count(health.retries, "cache flush"), "warn" if health.retries else "text"),))
+    ]
     if health.ooms:
         items.append((9, ((f"{health.ooms} out of memory", "alert"),)))
     if health.at_peak is not None:
-        unit, lost = choose_unit(health.at_peak.reserved_bytes), health.at_peak.unallocated_bytes
-        text = f"{unit.format_bytes(lost).strip()} {unit.name} of reserved unused at its peak ({format_share(health.at_peak.unallocated_share)})"
+        unit = choose_unit(health.at_peak.reserved_bytes)
+        unused = f"{unit.format_bytes(health.at_peak.unallocated_bytes).strip()} {unit.name}"
+        text = f"{unused} reserved but unused at the peak ({format_share(health.at_peak.unallocated_share)})"
         items.append((7, ((text, "text"),)))
     split = choose_unit(health.inactive_split_bytes)
     items.append((5, ((f"{split.format_bytes(health.inactive_split_bytes).strip()} {split.name} in split blocks", "text"),)))
     if health.segments is not None:
         items.append((4, ((format_count(health.segments, "segment"), "text"),)))
     items.append((6, ((sanitize(_describe_settings(health), glyphs), "muted"),)))
-    row = join_rows(choose_items([(weight, row) for weight, row in items], width - 11, gap=3), gap=3)
+    row = join_rows(choose_items(items, width - 11, gap=3), gap=3)
     return fit_row((("allocator  ", "label"), *row), width, glyphs)
 
 

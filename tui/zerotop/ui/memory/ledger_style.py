@@ -1,4 +1,4 @@
-"""What the drawings of a ledger have in common: a colour for each row, and the unit that its figures are in."""
+"""Styles of a ledger's rows, and the unit of its figures."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ PART_STYLES = {
     of_gpu.FREE: "memory-free",
 }
 NOT_JOB_KEYS = (of_gpu.OTHERS, of_gpu.BEFORE, of_gpu.DRIVER, of_gpu.REST, of_gpu.FREE)
-"""Rows of a device that are not the job's."""
+"""Rows of a device that do not belong to the job."""
 
 
 @dataclass(frozen=True)
 class SizeUnit:
-    """What a panel's figures are in: one unit for all of them, which stands in its title."""
+    """The unit of all figures of a panel, named in its title."""
 
     name: str
     size: int
@@ -46,7 +46,7 @@ class SizeUnit:
     width: int
 
     def format_bytes(self, count: int | None) -> str:
-        """Bytes in this unit, right-aligned; what is more than nothing never reads as nothing."""
+        """Return bytes in this unit, right-aligned; a value above zero never reads as zero."""
         if count is None:
             return format_fixed(None, self.decimals, self.width)
         least = 10**-self.decimals
@@ -55,13 +55,13 @@ class SizeUnit:
         return format_fixed(count / self.size, self.decimals, self.width)
 
     def format_signed(self, count: int) -> str:
-        """The same with a sign, where it is not nothing."""
+        """Return bytes in this unit with a sign, unless they read as zero."""
         text = f"{count / self.size:+.{self.decimals}f}"
         return (text if text.strip("+-0.") else f"{0:.{self.decimals}f}").rjust(self.width)
 
 
 def choose_unit(largest: int) -> SizeUnit:
-    """GiB, or MiB where little is used; or GB and MB."""
+    """Return GiB, or MiB for small amounts; or GB and MB."""
     _, mega, giga, _ = get_units().sizes
     if largest < 2 * giga.bytes:
         return SizeUnit(*mega, 1, 7)

@@ -1,8 +1,9 @@
-"""A ledger as a table: what there is now and at the peak, what was expected, and by how much that is wrong."""
+"""A ledger as a table: memory now and at the peak, the expected amount, and the difference."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from zerotop.analysis.memory.memory_table import MemoryLine
 from zerotop.analysis.memory.memory_view import MemoryView
@@ -11,14 +12,13 @@ from zerotop.analysis.memory.tensor_inventory import CATEGORIES
 from zerotop.ui.drawing.formatting import MISSING, format_rough_time
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
-from zerotop.ui.drawing.table import Column, PlacedColumns, draw_rule, place_columns
+from zerotop.ui.drawing.table import Column, PlacedColumns, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize, wrap_text
 from zerotop.ui.memory.ledger_style import PART_STYLES, SizeUnit, choose_unit
 from zerotop.ui.memory.row_selection import EXTRA_KEYS, choose_lines
 
-# A difference of less than this share of the device's or the process's memory is nobody's concern.
-_MIN_DIFFERENCE = 0.02
-# The rule of thumb is for these: neither for making the engine nor for evaluation.
+_MIN_DIFFERENCE = 0.02  # share of the device's or the process's memory from which on a difference is highlighted
+# The rule of thumb holds in these phases, but neither in initialization nor in evaluation.
 _STEP_PHASES = (
     "forward",
     "backward",
@@ -33,18 +33,18 @@ _STEP_PHASES = (
 
 
 def draw_gpu_ledger(view: MemoryView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
-    """The chosen GPU's. Rows that there is no room for are left out, the least telling first."""
+    """Draw the ledger of the chosen GPU; the least important rows are left out if not all fit."""
     if view.gpu is None:
         return _draw_empty("Ledger", _NO_GPU_TEXT, width, height, glyphs, focused=focused)
     unit = choose_unit(view.gpu.total_bytes)
     lines = [*view.lines, *_build_estimate_lines(view)]
-    several = len({gpu.host for gpu in view.gpus}) > 1
-    name = f"GPU {view.gpu.index}" + (f" of {sanitize(view.gpu.host, glyphs)}" if several else "")
-    whose = f", {format_gpu_ranks(view.gpu.ranks)}" if view.gpu.ranks else ""
+    has_hosts = len({gpu.host for gpu in view.gpus}) > 1
+    name = f"GPU {view.gpu.index}" + (f" of {sanitize(view.gpu.host, glyphs)}" if has_hosts else "")
+    ranks = f", {format_gpu_ranks(view.gpu.ranks)}" if view.gpu.ranks else ""
     placed = place_columns(_build_gpu_columns(unit, lines, glyphs), width)
-    title = ((f"{name}{whose}, {unit.name}", "title-focused" if focused else "title"),)
+    title = panel_title(f"{name}{ranks}, {unit.name}", focused)
     below = [
-        *_draw_owner(view, unit, width, glyphs),
+        *_draw_peak(view, unit, width, glyphs),
         *_draw_exit_note(view, width, glyphs),
         *_draw_notes(view, width, glyphs),
     ]
@@ -52,108 +52,97 @@ def draw_gpu_ledger(view: MemoryView, width: int, height: int, glyphs: Glyphs, *
 
 
 def draw_host_ledger(view: MemoryView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
-    """The chosen rank's host memory."""
+    """Draw the ledger of the chosen rank's host memory."""
     if view.host is None:
         return _draw_empty("Host memory", _NO_RANK_TEXT, width, height, glyphs, focused=focused)
     unit = choose_unit(view.host.resident_bytes)
     placed = place_columns(_build_host_columns(unit, view.host_lines, glyphs), width)
-    title = ((f"Host memory of rank {view.host.rank}, {unit.name}", "title-focused" if focused else "title"),)
+    title = panel_title(f"Host memory of rank {view.host.rank}, {unit.name}", focused)
     below = _draw_exit_note(view, width, glyphs)
     if view.node_memory is not None:
-        of = choose_unit(view.node_memory.limit_bytes)
-        used, limit = (
-            of.format_bytes(view.node_memory.used_bytes).strip(),
-            of.format_bytes(view.node_memory.limit_bytes).strip(),
-        )
-        text = f"{sanitize(view.host.host, glyphs)}: {used} of {limit} {of.name} in use by anyone"
+        node_unit = choose_unit(view.node_memory.limit_bytes)
+        sizes = (view.node_memory.used_bytes, view.node_memory.limit_bytes)
+        used = " of ".join(node_unit.format_bytes(size).strip() for size in sizes)
+        text = f"{sanitize(view.host.host, glyphs)}: {used} {node_unit.name} in use by all processes"
         below.append(((fit_text(text, width, glyphs), "text"),))
     if view.host.swap_bytes:
-        below.append(((f"{unit.format_bytes(view.host.swap_bytes).strip()} {unit.name} more are swapped out", "warn"),))
+        below.append(((f"{unit.format_bytes(view.host.swap_bytes).strip()} {unit.name} more in swap", "warn"),))
     pinned = view.host.pinned
     if pinned is not None and pinned.held_bytes:
-        told = (unit.format_bytes(size).strip() for size in (pinned.held_bytes, pinned.tensors_bytes))
-        below.append((("PyTorch's pinned allocator holds {} for tensors of {}".format(*told), "muted"),))
+        held, tensors = (unit.format_bytes(size).strip() for size in (pinned.held_bytes, pinned.tensors_bytes))
+        below.append(((f"PyTorch's pinned allocator holds {held} for {tensors} of tensors", "muted"),))
     below += [((line, "muted"),) for note in view.host.notes for line in wrap_text(note, width, 2, glyphs)]
     return _draw_table(title, placed, view.host_lines, below, width, height, glyphs)
 
 
 def count_ledger_rows(view: MemoryView, *, host: bool) -> int:
-    """How many rows a ledger makes use of."""
-    gone = view.moment_ns != view.cursor_ns
+    """Return how many rows a ledger uses."""
+    has_exit_note = view.moment_ns != view.cursor_ns
     if host:
-        return 5 + len(view.host_lines) + gone
-    noted = view.gpu is not None and bool(view.gpu.notes or any(row.note for row in view.gpu.rows))
-    owner = 0 if view.peaks is None else 2 + (view.peaks.peak_before_entry is not None)
-    return 1 + len(view.lines) + len(_build_estimate_lines(view)) + owner + gone + 2 * noted
+        return 5 + len(view.host_lines) + has_exit_note
+    has_notes = view.gpu is not None and bool(view.gpu.notes or any(row.note for row in view.gpu.rows))
+    peak_rows = 0 if view.peaks is None else 2 + (view.peaks.peak_before_entry is not None)
+    return 1 + len(view.lines) + len(_build_estimate_lines(view)) + peak_rows + has_exit_note + 2 * has_notes
 
 
-_NO_GPU_TEXT = (
-    "No GPU was seen: there is no NVIDIA driver on this machine, or the job uses none. h shows host memory instead.",
-)
+_NO_GPU_TEXT = ("No GPU found: this machine has no NVIDIA driver, or the job uses no GPU. h shows host memory instead.",)
 _NO_RANK_TEXT = (
-    "No rank has made its DeepSpeed engine yet: whose memory is whose is known from then on.",
-    "A rank that never does is not seen from inside: python -E, -I and -S keep the probe out.",
+    "Waiting for deepspeed.initialize(): memory can be attributed from then on.",
+    "If a rank never reports it, the probe is missing there: python -E, -I and -S keep it out.",
 )
 
 
 def _draw_empty(
     title: str, sentences: Sequence[str], width: int, height: int, glyphs: Glyphs, *, focused: bool
 ) -> list[Row]:
-    rows = [draw_rule(((title, "title-focused" if focused else "title"),), width, glyphs)]
+    rows = [draw_rule(panel_title(title, focused), width, glyphs)]
     rows += [((line, "muted"),) for sentence in sentences for line in wrap_text(sentence, width, 4, glyphs)]
     return fit_height([fit_row(row, width, glyphs) for row in rows], width, height, glyphs)
 
 
 def format_gpu_ranks(ranks: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 0, 1``."""
+    """Return ``rank 3`` or ``ranks 0, 1``."""
     shown = ", ".join(map(str, ranks[:4])) + (" and more" if len(ranks) > 4 else "")
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
 
 
-# --- what there is beside the rows ---------------------------------------------------------------------------------------
-
-
 def _build_estimate_lines(view: MemoryView) -> list[MemoryLine]:
-    """DeepSpeed's own estimate and the rule of thumb, as lines after the device."""
-    found = []
+    """Return DeepSpeed's own estimate and the rule of thumb, as lines after the device."""
+    lines = []
     states = sum(line.now_bytes for line in view.lines if line.key in CATEGORIES[:4])
-    estimates = [each.gpu_bytes for each in view.own_estimates]
+    estimates = [estimate.gpu_bytes for estimate in view.own_estimates]
     if estimates and view.gpu is not None and view.gpu.ranks:
-        said = min(estimates) * len(view.gpu.ranks)
-        found.append(MemoryLine("estimate", "DeepSpeed's estimate", states, None, said))
-    peaks = (
-        [peak.allocated_bytes for peak in view.peaks.phases if peak.phase in _STEP_PHASES] if view.peaks is not None else []
-    )
-    if view.rule is not None and peaks:
-        peak = max(peaks)
-        found.append(MemoryLine("rule", "rule of thumb", peak, peak, view.rule.peak_bytes))
-    return found
+        expected = min(estimates) * len(view.gpu.ranks)
+        lines.append(MemoryLine("estimate", "DeepSpeed's estimate", states, None, expected))
+    phases = view.peaks.phases if view.peaks is not None else ()
+    peak = max((peak.allocated_bytes for peak in phases if peak.phase in _STEP_PHASES), default=None)
+    if view.rule is not None and peak is not None:
+        lines.append(MemoryLine("rule", "rule of thumb", peak, peak, view.rule.peak_bytes))
+    return lines
 
 
-def _draw_owner(view: MemoryView, unit: SizeUnit, width: int, glyphs: Glyphs) -> list[Row]:
+def _draw_peak(view: MemoryView, unit: SizeUnit, width: int, glyphs: Glyphs) -> list[Row]:
     if view.peaks is None:
         return []
     peak, before = view.peaks.owning_peak, view.peaks.peak_before_entry
     size = f"{unit.format_bytes(peak.allocated_bytes).strip()} {unit.name}"
     micro_step = f", micro-step {peak.micro_step}" if view.micro_steps > 1 else ""
-    where = f" in step {peak.step}{micro_step}" if peak.is_in_step else ", before the first step"
+    moment = f" in step {peak.step}{micro_step}" if peak.is_in_step else ", before the first step"
     if before is not None:
-        where += f"; {unit.format_bytes(before.allocated_bytes).strip()} {BEFORE}"
-    name = peak.phase.replace("_", " ")
-    owner = f"{name} own the peak" if name.endswith("s") else f"{name} owns the peak"
-    said = wrap_text(f"{owner}: {size}{where}", width, 2, glyphs)
-    first: Row = ((said[0][: len(owner)], "accent"), (said[0][len(owner) :], "text"))
-    return [first, *(((line, "text"),) for line in said[1:])]
+        moment += f"; {unit.format_bytes(before.allocated_bytes).strip()} {BEFORE}"
+    phase = f"Peak: {peak.phase.replace('_', ' ')}"
+    first, *others = wrap_text(f"{phase}, {size}{moment}", width, 2, glyphs)
+    return [((first[: len(phase)], "accent"), (first[len(phase) :], "text")), *(((line, "text"),) for line in others)]
 
 
 def _draw_exit_note(view: MemoryView, width: int, glyphs: Glyphs) -> list[Row]:
-    """That it is no more so at the cursor."""
+    """Say that the ledger is older than the cursor because ranks have exited since."""
     if view.moment_ns == view.cursor_ns:
         return []
     seconds = (view.cursor_ns - view.moment_ns) / 1e9
     ago = f", {format_rough_time(seconds)} ago" if seconds >= 1 else ""
-    failed = view.failure is not None and view.moment_ns == view.failure.unix_ns
-    text = f"The ranks have gone: this is when {'it failed' if failed else 'the first left'}{ago}."
+    is_failure = view.failure is not None and view.moment_ns == view.failure.unix_ns
+    text = f"State {'at the failure' if is_failure else 'when the first rank exited'}{ago}."
     return [((line, "warn"),) for line in wrap_text(text, width, 2, glyphs)]
 
 
@@ -162,9 +151,6 @@ def _draw_notes(view: MemoryView, width: int, glyphs: Glyphs) -> list[Row]:
         return []
     notes = dict.fromkeys([*(row.note for row in view.gpu.rows if row.note), *view.gpu.notes])
     return [((line, "muted"),) for note in notes for line in wrap_text(note, width, 3, glyphs)]
-
-
-# --- columns -------------------------------------------------------------------------------------------------------------
 
 
 def _build_gpu_columns(unit: SizeUnit, lines: Sequence[MemoryLine], glyphs: Glyphs) -> list[Column[MemoryLine]]:
@@ -178,9 +164,9 @@ def _build_gpu_columns(unit: SizeUnit, lines: Sequence[MemoryLine], glyphs: Glyp
 
     return [
         _build_name_column(lines, glyphs),
-        Column((("now", "heading"),), unit.width, 9, draw_now),
-        Column((("at peak", "heading"),), unit.width, 7, draw_peak),
-        *_build_expected_columns(unit, device, glyphs),
+        Column("now", unit.width, 9, draw_now),
+        Column("at peak", unit.width, 7, draw_peak),
+        *_build_expected_columns(unit, device),
         _build_basis_column(lines, glyphs),
     ]
 
@@ -192,20 +178,15 @@ def _build_host_columns(unit: SizeUnit, lines: Sequence[MemoryLine], glyphs: Gly
         return _draw_figure(unit.format_bytes(line.pinned_bytes), line, lines) if line.pinned_bytes else ()
 
     def draw_per_parameter(line: MemoryLine, _: int) -> Row:
-        known = line.per_parameter and not line.absence_reason
-        return ((f"{line.per_parameter:.2f}".rjust(8), "muted"),) if known else ()
+        is_known = line.per_parameter and not line.absence_reason
+        return ((f"{line.per_parameter:.2f}".rjust(8), "muted"),) if is_known else ()
 
     return [
         _build_name_column(lines, glyphs),
-        Column(
-            (("now", "heading"),),
-            unit.width,
-            9,
-            lambda line, _: _draw_figure(unit.format_bytes(line.now_bytes), line, lines),
-        ),
-        Column((("pinned", "heading"),), unit.width, 7, draw_pinned),
-        *_build_expected_columns(unit, total, glyphs),
-        Column((("B/param", "heading"),), 8, 4, draw_per_parameter),
+        Column("now", unit.width, 9, lambda line, _: _draw_figure(unit.format_bytes(line.now_bytes), line, lines)),
+        Column("pinned", unit.width, 7, draw_pinned),
+        *_build_expected_columns(unit, total),
+        Column("B/param", 8, 4, draw_per_parameter),
         _build_basis_column(lines, glyphs),
     ]
 
@@ -220,12 +201,14 @@ def _build_name_column(lines: Sequence[MemoryLine], glyphs: Glyphs) -> Column[Me
             return ((fit_text(f"{lead}{line.label}", width, glyphs), "sum" if line.is_sum else "label"),)
         return ((glyphs.find_sample(style), style), (" ", "text"), (fit_text(line.label, width - 2, glyphs), "text"))
 
-    return Column((), min(longest, 36), 9, draw_name, left=True)
+    return Column("", min(longest, 36), 9, draw_name, left=True)
 
 
-def _build_expected_columns(unit: SizeUnit, whole: int, glyphs: Glyphs) -> list[Column[MemoryLine]]:
-    def draw_expected(line: MemoryLine, _: int) -> Row:
-        return ((unit.format_bytes(line.expected_bytes), "muted"),) if line.expected_bytes is not None else ()
+def _build_expected_columns(unit: SizeUnit, whole: int) -> list[Column[MemoryLine]]:
+    def draw_expected(line: MemoryLine, width: int) -> Row:
+        if line.expected_bytes is None:
+            return ()
+        return ((unit.format_bytes(line.expected_bytes).rjust(width), "muted"),)
 
     def draw_difference(line: MemoryLine, width: int) -> Row:
         size = line.difference_bytes
@@ -233,51 +216,31 @@ def _build_expected_columns(unit: SizeUnit, whole: int, glyphs: Glyphs) -> list[
             return ()
         if line.absence_reason:
             return ((line.absence_reason.rjust(width), "muted"),)
-        much = abs(size) > _MIN_DIFFERENCE * whole and line.key not in EXTRA_KEYS
-        return ((unit.format_signed(size).rjust(width), "warn" if much else "text"),)
+        is_large = abs(size) > _MIN_DIFFERENCE * whole and line.key not in EXTRA_KEYS
+        return ((unit.format_signed(size).rjust(width), "warn" if is_large else "text"),)
 
-    return [
-        Column((("expected", "heading"),), 8, 6, lambda line, width: _align_right(draw_expected(line, width), width)),
-        Column(((glyphs.to_plain("difference"), "heading"),), 10, 5, draw_difference),
-    ]
-
-
-def _align_right(row: Row, width: int) -> Row:
-    missing = width - sum(len(text) for text, _ in row)
-    return ((" " * missing, "text"), *row) if row else ()
+    return [Column("expected", 8, 6, draw_expected), Column("difference", 10, 5, draw_difference)]
 
 
 def _build_basis_column(lines: Sequence[MemoryLine], glyphs: Glyphs) -> Column[MemoryLine]:
-    """What rows rest on, where there is much room."""
-    longest = max([8, *(len(line.basis) for line in lines)])
-    return Column(
-        (("  rests on", "heading"),),
-        longest + 2,
-        1,
-        lambda line, width: ((f"  {fit_text(line.basis, width - 2, glyphs)}", "muted"),),
-        left=True,
-    )
+    def draw_basis(line: MemoryLine, width: int) -> Row:
+        return ((f"  {fit_text(line.basis, width - 2, glyphs)}", "muted"),)
+
+    return Column("  based on", max([8, *(len(line.basis) for line in lines)]) + 2, 1, draw_basis, left=True)
 
 
 def _draw_figure(text: str, line: MemoryLine, lines: Sequence[MemoryLine]) -> Row:
     if line.is_sum:
         return ((text, "sum"),)
-    blank = len(text) - len(text.lstrip())
-    style = (
-        "last-addend" if _is_last_addend(line, lines) else "muted" if text.strip() in ("0.00", "0.0", MISSING) else "value"
-    )
-    if style == "last-addend":
-        # The line under the addends is as long for all of them.
-        return ((text[: max(0, blank - 1)], "text"), (text[max(0, blank - 1) :], style))
-    return ((text, style),)
+    if _is_last_addend(line, lines):
+        # The underline begins one cell before the number.
+        begin = max(0, len(text) - len(text.lstrip()) - 1)
+        return ((text[:begin], "text"), (text[begin:], "last-addend"))
+    return ((text, "muted" if text.strip() in ("0.00", "0.0", MISSING) else "value"),)
 
 
 def _is_last_addend(line: MemoryLine, lines: Sequence[MemoryLine]) -> bool:
-    place = next((number for number, one in enumerate(lines) if one is line), len(lines))
-    return place + 1 < len(lines) and lines[place + 1].is_sum
-
-
-# --- rows ----------------------------------------------------------------------------------------------------------------
+    return any(other is line and following.is_sum for other, following in pairwise(lines))
 
 
 def _draw_table(
@@ -291,7 +254,7 @@ def _draw_table(
 ) -> list[Row]:
     rows = [draw_rule(title, width, glyphs, placed)]
     shown = choose_lines(lines, height - 1)
-    # Sentences that are known now are not to be missed for rows that are hardly anything.
+    # The first sentence below is more important than tiny rows.
     if below and len(shown) + 1 + len(below[:1]) > height:
         shown = choose_lines(lines, height - 1 - len(below[:1]))
     rows += [placed.draw_row(line, width, glyphs) for line in shown]

@@ -1,4 +1,4 @@
-"""Which lines of a ledger are shown where there is no room for all."""
+"""Choose the lines of a ledger to show if not all of them fit."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from zerotop.analysis.formatting import format_count
 from zerotop.analysis.memory.memory_table import SUM_DEVICE, SUM_RESIDENT, MemoryLine
 
 EXTRA_KEYS = ("estimate", "rule")
-"""Lines after the ledger, which are no part of it."""
+"""Lines after the ledger that do not count in its sums."""
 _LAST_SUMS = (SUM_DEVICE, SUM_RESIDENT)
 
 
 def choose_lines(lines: Sequence[MemoryLine], room: int) -> list[MemoryLine]:
-    """In their order; the last sum stays, what is hardly anything goes first, then what is beside the ledger, then sums.
+    """Return at most ``room`` lines in their order.
 
-    What goes is one line together, so that what is shown still adds up.
+    Tiny lines are dropped first, then extra lines, then sums except the last one. One line stands for all dropped parts, so
+    that the others still add up.
     """
-    kept = list(lines)
+    chosen = list(lines)
     largest = max((line.now_bytes for line in lines), default=0)
 
     def rate_line(line: MemoryLine) -> tuple[int, int]:
@@ -31,15 +32,15 @@ def choose_lines(lines: Sequence[MemoryLine], room: int) -> list[MemoryLine]:
         return (1 if size < largest / 1000 else 4), size
 
     room = max(0, room)
-    while len(kept) > room:
-        kept.remove(min(kept, key=rate_line))
-    if any(_is_part(line) and line not in kept and rate_line(line)[0] > 1 for line in lines):
-        while len(kept) > max(0, room - 1):
-            kept.remove(min(kept, key=rate_line))
-        last = next((place for place, line in enumerate(kept) if line.key in _LAST_SUMS), None)
+    while len(chosen) > room:
+        chosen.remove(min(chosen, key=rate_line))
+    if any(_is_part(line) and line not in chosen and rate_line(line)[0] > 1 for line in lines):
+        while len(chosen) > max(0, room - 1):
+            chosen.remove(min(chosen, key=rate_line))
+        last = next((index for index, line in enumerate(chosen) if line.key in _LAST_SUMS), None)
         if last is not None:
-            kept.insert(last, _merge_lines([line for line in lines if _is_part(line) and line not in kept]))
-    return kept
+            chosen.insert(last, _merge_lines([line for line in lines if _is_part(line) and line not in chosen]))
+    return chosen
 
 
 def _is_part(line: MemoryLine) -> bool:

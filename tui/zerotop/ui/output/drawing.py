@@ -11,9 +11,8 @@ from zerotop.analysis.output.lines import LinePosition, OutputLine
 from zerotop.ui.drawing.formatting import format_clock, format_grouped
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, Span, fit_row, merge_spans
-from zerotop.ui.drawing.table import draw_rule
+from zerotop.ui.drawing.table import draw_rule, panel_title
 from zerotop.ui.drawing.text import cell_width, fit_text, sanitize
-from zerotop.ui.live.memory import panel_title
 
 _STDERR = 2
 BEFORE_CURSOR = 0.7  # share of a page in the past that had been printed at the cursor

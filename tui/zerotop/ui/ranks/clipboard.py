@@ -1,4 +1,4 @@
-"""The numbers of the ranks screen for the clipboard: tabs between columns, a heading first, SI units."""
+"""The numbers of the ranks screen for the clipboard: tab-separated, in SI units, with a heading."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _UNITS = {Metric.PEAK: "_bytes", Metric.FREE: "_bytes", Metric.CORES: ""}
 
 
 def matrix_text(picture: RankPicture) -> str:
-    """A row for each rank in the order that is shown, a column for each step."""
+    """Format a row for each rank in the shown order, with a column for each step."""
     if not picture.values.size:
         return ""
     matrix = picture.matrix
@@ -21,7 +21,7 @@ def matrix_text(picture: RankPicture) -> str:
 
 
 def table_text(picture: RankPicture) -> str:
-    """A row for each figure of the chosen rank, and what the median rank has."""
+    """Format a row for each metric with the chosen and the median rank."""
     if picture.chosen is None or not picture.table_rows:
         return ""
     heading = ("figure", f"rank {picture.matrix.rank_numbers[picture.chosen]}", "median rank")

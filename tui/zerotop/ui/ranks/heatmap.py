@@ -1,4 +1,4 @@
-"""The ranks screen's maps: ranks down, steps across, the newest at the right."""
+"""Heat maps of the ranks screen: a line for each rank, a column for each step, the newest at the right."""
 
 from __future__ import annotations
 
@@ -9,34 +9,33 @@ from zerotop.analysis.ranks.matrix import Metric
 from zerotop.ui.charts import draw_step_axis
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row
-from zerotop.ui.drawing.table import draw_rule
+from zerotop.ui.drawing.table import draw_rule, panel_title
 from zerotop.ui.drawing.text import wrap_text
-from zerotop.ui.live.memory import panel_title
 from zerotop.ui.ranks.labels import METRIC_NAMES, describe_skew
 from zerotop.ui.ranks.lines import MapPlan, plan_lines
 from zerotop.ui.ranks.model import RankPicture
 from zerotop.ui.ranks.section import FIGURE_WIDTH, MapShape, Section
 
-_MAX_LABEL_WIDTH = 12  # cells for the longest name of a line
-_MAX_LINE_ROWS, _MAX_OTHER_ROWS = 6, 3  # rows of one rank, of one in another metric's map
-_STEP_WIDTHS = (24, 16, 12, 8, 6, 4, 3, 2, 1)  # cells for each step: few, so that the map is rescaled seldom
+_MAX_LABEL_WIDTH = 12  # cells
+_MAX_LINE_ROWS, _MAX_OTHER_ROWS = 6, 3  # rows of a line in the main map and in the other ones
+_STEP_WIDTHS = (24, 16, 12, 8, 6, 4, 3, 2, 1)  # cells of a step: few widths, so that the map is rescaled seldom
 
 
 @dataclass(frozen=True)
 class MapRows:
-    """The rows, and which rank each of them is about (a row of the panel -> rank)."""
+    """The rows of a panel, and the rank that each row of a map shows."""
 
     rows: list[Row]
     ranks: dict[int, int]
 
 
 def max_shown_steps(width: int) -> int:
-    """The most steps that a map so wide shows."""
+    """Return the most steps that a map of this width shows."""
     return max(1, width - 4 - FIGURE_WIDTH)
 
 
 def draw_map(picture: RankPicture, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> MapRows:
-    """Title with the colours' meaning, a sentence, the map, the steps."""
+    """Draw the title with the meaning of the colours, a sentence, the maps, and the step axis."""
     if picture.why_empty or not picture.values.size:
         title = draw_rule(panel_title(f"Ranks: {METRIC_NAMES[picture.metric]}", focused), width, glyphs)
         lines = wrap_text(glyphs.to_plain(picture.why_empty), max(1, width - 2), max(0, height - 1), glyphs)
@@ -47,7 +46,7 @@ def draw_map(picture: RankPicture, width: int, height: int, glyphs: Glyphs, *, f
 
 @dataclass(frozen=True)
 class _MapPanel:
-    """One panel as it is drawn."""
+    """The layout of one panel."""
 
     picture: RankPicture
     width: int
@@ -56,7 +55,7 @@ class _MapPanel:
     focused: bool
 
     def draw_map(self) -> MapRows:
-        """All of it: the metric that was asked for, the steps, and in what is left of the room other metrics."""
+        """Draw the chosen metric, other metrics in the spare room, and the steps."""
         sentence = self.sentence_rows
         main = self._build_section(self.picture.metric, self.main_plan)
         small = replace(self.main_plan, tall=self.line_heights[1])
@@ -86,7 +85,7 @@ class _MapPanel:
 
     @cached_property
     def sentence_rows(self) -> list[Row]:
-        """How ranks differ, in as many rows as there is room for."""
+        """Sentence on how ranks differ, in as many rows as fit."""
         skew = self.picture.skew
         rank = None if skew is None else int(self.picture.matrix.rank_numbers[skew.row])
         text, short, attention = describe_skew(skew, rank, len(self.picture.matrix.processes))
@@ -100,7 +99,7 @@ class _MapPanel:
 
     @cached_property
     def main_plan(self) -> MapPlan:
-        """The lines of the metric that was asked for."""
+        """The lines of the chosen metric."""
         return replace(self._least_plan, tall=self.line_heights[0])
 
     @cached_property
@@ -109,7 +108,7 @@ class _MapPanel:
 
     @cached_property
     def line_heights(self) -> tuple[int, int]:
-        """Rows of each line, of the metric that was asked for and of the others: more where all of these fit."""
+        """Rows of a line of the chosen metric and of the others: the most with which all of them fit."""
         least, others = self._least_plan, len(self.picture.other_metrics)
         room, lines = self._line_room, len(least.lines)
         for small in range(_MAX_OTHER_ROWS, 0, -1):
@@ -120,18 +119,18 @@ class _MapPanel:
 
     @cached_property
     def has_gaps(self) -> bool:
-        """Whether there is a row to spare above each of the others."""
+        """Whether an empty row fits above each of the other metrics."""
         lines, others = len(self.main_plan.lines), len(self.picture.other_metrics)
         return lines * (self.line_heights[0] + self.line_heights[1] * others) + others <= self._line_room
 
     @property
     def _line_room(self) -> int:
-        """Rows for the lines of all metrics."""
+        """Rows that are left for the lines of all metrics."""
         return self.height - 2 - len(self.sentence_rows) - len(self.picture.other_metrics)
 
     @cached_property
     def map_shape(self) -> MapShape:
-        """What all sections have in common, so that steps stand under one another."""
+        """The horizontal layout, the same in all sections so that their steps are aligned."""
         label = 2 + min(_MAX_LABEL_WIDTH, max((len(line.label) for line in self.main_plan.lines), default=1))
         room = max(1, self.width - label - FIGURE_WIDTH - 1)
         count = len(self.picture.matrix.steps)

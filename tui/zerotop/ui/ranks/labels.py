@@ -1,4 +1,4 @@
-"""Words and figures of the ranks screen."""
+"""Names, units and sentences of the ranks screen."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ METRIC_STYLES = {
     Metric.OTHER: "phase-other",
 }
 _KINDS = {Metric.PEAK: Quantity.BYTES, Metric.FREE: Quantity.BYTES, Metric.CORES: Quantity.CORES}
-_MIN_SHARE = 0.1  # of an iteration, from which on a difference where ranks meet asks for attention
+_MIN_SHARE = 0.1  # share of an iteration from which on a difference is a warning
 _PHASE_PHRASES = {
     Metric.DATA: "for its data",
     Metric.OTHER: "between the phases",
@@ -38,39 +38,39 @@ _PHASE_PHRASES = {
 
 
 def choose_unit(metric: Metric, largest: float) -> tuple[str, float]:
-    """(unit, how many of it are one of what is measured) for values up to ``largest``."""
-    found = choose_scale(_KINDS.get(metric, Quantity.SECONDS), largest, 8)
-    return ("" if metric is Metric.CORES else found.unit), found.factor
+    """Return (unit, units per second, byte or core) for values up to ``largest``."""
+    scale = choose_scale(_KINDS.get(metric, Quantity.SECONDS), largest, 8)
+    return ("" if metric is Metric.CORES else scale.unit), scale.factor
 
 
 def format_figure(value: float, largest: float, width: int) -> str:
-    """A value beside others up to ``largest``, all of them in its unit."""
+    """Format a value with the decimals that suit values up to ``largest``, both in the same unit."""
     return format_fixed(value, 2 if largest < 9.995 else 1 if largest < 99.95 else 0, width)
 
 
 def describe_skew(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str, str, bool]:
-    """(what to say about how ranks differ, the same in few words, whether it asks for attention).
+    """Return (sentence on how ranks differ, a short version, whether it is a warning).
 
-    ``rank`` is the one that ``skew`` is about.
+    ``rank`` is the rank that ``skew`` is about.
     """
     if ranks == 1:
-        return "One rank: there is no other to compare it with.", "One rank.", False
+        return "One rank: there is no other one to compare it with.", "One rank.", False
     if skew is None:
         return "Ranks are compared once two of them have finished a step.", "Nothing to compare yet.", False
-    steps = f"the last {skew.steps} steps" if skew.steps > 1 else "the one step there is"
+    steps = f"the last {skew.steps} steps" if skew.steps > 1 else "the only step"
     if skew.is_alike:
-        most = max(0.0, skew.iteration_share) * 100
-        off = f"in no phase of {steps} is one more than {_format_percent(most)} of an iteration off"
-        return f"All {ranks} ranks are alike: {off}.", f"All {ranks} ranks are alike.", False
+        most = _format_percent(max(0.0, skew.iteration_share) * 100)
+        detail = f"in {steps} no phase differs by more than {most} of an iteration"
+        return f"All {ranks} ranks are alike: {detail}.", f"All {ranks} ranks are alike.", False
     others = "the other one" if ranks == 2 else "the others"
     each = "each of " if skew.steps > 1 else ""
     own, usual, late = format_duration(skew.own_s), format_duration(skew.usual_s), format_duration(skew.lag_s)
-    what = f"Rank {rank} takes {own} {_PHASE_PHRASES[skew.metric]} in {each}{steps}, {others} {usual}"
+    comparison = f"Rank {rank} takes {own} {_PHASE_PHRASES[skew.metric]} in {each}{steps}, {others} {usual}"
     waits = "that one waits" if ranks == 2 else "they wait"
     end = f"; {waits} {late} for it" if skew.is_waited_for else ""
     share = f"{skew.iteration_share * 100:.0f} %"
     short = f"Rank {rank}: {own} {_PHASE_PHRASES[skew.metric]}, {others} {usual} ({share})."
-    return f"{what}{end}: {share} of an iteration.", short, skew.is_waited_for or skew.iteration_share >= _MIN_SHARE
+    return f"{comparison}{end}: {share} of an iteration.", short, skew.is_waited_for or skew.iteration_share >= _MIN_SHARE
 
 
 def _format_percent(value: float) -> str:

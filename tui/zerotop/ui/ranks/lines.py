@@ -1,4 +1,4 @@
-"""Which ranks get a line of the map when there are more of them than lines."""
+"""Assign ranks to the lines of a map, which may be fewer than the ranks."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from zerotop.analysis.ranks.matrix import Matrix, Metric
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.ranks.model import RankPicture
 
-MAX_LINE_ROWS = 3  # rows of one rank
+MAX_LINE_ROWS = 3
 
 
 @dataclass(frozen=True)
 class MapLine:
-    """One line of the map: a rank, or several of which the most telling value is drawn."""
+    """One line of the map: a rank, or several ranks with their worst value."""
 
     label: str
-    matrix_rows: NDArray[np.intp]  # of the matrix
+    matrix_rows: NDArray[np.intp]
 
 
 @dataclass(frozen=True)
 class MapPlan:
-    """The lines from the top down. ``tall``: rows of each; 0: two lines share a row."""
+    """The lines from the top down."""
 
     lines: tuple[MapLine, ...]
-    tall: int
-    has_gaps: bool = False  # whether a thin line is between them
+    tall: int  # rows of each line; 0 if two lines share a row
+    has_gaps: bool = False  # a thin line separates the lines
 
     def find_line(self, row: int) -> int:
-        """Which line a row belongs to; of two the upper one."""
+        """Return the index of the line at a row, of two lines the upper one."""
         return row // self.tall if self.tall else 2 * row
 
     @property
     def height(self) -> int:
-        """Rows that it takes."""
+        """Rows of all lines."""
         return len(self.lines) * self.tall if self.tall else (len(self.lines) + 1) // 2
 
 
 def plan_lines(picture: RankPicture, room: int, glyphs: Glyphs) -> MapPlan:
-    """Every rank, or the outliers, and what is left in nodes or other pieces."""
+    """Plan a line for every rank, or for the outliers and for groups of the others."""
     count = len(picture.order)
     if count <= room:
         return MapPlan(_build_single_lines(picture, picture.order), _choose_line_rows(count, room), True)
@@ -55,7 +55,7 @@ def plan_lines(picture: RankPicture, room: int, glyphs: Glyphs) -> MapPlan:
 
 
 def _choose_line_rows(lines: int, room: int) -> int:
-    """Rows of each line: several where that leaves room for other metrics in one row each."""
+    """Return the rows of a line: several if that leaves room for other metrics with one row each."""
     for tall in range(MAX_LINE_ROWS, 1, -1):
         if tall * lines + tall * (lines + 1) <= room:
             return tall
@@ -67,7 +67,7 @@ def _build_single_lines(picture: RankPicture, rows: NDArray[np.intp]) -> tuple[M
 
 
 def _choose_single_ranks(picture: RankPicture, most: int) -> NDArray[np.intp]:
-    """The ranks with a line of their own: the chosen one and those that differ most."""
+    """Return the ranks with their own line: the chosen one and those that differ most."""
     different = [] if picture.by_number else [row for row in picture.order[:most] if picture.oddness[row] > 0]
     if picture.chosen is not None and picture.chosen not in different:
         different = [*different[: most - 1], np.intp(picture.chosen)]
@@ -75,29 +75,29 @@ def _choose_single_ranks(picture: RankPicture, most: int) -> NDArray[np.intp]:
 
 
 def _group_ranks(picture: RankPicture, rest: NDArray[np.intp], room: int) -> tuple[MapLine, ...]:
-    """What is left in pieces by number: of whole nodes where there are many, else of a part of a node."""
+    """Group the remaining ranks by number into equal parts of a node or, if there are many, into whole nodes."""
     ranks, hosts = picture.matrix.rank_numbers, picture.matrix.host_names
     count = len(hosts)
-    on_a_node = max(Counter(hosts).values())
+    per_node = max(Counter(hosts).values())
     size = -(-count // room)
-    parts = [part for part in range(size, on_a_node + 1) if on_a_node % part == 0]
-    size = parts[0] if parts else -(-size // on_a_node) * on_a_node
+    parts = [part for part in range(size, per_node + 1) if per_node % part == 0]
+    size = parts[0] if parts else -(-size // per_node) * per_node
     lines = []
     for begin in range(0, count, size):
         end = min(count, begin + size)
         rows = rest[(rest >= begin) & (rest < end)]
-        whole = size == on_a_node and len(set(hosts[begin:end])) == 1
+        is_node = size == per_node and len(set(hosts[begin:end])) == 1
         if len(rows):
-            lines.append(MapLine(hosts[begin] if whole else f"{ranks[begin]}-{ranks[end - 1]}", rows))
+            lines.append(MapLine(hosts[begin] if is_node else f"{ranks[begin]}-{ranks[end - 1]}", rows))
     return tuple(lines)
 
 
 def compute_line_values(lines: tuple[MapLine, ...], values: Matrix, metric: Metric) -> Matrix:
-    """Lines x steps: of several ranks the highest value, of free memory the least."""
+    """Return the worst value of each line's ranks, shape (lines, steps): the highest, of free memory the lowest."""
     worst = np.fmin if metric is Metric.FREE else np.fmax
     if not lines:
         return values[:0]
     rows = np.concatenate([line.matrix_rows for line in lines])
     begins = np.cumsum([0, *(len(line.matrix_rows) for line in lines[:-1])])
-    found: Matrix = worst.reduceat(values[rows], begins, axis=0)
-    return found
+    line_values: Matrix = worst.reduceat(values[rows], begins, axis=0)
+    return line_values

@@ -63,14 +63,12 @@ class RankTable(FrameWidget, can_focus=True):
     def __init__(self, glyphs: Glyphs, ranking: Ranking, *, id: str) -> None:
         super().__init__(glyphs, id=id)
         self._ranking = ranking
-        self._drawn_inputs: tuple[object, ...] = ()
+
+    def cache_key(self, frame: Frame) -> tuple[object, ...]:
+        return (self._ranking.make_picture(frame),)
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        drawn = (self._ranking.make_picture(frame), width, height, self.has_focus, get_units())
-        if drawn == self._drawn_inputs:
-            return self.drawn_rows
-        self._drawn_inputs = drawn
-        return draw_table(drawn[0], width, height, self.glyphs, focused=self.has_focus)
+        return draw_table(self._ranking.make_picture(frame), width, height, self.glyphs, focused=self.has_focus)
 
     def copy_text(self) -> str:
         """Return the table in SI units."""

@@ -1,4 +1,4 @@
-"""One metric of the ranks screen: a title that says what its colours stand for, and a line of them for each rank."""
+"""One metric of the ranks screen: a title with the range of its colours, and the heat map."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from zerotop.ui.ranks.lines import MapPlan, compute_line_values
 from zerotop.ui.ranks.model import RankPicture
 
 FIGURE_WIDTH = 6
-_MIN_SPREAD = 0.25  # of the usual value that the colours span at least: what is alike looks alike
+_MIN_SPREAD = 0.25  # share of the usual value that the colours span at least, so that similar values look similar
 
 
 @dataclass(frozen=True)
 class MapShape:
-    """Cells of a panel's parts, from left to right."""
+    """The horizontal layout of a panel, in cells."""
 
-    width: int  # of all
-    label_width: int  # a mark, a name, a gap
-    map_width: int  # for the map
+    width: int
+    label_width: int  # with a mark and a gap
+    map_width: int
     step_width: int
-    shown_steps: int  # steps
+    shown_steps: int  # number of steps
 
     @property
     def lead_width(self) -> int:
-        """Cells of the map at the left that no step needs."""
+        """Empty cells at the left of the map."""
         return self.map_width - self.shown_steps * self.step_width
 
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """A metric as it is drawn."""
+    """A metric with the layout of its heat map."""
 
     picture: RankPicture
     metric: Metric
@@ -50,37 +50,37 @@ class Section:
 
     @property
     def metric_label(self) -> str:
-        """What it is, and in what."""
-        named, _ = choose_unit(self.metric, self.heat_range[1])
-        return METRIC_NAMES[self.metric] + (f" {named}" if named else "")
+        """The metric's name and unit."""
+        unit, _ = choose_unit(self.metric, self.heat_range[1])
+        return f"{METRIC_NAMES[self.metric]} {unit}".rstrip()
 
     @cached_property
     def rank_values(self) -> Matrix:
-        """Ranks x shown steps."""
+        """Values of the shown steps, shape (ranks, steps)."""
         return self.picture.find_values(self.metric)[:, len(self.picture.matrix.steps) - self.shape.shown_steps :]
 
     @cached_property
     def line_values(self) -> Matrix:
-        """Lines x shown steps."""
+        """Values of the shown steps, shape (lines, steps)."""
         return compute_line_values(self.plan.lines, self.rank_values, self.metric)
 
     @cached_property
     def usual_values(self) -> Matrix:
-        """The usual value of each line."""
+        """Median of the recent steps of each line."""
         return compute_median(self.line_values[:, -RECENT_STEPS:], 1)
 
     @cached_property
     def rank_deviations(self) -> Matrix:
-        """Of each rank, 0 where it is like the others."""
+        """Deviation of each rank, 0 where it is like the others."""
         return self.picture.find_deviation(self.metric)
 
     @cached_property
     def heat_range(self) -> tuple[float, float]:
-        """What the first and the last colour stand for."""
+        """Values of the first and the last colour."""
         return choose_heat_range(self.rank_values, self.metric, self.picture.matrix.times)
 
     def draw_title(self, title: Row, width: int) -> Row:
-        """A rule that begins with these words and ends with the colours and what they stand for."""
+        """Draw a rule with the title at its left, and the colours with their range at its right."""
         low, high = self.heat_range
         _, factor = choose_unit(self.metric, high)
         ends = [format_figure(value * factor, high * factor, FIGURE_WIDTH).strip() for value in (low, high)]
@@ -96,7 +96,7 @@ class Section:
         return align_ends(draw_rule(title, width - row_width(legend), self.glyphs), legend, width, self.glyphs)
 
     def draw_rows(self) -> list[Row]:
-        """Labels, colours, and each line's usual value."""
+        """Draw the label, the colours and the usual value of each line."""
         lead: Span = (" " * self.shape.lead_width, "text")
         rows: list[Row] = []
         for row, heat in enumerate(self._draw_heat()):
@@ -106,66 +106,66 @@ class Section:
         return rows
 
     def _draw_heat(self) -> list[Row]:
-        found = compute_levels(self.line_values, *self.heat_range)
-        if self.metric is Metric.FREE:  # what is loud is what is short
-            found = np.where(found < 0, found, len(HEAT) - 1 - found)
-        found = np.repeat(found, self.shape.step_width, axis=1)
-        if self.plan.tall > 1:
-            found = np.repeat(found, self.plan.tall, axis=0)
-        canvas = Canvas(found.shape[1], self.plan.height, self.glyphs)
-        plot_heatmap(canvas, found, halves=self.plan.tall == 0)
+        levels = compute_levels(self.line_values, *self.heat_range)
+        if self.metric is Metric.FREE:  # little free memory gets the strongest colour
+            levels = np.where(levels < 0, levels, len(HEAT) - 1 - levels)
+        levels = np.repeat(levels, self.shape.step_width, axis=1)
+        levels = np.repeat(levels, max(1, self.plan.tall), axis=0)
+        canvas = Canvas(levels.shape[1], self.plan.height, self.glyphs)
+        plot_heatmap(canvas, levels, halves=self.plan.tall == 0)
         if self.plan.tall and self.plan.has_gaps and self.glyphs.smooth:
             _separate_lines(canvas, self.plan.tall)
         return canvas.to_rows()
 
     def _draw_side(self, row: int) -> tuple[Row, Row]:
-        """Label and figure of a row; a line several rows tall has them in the first."""
+        """Draw the label and the figure of a row; a line several rows tall has them in its first row."""
         if self.plan.tall > 1 and row % self.plan.tall:
             return ((" " * self.shape.label_width, "text"),), ((" " * FIGURE_WIDTH, "text"),)
-        place, mine = self._choose_line(row)
-        line = self.plan.lines[place]
-        alone = len(line.matrix_rows) == 1
+        index, is_chosen = self._choose_line(row)
+        line = self.plan.lines[index]
+        is_single = len(line.matrix_rows) == 1
+        is_odd = is_single and self.picture.oddness[line.matrix_rows[0]] > 0
         room = self.shape.label_width - 2
-        style = "title-focused" if mine else "warn" if alone and self.picture.oddness[line.matrix_rows[0]] > 0 else "label"
-        mark = self.glyphs.prompt if mine else " "
+        style = "title-focused" if is_chosen else "warn" if is_odd else "label"
+        mark = self.glyphs.prompt if is_chosen else " "
         label: Row = ((mark, "accent"), (line.label[:room].rjust(room), style), (" ", "text"))
         _, factor = choose_unit(self.metric, self.heat_range[1])
-        value = format_figure(float(self.usual_values[place]) * factor, self.heat_range[1] * factor, FIGURE_WIDTH)
-        odd = alone and self.rank_deviations[line.matrix_rows[0]] > 0
-        return label, ((self.glyphs.to_plain(value), "warn" if odd else "value" if mine else "muted"),)
+        value = format_figure(float(self.usual_values[index]) * factor, self.heat_range[1] * factor, FIGURE_WIDTH)
+        deviates = is_single and self.rank_deviations[line.matrix_rows[0]] > 0
+        return label, ((self.glyphs.to_plain(value), "warn" if deviates else "value" if is_chosen else "muted"),)
 
     def _choose_line(self, row: int) -> tuple[int, bool]:
-        """Which line a row names, and whether it is the chosen rank's: of two in a row that one, else the upper."""
+        """Return the line that a row names, and whether it is the chosen rank's: of two lines that one, else the upper."""
         first = self.plan.find_line(row)
-        both = [first, first + 1] if self.plan.tall == 0 and first + 1 < len(self.plan.lines) else [first]
-        for place in both:
-            rows = self.plan.lines[place].matrix_rows
+        last = first if self.plan.tall else min(first + 1, len(self.plan.lines) - 1)
+        for index in range(first, last + 1):
+            rows = self.plan.lines[index].matrix_rows
             if len(rows) == 1 and rows[0] == self.picture.chosen:
-                return place, True
+                return index, True
         return first, False
 
 
 def _separate_lines(canvas: Canvas, tall: int) -> None:
-    """A thin line of the background's colour under each rank."""
+    """Draw a thin line in the background colour under each line of the map."""
     lowest = slice(tall - 1, None, tall)
-    there = canvas.fore[lowest] > 0
-    canvas.back[lowest] = np.where(there, canvas.fore[lowest], canvas.back[lowest])
-    canvas.characters[lowest] = np.where(there, np.uint32(ord(canvas.glyphs.eighths[1])), canvas.characters[lowest])
-    canvas.fore[lowest] = np.where(there, np.int16(canvas.number_style("ground")), canvas.fore[lowest])
+    filled = canvas.fore[lowest] > 0
+    canvas.back[lowest] = np.where(filled, canvas.fore[lowest], canvas.back[lowest])
+    canvas.characters[lowest] = np.where(filled, np.uint32(ord(canvas.glyphs.eighths[1])), canvas.characters[lowest])
+    canvas.fore[lowest] = np.where(filled, np.int16(canvas.number_style("ground")), canvas.fore[lowest])
 
 
 def choose_heat_range(values: Matrix, metric: Metric, times: dict[Metric, Matrix]) -> tuple[float, float]:
-    """What colours span: nearly all values, at least a quarter of the usual one, in round figures."""
+    """Return the range of the colours: nearly all values, at least a quarter of the usual one, rounded."""
     known = values[np.isfinite(values)]
     if not known.size:
         return 0.0, 1.0
     low, tenth, middle, ninth, high = (float(value) for value in np.quantile(known, (0.005, 0.1, 0.5, 0.9, 0.995)))
-    high = min(high, ninth + 2 * (ninth - tenth))  # a few steps that are far off do not make all others look alike
+    high = min(high, ninth + 2 * (ninth - tenth))  # so that a few extreme steps do not make all others look alike
     least = abs(middle) * _MIN_SPREAD
     if metric is Metric.WAIT:
         low, least = 0.0, 0.1 * float(np.nanmedian(times[Metric.ITERATION]))
     elif high - low < least:
-        low = max(0.0, middle - least * 0.15)  # what is alike is calm
+        low = max(0.0, middle - least * 0.15)  # similar values get weak colours
     high = max(high, low + least)
     _, factor = choose_unit(metric, high)
     distance, _ = choose_ticks(max(high - low, 1e-9) * factor, 10)

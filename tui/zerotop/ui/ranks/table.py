@@ -1,4 +1,4 @@
-"""The chosen rank beside the others, figure by figure."""
+"""A table that compares the chosen rank with the median rank."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from zerotop.analysis.ranks.outliers import RankComparison
 from zerotop.ui.drawing.formatting import MISSING
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
-from zerotop.ui.drawing.table import Column, draw_rule, place_columns
+from zerotop.ui.drawing.table import Column, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
-from zerotop.ui.live.memory import panel_title
 from zerotop.ui.ranks.labels import METRIC_NAMES, METRIC_STYLES, choose_unit, format_figure
 from zerotop.ui.ranks.model import RankPicture
 
 _FIGURE_WIDTH = 9
-_MAX_WIDTH = 52  # figures further apart are hard to read across
+_MAX_WIDTH = 52  # wider tables are hard to read across
 
 
 def draw_table(picture: RankPicture, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
-    """Title, a row for each figure: this rank, the rank in the middle, the difference; what these are medians of."""
+    """Draw a row for each metric with this rank, the median rank and the difference, and a note on the figures."""
     table = picture.table_rows
     if picture.chosen is None or not table:
         return fit_height([draw_rule(panel_title("Rank", focused), width, glyphs)], width, height, glyphs)
@@ -29,46 +28,45 @@ def draw_table(picture: RankPicture, width: int, height: int, glyphs: Glyphs, *,
     name: Row = (*panel_title(f"Rank {matrix.rank_numbers[picture.chosen]}", focused), (f" {host}", "muted"))
     if width < 46:
         name = panel_title(f"Rank {matrix.rank_numbers[picture.chosen]}", focused)
-    rows = [draw_rule(name, width, glyphs, placed), *(placed.draw_row(one, width, glyphs) for one in table)]
+    rows = [draw_rule(name, width, glyphs, placed), *(placed.draw_row(row, width, glyphs) for row in table)]
     rows += _draw_foot(picture, width, height - len(rows), glyphs)
     return fit_height(rows, width, height, glyphs)
 
 
 def _build_columns(glyphs: Glyphs) -> list[Column[RankComparison]]:
     return [
-        Column((), 16, 9, lambda one, width: _draw_name(one, glyphs), grows=True, left=True),
-        Column((("rank", "heading"),), _FIGURE_WIDTH, 9, lambda one, width: _draw_value(one.own, one, width, "value")),
-        Column((("median", "heading"),), _FIGURE_WIDTH, 5, lambda one, width: _draw_value(one.usual, one, width, "text")),
-        Column((("diff", "heading"),), 7, 7, lambda one, width: _draw_difference(one, width, glyphs)),
+        Column("", 16, 9, lambda row, _: _draw_name(row, glyphs), grows=True, left=True),
+        Column("rank", _FIGURE_WIDTH, 9, lambda row, width: _draw_value(row.own, row, width, "value")),
+        Column("median", _FIGURE_WIDTH, 5, lambda row, width: _draw_value(row.usual, row, width, "text")),
+        Column("diff", 7, 7, lambda row, width: _draw_difference(row, width, glyphs)),
     ]
 
 
-def _draw_name(one: RankComparison, glyphs: Glyphs) -> Row:
-    style = METRIC_STYLES.get(one.metric)
+def _draw_name(row: RankComparison, glyphs: Glyphs) -> Row:
+    style = METRIC_STYLES.get(row.metric)
     swatch = glyphs.find_sample(style) if style else " "
-    return ((f"{swatch} ", style or "text"), (METRIC_NAMES[one.metric], "text"))
+    return ((f"{swatch} ", style or "text"), (METRIC_NAMES[row.metric], "text"))
 
 
-def _draw_value(value: float, one: RankComparison, width: int, style: str) -> Row:
-    largest = max(abs(one.own), abs(one.usual))
-    named, factor = choose_unit(one.metric, largest)
-    return ((f"{format_figure(value * factor, largest * factor, width - 4)} {named:<3}"[:width].rjust(width), style),)
+def _draw_value(value: float, row: RankComparison, width: int, style: str) -> Row:
+    largest = max(abs(row.own), abs(row.usual))
+    unit, factor = choose_unit(row.metric, largest)
+    return ((f"{format_figure(value * factor, largest * factor, width - 4)} {unit:<3}"[:width].rjust(width), style),)
 
 
-def _draw_difference(one: RankComparison, width: int, glyphs: Glyphs) -> Row:
-    if not one.usual > 0 or one.metric is Metric.WAIT:
-        text = glyphs.to_plain(MISSING) if one.is_alike else "more"
+def _draw_difference(row: RankComparison, width: int, glyphs: Glyphs) -> Row:
+    if not row.usual > 0 or row.metric is Metric.WAIT:
+        text = glyphs.to_plain(MISSING) if row.is_alike else "more"
     else:
-        share = (one.own - one.usual) / one.usual
-        text = f"{abs(share) * 100:.0f} %" if abs(share) < 9.995 else f"{glyphs.times}{one.own / one.usual:.0f}"
+        share = (row.own - row.usual) / row.usual
+        text = f"{abs(share) * 100:.0f} %" if abs(share) < 9.995 else f"{glyphs.times}{row.own / row.usual:.0f}"
         if abs(share) < 9.995:
             text = ("+" if share >= 0 else glyphs.minus) + text if text != "0 %" else "0 %"
-    return ((text.rjust(width), "muted" if one.is_alike else "warn"),)
+    return ((text.rjust(width), "muted" if row.is_alike else "warn"),)
 
 
 def _draw_foot(picture: RankPicture, width: int, room: int, glyphs: Glyphs) -> list[Row]:
-    """What the figures are."""
-    count = min(RECENT_STEPS, len(picture.matrix.steps))
-    lines = [f"medians of {format_count(count, 'step')}"]
-    rows = [fit_row(((fit_text(f"  {line}", width, glyphs), "muted"),), width, glyphs) for line in lines]
-    return rows if room >= len(rows) else []
+    if room < 1:
+        return []
+    text = f"  medians of {format_count(min(RECENT_STEPS, len(picture.matrix.steps)), 'step')}"
+    return [fit_row(((fit_text(text, width, glyphs), "muted"),), width, glyphs)]

@@ -18,9 +18,8 @@ from zerotop.ui.drawing.formatting import format_fixed
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
-from zerotop.ui.drawing.table import Column, PlacedColumns, draw_rule, place_columns
+from zerotop.ui.drawing.table import Column, PlacedColumns, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
-from zerotop.ui.live.memory import panel_title
 from zerotop.ui.threads.chart import draw_chart
 
 _WINDOW_PIECES = 120  # half seconds shown at least

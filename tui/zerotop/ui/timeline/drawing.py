@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from zerotop.analysis.formatting import format_count
 from zerotop.analysis.live_view import Floats
 from zerotop.analysis.timeline.phase_ribbon import choose_phase_codes
-from zerotop.ui.charts import AXIS_WIDTH, Canvas, draw_axis, draw_time_axis, plot_ribbon, plot_stack
-from zerotop.ui.charts.step_axis import LABEL_WIDTH, draw_axis_labels
+from zerotop.ui.charts import AXIS_WIDTH, Canvas, draw_axis, draw_axis_labels, draw_time_axis, plot_ribbon, plot_stack
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style, phase_word
 from zerotop.ui.drawing.rows import Row, align_ends, fit_row, merge_spans
@@ -183,12 +182,12 @@ def _draw_steps(picture: Picture, width: int, glyphs: Glyphs) -> Row:
 
 def _draw_time(picture: Picture, width: int, glyphs: Glyphs) -> Row:
     begin_s, end_s = picture.begin / 1e9, (picture.begin + picture.cell_count * picture.cell_ns) / 1e9
-    row = draw_time_axis(begin_s, end_s, picture.cell_count, glyphs, zero_s=0.0)
+    row = draw_time_axis(begin_s, end_s, picture.cell_count, glyphs)
     return _draw_axis(format_moment(picture.cursor, picture.cell_ns), row, picture, width, glyphs, glyphs.corner)
 
 
 def _draw_axis(words: str, row: Row, picture: Picture, width: int, glyphs: Glyphs, corner: str) -> Row:
-    left = fit_row(((words, "value"),), legend_width(width) + LABEL_WIDTH, glyphs)
+    left = fit_row(((words, "value"),), legend_width(width) + AXIS_WIDTH - 1, glyphs)
     return fit_row((*left, (corner, "rule"), *overlay_cursor(row, picture.find_cell(picture.cursor), glyphs)), width, glyphs)
 
 

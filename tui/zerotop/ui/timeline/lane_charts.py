@@ -9,7 +9,7 @@ import numpy as np
 
 from zerotop.analysis.live_view import Floats
 from zerotop.analysis.timeline.timeline import ColumnValues
-from zerotop.ui.charts import Canvas, FittedScale, Pile, Quantity, Scale, choose_scale, plot_grid, plot_line, plot_stacks
+from zerotop.ui.charts import Canvas, Pile, Quantity, Scale, choose_scale, plot_grid, plot_line, plot_stacks
 from zerotop.ui.timeline.lanes import LaneBox
 from zerotop.ui.timeline.picture import Picture
 
@@ -46,11 +46,11 @@ def find_largest(*several: Floats) -> float:
     return float(np.fmax.reduce(np.concatenate(several), initial=0.0))
 
 
-def _choose_axis(picture: Picture, name: str, kind: Quantity, value: float, height: int) -> FittedScale:
+def _choose_axis(picture: Picture, name: str, kind: Quantity, value: float, height: int) -> Scale:
     return _simplify_axis(picture.scales.choose_scale(name, kind, value, height))
 
 
-def _simplify_axis(axis: FittedScale) -> FittedScale:
+def _simplify_axis(axis: Scale) -> Scale:
     """Return the scale with its only tick at the top if more ticks do not divide the lane's rows evenly."""
     return axis if axis.rows % round(axis.top / axis.distance) == 0 else replace(axis, distance=axis.top)
 
@@ -94,7 +94,7 @@ def _choose_cores_scale(picture: Picture, peak: float, height: int) -> Scale:
     peak = picture.scales.track_largest("cores", peak)
     if picture.host_cores and peak > picture.host_cores / 2:
         return _simplify_axis(
-            FittedScale("cores", 1.0, picture.host_cores / (2 if height >= 2 else 1), float(picture.host_cores), height)
+            Scale("cores", 1.0, picture.host_cores / (2 if height >= 2 else 1), float(picture.host_cores), height)
         )
     return _simplify_axis(choose_scale(Quantity.CORES, peak, height))
 

@@ -1,45 +1,31 @@
-"""What changed in a picture, written straight to the terminal.
+"""Write changed cells straight to the terminal.
 
-For any change Textual's compositor renders every widget in sight and writes a changed row from its widget's left edge on:
-a quarter of what a live frame cost, and most of its bytes. It stays in charge of all else, and whenever something may lie
-over a panel or a layout is under way. What it renders are the same rows, so that it does not matter who wrote them.
+For any change Textual's compositor renders every visible widget and writes a changed row from its widget's left edge on: a
+quarter of the cost of a live frame, and most of its bytes. It keeps doing so for everything else, and whenever something may
+cover a panel or a layout is pending. It renders the same rows, so it does not matter who wrote them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from rich.console import Console, ConsoleOptions, RenderResult
-from textual._compositor import CompositorUpdate
 from textual.geometry import Region
 from textual.screen import Screen
 from textual.widget import Widget
 
 from zerotop.ui.drawing.rows import Row, Span, row_text
 from zerotop.ui.drawing.text import cell_width, is_narrow
+from zerotop.ui.widgets.textual_private import display_text, get_visible_widgets, is_paintable
 
 Escapes = tuple[str, str]
-"""What the terminal is told before and after a text of some style."""
-
-
-class WrittenText(CompositorUpdate):
-    """Text with its escapes, as the app's display takes it."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def render_segments(self, console: Console) -> str:
-        return self._text
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self._text
+"""Escape sequences before and after text of some style."""
 
 
 class DirectWriter:
-    """Writes on one screen, where nothing lies over its own widgets."""
+    """Writes on one screen while nothing covers its own widgets."""
 
     def __init__(self, screen: Screen[None], allowed_types: type[Widget] | tuple[type[Widget], ...]) -> None:
-        """``own``: kinds of widgets that do not overlap."""
+        """``allowed_types``: types of widgets that do not overlap."""
         self._screen = screen
         self._allowed_types = allowed_types
         self._checked_widgets: object = None
@@ -47,55 +33,53 @@ class DirectWriter:
         self._pending_text: list[str] = []
 
     def can_write(self, widget: Widget, region: Region) -> bool:
-        """Whether that widget is seen, all of it, where it is to be, and nothing is over it."""
-        screen, app = self._screen, self._screen.app
-        # While the program ends there are no screens, and panels still hear that they lost the focus.
-        if app._screen_stack[-1:] != [screen] or app._batch_count or app.is_inline:
+        """Return whether the whole widget is visible in this region and nothing covers it."""
+        if not is_paintable(self._screen) or self._screen.app.is_inline:
             return False
-        visible = screen._compositor.visible_widgets
+        visible = get_visible_widgets(self._screen)
         if self._checked_widgets is not visible:
             self._checked_widgets = visible
-            self._is_uncovered = all(isinstance(other, self._allowed_types) or other is screen for other in visible)
+            self._is_uncovered = all(isinstance(other, self._allowed_types) or other is self._screen for other in visible)
         if not self._is_uncovered or widget not in visible:
             return False
-        lies, clip = visible[widget]
-        return lies == region and clip.contains_region(region)
+        placed, clip = visible[widget]
+        return placed == region and clip.contains_region(region)
 
-    def write(self, region: Region, y: int, pieces: Sequence[tuple[int, str]]) -> None:
-        """Text with its escapes at cells of a row of the region; on the terminal it is after :meth:`lift`."""
+    def write(self, region: Region, y: int, pieces: Iterable[tuple[int, str]]) -> None:
+        """Buffer pieces (cell, text with escape sequences) of row ``y`` of the region until :meth:`flush_text`."""
         for x, text in pieces:
             self._pending_text.append(f"\x1b[{region.y + y + 1};{region.x + x + 1}H{text}")
 
     def flush_text(self) -> None:
-        """The picture is whole: now it is written, in one go."""
+        """Write everything buffered at once."""
         if self._pending_text:
             text, self._pending_text = "".join(self._pending_text), []
-            self._screen.app._display(self._screen, WrittenText(text))
+            display_text(self._screen, text)
 
 
 def iter_changes(before: Row, after: Row) -> Iterator[tuple[int, Sequence[Span]]]:
-    """Where two rows of one width differ: (cell, spans of ``after`` from there on)."""
-    size = len if is_narrow(row_text(before)) and is_narrow(row_text(after)) else cell_width
+    """Yield (cell, spans of ``after`` from there on) for each difference between two rows of the same width."""
+    measure = len if is_narrow(row_text(before)) and is_narrow(row_text(after)) else cell_width
     piece: list[Span] = []
-    begin = x = old_x = place = 0
+    begin = x = old_x = index = 0
     for span in after:
         while old_x < x:
-            old_x += size(before[place][0])
-            place += 1
-        if old_x == x and place < len(before) and before[place] == span:
+            old_x += measure(before[index][0])
+            index += 1
+        if old_x == x and index < len(before) and before[index] == span:
             if piece:
                 yield begin, piece
                 piece = []
         else:
             begin = begin if piece else x
             piece.append(span)
-        x += size(span[0])
+        x += measure(span[0])
     if piece:
         yield begin, piece
 
 
 def apply_escapes(spans: Iterable[Span], get_escapes: Callable[[str], Escapes]) -> str:
-    """The text of spans with the escapes of their styles."""
+    """Return the text of spans with the escape sequences of their styles."""
     parts: list[str] = []
     for text, name in spans:
         begin, end = get_escapes(name)

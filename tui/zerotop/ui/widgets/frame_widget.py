@@ -1,4 +1,4 @@
-"""Widgets that draw rows of styled text themselves, and repaint only the cells that changed."""
+"""Widgets that draw rows of styled text and repaint only the cells that changed."""
 
 from __future__ import annotations
 
@@ -21,34 +21,36 @@ from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, Span, row_text, row_width
 from zerotop.ui.drawing.text import sanitize
 from zerotop.ui.drawing.theme import STYLES
+from zerotop.ui.drawing.units import get_units
 from zerotop.ui.widgets.direct_writer import DirectWriter, Escapes, apply_escapes, iter_changes
+from zerotop.ui.widgets.textual_private import attach_node
 
 _STYLE_NAMES = frozenset(STYLES)
 _FULL_BLOCKS = re.compile("█+|[^█]+")
 
 
 class Swatch(DOMNode):
-    """A node that is nowhere, to look up how the stylesheet paints one name in a widget.
+    """An unmounted node to look up how the stylesheet paints one name in a widget.
 
-    Component classes would do the same for all names in all widgets whenever styles are looked at, a hundred milliseconds
-    each time a screen is shown; a widget uses a few of them.
+    Component classes would look up all names in all widgets at each style update, a hundred milliseconds each time a screen
+    is shown; a widget uses a few of them.
     """
 
     def __init__(self, name: str, within: Widget) -> None:
         if name not in _STYLE_NAMES:
             raise KeyError(name)
         super().__init__(classes=f"drawn--{name}")
-        self._attach(within)
+        attach_node(self, within)
 
     @property
     def style(self) -> Style:
-        """With the ground that it lies on."""
+        """The style, with the background that the widget gives it."""
         self.app.stylesheet.apply(self)
         return self.rich_style
 
 
 class RowWidget(Widget):
-    """A widget that paints rows, whatever they are of."""
+    """A widget that paints rows of spans."""
 
     ALLOW_SELECT = False
 
@@ -56,21 +58,21 @@ class RowWidget(Widget):
         super().__init__(id=id)
         self.glyphs = glyphs
         self._rows: list[Row] = []
-        self._width = 0  # for which they were drawn
+        self._width = 0  # of the rows
         self._strips: list[Strip | None] = []
         self._styles_by_name: dict[str, Style] = {}
-        self._style_key: tuple[object, ...] = ()  # the theme and the colours beneath for which they hold
+        self._style_key: tuple[object, ...] = ()  # theme and background colours that the cached styles belong to
         self._escapes_by_name: dict[str, Escapes] = {}
         self._writer: DirectWriter | None = None
         self._screen_region = Region()
 
     def set_region(self, region: Region, writer: DirectWriter | None) -> None:
-        """Where on the terminal it is to be, and what may write it there; else that is Textual's compositor."""
+        """Set the widget's place on the terminal, and a writer for it; without one Textual's compositor writes."""
         self._screen_region, self._writer = region, writer
 
     @abstractmethod
     def paint(self, width: int, height: int) -> list[Row] | None:
-        """The picture: ``height`` rows of exactly ``width`` cells; None while there is nothing to paint."""
+        """Return ``height`` rows of exactly ``width`` cells; None while there is nothing to paint."""
 
     def on_resize(self) -> None:
         self.write_rows()
@@ -82,17 +84,17 @@ class RowWidget(Widget):
         self.repaint()
 
     def repaint(self) -> None:
-        """Draw anew."""
+        """Draw again."""
         self.write_rows()
 
     def write_rows(self) -> None:
-        """Paint; on the terminal the cells that are different are written."""
+        """Paint, and write the changed cells to the terminal."""
         self.update_rows()
         if self._writer is not None:
             self._writer.flush_text()
 
     def update_rows(self) -> None:
-        """The same for who draws several and lifts the pen."""
+        """Draw again; the caller flushes the writer after it has updated all its panels."""
         width, height = self.outer_size
         rows = self.paint(width, height) if width and height else None
         if rows is None or rows is self._rows:
@@ -110,13 +112,13 @@ class RowWidget(Widget):
             self.refresh(Region.from_union([_find_difference(before[y], rows[y], y, width) for y in changed]))
 
     def _write_changes(self, before: list[Row], changed: list[int]) -> bool:
-        """Writes what is different in these rows straight to the terminal; False where it is not free to be written."""
-        pen, region = self._writer, self._screen_region
-        if pen is None or region.size != self.outer_size or not pen.can_write(self, region):
+        """Write the changed cells of these rows straight to the terminal; return False where the compositor has to."""
+        writer, region = self._writer, self._screen_region
+        if writer is None or region.size != self.outer_size or not writer.can_write(self, region):
             return False
         for y in changed:
             pieces = iter_changes(before[y], self._rows[y])
-            pen.write(
+            writer.write(
                 region,
                 y,
                 [(x, apply_escapes(_sanitize_spans(spans, self.glyphs), self._find_escapes)) for x, spans in pieces],
@@ -124,14 +126,14 @@ class RowWidget(Widget):
         return True
 
     def plain_text(self) -> str:
-        """The picture without its colours."""
+        """Return the rows without their colours."""
         return "\n".join(row_text(row).rstrip() for row in self._rows)
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """The rows as they are: there is no border, padding or opacity to be added, and looking for them costs."""
+        """Return the rows unchanged: there is no border, padding or opacity, and checking for them costs time."""
         strips = [self.render_line(y) for y in crop.line_range]
         width = self.size.width
-        if any(strip.cell_length != width for strip in strips):  # drawn for another size, which comes to an end
+        if any(strip.cell_length != width for strip in strips):  # drawn for the size before a resize
             strips = [strip.adjust_cell_length(width, self.rich_style) for strip in strips]
         for line_filter in self.get_line_filters():
             strips = [strip.apply_filter(line_filter, self.background_colors[1]) for strip in strips]
@@ -150,7 +152,7 @@ class RowWidget(Widget):
         return strip
 
     def _find_style(self, name: str) -> Style:
-        """What app.tcss says of a name; ``a/b`` puts the foreground of ``a`` on that of ``b``."""
+        """Return the style of a name in app.tcss; ``a/b`` puts the colour of ``a`` on that of ``b``."""
         style = self._styles_by_name.get(name)
         if style is None:
             over, _, under = name.partition("/")
@@ -161,7 +163,6 @@ class RowWidget(Widget):
         return style
 
     def _find_escapes(self, name: str) -> Escapes:
-        """What the terminal is told before and after a text of this style."""
         escapes = self._escapes_by_name.get(name)
         if escapes is None:
             strip = Strip([Segment("|", self._find_style(name))])
@@ -172,13 +173,13 @@ class RowWidget(Widget):
         return escapes
 
     def notify_style_update(self) -> None:
-        """Where the theme changed no style that was looked up holds any more."""
+        """Drop the cached styles when the theme changed."""
         super().notify_style_update()
-        # It is told whenever a screen is shown, too: looking styles up again was half of that.
-        ground = self.app.theme, self.background_colors
-        if ground == self._style_key:
+        # Textual also calls this whenever a screen is shown; looking up all styles again took half of that time.
+        style_key = self.app.theme, self.background_colors
+        if style_key == self._style_key:
             return
-        self._style_key = ground
+        self._style_key = style_key
         self._styles_by_name.clear()
         self._escapes_by_name.clear()
         self._strips = [None] * len(self._rows)
@@ -207,18 +208,26 @@ class FrameWidget(RowWidget):
         super().__init__(glyphs, id=id)
         self.frame: Frame | None = None
         """The frame whose rows it paints."""
-        self.drawn_rows: list[Row] = []
-        """The rows that were drawn last, for a ``draw`` that finds them unchanged."""
+        self._cached: tuple[tuple[object, ...] | None, list[Row]] = None, []
         self._delivered_rows: list[Row] | None = None
 
     @abstractmethod
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         """Return the picture: ``height`` rows of exactly ``width`` cells."""
 
-    def make_rows(self, frame: Frame, width: int, height: int) -> list[Row]:
-        """Draw, in the thread that makes frames."""
-        self.drawn_rows = rows = self.draw(frame, width, height)
-        return rows
+    def cache_key(self, frame: Frame) -> tuple[object, ...] | None:
+        """Return everything that the picture depends on besides size, focus and units; None to draw every frame."""
+        return None
+
+    def draw_cached(self, frame: Frame, width: int, height: int) -> list[Row]:
+        """Draw, or return the last rows if their key is the same."""
+        key = self.cache_key(frame)
+        if key is not None:
+            key = *key, width, height, self.has_focus, get_units()
+            if key == self._cached[0]:
+                return self._cached[1]
+        self._cached = key, self.draw(frame, width, height)
+        return self._cached[1]
 
     def deliver_rows(self, frame: Frame, rows: list[Row] | None) -> None:
         """Note the rows to paint."""
@@ -242,21 +251,21 @@ class CommonPanel(FrameWidget):
     """A panel of all screens: drawn from nothing but the frame, so quickly that the app's thread does it."""
 
     def paint(self, width: int, height: int) -> list[Row] | None:
-        return None if self.frame is None else self.draw(self.frame, width, height)
+        return None if self.frame is None else self.draw_cached(self.frame, width, height)
 
     def repaint(self) -> None:
         self.write_rows()
 
 
 def _sanitize_spans(spans: Sequence[Span], glyphs: Glyphs) -> Iterable[Span]:
-    """The spans as they are painted: nothing that a terminal would obey, wherever a recording may have brought it in."""
+    """Return the spans as they are painted, without control characters that a recording may contain."""
     if not "".join([text for text, _ in spans]).isprintable():
         spans = [(sanitize(text, glyphs), name) for text, name in spans]
     return convert_blocks(spans) if glyphs.smooth else spans
 
 
 def convert_blocks(row: Iterable[Span]) -> Iterator[Span]:
-    """The row with its whole cells as backgrounds: fonts and pictures leave gaps between full blocks, not between those."""
+    """Yield the row with full blocks as backgrounds: fonts and pictures leave gaps between blocks, not between those."""
     for text, name in row:
         if "█" not in text or name == "output":
             yield text, name
@@ -269,12 +278,11 @@ def convert_blocks(row: Iterable[Span]) -> Iterator[Span]:
 
 @cache
 def _background_style(name: str) -> str:
-    """A style with the colour of another as its background."""
     return f"text/{name.partition('/')[0]}"
 
 
 def _find_difference(old: Row, new: Row, y: int, width: int) -> Region:
-    """The cells of row ``y``, of so many, from the first to the last span that differs."""
+    """Return the cells of row ``y`` from the first to the last span that differs."""
     first = 0
     while first < min(len(old), len(new)) and old[first] == new[first]:
         first += 1

@@ -1,4 +1,4 @@
-"""The container that puts panels where ``ui.base.layout`` says."""
+"""A container that puts panels at the boxes of ``ui.base.layout``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zerotop.ui.base.layout import Box
 
 
 class Panels(Widget):
-    """Panels at given places; those without a place are neither shown nor focusable."""
+    """Panels in given boxes; those without a box are neither shown nor focusable."""
 
     boxes: reactive[dict[str, Box]] = reactive[dict[str, Box]]({}, repaint=False)
 
@@ -22,7 +22,7 @@ class Panels(Widget):
     def watch_boxes(self) -> None:
         for child in self.children:
             child.display = child.id in self.boxes
-            # Asked of a child, because only that makes the parent forget where it had put its children.
+            # Only a child's refresh makes the parent drop its cached arrangement.
             child.refresh(layout=True)
 
 

@@ -1,0 +1,53 @@
+"""Private names of Textual (8.2), all in one place to check when Textual is upgraded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from textual._compositor import CompositorUpdate
+from textual.dom import DOMNode
+from textual.geometry import Region
+from textual.screen import Screen
+from textual.widget import Widget
+
+
+class WrittenText(CompositorUpdate):
+    """Text with escape sequences, in the only form that the app's display accepts besides a render of whole widgets."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def render_segments(self, console: Console) -> str:
+        return self._text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self._text
+
+
+def display_text(screen: Screen[None], text: str) -> None:
+    """Write to the terminal. Only ``_display`` keeps Textual's synchronized output and its own writes in order."""
+    screen.app._display(screen, WrittenText(text))
+
+
+def is_paintable(screen: Screen[None]) -> bool:
+    """Return whether the screen is on top and no update is batched.
+
+    While the app closes there are no screens, and ``App.screen`` raises; ``App.batch_update`` has no public counterpart that
+    tells whether a batch is open.
+    """
+    app = screen.app
+    return app._screen_stack[-1:] == [screen] and not app._batch_count
+
+
+def get_visible_widgets(screen: Screen[None]) -> Mapping[Widget, tuple[Region, Region]]:
+    """Return the region and the clip region of each visible widget.
+
+    It is the same object until the layout changes. ``Widget.region`` does not say whether something covers the widget.
+    """
+    return screen._compositor.visible_widgets
+
+
+def attach_node(node: DOMNode, parent: Widget) -> None:
+    """Give a node a parent for style lookups. Mounting it would make it a child that is laid out and painted."""
+    node._attach(parent)
