@@ -223,7 +223,7 @@ def test_entering_from_the_screen(job: Job, tmp_path: Path) -> None:
     try:
         terminal.wait_for("E enter ranks")
         terminal.type("E")
-        terminal.wait_for(f"Process {process.pid} is not entered: it has not", "DeepSpeed yet: ask again")
+        terminal.wait_for(f"Process {process.pid} is not entered: it has not", "DeepSpeed yet. Try again")
         terminal.type("q")
         terminal.wait_for("Detach")
         terminal.type("d")

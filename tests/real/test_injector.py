@@ -152,7 +152,7 @@ def test_one_who_is_ending_enters_nobody() -> None:
     )
     with at_work("print('ready', flush=True); input()") as (_, found):
         done = subprocess.run([sys.executable, "-c", late, str(found.pid)], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == (f"No thread can be started to enter process {found.pid} from: try again.\n", "")
+    assert (done.stdout, done.stderr) == (f"No thread could be started to enter process {found.pid}. Try again.\n", "")
 
 
 def test_wide_registers_are_what_they_were() -> None:

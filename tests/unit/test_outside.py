@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from itertools import groupby
 from pathlib import Path
@@ -149,6 +151,18 @@ def test_a_name_with_parentheses_and_spaces() -> None:
     assert (facts.start, facts.processor, facts.is_dead) == (99, 5, False)
     assert procfs.parse_stat(b"12 (torn) S 1 2") is None
     assert procfs.parse_stat(b"") is None
+
+
+def test_searches_of_all_processes() -> None:
+    attributes = dict(procfs.iter_processes("cmdline", "environ"))[os.getpid()]
+    assert attributes["cmdline"] == procfs.read_command_line(os.getpid())
+    assert attributes["environ"] == procfs.read_environment(os.getpid())
+    assert procfs.list_ancestors(os.getpid())[:2] == [os.getpid(), os.getppid()]
+
+
+def test_psutil_is_not_loaded_before_a_search() -> None:
+    code = "import sys; import zerotop_probe.outside.__main__, zerotop_probe.outside.attaching.session as _; "
+    subprocess.run([sys.executable, "-c", code + "sys.exit('psutil' in sys.modules)"], check=True)
 
 
 class TestControlGroup:
