@@ -1,6 +1,7 @@
-"""What is said of the real recordings, and when. The labels were set by hand: recordings/labels.json has the reasons."""
+"""Findings of the real recordings, and when they are known. recordings/labels.json has labels by hand, with reasons."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,22 +16,28 @@ LABELS = recordings.labels()
 
 
 @pytest.fixture(scope="module")
-def sessions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Session]:
+def sessions() -> dict[str, Session]:
     """All recordings, open."""
-    folder = tmp_path_factory.mktemp("recordings")
-    return {name: Session.open(recordings.as_directory(name, folder)) for name in recordings.names()}
+    return {name: recordings.recording(name) for name in recordings.names()}
 
 
 @pytest.fixture(scope="module")
-def found(sessions: dict[str, Session]) -> dict[str, tuple[Annotation, ...]]:
-    """What is known of each at its end."""
+def findings(sessions: dict[str, Session]) -> dict[str, tuple[Annotation, ...]]:
+    """The findings of each recording at its end."""
     return {name: find_annotations(session, session.end_ns) for name, session in sessions.items()}
 
 
-def of(findings: tuple[Annotation, ...], name: str) -> Annotation:
-    """The one finding of that name."""
+def find_one(findings: tuple[Annotation, ...], name: str) -> Annotation:
+    """Return the only finding of that name."""
     (finding,) = [finding for finding in findings if finding.name == name]
     return finding
+
+
+def change_cursors(session: Session, findings: tuple[Annotation, ...]) -> list[int]:
+    """Return the cursors just before and at each change of the list of findings, and between each two of these."""
+    changes = [session.begin_ns, *sorted({finding.known_ns for finding in findings}), session.end_ns]
+    between = [(early + late) // 2 for early, late in pairwise(changes)]
+    return sorted({*changes, *between, *(change - 1 for change in changes[1:])})
 
 
 def test_every_recording_has_its_labels() -> None:
@@ -38,59 +45,55 @@ def test_every_recording_has_its_labels() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(LABELS))
-def test_what_is_found_is_what_is_labelled(found: dict[str, tuple[Annotation, ...]], name: str) -> None:
-    kinds = [(finding.name, finding.step) for finding in found[name]]
+def test_findings_match_the_labels(findings: dict[str, tuple[Annotation, ...]], name: str) -> None:
+    kinds = [(finding.name, finding.step) for finding in findings[name]]
     right, wrong, missed = recordings.compare(LABELS[name], kinds)
     assert (wrong, missed) == ([], [])
     assert len(right) == len(LABELS[name])
 
 
 @pytest.mark.parametrize("name", sorted(LABELS))
-def test_at_any_cursor_stands_what_was_known_by_then(
-    sessions: dict[str, Session], found: dict[str, tuple[Annotation, ...]], name: str
+def test_findings_at_a_cursor_are_those_known_by_then(
+    sessions: dict[str, Session], findings: dict[str, tuple[Annotation, ...]], name: str
 ) -> None:
-    whole, session = found[name], sessions[name]
-    moments = {moment for finding in whole for moment in (finding.begin_ns, finding.known_ns - 1, finding.known_ns)}
-    span = session.end_ns - session.begin_ns
-    moments |= {session.begin_ns + span * part // 40 for part in range(41)}
-    for cursor_ns in sorted(moments):
+    whole, session = findings[name], sessions[name]
+    for cursor_ns in change_cursors(session, whole):
         assert find_annotations(session, cursor_ns) == tuple(finding for finding in whole if finding.known_ns <= cursor_ns)
 
 
 @pytest.mark.parametrize("piece", [30, 500])
 @pytest.mark.parametrize("name", sorted(LABELS))
-def test_pieces_make_no_difference(
+def test_reading_in_pieces_makes_no_difference(
     sessions: dict[str, Session],
-    found: dict[str, tuple[Annotation, ...]],
+    findings: dict[str, tuple[Annotation, ...]],
     name: str,
     piece: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As a job is read that grows, or a long one a little at a time."""
+    """As a growing job is read, or a long one a little at a time."""
     monkeypatch.setattr("zerotop.analysis.annotations.support.annotator._PIECE", piece)
-    session, whole = sessions[name], found[name]
+    session, whole = sessions[name], findings[name]
     annotator = Annotator(session)
-    for part in range(18):
-        cursor_ns = session.begin_ns + (session.end_ns - session.begin_ns) * part // 17
+    for cursor_ns in sorted({session.end_ns, *(finding.known_ns - late for finding in whole for late in (1, 0))}):
         annotator.update(cursor_ns)
         assert annotator.findings_at(cursor_ns) == tuple(finding for finding in whole if finding.known_ns <= cursor_ns)
 
 
 @pytest.mark.parametrize("name", sorted(LABELS))
-def test_an_annotator_chooses_from_what_it_found_once(
-    sessions: dict[str, Session], found: dict[str, tuple[Annotation, ...]], name: str
+def test_an_annotator_filters_its_findings_by_cursor(
+    sessions: dict[str, Session], findings: dict[str, tuple[Annotation, ...]], name: str
 ) -> None:
     annotator = Annotator(sessions[name])
     assert annotator.update()
     assert not annotator.update()
-    cursor_ns = found[name][0].known_ns
+    cursor_ns = findings[name][0].known_ns
     assert annotator.findings_at(cursor_ns) == find_annotations(sessions[name], cursor_ns)
     assert annotator.findings_at(cursor_ns - 1) == ()
 
 
 @pytest.mark.parametrize("name", sorted(LABELS))
-def test_a_finding_is_whole(found: dict[str, tuple[Annotation, ...]], name: str) -> None:
-    for finding in found[name]:
+def test_every_finding_is_complete(findings: dict[str, tuple[Annotation, ...]], name: str) -> None:
+    for finding in findings[name]:
         assert finding.begin_ns <= finding.end_ns <= finding.known_ns
         assert 0 < finding.confidence <= 1
         assert finding.sentence.endswith(".")
@@ -103,9 +106,9 @@ def test_a_finding_is_whole(found: dict[str, tuple[Annotation, ...]], name: str)
 # --- the optimizer on the CPU --------------------------------------------------------------------------------------------
 
 
-def test_the_story_s_double_spike(found: dict[str, tuple[Annotation, ...]]) -> None:
+def test_the_story_s_double_spike(findings: dict[str, tuple[Annotation, ...]]) -> None:
     """Steps 11 to 13 took 2.69, 2.67 and 2.66 s, of which step() 1.81, 1.80 and 1.78; 63 of 64 cores were busy."""
-    spike = of(found["story"], "double_spike")
+    spike = find_one(findings["story"], "double_spike")
     assert spike.ranks == (0, 1, 2, 3)
     assert spike.evidence["gap_s"] == pytest.approx(1.80, abs=0.02)
     assert spike.evidence["share"] == pytest.approx(0.67, abs=0.02)
@@ -116,26 +119,26 @@ def test_the_story_s_double_spike(found: dict[str, tuple[Annotation, ...]]) -> N
     assert 'offload_optimizer.device" to "none"' in spike.advice
 
 
-def test_what_the_step_would_cost_without_offload(found: dict[str, tuple[Annotation, ...]]) -> None:
+def test_what_the_step_would_cost_without_offload(findings: dict[str, tuple[Annotation, ...]]) -> None:
     """Master weights and moments are 12 bytes, 16-bit gradients 2, of the parameters that a rank keeps of 494,032,768."""
     for name, shared_by in (("z2-offload", 1), ("x4-z3", 4)):
-        spike = of(found[name], "double_spike")
+        spike = find_one(findings[name], "double_spike")
         assert spike.evidence["without_offload_bytes"] == pytest.approx(14 * 494_032_768 / shared_by, rel=1e-6)
-        assert "without offload the same step would keep" in spike.sentence
+        assert "Without offload each GPU would hold" in spike.sentence
 
 
-def test_copies_that_the_counters_miss_are_said_by_what_they_must_carry(found: dict[str, tuple[Annotation, ...]]) -> None:
+def test_bytes_that_must_be_copied_replace_missed_counts(findings: dict[str, tuple[Annotation, ...]]) -> None:
     """A rank of the story copies 4 GB each way; counters of 32 bits that are read too late saw 0.06 GB back."""
-    spike = of(found["story"], "double_spike")
+    spike = find_one(findings["story"], "double_spike")
     assert spike.evidence["pcie_to_gpu_bytes"] < spike.evidence["copied_each_way_bytes"] == 2 * 8_030_261_248 / 4
     assert "PCIe" not in spike.sentence
     assert "3.74 GiB" in spike.sentence
 
 
-def test_one_process_has_as_many_threads_as_cores(found: dict[str, tuple[Annotation, ...]]) -> None:
+def test_one_process_has_as_many_threads_as_cores(findings: dict[str, tuple[Annotation, ...]]) -> None:
     """One rank on 16 cores, sampled with 16 busy threads and 14 to 15.8 cores in step()."""
     for name in ("z2-offload", "z3-offload-all"):
-        spike = of(found[name], "double_spike")
+        spike = find_one(findings[name], "double_spike")
         assert "1 process x 16 threads" in spike.sentence
         assert 13 < spike.evidence["cores_each"] <= 16
 
@@ -143,9 +146,9 @@ def test_one_process_has_as_many_threads_as_cores(found: dict[str, tuple[Annotat
 # --- evaluation ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_evaluation_takes_and_keeps(found: dict[str, tuple[Annotation, ...]]) -> None:
+def test_memory_that_evaluation_adds_and_keeps(findings: dict[str, tuple[Annotation, ...]]) -> None:
     """Reserved went from 17,653,825,536 to 22,632,464,384 bytes and stayed; micro-batches of 8 x 512 after 4 x 512."""
-    jump = of(found["z2"], "validation_jump")
+    jump = find_one(findings["z2"], "validation_jump")
     assert jump.evidence["reserved_before_bytes"] == 17_653_825_536
     assert jump.evidence["kept_bytes"] == jump.evidence["added_bytes"] == 22_632_464_384 - 17_653_825_536
     assert jump.evidence["tokens_ratio"] == 2.0
@@ -153,16 +156,16 @@ def test_what_evaluation_takes_and_keeps(found: dict[str, tuple[Annotation, ...]
     assert "per_device_eval_batch_size to 4" in jump.advice
 
 
-def test_parameters_that_stage_3_gathered_are_no_leftovers(found: dict[str, tuple[Annotation, ...]]) -> None:
+def test_parameters_that_stage_3_gathered_are_no_leftovers(findings: dict[str, tuple[Annotation, ...]]) -> None:
     """After evaluation 996 MB more are allocated: the 494 M parameters in bf16 take 988 of them until training goes on."""
     for name in ("x4-z3", "z3-offload-all"):
-        assert of(found[name], "validation_jump").evidence["left_allocated_bytes"] < 10_000_000
+        assert find_one(findings[name], "validation_jump").evidence["left_allocated_bytes"] < 10_000_000
 
 
 # --- first real steps ----------------------------------------------------------------------------------------------------
 
 
-def test_the_state_of_the_first_real_step_is_as_expected(found: dict[str, tuple[Annotation, ...]]) -> None:
+def test_the_state_of_the_first_real_step_is_as_expected(findings: dict[str, tuple[Annotation, ...]]) -> None:
     """Two moments in fp32, 8 bytes for each parameter that a rank keeps; 494,032,768 parameters, 8,030,261,248 in four."""
     for name, where, state in (
         ("z2", "device", 8 * 494_032_768),
@@ -170,15 +173,15 @@ def test_the_state_of_the_first_real_step_is_as_expected(found: dict[str, tuple[
         ("x4-z3", "host", 2 * 494_032_768),
         ("story", "host", 2 * 8_030_261_248),
     ):
-        evidence = of(found[name], "first_real_step").evidence
+        evidence = find_one(findings[name], "first_real_step").evidence
         assert evidence[f"optimizer_state_{where}_bytes"] == pytest.approx(state, rel=1e-3)
         assert evidence["expected_bytes"] == state
         assert evidence["bytes_per_parameter"] == pytest.approx(8, abs=0.01)
 
 
-def test_the_story_of_the_skipped_steps(found: dict[str, tuple[Annotation, ...]]) -> None:
+def test_the_story_of_the_skipped_steps(findings: dict[str, tuple[Annotation, ...]]) -> None:
     """Loss scale 2^24, halved ten times; 0.88 s an iteration, then 4.53 s once, then 2.68 s."""
-    ended = of(found["story"], "skipping_ended")
+    ended = find_one(findings["story"], "skipping_ended")
     assert ended.evidence["skipped_steps"] == 10
     assert [ended.evidence[f"loss_scale_{step}"] for step in range(10)] == [2.0 ** (24 - step) for step in range(10)]
     assert ended.evidence["loss_scale_real"] == 2**14
@@ -191,40 +194,40 @@ def test_the_story_of_the_skipped_steps(found: dict[str, tuple[Annotation, ...]]
     assert '"fp16.initial_scale_power" to 14 or less (now 24)' in ended.advice
 
 
-def test_while_steps_are_skipped_it_is_said_what_is_to_come(found: dict[str, tuple[Annotation, ...]]) -> None:
-    early, ended = (of(found["story"], name) for name in ("steps_skipped", "skipping_ended"))
+def test_skipped_steps_announce_the_optimizer_state(findings: dict[str, tuple[Annotation, ...]]) -> None:
+    early, ended = (find_one(findings["story"], name) for name in ("steps_skipped", "skipping_ended"))
     assert early.known_ns < ended.begin_ns - 5 * 10**9
     assert early.evidence["expected_state_bytes"] == 2 * 8_030_261_248
     assert "host memory" in early.sentence
-    assert "GPU memory" in of(found["z2-fp16"], "steps_skipped").sentence
+    assert "GPU memory" in find_one(findings["z2-fp16"], "steps_skipped").sentence
 
 
 # --- time, cores, running out of memory ----------------------------------------------------------------------------------
 
 
-def test_the_shift_of_the_story_is_step_s_and_skipping_s(found: dict[str, tuple[Annotation, ...]]) -> None:
+def test_the_shift_of_the_story_is_in_step_because_of_skipping(findings: dict[str, tuple[Annotation, ...]]) -> None:
     """forward and backward take 0.87 s before and after; step() takes 1.8 s more from the first real step on."""
-    shift = of(found["story"], "iteration_shift")
+    shift = find_one(findings["story"], "iteration_shift")
     assert shift.evidence["before_s"] == pytest.approx(0.88, abs=0.01)
     assert shift.evidence["after_s"] == pytest.approx(2.68, abs=0.01)
     assert shift.evidence["step_change_s"] == pytest.approx(1.80, abs=0.01)
-    assert "the step phase carries" in shift.sentence
+    assert "1.80 s of it in the step phase" in shift.sentence
     assert "fp16 stopped skipping steps" in shift.sentence
-    assert "fp16 stopped skipping steps" in of(found["z2-fp16"], "iteration_shift").sentence
+    assert "fp16 stopped skipping steps" in find_one(findings["z2-fp16"], "iteration_shift").sentence
 
 
-def test_threads_take_turns_on_the_cores(found: dict[str, tuple[Annotation, ...]]) -> None:
+def test_threads_oversubscribe_the_cores(findings: dict[str, tuple[Annotation, ...]]) -> None:
     """Nobody set OMP_NUM_THREADS: 4 ranks x 64 threads of the optimizer on 64 cores."""
     for name in ("story", "x4-z3"):
-        crowd = of(found[name], "crowded_cores")
+        crowd = find_one(findings[name], "crowded_cores")
         assert 190 < crowd.evidence["threads"] <= 256
         assert crowd.evidence["cores"] == 64
         assert "OMP_NUM_THREADS=16" in crowd.advice
 
 
-def test_out_of_memory_by_an_evaluation(found: dict[str, tuple[Annotation, ...]]) -> None:
+def test_out_of_memory_by_an_evaluation(findings: dict[str, tuple[Annotation, ...]]) -> None:
     """160 x 1024 tokens after 40 x 1024: logits of 160 x 1024 x 151,936 in fp32 are 99,572,776,960 bytes."""
-    error = of(found["z2-oom"], "out_of_memory")
+    error = find_one(findings["z2-oom"], "out_of_memory")
     assert error.evidence["requested_bytes"] == 160 * 1024 * 151_936 * 4
     assert error.evidence["free_bytes"] == 79_466_463_232
     assert "4.0 times training's 40 x 1024" in error.sentence
@@ -234,82 +237,80 @@ def test_out_of_memory_by_an_evaluation(found: dict[str, tuple[Annotation, ...]]
 # --- memory --------------------------------------------------------------------------------------------------------------
 
 
-def test_who_owns_the_peak(found: dict[str, tuple[Annotation, ...]]) -> None:
+def test_the_phase_of_the_peak(findings: dict[str, tuple[Annotation, ...]]) -> None:
     """z2's steps: forward 12.96, backward 13.58, step 10.94 GB; 6.98 GB kept. In the story 17.2 of 22.5 GB are kept."""
-    owner = of(found["z2"], "peak_owner")
+    owner = find_one(findings["z2"], "peak_owner")
     assert owner.evidence["forward_peak_bytes"] == pytest.approx(12.96e9, rel=0.001)
     assert owner.evidence["backward_peak_bytes"] == pytest.approx(13.58e9, rel=0.001)
     assert owner.evidence["step_peak_bytes"] == pytest.approx(10.94e9, rel=0.001)
     assert owner.evidence["held_after_step_bytes"] == pytest.approx(6.98e9, rel=0.001)
     assert "gradient_checkpointing=True" in owner.advice
     # The story's optimizer is on the CPU already.
-    advice = of(found["story"], "peak_owner").advice
-    assert advice == (
-        "Partition the parameters too: zero_optimization.stage 3. A smaller batch does not lower the peak much."
-    )
+    advice = find_one(findings["story"], "peak_owner").advice
+    assert advice == ("Partition the parameters too: zero_optimization.stage 3. A smaller batch hardly lowers the peak.")
 
 
-def test_the_allocator_s_retry_before_the_edge(found: dict[str, tuple[Annotation, ...]]) -> None:
-    retry = of(found["z2-oom"], "allocator_retries")
+def test_the_allocator_retry_before_out_of_memory(findings: dict[str, tuple[Annotation, ...]]) -> None:
+    retry = find_one(findings["z2-oom"], "allocator_retries")
     assert retry.evidence["retries"] == 1
     assert retry.evidence["reserved_peak_bytes"] == 147_494_797_312
     assert "expandable_segments:True" in retry.advice
 
 
-# --- what was staged -----------------------------------------------------------------------------------------------------
+# --- staged causes -------------------------------------------------------------------------------------------------------
 
 
-def test_whose_data_is_late(found: dict[str, tuple[Annotation, ...]]) -> None:
-    assert of(found["cpu-stall"], "data_stall").ranks == (0, 1)
-    assert of(found["cpu-stall"], "data_stall").evidence["data_s"] == pytest.approx(0.1, abs=0.005)
-    assert of(found["cpu-straggler"], "straggler").ranks == (1,)
-    assert of(found["cpu-straggler"], "straggler").evidence["late_s"] == pytest.approx(0.06, abs=0.005)
+def test_ranks_with_late_data(findings: dict[str, tuple[Annotation, ...]]) -> None:
+    assert find_one(findings["cpu-stall"], "data_stall").ranks == (0, 1)
+    assert find_one(findings["cpu-stall"], "data_stall").evidence["data_s"] == pytest.approx(0.1, abs=0.005)
+    assert find_one(findings["cpu-straggler"], "straggler").ranks == (1,)
+    assert find_one(findings["cpu-straggler"], "straggler").evidence["late_s"] == pytest.approx(0.06, abs=0.005)
 
 
-def test_which_rank_hangs_or_is_dead(found: dict[str, tuple[Annotation, ...]]) -> None:
-    hung = of(found["cpu-hang"], "hung_ranks")
+def test_hung_and_dead_ranks(findings: dict[str, tuple[Annotation, ...]]) -> None:
+    hung = find_one(findings["cpu-hang"], "hung_ranks")
     assert hung.ranks == (1,)
     assert hung.known_ns - hung.begin_ns == 30 * 10**9
     assert "the others are in backward" in hung.sentence
-    assert of(found["cpu-dead"], "dead_rank").ranks == (1,)
+    assert find_one(findings["cpu-dead"], "dead_rank").ranks == (1,)
 
 
-def test_what_grows_and_by_how_much(found: dict[str, tuple[Annotation, ...]]) -> None:
-    assert of(found["gpu-leak"], "memory_creep").evidence["bytes_per_step"] == 32 << 20
-    step = of(found["gpu-long"], "memory_step")
+def test_device_memory_that_grows(findings: dict[str, tuple[Annotation, ...]]) -> None:
+    assert find_one(findings["gpu-leak"], "memory_creep").evidence["bytes_per_step"] == 32 << 20
+    step = find_one(findings["gpu-long"], "memory_step")
     assert (step.evidence["tokens_before"], step.evidence["tokens_after"]) == (4096, 8192)
-    assert "8192 tokens instead of 4096" in of(found["gpu-long"], "iteration_shift").sentence
+    assert "8192 tokens instead of 4096" in find_one(findings["gpu-long"], "iteration_shift").sentence
 
 
-def test_a_drift_and_what_grows(found: dict[str, tuple[Annotation, ...]]) -> None:
+def test_a_drift_and_host_memory_that_grows(findings: dict[str, tuple[Annotation, ...]]) -> None:
     """2 ms more in each step; 24 and 12 MiB more."""
-    drift = of(found["held-drift"], "iteration_drift")
+    drift = find_one(findings["held-drift"], "iteration_drift")
     assert drift.evidence["slope_s"] == pytest.approx(0.002, rel=0.2)
-    assert "what lies between the phases carries" in drift.sentence
+    assert "of it between the phases" in drift.sentence
     for name, mib in (("held-grows", 24), ("unseen-grows", 12)):
-        growths = [finding for finding in found[name] if finding.name == "host_growth"]
+        growths = [finding for finding in findings[name] if finding.name == "host_growth"]
         assert [growth.ranks for growth in sorted(growths, key=lambda one: one.ranks)] == [(0,), (1,)]
         for growth in growths:
             assert growth.evidence["bytes_per_step"] == pytest.approx(mib << 20, rel=0.15)
 
 
-def test_the_estimate_and_what_it_does_not_count(found: dict[str, tuple[Annotation, ...]]) -> None:
+def test_the_estimate_against_the_peak(findings: dict[str, tuple[Annotation, ...]]) -> None:
     """2 + 18 bytes a parameter of 494,032,768 are estimated; backward's peak of 13.58 GB, 4.07 spare and a context were."""
-    gap = of(found["z2"], "estimate_gap")
+    gap = find_one(findings["z2"], "estimate_gap")
     assert gap.evidence["estimate_bytes"] == 20 * 494_032_768
     assert gap.evidence["measured_bytes"] == pytest.approx(13.58e9 + 4.07e9 + 1.8e9, rel=0.01)
-    assert "Activations and temporaries make most of the difference" in gap.sentence
+    assert "activations and temporaries make most of the difference" in gap.sentence
 
 
-def test_pinned_memory_against_the_ideal(found: dict[str, tuple[Annotation, ...]]) -> None:
+def test_pinned_memory_against_the_ideal(findings: dict[str, tuple[Annotation, ...]]) -> None:
     """18 bytes in tensors, and 2.55 GiB of spare pinned memory over 494,032,768 parameters."""
-    over = of(found["z3-offload-all"], "pinned_overhead")
+    over = find_one(findings["z3-offload-all"], "pinned_overhead")
     assert over.evidence["bytes_per_parameter"] == pytest.approx(18 + 2.55 * 2**30 / 494_032_768, abs=0.05)
 
 
-def test_memory_that_was_in_use_before(found: dict[str, tuple[Annotation, ...]]) -> None:
+def test_memory_that_was_in_use_before(findings: dict[str, tuple[Annotation, ...]]) -> None:
     """20 GiB, a context of 0.5, and what the driver keeps."""
-    assert of(found["gpu-others"], "others_on_gpu").evidence["used_bytes"] == pytest.approx(20.8 * 2**30, rel=0.03)
+    assert find_one(findings["gpu-others"], "others_on_gpu").evidence["used_bytes"] == pytest.approx(20.8 * 2**30, rel=0.03)
 
 
 # --- bad input -----------------------------------------------------------------------------------------------------------
@@ -319,15 +320,15 @@ def test_memory_that_was_in_use_before(found: dict[str, tuple[Annotation, ...]])
     "missing", ["events-rank", "events-node", "allocator", "gpus", "processes", "hosts", "spans", "begins"]
 )
 @pytest.mark.parametrize("name", ["story", "z2-oom", "x4-z3"])
-def test_what_lacks_its_evidence_is_not_said(
-    tmp_path: Path, found: dict[str, tuple[Annotation, ...]], name: str, missing: str
+def test_missing_evidence_adds_no_finding(
+    tmp_path: Path, findings: dict[str, tuple[Annotation, ...]], name: str, missing: str
 ) -> None:
     folder = recordings.as_directory(name, tmp_path)
     for path in folder.glob(f"{missing}-*" if not missing.startswith("events") else f"{missing}*"):
         path.unlink()
     session = Session.open(folder)
     assert {finding.name for finding in find_annotations(session, session.end_ns)} <= {
-        finding.name for finding in found[name]
+        finding.name for finding in findings[name]
     }
 
 
@@ -336,29 +337,32 @@ def test_rank_0_may_be_missing(tmp_path: Path) -> None:
     for path in folder.glob("*-rank0-*"):
         path.unlink()
     session = Session.open(folder)
-    spike = of(find_annotations(session, session.end_ns), "double_spike")
+    spike = find_one(find_annotations(session, session.end_ns), "double_spike")
     assert spike.ranks == (1, 2, 3)
 
 
 @pytest.mark.parametrize("name", [name for name in sorted(LABELS) if name == "story" or name.startswith(("z", "gpu", "x4"))])
-def test_from_outside_alone(tmp_path: Path, name: str) -> None:
-    """Samplers see a double spike where iterations last longer than NVML looks back, and nothing that is not there."""
+def test_findings_without_a_probe(tmp_path: Path, name: str) -> None:
+    """Samplers alone show a double spike where iterations are longer than NVML's average, and nothing wrong."""
     session = recordings.from_outside(name, tmp_path)
     kinds = [(finding.name, finding.step) for finding in find_annotations(session, session.end_ns)]
     assert recordings.compare(recordings.labels("outside")[name], kinds)[1:] == ([], [])
 
 
-def test_the_spike_from_outside_is_the_probe_s(tmp_path: Path, found: dict[str, tuple[Annotation, ...]]) -> None:
+def test_the_spike_without_a_probe_is_the_same(tmp_path: Path, findings: dict[str, tuple[Annotation, ...]]) -> None:
     session = recordings.from_outside("story", tmp_path)
-    spike, told = of(find_annotations(session, session.end_ns), "double_spike"), of(found["story"], "double_spike")
-    assert spike.evidence["gap_s"] == pytest.approx(told.evidence["gap_s"], rel=0.05)
-    assert spike.evidence["iteration_s"] == pytest.approx(told.evidence["iteration_s"], rel=0.05)
-    assert spike.ranks == told.ranks
+    spike, expected = (
+        find_one(find_annotations(session, session.end_ns), "double_spike"),
+        find_one(findings["story"], "double_spike"),
+    )
+    assert spike.evidence["gap_s"] == pytest.approx(expected.evidence["gap_s"], rel=0.05)
+    assert spike.evidence["iteration_s"] == pytest.approx(expected.evidence["iteration_s"], rel=0.05)
+    assert spike.ranks == expected.ranks
 
 
 @pytest.mark.parametrize("name", ["story", "z2", "cpu-straggler", "held-restart"])
-def test_two_steps_are_enough_for_nothing_wrong(tmp_path: Path, name: str) -> None:
-    """The spans after two steps are cut off; no detector minds, and the first step is what is said of."""
+def test_two_steps_have_no_wrong_findings(tmp_path: Path, name: str) -> None:
+    """The spans after two steps are cut off: findings are about the first step only."""
     folder = recordings.as_directory(name, tmp_path)
     for path in folder.glob("spans-*"):
         header, _, records = path.read_bytes().partition(b"\n")
@@ -371,27 +375,29 @@ def test_two_steps_are_enough_for_nothing_wrong(tmp_path: Path, name: str) -> No
 
 @pytest.mark.parametrize("hours", [-2, 2])
 @pytest.mark.parametrize("name", ["story", "x4-z3", "cpu-slow", "held-stall"])
-def test_clocks_that_step(tmp_path: Path, found: dict[str, tuple[Annotation, ...]], name: str, hours: int) -> None:
-    """One rank's file says that unix time is hours off: no exception, and nothing is said that needs a clock it lacks."""
+def test_a_clock_that_is_hours_off(
+    tmp_path: Path, findings: dict[str, tuple[Annotation, ...]], name: str, hours: int
+) -> None:
+    """One rank's unix time is hours off: no exception and no wrong finding."""
     folder = recordings.as_directory(name, tmp_path)
     for path in folder.glob("*-rank1-*"):
         header, _, rest = path.read_bytes().partition(b"\n")
-        told = json.loads(header)
-        told["clock"]["unix_ns"] += hours * 3600 * 10**9
-        path.write_bytes(json.dumps(told).encode() + b"\n" + rest)
+        fields = json.loads(header)
+        fields["clock"]["unix_ns"] += hours * 3600 * 10**9
+        path.write_bytes(json.dumps(fields).encode() + b"\n" + rest)
     session = Session.open(folder)
-    told_of = find_annotations(session, session.end_ns)
-    assert {finding.name for finding in told_of} <= {finding.name for finding in found[name]}
-    assert all(finding.begin_ns <= finding.end_ns <= finding.known_ns for finding in told_of)
+    annotations = find_annotations(session, session.end_ns)
+    assert {finding.name for finding in annotations} <= {finding.name for finding in findings[name]}
+    assert all(finding.begin_ns <= finding.end_ns <= finding.known_ns for finding in annotations)
 
 
-def test_a_rank_that_restarts_is_told_of_twice(found: dict[str, tuple[Annotation, ...]]) -> None:
-    kinds = [(finding.name, finding.step) for finding in found["held-restart"]]
+def test_a_restarted_rank_is_reported_twice(findings: dict[str, tuple[Annotation, ...]]) -> None:
+    kinds = [(finding.name, finding.step) for finding in findings["held-restart"]]
     assert kinds == [("first_real_step", 0), ("dead_rank", 17), ("first_real_step", 0)]
 
 
-def test_a_long_job_is_looked_at_in_pieces(tmp_path: Path) -> None:
-    """What the last second brought costs as little after many steps as after few."""
+def test_a_long_job_is_read_in_pieces(tmp_path: Path) -> None:
+    """An update stops at its time limit, and continues there."""
     session = Session.open(million_steps.write(tmp_path / "session", 40_000))
     annotator = Annotator(session)
     assert annotator.search_piece(session.last_written_ns) in (True, False)
@@ -406,11 +412,11 @@ def test_an_empty_recording_has_none(tmp_path: Path) -> None:
     assert find_annotations(session, 10**18) == ()
 
 
-def test_ranks_whose_probe_was_taken_out_do_not_hang(tmp_path: Path) -> None:
-    """The same silence of 30 s, after each has said that it tells nothing more."""
+def test_ranks_without_their_probe_do_not_hang(tmp_path: Path) -> None:
+    """The same silence of 30 s, after each rank has reported that its probe left."""
     folder = recordings.as_directory("cpu-hang", tmp_path)
     before = Session.open(folder)
-    silent_ns = of(find_annotations(before, before.end_ns), "hung_ranks").begin_ns
+    silent_ns = find_one(find_annotations(before, before.end_ns), "hung_ranks").begin_ns
     for source in before.sources["begins"]:
         (path,) = folder.glob(f"events-rank{source.rank}-*.jsonl")
         with path.open("a", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Real recordings in which a cause was written in afterwards: what could not be staged on the machines at hand."""
+"""Real recordings with a cause written in afterwards: those that could not be staged on the available machines."""
 
 import json
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Rows = np.ndarray[Any, Any]
 
 
 def change(folder: Path, table: str, write: Callable[[Rows], None]) -> None:
-    """Lets ``write`` change the records of a table of rank 0 or of a sampler."""
+    """Let ``write`` change the records of a table of rank 0 or of a sampler."""
     (path,) = [*folder.glob(f"{table}-rank0-*.rec"), *folder.glob(f"{table}-node-*.rec")]
     header, _, records = path.read_bytes().partition(b"\n")
     rows = np.frombuffer(records, [tuple(field) for field in json.loads(header)["dtype"]]).copy()
@@ -25,12 +25,12 @@ def change(folder: Path, table: str, write: Callable[[Rows], None]) -> None:
     path.write_bytes(header + b"\n" + rows.tobytes())
 
 
-def found(folder: Path, name: str) -> list[Annotation]:
+def find_named(folder: Path, name: str) -> list[Annotation]:
     session = Session.open(folder)
     return [finding for finding in find_annotations(session, session.end_ns) if finding.name == name]
 
 
-def test_a_nearly_full_device_of_which_a_third_is_used(tmp_path: Path) -> None:
+def test_a_nearly_full_device_that_is_fragmented(tmp_path: Path) -> None:
     folder = recordings.as_directory("z2", tmp_path)
 
     def hold(rows: Rows) -> None:
@@ -38,40 +38,40 @@ def test_a_nearly_full_device_of_which_a_third_is_used(tmp_path: Path) -> None:
         rows["reserved_bytes"][late] = rows["reserved_peak_bytes"][late] = 130 * 10**9
 
     change(folder, "allocator", hold)
-    (fragmented,) = found(folder, "fragmentation")
+    (fragmented,) = find_named(folder, "fragmentation")
     assert fragmented.step == 4
     assert "expandable segments are off" in fragmented.sentence
     assert fragmented.advice == "Start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
 
 
-def test_a_device_with_room_is_not_called_fragmented(tmp_path: Path) -> None:
+def test_a_device_with_room_is_not_fragmented(tmp_path: Path) -> None:
     folder = recordings.as_directory("z2", tmp_path)
 
     def hold(rows: Rows) -> None:
         rows["reserved_bytes"] = rows["reserved_peak_bytes"] = 100 * 10**9
 
     change(folder, "allocator", hold)
-    assert found(folder, "fragmentation") == []
+    assert find_named(folder, "fragmentation") == []
 
 
-def test_retries_are_told_at_each_tenfold(tmp_path: Path) -> None:
+def test_retries_are_reported_at_each_tenfold(tmp_path: Path) -> None:
     folder = recordings.as_directory("z2", tmp_path)
 
     def flush(rows: Rows) -> None:
         rows["retries"] = np.maximum(0, rows["step"] - 3)
 
     change(folder, "allocator", flush)
-    assert [(finding.step, finding.evidence["retries"]) for finding in found(folder, "allocator_retries")] == [
+    assert [(finding.step, finding.evidence["retries"]) for finding in find_named(folder, "allocator_retries")] == [
         (4, 1.0),
         (13, 10.0),
     ]
 
 
-def test_clocks_that_were_slowed_are_the_cause(tmp_path: Path) -> None:
+def test_lowered_clocks_are_the_cause(tmp_path: Path) -> None:
     """The staged sleep of gpu-slow, with a GPU that says it is too hot while it lasts."""
     folder = recordings.as_directory("gpu-slow", tmp_path)
     session = Session.open(folder)
-    (shift,) = found(folder, "iteration_shift")
+    (shift,) = find_named(folder, "iteration_shift")
     (gpus,) = session.sources["gpus"]
     since_ns = shift.begin_ns - gpus.offset_ns
 
@@ -79,58 +79,58 @@ def test_clocks_that_were_slowed_are_the_cause(tmp_path: Path) -> None:
         rows["throttle_reasons"] = np.where(rows["time_ns"] > since_ns, 0x40, 0)
 
     change(folder, "gpus", heat)
-    (shift,) = found(folder, "iteration_shift")
+    (shift,) = find_named(folder, "iteration_shift")
     assert "the GPU slowed its clocks down in 100 % of samples" in shift.sentence
 
 
 def test_a_job_that_was_being_stopped_has_no_dead_rank(tmp_path: Path) -> None:
     folder = recordings.as_directory("cpu-dead", tmp_path)
-    (dead,) = found(folder, "dead_rank")
+    (dead,) = find_named(folder, "dead_rank")
     assert dead.ranks == (1,)
     (path,) = folder.glob("events-node-*.jsonl")
     header, *lines = path.read_text().splitlines()
     gone = next(json.loads(line) for line in lines if "rank_gone" in line)
     stop = json.dumps({"time_ns": gone["time_ns"] - 10**9, "event": "stop_sent", "signal": "SIGTERM"})
     path.write_text("\n".join([header, stop, *lines]) + "\n")
-    assert found(folder, "dead_rank") == []
+    assert find_named(folder, "dead_rank") == []
 
 
 def test_a_launcher_that_a_signal_ended_takes_its_ranks_with_it(tmp_path: Path) -> None:
     folder = recordings.as_directory("gpu-offload-110", tmp_path)
-    assert found(folder, "dead_rank") == []
+    assert find_named(folder, "dead_rank") == []
     (path,) = folder.glob("events-node-*.jsonl")
-    told = path.read_text()
-    assert '"signal": "SIGTERM"' in told
-    path.write_text(told.replace('"signal": "SIGTERM"', '"signal": null'))
-    (dead,) = found(folder, "dead_rank")
+    text = path.read_text()
+    assert '"signal": "SIGTERM"' in text
+    path.write_text(text.replace('"signal": "SIGTERM"', '"signal": null'))
+    (dead,) = find_named(folder, "dead_rank")
     assert dead.ranks == (0,)
 
 
-def test_a_pause_that_wanders_is_one_and_one_that_doubles_another(tmp_path: Path) -> None:
+def test_a_gap_that_varies_is_one_finding_and_a_doubled_gap_another(tmp_path: Path) -> None:
     """Steps 1 to 79 have 0.13 to 0.20 s of step()."""
     folder = recordings.as_directory("gpu-z3-all", tmp_path)
-    (spike,) = found(folder, "double_spike")
+    (spike,) = find_named(folder, "double_spike")
     assert spike.step == 1
 
     def slower(rows: Rows) -> None:
-        """From step 40 on the updates begin 0.25 s sooner, over what was backward."""
+        """From step 40 on the updates begin 0.25 s sooner, during backward."""
         later = (rows["phase"] == PHASE_CODE["step"]) & (rows["step"] >= 40)
         rows["begin_ns"][later] -= 250_000_000
 
     change(folder, "spans", slower)
-    assert [one.step for one in found(folder, "double_spike")] == [1, 40]
+    assert [one.step for one in find_named(folder, "double_spike")] == [1, 40]
 
 
-def test_a_gpu_that_is_too_hot_for_long(tmp_path: Path) -> None:
+def test_a_gpu_that_is_hot_for_long(tmp_path: Path) -> None:
     folder = recordings.as_directory("gpu-clean", tmp_path)
 
     def heat(rows: Rows) -> None:
         rows["throttle_reasons"] = 0x40
         rows["temperature_c"] = 91
 
-    assert found(folder, "throttled") == []
+    assert find_named(folder, "throttled") == []
     change(folder, "gpus", heat)
-    (hot,) = found(folder, "throttled")
+    (hot,) = find_named(folder, "throttled")
     assert hot.evidence["throttled_s"] >= 5
     assert "(hardware thermal)" in hot.sentence
     assert "91 °C" in hot.sentence
@@ -143,7 +143,7 @@ def test_the_card_s_power_limit_is_no_throttling(tmp_path: Path) -> None:
         rows["throttle_reasons"] = 0x04
 
     change(folder, "gpus", limit)
-    assert found(folder, "throttled") == []
+    assert find_named(folder, "throttled") == []
 
 
 def test_host_memory_that_is_nearly_used_up(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_host_memory_that_is_nearly_used_up(tmp_path: Path) -> None:
         rows["memory_available_bytes"] = rows["memory_total_bytes"] // 20
 
     change(folder, "hosts", fill)
-    (short,) = found(folder, "host_memory_short")
+    (short,) = find_named(folder, "host_memory_short")
     assert "(95 %)" in short.sentence
     assert short.ranks == (0,)
 
@@ -166,10 +166,10 @@ def test_a_control_group_full_of_file_cache_is_not_short(tmp_path: Path) -> None
         rows["cgroup_used_bytes"] = rows["cgroup_limit_bytes"] = rows["memory_total_bytes"] // 2
 
     change(folder, "hosts", fill)
-    assert found(folder, "host_memory_short") == []
+    assert find_named(folder, "host_memory_short") == []
 
 
-def test_a_control_group_full_of_ranks_is(tmp_path: Path) -> None:
+def test_a_control_group_full_of_ranks_is_short(tmp_path: Path) -> None:
     folder = recordings.as_directory("z2-offload", tmp_path)
 
     def fill(rows: Rows) -> None:
@@ -177,7 +177,7 @@ def test_a_control_group_full_of_ranks_is(tmp_path: Path) -> None:
         rows["cgroup_used_bytes"] = 9.8 * 2**30
 
     change(folder, "hosts", fill)
-    (short,) = found(folder, "host_memory_short")
+    (short,) = find_named(folder, "host_memory_short")
     assert "control group's limit of 10.00 GiB" in short.sentence
 
 
@@ -188,7 +188,7 @@ def test_swap_that_is_taken_while_ranks_live(tmp_path: Path) -> None:
         rows["swap_used_bytes"] = np.where(np.arange(len(rows)) > len(rows) - 10, 3 << 30, 1 << 30)
 
     change(folder, "hosts", swap)
-    (swapping,) = found(folder, "swapping")
+    (swapping,) = find_named(folder, "swapping")
     assert swapping.evidence["swapped_bytes"] == 2 << 30
 
 
@@ -201,9 +201,9 @@ def test_a_process_that_comes_to_the_gpu_later(tmp_path: Path) -> None:
         rows["pid"][late] = 31337
         rows["used_bytes"][late] = 5 << 30
 
-    assert found(folder, "others_arrived") == []
+    assert find_named(folder, "others_arrived") == []
     change(folder, "gpu_processes", come)
-    (other,) = found(folder, "others_arrived")
+    (other,) = find_named(folder, "others_arrived")
     assert "Process 31337" in other.sentence
     assert other.evidence == {"used_bytes": 5 * 2.0**30, "left_over": 0.0}
 
@@ -214,15 +214,15 @@ def test_more_outside_pytorch_than_a_context_takes(tmp_path: Path) -> None:
     def take(rows: Rows) -> None:
         rows["used_bytes"] += 6 << 30
 
-    assert found(folder, "outside_pytorch") == []
+    assert find_named(folder, "outside_pytorch") == []
     change(folder, "gpu_processes", take)
     change(folder, "gpus", take)
-    (outside,) = found(folder, "outside_pytorch")
+    (outside,) = find_named(folder, "outside_pytorch")
     assert 7 * 2**30 < outside.evidence["outside_bytes"] < 8.5 * 2**30
 
 
 def bind(folder: Path, cpus: dict[int, str], numa: list[dict[str, object]]) -> None:
-    """Writes to the sampler's events which cores the ranks may run on."""
+    """Write to the sampler's events which cores the ranks may run on."""
     pids = {source.rank: source.pid for source in Session.open(folder).sources["spans"]}
     (path,) = folder.glob("events-node-*.jsonl")
     header, *lines = path.read_text().splitlines()
@@ -240,7 +240,7 @@ def bind(folder: Path, cpus: dict[int, str], numa: list[dict[str, object]]) -> N
 
 @pytest.mark.parametrize("grown_mib", [64, 0])
 def test_memory_that_grows_with_each_checkpoint(tmp_path: Path, grown_mib: int) -> None:
-    """The data phases of every fourth step are called checkpoints, and from each on more is allocated."""
+    """The data phases of every fourth step are renamed to checkpoints, and more is allocated after each."""
     folder = recordings.as_directory("gpu-clean", tmp_path)
 
     def save(rows: Rows) -> None:
@@ -252,7 +252,7 @@ def test_memory_that_grows_with_each_checkpoint(tmp_path: Path, grown_mib: int) 
 
     change(folder, "spans", save)
     change(folder, "allocator", keep)
-    creep = found(folder, "memory_creep")
+    creep = find_named(folder, "memory_creep")
     assert len(creep) == (grown_mib > 0)
     for finding in creep:
         assert finding.step == 12
@@ -265,18 +265,18 @@ NODES: list[dict[str, object]] = [{"node": 0, "cpus": "0-31"}, {"node": 1, "cpus
 
 
 @pytest.mark.parametrize(
-    ("cpus", "said"),
+    ("cpus", "sentence"),
     [
-        (["0-15", "0-15", "32-47", "48-63"], "Ranks 0 to 1 are bound to the same 16 cores while 16 of 64 have no rank."),
-        (["0-7", "8-15", "16-23", "24-31"], "None of 4 ranks is bound to cores of NUMA node 1: those and"),
+        (["0-15", "0-15", "32-47", "48-63"], "Ranks 0 to 1 share the same 16 cores while 16 of 64 cores have no rank."),
+        (["0-7", "8-15", "16-23", "24-31"], "None of 4 ranks is bound to NUMA node 1:"),
         (["24-39", "0-15", "40-55", "56-63"], "Rank 0 is bound to cores of several NUMA nodes"),
         (["0-15", "16-31", "32-47", "48-63"], ""),
         (["0-63", "0-63", "0-63", "0-63"], ""),
     ],
 )
-def test_how_ranks_are_bound(tmp_path: Path, cpus: list[str], said: str) -> None:
+def test_core_binding(tmp_path: Path, cpus: list[str], sentence: str) -> None:
     folder = recordings.as_directory("x4-z3", tmp_path)
     bind(folder, dict(enumerate(cpus)), NODES)
-    told = found(folder, "core_binding")
-    assert len(told) == bool(said)
-    assert not said or said in told[0].sentence
+    findings = find_named(folder, "core_binding")
+    assert len(findings) == bool(sentence)
+    assert not sentence or sentence in findings[0].sentence

@@ -1,4 +1,4 @@
-"""``zerotop annotations``, the exported table, and finding detectors."""
+"""``zerotop annotations``, the exported table, and loading detectors."""
 
 import importlib
 import json
@@ -11,7 +11,7 @@ import pytest
 
 import recordings
 from zerotop import cli
-from zerotop.analysis import annotations as room
+from zerotop.analysis import annotations as package
 from zerotop.session.reader import Session
 
 
@@ -21,22 +21,24 @@ def test_the_list_has_time_step_name_sentence_and_advice(tmp_path: Path, capsys:
     lines = capsys.readouterr().out.splitlines()
     assert "     65.7 s  step 11  double_spike  (warning)" in lines
     at = lines.index("     65.7 s  step 11  double_spike  (warning)")
-    assert lines[at + 1].startswith("    In each iteration of 2.67 s the GPU computes nothing for 1.80 s (67 %)")
+    assert lines[at + 1].startswith(
+        "    The GPU idles 1.80 s of each 2.67 s iteration (67 %): the optimizer runs on the CPU"
+    )
     assert any(line.startswith("    -> Set ") for line in lines[at:])
     assert max(len(line) for line in lines) <= 100
 
 
-def test_json_is_the_same_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_same_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = recordings.as_directory("z2-oom", tmp_path)
     assert cli.main(["annotations", str(path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    rows = json.loads(capsys.readouterr().out)
     session = Session.open(path)
-    found = room.find_annotations(session, session.end_ns)
-    assert [(one["name"], one["known_ns"], one["sentence"]) for one in told] == [
-        (finding.name, finding.known_ns, finding.sentence) for finding in found
+    findings = package.find_annotations(session, session.end_ns)
+    assert [(one["name"], one["known_ns"], one["sentence"]) for one in rows] == [
+        (finding.name, finding.known_ns, finding.sentence) for finding in findings
     ]
-    assert told[-1]["severity"] == "error"
-    assert told[-1]["evidence"]["requested_bytes"] == 99_572_776_960
+    assert rows[-1]["severity"] == "error"
+    assert rows[-1]["evidence"]["requested_bytes"] == 99_572_776_960
 
 
 def test_a_recording_without_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,7 +49,7 @@ def test_a_recording_without_findings(tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == "No findings in this recording.\n"
 
 
-def test_an_unknown_session(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_session_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["annotations", str(tmp_path / "none")]) == 1
     assert capsys.readouterr().err.startswith("zerotop: ")
 
@@ -57,19 +59,19 @@ def test_the_exported_table(tmp_path: Path) -> None:
     assert cli.main(["export", str(path), "--table", "annotations", "-o", str(output)]) == 0
     frame = polars.read_csv(output)
     session = Session.open(path)
-    found = room.find_annotations(session, session.end_ns)
-    assert frame["annotation"].to_list() == [finding.name for finding in found]
-    assert frame["sentence"].to_list() == [finding.sentence for finding in found]
-    assert json.loads(frame["evidence"][-1]).keys() == found[-1].evidence.keys()
+    findings = package.find_annotations(session, session.end_ns)
+    assert frame["annotation"].to_list() == [finding.name for finding in findings]
+    assert frame["sentence"].to_list() == [finding.sentence for finding in findings]
+    assert json.loads(frame["evidence"][-1]).keys() == findings[-1].evidence.keys()
 
 
-def test_a_detector_is_found_by_its_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = set(room.load_detectors())
+def test_a_detector_is_loaded_by_its_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(package.load_detectors())
     assert {"double_spike", "validation_jump", "first_real_step", "out_of_memory"} <= before
     (tmp_path / "made_up_detector.py").write_text("def detect(facts):\n    return []\n")
-    monkeypatch.setattr(room, "__path__", [*room.__path__, str(tmp_path)])
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
     importlib.invalidate_caches()
-    assert set(room.load_detectors()) == before | {"made_up_detector"}
+    assert set(package.load_detectors()) == before | {"made_up_detector"}
     shutil.rmtree(tmp_path)
 
 

@@ -141,7 +141,7 @@ def test_a_mark_where_something_was_found() -> None:
     assert len(seen) == 3
     for mark in seen:
         assert row[chart_begin(200) + picture.find_cell(mark.at_ns)] == "◆"
-    assert "first real step: Step 10, after" in row
+    assert "first real step: The first update" in row
 
 
 def test_a_range_says_what_it_holds() -> None:

@@ -1,18 +1,26 @@
-"""Numbers in sentences and printed tables."""
+"""Numbers in sentences and printed tables, and sentences that can be rendered in other units."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
+_Unit = tuple[str, int]  # name, bytes
+ByteUnits = tuple[_Unit, _Unit, _Unit]
+BINARY: ByteUnits = (("KiB", KIB), ("MiB", MIB), ("GiB", GIB))
 
-def format_bytes(count: float) -> str:
-    """Return ``1.25 GiB``, ``40.2 MiB`` or ``37 KiB``."""
+
+def format_bytes(count: float, units: ByteUnits = BINARY) -> str:
+    """Return ``1.25 GiB``, ``40.2 MiB`` or ``37 KiB``; in other units of the same size and with as many decimals."""
     size = abs(count)
+    place, decimals = (0, 0) if 0 < size < MIB / 10 else (1, 1)
     if size >= GIB / 10:
-        return f"{count / GIB:.2f} GiB" if size < 100 * GIB else f"{count / GIB:.0f} GiB"
-    return f"{count / KIB:.0f} KiB" if 0 < size < MIB / 10 else f"{count / MIB:.1f} MiB"
+        place, decimals = 2, 2 if size < 100 * GIB else 0
+    name, unit = units[place]
+    return f"{count / unit:.{decimals}f} {name}"
 
 
 def format_gib(count: float, *, sign: bool = False) -> str:
@@ -49,3 +57,80 @@ def format_ranks(ranks: Sequence[int]) -> str:
     if list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
         return f"ranks {ranks[0]} to {ranks[-1]}"
     return "ranks " + ", ".join(str(rank) for rank in ranks)
+
+
+class Text(str):
+    """A sentence with sizes in GiB, and the template and values to render it again in other units.
+
+    A placeholder is ``{name}`` or ``{name:format}``; a number may stand for the name. Formats: ``bytes``, ``size`` (bytes,
+    always two decimals in GiB), ``seconds``, ``percent`` (of a share), ``change`` (the same with a sign), ``ranks`` and
+    ``Ranks`` (for the start of a sentence), ``count NOUN``, and Python's. A part in brackets is left out where one of its
+    values is None or missing; parts can be nested.
+    """
+
+    __slots__ = ("template", "values")
+    template: str
+    values: Mapping[str, Any]
+
+    def __new__(cls, template: str, values: Mapping[str, Any] | None = None) -> Text:
+        """Render the template. Raises KeyError if a value outside of all brackets is missing."""
+        text = super().__new__(cls, _render(template, values or {}, BINARY))
+        text.template, text.values = template, values or {}
+        return text
+
+    def __getnewargs__(self) -> tuple[str, Mapping[str, Any]]:  # type: ignore[override]
+        return self.template, self.values
+
+    def render(self, units: ByteUnits) -> str:
+        """Return the sentence with its sizes in ``units``."""
+        return _render(self.template, self.values, units)
+
+
+_TOKEN = re.compile(r"([\[\]])|\{(-?\w+)(?::([^{}]*))?\}")
+
+
+def _render(template: str, values: Mapping[str, Any], units: ByteUnits) -> str:
+    parts: list[str | None] = [""]  # the text of each bracket that is open; None where a value is missing
+    end = 0
+    for match in _TOKEN.finditer(template):
+        bracket, name, style = match.groups()
+        _append(parts, template[end : match.start()])
+        end = match.end()
+        if bracket == "[":
+            parts.append("")
+        elif bracket == "]":
+            _append(parts, parts.pop() or "")
+        elif (value := int(name) if name.lstrip("-").isdecimal() else values.get(name)) is not None:
+            _append(parts, _format_value(value, style or "", units))
+        elif len(parts) > 1:
+            parts[-1] = None
+        else:
+            raise KeyError(name)
+    return f"{parts[0]}{template[end:]}"
+
+
+def _append(parts: list[str | None], text: str) -> None:
+    if parts[-1] is not None:
+        parts[-1] += text
+
+
+def _format_value(value: Any, style: str, units: ByteUnits) -> str:
+    if isinstance(value, Text):
+        return value.render(units)
+    if style == "bytes":
+        return format_bytes(value, units)
+    if style == "size":
+        _, (mega, mega_bytes), (giga, giga_bytes) = units
+        return f"{value / giga_bytes:.2f} {giga}" if value >= GIB / 8 else f"{value / mega_bytes:.1f} {mega}"
+    if style.startswith("count "):
+        return format_count(int(value), style.removeprefix("count "))
+    return _STYLES[style](value) if style in _STYLES else format(value, style)
+
+
+_STYLES: dict[str, Callable[[Any], str]] = {
+    "seconds": format_seconds,
+    "percent": format_percent,
+    "change": lambda share: f"{'+' if share > 0 else '-'}{format_percent(abs(share))}",
+    "ranks": format_ranks,
+    "Ranks": lambda ranks: format_ranks(ranks).capitalize(),
+}

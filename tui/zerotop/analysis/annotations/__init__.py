@@ -1,16 +1,18 @@
-"""What happened and why: findings in a recording, each with its numbers and one thing to do.
+"""Findings: what happened in a recording and why, each with its numbers and one thing to do.
 
-A detector is a module of this package with a function ``detect(facts: Facts) -> Iterable[Annotation | None]``; a file put
-here is found, nothing else is touched. It is called again and again, with facts up to a cursor that moves on. What it has
-said it may say again: the same finding counts once. What would have to be computed anew it keeps, with ``kept`` of the
-facts, a process or a group. Where it looks at all ranks or nodes, of which there may be very many, it yields PAUSE at each.
-A finding rests only on what was recorded up to its ``known_ns`` and never changes after, so that a list at a cursor is the
-whole recording's list up to there, in however many pieces it was read.
+To add one, write a module in a folder of this package, and its test:
+1. Declare a ``FindingKind``: name, severity, confidence, and templates of the sentence and the advice (``formatting.Text``).
+2. Put its thresholds beside it, each with its unit and its reason; shared ones are in ``support.thresholds``.
+3. Define ``detect(recording: Evidence) -> Iterator[Annotation | None]``: it is found by that name.
+4. Yield ``KIND.at_steps(process, rows, evidence)`` or ``KIND.at(process, begin_ns, end_ns, evidence)``; None is skipped.
+5. It is called again as the cursor moves: remember with ``get_state``, ``read_new``, ``next_steps`` and ``reported``.
+6. Use only records up to ``known_ns``: findings must not depend on how the recording was read. Duplicates count once.
 """
 
-# No annotations of the future here: that import would take the name of the function.
+# No __future__ import here: it would bind the name annotations.
 import importlib
 import pkgutil
+from functools import lru_cache
 
 from zerotop.analysis.annotations.support.annotation import Annotation, Severity
 from zerotop.analysis.annotations.support.annotator import Annotator as _Annotator
@@ -22,21 +24,26 @@ __all__ = ["Annotation", "Annotator", "Detector", "Evidence", "Severity", "find_
 
 
 def load_detectors() -> dict[str, Detector]:
-    """All there are, by the name of their file."""
-    names = [item.name for item in pkgutil.walk_packages(__path__, f"{__name__}.") if not item.ispkg]
+    """Import all detectors. Returns them by the name of their module."""
+    return dict(_import_detectors(tuple(__path__)))
+
+
+@lru_cache(maxsize=1)
+def _import_detectors(folders: tuple[str, ...]) -> dict[str, Detector]:
+    names = [item.name for item in pkgutil.walk_packages(folders, f"{__name__}.") if not item.ispkg]
     modules = {name.rpartition(".")[2]: importlib.import_module(name) for name in names}
     return {name: module.detect for name, module in sorted(modules.items()) if hasattr(module, "detect")}
 
 
 class Annotator(_Annotator):
-    """Looks with all detectors."""
+    """Collects the findings of all detectors."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(session, load_detectors().values())
 
 
 def find_annotations(session: Session, cursor_ns: int) -> tuple[Annotation, ...]:
-    """What was known at the cursor (unix nanoseconds), in the order in which it became known."""
+    """Return what was known at the cursor (unix nanoseconds), in the order in which it became known."""
     annotator = Annotator(session)
     annotator.update(cursor_ns)
     return annotator.findings_at(cursor_ns)

@@ -68,8 +68,8 @@ class OomCase(MemoryFigures):
 
 
 def format_size(count: int) -> str:
-    """Bytes in a sentence."""
-    return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 27 else f"{count / (1 << 20):.1f} MiB"
+    """Return a placeholder for the template of a :class:`~zerotop.analysis.formatting.Text`: ``1.50 GiB``, ``20.0 MiB``."""
+    return f"{{{int(count)}:size}}"
 
 
 def describe_batch(rows: int | None, sequence: int | None) -> str:

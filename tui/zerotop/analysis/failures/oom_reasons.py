@@ -7,6 +7,7 @@ from typing import NamedTuple
 from zerotop.analysis.failures.oom_advice import advise_on_gpu, advise_on_host
 from zerotop.analysis.failures.oom_evidence import NOTABLE_SHARE, OomCase, describe_batch, format_size
 from zerotop.analysis.failures.oom_log_parser import CUBLAS, CUDA, HOST, KILLED, NCCL
+from zerotop.analysis.formatting import Text
 from zerotop.analysis.memory.allocator_settings import choose_variable
 
 # From this ratio on a micro-batch counts as larger than those before.
@@ -25,7 +26,12 @@ class Verdict(NamedTuple):
 
 
 def choose_verdict(case: OomCase) -> Verdict:
-    """The cause and the advice."""
+    """Return the cause and the advice; they can be rendered in other units."""
+    verdict = _judge(case)
+    return verdict._replace(cause=Text(verdict.cause), advice=Text(verdict.advice))
+
+
+def _judge(case: OomCase) -> Verdict:
     if case.kind in (HOST, KILLED):
         return _judge_host(case)
     if case.kind != CUDA:

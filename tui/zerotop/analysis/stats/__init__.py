@@ -1,1 +1,1 @@
-"""Numerical methods on plain arrays: change points and trends. Knows no recording."""
+"""Numerical methods on plain arrays: change points and trends. Independent of recordings."""

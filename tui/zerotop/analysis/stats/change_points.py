@@ -1,5 +1,6 @@
-"""Levels of a series, and where one changes for good. What is said of a value rests on it, up to LEVEL_STEPS after it,
-and those before: what comes later changes nothing.
+"""Levels of a series, and where one changes for good.
+
+A change rests on the values up to LEVEL_STEPS after it and those before: later values change nothing.
 """
 
 from __future__ import annotations
@@ -10,27 +11,33 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.annotations.support.thresholds import (
-    AGREE_SHARE,
-    LEVEL_STEPS,
-    SETTLED_STEPS,
-    SHIFT_AGREE_SHARE,
-    SHIFT_LENGTH_SHARE,
-    SHIFT_SHARE,
-    SHIFT_SPREADS,
-    SHIFT_STEPS,
-    SHIFT_SUDDEN_SHARE,
-)
-
 Floats = NDArray[np.float64]
 Values = NDArray[Any]  # any numbers
 
-# Values looked at together.
+# Values that have to agree before a level counts. Steps vary by 10 % on a busy machine, single ones by much more.
+SETTLED_STEPS = 5
+# A value agrees when it is within this share of the median: the noise measured between equal steps is 10 %.
+AGREE_SHARE = 0.10
+# Values a level is taken from.
+LEVEL_STEPS = 20
+# Consecutive values that all have to be beyond the old level: one or two slow steps in a row are common on a busy machine.
+SHIFT_STEPS = 4
+# Long series have more tries for chance: of as many values as an eighth of those before, at most LEVEL_STEPS, this share.
+SHIFT_LENGTH_SHARE = 1 / 8
+SHIFT_AGREE_SHARE = 0.9
+# A level changes by at least this share, and by this many times the median deviation of the values before: 4 of normal
+# noise are 2.7 standard deviations, and four values in a row have to be that far on the same side.
+SHIFT_SHARE = 0.10
+SHIFT_SPREADS = 4.0
+# The part of a change that has to happen at once; else it is a drift.
+SHIFT_SUDDEN_SHARE = 0.5
+
+# Values that are examined together.
 _CHUNK_LENGTH = 8192
 
 
 class Shift(NamedTuple):
-    """A change of level: from ``first`` to ``last``, both included, all values lie beyond the level of ``before``."""
+    """A change of level: all values from ``first`` to ``last``, both included, are beyond the level of ``before``."""
 
     before: slice
     first: int
@@ -38,25 +45,25 @@ class Shift(NamedTuple):
 
 
 class ShiftFinder:
-    """Looks for changes of level in a series that grows."""
+    """Finds changes of level in a growing series."""
 
     def __init__(self) -> None:
         self._start = 0  # of the level
-        self._next = 0  # where to look on: for a level, or once it is settled for a change of it
+        self._next = 0  # index at which the search continues: for a level, or for a change once it is settled
         self._is_settled = False
 
     def find_shifts(self, values: Values) -> Iterator[Shift]:
-        """Changes that can be seen in all values so far and were not told before, in order."""
+        """Yield the changes in all values so far that were not yielded before, in order."""
         while self._find_level(values):
-            found = self._find_shift(values)
-            if found is None:
+            shift = self._find_shift(values)
+            if shift is None:
                 return
-            yield found
-            self._start = self._next = found.first
+            yield shift
+            self._start = self._next = shift.first
             self._is_settled = False
 
     def _find_level(self, values: Values) -> bool:
-        """Up to where SETTLED_STEPS values agree, all but one of them; LEVEL_STEPS are a level however they vary."""
+        """Whether all but one of SETTLED_STEPS values agree, or there are LEVEL_STEPS values, which always are a level."""
         end = self._start + LEVEL_STEPS
         if not self._is_settled and self._next + SETTLED_STEPS <= min(len(values), end):
             windows = np.lib.stride_tricks.sliding_window_view(_as_floats(values[self._next : end]), SETTLED_STEPS)
@@ -69,14 +76,14 @@ class ShiftFinder:
         return self._is_settled
 
     def _find_shift(self, values: Values) -> Shift | None:
-        """The first one against the level since it began."""
         end = _find_decidable_end(len(values))
         whole = self._start + LEVEL_STEPS
         while self._next < end:
             piece = min(whole, end) if self._next < whole else min(self._next + _CHUNK_LENGTH, end)
-            places = range(self._next, piece) if self._next < whole else _find_candidates(values, self._next, piece).tolist()
+            is_short = self._next < whole
+            candidates = range(self._next, piece) if is_short else _find_candidates(values, self._next, piece).tolist()
             self._next = piece
-            for first in places:
+            for first in candidates:
                 if _is_shift(values, self._start, first):
                     return Shift(_slice_before(self._start, first), first, first + _required_length(first) - 1)
         return None
@@ -87,7 +94,7 @@ def _as_floats(values: Values) -> Floats:
 
 
 def _find_decidable_end(count: int) -> int:
-    """Up to which place (excluded) it can be said of so many values whether a change begins there."""
+    """The end (excluded) of the indices at which ``count`` values are enough to tell whether a change begins."""
     end = max(0, count - SHIFT_STEPS + 1)
     while end and end - 1 + _required_length(end - 1) > count:
         end -= 1
@@ -95,7 +102,7 @@ def _find_decidable_end(count: int) -> int:
 
 
 def _find_candidates(values: Values, begin: int, end: int) -> NDArray[np.int64]:
-    """Places from begin to end with a whole level before them that SHIFT_STEPS values lie beyond by SHIFT_SHARE."""
+    """Indices where the next SHIFT_STEPS values all differ by SHIFT_SHARE from the median of the LEVEL_STEPS before."""
     before = np.lib.stride_tricks.sliding_window_view(_as_floats(values[begin - LEVEL_STEPS : end - 1]), LEVEL_STEPS)
     after = np.lib.stride_tricks.sliding_window_view(_as_floats(values[begin : end + SHIFT_STEPS - 1]), SHIFT_STEPS)
     level = np.median(before, axis=1)
@@ -104,24 +111,24 @@ def _find_candidates(values: Values, begin: int, end: int) -> NDArray[np.int64]:
 
 
 def _is_shift(values: Values, start: int, first: int) -> bool:
-    before, after = (
-        _as_floats(values[_slice_before(start, first)]),
-        _as_floats(values[first : first + _required_length(first)]),
-    )
+    before = _as_floats(values[_slice_before(start, first)])
+    after = _as_floats(values[first : first + _required_length(first)])
     level = float(np.median(before))
+    if after[:SHIFT_STEPS].min() <= level + SHIFT_SHARE * level and after[:SHIFT_STEPS].max() >= level - SHIFT_SHARE * level:
+        return False  # the quick test, which most indices fail
     spread = float(np.median(np.abs(before - level)))
-    by = max(SHIFT_SHARE * level, SHIFT_SPREADS * spread)
-    now, just = float(np.median(after[:SHIFT_STEPS])), float(np.median(before[-SHIFT_STEPS:]))
-    if abs(now - just) < SHIFT_SUDDEN_SHARE * abs(now - level):
-        return False  # it came slowly
+    margin = max(SHIFT_SHARE * level, SHIFT_SPREADS * spread)
+    next_level, last_level = float(np.median(after[:SHIFT_STEPS])), float(np.median(before[-SHIFT_STEPS:]))
+    if abs(next_level - last_level) < SHIFT_SUDDEN_SHARE * abs(next_level - level):
+        return False  # a drift
     return any(
         bool(beyond[:SHIFT_STEPS].all() and beyond.mean() >= SHIFT_AGREE_SHARE)
-        for beyond in (after > level + by, after < level - by)
+        for beyond in (after > level + margin, after < level - margin)
     )
 
 
 def _required_length(first: int) -> int:
-    """How many values a change has to last; never fewer for a later one, so that none is told before an earlier."""
+    """How many values a change has to last; never fewer for a later one, so that changes become known in order."""
     return min(LEVEL_STEPS, max(SHIFT_STEPS, int(first * SHIFT_LENGTH_SHARE)))
 
 

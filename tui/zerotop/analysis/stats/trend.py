@@ -1,7 +1,7 @@
-"""A steady rise in a series that grows: block after block is higher than the one before, by about as much each time.
+"""A steady rise in a growing series: each block is higher than the one before, by about as much each time.
 
-Blocks are looked at in all sizes that are doublings of TREND_BLOCK, so that a rise is found whatever its pace, at a cost
-that does not depend on how long the series is. What is said rests on the blocks of the rise and those before.
+Blocks of all sizes that are doublings of TREND_BLOCK are compared, so that a rise is found whatever its pace, at a cost
+that does not depend on the length of the series. A rise rests on its blocks and those before.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.annotations.support.thresholds import TREND_BLOCK, TREND_REPEAT_FACTOR, TREND_SPREADS
-
-# Neighbouring blocks of which noise is taken.
+# Values of the smallest blocks (their median counts: no single value does).
+TREND_BLOCK = 8
+# The rise is so many times what neighbouring blocks differ by anyway (median deviation; 6 are 4 standard deviations).
+TREND_SPREADS = 6.0
+# A rise that continues is reported again when it is higher by this factor.
+TREND_REPEAT_FACTOR = 1.5
+# Neighbouring blocks from which the noise is measured.
 _NOISE_BLOCKS = 64
 
 
@@ -25,31 +29,32 @@ class Rise(NamedTuple):
 
     begin: int
     end: int
-    block_length: int  # how many values a block has
-    low: float  # the first block's level
-    high: float  # the last one's
+    block_length: int  # values of a block
+    low: float  # level of the first block
+    high: float  # level of the last block
 
     @property
     def slope(self) -> float:
-        """By how much each value is above the one before."""
+        """By how much each value exceeds the one before."""
         return (self.high - self.low) / (self.end - self.begin - self.block_length)
 
 
 class TrendFinder:
-    """Looks for rises in so many blocks, each higher by at least a share of what it would be if all rose alike."""
+    """Finds rises of some consecutive blocks."""
 
     def __init__(self, blocks: int, evenness: float) -> None:
+        """``evenness``: by how much each block has to rise, as a share of an even rise."""
         self._rise_blocks, self._evenness = blocks, evenness / (blocks - 1)
-        self._begin = -1  # of the series: what lies before counts nothing
+        self._begin = -1  # of the series
         self._block_count = 0  # blocks of the smallest size
         self._blocks_by_size: list[list[float]] = []  # the last blocks of each size
-        self._levels: deque[float] = deque(maxlen=_NOISE_BLOCKS)  # of the smallest size, for the noise
+        self._levels: deque[float] = deque(maxlen=_NOISE_BLOCKS)  # of the smallest blocks
         self._reported_high = -math.inf
 
     def find_rises(self, values: NDArray[Any], begin: int, *, share: float, least: float = 0.0) -> Iterator[Rise]:
-        """Those of at least a share of their low level and so much that were not told before; a later one is higher still.
+        """Yield the rises by at least ``share`` of their low level and ``least`` that were not yielded before.
 
-        ``begin``: where the series begins, the same each time. A negative value is unknown.
+        ``begin``: index at which the series begins, the same each time. A negative value is unknown.
         """
         self._begin = begin
         first = begin + self._block_count * TREND_BLOCK
@@ -62,10 +67,10 @@ class TrendFinder:
             self._block_count += 1
             self._levels.append(level)
             self._add_level(0, level)
-            found = self._find_rise(share, least)
-            if found is not None:
-                self._reported_high = found.high
-                yield found
+            rise = self._find_rise(share, least)
+            if rise is not None:
+                self._reported_high = rise.high
+                yield rise
 
     def _add_level(self, size: int, level: float) -> None:
         if size == len(self._blocks_by_size):
@@ -82,12 +87,12 @@ class TrendFinder:
         return float(np.median(np.abs(steps - np.median(steps))))
 
     def _find_rise(self, share: float, least: float) -> Rise | None:
-        """The one that ends with the last block, of the smallest size that shows one."""
+        """The rise that ends with the last block, of the smallest block size that shows one."""
         for size, blocks in enumerate(self._blocks_by_size):
             if self._block_count % (1 << size) or len(blocks) < self._rise_blocks:
                 break
             low, high = blocks[-self._rise_blocks], blocks[-1]
-            # Nearly always this says no, at once.
+            # The cheap test first: it nearly always fails.
             if not high - low >= max(share * low, least) or high < TREND_REPEAT_FACTOR * self._reported_high:
                 continue
             steps = np.diff(blocks[-self._rise_blocks :])

@@ -35,7 +35,7 @@ def format_name(finding: Annotation) -> str:
 
 def describe_finding(finding: Annotation) -> str:
     """What happened, in the units that were chosen."""
-    return convert_sizes(finding.sentence, finding.evidence.values())
+    return convert_sizes(finding.sentence)
 
 
 def describe_with_name(finding: Annotation) -> str:
@@ -45,7 +45,7 @@ def describe_with_name(finding: Annotation) -> str:
 
 def describe_advice(finding: Annotation) -> str:
     """What to do about it."""
-    return convert_sizes(finding.advice, finding.evidence.values())
+    return convert_sizes(finding.advice)
 
 
 def choose_finding(findings: Sequence[Annotation], cursor_ns: int) -> Annotation | None:

@@ -64,7 +64,7 @@ def _join_columns(sentences: Sequence[Row], numbers: Sequence[Row], width: int, 
 def _draw_sentences(failure: Failure, width: int, most: int, glyphs: Glyphs) -> list[Row]:
     """Draw what happened, where, why and what to do; the reason is cut if it does not fit."""
     what: list[Row] = [
-        ((line, "alert"),) for line in wrap_text(sanitize(_convert_units(failure.what, failure), glyphs), width, 2, glyphs)
+        ((line, "alert"),) for line in wrap_text(sanitize(convert_sizes(failure.what), glyphs), width, 2, glyphs)
     ]
     advice = _draw_advice(failure, width, glyphs)
     where: list[Row] = [((line, "muted"),) for line in wrap_text(sanitize(failure.where, glyphs), width, 2, glyphs)]
@@ -72,22 +72,16 @@ def _draw_sentences(failure: Failure, width: int, most: int, glyphs: Glyphs) -> 
         where = []
     room = min(6, max(1, most - len(what) - len(where) - len(advice)))
     why: list[Row] = [
-        ((line, "text"),) for line in wrap_text(sanitize(_convert_units(failure.why, failure), glyphs), width, room, glyphs)
+        ((line, "text"),) for line in wrap_text(sanitize(convert_sizes(failure.why), glyphs), width, room, glyphs)
     ]
     return [*what, *where, *why, *advice]
-
-
-def _convert_units(sentence: str, failure: Failure) -> str:
-    return convert_sizes(sentence, (size for number in failure.numbers for size in (number.bytes, number.of_bytes or 0)))
 
 
 def _draw_advice(failure: Failure, width: int, glyphs: Glyphs) -> list[Row]:
     """Draw the advice with its setting highlighted."""
     lead = f"{glyphs.arrow} "
     rows: list[Row] = []
-    for number, line in enumerate(
-        wrap_text(sanitize(_convert_units(failure.advice, failure), glyphs), width - len(lead), 4, glyphs)
-    ):
+    for number, line in enumerate(wrap_text(sanitize(convert_sizes(failure.advice), glyphs), width - len(lead), 4, glyphs)):
         before, setting, after = line.partition(failure.setting) if failure.setting else (line, "", "")
         start = lead if not number else " " * len(lead)
         rows.append(((start, "accent"), (before, "value"), (setting, "accent"), (after, "value")))

@@ -10,12 +10,10 @@ sentences are in GiB for everybody.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
-from zerotop.analysis import formatting
+from zerotop.analysis.formatting import Text
 
 
 class Unit(NamedTuple):
@@ -94,29 +92,6 @@ def giga_unit() -> Unit:
     return _current_units.sizes.giga
 
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)(?: to (\d+(?:\.\d+)?))? ([KMGT]iB)\b")
-_PARTNERS = {binary.name: (binary, decimal) for binary, decimal in zip(BINARY, DECIMAL, strict=True)}
-
-
-def convert_sizes(sentence: str, exact: Iterable[float] = ()) -> str:
-    """A sentence of a finding with its sizes in the units that were chosen.
-
-    Such sentences are made where facts are found; recordings, exports and commands have the same ones, in GiB.
-
-    Args:
-        exact: the numbers that it rests on. A size of the sentence that is one of them, rounded, is not rounded twice.
-    """
-    if _current_units.sizes is BINARY or "iB" not in sentence:
-        return sentence
-    known = {formatting.format_bytes(value): value for value in exact}
-
-    def convert_match(match: re.Match[str]) -> str:
-        binary, decimal = _PARTNERS[match[3]]
-
-        def convert_number(number: str) -> str:
-            size = known.get(f"{number} {binary.name}", float(number) * binary.bytes)
-            return f"{size / decimal.bytes:.{len(number.partition('.')[2])}f}"
-
-        return f"{' to '.join(convert_number(number) for number in match.groups()[:2] if number)} {decimal.name}"
-
-    return _SIZE.sub(convert_match, sentence)
+def convert_sizes(sentence: str) -> str:
+    """Return a sentence with its sizes in the chosen units; one that is plain text as it is."""
+    return sentence.render(_current_units.sizes[:3]) if isinstance(sentence, Text) else sentence

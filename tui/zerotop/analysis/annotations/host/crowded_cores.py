@@ -1,4 +1,4 @@
-"""More threads of the ranks want to run than there are cores, so that they take turns."""
+"""More threads of the ranks are runnable than there are cores."""
 
 from __future__ import annotations
 
@@ -7,14 +7,27 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.annotation import PAUSE, Annotation, Severity
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, Process
-from zerotop.analysis.annotations.support.thresholds import CROWDED_LOAD, CROWDED_RANKS_SHARE, CROWDED_SECONDS
-from zerotop.analysis.formatting import format_count, format_seconds
-from zerotop.session.reader import Source
 from zerotop_probe.recording.tables import PHASES
 
-# Ticks further apart than this (ns) are not joined: the sampler was away.
+_KIND = FindingKind(
+    name="crowded_cores",
+    severity=Severity.WARNING,
+    confidence=0.9,
+    sentence=(
+        "{processes:count process} x {each:.0f} threads compete for {cores:.0f} cores[, mostly in {phase}]: they were"
+        " oversubscribed for {crowded_s:seconds} of the first {over_s:seconds} of training. OMP_NUM_THREADS is {omp}."
+    ),
+    advice="Start with OMP_NUM_THREADS={share}, or with deepspeed --bind_cores_to_rank, which sets it too.",
+)
+# Runnable threads of all ranks per core of the host, over this long in all; 1 is full use.
+CROWDED_LOAD = 1.5
+CROWDED_SECONDS = 1.0
+# Share of the cores that the ranks use then: where other processes use them, the ranks do not have too many threads.
+CROWDED_RANKS_SHARE = 0.6
+
+# Ticks further apart than this (ns) are not joined: the sampler was stopped.
 _LONGEST_TICK_NS = 1_000_000_000
 # Phases begin more often than this.
 _LOOK_BACK_NS = 60_000_000_000
@@ -23,106 +36,77 @@ _FOREVER = np.iinfo(np.int64).max
 
 @dataclass
 class _State:
-    """How far a node's samples were read, and its crowded ticks so far: (time, threads that wanted to run, cores used)."""
-
-    counts: dict[Source, int] = field(default_factory=dict)
-    last_ns: int = 0
+    last_ns: int = 0  # a node's samples were read up to here
     crowded_ns: int = 0
-    ticks: list[tuple[int, float, float]] = field(default_factory=list)
-    is_reported: bool = False
+    ticks: list[tuple[int, float, float]] = field(default_factory=list)  # crowded ones: time, runnable threads, cores used
 
 
-def detect(facts: Evidence) -> Iterator[Annotation | None]:
-    """At most one finding for each attempt and node, once training has begun."""
-    for group in facts.groups:
-        if not len(group.lead.steps):
-            continue
-        for host in group.hosts:
-            yield PAUSE
-            seen, cores = group.get_state(_State, host), facts.count_cores(host)
-            if cores is not None and not seen.is_reported:
-                mine = [process for process in group.processes if process.source.host == host]
-                yield from _check_host(group, mine, cores, seen)
+def detect(recording: Evidence) -> Iterator[Annotation | None]:
+    """Report at most once for each attempt and node, after training has begun."""
+    for group in recording.groups:
+        for host in group.hosts if len(group.lead.steps) else ():
+            cores = recording.count_cores(host)
+            if cores is not None and (_KIND.name, host) not in group.reported:
+                yield _check_host(group, host, cores, group.get_state(_State, host))
 
 
-def _check_host(group: Group, processes: list[Process], cores: int, state: _State) -> Iterator[Annotation]:
-    """Reads on through the ticks until those in which ranks of a node were crowded are long enough together."""
+def _check_host(group: Group, host: str, cores: int, state: _State) -> Annotation | None:
+    """Read on until the node was crowded for long enough in all."""
     begin_ns = int(group.lead.steps["begin_unix_ns"][0])
-    if not state.counts:
-        state.last_ns = begin_ns
-    samples = (
-        group.lead.facts.get_records("processes", processes[0].source.host)
-        .read_new(state.counts)
-        .clip_window(begin_ns, _FOREVER)
-    )
+    state.last_ns = state.last_ns or begin_ns
+    processes = group.processes_on(host)
+    records = group.lead.recording.get_records("processes", host)
+    samples = group.read_new(records, f"{_KIND.name} {host}").clip_window(begin_ns, _FOREVER)
     if not len(samples):
-        return
+        return None
     samples = samples.select_rows(np.isin(samples.rows["pid"], [process.source.pid for process in processes]))
-    times, where = np.unique(samples.times, return_inverse=True)
-    wanted = np.bincount(where, np.nan_to_num(samples.rows["cores_used"] + samples.rows["waiting_cores"]))
-    used = np.bincount(where, np.nan_to_num(samples.rows["cores_used"]))
+    times, ticks = np.unique(samples.times, return_inverse=True)
+    runnable = np.bincount(ticks, np.nan_to_num(samples.rows["cores_used"] + samples.rows["waiting_cores"]))
+    used = np.bincount(ticks, np.nan_to_num(samples.rows["cores_used"]))
     lengths = np.minimum(np.diff(times, prepend=state.last_ns), _LONGEST_TICK_NS)
-    for at in np.flatnonzero((wanted >= CROWDED_LOAD * cores) & (used >= CROWDED_RANKS_SHARE * cores)).tolist():
+    for at in np.flatnonzero((runnable >= CROWDED_LOAD * cores) & (used >= CROWDED_RANKS_SHARE * cores)).tolist():
         state.crowded_ns += int(lengths[at])
-        state.ticks.append((int(times[at]), float(wanted[at]), float(used[at])))
+        state.ticks.append((int(times[at]), float(runnable[at]), float(used[at])))
         if state.crowded_ns >= CROWDED_SECONDS * 1e9:
-            state.is_reported = True
-            yield _summarize_ticks(group, processes, cores, state, begin_ns)
-            return
+            group.reported.add((_KIND.name, host))
+            return _build_finding(group, processes, cores, state, begin_ns)
     state.last_ns = int(times[-1]) if len(times) else state.last_ns
+    return None
 
 
-def _summarize_ticks(group: Group, processes: list[Process], cores: int, state: _State, begin_ns: int) -> Annotation:
-    times, wanted, used = (list(column) for column in zip(*state.ticks, strict=True))
+def _build_finding(group: Group, processes: list[Process], cores: int, state: _State, begin_ns: int) -> Annotation:
+    times, runnable, used = (list(column) for column in zip(*state.ticks, strict=True))
+    threads = float(np.median(runnable))
+    # When training began is known only at the end of its first step.
+    known_ns = max(times[-1], int(group.lead.steps["end_unix_ns"][0]))
     evidence = {
-        "threads": float(np.median(wanted)),
-        "cores": float(cores),
+        "threads": threads,
+        "cores": cores,
         "cores_used": float(np.median(used)),
-        "processes": float(len(processes)),
+        "processes": len(processes),
         "crowded_s": state.crowded_ns / 1e9,
         "over_s": (times[-1] - begin_ns) / 1e9,
     }
-    # When training began is known only when its first step has ended.
-    known_ns = max(times[-1], int(group.lead.steps["end_unix_ns"][0]))
-    return _build_finding(group, processes, np.array(times), known_ns, evidence)
-
-
-def _build_finding(
-    group: Group, processes: list[Process], ticks: Ints, known_ns: int, evidence: dict[str, float]
-) -> Annotation:
-    lead = processes[0]
-    begin_ns = int(ticks[0])
-    phase = _find_phase(lead, ticks)
-    each = evidence["threads"] / evidence["processes"]
-    omp = lead.environment.get("OMP_NUM_THREADS")
-    share = max(1, int(evidence["cores"] // evidence["processes"]))
-    return Annotation(
-        name="crowded_cores",
-        begin_ns=begin_ns,
-        end_ns=known_ns,
-        known_ns=known_ns,
-        step=group.lead.step_at(begin_ns),
-        ranks=tuple(process.rank for process in processes),
-        severity=Severity.WARNING,
-        confidence=0.9,
-        sentence=(
-            f"{format_count(int(evidence['processes']), 'process')} x {each:.0f} threads wanted to run on {evidence['cores']:.0f} cores"
-            f"{f', mostly in {phase}' if phase else ''}, for {format_seconds(evidence['crowded_s'])} of the first"
-            f" {format_seconds(evidence['over_s'])} of training: they took turns"
-            f"{f', with OMP_NUM_THREADS={omp}' if omp else ', OMP_NUM_THREADS not being set'}."
-        ),
-        advice=f"Start with OMP_NUM_THREADS={share}, or deepspeed --bind_cores_to_rank, which also sets it.",
-        evidence=evidence,
+    return _KIND.at(
+        group,
+        times[0],
+        known_ns,
+        evidence,
+        ranks=[process.rank for process in processes],
+        each=threads / len(processes),
+        phase=_find_phase(processes[0], np.array(times)),
+        omp=processes[0].environment.get("OMP_NUM_THREADS") or "not set",
+        share=max(1, cores // len(processes)),
     )
 
 
-def _find_phase(lead: Process, ticks: Ints) -> str:
-    """The phase that a rank had begun last at most of these moments; empty where it has not said."""
+def _find_phase(lead: Process, ticks: Ints) -> str | None:
+    """The phase that a rank was in at most of these times; None if it is unknown."""
     begun = lead.begins.read_window(int(ticks[0]) - _LOOK_BACK_NS, int(ticks[-1]))
     last = np.searchsorted(begun.times, ticks, "right") - 1
     last = last[last >= 0]
     if not len(last):
-        return ""
+        return None
     phases, counts = np.unique(begun.rows["phase"][last], return_counts=True)
     most = int(phases[int(np.argmax(counts))])
-    return PHASES[most] if most < len(PHASES) else ""
+    return PHASES[most] if most < len(PHASES) else None

@@ -1,4 +1,4 @@
-"""Device memory that is still allocated grows with each checkpoint or evaluation, and not between them."""
+"""Allocated device memory grows with each checkpoint or evaluation, and not between them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,31 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.annotation import Annotation, Severity, build_step_finding
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
 from zerotop.analysis.annotations.support.phase_peaks import read_held_bytes
-from zerotop.analysis.annotations.support.thresholds import CREEP_BYTES, CREEP_PAUSES
-from zerotop.analysis.formatting import format_bytes
+from zerotop.analysis.annotations.support.thresholds import CREEP_BYTES
 
-_KIND_NAMES = {"checkpoint_save": "checkpoint", "eval": "evaluation"}
+_CHECKPOINTS = FindingKind(
+    name="memory_creep",
+    severity=Severity.WARNING,
+    confidence=0.85,
+    sentence=(
+        "Rank {rank}'s allocated memory grew by {bytes_per_pause:bytes} with each of the last {pauses} {pause}s, and not"
+        " between them[: at that pace it runs out at about step {last_step:.0f}]."
+    ),
+    advice="Save without copies on the GPU: move the state dict to the CPU first, and del what was gathered for it.",
+)
+_EVALUATIONS = _CHECKPOINTS.varied(
+    advice="Keep nothing of the evaluation alive: del its outputs, or keep numbers (.item(), .cpu()) instead of tensors."
+)
+_KINDS = {"checkpoint_save": (_CHECKPOINTS, "checkpoint"), "eval": (_EVALUATIONS, "evaluation")}
+# Checkpoints or evaluations with each of which it grows.
+CREEP_PAUSES = 4
 
 
 class Pause(NamedTuple):
-    """The first step after one, by its place, and what was held after the step before and after it."""
+    """The index of the first step after a checkpoint or evaluation, and the bytes after the step before and after it."""
 
     step_index: int
     before: int
@@ -28,75 +42,55 @@ class Pause(NamedTuple):
 
 @dataclass
 class _State:
-    """How many pauses of a kind were looked at, the last of them, and whether it was told."""
-
     pause_count: int = 0
     last_pauses: list[Pause] = field(default_factory=list)
-    is_reported: bool = False
 
 
-@dataclass
-class _KindStates:
-    """Those of a group."""
-
-    by_kind: dict[str, _State] = field(default_factory=dict)
-
-
-def detect(facts: Evidence) -> Iterator[Annotation]:
-    """At most one finding for each attempt and kind, after CREEP_PAUSES pauses in a row with growth."""
-    for group in facts.groups:
-        for kind in _KIND_NAMES:
-            seen = group.get_state(_KindStates).by_kind.setdefault(kind, _State())
-            if not seen.is_reported:
-                yield from _check_kind(group, kind, seen)
+def detect(recording: Evidence) -> Iterator[Annotation | None]:
+    """Report at most once for each attempt and phase, after CREEP_PAUSES pauses in a row with growth."""
+    for group in recording.groups:
+        for phase in _KINDS:
+            if phase not in group.reported:
+                yield _check_phase(group, phase)
 
 
-def _check_kind(group: Group, kind: str, state: _State) -> Iterator[Annotation]:
-    lead = group.lead
-    for end_ns in lead.read_rare_phases(kind).times[state.pause_count :].tolist():
-        place = len(lead.steps_until(end_ns))
-        if place >= len(lead.steps):
-            return
+def _check_phase(group: Group, phase: str) -> Annotation | None:
+    lead, state = group.lead, group.get_state(_State, phase)
+    for end_ns in lead.read_rare_phases(phase).times[state.pause_count :].tolist():
+        index = len(lead.steps_until(end_ns))
+        if index >= len(lead.steps):
+            return None
         state.pause_count += 1
-        if not place:
+        if not index:
             continue
-        before, after = read_held_bytes(lead, lead.steps[place - 1 : place + 1]).tolist()
-        state.last_pauses = [*state.last_pauses[1 - CREEP_PAUSES :], Pause(place, before, after)]
+        before, after = read_held_bytes(lead, lead.steps[index - 1 : index + 1]).tolist()
+        state.last_pauses = [*state.last_pauses[1 - CREEP_PAUSES :], Pause(index, before, after)]
         if len(state.last_pauses) == CREEP_PAUSES and _is_growing(state.last_pauses):
-            state.is_reported = True
-            yield _build_finding(group, kind, state.last_pauses)
-            return
+            group.reported.add(phase)
+            return _build_finding(group, phase, state.last_pauses)
+    return None
 
 
 def _is_growing(pauses: list[Pause]) -> bool:
     jumps = np.array([pause.after - pause.before for pause in pauses])
     between = np.array([late.before - early.after for early, late in pairwise(pauses)])
-    known = min(pause.before for pause in pauses) >= 0
-    return bool(known and (jumps > 0).all() and jumps.sum() >= CREEP_BYTES and (np.abs(between) < jumps.min() / 2).all())
+    is_known = min(pause.before for pause in pauses) >= 0
+    return bool(is_known and (jumps > 0).all() and jumps.sum() >= CREEP_BYTES and (np.abs(between) < jumps.min() / 2).all())
 
 
-def _build_finding(group: Group, kind: str, pauses: list[Pause]) -> Annotation:
+def _build_finding(group: Group, phase: str, pauses: list[Pause]) -> Annotation:
     lead, first, last = group.lead, pauses[0], pauses[-1]
     rows = lead.steps[first.step_index : last.step_index + 1]
-    each = float(np.median([pause.after - pause.before for pause in pauses]))
-    evidence = {"bytes_per_pause": each, "grown_bytes": float(last.after - first.before), "held_bytes": float(last.after)}
-    text = (
-        f"What rank {lead.rank} has allocated after each step grew with each of the last {len(pauses)} {_KIND_NAMES[kind]}s, by"
-        f" {format_bytes(each)}, and not between them"
-    )
-    peak, apart = int(rows["allocated_peak_bytes"][-1]), (last.step_index - first.step_index) / (len(pauses) - 1)
+    growth = float(np.median([pause.after - pause.before for pause in pauses]))
+    peak, distance = int(rows["allocated_peak_bytes"][-1]), (last.step_index - first.step_index) / (len(pauses) - 1)
+    last_step = None
     if lead.device_bytes and peak > 0:
-        evidence["last_step"] = float(int(rows["step"][-1]) + int((lead.device_bytes - peak) / each * apart))
-        text += f": at that pace it will not fit any more at about step {evidence['last_step']:.0f}"
-    return build_step_finding(
-        rows,
-        name="memory_creep",
-        ranks=group.ranks_at(int(rows["end_unix_ns"][-1])),
-        severity=Severity.WARNING,
-        confidence=0.85,
-        sentence=text + ".",
-        advice="Let nothing of it live on: del its outputs, or keep numbers (.item(), .cpu()) instead of tensors."
-        if kind == "eval"
-        else "Save without copies on the GPU: move the state dict to the CPU first, and del what was gathered for it.",
-        evidence=evidence,
-    )
+        last_step = int(rows["step"][-1]) + int((lead.device_bytes - peak) / growth * distance)
+    kind, name = _KINDS[phase]
+    evidence = {
+        "bytes_per_pause": growth,
+        "grown_bytes": last.after - first.before,
+        "held_bytes": last.after,
+        "last_step": last_step,
+    }
+    return kind.at_steps(group, rows, evidence, pauses=len(pauses), pause=name)

@@ -1,4 +1,4 @@
-"""PyTorch ran out of device memory: who asked for how much, and why there was not so much.
+"""PyTorch ran out of device memory: which rank asked for how much, and why it was not available.
 
 Cause and advice are those of the post-mortem (``zerotop.analysis.failures.out_of_memory``) as it was known at the error.
 """
@@ -7,12 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zerotop.analysis.annotations.support.annotation import Annotation, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.evidence import Evidence, Group
 from zerotop.analysis.failures.failure import describe_place
 from zerotop.analysis.failures.out_of_memory import PostMortem, explain_at_error
 from zerotop.session.reader import Event
 
+_KIND = FindingKind(
+    name="out_of_memory",
+    severity=Severity.ERROR,
+    confidence=0.8,
+    sentence="Rank {rank} ran out of GPU memory{place}. {cause}",
+    advice="{advice}",
+)
 _NUMBER_FIELDS = (
     "requested_bytes",
     "limit_bytes",
@@ -27,37 +34,30 @@ _NUMBER_FIELDS = (
 )
 
 
-class _State(set[int | None]):
-    """The steps of an attempt that were told."""
-
-
-def detect(facts: Evidence) -> Iterator[Annotation]:
-    """One finding for each step in which a rank of an attempt ran out of memory: the first that did."""
-    for group in facts.groups:
-        told = group.get_state(_State)
+def detect(recording: Evidence) -> Iterator[Annotation]:
+    """Report each step in which a rank of an attempt ran out of memory: the first rank that did."""
+    for group in recording.groups:
         errors = [event for process in group.processes for event in process.events_named("out_of_memory")]
         for event in sorted(errors, key=lambda error: error.unix_ns):
-            step = event.facts.get("step")
-            if step not in told:
-                told.add(step)
-                yield _build_finding(event, explain_at_error(facts.session, event))
+            key = _KIND.name, event.facts.get("step")
+            if key not in group.reported:
+                group.reported.add(key)
+                yield _build_finding(group, event, explain_at_error(recording.session, event))
 
 
-def _build_finding(event: Event, post_mortem: PostMortem) -> Annotation:
-    seen = {name: float(size) for name in _NUMBER_FIELDS if (size := getattr(post_mortem, name)) is not None and size >= 0}
+def _build_finding(group: Group, event: Event, post_mortem: PostMortem) -> Annotation:
+    step = post_mortem.step
+    evidence = {name: size for name in _NUMBER_FIELDS if (size := getattr(post_mortem, name)) is not None and size >= 0}
     if post_mortem.reserved_bytes is not None and post_mortem.allocated_bytes is not None:
-        seen["unallocated_bytes"] = float(post_mortem.reserved_bytes - post_mortem.allocated_bytes)
-    where = describe_place(post_mortem.phase, post_mortem.outer_phase, post_mortem.step)
-    return Annotation(
-        name="out_of_memory",
-        begin_ns=event.unix_ns,
-        end_ns=event.unix_ns,
-        known_ns=event.unix_ns,
-        step=post_mortem.step if post_mortem.step is not None and post_mortem.step >= 0 else None,
-        ranks=(event.rank,),
-        severity=Severity.ERROR,
-        confidence=post_mortem.confidence,
-        sentence=f"Rank {event.rank} ran out of GPU memory{where}. {post_mortem.cause}",
+        evidence["unallocated_bytes"] = post_mortem.reserved_bytes - post_mortem.allocated_bytes
+    return _KIND.varied(confidence=post_mortem.confidence).at(
+        group,
+        event.unix_ns,
+        event.unix_ns,
+        evidence | {"evaluating": post_mortem.outer_phase == "eval"},
+        step=step if step is not None and step >= 0 else None,
+        ranks=[event.rank],
+        place=describe_place(post_mortem.phase, post_mortem.outer_phase, step),
+        cause=post_mortem.cause,
         advice=post_mortem.advice,
-        evidence=seen | {"evaluating": float(post_mortem.outer_phase == "eval")},
     )

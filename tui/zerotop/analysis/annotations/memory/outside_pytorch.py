@@ -1,71 +1,66 @@
 """The job holds more of its GPU outside PyTorch than CUDA's context, NCCL and cuBLAS take.
 
-Read from NVML's figure for the process less what its allocator reserved at a moment when it held still.
+Read from NVML's figure for the process less its allocator's reserved bytes at a moment when these did not change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from zerotop.analysis.annotations.support.annotation import PAUSE, Annotation, Severity, build_step_finding
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Process
-from zerotop.analysis.annotations.support.thresholds import OUTSIDE_BYTES
-from zerotop.analysis.formatting import format_bytes, format_count
+from zerotop.analysis.formatting import GIB
 from zerotop.analysis.memory.gpu_ledger import find_pids
 from zerotop.analysis.memory.nvml_snapshot import read_device_memory
 
-# Steps after which is looked for the first time; each next time after twice as many.
+_KIND = FindingKind(
+    name="outside_pytorch",
+    severity=Severity.WARNING,
+    confidence=0.8,
+    sentence=(
+        "Rank {rank} holds {outside_bytes:bytes} of GPU {gpu} outside PyTorch after {steps:count step}: other libraries, or"
+        " many communicators. CUDA's context, NCCL and cuBLAS took"
+        f" {{{int(1.3 * GIB)}:bytes}} to {{{int(2.2 * GIB)}:bytes}} elsewhere."
+    ),
+    advice="Lower NCCL_BUFFSIZE or create fewer process groups; CUDA_MODULE_LOADING=LAZY loads only kernels in use.",
+)
+# About twice the most that context, NCCL and cuBLAS took on the recorded GPUs.
+OUTSIDE_BYTES = 4 * GIB
+# Steps after which it is checked first; then after twice as many each time.
 _FIRST_CHECK = 4
 
 
-@dataclass
 class _State:
-    """After how many steps is looked next; whether it was told."""
-
-    next_check: int = _FIRST_CHECK
-    is_reported: bool = False
+    next_check = _FIRST_CHECK
 
 
-def detect(facts: Evidence) -> Iterator[Annotation | None]:
-    """At most one finding for each rank."""
-    for process in facts.processes:
-        yield PAUSE
-        seen = process.get_state(_State)
-        while not seen.is_reported and len(process.steps) >= seen.next_check:
-            found = _build_finding(facts, process, seen.next_check)
-            seen.next_check, seen.is_reported = 2 * seen.next_check, found is not None
-            if found is not None:
-                yield found
+def detect(recording: Evidence) -> Iterator[Annotation | None]:
+    """Report at most once for each rank."""
+    for process in recording.processes:
+        state = process.get_state(_State)
+        while _KIND.name not in process.reported and len(process.steps) >= state.next_check:
+            yield _check_process(recording, process, state.next_check)
+            state.next_check *= 2
 
 
-def _build_finding(facts: Evidence, process: Process, step_count: int) -> Annotation | None:
-    key, rows = process.gpu_key, process.steps[:step_count]
+def _check_process(recording: Evidence, process: Process, step_count: int) -> Annotation | None:
+    key, row = process.gpu_key, process.steps[step_count - 1 : step_count]
     if key is None:
         return None
-    time_ns = int(rows["end_unix_ns"][-1])
-    mine = [
+    time_ns = int(row["end_unix_ns"][0])
+    allocators = [
         allocator
-        for other in facts.processes_on_gpu(key)
+        for other in recording.processes_on_gpu(key)
         if other.source.created_ns <= time_ns
-        for allocator in facts.process_sources("allocator", other.source)
+        for allocator in recording.process_sources("allocator", other.source)
     ]
-    seen = read_device_memory(facts.session, key, time_ns, find_pids(facts.session, key[0], time_ns), mine)
-    if seen is None or seen.outside_bytes is None or not seen.is_exact:
+    pids = find_pids(recording.session, key[0], time_ns)
+    memory = read_device_memory(recording.session, key, time_ns, pids, allocators)
+    if memory is None or memory.outside_bytes is None or not memory.is_exact:
         return None
-    each = seen.outside_bytes / max(1, len(mine))
+    each = memory.outside_bytes / max(1, len(allocators))
     if each < OUTSIDE_BYTES:
         return None
-    return build_step_finding(
-        rows[-1:],
-        name="outside_pytorch",
-        ranks=(process.rank,),
-        severity=Severity.WARNING,
-        confidence=0.8,
-        sentence=(
-            f"Rank {process.rank} holds {format_bytes(each)} of GPU {key[1]} outside PyTorch after {format_count(step_count, 'step')}, where"
-            f" CUDA's context, NCCL and cuBLAS took 1.3 to 2.2 GiB elsewhere: other libraries, or many communicators."
-        ),
-        advice="Set NCCL_BUFFSIZE lower or make fewer process groups; CUDA_MODULE_LOADING=LAZY loads only kernels in use.",
-        evidence={"outside_bytes": each, "device_bytes": float(seen.total_bytes)},
-    )
+    process.reported.add(_KIND.name)
+    evidence = {"outside_bytes": each, "device_bytes": memory.total_bytes}
+    return _KIND.at_steps(process, row, evidence, gpu=key[1], steps=step_count)

@@ -1,4 +1,4 @@
-"""Which phase has the highest allocation, and so what would lower it; said again when another phase takes over."""
+"""Which phase has the highest allocation, and so what would lower it; reported again when another phase takes over."""
 
 from __future__ import annotations
 
@@ -8,45 +8,55 @@ from typing import Any
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.annotation import Annotation, Severity, build_step_finding
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints
 from zerotop.analysis.annotations.support.phase_peaks import PARTS, read_held_bytes, read_phase_peaks
-from zerotop.analysis.annotations.support.thresholds import PEAK_SHARE, PLATEAU_STEPS
+from zerotop.analysis.annotations.support.thresholds import PLATEAU_STEPS
 from zerotop.analysis.failures.oom_advice import advise_keeping_less
-from zerotop.analysis.formatting import format_bytes, format_percent
 
-# States kept for good that make up this share of the peak: then they, not activations, are what counts.
+_KIND = FindingKind(
+    name="peak_owner",
+    severity=Severity.INFO,
+    confidence=0.95,
+    sentence=(
+        "The memory peak is{now} in {owner}: {peak:bytes}, above {second}'s {second_peak:bytes} and {third}'s"
+        " {third_peak:bytes}. {held_after_step_bytes:bytes} ({share:percent}) of it stay allocated from step to step."
+    ),
+    advice="To lower the peak set Trainer's gradient_checkpointing=True, or lower per_device_train_batch_size.",
+)
+_CHECKPOINTING_ADVICE = (
+    "To lower the peak lower Trainer's per_device_train_batch_size: gradient checkpointing is on already."
+)
+# Phases' peaks are equal within this share.
+PEAK_SHARE = 0.02
+# Of the peak, from which on the states that are always allocated count, and not the activations.
 _STATES_SHARE = 0.7
 
 
 @dataclass
 class _State:
-    """How far the lead's steps were read, the last real ones of them (place, peaks by part), and who was told."""
-
-    steps_read: int = 0
     has_real_step: bool = False
-    indices: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    peaks: Ints = field(default_factory=lambda: np.empty((0, len(PARTS)), np.int64))
+    indices: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # the lead's last real steps
+    peaks: Ints = field(default_factory=lambda: np.empty((0, len(PARTS)), np.int64))  # and their peaks by part
     owner: int = -1
 
 
-def detect(facts: Evidence) -> Iterator[Annotation]:
-    """The first owner of each attempt, and each other one after it, once PLATEAU_STEPS real steps agree."""
-    for group in facts.groups:
-        seen, lead = group.get_state(_State), group.lead
-        if len(lead.steps) == seen.steps_read:
+def detect(recording: Evidence) -> Iterator[Annotation]:
+    """Report the first owner of each attempt, and each other one after it, once PLATEAU_STEPS real steps agree."""
+    for group in recording.groups:
+        state, lead = group.get_state(_State), group.lead
+        window = group.next_steps(len(lead.steps), _KIND.name)
+        if window is None:
             continue
-        steps = lead.steps[seen.steps_read :]
-        fresh = np.flatnonzero(~steps["skipped"])
-        # The first real one builds the optimizer's state.
-        first = 0 if seen.has_real_step else 1
-        seen.has_real_step |= len(fresh) > 0
-        fresh = fresh[first:]
-        seen.indices = np.concatenate([seen.indices, seen.steps_read + fresh])
-        seen.peaks = np.concatenate([seen.peaks, read_phase_peaks(lead, steps)[fresh]])
-        seen.steps_read = len(lead.steps)
-        yield from _check_owner(group, seen)
-        seen.indices, seen.peaks = seen.indices[1 - PLATEAU_STEPS :], seen.peaks[1 - PLATEAU_STEPS :]
+        steps = lead.steps[window]
+        real = np.flatnonzero(~steps["skipped"])
+        # The first real step creates the optimizer state.
+        fresh = real[0 if state.has_real_step else 1 :]
+        state.has_real_step |= len(real) > 0
+        state.indices = np.concatenate([state.indices, window.start + fresh])
+        state.peaks = np.concatenate([state.peaks, read_phase_peaks(lead, steps)[fresh]])
+        yield from _check_owner(group, state)
+        state.indices, state.peaks = state.indices[1 - PLATEAU_STEPS :], state.peaks[1 - PLATEAU_STEPS :]
 
 
 def _check_owner(group: Group, state: _State) -> Iterator[Annotation]:
@@ -54,52 +64,44 @@ def _check_owner(group: Group, state: _State) -> Iterator[Annotation]:
         return
     windows = np.lib.stride_tricks.sliding_window_view(_find_owners(state.peaks), PLATEAU_STEPS)
     agreed = np.flatnonzero((windows == windows[:, :1]).all(axis=1) & (windows[:, 0] >= 0))
-    found = windows[agreed, 0]
-    for place in np.flatnonzero(np.diff(found, prepend=state.owner)).tolist():
-        at = slice(agreed[place], agreed[place] + PLATEAU_STEPS)
-        flipped, state.owner = state.owner >= 0, int(found[place])
-        yield _build_finding(group, state.indices[at], state.peaks[at].max(axis=0), state.owner, flipped=flipped)
+    owners = windows[agreed, 0]
+    for at in np.flatnonzero(np.diff(owners, prepend=state.owner)).tolist():
+        window = slice(agreed[at], agreed[at] + PLATEAU_STEPS)
+        has_changed, state.owner = state.owner >= 0, int(owners[at])
+        yield _build_finding(group, state.indices[window], state.peaks[window].max(axis=0), state.owner, has_changed)
 
 
 def _find_owners(peaks: Ints) -> Ints:
-    """The part with the highest peak of each step; -1 where two are alike or one is not known."""
+    """The part with the highest peak of each step; -1 where two are equal or one is unknown."""
     ordered = np.sort(peaks, axis=1)
-    clear = (ordered[:, 0] >= 0) & (ordered[:, -1] - ordered[:, -2] > PEAK_SHARE * ordered[:, -1])
-    return np.where(clear, np.argmax(peaks, axis=1), -1).astype(np.int64)
+    is_clear = (ordered[:, 0] >= 0) & (ordered[:, -1] - ordered[:, -2] > PEAK_SHARE * ordered[:, -1])
+    return np.where(is_clear, np.argmax(peaks, axis=1), -1).astype(np.int64)
 
 
-def _build_finding(group: Group, indices: Ints, peaks: Ints, owner: int, *, flipped: bool) -> Annotation:
+def _build_finding(group: Group, indices: Ints, peaks: Ints, owner: int, has_changed: bool) -> Annotation:
     lead = group.lead
     rows = lead.steps[indices]
-    evidence = {f"{part}_peak_bytes": float(peak) for part, peak in zip(PARTS, peaks, strict=True)}
     held = int(read_held_bytes(lead, lead.steps[indices[0] : indices[-1] + 1])[indices - indices[0]].max())
-    evidence["held_after_step_bytes"] = float(held)
-    kept = held > _STATES_SHARE * peaks[owner]
-    return build_step_finding(
+    second, third = (index for index in range(len(PARTS)) if index != owner)
+    is_kept = held > _STATES_SHARE * peaks[owner]
+    evidence = {f"{part}_peak_bytes": peak for part, peak in zip(PARTS, peaks, strict=True)}
+    return _KIND.varied(advice=_choose_advice(PARTS[owner], is_kept, lead.engine)).at_steps(
+        group,
         rows,
-        name="peak_owner",
-        ranks=group.ranks_at(int(rows["end_unix_ns"][-1])),
-        severity=Severity.INFO,
-        confidence=0.95,
-        sentence=_describe_finding(evidence, PARTS[owner], held, flipped),
-        advice=_choose_advice(PARTS[owner], kept, lead.engine),
-        evidence=evidence,
+        evidence | {"held_after_step_bytes": held},
+        now=" now" if has_changed else "",
+        owner=PARTS[owner],
+        peak=peaks[owner],
+        second=PARTS[second],
+        second_peak=peaks[second],
+        third=PARTS[third],
+        third_peak=peaks[third],
+        share=held / peaks[owner],
     )
 
 
-def _describe_finding(evidence: dict[str, float], owner: str, held: int, flipped: bool) -> str:
-    peak = evidence[f"{owner}_peak_bytes"]
-    others = " and ".join(f"{part}'s {format_bytes(evidence[f'{part}_peak_bytes'])}" for part in PARTS if part != owner)
-    text = (
-        f"The {owner} phase {'now has' if flipped else 'has'} the highest allocation, {format_bytes(peak)}, above {others}"
-    )
-    return f"{text}; {format_bytes(held)} ({format_percent(held / peak)}) of it are kept from step to step."
-
-
-def _choose_advice(owner: str, kept: bool, engine: Mapping[str, Any]) -> str:
-    less = advise_keeping_less(engine) if kept or owner == "step" else None
+def _choose_advice(owner: str, is_kept: bool, engine: Mapping[str, Any]) -> str:
+    less = advise_keeping_less(engine) if is_kept or owner == "step" else None
     if less is not None:
-        return f"{less[0]} A smaller batch does not lower the peak much."
-    if engine.get("activation_checkpointing"):
-        return "To lower the peak lower Trainer's per_device_train_batch_size: gradients are checkpointed already."
-    return "To lower the peak set Trainer's gradient_checkpointing=True, or lower per_device_train_batch_size."
+        return f"{less[0]} A smaller batch hardly lowers the peak."
+    return _CHECKPOINTING_ADVICE if engine.get("activation_checkpointing") else _KIND.advice

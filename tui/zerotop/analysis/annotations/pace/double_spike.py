@@ -9,27 +9,45 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from zerotop.analysis.annotations.support.annotation import Annotation, Severity, build_step_finding
-from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, Process
-from zerotop.analysis.annotations.support.thresholds import (
-    SPIKE_GAP_S,
-    SPIKE_REPEAT_FACTOR,
-    SPIKE_SHARE,
-    SPIKE_SIMILAR_SHARE,
-    SPIKE_STEPS,
-)
-from zerotop.analysis.formatting import format_bytes, format_count, format_percent, format_seconds
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Ints, Process, Rows
+from zerotop.analysis.annotations.support.thresholds import SPIKE_GAP_S, SPIKE_SHARE, SPIKE_SIMILAR_SHARE, SPIKE_STEPS
 from zerotop.analysis.memory.zero_model import compute_expected, parse_setup
-from zerotop.session.samples import Rows
 
-Floats = NDArray[np.float64]
-
-# The sampler's window: what a sample says is of so long before it.
+_KIND = FindingKind(
+    name="double_spike",
+    severity=Severity.WARNING,
+    confidence=0.95,
+    sentence=(
+        "The GPU idles {gap_s:seconds} of each {iteration_s:seconds} iteration ({share:percent}): the optimizer runs on the"
+        " CPU[, in {processes:count process} x {threads_each:.0f} threads on {cores_each:.1f} cores each"
+        "[ of the host's {host_cores:.0f}]]"
+        "[. PCIe carries about {to_host:bytes} to the host and {to_gpu:bytes} back]"
+        "[. About {copied:bytes} of gradients go to each rank's host memory and as much of parameters back]"
+        "[. Without offload each GPU would hold {without_offload_bytes:bytes} more"
+        "[, and {gpu_free_bytes:bytes} were never used]]."
+    ),
+    advice=(
+        'Raise "gradient_accumulation_steps" (Trainer: gradient_accumulation_steps): the optimizer then runs once for more'
+        " micro-batches."
+    ),
+)
+_NO_OFFLOAD_ADVICE = (
+    'Set "zero_optimization.offload_optimizer.device" to "none": the optimizer takes {optimizer_bytes:bytes} of each GPU,'
+    " {needed_bytes:bytes} with gradients and temporaries, and {gpu_free_bytes:bytes} were unused so far."
+)
+_THREADS_ADVICE = (
+    "Start with OMP_NUM_THREADS={rank_cores}, or with deepspeed --bind_cores_to_rank: the ranks' {threads:.0f} threads share"
+    " {host_cores:.0f} cores."
+)
+# The gap is reported again when it has become longer or shorter by this factor: on a host that others use too it varies by
+# a third, and a shift of iterations is a finding of its own.
+SPIKE_REPEAT_FACTOR = 2.0
+# A sample of the processes covers this time before it (ns).
 _TICK_NS = 100_000_000
 
 
@@ -37,64 +55,63 @@ class CpuUse(NamedTuple):
     """A rank's process while the CPU optimizer runs."""
 
     cores: float
-    threads: int  # that ran or wanted to
+    threads: int  # runnable
 
 
 @dataclass
 class _State:
-    """How far the lead's steps were read, its last real ones (places and gaps), and the gap that was told."""
-
-    steps_read: int = 0
     has_real_step: bool = False
-    indices: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    gaps: Floats = field(default_factory=lambda: np.empty(0, np.float64))
+    indices: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # the lead's last real steps
+    gaps: Floats = field(default_factory=lambda: np.empty(0, np.float64))  # and their gaps
     reported_gap: float | None = None
 
 
-def detect(facts: Evidence) -> Iterator[Annotation]:
-    """One finding while there is a gap; another one only where it has become quite another."""
-    for group in facts.groups:
+def detect(recording: Evidence) -> Iterator[Annotation]:
+    """Report a gap, and again where it has changed by SPIKE_REPEAT_FACTOR."""
+    for group in recording.groups:
         if group.lead.is_on_gpu:
-            yield from _check_group(facts, group)
+            yield from _check_group(recording, group)
 
 
-def _check_group(facts: Evidence, group: Group) -> Iterator[Annotation]:
-    lead, seen = group.lead, group.get_state(_State)
-    if len(lead.steps) == seen.steps_read:
+def _check_group(recording: Evidence, group: Group) -> Iterator[Annotation]:
+    lead, state = group.lead, group.get_state(_State)
+    window = group.next_steps(len(lead.steps), _KIND.name)
+    if window is None:
         return
-    fresh = lead.steps[seen.steps_read :]
+    fresh = lead.steps[window]
     real = np.flatnonzero(~fresh["skipped"])
-    places = np.concatenate([seen.indices, seen.steps_read + real])[0 if seen.has_real_step else 1 :]
-    gaps = np.concatenate([seen.gaps, _measure_gaps(lead, fresh)[real]])[0 if seen.has_real_step else 1 :]
-    seen.has_real_step |= len(real) > 0
-    seen.steps_read, seen.indices, seen.gaps = len(lead.steps), places[1 - SPIKE_STEPS :], gaps[1 - SPIKE_STEPS :]
-    if len(places) < SPIKE_STEPS:
+    begin = 0 if state.has_real_step else 1
+    indices = np.concatenate([state.indices, window.start + real])[begin:]
+    gaps = np.concatenate([state.gaps, _measure_gaps(lead, fresh)[real]])[begin:]
+    state.has_real_step |= len(real) > 0
+    state.indices, state.gaps = indices[1 - SPIKE_STEPS :], gaps[1 - SPIKE_STEPS :]
+    if len(indices) < SPIKE_STEPS:
         return
     windows = np.lib.stride_tricks.sliding_window_view(gaps, SPIKE_STEPS)
     middle = np.median(windows, axis=1)
-    usual = np.median(np.lib.stride_tricks.sliding_window_view(lead.steps["iteration_s"][places], SPIKE_STEPS), axis=1)
-    like = (np.abs(windows - middle[:, None]) <= SPIKE_SIMILAR_SHARE * middle[:, None]).all(axis=1)
+    usual = np.median(np.lib.stride_tricks.sliding_window_view(lead.steps["iteration_s"][indices], SPIKE_STEPS), axis=1)
+    similar = (np.abs(windows - middle[:, None]) <= SPIKE_SIMILAR_SHARE * middle[:, None]).all(axis=1)
     shares = middle / np.maximum(usual, 1e-9)
-    for place in np.flatnonzero(like & (middle >= SPIKE_GAP_S) & (shares >= SPIKE_SHARE)).tolist():
-        gap = float(middle[place])
-        if seen.reported_gap is None or not 1 / SPIKE_REPEAT_FACTOR < gap / seen.reported_gap < SPIKE_REPEAT_FACTOR:
-            seen.reported_gap = gap
-            yield _build_finding(facts, group, lead.steps[places[place : place + SPIKE_STEPS]], gap, float(shares[place]))
+    for at in np.flatnonzero(similar & (middle >= SPIKE_GAP_S) & (shares >= SPIKE_SHARE)).tolist():
+        gap = float(middle[at])
+        if state.reported_gap is None or not 1 / SPIKE_REPEAT_FACTOR < gap / state.reported_gap < SPIKE_REPEAT_FACTOR:
+            state.reported_gap = gap
+            yield _build_finding(recording, group, lead.steps[indices[at : at + SPIKE_STEPS]], gap, float(shares[at]))
 
 
 def _measure_gaps(lead: Process, rows: Rows) -> Floats:
-    """Seconds of each step in which the GPU only copies: all of ``step``, where its optimizer ran on the CPU; else 0."""
+    """Seconds of each step in which the GPU only copies: all of ``step`` if its optimizer ran on the CPU, else 0."""
     if lead.engine.get("offload_optimizer") in ("cpu", "nvme"):
         return np.asarray(rows["step_s"], np.float64)
     optimizer = lead.read_phases(int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]), "cpu_optimizer")
     if not len(optimizer):
         return np.zeros(len(rows))
-    of = np.searchsorted(rows["end_unix_ns"], optimizer.times, "left")
-    on_cpu = np.bincount(of, minlength=len(rows) + 1)[: len(rows)] > 0
+    index = np.searchsorted(rows["end_unix_ns"], optimizer.times, "left")
+    on_cpu = np.bincount(index, minlength=len(rows) + 1)[: len(rows)] > 0
     return np.where(on_cpu, rows["step_s"], 0.0)
 
 
-def _build_finding(facts: Evidence, group: Group, rows: Rows, gap: float, share: float) -> Annotation:
+def _build_finding(recording: Evidence, group: Group, rows: Rows, gap: float, share: float) -> Annotation:
     lead, known_ns = group.lead, int(rows["end_unix_ns"][-1])
     ranks = group.ranks_at(known_ns)
     evidence = {
@@ -105,138 +122,97 @@ def _build_finding(facts: Evidence, group: Group, rows: Rows, gap: float, share:
         "processes": float(len(ranks)),
         **_measure_work(group, rows),
         **_measure_traffic(lead, rows),
-        **_measure_room(facts, lead, known_ns),
+        **_measure_room(lead, known_ns),
     }
-    return build_step_finding(
-        rows,
-        name="double_spike",
-        ranks=ranks,
-        severity=Severity.WARNING,
-        confidence=0.95,
-        sentence=_describe_finding(evidence),
-        advice=_choose_advice(evidence),
-        evidence=evidence,
-    )
+    to_host, to_gpu = evidence.get("pcie_to_host_bytes"), evidence.get("pcie_to_gpu_bytes")
+    copied = evidence.get("copied_each_way_bytes")
+    # Counters that see less than must be copied have missed some of it.
+    is_counted = to_host is not None and to_gpu is not None and (copied is None or min(to_host, to_gpu) >= copied)
+    copies: dict[str, Any] = {"to_host": to_host, "to_gpu": to_gpu} if is_counted else {"copied": copied}
+    cores, threads = evidence.get("host_cores", 0), evidence.get("threads_each", 0) * len(ranks)
+    kind = _KIND
+    if evidence.get("needed_bytes", np.inf) < evidence.get("gpu_free_bytes", 0):
+        kind = _KIND.varied(advice=_NO_OFFLOAD_ADVICE)
+    elif cores and threads > 1.5 * cores:
+        kind = _KIND.varied(advice=_THREADS_ADVICE)
+    rank_cores = max(1, int(cores // max(1, len(ranks))))
+    return kind.at_steps(group, rows, evidence, threads=threads, rank_cores=rank_cores, **copies)
 
 
 def _measure_work(group: Group, rows: Rows) -> dict[str, float]:
-    """Cores and threads of each rank while the optimizer ran in these steps; nothing where nobody sampled."""
+    """Cores and threads of each rank while the optimizer ran in these steps; empty if nothing was sampled."""
     known_ns = int(rows["end_unix_ns"][-1])
-    found = [
-        busy
+    uses = [
+        use
         for process in group.processes
-        if process.source.created_ns <= known_ns and (busy := _measure_cpu_use(group.lead, process, rows)) is not None
+        if process.source.created_ns <= known_ns and (use := _measure_cpu_use(group.lead, process, rows)) is not None
     ]
-    if not found:
+    if not uses:
         return {}
-    cores = float(np.median([busy.cores for busy in found]))
-    threads = float(np.median([busy.threads for busy in found]))
-    host_cores = group.lead.facts.count_cores(group.lead.source.host)
+    cores = float(np.median([use.cores for use in uses]))
+    threads = float(np.median([use.threads for use in uses]))
+    host_cores = group.lead.recording.count_cores(group.lead.host)
     return {"cores_each": cores, "threads_each": threads} | ({"host_cores": float(host_cores)} if host_cores else {})
 
 
 def _measure_cpu_use(lead: Process, process: Process, rows: Rows) -> CpuUse | None:
-    """The process in ticks that lie within the optimizer's time; where it is shorter than a tick, in the busiest tick."""
-    while_ns = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
-    spans = lead.read_phases(*while_ns, "cpu_optimizer")
-    spans = spans if len(spans) else lead.read_phases(*while_ns, "step")
-    samples = process.host_samples.read_window(*while_ns)
+    """The median of the ticks within the optimizer's time; the busiest tick if the optimizer is shorter than a tick."""
+    bounds = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
+    spans = lead.read_phases(*bounds, "cpu_optimizer")
+    spans = spans if len(spans) else lead.read_phases(*bounds, "step")
+    samples = process.host_samples.read_window(*bounds)
     if not len(samples) or not len(spans):
         return None
-    begins = lead.compute_begins(spans)
-    of = np.searchsorted(spans.times, samples.times, "left")
-    at = np.minimum(of, len(spans) - 1)
-    inside = (of < len(spans)) & (samples.times >= begins[at] + _TICK_NS)
+    index = np.searchsorted(spans.times, samples.times, "left")
+    begins = lead.compute_begins(spans)[np.minimum(index, len(spans) - 1)]
+    inside = (index < len(spans)) & (samples.times >= begins + _TICK_NS)
     cores = samples.rows["cores_used"].astype(np.float64)
-    wanting = np.maximum(cores + np.nan_to_num(samples.rows["waiting_cores"]), samples.rows["busy_threads"])
+    runnable = np.maximum(cores + np.nan_to_num(samples.rows["waiting_cores"]), samples.rows["busy_threads"])
     if np.isnan(cores).all():
         return None
     if inside.sum() >= SPIKE_STEPS:
-        return CpuUse(float(np.nanmedian(cores[inside])), round(float(np.nanmedian(wanting[inside]))))
+        return CpuUse(float(np.nanmedian(cores[inside])), round(float(np.nanmedian(runnable[inside]))))
     most = int(np.nanargmax(cores))
-    return CpuUse(float(cores[most]), round(float(wanting[most])))
+    return CpuUse(float(cores[most]), round(float(runnable[most])))
 
 
 def _measure_traffic(lead: Process, rows: Rows) -> dict[str, float]:
-    """Bytes over PCIe in an iteration by the GPU's counters, which see at least so many, and what the copies must carry."""
-    found: dict[str, float] = {}
+    """Bytes that an iteration must copy each way, and bytes over PCIe by the GPU's counters, which may miss some."""
+    traffic: dict[str, float] = {}
     parameters = lead.engine.get("trainable_parameters")
     shared_by = lead.engine.get("data_parallel") or 1
     if isinstance(parameters, int) and lead.engine.get("dtype") in ("fp16", "bf16"):
-        found["copied_each_way_bytes"] = 2.0 * parameters / shared_by
+        traffic["copied_each_way_bytes"] = 2.0 * parameters / shared_by
     samples = lead.gpu_samples.read_window(int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
     for name, column in (("pcie_to_host_bytes", "pcie_tx_bytes"), ("pcie_to_gpu_bytes", "pcie_rx_bytes")):
-        values = samples.rows[column] if len(samples) else np.empty(0)
-        values = values[values >= 0]
-        if len(values) > 1:
-            lasted = (samples.times[-1] - samples.times[0]) / 1e9
-            found[name] = float((values[-1] - values[0]) / lasted * np.median(rows["iteration_s"]))
-    return found
+        counts = samples.rows[column] if len(samples) else np.empty(0)
+        counts = counts[counts >= 0]
+        if len(counts) > 1:
+            duration = (samples.times[-1] - samples.times[0]) / 1e9
+            traffic[name] = float((counts[-1] - counts[0]) / duration * np.median(rows["iteration_s"]))
+    return traffic
 
 
-def _measure_room(facts: Evidence, lead: Process, known_ns: int) -> dict[str, float]:
-    """What the optimizer would need on the GPU, and what is free there at the most that was ever used."""
-    found: dict[str, float] = {}
+def _measure_room(lead: Process, known_ns: int) -> dict[str, float]:
+    """What the optimizer would need on the GPU, and what was always free there."""
+    room: dict[str, float] = {}
     parameters, shared_by = lead.engine.get("trainable_parameters"), lead.engine.get("data_parallel") or 1
     if isinstance(parameters, int):
-        # Adam in mixed precision: master weights and two moments, 4 bytes each; gradients of 2, and, while it steps, 8 of
-        # temporaries, as measured.
-        found |= _estimate_without_offload(lead)
-        found["optimizer_bytes"] = 12.0 * parameters / shared_by
-        found["needed_bytes"] = 22.0 * parameters / shared_by
+        # Adam in mixed precision: master weights and two moments, 4 bytes each; gradients of 2, and, during the update, 8
+        # of temporaries, as measured.
+        room |= _estimate_without_offload(lead)
+        room["optimizer_bytes"] = 12.0 * parameters / shared_by
+        room["needed_bytes"] = 22.0 * parameters / shared_by
     samples = lead.gpu_samples.read_window(0, known_ns)
     if len(samples):
-        found["gpu_free_bytes"] = float(samples.rows["total_bytes"][-1] - samples.rows["used_bytes"].max())
-    return found
+        room["gpu_free_bytes"] = float(samples.rows["total_bytes"][-1] - samples.rows["used_bytes"].max())
+    return room
 
 
 def _estimate_without_offload(lead: Process) -> dict[str, float]:
-    """What each GPU would hold more by ZeRO's formulas without offload; nothing where they do not say."""
-    job = parse_setup(lead.engine)
-    if job is None or job.offload_optimizer == "none":
+    """What each GPU would hold more without offload by ZeRO's formulas; empty if they do not apply."""
+    setup = parse_setup(lead.engine)
+    if setup is None or setup.offload_optimizer == "none":
         return {}
-    kept = compute_expected(dataclasses.replace(job, offload_optimizer="none")).gpu
-    return {"without_offload_bytes": float(sum(kept.values()) - sum(compute_expected(job).gpu.values()))}
-
-
-def _describe_finding(evidence: dict[str, float]) -> str:
-    text = (
-        f"In each iteration of {format_seconds(evidence['iteration_s'])} the GPU computes nothing for {format_seconds(evidence['gap_s'])}"
-        f" ({format_percent(evidence['share'])}) while the optimizer runs on the CPU"
-    )
-    if "cores_each" in evidence:
-        text += f": {format_count(int(evidence['processes']), 'process')} x {evidence['threads_each']:.0f} threads"
-        text += f" on {evidence['cores_each']:.1f} cores each"
-        text += f" of the host's {evidence['host_cores']:.0f}" if "host_cores" in evidence else ""
-    moved = [evidence.get("pcie_to_host_bytes"), evidence.get("pcie_to_gpu_bytes")]
-    least = evidence.get("copied_each_way_bytes")
-    if moved[0] is not None and moved[1] is not None and (least is None or min(moved[0], moved[1]) >= least):
-        text += f"; PCIe carries about {format_bytes(moved[0])} to the host and {format_bytes(moved[1])} back"
-    elif least is not None:
-        text += f"; about {format_bytes(least)} of gradients go to each rank's host memory and as much of parameters back"
-    if "without_offload_bytes" in evidence:
-        text += (
-            f"; without offload the same step would keep {format_bytes(evidence['without_offload_bytes'])} more on each GPU"
-        )
-        text += f", where {format_bytes(evidence['gpu_free_bytes'])} were never used" if "gpu_free_bytes" in evidence else ""
-    return text + "."
-
-
-def _choose_advice(evidence: dict[str, float]) -> str:
-    need, free = evidence.get("needed_bytes"), evidence.get("gpu_free_bytes")
-    if need is not None and free is not None and need < free:
-        return (
-            f'Set "zero_optimization.offload_optimizer.device" to "none": the optimizer takes'
-            f" {format_bytes(evidence['optimizer_bytes'])} of each GPU, {format_bytes(need)} with gradients and temporaries,"
-            f" and {format_bytes(free)} were unused so far."
-        )
-    cores, processes = evidence.get("host_cores"), evidence["processes"]
-    if cores and evidence.get("threads_each", 0) * processes > 1.5 * cores:
-        return (
-            f"Start with OMP_NUM_THREADS={max(1, int(cores // processes))}, or deepspeed --bind_cores_to_rank: the ranks'"
-            f" {evidence['threads_each'] * processes:.0f} threads share {cores:.0f} cores."
-        )
-    return (
-        'Raise "gradient_accumulation_steps" (Trainer: gradient_accumulation_steps): the optimizer then runs once for more'
-        " micro-batches, and its pause counts for less."
-    )
+    without_offload = compute_expected(dataclasses.replace(setup, offload_optimizer="none")).gpu
+    return {"without_offload_bytes": float(sum(without_offload.values()) - sum(compute_expected(setup).gpu.values()))}

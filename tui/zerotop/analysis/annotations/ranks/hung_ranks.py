@@ -1,106 +1,106 @@
-"""Nothing begins or ends on any rank for far longer than an iteration takes: one hangs, and the others wait for it."""
+"""No phase begins or ends on any rank for far longer than an iteration takes: one hangs, and the others wait for it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from zerotop.analysis.annotations.support.annotation import PAUSE, Annotation, Severity
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, Samples
-from zerotop.analysis.annotations.support.thresholds import HANG_ITERATIONS, HANG_SECONDS
-from zerotop.analysis.formatting import format_count, format_seconds
-from zerotop.session.reader import Source
-from zerotop_probe.recording.tables import PHASE_CODE, PHASES
+from zerotop_probe.recording.tables import PHASES
 
-# Phases in which nothing is heard for as long as they take.
+_KIND = FindingKind(
+    name="hung_ranks",
+    severity=Severity.ERROR,
+    confidence=0.6,
+    sentence=(
+        "No phase has begun or ended on {count:count rank} for {silent_s:seconds}; iterations take {iteration_s:seconds}"
+        "[. Rank {hung_rank} is behind, in {phase}[, the others are in {others}]]."
+    ),
+    advice=(
+        "Run py-spy dump on the rank that is behind. TORCH_NCCL_ASYNC_ERROR_HANDLING=1 and a shorter ddp_timeout in"
+        " Trainer's arguments end such a job."
+    ),
+)
+# So many times the longest of the last iterations, and at least so many seconds.
+HANG_ITERATIONS = 10.0
+HANG_SECONDS = 30.0
+
+# Phases that may take long without a sign of life.
 _SILENT_PHASES = ("init", "checkpoint_save", "checkpoint_load")
-# What a rank says when it ends, and when its probe is taken out.
+# Events of a rank that ends, and of one whose probe is removed.
 _LAST_EVENTS = ("goodbye", "left")
-# A phase that is in progress began no longer before the last sign of life.
+# A phase in progress began at most so long before the last sign of life.
 _LOOK_BACK_NS = 3600 * 10**9
 
 
-def detect(facts: Evidence) -> Iterator[Annotation | None]:
-    """One finding for each silence of an attempt, when it has lasted long enough, whether or not it ends."""
-    for group in facts.groups:
-        if len(group.lead.steps):
-            yield from _check_group(facts, group)
-
-
-@dataclass
 class _State:
-    """How far the phases of all ranks were read, and when anything began or ended last."""
-
-    begin_counts: dict[Source, int] = field(default_factory=dict)
-    end_counts: dict[Source, int] = field(default_factory=dict)
-    last_heard_ns: int = 0
+    last_heard_ns = 0  # when a phase began or ended last
 
 
-def _check_group(facts: Evidence, group: Group) -> Iterator[Annotation | None]:
-    seen = group.get_state(_State)
-    seen.last_heard_ns = seen.last_heard_ns or int(group.lead.steps["end_unix_ns"][0])
+def detect(recording: Evidence) -> Iterator[Annotation | None]:
+    """Report each silence of an attempt when it has lasted long enough, whether or not it ends."""
+    for group in recording.groups:
+        if len(group.lead.steps):
+            yield from _check_group(recording, group)
+
+
+def _check_group(recording: Evidence, group: Group) -> Iterator[Annotation | None]:
+    state = group.get_state(_State)
+    state.last_heard_ns = state.last_heard_ns or int(group.lead.steps["end_unix_ns"][0])
     times = []
     for process in group.processes:
-        yield PAUSE
-        times += [process.begins.read_new(seen.begin_counts).times, process.spans.read_new(seen.end_counts).times]
+        times += [process.read_new(records, _KIND.name).times for records in (process.begins, process.spans)]
     fresh = np.sort(np.concatenate(times))
-    heard = np.concatenate([[seen.last_heard_ns], fresh[fresh >= seen.last_heard_ns]])
-    seen.last_heard_ns = int(heard[-1])
-    silences = np.append(heard[1:], facts.cursor_ns) - heard
-    for place in np.flatnonzero(silences >= HANG_SECONDS * 1e9).tolist():
-        since = int(heard[place])
-        before = group.lead.steps_until(since)["iteration_s"][-20:]
+    heard = np.concatenate([[state.last_heard_ns], fresh[fresh >= state.last_heard_ns]])
+    state.last_heard_ns = int(heard[-1])
+    silences = np.append(heard[1:], recording.cursor_ns) - heard
+    for index in np.flatnonzero(silences >= HANG_SECONDS * 1e9).tolist():
+        since_ns = int(heard[index])
+        before = group.lead.steps_until(since_ns)["iteration_s"][-20:]
         longest = max(HANG_SECONDS, HANG_ITERATIONS * float(before.max()))
-        known_ns = since + int(longest * 1e9)
-        if silences[place] >= longest * 1e9 and known_ns <= min(_find_end(facts, group), facts.cursor_ns):
-            last = [process.begins.read_window(since - _LOOK_BACK_NS, since) for process in group.processes]
-            if not _is_silent(last):
-                yield _build_finding(group, last, since, known_ns, float(np.median(before)))
+        known_ns = since_ns + int(longest * 1e9)
+        if silences[index] >= longest * 1e9 and known_ns <= min(_find_end(recording, group), recording.cursor_ns):
+            last = [process.begins.read_window(since_ns - _LOOK_BACK_NS, since_ns) for process in group.processes]
+            if not any(len(part) and _name_phase(part) in _SILENT_PHASES for part in last):
+                yield _build_finding(group, last, since_ns, known_ns, float(np.median(before)))
 
 
-def _find_end(facts: Evidence, group: Group) -> int:
-    """When the first of the ranks, or the job, is known to have ended, or to tell nothing more."""
-    pids = {(process.source.host, process.source.pid) for process in group.processes}
-    gone = [event.unix_ns for event in facts.events_named("rank_gone") if (event.host, event.facts.get("pid")) in pids]
-    told = [(process, event) for process in group.processes for name in _LAST_EVENTS for event in process.events_named(name)]
-    byes = [event.unix_ns for process, event in told if event.unix_ns > process.source.created_ns]
-    ends = [event.unix_ns for event in facts.events_named("job_ended") if event.unix_ns > group.lead.source.created_ns]
-    return min([*gone, *byes, *ends], default=np.iinfo(np.int64).max)
+def _find_end(recording: Evidence, group: Group) -> int:
+    """When the first of the ranks, or the job, is known to have ended or to report nothing more."""
+    keys = {process.key for process in group.processes}
+    ends = [event.unix_ns for event in recording.events_named("rank_gone") if (event.host, event.facts.get("pid")) in keys]
+    ends += [
+        event.unix_ns
+        for process in group.processes
+        for name in _LAST_EVENTS
+        for event in process.events_named(name)
+        if event.unix_ns > process.source.created_ns
+    ]
+    created_ns = group.lead.source.created_ns
+    ends += [event.unix_ns for event in recording.events_named("job_ended") if event.unix_ns > created_ns]
+    return min(ends, default=np.iinfo(np.int64).max)
 
 
-def _is_silent(last: list[Samples]) -> bool:
-    codes = [PHASE_CODE[name] for name in _SILENT_PHASES]
-    return any(len(part) > 0 and int(part.rows["phase"][-1]) in codes for part in last)
-
-
-def _build_finding(group: Group, last: list[Samples], since: int, known_ns: int, usual_s: float) -> Annotation:
-    reached: NDArray[np.int64] | Ints = np.array([part.times[-1] if len(part) else 0 for part in last])
+def _build_finding(group: Group, last: list[Samples], since_ns: int, known_ns: int, usual_s: float) -> Annotation:
+    """``last``: the phases that each process has begun, the last one in progress."""
+    reached: Ints = np.array([part.times[-1] if len(part) else 0 for part in last])
     slowest = int(np.argmin(reached))
-    apart = float(np.median(reached) - reached[slowest]) / 1e9
-    process, waited = group.processes[slowest], (known_ns - since) / 1e9
-    alone = len(reached) > 1 and apart > 0
-    phases = {_name_phase(part) for place, part in enumerate(last) if place != slowest}
-    text = f"For {format_seconds(waited)} nothing has begun or ended on {format_count(len(last), 'rank')}, whose iterations take"
-    text += f" {format_seconds(usual_s)}"
-    if alone:
-        text += f": rank {process.rank} came no further than {_name_phase(last[slowest])}"
-        text += f", the others are in {' and '.join(sorted(phases))}" if phases else ""
-    return Annotation(
-        name="hung_ranks",
-        begin_ns=since,
-        end_ns=known_ns,
-        known_ns=known_ns,
-        step=group.lead.step_at(since),
-        ranks=(process.rank,) if alone else group.ranks_at(known_ns),
-        severity=Severity.ERROR,
-        confidence=0.8 if alone else 0.6,
-        sentence=text + ".",
-        advice="Run py-spy dump on the rank that is behind; TORCH_NCCL_ASYNC_ERROR_HANDLING=1 and a shorter ddp_timeout in"
-        " Trainer's arguments end such a job.",
-        evidence={"silent_s": waited, "iteration_s": usual_s, "behind_s": apart},
+    behind_s = float(np.median(reached) - reached[slowest]) / 1e9
+    is_behind = len(reached) > 1 and behind_s > 0
+    rank = group.processes[slowest].rank
+    others = sorted({_name_phase(part) for index, part in enumerate(last) if index != slowest})
+    return _KIND.varied(confidence=0.8 if is_behind else 0.6).at(
+        group,
+        since_ns,
+        known_ns,
+        {"silent_s": (known_ns - since_ns) / 1e9, "iteration_s": usual_s, "behind_s": behind_s},
+        ranks=[rank] if is_behind else None,
+        count=len(last),
+        hung_rank=rank if is_behind else None,
+        phase=_name_phase(last[slowest]),
+        others=" and ".join(others) or None,
     )
 
 

@@ -1,1 +1,1 @@
-"""What detectors share: the annotation, the evidence they read, thresholds. No detector lives here."""
+"""Shared by detectors: findings, evidence, shared thresholds. Contains no detector."""

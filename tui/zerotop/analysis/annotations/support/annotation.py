@@ -1,23 +1,25 @@
-"""What a detector says: one finding, with everything it rests on."""
+"""A finding, and the kind of finding that a detector declares."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from types import EllipsisType
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-PAUSE = None  # what a detector yields where it may be left for a while
+from zerotop.analysis.formatting import Text
 
 
 class Severity(str, Enum):
-    """How much a finding asks for."""
+    """How urgent a finding is."""
 
-    INFO = "info"  # explains what is seen; nothing need be done
-    WARNING = "warning"  # costs time or memory, or brings the job near its end
+    INFO = "info"  # an explanation; nothing needs to be done
+    WARNING = "warning"  # costs time or memory, or may end the job
     ERROR = "error"  # the job, a rank or an allocation has failed
 
 
@@ -25,53 +27,87 @@ class Severity(str, Enum):
 class Annotation:
     """One finding. It never changes: what becomes known later is another finding.
 
-    Times are unix nanoseconds. ``evidence`` holds the numbers of the sentence, units in their names as in tables.
+    Times are unix nanoseconds. ``evidence`` holds the numbers of the sentence, with units in their names as in tables.
     """
 
-    name: str  # what it is, for example "double_spike"; the detector's file has the definition
+    name: str  # for example "double_spike"
     begin_ns: int
     end_ns: int
-    known_ns: int  # from then on a live viewer could have been told; never before anything it rests on was recorded
+    known_ns: int  # a live viewer could have shown it from then on: everything it rests on was recorded
     step: int | None  # the optimizer step in which it begins
-    ranks: tuple[int, ...]  # which it is about, in order; empty where it is about none, for example the host
+    ranks: tuple[int, ...]  # concerned, in order; empty for example for the host
     severity: Severity
-    confidence: float  # 0 to 1: how sure the cause is; what was measured is not in doubt
-    sentence: str
+    confidence: float  # 0 to 1: how sure the cause is; the measured numbers are not in doubt
+    sentence: str  # a Text where it was made by a FindingKind: it can be rendered in other units
     advice: str
     evidence: dict[str, float] = field(default_factory=dict)
 
 
-def build_step_finding(
-    rows: NDArray[Any],
-    *,
-    name: str,
-    ranks: Sequence[int],
-    severity: Severity,
-    confidence: float,
-    sentence: str,
-    advice: str,
-    evidence: dict[str, float],
-    known_ns: int | None = None,
-) -> Annotation:
-    """A finding about steps (STEP_DTYPE), which is known at the end of the last of them if nothing else is said."""
-    end_ns = int(rows["end_unix_ns"][-1])
-    return Annotation(
-        name=name,
-        begin_ns=int(rows["begin_unix_ns"][0]),
-        end_ns=end_ns if known_ns is None else known_ns,
-        known_ns=end_ns if known_ns is None else known_ns,
-        step=int(rows["step"][0]),
-        ranks=tuple(ranks),
-        severity=severity,
-        confidence=confidence,
-        sentence=sentence,
-        advice=advice,
-        evidence=evidence,
-    )
+class Subject(Protocol):
+    """A process, or the processes of an attempt."""
+
+    def ranks_at(self, known_ns: int) -> tuple[int, ...]: ...
+
+    def step_at(self, time_ns: int) -> int | None: ...
+
+
+@dataclass(frozen=True)
+class FindingKind:
+    """What all findings of a kind have in common. ``sentence`` and ``advice`` are templates of Text."""
+
+    name: str
+    severity: Severity
+    confidence: float
+    sentence: str
+    advice: str
+
+    def varied(self, **changes: Any) -> FindingKind:
+        """Return the kind with other fields."""
+        return dataclasses.replace(self, **changes)
+
+    def at_steps(
+        self,
+        subject: Subject,
+        rows: NDArray[Any],
+        evidence: Mapping[str, float | None],
+        *,
+        known_ns: int | None = None,
+        **values: Any,
+    ) -> Annotation:
+        """Return a finding about steps (STEP_DTYPE), known at the end of the last of them by default."""
+        end_ns = int(rows["end_unix_ns"][-1]) if known_ns is None else known_ns
+        return self.at(subject, int(rows["begin_unix_ns"][0]), end_ns, evidence, step=int(rows["step"][0]), **values)
+
+    def at(
+        self,
+        subject: Subject | None,
+        begin_ns: int,
+        end_ns: int,
+        evidence: Mapping[str, float | None],
+        *,
+        known_ns: int | None = None,
+        step: int | EllipsisType | None = ...,
+        ranks: Sequence[int] | None = None,
+        **values: Any,
+    ) -> Annotation:
+        """Return a finding. By default it is known at its end; step and ranks are the subject's.
+
+        The templates get ``evidence``, ``step``, ``rank`` (the first one) and ``values``. Evidence that is None is left out.
+        """
+        known_ns = end_ns if known_ns is None else known_ns
+        if isinstance(step, EllipsisType):
+            step = subject.step_at(begin_ns) if subject is not None else None
+        if ranks is None:
+            ranks = subject.ranks_at(known_ns) if subject is not None else ()
+        numbers = {name: float(value) for name, value in evidence.items() if value is not None}
+        values = {**numbers, "step": step, "rank": next(iter(ranks), None), **values}
+        sentence, advice = Text(self.sentence, values), Text(self.advice, values)
+        head = self.name, begin_ns, end_ns, known_ns, step, tuple(ranks), self.severity, self.confidence
+        return Annotation(*head, sentence, advice, numbers)
 
 
 def find_first_run(flags: NDArray[np.bool_], length: int) -> int | None:
-    """Where the first so many flags in a row begin that are all set."""
+    """Return the index of the first ``length`` set flags in a row."""
     if len(flags) < length:
         return None
     runs = np.lib.stride_tricks.sliding_window_view(flags, length).all(axis=1)

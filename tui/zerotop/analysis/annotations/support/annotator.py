@@ -1,4 +1,4 @@
-"""The findings of a recording that may still grow: each record is looked at once, a piece at a time."""
+"""Runs the detectors on a recording that may still grow, a piece at a time."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from zerotop.session.reader import Session
 
 Detector = Callable[[Evidence], Iterable[Annotation | None]]
 
-# Phases of all ranks that are searched together: a few milliseconds' work.
+# Phases of all ranks that are examined together: a few milliseconds of work.
 _PIECE = 16384
 
 _FindingKey = tuple[str, int, int, int | None, tuple[int, ...]]
 
 
 class Annotator:
-    """Looks for findings with detectors, in what a session has read."""
+    """Collects the findings of some detectors in a session."""
 
     def __init__(self, session: Session, detectors: Iterable[Detector]) -> None:
         self._session = session
@@ -30,7 +30,7 @@ class Annotator:
         """Whether there is more to search than the last search did."""
 
     def update(self, until_ns: int | None = None) -> bool:
-        """Search up to a cursor or the last record. True when there is a new finding."""
+        """Search up to a cursor or the last record. Returns whether there is a new finding."""
         end_ns = self._session.last_written_ns if until_ns is None else until_ns
         has_new = False
         while self._until_ns < end_ns:
@@ -38,20 +38,20 @@ class Annotator:
         return has_new
 
     def search_piece(self, end_ns: int) -> bool:
-        """Search a piece further towards ``end_ns``. True when there is a new finding."""
+        """Search a piece further towards ``end_ns``. Returns whether there is a new finding."""
         before = len(self._findings)
         if self._until_ns < end_ns:
             self._until_ns = self._evidence.find_next_cursor(_PIECE, end_ns)
             self._evidence.advance_cursor(self._until_ns)
-            for detect in self._detectors:
-                for one in detect(self._evidence):
-                    if one is not None:
-                        self._findings.setdefault((one.name, one.known_ns, one.begin_ns, one.step, one.ranks), one)
+            for finding in (finding for detect in self._detectors for finding in detect(self._evidence)):
+                if finding is not None:
+                    key = (finding.name, finding.known_ns, finding.begin_ns, finding.step, finding.ranks)
+                    self._findings.setdefault(key, finding)
         self.is_behind = self._until_ns < end_ns
         if len(self._findings) == before:
             return False
         self._ordered_findings = tuple(
-            sorted(self._findings.values(), key=lambda one: (one.known_ns, one.begin_ns, one.name))
+            sorted(self._findings.values(), key=lambda finding: (finding.known_ns, finding.begin_ns, finding.name))
         )
         return True
 

@@ -1,4 +1,4 @@
-"""What was recorded to have changed when iterations began to take another time."""
+"""What else changed, as far as it was recorded, when iterations began to take another time."""
 
 from __future__ import annotations
 
@@ -6,19 +6,29 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zerotop.analysis.annotations.pace.throttled import SLOWED_MASK
-from zerotop.analysis.annotations.support.evidence import Group, Process, Records, Rows, Samples
+from zerotop.analysis.annotations.support.evidence import Floats, Group, Process, Records, Rows, Samples
 from zerotop.analysis.annotations.support.host_load import CoreLoad, measure_load
 from zerotop.analysis.annotations.support.thresholds import HOST_GROWTH_BYTES, TAKEN_SHARE
-from zerotop.analysis.formatting import format_bytes, format_percent, format_seconds
+from zerotop.analysis.formatting import Text, format_percent, format_seconds
+
+PHASE_COLUMNS = ("data_s", "forward_s", "backward_s", "step_s")
 
 _POWER_CAP = 0x04
-# A sign is there when most samples show it, and was not when few did.
+# A condition is there when most samples show it, and was not when few did.
 _MOST_SHARE, _FEW_SHARE = 0.5, 0.1
-# A clock that falls by less is the usual up and down.
+# A clock that falls by less varies as usual.
 _CLOCK_SHARE = 0.05
+
+_BREAKDOWN_ADVICE = 'Set "wall_clock_breakdown": true in the DeepSpeed config to see which part takes longer.'
+_CLOCK_ADVICE = "Check nvidia-smi -q -d PERFORMANCE: no DeepSpeed setting affects cooling or power limits."
+_LENGTH_ADVICE = "Group samples of similar length (Trainer: group_by_length=True), so that batches take similar time."
+_RETRY_ADVICE = (
+    "Start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or lower Trainer's per_device_train_batch_size."
+)
+_CORES_ADVICE = "Start with deepspeed --bind_cores_to_rank, or set OMP_NUM_THREADS to the cores of each rank."
+_LATE_ADVICE = "Check what only that rank does between the phases, and its data: raise dataloader_num_workers."
 
 
 class Cause(NamedTuple):
@@ -30,7 +40,7 @@ class Cause(NamedTuple):
 
 
 class StepChange(NamedTuple):
-    """Steps of a group's lead before and after."""
+    """Steps of a group's lead before and after a change."""
 
     group: Group
     before: Rows
@@ -38,18 +48,36 @@ class StepChange(NamedTuple):
 
     @property
     def process(self) -> Process:
-        """Whose steps they are."""
+        """The process whose steps they are."""
         return self.group.lead
+
+    def read_samples(self, records: Records) -> tuple[Samples, Samples] | None:
+        """Return the records before and after; None if there are none in one of them."""
+        before, after = (
+            records.read_window(int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
+            for rows in (self.before, self.after)
+        )
+        return (before, after) if len(before) and len(after) else None
+
+    def measure_phases(self, change_s: float) -> dict[str, float]:
+        """Return by how much each phase changed, in seconds, and the rest of ``change_s`` as ``other_s``."""
+        changes = {name: float(np.median(self.after[name]) - np.median(self.before[name])) for name in PHASE_COLUMNS}
+        return {**changes, "other_s": change_s - sum(changes.values())}
+
+
+def name_part(column: str) -> str:
+    """Name where a change of measure_phases() happened: ``in the step phase``."""
+    return "between the phases" if column == "other_s" else f"in the {column.removesuffix('_s')} phase"
 
 
 def find_cause(change: StepChange) -> Cause | None:
-    """The surest that is recorded."""
-    return next((found for look in _CHECKS if (found := look(change)) is not None), None)
+    """Return the most certain cause of a sudden change that was recorded."""
+    return next((cause for check in _CHECKS if (cause := check(change)) is not None), None)
 
 
 def find_drift_cause(change: StepChange) -> Cause | None:
-    """The surest that is recorded of what may change slowly."""
-    return next((found for look in _DRIFT_CHECKS if (found := look(change)) is not None), None)
+    """Return the most certain cause of a slow change that was recorded."""
+    return next((cause for check in _DRIFT_CHECKS if (cause := check(change)) is not None), None)
 
 
 def _check_skipping(change: StepChange) -> Cause | None:
@@ -58,7 +86,7 @@ def _check_skipping(change: StepChange) -> Cause | None:
         advice = 'Set "fp16.initial_scale_power" lower: the first steps then take their true time.'
         return Cause("fp16 stopped skipping steps", advice, 0.95)
     if before < _FEW_SHARE and after > _MOST_SHARE:
-        advice = 'Raise "fp16.loss_scale_window", or train in bf16: steps that are skipped teach nothing.'
+        advice = 'Raise "fp16.loss_scale_window", or train in bf16: skipped steps train nothing.'
         return Cause("fp16 began to skip steps", advice, 0.95)
     return None
 
@@ -71,69 +99,58 @@ def _check_tokens(change: StepChange) -> Cause | None:
     larger = np.log(after / before)
     if slower * larger <= 0 or abs(larger) < abs(slower) / 2:
         return None
-    advice = "Group samples of like length (Trainer: group_by_length=True), so that batches take like time."
-    return Cause(f"a rank's batches have {after:.0f} tokens instead of {before:.0f}", advice, 0.9)
+    return Cause(f"a rank's batches have {after:.0f} tokens instead of {before:.0f}", _LENGTH_ADVICE, 0.9)
 
 
 def _check_clocks(change: StepChange) -> Cause | None:
-    before, after = (
-        _read_samples(change.process.gpu_samples, change.before),
-        _read_samples(change.process.gpu_samples, change.after),
-    )
-    if not len(before) or not len(after):
+    samples = change.read_samples(change.process.gpu_samples)
+    if samples is None:
         return None
-    for bits, what in ((SLOWED_MASK, "the GPU slowed its clocks down"), (_POWER_CAP, "the GPU reached its power limit")):
-        shares = [float(np.mean(samples.rows["throttle_reasons"] & bits != 0)) for samples in (before, after)]
-        known = (before.rows["throttle_reasons"] >= 0).all() and (after.rows["throttle_reasons"] >= 0).all()
-        if known and shares[0] < _FEW_SHARE and shares[1] > _MOST_SHARE:
-            clock = float(np.median(after.rows["sm_clock_mhz"]))
-            advice = "Look at nvidia-smi -q -d PERFORMANCE: cooling and power limits are out of DeepSpeed's reach."
-            return Cause(f"{what} in {format_percent(shares[1])} of samples (SM clock {clock:.0f} MHz)", advice, 0.8)
+    reasons = [part.rows["throttle_reasons"] for part in samples]
+    for bits, name in ((SLOWED_MASK, "the GPU slowed its clocks down"), (_POWER_CAP, "the GPU reached its power limit")):
+        shares = [float(np.mean(part & bits != 0)) for part in reasons]
+        is_known = all((part >= 0).all() for part in reasons)
+        if is_known and shares[0] < _FEW_SHARE and shares[1] > _MOST_SHARE:
+            clock = float(np.median(samples[1].rows["sm_clock_mhz"]))
+            return Cause(f"{name} in {format_percent(shares[1])} of samples (SM clock {clock:.0f} MHz)", _CLOCK_ADVICE, 0.8)
     return None
 
 
 def _check_retries(change: StepChange) -> Cause | None:
-    samples = change.process.allocator
-    before, after = _read_samples(samples, change.before), _read_samples(samples, change.after)
-    if not len(before) or not len(after):
+    samples = change.read_samples(change.process.allocator)
+    if samples is None:
         return None
-    flushes = int(after.rows["retries"][-1]) - int(before.rows["retries"][-1])
+    flushes = int(samples[1].rows["retries"][-1]) - int(samples[0].rows["retries"][-1])
     if flushes < len(change.after):
         return None
-    advice = "Start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or lower Trainer's per_device_train_batch_size."
-    return Cause(f"PyTorch's allocator had to flush its cache {flushes} times", advice, 0.9)
+    return Cause(f"PyTorch's allocator had to flush its cache {flushes} times", _RETRY_ADVICE, 0.9)
 
 
 def _check_crowding(change: StepChange) -> Cause | None:
-    samples = change.process.host_samples
-    before, after = _read_samples(samples, change.before), _read_samples(samples, change.after)
-    if not len(before) or not len(after):
+    samples = change.read_samples(change.process.host_samples)
+    if samples is None:
         return None
-    waits = [float(np.nan_to_num(part.rows["waiting_cores"]).mean()) for part in (before, after)]
-    if waits[1] < 1 or waits[1] < 2 * waits[0]:
+    before, after = (float(np.nan_to_num(part.rows["waiting_cores"]).mean()) for part in samples)
+    if after < 1 or after < 2 * before:
         return None
-    advice = "Start with deepspeed --bind_cores_to_rank, or set OMP_NUM_THREADS to the cores of each rank."
-    return Cause(f"threads of the rank waited for {waits[1]:.1f} cores instead of {waits[0]:.1f}", advice, 0.7)
+    return Cause(f"threads of the rank waited for {after:.1f} cores instead of {before:.1f}", _CORES_ADVICE, 0.7)
 
 
 def _check_late_rank(change: StepChange) -> Cause | None:
-    """Another rank's own work takes longer, for which the lead waits where ranks meet."""
+    """Another rank's own work takes longer, and the lead waits for it where ranks synchronize."""
     slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
-    known_ns, found = int(change.after["end_unix_ns"][-1]), []
+    known_ns, delays = int(change.after["end_unix_ns"][-1]), []
     for process in change.group.processes:
         rows = process.steps_until(known_ns)
         own = [compute_own_seconds(rows[_match_steps(rows, part)]) for part in (change.before, change.after)]
         if min(len(part) for part in own) > 0:
-            found.append((float(np.median(own[1]) - np.median(own[0])), process.rank))
-    if len(found) < 2 or slower <= 0:
+            delays.append((float(np.median(own[1]) - np.median(own[0])), process.rank))
+    if len(delays) < 2 or slower <= 0:
         return None
-    (others, _), (late, rank) = sorted(found)[-2:]
+    (others, _), (late, rank) = sorted(delays)[-2:]
     if late - others < slower / 2 or rank == change.process.rank:
         return None
-    return Cause(f"rank {rank} began to come {format_seconds(late)} later to where ranks meet", _LATE_ADVICE, 0.85)
-
-
-_LATE_ADVICE = "Look at what that rank alone does between the phases, and at its data: raise dataloader_num_workers."
+    return Cause(f"rank {rank} began to arrive {format_seconds(late)} later where ranks synchronize", _LATE_ADVICE, 0.85)
 
 
 def _match_steps(rows: Rows, steps: Rows) -> slice:
@@ -141,17 +158,17 @@ def _match_steps(rows: Rows, steps: Rows) -> slice:
     return slice(int(low), int(high))
 
 
-def compute_own_seconds(rows: Rows) -> NDArray[np.float64]:
-    """Seconds of each step outside the phases in which ranks wait for each other: data, and what lies between phases."""
-    met = rows["forward_s"] + rows["backward_s"] + rows["step_s"]
-    return np.asarray(rows["iteration_s"] - met, np.float64)
+def compute_own_seconds(rows: Rows) -> Floats:
+    """Return the seconds of each step outside the phases in which ranks wait for each other: data, and between phases."""
+    shared = rows["forward_s"] + rows["backward_s"] + rows["step_s"]
+    return np.asarray(rows["iteration_s"] - shared, np.float64)
 
 
 def measure_change_loads(change: StepChange) -> tuple[CoreLoad | None, CoreLoad | None]:
-    """The lead's node before and after."""
-    facts, host = change.process.facts, change.process.source.host
+    """Return the load of the lead's node before and after."""
+    recording, host = change.process.recording, change.process.host
     parts = ((int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])) for rows in (change.before, change.after))
-    before, after = (measure_load(facts, host, *part) for part in parts)
+    before, after = (measure_load(recording, host, *part) for part in parts)
     return before, after
 
 
@@ -162,42 +179,35 @@ def _check_others(change: StepChange) -> Cause | None:
     if after.others - before.others < TAKEN_SHARE * after.cores:
         return None
     text = f"other processes used {after.others:.1f} of {after.cores} cores instead of {before.others:.1f}"
-    return Cause(text, "Look in top for what runs beside the job: ranks have to wait for cores.", 0.8)
+    return Cause(text, "Run top to see what runs beside the job: ranks have to wait for cores.", 0.8)
 
 
 def _check_slower_clock(change: StepChange) -> Cause | None:
-    samples = change.process.gpu_samples
-    before, after = _read_samples(samples, change.before), _read_samples(samples, change.after)
-    if not len(before) or not len(after):
+    samples = change.read_samples(change.process.gpu_samples)
+    if samples is None:
         return None
-    clocks = [float(np.median(part.rows["sm_clock_mhz"])) for part in (before, after)]
-    # Nothing is unknown here: NaN compares false.
-    if not clocks[1] < (1 - _CLOCK_SHARE) * clocks[0]:
+    before, after = (float(np.median(part.rows["sm_clock_mhz"])) for part in samples)
+    # An unknown clock is NaN, which compares false.
+    if not after < (1 - _CLOCK_SHARE) * before:
         return None
-    advice = "Look at nvidia-smi -q -d PERFORMANCE: cooling and power limits are out of DeepSpeed's reach."
-    return Cause(f"the SM clock fell from {clocks[0]:.0f} to {clocks[1]:.0f} MHz", advice, 0.7)
+    return Cause(f"the SM clock fell from {before:.0f} to {after:.0f} MHz", _CLOCK_ADVICE, 0.7)
 
 
 def _check_growth(change: StepChange) -> Cause | None:
-    """More is resident, by as much as a list that is gone through in each step may hold."""
-    was, becomes = int(change.before["host_rss_bytes"].min()), int(change.after["host_rss_bytes"].max())
-    if was <= 0 or becomes - was < HOST_GROWTH_BYTES:
+    """Resident memory grew by as much as a list may hold that each step iterates over."""
+    before, after = int(change.before["host_rss_bytes"].min()), int(change.after["host_rss_bytes"].max())
+    if before <= 0 or after - before < HOST_GROWTH_BYTES:
         return None
-    advice = "Look for a list that grows with each step, and is gone through in each."
-    return Cause(f"the lead rank's host memory grew by {format_bytes(becomes - was)}", advice, 0.5)
+    text = Text("the lead rank's host memory grew by {grown:bytes}", {"grown": after - before})
+    return Cause(text, "Look for a list that grows with each step and that each step iterates over.", 0.5)
 
 
 def _check_interruption(change: StepChange) -> Cause | None:
     first = change.after[0]
-    for column, what in (("checkpoint_s", "a checkpoint was saved"), ("eval_s", "an evaluation was run")):
+    for column, name in (("checkpoint_s", "a checkpoint was saved"), ("eval_s", "an evaluation was run")):
         if first[column] > 0:
-            advice = 'Set "wall_clock_breakdown": true in the DeepSpeed config, to see which part takes longer since.'
-            return Cause(f"{what} just before", advice, 0.4)
+            return Cause(f"{name} just before", _BREAKDOWN_ADVICE, 0.4)
     return None
-
-
-def _read_samples(samples: Records, rows: Rows) -> Samples:
-    return samples.read_window(int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
 
 
 _Check = Callable[[StepChange], Cause | None]

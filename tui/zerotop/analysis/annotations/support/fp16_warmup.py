@@ -1,8 +1,7 @@
-"""What the first steps were: which ones fp16 skipped, and which one was the first real one."""
+"""The first steps: which ones fp16 skipped, and what the first real one allocates."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,53 +10,53 @@ from zerotop.analysis.annotations.support.evidence import Process
 from zerotop.session.reader import Event
 
 
-@dataclass
 class _State:
-    """How many steps were read, all of which were skipped but for the last once ``real``."""
-
-    skipped_steps: int = 0
-    has_real_step: bool = False
+    skipped_steps = 0  # before the first real step, as far as steps were read
+    has_real_step = False
 
 
 def count_skipped_first(process: Process) -> int:
-    """How many steps were skipped before any was real."""
-    seen = process.get_state(_State)
-    if not seen.has_real_step:
-        fresh = process.steps["skipped"][seen.skipped_steps :]
-        seen.has_real_step = not fresh.all()
-        seen.skipped_steps += int(np.argmin(fresh)) if seen.has_real_step else len(fresh)
-    return seen.skipped_steps
+    """Return how many steps were skipped before the first real one."""
+    state = process.get_state(_State)
+    if not state.has_real_step:
+        fresh = process.steps["skipped"][state.skipped_steps :]
+        state.has_real_step = not fresh.all()
+        state.skipped_steps += int(np.argmin(fresh)) if state.has_real_step else len(fresh)
+    return state.skipped_steps
 
 
 def read_loss_scales(process: Process, count: int) -> tuple[float, ...]:
-    """The loss scale before each of the first ``count`` steps, and after the last of them; empty where not told."""
+    """Return the loss scale before each of the first ``count`` steps and after the last; empty if one is unknown."""
     steps = set(process.steps["step"][:count].tolist())
     events = [event.facts for event in process.events_named("overflow") if event.facts.get("step") in steps]
-    found = [_parse_number(facts.get("loss_scale_before")) for facts in events]
-    found += [_parse_number(facts.get("loss_scale_after")) for facts in events[-1:]]
-    known = [scale for scale in found if scale is not None]
-    return tuple(known) if len(known) == count + 1 else ()
+    values = [facts.get("loss_scale_before") for facts in events]
+    values += [facts.get("loss_scale_after") for facts in events[-1:]]
+    scales = tuple(float(value) for value in values if isinstance(value, (int, float)))
+    return scales if len(scales) == count + 1 else ()
 
 
 def read_state_bytes(event: Event | None) -> dict[str, int]:
-    """Bytes of optimizer state in an inventory of tensors, by where: ``device`` and ``host``."""
+    """Return the bytes of optimizer state in an inventory of tensors, by place: ``device`` and ``host``."""
     if event is None:
         return {}
-    tables: dict[str, Any] = {where: event.facts.get(where) for where in ("device", "host")}
-    sizes = {where: table.get("optimizer_state") for where, table in tables.items() if isinstance(table, dict)}
-    known = {where: size for where, size in sizes.items() if isinstance(size, int) and size > 0}
-    # Counters of steps lie on the host, a few bytes each.
-    return {where: size for where, size in known.items() if size * 100 > max(known.values())}
+    sizes: dict[str, int] = {}
+    for place in ("device", "host"):
+        table = event.facts.get(place)
+        size = table.get("optimizer_state") if isinstance(table, dict) else None
+        if isinstance(size, int) and size > 0:
+            sizes[place] = size
+    # Step counters are on the host, a few bytes each.
+    return {place: size for place, size in sizes.items() if size * 100 > max(sizes.values())}
 
 
 def find_inventory(process: Process, when: str) -> Event | None:
-    """The first inventory of the first engine's tensors that was made at ``when``."""
-    found = [event for event in process.events_named("tensors") if not event.facts.get("engine")]
-    return next((event for event in found if event.facts.get("when") == when), None)
+    """Return the first inventory of the first engine's tensors that was taken at ``when``."""
+    events = [event for event in process.events_named("tensors") if not event.facts.get("engine")]
+    return next((event for event in events if event.facts.get("when") == when), None)
 
 
 def estimate_state_bytes(engine: dict[str, Any]) -> int | None:
-    """What two moments of Adam in fp32 take on each rank: 8 bytes a parameter, shared by the ranks from stage 1 on."""
+    """Return each rank's bytes of Adam's two moments in fp32: 8 a parameter, divided among the ranks from stage 1 on."""
     parameters, optimizer = engine.get("trainable_parameters"), str(engine.get("inner_optimizer") or "")
     if not isinstance(parameters, int) or "adam" not in optimizer.lower():
         return None
@@ -65,10 +64,6 @@ def estimate_state_bytes(engine: dict[str, Any]) -> int | None:
 
 
 def count_sharers(engine: dict[str, Any]) -> int:
-    """Among how many ranks the optimizer's state is divided."""
-    shared_by = engine.get("data_parallel") if engine.get("zero_stage") else 1
-    return shared_by if isinstance(shared_by, int) and shared_by > 0 else 1
-
-
-def _parse_number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) else None
+    """Return among how many ranks the optimizer state is divided."""
+    count = engine.get("data_parallel") if engine.get("zero_stage") else 1
+    return count if isinstance(count, int) and count > 0 else 1

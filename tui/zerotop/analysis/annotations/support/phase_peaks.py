@@ -1,12 +1,12 @@
-"""The highest allocation of each phase in each step, where the allocator's peaks are each phase's own."""
+"""The highest allocation of each phase in each step, where the allocator's peaks were reset at each phase."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.annotations.support.evidence import Process, Rows
-from zerotop_probe.recording.tables import BEGIN, PHASE_CODE, PHASES
+from zerotop.analysis.annotations.support.evidence import Ints, Process, Rows
+from zerotop_probe.recording.tables import BEGIN, PHASES
 
 PARTS = ("forward", "backward", "step")
 _PART_BY_PHASE = {
@@ -20,10 +20,12 @@ _PART_BY_PHASE = {
     "optimizer": "step",
     "allgather": "step",
 }
+# The part of each phase, -1 for none; the last entry stands for unknown newer phases.
+_PART_CODES = np.array([PARTS.index(_PART_BY_PHASE[name]) if name in _PART_BY_PHASE else -1 for name in PHASES] + [-1])
 
 
-def read_phase_peaks(process: Process, steps: Rows) -> NDArray[np.int64]:
-    """Bytes by step and part (steps, PARTS) of some steps in a row; -1 where nothing was sampled."""
+def read_phase_peaks(process: Process, steps: Rows) -> Ints:
+    """Return bytes by step and part (steps, PARTS) of consecutive steps; -1 where nothing was sampled."""
     peaks = np.full((len(steps), len(PARTS)), -1, np.int64)
     if not process.has_exact_peaks or not len(steps):
         return peaks
@@ -32,36 +34,24 @@ def read_phase_peaks(process: Process, steps: Rows) -> NDArray[np.int64]:
         return peaks
     part = _PART_CODES[np.minimum(samples.rows["phase"], len(PHASES))]
     step = np.searchsorted(steps["end_unix_ns"], samples.times, "left")
-    # A sample at a begin tells of what lay before; an evaluation's forwards are not training's; a damaged time is none.
+    # Not counted: samples at a begin, which are about the time before; forwards of an evaluation; damaged times.
     inside = (part >= 0) & (samples.rows["edge"] != BEGIN) & ~_is_evaluating(process, samples.times) & (step < len(steps))
     np.maximum.at(peaks, (step[inside], part[inside]), samples.rows["allocated_peak_bytes"][inside])
     return peaks
 
 
-def _map_parts() -> NDArray[np.int64]:
-    """The part of each phase, -1 for none; the last phase stands for unknown newer ones."""
-    found = np.full(len(PHASES) + 1, -1, np.int64)
-    for phase, part in _PART_BY_PHASE.items():
-        found[PHASE_CODE[phase]] = PARTS.index(part)
-    return found
-
-
-_PART_CODES = _map_parts()
-
-
-def _is_evaluating(process: Process, times: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _is_evaluating(process: Process, times: Ints) -> NDArray[np.bool_]:
     evaluations = process.read_rare_phases("eval")
     if not len(evaluations):
         return np.zeros(len(times), np.bool_)
     begins = process.compute_begins(evaluations)
-    of = np.searchsorted(evaluations.times, times, "left")
-    at = np.minimum(of, len(evaluations) - 1)
-    inside: NDArray[np.bool_] = (of < len(evaluations)) & (times >= begins[at])
+    index = np.searchsorted(evaluations.times, times, "left")
+    inside: NDArray[np.bool_] = (index < len(evaluations)) & (times >= begins[np.minimum(index, len(evaluations) - 1)])
     return inside
 
 
-def read_held_bytes(process: Process, steps: Rows) -> NDArray[np.int64]:
-    """Bytes allocated at the end of each of some steps in a row; -1 where it was not sampled within the step."""
+def read_held_bytes(process: Process, steps: Rows) -> Ints:
+    """Return the bytes allocated at the end of each of some consecutive steps; -1 where the step was not sampled."""
     held = np.full(len(steps), -1, np.int64)
     if not len(steps):
         return held

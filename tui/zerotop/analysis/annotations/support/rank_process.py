@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.record_window import Ints, Records, Rows, Samples
+from zerotop.analysis.annotations.support.record_window import Records, Samples
 from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.session.reader import Event, Source
+from zerotop.session.samples import Ints, Rows
 from zerotop_probe.recording.tables import PHASE_CODE, PHASES
 
 if TYPE_CHECKING:
@@ -21,45 +22,65 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Phases that come seldom, of which a process's are kept at hand.
+# Rare phases, which are collected for each process.
 _RARE = ("eval", "checkpoint_save", "checkpoint_load")
 _RARE_MASK = np.isin(np.arange(len(PHASES) + 1), [PHASE_CODE[name] for name in _RARE])
 
 
 class DetectorState:
-    """What detectors remember of something, so that they look at each record once."""
+    """What detectors remember between calls, so that they read each record once."""
 
     def __init__(self) -> None:
         self._states: dict[Any, Any] = {}
+        self.reported: set[Hashable] = set()
+        """Findings that are not to be reported again, by name or by name and details."""
 
-    def get_state(self, kind: Callable[[], T], key: str = "") -> T:
-        """A ``kind()`` that is made once, or once for each ``of``."""
-        if (kind, key) not in self._states:
-            self._states[kind, key] = kind()
-        found: T = self._states[kind, key]
-        return found
+    def get_state(self, factory: Callable[[], T], key: Hashable = None) -> T:
+        """Return the object that ``factory`` made on the first call with the same arguments."""
+        if (factory, key) not in self._states:
+            self._states[factory, key] = factory()
+        state: T = self._states[factory, key]
+        return state
+
+    def read_new(self, records: Records, key: str) -> Samples:
+        """Return the records that were not returned before for ``key``."""
+        counts: dict[Source, int] = self.get_state(dict, key)
+        return records.read_new(counts)
+
+    def next_steps(self, count: int, key: str, overlap: int = 0) -> slice | None:
+        """Return the steps, of ``count`` finished ones, that were not returned before for ``key``; None if there are none.
+
+        ``overlap``: how many steps before them are returned too.
+        """
+        state = self.get_state(_Position, key)
+        begin, state.count = state.count, max(count, state.count)
+        return slice(max(0, begin - overlap), count) if count > begin else None
+
+
+class _Position:
+    count = 0
 
 
 class Process(DetectorState):
     """A rank's process."""
 
-    def __init__(self, facts: Evidence, steps: RankSteps) -> None:
+    def __init__(self, recording: Evidence, steps: RankSteps) -> None:
         super().__init__()
-        self.facts = facts
+        self.recording = recording
         self.source = steps.source  # its spans
         self.rank = steps.source.rank
+        self.host = steps.source.host
         self.key = (steps.source.host, steps.source.pid)
         self.spans = self._make_records("spans")
         self.begins = self._make_records("begins")
         self.allocator = self._make_records("allocator")
-        self.host_samples = facts.get_records("processes", self.source.host, "pid", self.source.pid)
+        self.host_samples = recording.get_records("processes", self.host, "pid", self.source.pid)
         self._rank_steps = steps
         self._rare_parts: list[Samples] = []
         self._rare_counts: dict[Source, int] = {}
 
     def _make_records(self, table: str) -> Records:
-        """The table of that name that it writes, by the ends of phases or the times of samples."""
-        return Records(self.facts.cursor, lambda: self.facts.process_sources(table, self.source))
+        return Records(self.recording.cursor, lambda: self.recording.process_sources(table, self.source))
 
     @property
     def steps(self) -> Rows:
@@ -67,85 +88,89 @@ class Process(DetectorState):
         return self._rank_steps.step_rows
 
     def steps_until(self, time_ns: int) -> Rows:
-        """Those that were finished at a moment."""
+        """Return the steps that were finished at a time."""
         return self.steps[: bisect_right(self.steps["end_unix_ns"], time_ns)]
 
     def events_named(self, name: str) -> Sequence[Event]:
-        """Its own events of a name."""
-        return self.facts.process_events(name, self.source)
+        """Return its own events of a name, in order of time."""
+        return self.recording.process_events(name, self.source)
 
     @property
     def engine(self) -> dict[str, Any]:
-        """The facts of its first engine; empty where it has not told them."""
+        """The facts of its first engine; empty before it has reported them."""
         return next((event.facts for event in self.events_named("engine") if not event.facts.get("engine")), {})
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables it was started with that steer memory and threads."""
-        found = [event.facts.get("environment") for event in self.events_named("hello")]
-        return {str(k): str(v) for k, v in found[0].items()} if found and isinstance(found[0], dict) else {}
+        """The environment variables for memory and threads that it was started with."""
+        recorded = [event.facts.get("environment") for event in self.events_named("hello")]
+        return {str(k): str(v) for k, v in recorded[0].items()} if recorded and isinstance(recorded[0], dict) else {}
 
     @property
     def has_expandable_segments(self) -> bool:
-        """Whether PyTorch's allocator was told to use expandable segments."""
+        """Whether PyTorch's allocator was configured to use expandable segments."""
         hello = self.events_named("hello")
         return bool(hello) and read_settings(hello[0].facts).has_expandable_segments
 
     def step_at(self, time_ns: int) -> int | None:
-        """The step that was in progress; None before any has been finished, of which the first is known."""
+        """Return the step in progress at a time; None before the first step has finished."""
         if not len(self.steps):
             return None
         finished = len(self.steps_until(time_ns))
         return int(self.steps["step"][finished - 1]) + 1 if finished else int(self.steps["step"][0])
 
+    def ranks_at(self, known_ns: int) -> tuple[int, ...]:
+        """Return its rank, as a group returns its ranks."""
+        return (self.rank,)
+
     @property
     def is_on_gpu(self) -> bool:
-        """Whether it trains on a CUDA device, by what its engine says."""
+        """Whether its engine trains on a CUDA device."""
         return str(self.engine.get("device") or "").startswith("cuda")
 
     @property
     def device_bytes(self) -> int | None:
-        """What its device has in all."""
+        """The memory of its device."""
         sizes = [device.get("total_bytes") for device in self.engine.get("devices") or []]
         return next((int(size) for size in sizes if isinstance(size, int) and size > 0), None)
 
     def read_phases(self, begin_ns: int, end_ns: int, *names: str) -> Samples:
-        """Its phases of these names that ended in a while, by their ends."""
-        found = self.spans.read_window(begin_ns, end_ns)
-        return found.select_rows(np.isin(found.rows["phase"], [PHASE_CODE[name] for name in names])) if len(found) else found
+        """Return its phases of these names that ended in a time window, by their ends."""
+        spans = self.spans.read_window(begin_ns, end_ns)
+        return spans.select_rows(np.isin(spans.rows["phase"], [PHASE_CODE[name] for name in names])) if len(spans) else spans
 
     def read_rare_phases(self, name: str) -> Samples:
-        """All its evaluations, checkpoints saved or loaded that have ended and lie within none other, by their ends."""
+        """Return all finished outermost phases of a name (evaluation, checkpoint saved or loaded), by their ends."""
         fresh = self.spans.read_new(self._rare_counts)
         if len(fresh):
-            chosen = _RARE_MASK.take(np.minimum(fresh.rows["phase"], len(PHASES)))
-            if chosen.any():
-                self._rare_parts.append(fresh.select_rows(chosen & (fresh.rows["depth"] == 0)))
+            is_rare = _RARE_MASK.take(np.minimum(fresh.rows["phase"], len(PHASES)))
+            if is_rare.any():
+                self._rare_parts.append(fresh.select_rows(is_rare & (fresh.rows["depth"] == 0)))
         if not self._rare_parts:
             return Samples(np.empty(0, np.int64), np.empty(0, self.source.array.dtype))
         if len(self._rare_parts) > 1:
             times, rows = ([getattr(part, name) for part in self._rare_parts] for name in ("times", "rows"))
             self._rare_parts = [Samples(np.concatenate(times), np.concatenate(rows))]
-        found = self._rare_parts[0]
-        return found.select_rows(found.rows["phase"] == PHASE_CODE[name])
+        phases = self._rare_parts[0]
+        return phases.select_rows(phases.rows["phase"] == PHASE_CODE[name])
 
     def compute_begins(self, spans: Samples) -> Ints:
-        """When phases of this process began, in unix time."""
+        """Return when phases of this process began, in unix nanoseconds."""
         begins: Ints = spans.rows["begin_ns"] + self.source.offset_ns
         return begins
 
     @cached_property
     def has_exact_peaks(self) -> bool:
-        """Whether the allocator's peaks are each phase's own."""
-        return any(one.header.get("peaks") == "window" for one in self.facts.process_sources("allocator", self.source))
+        """Whether the allocator's peaks were reset at each phase."""
+        return any(one.header.get("peaks") == "window" for one in self.recording.process_sources("allocator", self.source))
 
     @property
     def gpu_key(self) -> GpuKey | None:
-        """Host and index of the GPU that its allocator lies on."""
-        return self.facts.find_gpu(self.source)
+        """Host and NVML index of the GPU of its allocator."""
+        return self.recording.find_gpu(self.source)
 
     @property
     def gpu_samples(self) -> Records:
-        """What NVML said of its GPU."""
+        """NVML's samples of its GPU."""
         host, index = self.gpu_key or ("", -1)
-        return self.facts.get_records("gpus", host, "gpu", index)
+        return self.recording.get_records("gpus", host, "gpu", index)

@@ -1,4 +1,4 @@
-"""Changes of level in series made by hand: noise is none, and nothing that comes later changes what was said."""
+"""Changes of level in made-up series: noise is none, and later values change nothing."""
 
 import numpy as np
 import pytest
@@ -7,12 +7,12 @@ from zerotop.analysis.stats.change_points import Shift, ShiftFinder
 
 
 def shifts(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> list[Shift]:
-    """All at once."""
+    """Find the shifts of the whole series at once."""
     return list(ShiftFinder().find_shifts(values))
 
 
 def noisy(levels: list[tuple[int, float]], noise: float, seed: int = 1) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """So many values around each level."""
+    """Return ``count`` values around each level."""
     generator = np.random.default_rng(seed)
     return np.concatenate([level * (1 + noise * generator.standard_normal(count)) for count, level in levels])
 
@@ -31,17 +31,17 @@ def test_a_level_that_changes_is_found_where_it_does(noise: float, after: float,
     assert shift.last == begin + min(20, max(4, begin // 8)) - 1
 
 
-def test_single_slow_steps_are_none() -> None:
+def test_single_slow_steps_are_no_shift() -> None:
     values = noisy([(200, 1.0)], 0.01)
     values[[0, 30, 31, 80, 81, 82, 150]] = 4.0
     assert shifts(values) == []
 
 
-def test_there_and_back_are_two() -> None:
+def test_a_shift_and_its_return_are_two() -> None:
     assert [shift.first for shift in shifts(noisy([(30, 1.0), (30, 2.0), (30, 1.0)], 0.02))] == [30, 60]
 
 
-def test_what_comes_later_changes_nothing() -> None:
+def test_later_values_change_nothing() -> None:
     values = noisy([(30, 1.0), (40, 1.5), (30, 1.0), (3, 3.0), (40, 0.8)], 0.03)
     whole = shifts(values)
     assert len(whole) >= 3
@@ -59,6 +59,6 @@ def test_values_may_come_in_pieces(piece: int) -> None:
     assert [shift.first for shift in found] == [30, 70, 373]
 
 
-def test_too_few_values_say_nothing() -> None:
+def test_too_few_values_have_no_shift() -> None:
     for count in range(9):
         assert shifts(np.full(count, 1.0)) == []

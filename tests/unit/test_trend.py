@@ -1,4 +1,4 @@
-"""Rises in series made by hand: noise and single steps are none, and pieces make no difference."""
+"""Rises in made-up series: noise and single steps are none, and pieces make no difference."""
 
 from itertools import pairwise
 
@@ -11,7 +11,7 @@ Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 def series(count: int, slope: float, noise: float, seed: int = 1) -> Floats:
-    """Around 1, rising by ``slope`` from one value to the next."""
+    """Return values around 1 that rise by ``slope`` each."""
     return 1 + slope * np.arange(count) + noise * np.random.default_rng(seed).standard_normal(count)
 
 
@@ -26,27 +26,27 @@ def test_a_rise_is_found_whatever_its_pace(slope: float) -> None:
     rise = next(TrendFinder(6, 0.2).find_rises(series(int(2 / slope), slope, 0.02), 0, share=0.15))
     assert rise.slope == pytest.approx(slope, rel=0.3)
     assert rise.high >= 1.15 * rise.low
-    # Told when it has risen by so much, or as soon as blocks are enough to tell by.
+    # Found when it has risen by 15 %, or as soon as there are enough blocks.
     assert slope * rise.end < 1.0
 
 
-def test_a_step_is_no_rise_but_one_after_the_other_is() -> None:
+def test_one_step_is_no_rise_but_many_are() -> None:
     assert list(TrendFinder(6, 0.2).find_rises(np.repeat([1.0, 2.0], 200), 0, share=0.15)) == []
     assert list(TrendFinder(6, 0.2).find_rises(np.repeat([1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.2], 16), 0, share=0.15)) != []
 
 
-def test_what_fills_up_is_no_growth() -> None:
+def test_a_cache_that_fills_is_no_growth() -> None:
     filling = 1e9 * (1 - np.exp(-np.arange(400) / 20)) + 1e8
     assert list(TrendFinder(4, 0.8).find_rises(filling, 0, share=0.02, least=256 << 20)) == []
 
 
-def test_what_goes_on_is_told_again_seldom() -> None:
-    told = [rise.high for rise in TrendFinder(6, 0.2).find_rises(series(5000, 0.01, 0.01), 0, share=0.15)]
-    assert 3 <= len(told) <= 15
-    assert all(later >= 1.5 * before for before, later in pairwise(told))
+def test_a_long_rise_is_repeated_seldom() -> None:
+    highs = [rise.high for rise in TrendFinder(6, 0.2).find_rises(series(5000, 0.01, 0.01), 0, share=0.15)]
+    assert 3 <= len(highs) <= 15
+    assert all(later >= 1.5 * before for before, later in pairwise(highs))
 
 
-def test_what_is_not_known_is_none() -> None:
+def test_unknown_values_are_no_rise() -> None:
     values = series(400, 0.01, 0.0)
     values[::7] = -1
     assert list(TrendFinder(6, 0.2).find_rises(values, 0, share=0.15)) == []
