@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from zerotop.analysis.keys import ProcessKey
 from zerotop.analysis.processes.memo import CursorMemo
 from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.session.reader import Event, Session, Source
@@ -35,14 +34,14 @@ _ALIVE: CursorMemo[list[RankProcess]] = CursorMemo(("begins", "spans", "allocato
 
 
 def _compute_alive(session: Session, cursor_ns: int) -> list[RankProcess]:
-    born: dict[ProcessKey, Source] = {}
+    latest: dict[tuple[str, int], Source] = {}  # by host and rank
     for source in session.sources["begins"] + session.sources["spans"] + session.sources["allocator"]:
         key = (source.host, source.rank)
-        if source.created_ns <= cursor_ns and (key not in born or born[key].created_ns < source.created_ns):
-            born[key] = source
-    ends = ProcessExits(event for event in session.events if event.unix_ns <= cursor_ns)
-    found = [identify_process(source) for source in born.values() if ends.find_exit(source) is None]
-    return sorted(found, key=lambda process: (process.rank, process.host))
+        if source.created_ns <= cursor_ns and (key not in latest or latest[key].created_ns < source.created_ns):
+            latest[key] = source
+    exits = ProcessExits(event for event in session.events if event.unix_ns <= cursor_ns)
+    alive = [identify_process(source) for source in latest.values() if exits.find_exit(source) is None]
+    return sorted(alive, key=lambda process: (process.rank, process.host))
 
 
 def find_table(session: Session, name: str, process: RankProcess, at_ns: int | None) -> Source | None:
