@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from small_recording import BEGIN_NS, S, identity, read, record, write
-from zerotop.analysis.processes.host_memory import measure_used_bytes, read_host_memory
+from zerotop.analysis.processes.host_memory import HostMemory, measure_used_bytes, read_host_memory
 from zerotop.session.files import Source
 from zerotop.session.samples import bin_maxima, bin_means, iter_samples, merge_columns, split_samples, sum_ticks
 from zerotop_probe.recording.tables import HOSTS, PROCESSES
@@ -66,5 +66,5 @@ def test_host_memory_is_the_control_groups_below_the_hosts(
     sizes = {"memory_total_bytes": 1000, "memory_available_bytes": 400, "cgroup_used_bytes": 70}
     write(tmp_path, HOSTS, identity(-1), record(HOSTS, time_ns=0, cgroup_limit_bytes=limit, **sizes)).close()
     rows = read(tmp_path).sources["hosts"][0].array
-    assert read_host_memory(rows[0], 5) == (5, *expected)
+    assert read_host_memory(rows[0], 5) == HostMemory(5, *expected)
     assert measure_used_bytes(rows).tolist() == [expected[0]]
