@@ -22,6 +22,7 @@ RANKS = 2
 TIMEOUT_S = 900.0
 # A build that was killed leaves its lock, and torch waits for a lock without end.
 LOCK_IS_STALE_S = 900.0
+BARE_RANKS = Path(__file__).with_name("bare_ranks.py")
 IN_TURN = Path(__file__).with_name("finetunes_in_turn.py")
 SMALL = ("--model", "tiny", "--steps", "3", "--seq-length", "64", "--micro-batch", "2")
 
@@ -57,7 +58,10 @@ def free_port() -> int:
 
 
 def launch(launcher: str, script: Sequence[str], *, ranks: int = RANKS) -> list[str]:
-    """The command that runs ``script`` (a path and its arguments) by ``launcher``; python is one rank."""
+    """The command that runs ``script`` (a path and its arguments) by ``launcher``; python is one rank.
+
+    "bare" is bare_ranks.py, where the launcher is not what is tested: that of DeepSpeed imports torch twice.
+    """
     several = {
         "deepspeed": ("deepspeed --num_gpus", "--master_port"),
         "torchrun": ("torchrun --nproc_per_node", "--master_port"),
@@ -65,6 +69,8 @@ def launch(launcher: str, script: Sequence[str], *, ranks: int = RANKS) -> list[
     }
     if launcher == "python":
         return [sys.executable, *script]
+    if launcher == "bare":
+        return [sys.executable, str(BARE_RANKS), str(ranks), str(free_port()), *script]
     head, port = several[launcher]
     program, *arguments = head.split()
     return [str(BIN / program), *arguments, str(ranks), port, str(free_port()), *script]
