@@ -8,11 +8,21 @@ from pathlib import Path
 
 import pytest
 
+import local_model
 import nodes
 import shared_memory
+from config_runs import OWN_MODEL, RUNS, SAVE, TOGETHER, WITHOUT_DEEPSPEED, why_impossible_here
 from node_jobs import Zerotop, caller, rank_on
 from nodes import Cluster
-from real_jobs import Run, environment, finetune_command, prepared_config, remove_stale_locks, run_recorded
+from real_jobs import (
+    Run,
+    environment,
+    finetune_command,
+    finetunes_in_turn,
+    prepared_config,
+    remove_stale_locks,
+    run_recorded,
+)
 
 # Under nohup every child would inherit that it is ignored, and jobs here are sent one.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -47,6 +57,22 @@ def finetune_run(tmp_path_factory: pytest.TempPathFactory, job_environment: dict
         return made[key]
 
     return run
+
+
+@pytest.fixture(scope="session")
+def runs_together(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str, str]) -> dict[str, Run]:
+    """The runs of one job, as real_jobs.Run: a config's by its name, those of WITHOUT_DEEPSPEED and OWN_MODEL by these."""
+    folder = tmp_path_factory.mktemp("together")
+    configs = {
+        config: (config, options)
+        for config, (launcher, options) in sorted(RUNS.items())
+        if launcher == TOGETHER and not why_impossible_here(config)
+    }
+    # The first one: the Trainer makes the group of ranks without DeepSpeed.
+    runs = {WITHOUT_DEEPSPEED: (None, SAVE), **configs, OWN_MODEL: ("zero3_bf16", local_model.make_sources(folder))}
+    made = finetunes_in_turn(runs, folder, job_environment)
+    shared_memory.remove_leftovers()
+    return made
 
 
 @pytest.fixture(scope="module")

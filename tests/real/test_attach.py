@@ -26,20 +26,31 @@ from zerotop_probe.recording.tables import BOUNDARY
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(2 * TIMEOUT_S)]
 
-STEPS = 400
-OPTIONS = ("--torch-adam", "--stage", "3", "--accumulation", "2", "--steps", str(STEPS))
+OPTIONS = ("--torch-adam", "--stage", "3", "--accumulation", "2")
+# More than are done until a test has seen enough, and ends the loop.
+STEPS = 5000
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _operators_are_built(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The first start of DeepSpeed on a machine compiles for minutes; a job that is killed then leaves its lock for ever."""
-    run("hand_written", tmp_path_factory.mktemp("built"), "--torch-adam", "--steps", "1", session=Path(), bootstrap=False)
+    run(
+        "hand_written",
+        tmp_path_factory.mktemp("built"),
+        *OPTIONS,
+        "--steps",
+        "1",
+        launcher="bare",
+        session=Path(),
+        bootstrap=False,
+    )
 
 
 @contextmanager
 def running(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The loop, started by somebody who has never heard of us."""
-    command = launch("deepspeed", [str(LOOPS / "hand_written.py"), *OPTIONS])
+    """The loop, started by somebody who has never heard of us; it ends soon after the file "enough" appears."""
+    script = [str(LOOPS / "hand_written.py"), *OPTIONS, "--steps", str(STEPS), "--until", str(folder / "enough")]
+    command = launch("deepspeed", script)
     with open(folder / "output", "wb") as output:
         process = subprocess.Popen(
             command, cwd=folder, env=environment(), stdout=output, stderr=output, start_new_session=True
@@ -71,6 +82,15 @@ def entered_job(folder: Path) -> tuple[jobs.FoundJob, Path]:
     return job, session
 
 
+def wait_for_spans(session: Path) -> None:
+    """Waits until both ranks have recorded some twenty steps."""
+
+    def sizes() -> list[int]:
+        return [path.stat().st_size for path in session.glob("spans-rank*.rec")]
+
+    wait_for(lambda: len(sizes()) == 2 and min(sizes()) > 8000, 120.0)
+
+
 def counted(folder: Path) -> dict[int, dict[str, Any]]:
     """By rank what the script counted itself."""
     lines = (folder / "output").read_text(errors="replace").splitlines()
@@ -89,6 +109,8 @@ def test_a_rank_entered_half_way_is_recorded_from_there_and_trains_as_if_alone(t
         ranks = [rank.process for rank in job.ranks]
         # One that waits for the other in a collective answers late on a busy machine.
         wait_for(lambda: [entry.reply for entry in enter_processes(ranks, str(session))] == [str(session)] * 2)
+        wait_for_spans(session)
+        (attached / "enough").touch()
         assert process.wait(TIMEOUT_S) == 0
     own = counted(attached)
     for number in (0, 1):
@@ -99,8 +121,10 @@ def test_a_rank_entered_half_way_is_recorded_from_there_and_trains_as_if_alone(t
         assert np.all(steps["flags"] & BOUNDARY)
         first = int(steps["step"][0])
         assert steps["step"].tolist() == list(range(first, own[number]["global_steps"]))
+        assert own[number]["global_steps"] < STEPS
         assert len(rank.phase("forward")) == len(rank.phase("backward")) == 2 * len(steps)
-    bare = run("hand_written", alone, *OPTIONS, session=Path(), bootstrap=False).by_rank
+    done = ("--steps", str(own[0]["global_steps"]))
+    bare = run("hand_written", alone, *OPTIONS, *done, launcher="bare", session=Path(), bootstrap=False).by_rank
     for number in (0, 1):
         assert own[number]["losses"] == bare[number]["losses"]
         assert own[number]["weights"] == bare[number]["weights"]
@@ -111,7 +135,7 @@ def test_a_rank_that_is_left_trains_on_and_can_be_entered_again(tmp_path: Path) 
         job, session = entered_job(tmp_path)
         ranks = [rank.process for rank in job.ranks]
         files = sorted(session.glob("spans-rank*.rec"))
-        wait_for(lambda: all(path.stat().st_size > 2000 for path in files), 120.0)
+        wait_for_spans(session)
         assert {entry.reply for entry in leave_processes(ranks, str(session))} == {"leaving"}
         texts = sorted(session.glob("events-rank*.jsonl"))
         wait_for(lambda: all('"left"' in path.read_text() for path in texts))
@@ -120,6 +144,8 @@ def test_a_rank_that_is_left_trains_on_and_can_be_entered_again(tmp_path: Path) 
         later = tmp_path / "later"
         later.mkdir()
         assert {entry.reply for entry in enter_processes(ranks, str(later))} == {"entered"}
+        wait_for_spans(later)
+        (tmp_path / "enough").touch()
         assert process.wait(TIMEOUT_S) == 0
         assert [path.stat().st_size for path in files] == sizes
     own = counted(tmp_path)

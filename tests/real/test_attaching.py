@@ -356,15 +356,16 @@ def test_a_python_that_starts_is_not_harmed(tmp_path: Path) -> None:
 
 def test_one_that_imports_without_end_is_entered_in_between(job: Job, tmp_path: Path) -> None:
     process = job(
-        "import importlib, json, signal, sys, time\n"
+        "import importlib, json, select, signal, sys, time\n"
         "def imports():\n"
         "    for name in ('json', 'json.decoder', 'json.scanner', 'json.encoder'):\n"
         "        del sys.modules[name]\n"
         "    importlib.import_module('json')\n"
         "print('ready', flush=True)\n"
-        "for number in range(3000):\n"
+        "while not select.select([sys.stdin], [], [], 0)[0]:\n"
         "    imports(), sum(range(60000))\n"
         "sys.exit(7)",
+        stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
     found = Process.from_pid(process.pid)
@@ -372,7 +373,7 @@ def test_one_that_imports_without_end_is_entered_in_between(job: Job, tmp_path: 
     reasons = [entry.why_not for _ in range(10) for entry in enter_processes([found], str(tmp_path), patience_s=1.0)]
     assert not any("failed" in reason for reason in reasons)
     assert "it has not imported DeepSpeed yet. Try again when it trains" in reasons
-    assert process.communicate(timeout=60)[1] == b""
+    assert process.communicate(b"end\n", timeout=60)[1] == b""
     assert process.returncode == 7
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -9,9 +10,11 @@ from collections.abc import Callable
 
 import pytest
 
-from config_runs import EVALUATE, RUNS, SAVE, skip_if_impossible_here
-from real_jobs import Run
+from config_runs import EVALUATE, OWN_MODEL, RUNS, SAVE, TOGETHER, WITHOUT_DEEPSPEED, skip_if_impossible_here
+from real_jobs import RANKS, Run
 from zerotop import demo
+from zerotop.session.reader import Session
+from zerotop_probe.recording.tables import PHASE_CODE
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
 
@@ -31,14 +34,36 @@ def check_finished(run: Run, options: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("config", sorted(path.stem for path in demo.find_config_folder().glob("*.json")))
-def test_config_trains(config: str, finetune_run: Callable[..., Run]) -> None:
+def test_config_trains(config: str, request: pytest.FixtureRequest, finetune_run: Callable[..., Run]) -> None:
     skip_if_impossible_here(config)
     launcher, options = RUNS[config]
-    run = finetune_run(config, launcher=launcher, options=options)
+    if launcher == TOGETHER:
+        run = request.getfixturevalue("runs_together")[config]
+    else:
+        run = finetune_run(config, launcher=launcher, options=options)
     check_finished(run, options)
     if SAVE[0] in options:
         parts = list((run.folder / CHECKPOINT / "global_step3").glob("*optim_states.pt"))
         assert len(parts) == 2, "each rank saves its part of the optimizer's state"
+
+
+def test_runs_of_one_job_are_recorded_one_after_another(runs_together: dict[str, Run]) -> None:
+    session = Session.open(runs_together[OWN_MODEL].session)
+    expected = []
+    for name in list(runs_together)[1:]:
+        config = "zero3_bf16" if name == OWN_MODEL else name
+        zero = json.loads(demo.find_config(config).read_text())["zero_optimization"]
+        devices = [zero.get(part, {}).get("device", "none") for part in ("offload_optimizer", "offload_param")]
+        expected.append((zero["stage"], *devices, config.rpartition("_")[2]))
+    facts = ("zero_stage", "offload_optimizer", "offload_parameters", "dtype")
+    for rank in range(RANKS):
+        engines = [event.facts for event in session.events if (event.name, event.rank) == ("engine", rank)]
+        assert [engine["engine"] for engine in engines] == list(range(len(expected)))
+        assert [tuple(engine[fact] for fact in facts) for engine in engines] == expected
+        (spans,) = [source.array for source in session.sources["spans"] if source.rank == rank]
+        steps = spans[spans["phase"] == PHASE_CODE["step"]]
+        assert steps[["engine", "step"]].tolist() == [(number, step) for number in range(len(expected)) for step in range(3)]
+    assert not [event for event in session.events if event.name in ("probe_error", "sampler_error", "rank_silent")]
 
 
 @pytest.mark.parametrize("config", ["zero2_offload_optimizer_bf16", None])
@@ -47,6 +72,5 @@ def test_plain_python_is_one_rank(config: str | None, finetune_run: Callable[...
     check_finished(run, EVALUATE)
 
 
-def test_without_deepspeed(finetune_run: Callable[..., Run]) -> None:
-    run = finetune_run(None, launcher="torchrun", options=SAVE)
-    check_finished(run, SAVE)
+def test_without_deepspeed(runs_together: dict[str, Run]) -> None:
+    check_finished(runs_together[WITHOUT_DEEPSPEED], SAVE)

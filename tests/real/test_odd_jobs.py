@@ -21,7 +21,7 @@ PARAMETERS = 2 * (1024 * 1024 + 1024)
 
 
 def recorded(factory: pytest.TempPathFactory, *options: str) -> Counted:
-    command = launch("torchrun", [str(LOOPS / "odd.py"), *options])
+    command = launch("bare", [str(LOOPS / "odd.py"), *options])
     done = run_recorded(command, factory.mktemp("odd"), environment())
     assert done.returncode == 0, done.output
     lines = [json.loads(line[8:]) for line in done.output.splitlines() if line.startswith("COUNTED ")]

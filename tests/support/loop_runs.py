@@ -36,6 +36,7 @@ def run(
     name: str,
     folder: Path,
     *options: str,
+    launcher: str = "deepspeed",
     ranks: int = 2,
     session: Path | None = None,
     accelerator: str = "cpu",
@@ -59,7 +60,7 @@ def run(
     if session != Path():
         variables[SESSION_VARIABLE] = str(session)
     script = [str(LOOPS / f"{name}.py"), *options]
-    command = launch("deepspeed", script, ranks=ranks)
+    command = launch(launcher, script, ranks=ranks)
     with open(folder / "output", "w+b") as output:
         process = subprocess.Popen(
             command,

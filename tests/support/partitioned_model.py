@@ -1,4 +1,4 @@
-"""Run by torchrun: builds a small llama-8b as finetune.py builds the large one, prints what this rank holds.
+"""Run by a launcher: builds a small llama-8b as finetune.py builds the large one, prints what this rank holds.
 
 Argument: a DeepSpeed config.
 """

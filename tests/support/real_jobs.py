@@ -22,6 +22,8 @@ RANKS = 2
 TIMEOUT_S = 900.0
 # A build that was killed leaves its lock, and torch waits for a lock without end.
 LOCK_IS_STALE_S = 900.0
+BARE_RANKS = Path(__file__).with_name("bare_ranks.py")
+IN_TURN = Path(__file__).with_name("finetunes_in_turn.py")
 SMALL = ("--model", "tiny", "--steps", "3", "--seq-length", "64", "--micro-batch", "2")
 
 
@@ -56,7 +58,10 @@ def free_port() -> int:
 
 
 def launch(launcher: str, script: Sequence[str], *, ranks: int = RANKS) -> list[str]:
-    """The command that runs ``script`` (a path and its arguments) by ``launcher``; python is one rank."""
+    """The command that runs ``script`` (a path and its arguments) by ``launcher``; python is one rank.
+
+    "bare" is bare_ranks.py, where the launcher is not what is tested: that of DeepSpeed imports torch twice.
+    """
     several = {
         "deepspeed": ("deepspeed --num_gpus", "--master_port"),
         "torchrun": ("torchrun --nproc_per_node", "--master_port"),
@@ -64,6 +69,8 @@ def launch(launcher: str, script: Sequence[str], *, ranks: int = RANKS) -> list[
     }
     if launcher == "python":
         return [sys.executable, *script]
+    if launcher == "bare":
+        return [sys.executable, str(BARE_RANKS), str(ranks), str(free_port()), *script]
     head, port = several[launcher]
     program, *arguments = head.split()
     return [str(BIN / program), *arguments, str(ranks), port, str(free_port()), *script]
@@ -73,6 +80,30 @@ def finetune_command(launcher: str, config: Path | None, options: Sequence[str])
     """finetune.py on the tiny model for three steps, unless ``options`` say otherwise."""
     chosen = [] if config is None else ["--deepspeed", str(config)]
     return launch(launcher, [str(demo.SCRIPT_PATH), *SMALL, *chosen, *options])
+
+
+def finetunes_in_turn(
+    runs: dict[str, tuple[str | None, Sequence[str]]], folder: Path, environment: dict[str, str]
+) -> dict[str, Run]:
+    """Runs finetune.py with each (config, options), by name, all in one job of two ranks and in one recording.
+
+    A run that was not reached, or that not all ranks ended well, has the exit code 1.
+    """
+    folders = {name: folder / name for name in runs}
+    for name, (config, options) in runs.items():
+        (folders[name] / "tmp").mkdir(parents=True)
+        chosen = [] if config is None else ["--deepspeed", str(prepared_config(config, folders[name]))]
+        (folders[name] / "arguments.json").write_text(json.dumps([*SMALL, *chosen, *options]))
+        (folders[name] / "output").touch()
+    whole = run_recorded(launch("torchrun", [str(IN_TURN), *map(str, folders.values())]), folder, environment)
+
+    def result(path: Path) -> Run:
+        codes = [exit_code.read_text() for exit_code in path.glob("exit-*")]
+        output = (path / "output").read_text(errors="replace")
+        well = codes == ["0"] * RANKS
+        return Run(0 if well else 1, output if well else output + whole.output, whole.session, whole.seconds, path)
+
+    return {name: result(path) for name, path in folders.items()}
 
 
 def prepared_config(name: str, folder: Path) -> Path:

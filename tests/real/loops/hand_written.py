@@ -77,6 +77,7 @@ def parse():
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--until", help="end before --steps, once this file is there, all ranks after the same step")
     parser.add_argument("--direct", action="store_true", help="loss.backward() instead of engine.backward(loss)")
     parser.add_argument("--evaluate-every", type=int, default=0)
     parser.add_argument("--evaluation-rows", type=int, default=4)
@@ -140,6 +141,14 @@ class Loop:
                 self.counted["evaluations"].append([self.engine.global_steps, *ids.shape])
         self.engine.train()
 
+    def is_to_end(self):
+        """Whether any rank has seen the file; collective."""
+        if not self.options.until:
+            return False
+        seen = torch.tensor([float(os.path.exists(self.options.until))])
+        torch.distributed.all_reduce(seen)
+        return bool(seen)
+
     def run(self):
         options = self.options
         for number in range(options.steps):
@@ -148,6 +157,8 @@ class Loop:
             self.step()
             if options.checkpoint and number + 1 == options.steps // 2:
                 self.engine.save_checkpoint(options.checkpoint)
+            if self.is_to_end():
+                break
         if options.checkpoint:
             self.engine.load_checkpoint(options.checkpoint)
             self.step()
