@@ -1,1 +1,1 @@
-"""The Textual apps: the timer that reads and draws, navigation, settings. Screens have folders of their own."""
+"""The Textual apps: timer, worker, navigation, settings. Screens have folders of their own."""

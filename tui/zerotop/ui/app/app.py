@@ -1,4 +1,4 @@
-"""The program on the terminal: what its keys do to the job, and to itself."""
+"""The app in the terminal: the actions on the job, and on the program itself."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _UNIT_NOTES = {
 
 
 class ZerotopApp(NavigationApp):
-    """Shows one source, see :class:`Monitor`. ``run()`` returns how the user left."""
+    """Shows one recording, see :class:`Monitor`. ``run()`` returns how the user left."""
 
     enter_on_start = False
-    """Whether to say, as soon as the screen is there, what becomes of entering the ranks."""
+    """Whether to inject the probe into the ranks right after the start."""
 
     def on_mount(self) -> None:
         if self.enter_on_start:
@@ -51,11 +51,11 @@ class ZerotopApp(NavigationApp):
         timeout: float | None = None,
         markup: bool = False,
     ) -> None:
-        """A notice is text, whoever has written what it says: ``markup`` has no meaning."""
+        """Show a notice. It may quote a recording, so ``markup`` is ignored."""
         super().notify(sanitize(message, self.glyphs), title=title, severity=severity, timeout=timeout, markup=False)
 
     def action_leave(self) -> None:
-        """Quits, or asks first while there is a job to ask about."""
+        """Quit, or ask first while the job runs."""
         if not self.is_watching:
             self.exit(Leaving.QUIT)
         elif isinstance(self.screen, LeaveDialog):
@@ -70,7 +70,7 @@ class ZerotopApp(NavigationApp):
             self.leave_recording(leaving)
 
     def leave_recording(self, leaving: Leaving) -> None:
-        """The recording was left."""
+        """Leave the recording."""
         self.exit(leaving)
 
     async def action_quit(self) -> None:
@@ -85,30 +85,30 @@ class ZerotopApp(NavigationApp):
         try:
             self.viewer.controller.restart_sampler()
         except OSError as error:
-            self.notify(f"The sampler cannot be started: {error}", severity="error")
+            self.notify(f"Cannot start the sampler: {error}", severity="error")
 
     def action_enter(self) -> None:
-        """Puts the probe into the ranks, beside everything else: those that are busy answer late."""
+        """Inject the probe into the ranks, in the background: busy ranks answer late."""
         controller = self.viewer.controller
         if controller is not None:
-            self.notify("The ranks are asked to take the probe in.", timeout=3)
+            self.notify("Injecting the probe …", timeout=3)
             self.run_worker(self._enter_ranks(controller), group="enter", exclusive=True)
 
     async def _enter_ranks(self, controller: Controller) -> None:
         try:
-            said = await asyncio.to_thread(controller.enter_ranks)
+            sentence = await asyncio.to_thread(controller.enter_ranks)
         except OSError as error:
-            said = f"The ranks cannot be entered: {error}"
-        self.notify(said, timeout=10)
+            sentence = f"Cannot inject the probe: {error}"
+        self.notify(sentence, timeout=10)
         self.viewer.check_job()
         self.draw_frame()
 
     def action_look(self) -> None:
-        """Has the job record every allocation of its next step."""
+        """Have the job record every allocation of its next step."""
         try:
             self.viewer.request_trace()
         except OSError as error:
-            self.notify(f"The job cannot be asked: {error}", severity="error")
+            self.notify(f"Cannot request a trace: {error}", severity="error")
         self.draw_frame()
 
     def action_job(self) -> None:
@@ -116,13 +116,13 @@ class ZerotopApp(NavigationApp):
             self.push_screen(Page("This job", build_job_page(self.shown_screen.frame.view, self.glyphs), self.glyphs))
 
     def action_help(self) -> None:
-        """The help of the screen that is seen, if it has one."""
+        """Show the help of the current screen, if it has one."""
         screen = self.screen
         bindings = [binding for _, binding, enabled, _ in screen.active_bindings.values() if enabled]
-        known = [binding for binding in bindings if binding.id and binding.tooltip]
+        documented = [binding for binding in bindings if binding.id and binding.tooltip]
         terms = getattr(screen, "TERMS", None)
         if terms is not None:
-            page = build_help(screen.HELP or "", known, terms, self.glyphs)
+            page = build_help(screen.HELP or "", documented, terms, self.glyphs)
             self.push_screen(Page(f"Help: {getattr(screen, 'TITLE', '')}", page, self.glyphs))
 
     def action_switch_theme(self) -> None:
@@ -130,46 +130,46 @@ class ZerotopApp(NavigationApp):
         self.settings.set("theme", self.theme)
 
     def action_switch_sizes(self) -> None:
-        """Between GiB and GB."""
+        """Switch between GiB and GB."""
         sizes = units.other_sizes()
         self._apply_units(units.get_units()._replace(sizes=sizes))
         self.settings.set("sizes", sizes.name)
-        self.notify(f"Sizes are in {sizes.name} now: {_UNIT_NOTES[sizes.name]}.", timeout=3)
+        self.notify(f"Sizes in {sizes.name}: {_UNIT_NOTES[sizes.name]}.", timeout=3)
 
     def action_switch_pace(self) -> None:
-        """Between seconds an iteration and iterations a second."""
+        """Switch between seconds per iteration and iterations per second."""
         pace = units.other_pace()
         self._apply_units(units.get_units()._replace(pace=pace))
         self.settings.set("pace", pace.value)
-        self.notify(f"The pace is in {pace.value} now.", timeout=3)
+        self.notify(f"Pace in {pace.value}.", timeout=3)
 
     def _apply_units(self, choice: units.UnitChoice) -> None:
         units.set_units(choice)
         if self.is_watching:
-            self.draw_frame()  # its keys say what else there is to choose
+            self.draw_frame()  # the footer names the other unit
         for screen in self.screen_stack:
             for panel in screen.query("RowWidget"):
                 if isinstance(panel, RowWidget):
                     panel.repaint()
 
     def action_screenshot(self, filename: str | None = None, path: str | None = None) -> None:
-        """Saves the screen as SVG and says where."""
+        """Save the screen as SVG."""
         try:
-            place = os.path.abspath(self.save_screenshot(filename, path))
+            path = os.path.abspath(self.save_screenshot(filename, path))
         except OSError as error:
-            self.notify(f"The screenshot cannot be saved: {error}", severity="error")
+            self.notify(f"Cannot save the screenshot: {error}", severity="error")
         else:
-            self.notify(f"Saved as {place}", title="Screenshot")
+            self.notify(f"Saved as {path}", title="Screenshot")
 
     def action_copy(self) -> None:
-        """Copies the numbers of the focused panel to the clipboard, through the terminal."""
+        """Copy the numbers of the focused panel to the clipboard, through the terminal."""
         self._worker.submit(partial(collect_copy_text, self.screen), self._copy_text)
 
     def _copy_text(self, text: str) -> None:
         if text:
             self.copy_to_clipboard(text)
             lines = text.count("\n") + 1
-            self.notify(f"{format_count(lines, 'line')} copied, if this terminal lets programs copy.", timeout=3)
+            self.notify(f"{format_count(lines, 'line')} copied, if the terminal allows it.", timeout=3)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action in RECORDING_ACTIONS and not self.is_watching:
@@ -181,7 +181,7 @@ class ZerotopApp(NavigationApp):
         return self.viewer.sampler_missing if action == "restart_sampler" else True
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """Every screen, and every action of this one, by name."""
+        """Yield every screen, and every action of the current one."""
         for tab in TABS if self.is_watching else ():
             yield SystemCommand(tab.title, f"The screen {tab.title}", self._make_runner(f"switch('{tab.name}')", self))
         seen: set[str] = set()

@@ -1,4 +1,4 @@
-"""What keeps a terminal without UTF-8 readable: nothing but ASCII leaves the program, whoever drew it."""
+"""Keeps terminals without UTF-8 readable: only ASCII is written, also by Textual's own widgets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ASCII_BOXES = str.maketrans(
         **dict.fromkeys("█▉▇▆▅▓", "#"),
         **dict.fromkeys("▒░", ":"),
         **dict.fromkeys("●•", "*"),
-        "…": ".",  # of Textual's own words, in as many cells
+        "…": ".",  # in Textual's own texts, in as many cells
     }
 )
 

@@ -18,7 +18,7 @@ from zerotop.ui.base.interfaces import Controller, Source
 from zerotop.ui.base.tabs import TABS
 
 _FPS_WINDOW_S = 2.0
-_NO_SAMPLER = "The sampler has stopped, so CPU, host and GPU figures stand still: r starts another one."
+_NO_SAMPLER = "The sampler has stopped: CPU, host and GPU figures are old. r restarts it."
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What shows a recording: one timer that reads and draws, and the screens, each made when it is first asked for."""
+"""The app that shows a recording: its timer, its worker, and its screens, each made when it is first needed."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from zerotop.ui.drawing.glyphs import Glyphs, choose_glyphs
 from zerotop.ui.drawing.theme import DARK, DARK_NAME, LIGHT, LIGHT_NAME
 from zerotop.ui.widgets.frame_widget import RedrawRequested
 
-FRAME_S = 0.22  # between looks at the recording: a new record is on screen within this and one frame
-HEARTBEAT_S = 0.5  # a frame at least this often, so that times go on counting
-FIRST_POLLS, FIRST_S = 8, 0.05  # a job that was attached to just now has its first figures within these
-REST_FACTOR = 6.0  # reading and drawing rest for so many times as long as they took: with very many ranks frames are rarer
-ANSWER_S = 0.015  # a frame that takes longer to make is announced by the time it is of
-SETTLED_S = 2.0  # until the screen's own objects are made
-READY_S = 0.3  # between two things that are done for screens that may be asked for
-KEYED_S = 1.0  # so long after a key another one is likely, and nothing is begun that can wait
-GARBAGE_OBJECTS = 20_000  # objects more than went make a search for garbage worth its time, some ten milliseconds
+FRAME_S = 0.22  # between two polls: a new record is on screen within this and one frame
+HEARTBEAT_S = 0.5  # a frame at least this often, so that clocks advance
+FIRST_POLLS, FIRST_S = 8, 0.05  # polls right after the start: a job just attached to has its first figures soon
+REST_FACTOR = 6.0  # a poll is followed by a rest of this multiple of its time: with very many ranks frames are rarer
+ANSWER_S = 0.015  # if a frame takes longer, the header and transport show its time first
+SETTLED_S = 2.0  # after the start, when the objects of the screen exist
+READY_S = 0.3  # between two steps of preloading screens
+KEYED_S = 1.0  # after a key another one is likely: work that can wait does not start
+GARBAGE_OBJECTS = 20_000  # allocations beyond deallocations that make a collection (some 10 ms) worth it
 
 
 class _PollResult(NamedTuple):
@@ -51,16 +51,16 @@ class _PollResult(NamedTuple):
 
 
 class Monitor(App[Leaving]):
-    """Shows one source. ``run()`` returns how the user left.
+    """Shows one recording. ``run()`` returns how the user left.
 
     Args:
-        source: the recording to show; None where one is opened later.
+        source: the recording to show; None to open one later.
         controller: the running job; None for a replay.
         title: the terminal's title, usually the session's name.
-        play_from_ns: begin by playing from here (unix ns); None goes along with the end.
-        speed: of playing, one of ``playhead.SPEEDS``.
-        glyphs: characters to draw with; None chooses by locale.
-        habits: what the user has set before.
+        play_from_ns: play from this unix time; None follows the end.
+        speed: playback speed, one of ``playhead.SPEEDS``.
+        glyphs: characters to draw with; None chooses by the locale.
+        settings: the user's settings.
         clock: monotonic seconds.
     """
 
@@ -94,15 +94,15 @@ class Monitor(App[Leaving]):
         self._clock = clock
         self._viewer: Viewer | None = None
         self._made_screens: dict[str, MonitorScreen] = {}
-        self.shown_name = TABS[0].name  # of the screen that is shown, or was shown last
+        self.shown_name = TABS[0].name  # of the screen shown now or last
         self._tick_count = 0
         self._worker = FrameWorker(self.call_later)
-        self._wanted: tuple[FrameRequest, MonitorScreen, ScreenState] | None = None  # what the next picture is of
+        self._wanted: tuple[FrameRequest, MonitorScreen, ScreenState] | None = None  # for the next picture
         self._interim_timer: asyncio.TimerHandle | None = None
         self._rest_until_s = 0.0
-        self._last_key_s = -KEYED_S  # when somebody last pressed something
+        self._last_key_s = -KEYED_S  # of the last key or mouse event
         self._job_check: asyncio.Future[None] | None = None
-        self._imported_screen = ""  # the screen whose module was imported last
+        self._imported_screen = ""  # name of the screen whose module was imported last
         self._terminal: int | None = None
         self._ascii_filters = [AsciiFilter(self.glyphs)] if self.glyphs.name == "ascii" else []
         self.title = title or "zerotop"
@@ -110,7 +110,7 @@ class Monitor(App[Leaving]):
             self.set_recording(OpenedRecording(source, controller, self.title, play_from_ns), speed)
 
     def set_recording(self, opened: OpenedRecording, speed: float = 1.0) -> None:
-        """Makes it what is watched."""
+        """Watch a recording."""
         self.title = opened.title
         self._viewer = Viewer(opened.source, opened.controller, self._clock)
         self._viewer.playhead.speed = speed
@@ -120,7 +120,7 @@ class Monitor(App[Leaving]):
             self.add_mode(tab.name, partial(self._make_screen, tab.name))
 
     def close_recording(self) -> None:
-        """Nothing is watched any more; its screens are for the caller to remove."""
+        """Stop watching. The caller removes the screens."""
         self._worker.close(wait=True)
         self._worker = FrameWorker(self.call_later)
         self._viewer = self._wanted = None
@@ -134,43 +134,43 @@ class Monitor(App[Leaving]):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a frame is still to come that was asked for."""
+        """Whether the worker still has something to deliver."""
         return self._worker.is_busy
 
     @property
     def viewer(self) -> Viewer:
-        """Of the recording that is open."""
+        """The viewer of the open recording."""
         assert self._viewer is not None
         return self._viewer
 
     @property
     def shown_screen(self) -> MonitorScreen:
-        """The screen that is shown, or was shown last."""
+        """The screen shown now or last."""
         return self._make_screen(self.shown_name)
 
     def _make_screen(self, name: str) -> MonitorScreen:
-        """The screen of that name, made when it is first asked for and kept with all that was set on it."""
+        """Return the screen of that name; it is made once and keeps its state."""
         if name not in self._made_screens:
             screen = self._made_screens[name] = load_screen_class(name)(self.glyphs, self.viewer.source)
-            screen._css_update_count = self._css_update_count  # mounting styles it; Textual would style all others too
+            screen._css_update_count = self._css_update_count  # mounting styles it; Textual would style all others
         return self._made_screens[name]
 
     def _preload_screen(self) -> None:
-        """Makes one more of the screens that were not asked for yet, at a moment at which nobody presses a key."""
+        """Make one more of the screens that were not needed yet, while no key is pressed."""
         lacking = [tab.name for tab in TABS if tab.name not in self._screen_stacks]
         if not (lacking and self.is_watching and self.is_running) or time.monotonic() - self._last_key_s < KEYED_S:
             return
         if self._imported_screen == lacking[0]:
             self._init_mode(lacking[0])
         self._imported_screen = lacking[0]
-        load_screen_class(self._imported_screen)  # which takes as long as all else
+        load_screen_class(self._imported_screen)  # takes as long as the rest
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
-        """Our palettes' names for any other theme."""
+        """Define our palette's variables for any other theme."""
         return DARK.variables
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        # The themes have no ANSI colours: translating them would cost a tenth of a frame for nothing.
+        # The themes have no ANSI colours: translating them would waste a tenth of a frame.
         used = (kind for kind in super().get_line_filters() if not isinstance(kind, ANSIToTruecolor))
         return [*used, *self._ascii_filters]
 
@@ -194,7 +194,7 @@ class Monitor(App[Leaving]):
         self._worker.close(wait=True)
 
     def draw_first_frame(self) -> None:
-        """Read the recording that was opened and show its first frame, before the worker has anything to do."""
+        """Read the recording and show its first frame, before the worker has anything to do."""
         if self.is_watching:
             self.viewer.poll()
             self.viewer.check_job()
@@ -202,11 +202,11 @@ class Monitor(App[Leaving]):
             self._search_findings()
 
     def run_tick(self) -> None:
-        """Have what is new read and shown. But for the first moments, the monitor's only timer."""
+        """Poll the recording; called by the monitor's only regular timer."""
         self._tick_count += 1
         if self._terminal is not None and is_hung_up(self._terminal):
             exit_hung_up()
-        if not (self.is_watching and self.is_running):  # screens go before timers do
+        if not (self.is_watching and self.is_running):  # screens are closed before timers
             return
         beat = max(1, round(HEARTBEAT_S / FRAME_S))
         if self._tick_count % (2 * beat) == 0:
@@ -217,20 +217,20 @@ class Monitor(App[Leaving]):
         if isinstance(self.screen, LeaveDialog):
             self.screen.note_job(self.viewer.source.is_live)
 
-    def _check_job(self) -> None:  # on a thread: of very many ranks there are files to look through
+    def _check_job(self) -> None:  # on a thread: very many ranks have many files
         if self._job_check is None or self._job_check.done():
             if self._job_check is not None:
-                self._job_check.result()  # raises what it raised
+                self._job_check.result()  # raises the error of the check
             self._job_check = asyncio.get_running_loop().run_in_executor(None, self.viewer.check_job)
 
-    # What the worker does
+    # Work for the worker
 
     def _poll_rested(self, *, force: bool = False) -> None:
         if self.is_watching and not self._worker.is_pending("poll") and time.monotonic() >= self._rest_until_s:
             self._request_poll(force=force)
 
     def _request_poll(self, *, force: bool) -> None:
-        """Have what is new read, and a picture made if it changes anything or ``force``."""
+        """Have new records read, and a picture made if they change anything or ``force``."""
         self._note_wanted()
         source = self.viewer.source
 
@@ -254,11 +254,11 @@ class Monitor(App[Leaving]):
         self._search_findings()
 
     def _rest(self, cpu_s: float) -> None:
-        """Begin nothing by itself for a while, after work that took this processor time."""
+        """Delay the next poll after work that took this processor time."""
         self._rest_until_s = max(self._rest_until_s, time.monotonic()) + REST_FACTOR * cpu_s
 
     def _search_findings(self) -> None:
-        """Look for findings, a piece of the recording at a time."""
+        """Search for findings, one piece of the recording at a time."""
         if not self.is_watching or self._worker.is_pending("search"):
             return
         source = self.viewer.source
@@ -276,7 +276,7 @@ class Monitor(App[Leaving]):
         if not self.viewer.source.is_live:
             if result.is_behind:
                 self._search_findings()
-        else:  # it shares the machine with the job
+        else:  # the job needs the machine, too
             self._rest(cpu_s)
             if result.is_behind:
                 self.set_timer(max(0.001, self._rest_until_s - time.monotonic()), self._search_findings)
@@ -290,12 +290,12 @@ class Monitor(App[Leaving]):
         return self._wanted
 
     def _make_picture(self) -> ScreenPicture:
-        """Make the picture that is wanted by now, in the worker's thread."""
+        """Make the latest picture requested, in the worker's thread."""
         request, screen, state = self._get_wanted()
         return screen.build_picture(self.viewer.builder.build_frame(request), state)
 
     def draw_frame(self) -> None:
-        """Have the frame of this moment made and shown. Until it is there, only what tells of time is drawn anew."""
+        """Have the current frame made and shown. If that takes long, header and transport show the new time first."""
         self._note_wanted()
         self._worker.submit(self._make_picture, self._show_picture, slot="frame")
         if self._interim_timer is None:
@@ -310,7 +310,7 @@ class Monitor(App[Leaving]):
         if not self.is_running:
             return
         self.viewer.accept_frame(picture.frame)
-        if self._worker.is_pending("frame"):  # somebody has gone elsewhere meanwhile
+        if self._worker.is_pending("frame"):  # the user has moved on
             picture = replace(picture, frame=self.viewer.move_to_present(picture.frame))
         if picture.screen_name == self.shown_name:
             self.shown_screen.show_picture(picture)
@@ -325,16 +325,16 @@ class Monitor(App[Leaving]):
             self.draw_frame()
 
     def delay_update(self, delay: float = 0.05) -> None:
-        """Textual hides changes of screens for longer than a key may wait. Screens that are there need no hiding."""
+        """Skip the delay in which Textual hides a change of screens: a mounted screen needs none."""
         if not (self._batch_count and self.is_watching and self.shown_screen.is_mounted):
             super().delay_update(delay)
 
 
 def _freeze_garbage() -> None:
-    """Searches for garbage in what frames leave, seldom, and no longer in modules, styles and widgets.
+    """Collect garbage rarely, and never in modules, styles and widgets.
 
-    A frame makes tens of thousands of small tuples, which go without that. The searches were a fifth of its time, with very
-    many ranks 40 ms each: now they are for moments at which nobody presses a key.
+    A frame makes tens of thousands of small tuples, which reference counting frees. Collections took a fifth of its time,
+    with very many ranks 40 ms each; now they run while no key is pressed.
     """
     gc.collect()
     gc.freeze()

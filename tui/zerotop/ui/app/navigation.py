@@ -1,4 +1,4 @@
-"""What the keys do to time, and to what is looked at: screens, ranks, findings."""
+"""Actions that move through time, and between screens, ranks and findings."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from zerotop.ui.dialogs.go_to_dialog import Destination, GoToDialog
 
 
 class NavigationApp(Monitor):
-    """A monitor that moves through its recording."""
+    """A monitor with the keys to move through its recording."""
 
     def action_switch(self, name: str) -> None:
-        """Shows the screen of that name. A dialog over it stays where it is: none can be open."""
+        """Show the screen of that name. No dialog can be open."""
         if name == self.shown_name:
             return
         self.shown_name = name
-        with self.batch_update():  # until it is painted, as a whole
+        with self.batch_update():  # so that it is painted at once
             self.switch_mode(name)
             interim = self.viewer.make_interim_frame()
             if interim is not None:
@@ -27,17 +27,17 @@ class NavigationApp(Monitor):
         self.draw_frame()
 
     def action_switch_to(self, number: int) -> None:
-        """Shows the screen of that number, if there is one."""
+        """Show the screen of that number, if there is one."""
         if number <= len(TABS):
             self.action_switch(TABS[number - 1].name)
 
     def action_choose_rank(self, number: int) -> None:
-        """The rank so many places further on."""
+        """Choose the rank ``number`` places further on."""
         self.viewer.choose_rank(number)
         self.draw_frame()
 
     def action_set_rank(self, rank: int) -> None:
-        """This rank, on all screens."""
+        """Choose a rank on all screens."""
         self.viewer.set_rank(rank)
         self.draw_frame()
 
@@ -76,7 +76,7 @@ class NavigationApp(Monitor):
 
     def action_finding(self, direction: int) -> None:
         if not self.viewer.seek_finding(direction):
-            self.notify("Nothing more was found in that direction.", timeout=2)
+            self.notify("No more findings in that direction.", timeout=2)
         self.draw_frame()
 
     def action_feed(self) -> None:

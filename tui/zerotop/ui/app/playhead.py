@@ -1,4 +1,4 @@
-"""Where in time the screen looks: going along with the end, standing still, or playing."""
+"""The cursor in time: following the end, paused, or playing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.
 
 
 class Playhead:
-    """A cursor that never drifts: it is computed from where and when playing began, not added up."""
+    """A cursor that does not drift: it is computed from where and when playing began."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock  # seconds, monotonic
@@ -19,36 +19,36 @@ class Playhead:
         self.speed = 1.0
 
     def compute_cursor(self, begin_ns: int, end_ns: int) -> int:
-        """The cursor in unix nanoseconds, kept between the recording's begin and end."""
+        """Return the cursor in unix nanoseconds, within the recording."""
         if self.following:
             return end_ns
-        passed = self._clock() - self._anchor_s if self.playing else 0.0
-        return max(begin_ns, min(end_ns, self._anchor_ns + int(passed * self.speed * 1e9)))
+        elapsed = self._clock() - self._anchor_s if self.playing else 0.0
+        return max(begin_ns, min(end_ns, self._anchor_ns + int(elapsed * self.speed * 1e9)))
 
     def seek(self, cursor_ns: int) -> None:
-        """Looks at another moment; a playing one plays on from there."""
+        """Move to a cursor; playing continues from there."""
         self.following = False
         self._anchor_ns = cursor_ns
         self._anchor_s = self._clock()
 
     def pause(self, cursor_ns: int) -> None:
-        """Stands still at the cursor."""
+        """Pause at a cursor."""
         self.playing = False
         self.seek(cursor_ns)
 
     def play(self, cursor_ns: int) -> None:
-        """Plays from the cursor on."""
+        """Play from a cursor."""
         self.seek(cursor_ns)
         self.playing = True
 
     def follow_end(self) -> None:
-        """Goes to the end and along with it."""
+        """Follow the end."""
         self.following = True
         self.playing = False
 
     def change_speed(self, direction: int, cursor_ns: int) -> None:
-        """One step faster (1) or slower (-1) among SPEEDS, from the cursor on."""
+        """Play one step faster (1) or slower (-1) among SPEEDS, from the cursor on."""
         if not self.following:
             self.seek(cursor_ns)
-        place = SPEEDS.index(self.speed) + direction
-        self.speed = SPEEDS[max(0, min(len(SPEEDS) - 1, place))]
+        index = SPEEDS.index(self.speed) + direction
+        self.speed = SPEEDS[max(0, min(len(SPEEDS) - 1, index))]

@@ -1,4 +1,4 @@
-"""What a user has set and wants to find again: a few words, kept between runs."""
+"""The user's settings, kept between runs."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _MAX_BYTES = 1 << 16
 
 
 class UserSettings:
-    """Words by name. A file that cannot be read or written is passed over: nothing depends on it."""
+    """Settings by name. A file that cannot be read or written is ignored."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """``path``: where they are kept; None keeps them for this run only."""
+        """``path``: the file; None keeps the settings for this run only."""
         self._path = path
         self._values = _read_settings(path) if path is not None else {}
 
     def get(self, name: str, default: str) -> str:
-        """What was set, or the usual."""
+        """Return a setting, or the default."""
         return self._values.get(name, default)
 
     def set(self, name: str, value: str) -> None:
-        """Keeps a word, in the file too, beside what another run has set there meanwhile."""
+        """Change a setting, in the file too, and keep what another run has set there meanwhile."""
         if self._values.get(name) == value:
             return
         if self._path is None:

@@ -1,4 +1,4 @@
-"""The program that begins with the list of recordings, and comes back to it."""
+"""The app that starts with the list of recordings, and returns to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _START = "start"
 
 
 class StartApp(ZerotopApp):
-    """Lists recordings; watches the one that is opened, in the screens of the monitor, until it is left."""
+    """Lists recordings, and shows the opened one in the screens of the monitor."""
 
     DEFAULT_MODE = _START
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -29,7 +29,7 @@ class StartApp(ZerotopApp):
     ]
 
     def __init__(self, library: RecordingLibrary, **options: Any) -> None:
-        """``settings``: glyphs, habits and clock, as of the monitor."""
+        """``options``: glyphs, settings and clock, see :class:`Monitor`."""
         super().__init__(None, **options)
         self._library = library
         self.add_mode(_START, self._make_start_screen)
@@ -38,7 +38,7 @@ class StartApp(ZerotopApp):
         return StartScreen(self._library, self.glyphs, order=self.settings.get("order", "newest"))
 
     def clear_selection(self) -> None:
-        # From Python 3.12 on the list's field asks for this while the list is not on the stack of screens yet.
+        # From Python 3.12 on, the list's input calls this before the list is on the screen stack.
         with contextlib.suppress(ScreenStackError):
             super().clear_selection()
 
@@ -50,7 +50,7 @@ class StartApp(ZerotopApp):
             self.call_after_refresh(self._overlay_recording, event.beside)
 
     def _overlay_recording(self, path: Path) -> None:
-        from zerotop.ui.iteration.screen import IterationScreen  # as late as every screen: starting is quicker
+        from zerotop.ui.iteration.screen import IterationScreen  # late, for a quick start
 
         if self.is_watching and isinstance(self.shown_screen, IterationScreen):
             self.shown_screen.overlay_recording(path)
@@ -59,14 +59,14 @@ class StartApp(ZerotopApp):
         self.settings.set("order", event.order)
 
     def open_recording(self, opened: OpenedRecording) -> None:
-        """Shows a recording, on the screen of the monitor that was seen last."""
+        """Show a recording on the last screen shown."""
         if not self.is_watching:
             self.set_recording(opened)
             self.switch_mode(self.shown_name)
             self.draw_first_frame()
 
     def leave_recording(self, leaving: Leaving) -> None:
-        """Back to the list."""
+        """Return to the list."""
         self.call_next(self._return_to_list)
 
     async def _return_to_list(self) -> None:
@@ -76,7 +76,7 @@ class StartApp(ZerotopApp):
             await self.remove_mode(tab.name)
 
     async def action_back(self) -> None:
-        """Leaves what is watched."""
+        """Leave the recording."""
         self.action_leave()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:

@@ -1,4 +1,4 @@
-"""The end of a terminal: its window was closed, or its connection lost."""
+"""Detect a lost terminal: its window was closed, or its connection broke."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _GONE_EVENTS = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
 def find_terminal() -> int | None:
-    """The descriptor of the terminal that keys come from; None where they come from something else."""
+    """Return the descriptor of the terminal that keys come from; None if stdin is no terminal."""
     keys = sys.__stdin__
     if keys is None or keys.closed or not os.isatty(keys.fileno()):
         return None
@@ -19,13 +19,13 @@ def find_terminal() -> int | None:
 
 
 def is_hung_up(descriptor: int) -> bool:
-    """Whether that terminal is gone for ever."""
+    """Whether that terminal is gone."""
     poll = select.poll()
     poll.register(descriptor, 0)
     return any(event & _GONE_EVENTS for _, event in poll.poll(0))
 
 
 def exit_hung_up() -> None:
-    """Ends this process as a lost terminal does where SIGHUP is not ignored: nothing more can be read, drawn or said."""
+    """End this process by SIGHUP, even if it is ignored: without a terminal nothing can be read or shown."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGHUP)

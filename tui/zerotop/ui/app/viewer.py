@@ -25,7 +25,7 @@ class Viewer:
         self.controller = controller
         self.builder = FrameBuilder(source, controller, clock)
         self.playhead = Playhead(clock)
-        self.can_enter = False  # ranks can be asked to take the probe in
+        self.can_enter = False  # the probe can be injected into ranks
         self._sampler_alive = True
         self._last_frame: Frame | None = None
         self._chosen_finding: Annotation | None = None
@@ -218,6 +218,6 @@ class Viewer:
         return True
 
     def _find_chosen_finding(self, cursor_ns: int) -> Annotation | None:
-        """The finding that was gone to, while the cursor is still there."""
+        """Return the finding gone to, while the cursor is still there."""
         chosen = self._chosen_finding
         return chosen if chosen is not None and chosen.known_ns == cursor_ns and not self.playhead.following else None

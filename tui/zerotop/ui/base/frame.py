@@ -1,4 +1,4 @@
-"""One frame: everything that the screens draw, as one value."""
+"""One frame: everything that the screens draw, as one immutable value."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from zerotop.ui.live.output import Pane
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What is shown now."""
+    """The recording at one moment, and the viewer's state."""
 
     view: LiveView
     moment: CursorState
     output: Pane
     fps: float
-    problems: tuple[str, ...]  # sentences of the viewer's own: a dead sampler
-    findings: tuple[Annotation, ...] = ()  # known at the cursor, in the order in which they became known
-    headline: Annotation | None = None  # the one of them to say under the header
-    all_findings: tuple[Annotation, ...] = ()  # of the whole recording, later ones too: places to go to
-    tabs: tuple[Tab, ...] = ()  # the screens there are
-    rank: int | None = None  # the one that was chosen, else the first one there is
-    failure: Failure | None = None  # what had killed the job by the cursor
-    can_steer: bool = False  # the job runs and can be asked for something
-    trace_request: int | None = None  # the number of the look through the microscope that was asked for last
+    problems: tuple[str, ...]  # the viewer's own sentences, such as about a dead sampler
+    findings: tuple[Annotation, ...] = ()  # those known at the cursor, by the time they became known
+    headline: Annotation | None = None  # the one shown under the header
+    all_findings: tuple[Annotation, ...] = ()  # of the whole recording: places to go to
+    tabs: tuple[Tab, ...] = ()  # all screens
+    rank: int | None = None  # the chosen rank, else the first one
+    failure: Failure | None = None  # what had killed the job before the cursor
+    can_steer: bool = False  # the job runs and takes requests
+    trace_request: int | None = None  # number of the last microscope request
 
     def list_notices(self, height: int) -> list[Notice]:
-        """The sentences under the header of a terminal with so many rows."""
+        """Return the sentences under the header of a terminal of ``height`` rows."""
         return build_notices(self.view, self.problems, self.headline, roomy=height >= 30)
 
     @property
     def has_error(self) -> bool:
-        """Whether they say what went wrong."""
+        """Whether the headline is an error."""
         return self.headline is not None and self.headline.severity is Severity.ERROR

@@ -1,4 +1,4 @@
-"""What the screens need from the rest: something to look at, and, while a job runs, something to steer it."""
+"""The interfaces of the screens: the recording to show, and the running job to control."""
 
 from __future__ import annotations
 
@@ -68,43 +68,43 @@ class Controller(Protocol):
 
     @property
     def attach_command(self) -> str:
-        """What to type to come back after leaving, for example ``zerotop attach brisk-otter``."""
+        """The command that comes back after leaving, for example ``zerotop attach brisk-otter``."""
 
     @property
     def stop_description(self) -> str:
-        """What ``stop`` does, as a sentence: on which nodes."""
+        """What ``stop_job`` does, and on which nodes, as a sentence."""
 
     def stop_job(self) -> str:
-        """Asks the job to end; the second call ends it hard. Says where it was not asked; may take seconds.
+        """Ask the job to end; the second call kills it. Returns a sentence about unreachable nodes; may take seconds.
 
         Raises:
             OSError: the job cannot be reached; the text says why.
         """
 
     def request_trace(self, steps: int, stacks: bool) -> int:
-        """Asks every rank to record all allocations of its next ``steps`` steps, with Python stacks or without.
+        """Ask every rank to record all allocations of its next ``steps`` steps, with Python stacks or without.
 
-        Returns the request's number, which the looks that answer it have. Returns at once.
+        Returns at once, with the number that the resulting traces have.
 
         Raises:
-            OSError: it cannot be asked; the text says why.
+            OSError: the request cannot be written; the text says why.
         """
 
     def is_sampler_alive(self) -> bool:
-        """False when the process that samples this node is gone while the job still runs."""
+        """False if the sampler of this node has died while the job still runs."""
 
     def restart_sampler(self) -> None:
-        """Starts another sampler on the running job.
+        """Start another sampler on the running job.
 
         Raises:
             OSError: it cannot be started; the text says why.
         """
 
     def can_enter(self) -> bool:
-        """True while ranks of a job that was attached to from outside are without the probe."""
+        """True while ranks of a job attached to from outside lack the probe."""
 
     def enter_ranks(self) -> str:
-        """Puts the probe into those ranks; says what came of it, in sentences. May take seconds."""
+        """Inject the probe into those ranks; return the result in sentences. May take seconds."""
 
 
 class Leaving(Enum):

@@ -1,4 +1,4 @@
-"""Where panels go, as a pure function of the terminal's size and of how much there is to show."""
+"""The places of panels, as a pure function of the terminal's size and of the amount of data."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 TWO_COLUMNS_FROM = 76
 GAP = 2
-MAX_STRIP_ROWS = 5  # rows of one rank or GPU: its figures, and its strip under them
-CHART_ROWS = 7  # rows of the memory's chart that it should have
+MAX_STRIP_ROWS = 5  # rows of one rank or GPU: its figures and the strip under them
+CHART_ROWS = 7  # rows that the memory chart should have
 
 
 @dataclass(frozen=True)
@@ -22,21 +22,21 @@ class Box:
 
 @dataclass(frozen=True)
 class ScreenOutline:
-    """What every screen has in common: its upper and lower rows, and the room between them for its own panels."""
+    """The layout all screens share: the upper and lower rows, and the room between them for the screen's own panels."""
 
     boxes: dict[str, Box]
     room: Box
 
 
 def layout_outline(width: int, height: int, notices: int, *, past: bool, failed: bool = False) -> ScreenOutline:
-    """Header and sentences above, transport, tabs and keys below, without those there is no room for.
+    """Lay out header and notices at the top, and transport, tabs and keys at the bottom, as far as there is room.
 
     Args:
-        width: of the terminal in cells.
-        height: likewise.
-        notices: rows the sentences under the header want.
-        past: looking at the past, so the transport row must be there.
-        failed: the sentences say what went wrong, for which there is more room.
+        width: cells of the terminal.
+        height: rows of the terminal.
+        notices: rows that the notices need.
+        past: the cursor is in the past, so the transport row is needed.
+        failed: the notices describe an error, which gets more room.
     """
     boxes: dict[str, Box] = {}
     top = 0
@@ -50,12 +50,12 @@ def layout_outline(width: int, height: int, notices: int, *, past: bool, failed:
         if bottom - 1 > top:
             bottom -= 1
             boxes[name] = Box(0, bottom, width, 1)
-    margin = 1 if width >= 96 else 0  # air at the left and right of panels, where there is enough of it
+    margin = 1 if width >= 96 else 0  # around the panels of a wide terminal
     return ScreenOutline(boxes, Box(margin, top, width - 2 * margin, bottom - top))
 
 
 def _choose_bottom_rows(height: int, past: bool) -> list[str]:
-    """From the lowest up. In a very low terminal the transport takes the tabs' place."""
+    """Return the bottom rows, the lowest first. In a very low terminal the transport takes the tabs' place."""
     rows = ["keys"] if height >= 8 else []
     if height >= 20:
         return [*rows, "tabs", "transport"] if past or height >= 30 else [*rows, "tabs"]
@@ -66,7 +66,7 @@ def _choose_bottom_rows(height: int, past: bool) -> list[str]:
 
 @dataclass(frozen=True)
 class PanelCounts:
-    """What the places of the live screen's panels depend on."""
+    """The counts that the live screen's layout depends on."""
 
     gpus: int
     ranks: int
@@ -74,7 +74,7 @@ class PanelCounts:
 
 
 def layout_live(room: Box, shape: PanelCounts) -> dict[str, Box]:
-    """The live screen's panels -> their places, without those there is no room for. They do not overlap."""
+    """Return the places of the live screen's panels, as far as there is room. They do not overlap."""
     if room.width >= TWO_COLUMNS_FROM and room.height >= 7:
         inner = _layout_two_columns(shape, room.width, room.y, room.height)
     else:
@@ -83,7 +83,7 @@ def layout_live(room: Box, shape: PanelCounts) -> dict[str, Box]:
 
 
 def _layout_two_columns(shape: PanelCounts, width: int, top: int, middle: int) -> dict[str, Box]:
-    """Memory and CPU at the left, iterations and GPUs at the right, output below."""
+    """Place memory and CPU at the left, iterations and GPUs at the right, output below."""
     left = (width - GAP) // 2
     right_x, right = left + GAP, width - left - GAP
     upper, lower = _split_heights(shape, middle)
@@ -102,7 +102,7 @@ def _layout_two_columns(shape: PanelCounts, width: int, top: int, middle: int) -
 
 
 def _split_heights(shape: PanelCounts, middle: int) -> tuple[int, int]:
-    """(upper, lower) rows of the two columns; what they leave is the output's."""
+    """Return the (upper, lower) rows of the two columns; the output gets the rest."""
     if not shape.gpus:
         return _split_without_gpus(shape, middle)
     upper = 1 + shape.gpus + (shape.hosts if middle >= 24 else 0)
@@ -111,19 +111,19 @@ def _split_heights(shape: PanelCounts, middle: int) -> tuple[int, int]:
     if upper + lower > room:
         upper = min(upper, max(6, room - lower, room // 2))
         lower = min(lower, room - upper)
-    # A chart wants height: it gets some of what is free. So do strips, if they all can have it.
+    # The chart gets some of the free rows, and so do the strips if there is enough for all.
     past = upper + CHART_ROWS - 2 if upper + CHART_ROWS - 2 <= middle // 2 else upper
     upper = max(upper, min(room - lower, max(9, past, middle * 2 // 5)))
     return upper, max(lower, min(room - upper, _count_strip_rows(max(shape.ranks, shape.gpus), middle // 4)))
 
 
 def _count_strip_rows(strips: int, room: int) -> int:
-    """Rows of a panel with this many strips, each of several rows if there is room for all."""
+    """Return the rows of a panel with this many strips, each of several rows if there is room for all."""
     return 1 + strips * max(1, min(MAX_STRIP_ROWS, (room - 1) // max(1, strips)))
 
 
 def _split_without_gpus(shape: PanelCounts, middle: int) -> tuple[int, int]:
-    """The chart stands beside both panels of the other column, which share its height."""
+    """Return the rows of the two panels beside the chart, which share its height."""
     memory, cpu = 1 + shape.hosts + shape.ranks, 1 + max(1, shape.ranks)
     both = min(middle - _min_output_rows(middle), max(memory + cpu, 9, middle * 11 // 20))
     if memory + cpu <= both:
@@ -138,7 +138,7 @@ def _min_output_rows(middle: int) -> int:
 
 
 def _layout_one_column(shape: PanelCounts, width: int, top: int, middle: int) -> dict[str, Box]:
-    """One under another, what matters least left out."""
+    """Place panels one under another, without the least important ones where room is short."""
     wants = {
         "memory": 1 + (shape.gpus or shape.ranks + shape.hosts),
         "iteration": 8,

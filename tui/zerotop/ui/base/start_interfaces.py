@@ -1,4 +1,4 @@
-"""What the start screen needs from the rest: what there is to open, and what can be done with it."""
+"""The interfaces of the start screen: recordings, running jobs, and actions on them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from zerotop.ui.base.interfaces import Controller, Source
 
 
 class RefusedError(Exception):
-    """It cannot be done; the text is a sentence that says why."""
+    """An action is not possible; the text is a sentence that says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """A job of this node that nobody records."""
+    """A job on this node that is not being recorded."""
 
     pid: int
     launcher: str
@@ -33,48 +33,48 @@ class OpenedRecording:
     """A recording to watch."""
 
     source: Source
-    controller: Controller | None  # None where nothing runs
+    controller: Controller | None  # None if the job has ended
     title: str
-    play_from_ns: int | None = None  # None goes along with the end
+    play_from_ns: int | None = None  # None follows the end
 
 
 LibraryItem = Recording | RunningJob
 
 
 class RecordingLibrary(Protocol):
-    """The user's recordings. Reads them by itself, meanwhile; what may take long raises Refused or returns a sentence."""
+    """The user's recordings, read in the background. Slow methods return a sentence, or raise RefusedError."""
 
     folder_name: str
-    """Where they lie."""
+    """The folder of the recordings."""
 
     @property
     def recordings(self) -> tuple[Recording, ...]:
-        """What is known of now; the same object while nothing has changed."""
+        """The recordings known so far; the same object while nothing has changed."""
 
     @property
     def running_jobs(self) -> tuple[RunningJob, ...]:
-        """Likewise."""
+        """The jobs known so far; the same object while nothing has changed."""
 
     def start(self) -> None:
-        """Lists the recordings at once, and from now on reads what changes."""
+        """List the recordings, and read changes from now on."""
 
     def stop(self) -> None:
-        """Stops that."""
+        """Stop reading."""
 
     def open(self, item: LibraryItem) -> OpenedRecording:
-        """A recording; one of a job that nobody records is begun, from outside."""
+        """Open a recording, or start recording a job from outside."""
 
     def export(self, recording: Recording) -> str:
-        """Writes the steps as CSV to the current folder; says where."""
+        """Write the steps as CSV to the current folder; return a sentence with the path."""
 
     def pack(self, recording: Recording) -> str:
-        """Writes it as one small file to the current folder; says where."""
+        """Pack the recording into one file in the current folder; return a sentence with the path."""
 
     def describe_obstacle(self, recording: Recording) -> str:
-        """Why it cannot be deleted, as a sentence; "" where it can."""
+        """Return why the recording cannot be deleted; "" if it can."""
 
     def delete(self, recording: Recording) -> str:
-        """Deletes it for good; says what that freed."""
+        """Delete the recording permanently; return a sentence with the freed space."""
 
     def compare(self, recordings: Sequence[Recording]) -> Comparison:
-        """Reads them whole."""
+        """Compare recordings, which reads all of them."""

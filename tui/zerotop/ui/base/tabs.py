@@ -15,6 +15,6 @@ TABS = tuple(Tab(name, name.capitalize()) for name in _NAMES)
 
 
 def load_screen_class(name: str) -> type[MonitorScreen]:
-    """The screen class of that name, imported when it is first shown: ``RanksScreen`` of ``zerotop.ui.ranks.screen``."""
+    """Import and return the screen class of that name: ``RanksScreen`` of ``zerotop.ui.ranks.screen``."""
     kind: type[MonitorScreen] = getattr(importlib.import_module(f"zerotop.ui.{name}.screen"), f"{name.capitalize()}Screen")
     return kind

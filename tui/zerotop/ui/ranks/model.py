@@ -1,4 +1,4 @@
-"""What the ranks screen looks at: a metric, an order, a rank. Knows no terminal."""
+"""The state of the ranks screen: metric, order and rank. Knows no terminal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from zerotop.session.reader import Session
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Source
 
-# In the order in which a key goes through them.
+# In the order of the key that switches them.
 METRICS = (
     Metric.ITERATION,
     Metric.WAIT,
@@ -38,7 +38,7 @@ METRICS = (
     Metric.BACKWARD,
     Metric.STEP,
 )
-_MANY_RANKS = 128  # ranks, from which on it is looked at them more seldom
+_MANY_RANKS = 128  # above this, pictures and lookups are made less often
 _REFRESH_NS = 1_000_000_000
 _TABLE_METRICS = (
     Metric.ITERATION,
@@ -60,7 +60,7 @@ _NO_VALUES: Matrix = np.empty((0, 0), np.float32)
 
 @dataclass(frozen=True, eq=False)
 class RankPicture:
-    """What is drawn. ``values`` are ranks x steps in SI units; ``order`` are rows of it, the first to be shown first."""
+    """The data to draw. ``values`` has shape (ranks, steps), in SI units; ``order`` has its rows in display order."""
 
     matrix: RankMatrix
     metric: Metric
@@ -77,7 +77,7 @@ class RankPicture:
 
     @cached_property
     def table_rows(self) -> tuple[RankComparison, ...]:
-        """The chosen rank beside the others, without what was not recorded of it."""
+        """The chosen rank compared with the others, for each recorded metric."""
         if self.chosen is None or not self.matrix.times:
             return ()
         told = [metric for metric in _TABLE_METRICS if self._is_loaded(metric)]
@@ -85,26 +85,26 @@ class RankPicture:
         return tuple(one for one in recent if not np.isnan(one.own))
 
     def find_values(self, metric: Metric) -> Matrix:
-        """The values of any metric."""
+        """Return the values of any metric."""
         if metric is self.metric:
             return self.values
         return self.samples.read_metric(metric, self.matrix) if metric in METRIC_TABLES else self.matrix.times[metric]
 
     def find_deviation(self, metric: Metric) -> Matrix:
-        """How far ranks are off in any metric."""
+        """Return how far each rank deviates in any metric."""
         if metric is self.metric:
             return self.deviation
         return compute_deviations(values := self.find_values(metric), choose_scale(metric, self.matrix, values))
 
     @property
     def other_metrics(self) -> list[Metric]:
-        """Those that may be shown beside the one asked for, in order, of which there is anything."""
+        """Other metrics with data, in order."""
         at = METRICS.index(self.metric)
         others = METRICS[at + 1 :] + METRICS[:at]
         return [metric for metric in others if self.samples.is_recorded(metric) and self._is_loaded(metric)]
 
     def _is_loaded(self, metric: Metric) -> bool:
-        """Looking up what a thousand ranks have takes a while: then it is told when it is asked for."""
+        """Whether to show a metric unasked: reading the samples of a thousand ranks takes a while."""
         return metric not in METRIC_TABLES or metric is self.metric or len(self.matrix.processes) <= _MANY_RANKS
 
     def find_neighbor(self, number: int, rank: int | None) -> int | None:
@@ -118,7 +118,7 @@ class RankPicture:
 
 
 class Ranking:
-    """The screen's state. Gives the same object again while nothing of it is different."""
+    """The screen's state. Returns the same picture while nothing has changed."""
 
     def __init__(self, source: Source) -> None:
         self.metric = Metric.ITERATION
@@ -134,11 +134,11 @@ class Ranking:
 
     @property
     def recorded_metrics(self) -> list[Metric]:
-        """Those of which there is anything in the recording."""
+        """The metrics with data in the recording."""
         return [metric for metric in METRICS if self._samples.is_recorded(metric)]
 
     def switch_metric(self, number: int = 1) -> None:
-        """To the next metric there is."""
+        """Switch to the next metric with data."""
         there = self.recorded_metrics
         place = there.index(self.metric) + number if self.metric in there else 0
         self.metric = there[place % len(there)]
@@ -148,7 +148,7 @@ class Ranking:
         self.by_number = not self.by_number
 
     def make_picture(self, frame: Frame, columns: int | None = None) -> RankPicture:
-        """At the frame's cursor and rank; ``columns``: steps there is room for, None: as many as before."""
+        """Return the picture at the frame's cursor and rank, of ``columns`` steps; None: as many as before."""
         self._columns = columns or self._columns
         matrix = self._matrices.matrix_at(
             self._source.rank_steps,
@@ -164,7 +164,7 @@ class Ranking:
         return self._last_picture
 
     def _find_values(self, matrix: RankMatrix) -> MatrixValues:
-        """Return the matrix with the values of the metric; where looking them up takes long, those of before meanwhile."""
+        """Return the matrix and the metric's values; before a slow lookup is done, the previous ones."""
         metric = self.metric
         if self._lookup is not None and self._lookup[0] is not metric:
             self._lookup = None
@@ -198,7 +198,7 @@ class Ranking:
             self._values_by_metric[metric], self._lookup = (matrix, self._samples.read_metric(metric, matrix)), None
 
     def _choose_cursor(self, frame: Frame) -> int:
-        """The frame's cursor. Many ranks that go on finish steps all the time: they are looked at once a second."""
+        """Return the frame's cursor; with many live ranks, which finish steps all the time, only once a second."""
         cursor_ns, moment = frame.view.cursor_ns, frame.moment
         if moment.is_live and moment.is_following and len(self._source.rank_steps) > _MANY_RANKS:
             return cursor_ns - cursor_ns % _REFRESH_NS
@@ -231,7 +231,7 @@ class Ranking:
 
 
 def describe_empty(session: Session, processes: Sequence[RankSteps], state: State) -> str:
-    """Why no rank has a step here, and how to get some."""
+    """Say why no rank has a step, and how to record some."""
     if processes and state.is_over:
         return "No rank finished a step: there is nothing to compare."
     if processes:
