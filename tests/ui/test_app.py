@@ -323,7 +323,7 @@ async def test_a_screenshot_is_saved_here(tmp_path: Path, monkeypatch: pytest.Mo
         await until(pilot, lambda: "Saved as" in seen.text())
         monkeypatch.chdir("/proc")  # where nothing can be saved
         await pilot.press("s")
-        await until(pilot, lambda: "cannot be saved" in seen.text())
+        await until(pilot, lambda: "Cannot save" in seen.text())
 
 
 class TestLeaving:

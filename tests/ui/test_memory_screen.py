@@ -167,7 +167,7 @@ async def test_x_asks_for_a_look_and_its_result_is_drawn_when_it_arrives(tmp_pat
         assert "19.25 GiB in backward" in said
         job.trouble = OSError("No space left on device")
         await screen.press("x")
-        assert any("The job cannot be asked" in str(note.message) for note in app._notifications)
+        assert any("Cannot request a trace" in str(note.message) for note in app._notifications)
 
 
 @pytest.mark.parametrize("size", [(40, 12), (80, 24), (300, 90), (20, 6)])
