@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zerotop_probe.outside.attaching import payload, remote_exec
-from zerotop_probe.outside.attaching.ptrace.injector import State, plant_code
+from zerotop_probe.outside.attaching.injector import State, plant_code
 from zerotop_probe.outside.attaching.python_process import CannotEnter, examine_process
 from zerotop_probe.outside.procfs import Process
 

@@ -25,10 +25,10 @@ from textual.widget import Widget
 
 from zerotop.ui import charts
 from zerotop.ui.base.frame import Frame
+from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.drawing.theme import DARK
-from zerotop.ui.widgets.frame_widget import FrameWidget
 
 Series = list[tuple[Any, Any]]  # x and y of each line
 Maker = Callable[[], tuple[Widget, Callable[[Series], None]]]

@@ -20,7 +20,7 @@ from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.failures import oom_log_parser
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.ledger_rows import GpuLedger
-from zerotop.analysis.memory.memory_view import MemoryViewBuilder
+from zerotop.analysis.views.memory_view import MemoryViewBuilder
 from zerotop.session.reader import Session
 from zerotop_probe.outside.sampling import nvml
 from zerotop_probe.recording.tables import BOUNDARY, EVAL

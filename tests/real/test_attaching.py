@@ -25,8 +25,8 @@ from machine import small_disk
 from programs import ZEROTOP, environment, on_terminal, zerotop
 from zerotop_probe.outside.attaching import jobs, payload
 from zerotop_probe.outside.attaching import session as attaching
+from zerotop_probe.outside.attaching.injector import State, plant_code
 from zerotop_probe.outside.attaching.probe_entry import enter_processes
-from zerotop_probe.outside.attaching.ptrace.injector import State, plant_code
 from zerotop_probe.outside.attaching.python_process import REMOTE_EXEC_VERSION, Target, examine_process
 from zerotop_probe.outside.job import job_control
 from zerotop_probe.outside.procfs import Process

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from agents import wait_for
+from zerotop_probe.outside.attaching.injector import PlantedCode, State, plant_code
 from zerotop_probe.outside.attaching.ptrace import tracing
-from zerotop_probe.outside.attaching.ptrace.injector import PlantedCode, State, plant_code
 from zerotop_probe.outside.attaching.python_process import REMOTE_EXEC_VERSION, CannotEnter, examine_process, read_status
 from zerotop_probe.outside.procfs import Process
 
@@ -155,7 +155,7 @@ def test_one_that_ended_after_it_was_looked_at() -> None:
 def test_one_who_is_ending_enters_nobody() -> None:
     """As when the screen is left while ranks are being entered."""
     late = (
-        "import atexit, sys\nfrom zerotop_probe.outside.attaching.ptrace.injector import CannotEnter, plant_code\n"
+        "import atexit, sys\nfrom zerotop_probe.outside.attaching.injector import CannotEnter, plant_code\n"
         "from zerotop_probe.outside.attaching.python_process import examine_process\n"
         "from zerotop_probe.outside.procfs import Process\n"
         "def enter():\n    try: plant_code(examine_process(Process.from_pid(int(sys.argv[1]))), 'pass')\n"

@@ -8,8 +8,8 @@ import pytest
 
 from loop_runs import LOOPS, Counted
 from real_jobs import environment, launch, run_recorded
-from zerotop.analysis.memory.memory_view import MemoryViewBuilder
 from zerotop.analysis.reports.memory import read_report
+from zerotop.analysis.views.memory_view import MemoryViewBuilder
 from zerotop.commands.common.memory_text import format_report
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import BOUNDARY, EVAL

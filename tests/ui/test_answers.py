@@ -22,13 +22,13 @@ from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app import monitor
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.app.viewer import Viewer
+from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.base.tabs import TABS
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.drawing.theme import DARK_NAME, LIGHT_NAME
 from zerotop.ui.ranks import model as ranking_module
 from zerotop.ui.ranks.model import Ranking
 from zerotop.ui.ranks.screen import RanksScreen
-from zerotop.ui.widgets.frame_widget import FrameWidget
 
 
 class SlowSource(FakeSource):

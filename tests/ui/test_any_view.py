@@ -10,6 +10,7 @@ from rich.cells import cell_len
 
 from zerotop.analysis import live_view
 from zerotop.ui.base.footer import draw_tabs
+from zerotop.ui.base.frame import Pane
 from zerotop.ui.base.header import build_notices, count_notice_rows, draw_header, draw_notices
 from zerotop.ui.base.tabs import TABS
 from zerotop.ui.dialogs.text_pages import build_job_page
@@ -18,7 +19,7 @@ from zerotop.ui.drawing.rows import Row, row_text
 from zerotop.ui.live.cpu_gpu import draw_cpu, draw_gpu
 from zerotop.ui.live.iteration import draw_iteration
 from zerotop.ui.live.memory import draw_memory
-from zerotop.ui.live.output import Pane, draw_output
+from zerotop.ui.live.output import draw_output
 
 sizes = st.integers(0, 2**50)
 numbers = st.one_of(st.floats(min_value=0, max_value=1e12), st.just(float("nan")), st.just(float("inf")))

@@ -18,13 +18,14 @@ from settling import until
 from watching import Watch
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.interfaces import Leaving
-from zerotop.ui.base.panels import Output, Transport
+from zerotop.ui.base.panels import Transport
 from zerotop.ui.base.tabs import TABS, load_screen_class
 from zerotop.ui.dialogs.dialog import Page
 from zerotop.ui.dialogs.go_to_dialog import GoToDialog
 from zerotop.ui.dialogs.quit_dialog import LeaveDialog
 from zerotop.ui.drawing.glyphs import ASCII, TEXTURES, Glyphs
 from zerotop.ui.drawing.theme import DARK_NAME, LIGHT_NAME
+from zerotop.ui.live.panels import Output
 from zerotop.ui.widgets.textual_private import WrittenText
 
 

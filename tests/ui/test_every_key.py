@@ -24,6 +24,7 @@ from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.app.monitor import Monitor
 from zerotop.ui.app.start_app import StartApp
 from zerotop.ui.base.base_screen import MonitorScreen
+from zerotop.ui.base.frame_widget import RowWidget
 from zerotop.ui.base.tabs import TABS, load_screen_class
 from zerotop.ui.compare.screen import CompareScreen
 from zerotop.ui.dialogs.dialog import Dialog, Page
@@ -33,7 +34,6 @@ from zerotop.ui.iteration.screen import IterationScreen
 from zerotop.ui.output.screen import OutputScreen
 from zerotop.ui.ranks.screen import RanksScreen
 from zerotop.ui.start.screen import StartScreen
-from zerotop.ui.widgets.frame_widget import RowWidget
 
 COMPARING = ("space", "down", "space", "c")
 # Keys that are pressed before, so that there is something to do: by a binding's id.

@@ -14,10 +14,10 @@ from settling import until
 from watching import Watch
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
+from zerotop.ui.base.frame_widget import RowWidget
 from zerotop.ui.base.tabs import TABS
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
 from zerotop.ui.drawing.rows import Row
-from zerotop.ui.widgets.frame_widget import RowWidget
 
 NASTY = "[red]x[/red] \x1b]0;title\x07\x1b[2J\r\u202e end"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerotop.ui.base.layout import Box, PanelCounts, layout_live, layout_outline
+from zerotop.ui.drawing.layout import Box, PanelCounts, layout_live, layout_outline
 
 PANELS = ("memory", "iteration", "cpu", "gpu", "output")
 

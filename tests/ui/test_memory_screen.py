@@ -17,8 +17,8 @@ from watching import FakeJob
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop.ui.app.app import ZerotopApp
-from zerotop.ui.base.layout import Box
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
+from zerotop.ui.drawing.layout import Box
 from zerotop.ui.memory.screen import MemoryLedger, MemoryScreen, PhasePeaks, TraceCurve, layout_memory
 
 

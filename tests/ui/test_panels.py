@@ -14,8 +14,8 @@ from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.app.viewer import Viewer
 from zerotop.ui.base.footer import CursorState, Tab, draw_badge, draw_keys, draw_status, draw_tabs, draw_transport
 from zerotop.ui.base.footer_keys import collect_keys
+from zerotop.ui.base.frame import Pane
 from zerotop.ui.base.header import build_notices, draw_header, draw_notices
-from zerotop.ui.base.panels import Iteration
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
 from zerotop.ui.drawing.labels import describe_no_output, format_ending
 from zerotop.ui.drawing.rows import Row, row_text, row_width
@@ -23,7 +23,8 @@ from zerotop.ui.drawing.theme import STYLES
 from zerotop.ui.live.cpu_gpu import draw_cpu, draw_gpu
 from zerotop.ui.live.iteration import draw_iteration
 from zerotop.ui.live.memory import draw_memory
-from zerotop.ui.live.output import Pane, count_visible_lines, draw_output
+from zerotop.ui.live.output import count_visible_lines, draw_output
+from zerotop.ui.live.panels import Iteration
 from zerotop.ui.live.screen import LiveScreen
 from zerotop.ui.ranks.rank_list import draw_ranks
 

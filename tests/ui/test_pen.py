@@ -13,10 +13,10 @@ from fake_source import FakeSource, offload_story
 from paper import Paper
 from zerotop.ui.app import monitor
 from zerotop.ui.app.app import ZerotopApp
+from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.widgets.direct_writer import DirectWriter, iter_changes
-from zerotop.ui.widgets.frame_widget import FrameWidget
 from zerotop.ui.widgets.textual_private import WrittenText
 
 WIDTH = 40

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fake_source import FakeSource, cpu_story
 from zerotop.ui.app.scrollback import Scrollback
-from zerotop.ui.live.output import Pane
+from zerotop.ui.base.frame import Pane
 
 LINES = tuple(f"line {number}" for number in range(5000))
 

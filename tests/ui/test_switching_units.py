@@ -21,12 +21,12 @@ from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.app.settings import UserSettings
 from zerotop.ui.app.start_app import StartApp
 from zerotop.ui.base.clipboard import collect_copy_text
+from zerotop.ui.base.frame_widget import RowWidget
 from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.base.tabs import TABS
 from zerotop.ui.compare.screen import CompareScreen
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
 from zerotop.ui.start.screen import StartScreen
-from zerotop.ui.widgets.frame_widget import RowWidget
 
 _BINARY, _DECIMAL = re.compile(r"\b[KMGT]iB\b"), re.compile(r"\b[kMGT]B\b(?!/s)")
 _NOT_OURS = ("keys", "output")  # the key says what it switches to; the job's own words stay as they are

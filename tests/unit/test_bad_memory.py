@@ -15,9 +15,9 @@ from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.failures.oom_log_parser import parse_output
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.ledger_rows import GpuLedger
-from zerotop.analysis.memory.memory_view import MemoryViewBuilder
 from zerotop.analysis.memory.zero_model import parse_setups, sum_expected
 from zerotop.analysis.processes.devices import Devices
+from zerotop.analysis.views.memory_view import MemoryViewBuilder
 from zerotop.session.reader import Event, Session
 from zerotop_probe.inside.device.allocator import AllocatorSampler, extract_counters, find_backend
 from zerotop_probe.inside.device.cuda_events import DeviceClock

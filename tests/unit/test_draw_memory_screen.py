@@ -12,17 +12,17 @@ import recordings
 from memory_recording import GIB, Recording, gib, usual
 from microscope_recording import looked_at
 from small_recording import BEGIN_NS, S, identity
-from zerotop.analysis.memory.memory_view import MemoryView, MemoryViewBuilder
 from zerotop.analysis.processes.phases import phase_name
+from zerotop.analysis.views.memory_view import MemoryView, MemoryViewBuilder
 from zerotop.ui.base.post_mortem import count_post_mortem_rows, draw_post_mortem
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.drawing.rows import Row, row_text, row_width
+from zerotop.ui.drawing.size_unit import choose_unit
 from zerotop.ui.drawing.theme import STYLES
 from zerotop.ui.memory.ledger_bars import draw_gpu_bars, draw_host_bars, find_rank
 from zerotop.ui.memory.ledger_curve import REQUEST_HINT, draw_curve, resample_curve
 from zerotop.ui.memory.ledger_estimates import draw_estimates
 from zerotop.ui.memory.ledger_peaks import draw_health, draw_peaks
-from zerotop.ui.memory.ledger_style import choose_unit
 from zerotop.ui.memory.ledger_table import draw_gpu_ledger, draw_host_ledger
 from zerotop_probe.recording import events
 

@@ -13,8 +13,8 @@ import recordings
 from memory_recording import GIB, PARTS, Recording, allocator, gib, gpu, holds, resident, usual
 from small_recording import BEGIN_NS, S, identity
 from zerotop.analysis.memory.memory_table import FREED, SUM_DEVICE, SUM_RESIDENT, TO_COME, MemoryLine
-from zerotop.analysis.memory.memory_view import MemoryView, MemoryViewBuilder
 from zerotop.analysis.memory.phase_peaks import read_rank_peaks
+from zerotop.analysis.views.memory_view import MemoryView, MemoryViewBuilder
 from zerotop.session.reader import Event, Session
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import PHASE_CODE

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from zerotop_probe.outside.attaching import payload, remote_exec
-from zerotop_probe.outside.attaching.ptrace.injector import PlantedCode, State, plant_code
+from zerotop_probe.outside.attaching.injector import PlantedCode, State, plant_code
 from zerotop_probe.outside.attaching.python_process import REMOTE_EXEC_VERSION, CannotEnter, examine_process
 from zerotop_probe.outside.procfs import Process
 

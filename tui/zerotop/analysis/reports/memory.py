@@ -16,7 +16,6 @@ from zerotop.analysis.memory.allocator_health import AllocatorHealth, read_alloc
 from zerotop.analysis.memory.deepspeed_estimates import RuleOfThumb
 from zerotop.analysis.memory.host_ledger import HostLedger
 from zerotop.analysis.memory.ledger_rows import GpuLedger
-from zerotop.analysis.memory.memory_view import MemoryView, MemoryViewBuilder, find_last_alive
 from zerotop.analysis.memory.peak_ledger import PeakLedger, read_peak_ledgers
 from zerotop.analysis.memory.phase_peaks import RankPeaks, read_rank_peaks
 from zerotop.analysis.memory.tensor_inventory import read_inventory
@@ -24,6 +23,7 @@ from zerotop.analysis.memory.zero_model import Difference, compare_ledger, compu
 from zerotop.analysis.processes.alive_ranks import find_alive_processes, read_events
 from zerotop.analysis.steps.optimizer_phases import compute_medians, read_step_parts
 from zerotop.analysis.steps.step_table import read_steps
+from zerotop.analysis.views.memory_view import MemoryView, MemoryViewBuilder, find_last_alive
 from zerotop.analysis.views.notices import describe_damage
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session

@@ -16,6 +16,7 @@ from zerotop.analysis.formatting import format_count
 from zerotop.ui.app.navigation import NavigationApp
 from zerotop.ui.base.bindings import RECORDING_ACTIONS
 from zerotop.ui.base.clipboard import collect_copy_text
+from zerotop.ui.base.frame_widget import RowWidget
 from zerotop.ui.base.interfaces import Controller, Leaving
 from zerotop.ui.base.tabs import TABS
 from zerotop.ui.dialogs.dialog import Page
@@ -24,7 +25,6 @@ from zerotop.ui.dialogs.text_pages import build_help, build_job_page
 from zerotop.ui.drawing import units
 from zerotop.ui.drawing.text import sanitize
 from zerotop.ui.drawing.theme import DARK_NAME, LIGHT_NAME
-from zerotop.ui.widgets.frame_widget import RowWidget
 
 _UNIT_NOTES = {
     units.BINARY.name: "2^30 bytes, as PyTorch and nvidia-smi count",

@@ -25,6 +25,7 @@ from zerotop.ui.app.terminal_lost import exit_hung_up, find_terminal, is_hung_up
 from zerotop.ui.app.viewer import Viewer
 from zerotop.ui.base.base_screen import MonitorScreen, ScreenPicture, ScreenState
 from zerotop.ui.base.bindings import APP_BINDINGS
+from zerotop.ui.base.frame_widget import RedrawRequested
 from zerotop.ui.base.interfaces import Controller, Leaving, Source
 from zerotop.ui.base.start_interfaces import OpenedRecording
 from zerotop.ui.base.tabs import TABS, load_screen_class
@@ -32,7 +33,6 @@ from zerotop.ui.dialogs.quit_dialog import LeaveDialog
 from zerotop.ui.drawing import units
 from zerotop.ui.drawing.glyphs import Glyphs, choose_glyphs
 from zerotop.ui.drawing.theme import DARK, DARK_NAME, LIGHT, LIGHT_NAME
-from zerotop.ui.widgets.frame_widget import RedrawRequested
 
 FRAME_S = 0.22  # between two polls: a new record is on screen within this and one frame
 HEARTBEAT_S = 0.5  # a frame at least this often, so that clocks advance

@@ -5,10 +5,11 @@ from __future__ import annotations
 from zerotop.analysis.annotations import Annotation
 from zerotop.ui.app.monitor import Monitor
 from zerotop.ui.base.base_screen import MonitorScreen
-from zerotop.ui.base.panels import Output, Transport
+from zerotop.ui.base.panels import Transport
 from zerotop.ui.base.tabs import TABS
 from zerotop.ui.dialogs.findings_dialog import FindingsDialog
 from zerotop.ui.dialogs.go_to_dialog import Destination, GoToDialog
+from zerotop.ui.live.panels import Output
 
 
 class NavigationApp(Monitor):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from zerotop.ui.base.frame import Pane
 from zerotop.ui.base.interfaces import Source
-from zerotop.ui.live.output import Pane
 
 _MIN_LINES, _MAX_LINES = 200, 102_400  # that are read
 

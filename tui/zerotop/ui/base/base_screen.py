@@ -18,14 +18,14 @@ from textual.screen import Screen
 from zerotop.ui.base import panels
 from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.frame import Frame
+from zerotop.ui.base.frame_widget import CommonPanel, FrameWidget, RedrawRequested, RowWidget
 from zerotop.ui.base.header import count_notice_rows
 from zerotop.ui.base.interfaces import Source
-from zerotop.ui.base.layout import Box, ScreenOutline, layout_outline
 from zerotop.ui.base.post_mortem import count_post_mortem_rows
 from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.layout import Box, ScreenOutline, layout_outline
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.widgets.direct_writer import DirectWriter
-from zerotop.ui.widgets.frame_widget import CommonPanel, FrameWidget, RedrawRequested, RowWidget
 from zerotop.ui.widgets.panel_container import Panels
 
 

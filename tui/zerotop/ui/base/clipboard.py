@@ -8,7 +8,7 @@ from textual.screen import Screen
 
 from zerotop.analysis.live_view import Iterations
 from zerotop.analysis.text_tables import format_tsv
-from zerotop.ui.widgets.frame_widget import RowWidget
+from zerotop.ui.base.frame_widget import RowWidget
 
 
 @runtime_checkable

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.analysis.failures.failure import Failure
 from zerotop.analysis.live_view import LiveView
 from zerotop.ui.base.footer import CursorState, Tab
 from zerotop.ui.base.header import Notice, build_notices
-from zerotop.ui.live.output import Pane
+
+
+@dataclass(frozen=True, slots=True)
+class Pane:
+    """Output lines; the last ``lines_below`` are below the visible ones."""
+
+    lines: tuple[str, ...]
+    lines_below: int = 0
+    has_newer: bool = False  # newer lines exist that are not in ``lines``
+    seek_count: int = field(default=0, compare=False)  # how often the user moved the cursor
 
 
 @dataclass(frozen=True, slots=True)

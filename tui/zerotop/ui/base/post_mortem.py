@@ -11,10 +11,10 @@ from zerotop.ui.drawing.formatting import choose_time_unit, format_rough_time
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
+from zerotop.ui.drawing.size_unit import SizeUnit, choose_unit
 from zerotop.ui.drawing.table import draw_rule
 from zerotop.ui.drawing.text import sanitize, wrap_text
 from zerotop.ui.drawing.units import convert_sizes
-from zerotop.ui.memory.ledger_style import SizeUnit, choose_unit
 
 _TITLES = {"memory": "Out of memory", "signal": "Killed", "error": "Failed"}
 _LABEL_WIDTH = 24

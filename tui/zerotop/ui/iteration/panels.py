@@ -6,6 +6,7 @@ from abc import abstractmethod
 
 from zerotop.analysis.live_view import State
 from zerotop.ui.base.frame import Frame
+from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row
 from zerotop.ui.iteration.clipboard import phases_text, waveform_text
@@ -13,7 +14,6 @@ from zerotop.ui.iteration.drawing import ShownWaveform, draw_empty, draw_wavefor
 from zerotop.ui.iteration.model import FoldModel
 from zerotop.ui.iteration.samples import draw_samples
 from zerotop.ui.iteration.table import draw_phases
-from zerotop.ui.widgets.frame_widget import FrameWidget
 
 
 class _FoldPanel(FrameWidget, can_focus=True):

@@ -19,16 +19,16 @@ from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.bindings import rank_bindings
 from zerotop.ui.base.footer_keys import bind, in_footer
 from zerotop.ui.base.frame import Frame
+from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.base.interfaces import Source
-from zerotop.ui.base.layout import GAP, Box
 from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.layout import GAP, Box
 from zerotop.ui.iteration.drawing import has_hidden_lanes
 from zerotop.ui.iteration.model import FoldModel
 from zerotop.ui.iteration.overlay_dialog import OverlayDialog
 from zerotop.ui.iteration.panels import PhaseTable, SampleTable, WaveformPanel
 from zerotop.ui.iteration.samples import count_sample_rows
 from zerotop.ui.iteration.table import FULL_WIDTH, build_lines
-from zerotop.ui.widgets.frame_widget import FrameWidget
 
 _SIDE_BY_SIDE_WIDTH = 82  # cells of the chart from which the table stands beside it
 _MIN_CHART_ROWS = 9  # rows

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
+from zerotop.ui.base.frame import Pane
 from zerotop.ui.drawing.formatting import format_grouped
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
 from zerotop.ui.drawing.table import draw_rule, panel_title
 from zerotop.ui.drawing.text import fit_text, sanitize
-
-
-@dataclass(frozen=True, slots=True)
-class Pane:
-    """Output lines; the last ``lines_below`` are below the visible ones."""
-
-    lines: tuple[str, ...]
-    lines_below: int = 0
-    has_newer: bool = False  # newer lines exist that are not in ``lines``
-    seek_count: int = field(default=0, compare=False)  # how often the user moved the cursor
 
 
 def draw_output(

@@ -7,16 +7,16 @@ from typing import ClassVar
 
 from textual.binding import BindingType
 
-from zerotop.ui.base import panels
 from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.bindings import scroll_bindings
 from zerotop.ui.base.footer_keys import in_footer
 from zerotop.ui.base.frame import Frame
-from zerotop.ui.base.layout import Box, PanelCounts, layout_live
+from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.dialogs.help_terms import TERMS
+from zerotop.ui.drawing.layout import Box, PanelCounts, layout_live
+from zerotop.ui.live import panels
 from zerotop.ui.live.cpu_gpu import draw_cpu, draw_gpu
 from zerotop.ui.live.memory import draw_memory
-from zerotop.ui.widgets.frame_widget import FrameWidget
 
 
 class LiveScreen(MonitorScreen):

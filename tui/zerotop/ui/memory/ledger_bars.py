@@ -9,14 +9,15 @@ import numpy as np
 
 from zerotop.analysis.memory.host_ledger import HostLedger
 from zerotop.analysis.memory.ledger_rows import GpuLedger
-from zerotop.analysis.memory.memory_view import MemoryView
+from zerotop.analysis.views.memory_view import MemoryView
 from zerotop.ui.charts import AXIS_WIDTH, Canvas, Quantity, Scale, add_axes, choose_scale, plot_stack
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, Span, fit_height, fit_row, merge_spans, row_width
+from zerotop.ui.drawing.size_unit import choose_unit
 from zerotop.ui.drawing.table import draw_rule, panel_title
 from zerotop.ui.drawing.text import fit_text
 from zerotop.ui.drawing.units import giga_unit
-from zerotop.ui.memory.ledger_style import NOT_JOB_KEYS, PART_STYLES, choose_unit
+from zerotop.ui.memory.ledger_style import NOT_JOB_KEYS, PART_STYLES
 
 _MAX_BAR_WIDTH, _GAP = 8, 1
 _JOB_GAP = 3  # cells between the GPUs and the chosen one's job

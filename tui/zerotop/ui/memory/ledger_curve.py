@@ -16,9 +16,9 @@ from zerotop.ui.drawing.formatting import format_duration, format_grouped
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
+from zerotop.ui.drawing.size_unit import SizeUnit, choose_unit
 from zerotop.ui.drawing.table import draw_rule, panel_title
 from zerotop.ui.drawing.text import fit_text, wrap_text
-from zerotop.ui.memory.ledger_style import SizeUnit, choose_unit
 
 BLOCK_COUNT = 5
 _BLOCKS_WIDTH = 34

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from zerotop.analysis.memory.deepspeed_estimates import Estimate
-from zerotop.analysis.memory.memory_view import MemoryView
+from zerotop.analysis.views.memory_view import MemoryView
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row
+from zerotop.ui.drawing.size_unit import SizeUnit, choose_unit
 from zerotop.ui.drawing.table import Column, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, wrap_text
-from zerotop.ui.memory.ledger_style import SizeUnit, choose_unit
 
 
 def draw_estimates(view: MemoryView, width: int, height: int, glyphs: Glyphs) -> list[Row]:

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 from zerotop.analysis.formatting import format_count
 from zerotop.analysis.memory.allocator_health import AllocatorHealth
-from zerotop.analysis.memory.memory_view import MemoryView
 from zerotop.analysis.memory.phase_peaks import BEFORE, PhasePeak
+from zerotop.analysis.views.memory_view import MemoryView
 from zerotop.ui.charts.bars import draw_stacked_bar
 from zerotop.ui.drawing.formatting import format_share
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style
 from zerotop.ui.drawing.rows import Row, choose_items, fit_height, fit_row, join_rows
+from zerotop.ui.drawing.size_unit import SizeUnit, choose_unit
 from zerotop.ui.drawing.table import Column, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
-from zerotop.ui.memory.ledger_style import SizeUnit, choose_unit
 
 
 def draw_peaks(view: MemoryView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from zerotop.analysis.memory.memory_table import MemoryLine
-from zerotop.analysis.memory.memory_view import MemoryView
 from zerotop.analysis.memory.phase_peaks import BEFORE
 from zerotop.analysis.memory.tensor_inventory import CATEGORIES
+from zerotop.analysis.views.memory_view import MemoryView
 from zerotop.ui.drawing.formatting import MISSING, format_rough_time
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
+from zerotop.ui.drawing.size_unit import SizeUnit, choose_unit
 from zerotop.ui.drawing.table import Column, PlacedColumns, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize, wrap_text
-from zerotop.ui.memory.ledger_style import PART_STYLES, SizeUnit, choose_unit
+from zerotop.ui.memory.ledger_style import PART_STYLES
 from zerotop.ui.memory.row_selection import EXTRA_KEYS, choose_lines
 
 _MIN_DIFFERENCE = 0.02  # share of the device's or the process's memory from which on a difference is highlighted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerotop.analysis.memory.memory_view import MemoryView, MemoryViewBuilder
+from zerotop.analysis.views.memory_view import MemoryView, MemoryViewBuilder
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Source
 from zerotop.ui.memory.ledger_curve import NO_GPU_HINT, REPLAY_HINT, REQUEST_HINT, REQUESTED_HINT

@@ -10,14 +10,15 @@ from textual import events
 from textual.binding import BindingType
 
 from zerotop.analysis.live_view import Gpu, LiveView
-from zerotop.analysis.memory.memory_view import MemoryView
+from zerotop.analysis.views.memory_view import MemoryView
 from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.bindings import rank_bindings
 from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.frame import Frame
+from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.base.interfaces import Source
-from zerotop.ui.base.layout import GAP, Box
 from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.layout import GAP, Box
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
 from zerotop.ui.drawing.table import draw_rule
 from zerotop.ui.drawing.units import giga_unit
@@ -30,7 +31,6 @@ from zerotop.ui.memory.ledger_peaks import draw_health, draw_peaks
 from zerotop.ui.memory.ledger_table import count_ledger_rows, draw_gpu_ledger, draw_host_ledger
 from zerotop.ui.memory.memory_history import draw_history
 from zerotop.ui.memory.model import MemoryModel, can_request_trace, describe_hint
-from zerotop.ui.widgets.frame_widget import FrameWidget
 
 _TABLE_WIDTH = 66  # cells that the ledger needs
 _SIDE_BY_SIDE_WIDTH = 78  # from this width, bars stand beside the ledger

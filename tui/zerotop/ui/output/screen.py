@@ -14,15 +14,15 @@ from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.bindings import scroll_bindings
 from zerotop.ui.base.footer_keys import bind, in_footer
 from zerotop.ui.base.frame import Frame
+from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.base.interfaces import Source
-from zerotop.ui.base.layout import Box
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import describe_no_output
+from zerotop.ui.drawing.layout import Box
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.output.drawing import OutputPage, SearchState, count_visible_lines, draw_lines, draw_page_rows, lines_text
 from zerotop.ui.output.model import OutputView
 from zerotop.ui.output.search_bar import Find
-from zerotop.ui.widgets.frame_widget import FrameWidget
 from zerotop.ui.widgets.scrollable import Scrollable
 
 _SEARCH_SLICE_S = 0.02  # a search shows its progress this often

@@ -8,11 +8,11 @@ from textual import events
 from textual.message import Message
 
 from zerotop.ui.base.frame import Frame
+from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.output.drawing import draw_search
 from zerotop.ui.output.model import OutputView
-from zerotop.ui.widgets.frame_widget import FrameWidget
 
 
 class Find(FrameWidget, can_focus=True):

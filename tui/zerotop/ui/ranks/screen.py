@@ -13,15 +13,15 @@ from zerotop.ui.base.base_screen import MonitorScreen, ScreenPicture
 from zerotop.ui.base.bindings import rank_bindings
 from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.frame import Frame
+from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.base.interfaces import Source
-from zerotop.ui.base.layout import GAP, Box
 from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.layout import GAP, Box
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.ranks.clipboard import matrix_text, table_text
 from zerotop.ui.ranks.heatmap import MapRows, draw_map, max_shown_steps
 from zerotop.ui.ranks.model import Ranking
 from zerotop.ui.ranks.table import draw_table
-from zerotop.ui.widgets.frame_widget import FrameWidget
 
 TABLE_WIDTH = 46
 _TABLE_ROWS = 12

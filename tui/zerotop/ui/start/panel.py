@@ -9,13 +9,13 @@ from textual import events
 
 from zerotop.analysis.formatting import format_count
 from zerotop.analysis.reports.recording_index import Recording
+from zerotop.ui.base.key_row import KeyRow
 from zerotop.ui.base.start_interfaces import LibraryItem
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row
 from zerotop.ui.start.columns import ListLine
 from zerotop.ui.start.drawing import DETAIL_ROWS, draw_detail, draw_head, draw_list
 from zerotop.ui.start.model import StartModel
-from zerotop.ui.widgets.key_row import KeyRow
 from zerotop.ui.widgets.scrollable import Scrollable
 
 _LIST_TOP = 2  # rows above the first of the list

@@ -15,14 +15,14 @@ from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.bindings import rank_bindings
 from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.frame import Frame
+from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.base.interfaces import Source
-from zerotop.ui.base.layout import GAP, Box
 from zerotop.ui.charts import GrowingScales
 from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.layout import GAP, Box
 from zerotop.ui.drawing.rows import Row, fit_row
 from zerotop.ui.ranks.rank_list import draw_ranks, find_first_visible
 from zerotop.ui.threads.drawing import draw_threads, measure_history, threads_text
-from zerotop.ui.widgets.frame_widget import FrameWidget
 from zerotop.ui.widgets.scrollable import Scrollable
 
 _SIDE_BY_SIDE_WIDTH, _LIST_WIDTH = 130, 42  # from this width the ranks stand beside the threads

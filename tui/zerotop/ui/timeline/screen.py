@@ -13,16 +13,16 @@ from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.bindings import rank_bindings
 from zerotop.ui.base.footer_keys import bind, in_footer
 from zerotop.ui.base.frame import Frame
+from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.base.interfaces import Source
-from zerotop.ui.base.layout import Box
 from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.layout import Box
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.timeline.clipboard import window_text
 from zerotop.ui.timeline.drawing import MIN_WIDTH, chart_begin, chart_cells, draw_empty, draw_timeline
 from zerotop.ui.timeline.help import TERMS
 from zerotop.ui.timeline.model import PictureBuilder
 from zerotop.ui.timeline.window import WHEEL_ZOOM, TimelineView
-from zerotop.ui.widgets.frame_widget import FrameWidget
 
 _PAN_SHARE = 0.25  # of the window
 _ZOOM, _PAN, _RANGE = in_footer(8, "zoom", label_index=1), in_footer(5, "pan"), in_footer(6, "range")

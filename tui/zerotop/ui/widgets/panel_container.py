@@ -7,7 +7,7 @@ from textual.layout import ArrangeResult, Layout, WidgetPlacement
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from zerotop.ui.base.layout import Box
+from zerotop.ui.drawing.layout import Box
 
 
 class Panels(Widget):

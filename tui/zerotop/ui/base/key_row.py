@@ -8,8 +8,8 @@ from textual import events
 
 from zerotop.ui.base.footer import draw_keys
 from zerotop.ui.base.footer_keys import choose_keys
+from zerotop.ui.base.frame_widget import RowWidget
 from zerotop.ui.drawing.rows import Row
-from zerotop.ui.widgets.frame_widget import RowWidget
 
 
 class ClickableRow(RowWidget):
