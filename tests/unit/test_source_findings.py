@@ -26,7 +26,7 @@ def test_findings_are_searched_for_apart_from_reading(tmp_path: Path) -> None:
     while (result := source.search_findings()).is_behind:
         assert source.findings_at(None) != expected or not result.has_new
     assert source.findings_at(None) == expected
-    assert source.search_findings() == (False, False)
+    assert source.search_findings()[:2] == (False, False)
     last = expected[-1]
     assert last not in source.findings_at(last.known_ns - 1)
     assert last in source.findings_at(last.known_ns)

@@ -19,6 +19,7 @@ class SearchResult(NamedTuple):
 
     has_new: bool  # there is another finding
     is_behind: bool  # there are more pieces to search
+    pause_s: float = 0.0  # nothing is searched before this has passed
 
 
 class Findings:
@@ -50,9 +51,9 @@ class Findings:
         self._took_s += end - begin
         if self._annotator.is_behind:
             return SearchResult(has_new, True)
-        self._due_s = end + min(max(_MIN_PAUSE_S, _PAUSE_FACTOR * self._took_s), _MAX_PAUSE_S)
-        self._took_s, self._until_ns = 0.0, None
-        return SearchResult(has_new, False)
+        pause_s = min(max(_MIN_PAUSE_S, _PAUSE_FACTOR * self._took_s), _MAX_PAUSE_S)
+        self._due_s, self._took_s, self._until_ns = end + pause_s, 0.0, None
+        return SearchResult(has_new, False, pause_s)
 
     def findings_at(self, cursor_ns: int) -> tuple[Annotation, ...]:
         """Return the findings known at the cursor (unix nanoseconds), in the order in which they became known."""

@@ -100,6 +100,7 @@ class Monitor(App[Leaving]):
         self._wanted: tuple[FrameRequest, MonitorScreen, ScreenState] | None = None  # for the next picture
         self._interim_timer: asyncio.TimerHandle | None = None
         self._rest_until_s = 0.0
+        self._search_due_s = 0.0
         self._last_key_s = -KEYED_S  # of the last key or mouse event
         self._job_check: asyncio.Future[None] | None = None
         self._imported_screen = ""  # name of the screen whose module was imported last
@@ -124,6 +125,7 @@ class Monitor(App[Leaving]):
         self._worker.close(wait=True)
         self._worker = FrameWorker(self.call_later)
         self._viewer = self._wanted = None
+        self._search_due_s = 0.0
         self._made_screens.clear()
         self.title = "zerotop"
 
@@ -251,7 +253,8 @@ class Monitor(App[Leaving]):
         if result.picture is not None:
             self._show_picture(result.picture)
         self._rest(result.cpu_s + time.thread_time() - begin_s)
-        self._search_findings()
+        if time.monotonic() >= self._search_due_s:
+            self._search_findings()
 
     def _rest(self, cpu_s: float) -> None:
         """Delay the next poll after work that took this processor time."""
@@ -271,6 +274,7 @@ class Monitor(App[Leaving]):
 
     def _finish_search(self, searched: tuple[SearchResult, float]) -> None:
         result, cpu_s = searched
+        self._search_due_s = time.monotonic() + result.pause_s
         if result.has_new:
             self.draw_frame()
         if not self.viewer.source.is_live:
