@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -69,7 +69,11 @@ def runs_together(tmp_path_factory: pytest.TempPathFactory, job_environment: dic
         if launcher == TOGETHER and not why_impossible_here(config)
     }
     # The first one: the Trainer makes the group of ranks without DeepSpeed.
-    runs = {WITHOUT_DEEPSPEED: (None, SAVE), **configs, OWN_MODEL: ("zero3_bf16", local_model.make_sources(folder))}
+    runs: dict[str, tuple[str | None, Sequence[str]]] = {
+        WITHOUT_DEEPSPEED: (None, SAVE),
+        **configs,
+        OWN_MODEL: ("zero3_bf16", local_model.make_sources(folder)),
+    }
     made = finetunes_in_turn(runs, folder, job_environment)
     shared_memory.remove_leftovers()
     return made

@@ -420,7 +420,8 @@ class Stranger:
     def told(self, pid: int) -> str:
         """What he is told when he wants to enter it."""
         command = [self.python, "-c", ENTER, str(pid), str(self._folder)]
-        return subprocess.run(command, check=True, capture_output=True, text=True, **self.options).stdout
+        done = subprocess.run(command, check=True, capture_output=True, text=True, **self.options)
+        return str(done.stdout)
 
 
 @pytest.fixture

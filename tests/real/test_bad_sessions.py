@@ -47,10 +47,20 @@ def newer(session: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"zerotop": [2, 0]}))
 
 
+def replace_by_file(session: Path) -> None:
+    shutil.rmtree(session)
+    session.write_text("hello")
+
+
+def empty(session: Path) -> None:
+    shutil.rmtree(session)
+    session.mkdir()
+
+
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (shutil.rmtree, "There is no session"),
-    "a file": (lambda path: (shutil.rmtree(path), path.write_text("hello")), "There is no session"),
-    "empty": (lambda path: (shutil.rmtree(path), path.mkdir()), "holds no recording: it has no session.json"),
+    "a file": (replace_by_file, "There is no session"),
+    "empty": (empty, "holds no recording: it has no session.json"),
     "of a newer format": (newer, "has recording format 2, this zerotop reads up to 1: use a newer zerotop"),
     "no JSON": (lambda path: (path / "session.json").write_text("{"), "is damaged: the recording cannot be read"),
     "other JSON": (lambda path: (path / "session.json").write_text("[1]"), "is damaged: the recording cannot be read"),

@@ -272,7 +272,9 @@ def _ranks(told: list[Moment]) -> dict[int, RankHistory]:
         by_rank.setdefault(rank.rank, []).append(rank)
     return {
         number: RankHistory(
-            *(_column(items, name) for name in ("cores_used", "rss_bytes", "shared_bytes")),
+            cores_used=_column(items, "cores_used"),
+            rss_bytes=_column(items, "rss_bytes"),
+            shared_bytes=_column(items, "shared_bytes"),
             phase=tuple(rank.phase for rank in items),
         )
         for number, items in sorted(by_rank.items())

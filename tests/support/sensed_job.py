@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -98,7 +99,7 @@ class Job:
             for rank in range(ranks)
         ]
 
-    def _allocator(self, rank: int) -> list[object]:
+    def _allocator(self, rank: int) -> list[tuple[Any, ...]]:
         found = []
         for begin, end, phase, _ in self.spans:
             held = 2000 if phase == "backward" else 1000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -48,13 +49,13 @@ class Start:
         assert isinstance(found, StartScreen)
         return found
 
-    def names(self) -> list[str]:
+    def names(self) -> Sequence[str]:
         return [getattr(row, "name", "") for row in self.list.model.rows]
 
     def text(self) -> str:
         return "\n".join(strip.text for strip in self.app.screen._compositor.render_strips())
 
-    def notices(self) -> list[str]:
+    def notices(self) -> Sequence[str]:
         return [notice.message for notice in self.app._notifications]
 
 

@@ -231,6 +231,7 @@ async def test_a_metric_is_named_before_it_is_known(tmp_path: Path, monkeypatch:
         gate.set()
         await pilot.pause()
         assert screen.ranking.last_picture is not picture
+        assert screen.ranking.last_picture is not None
         assert not np.isnan(screen.ranking.last_picture.values).all()
 
 

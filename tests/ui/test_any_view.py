@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -118,7 +120,7 @@ def iterations(draw: st.DrawFn) -> live_view.Iterations:
     )
 
 
-def columns(count: int, *, of: int) -> st.SearchStrategy[list[np.ndarray]]:
+def columns(count: int, *, of: int) -> st.SearchStrategy[Any]:
     column = st.lists(numbers, min_size=count, max_size=count).map(np.array)
     return st.lists(column, min_size=of, max_size=of)
 
@@ -126,12 +128,13 @@ def columns(count: int, *, of: int) -> st.SearchStrategy[list[np.ndarray]]:
 @st.composite
 def histories(draw: st.DrawFn) -> live_view.History:
     count = draw(st.integers(0, 20))
+    column = st.lists(numbers, min_size=count, max_size=count).map(np.array)
     phase = st.lists(st.sampled_from(("", "step", "a newer one")), min_size=count, max_size=count).map(tuple)
     ranks, gpus = draw(st.sets(few, max_size=3)), draw(st.sets(few, max_size=2))
     return live_view.History(
         piece_s=0.5,
         end_s=1e9,
-        ranks={rank: live_view.RankHistory(*draw(columns(count, of=3)), phase=draw(phase)) for rank in ranks},
+        ranks={rank: draw(st.builds(live_view.RankHistory, column, column, column, phase)) for rank in ranks},
         gpus={("", gpu): live_view.GpuHistory(*draw(columns(count, of=4))) for gpu in gpus},
     )
 

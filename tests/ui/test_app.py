@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from textual.events import MouseScrollUp
@@ -196,7 +197,7 @@ async def test_tab_moves_and_z_zooms() -> None:
     async with seen.app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         assert seen.app.focused is None
-        order = []
+        order: list[str | None] = []
         for _ in range(5):
             await pilot.press("tab")
             assert seen.app.focused is not None
@@ -217,7 +218,7 @@ async def test_tab_moves_and_z_zooms() -> None:
 async def test_hidden_panels_take_no_focus() -> None:
     seen = Watch(cpu_story(), 12.0)
     async with seen.app.run_test(size=(80, 24)) as pilot:
-        order = []
+        order: list[str | None] = []
         for _ in range(4):
             await pilot.press("tab")
             order.append(seen.app.focused.id if seen.app.focused else None)
@@ -464,7 +465,7 @@ async def test_what_others_wrote_is_drawn_literally(glyphs: object) -> None:
     story = offload_story()
     job = replace(story.job, name=NASTY, command=(NASTY, NASTY), model=NASTY, notices=(NASTY,))
     story = replace(story, job=job, output=(NASTY,) * 5)
-    seen = Watch(story, 75.0, **({"glyphs": glyphs} if glyphs else {}))
+    seen = Watch(story, 75.0, glyphs=cast(Glyphs, glyphs)) if glyphs else Watch(story, 75.0)
     async with seen.app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         for keys in ([], ["i"], ["escape", "q"]):

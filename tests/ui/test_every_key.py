@@ -7,7 +7,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from textual.binding import Binding
@@ -126,7 +126,7 @@ def source_of(test: str) -> str:
 
 
 def test_each_key_is_pressed_somewhere() -> None:
-    here = {binding.id for param in ON_SCREENS for kind in param.values[1] for binding in declared(kind)}
+    here = {binding.id for param in ON_SCREENS for kind in cast(Any, param.values[1]) for binding in declared(kind)}
     here |= {binding.id for kind in ON_LISTS for binding in declared(kind)}
     found = {binding.id: binding for kind in owners() for binding in declared(kind)}
     assert None not in found

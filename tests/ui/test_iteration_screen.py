@@ -22,6 +22,7 @@ from small_recording import BEGIN_NS, S, identity, record, write
 from watching import Watch
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.analysis.waveform import fold_cache
+from zerotop.analysis.waveform.fold import fold_iterations
 from zerotop.analysis.waveform.fold_cache import WaveformCache
 from zerotop.session.reader import Session
 from zerotop.ui.app.app import ZerotopApp
@@ -176,7 +177,10 @@ async def test_what_cannot_lie_beside_it_is_said(own: Session, typed: str, said:
         words = screen.app.screen.query_one(Input)
         words.value = typed if typed == "nowhere" else str(own.path.parent / typed)
         await screen.press("enter")
-        shown = lambda: [screen.text(), *(notice.message for notice in screen.app._notifications)]  # noqa: E731
+
+        def shown() -> list[str]:
+            return [screen.text(), *(notice.message for notice in screen.app._notifications)]
+
         await until(screen.pilot, lambda: any(said in text for text in shown()))
 
 
@@ -354,7 +358,7 @@ def test_what_is_copied_has_all_numbers() -> None:
 
 
 async def test_keys_are_answered_while_folding_and_the_fold_before_stays_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, fold = threading.Event(), fold_cache.fold_iterations
+    gate, fold = threading.Event(), fold_iterations
 
     def fold_slowly(*arguments: Any) -> Any:
         assert gate.wait(PATIENCE_S)

@@ -156,7 +156,7 @@ async def test_the_numbers_can_be_copied(six: Path) -> None:
         assert [line.split("\t")[0] for line in matrix[1:]] == ["4", "0", "1", "2", "3", "5"]
         screen.query_one(RankTable).focus()
         await pilot.pause()
-        table = dict(line.split("\t")[:2] for line in collect_copy_text(screen).split("\n"))
+        table: dict[str, str] = dict(line.split("\t", 2)[:2] for line in collect_copy_text(screen).split("\n"))
         assert table["figure"] == "rank 0"
         assert float(table["peak_bytes"]) == pytest.approx(30 * GIB, rel=1e-5)
 

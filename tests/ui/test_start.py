@@ -14,6 +14,7 @@ from textual.widgets import Input
 import recordings
 from settling import until
 from start_list import Start, filled, is_shown, ready
+from zerotop.analysis.reports.recording_index import Recording
 from zerotop.ui.app.settings import UserSettings
 from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.interfaces import Leaving
@@ -110,7 +111,7 @@ async def test_typing_filters_and_escape_shows_all_again(root: Path) -> None:
         await pilot.press("escape")
         assert len(start.names()) == 3
         assert not start.list.query_one(Input).display
-        assert start.list.model.chosen_item is not None
+        assert isinstance(start.list.model.chosen_item, Recording)
         assert start.list.model.chosen_item.path.name == "z2-oom.zerotop"
 
 
@@ -247,7 +248,7 @@ async def test_what_appears_while_one_looks_is_shown(root: Path) -> None:
         directory.create_session(["python", "train.py"], path=str(root / "fresh"), launcher="python")
         await until(pilot, lambda: "● live" in start.text())
         assert "4 recordings, 1 live" in start.text()
-        assert start.list.model.chosen_item is not None
+        assert isinstance(start.list.model.chosen_item, Recording)
         assert start.list.model.chosen_item.path.name == "story"
 
 

@@ -28,7 +28,7 @@ def job(*ranks: int, pid: int = 1, **environment: str) -> FoundJob:
 
 
 def meeting(*ranks: int, **environment: str) -> Rendezvous:
-    found = Rendezvous.from_job(job(*ranks, **environment))
+    found = Rendezvous.from_job(job(*ranks, **environment))  # type: ignore[arg-type]
     assert found is not None
     return found
 

@@ -132,7 +132,8 @@ def test_a_divided_gpu_without_instances_is_shown_whole(monkeypatch: pytest.Monk
 def sampled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Recording:
     """What the sampler writes of that node."""
     Driver().install(monkeypatch)
-    recording, seen = Recording(folder), []
+    recording = Recording(folder)
+    seen: list[Any] = []
     sampler = gpu_sampler.GpuSampler(str(folder), recording.node, on_seen=seen.append, on_lost=lambda text: None)
     sampler.prepare_sampling()
     for tick in range(0, 100, 2):

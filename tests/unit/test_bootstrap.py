@@ -21,10 +21,10 @@ def interpreters() -> dict[str, str]:
     found = {"this": sys.executable}
     root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     for version in ("2.7", "3.6", "3.8", "3.9", "3.10", "3.12", "3.13", "3.14"):
-        candidates = [*root.glob(f"versions/{version}.*/bin/python"), shutil.which(f"python{version}")]
-        for candidate in filter(None, candidates):
+        candidates = [str(path) for path in root.glob(f"versions/{version}.*/bin/python")]
+        for candidate in filter(None, [*candidates, shutil.which(f"python{version}")]):
             if subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
-                found[version] = str(candidate)
+                found[version] = candidate
                 break
     return found
 

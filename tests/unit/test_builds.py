@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def test_who_works_does_not_wait(lock: Path, start: Start) -> None:
     for look in range(1, 4):
         before = ticks()
         assert locks.find_blocking_locks([rank], look * 1.0) == []
-        wait_for(lambda before=before: ticks() > before + 10)
+        wait_for(partial(lambda before: ticks() > before + 10, before))
 
 
 def test_it_is_said_when_it_lay_there_before_too(lock: Path, start: Start) -> None:

@@ -1,5 +1,7 @@
 """Changes of level in made-up series: noise is none, and later values change nothing."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -52,7 +54,8 @@ def test_later_values_change_nothing() -> None:
 @pytest.mark.parametrize("piece", [1, 3, 7, 50])
 def test_values_may_come_in_pieces(piece: int) -> None:
     values = noisy([(30, 1.0), (40, 1.5), (300, 1.0), (3, 3.0), (400, 0.8)], 0.03)
-    levels, found = ShiftFinder(), []
+    levels = ShiftFinder()
+    found: list[Any] = []
     for end in range(0, len(values) + piece, piece):
         found += levels.find_shifts(values[:end])
     assert found == shifts(values)

@@ -249,7 +249,7 @@ def test_no_number_breaks_a_chart(
     width: int, height: int, glyphs: Glyphs, low: float, top: float, data: st.DataObject, count: int
 ) -> None:
     def some(kind: object = np.float64, elements: object = ANY) -> np.ndarray:
-        return data.draw(arrays(kind, count, elements=elements))  # type: ignore[call-overload,no-any-return]
+        return data.draw(arrays(kind, count, elements=elements))  # type: ignore[call-overload]
 
     canvas = Canvas(width, height, glyphs)
     canvas.fill_ground(-3, count, "phase-step")

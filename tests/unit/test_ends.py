@@ -31,7 +31,7 @@ class Nodes:
             RecordWriter(str(self.path), BEGINS, identity).close()
 
     def at(self, second: int) -> int:
-        return self._zero_ns + second * S
+        return int(self._zero_ns + second * S)
 
     def over(self) -> list[int | None]:
         """In seconds, by rank."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -57,10 +58,14 @@ def test_what_is_too_fast_to_be_seen_is_not_told_as_something_slow(tmp_path: Pat
 
 
 def test_noise_has_no_rhythm_and_a_steady_load_none_either(tmp_path: Path) -> None:
-    for name, load in (("noise", np.random.default_rng(3).random), ("steady", lambda: 4.0)):
+    loads: tuple[tuple[str, Callable[[], float]], ...] = (
+        ("noise", np.random.default_rng(3).random),
+        ("steady", lambda: 4.0),
+    )
+    for name, load in loads:
         folder = tmp_path / name
         folder.mkdir()
-        assert told(folder, lambda t, load=load: float(load())) is None
+        assert told(folder, partial(lambda load, t: float(load()), load)) is None
 
 
 def test_while_the_rhythm_changes_nothing_is_told_and_afterwards_the_new_one(tmp_path: Path) -> None:

@@ -278,8 +278,8 @@ class TestAllocator:
             ("step", END),
         ]
         fields = ("allocated_bytes", "allocated_peak_bytes", "reserved_bytes", "reserved_peak_bytes")
-        more = ("requested_peak_bytes", "inactive_split_bytes", "retries", "ooms", "segments", "device")
-        more += ("step", "micro_step")
+        more: tuple[str, ...] = ("requested_peak_bytes", "inactive_split_bytes", "retries", "ooms", "segments", "device")
+        more = (*more, "step", "micro_step")
         assert rows[0][[*fields, *more]].tolist() == (100, 300, 400, 500, 290, 7, 2, 1, 12, 3, 3, 1)
         assert rows["time_ns"].tolist() == sorted(rows["time_ns"].tolist())
 
@@ -338,7 +338,7 @@ class TestAllocator:
         )
 
     def test_a_reading_that_fails_ends_the_readings_and_nothing_else(self, tmp_path: Path, recorder: Recorder) -> None:
-        meter = self.allocator(tmp_path, recorder, lambda: {}["gone"])
+        meter = self.allocator(tmp_path, recorder, lambda: dict[str, Any]()["gone"])
         recorder.end_span(recorder.begin_span(10, "forward", HERE), 20)
         assert meter.errors == 1
         assert drawn(tmp_path) == [("forward", 0, 10, 20, 0)]

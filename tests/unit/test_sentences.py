@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import json
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -61,11 +61,11 @@ def test_a_text_is_a_string_and_survives_a_copy() -> None:
         assert (copied, copied.template, copied.values) == (text, text.template, text.values)
         assert copied.render((("kB", 10**3), ("MB", 10**6), ("GB", 10**9))) == "1.07 GB"
     assert json.dumps(text) == '"1.00 GiB"'
-    assert {text: 1}["1.00 GiB"] == 1
+    assert {text: 1}["1.00 GiB"] == 1  # type: ignore[index]
 
 
 def test_a_finding_has_the_step_and_the_ranks_of_its_subject() -> None:
-    finding = KIND.at(Subject(), 5, 10, {"held_bytes": np.int64(1 << 30), "device_bytes": None}, helper="f()")
+    finding = KIND.at(Subject(), 5, 10, cast(Any, {"held_bytes": np.int64(1 << 30), "device_bytes": None}), helper="f()")
     assert (finding.begin_ns, finding.end_ns, finding.known_ns, finding.step, finding.ranks) == (5, 10, 10, 7, (3, 4))
     assert finding.evidence == {"held_bytes": float(1 << 30)}
     assert type(finding.evidence["held_bytes"]) is float

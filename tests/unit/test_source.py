@@ -72,7 +72,8 @@ def test_a_view_is_the_same_while_growing(tmp_path: Path) -> None:
             look(at + 0.75)
     events[-1].write(int((base + 30) * S), "job_ended", exit_code=0, text="Done.")
     look(base + 30)
-    for writer in (*spans.values(), *begins.values(), dead, node, hosts, *events.values()):
+    writers: list[Any] = [*spans.values(), *begins.values(), dead, node, hosts, *events.values()]
+    for writer in writers:
         writer.close()
     finished = RecordingSource(Session.open(folder))
     for view in seen:

@@ -152,7 +152,7 @@ def test_every_row_is_as_wide_as_it_is_told(width: int, glyphs: object) -> None:
     damaged = recording("broken", 1, problem="It is damaged: é\x1b[2J.")
     odd = recording("\x1b]0;x\x07name-日本語-" * 9, 2, iterations=(1.0, 0.0, math.nan, 5.0), peak_bytes=1, total_steps=10**9)
     unread = Recording(Path("/x"), True, Stamp(0, 1, 0), False, None)
-    items = (*ALL, JOB, damaged, odd, unread)
+    items: tuple[Recording | RunningJob, ...] = (*ALL, JOB, damaged, odd, unread)
     lines = [ListLine(item, place == 1, place == 2, 10**18) for place, item in enumerate(items)]
     drawn = draw_list(lines, (("newest", "title"),), width, 12, glyphs)  # type: ignore[arg-type]
     assert len(drawn) == 12

@@ -61,7 +61,7 @@ def test_the_peak_is_of_the_step_it_was_in(
     records = [
         record(tables.ALLOCATOR, time_ns=at * S, allocated_bytes=now, allocated_peak_bytes=peak) for at, now, peak in samples
     ]
-    write(tmp_path, tables.ALLOCATOR, identity(0), *records, **header).close()
+    write(tmp_path, tables.ALLOCATOR, identity(0), *records, **header).close()  # type: ignore[arg-type]
     three_steps(tmp_path)
     assert read_steps(read(tmp_path))["allocated_peak_bytes"].tolist() == expected
 

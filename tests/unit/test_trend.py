@@ -1,6 +1,7 @@
 """Rises in made-up series: noise and single steps are none, and pieces make no difference."""
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,7 +56,8 @@ def test_unknown_values_are_no_rise() -> None:
 @pytest.mark.parametrize("piece", [1, 5, 8, 33])
 def test_values_may_come_in_pieces(piece: int) -> None:
     values = series(900, 0.004, 0.02)
-    trend, found = TrendFinder(6, 0.2), []
+    trend = TrendFinder(6, 0.2)
+    found: list[Any] = []
     for end in range(0, len(values) + piece, piece):
         found += trend.find_rises(values[:end], 5, share=0.15)
     assert found == list(TrendFinder(6, 0.2).find_rises(values, 5, share=0.15)) != []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,7 +133,8 @@ def test_while_all_are_skipped_those_are_folded(tmp_path: Path) -> None:
 
 def test_the_level_since_the_last_shift_is_folded(tmp_path: Path) -> None:
     first, second = Job(40), Job(40, scale=2.0)
-    rows = first.spans_of()
+    rows: Any = first.spans_of()
+    late_rows: Any = second.spans_of()
     later = [
         (
             record[0] + int((first.end - 10) * S),
@@ -141,7 +143,7 @@ def test_the_level_since_the_last_shift_is_folded(tmp_path: Path) -> None:
             record[3] + 40,
             *record[4:],
         )
-        for record in second.spans_of()  # type: ignore[index]
+        for record in late_rows
     ]
     write(tmp_path, SPANS, identity(0), *rows, *later).close()
     fold = folded(tmp_path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from textual.screen import Screen
 
@@ -19,7 +19,7 @@ class Copyable(Protocol):
         """Return the text for the clipboard."""
 
 
-def collect_copy_text(screen: Screen[object]) -> str:
+def collect_copy_text(screen: Screen[Any]) -> str:
     """Return the text to copy from a screen, "" if there is none."""
     panel = _find_panel(screen)
     if isinstance(panel, Copyable):
@@ -27,7 +27,7 @@ def collect_copy_text(screen: Screen[object]) -> str:
     return panel.plain_text() if panel is not None else ""
 
 
-def _find_panel(screen: Screen[object]) -> RowWidget | None:
+def _find_panel(screen: Screen[Any]) -> RowWidget | None:
     if isinstance(screen.focused, RowWidget):
         return screen.focused
     main = getattr(screen, "main_panel", "")
