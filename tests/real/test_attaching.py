@@ -305,6 +305,7 @@ def stopped_s(target: Target) -> float:
 
 
 @pytest.mark.skipif(sys.version_info >= REMOTE_EXEC_VERSION, reason="this Python is asked, and not stopped")
+@pytest.mark.alone
 def test_a_thread_of_ours_that_computes_prolongs_no_stop(job: Job) -> None:
     process = Process.from_pid(job().pid)
     assert process is not None

@@ -20,6 +20,7 @@ from zerotop_probe.outside.attaching.python_process import REMOTE_EXEC_VERSION, 
 from zerotop_probe.outside.procfs import Process
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.skipif(sys.version_info >= REMOTE_EXEC_VERSION, reason="this Python is asked itself, without an injector"),
     pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="no machine of ours"),
 ]

@@ -19,6 +19,8 @@ from zerotop_probe.outside.job import agent, job_control
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.recording.writer import EventWriter, Identity
 
+pytestmark = pytest.mark.alone
+
 # A launcher of two ranks, as torchrun and deepspeed are. Ranks run argv[1]; each has a worker, which inherits
 # its variables.
 LAUNCHER = """

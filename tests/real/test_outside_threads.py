@@ -12,6 +12,8 @@ import pytest
 from agents import python, wait_for
 from zerotop_probe.outside.sampling.thread_sampler import DescriptorBudget, ProcessThreads, has_schedstat
 
+pytestmark = pytest.mark.alone
+
 # 50 threads sleep; at each line of input two of them work for as many seconds as it says, and it answers when
 # they begin.
 CHILD = """

@@ -15,6 +15,9 @@ import recordings
 from terminals import Terminal
 from zerotop.cli import main
 
+# The list shows the jobs of the machine too, above the recordings.
+pytestmark = pytest.mark.alone
+
 
 def listed(folder: Path) -> Terminal:
     """The program without arguments, its sessions in ``folder``."""

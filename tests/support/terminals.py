@@ -30,7 +30,10 @@ class Terminal:
         if self.pid == 0:
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
             os.chdir(folder)
-            os.execve(command[0], list(command), environment)
+            # The size is the terminal's own: workers of pytest-xdist have COLUMNS=80, which would come before it.
+            sizes = ("COLUMNS", "LINES")
+            own = {name: value for name, value in environment.items() if name not in sizes}
+            os.execve(command[0], list(command), own)
         self._drawn = b""
         self._shown = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self._shown)
