@@ -116,15 +116,15 @@ async def test_typing_filters_and_escape_shows_all_again(root: Path) -> None:
 
 
 async def test_order_is_kept_between_runs(root: Path, tmp_path: Path) -> None:
-    kept = tmp_path / "habits.json"
-    start = Start(settings=UserSettings(kept))
+    path = tmp_path / "settings.json"
+    start = Start(settings=UserSettings(path))
     async with start.app.run_test(size=(120, 40)) as pilot:
         await ready(start, pilot)
         while start.list.model.order != "slowest":
             await pilot.press("o")
         assert start.names() == ["story", "z2-oom.zerotop", "cpu-clean.zerotop"]
         await pilot.press("t")
-    again = Start(settings=UserSettings(kept))
+    again = Start(settings=UserSettings(path))
     async with again.app.run_test(size=(120, 40)) as pilot:
         await ready(again, pilot)
         assert again.names() == ["story", "z2-oom.zerotop", "cpu-clean.zerotop"]

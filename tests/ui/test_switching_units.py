@@ -33,8 +33,8 @@ _NOT_OURS = ("keys", "output")  # the key says what it switches to; the job's ow
 _ERROR = "CUDA out of memory"  # so do PyTorch's, which are told after ours
 
 
-def watching(name: str, habits: UserSettings | None = None, glyphs: Glyphs = BLOCKS) -> ZerotopApp:
-    return ZerotopApp(RecordingSource(recording(name)), title=name, settings=habits, glyphs=glyphs)
+def watching(name: str, settings: UserSettings | None = None, glyphs: Glyphs = BLOCKS) -> ZerotopApp:
+    return ZerotopApp(RecordingSource(recording(name)), title=name, settings=settings, glyphs=glyphs)
 
 
 def drawn(app: ZerotopApp) -> dict[str, str]:
@@ -115,8 +115,8 @@ async def test_where_it_died_is_told_in_them_too() -> None:
 
 
 async def test_it_is_still_so_on_another_screen_and_in_another_run(tmp_path: Path) -> None:
-    kept = tmp_path / "habits.json"
-    app = watching("story", UserSettings(kept))
+    path = tmp_path / "settings.json"
+    app = watching("story", UserSettings(path))
     async with app.run_test(size=(120, 40)) as pilot:
         await on(app, pilot, "live")
         assert "s/it" in drawn(app)["header"]
@@ -125,7 +125,7 @@ async def test_it_is_still_so_on_another_screen_and_in_another_run(tmp_path: Pat
         await on(app, pilot, "live")
         assert "GPU memory GB" in drawn(app)["memory"]
         assert re.search(r"0\.\d{3} it/s", drawn(app)["header"])
-    app = watching("story", UserSettings(kept))
+    app = watching("story", UserSettings(path))
     async with app.run_test(size=(120, 40)) as pilot:
         await on(app, pilot, "live")
         assert "GPU memory GB" in drawn(app)["memory"]

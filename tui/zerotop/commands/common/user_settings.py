@@ -8,4 +8,4 @@ from zerotop.ui.app.settings import UserSettings
 
 def load_settings() -> UserSettings:
     """Load the settings from the state directory."""
-    return UserSettings(catalog.find_default_folder().with_name("habits.json"))
+    return UserSettings(catalog.find_default_folder().with_name("settings.json"))
