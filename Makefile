@@ -42,11 +42,12 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Unit and UI tests share nothing, so they run in two workers. Tests in real/ start jobs that use all cores and
-# look at each other's processes: one at a time.
+# Most tests share nothing, so they run in two workers; a file of tests/real stays in one, for what its tests share. Tests
+# that start DeepSpeed jobs use all cores, and those marked `alone` measure or list what runs: one at a time.
 test: lint
 	$(BIN)/python -m pytest tests/unit tests/ui --numprocesses 2 --dist worksteal
-	$(BIN)/python -m pytest tests/real tests/gpu
+	$(BIN)/python -m pytest tests/real -m "not real and not alone" --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest tests/real tests/gpu -m "real or alone or gpu"
 
 test-fast: install
 	$(BIN)/python -m pytest tests/unit tests/ui --numprocesses auto --dist worksteal
