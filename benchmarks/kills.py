@@ -2,10 +2,10 @@
 
     python benchmarks/kills.py [--kills 100] [--jobs 3] [--seed 0]
 
-The parts are the viewer on a terminal, the sampler, and any other process of zerotop's, never one of the job. After each
-kill zerotop is used as a user would: the session is attached to again, which replaces what has died. At the end every step of
-both ranks must be in the recording, the job must have ended with its own exit code, and every byte that it printed must be in
-the recorded output.
+The parts are the viewer on a terminal, the sampler, and any other process of zerotop's, never one of the job. After
+each kill zerotop is used as a user would: the session is attached to again, which replaces what has died. At the end
+every step of both ranks must be in the recording, the job must have ended with its own exit code, and every byte that it
+printed must be in the recorded output.
 """
 
 from __future__ import annotations

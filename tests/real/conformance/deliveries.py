@@ -15,12 +15,14 @@ from conformance.places import Place, describe_ending, name_signal, small_python
 
 # The kernel delivers neither to a handler; 32 and 33 are the C library's own.
 UNCATCHABLE = {signal.SIGKILL, signal.SIGSTOP, 32, 33}
+# With these the viewer asks the sampler to stop the job, to leave it, and the holder tells it something.
+OWN_REQUESTS = [signal.SIGRTMIN + 3, signal.SIGRTMIN + 4, signal.SIGRTMIN + 5]
 JOB_CONTROL = [signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT]
 GROUPS: dict[str, list[int]] = {
     "SIGHUP, INT, QUIT, TERM, USR1, USR2": [*map(int, (1, 2, 3, 15, 10, 12))],
     "SIGTSTP, TTIN, TTOU, CONT": [*map(int, JOB_CONTROL)],
     "SIGCHLD, URG, WINCH": [signal.SIGCHLD, signal.SIGURG, signal.SIGWINCH],
-    "the real-time signals": list(range(signal.SIGRTMIN, signal.SIGRTMAX + 1)),
+    "28 real-time signals": [n for n in range(signal.SIGRTMIN, signal.SIGRTMAX + 1) if n not in OWN_REQUESTS],
 }
 GROUPS["the 16 other ones"] = [
     number for number in range(1, 32) if number not in UNCATCHABLE and not any(number in group for group in GROUPS.values())
@@ -166,6 +168,13 @@ def to_the_tree(place: Place) -> Iterator[str]:
 @experiment(*make_titles("the started process alone"))
 def to_the_process(place: Place) -> Iterator[str]:
     yield from observe_deliveries(place, "the started process alone")
+
+
+@experiment(*(f"SIGRTMIN+3, +4, +5, sent to {way}: deliveries" for way in WAYS))
+def own_requests(place: Place) -> Iterator[str]:
+    for send in WAYS.values():
+        seen = count_deliveries(place, send, OWN_REQUESTS)[0]
+        yield summarize([(name_signal(number), seen[number]) for number in OWN_REQUESTS], "once")
 
 
 # Prints what came with the first signal; signals that kill() and sigqueue() send name their sender.

@@ -69,28 +69,33 @@ except BrokenPipeError:
 
 
 @experiment(
-    "a reader that reads nothing stops the job within 1 MiB",
+    "a reader that reads nothing stops the job within 2 MiB",
     "a reader that goes on lets the job go on",
     "a reader that leaves then ends the job",
-    "a job that is stopped by its reader ends by SIGTERM",
+    "SIGTERM to a job whose reader reads nothing",
+    "and once its reader has read the rest",
 )
 def slow(place: Place) -> Iterator[str]:
     with place.running(*small_python(WRITER)) as process:
         assert process.stdout is not None
         before = wait_while_growing(place)
-        yield "yes" if before <= 1 << 20 else f"no, {before >> 20} MiB are written"
-        read_soon(process.stdout, 1 << 20)
+        yield "yes" if before <= 2 << 20 else f"no, {before >> 20} MiB are written"
+        read_soon(process.stdout, 2 << 20)
         after = wait_while_growing(place)
-        yield "yes" if after - before >= 1 << 19 else "no"
+        yield "yes" if after - before >= 1 << 20 else "no"
         process.stdout.close()
         ended = wait_until(lambda: process.poll() is not None, 8)
         yield describe_ending(process.returncode) if ended else "it goes on"
-    (place.work / "written").unlink(missing_ok=True)
     with place.running(*small_python(WRITER)) as process:
+        assert process.stdout is not None
         wait_while_growing(place)
         process.terminate()
-        ended = wait_until(lambda: process.poll() is not None, 8)
-        yield describe_ending(process.returncode) if ended else "it goes on"
+        has_ended = wait_until(lambda: process.poll() is not None, 2)
+        yield "ends" if has_ended else "waits for its reader"
+        while os.read(process.stdout.fileno(), 1 << 16):
+            pass
+        wait_until(lambda: process.poll() is not None)
+        yield describe_ending(process.returncode)
 
 
 @experiment("a job that closes its stdout and goes on: its reader sees the end", "and the job ends as it wants")
