@@ -1,0 +1,3 @@
+"""Differences that are intended, each with its reason."""
+
+REASONS: dict[str, str] = {}
