@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import os
+import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agents import AGENT, events, in_foreground, python, recorded, wait_for
 from machine import small_disk
+from terminals import Terminal
 from zerotop_probe.outside.job import agent
-from zerotop_probe.recording import clock
 
 
 def foreground(session: Path, code: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
@@ -64,35 +73,41 @@ def test_fifty_megabytes_pass_through_little_memory(tmp_path: Path) -> None:
     assert much < little + (8 << 10)
 
 
-def test_memory_of_copied_output_is_given_back(tmp_path: Path) -> None:
-    """The job asks what its own output occupies, once the agent has had time to copy it."""
-    code = """
-import os, time
-for _ in range(20): os.write(1, b"x" * (1 << 20))
-deadline = time.monotonic() + 20
-while os.fstat(1).st_blocks * 512 > 1 << 20 and time.monotonic() < deadline: time.sleep(0.05)
-os.write(2, b"%d %d" % (os.fstat(1).st_size, os.fstat(1).st_blocks * 512))
-"""
-    done = foreground(tmp_path, code, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    size, occupied = map(int, done.stderr.split())
-    assert size == 20 << 20
-    assert occupied <= 1 << 20
-
-
-def test_a_closed_downstream_ends_the_echo_only(tmp_path: Path) -> None:
-    code = "import time\nfor i in range(20): print('word', i); time.sleep(0.05)"
+def test_a_closed_reader_ends_the_job_as_without_us(tmp_path: Path) -> None:
+    """SIGPIPE comes at the first write after the reader has closed, as in a shell's pipeline."""
+    code = "import signal, time; signal.signal(13, 0)\nfor i in range(100): print('word', i, flush=True); time.sleep(0.2)"
     command = [*AGENT, "--foreground", str(tmp_path), "--", sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"word 0\n"
         process.stdout.close()
-        assert process.wait(30) == 0
-    assert recorded(tmp_path, "stdout") == b"".join(b"word %d\n" % i for i in range(20))
+        assert process.wait(10) == -signal.SIGPIPE
+    assert len(recorded(tmp_path, "stdout").splitlines()) < 10
+    assert events(tmp_path, "job_ended")[0]["signal"] == "SIGPIPE"
 
 
-def test_a_stuck_downstream_keeps_nothing_else_waiting(tmp_path: Path) -> None:
-    """Nobody reads the pipe: the job ends and is recorded all the same; later all of it can be read."""
-    size = 1 << 20
+def test_a_slow_reader_slows_the_job_as_a_pipe_does(tmp_path: Path) -> None:
+    """Nobody reads: the job waits in a write, and no process holds what it has not written yet."""
+    progress = tmp_path / "progress"
+    session = tmp_path / "session"
+    session.mkdir()
+    code = f"""
+import os
+for i in range(64): os.write(1, b"y" * (1 << 20)); open({str(progress)!r}, "w").write(str(i + 1))
+"""
+    command = [*AGENT, "--foreground", str(session), "--", sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        wait_for(progress.exists)
+        time.sleep(1.0)
+        assert int(progress.read_text()) < 4
+        assert process.stdout.read() == b"y" * (64 << 20)
+        assert process.wait(10) == 0
+    assert len(recorded(session, "stdout")) == 64 << 20
+
+
+def test_the_end_is_recorded_while_the_last_output_waits_for_a_reader(tmp_path: Path) -> None:
+    size = 1 << 18
     code = f"import os\nos.write(1, b'y' * {size})"
     command = [*AGENT, "--foreground", str(tmp_path), "--", sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
@@ -104,22 +119,137 @@ def test_a_stuck_downstream_keeps_nothing_else_waiting(tmp_path: Path) -> None:
         assert process.wait(10) == 0
 
 
-def test_a_job_that_truncates_its_output_goes_on_being_recorded(tmp_path: Path) -> None:
+# Opens its output anew for every line, as programs do that log to a file called /dev/stderr.
+REOPENER = "for i in range(10):\n    for name in 'stdout', 'stderr': open('/dev/' + name, 'w').write(f'{name} {i}\\n')"
+
+
+def test_output_that_is_opened_anew_is_not_lost(tmp_path: Path) -> None:
+    done = foreground(tmp_path, REOPENER, capture_output=True)
+    assert done.stdout == recorded(tmp_path, "stdout") == b"".join(b"stdout %d\n" % i for i in range(10))
+    assert done.stderr == recorded(tmp_path, "stderr") == b"".join(b"stderr %d\n" % i for i in range(10))
+
+
+@pytest.mark.parametrize("mode", ["wb", "ab"])
+def test_a_file_is_written_by_the_job_itself(tmp_path: Path, mode: str) -> None:
+    """Appending, truncating, its position and errors are those of the file; what is added to it is recorded."""
     code = """
-import os, time
-def copied(): return os.path.getsize(log) if (log := next(iter(logs()), None)) else 0
-def logs(): return [os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".log")]
-folder = os.environ["PYTHONZEROTOP_SESSION"]
-os.write(1, b"before " * 100)
-while copied() < 700: time.sleep(0.02)
-os.close(os.open("/dev/stdout", os.O_WRONLY | os.O_TRUNC))
-os.write(1, b"after")
+import os
+os.write(1, b"one ")
+os.write(2, str((os.lseek(1, 0, 1), os.fstat(1).st_ino, os.get_blocking(1))).encode())
+os.write(1, b"two")
 """
-    assert foreground(tmp_path, code, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
-    assert recorded(tmp_path, "output") == b"before " * 100 + b"after"
+    seen = []
+    for ours in (False, True):
+        path = tmp_path / f"{mode} {ours}"
+        path.write_bytes(b"before ")
+        with path.open(mode) as file:
+            file.seek(0, 2)
+            inode = os.fstat(file.fileno()).st_ino
+            session = tmp_path / "session"
+            session.mkdir(exist_ok=True)
+            run = partial(foreground, session, code) if ours else partial(subprocess.run, python(code))
+            done = run(stdout=file, stderr=subprocess.PIPE)
+        seen.append((path.read_bytes(), done.stderr.replace(b"%d" % inode, b"")))
+    assert seen[0] == seen[1]
+    assert recorded(session, "stdout") == b"one two"
 
 
-def test_a_restarted_sampler_takes_the_output_up_where_the_dead_one_was(tmp_path: Path) -> None:
+def test_a_full_disk_of_the_output_fails_as_without_us(tmp_path: Path) -> None:
+    code = (
+        "import os\ntry:\n    while True: os.write(1, bytes(65536))\nexcept OSError as error: raise SystemExit(error.errno)"
+    )
+    with small_disk(tmp_path / "small", "256k") as disk, (disk / "output").open("wb") as file:
+        assert foreground(tmp_path, code, stdout=file).returncode == errno.ENOSPC
+
+
+def test_closed_descriptors_stay_closed(tmp_path: Path) -> None:
+    code = "import os; print(sorted(os.listdir('/proc/self/fd')), file=open('seen', 'w'))"
+    seen = []
+    for wrapper in ([], [*AGENT, "--foreground", str(tmp_path), "--"]):
+        command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *wrapper, *python(code)]
+        assert subprocess.run(command, cwd=tmp_path, check=False, timeout=60).returncode == 0
+        seen.append((tmp_path / "seen").read_text())
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("closed", [0, 1, 3])
+def test_the_other_end_sees_what_the_job_closes(tmp_path: Path, closed: int) -> None:
+    """Neither we nor the holder keep a pipe open that the job was given."""
+    code = f"import os; os.close({closed}); os.read(4, 1)"
+    session = tmp_path / "session"
+    session.mkdir()
+    low = (*os.pipe(), *os.pipe())
+    ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 20) for end in low]
+    for end in low:
+        os.close(end)
+    ours, theirs = ends[:2] if closed else ends[1::-1]
+    stay, leave = ends[2:]
+    shell = f'exec "$@" {closed}{">&" if closed else "<&"}{theirs} 4<&{stay} {theirs}>&- {stay}<&-'
+    command = ["bash", "-c", shell, "bash", *AGENT, "--foreground", str(session), "--", *python(code)]
+    with subprocess.Popen(command, pass_fds=(theirs, stay), stderr=subprocess.DEVNULL) as process:
+        os.close(theirs)
+        os.close(stay)
+        waiting = select.poll()
+        waiting.register(ours, 0)
+        assert waiting.poll(20_000), "its other end is still open"
+        assert process.poll() is None
+        os.write(leave, b"x")
+        assert process.wait(20) == 0
+    os.close(ours)
+    os.close(leave)
+
+
+def test_a_terminal_stays_a_terminal(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys, time
+def note(*_): print(tuple(os.get_terminal_size(number)) if (number := 1) else (), flush=True)
+note()
+signal.signal(signal.SIGWINCH, note)
+print(*map(os.isatty, (0, 1, 2)), "\\x1b[31mred\\x1b[0m", end="\\r\\n", flush=True)
+while not os.path.exists("end"): time.sleep(0.05)
+"""
+    terminal = Terminal(
+        [*AGENT, "--foreground", str(tmp_path), "--", *python(code)],
+        environment=dict(os.environ),
+        folder=tmp_path,
+        rows=41,
+        columns=123,
+    )
+    try:
+        terminal.wait_for("(123, 41)", "True True True")
+        assert b"\x1b[31mred\x1b[0m\r\r\n" in terminal.drawn, "the user's terminal processes the output, once"
+        fcntl.ioctl(terminal.master, termios.TIOCSWINSZ, struct.pack("HHHH", 10, 77, 0, 0))
+        terminal.wait_for("(77, 10)")
+        (tmp_path / "end").touch()
+        assert terminal.exit_code() == 0
+        assert b"True True True \x1b[31mred\x1b[0m\r\n" in recorded(tmp_path, "output")
+    finally:
+        terminal.close()
+
+
+def has_new_holder(session: Path, before: int) -> bool:
+    return bool(events(session, "output_holder")[-1]["pid"] != before)
+
+
+def test_a_holder_that_is_killed_or_stopped_costs_no_byte(tmp_path: Path) -> None:
+    count = 3000
+    code = f"import time\nfor i in range({count}): print('line', i, flush=True); time.sleep(0.001)"
+    command = [*AGENT, "--foreground", str(tmp_path), "--", *python(code)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"line 0\n"
+        for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+            pid = events(tmp_path, "output_holder")[-1]["pid"]
+            os.kill(pid, number)
+            if number == signal.SIGKILL:
+                wait_for(partial(has_new_holder, tmp_path, pid))
+        lines = process.stdout.read().splitlines()
+        assert process.wait(20) == 0
+    assert lines == [b"line %d" % i for i in range(1, count)]
+    assert recorded(tmp_path, "stdout").splitlines()[1:] == lines
+
+
+def test_output_is_recorded_after_the_sampler_was_killed_and_replaced(tmp_path: Path) -> None:
     flag = tmp_path / "go on"
     session = tmp_path / "session"
     session.mkdir()
@@ -134,18 +264,12 @@ while os.path.exists({str(flag)!r}): time.sleep(0.02)
     wait_for(lambda: list(session.glob("output-*.rec")) and b"first 99\n" in recorded(session, "output"))
     os.kill(first.pid, signal.SIGKILL)
     wait_for(lambda: not first.is_alive())
-    # What another one leaves that finds the disk full.
-    (session / f"output-node-{clock.read_hostname()}-1.rec").touch()
     flag.touch()
     second = agent.watch_in_background(str(session))
     assert second is not None
     expected = b"".join(b"%s %d\n" % (word, i) for word in (b"first", b"second") for i in range(100))
 
-    def both() -> bytes:
-        logs = [next(session.glob(f"output-node-*-{who.pid}.log")) for who in (first, second)]
-        return b"".join(log.read_bytes() for log in logs)
-
-    wait_for(lambda: both() == expected)
+    wait_for(lambda: recorded(session, "output") == expected)
     assert agent.watch_in_background(str(session)) is None
     flag.unlink()
     wait_for(lambda: not second.is_alive())
@@ -163,7 +287,7 @@ def test_a_full_disk_costs_the_recording_not_the_job(tmp_path: Path) -> None:
     assert done.returncode == 7
     assert done.stdout == b"".join(b"a line of output %d\n" % i for i in range(20000))
     assert kept
-    assert done.stdout.startswith(kept)
+    assert done.stdout.startswith(kept[:4096])
     assert ended["lost_output_bytes"] == len(done.stdout) - len(kept)
 
 

@@ -59,9 +59,16 @@ def records(session: Path, name: str) -> NDArray[Any]:
 
 
 def recorded(session: Path, stream: str) -> bytes:
-    """The bytes of one stream as a reader puts them together from the index and the log."""
-    (log,) = session.glob("output-node-*.log")
-    index, text = table(log.with_suffix(".rec")), log.read_bytes()
-    assert np.all(np.diff(index["time_ns"]) >= 0)
-    wanted = index[index["stream"] == STREAMS.index(stream)]
-    return b"".join(text[row["offset"] : row["offset"] + row["length"]] for row in wanted)
+    """The bytes of one stream as a reader puts them together from the index and log of each segment of one agent."""
+    text = b""
+    for path in sorted(session.glob("output-node-*.rec"), key=_first_byte):
+        index, log = table(path), path.with_suffix(".log").read_bytes()
+        assert np.all(np.diff(index["time_ns"]) >= 0)
+        wanted = index[index["stream"] == STREAMS.index(stream)]
+        text += b"".join(log[row["offset"] : row["offset"] + row["length"]] for row in wanted)
+    return text
+
+
+def _first_byte(index: Path) -> int:
+    with index.open("rb") as file:
+        return int(json.loads(file.readline())["first_byte"])

@@ -18,7 +18,6 @@ import pytest
 from agents import table, wait_for
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.job import job, job_control
-from zerotop_probe.outside.job.stream import Stream
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.outside.sampling import cgroup, gpu_sampler, nvml, pcie, rank_discovery, silent_ranks
 from zerotop_probe.outside.sampling.rank_discovery import RankFinder
@@ -286,21 +285,6 @@ def test_a_hanging_sampler_does_not_hold_the_end_up() -> None:
     sampler.goes_on.set()
     lane.join(5.0)
     assert sampler.said[-1] == "close"
-
-
-def test_a_stream_falls_back_to_a_file_where_there_is_no_memfd(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(name: str, flags: int) -> int:
-        raise PermissionError("by a sandbox")
-
-    monkeypatch.setattr(os, "memfd_create", forbidden)
-    stream = Stream.create_stream("output")
-    writer = stream.open_writer()
-    os.write(writer, b"one ")
-    os.write(writer, b"two")
-    assert stream.read(0, 100) == b"one two"
-    assert stream.read_size() == 7
-    os.close(writer)
-    stream.close()
 
 
 @pytest.mark.parametrize(

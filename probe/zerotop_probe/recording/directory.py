@@ -76,6 +76,16 @@ def create_session(command: Sequence[str], *, path: str | None = None, launcher:
     return path
 
 
+def has_recording(path: str) -> bool:
+    """Whether a session directory exists and has its ``session.json`` and events."""
+    try:
+        sizes = {entry.name: entry.stat().st_size for entry in os.scandir(path)}
+    except OSError:
+        return False
+    has_events = any(size for name, size in sizes.items() if name.startswith("events-"))
+    return has_events and sizes.get(SESSION_FILE, 0) > 0
+
+
 def _make_default_folder(command: Sequence[str]) -> str:
     root = os.path.abspath(find_default_root())
     os.makedirs(root, exist_ok=True)

@@ -250,6 +250,15 @@ NODE = _declare(
 # zerotop started the command.
 JOB_STARTED = _declare("job_started", *_COMMAND)
 
+# A process reads the job's output from now on and records it. Written again when it was replaced.
+OUTPUT_HOLDER = _declare(
+    "output_holder",
+    Field("pid", int, "process id"),
+    Field("start", int, "its start in clock ticks since boot"),
+    Field("pipes", {str: str}, "the kernel's names of the pipes that it reads, by stream"),
+    Field("passes_on", bool, "whether it also passes the output on to the user"),
+)
+
 # Recording of a job that somebody else started begins here; takes the place of JOB_STARTED.
 ATTACHED = _declare("attached", *_COMMAND)
 

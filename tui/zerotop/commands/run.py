@@ -12,6 +12,7 @@ from zerotop.commands.common.gc_pause import freeze_imports
 from zerotop.commands.common.terminal import has_terminal
 from zerotop.commands.job.launching import make_session
 from zerotop_probe.outside.job import agent
+from zerotop_probe.outside.job.job_signals import die_of
 from zerotop_probe.recording import directory
 
 
@@ -32,9 +33,21 @@ def run(options: argparse.Namespace) -> int:
 def _run_headless(options: argparse.Namespace) -> int:
     # Import nothing that starts threads: the agent waits for signals in this process.
     with make_session(options.command, options.session) as session:
-        end = agent.run_in_foreground(session, options.command)
+        end = agent.run_in_foreground(session, options.command, on_message=write_messages)
     messages = describe_end(Ending(end.exit_code, end.text, end.lost_records, end.lost_output_bytes))
     if end.echo_error:
         messages.append(f"The last part of the job's output could not be passed through: {end.echo_error}.")
-    write_messages(*messages, f"recorded in {session}")
+    if end.left_ranks:
+        ranks = "1 rank still runs" if end.left_ranks == 1 else f"{end.left_ranks} ranks still run"
+        messages.append(f"{ranks}, no longer recorded.")
+    write_messages(*messages, _describe_recording(session))
+    if end.signal:
+        die_of(end.signal)
     return FAILED if end.exit_code is None else end.exit_code
+
+
+def _describe_recording(session: str) -> str:
+    if directory.has_recording(session):
+        return f"recorded in {session}"
+    reason = "it was removed" if not os.path.isdir(session) else "nothing could be written to it"
+    return f"not recorded in {session}: {reason}"

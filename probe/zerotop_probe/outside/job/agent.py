@@ -9,20 +9,26 @@ import errno
 import os
 import signal
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from zerotop_probe.outside.job import daemon
+from zerotop_probe.outside.job import daemon, job_signals
 from zerotop_probe.outside.job import job as jobs
 from zerotop_probe.outside.job.daemon import AgentError, watch_in_background
-from zerotop_probe.outside.job.event_loop import JOB_SIGNALS, STOP_SIGNALS, Agent
-from zerotop_probe.outside.job.job import CommandError, Job, JobResult, WatchedJob, check_command
-from zerotop_probe.outside.job.job_control import CANNOT_WRITE, read_facts
-from zerotop_probe.outside.job.output_buffer import count_recorded_bytes
-from zerotop_probe.outside.job.passthrough import Echo, fill_standard_descriptors, is_same_file
-from zerotop_probe.outside.job.shutdown import GRACE_S, LEAVE_REQUEST, STOP_REQUEST
-from zerotop_probe.outside.job.stream import Stream
+from zerotop_probe.outside.job.event_loop import Agent
+from zerotop_probe.outside.job.job import ChildJob, CommandError, JobResult, WatchedJob, check_command
+from zerotop_probe.outside.job.job_control import CANNOT_WRITE, JobFacts, read_facts
+from zerotop_probe.outside.job.outlets import (
+    adopt_outlets,
+    fill_standard_descriptors,
+    open_background_outlet,
+    open_outlets,
+    release_standard_descriptors,
+)
+from zerotop_probe.outside.job.output_log import DEFAULT_LIMIT
+from zerotop_probe.outside.job.output_recording import OutputRecording
+from zerotop_probe.outside.job.shutdown import GRACE_S
 from zerotop_probe.outside.procfs import Process
-from zerotop_probe.recording import clock
+from zerotop_probe.recording.writer import Identity
 
 __all__ = [
     "AgentError",
@@ -36,34 +42,63 @@ __all__ = [
 ]
 
 
-def launch_in_background(session: str, command: Sequence[str], *, grace_s: tuple[float, float] = GRACE_S) -> Process:
+def launch_in_background(
+    session: str,
+    command: Sequence[str],
+    *,
+    grace_s: tuple[float, float] = GRACE_S,
+    output_limit: int = DEFAULT_LIMIT,
+) -> Process:
     """Start ``command`` and its agent in their own sessions, so that they survive the caller and its terminal.
 
-    Return the agent once the job runs. ``grace_s`` is the time between stop signals, see ``shutdown.Stopper``. Raises
-    CommandError if the command cannot be executed, AgentError if the agent fails; nothing runs in either case.
+    Return the agent once the job runs. ``grace_s`` is the time between stop signals, see ``shutdown.Stopper``;
+    ``output_limit`` the bytes of output to record. Raises CommandError if the command cannot be executed, AgentError if the
+    agent fails; nothing runs in either case.
     """
     check_command(command)
     grace = [str(seconds) for seconds in grace_s]
-    return daemon.start_agent(["--grace", *grace, os.path.abspath(session), "--", *command])
+    options = ["--grace", *grace, "--output-limit", str(output_limit)]
+    return daemon.start_agent([*options, os.path.abspath(session), "--", *command])
 
 
-def run_in_foreground(session: str, command: Sequence[str], *, grace_s: tuple[float, float] = GRACE_S) -> JobResult:
+def run_in_foreground(
+    session: str,
+    command: Sequence[str],
+    *,
+    grace_s: tuple[float, float] = GRACE_S,
+    output_limit: int = DEFAULT_LIMIT,
+    on_message: Callable[[str], None] | None = None,
+) -> JobResult:
     """Run ``command`` in our terminal and process group; return how it ended.
 
     Its output is passed through byte for byte. Call this from the main thread of a process without other threads: signals
-    are blocked and waited for. Raises CommandError if the command cannot be executed.
+    are blocked and waited for. Once the job runs, our standard input and output are /dev/null and descriptors that we had
+    inherited for it are closed: whoever is at their other ends sees it when the job closes them. ``on_message`` receives
+    sentences for the user. Raises CommandError if the command cannot be executed, AgentError if its output cannot be read.
     """
     check_command(command)
-    fill_standard_descriptors()
-    names = ("output",) if is_same_file(1, 2) else ("stdout", "stderr")
-    streams = [Stream.create_stream(name) for name in names]
-    signals = _drop_ignored(JOB_SIGNALS) | {signal.SIGCHLD, STOP_REQUEST}
+    passed_on = _list_inherited_descriptors()
+    closed = fill_standard_descriptors()
+    signals = job_signals.list_handled_signals()
     with _signals_blocked(signals) as mask:
-        job = _launch_job(session, command, streams, mask, own_session=False)
-        echoes = [Echo(stream, number) for number, stream in enumerate(streams, 1)]
-        agent = Agent(session, job, streams, signals=signals, echoes=echoes, grace_s=grace_s)
+        outlets, writers = open_outlets(closed)
+        output = OutputRecording(session, Identity.for_this_process("node"), outlets, limit=output_limit)
+        job = _launch_job(session, command, output, writers, mask, own_session=False)
+        release_standard_descriptors(passed_on)
+        agent = Agent(session, job, output, signals=signals, foreground=True, grace_s=grace_s, on_message=on_message)
         agent.note_start(command)
         return agent.run()
+
+
+def _list_inherited_descriptors() -> list[int]:
+    """Return the descriptors besides the standard ones that our caller passes on to the job."""
+    numbers = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]
+    inherited = []
+    for number in numbers:
+        with suppress(OSError):  # that of the listing itself
+            if os.get_inheritable(number):
+                inherited.append(number)
+    return inherited
 
 
 @contextmanager
@@ -91,15 +126,19 @@ def _unignore_children() -> bool:
 
 
 def prepare_in_background(
-    session: str, command: Sequence[str], *, grace_s: tuple[float, float] = GRACE_S
+    session: str, command: Sequence[str], *, grace_s: tuple[float, float] = GRACE_S, output_limit: int = DEFAULT_LIMIT
 ) -> Callable[[], JobResult]:
-    """Launch ``command`` in its own session; return a function that records it to its end. Raises CommandError."""
-    streams = [Stream.create_stream("output")]
-    signals = _list_background_signals()
+    """Launch ``command`` in its own session; return a function that records it to its end.
+
+    Raises CommandError, AgentError.
+    """
+    signals = job_signals.list_handled_signals()
     _unignore_children()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    job = _launch_job(session, command, streams, mask, own_session=True)
-    agent = Agent(session, job, streams, signals=signals, grace_s=grace_s)
+    outlet = open_background_outlet()
+    output = OutputRecording(session, Identity.for_this_process("node"), [outlet], limit=output_limit)
+    job = _launch_job(session, command, output, [outlet.writer, outlet.writer], mask, own_session=True)
+    agent = Agent(session, job, output, signals=signals, grace_s=grace_s)
     agent.note_start(command)
     return agent.run
 
@@ -112,61 +151,57 @@ def prepare_watch(session: str, root: Process) -> Callable[[], JobResult]:
     """
     if not root.is_alive():
         raise ProcessLookupError(f"The job of {session}, process {root.pid}, has ended")
-    signals = _list_background_signals()
+    signals = job_signals.list_handled_signals()
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    streams, facts = _adopt_streams(session, root), read_facts(session)
+    facts = read_facts(session)
     ranks = facts.ranks if facts.attached else None
-    agent = Agent(session, WatchedJob(root), streams, signals=signals, attached_ranks=ranks, joined=facts.joined)
+    output = _resume_output(session, root, facts)
+    agent = Agent(session, WatchedJob(root), output, signals=signals, attached_ranks=ranks, joined=facts.joined)
     if not agent.is_known:
         raise CommandError(errno.ENOSPC, CANNOT_WRITE.format(folder=session))
     return agent.run
 
 
+def _resume_output(session: str, root: Process, facts: JobFacts) -> OutputRecording:
+    """Return the recording of a running job's output, by its living holder or by a new one.
+
+    A holder that passes output on also decides when the job's reader is gone: beside it there must be no other reader.
+    """
+    holder = facts.holder if facts.holder is not None and facts.holder.is_alive() else None
+    outlets = adopt_outlets(root, facts.pipes) if holder is None or not facts.passes_on else []
+    return OutputRecording(session, Identity.for_this_process("node"), outlets, holder=holder)
+
+
 def watch_job(session: str, root_pid: int) -> JobResult:
     """Record the running job whose root is ``root_pid`` until it ends, with its output if an agent started it.
 
-    Output printed since that agent died has stayed in memory; it is recorded now, with the current time. Output of a job in
-    the foreground is recorded but no longer passed through. The exit code is unknown, as the job is not our child. Raises
-    ProcessLookupError if there is no such process.
+    Its output is recorded by the holder that the agent has left, or else by a new one. The exit code is unknown, as the job
+    is not our child. Raises ProcessLookupError if there is no such process.
     """
     root = Process.from_pid(root_pid)
     if root is None:
         raise ProcessLookupError(f"There is no process {root_pid}")
-    with _signals_blocked(_list_background_signals()):
+    with _signals_blocked(job_signals.list_handled_signals()):
         return prepare_watch(session, root)()
 
 
-def _adopt_streams(session: str, root: Process) -> list[Stream]:
-    streams = []
-    for name, number in (("output", 1), ("stdout", 1), ("stderr", 2)):
-        stream = Stream.adopt_stream(name, root, number, count_recorded_bytes(session, clock.read_hostname(), name))
-        if stream is not None:
-            streams.append(stream)
-    return streams
-
-
-def _drop_ignored(numbers: Sequence[signal.Signals]) -> set[int]:
-    """Return the signals that our parent did not set to be ignored, as nohup does with SIGHUP."""
-    return {number for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
-
-
-def _list_background_signals() -> set[int]:
-    return {*STOP_SIGNALS, signal.SIGHUP, signal.SIGCHLD, STOP_REQUEST, LEAVE_REQUEST}
-
-
 def _launch_job(
-    session: str, command: Sequence[str], streams: Sequence[Stream], mask: Collection[int], *, own_session: bool
-) -> Job:
-    writers = [stream.open_writer() for stream in streams]
+    session: str,
+    command: Sequence[str],
+    output: OutputRecording,
+    writers: Sequence[int | None],
+    mask: Collection[int],
+    *,
+    own_session: bool,
+) -> ChildJob:
+    """Start the holder, then the job, which writes to ``writers``. Raises CommandError, AgentError."""
     try:
-        environ = jobs.build_environment(os.path.abspath(session), os.environ)
-        return jobs.spawn_job(
-            command, environ, stdout=writers[0], stderr=writers[-1], signal_mask=mask, own_session=own_session
-        )
-    except CommandError:
-        for stream in streams:
-            stream.close()
+        output.start_holder()
+        # In the background the job's output is a pipe, though the user looks at it on a terminal.
+        environ = jobs.build_environment(os.path.abspath(session), os.environ, unbuffered=own_session)
+        job = jobs.spawn_job(command, environ, writers=writers, signal_mask=mask, own_session=own_session)
+    except (CommandError, AgentError):
+        output.close()
         raise
-    finally:
-        for writer in writers:
-            os.close(writer)
+    output.note_job(job.root)
+    return job

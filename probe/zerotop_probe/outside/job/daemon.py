@@ -113,6 +113,9 @@ def serve_agent(prepare: Callable[[], Callable[[], JobResult]]) -> None:
     except CommandError as error:
         _send_answer({"errno": error.errno, "error": error.strerror})
         return
+    except AgentError as error:
+        print(error, file=sys.stderr)
+        return
     _send_answer({"pid": os.getpid(), "start": clock.read_process_start(os.getpid())})
     _detach_terminal()
     run()

@@ -1,36 +1,31 @@
-"""The agent's loop: copies output, triggers samplers, handles signals and records the end."""
+"""The agent's loop: triggers samplers, keeps the holder of the output alive, handles signals and records the end."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from zerotop_probe.outside.job import job as jobs
+from zerotop_probe.outside.job import job_signals
 from zerotop_probe.outside.job.job import Job, JobResult
-from zerotop_probe.outside.job.output_buffer import OutputRecorder
-from zerotop_probe.outside.job.passthrough import Echo
+from zerotop_probe.outside.job.job_signals import END_SIGNALS, STOP_SIGNALS
+from zerotop_probe.outside.job.output_recording import OutputRecording
 from zerotop_probe.outside.job.shutdown import GRACE_S, LEAVE_REQUEST, STOP_REQUEST, Stopper
-from zerotop_probe.outside.job.stream import Stream
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.outside.sampling.node_sampler import TICK_S, NodeSampler
 from zerotop_probe.recording import disk, events, redact
 from zerotop_probe.recording.writer import EventWriter, Identity
 
-# Output is copied twice a tick.
+# GPU counters that wrap quickly are read twice a tick.
 _PERIOD_S = TICK_S / 2
-# How long a foreground agent waits for ranks that outlive their launcher, as DeepSpeed's do after Ctrl-C, to pass on their
-# output.
-_LINGER_S = 5.0
+# After this time a foreground agent says that it waits for ranks: after Ctrl-C most end sooner.
+_SILENT_WAIT_S = 2.0
+# How long to wait for the last output before the job's end is recorded.
+_LAST_OUTPUT_S = 0.5
 # Disk space reserved for events, so that the job's end and any losses are recorded even on a full disk.
 _ROOM_FOR_EVENTS = 1 << 16
-
-# In the foreground these are passed on to the job. In the background STOP_SIGNALS request a stop.
-JOB_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# A signal from the terminal or the kernel has reached the whole process group, including the job.
-_SI_KERNEL = 0x80
 
 
 class Agent:
@@ -40,36 +35,38 @@ class Agent:
         self,
         session: str,
         job: Job,
-        streams: Sequence[Stream],
+        output: OutputRecording,
         *,
         signals: set[int],
-        echoes: Sequence[Echo] = (),
+        foreground: bool = False,
         grace_s: tuple[float, float] = GRACE_S,
         attached_ranks: Sequence[Process] | None = None,
         joined: bool = False,
+        on_message: Callable[[str], None] | None = None,
     ) -> None:
-        """``signals`` are blocked by the caller; with ``echoes``, in the foreground, they are passed on to the job.
+        """``signals`` are blocked by the caller; in the foreground they are passed on to the job.
 
         ``attached_ranks``: the ranks of a job that we attached to; stop signals then end the recording, not the job.
         ``joined``: this node's part of a job whose recording began elsewhere, so its end is not the job's end.
+        ``on_message`` receives sentences for the user.
         """
         self._session = session
         self._attached = attached_ranks is not None
         self._joined = joined
         self._has_left = False
         self._job = job
-        self._streams = streams
+        self._output = output
         self._signals = signals
-        self._echoes = echoes
+        self._foreground = foreground
+        self._on_message = on_message
         self._started_ns = time.monotonic_ns()
         self._ended_ns: int | None = None
+        self._is_waiting_noted = False
         self._loss_noted = False
-        for echo in echoes:
-            echo.start()
+        self._output_loss_noted = False
         identity = Identity.for_this_process("node")
         self._events = EventWriter(session, identity)
         disk.reserve_blocks(self._events.fileno(), _ROOM_FOR_EVENTS)
-        self._output = OutputRecorder(session, identity, streams, on_error=self._note_output_lost)
         self._node = NodeSampler(session, identity, job.root, self._events, attached_ranks=attached_ranks)
         self._stopper = Stopper(
             job.root, session, grace_s=grace_s, on_sent=self._note_stop, ranks=self._node.ranks.list_processes
@@ -83,16 +80,17 @@ class Agent:
     def _write_event(self, event: str, **facts: object) -> None:
         self._events.write(time.monotonic_ns(), event, **facts)
 
-    def _note_output_lost(self, reason: str) -> None:
-        self._write_event(events.SAMPLER_ERROR, where="output", error=reason)
-
-    def _note_loss(self) -> None:
+    def _note_losses(self) -> None:
         """Record once, while the job runs, that its recording is incomplete."""
-        if not self._loss_noted and (self._node.lost_records or self._output.lost_records):
+        if not self._loss_noted and self._node.lost_records:
             self._loss_noted = True
             self._write_event(
                 events.SAMPLER_ERROR, where="samples", error="some samples could not be written; is the disk full?"
             )
+        if not self._output_loss_noted and self._output.lost_bytes:
+            self._output_loss_noted = True
+            error = f"the job's output is not recorded: {self._output.reason}"
+            self._write_event(events.SAMPLER_ERROR, where="output", error=error)
 
     def _note_stop(self, name: str) -> None:
         self._write_event(events.STOP_SENT, signal=name)
@@ -102,33 +100,53 @@ class Agent:
         pid, start = self._job.root
         self._write_event(events.JOB_STARTED, pid=pid, start=start, command=redact.redact_command(command))
 
+        self._note_holder()
+
+    def _note_holder(self) -> None:
+        if self._output.holder is not None:
+            pid, start = self._output.holder
+            self._write_event(
+                events.OUTPUT_HOLDER, pid=pid, start=start, pipes=self._output.pipes, passes_on=self._foreground
+            )
+
     def run(self) -> JobResult:
         """Record the job until it ends; return how it ended."""
         next_s = time.monotonic() + _PERIOD_S  # the samplers have run once by then
         half_ticks = 0
         while not self._is_over():
-            now_ns = time.monotonic_ns()
-            has_more = self._output.poll(now_ns)
-            if now_ns >= next_s * 1e9:
-                self._node.request_samples(now_ns, half_ticks)
+            now_s = time.monotonic()
+            if now_s >= next_s:
+                self._node.request_samples(time.monotonic_ns(), half_ticks)
                 half_ticks += 1
-                self._note_loss()
+                self._note_losses()
                 # Ticks missed during a pause (Ctrl-Z, a suspended machine) are skipped.
-                next_s = max(next_s + _PERIOD_S, now_ns / 1e9)
+                next_s = max(next_s + _PERIOD_S, now_s)
+            if self._output.keep_holder():
+                self._note_holder()
             self._stopper.poll(time.monotonic())
-            self._wait_for_signal(0.0 if has_more else next_s - time.monotonic())
+            self._wait_for_signal(next_s - time.monotonic())
         return self._finish_recording()
 
     def _wait_for_signal(self, seconds: float) -> None:
         info = signal.sigtimedwait(self._signals, max(seconds, 0.0))
-        if info is None or info.si_signo == signal.SIGCHLD:
+        if info is None:
             return
-        if info.si_signo == LEAVE_REQUEST or (self._attached and info.si_signo in STOP_SIGNALS):
+        number = info.si_signo
+        if (number == LEAVE_REQUEST and not self._foreground) or (self._attached and number in STOP_SIGNALS):
             self._has_left = True
-        elif info.si_signo == STOP_REQUEST or (not self._echoes and info.si_signo in STOP_SIGNALS):
+        elif number == STOP_REQUEST or (not self._foreground and number in STOP_SIGNALS):
             self._stopper.request_stop(time.monotonic())
-        elif self._echoes and info.si_code != _SI_KERNEL:
-            self._job.root.send_signal(info.si_signo)
+        elif self._foreground:
+            self._handle_foreground_signal(info)
+
+    def _handle_foreground_signal(self, info: signal.struct_siginfo) -> None:
+        if self._ended_ns is not None and info.si_signo in END_SIGNALS:
+            self._has_left = True
+        elif info.si_signo == signal.SIGWINCH and self._output.copy_window_size():
+            # The job has received it from the terminal, but may have asked for the size too early.
+            os.killpg(0, signal.SIGWINCH)
+        else:
+            job_signals.pass_on(info, self._job.root, self._output)
 
     def _is_over(self) -> bool:
         """Whether the job has ended, or the agent was asked to leave it.
@@ -140,33 +158,59 @@ class Agent:
             self._has_left = True
             return True
         if not self._job.has_ended():
+            stopped_by = self._job.take_stop_signal()
+            if self._foreground and stopped_by in job_signals.TERMINAL_STOPS:
+                job_signals.stop_like(stopped_by)
             return False
         if self._ended_ns is None:
             self._ended_ns = time.monotonic_ns()
-        waited_s = (time.monotonic_ns() - self._ended_ns) / 1e9
-        return not self._node.ranks.has_alive_rank() or bool(self._echoes and waited_s > _LINGER_S)
+        if not self._node.ranks.has_alive_rank():
+            return True
+        self._note_waiting(time.monotonic_ns() - self._ended_ns)
+        return False
+
+    def _note_waiting(self, waited_ns: int) -> None:
+        if self._on_message is not None and not self._is_waiting_noted and waited_ns > _SILENT_WAIT_S * 1e9:
+            self._is_waiting_noted = True
+            count = self._count_ranks()
+            ranks = "1 rank still runs" if count == 1 else f"{count} ranks still run"
+            self._on_message(f"the job's first process has ended, but {ranks}: recording until they end, or Ctrl-C")
+
+    def _count_ranks(self) -> int:
+        return sum(process.is_alive() for process in self._node.ranks.list_processes())
 
     def _finish_recording(self) -> JobResult:
-        while self._output.poll(time.monotonic_ns()):
-            pass
+        self._output.begin_finish()
+        is_finished = self._output.await_finished(_LAST_OUTPUT_S)
         self._node.finish_sampling()
-        text = "" if self._has_left else self._note_end()
-        self._finish_echo()
-        lost_records, lost_bytes = self._node.lost_records + self._output.lost_records, self._output.lost_bytes
-        self._write_event(events.SAMPLER_ENDED, lost_records=lost_records, lost_output_bytes=lost_bytes)
-        self._close_files()
-        returncode = self._job.returncode
-        code = None if returncode is None else jobs.compute_exit_code(returncode)
-        errors = [echo.error for echo in self._echoes if echo.error]
-        return JobResult(code, text, lost_records, lost_bytes, errors[0] if errors else "")
-
-    def _close_files(self) -> None:
+        left = self._count_ranks() if self._has_left else 0
+        text = self._note_end() if self._ended_ns is not None else ""
+        # A paused terminal or slow reader may take any time. The holder stays if a signal ends us meanwhile.
+        while not is_finished and not self._is_interrupted():
+            is_finished = self._output.await_finished(_PERIOD_S)
+        lost_records, lost_bytes = self._node.lost_records, self._output.lost_bytes
         self._output.close()
+        self._write_event(events.SAMPLER_ENDED, lost_records=lost_records, lost_output_bytes=lost_bytes)
         disk.release_reserve(self._events.fileno())
         self._events.close()
-        if not any(echo.is_alive() for echo in self._echoes):
-            for stream in self._streams:
-                stream.close()
+        # A signal that the job has received as well must not end us now.
+        while signal.sigtimedwait(self._signals, 0) is not None:
+            pass
+        returncode = self._job.returncode
+        return JobResult(
+            exit_code=None if returncode is None else jobs.compute_exit_code(returncode),
+            signal=-returncode if returncode is not None and returncode < 0 else 0,
+            text=text,
+            lost_records=lost_records,
+            lost_output_bytes=lost_bytes,
+            echo_error=next(iter(self._output.errors), ""),
+            left_ranks=left,
+        )
+
+    def _is_interrupted(self) -> bool:
+        """Whether a signal asks us to end."""
+        info = signal.sigtimedwait(self._signals, 0)
+        return info is not None and info.si_signo in END_SIGNALS and self._foreground
 
     def _note_end(self) -> str:
         returncode = self._job.returncode
@@ -183,15 +227,6 @@ class Agent:
             text=text,
         )
         return text
-
-    def _finish_echo(self) -> None:
-        """Pass on the remaining output. A signal interrupts this, as a paused terminal may block it forever."""
-        for echo in self._echoes:
-            echo.request_finish()
-        while any(echo.is_alive() for echo in self._echoes):
-            info = signal.sigtimedwait(self._signals, _PERIOD_S / 5)
-            if info is not None and info.si_signo in JOB_SIGNALS:
-                return
 
 
 def _is_gone(folder: str) -> bool:

@@ -21,10 +21,12 @@ class JobResult(NamedTuple):
     """How a job ended, and what its recording lacks."""
 
     exit_code: int | None  # 128 + n after signal n; None if unknown
+    signal: int  # the signal that ended it; 0 without one
     text: str  # one sentence
     lost_records: int  # records of this node's sampler that could not be written
     lost_output_bytes: int  # bytes of the job's output that could not be recorded
     echo_error: str  # why passing its output through failed; "" if it did not, or if the reader closed the pipe
+    left_ranks: int = 0  # ranks that still run
 
 
 class CommandError(OSError):
@@ -60,13 +62,15 @@ def _make_error(program: str, number: int) -> CommandError:
     return CommandError(number, sentences.get(number, otherwise))
 
 
-def build_environment(session: str, base: Mapping[str, str]) -> dict[str, str]:
-    """Return the job's environment: ``base`` with the session's directory and the probe's bootstrap folder added."""
+def build_environment(session: str, base: Mapping[str, str], *, unbuffered: bool) -> dict[str, str]:
+    """Return the job's environment: ``base`` with the session's directory and the probe's bootstrap folder added.
+
+    ``unbuffered``: Python prints every line at once, as it does on a terminal, although its output is a pipe.
+    """
     bootstrap = os.path.join(os.path.dirname(os.path.abspath(zerotop_probe.__file__)), "bootstrap")
     path = base.get("PYTHONPATH")
     return {
-        # Unbuffered, so that the last lines of a killed rank are not lost with its buffer.
-        "PYTHONUNBUFFERED": "1",
+        **({"PYTHONUNBUFFERED": "1"} if unbuffered else {}),
         **base,
         SESSION_VARIABLE: session,
         "PYTHONPATH": f"{bootstrap}{os.pathsep}{path}" if path else bootstrap,
@@ -77,17 +81,16 @@ def spawn_job(
     command: Sequence[str],
     environ: Mapping[str, str],
     *,
-    stdout: int,
-    stderr: int,
+    writers: Sequence[int | None],
     signal_mask: Collection[int],
     own_session: bool,
 ) -> ChildJob:
-    """Start ``command`` with two descriptors as its output and ``signal_mask`` as its signal mask.
+    """Start ``command`` with two descriptors as its output, None for a closed one, and ``signal_mask`` as its signal mask.
 
     With ``own_session`` it gets its own session and process group. posix_spawn reports at once whether the command could be
     executed. Raises CommandError if not.
     """
-    actions = [(os.POSIX_SPAWN_DUP2, stdout, 1), (os.POSIX_SPAWN_DUP2, stderr, 2)]
+    actions = [(os.POSIX_SPAWN_DUP2, writer, number) for number, writer in enumerate(writers, 1) if writer is not None]
     check_command(command)
     try:
         pid = os.posix_spawnp(
@@ -111,17 +114,25 @@ class ChildJob:
     def __init__(self, root: Process) -> None:
         self.root = root
         self._status: int | None = None
+        self._stop_signal = 0
 
     def has_ended(self) -> bool:
         """Whether the root process has ended. Reap it if so."""
         if self._status is None:
             try:
-                pid, status = os.waitpid(self.root.pid, os.WNOHANG)
+                pid, status = os.waitpid(self.root.pid, os.WNOHANG | os.WUNTRACED)
             except ChildProcessError:  # another part of this process has waited for it
                 return not self.root.is_alive()
-            if pid:
+            if pid and os.WIFSTOPPED(status):
+                self._stop_signal = os.WSTOPSIG(status)
+            elif pid:
                 self._status = status
         return self._status is not None
+
+    def take_stop_signal(self) -> int:
+        """Return the signal that has stopped the root process since the last call; 0 without one."""
+        number, self._stop_signal = self._stop_signal, 0
+        return number
 
     @property
     def returncode(self) -> int | None:
@@ -140,6 +151,10 @@ class WatchedJob:
     def has_ended(self) -> bool:
         """Whether the root process has ended."""
         return not self.root.is_alive()
+
+    def take_stop_signal(self) -> int:
+        """Return 0: only a parent learns what has stopped a process."""
+        return 0
 
 
 Job = ChildJob | WatchedJob

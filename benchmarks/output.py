@@ -1,0 +1,125 @@
+"""Much output of a job through a pipe: under `zerotop run --headless` and alone, turn by turn, in the same run.
+
+    python benchmarks/output.py [--megabytes 200] [--rounds 3]
+
+Time is measured by the reader of the pipe, from the first byte to the last, without the start of either; the recording is
+written meanwhile. Memory is that of all processes of zerotop together, without the job: resident, and with each shared page
+counted once in all (PSS).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from zerotop_probe.recording.directory import SESSION_VARIABLE
+
+TIME_LIMIT, MEMORY_LIMIT_MB = 2.0, 64.0
+LINE = "b'step 1234 loss 2.3456 grad_norm 0.789 learning_rate 0.0001 tokens 123456 seconds 1.234 memory 12.34\\n'"
+# Code that writes SIZE bytes.
+WRITERS = {
+    "blocks of 64 KiB": "piece = bytes(range(256)) * 256",
+    "blocks of 8 KiB, as of print() to a pipe": f"piece = ({LINE} * 82)[:8192]",
+    "lines of 100 bytes": f"piece = {LINE}[-100:]",
+}
+JOB = "import os\n{}\nwritten = 0\nwhile written < {}: written += os.write(1, piece)"
+_MARK = "OUTPUT_BENCHMARK"
+
+
+class Passage(NamedTuple):
+    """One job's output: its size, the seconds that it took, and the memory of zerotop's processes."""
+
+    size: int
+    seconds: float
+    resident_mb: float
+    pss_mb: float
+
+
+class MemoryWatch(threading.Thread):
+    """Follows the memory of zerotop's processes: those that were started here and do not belong to the job."""
+
+    def __init__(self, mark: str) -> None:
+        super().__init__(daemon=True)
+        self.resident_mb = self.pss_mb = 0.0
+        self._mark = f"{_MARK}={mark}".encode()
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """Look until told to stop."""
+        while not self._over.wait(0.05):
+            found = [pair for pid in filter(str.isdecimal, os.listdir("/proc")) if (pair := self._read_memory(pid))]
+            self.resident_mb = max(self.resident_mb, sum(resident for resident, _ in found))
+            self.pss_mb = max(self.pss_mb, sum(pss for _, pss in found))
+
+    def _read_memory(self, pid: str) -> tuple[float, float] | None:
+        with suppress(OSError):
+            environment = Path("/proc", pid, "environ").read_bytes()
+            if self._mark in environment and SESSION_VARIABLE.encode() not in environment:
+                lines = Path("/proc", pid, "smaps_rollup").read_text().splitlines()[1:]
+                sizes = {line.split()[0]: int(line.split()[1]) / 1024 for line in lines}
+                return sizes["Rss:"], sizes["Pss:"]
+        return None
+
+    def stop(self) -> None:
+        """Stop looking."""
+        self._over.set()
+        self.join()
+
+
+def pass_output(code: str, folder: Path, *, recorded: bool) -> Passage:
+    """Run a job and read all of its output."""
+    command = [sys.executable, "-S", "-E", "-c", code]
+    if recorded:
+        command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(folder), "--", *command]
+    watch = MemoryWatch(str(folder))
+    environment = os.environ | {_MARK: str(folder)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as process:
+        assert process.stdout is not None
+        descriptor = process.stdout.fileno()
+        size = len(os.read(descriptor, 1 << 16))
+        begin = time.perf_counter()
+        if recorded:
+            watch.start()
+        while data := os.read(descriptor, 1 << 16):
+            size += len(data)
+            seconds = time.perf_counter() - begin
+    if recorded:
+        watch.stop()
+    return Passage(size, seconds, watch.resident_mb, watch.pss_mb)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--megabytes", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    size = options.megabytes * 1_000_000
+    print(f"{options.megabytes} MB of output{'':20}{'alone':>9}{'zerotop':>10}{'ratio':>8}{'resident':>11}{'PSS':>9}")
+    for name, code in WRITERS.items():
+        rounds = []
+        for number in range(options.rounds):
+            with tempfile.TemporaryDirectory() as folder:
+                both = {
+                    recorded: pass_output(JOB.format(code, size), Path(folder, "session"), recorded=recorded)
+                    for recorded in ((True, False) if number % 2 else (False, True))
+                }
+            assert both[True].size == both[False].size >= size, "output was lost"
+            rounds.append(both)
+        ratio = statistics.median(both[True].seconds / both[False].seconds for both in rounds)
+        alone, ours = (statistics.median(both[recorded].seconds for both in rounds) for recorded in (False, True))
+        resident, pss = (max(values) for values in zip(*(both[True][2:] for both in rounds), strict=True))
+        print(f"{name:42}{alone:7.2f} s{ours:8.2f} s{ratio:8.2f}{resident:8.0f} MB{pss:6.0f} MB", flush=True)
+    print(f"limits: {TIME_LIMIT:.0f} times as long, {MEMORY_LIMIT_MB:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()

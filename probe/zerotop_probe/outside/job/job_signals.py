@@ -1,0 +1,77 @@
+"""Which signals of the agent reach the job: each one once, by whatever way it came.
+
+In the foreground the job is in the agent's process group, so signals from the terminal and signals to the whole group reach
+it by themselves. Signals to the agent alone are meant for the job and are passed on. The holder is the witness: it is in the
+same group and does nothing with signals, so a signal that also reached the holder was not meant for the agent alone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from zerotop_probe.outside.job.output_recording import HOLDER_MESSAGE, OutputRecording
+from zerotop_probe.outside.job.shutdown import LEAVE_REQUEST, STOP_REQUEST
+from zerotop_probe.outside.procfs import Process
+
+# In the background these request a stop, and all others are ignored.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# In the foreground these end zerotop once the job's first process has ended.
+END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+# Stop signals of terminals and shells. The agent stops when they have stopped the job, so that the shell notices.
+TERMINAL_STOPS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+
+_OWN = (STOP_REQUEST, LEAVE_REQUEST, HOLDER_MESSAGE)
+# A sender that signals every process of a job takes this long, in seconds.
+_GROUP_S = 0.05
+_SI_KERNEL = 0x80
+
+
+def list_handled_signals() -> set[int]:
+    """Return the signals to block and wait for: all but those that our parent set to be ignored, as nohup does."""
+    handled = {number for number in signal.valid_signals() if signal.getsignal(number) != signal.SIG_IGN}
+    return (handled | {signal.SIGCHLD, *_OWN}) - {signal.SIGKILL, signal.SIGSTOP}
+
+
+def pass_on(info: signal.struct_siginfo, job: Process, output: OutputRecording) -> None:
+    """Send a signal that the agent has received on to the job, unless the job has received it too."""
+    number = info.si_signo
+    if number in _OWN or number == signal.SIGCHLD or info.si_pid == os.getpid():
+        return
+    if _was_sent_to_group(number, output):
+        return
+    # The agent's own use of the processor is not the job's.
+    if number != signal.SIGXCPU or info.si_code != _SI_KERNEL:
+        job.send_signal(number)
+
+
+def _was_sent_to_group(number: int, output: OutputRecording) -> bool:
+    if output.took_signal(number):
+        return True
+    time.sleep(_GROUP_S)
+    if not output.took_signal(number):
+        return False
+    # ``timeout`` signals its child and then the group: the job has received one signal, so ours are one as well.
+    if number < signal.SIGRTMIN:
+        signal.sigtimedwait([number], 0)
+    return True
+
+
+def stop_like(number: int) -> None:
+    """Stop this process by a terminal's stop signal until it is continued."""
+    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+    os.kill(os.getpid(), number)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def die_of(number: int) -> None:
+    """End this process by a signal, as its job did. Return if that is impossible, as for a container's first process."""
+    import resource
+
+    # The job's core file, which may be the same file, is the interesting one.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+    os.kill(os.getpid(), number)

@@ -1,0 +1,164 @@
+"""The recorded output on disk: bytes in ``.log`` files, their times in an index table each, within a limit.
+
+The output is written in segments of an eighth of the limit. Beyond the limit the segments in the middle are removed: the
+beginning says how the job was set up, the end how it ended. The header of each index gives the position of its first byte in
+the whole output, so readers can say how many bytes are missing before it.
+
+This runs in the holder, which must start quickly: it imports as little as possible.
+"""
+
+import os
+import struct
+import threading
+import time
+from contextlib import suppress
+
+# The whole of the output in a recording, at most.
+DEFAULT_LIMIT = 512 << 20
+_SEGMENTS = 8
+# Seconds until recording is tried again after an error.
+_RETRY_S = 1.0
+# A record of ``recording.tables.OUTPUT``.
+_RECORD = struct.Struct("<qqiHH")
+_FIRST_BYTE = b'"first_byte": 0'
+# Places of the numbers in the state, which a later holder of the same job continues.
+POSITION, LOST, REASON, NUMBER, RECORDED = 0, 1, 2, 3, 4
+
+
+class OutputLog:
+    """Appends output to the log. Bytes that cannot be written are counted in ``state[LOST]``; nothing raises."""
+
+    def __init__(self, folder: str, stem: str, header: bytes, limit: int, state: "memoryview[int]") -> None:
+        """``header`` is the first line of an index, padded with spaces; ``state`` has the numbers of an earlier holder."""
+        self._folder = folder
+        self._stem = stem
+        self._header = header
+        self._limit = limit
+        self._state = state
+        self._lock = threading.Lock()
+        self._closed = self._find_segments()
+        self._number = 0
+        self._log: int | None = None
+        self._index: int | None = None
+        self._log_size = 0
+        self._index_size = 0
+        self._retry_s = 0.0
+
+    def _find_segments(self) -> list[tuple[int, int]]:
+        """Return (number, bytes) of the segments of an earlier holder."""
+        segments = []
+        for number in range(self._state[NUMBER]):
+            with suppress(OSError):
+                size = sum(os.stat(self._make_path(number, suffix)).st_size for suffix in (".log", ".rec"))
+                segments.append((number, size))
+        return segments
+
+    def _make_path(self, number: int, suffix: str) -> str:
+        return os.path.join(self._folder, f"{self._stem}.{number}{suffix}" if number else f"{self._stem}{suffix}")
+
+    def append(self, stream: int, data: bytes) -> None:
+        """Record ``data``, the next bytes of a stream (index into STREAMS)."""
+        with self._lock:
+            cut = self._find_cut(data)
+            self._record(stream, data[:cut])
+            if cut is not None:
+                self._close_segment()
+                self._record(stream, data[cut:])
+
+    def _find_cut(self, data: bytes) -> int | None:
+        """Return where in ``data`` the next segment begins, after a newline if there is one; None if not in it."""
+        size = self._limit // _SEGMENTS
+        room = size - self._log_size - self._index_size
+        if len(data) < room:
+            return None
+        cut = data.rfind(b"\n") + 1
+        return cut if cut or room < -size else None
+
+    def _record(self, stream: int, data: bytes) -> None:
+        # Tried twice: a new file may have room where this one has not, as under a limit of the file size.
+        if data and not (self._write_once(stream, data) or self._write_once(stream, data)):
+            self._state[LOST] += len(data)
+        self._state[POSITION] += len(data)
+
+    def _write_once(self, stream: int, data: bytes) -> bool:
+        if self._log is None and not self._start_segment():
+            return False
+        assert self._log is not None
+        assert self._index is not None
+        record = _RECORD.pack(time.monotonic_ns(), self._log_size, len(data), stream, 0)
+        try:
+            _write_all(self._log, data, self._log_size)
+            _write_all(self._index, record, self._index_size)
+        except OSError as error:
+            self._note_error(error)
+            with suppress(OSError):
+                os.ftruncate(self._index, self._index_size)
+            # What is recorded next has a gap before it: it needs a header that says so.
+            self._close_segment()
+            return False
+        self._log_size += len(data)
+        self._index_size += len(record)
+        return True
+
+    def _start_segment(self) -> bool:
+        """Begin the next segment; return whether it could be created."""
+        if time.monotonic() < self._retry_s:
+            return False
+        self._remove_middle()
+        self._number = self._state[NUMBER]
+        self._state[NUMBER] += 1
+        first_byte = _FIRST_BYTE[:-1] + b"%d" % self._state[POSITION]
+        line = self._header.rstrip().replace(_FIRST_BYTE, first_byte, 1).ljust(len(self._header) - 1) + b"\n"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            self._log = os.open(self._make_path(self._number, ".log"), flags, 0o600)
+            self._index = os.open(self._make_path(self._number, ".rec"), flags, 0o600)
+            _write_all(self._index, line, 0)
+        except OSError as error:
+            self._note_error(error)
+            self._retry_s = time.monotonic() + _RETRY_S
+            self._close_segment()
+            return False
+        self._index_size = len(line)
+        return True
+
+    def _note_error(self, error: OSError) -> None:
+        self._state[REASON] = self._state[REASON] or error.errno or 0
+
+    def _close_segment(self) -> None:
+        """Close the segment if there is one; remove it if it has no output."""
+        if self._log is None:
+            return
+        for descriptor in (self._log, self._index):
+            if descriptor is not None:
+                os.close(descriptor)
+        if self._log_size:
+            self._closed.append((self._number, self._log_size + self._index_size))
+        else:
+            self._retry_s = time.monotonic() + _RETRY_S
+            self._remove(self._number)
+        self._log = self._index = None
+        self._log_size = self._index_size = 0
+
+    def _remove(self, number: int) -> None:
+        for suffix in (".rec", ".log"):
+            with suppress(OSError):
+                os.unlink(self._make_path(number, suffix))
+
+    def _remove_middle(self) -> None:
+        """Remove the oldest segments after the first half, so that a new one fits into the limit."""
+        first, half = 0, 0
+        while first < len(self._closed) and half < self._limit // 2:
+            half += self._closed[first][1]
+            first += 1
+        total = sum(size for _, size in self._closed)
+        while total > self._limit - self._limit // _SEGMENTS and first < len(self._closed):
+            number, size = self._closed.pop(first)
+            total -= size
+            self._remove(number)
+
+
+def _write_all(descriptor: int, data: bytes, offset: int) -> None:
+    written = 0
+    while written < len(data):
+        written += os.pwrite(descriptor, data[written:], offset + written)

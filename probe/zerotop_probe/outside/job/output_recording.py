@@ -1,0 +1,247 @@
+"""The agent's side of the holder: starts it, replaces it if it was killed, asks it about signals and the end."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from zerotop_probe.outside.job.daemon import BOOT_CODE, SOURCE_ROOT, AgentError
+from zerotop_probe.outside.job.outlets import PIPE, Outlet
+from zerotop_probe.outside.job.output_holder import STATE_BYTES
+from zerotop_probe.outside.job.output_log import DEFAULT_LIMIT, LOST, REASON
+from zerotop_probe.outside.procfs import Process, read_file, read_stat
+from zerotop_probe.recording.tables import OUTPUT
+from zerotop_probe.recording.writer import HEADER_ALIGNMENT, Identity, make_header
+
+# The kernel sends this signal when the holder has sent a message.
+HOLDER_MESSAGE = signal.SIGRTMIN + 5
+
+_MODULE = "zerotop_probe.outside.job.output_holder"
+_CANNOT_START = "The process that reads the job's output cannot be started: {reason}"
+_START_S = 20.0
+_ANSWER_S = 0.3
+_RETRY_S = 1.0
+
+
+class OutputRecording:
+    """The recording of one job's output by a holder."""
+
+    def __init__(
+        self,
+        session: str,
+        identity: Identity,
+        outlets: Sequence[Outlet],
+        *,
+        limit: int = DEFAULT_LIMIT,
+        holder: Process | None = None,
+    ) -> None:
+        """``limit``: bytes of output to keep. ``holder``: that of an earlier agent, which is replaced once it has ended."""
+        self.holder = holder
+        self.errors: list[str] = []
+        """Why output could not be passed on. A reader that closed its pipe is no error."""
+        self._folder = os.path.abspath(session)
+        self._stem = f"{OUTPUT.name}-{identity.file_stem}"
+        self._header = _make_header(identity)
+        self._limit = limit
+        self._outlets = dict(enumerate(outlets))
+        self._count = len(outlets)
+        self._state_file = _create_state_file()
+        self._socket: socket.socket | None = None
+        self._retry_s = 0.0
+
+    @property
+    def lost_bytes(self) -> int:
+        """Bytes of output that could not be recorded so far."""
+        return self._read_number(LOST)
+
+    @property
+    def reason(self) -> str:
+        """Why the first bytes were lost."""
+        return os.strerror(self._read_number(REASON))
+
+    def _read_number(self, place: int) -> int:
+        return int.from_bytes(os.pread(self._state_file, 8, 8 * place), sys.byteorder)
+
+    @property
+    def pipes(self) -> dict[str, str]:
+        """The kernel's names of the pipes that the job writes to, by stream."""
+        outlets = [outlet for outlet in self._outlets.values() if outlet.kind == PIPE]
+        return {outlet.name: os.readlink(f"/proc/self/fd/{outlet.source}") for outlet in outlets}
+
+    def start_holder(self) -> None:
+        """Start a holder and wait until it reads. Raises AgentError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                pid = self._spawn_holder(theirs.fileno())
+            except OSError as error:
+                ours.close()
+                raise AgentError(_CANNOT_START.format(reason=error.strerror)) from error
+        stat = read_stat(pid)
+        self.holder = Process(pid, stat.start if stat else 0)
+        self._socket = ours
+        if self._await_answer(b"ready", _START_S) is None:
+            self._drop_holder()
+            raise AgentError(_CANNOT_START.format(reason="it ended at once; is memory limited (ulimit -v)?"))
+        # From now on a message is signalled: the agent's loop waits for signals.
+        fcntl.fcntl(ours, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(ours, fcntl.F_SETSIG, HOLDER_MESSAGE)
+        fcntl.fcntl(ours, fcntl.F_SETFL, fcntl.fcntl(ours, fcntl.F_GETFL) | os.O_ASYNC)
+
+    def _spawn_holder(self, agent: int) -> int:
+        outlets = self._outlets.values()
+        used = [agent, self._state_file, *(number for outlet in outlets for number in outlet.descriptors)]
+        # Streams keep their numbers, though some may have ended.
+        streams = [self._outlets[number].describe() if number in self._outlets else "" for number in range(self._count)]
+        texts = [str(agent), str(self._state_file), self._folder, self._stem, self._header, str(self._limit), *streams]
+        # Without site packages and variables for Python, which may be anything.
+        command = [sys.executable, "-I", "-S", "-c", BOOT_CODE.format(module=_MODULE), SOURCE_ROOT, *texts]
+        null = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
+        return os.posix_spawn(
+            sys.executable,
+            command,
+            dict(os.environ),
+            # Onto itself: the descriptor is inherited.
+            file_actions=[*null, *((os.POSIX_SPAWN_DUP2, number, number) for number in used)],
+            # A blocked signal stays pending, which shows that it was sent to the whole group. As the job would, the holder
+            # stops when it writes from the background to a terminal that forbids that (stty tostop).
+            setsigmask=signal.valid_signals() - {signal.SIGTTOU},
+        )
+
+    def note_job(self, job: Process) -> None:
+        """Tell the holder which process the job is, and close our copies of what the job writes to."""
+        self._send(b"job %d %d" % job)
+        for outlet in self._outlets.values():
+            outlet.close_writer()
+
+    def keep_holder(self) -> bool:
+        """Read messages, continue a holder that was stopped, replace one that was killed; return whether it is new."""
+        self._read_messages()
+        stat = read_stat(self.holder.pid) if self.holder is not None else None
+        if self.holder is not None and stat is not None and stat.start == self.holder.start and not stat.is_dead:
+            if stat.state == "T":
+                self.holder.send_signal(signal.SIGCONT)
+            return False
+        if not self._outlets or time.monotonic() < self._retry_s:
+            return False
+        self._drop_holder()
+        try:
+            self.start_holder()
+        except AgentError:
+            self._retry_s = time.monotonic() + _RETRY_S
+            return False
+        return True
+
+    def took_signal(self, number: int) -> bool:
+        """Return whether the holder, which is in our process group, has received a signal since the last call."""
+        self._send(b"signal %d" % number)
+        answer = self._await_answer(b"signal %d " % number, _ANSWER_S)
+        if answer is not None:
+            return answer.endswith(b"1")
+        # It is stopped or the machine is very busy, but the kernel knows.
+        status = read_file(f"/proc/{self.holder.pid}/status") if self.holder is not None else b""
+        pending = next((line.split()[1] for line in status.splitlines() if line.startswith(b"ShdPnd:")), b"0")
+        return bool(int(pending, 16) >> (number - 1) & 1)
+
+    def copy_window_size(self) -> bool:
+        """Give the job's terminals the size of the user's; return whether it has changed."""
+        changed = [outlet.copy_window_size() for outlet in self._outlets.values()]
+        return any(changed)
+
+    def begin_finish(self) -> None:
+        """Ask the holder for a message when all output so far is passed on and recorded."""
+        self._send(b"finish")
+
+    def await_finished(self, seconds: float) -> bool:
+        """Wait for the answer to :meth:`begin_finish`; return whether there is nothing left to wait for."""
+        if self._await_answer(b"finished", seconds) is not None:
+            return True
+        return self._socket is None or self.holder is None or not self.holder.is_alive()
+
+    def close(self) -> None:
+        """Leave the holder, which ends with the output, and close all files."""
+        for outlet in self._outlets.values():
+            outlet.close()
+        self._outlets.clear()
+        self._close_socket()
+        os.close(self._state_file)
+
+    def _drop_holder(self) -> None:
+        """Forget a holder that has ended or does not answer."""
+        if self._socket is None or self.holder is None:
+            return
+        self._close_socket()
+        self.holder.send_signal(signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(self.holder.pid, 0)
+
+    def _close_socket(self) -> None:
+        if self._socket is not None:
+            fcntl.fcntl(self._socket, fcntl.F_SETFL, 0)
+            self._socket.close()
+            self._socket = None
+        while signal.sigtimedwait([HOLDER_MESSAGE], 0) is not None:
+            pass
+
+    def _send(self, message: bytes) -> None:
+        if self._socket is not None:
+            with suppress(OSError):
+                self._socket.send(message, socket.MSG_DONTWAIT)
+
+    def _read_messages(self) -> None:
+        while self._await_answer(b"", 0.0) is not None:
+            pass
+
+    def _await_answer(self, begin: bytes, seconds: float) -> bytes | None:
+        """Return the next message that begins so, None if there is none in time; note ended streams meanwhile."""
+        deadline_s = time.monotonic() + seconds
+        while self._socket is not None:
+            waiting = select.poll()
+            waiting.register(self._socket, select.POLLIN)
+            if not waiting.poll(max(0.0, deadline_s - time.monotonic()) * 1000):
+                return None
+            try:
+                message = self._socket.recv(4096)
+            except OSError:
+                return None
+            if not message:  # the holder has ended
+                return None
+            if message.startswith(b"ended "):
+                self._note_end(message)
+            if message.startswith(begin):
+                return message
+        return None
+
+    def _note_end(self, message: bytes) -> None:
+        """Close our copies of a stream: only then a job whose reader is gone gets SIGPIPE, and our reader an end of file."""
+        _, number, error = message.split(b" ", 2)
+        outlet = self._outlets.pop(int(number), None)
+        if outlet is not None:
+            outlet.close()
+        if error:
+            self.errors.append(error.decode(errors="replace"))
+
+
+def _make_header(identity: Identity) -> str:
+    """Return the first line of an index, with room for the position of its first byte."""
+    line = json.dumps(make_header(OUTPUT.name, identity, dtype=OUTPUT.dtype, first_byte=0))
+    return line.ljust(-(-(len(line) + 20) // HEADER_ALIGNMENT) * HEADER_ALIGNMENT - 1) + "\n"
+
+
+def _create_state_file() -> int:
+    try:
+        descriptor = os.memfd_create("zerotop-output", os.MFD_CLOEXEC)
+    except (OSError, AttributeError):  # forbidden by a sandbox
+        with tempfile.TemporaryFile(prefix="zerotop-") as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, STATE_BYTES)
+    return descriptor

@@ -1,0 +1,74 @@
+"""Limits and groups of the job."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+from conformance.experiment import experiment
+from conformance.places import Place, describe_ending, small_python, wait_until
+
+from .interruptions import WAITING, await_ready
+
+BURN = small_python("import resource\nresource.setrlimit(resource.RLIMIT_CORE, (0, 0))\nwhile True: pass")
+
+
+@experiment(
+    "ulimit -f 64 and 300 KB to a pipe",
+    "ulimit -f 64 and 300 KB to a file of the job",
+    "ulimit -f 64 and 300 KB to stdout, a file",
+    "ulimit -f 0 and a line to a pipe",
+    "ulimit -n 16",
+    "ulimit -c 0",
+)
+def of_files(place: Place) -> Iterator[str]:
+    write = "import os\nfor _ in range(300): os.write({}, b'x' * 1000)"
+    (place.work / "to_stdout").write_text(write.format(1))
+    (place.work / "to_file").write_text(write.format("os.open('own', os.O_WRONLY | os.O_CREAT | os.O_APPEND)"))
+    done = place.shell("ulimit -f 64; Z python -S -E to_stdout")
+    yield f"{len(done.output):,} bytes, {done.ending}"
+    yield place.shell("ulimit -f 64; Z python -S -E to_file").ending
+    done = place.shell("(ulimit -f 64; Z python -S -E to_stdout > file); echo code $?; stat -c '%s bytes' file")
+    yield ", ".join(done.output.decode().splitlines())
+    done = place.shell("ulimit -f 0; Z echo word")
+    yield f"{done.output.decode().strip()}, {done.ending}"
+    done = place.shell("ulimit -n 16; Z bash -c 'ulimit -n; exec 15< /dev/null && echo has 15'")
+    yield ", ".join(done.output.decode().splitlines()) or done.ending
+    yield place.shell("ulimit -c 0; Z bash -c 'ulimit -c'").output.decode().strip()
+
+
+@experiment("ulimit -v 60000 and a job that fits into it", "ulimit -v 3000000 and a job that wants 4 GB")
+def of_memory(place: Place) -> Iterator[str]:
+    done = place.shell("ulimit -v 60000; Z sh -c 'echo word; exit 3'")
+    said = done.raw_errors.decode().strip().splitlines()
+    yield f"{done.output.decode().strip() or 'no output'}, {done.ending}" + (
+        ", a sentence" if len(said) == 1 and done.ending != "exit 3" else ""
+    )
+    (place.work / "big").write_text("try: bytearray(4 << 30)\nexcept MemoryError: raise SystemExit(9)")
+    yield place.shell("ulimit -v 3000000; Z python -S -E big").ending
+
+
+@experiment("ulimit -t 1: the job ends by SIGXCPU", "ulimit -t 1 is about the job's own time", alone=True)
+def of_time(place: Place) -> Iterator[str]:
+    (place.work / "burn").write_text(BURN[-1])
+    done = place.shell("ulimit -c 0; ulimit -S -t 1; Z python -S -E burn")
+    yield done.ending
+    yield "within 5 s" if done.seconds < 5 else "later"
+
+
+@experiment(
+    "kill 0 in the job, with its caller in another group",
+    "a job that makes itself a group or session leader",
+    "a job that becomes the leader of its own group is signalled there",
+)
+def groups(place: Place) -> Iterator[str]:
+    yield place.run("bash", "-c", "trap 'exit 4' TERM; sleep 20 & kill 0; wait").ending
+    code = "import os\nif os.fork() == 0: os.setsid(); print(os.getsid(0) == os.getpid(), flush=True)\nelse: os.wait()"
+    yield "yes" if place.run(*small_python(code)).output == b"True\n" else "no"
+    leader = small_python("import os\nif os.getpgrp() != os.getpid(): os.setpgid(0, 0)\n" + WAITING[-1])
+    with place.running(*leader) as process:
+        pid = await_ready(place)
+        os.killpg(pid, signal.SIGTERM)
+        wait_until(lambda: process.poll() is not None)
+        yield describe_ending(process.returncode)

@@ -1,0 +1,114 @@
+"""Python jobs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from conformance.experiment import experiment
+from conformance.places import Place, read_soon
+
+# Without what differs from run to run.
+STATE = """
+import json, os, signal, sys, threading, gc, atexit
+print(json.dumps({
+    "path": [entry for entry in sys.path],
+    "flags": str(sys.flags),
+    "hooks": [str(sys.excepthook), str(sys.displayhook), str(sys.gettrace()), str(sys.getprofile())],
+    "threads": len(threading.enumerate()),
+    "handlers": str([signal.getsignal(number) for number in range(1, 32)]),
+    "encodings": [sys.stdout.encoding, sys.stdout.errors, sys.getfilesystemencoding(), sys.stdin.encoding],
+    "main": sorted(vars(sys.modules["__main__"])),
+    "thresholds": gc.get_threshold(),
+    "recursion": sys.getrecursionlimit(),
+    "switch": sys.getswitchinterval(),
+    "argv": sys.argv,
+}))
+"""
+
+
+@experiment(
+    "sys.path",
+    "sys.flags",
+    "excepthook, displayhook, trace and profile functions",
+    "threads",
+    "signal handlers",
+    "encodings of the streams",
+    "names in __main__",
+    "garbage collector, recursion limit, switch interval",
+    "python -E, -I and -S",
+    "LD_PRELOAD reaches the job",
+)
+def state(place: Place) -> Iterator[str]:
+    (place.work / "state.py").write_text(STATE)
+    plain = place.shell("python state.py one two").output
+    job = place.shell("Z python state.py one two").output
+    caller, seen = json.loads(plain), json.loads(job)
+    for names in (
+        ["path"],
+        ["flags"],
+        ["hooks"],
+        ["threads"],
+        ["handlers"],
+        ["encodings"],
+        ["main"],
+        ["thresholds", "recursion", "switch", "argv"],
+    ):
+        yield (
+            "as alone" if all(caller[name] == seen[name] for name in names) else f"others: {[seen[name] for name in names]}"
+        )
+    codes = [place.shell(f"Z python {option} -c 'import json; raise SystemExit(7)'").ending for option in ("-E", "-I", "-S")]
+    yield ", ".join(codes)
+    done = place.shell(
+        "LD_PRELOAD=libm.so.6 Z bash -c 'echo $LD_PRELOAD; grep -c libm.so /proc/self/maps > /dev/null && echo loaded'"
+    )
+    yield ", ".join(done.output.decode().split())
+
+
+@experiment(
+    "the user's sitecustomize is run, once",
+    "a module in the user's PYTHONPATH is imported",
+    "print() to a pipe arrives at once",
+    "PYTHONUNBUFFERED that the user has set to empty",
+    "an uncaught exception's traceback",
+    "Ctrl-C (SIGINT) ends it by KeyboardInterrupt, once",
+    "children by subprocess, fork and spawn print",
+    "the locale",
+    "warnings as errors (-W error)",
+    "modules that are loaded at start besides its own",
+)
+def programs(place: Place) -> Iterator[str]:
+    (place.work / "lib").mkdir()
+    (place.work / "lib" / "sitecustomize.py").write_text("import os\nif 'JOB' in os.environ: print('site')")
+    (place.work / "lib" / "own.py").write_text("WORD = 'own'")
+    environment = place.environment | {"PYTHONPATH": f"{place.work}/lib:{place.environment.get('PYTHONPATH', '')}"}
+
+    def said(script: str, **options: dict[str, str]) -> str:
+        done = place.shell(script, **options)
+        return ", ".join((*done.output.decode().splitlines(), done.ending))
+
+    yield said("Z env JOB=1 python -c 'print(3)'", env=environment)
+    yield said("Z python -c 'import own; print(own.WORD)' | tail -1", env=environment)
+    late = "import time; print('first'); time.sleep(3)"
+    with place.running("python", "-c", late) as process:
+        yield "at once" if read_soon(process.stdout, 5, 2.5) else "when its buffer is full or it ends"
+    yield said("PYTHONUNBUFFERED= Z python -c 'import os; print([os.environ[\"PYTHONUNBUFFERED\"]])'")
+    done = place.shell("Z python -c 'def f(): raise ValueError(3)\nf()'")
+    yield f"{done.errors.decode().splitlines()[0]} ... {done.errors.decode().splitlines()[-1]}, {done.ending}"
+    code = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(5)"
+    (place.work / "interrupted").write_text(code)
+    done = place.shell("Z python interrupted")
+    yield f"{done.errors.decode().splitlines()[-1] if done.errors else ''}, {done.ending}"
+    (place.work / "children.py").write_text(
+        "import multiprocessing, subprocess, sys\n"
+        "if __name__ == '__main__':\n"
+        "    subprocess.run([sys.executable, '-c', 'print(1)'])\n"
+        "    for way in ('fork', 'spawn'):\n"
+        "        child = multiprocessing.get_context(way).Process(target=print, args=(way,))\n"
+        "        child.start(); child.join()\n"
+    )
+    yield said("Z python children.py")
+    yield said("LC_ALL=C Z python -c 'import locale, sys; print(locale.setlocale(0), sys.stdout.encoding)'")
+    yield said("Z python -W error -c 'print(3)'")
+    code = 'import sys; print(len([name for name in sys.modules if "zerotop" in name]), "of zerotop")'
+    yield said(f"Z python -c '{code}'")

@@ -1,0 +1,155 @@
+"""Keys, sizes and modes of a terminal."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+
+from conformance.console import interactive_shell, opened
+from conformance.experiment import experiment
+from conformance.places import Place, small_python, wait_until
+
+from .deliveries import COUNTER, read_counts
+from .interruptions import WAITING, await_ready, is_running
+
+TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGWINCH, signal.SIGTSTP)
+
+
+@experiment(
+    "Ctrl-C: deliveries",
+    "Ctrl-\\: deliveries",
+    "Ctrl-Z, which the job handles: deliveries",
+    "a window of another size: deliveries",
+    "a terminal that hangs up: deliveries",
+    "and the job that handles all this ends by itself",
+)
+def keys(place: Place) -> Iterator[str]:
+    with opened(place, *place.command(*small_python(COUNTER, json.dumps(TERMINAL_SIGNALS)))) as console:
+        wait_until((place.work / "counts").exists)
+        for number, act in (
+            (signal.SIGINT, lambda: console.type(b"\x03")),
+            (signal.SIGQUIT, lambda: console.type(b"\x1c")),
+            (signal.SIGTSTP, lambda: console.type(b"\x1a")),
+            (signal.SIGWINCH, lambda: console.resize(30, 90)),
+            (signal.SIGHUP, console.hang_up),
+        ):
+            act()
+            wait_until(lambda wanted=number: read_counts(place).get(wanted), 3)
+            wait_until(lambda wanted=number: read_counts(place).get(wanted, 0) > 1, 0.3)
+            count = read_counts(place).get(number, 0)
+            yield "once" if count == 1 else f"{count} times"
+        (place.work / "end").touch()
+        yield console.finish()
+
+
+@experiment("Ctrl-C ends a job that does not handle it", "Ctrl-\\ does too", "a hangup does too")
+def keys_that_end(place: Place) -> Iterator[str]:
+    for key in (b"\x03", b"\x1c", b""):
+        with opened(place, *place.command(*WAITING)) as console:
+            pid = await_ready(place)
+            if key:
+                console.type(key)
+            else:
+                console.hang_up()
+            ending = console.finish()
+            wait_until(lambda wanted=pid: not is_running(wanted), 2)
+            yield f"{ending}, the job {'goes on' if is_running(pid) else 'has ended'}"
+
+
+LOOP = 'i=0; while [ ! -e end ]; do i=$((i+1)); echo turn $i; echo $i > turn; sleep 0.05; done; echo turns en""ded; exit 5'
+
+
+@experiment(
+    "Ctrl-Z in an interactive shell stops the job, which the shell tells",
+    "a stopped job prints nothing",
+    "fg continues it",
+    "bg continues it, and fg brings it back",
+    "Ctrl-C then ends it and the shell goes on",
+)
+def job_control(place: Place) -> Iterator[str]:
+    (place.work / "loop").write_text(LOOP)
+    with interactive_shell(place) as shell:
+        shell.type(place.fill_script("Z bash loop\n").encode())
+        shell.expect(rb"turn 3\r")
+        shell.type(b"\x1a")
+        yield "stopped" if shell.expect(rb"Stopped", 5) else "not stopped"
+        before = (place.work / "turn").read_text()
+        wait_until(lambda: (place.work / "turn").read_text() != before, 0.5)
+        yield "nothing" if (place.work / "turn").read_text() == before else "it goes on"
+        shell.forget()
+        shell.type(b"fg\n")
+        yield "goes on" if shell.expect(rb"turn \d+\r", 5) else "no output"
+        shell.type(b"\x1a")
+        shell.expect(rb"Stopped", 5)
+        shell.forget()
+        shell.type(b"bg\n")
+        in_background = shell.expect(rb"turn \d+\r", 5)
+        shell.type(b"fg\n")
+        shell.forget()
+        yield "goes on" if in_background and shell.expect(rb"turn \d+\r", 5) else "no output"
+        shell.type(b"\x03")
+        shell.forget()
+        shell.type(b"echo code $?.\n")
+        yield "code 130" if shell.expect(rb"code 130\.", 5) else f"{shell.output[-40:]!r}"
+
+
+@experiment(
+    "what the job writes to a terminal arrives byte for byte",
+    "isatty of the three descriptors",
+    "the terminal's size, seen at stdout",
+    "its new size, seen at stdout after a change",
+    "the name of the terminal: stdin's and stdout's",
+    "/dev/tty opens",
+    "modes set through stdout are the terminal's",
+    "an interactive prompt is answered",
+    "modes after the job has ended are those before",
+)
+def on_a_terminal(place: Place) -> Iterator[str]:
+    code = r"""
+import os, signal, sys, termios, time
+os.write(1, b"one\ntwo\r50%\r100%\n\x1b[31mred\x1b[0m \xff\xfe\ttab\n")
+print("ISATTY", *(os.isatty(number) for number in range(3)), flush=True)
+print("SIZE", *os.get_terminal_size(1), flush=True)
+while os.get_terminal_size(1).lines == 24: time.sleep(0.01)
+print("NEW", *os.get_terminal_size(1), flush=True)
+same = os.path.samestat(os.fstat(0), os.fstat(1)) and os.path.samestat(os.fstat(1), os.fstat(2))
+print("NAMES", "the same" if same and os.ttyname(0) == os.ttyname(1) else "not the same", flush=True)
+print("TTY", "yes" if os.path.exists("/dev/tty") and os.open("/dev/tty", os.O_RDWR) else "no", flush=True)
+modes = termios.tcgetattr(1)
+modes[3] &= ~termios.ECHO
+termios.tcsetattr(1, termios.TCSANOW, modes)
+print("ECHO", "off" if not termios.tcgetattr(0)[3] & termios.ECHO else "still on", flush=True)
+modes[3] |= termios.ECHO
+termios.tcsetattr(1, termios.TCSANOW, modes)
+sys.stdout.write("your name? "); sys.stdout.flush()
+print("HELLO", input(), flush=True)
+"""
+    with opened(place, *place.command(*small_python(code))) as console:
+        before = console.read_modes()
+        console.expect(rb"SIZE \d+ \d+\r")
+        console.resize(33, 99)
+        console.expect(rb"NEW \d+ \d+\r", 4)
+        if console.expect(rb"your name\? ", 5):
+            console.type(b"ann\n")
+        console.expect(rb"HELLO \w+\r", 3)
+        console.finish()
+        yield repr(console.output.split(b"ISATTY")[0].decode("latin1"))
+        lines = console.output.decode(errors="replace").replace("\r", "").splitlines()
+        for word in ("ISATTY", "SIZE", "NEW", "NAMES", "TTY", "ECHO", "HELLO"):
+            yield next((line.removeprefix(f"{word} ") for line in lines if line.startswith(f"{word} ")), "nothing")
+        yield "the same" if console.read_modes() == before else "others"
+
+
+@experiment("an interactive shell as the job", "and Ctrl-C there ends only its command")
+def shell_as_job(place: Place) -> Iterator[str]:
+    with opened(place, *place.command("bash", "--norc", "--noprofile", "--noediting", "-i")) as shell:
+        shell.type(b"PS1=; stty -echo; echo is re''ady\n")
+        shell.expect(rb"is ready\r")
+        shell.type(b"sleep 20; echo code $?\n")
+        wait_until(lambda: b"no job control" in shell.output, 0.5)
+        yield "no job control" if b"no job control" in shell.output else "has job control"
+        shell.type(b"\x03")
+        shell.expect(rb"code \d+\r", 3)
+        shell.type(b"exit 9\n")
+        yield f"{'interrupted' if b'sleep' not in shell.output else 'not'}, {shell.finish()}"

@@ -1,0 +1,115 @@
+"""A job alone and under zerotop: what it notices, against the table in ``docs/conformance.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from conformance.experiment import Experiment, Row, read_subject
+from conformance.table import format_page, format_row, parse_page
+
+from . import (
+    background,
+    deliveries,
+    endings,
+    inputs,
+    interruptions,
+    limits,
+    outputs,
+    pythons,
+    readers,
+    surroundings,
+    terminal_keys,
+    wrappers,
+)
+from .intended import REASONS
+
+PAGE = Path(__file__).parents[3] / "docs" / "conformance.md"
+MODULES = (
+    endings,
+    deliveries,
+    interruptions,
+    terminal_keys,
+    inputs,
+    outputs,
+    readers,
+    limits,
+    surroundings,
+    wrappers,
+    background,
+    pythons,
+)
+SUBJECTS = [read_subject(module) for module in MODULES]
+EXPERIMENTS = [experiment for subject in SUBJECTS for experiment in subject.experiments]
+# As many as make two cores busy: most of them wait.
+TOGETHER = 3
+
+
+class Comparisons:
+    """Makes each experiment once; those that may run beside others run ahead of the test that asks for them."""
+
+    def __init__(self, folder: Path, ahead: list[Experiment]) -> None:
+        self._folder = folder
+        self._pool = ThreadPoolExecutor(TOGETHER)
+        self._futures: dict[Experiment, Future[list[Row]]] = {}
+        for experiment in ahead:
+            self._submit(experiment)
+
+    def _submit(self, experiment: Experiment) -> Future[list[Row]]:
+        if experiment not in self._futures:
+            folder = self._folder / experiment.name
+            self._futures[experiment] = self._pool.submit(experiment.compare, folder)
+        return self._futures[experiment]
+
+    def compare(self, experiment: Experiment) -> list[Row]:
+        """Return the rows of an experiment."""
+        return self._submit(experiment).result()
+
+    def close(self) -> None:
+        """Wait for what still runs; start nothing more."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+def get_parameters() -> list[object]:
+    """Those that measure time come last, when nothing runs beside them."""
+    ordered = sorted(EXPERIMENTS, key=lambda experiment: experiment.alone)
+    return [
+        pytest.param(experiment, id=experiment.name, marks=[pytest.mark.alone] if experiment.alone else [])
+        for experiment in ordered
+    ]
+
+
+@pytest.fixture(scope="session")
+def comparisons(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Comparisons]:
+    # Workers of pytest-xdist each see all tests, and run some of them.
+    several = hasattr(request.config, "workerinput")
+    asked = [item.callspec.params.get("experiment") for item in request.session.items if hasattr(item, "callspec")]
+    ahead = [] if several else [wanted for wanted in asked if isinstance(wanted, Experiment) and not wanted.alone]
+    made = Comparisons(tmp_path_factory.mktemp("conformance"), ahead)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("experiment", get_parameters())
+def test_a_job_behaves_as_alone(experiment: Experiment, comparisons: Comparisons, request: pytest.FixtureRequest) -> None:
+    rows = comparisons.compare(experiment)
+    unlisted = [row for row in rows if row.alone != row.under and row.behaviour not in REASONS]
+    assert not unlisted, "\n".join(f"{row.behaviour}\n  alone: {row.alone}\n  under: {row.under}" for row in unlisted)
+    assert not [row for row in rows if row.alone == row.under and row.behaviour in REASONS], "listed, and yet the same"
+    if not request.config.getoption("update_snapshots"):
+        known = {line for _, lines in parse_page(PAGE.read_text()) for line in lines}
+        assert [row for row in rows if format_row(row, REASONS) not in known] == []
+
+
+def test_the_page_has_these_behaviours_and_no_others(comparisons: Comparisons, request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("update_snapshots"):
+        sections = [
+            (subject.title, [format_row(row, REASONS) for each in subject.experiments for row in comparisons.compare(each)])
+            for subject in SUBJECTS
+        ]
+        PAGE.write_text(format_page(sections))
+    page = PAGE.read_text()
+    assert format_page(parse_page(page)) == page

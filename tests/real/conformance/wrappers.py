@@ -1,0 +1,111 @@
+"""Wrappers, shells and schedulers around the job."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+from conformance.console import opened
+from conformance.experiment import experiment
+from conformance.places import Place, small_python, wait_until
+
+from .interruptions import WAITING, await_ready, is_running
+
+
+@experiment(
+    "timeout 1, before and after: exit code",
+    "timeout 1: what is left",
+    "timeout -s INT 1 with a job that saves for a moment",
+    "timeout -s KILL 1",
+)
+def timeouts(place: Place) -> Iterator[str]:
+    outer = place.shell("timeout 1 Z sleep 20; echo $?").output.decode().strip()
+    left = place.count_left()
+    place.end_everything()
+    inner = place.shell("Z timeout 1 sleep 20; echo $?").output.decode().strip()
+    yield f"{outer} and {inner}"
+    yield left
+    save = """
+import time
+try: time.sleep(20)
+except KeyboardInterrupt:
+    try:
+        time.sleep(0.5)
+        print("saved")
+    except KeyboardInterrupt: print("interrupted while saving")
+"""
+    (place.work / "save").write_text(save)
+    yield place.shell("timeout -s INT 1.5 Z python -S -E save; echo $?").output.decode().replace("\n", ", ").strip(", ")
+    yield place.shell("timeout -s KILL 1 Z sleep 20; echo $?").output.decode().strip()
+
+
+@experiment(
+    "nohup before, a hangup of the terminal", "and nohup.out", "nohup after, a hangup of the terminal", "and nohup.out then"
+)
+def hangups(place: Place) -> Iterator[str]:
+    (place.work / "job").write_text(f"print('word', flush=True)\n{WAITING[-1]}".replace("15", "2"))
+    for script in ("nohup Z python -S -E job", "Z nohup python -S -E job"):
+        with opened(place, "bash", "-c", place.fill_script(f"{script}; exit")) as console:
+            pid = await_ready(place)
+            console.hang_up()
+            wait_until(lambda wanted=pid: not is_running(wanted), 0.7)
+            yield "the job goes on" if is_running(pid) else "the job has ended"
+            wait_until(lambda wanted=pid: not is_running(wanted), 8)
+        kept = place.work / "nohup.out"
+        yield f"{kept.read_text().count('word')} lines" if kept.exists() else "is not there"
+        kept.unlink(missing_ok=True)
+
+
+@experiment(
+    "env VARIABLE=value before",
+    "stdbuf -oL before",
+    "setsid --wait before",
+    "exec in a script",
+    "xargs",
+    "process substitution",
+    "in the middle of a pipeline, with pipefail",
+    "&& and ||",
+    "in the background, then wait",
+    "script(1) records it on a terminal",
+    "a lock that the caller holds in a descriptor is free afterwards",
+    "time counts the job's CPU seconds",
+)
+def shells(place: Place) -> Iterator[str]:
+    def said(script: str) -> str:
+        done = place.shell(script)
+        return ", ".join((*done.output.decode().replace("\r", "").splitlines(), done.ending))
+
+    yield said("env WORD=value Z bash -c 'echo $WORD'")
+    yield said("stdbuf -oL Z bash -c 'echo $_STDBUF_O'")
+    yield said("setsid --wait Z bash -c 'echo word; exit 3'")
+    yield said("exec Z bash -c 'echo word; exit 3'")
+    yield said("printf '1\\n2\\n' | xargs Z echo got")
+    yield said("Z cat <(echo word)")
+    yield said("set -o pipefail; echo word | Z tr a-z A-Z | cat; echo $?; echo x | Z bash -c 'cat; exit 3' | cat; echo $?")
+    yield said("Z false && echo yes || echo no")
+    yield said("Z bash -c 'sleep 0.2; exit 7' & wait $!; echo $?")
+    yield said("script -q -e -c \"Z bash -c 'echo word; exit 3'\" /dev/null")
+    yield said("exec 9> lock; flock 9; Z true; flock 9 -c true; exec 9>&-; flock -n lock echo free")
+    burn = "import time\nwhile time.process_time() < 0.5: pass"
+    (place.work / "burn").write_text(burn)
+    code = "TIMEFORMAT='%U %S'; time Z python -S -E burn"
+    seconds = sum(map(float, place.shell(code).errors.split()[-2:]))
+    yield "yes" if seconds >= 0.4 else "no"
+
+
+@experiment("a job that stops at a slow save when a scheduler ends it (SIGTERM, then SIGKILL after 2 s)")
+def scheduler(place: Place) -> Iterator[str]:
+    code = """
+import signal, sys, time
+def save(*_): time.sleep(0.7); print("saved", flush=True); sys.exit(3)
+signal.signal(signal.SIGTERM, save)
+open("ready", "w").write("1")
+time.sleep(20)
+"""
+    with place.running(*small_python(code)) as process:
+        await_ready(place)
+        process.send_signal(signal.SIGTERM)
+        if not wait_until(lambda: process.poll() is not None, 8):
+            process.kill()
+        output, _ = process.communicate()
+        yield f"{output.decode().strip()}, exit {process.returncode}"

@@ -1,0 +1,198 @@
+"""The two places where a job can run: alone, and under ``zerotop run --headless``."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from programs import ZEROTOP
+
+# Every process of an experiment inherits it, so that what is left of one can be found.
+_MARK = "CONFORMANCE_PLACE"
+_PATIENCE_S = 20.0
+_OWN_LINES = re.compile(rb"zerotop: [^\r\n]*\r?\n")
+
+
+class Finished(NamedTuple):
+    """What a caller sees of a command that has ended."""
+
+    ending: str
+    output: bytes
+    errors: bytes
+    # As it came, with the lines that zerotop itself adds.
+    raw_errors: bytes
+    seconds: float
+
+
+class Place:
+    """Runs jobs in a folder of its own, all of them alone or all of them recorded."""
+
+    def __init__(self, folder: Path, *, recorded: bool) -> None:
+        self.folder = folder
+        self.recorded = recorded
+        self._sessions = 0
+        for name in ("home", "tmp", "work"):
+            (folder / name).mkdir(parents=True)
+        inherited = {name: os.environ[name] for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
+        self.environment = inherited | {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(folder / "home"),
+            "TMPDIR": str(folder / "tmp"),
+            "TERM": "xterm-256color",
+            "LC_ALL": "C.UTF-8",
+            _MARK: str(folder),
+        }
+
+    @property
+    def work(self) -> Path:
+        """The working directory of jobs."""
+        return self.folder / "work"
+
+    def command(self, *job: str) -> list[str]:
+        """Return the command line that runs ``job`` here; every call names a new session."""
+        if not self.recorded:
+            return list(job)
+        self._sessions += 1
+        session = self.folder / f"session-{self._sessions}"
+        return [*ZEROTOP, "run", "--headless", "--session", str(session), "--", *job]
+
+    def fill_script(self, script: str) -> str:
+        """Replace every ``Z`` in command position by what runs the rest of its line here."""
+        return re.sub(r"(?<![\w/$-])Z (?=\S)", lambda _: shlex.join(self.command()) + " " if self.recorded else "", script)
+
+    def start(self, *command: str, **options: Any) -> subprocess.Popen[bytes]:
+        """Start a command line, in a session and process group of its own."""
+        chosen: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "cwd": self.work,
+            "env": self.environment,
+            "start_new_session": True,
+        }
+        return subprocess.Popen(command, **chosen | options)
+
+    def shell(self, script: str, **options: Any) -> Finished:
+        """Run a bash script in which ``Z`` stands before the command that is the job."""
+        return self._finish(lambda **more: self.start("bash", "-c", self.fill_script(script), **more), **options)
+
+    def run(self, *job: str, **options: Any) -> Finished:
+        """Run a job to its end."""
+        return self._finish(lambda **more: self.start(*self.command(*job), **more), **options)
+
+    def _finish(self, start: Callable[..., subprocess.Popen[bytes]], **options: Any) -> Finished:
+        typed = options.pop("typed", None)
+        if typed is not None:
+            options["stdin"] = subprocess.PIPE
+        begin = time.monotonic()
+        with start(**options) as process:
+            try:
+                output, errors = process.communicate(typed, _PATIENCE_S)
+                ending = describe_ending(process.returncode)
+            except subprocess.TimeoutExpired:
+                self.end_everything()
+                output, errors = process.communicate()
+                ending = f"not ended after {_PATIENCE_S:.0f} s"
+        seconds = time.monotonic() - begin
+        return Finished(ending, drop_own_lines(output or b""), drop_own_lines(errors or b""), errors or b"", seconds)
+
+    @contextmanager
+    def running(self, *job: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+        """Start a job; kill what is left of it at the end of the block."""
+        with self.start(*self.command(*job), **options) as process:
+            try:
+                yield process
+            finally:
+                self.end_everything()
+
+    def list_processes(self) -> list[int]:
+        """Return all living processes of this place."""
+        mark, found = f"{_MARK}={self.folder}".encode(), []
+        for entry in os.listdir("/proc"):
+            if entry.isdecimal():
+                with suppress(OSError):
+                    if mark in Path("/proc", entry, "environ").read_bytes().split(b"\0"):
+                        found.append(int(entry))
+        return sorted(found)
+
+    def count_left(self, seconds: float = 5.0) -> str:
+        """Describe how many processes are left, once they have had some time to end."""
+        deadline = time.monotonic() + seconds
+        while (left := self.list_processes()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return f"{len(left)} processes left" if left else "nothing left"
+
+    def end_everything(self) -> None:
+        """Kill all processes of this place."""
+        while left := self.list_processes():
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+
+
+def drop_own_lines(output: bytes) -> bytes:
+    """Remove the lines that zerotop adds after the job's output."""
+    return _OWN_LINES.sub(b"", output)
+
+
+def describe_ending(returncode: int) -> str:
+    """Describe a wait status as subprocess gives it: "exit 3", "killed by SIGTERM"."""
+    return f"exit {returncode}" if returncode >= 0 else f"killed by {name_signal(-returncode)}"
+
+
+def name_signal(number: int) -> str:
+    """Return a name such as "SIGTERM", or "SIGRTMIN+3"."""
+    if signal.SIGRTMIN < number < signal.SIGRTMAX:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+    return signal.Signals(number).name
+
+
+def small_python(code: str, *arguments: str) -> list[str]:
+    """A Python job that starts fast, as nothing of the environment is loaded."""
+    return [sys.executable, "-S", "-E", "-c", code, *arguments]
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 15.0) -> bool:
+    """Wait for a condition; return whether it came true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def read_soon(file: IO[bytes] | None, count: int, seconds: float = 8.0) -> bytes:
+    """Read ``count`` bytes from a pipe, or what comes of them in some seconds or before its end."""
+    assert file is not None
+    data, deadline = b"", time.monotonic() + seconds
+    waiting = select.poll()
+    waiting.register(file, select.POLLIN)
+    while len(data) < count and waiting.poll(max(0.0, 1000 * (deadline - time.monotonic()))):
+        piece = os.read(file.fileno(), count - len(data))
+        if not piece:
+            break
+        data += piece
+    return data
+
+
+def summarize(observations: Sequence[tuple[str, str]], usual: str) -> str:
+    """Return ``usual``, with the exceptions among (name, observation) named."""
+    others: dict[str, list[str]] = {}
+    for name, seen in observations:
+        if seen != usual:
+            others.setdefault(seen, []).append(name)
+    exceptions = "; ".join(f"{seen}: {' '.join(names)}" for seen, names in others.items())
+    count = len(observations) - sum(map(len, others.values()))
+    return f"{count} of {len(observations)} {usual}; {exceptions}" if others else f"all {len(observations)} {usual}"
