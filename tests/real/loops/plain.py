@@ -264,16 +264,10 @@ STYLES = {
 }
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("style", choices=STYLES)
-    options = parser.parse_args()
-    if "RANK" in os.environ:
-        torch.distributed.init_process_group("gloo")
-    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+def train(style, rank):
     torch.manual_seed(1)
     counter = Counter()
-    model = STYLES[options.style](counter, rank)
+    model = STYLES[style](counter, rank)
     weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
     counted = {
         "rank": rank,
@@ -286,8 +280,25 @@ def main():
     }
     # One write, so that the lines of two ranks do not mix.
     os.write(1, f"COUNTED {json.dumps(counted)}\n".encode())
-    if torch.distributed.is_initialized():
+
+
+def main():
+    """Train in one style, or in several at once: each in a forked process of its own, as the rank of that number."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("styles", choices=STYLES, nargs="+")
+    styles = parser.parse_args().styles
+    if "RANK" in os.environ:
+        torch.distributed.init_process_group("gloo")
+        train(styles[0], torch.distributed.get_rank())
         torch.distributed.destroy_process_group()
+        return
+    for rank, style in enumerate(styles):
+        child = os.fork()
+        if not child:
+            os.environ["RANK"] = str(rank)
+            train(style, rank)
+            return
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 main()

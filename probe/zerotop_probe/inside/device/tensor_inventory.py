@@ -1,9 +1,9 @@
 """Sum the tensor bytes of an engine, or of a loop's models and optimizers, by category, each storage once.
 
 Nothing is guessed. The category of a tensor follows from its owner: a parameter, the inner optimizer's state, or an
-attribute of DeepSpeed's optimizer. The gradient buckets of DistributedDataParallel belong to C++: their sizes are known, and
-blocks of these sizes that nothing else claims are taken for them. Views share a storage, which counts for the first tensor that claims it. Tensors without
-such an owner (activations, batches, workspaces of libraries) are reported as unclaimed.
+attribute of DeepSpeed's optimizer. Views share a storage, which counts for the first tensor that claims it. Tensors without
+such an owner (activations, batches, workspaces of libraries) are reported as unclaimed. The gradient buckets of
+DistributedDataParallel belong to C++: their sizes are known, and unclaimed blocks of these sizes are taken for them.
 """
 
 from __future__ import annotations

@@ -6,19 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 
-def hide_from_compiler(function: Callable[..., Any]) -> None:
+def hide_from_compiler(function: Callable[..., Any], *, with_callees: bool = True) -> None:
     """Tell torch.compile to run this Python function as it is, when a graph break lets it be called.
 
-    Otherwise its frame would be compiled for itself, and again for other arguments. Without effect in a torch that has no
-    such switch; torch._dynamo is not imported.
+    Otherwise its frame would be compiled for itself, and again for other arguments. ``with_callees``: and all that it calls.
+    Without effect in a torch that has no such switch; torch._dynamo is not imported.
     """
     try:
         from torch._C._dynamo import eval_frame
     except ImportError:
         return
-    code = function.__code__
+    code = getattr(function, "__func__", function).__code__
     try:
-        strategy = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
+        actions = eval_frame._FrameAction
+        strategy = eval_frame._FrameExecStrategy(actions.SKIP, actions.SKIP if with_callees else actions.DEFAULT)
         eval_frame.set_code_exec_strategy(code, strategy)
     except AttributeError:
         skip = getattr(eval_frame, "skip_code", None)

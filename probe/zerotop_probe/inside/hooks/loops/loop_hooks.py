@@ -47,9 +47,11 @@ class LoopHooks:
     def install_hooks(self, module: Any) -> None:
         """Wait for an optimizer, or a backward; ``module`` is ``torch.optim.optimizer``."""
         wrap_method(module.Optimizer, "__init__", self._begin_optimizer, self._end_optimizer, self._probe.meter)
+        for hook in (self._begin_forward, self._end_forward, self._begin_backward, self._end_backward):
+            hide_from_compiler(hook)
         self._replace_backward()
         self._steps.install_hooks(module)
-        on_removal(self._loop.finder.remove_hooks)
+        self._loop.finder.install_hooks()
 
     def _replace_backward(self) -> None:
         """Wrap the function in which ``backward()`` and ``autograd.grad()`` end, under both of its names."""
@@ -58,7 +60,7 @@ class LoopHooks:
             if original is None:
                 continue
             wrapper = wrap_function(original, "backward", self._begin_backward, self._end_backward, self._probe.meter)
-            hide_from_compiler(wrapper)
+            hide_from_compiler(wrapper, with_callees=False)
             setattr(owner, _BACKWARD, wrapper)
             on_removal(functools.partial(setattr, owner, _BACKWARD, original))
 
@@ -87,13 +89,17 @@ class LoopHooks:
         gradients = sys.modules["torch"].is_grad_enabled()
         trains = gradients and (module.training or self._trains_in_eval_mode)
         recorder = self._loop.find_recorder(adopt=trains and bool(self._loop.list_optimizers()))
-        if recorder is None or not self._loop.is_training_thread(trains):
+        if recorder is None:
+            self._loop.finder.note_root(module)
+            return None
+        if not self._loop.is_training_thread(trains):
             return None
         self._steps.suspend_step(time_ns)
         recorder.end_loose_spans(time_ns)
         if recorder.find_phase("forward") or recorder.find_phase("backward") or self._forwards >= _MAX_FORWARDS:
             return None
         state, evaluation = self._probe.engines.loop, self._probe.evaluation
+        self._loop.finder.note_root(module)
         if trains:
             self._loop.resume_training(time_ns, state)
             self._loop.record_facts(at_update=False)

@@ -55,8 +55,8 @@ class OptimizerStepHooks:
 
     def install_hooks(self, module: Any) -> None:
         """Listen to all optimizers; ``module`` is ``torch.optim.optimizer``."""
-        hide_from_compiler(self._before_step.__func__)  # type: ignore[attr-defined]
-        hide_from_compiler(self._after_step.__func__)  # type: ignore[attr-defined]
+        hide_from_compiler(self._before_step)
+        hide_from_compiler(self._after_step)
         for handle in (
             module.register_optimizer_step_pre_hook(self._before_step),
             module.register_optimizer_step_post_hook(self._after_step),
