@@ -44,7 +44,7 @@ def test_what_a_first_start_waits_for(tmp_path: Path) -> None:
     recording.event(recording.node, 9, events.SAMPLER_ERROR, where="nothing", error="else")
     source = RecordingSource(recording.read())
     said = [source.view_at(BEGIN_NS + second * S).job.exit_text for second in range(1, 7)]
-    assert said[0] == "Waiting for deepspeed.initialize()."
+    assert said[0] == "Waiting for the training to begin."
     assert said[1].startswith("Compiling DeepSpeed's operators")
     assert "no process on their node holds /builds/cpu_adam/lock: they may wait forever" in said[2]
     assert said[2].endswith("stop this one, delete it and start it again.")
