@@ -330,7 +330,7 @@ class Telling:
                 "ranks": None,
                 "state": State.STARTING,
             }
-            text = "Waiting for the job to make its DeepSpeed engine."
+            text = "Waiting for the training to begin."
             job = replace(job, **facts, **waiting, exit_text=text)  # type: ignore[arg-type]
         if self.over:
             job = replace(job, state=State.ENDED, exit_code=self.story.exit_code, exit_text=self.story.exit_text)

@@ -231,7 +231,7 @@ async def test_before_the_first_iteration_it_waits() -> None:
     session = recordings.recording("z2-offload")
     async with seen(session) as screen:
         await screen.press("home")
-        assert "Waiting for deepspeed.initialize()" in screen.text() or "Waiting for the first iterations" in screen.text()
+        assert "Waiting for the training to begin" in screen.text() or "Waiting for the first iterations" in screen.text()
 
 
 async def test_while_the_job_starts_nobody_is_told_to_enter_its_ranks() -> None:
@@ -240,7 +240,7 @@ async def test_while_the_job_starts_nobody_is_told_to_enter_its_ranks() -> None:
         frame = screen.screen.frame
         assert frame is not None
         assert frame.view.ranks
-        assert "Waiting for deepspeed.initialize()" in screen.text()
+        assert "Waiting for the training to begin" in screen.text()
         assert "--enter" not in screen.text()
 
 
@@ -249,7 +249,7 @@ async def test_a_panel_alone_gives_way_where_it_has_nothing_to_show() -> None:
         await screen.press("tab", "tab", "z")
         assert screen.screen.zoomed == "phases"
         assert "GPU %" not in screen.text()
-        assert "Waiting for deepspeed.initialize()" in await screen.press("home")
+        assert "Waiting for the training to begin" in await screen.press("home")
         assert "GPU %" not in await screen.press("end")
 
 

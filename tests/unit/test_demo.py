@@ -113,6 +113,6 @@ def test_progress_lines(tmp_path: Path) -> None:
             spans.close()
             source.refresh()
     lines = [line.partition("s  ")[2] for line in said if line]
-    assert lines[:3] == ["Waiting for deepspeed.initialize()."] * 3
+    assert lines[:3] == ["Waiting for the training to begin."] * 3
     assert lines[3].startswith("1 step  ")
     assert len(lines) == 4

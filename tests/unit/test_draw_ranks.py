@@ -145,9 +145,9 @@ def test_every_size_is_drawn(tmp_path: Path, glyphs: Glyphs, ranks: int) -> None
 def test_an_empty_map_says_what_is_missing(tmp_path: Path) -> None:
     """These recordings have ended; the same function describes a running job without steps."""
     write_ranks(tmp_path, 0, 0)
-    assert "No rank made its DeepSpeed engine" in " ".join(texts(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
+    assert "No rank trained" in " ".join(texts(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
     session = read(tmp_path)
-    assert describe_empty(session, (), State.STARTING).startswith("No rank has made its DeepSpeed engine yet")
+    assert describe_empty(session, (), State.STARTING).startswith("No rank trains yet")
     write_ranks(tmp_path, 2, 0)
     assert "No rank finished a step" in " ".join(texts(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
     processes = RecordingSource(read(tmp_path)).rank_steps
@@ -159,7 +159,7 @@ def test_a_job_without_a_probe_is_recognized(tmp_path: Path) -> None:
     for file in tmp_path.glob("spans-*"):
         file.unlink()
     assert "only watched from outside" in " ".join(texts(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
-    assert "DeepSpeed engine yet" in describe_empty(read(tmp_path), (), State.STARTING)
+    assert "No rank trains yet" in describe_empty(read(tmp_path), (), State.STARTING)
 
 
 def test_sentences_about_skew() -> None:

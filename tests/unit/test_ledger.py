@@ -82,7 +82,7 @@ def test_gradients_are_there_from_the_end_of_the_backward_to_the_end_of_the_upda
 def test_a_row_says_what_it_rests_on(tmp_path: Path) -> None:
     session = usual(tmp_path).read()
     basis = {second: {row.key: row.basis for row in one(session, second).rows} for second in (5, 17.5, 28)}
-    assert basis[5]["parameters"] == basis[5]["gradients"] == "tensors counted when the engine was made"
+    assert basis[5]["parameters"] == basis[5]["gradients"] == "tensors counted before the training"
     assert basis[17.5]["gradients"] == "tensors counted before the first update, of step 0"
     assert basis[28]["optimizer_state"] == "tensors counted after the first update, of step 0"
     assert basis[28]["gradients"] == "tensors counted before the first update, of step 0"

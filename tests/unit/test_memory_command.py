@@ -87,7 +87,7 @@ def test_a_failure_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_a_recording_with_nothing_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory.create_session(["true"], path=str(tmp_path / "empty"), launcher="python")
     said = run_memory(capsys, str(tmp_path / "empty"))
-    assert said.splitlines()[0] == "empty, at the end: no rank has made a DeepSpeed engine"
+    assert said.splitlines()[0] == "empty, at the end: no rank has trained"
 
 
 def test_a_recording_without_a_sampler(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,10 +44,48 @@ def test_what_a_first_start_waits_for(tmp_path: Path) -> None:
     recording.event(recording.node, 9, events.SAMPLER_ERROR, where="nothing", error="else")
     source = RecordingSource(recording.read())
     said = [source.view_at(BEGIN_NS + second * S).job.exit_text for second in range(1, 7)]
-    assert said[0] == "Waiting for deepspeed.initialize()."
+    assert said[0] == "Waiting for the training to begin."
     assert said[1].startswith("Compiling DeepSpeed's operators")
     assert "no process on their node holds /builds/cpu_adam/lock: they may wait forever" in said[2]
     assert said[2].endswith("stop this one, delete it and start it again.")
     assert "holds /builds/cpu_adam/lock and /builds/utils/lock: they may" in said[3]
     assert said[4] == said[1]
     assert said[5] == ""
+
+
+def test_which_optimizers_make_an_iteration(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    rank = identity(0, 100)
+    recording.event(rank, 1, events.ENGINE, engine=0, kind="loop", model="Net", optimizer="Adam + SGD")
+    both = [
+        {"number": 0, "class": "Adam", "parameters": 2000, "steps": 1, "counts": True},
+        {"number": 1, "class": "SGD", "parameters": 1, "steps": 1, "counts": True},
+    ]
+    recording.event(rank, 2, events.OPTIMIZERS, engine=0, step=0, optimizers=both)
+    one = [both[0], both[1] | {"counts": False}]
+    recording.event(rank, 3, events.OPTIMIZERS, engine=0, step=9, optimizers=one)
+    recording.event(rank, 4, events.GOODBYE, lost=0)
+    source = RecordingSource(recording.read())
+    said = [source.view_at(BEGIN_NS + second * S).job.notices for second in range(1, 4)]
+    assert said == [
+        (),
+        ("An iteration ends when Adam (2,000 parameters) and SGD (1 parameter) have each stepped since the last one.",),
+        (
+            "An iteration is a step of Adam (2,000 parameters). SGD (1 parameter) does not count: the others have stepped"
+            " many times meanwhile.",
+        ),
+    ]
+
+
+def test_jobs_that_step_no_optimizer(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "backwards")
+    recording.event(identity(0, 100), 1, events.ENGINE, engine=0, kind="loop", model="Net", optimizer="")
+    recording.event(identity(0, 100), 2, events.GOODBYE, lost=0)
+    (notice,) = RecordingSource(recording.read()).view_at(None).job.notices
+    assert notice.startswith("This loop has no optimizer")
+    recording = Recording(tmp_path / "inference")
+    recording.event(recording.node, 1, events.JOB_STARTED, pid=9)
+    recording.event(recording.node, 2, events.JOB_ENDED, exit_code=0, text="The job ended.")
+    source = RecordingSource(recording.read())
+    assert source.view_at(BEGIN_NS + S).job.notices == ()
+    assert [notice[:15] for notice in source.view_at(None).job.notices] == ["No rank trained"]

@@ -3,6 +3,8 @@
 import copy
 import dataclasses
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -23,6 +25,8 @@ KIND = FindingKind(
 
 class Subject:
     """Two ranks in step 7."""
+
+    engine: Mapping[str, Any] = MappingProxyType({})
 
     def ranks_at(self, known_ns: int) -> tuple[int, ...]:
         return (3, 4) if known_ns >= 10 else (3,)

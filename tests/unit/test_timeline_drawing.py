@@ -167,7 +167,7 @@ def test_small_figures_of_a_range_keep_their_decimals() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "why"), [(State.STARTING, "before deepspeed.initialize()"), (State.RUNNING, "no probe in any rank")]
+    ("state", "why"), [(State.STARTING, "before the training"), (State.RUNNING, "no probe in any rank")]
 )
 def test_why_there_are_no_phases_is_said(state: State, why: str, tmp_path: Path) -> None:
     sampled = record(PROCESSES, time_ns=S, rank=0, pid=100, cores_used=1.0, rss_bytes=1)

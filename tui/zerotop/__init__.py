@@ -1,1 +1,1 @@
-"""Watch, explain, replay and export DeepSpeed training from the terminal."""
+"""Watch, explain, replay and export DeepSpeed and PyTorch training from the terminal."""

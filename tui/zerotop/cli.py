@@ -30,7 +30,7 @@ are in [brackets]. `zerotop COMMAND --help` describes a command.
 def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="zerotop",
-        description="Watch, explain, replay and export DeepSpeed training from the terminal.",
+        description="Watch, explain, replay and export DeepSpeed and PyTorch training from the terminal.",
         epilog=_EPILOG,
     )
     parser.add_argument("--version", action=_VersionAction, help="show the version and exit")

@@ -1,4 +1,5 @@
-"""First file that every interpreter of a recorded job runs: waits for the import of DeepSpeed, then loads the probe.
+"""First file that every interpreter of a recorded job runs: waits for the import of PyTorch's optimizers or
+DeepSpeed, then loads the probe.
 
 It must not raise, print, leave a name behind or cost time in any version of Python. It therefore imports only modules that
 the interpreter has already loaded, and its syntax is valid in old versions. Without a session it only removes itself.
@@ -8,7 +9,12 @@ import os
 import sys
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
-_AWAITED_MODULES = ("deepspeed.runtime.engine", "deepspeed.runtime.pipe.engine", "transformers.trainer")
+_AWAITED_MODULES = (
+    "torch.optim.optimizer",
+    "deepspeed.runtime.engine",
+    "deepspeed.runtime.pipe.engine",
+    "transformers.trainer",
+)
 
 MYPY = False
 if MYPY:

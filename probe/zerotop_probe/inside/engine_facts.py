@@ -9,12 +9,12 @@ from typing import Any
 
 from zerotop_probe.inside.device import tensor_inventory
 from zerotop_probe.inside.device.allocator import find_backend
-from zerotop_probe.inside.engines import EngineState
+from zerotop_probe.inside.engines import EngineState, TrainingState
 from zerotop_probe.inside.guard import now
 from zerotop_probe.inside.probe import Probe, find_ordinal
 from zerotop_probe.recording import events, redact
 
-_PARAMETER_COUNTS = ("parameters", "trainable_parameters", "rank_parameters")
+PARAMETER_COUNTS = ("parameters", "trainable_parameters", "rank_parameters")
 _ERROR_LENGTH = 200
 
 
@@ -36,26 +36,39 @@ def record_engine(probe: Probe, state: EngineState, engine: Any) -> None:
 
 def record_tensors(probe: Probe, state: EngineState, engine: Any, when: str) -> None:
     """Record the ``tensors`` event of that moment, once."""
+    write_tensors(probe, state, when, engine.device, lambda: tensor_inventory.build_inventory(engine))
+
+
+def write_tensors(
+    probe: Probe, state: TrainingState, when: str, device: Any, build: Callable[[], tensor_inventory.Inventory]
+) -> None:
+    """Record the ``tensors`` event of that moment, once; ``build`` makes the inventory of what is on ``device``."""
     if probe.recorder is None or when in state.recorded_inventories:
         return
     state.recorded_inventories.add(when)
-    time_ns, step = now(), int(engine.global_steps)
-    facts = tensor_inventory.build_facts(engine, find_ordinal(engine.device))
-    probe.recorder.write_event(time_ns, events.TENSORS, engine=state.index, step=step, when=when, **facts)
+    time_ns = now()
+    facts = tensor_inventory.build_facts(build, find_ordinal(device))
+    probe.recorder.write_event(time_ns, events.TENSORS, engine=state.index, step=state.finished_steps, when=when, **facts)
 
 
 def read_engine_facts(engine: Any) -> dict[str, Any]:
     """Return the facts of the ``engine`` event. A fact that cannot be read is None; ``unread`` has the error."""
+    facts = read_facts(engine, _FACT_READERS)
+    facts["config"] = redact.redact_tree(facts["config"] or {})
+    return facts
+
+
+def read_facts(subject: Any, readers: dict[str, Callable[[Any], Any]]) -> dict[str, Any]:
+    """Return a fact for each reader; ``parameters`` reads several, by the names of :data:`PARAMETER_COUNTS`."""
     facts: dict[str, Any] = {}
     unread: dict[str, str] = {}
-    for name, read in _FACT_READERS.items():
+    for name, read in readers.items():
         try:
-            facts[name] = read(engine)
+            facts[name] = read(subject)
         except Exception as error:  # the other facts are recorded all the same
             facts[name] = None
             unread[name] = redact.redact_text(f"{type(error).__name__}: {error}")[:_ERROR_LENGTH]
-    parameters = facts.pop("parameters") or dict.fromkeys(_PARAMETER_COUNTS)
-    facts["config"] = redact.redact_tree(facts["config"] or {})
+    parameters = facts.pop("parameters") or dict.fromkeys(PARAMETER_COUNTS)
     return {**facts, **parameters, "devices": facts["devices"] or [], "unread": unread}
 
 
@@ -110,7 +123,7 @@ def _count_parameters(engine: Any) -> dict[str, int]:
         total += size
         trainable += size if parameter.requires_grad else 0
         stored += size if share is None else int(share.numel())
-    return dict(zip(_PARAMETER_COUNTS, (total, trainable, stored)))
+    return dict(zip(PARAMETER_COUNTS, (total, trainable, stored)))
 
 
 def _count_largest_layer(engine: Any) -> int:
@@ -119,10 +132,11 @@ def _count_largest_layer(engine: Any) -> int:
     return max(sum(int(getattr(weight, "ds_numel", None) or weight.numel()) for weight in layer) for layer in layers)
 
 
-def _read_devices(engine: Any) -> list[dict[str, Any]]:
+def read_devices(device: Any) -> list[dict[str, Any]]:
+    """Return the ``devices`` of the engine event: the GPU of that torch device, if it is one."""
     import torch
 
-    ordinal = find_ordinal(engine.device)
+    ordinal = find_ordinal(device)
     if ordinal is None:
         return []
     properties = torch.cuda.get_device_properties(ordinal)
@@ -137,10 +151,11 @@ def _read_devices(engine: Any) -> list[dict[str, Any]]:
     return [{**facts, "total_bytes": properties.total_memory}]
 
 
-def _read_allocator(engine: Any) -> str | None:
+def read_allocator(device: Any) -> str | None:
+    """Return the name of PyTorch's allocator of that device; None without CUDA."""
     import torch
 
-    return None if find_ordinal(engine.device) is None else find_backend(torch)
+    return None if find_ordinal(device) is None else find_backend(torch)
 
 
 def _has_activation_checkpointing(engine: Any) -> bool:
@@ -189,8 +204,8 @@ _FACT_READERS: dict[str, Callable[[Any], Any]] = {
     "optimizer": lambda engine: _get_class_name(engine.optimizer),
     "inner_optimizer": lambda engine: _get_class_name(engine.basic_optimizer),
     "device": lambda engine: str(engine.device),
-    "devices": _read_devices,
-    "allocator": _read_allocator,
+    "devices": lambda engine: read_devices(engine.device),
+    "allocator": lambda engine: read_allocator(engine.device),
     "activation_checkpointing": _has_activation_checkpointing,
     "wall_clock_breakdown": lambda engine: bool(engine.wall_clock_breakdown()),
     "global_steps": lambda engine: int(engine.global_steps),

@@ -1,4 +1,4 @@
-"""The probe's state for each DeepSpeed engine of this process."""
+"""The probe's state of whatever trains in this process: DeepSpeed engines, or a loop of PyTorch's own optimizers."""
 
 from __future__ import annotations
 
@@ -11,50 +11,91 @@ from zerotop_probe.inside.span import Span
 _LAST_INDEX = 255
 
 
-class EngineState:
-    """State of one engine: its number, the facts that every boundary needs, and a count of its backwards."""
+class TrainingState:
+    """State of one engine or loop: its number, its steps, and the backwards since the last of them."""
+
+    def __init__(self, index: int) -> None:
+        self.index = min(index, _LAST_INDEX)
+        self.has_optimizer = False
+        # Backwards since the last optimizer step. A DeepSpeed engine's own micro_steps counts calls of step().
+        self.backward_count = 0
+        # Moments (``when`` of the tensors event) whose inventory is recorded.
+        self.recorded_inventories: set[str] = set()
+
+    @property
+    def finished_steps(self) -> int:
+        """Optimizer steps done so far."""
+        raise NotImplementedError
+
+    def get_position(self, *, after_backward: bool = False) -> tuple[int, int, int]:
+        """Return (engine, step, micro-step) of a phase that begins now; ``after_backward``: of the micro-step just done."""
+        return self.index, self.finished_steps, max(0, self.backward_count - after_backward)
+
+
+class EngineState(TrainingState):
+    """State of one DeepSpeed engine, with the facts that every boundary needs."""
 
     def __init__(self, engine: Any, index: int) -> None:
+        super().__init__(index)
         self._reference = weakref.ref(engine)
-        self.index = min(index, _LAST_INDEX)
-        # Backwards since the last optimizer step. The engine's own micro_steps counts calls of step().
-        self.backward_count = 0
         # The backward in progress, if loss.backward() began it and not the engine.
         self.direct_backward: Span | None = None
         self.uses_loss_scale = False
         self.offloads_optimizer = False
         self.offloads_parameters = False
-        self.has_optimizer = False
         # Phase name of each inner optimizer, by id().
         self.inner_phases: dict[int, str] = {}
-        # Moments (``when`` of the tensors event) whose inventory is recorded.
-        self.recorded_inventories: set[str] = set()
 
     def belongs_to(self, engine: Any) -> bool:
         """Return whether this is the state of that object, and not of an earlier one at the same address."""
         return self._reference() is engine
 
-    def get_position(self, *, after_backward: bool = False) -> tuple[int, int, int]:
-        """Return (engine, step, micro-step) of a phase that begins now; ``after_backward``: of the micro-step just done."""
+    @property
+    def finished_steps(self) -> int:
+        """The engine's ``global_steps``; 0 once the engine is gone."""
         engine = self._reference()
-        step = engine.global_steps if engine is not None else 0
-        return self.index, step, max(0, self.backward_count - after_backward)
+        return int(engine.global_steps) if engine is not None else 0
+
+
+class LoopState(TrainingState):
+    """State of a loop that steps PyTorch's optimizers itself. All loops of a process count as one."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.has_optimizer = True
+        self.iterations = 0
+
+    @property
+    def finished_steps(self) -> int:
+        """Iterations done so far; the hooks on optimizers say where one ends."""
+        return self.iterations
 
 
 class EngineRegistry:
-    """The engines of this process by identity, through weak references."""
+    """What trains in this process: engines by identity, through weak references, or a loop."""
 
     def __init__(self) -> None:
         self._state_by_id: dict[int, EngineState] = {}
         self.engine_count = 0
-        # The engine that trained last: phases without an engine count to its step.
-        self.current: EngineState | None = None
+        # The loop that trains without an engine.
+        self.loop: LoopState | None = None
+        # A DeepSpeed engine is or was made in this process: its hooks see everything, those on loops are silent.
+        self.belongs_to_deepspeed = False
+        # The engine or loop that trained last: phases without an engine count to its step.
+        self.current: TrainingState | None = None
 
     def add(self, engine: Any) -> EngineState:
         """Add a new engine."""
         state = self._state_by_id[id(engine)] = EngineState(engine, self.engine_count)
         self.engine_count += 1
+        self.belongs_to_deepspeed, self.loop = True, None
         return state
+
+    def add_loop(self) -> LoopState:
+        """Add the loop of a process without engines."""
+        self.loop = self.current = LoopState(self.engine_count)
+        self.engine_count += 1
+        return self.loop
 
     def find_state(self, engine: Any) -> EngineState | None:
         """Return the state of an engine, or None."""
@@ -62,5 +103,5 @@ class EngineRegistry:
         return state if state is not None and state.belongs_to(engine) else None
 
     def get_position(self) -> tuple[int, int, int]:
-        """Return (engine, step, micro-step) of the engine that trained last."""
+        """Return (engine, step, micro-step) of the engine or loop that trained last."""
         return self.current.get_position() if self.current is not None else (0, 0, 0)

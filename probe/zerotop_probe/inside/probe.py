@@ -1,4 +1,4 @@
-"""The probe of one process: idle until a DeepSpeed engine is constructed, and idle again in forked children."""
+"""The probe of one process: idle until something trains, and idle again in forked children."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from zerotop_probe.inside.evaluation_detector import EvaluationDetector
 from zerotop_probe.inside.guard import CostMeter, Guard, now, remove_hooks
 from zerotop_probe.inside.oom_recorder import OomRecorder
 from zerotop_probe.inside.recorder import Recorder
+from zerotop_probe.inside.training_library import TrainingLibrary
 from zerotop_probe.recording import directory, events, redact
 from zerotop_probe.recording.directory import SESSION_VARIABLE
 from zerotop_probe.recording.writer import Identity
@@ -34,6 +35,7 @@ class Probe:
         self.meter = CostMeter()
         self.meter.report_error = self._report_error
         self.engines = EngineRegistry()
+        self.library = TrainingLibrary()
         self.recorder: Recorder | None = None
         self.evaluation: EvaluationDetector | None = None
         self.peaks: PeakCounters | None = None
@@ -149,7 +151,7 @@ class Probe:
         recorder.close()
 
     def _reset_child(self) -> None:
-        """Close the inherited files in a forked child, which stays idle until it constructs an engine of its own."""
+        """Close the inherited files in a forked child, which stays idle until it trains something itself."""
         recorder, self.recorder, self.evaluation = self.recorder, None, None
         if self.peaks is not None:
             self.peaks.restore_functions()

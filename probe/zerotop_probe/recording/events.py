@@ -61,7 +61,7 @@ _END = (
 
 # --- written by a rank ---------------------------------------------------------------------------------------------------
 
-# The probe starts because this process constructs a DeepSpeed engine.
+# The probe starts because this process constructs a DeepSpeed engine, or trains with PyTorch's own optimizers.
 HELLO = _declare(
     "hello",
     Field("rank", int, "global rank"),
@@ -78,18 +78,23 @@ HELLO = _declare(
     Field("environment", {str: str}, "the variables that control memory, devices and threads"),
 )
 
-# An engine is ready. Written once for each.
+# A DeepSpeed engine is ready, or the first update of a loop that trains without one. Written once for each. All loops of a
+# process count as one.
 ENGINE = _declare(
     "engine",
-    Field("engine", int, "number of the engine in this process, in order of creation"),
-    Field("engine_class", str, "class name"),
-    Field("rank", int, "DeepSpeed's global rank"),
-    Field("local_rank", int, "DeepSpeed's local rank"),
-    Field("zero_stage", int, "0 to 3"),
+    Field("engine", int, "number of the engine or loop in this process, in order of creation"),
+    Field("kind", str, "loop; absent for a DeepSpeed engine"),
+    Field("parallelism", str, "of a loop: DDP, DataParallel, FSDP or FSDP2; empty without"),
+    Field("library", str, "of a loop: Trainer or Accelerate; empty if it is hand-written"),
+    Field("compiled", bool, "of a loop: whether a model went through torch.compile"),
+    Field("engine_class", str, "class name of a DeepSpeed engine"),
+    Field("rank", int, "global rank"),
+    Field("local_rank", int, "local rank"),
+    Field("zero_stage", int, "0 to 3; absent for a loop"),
     Field("offload_optimizer", str, "none, cpu or nvme"),
     Field("offload_parameters", str, "none, cpu or nvme"),
-    Field("dtype", str, "fp32, fp16 or bf16"),
-    Field("autocast", str, "dtype of DeepSpeed's torch_autocast; null if it is off"),
+    Field("dtype", str, "fp32, fp16 or bf16; of a loop, that of most trainable parameters"),
+    Field("autocast", str, "dtype of autocast; null if it is off"),
     Field("micro_batch", int, "rows in a micro-batch of one rank"),
     Field("gradient_accumulation", int, "micro-batches in an optimizer step"),
     Field("train_batch", int, "rows in an optimizer step of all ranks"),
@@ -101,7 +106,18 @@ ENGINE = _declare(
     Field("largest_layer_parameters", int, "elements of the module that owns the most"),
     Field("model", str, "class name of the module"),
     Field("optimizer", str, "class name; empty without one"),
-    Field("inner_optimizer", str, "class name of the optimizer that DeepSpeed wraps"),
+    Field("inner_optimizer", str, "class name of the optimizer that DeepSpeed wraps; of a loop, as optimizer"),
+    Field(
+        "optimizers",
+        [
+            (
+                Field("class", str, "class name"),
+                Field("parameters", int, "elements that it updates"),
+                Field("settings", dict, "its defaults: numbers, truth values and words"),
+            )
+        ],
+        "the optimizers of a loop",
+    ),
     Field("device", str, "torch device of the engine"),
     Field(
         "devices",
@@ -131,6 +147,28 @@ TOTAL_STEPS = _declare(
     Field("source", str, "trainer or config"),
 )
 
+# Whose steps end an iteration of a loop: it ends when each optimizer that counts has stepped since the last one. Written
+# when that changes, and when a loop with several optimizers ends.
+OPTIMIZERS = _declare(
+    "optimizers",
+    Field("engine", int, "as in the engine event"),
+    Field("step", int, "iterations done"),
+    Field(
+        "optimizers",
+        [
+            (
+                Field("number", int, "in order of creation", required=True),
+                Field("class", str, "class name"),
+                Field("parameters", int, "elements that it updates"),
+                Field("steps", int, "its steps so far"),
+                Field("counts", bool, "false for one that lags behind the others"),
+            )
+        ],
+        "the optimizers that are alive",
+        required=True,
+    ),
+)
+
 # An fp16 update was skipped because gradients overflowed.
 OVERFLOW = _declare(
     "overflow",
@@ -140,13 +178,19 @@ OVERFLOW = _declare(
     Field("loss_scale_after", float, "loss scale of the next one"),
 )
 
-# Tensor bytes by category, each storage counted once. Categories: parameters, gradients, master_weights, optimizer_state,
-# buffers. The fields from ``device`` on are present only if CUDA is in use.
+# Tensor bytes by category, each storage counted once. Categories: parameters, frozen_parameters (of a loop), gradients,
+# gradient_buckets (of DistributedDataParallel), master_weights, optimizer_state, buffers. The fields from ``device`` on are
+# present only if CUDA is in use.
 TENSORS = _declare(
     "tensors",
     Field("engine", int, "as in the engine event"),
     Field("step", int, "optimizer step"),
-    Field("when", str, "init, before_update or after_update: the first of each; the last of an update that was not skipped"),
+    Field(
+        "when",
+        str,
+        "init, before_update or after_update: the first of each; the last of an update that was not skipped. A loop's init"
+        " is before its first forward, its after_update before the next one",
+    ),
     Field("host", _BYTES, "bytes in host memory, by category"),
     Field("host_pinned", _BYTES, "bytes in pinned host memory, by category"),
     Field("unread", int, "tensors whose storage could not be read"),

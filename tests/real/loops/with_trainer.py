@@ -38,7 +38,7 @@ def main():
     config, output = sys.argv[-2:]  # the deepspeed launcher puts --local_rank before them
     arguments = TrainingArguments(
         output_dir=output,
-        deepspeed=config,
+        deepspeed=None if config == "none" else config,
         max_steps=4,
         per_device_train_batch_size=2,
         per_device_eval_batch_size=4,
@@ -61,7 +61,8 @@ def main():
         "rank": arguments.process_index,
         "pid": os.getpid(),
         "global_step": trainer.state.global_step,
-        "engine_steps": trainer.deepspeed.global_steps,
+        "engine_steps": trainer.deepspeed.global_steps if trainer.deepspeed else None,
+        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
         "tokens_of_all_ranks": trainer.state.num_input_tokens_seen,
         "predictions": trainer.predictions,
         "parameters": sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters()),

@@ -1,4 +1,4 @@
-"""A job's DeepSpeed engine: which facts of it are read, and how a sentence describes it."""
+"""What trains in a job, a DeepSpeed engine or a loop without one: which facts are read, and how a sentence describes it."""
 
 from __future__ import annotations
 
@@ -6,41 +6,84 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from numpy.typing import NDArray
+
 from zerotop.analysis.formatting import format_count
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events
 
 _DEVICES = {"cpu": "CPU", "nvme": "NVMe"}
-_TEXTS = {"model": "", "dtype": "", "offload_optimizer": "none", "offload_parameters": "none"}
-_NUMBERS = ("parameters", "zero_stage", "micro_batch", "gradient_accumulation")
+_TEXTS = {
+    "kind": "",
+    "parallelism": "",
+    "library": "",
+    "model": "",
+    "dtype": "",
+    "autocast": "",
+    "inner_optimizer": "",
+    "offload_optimizer": "none",
+    "offload_parameters": "none",
+}
+_NUMBERS = ("parameters", "trainable_parameters", "zero_stage", "micro_batch", "gradient_accumulation")
+
+LOOP = "loop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """A DeepSpeed engine. None and "": not recorded, or there is no engine yet."""
+    """A DeepSpeed engine, or a loop without one. None and "": not recorded, or nothing trains yet."""
 
+    kind: str = ""  # LOOP, or "" for a DeepSpeed engine and while nothing trains
+    parallelism: str = ""  # of a loop: "DDP", "DataParallel", "FSDP", "FSDP2" or ""
+    library: str = ""  # of a loop: "Trainer", "Accelerate", or "" if it is hand-written
     model: str = ""  # the model's class, or the name in its config
     parameters: int | None = None
-    zero_stage: int | None = None  # None without an engine
+    trainable_parameters: int | None = None
+    zero_stage: int | None = None  # None without a DeepSpeed engine
     offload_optimizer: str = "none"  # "none", "cpu" or "nvme"
     offload_parameters: str = "none"
     dtype: str = ""  # "fp32", "fp16" or "bf16"
+    autocast: str = ""  # the dtype of autocast; "" without
+    inner_optimizer: str = ""  # its class; of a loop with several, joined by " + "
     micro_batch: int | None = None
     gradient_accumulation: int | None = None
     ranks: int | None = None  # world size
 
+    @property
+    def is_loop(self) -> bool:
+        """Whether it trains without DeepSpeed."""
+        return self.kind == LOOP
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is an engine or a loop."""
+        return self.is_loop or self.zero_stage is not None
+
+    @property
+    def setup_text(self) -> str:
+        """Return how it trains in a few words: ``ZeRO-2``, ``DDP, AdamW`` or ``AdamW``; empty while nothing trains."""
+        if self.is_loop:
+            return ", ".join(filter(None, (self.parallelism, self.inner_optimizer or "no optimizer")))
+        return f"ZeRO-{self.zero_stage}" if self.zero_stage is not None else ""
+
+    @property
+    def precision_text(self) -> str:
+        """Return the dtype, and that of autocast where it is another one: ``fp32, bf16 autocast``."""
+        autocast = f"{self.autocast} autocast" if self.autocast and self.autocast != self.dtype else ""
+        return ", ".join(filter(None, (self.dtype, autocast)))
+
     def describe_engine(self) -> str:
         """Return a phrase such as ``Llama, 8,030.0 M parameters, ZeRO-2, optimizer on CPU, bf16, batch 2 x 1 x 8 (...)``."""
-        if self.zero_stage is None:
-            return "no rank has made a DeepSpeed engine"
+        if not self.has_begun:
+            return "no rank has trained"
         offloads = (("optimizer", self.offload_optimizer), ("parameters", self.offload_parameters))
         batch = (self.micro_batch, self.gradient_accumulation, self.ranks)
         parts = (
             self.model,
-            f"{self.parameters / 1e6:,.1f} M parameters" if self.parameters else "",
-            f"ZeRO-{self.zero_stage}",
+            self._describe_parameters(),
+            self.setup_text,
             *(f"{part} on {_DEVICES.get(device, device)}" for part, device in offloads if device != "none"),
-            self.dtype,
+            self.precision_text,
             f"batch {' x '.join(map(str, batch))} (micro-batch x accumulation x ranks)"
             if None not in batch
             else format_count(self.ranks, "rank")
@@ -49,9 +92,16 @@ class Engine:
         )
         return ", ".join(part for part in parts if part)
 
+    def _describe_parameters(self) -> str:
+        if not self.parameters:
+            return ""
+        trained = self.trainable_parameters
+        some = f" ({trained / 1e6:,.1f} M trained)" if trained is not None and trained < self.parameters else ""
+        return f"{self.parameters / 1e6:,.1f} M parameters{some}"
+
 
 def read_first_engine(session: Session, cursor_ns: int | None = None) -> Mapping[str, Any]:
-    """Return the facts of the lowest rank's first engine; empty before there is one."""
+    """Return the facts of the lowest rank's first engine or loop; empty before there is one."""
     engines = [event for event in session.events_named(events.ENGINE, cursor_ns) if not event.facts.get("engine")]
     return min(engines, key=lambda event: event.rank).facts if engines else {}
 
@@ -60,3 +110,19 @@ def parse_engine(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of an :class:`Engine` from the facts of an ``engine`` event."""
     texts = {name: facts.get(name) or default for name, default in _TEXTS.items()}
     return {**texts, **{name: facts.get(name) for name in _NUMBERS}, "ranks": facts.get("world_size")}
+
+
+def measure_batch(engine: Mapping[str, Any], steps: NDArray[Any]) -> dict[str, Any]:
+    """Return micro-batch and accumulation of a loop that states neither, as counted in its last step (STEP_DTYPE).
+
+    Empty where a library states them, before the first step, and where the micro-batches of a step differ.
+    """
+    if engine.get("kind") != LOOP or not len(steps):
+        return {}
+    rows, count = int(steps[-1]["rows"]), int(steps[-1]["micro_steps"])
+    measured: dict[str, int] = {}
+    if engine.get("gradient_accumulation") is None and count > 0:
+        measured["gradient_accumulation"] = count
+    if engine.get("micro_batch") is None and count > 0 and rows > 0 and not rows % count:
+        measured["micro_batch"] = rows // count
+    return measured

@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 class State(Enum):
     """What the job is doing at the cursor."""
 
-    STARTING = "starting"  # launched, no engine yet
+    STARTING = "starting"  # launched, nothing trains yet
     RUNNING = "running"
     ENDED = "ended"  # its end was recorded: see ``exit_code``
     LOST = "lost"  # the recording stops without an end
@@ -36,7 +36,7 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Job(Engine):
-    """The job and its first DeepSpeed engine."""
+    """The job, and the first engine or loop that trains in it."""
 
     name: str
     command: tuple[str, ...]

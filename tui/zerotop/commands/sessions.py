@@ -87,7 +87,8 @@ def _describe_recording(recording: Recording) -> dict[str, Any]:
     if overview.problem:
         return row | {"problem": overview.problem}
     facts = overview.as_json()
-    names = ("model", "zero_stage", "offload_optimizer", "offload_parameters", "dtype", "ranks", "steps", "total_steps")
+    setup = ("model", "kind", "parallelism", "inner_optimizer", "zero_stage", "offload_optimizer", "offload_parameters")
+    names = (*setup, "dtype", "ranks", "steps", "total_steps")
     numbers = ("seconds", "iteration_s", "peak_bytes", "peak_on_host")
     return row | {name: facts[name] for name in (*names, *numbers)} | {"bytes": recording.stamp.bytes}
 

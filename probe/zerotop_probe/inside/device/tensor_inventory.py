@@ -1,15 +1,16 @@
-"""Sum the tensor bytes of an engine and its optimizer by category, each storage once.
+"""Sum the tensor bytes of an engine, or of a loop's models and optimizers, by category, each storage once.
 
 Nothing is guessed. The category of a tensor follows from its owner: a parameter, the inner optimizer's state, or an
 attribute of DeepSpeed's optimizer. Views share a storage, which counts for the first tensor that claims it. Tensors without
-such an owner (activations, batches, workspaces of libraries) are reported as unclaimed.
+such an owner (activations, batches, workspaces of libraries) are reported as unclaimed. The gradient buckets of
+DistributedDataParallel belong to C++: their sizes are known, and unclaimed blocks of these sizes are taken for them.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from zerotop_probe.inside.device import allocator_snapshot
@@ -20,6 +21,8 @@ GRADIENTS = "gradients"
 MASTER_WEIGHTS = "master_weights"
 OPTIMIZER_STATE = "optimizer_state"
 BUFFERS = "buffers"
+FROZEN_PARAMETERS = "frozen_parameters"
+GRADIENT_BUCKETS = "gradient_buckets"
 
 # Category of an attribute of a DeepSpeed optimizer, by the first of these parts in its name; any other is a buffer.
 _CATEGORY_BY_NAME = (
@@ -36,6 +39,8 @@ _MAX_OBJECTS = 200_000
 # is_pinned() calls the driver.
 _MIN_PIN_CHECK_BYTES = 1 << 20
 _LARGEST_COUNT = 10
+# A block is at most this much larger than the tensor in it; larger remainders are split off.
+_ROUNDING = 1 << 20
 
 
 class Inventory:
@@ -44,6 +49,8 @@ class Inventory:
     def __init__(self) -> None:
         # Tensors whose storage cannot be read, such as sparse ones.
         self.unread_count = 0
+        # Sizes of tensors that C++ holds, by category.
+        self.hidden_sizes: dict[str, list[int]] = {}
         self._claims: dict[tuple[str, int], tuple[str, int, bool]] = {}
 
     def add(self, tensor: Any, category: str) -> None:
@@ -89,7 +96,14 @@ class Inventory:
         for (kind, address), (category, _, _) in self._claims.items():
             if kind == "cuda":
                 sizes[category] = sizes.get(category, 0) + unclaimed.pop(address, 0)
-        return sizes, sorted(unclaimed.values(), reverse=True)
+        left = sorted(unclaimed.values(), reverse=True)
+        for category, hidden in self.hidden_sizes.items():
+            for size in hidden:
+                block = next((block for block in reversed(left) if size <= block < size + _ROUNDING), None)
+                if block is not None:
+                    left.remove(block)
+                    sizes[category] = sizes.get(category, 0) + block
+        return sizes, left
 
 
 def build_inventory(engine: Any) -> Inventory:
@@ -118,6 +132,39 @@ def build_inventory(engine: Any) -> Inventory:
             if tensor.is_leaf:
                 inventory.add(tensor.grad, GRADIENTS)
     return inventory
+
+
+def build_loop_inventory(modules: Sequence[Any], optimizers: Sequence[Any]) -> Inventory:
+    """Return the tensors of a loop's models and optimizers."""
+    inventory = Inventory()
+    for module in modules:
+        for parameter in module.parameters():
+            _add_parameter(inventory, parameter)
+        for buffer in module.buffers():
+            inventory.add(buffer, PARAMETERS)
+        inventory.hidden_sizes.setdefault(GRADIENT_BUCKETS, []).extend(_read_bucket_sizes(module))
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                _add_parameter(inventory, parameter)
+        for tensor in _iter_tensors(optimizer.state):
+            inventory.add(tensor, OPTIMIZER_STATE)
+    return inventory
+
+
+def _add_parameter(inventory: Inventory, parameter: Any) -> None:
+    inventory.add(parameter, PARAMETERS if parameter.requires_grad else FROZEN_PARAMETERS)
+    inventory.add(parameter.grad, GRADIENTS)
+
+
+def _read_bucket_sizes(module: Any) -> list[int]:
+    """Return the bytes of each gradient bucket of a DistributedDataParallel that the gradients are no views of."""
+    read = getattr(module, "_get_ddp_logging_data", None)
+    if read is None or getattr(module, "gradient_as_bucket_view", False):
+        return []
+    facts = read()
+    sizes = facts.get("rebuilt_bucket_sizes") or facts.get("bucket_sizes") or ""
+    return [int(size) for size in str(sizes).replace(" ", "").split(",") if size]
 
 
 def _find_category(name: str) -> str:
@@ -150,10 +197,10 @@ def _list_children(item: Any, torch: Any) -> list[Any]:
     return list(getattr(item, "__dict__", {}).values())
 
 
-def build_facts(engine: Any, device: int | None) -> dict[str, Any]:
+def build_facts(build: Callable[[], Inventory], device: int | None) -> dict[str, Any]:
     """Return the facts of the ``tensors`` event; ``device`` is the CUDA ordinal, None without CUDA."""
     begin_ns = time.monotonic_ns()
-    inventory = build_inventory(engine)
+    inventory = build()
     facts: dict[str, Any] = {
         "host": inventory.sum_host_bytes(),
         "host_pinned": inventory.sum_host_bytes(pinned_only=True),

@@ -14,6 +14,7 @@ from zerotop_probe.inside.engine_facts import record_engine
 from zerotop_probe.inside.engines import EngineState
 from zerotop_probe.inside.guard import wrap_method
 from zerotop_probe.inside.hooks import optimizer_step
+from zerotop_probe.inside.hooks.training_hooks import TrainingHooks
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.inside.span import Span
 from zerotop_probe.recording.tables import EVAL, FAILED
@@ -33,11 +34,11 @@ def _count_micro_steps(engine: Any) -> int:
     return int(engine.micro_steps) % int(engine.gradient_accumulation_steps())
 
 
-class EngineHooks:
+class EngineHooks(TrainingHooks):
     """Hooks on ``DeepSpeedEngine`` in one process."""
 
     def __init__(self, probe: Probe) -> None:
-        self._probe = probe
+        super().__init__(probe)
         self._updates = optimizer_step.UpdateHooks(probe)
 
     def install_hooks(self, engine_class: type) -> None:
@@ -61,7 +62,8 @@ class EngineHooks:
     def _begin_construction(self, time_ns: int, engine: Any, args: Any, kwargs: Any) -> tuple[Any, Span] | None:
         if not self._probe.start_recording() or self._probe.recorder is None or self._probe.recorder.find_phase("init"):
             return None
-        self._resume_training(time_ns)
+        self._probe.engines.belongs_to_deepspeed = True
+        self.resume_training(time_ns)
         step = self._probe.engines.get_position()[1]
         position = (min(self._probe.engines.engine_count, 255), step, 0)
         return engine, self._probe.recorder.begin_span(time_ns, "init", position)
@@ -98,13 +100,13 @@ class EngineHooks:
         if recorder is None or state is None:
             return None
         trains = engine.module.training and sys.modules["torch"].is_grad_enabled()
-        if not self._is_training_thread(trains and state.has_optimizer):
+        if not self.is_training_thread(trains and state.has_optimizer):
             return None
         recorder.end_loose_spans(time_ns)
         if recorder.find_phase("forward"):
             return None
         if trains:
-            self._resume_training(time_ns, state)
+            self.resume_training(time_ns, state)
         elif state.has_optimizer and probe.evaluation is not None and (probe.evaluation.is_open or not recorder.stack):
             probe.evaluation.begin_forward(time_ns, state.get_position())
         span = recorder.begin_span(time_ns, "forward", state.get_position())
@@ -119,13 +121,6 @@ class EngineHooks:
             self._probe.leave_process()
         elif self._probe.engines.find_state(engine) is None and (stepped or _count_micro_steps(engine) == 0):
             self.adopt_engine(engine)
-
-    def _is_training_thread(self, trains: bool) -> bool:
-        """Return whether the caller runs in the training thread; a call that ``trains`` outside of any phase defines it."""
-        recorder = self._probe.recorder
-        if trains and recorder is not None and not recorder.stack:
-            self._probe.training_thread = threading.get_ident()
-        return self._probe.is_training_thread()
 
     def _end_forward(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
         self.end_span(span, time_ns, flags, result)
@@ -150,7 +145,7 @@ class EngineHooks:
         recorder, state = self._probe.recorder, self._probe.engines.find_state(engine)
         if recorder is None or state is None or recorder.find_phase("backward"):
             return None
-        self._resume_training(time_ns, state)
+        self.resume_training(time_ns, state)
         state.direct_backward = recorder.begin_span(time_ns, "backward", state.get_position(), loose=True)
         return state, state.direct_backward
 
@@ -215,25 +210,12 @@ class EngineHooks:
         """``engine.train()`` ends an evaluation in a hand-written loop."""
         mode = kwargs.get("mode", args[0] if args else True)
         if mode and self._probe.engines.find_state(engine) is not None and self._probe.is_training_thread():
-            self._resume_training(time_ns)
+            self.resume_training(time_ns)
 
     def _find_state(self, time_ns: int, engine: Any, *, trains: bool = False) -> EngineState | None:
         """Return the state of the engine for a call in the training thread, else None."""
         state = self._probe.engines.find_state(engine)
-        if state is None or self._probe.recorder is None or not self._is_training_thread(trains):
+        if state is None or self._probe.recorder is None or not self.is_training_thread(trains):
             return None
-        self._resume_training(time_ns, state)
+        self.resume_training(time_ns, state)
         return state
-
-    def _resume_training(self, time_ns: int, state: EngineState | None = None) -> None:
-        """End an evaluation and abandoned backwards: training resumes with this call."""
-        if self._probe.recorder is not None:
-            self._probe.recorder.end_loose_spans(time_ns)
-        if self._probe.evaluation is not None:
-            self._probe.evaluation.close()
-        if state is not None and state.has_optimizer:
-            self._probe.engines.current = state
-
-    def end_span(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
-        if self._probe.recorder is not None:
-            self._probe.recorder.end_span(span, time_ns, flags)

@@ -55,8 +55,10 @@ class TrainerHooks:
             self._probe.recorder.end_span(span, time_ns, flags)
 
     def _read_total_steps(self, time_ns: int, handler: Any, args: Any, kwargs: Any) -> int | None:
+        arguments = kwargs.get("args", args[0] if args else None)
         state = kwargs.get("state", args[1] if len(args) > 1 else None)
         steps = getattr(state, "max_steps", 0)
+        self._probe.library.follow_trainer(arguments, steps)
         return int(steps) if self._probe.recorder is not None and steps > 0 else None
 
     def _write_total_steps(self, steps: int, time_ns: int, flags: int, result: Any) -> None:

@@ -10,6 +10,7 @@ from zerotop_probe.inside.guard import Guard, now
 from zerotop_probe.inside.hooks.dataloader import DataLoaderHooks
 from zerotop_probe.inside.hooks.engine_hooks import EngineHooks
 from zerotop_probe.inside.hooks.hf_trainer import TrainerHooks
+from zerotop_probe.inside.hooks.loops.loop_hooks import LoopHooks
 from zerotop_probe.inside.hooks.pipeline import install_pipeline
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.recording import events
@@ -17,9 +18,11 @@ from zerotop_probe.recording import events
 ENGINE_MODULE = "deepspeed.runtime.engine"
 PIPELINE_MODULE = "deepspeed.runtime.pipe.engine"
 TRAINER_MODULE = "transformers.trainer"
+OPTIMIZER_MODULE = "torch.optim.optimizer"
 
 PROBE = Probe()
 _engine_hooks = EngineHooks(PROBE)
+_loop_hooks = LoopHooks(PROBE)
 
 
 def install_hooks(module: Any) -> None:
@@ -35,6 +38,8 @@ def _install_module(module: Any) -> None:
         install_pipeline(module.PipelineEngine, _engine_hooks, PROBE)
     elif module.__name__ == TRAINER_MODULE:
         TrainerHooks(PROBE).install_hooks(module)
+    elif module.__name__ == OPTIMIZER_MODULE:
+        _loop_hooks.install_hooks(module)
 
 
 def attach(engine: Any, session: str | None = None) -> bool:

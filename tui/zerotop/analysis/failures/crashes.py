@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from zerotop.analysis.engine import read_first_engine
 from zerotop.analysis.failures.failure import ERROR, SIGNAL, ByteFigure, Failure, describe_place
 from zerotop.analysis.failures.last_moments import (
     LastSpan,
@@ -16,6 +17,7 @@ from zerotop.analysis.failures.last_moments import (
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, identify_process
 from zerotop.analysis.processes.host_memory import HostMemory
 from zerotop.analysis.processes.process_exits import ProcessExit
+from zerotop.analysis.script_terms import read_terms
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import FAILED
 
@@ -25,19 +27,18 @@ _TAIL = 256
 _EXCEPTION_LINE = re.compile(
     r"^(?:\[rank(\d+)\]:\s*)?((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?::\s*(.+))?)\s*$"
 )
-_LIMIT_LOSS = "Trainer's save_steps limits how much is lost."
 _ADVICE = {
     "SIGKILL": (
-        f"Check dmesg, the scheduler's log and other users of the node for who sent it. {_LIMIT_LOSS}",
+        "Check dmesg, the scheduler's log and other users of the node for who sent it. {saving_limits} how much is lost.",
         "save_steps",
     ),
-    "SIGTERM": (f"Usually a scheduler's time limit or a manual kill. {_LIMIT_LOSS}", "save_steps"),
+    "SIGTERM": ("Usually a scheduler's time limit or a manual kill. {saving_limits} how much is lost.", "save_steps"),
     "SIGBUS": (
         "Usually /dev/shm is full: start the container with a larger --shm-size, or set dataloader_num_workers to 0.",
         "--shm-size",
     ),
 }
-_DEFAULT_ADVICE = f"Check its last output and dmesg. {_LIMIT_LOSS}", "save_steps"
+_DEFAULT_ADVICE = "Check its last output and dmesg. {saving_limits} how much is lost.", "save_steps"
 
 
 # --- killed --------------------------------------------------------------------------------------------------------------
@@ -63,7 +64,7 @@ def build_signal_failure(session: Session, cursor_ns: int, process_exit: Process
         where=f"on {host}" if host else "",
         why=_describe_host_memory(memory),
         numbers=_build_host_figures(memory),
-        advice=advice,
+        advice=advice.format_map(read_terms(read_first_engine(session, cursor_ns))),
         setting=setting,
         spans=spans,
         host_memory=memory,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zerotop.analysis.engine import LOOP
 from zerotop.analysis.failures.oom_evidence import NOTABLE_SHARE, OomCase, format_size
+from zerotop.analysis.script_terms import read_terms
 
 _UPDATE = ("step", "optimizer", "cpu_optimizer", "grads_to_cpu", "params_to_gpu", "allgather")
 _ZERO_INIT = "Construct the model under deepspeed.zero.Init, so that no rank holds all of it.", "deepspeed.zero.Init"
@@ -16,6 +18,8 @@ _OFFLOAD_PARAMETERS = "zero_optimization.offload_param.device"
 def advise_on_gpu(case: OomCase) -> tuple[str, str]:
     """Return (advice, setting) for a GPU without enough memory."""
     engine, limit = case.engine, case.limit_bytes
+    if engine.get("kind") == LOOP:
+        return _advise_loop(case, engine)
     if case.outer_phase == "init":
         return _advise_at_start(engine)
     if case.outer_phase == "checkpoint_save":
@@ -32,6 +36,20 @@ def advise_on_gpu(case: OomCase) -> tuple[str, str]:
     if engine.get("activation_checkpointing") is False:
         return "Recompute activations: gradient_checkpointing in the Trainer's arguments.", "gradient_checkpointing"
     return advise_keeping_less(engine) or ("Train with shorter sequences, or on more GPUs.", "max_seq_length")
+
+
+def _advise_loop(case: OomCase, engine: Mapping[str, Any]) -> tuple[str, str]:
+    """Return (advice, setting) for a loop without DeepSpeed."""
+    terms = read_terms(engine)
+    if case.outer_phase == "checkpoint_save":
+        return "Move the state to the host before saving: torch.save() of tensors on the CPU.", "torch.save"
+    if case.rows is not None and case.rows > 1:
+        name = terms["batch_size_alone"]
+        return f"Halve {name}, now {case.rows}, and accumulate gradients over twice as many micro-batches.", name
+    if engine.get("activation_checkpointing") is False:
+        recompute = terms["recompute"]
+        return f"{recompute[0].upper()}{recompute[1:]}.", "activation checkpointing"
+    return "Train with shorter sequences, or divide the model among GPUs: FSDP, or DeepSpeed's ZeRO.", "sequence length"
 
 
 def _advise_at_start(engine: Mapping[str, Any]) -> tuple[str, str]:
@@ -72,6 +90,9 @@ def advise_on_host(case: OomCase) -> tuple[str, str]:
     if offloads[1] == "cpu":
         advice = f"Move the parameters to NVMe ({_OFFLOAD_PARAMETERS} nvme), or run fewer ranks on a node."
         return advice, _OFFLOAD_PARAMETERS
-    if case.outer_phase in ("init", ""):
+    if case.outer_phase in ("init", "") and case.engine.get("kind") != LOOP:
         return _ZERO_INIT
+    if case.engine.get("kind") == LOOP:
+        fewer = read_terms(case.engine)["fewer_workers"]
+        return f"Give the job more host memory, or load data with {fewer}.", "num_workers"
     return "Give the job more host memory, or load data with a smaller dataloader_num_workers.", "dataloader_num_workers"

@@ -9,6 +9,7 @@ from zerotop.analysis.failures.oom_evidence import NOTABLE_SHARE, OomCase, descr
 from zerotop.analysis.failures.oom_log_parser import CUBLAS, CUDA, HOST, KILLED, NCCL
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.memory.allocator_settings import choose_variable
+from zerotop.analysis.script_terms import read_terms
 
 # From this ratio on a micro-batch counts as larger than those before.
 _LARGER_RATIO = 1.05
@@ -102,14 +103,15 @@ def _check_others(case: OomCase) -> Verdict | None:
 def _check_evaluation(case: OomCase) -> Verdict | None:
     if case.outer_phase != "eval":
         return None
-    setting, ratio, before = "per_device_eval_batch_size", case.batch_ratio, case.largest_batch
+    terms, ratio, before = read_terms(case.engine), case.batch_ratio, case.largest_batch
+    setting = terms["eval_batch_size"].rpartition(" ")[2]
     if ratio is None or ratio <= _LARGER_RATIO:
         rows = f", now {case.rows}" if case.rows else ""
-        advice = f"Lower Trainer's {setting}{rows}, or set eval_accumulation_steps to 1."
+        advice = f"Lower {terms['eval_batch_size']}{rows}{terms['or_accumulate_outputs']}."
         return Verdict(_describe_batch_request(case), advice, setting)
     cause = _describe_batch_request(case, f"{ratio:.1f} times training's {_describe_largest(case)}")
     to = f" to {before['rows']}, as in training" if before.get("rows") else ""
-    return Verdict(cause, f"Lower Trainer's {setting}{to}.", setting, 0.95)
+    return Verdict(cause, f"Lower {terms['eval_batch_size']}{to}.", setting, 0.95)
 
 
 def _check_larger_batch(case: OomCase) -> Verdict | None:

@@ -34,7 +34,7 @@ from zerotop.analysis.memory.ledger_rows import (
     LedgerRow,
 )
 from zerotop.analysis.memory.nvml_snapshot import DeviceMemory, read_device_memory
-from zerotop.analysis.memory.tensor_inventory import CATEGORIES, GRADIENTS, NO_INVENTORY, Inventory
+from zerotop.analysis.memory.tensor_inventory import GRADIENTS, NO_INVENTORY, Inventory
 from zerotop.analysis.processes import ranks_and_hosts
 from zerotop.analysis.processes.alive_ranks import find_alive_processes, identify_process
 from zerotop.analysis.processes.process_exits import ProcessExits
@@ -190,7 +190,7 @@ def _build_rank_rows(allocated: int, inventory: Inventory | None) -> list[Ledger
         return [LedgerRow(UNATTRIBUTED, allocated, _ALLOCATOR)]
     rows = [
         LedgerRow(name, inventory.device.get(name, 0), inventory.gradients_basis if name == GRADIENTS else inventory.basis)
-        for name in CATEGORIES
+        for name in inventory.categories
     ]
     left = allocated - sum(row.bytes for row in rows)
     cublas = min(inventory.cublas_bytes, max(0, left))

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from zerotop.analysis.memory.tensor_inventory import (
-    CATEGORIES,
     CATEGORY_LABELS,
     GRADIENTS,
     MASTER_WEIGHTS,
@@ -121,7 +120,7 @@ def read_host_ledger(session: Session, process: RankProcess, cursor_ns: int) -> 
 def _build_rows(
     resident: int, inventory: Inventory | None, pinned: PinnedMemory | None, updated: int | None
 ) -> list[HostRow]:
-    rows = [_build_row(name, inventory, updated) for name in CATEGORIES] if inventory is not None else []
+    rows = [_build_row(name, inventory, updated) for name in inventory.categories] if inventory is not None else []
     if pinned is not None:
         spare = max(0, pinned.held_bytes - pinned.tensors_bytes)
         rows.append(HostRow(PINNED_SPARE, spare, spare, None, "PyTorch's pinned allocator less the pinned tensors"))

@@ -10,21 +10,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zerotop.analysis.engine import LOOP
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, read_events
 from zerotop.session.reader import Event, Session
-from zerotop_probe.recording.events import TENSORS
+from zerotop_probe.recording.events import ENGINE, TENSORS
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, PHASE_CODE
 
 PARAMETERS, GRADIENTS = "parameters", "gradients"
 MASTER_WEIGHTS, OPTIMIZER_STATE, BUFFERS = "master_weights", "optimizer_state", "buffers"
-CATEGORIES = (PARAMETERS, GRADIENTS, MASTER_WEIGHTS, OPTIMIZER_STATE, BUFFERS)
-CATEGORY_LABELS = {name: name.replace("_", " ") for name in CATEGORIES[:-1]} | {BUFFERS: "DeepSpeed buffers"}
+FROZEN_PARAMETERS, GRADIENT_BUCKETS = "frozen_parameters", "gradient_buckets"
+MODEL_STATES = (PARAMETERS, FROZEN_PARAMETERS, GRADIENTS, GRADIENT_BUCKETS, MASTER_WEIGHTS, OPTIMIZER_STATE)
+CATEGORIES = (*MODEL_STATES, BUFFERS)
+CATEGORY_LABELS = {name: name.replace("_", " ") for name in MODEL_STATES} | {
+    GRADIENT_BUCKETS: "DDP gradient buckets",
+    BUFFERS: "DeepSpeed buffers",
+}
+# Categories of the inventories of an engine, and of a loop, that are shown even if nothing is in them.
+_ENGINE_CATEGORIES = (PARAMETERS, GRADIENTS, MASTER_WEIGHTS, OPTIMIZER_STATE, BUFFERS)
+_LOOP_CATEGORIES = (PARAMETERS, GRADIENTS, OPTIMIZER_STATE)
 
 NO_INVENTORY = "No inventory of tensors so far: it is taken when the engine is ready, and not by old versions of zerotop."
 
 INIT, BEFORE_UPDATE, AFTER_UPDATE = "init", "before_update", "after_update"
 MOMENT_TEXTS = {
-    INIT: "when the engine was made",
+    INIT: "before the training",
     BEFORE_UPDATE: "before the first update",
     AFTER_UPDATE: "after the first update",
 }
@@ -40,6 +49,7 @@ _BACKWARD, _STEP = PHASE_CODE["backward"], PHASE_CODE["step"]
 class Inventory:
     """One rank's bytes, over all its engines. Keys of the tables are :data:`CATEGORIES`."""
 
+    categories: tuple[str, ...]  # those that make sense for what trains, in the order of CATEGORIES
     device: dict[str, int]  # on its GPU, in blocks of PyTorch's allocator; empty where the allocator shows none
     host: dict[str, int]
     host_pinned: dict[str, int]  # the pinned part of ``host``
@@ -68,9 +78,13 @@ def read_inventory(session: Session, process: RankProcess, cursor_ns: int) -> In
     largest = latest.facts.get("unclaimed_largest") or ()
     cublas = min(unclaimed, sum(size for size in largest if size in _CUBLAS_WORKSPACES))
     before_update = [event for events in by_engine.values() for event in events if event.facts.get("when") == BEFORE_UPDATE]
+    device, host = _sum_categories(chosen, "device"), _sum_categories(chosen, "host")
+    loops = any(event.facts.get("kind") == LOOP for event in read_events(session, ENGINE, process, cursor_ns))
+    shown = {*(_LOOP_CATEGORIES if loops else _ENGINE_CATEGORIES), *device, *host}
     return Inventory(
-        device=_sum_categories(chosen, "device"),
-        host=_sum_categories(chosen, "host"),
+        categories=tuple(name for name in CATEGORIES if name in shown),
+        device=device,
+        host=host,
         host_pinned=_sum_categories(chosen, "host_pinned"),
         basis=_describe_moment(latest),
         gradients_basis=_describe_moment(max((gradients for _, gradients in chosen), key=lambda event: event.unix_ns)),

@@ -1,5 +1,8 @@
 """Expected bytes of each row of a ledger by ZeRO's formulas, and their difference from the measured ones.
 
+A loop without DeepSpeed is stage 0 without master weights, FSDP2 is stage 3; its state follows from its optimizers
+(:mod:`zerotop.analysis.memory.optimizer_states`). Frozen parameters, which may be quantized, have no formula.
+
 From "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (arXiv:1910.02054), section 3.1 for the needs of
 mixed precision with Adam and section 5 for the partition. With P parameters, w bytes each (2 in fp16 and bf16, 4 in
 fp32) and N data-parallel ranks, bytes on each rank's GPU:
@@ -30,9 +33,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from zerotop.analysis.engine import LOOP
 from zerotop.analysis.memory.deepspeed_estimates import Estimate, RuleOfThumb, estimate_zero2, estimate_zero3
 from zerotop.analysis.memory.host_ledger import HostLedger
 from zerotop.analysis.memory.ledger_rows import GpuLedger
+from zerotop.analysis.memory.optimizer_states import compute_state_bytes
 from zerotop.analysis.memory.phase_peaks import RankPeaks
 from zerotop.analysis.memory.tensor_inventory import (
     AFTER_UPDATE,
@@ -48,6 +53,10 @@ from zerotop.session.reader import Event
 
 # Bytes of state for each parameter by a part of the inner optimizer's class name; the first match counts.
 _STATE_BYTES = (("8bit", 2), ("adam", 8), ("lamb", 8), ("lion", 4), ("adagrad", 4), ("muon", None), ("sgd", None))
+
+_DTYPE_BYTES = {"fp64": 8, "fp32": 4}
+# FSDP's first version replaces the parameters, so that their number is not known.
+_LOOP_STAGES = {"": 0, "DDP": 0, "DataParallel": 0, "FSDP2": 3}
 
 # The phases of an update.
 _UPDATE = ("step", "optimizer", "cpu_optimizer", "grads_to_cpu", "params_to_gpu", "allgather")
@@ -71,6 +80,8 @@ class EngineSetup:
     trains: bool
     on_gpu: bool  # False where DeepSpeed's accelerator is the CPU, which uses host memory only
     largest_layer: int | None  # parameters of the largest layer; None where not recorded
+    is_loop: bool = False  # without DeepSpeed
+    loop_state_bytes: int | None = None  # of a loop's optimizers, on all ranks together; None where not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +109,19 @@ class Difference:
 
 
 def parse_setup(engine: Mapping[str, Any]) -> EngineSetup | None:
-    """Return an engine's setup from the facts of its event; None where stage or parameters are missing."""
-    stage, parameters = engine.get("zero_stage"), engine.get("parameters")
+    """Return the setup of an engine or loop from the facts of its event; None where stage or parameters are missing."""
+    is_loop = engine.get("kind") == LOOP
+    stage = _LOOP_STAGES.get(engine.get("parallelism") or "") if is_loop else engine.get("zero_stage")
+    parameters = engine.get("parameters")
     if stage is None or parameters is None:
         return None
-    trainable = engine.get("trainable_parameters")
+    trainable, bytes_each = engine.get("trainable_parameters"), _DTYPE_BYTES.get(str(engine.get("dtype")), 2)
     return EngineSetup(
         stage=stage,
         offload_optimizer=str(engine.get("offload_optimizer") or "none"),
         offload_parameters=str(engine.get("offload_parameters") or "none"),
         offloaded_share=_read_offloaded_share(engine),
-        bytes_each=4 if engine.get("dtype") == "fp32" else 2,
+        bytes_each=bytes_each,
         ranks=max(1, engine.get("data_parallel") or engine.get("world_size") or 1),
         parameters=parameters,
         trainable=trainable if trainable is not None else parameters,
@@ -116,6 +129,8 @@ def parse_setup(engine: Mapping[str, Any]) -> EngineSetup | None:
         trains=bool(engine.get("optimizer")),
         on_gpu=not str(engine.get("device") or "cuda").startswith("cpu"),
         largest_layer=engine.get("largest_layer_parameters"),
+        is_loop=is_loop,
+        loop_state_bytes=compute_state_bytes(engine.get("optimizers") or (), bytes_each) if is_loop else None,
     )
 
 
@@ -137,10 +152,15 @@ def _find_state_bytes(optimizer: str) -> int | None:
     return next((size for name, size in _STATE_BYTES if name in optimizer.lower()), None)
 
 
+def _multiply(size: int | None, count: int) -> int | None:
+    return None if size is None else size * count
+
+
 def compute_expected(setup: EngineSetup) -> ExpectedBytes:
     """Return what the formulas say one rank holds on its GPU, in host memory and on NVMe."""
     expected = ExpectedBytes({}, {}, {})
-    weights = _compute_share(setup.bytes_each * setup.parameters, setup, 3)
+    kept = setup.trainable if setup.is_loop else setup.parameters
+    weights = _compute_share(setup.bytes_each * kept, setup, 3)
     _put_category(expected, PARAMETERS, weights, setup.offload_parameters if setup.stage == 3 else "none", 1.0)
     if setup.trains:
         device, share = setup.offload_optimizer if setup.stage else "none", setup.offloaded_share
@@ -148,12 +168,13 @@ def compute_expected(setup: EngineSetup) -> ExpectedBytes:
             _put_category(expected, GRADIENTS, _compute_share(4 * setup.trainable, setup, 1), device, 1.0)
         else:
             _put_category(expected, GRADIENTS, _compute_share(setup.bytes_each * setup.trainable, setup, 2), "none", 1.0)
-        has_master = setup.bytes_each < 4 or setup.stage > 0
-        master = _compute_share(4 * setup.trainable, setup, 1) if has_master else 0
-        _put_category(expected, MASTER_WEIGHTS, master, device, share)
-        if setup.state_each is not None:
-            state = _compute_share(setup.state_each * setup.trainable, setup, 1)
-            _put_category(expected, OPTIMIZER_STATE, state, device, share)
+        if not setup.is_loop:
+            has_master = setup.bytes_each < 4 or setup.stage > 0
+            master = _compute_share(4 * setup.trainable, setup, 1) if has_master else 0
+            _put_category(expected, MASTER_WEIGHTS, master, device, share)
+        state = setup.loop_state_bytes if setup.is_loop else _multiply(setup.state_each, setup.trainable)
+        if state is not None:
+            _put_category(expected, OPTIMIZER_STATE, _compute_share(state, setup, 1), device, share)
     if setup.on_gpu:
         return expected
     host = {name: expected.gpu.get(name, 0) + expected.host.get(name, 0) for name in expected.gpu | expected.host}
@@ -203,10 +224,12 @@ def compare_ledger(ledger: GpuLedger | HostLedger, expected: ExpectedBytes) -> t
 
 
 def estimate_job(setup: EngineSetup, *, nodes: int = 1) -> tuple[Estimate, ...]:
-    """Return DeepSpeed's estimates for all options; those of stage 3 need the largest layer's size.
+    """Return DeepSpeed's estimates for all options, none for a loop; those of stage 3 need the largest layer's size.
 
     ``nodes``: how many were sampled, which may be none.
     """
+    if setup.is_loop:
+        return ()
     nodes = max(1, nodes)
     gpus = max(1, setup.ranks // nodes)
     estimates = estimate_zero2(setup.parameters, gpus=gpus, nodes=nodes)

@@ -86,11 +86,12 @@ def _drop_empty(value: Value) -> Value:
 def _compare_setup(sides: Sides) -> Iterator[Measure]:
     facts = {
         "ZeRO stage": "zero_stage",
+        "parallelism": "parallelism",
+        "library": "library",
         "optimizer offload": "offload_optimizer",
         "parameter offload": "offload_parameters",
         "data type": "dtype",
-        "micro-batch": "micro_batch",
-        "accumulation": "gradient_accumulation",
+        "autocast": "autocast",
         "ranks": "world_size",
         "checkpointing": "activation_checkpointing",
     }
@@ -98,6 +99,9 @@ def _compare_setup(sides: Sides) -> Iterator[Measure]:
     yield from _build_measures("Setup", Unit.COUNT, sides, {"parameters": lambda side: side.engine.get("parameters")})
     for name, fact in facts.items():
         yield Measure("Setup", name, Unit.TEXT, tuple(_format_value(side.engine.get(fact)) for side in sides))
+    for name in ("micro_batch", "gradient_accumulation"):
+        counts = tuple(_format_value(getattr(side.view.job, name)) for side in sides)
+        yield Measure("Setup", name.removeprefix("gradient_").replace("_", "-"), Unit.TEXT, counts)
     others: dict[str, ReadValue] = {
         "optimizer": lambda side: _format_value(side.engine.get("inner_optimizer") or side.engine.get("optimizer")),
         "allocator": _describe_allocator,

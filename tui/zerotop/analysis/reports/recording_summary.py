@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from zerotop.analysis.engine import Engine, parse_engine, read_first_engine
+from zerotop.analysis.engine import Engine, measure_batch, parse_engine, read_first_engine
 from zerotop.analysis.live_view import Floats
 from zerotop.analysis.steps.step_table import STEP_DTYPE, StepTable
 from zerotop.analysis.views.job_exit import is_left_running, read_ending
@@ -85,7 +85,9 @@ def build_overview(session: Session) -> Overview:
         exit_code=end.exit_code,
         end=end.text,
         why=_describe_failure(session, end.exit_code),
-        **parse_engine(engine) | {"ranks": engine.get("world_size") or _count_found_ranks(session)},
+        **parse_engine(engine)
+        | measure_batch(engine, rows)
+        | {"ranks": engine.get("world_size") or _count_found_ranks(session)},
         gpus=_count_gpus(session),
         steps=int(rows["step"][np.argmax(rows["end_unix_ns"])]) + 1 if len(rows) else 0,
         total_steps=_to_int(_find_last(session, events.TOTAL_STEPS).get("steps")),

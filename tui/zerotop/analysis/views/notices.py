@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zerotop.analysis.views.job_exit import Losses
+from zerotop.analysis.views.loop_notices import describe_training
 from zerotop.session.reader import Session
 
 
@@ -13,6 +14,7 @@ def describe_notices(session: Session, cursor_ns: int, losses: Losses) -> tuple[
     notices += [str(event.facts.get("text")) for event in session.events_named("attached", cursor_ns)]
     notices += _describe_not_reached(session, cursor_ns)
     notices += _describe_not_entered(session, cursor_ns)
+    notices += describe_training(session, cursor_ns)
     notices += filter(None, [losses.loss_sentence])
     for event in (*session.events_named("probe_error", cursor_ns), *session.events_named("sampler_error", cursor_ns)):
         notices.append(f"Recording is partial: {event.facts.get('where')}: {event.facts.get('error')}")

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.annotations import Annotation
-from zerotop.analysis.engine import parse_engine, read_first_engine
+from zerotop.analysis.engine import measure_batch, parse_engine, read_first_engine
 from zerotop.analysis.live_view import Cost, Job, LiveView, Progress, State
 from zerotop.analysis.processes.process_exits import read_exits
 from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator, read_hosts, read_ranks
 from zerotop.analysis.processes.running_max import Peaks
-from zerotop.analysis.steps.step_table import RankSteps, StepTable
+from zerotop.analysis.steps.step_table import STEP_DTYPE, RankSteps, StepTable
 from zerotop.analysis.views.annotation_runner import Findings, SearchResult
 from zerotop.analysis.views.gpus import read_gpus
 from zerotop.analysis.views.history import Histories
@@ -27,11 +27,13 @@ from zerotop.analysis.views.restarts import group_attempts
 from zerotop.analysis.views.rhythm import RhythmInference
 from zerotop.analysis.views.startup_status import describe_wait
 from zerotop.session.reader import Session
+from zerotop.session.samples import Rows
 from zerotop.session.transcript import Transcript
 
 # Iterations that a rate is taken over.
 _RATE_STEPS = 10
 _OUTPUT_LINES = 200
+_NO_STEPS: Rows = np.empty(0, STEP_DTYPE)
 _RATE_NS = 2_000_000_000
 _LOST = "The recording stops here: nobody saw how the job ended."
 _DETACHED = "The recording was ended here, and the job went on."
@@ -187,10 +189,16 @@ class RecordingSource:
             state=state,
             exit_code=code,
             exit_text=text,
-            **parse_engine(facts),
+            **parse_engine(facts) | measure_batch(facts, self._find_lead_steps(cursor)),
             notices=describe_notices(self.session, cursor, losses),
             prints_here=not self.session.events_named("attached", cursor),
         )
+
+    def _find_lead_steps(self, cursor: int) -> Rows:
+        """Return the steps that the rank that made its engine first had finished at the cursor."""
+        steps = next((process.step_rows for process in self.rank_steps if len(process.step_rows)), _NO_STEPS)
+        finished: Rows = steps[: np.searchsorted(steps["end_unix_ns"], cursor, "right")]
+        return finished
 
     def _find_state(self, cursor: int, has_engine: bool) -> tuple[State, int | None, str]:
         ended = self.session.events_named("job_ended", cursor)

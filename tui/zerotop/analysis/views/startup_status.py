@@ -5,7 +5,7 @@ from __future__ import annotations
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events
 
-_ENGINE = "Waiting for deepspeed.initialize()."
+_ENGINE = "Waiting for the training to begin."
 _COMPILERS = "Compiling DeepSpeed's operators: 1 to 2 minutes, on the first run only."
 # Deleting the lock of a running job is no fix: its ranks would load a library that was never built.
 _LOCK = (

@@ -53,9 +53,9 @@ def _draw_job(job: Job, width: int, glyphs: Glyphs) -> Row:
     facts: list[tuple[int, Row]] = [
         (9, ((name, "name"),)),
         (6, ((model, "band"),)),
-        (8, ((labels.format_stage(job), "band"),)),
+        (8, ((sanitize(job.setup_text, glyphs), "band"),)),
         (7, ((sanitize(labels.format_offload(job, glyphs), glyphs), "band"),)),
-        (5, ((sanitize(job.dtype or "", glyphs), "band"),)),
+        (5, ((sanitize(job.autocast or job.dtype, glyphs), "band"),)),
         (4, ((labels.format_batch(job, glyphs), "band"),)),
     ]
     if width >= 60:

@@ -78,9 +78,10 @@ def build_job_page(view: LiveView, glyphs: Glyphs) -> Group:
         ("launcher", job.launcher),
         ("state", f"{job.state.value}" + ("" if job.exit_code is None else f", exit code {job.exit_code}")),
         ("model", labels.format_model(job)),
-        ("stage", labels.format_stage(job)),
+        ("optimizer" if job.is_loop and not job.parallelism else "training" if job.is_loop else "stage", job.setup_text),
+        ("library", job.library),
         ("offload", labels.format_offload(job, glyphs) or ("none" if job.zero_stage is not None else "")),
-        ("dtype", job.dtype or ""),
+        ("dtype", job.precision_text),
         ("batch", _format_batch(view)),
         ("hosts", "\n".join(_format_host(host.name, host.cores, host.memory_limit_bytes) for host in view.hosts)),
     ):

@@ -84,14 +84,9 @@ def format_batch(job: Job, glyphs: Glyphs) -> str:
 
 
 def format_model(job: Job) -> str:
-    """Return model and size: ``LlamaForCausalLM 8.03B``; empty before ``deepspeed.initialize()``."""
+    """Return model and size: ``LlamaForCausalLM 8.03B``; empty before the training begins."""
     size = format_number(job.parameters) if job.parameters is not None else ""
     return " ".join(part for part in (job.model or "", size) if part)
-
-
-def format_stage(job: Job) -> str:
-    """Return ``ZeRO-2``, or an empty string."""
-    return f"ZeRO-{job.zero_stage}" if job.zero_stage is not None else ""
 
 
 def format_ending(job: Job) -> tuple[str, str]:

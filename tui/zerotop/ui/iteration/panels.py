@@ -89,7 +89,7 @@ def _describe_missing(folding: FoldModel, frame: Frame) -> tuple[tuple[str, str]
     # While a job starts, its processes are there before their engines are.
     if not frame.view.ranks or frame.view.job.state is State.STARTING:
         return (
-            ("Waiting for deepspeed.initialize().", "text"),
+            ("Waiting for the training to begin.", "text"),
             ("Iterations appear when the first ones are finished.", "muted"),
         )
     command = f"zerotop attach {pid} --enter" if pid is not None else "zerotop run -- COMMAND"

@@ -13,7 +13,8 @@ TERMS: tuple[tuple[str, str], ...] = (
     ),
     (
         "expected, difference",
-        "The size by ZeRO's formulas for this stage, offload, dtype and number of ranks; and measured minus expected.\n"
+        "The size by ZeRO's formulas for this stage, offload, dtype and number of ranks, without DeepSpeed by the\n"
+        "optimizers' classes; and measured minus expected.\n"
         "Gradients exist only from the backward pass to the update; freed means that they do not exist now.",
     ),
     (
@@ -30,6 +31,14 @@ TERMS: tuple[tuple[str, str], ...] = (
         "master weights, state",
         "The optimizer's fp32 copy of the parameters, and its moments: 4 and, with Adam, 8 bytes per parameter,\n"
         "partitioned among the ranks. With offload they are in host memory, which h shows.",
+    ),
+    (
+        "frozen parameters",
+        "Parameters that get no gradients, as the base of a LoRA fine-tune, and quantized ones. Only without DeepSpeed.",
+    ),
+    (
+        "DDP gradient buckets",
+        "The copies of the gradients that DistributedDataParallel reduces. gradient_as_bucket_view=True saves them.",
     ),
     (
         "DeepSpeed buffers",

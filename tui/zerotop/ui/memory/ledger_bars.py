@@ -9,6 +9,7 @@ import numpy as np
 
 from zerotop.analysis.memory.host_ledger import HostLedger
 from zerotop.analysis.memory.ledger_rows import GpuLedger
+from zerotop.analysis.memory.tensor_inventory import FROZEN_PARAMETERS, GRADIENT_BUCKETS
 from zerotop.analysis.views.memory_view import MemoryView
 from zerotop.ui.charts import AXIS_WIDTH, Canvas, Quantity, Scale, add_axes, choose_scale, plot_stack
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -160,7 +161,9 @@ def _write_parts(canvas: Canvas, bar: _Bar, axis: Scale, x: int) -> None:
     for key, style in PART_STYLES.items():
         size = max(0, bar.sizes.get(key, 0))
         middle = (below + size / 2) / axis.highest * canvas.height
-        labels.append((size, canvas.height - 1 - int(min(canvas.height - 1, middle)), _PART_NAMES.get(style, "")))
+        labels.append(
+            (size, canvas.height - 1 - int(min(canvas.height - 1, middle)), _PART_NAMES.get(key, _PART_NAMES.get(style, "")))
+        )
         below += size
     for size, row, name in sorted(label for label in labels if label[0]):
         figure = unit.format_bytes(size)
@@ -169,7 +172,10 @@ def _write_parts(canvas: Canvas, bar: _Bar, axis: Scale, x: int) -> None:
         canvas.write_text(x + room, row, figure, "text")
 
 
+# By style, or by key where another key has that style too.
 _PART_NAMES = {
+    FROZEN_PARAMETERS: "frozen parameters",
+    GRADIENT_BUCKETS: "DDP buckets",
     "memory-parameters": "parameters",
     "memory-gradients": "gradients",
     "memory-master": "master weights",

@@ -9,7 +9,9 @@ from zerotop.analysis.memory import tensor_inventory as of_tensors
 # From the bottom of a bar to its top.
 PART_STYLES = {
     of_tensors.PARAMETERS: "memory-parameters",
+    of_tensors.FROZEN_PARAMETERS: "memory-master",
     of_tensors.GRADIENTS: "memory-gradients",
+    of_tensors.GRADIENT_BUCKETS: "memory-buffers",
     of_tensors.MASTER_WEIGHTS: "memory-master",
     of_tensors.OPTIMIZER_STATE: "memory-optimizer",
     of_tensors.BUFFERS: "memory-buffers",

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from zerotop.analysis.memory.memory_table import MemoryLine
 from zerotop.analysis.memory.phase_peaks import BEFORE
-from zerotop.analysis.memory.tensor_inventory import CATEGORIES
+from zerotop.analysis.memory.tensor_inventory import MODEL_STATES
 from zerotop.analysis.views.memory_view import MemoryView
 from zerotop.ui.drawing.formatting import MISSING, format_rough_time
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -88,8 +88,8 @@ def count_ledger_rows(view: MemoryView, *, host: bool) -> int:
 
 _NO_GPU_TEXT = ("No GPU found: this machine has no NVIDIA driver, or the job uses no GPU. h shows host memory instead.",)
 _NO_RANK_TEXT = (
-    "Waiting for deepspeed.initialize(): memory can be attributed from then on.",
-    "If a rank never reports it, the probe is missing there: python -E, -I and -S keep it out.",
+    "Waiting for the training to begin: memory can be attributed from then on.",
+    "If a rank never reports, the probe is missing there: python -E, -I and -S keep it out.",
 )
 
 
@@ -110,7 +110,7 @@ def format_gpu_ranks(ranks: Sequence[int]) -> str:
 def _build_estimate_lines(view: MemoryView) -> list[MemoryLine]:
     """Return DeepSpeed's own estimate and the rule of thumb, as lines after the device."""
     lines = []
-    states = sum(line.now_bytes for line in view.lines if line.key in CATEGORIES[:4])
+    states = sum(line.now_bytes for line in view.lines if line.key in MODEL_STATES)
     estimates = [estimate.gpu_bytes for estimate in view.own_estimates]
     if estimates and view.gpu is not None and view.gpu.ranks:
         expected = min(estimates) * len(view.gpu.ranks)

@@ -243,5 +243,5 @@ def describe_empty(session: Session, processes: Sequence[RankSteps], state: Stat
             " or entered by zerotop attach, each rank says what it does."
         )
     if state.is_over:
-        return "No rank made its DeepSpeed engine: there is nothing to compare."
-    return "No rank has made its DeepSpeed engine yet: ranks are compared from their first finished step on."
+        return "No rank trained: there is nothing to compare."
+    return "No rank trains yet: ranks are compared from their first finished step on."

@@ -101,8 +101,9 @@ class _Cells:
 
     def draw_zero(self, line: ListLine, width: int) -> Row:
         stage = line.item.zero_stage if isinstance(line.item, RunningJob) else line.overview.zero_stage
-        offload = format_offload(line.overview, self.glyphs)
-        return () if stage is None else ((f"{stage} {offload}".strip(), "text"),)
+        if stage is None:
+            return ((line.overview.parallelism, "text"),)
+        return ((f"{stage} {format_offload(line.overview, self.glyphs)}".strip(), "text"),)
 
     def draw_ranks(self, line: ListLine, width: int) -> Row:
         number = line.item.ranks if isinstance(line.item, RunningJob) else line.overview.ranks

@@ -120,11 +120,11 @@ def _describe_end(recording: Recording, overview: Overview) -> str:
 
 
 def _describe_training(overview: Overview, glyphs: Glyphs) -> str:
-    if overview.zero_stage is None:
-        return "No DeepSpeed engine: only memory, CPU and output were recorded."
+    if not overview.has_begun:
+        return "No rank trained: only memory, CPU and output were recorded."
     size_text = f" of {format_number(overview.parameters)} parameters" if overview.parameters else ""
     offload = format_offload(overview, glyphs)
-    parts = [f"{overview.model}{size_text}", f"ZeRO-{overview.zero_stage} {offload}".strip(), overview.dtype]
+    parts = [f"{overview.model}{size_text}", f"{overview.setup_text} {offload}".strip(), overview.precision_text]
     parts.append(format_count(overview.ranks, "rank") if overview.ranks else "")
     if overview.iterations:
         took = f"median {format_duration(overview.iteration_s)}, longest {format_duration(max(overview.iterations))}"

@@ -10,7 +10,11 @@ START_TERMS: tuple[tuple[str, str], ...] = (
         "live: the job is running. exit 1: its exit code. GPU memory, host memory: it ran out of that memory.\n"
         "end unseen: the exit status is unknown. unrecorded: the job is running here but is not being recorded.",
     ),
-    ("ZeRO", "The stage, and what is offloaded where: opt is the optimizer, par the parameters, all both."),
+    (
+        "ZeRO",
+        "The stage, and what is offloaded where: opt is the optimizer, par the parameters, all both."
+        " Without DeepSpeed: DDP, FSDP or FSDP2.",
+    ),
     ("s/it, it/s", "Seconds per iteration, or iterations per second: the median, on the lowest rank. U switches."),
     SIZES_TERM,
     (

@@ -153,6 +153,7 @@ def build_search_text(item: LibraryItem) -> str:
     else:
         about = item.overview or _NO_OVERVIEW
         state = "live" if item.is_live else f"exit {about.exit_code}"
-        offload = (f"zero-{about.zero_stage}", about.offload_optimizer, about.offload_parameters, about.dtype)
+        setup = about.setup_text if about.is_loop else f"zero-{about.zero_stage}"
+        offload = (setup, about.offload_optimizer, about.offload_parameters, about.precision_text)
         words = (item.name, about.name, state, about.why, about.model, *offload, *about.command)
     return " ".join(map(str, words)).lower()

@@ -28,7 +28,7 @@ _PURE_SHARE = 0.75
 _MIXED_SHARE = 0.5
 _EMPTY_TEXT = (
     "Nothing recorded yet. Memory and CPU lanes appear with the first samples, one second after the job starts; "
-    "each rank's phases appear after deepspeed.initialize()."
+    "each rank's phases appear once it trains."
 )
 _TOO_NARROW = "Too narrow for a timeline."
 _PHASE_STYLES = [phase_style(phase) for phase in PHASES]

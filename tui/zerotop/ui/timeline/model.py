@@ -149,7 +149,7 @@ def _choose_interval(steps: int, cells: int, digits: int) -> int:
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= needed)
 
 
-_NO_ENGINE, _NO_PROBE = "phases (before deepspeed.initialize())", "phases (no probe in any rank)"
+_NO_ENGINE, _NO_PROBE = "phases (before the training)", "phases (no probe in any rank)"
 
 
 def _describe_missing(recorded: Collection[str], phases: str) -> tuple[str, ...]:

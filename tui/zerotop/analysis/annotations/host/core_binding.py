@@ -16,7 +16,7 @@ _KIND = FindingKind(
     severity=Severity.WARNING,
     confidence=0.8,
     sentence="",
-    advice="Start with deepspeed --bind_cores_to_rank: each rank gets its own cores (--bind_core_list chooses them).",
+    advice="{own_cores}",
 )
 _SHARED = _KIND.varied(
     sentence="{sharers:Ranks} share the same {shared:count core} while {free} of {cores:.0f} cores have no rank."

@@ -20,7 +20,7 @@ _KIND = FindingKind(
         "Other processes use {others_cores:.1f} of {host}'s {cores:.0f} cores: the ranks use {ranks_cores:.1f} and wait for"
         " {waiting_cores:.1f} more, which slows iterations."
     ),
-    advice="Run top to see what runs beside the job. DataLoader workers count too: lower dataloader_num_workers.",
+    advice="Run top to see what runs beside the job. DataLoader workers count too: lower {worker_count_alone}.",
 )
 # For how long (seconds) without a break.
 TAKEN_SECONDS = 2.0

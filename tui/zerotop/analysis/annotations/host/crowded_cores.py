@@ -19,7 +19,7 @@ _KIND = FindingKind(
         "{processes:count process} x {each:.0f} threads compete for {cores:.0f} cores[, mostly in {phase}]: they were"
         " oversubscribed for {crowded_s:seconds} of the first {over_s:seconds} of training. OMP_NUM_THREADS is {omp}."
     ),
-    advice="Start with OMP_NUM_THREADS={share}, or with deepspeed --bind_cores_to_rank, which sets it too.",
+    advice="Start with OMP_NUM_THREADS={share}{binding_too}.",
 )
 # Runnable threads of all ranks per core of the host, over this long in all; 1 is full use.
 CROWDED_LOAD = 1.5

@@ -25,7 +25,7 @@ _KIND = FindingKind(
         " {bytes_per_step:bytes} a step[: the {free_bytes:bytes} left on the node run out at about step {last_step:.0f}"
         "[ if all {node_ranks} ranks grow alike]]."
     ),
-    advice="Keep no batches, outputs or losses in lists. If DataLoader workers grow, lower dataloader_num_workers.",
+    advice="Keep no batches, outputs or losses in lists. If DataLoader workers grow, lower {worker_count_alone}.",
 )
 # A rise by at least this share of the memory before it.
 HOST_GROWTH_SHARE = 0.02

@@ -25,17 +25,14 @@ _SHORT = FindingKind(
         "{used_bytes:bytes} of {limit_name} of {limit_bytes:bytes} are in use ({share:percent}), {ranks_bytes:bytes} by the"
         " ranks: the kernel may kill one."
     ),
-    advice=(
-        'Lower host memory: "offload_optimizer.pin_memory": false, fewer dataloader_num_workers, or'
-        ' "offload_optimizer.device": "nvme".'
-    ),
+    advice="Lower host memory: {lower_host}.",
 )
 _SWAPPING = FindingKind(
     name="swapping",
     severity=Severity.WARNING,
     confidence=0.9,
     sentence="{swapped_bytes:bytes} of {host}'s memory moved to swap since the ranks started: access to it is slow.",
-    advice='Lower host memory: set "offload_optimizer.device": "nvme", or fewer dataloader_num_workers.',
+    advice="Lower host memory: {nvme_or_workers}.",
 )
 # Share of the limit of host memory from which on the kernel may soon kill, and for how long (seconds).
 HOST_FULL_SHARE = 0.92

@@ -23,7 +23,7 @@ _KIND = FindingKind(
         " {used:bytes} on each rank instead of {needed:bytes}[. Of {pinned_bytes:bytes} pinned, {spare:bytes} are rounding"
         " to powers of two or kept for reuse]."
     ),
-    advice='If host memory is short, set "offload_optimizer.pin_memory": false: copies are slower then.',
+    advice="If host memory is short, {unpin}: copies are slower then.",
 )
 # Bytes of each parameter that are needed, and how much more is worth a finding: both the share and the bytes.
 IDEAL_BYTES = 16

@@ -24,7 +24,7 @@ _KIND = FindingKind(
 )
 _EXPANDABLE = _KIND.varied(
     sentence=_KIND.sentence.replace("are off", "are on"),
-    advice="Lower Trainer's per_device_train_batch_size: the job runs at the limit of the device's memory.",
+    advice="Lower {batch_size}: the job runs at the limit of the device's memory.",
 )
 
 

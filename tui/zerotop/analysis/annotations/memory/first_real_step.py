@@ -17,6 +17,7 @@ from zerotop.analysis.annotations.support.fp16_warmup import (
     find_inventory,
     read_state_bytes,
 )
+from zerotop.analysis.engine import LOOP
 from zerotop.analysis.formatting import Text
 
 _KIND = FindingKind(
@@ -39,6 +40,8 @@ _OFFLOAD_ADVICE = (
 )
 _STAGE_0_ADVICE = 'The state stays: "zero_optimization.stage": 1 divides it by the number of ranks.'
 _CPU_ADVICE = "The state stays: judge whether memory is enough only after this step. Stages 1 to 3 divide it alike."
+_LOOP_ADVICE = "The state stays: judge whether a batch fits only after this step."
+_SHARING_ADVICE = _LOOP_ADVICE + " Every rank holds all of it; FSDP divides it by the number of ranks."
 _PLACES = {
     "device": "{optimizer_state_device_bytes:bytes} on the GPU",
     "host": "{optimizer_state_host_bytes:bytes} in the host memory",
@@ -100,6 +103,8 @@ def _measure_host_growth(group: Group, begin_ns: int, end_ns: int) -> float | No
 
 
 def _choose_advice(engine: dict[str, Any]) -> str:
+    if engine.get("kind") == LOOP:
+        return _SHARING_ADVICE if engine.get("parallelism") == "DDP" else _LOOP_ADVICE
     if engine.get("offload_optimizer") in ("cpu", "nvme"):
         return _OFFLOAD_ADVICE
     if not engine.get("zero_stage"):

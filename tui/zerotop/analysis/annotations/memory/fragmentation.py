@@ -21,7 +21,7 @@ _KIND = FindingKind(
 )
 _EXPANDABLE = _KIND.varied(
     sentence=_KIND.sentence.replace("are off", "are on"),
-    advice="Pad batches to one sequence length (Trainer: group_by_length=True), so that freed blocks fit again.",
+    advice="Pad batches to one sequence length{grouping}, so that freed blocks fit again.",
 )
 # Share of the reserved memory that is not allocated at the peak, and reserved share of the device, that are worth a finding.
 FRAGMENTED_SHARE = 0.25

@@ -19,7 +19,7 @@ _KIND = FindingKind(
         "Training allocates up to {after_bytes:bytes} instead of {before_bytes:bytes} from step {step} on[, {left:bytes} of"
         " the device are left]: {cause}."
     ),
-    advice='Set "memory_breakdown": true in the DeepSpeed config to see what stays allocated.',
+    advice="{memory_breakdown} to see what stays allocated.",
 )
 _TOKENS = _KIND.varied(
     confidence=0.9, advice="Cut sequences to a fixed length in the tokenizer (truncation=True, max_length=...)."

@@ -22,11 +22,9 @@ _KIND = FindingKind(
         "The memory peak is{now} in {owner}: {peak:bytes}, above {second}'s {second_peak:bytes} and {third}'s"
         " {third_peak:bytes}. {held_after_step_bytes:bytes} ({share:percent}) of it stay allocated from step to step."
     ),
-    advice="To lower the peak set Trainer's gradient_checkpointing=True, or lower per_device_train_batch_size.",
+    advice="To lower the peak {recompute}, or lower {batch_size_alone}.",
 )
-_CHECKPOINTING_ADVICE = (
-    "To lower the peak lower Trainer's per_device_train_batch_size: gradient checkpointing is on already."
-)
+_CHECKPOINTING_ADVICE = "To lower the peak lower {batch_size}: gradient checkpointing is on already."
 # Phases' peaks are equal within this share.
 PEAK_SHARE = 0.02
 # Of the peak, from which on the states that are always allocated count, and not the activations.

@@ -27,15 +27,11 @@ _KIND = FindingKind(
         "[; {kept:bytes} stay reserved afterwards]{released}[, {left:bytes} of them in tensors that are still alive]"
         "[, which leaves {unclaimed:bytes} of the device to training]."
     ),
-    advice="Set Trainer's prediction_loss_only=True or eval_accumulation_steps=1: logits then do not collect on the GPU.",
+    advice="{eval_outputs}",
 )
-_TENSORS_ADVICE = (
-    "Keep less of the evaluation: Trainer's prediction_loss_only=True, or eval_accumulation_steps=1, so that logits move to"
-    " the host at once."
-)
+_TENSORS_ADVICE = "{eval_tensors}"
 _BATCH_ADVICE = (
-    "Set Trainer's per_device_eval_batch_size to {training_rows:.0f}, as in training: evaluation then fits in the memory"
-    " that training holds."
+    "Set {eval_batch_size} to {training_rows:.0f}, as in training: evaluation then fits in the memory that training holds."
 )
 # Share of the reserved memory by which evaluation has to raise it, beside JUMP_BYTES.
 JUMP_SHARE = 0.05

@@ -18,7 +18,7 @@ _KIND = FindingKind(
         "Training stopped for {pause_s:seconds}, as long as {iterations:.0f} iterations of {iteration_s:seconds}, to save a"
         " checkpoint after step {step}."
     ),
-    advice="Raise Trainer's save_steps, or set save_only_model=True if training will not be resumed.",
+    advice="{save_less} if training will not be resumed.",
 )
 # A pause longer than so many seconds and than so many iterations is worth a finding.
 PAUSE_SECONDS = 1.0

@@ -19,7 +19,7 @@ _KIND = FindingKind(
         "{data_s:seconds} of each {iteration_s:seconds} iteration ({share:percent}) are spent waiting for data on"
         " {waiting:ranks}, from step {step} on."
     ),
-    advice="Raise Trainer's dataloader_num_workers, or tokenize before training with Dataset.map(...).",
+    advice="Raise {worker_count}, or tokenize before training with Dataset.map(...).",
 )
 # Share of iterations over SETTLED_STEPS steps; loaders that keep up take under 2 %.
 STALL_SHARE = 0.20

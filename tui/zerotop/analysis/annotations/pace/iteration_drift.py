@@ -21,11 +21,11 @@ _KIND = FindingKind(
         "Each iteration takes {pace} longer than the one before, from about step {step} on: {before_s:seconds} became"
         " {after_s:seconds} ({growth:change}) in {steps:.0f} steps, {carried:seconds} of it {part}; {cause}."
     ),
-    advice='Set "wall_clock_breakdown": true in the DeepSpeed config to see which part of that phase takes longer.',
+    advice="{breakdown} to see which part of that phase takes longer.",
 )
 _ADVICE_BY_PHASE = {
-    "data_s": "Check what the dataset keeps or reads again and again; raise Trainer's dataloader_num_workers.",
-    "other_s": "Look for a list that grows between the steps (logged values, kept outputs); raise Trainer's logging_steps.",
+    "data_s": "Check what the dataset keeps or reads again and again; raise {worker_count}.",
+    "other_s": "Look for a list that grows between the steps (logged values, kept outputs); {log_less}.",
 }
 # As with a shift, so much is visible.
 DRIFT_SHARE = 0.15

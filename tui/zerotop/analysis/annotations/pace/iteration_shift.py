@@ -28,7 +28,7 @@ _KIND = FindingKind(
         "Iterations take {after_s:seconds} instead of {before_s:seconds} ({change_share:change}) from step {step} on,"
         " {carried:seconds} of it {part}; {cause}."
     ),
-    advice='Set "wall_clock_breakdown": true in the DeepSpeed config to see which part of that phase takes longer.',
+    advice="{breakdown} to see which part of that phase takes longer.",
 )
 
 

@@ -14,7 +14,7 @@ from zerotop.analysis.annotations.support.evidence import Evidence, Group, Rows
 from zerotop.analysis.annotations.support.fp16_warmup import count_skipped_first, estimate_state_bytes, read_loss_scales
 from zerotop.analysis.annotations.support.thresholds import JUMP_BYTES
 
-_ADVICE = 'Set "fp16.initial_scale_power" lower, or train in bf16, which needs no loss scale.'
+_ADVICE = "{lower_scale}, or train in bf16, which needs no loss scale."
 _POWER_ADVICE = 'Set "fp16.initial_scale_power" to {lower_power} or less (now {power}), or train in bf16.'
 _SKIPPING = FindingKind(
     name="steps_skipped",

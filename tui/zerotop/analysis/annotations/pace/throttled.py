@@ -22,7 +22,7 @@ _KIND = FindingKind(
         "GPU {gpu} of rank {rank} has lowered its clocks for {throttled_s:seconds} ({names})[, the SM clock is"
         " {sm_clock_mhz:.0f} MHz][, its temperature {temperature_c:.0f} °C]."
     ),
-    advice="Check nvidia-smi -q -d PERFORMANCE and the node's cooling; no DeepSpeed setting helps.",
+    advice="Check nvidia-smi -q -d PERFORMANCE and the node's cooling; no {tool} setting helps.",
 )
 # A shorter time is a passing dip.
 THROTTLED_SECONDS = 5.0

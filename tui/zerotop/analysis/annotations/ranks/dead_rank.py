@@ -14,14 +14,14 @@ _KIND = FindingKind(
     severity=Severity.ERROR,
     confidence=0.9,
     sentence="Rank {rank}'s process {pid} died unexpectedly[ after {steps:count step}]{early}.",
-    advice="Look at its last output and at dmesg; Trainer's save_steps limits how much work is lost.",
+    advice="Look at its last output and at dmesg; {saving_limits} how much work is lost.",
 )
 _KILLED = _KIND.varied(
     confidence=0.95,
     sentence=(
         _KIND.sentence.removesuffix(".") + ": the kernel killed a process of its control group for lack of memory just then."
     ),
-    advice='Lower host memory: "offload_optimizer.pin_memory": false, or fewer dataloader_num_workers.',
+    advice="Lower host memory: {unpin_or_workers}.",
 )
 _STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
 

@@ -27,7 +27,7 @@ _KIND = FindingKind(
 )
 _DATA = _KIND.varied(
     sentence=_KIND.sentence.replace("is busy between the phases", "waits for its data"),
-    advice="Raise Trainer's dataloader_num_workers, and give each rank as much data of similar length.",
+    advice="Raise {worker_count}, and give each rank as much data of similar length.",
 )
 # How much longer than the second longest a rank's own work takes, as a share of the iteration.
 STRAGGLER_SHARE = 0.15

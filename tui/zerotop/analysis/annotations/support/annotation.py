@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.formatting import Text
+from zerotop.analysis.script_terms import read_terms
 
 
 class Severity(str, Enum):
@@ -45,6 +46,9 @@ class Annotation:
 
 class Subject(Protocol):
     """A process, or the processes of an attempt."""
+
+    @property
+    def engine(self) -> Mapping[str, Any]: ...
 
     def ranks_at(self, known_ns: int) -> tuple[int, ...]: ...
 
@@ -92,7 +96,8 @@ class FindingKind:
     ) -> Annotation:
         """Return a finding. By default it is known at its end; step and ranks are the subject's.
 
-        The templates get ``evidence``, ``step``, ``rank`` (the first one) and ``values``. Evidence that is None is left out.
+        The templates get ``evidence``, ``step``, ``rank`` (the first one), ``values`` and the terms of the script at hand
+        (:mod:`zerotop.analysis.script_terms`). Evidence that is None is left out.
         """
         known_ns = end_ns if known_ns is None else known_ns
         if isinstance(step, EllipsisType):
@@ -100,7 +105,8 @@ class FindingKind:
         if ranks is None:
             ranks = subject.ranks_at(known_ns) if subject is not None else ()
         numbers = {name: float(value) for name, value in evidence.items() if value is not None}
-        values = {**numbers, "step": step, "rank": next(iter(ranks), None), **values}
+        terms = read_terms(subject.engine if subject is not None else {})
+        values = {**terms, **numbers, "step": step, "rank": next(iter(ranks), None), **values}
         sentence, advice = Text(self.sentence, values), Text(self.advice, values)
         head = self.name, begin_ns, end_ns, known_ns, step, tuple(ranks), self.severity, self.confidence
         return Annotation(*head, sentence, advice, numbers)

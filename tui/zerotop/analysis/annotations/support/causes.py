@@ -20,14 +20,12 @@ _MOST_SHARE, _FEW_SHARE = 0.5, 0.1
 # A clock that falls by less varies as usual.
 _CLOCK_SHARE = 0.05
 
-_BREAKDOWN_ADVICE = 'Set "wall_clock_breakdown": true in the DeepSpeed config to see which part takes longer.'
-_CLOCK_ADVICE = "Check nvidia-smi -q -d PERFORMANCE: no DeepSpeed setting affects cooling or power limits."
-_LENGTH_ADVICE = "Group samples of similar length (Trainer: group_by_length=True), so that batches take similar time."
-_RETRY_ADVICE = (
-    "Start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or lower Trainer's per_device_train_batch_size."
-)
-_CORES_ADVICE = "Start with deepspeed --bind_cores_to_rank, or set OMP_NUM_THREADS to the cores of each rank."
-_LATE_ADVICE = "Check what only that rank does between the phases, and its data: raise dataloader_num_workers."
+_BREAKDOWN_ADVICE = "{breakdown} to see which part takes longer."
+_CLOCK_ADVICE = "Check nvidia-smi -q -d PERFORMANCE: no {tool} setting affects cooling or power limits."
+_LENGTH_ADVICE = "Group samples of similar length{grouping}, so that batches take similar time."
+_RETRY_ADVICE = "Start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or lower {batch_size}."
+_CORES_ADVICE = "Start with {binding}, or set OMP_NUM_THREADS to the cores of each rank."
+_LATE_ADVICE = "Check what only that rank does between the phases, and its data: raise {worker_count_alone}."
 
 
 class Cause(NamedTuple):
@@ -82,10 +80,10 @@ def find_drift_cause(change: StepChange) -> Cause | None:
 def _check_skipping(change: StepChange) -> Cause | None:
     before, after = float(change.before["skipped"].mean()), float(change.after["skipped"].mean())
     if before > _MOST_SHARE and after < _MOST_SHARE:
-        advice = 'Set "fp16.initial_scale_power" lower: the first steps then take their true time.'
+        advice = "{lower_scale}: the first steps then take their true time."
         return Cause("fp16 stopped skipping steps", advice, 0.95)
     if before < _FEW_SHARE and after > _MOST_SHARE:
-        advice = 'Raise "fp16.loss_scale_window", or train in bf16: skipped steps train nothing.'
+        advice = "{rarer_growth}, or train in bf16: skipped steps train nothing."
         return Cause("fp16 began to skip steps", advice, 0.95)
     return None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from zerotop.analysis.annotations.support.detector_state import DetectorState
 from zerotop.analysis.annotations.support.rank_process import Process
 from zerotop.analysis.annotations.support.record_window import Records, Samples
@@ -25,6 +27,11 @@ class Group(DetectorState):
     def lead(self) -> Process:
         """The process of the lowest rank."""
         return self.processes[0]
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        """The facts of the lead's engine or loop; empty before it has reported them."""
+        return self.lead.engine
 
     @property
     def hosts(self) -> list[str]:

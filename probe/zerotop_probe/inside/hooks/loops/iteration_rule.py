@@ -1,0 +1,61 @@
+"""Decide which steps of optimizers end an iteration.
+
+With one optimizer every step does. With several, an iteration is a round: it ends when each of them has stepped since the
+last one, however often. An optimizer that lags behind the others does not count until it steps without them; otherwise one
+that a script makes and never uses would keep the first iteration open for ever. Several steps of one optimizer without a
+backward in between are one update.
+"""
+
+from __future__ import annotations
+
+# Steps of others that an optimizer may miss. Critics of Wasserstein GANs take 5 to each of the generator; whoever takes
+# turns at longer intervals is followed after the first of them.
+_PATIENCE = 12
+
+
+class IterationRule:
+    """The optimizers of a loop by number, and whose turn it is."""
+
+    def __init__(self) -> None:
+        self.step_counts: dict[int, int] = {}
+        self.counting: set[int] = set()
+        self._stepped: set[int] = set()
+        self._missed: dict[int, int] = {}
+        self._patience: dict[int, int] = {}
+        self._last_backward: dict[int, int] = {}
+
+    def add(self, number: int) -> None:
+        """Add an optimizer, which counts from now on."""
+        self.counting.add(number)
+        self.step_counts[number] = self._missed[number] = 0
+        self._patience[number] = _PATIENCE
+
+    def remove(self, number: int) -> None:
+        """Remove an optimizer that is gone; its steps remain counted."""
+        self.counting.discard(number)
+        self._stepped.discard(number)
+
+    def finish_step(self, number: int, backwards: int) -> bool:
+        """Count a step of an optimizer, after so many ``backwards`` of the loop; return whether it ends an iteration."""
+        self.step_counts[number] += 1
+        if backwards and self._last_backward.get(number) == backwards:
+            return False
+        self._last_backward[number] = backwards
+        self._patience[number] = max(self._patience[number], 2 * self._missed[number])
+        for other in self._missed:
+            self._missed[other] += 1
+        self._missed[number] = 0
+        self._choose_counting(number)
+        if number not in self.counting:
+            return False
+        self._stepped.add(number)
+        if not self.counting <= self._stepped:
+            return False
+        self._stepped.clear()
+        return True
+
+    def _choose_counting(self, number: int) -> None:
+        """Stop waiting for optimizers that lag behind; follow the one that steps if nobody else does."""
+        self.counting -= {other for other in self.counting if self._missed[other] >= self._patience[other]}
+        if not self.counting:
+            self.counting = {number}

@@ -1,0 +1,159 @@
+"""The loop that trains in one process: its models, its optimizers, and when it begins to be recorded."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from zerotop_probe.inside.engines import LoopState
+from zerotop_probe.inside.guard import AfterHook, BeforeHook, Guard, now
+from zerotop_probe.inside.hooks.loops.root_finder import RootFinder
+from zerotop_probe.inside.hooks.training_hooks import TrainingHooks
+from zerotop_probe.inside.loop_facts import find_device, record_loop, record_loop_tensors
+from zerotop_probe.inside.probe import Probe, find_ordinal
+from zerotop_probe.inside.recorder import Recorder
+from zerotop_probe.inside.span import Span
+from zerotop_probe.recording import events
+from zerotop_probe.recording.tables import SKIPPED
+
+# After so many iterations all models of a loop were called; other modules need not be seen any more.
+_ARMED_ITERATIONS = 2
+# A compiled function calls no module. After so many backwards without a forward nobody searches again.
+_MAX_SEARCHES = 3
+
+
+class Loop(TrainingHooks):
+    """The loop of one process, if its training belongs to no DeepSpeed engine."""
+
+    def __init__(self, probe: Probe, before_forward: BeforeHook, after_forward: AfterHook) -> None:
+        super().__init__(probe)
+        self.probe = probe
+        self.finder = RootFinder(before_forward, after_forward, probe.meter)
+        self.backward_total = 0
+        self._optimizers: dict[int, weakref.ref[Any]] = {}
+        self._optimizer_count = 0
+        self._owned: tuple[int, set[int]] = (-1, set())  # ids of all parameters of so many optimizers
+        self._searches = 0
+        self._armed_until = 0
+        self._expects_tensors = False
+        self._has_facts = False
+        self._guard = Guard("loop facts", probe.meter)
+
+    # --- optimizers -----------------------------------------------------------------------------------------
+
+    def add_optimizer(self, optimizer: Any) -> int:
+        """Add an optimizer, and search the models that it trains; return its number."""
+        number = self._optimizer_count
+        self._optimizer_count += 1
+        self._optimizers[number] = weakref.ref(optimizer)
+        self._searches = 0
+        self.search_roots()
+        return number
+
+    def find_number(self, optimizer: Any) -> int:
+        """Return the number of an optimizer; it is new if it was copied or unpickled."""
+        for number, reference in self._optimizers.items():
+            if reference() is optimizer:
+                return number
+        return self.add_optimizer(optimizer)
+
+    def list_optimizers(self) -> dict[int, Any]:
+        """Return the optimizers that are alive, by number."""
+        return {number: found for number, reference in self._optimizers.items() if (found := reference()) is not None}
+
+    def owns_parameters(self, module: Any) -> bool:
+        """Return whether an optimizer updates a parameter of this module."""
+        if self._owned[0] != self._optimizer_count:
+            found = self.list_optimizers().values()
+            self._owned = self._optimizer_count, {id(p) for o in found for group in o.param_groups for p in group["params"]}
+        return any(id(parameter) in self._owned[1] for parameter in module.parameters())
+
+    # --- the begin of a recording ---------------------------------------------------------------------------
+
+    def find_recorder(self, *, adopt: bool = False) -> Recorder | None:
+        """Return the recorder while the loop is recorded, else None; ``adopt``: begin now if nothing speaks against it."""
+        engines = self.probe.engines
+        if engines.belongs_to_deepspeed or self.probe.entered_late:
+            return None
+        if engines.loop is None and not (adopt and self._begin_recording()):
+            return None
+        return self.probe.recorder
+
+    def _begin_recording(self) -> bool:
+        if not self.probe.start_recording():
+            return False
+        self.probe.engines.add_loop()
+        self._has_facts = self._expects_tensors = False
+        self._armed_until = _ARMED_ITERATIONS
+        recorder, planned = self.probe.recorder, self.probe.library.planned_steps
+        self._guard.run(self._watch_device)
+        if planned and recorder is not None:
+            recorder.write_event(now(), events.TOTAL_STEPS, steps=planned, source="trainer")
+        return True
+
+    def _watch_device(self) -> None:
+        self.probe.watch_device(find_ordinal(find_device(self.finder.list_modules(), self.list_optimizers().values())))
+
+    def record_facts(self, *, at_update: bool) -> None:
+        """Record the loop's facts, once: as soon as its only optimizer's model is known, else ``at_update``, the first."""
+        state = self.probe.engines.loop
+        if self._has_facts or state is None:
+            return
+        modules, optimizers = self.finder.list_modules(), list(self.list_optimizers().values())
+        if not at_update:
+            parameters = {id(parameter) for module in modules for parameter in module.parameters()}
+            own = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+            if len(optimizers) != 1 or not parameters.issuperset(own):
+                return
+        self._has_facts = True
+        self._guard.run(record_loop, self.probe, state, modules, optimizers)
+        if not at_update:
+            self.count_tensors("init")
+
+    def count_tensors(self, when: str) -> None:
+        """Record the tensor inventory, the first time at each ``when``."""
+        state = self.probe.engines.loop
+        if state is not None and when not in state.recorded_inventories:
+            modules, optimizers = self.finder.list_modules(), list(self.list_optimizers().values())
+            self._guard.run(record_loop_tensors, self.probe, state, modules, optimizers, when)
+
+    # --- iterations -----------------------------------------------------------------------------------------
+
+    def get_position(self, *, after_backward: bool = False) -> tuple[int, int, int]:
+        """Return (engine, step, micro-step) of a phase that begins now."""
+        state = self.probe.engines.loop
+        return state.get_position(after_backward=after_backward) if state is not None else (0, 0, 0)
+
+    def prepare_forward(self) -> None:
+        """Before a training forward: count tensors if the last update is over, and what it freed is freed."""
+        if self._expects_tensors:
+            self._expects_tensors = False
+            self.count_tensors("after_update")
+
+    def prepare_update(self) -> None:
+        """Before a step of an optimizer."""
+        self.record_facts(at_update=True)
+        self.count_tensors("before_update")
+
+    def finish_iteration(self, recorder: Recorder, span: Span, time_ns: int) -> None:
+        """After the step that ends an iteration."""
+        state: LoopState | None = self.probe.engines.loop
+        if state is None:
+            return
+        recorder.end_step(span, time_ns)
+        state.iterations += 1
+        state.backward_count = 0
+        if not span.flags & SKIPPED and "after_update" not in state.recorded_inventories:
+            self._expects_tensors = True
+        if state.iterations >= self._armed_until:
+            self.finder.disarm()
+        if self.probe.leaving and not recorder.stack:
+            self.probe.leave_process()
+
+    def search_roots(self) -> None:
+        """See all modules for the next iterations: a model is missing, or new."""
+        if self._searches < _MAX_SEARCHES:
+            self._searches += 1
+            state = self.probe.engines.loop
+            self._armed_until = (state.iterations if state is not None else 0) + _ARMED_ITERATIONS
+            self.finder.arm()

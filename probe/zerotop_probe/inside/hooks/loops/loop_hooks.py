@@ -1,0 +1,165 @@
+"""Hooks on loops without DeepSpeed: the forwards of their models, every backward, and new optimizers.
+
+They are silent as soon as the process makes a DeepSpeed engine.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+from zerotop_probe.inside import batch_shape
+from zerotop_probe.inside.guard import Guard, on_removal, wrap_function, wrap_method
+from zerotop_probe.inside.hooks.dataloader import DataLoaderHooks
+from zerotop_probe.inside.hooks.loops.checkpoints import CheckpointHooks
+from zerotop_probe.inside.hooks.loops.compiler import hide_from_compiler
+from zerotop_probe.inside.hooks.loops.loop import Loop
+from zerotop_probe.inside.hooks.loops.optimizer_steps import OptimizerStepHooks
+from zerotop_probe.inside.probe import Probe
+from zerotop_probe.inside.span import Span
+from zerotop_probe.recording.tables import EVAL, FAILED
+
+_BACKWARD = "_engine_run_backward"
+# Forwards of one micro-step that are recorded: a cell of a recurrent network may be called for every token.
+_MAX_FORWARDS = 16
+# Backwards after which a loop without an optimizer is recorded all the same.
+_BACKWARDS_WITHOUT_OPTIMIZER = 3
+
+
+class LoopHooks:
+    """Hooks on the loop of one process."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self._loop = Loop(probe, self._begin_forward, self._end_forward)
+        self._steps = OptimizerStepHooks(self._loop)
+        self._checkpoints = CheckpointHooks(self._loop)
+        self._guard = Guard("loops", probe.meter)
+        self._is_awake = False
+        # Since the last backward: the model of the first training forward, and the number of forwards.
+        self._first_root = 0
+        self._forwards = 0
+        # Some loops train in evaluation mode, with dropout off.
+        self._trains_in_eval_mode = False
+        self._unproven_forward = False
+
+    def install_hooks(self, module: Any) -> None:
+        """Wait for an optimizer, or a backward; ``module`` is ``torch.optim.optimizer``."""
+        wrap_method(module.Optimizer, "__init__", self._begin_optimizer, self._end_optimizer, self._probe.meter)
+        for hook in (self._begin_forward, self._end_forward, self._begin_backward, self._end_backward):
+            hide_from_compiler(hook)
+        self._replace_backward()
+        self._steps.install_hooks(module)
+        self._loop.finder.install_hooks()
+
+    def _replace_backward(self) -> None:
+        """Wrap the function in which ``backward()`` and ``autograd.grad()`` end, under both of its names."""
+        for owner in (sys.modules["torch.autograd"], sys.modules.get("torch.autograd.graph")):
+            original = getattr(owner, _BACKWARD, None)
+            if original is None:
+                continue
+            wrapper = wrap_function(original, "backward", self._begin_backward, self._end_backward, self._probe.meter)
+            hide_from_compiler(wrapper, with_callees=False)
+            setattr(owner, _BACKWARD, wrapper)
+            on_removal(functools.partial(setattr, owner, _BACKWARD, original))
+
+    # --- optimizers -----------------------------------------------------------------------------------------
+
+    def _begin_optimizer(self, time_ns: int, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        return optimizer
+
+    def _end_optimizer(self, optimizer: Any, time_ns: int, flags: int, result: Any) -> None:
+        if flags or self._probe.engines.belongs_to_deepspeed:
+            return
+        self._wake()
+        self._loop.find_number(optimizer)
+
+    def _wake(self) -> None:
+        """Install the other hooks: this process is going to train."""
+        if not self._is_awake:
+            self._is_awake = True
+            DataLoaderHooks(self._probe).install_hooks()
+            self._steps.install_scaler_hooks()
+            self._checkpoints.install_hooks()
+
+    # --- forward --------------------------------------------------------------------------------------------
+
+    def _begin_forward(self, time_ns: int, module: Any, args: Any, kwargs: Any) -> Span | None:
+        gradients = sys.modules["torch"].is_grad_enabled()
+        trains = gradients and (module.training or self._trains_in_eval_mode)
+        recorder = self._loop.find_recorder(adopt=trains and bool(self._loop.list_optimizers()))
+        if recorder is None:
+            self._loop.finder.note_root(module)
+            return None
+        if not self._loop.is_training_thread(trains):
+            return None
+        self._steps.suspend_step(time_ns)
+        recorder.end_loose_spans(time_ns)
+        if recorder.find_phase("forward") or recorder.find_phase("backward") or self._forwards >= _MAX_FORWARDS:
+            return None
+        state, evaluation = self._probe.engines.loop, self._probe.evaluation
+        self._loop.finder.note_root(module)
+        if trains:
+            self._loop.resume_training(time_ns, state)
+            self._loop.record_facts(at_update=False)
+            self._loop.prepare_forward()
+        elif self._evaluates(module) and evaluation is not None and (evaluation.is_open or not recorder.stack):
+            evaluation.begin_forward(time_ns, self._loop.get_position())
+        span = recorder.begin_span(time_ns, "forward", self._loop.get_position())
+        if trains:
+            self._forwards += 1
+            self._first_root = self._first_root or id(module)
+        if not trains or self._first_root == id(module):
+            span.rows, span.sequence, span.tokens = batch_shape.measure_batch(args, kwargs)
+            recorder.last_forward = span
+        span.flags = 0 if trains else EVAL
+        self._unproven_forward = gradients and not trains
+        return span
+
+    def _evaluates(self, module: Any) -> bool:
+        """Return whether a forward without training is an evaluation, not a teacher's or a reference model's."""
+        return not module.training and self._loop.owns_parameters(module)
+
+    def _end_forward(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
+        self._loop.end_span(span, time_ns, flags, result)
+        if span.flags & EVAL and self._probe.evaluation is not None:
+            self._probe.evaluation.end_forward(time_ns)
+
+    # --- backward -------------------------------------------------------------------------------------------
+
+    def _begin_backward(self, time_ns: int, outputs: Any, args: Any, kwargs: Any) -> Span | None:
+        if not kwargs.get("accumulate_grad"):
+            return None  # autograd.grad(), which trains nothing by itself
+        loop = self._loop
+        recorder = self._probe.recorder
+        if recorder is not None and (recorder.find_phase("backward") or recorder.find_phase("forward")):
+            return None  # checkpointed blocks within a backward, or a compiler that traces within a forward
+        if self._probe.engines.loop is None:
+            loop.backward_total += 1
+            if not self._forwards:
+                loop.search_roots()
+        has_optimizer = bool(loop.list_optimizers())
+        recorder = loop.find_recorder(adopt=has_optimizer or loop.backward_total >= _BACKWARDS_WITHOUT_OPTIMIZER)
+        if recorder is None or not loop.is_training_thread(True):
+            return None
+        self._steps.suspend_step(time_ns)
+        loop.resume_training(time_ns, self._probe.engines.loop)
+        self._trains_in_eval_mode |= self._unproven_forward
+        if not has_optimizer:
+            loop.record_facts(at_update=True)
+        return recorder.begin_span(time_ns, "backward", loop.get_position())
+
+    def _end_backward(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
+        loop, recorder, state = self._loop, self._probe.recorder, self._probe.engines.loop
+        loop.end_span(span, time_ns, flags, result)
+        if recorder is None or state is None:
+            return
+        if not self._forwards:
+            loop.search_roots()
+        self._forwards = self._first_root = 0
+        if not flags & FAILED:
+            loop.backward_total += 1
+            state.backward_count += 1
+            self._steps.end_backward(recorder, time_ns)
+        self._steps.resume_step(time_ns, failed=bool(flags & FAILED))

@@ -1,0 +1,262 @@
+"""The steps of PyTorch's optimizers: their phase, the end of an iteration, and updates that a loss scaler skips."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any, NamedTuple
+
+from zerotop_probe.inside.guard import Guard, now, on_removal, wrap_method
+from zerotop_probe.inside.hooks.loops.compiler import hide_from_compiler
+from zerotop_probe.inside.hooks.loops.iteration_rule import IterationRule
+from zerotop_probe.inside.hooks.loops.loop import Loop
+from zerotop_probe.inside.hooks.loops.loss_scale import LossScale
+from zerotop_probe.inside.recorder import Recorder
+from zerotop_probe.inside.span import Span
+from zerotop_probe.recording import events
+from zerotop_probe.recording.tables import BOUNDARY, FAILED, SKIPPED
+
+
+class _ScaledStep(NamedTuple):
+    """A call of ``scaler.step(optimizer)``."""
+
+    span: Span
+    scale: LossScale | None
+    optimizer: Any
+
+
+class _Step:
+    """A step in progress."""
+
+    def __init__(self, optimizer: Any, *, is_scaled: bool = False, has_closure: bool = False) -> None:
+        self.owner = id(optimizer)
+        self.span: Span | None = None
+        self.is_scaled = is_scaled
+        self.has_closure = has_closure
+        self.depth = 0  # calls in progress: step() of a subclass that calls that of its base class is seen twice
+        self.was_called = False  # of a scaled step: whether the scaler has called the optimizer
+        self.found_inf: bool | None = False  # likewise, of a fused optimizer; None where reading it would wait for the GPU
+
+
+class OptimizerStepHooks:
+    """Hooks on all optimizers and scalers of one process."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._probe = loop.probe
+        self._step: _Step | None = None
+        self._rule = IterationRule()
+        self._reported_counting: set[int] = set()
+        self._scales: weakref.WeakKeyDictionary[Any, LossScale] = weakref.WeakKeyDictionary()
+        # (step, loss scale before) of a skipped step whose scaler is not updated yet.
+        self._overflow: tuple[int, float | None] | None = None
+        self._stepped_in_backward = False
+        self._guard = Guard("optimizer steps", self._probe.meter)
+
+    def install_hooks(self, module: Any) -> None:
+        """Listen to all optimizers; ``module`` is ``torch.optim.optimizer``."""
+        hide_from_compiler(self._before_step)
+        hide_from_compiler(self._after_step)
+        for handle in (
+            module.register_optimizer_step_pre_hook(self._before_step),
+            module.register_optimizer_step_post_hook(self._after_step),
+        ):
+            on_removal(handle.remove)
+
+    def install_scaler_hooks(self) -> None:
+        """Wrap the methods of PyTorch's loss scaler."""
+        scaler_class = getattr(sys.modules.get("torch.amp.grad_scaler"), "GradScaler", None)
+        if scaler_class is not None:
+            meter = self._probe.meter
+            wrap_method(scaler_class, "step", self._begin_scaled, self._end_scaled, meter)
+            wrap_method(scaler_class, "update", self._begin_update, self._end_update, meter)
+            wrap_method(scaler_class, "load_state_dict", self._begin_load, self._end_load, meter)
+
+    # --- steps ----------------------------------------------------------------------------------------------
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._guard.run(self._begin_step, optimizer, args, kwargs)
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._guard.run(self._end_step, optimizer)
+
+    def _begin_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        recorder = self._loop.find_recorder(adopt=True)
+        if recorder is None:
+            return
+        if recorder.find_phase("backward") is not None:
+            self._stepped_in_backward = True
+            return
+        step = self._step
+        if step is not None and step.span is not None and step.span in recorder.stack:
+            if step.owner == id(optimizer):
+                step.depth += 1
+                step.was_called = True
+                if step.is_scaled:
+                    step.found_inf = _read_found_inf(optimizer)
+            return
+        if not self._loop.is_training_thread(True):
+            return
+        time_ns = now()
+        self._loop.resume_training(time_ns, self._probe.engines.loop)
+        has_closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
+        if not has_closure:
+            self._loop.prepare_update()
+        self._step = step = _Step(optimizer, has_closure=has_closure)
+        step.depth = 1
+        position = self._loop.get_position(after_backward=True)
+        if has_closure:
+            step.span = recorder.expect_span(now(), "step", position)
+            step.span.loose = True
+        else:
+            step.span = recorder.begin_span(now(), "step", position, loose=True)
+
+    def suspend_step(self, time_ns: int) -> None:
+        """Leave the step in progress, whose closure now calls the model."""
+        step, recorder = self._step, self._probe.recorder
+        if step is not None and step.has_closure and step.span is not None and recorder is not None:
+            if step.span in recorder.stack:
+                recorder.end_span(step.span, time_ns)
+            step.span = None
+
+    def resume_step(self, time_ns: int, *, failed: bool) -> None:
+        """Return to the step whose closure has called backward(); the update may follow."""
+        step, recorder = self._step, self._probe.recorder
+        if step is None or not step.has_closure or recorder is None:
+            return
+        if failed:
+            self._step = None
+        elif step.span is None:
+            self._loop.prepare_update()
+            step.span = recorder.begin_span(time_ns, "step", self._loop.get_position(after_backward=True), loose=True)
+
+    def _end_step(self, optimizer: Any) -> None:
+        step, recorder = self._step, self._probe.recorder
+        if step is None or recorder is None or step.owner != id(optimizer):
+            return
+        step.depth -= 1
+        if step.depth > 0 or step.is_scaled:
+            return
+        self._step = None
+        time_ns = now()
+        if step.span is None:  # the closure called the model, but no backward() followed
+            step.span = recorder.begin_span(time_ns, "step", self._loop.get_position(after_backward=True))
+        if step.span in recorder.stack:
+            recorder.confirm_span(step.span, step.span.begin_ns)
+            self._finish_step(recorder, step.span, optimizer, time_ns, 0)
+
+    def _finish_step(self, recorder: Recorder, span: Span, optimizer: Any, time_ns: int, flags: int) -> None:
+        """Record a whole step; ``flags`` is SKIPPED if nothing was updated."""
+        ends_iteration = self._count_step(optimizer)
+        recorder.end_span(span, time_ns, flags | (BOUNDARY if ends_iteration else 0))
+        if ends_iteration:
+            self._loop.finish_iteration(recorder, span, time_ns)
+        if self._rule.counting != self._reported_counting and len(self._loop.list_optimizers()) > 1:
+            self.record_optimizers()
+
+    def _count_step(self, optimizer: Any) -> bool:
+        number = self._loop.find_number(optimizer)
+        for gone in self._rule.step_counts.keys() - self._loop.list_optimizers().keys():
+            self._rule.remove(gone)
+        for other, candidate in self._loop.list_optimizers().items():
+            has_parameters = any(group["params"] for group in candidate.param_groups)
+            if other not in self._rule.step_counts and (has_parameters or candidate is optimizer):
+                self._rule.add(other)
+        return self._rule.finish_step(number, self._loop.backward_total)
+
+    def end_backward(self, recorder: Recorder, time_ns: int) -> None:
+        """End an iteration whose optimizers step during the backward, each as soon as its gradients are ready."""
+        if not self._stepped_in_backward:
+            return
+        self._stepped_in_backward = False
+        self._loop.record_facts(at_update=True)
+        span = recorder.begin_span(time_ns, "step", self._loop.get_position(after_backward=True), brief=True)
+        recorder.end_span(span, time_ns, BOUNDARY)
+        self._loop.finish_iteration(recorder, span, time_ns)
+
+    def record_optimizers(self) -> None:
+        """Record the ``optimizers`` event: which there are, and whose steps make an iteration."""
+        recorder = self._probe.recorder
+        if recorder is None:
+            return
+        counting = self._reported_counting = set(self._rule.counting)
+        optimizers = [
+            {
+                "number": number,
+                "class": type(optimizer).__name__,
+                "parameters": sum(p.numel() for group in optimizer.param_groups for p in group["params"]),
+                "steps": self._rule.step_counts.get(number, 0),
+                "counts": number in counting,
+            }
+            for number, optimizer in self._loop.list_optimizers().items()
+        ]
+        engine, step, _ = self._loop.get_position()
+        recorder.write_event(now(), events.OPTIMIZERS, engine=engine, step=step, optimizers=optimizers)
+
+    # --- the loss scaler ------------------------------------------------------------------------------------
+
+    def _begin_scaled(self, time_ns: int, scaler: Any, args: Any, kwargs: Any) -> _ScaledStep | None:
+        optimizer = kwargs.get("optimizer", args[0] if args else None)
+        recorder = self._loop.find_recorder(adopt=True) if scaler.is_enabled() else None
+        if recorder is None or not self._loop.is_training_thread(True) or recorder.find_phase("step"):
+            return None
+        self._loop.resume_training(time_ns, self._probe.engines.loop)
+        self._loop.prepare_update()
+        self._step = step = _Step(optimizer, is_scaled=True)
+        step.span = recorder.begin_span(now(), "step", self._loop.get_position(after_backward=True))
+        scale = self._find_scale(scaler)
+        return _ScaledStep(step.span, scale, optimizer)
+
+    def _find_scale(self, scaler: Any) -> LossScale:
+        scale = self._scales.get(scaler)
+        if scale is None:
+            scale = self._scales[scaler] = LossScale(scaler)
+        return scale
+
+    def _end_scaled(self, token: _ScaledStep, time_ns: int, flags: int, result: Any) -> None:
+        step, self._step = self._step, None
+        recorder = self._probe.recorder
+        if step is None or recorder is None or token.span not in recorder.stack:
+            return
+        if flags & FAILED:
+            recorder.end_span(token.span, time_ns, flags)
+            return
+        skipped = not step.was_called or step.found_inf
+        if token.scale is not None:
+            token.scale.was_skipped |= bool(skipped)
+            token.scale.is_unclear |= step.was_called and step.found_inf is None
+            if skipped:
+                self._overflow = token.span.step, token.scale.value
+        self._finish_step(recorder, token.span, token.optimizer, time_ns, SKIPPED if skipped else 0)
+
+    def _begin_update(self, time_ns: int, scaler: Any, args: Any, kwargs: Any) -> tuple[LossScale, Any] | None:
+        scale = self._scales.get(scaler)
+        return None if scale is None else (scale, kwargs.get("new_scale", args[0] if args else None))
+
+    def _end_update(self, token: tuple[LossScale, Any], time_ns: int, flags: int, result: Any) -> None:
+        scale, new_scale = token
+        if flags & FAILED:
+            return
+        scale.update(new_scale)
+        overflow, self._overflow = self._overflow, None
+        if overflow is not None and self._probe.recorder is not None:
+            step, before = overflow
+            facts = {"engine": self._loop.get_position()[0], "loss_scale_before": before, "loss_scale_after": scale.value}
+            self._probe.recorder.write_event(time_ns, events.OVERFLOW, step=step, **facts)
+
+    def _begin_load(self, time_ns: int, scaler: Any, args: Any, kwargs: Any) -> tuple[LossScale, Any] | None:
+        scale = self._scales.get(scaler)
+        return None if scale is None else (scale, kwargs.get("state_dict", args[0] if args else {}))
+
+    def _end_load(self, token: tuple[LossScale, Any], time_ns: int, flags: int, result: Any) -> None:
+        scale, state = token
+        if not flags & FAILED:
+            scale.load(state)
+
+
+def _read_found_inf(optimizer: Any) -> bool | None:
+    """Return whether a fused optimizer will skip its update, None if only the GPU knows."""
+    found = getattr(optimizer, "found_inf", None)
+    if found is None:
+        return False
+    return bool(found.item()) if found.device.type == "cpu" else None

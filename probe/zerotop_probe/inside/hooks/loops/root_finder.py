@@ -1,0 +1,165 @@
+"""Find the modules whose calls are a loop's forwards, and hook only those.
+
+``module.compile()`` stores what to call instead of the module in its attribute ``_compiled_call_impl``, which every call of
+a module looks up and torch.compile never sees. While the finder is armed, for the first steps, that attribute of the base
+class shows it the outermost call of a module with parameters: a root. From then on only the root has such an attribute.
+Nothing of it is copied or pickled, no graph changes, and other modules cost nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from zerotop_probe.inside.guard import AfterHook, BeforeHook, CostMeter, Guard, on_removal, wrap_function, wrap_method
+from zerotop_probe.inside.hooks.loops.compiler import hide_from_compiler
+
+# A script that calls ``model.forward()`` directly shows its layers as roots. A few are a loop of several models.
+MAX_ROOTS = 8
+_ATTRIBUTE = "_compiled_call_impl"
+
+
+class RootCall:
+    """Stands in ``module._compiled_call_impl`` and calls the module between two hooks."""
+
+    def __init__(self, module: Any, finder: RootFinder) -> None:
+        """Prepare to call the module between the finder's hooks."""
+        self._finder = finder
+        self._reference = weakref.ref(module)
+        self._previous = previous = module.__dict__.get(_ATTRIBUTE)
+
+        def call_original(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if previous is not None:
+                return previous(*args, **kwargs)
+            return sys.modules["torch"].nn.Module._call_impl(module, *args, **kwargs)
+
+        self._call_original = call_original
+        self._call = wrap_function(call_original, "forward", *finder.hooks, finder.meter)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        torch = sys.modules["torch"]
+        if torch.compiler.is_compiling():
+            return self._call_original(self._reference(), *args, **kwargs)
+        # Replicas of DataParallel, and modules that copy their attributes, have taken this object along.
+        caller = sys._getframe(1).f_locals["self"]
+        if caller is not self._reference():
+            return torch.nn.Module._call_impl(caller, *args, **kwargs)
+        return self.call_between_hooks(caller, *args, **kwargs)
+
+    def call_between_hooks(self, module: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the module, for which this object was made."""
+        if not self._finder.is_armed:
+            return self._call(module, *args, **kwargs)
+        # Modules within a root are none: their calls need not be seen.
+        self._finder.hide_calls()
+        try:
+            return self._call(module, *args, **kwargs)
+        finally:
+            self._finder.show_calls()
+
+    def restore(self, module: Any) -> None:
+        """Give the module back its own call."""
+        if self._previous is None:
+            del module.__dict__[_ATTRIBUTE]
+        else:
+            module.__dict__[_ATTRIBUTE] = self._previous
+
+    def __deepcopy__(self, memo: Any) -> RootCall:
+        return self
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
+
+
+class RootFinder:
+    """The roots of one process."""
+
+    def __init__(self, before: BeforeHook, after: AfterHook, meter: CostMeter) -> None:
+        """``before`` and ``after`` are called around each forward of a root."""
+        self.roots: list[weakref.ref[Any]] = []
+        self.is_armed = False
+        self.hooks = (before, after)
+        self.meter = meter
+        self._guard = Guard("modules", meter)
+        self._call_module = self._make_call()
+
+    def _make_call(self) -> Callable[..., Any]:
+        def call_module(module: Any, *args: Any, **kwargs: Any) -> Any:
+            is_root = not sys.modules["torch"].compiler.is_compiling() and self._guard.run(self._add_root, module)
+            call = module.__dict__[_ATTRIBUTE].call_between_hooks if is_root else sys.modules["torch"].nn.Module._call_impl
+            return call(module, *args, **kwargs)
+
+        return call_module
+
+    def install_hooks(self) -> None:
+        """Follow ``module.compile()``, which replaces the attribute of a module."""
+        hide_from_compiler(self._call_module, with_callees=False)
+        hide_from_compiler(self._add_root)
+        wrap_method(_find_module_class(), "compile", self._begin_compile, self._end_compile, self.meter)
+        on_removal(self._remove_hooks)
+
+    def _begin_compile(self, time_ns: int, module: Any, args: Any, kwargs: Any) -> Any:
+        return module
+
+    def _end_compile(self, module: Any, time_ns: int, flags: int, result: Any) -> None:
+        if not flags and _ATTRIBUTE in module.__dict__:
+            self._hook_module(module)
+
+    def list_modules(self) -> list[Any]:
+        """Return the roots that are alive, in the order of their first calls."""
+        return [module for root in self.roots if (module := root()) is not None]
+
+    def note_root(self, module: Any) -> None:
+        """Remember a module that was called outside of any other."""
+        if not any(root() is module for root in self.roots):
+            self.roots = [root for root in self.roots if root() is not None]
+            self.roots.append(weakref.ref(module))
+
+    def arm(self) -> None:
+        """Begin to see the outermost call of a module."""
+        if not self.is_armed and len(self.list_modules()) < MAX_ROOTS and self._guard.is_on:
+            self.is_armed = True
+            self.show_calls()
+
+    def disarm(self) -> None:
+        """Stop seeing calls of modules other than roots."""
+        if self.is_armed:
+            self.is_armed = False
+            self.hide_calls()
+
+    def show_calls(self) -> None:
+        """Let modules call the finder, while it is armed."""
+        if self.is_armed:
+            _find_module_class()._compiled_call_impl = self._call_module
+
+    def hide_calls(self) -> None:
+        """Let modules be called as usual."""
+        _find_module_class()._compiled_call_impl = None
+
+    def _remove_hooks(self) -> None:
+        self.disarm()
+        for module in self.list_modules():
+            call = module.__dict__.get(_ATTRIBUTE)
+            if isinstance(call, RootCall):
+                call.restore(module)
+        self.roots.clear()
+
+    def _add_root(self, module: Any) -> bool:
+        """Hook the module if it may be a root; return whether it is one now."""
+        torch = sys.modules["torch"]
+        if isinstance(module, (torch.fx.GraphModule, torch.jit.ScriptModule)) or torch.fx._symbolic_trace.is_fx_tracing():
+            return False
+        if len(self.roots) >= MAX_ROOTS or next(module.parameters(), None) is None:
+            return False
+        self._hook_module(module)
+        return True
+
+    def _hook_module(self, module: Any) -> None:
+        # Not with setattr: a module that torch.compile() made would pass it on to the module inside.
+        module.__dict__[_ATTRIBUTE] = RootCall(module, self)
+
+
+def _find_module_class() -> Any:
+    return sys.modules["torch.nn.modules.module"].Module

@@ -1,0 +1,196 @@
+"""Read the facts of a loop that trains without DeepSpeed, once, from its models and optimizers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from zerotop_probe.inside import identity
+from zerotop_probe.inside.device import tensor_inventory
+from zerotop_probe.inside.engine_facts import PARAMETER_COUNTS, read_allocator, read_devices, read_facts, write_tensors
+from zerotop_probe.inside.engines import LoopState
+from zerotop_probe.inside.guard import now
+from zerotop_probe.inside.probe import Probe
+from zerotop_probe.inside.training_library import TrainingLibrary
+from zerotop_probe.recording import events, launchers
+
+LOOP = "loop"
+
+# Modules that hold the model as an attribute, by class name: parallelism as people call it, and the attribute.
+_WRAPPERS = {
+    "DistributedDataParallel": ("DDP", "module"),
+    "DataParallel": ("DataParallel", "module"),
+    "FullyShardedDataParallel": ("FSDP", "module"),
+    "OptimizedModule": ("", "_orig_mod"),
+}
+_DTYPE_NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
+
+
+class _LoopParts(NamedTuple):
+    modules: list[Any]
+    optimizers: list[Any]
+    library: TrainingLibrary
+
+
+def record_loop(probe: Probe, state: LoopState, modules: list[Any], optimizers: list[Any]) -> None:
+    """Record the ``engine`` event of a loop."""
+    if probe.recorder is not None:
+        facts = read_facts(_LoopParts(modules, optimizers, probe.library), _FACT_READERS)
+        probe.recorder.write_event(now(), events.ENGINE, engine=state.index, kind=LOOP, **facts)
+
+
+def record_loop_tensors(probe: Probe, state: LoopState, modules: list[Any], optimizers: list[Any], when: str) -> None:
+    """Record the ``tensors`` event of that moment, once."""
+
+    def build() -> tensor_inventory.Inventory:
+        return tensor_inventory.build_loop_inventory(modules, optimizers)
+
+    write_tensors(probe, state, when, find_device(modules, optimizers), build)
+
+
+def find_device(modules: Iterable[Any], optimizers: Iterable[Any]) -> Any:
+    """Return the torch device of the first parameter; None without parameters."""
+    first = next(_iter_parameters(modules, optimizers), None)
+    return None if first is None else first.device
+
+
+def _iter_parameters(modules: Iterable[Any], optimizers: Iterable[Any]) -> Iterator[Any]:
+    """Iterate over all parameters of models and optimizers, each once."""
+    seen: set[int] = set()
+    own = (parameter for module in modules for parameter in module.parameters())
+    updated = (p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"])
+    for parameters in (own, updated):
+        for parameter in parameters:
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield parameter
+
+
+def _unwrap(module: Any) -> tuple[Any, list[str]]:
+    """Return the model inside of wrappers, and the names of the kinds of parallelism around it."""
+    kinds = []
+    while type(module).__name__ in _WRAPPERS:
+        kind, attribute = _WRAPPERS[type(module).__name__]
+        kinds += [kind] if kind else []
+        module = getattr(module, attribute)
+    if type(module).__name__.startswith("FSDP") and hasattr(module, "_get_fsdp_state"):
+        kinds.append("FSDP2")
+    return module, kinds
+
+
+def _name_models(parts: _LoopParts) -> str:
+    names = [type(_unwrap(module)[0]).__name__.removeprefix("FSDP") for module in parts.modules]
+    return " + ".join(dict.fromkeys(names))
+
+
+def _find_parallelism(parts: _LoopParts) -> str:
+    return next((kind for module in parts.modules for kind in _unwrap(module)[1]), "")
+
+
+def _count_parameters(parts: _LoopParts) -> dict[str, int]:
+    total = trainable = 0
+    for parameter in _iter_parameters(parts.modules, parts.optimizers):
+        total += parameter.numel()
+        trainable += parameter.numel() if parameter.requires_grad else 0
+    return dict(zip(PARAMETER_COUNTS, (total, trainable, total)))
+
+
+def _count_largest_layer(parts: _LoopParts) -> int:
+    layers = (module.parameters(recurse=False) for root in parts.modules for module in root.modules())
+    return max((sum(weight.numel() for weight in layer) for layer in layers), default=0)
+
+
+def _read_dtype(parts: _LoopParts) -> str | None:
+    """Return the dtype of most elements of trainable parameters, else of all."""
+    sizes: dict[str, int] = {}
+    trained = [p for p in _iter_parameters(parts.modules, parts.optimizers) if p.requires_grad]
+    for parameter in trained or _iter_parameters(parts.modules, parts.optimizers):
+        name = str(parameter.dtype).replace("torch.", "")
+        sizes[name] = sizes.get(name, 0) + parameter.numel()
+    most = max(sizes, key=lambda name: sizes[name]) if sizes else ""
+    return _DTYPE_NAMES.get(most, most) or None
+
+
+def _read_autocast(parts: _LoopParts) -> str | None:
+    """Return the dtype of autocast: the library's, or what is in effect around this call of the model."""
+    torch, device = sys.modules["torch"], find_device(parts.modules, parts.optimizers)
+    library = parts.library.find_mixed_precision()
+    if library is not None or device is None or not torch.is_autocast_enabled(device.type):
+        return library
+    name = str(torch.get_autocast_dtype(device.type)).replace("torch.", "")
+    return _DTYPE_NAMES.get(name, name)
+
+
+def _describe_optimizers(parts: _LoopParts) -> list[dict[str, Any]]:
+    """Return class, elements and simple settings of each optimizer."""
+    return [
+        {
+            "class": type(optimizer).__name__,
+            "parameters": sum(p.numel() for group in optimizer.param_groups for p in group["params"]),
+            "settings": {k: v for k, v in optimizer.defaults.items() if isinstance(v, (bool, int, float, str))},
+        }
+        for optimizer in parts.optimizers
+    ]
+
+
+def _name_optimizers(parts: _LoopParts) -> str:
+    return " + ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in parts.optimizers))
+
+
+def _find_group_size(parts: _LoopParts) -> int:
+    """Return the ranks that share the gradients; 1 without parallelism."""
+    for module in parts.modules:
+        group = getattr(module, "process_group", None)
+        if group is not None and hasattr(group, "size"):
+            return int(group.size())
+    return _read_world_size(parts) if _find_parallelism(parts).startswith("FSDP") else 1
+
+
+def _read_world_size(parts: _LoopParts) -> int:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_world_size())
+    return launchers.read_number(os.environ, launchers.WORLD_SIZE) or 1
+
+
+def _find_train_batch(parts: _LoopParts) -> int | None:
+    sizes = (parts.library.find_micro_batch(), parts.library.find_gradient_accumulation(), _find_group_size(parts))
+    return None if None in sizes else sizes[0] * sizes[1] * sizes[2]  # type: ignore[operator]
+
+
+def _has_activation_checkpointing(parts: _LoopParts) -> bool:
+    return any(getattr(module, "gradient_checkpointing", False) for root in parts.modules for module in root.modules())
+
+
+def _is_compiled(parts: _LoopParts) -> bool:
+    return any(type(module).__name__ == "OptimizedModule" for root in parts.modules for module in root.modules())
+
+
+_FACT_READERS: dict[str, Callable[[_LoopParts], Any]] = {
+    "parallelism": _find_parallelism,
+    "library": lambda parts: parts.library.find_name(),
+    "dtype": _read_dtype,
+    "autocast": _read_autocast,
+    "micro_batch": lambda parts: parts.library.find_micro_batch(),
+    "gradient_accumulation": lambda parts: parts.library.find_gradient_accumulation(),
+    "train_batch": _find_train_batch,
+    "world_size": _read_world_size,
+    "data_parallel": _find_group_size,
+    "rank": lambda parts: identity.find_rank(os.environ),
+    "local_rank": lambda parts: launchers.read_number(os.environ, launchers.LOCAL_RANK),
+    "parameters": _count_parameters,
+    "largest_layer_parameters": _count_largest_layer,
+    "model": _name_models,
+    "optimizer": _name_optimizers,
+    "inner_optimizer": _name_optimizers,
+    "optimizers": _describe_optimizers,
+    "device": lambda parts: str(find_device(parts.modules, parts.optimizers) or ""),
+    "devices": lambda parts: read_devices(find_device(parts.modules, parts.optimizers)),
+    "allocator": lambda parts: read_allocator(find_device(parts.modules, parts.optimizers)),
+    "activation_checkpointing": _has_activation_checkpointing,
+    "compiled": _is_compiled,
+    "global_steps": lambda parts: 0,
+    "config": lambda parts: {},
+}

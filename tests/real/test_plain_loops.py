@@ -1,0 +1,212 @@
+"""Loops of PyTorch alone, Accelerate's and the Trainer's: what was recorded against what they counted themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loop_runs import Counted, run
+from rank_recordings import Rank
+from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, SKIPPED
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
+
+BOTH = pytest.mark.parametrize("number", [0, 1])
+# Each is a rank of one job, in this order.
+STYLES = ("alternate", "search", "fuse", "misbehave", "descend", "compile_graphs", "infer")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    """All styles that need one process."""
+    return run("plain", tmp_path_factory.mktemp("alone"), *STYLES, launcher="python", ranks=len(STYLES))
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    """Two ranks with DDP, a loss scaler, accumulation, an evaluation, and a checkpoint."""
+    return run("plain", tmp_path_factory.mktemp("ddp"), "accumulate", launcher="torchrun")
+
+
+def find(alone: Counted, style: str) -> tuple[Rank, dict[str, Any]]:
+    """What the rank of that style recorded, and what it counted."""
+    return alone.rank(STYLES.index(style))
+
+
+def count_iterations(rank: Rank) -> int:
+    return int(np.count_nonzero(rank.phase("step")["flags"] & BOUNDARY))
+
+
+def list_forwards(rank: Rank) -> list[list[int]]:
+    spans = rank.phase("forward")
+    spans = spans[(spans["flags"] & (EVAL | FAILED)) == 0]
+    return [list(row) for row in spans[["rows", "sequence"]].tolist()]
+
+
+def test_results_are_the_same_to_the_bit_without_the_probe(alone: Counted, together: Counted, tmp_path: Path) -> None:
+    for name, options, counted in (("alone", STYLES, alone), ("together", ("accumulate",), together)):
+        (tmp_path / name).mkdir()
+        launcher, ranks = ("python", len(STYLES)) if counted is alone else ("torchrun", 2)
+        blind = run("plain", tmp_path / name, *options, launcher=launcher, ranks=ranks, session=Path(), bootstrap=False)
+        for number, own in blind.by_rank.items():
+            assert own | {"pid": 0} == counted.by_rank[number] | {"pid": 0}
+
+
+def test_nothing_went_wrong_inside(alone: Counted, together: Counted) -> None:
+    ranks = [find(alone, style)[0] for style in STYLES[:-1]] + [together.rank(number)[0] for number in (0, 1)]
+    for rank in ranks:
+        assert not rank.event("probe_error")
+        assert (rank.probe[-1]["lost"], rank.probe[-1]["errors"]) == (0, 0)
+        assert (rank.events[0]["event"], rank.events[-1]["event"]) == ("hello", "goodbye")
+
+
+@BOTH
+def test_steps_micro_steps_and_batches(together: Counted, number: int) -> None:
+    rank, own = together.rank(number)
+    steps = rank.phase("step")
+    skips = [BOUNDARY | SKIPPED * skipped for skipped in own["skipped"]]
+    assert steps[["step", "micro_step", "flags"]].tolist() == [(step, 1, skip) for step, skip in enumerate(skips)]
+    assert rank.phase("backward")[["step", "micro_step"]].tolist() == [(s, m) for s in range(6) for m in range(2)]
+    assert list_forwards(rank) == own["forwards"]
+    assert np.all(rank.spans["flags"] & FAILED == 0)
+
+
+@BOTH
+def test_skipped_updates_have_their_loss_scale(together: Counted, number: int) -> None:
+    rank, own = together.rank(number)
+    expected = [(step, *scales) for step, scales in enumerate(own["scales"]) if own["skipped"][step]]
+    found = [(e["step"], e["loss_scale_before"], e["loss_scale_after"]) for e in rank.event("overflow")]
+    assert found == expected != []
+
+
+@BOTH
+def test_evaluation_checkpoint_and_data(together: Counted, number: int) -> None:
+    rank, own = together.rank(number)
+    (evaluation,) = rank.phase("eval")
+    assert (evaluation["step"], rank.inside(evaluation).count("forward")) == (4, own["evaluations"])
+    assert rank.phase("checkpoint_save")["step"].tolist() == [4]
+    # Recording begins with the first forward: all fetches but the first, and those of the evaluation; each loader is also
+    # asked once more, to say that it has no more.
+    assert len(rank.phase("data")) == len(own["forwards"]) - 1 + own["evaluations"] + 2
+
+
+@BOTH
+def test_what_trains(together: Counted, number: int) -> None:
+    rank, own = together.rank(number)
+    (engine,) = rank.event("engine")
+    expected = {
+        "kind": "loop",
+        "parallelism": "DDP",
+        "library": "",
+        "model": "Model",
+        "optimizer": "AdamW",
+        "dtype": "fp32",
+        "autocast": "bf16",
+        "world_size": 2,
+        "data_parallel": 2,
+        "rank": number,
+        "local_rank": number,
+        "parameters": own["parameters"],
+        "trainable_parameters": own["parameters"],
+        "unread": {},
+    }
+    assert {name: engine[name] for name in expected} == expected
+    assert rank.event("hello")[0]["launcher"] == "torchrun"
+    hosts = {event["when"]: event["host"] for event in rank.event("tensors")}
+    weights = 4 * own["parameters"]
+    assert hosts["init"] == {"parameters": weights}
+    assert hosts["before_update"] == {"parameters": weights, "gradients": weights}
+    # Two moments for each parameter, and a step count for each of five tensors.
+    assert hosts["after_update"] == {"parameters": weights, "optimizer_state": 2 * weights + 5 * 4}
+
+
+def test_an_iteration_of_two_optimizers_ends_when_both_have_stepped(alone: Counted) -> None:
+    rank, own = find(alone, "alternate")
+    steps = rank.phase("step")
+    assert len(steps) == own["updates"] == 12
+    assert steps["flags"].tolist() == [0, 0, BOUNDARY] * own["steps"]
+    assert rank.phase("backward")["micro_step"].tolist() == [0, 1, 2] * own["steps"]
+    (event,) = rank.event("optimizers")
+    assert [(o["class"], o["counts"]) for o in event["optimizers"]] == [("Adam", True), ("SGD", True)]
+    assert (rank.event("engine")[0]["model"], rank.event("engine")[0]["optimizer"]) == ("Linear", "Adam + SGD")
+
+
+def test_a_closure_belongs_to_forward_and_backward(alone: Counted) -> None:
+    rank, own = find(alone, "search")
+    assert count_iterations(rank) == own["steps"]
+    assert list_forwards(rank) == own["forwards"]
+    assert len(rank.phase("backward")) == len(own["forwards"])
+    assert np.all(rank.spans["depth"] == 0)
+    assert rank.event("engine")[0]["model"] == "Model"
+
+
+def test_optimizers_that_step_during_the_backward(alone: Counted) -> None:
+    rank, own = find(alone, "fuse")
+    assert count_iterations(rank) == len(rank.phase("backward")) == own["steps"]
+
+
+def test_exceptions_threads_and_a_new_model(alone: Counted) -> None:
+    rank, own = find(alone, "misbehave")
+    steps = rank.phase("step")
+    assert count_iterations(rank) == own["steps"]
+    # A second step() without a backward is part of the same update.
+    assert steps["flags"].tolist() == [BOUNDARY, BOUNDARY, 0, FAILED, *[BOUNDARY] * 4]
+    assert len(rank.phase("backward")) == own["backwards"]
+    assert list_forwards(rank) == own["forwards"]
+    failed = rank.spans[rank.spans["flags"] & FAILED > 0]
+    assert len(failed) == own["failures"] == 2
+    assert np.all(rank.spans["depth"] == 0)
+
+
+def test_a_loop_without_an_optimizer_has_backwards_but_no_steps(alone: Counted) -> None:
+    rank, own = find(alone, "descend")
+    assert not len(rank.phase("step"))
+    assert len(rank.phase("backward")) == len(own["losses"]) - 2  # it is recorded from the third on
+    (engine,) = rank.event("engine")
+    assert (engine["model"], engine["optimizer"]) == ("Model", "")
+
+
+def test_the_compiler_makes_the_same_graphs(alone: Counted) -> None:
+    rank, own = find(alone, "compile_graphs")
+    assert own["graphs"] == [1, 1]
+    assert count_iterations(rank) == own["steps"] == 8
+    # A compiled function that calls the model hides its forward.
+    assert len(rank.phase("forward")) == 4
+    assert rank.event("engine")[0]["compiled"] is True
+
+
+def test_a_program_that_only_infers_writes_nothing(alone: Counted) -> None:
+    assert not list(alone.session.glob(f"*rank{STYLES.index('infer')}*"))
+
+
+def test_accelerate(tmp_path: Path) -> None:
+    counted = run("with_accelerate", tmp_path, launcher="torchrun")
+    for number in (0, 1):
+        rank, own = counted.rank(number)
+        assert count_iterations(rank) == own["steps"] == 4
+        assert rank.phase("forward")["rows"].tolist() == own["rows"]
+        assert rank.phase("checkpoint_save")["step"].tolist() == [4]
+        (engine,) = rank.event("engine")
+        facts = [engine[name] for name in ("library", "parallelism", "autocast", "gradient_accumulation")]
+        assert facts == ["Accelerate", "DDP", "bf16", 2]
+
+
+def test_the_trainer_without_deepspeed(tmp_path: Path) -> None:
+    counted = run("with_trainer", tmp_path, "none", str(tmp_path / "output_dir"), launcher="torchrun")
+    total = 0
+    for number in (0, 1):
+        rank, own = counted.rank(number)
+        assert count_iterations(rank) == own["global_step"] == 4
+        assert rank.phase("backward")[["step", "micro_step"]].tolist() == [(s, m) for s in range(4) for m in range(2)]
+        assert rank.phase("eval")["step"].tolist() == [2, 4]
+        assert len(rank.phase("checkpoint_save")) == 1
+        spans = rank.phase("forward")
+        assert len(spans[spans["flags"] & EVAL > 0]) == len(own["predictions"])
+        total += int(spans["tokens"][spans["flags"] & EVAL == 0].sum())
+        (engine,) = rank.event("engine")
+        assert (engine["library"], engine["micro_batch"], engine["train_batch"]) == ("Trainer", 2, 8)
+        assert [event["steps"] for event in rank.event("total_steps")] == [4]
+    assert total == counted.by_rank[0]["tokens_of_all_ranks"] > 0

@@ -1,0 +1,104 @@
+"""Loops without DeepSpeed, as the reader knows them: setup, expected memory, and the words of advice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zerotop.analysis.engine import Engine, measure_batch, parse_engine
+from zerotop.analysis.memory.optimizer_states import compute_state_bytes
+from zerotop.analysis.memory.zero_model import compute_expected, estimate_job, parse_setup
+from zerotop.analysis.script_terms import read_terms
+from zerotop.analysis.steps.step_table import STEP_DTYPE
+
+
+def make_loop(**facts: Any) -> dict[str, Any]:
+    """Return the facts of a loop: a frozen base of 1000 parameters, 100 of which an AdamW trains."""
+    base: dict[str, Any] = {
+        "kind": "loop",
+        "parallelism": "DDP",
+        "model": "Net",
+        "dtype": "fp32",
+        "autocast": "bf16",
+        "parameters": 1000,
+        "trainable_parameters": 100,
+        "inner_optimizer": "AdamW",
+        "optimizer": "AdamW",
+        "optimizers": [{"class": "AdamW", "parameters": 100, "settings": {}}],
+        "world_size": 4,
+        "data_parallel": 4,
+        "device": "cuda:0",
+    }
+    return base | facts
+
+
+def test_a_loop_is_described_by_what_trains_it() -> None:
+    engine = Engine(**parse_engine(make_loop(micro_batch=8, gradient_accumulation=2, trainable_parameters=1000)))
+    assert engine.describe_engine() == (
+        "Net, 0.0 M parameters, DDP, AdamW, fp32, bf16 autocast, batch 8 x 2 x 4 (micro-batch x accumulation x ranks)"
+    )
+    assert Engine(**parse_engine(make_loop(parallelism="", inner_optimizer=""))).setup_text == "no optimizer"
+    assert "(0.0 M trained)" in Engine(**parse_engine(make_loop())).describe_engine()
+
+
+@pytest.mark.parametrize(
+    ("rows", "micro_steps", "stated", "measured"),
+    [
+        (16, 2, {}, {"micro_batch": 8, "gradient_accumulation": 2}),
+        (17, 2, {}, {"gradient_accumulation": 2}),
+        (-1, 1, {}, {"gradient_accumulation": 1}),
+        (16, 2, {"micro_batch": 4, "gradient_accumulation": 2}, {}),
+    ],
+)
+def test_batches_are_counted_where_no_library_states_them(
+    rows: int, micro_steps: int, stated: dict[str, int], measured: dict[str, int]
+) -> None:
+    steps = np.zeros(1, STEP_DTYPE)
+    steps["rows"], steps["micro_steps"] = rows, micro_steps
+    assert measure_batch(make_loop(**stated), steps) == measured
+    assert measure_batch({"zero_stage": 2}, steps) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "each"),
+    [
+        ("AdamW", {}, 8),
+        ("Adam", {"amsgrad": True}, 12),
+        ("SGD", {"momentum": 0.9}, 4),
+        ("SGD", {"momentum": 0}, 0),
+        ("RMSprop", {"centered": True, "momentum": 0.5}, 12),
+        ("AdamW8bit", {}, 2),
+        ("Adafactor", {}, None),
+    ],
+)
+def test_state_follows_from_the_optimizer(name: str, settings: dict[str, Any], each: int | None) -> None:
+    optimizers = [{"class": name, "parameters": 100, "settings": settings}]
+    assert compute_state_bytes(optimizers, 4) == (None if each is None else 100 * each)
+
+
+def test_expected_memory_of_a_loop() -> None:
+    setup = parse_setup(make_loop())
+    assert setup is not None
+    # The frozen base, which may be quantized, has no formula; neither are there master weights.
+    assert compute_expected(setup).gpu == {"parameters": 400, "gradients": 400, "optimizer_state": 800}
+    assert estimate_job(setup) == ()
+    shared = parse_setup(make_loop(parallelism="FSDP2"))
+    assert shared is not None
+    assert compute_expected(shared).gpu == {"parameters": 100, "gradients": 100, "optimizer_state": 200}
+    assert parse_setup(make_loop(parallelism="FSDP")) is None
+
+
+def test_advice_names_settings_of_the_script() -> None:
+    by_hand, trainer, deepspeed = (
+        read_terms(make_loop()),
+        read_terms(make_loop(library="Trainer")),
+        read_terms({"zero_stage": 1}),
+    )
+    assert not any(
+        "Trainer" in text or "zero" in text.replace("zerotop", "") or "DeepSpeed" in text for text in by_hand.values()
+    )
+    assert trainer["batch_size"] == deepspeed["batch_size"] == "Trainer's per_device_train_batch_size"
+    assert "DeepSpeed" in deepspeed["breakdown"]
+    assert "DeepSpeed" not in trainer["breakdown"]

@@ -1,0 +1,64 @@
+"""Notices about what trains, or does not: which optimizers make an iteration, and jobs without any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from zerotop.analysis.engine import LOOP, read_first_engine
+from zerotop.analysis.formatting import pluralize
+from zerotop.session.reader import Session
+from zerotop_probe.recording import events
+
+# More optimizers than these are not named.
+_MOST_NAMED = 4
+_TRAINED_NOTHING = "No rank trained: none made a DeepSpeed engine, or called backward() and stepped an optimizer of PyTorch."
+_NO_OPTIMIZER = "This loop has no optimizer of PyTorch: its forwards and backwards are shown, but no steps."
+
+
+def describe_training(session: Session, cursor_ns: int) -> list[str]:
+    """Return the sentences that hold at a moment in unix time."""
+    engine = read_first_engine(session, cursor_ns)
+    if not engine:
+        return [_TRAINED_NOTHING] if _has_ended_untrained(session, cursor_ns) else []
+    if engine.get("kind") != LOOP:
+        return []
+    if not engine.get("optimizer"):
+        return [_NO_OPTIMIZER]
+    reported = session.events_named(events.OPTIMIZERS, cursor_ns)
+    return _describe_rule(min(reversed(reported), key=lambda event: event.rank).facts["optimizers"]) if reported else []
+
+
+def _has_ended_untrained(session: Session, cursor_ns: int) -> bool:
+    """Return whether a job that zerotop started has ended without a report of any rank."""
+    named = [session.events_named(name, cursor_ns) for name in (events.JOB_STARTED, events.JOB_ENDED, events.HELLO)]
+    started, ended, reports = map(bool, named)
+    return started and ended and not reports
+
+
+def _describe_rule(optimizers: Sequence[dict[str, Any]]) -> list[str]:
+    counting = [optimizer for optimizer in optimizers if optimizer.get("counts")]
+    rare = [optimizer for optimizer in optimizers if not optimizer.get("counts")]
+    sentences = []
+    if len(counting) > 1:
+        sentences.append(f"An iteration ends when {_list_optimizers(counting)} have each stepped since the last one.")
+    elif rare and counting:
+        sentences.append(f"An iteration is a step of {_list_optimizers(counting)}.")
+    if rare:
+        verb = "does" if len(rare) == 1 else "do"
+        sentences.append(f"{_list_optimizers(rare)} {verb} not count: the others have stepped many times meanwhile.")
+    return [" ".join(sentences)] if sentences else []
+
+
+def _list_optimizers(optimizers: Sequence[dict[str, Any]]) -> str:
+    if len(optimizers) > _MOST_NAMED:
+        return f"{len(optimizers)} optimizers"
+    names = [
+        f"{optimizer.get('class')} ({format_count(optimizer.get('parameters') or 0, 'parameter')})"
+        for optimizer in optimizers
+    ]
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _format_size(parameters: int) -> str:
+    return f"{parameters:,} {pluralize(parameters, 'parameter')}"
