@@ -38,7 +38,7 @@ class Process(DetectorState):
         self.begins = self._make_records("begins")
         self.allocator = self._make_records("allocator")
         self.host_samples = recording.get_records("processes", self.host, "pid", self.source.pid)
-        self._rank_steps = steps
+        self.rank_steps = steps
         self._rare_parts: list[Samples] = []
         self._rare_counts: dict[Source, int] = {}
 
@@ -47,8 +47,13 @@ class Process(DetectorState):
 
     @property
     def steps(self) -> Rows:
-        """All finished steps, in order (STEP_DTYPE)."""
-        return self._rank_steps.step_rows
+        """All finished steps that were recorded completely, in order (STEP_DTYPE)."""
+        return self.rank_steps.recorded_steps
+
+    @property
+    def aligned_steps(self) -> Rows:
+        """All finished steps, also those that were not recorded, so that ranks have the same steps in the same rows."""
+        return self.rank_steps.step_rows
 
     def steps_until(self, time_ns: int) -> Rows:
         """Return the steps that were finished at a time."""
