@@ -23,7 +23,7 @@ from zerotop.session.reader import Session
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
-import million_steps
+import long_recording
 import recordings
 
 _GROUPS = ("unseen", "held", "all")
@@ -77,7 +77,7 @@ def _line(kind: str, right: int, wrong: int, missed: int) -> str:
 
 def _million() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        session = Session.open(million_steps.write(Path(folder) / "session", 1_000_000))
+        session = Session.open(long_recording.write(Path(folder) / "session", 1_000_000))
         records = sum(len(source.array) for sources in session.sources.values() for source in sources)
         began = time.perf_counter()
         found = room.find_annotations(session, session.end_ns)

@@ -71,17 +71,16 @@ class RankSteps:
     @property
     def recorded_steps(self) -> Rows:
         """All finished steps that were recorded completely, oldest first."""
-        rows = self.step_rows
-        recorded = find_recorded(fresh := rows[self._sorted_count :])
-        if self._recorded is None and not recorded.all():
-            self._recorded = GrowingArray(STEP_DTYPE)
-            self._recorded.add_rows(self._sorted_count)[:] = rows[: self._sorted_count]
-        self._sorted_count = len(rows)
-        if self._recorded is None:
-            return rows
-        if len(fresh):
-            self._recorded.add_rows(int(recorded.sum()))[:] = fresh[recorded]
-        return self._recorded.rows
+        if self._sorted_count < len(self._rows):
+            rows = self.step_rows
+            recorded = find_recorded(fresh := rows[self._sorted_count :])
+            if self._recorded is None and not recorded.all():
+                self._recorded = GrowingArray(STEP_DTYPE)
+                self._recorded.add_rows(self._sorted_count)[:] = rows[: self._sorted_count]
+            if self._recorded is not None:
+                self._recorded.add_rows(int(recorded.sum()))[:] = fresh[recorded]
+            self._sorted_count = len(rows)
+        return self.step_rows if self._recorded is None else self._recorded.rows
 
     def reserve_steps(self, count: int) -> None:
         """Allocate room for so many more steps."""
