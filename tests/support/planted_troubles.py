@@ -184,3 +184,44 @@ TROUBLES: dict[str, Trouble] = {
     ),
 }
 """By the name of the finding; "too short" and the like are never found, and so are looked for up to the end."""
+
+
+def combine(*names: str) -> Trouble:
+    """Return several troubles at once; where they change the same values the last one counts."""
+    several = [TROUBLES[name] for name in names]
+
+    def change_paces(seconds: Rows, rank: int) -> None:
+        for one in several:
+            one.paces(seconds, rank)
+
+    def change_tables(name: str) -> Change:
+        changes = [one.tables[name] for one in several if name in one.tables]
+
+        def change(rows: Rows) -> None:
+            for each in changes:
+                each(rows)
+
+        return change
+
+    def write_events(write: Callable[..., None], steps: int) -> None:
+        for one in several:
+            one.events(write, steps)
+
+    return Trouble(
+        change_paces,
+        {table: change_tables(table) for one in several for table in one.tables},
+        write_events,
+        {name: value for one in several for name, value in one.engine.items()},
+        ranks=max(one.ranks for one in several),
+        has_probe=all(one.has_probe for one in several),
+    )
+
+
+# Slower and slower steps would change the periods of the others.
+_PROBED = [name for name, trouble in TROUBLES.items() if trouble.has_probe and name != "iteration_drift"]
+MIXTURES: dict[str, Trouble] = {
+    "all that are found": combine(*(name for name in _PROBED if "," not in name)),
+    "all that are never found": combine(*(name for name in _PROBED if "," in name)),
+    **{name: TROUBLES[name] for name in TROUBLES if name not in _PROBED},
+}
+"""All troubles in few recordings."""
