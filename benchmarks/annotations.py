@@ -1,11 +1,12 @@
-"""What is found in labelled real recordings, against their labels; and how long looking takes.
+"""Findings in labelled real recordings against their labels, and the time that the search takes.
 
-    python benchmarks/annotations.py [--million]
+    python benchmarks/annotations.py [--long HOURS | --live]
 
-Precision and recall by kind, over all recordings and over those made after thresholds were chosen (``unseen``). The others
-were in sight when they were: of those this says how well thresholds fit, not how well they foretell; of ``held`` ones
-tests/recordings/README.md says what was found in them before anything was mended by them. ``--million``: writes a job of a
-million steps, and says how long looking at it takes in all, and for a live viewer each time.
+Precision and recall by kind, over all recordings and over those made after thresholds were chosen (``unseen``). Thresholds
+were chosen with the others in sight: their figures say how well thresholds fit, not how well they predict. For ``held``
+ones, tests/recordings/README.md says what was found before they changed anything. ``--long``: the time for a recording of so
+many hours with each kind of trouble in it, against one without trouble and one of half the length. ``--live``: the time
+for each second of a live job after a million steps.
 """
 
 from __future__ import annotations
@@ -18,28 +19,36 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from zerotop.analysis import annotations as room
+from zerotop.analysis.annotations import Annotation, Annotator, Detector, Evidence, find_annotations, load_detectors
+from zerotop.analysis.annotations.support.annotator import Annotator as DetectorRunner
 from zerotop.session.reader import Session
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
-import million_steps
+import long_recording
 import recordings
+from long_recording import Trouble
+from planted_troubles import MIXTURES, TROUBLES
 
 _GROUPS = ("unseen", "held", "all")
 
 
 def main() -> None:
-    """Prints a line for each recording, then precision and recall by kind."""
+    """Print a line for each recording, then precision and recall by kind."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--million", action="store_true", help="only how long a million steps take")
-    if parser.parse_args().million:
-        _million()
+    parser.add_argument("--long", type=float, metavar="HOURS", help="only the time for long recordings with troubles")
+    parser.add_argument("--live", action="store_true", help="only the time for each second of a live job")
+    options = parser.parse_args()
+    if options.long:
+        _print_long(options.long)
+        return
+    if options.live:
+        _print_live()
         return
     counts = {group: {name: Counter[str]() for name in ("right", "wrong", "missed")} for group in _GROUPS}
     for name, session, labels in _sessions():
         began = time.perf_counter()
-        found = [(finding.name, finding.step) for finding in room.find_annotations(session, session.end_ns)]
+        found = [(finding.name, finding.step) for finding in find_annotations(session, session.end_ns)]
         took = time.perf_counter() - began
         right, wrong, missed = recordings.compare(labels, found)
         for group in ("all", name.partition("-")[0]):
@@ -75,22 +84,52 @@ def _line(kind: str, right: int, wrong: int, missed: int) -> str:
     return f"{kind:20} {right + missed:6} {precision:>9} {recall:>6}"
 
 
-def _million() -> None:
+def _print_long(hours: float) -> None:
+    """Print the time for each trouble of a recording of that length, and how it compares."""
+    steps = int(hours * 3600 / long_recording.STEP_S)
+    print(f"{hours:g} hours, {steps:,} steps    {'all':>7} {'of quiet':>8} {'of half':>7}  slowest detector")
+    quiet_s = {ranks: _search_long(steps, Trouble(ranks=ranks))[0] for ranks in (1, 2)}
+    for name, trouble in {"quiet": Trouble(), **TROUBLES, **MIXTURES}.items():
+        half_s, _ = _search_long(steps // 2, trouble)
+        whole_s, by_detector = _search_long(steps, trouble)
+        slowest, seconds = by_detector.most_common(1)[0]
+        ratios = f"{whole_s / quiet_s[trouble.ranks]:7.1f}x {whole_s / half_s:6.1f}x"
+        print(f"{name:32} {whole_s:5.1f} s {ratios}  {slowest} {seconds:.2f} s", flush=True)
+
+
+def _search_long(steps: int, trouble: Trouble) -> tuple[float, Counter[str]]:
+    """Return the processor seconds that looking at such a recording takes, in all and by detector."""
+    spent = Counter[str]()
+
+    def time_detector(name: str, detect: Detector) -> Detector:
+        def run(evidence: Evidence) -> list[Annotation | None]:
+            began = time.process_time()
+            found = list(detect(evidence))
+            spent[name] += time.process_time() - began
+            return found
+
+        return run
+
     with tempfile.TemporaryDirectory() as folder:
-        session = Session.open(million_steps.write(Path(folder) / "session", 1_000_000))
-        records = sum(len(source.array) for sources in session.sources.values() for source in sources)
-        began = time.perf_counter()
-        found = room.find_annotations(session, session.end_ns)
-        print(f"1,000,000 steps, {records:,} records: {time.perf_counter() - began:.2f} s, {len(found)} findings")
-        annotator, pieces, end_ns = room.Annotator(session), [], session.end_ns
+        session = Session.open(long_recording.write(Path(folder) / "session", steps, trouble))
+        annotator = DetectorRunner(session, [time_detector(*item) for item in load_detectors().items()])
+        began = time.process_time()
+        annotator.update()
+        return time.process_time() - began, spent
+
+
+def _print_live() -> None:
+    """Print the time for each second of a live job that has made a million steps."""
+    with tempfile.TemporaryDirectory() as folder:
+        session = Session.open(long_recording.write(Path(folder) / "session", 1_000_000))
+        annotator, pieces, end_ns = Annotator(session), [], session.end_ns
         annotator.update(end_ns - 60 * 10**9)
         for second in range(60):
             began = time.perf_counter()
             annotator.update(end_ns - (59 - second) * 10**9)
             pieces.append(time.perf_counter() - began)
-        print(
-            f"then each second of the last minute: median {sorted(pieces)[30] * 1e3:.1f} ms, at most {max(pieces) * 1e3:.1f}"
-        )
+    milliseconds = [piece * 1e3 for piece in sorted(pieces)]
+    print(f"each second of the last minute: median {milliseconds[30]:.1f} ms, at most {milliseconds[-1]:.1f}")
 
 
 if __name__ == "__main__":

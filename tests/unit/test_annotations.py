@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import million_steps
+import long_recording
 import recordings
 from zerotop.analysis.annotations import Annotation, Annotator, find_annotations
 from zerotop.session.reader import Session
@@ -398,7 +398,7 @@ def test_a_restarted_rank_is_reported_twice(findings: dict[str, tuple[Annotation
 
 def test_a_long_job_is_read_in_pieces(tmp_path: Path) -> None:
     """An update stops at its time limit, and continues there."""
-    session = Session.open(million_steps.write(tmp_path / "session", 40_000))
+    session = Session.open(long_recording.write(tmp_path / "session", 40_000))
     annotator = Annotator(session)
     assert annotator.search_piece(session.last_written_ns) in (True, False)
     assert annotator.is_behind

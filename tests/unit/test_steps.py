@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from small_recording import BEGIN_NS, S, identity, read, span, write
 from zerotop.analysis.steps import step_table as steps_module
 from zerotop.analysis.steps.step_table import StepTable, read_steps
 from zerotop_probe.recording import tables
-from zerotop_probe.recording.tables import BOUNDARY, EVAL, PHASE_CODE, SKIPPED, UNKNOWN
+from zerotop_probe.recording.tables import BOUNDARY, EVAL, INCOMPLETE, PHASE_CODE, SKIPPED, UNKNOWN
 
 SPANS = (
     span(0, 5, "init"),
@@ -118,18 +119,36 @@ class Slow:
         self.rows: list[dict[str, Any]] = []
         self.mine: list[Any] = []
         self.end: int | None = None
+        self.last_step = 0
         for record in spans:
             self.mine.append(Span(*record))
             if record[7] == PHASE_CODE["step"] and record[8] & BOUNDARY and record[10] == 0:
-                self.rows.append(self.row(self.mine[-1]))
-                self.mine, self.end = [], record[1]
+                self.add(self.mine[-1])
+                self.mine, self.end, self.last_step = [], record[1], record[3]
+
+    def add(self, closing: Span) -> None:
+        """The step that ends here, and those that are missing before it."""
+        row = self.row(closing)
+        missing = max(0, closing.step - self.last_step - 1)
+        flagged = closing.flags & INCOMPLETE != 0
+        if row["checkpoint_s"] and not flagged:
+            missing = 0
+        if missing or flagged:
+            row |= {name: math.nan for name in row if name.endswith("_s")}
+            row |= dict.fromkeys(("micro_steps", "rows", "tokens"), UNKNOWN)
+        for number in range(self.last_step + 1, self.last_step + 1 + missing):
+            self.rows.append(row | {"step": number, "skipped": False})
+        self.rows.append(row)
 
     def row(self, closing: Span) -> dict[str, Any]:
         forwards = self.training("forward")
         early = 0
         begin = self.end
         if begin is None:
-            begin = min(each.begin for each in self.mine if each.phase not in (INIT, LOAD))
+            known = [each for each in self.mine if each.phase not in (INIT, LOAD)]
+            begin = min(each.begin for each in known)
+            own = [each for each in known if each.engine == 0]
+            self.last_step = min(own, key=lambda each: each.begin).step - 1
             early = sum(each.ns for each in self.mine if each.phase == LOAD and each.depth == 0 and each.end <= begin)
         elsewhere = self.training("eval", "checkpoint_save", "checkpoint_load", outermost=True)
         return {
@@ -159,7 +178,7 @@ class Slow:
 @st.composite
 def any_spans(draw: st.DrawFn) -> list[Any]:
     phases = st.sampled_from([*range(len(tables.PHASES)), OF_THE_FUTURE, *[PHASE_CODE["step"]] * 8])
-    flags = st.sampled_from([0, 0, EVAL, SKIPPED, BOUNDARY, BOUNDARY, BOUNDARY | SKIPPED])
+    flags = st.sampled_from([0, 0, EVAL, SKIPPED, BOUNDARY, BOUNDARY, BOUNDARY | SKIPPED, BOUNDARY | INCOMPLETE])
     sizes = st.integers(-1, 100)
     spans, end = [], 0
     for number in range(draw(st.integers(0, 60))):
@@ -219,3 +238,44 @@ def test_ranks_that_are_read_together_have_each_its_own_steps(ranks: list[Any], 
     for rank, (process, spans) in enumerate(zip(table.rank_steps, ranks, strict=True)):
         assert set(process.step_rows["rank"]) <= {rank}
         assert_slow(process.step_rows, spans, rank * S)
+
+
+def lossy(numbers: list[int], *flags: int) -> list[Any]:
+    """Steps of a second with these numbers, of which the others were lost."""
+    ends = [
+        span(number + 0.5, number + 1, "step", number, BOUNDARY | flag)
+        for number, flag in zip(numbers, flags or [0] * len(numbers), strict=True)
+    ]
+    return [record for end in ends for record in (span(end[3] + 0.1, end[3] + 0.5, "forward", end[3], tokens=5), end)]
+
+
+def test_lost_steps_are_no_long_iteration(tmp_path: Path) -> None:
+    write(tmp_path, tables.SPANS, identity(0), *lossy([0, 1, 5, 6, 7], 0, 0, 0, 0, INCOMPLETE)).close()
+    table = StepTable(read(tmp_path))
+    table.update()
+    (process,) = table.rank_steps
+    rows = process.step_rows
+    assert rows["step"].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+    nan = math.nan
+    np.testing.assert_array_equal(rows["iteration_s"], [0.9, 1, nan, nan, nan, nan, 1, nan])
+    np.testing.assert_array_equal(rows["forward_s"][2:], [nan, nan, nan, nan, 0.4, nan])
+    assert rows["tokens"].tolist() == [5, 5, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, 5, UNKNOWN]
+    assert ((rows["end_unix_ns"] - BEGIN_NS) / S).tolist() == [1, 2, 6, 6, 6, 6, 7, 8]
+    assert ((rows["begin_unix_ns"][2:6] - BEGIN_NS) / S).tolist() == [2, 2, 2, 2]
+    assert process.recorded_steps["step"].tolist() == [0, 1, 6]
+
+
+def test_steps_that_are_lost_at_once_are_missing_too(tmp_path: Path) -> None:
+    spans = [span(0.1, 0.5, "forward", 0), *lossy([3, 4])]
+    write(tmp_path, tables.SPANS, identity(0), *spans).close()
+    rows = read_steps(read(tmp_path))
+    assert rows["step"].tolist() == [0, 1, 2, 3, 4]
+    np.testing.assert_array_equal(rows["iteration_s"], [math.nan] * 4 + [1])
+
+
+def test_a_loaded_checkpoint_and_a_damaged_number_leave_no_gap(tmp_path: Path) -> None:
+    jump = [*lossy([0, 1]), span(2, 50, "checkpoint_load", 1), *lossy([100, 101, 2**31 - 2])]
+    write(tmp_path, tables.SPANS, identity(0), *jump).close()
+    rows = read_steps(read(tmp_path))
+    assert rows["step"].tolist() == [0, 1, 100, 101, 2**31 - 2]
+    np.testing.assert_array_equal(np.isnan(rows["iteration_s"]), [False] * 4 + [True])

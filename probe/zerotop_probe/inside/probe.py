@@ -122,7 +122,7 @@ class Probe:
         if self.evaluation is not None:
             self.evaluation.close()
         recorder.write_cost(now(), at_once=True)
-        recorder.write_event(now(), events.GOODBYE, lost=recorder.lost_records)
+        recorder.write_event(now(), events.GOODBYE, lost=recorder.lost_records, step=recorder.last_step)
 
     @property
     def session(self) -> str:
@@ -147,7 +147,7 @@ class Probe:
         recorder.write_cost(now(), at_once=True)
         for error in errors:
             recorder.write_event(now(), events.PROBE_ERROR, where="leaving", error=_format_error(error))
-        recorder.write_event(now(), events.LEFT, lost=recorder.lost_records)
+        recorder.write_event(now(), events.LEFT, lost=recorder.lost_records, step=recorder.last_step)
         recorder.close()
 
     def _reset_child(self) -> None:

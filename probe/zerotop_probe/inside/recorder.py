@@ -7,13 +7,15 @@ from typing import Any
 from zerotop_probe.inside.device.gpu import RankDevice
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.span import Span
-from zerotop_probe.recording import disk, tables
-from zerotop_probe.recording.tables import FAILED, PHASE_CODE
+from zerotop_probe.recording import disk, events, tables
+from zerotop_probe.recording.tables import BOUNDARY, FAILED, INCOMPLETE, PHASE_CODE
 from zerotop_probe.recording.writer import EventWriter, Identity, RecordWriter
 
 _COST_EVERY_NS = 200_000_000
 # Disk space reserved for a rank's events, twice the usual size: even on a full disk its last event counts lost records.
 _ROOM_FOR_EVENTS = 1 << 14
+# Reports of lost spans, so that a disk that is full again and again does not use that room up.
+_MOST_LOSS_EVENTS = 20
 
 
 class Recorder:
@@ -25,6 +27,8 @@ class Recorder:
         self.is_open = True
         # The last forward with a measured micro-batch.
         self.last_forward: Span | None = None
+        # The last finished optimizer step of engine 0, recorded or not.
+        self.last_step: int | None = None
         self.event_writer = EventWriter(session, identity)
         disk.reserve_blocks(self.event_writer.fileno(), _ROOM_FOR_EVENTS)
         self._meter = meter
@@ -32,6 +36,9 @@ class Recorder:
         self._begin_writer = RecordWriter(session, tables.BEGINS, identity)
         self._cost_writer = RecordWriter(session, tables.PROBE, identity)
         self._last_cost_ns = -_COST_EVERY_NS
+        self._is_losing_spans = False
+        self._spans_lost_before = 0  # when a step's end was recorded last
+        self._loss_events = 0
 
     def begin_span(
         self, time_ns: int, phase: str, position: tuple[int, int, int], *, loose: bool = False, brief: bool = False
@@ -79,6 +86,10 @@ class Recorder:
 
     def write_span(self, span: Span, end_ns: int) -> None:
         """Record a whole span that is not, or no longer, on the stack."""
+        lost_before, flags = self._span_writer.lost, span.flags
+        ends_step = bool(flags & BOUNDARY) and span.engine == 0
+        if ends_step and lost_before != self._spans_lost_before:
+            flags |= INCOMPLETE
         self._span_writer.write(
             span.begin_ns,
             end_ns,
@@ -88,12 +99,26 @@ class Recorder:
             span.rows,
             span.sequence,
             span.phase,
-            span.flags,
+            flags,
             span.depth,
             span.engine,
             0,
         )
         self._meter.boundaries += 1
+        if ends_step:
+            self.last_step = span.step
+        if self._span_writer.lost != lost_before:
+            self._note_loss(end_ns, span.step)
+            return
+        self._is_losing_spans = False
+        if ends_step:
+            self._spans_lost_before = lost_before
+
+    def _note_loss(self, time_ns: int, step: int) -> None:
+        if self.is_open and not self._is_losing_spans and self._loss_events < _MOST_LOSS_EVENTS:
+            self._loss_events += 1
+            self.write_event(time_ns, events.RECORDS_LOST, step=step, why=self._span_writer.last_error)
+        self._is_losing_spans = True
 
     def end_loose_spans(self, time_ns: int) -> None:
         """End the loose phases on top of the stack, which an exception left open, as failed."""

@@ -51,6 +51,10 @@ _COMMAND = (
     Field("ranks", [_RANK], "the job's rank processes on this node"),
     Field("text", str, "one sentence about what the recording lacks"),
 )
+_LOSSES = (
+    Field("lost", int, "records that could not be written"),
+    Field("step", int, "the last finished optimizer step, recorded or not; null without one"),
+)
 _END = (
     Field("exit_code", int, "128 + n after signal n; null if a sampler that had not started the command saw it end"),
     Field("signal", str, "name of the signal that ended it; null without one"),
@@ -243,14 +247,21 @@ MICROSCOPE = _declare(
 # A part of the probe failed and was switched off; training goes on.
 PROBE_ERROR = _declare("probe_error", *_ERROR)
 
+# Spans could not be written from here on; again after some were written, a few times at most.
+RECORDS_LOST = _declare(
+    "records_lost",
+    Field("step", int, "optimizer step in progress"),
+    Field("why", str, "the system's error message"),
+)
+
 # The probe was injected into this running rank. It records from the next whole step on.
 ENTERED = _declare("entered")
 
 # The probe was removed from this rank, which goes on.
-LEFT = _declare("left", Field("lost", int, "records that could not be written"))
+LEFT = _declare("left", *_LOSSES)
 
 # The rank's interpreter exited normally.
-GOODBYE = _declare("goodbye", Field("lost", int, "records that could not be written"))
+GOODBYE = _declare("goodbye", *_LOSSES)
 
 # --- written by a node's sampler -----------------------------------------------------------------------------------------
 

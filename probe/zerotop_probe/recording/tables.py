@@ -79,6 +79,7 @@ BOUNDARY = 1  # a step span with an optimizer update (the gradient-accumulation 
 SKIPPED = 2  # the update was skipped because fp16 gradients overflowed
 EVAL = 4  # a forward of an evaluation, not of a training step
 FAILED = 8  # an exception ended the phase
+INCOMPLETE = 16  # a step span: spans were lost since the last recorded end of a step of engine 0
 
 # ``edge`` of an allocator sample.
 TICK, BEGIN, END = 0, 1, 2
@@ -113,7 +114,7 @@ SPANS = Table(
         Field("rows", "i", "rows (samples) of the micro-batch; -1 outside of a forward"),
         Field("sequence", "i", "sequence length of the micro-batch in tokens; -1 if unknown"),
         Field("phase", "H", "index into PHASES"),
-        Field("flags", "H", "BOUNDARY | SKIPPED | EVAL | FAILED"),
+        Field("flags", "H", "BOUNDARY | SKIPPED | EVAL | FAILED | INCOMPLETE"),
         Field("depth", "B", "nesting depth, 0 outermost; the innermost span of lower depth around it is its parent"),
         Field("engine", "B", "number of the DeepSpeed engine in this process, in order of creation"),
         Field("pad", "H", "0"),

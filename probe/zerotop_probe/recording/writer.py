@@ -65,12 +65,20 @@ def create_file(directory: str, stem: str, suffix: str) -> int:
     raise OSError(errno.EEXIST, "too many recordings of one name", stem)
 
 
+def _name_error(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
+
+
 class RecordWriter:
-    """An append-only file of one table. Never raises; ``lost`` counts records that could not be written."""
+    """An append-only file of one table. Never raises.
+
+    ``lost`` counts records that could not be written, ``last_error`` is the last reason.
+    """
 
     def __init__(self, directory: str, table: Table, identity: Identity, **extra: Any) -> None:
         """Create the file and write its header with ``extra``. If that fails every record is lost."""
         self.lost = 0
+        self.last_error = ""
         self._struct = table.record_struct
         self._pack_record = self._struct.pack
         self._descriptor: int | None = None
@@ -81,8 +89,9 @@ class RecordWriter:
             self._descriptor = create_file(directory, f"{table.name}-{identity.file_stem}", ".rec")
             if os.write(self._descriptor, line) != len(line):
                 raise OSError(errno.ENOSPC, "header not written")
-        except OSError:
+        except OSError as error:
             self.lost = 1
+            self.last_error = _name_error(error)
             self.close()
 
     def write(self, *values: Any) -> None:
@@ -95,8 +104,9 @@ class RecordWriter:
             record = self._pack_record(*values)
             if os.write(descriptor, record) != len(record):
                 self._drop_torn_tail()
-        except Exception:
+        except Exception as error:
             self.lost += 1
+            self.last_error = _name_error(error)
 
     def _drop_torn_tail(self) -> None:
         """Truncate the file to whole records after a short write, so that the next one is aligned."""
@@ -104,6 +114,7 @@ class RecordWriter:
         size = os.fstat(self._descriptor).st_size
         os.ftruncate(self._descriptor, size - (size - self._header_size) % self._struct.size)
         self.lost += 1
+        self.last_error = os.strerror(errno.ENOSPC)
 
     def close(self) -> None:
         """Close the file; later records count as lost. Safe in a forked child."""

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from zerotop.analysis.reports.export import export_table
 from zerotop.analysis.reports.export_tables import TABLES
+from zerotop.analysis.views.notices import describe_missing_steps
 from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.common.escape import escape_unprintable
+from zerotop.commands.common.exit_messages import write_messages
 from zerotop.commands.common.open_recording import open_named
 from zerotop.session.atomic_write import write_atomically
 from zerotop.session.reader import Session
@@ -26,6 +28,8 @@ def export(options: argparse.Namespace) -> int:
     if to_stdout and form == "parquet" and sys.stdout.isatty():
         raise Problem("Parquet is binary and cannot be shown in a terminal: name a file with -o FILE", USAGE)
     session = open_named(options.session)
+    if missing := describe_missing_steps(session):
+        write_messages(missing)
     if to_stdout:
         export_table(session, table, form, sys.stdout.buffer)
         sys.stdout.buffer.flush()

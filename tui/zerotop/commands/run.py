@@ -7,7 +7,7 @@ import os
 
 from zerotop.analysis.views.job_exit import Ending
 from zerotop.commands.common.errors import FAILED
-from zerotop.commands.common.exit_messages import describe_end, write_messages
+from zerotop.commands.common.exit_messages import describe_end, describe_place, describe_rank_losses, write_messages
 from zerotop.commands.common.gc_pause import freeze_imports
 from zerotop.commands.common.terminal import has_terminal
 from zerotop.commands.job.launching import make_session
@@ -34,20 +34,15 @@ def _run_headless(options: argparse.Namespace) -> int:
     # Import nothing that starts threads: the agent waits for signals in this process.
     with make_session(options.command, options.session) as session:
         end = agent.run_in_foreground(session, options.command, on_message=write_messages)
-    messages = describe_end(Ending(end.exit_code, end.text, end.lost_records, end.lost_output_bytes))
+    rank_losses = describe_rank_losses(session)
+    sampler_losses = (0, 0) if rank_losses else (end.lost_records, end.lost_output_bytes)
+    messages = [*describe_end(Ending(end.exit_code, end.text, *sampler_losses)), *rank_losses]
     if end.echo_error:
         messages.append(f"The last part of the job's output could not be passed through: {end.echo_error}.")
     if end.left_ranks:
         ranks = "1 rank still runs" if end.left_ranks == 1 else f"{end.left_ranks} ranks still run"
         messages.append(f"{ranks}, no longer recorded.")
-    write_messages(*messages, _describe_recording(session))
+    write_messages(*messages, describe_place(session))
     if end.signal:
         die_of(end.signal)
     return FAILED if end.exit_code is None else end.exit_code
-
-
-def _describe_recording(session: str) -> str:
-    if directory.has_recording(session):
-        return f"recorded in {session}"
-    reason = "it was removed" if not os.path.isdir(session) else "nothing could be written to it"
-    return f"not recorded in {session}: {reason}"

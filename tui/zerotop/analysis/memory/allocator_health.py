@@ -16,6 +16,7 @@ from zerotop.analysis.memory.allocator_settings import AllocatorSettings, read_s
 from zerotop.analysis.memory.phase_peaks import read_peaks
 from zerotop.analysis.processes.alive_ranks import identify_process, read_events
 from zerotop.analysis.processes.phases import phase_name
+from zerotop.analysis.steps.missing_steps import find_recorded
 from zerotop.session.reader import Session, Source
 
 _MOST_FLUSHES = 100
@@ -124,7 +125,7 @@ def _build_flush(source: Source, index: int, steps: NDArray[Any] | None, usual_s
     row, before = source.array[index], source.array[index - 1] if index else None
     step = int(row["step"])
     freed = int(before["reserved_bytes"]) - int(row["reserved_bytes"]) if before is not None else 0
-    seconds = steps["iteration_s"][steps["step"] == step].tolist() if steps is not None else []
+    seconds = steps["iteration_s"][(steps["step"] == step) & find_recorded(steps)].tolist() if steps is not None else []
     return Flush(
         unix_ns=int(row["time_ns"]) + source.offset_ns,
         step=step,
@@ -139,7 +140,7 @@ def _measure_usual_seconds(flushed_steps: NDArray[Any], steps: NDArray[Any] | No
     """Return the median duration of steps without a flush; the first step is slow for other reasons."""
     if steps is None or not len(flushed_steps):
         return None
-    quiet = steps[1:][~np.isin(steps["step"][1:], flushed_steps)]
+    quiet = steps[1:][~np.isin(steps["step"][1:], flushed_steps) & find_recorded(steps[1:])]
     return float(np.median(quiet["iteration_s"])) if len(quiet) else None
 
 

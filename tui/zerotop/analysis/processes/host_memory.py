@@ -35,5 +35,11 @@ def measure_used_bytes(rows: Rows) -> Ints:
     return np.maximum(0, np.where(is_confined, rows["cgroup_used_bytes"], total - rows["memory_available_bytes"]))
 
 
+def measure_limit_bytes(rows: Rows) -> Ints:
+    """Return ``limit_bytes`` of records of HOSTS."""
+    total, limit = rows["memory_total_bytes"], rows["cgroup_limit_bytes"]
+    return np.where(_is_confined(total, limit), limit, total)
+
+
 def _is_confined(total_bytes: Any, limit_bytes: Any) -> Any:
     return (limit_bytes > 0) & (limit_bytes < total_bytes)

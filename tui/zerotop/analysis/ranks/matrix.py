@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.analysis.steps.missing_steps import find_recorded
 from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.session.samples import Ints
 
@@ -128,12 +129,14 @@ def _build_matrix(
     begins, ends = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     for row, (process, count) in enumerate(zip(processes, counts, strict=True)):
         tail = process.step_rows[max(0, count - shape[1]) : count]
+        if not (recorded := find_recorded(tail)).all():
+            tail = tail[recorded]
         column = tail["step"] - first
         if len(column) and column[0] < 0:
             tail, column = tail[column >= 0], column[column >= 0]
         if not len(column):
             continue
-        # Steps are consecutive, except after loading a checkpoint.
+        # Steps are consecutive, except after loading a checkpoint and where some were not recorded.
         is_run = int(column[-1] - column[0]) + 1 == len(column)
         cells = slice(int(column[0]), int(column[-1]) + 1) if is_run else column
         begins[row, cells], ends[row, cells] = tail["begin_unix_ns"], tail["end_unix_ns"]

@@ -189,22 +189,23 @@ def _compare_times(sides: Sides) -> Iterator[Measure]:
     counts: dict[str, ReadValue] = {
         "steps": lambda side: side.view.progress.finished_steps,
         "skipped": lambda side: side.view.progress.skipped_steps,
+        "not recorded": lambda side: int(np.isnan(side.view.iterations.iteration_s).sum()) or None,
     }
     yield from _build_measures(section, Unit.COUNT, sides, counts)
 
 
 def _compute_median(values: Floats | None) -> float | None:
-    return float(np.median(values)) if values is not None and len(values) else None
+    return float(np.nanmedian(values)) if values is not None and not np.isnan(values).all() else None
 
 
 def _find_slowest(side: _Side) -> float | None:
     seconds = side.view.iterations.iteration_s
-    return float(seconds.max()) if len(seconds) else None
+    return float(np.nanmax(seconds)) if not np.isnan(seconds).all() else None
 
 
 def _measure_token_rate(side: _Side) -> float | None:
     """Return tokens per second of all ranks over all iterations."""
-    seconds = float(side.view.iterations.iteration_s.sum())
+    seconds = float(np.nansum(side.view.iterations.iteration_s))
     tokens = sum(int(np.maximum(process.step_rows["tokens"], 0).sum()) for process in side.source.rank_steps)
     return tokens / seconds if tokens and seconds > 0 else None
 

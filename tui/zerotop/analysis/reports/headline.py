@@ -33,12 +33,12 @@ def summarize_session(session: Session) -> str:
 
 def _describe_steps(view: LiveView) -> list[str]:
     seconds = view.iterations.iteration_s
-    if not len(seconds):
+    if np.isnan(seconds).all():
         return []
-    phases = ", ".join(f"{name} {np.median(values):.3f}" for name, values in view.iterations.phase_s.items())
+    phases = ", ".join(f"{name} {np.nanmedian(values):.3f}" for name, values in view.iterations.phase_s.items())
     return [
-        f"{len(seconds)} steps, {view.progress.skipped_steps} skipped: median {np.median(seconds):.3f} s per iteration,"
-        f" slowest {seconds.max():.3f} s at step {view.iterations.step[seconds.argmax()]}",
+        f"{len(seconds)} steps, {view.progress.skipped_steps} skipped: median {np.nanmedian(seconds):.3f} s per iteration,"
+        f" slowest {np.nanmax(seconds):.3f} s at step {view.iterations.step[np.nanargmax(seconds)]}",
         f"seconds per phase (median, slowest rank): {phases}",
     ]
 

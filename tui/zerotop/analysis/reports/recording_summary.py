@@ -11,6 +11,7 @@ import numpy as np
 
 from zerotop.analysis.engine import Engine, measure_batch, parse_engine, read_first_engine
 from zerotop.analysis.live_view import Floats
+from zerotop.analysis.steps.missing_steps import find_recorded
 from zerotop.analysis.steps.step_table import STEP_DTYPE, StepTable
 from zerotop.analysis.views.job_exit import is_left_running, read_ending
 from zerotop.session.reader import Session
@@ -72,6 +73,7 @@ def _to_plain(value: Any) -> Any:
 def build_overview(session: Session) -> Overview:
     """Summarize a session; the part that ``session.quick_read`` opens is enough."""
     rows = _read_steps(session)
+    seconds = rows["iteration_s"][find_recorded(rows)]
     peak, on_host = _find_peak(session)
     command = session.info.get("command")
     end = read_ending(session)
@@ -89,10 +91,10 @@ def build_overview(session: Session) -> Overview:
         | measure_batch(engine, rows)
         | {"ranks": engine.get("world_size") or _count_found_ranks(session)},
         gpus=_count_gpus(session),
-        steps=int(rows["step"][np.argmax(rows["end_unix_ns"])]) + 1 if len(rows) else 0,
+        steps=int(rows["step"][np.lexsort((rows["step"], rows["end_unix_ns"]))[-1]]) + 1 if len(rows) else 0,
         total_steps=_to_int(_find_last(session, events.TOTAL_STEPS).get("steps")),
-        iteration_s=float(np.median(rows["iteration_s"])) if len(rows) else math.nan,
-        iterations=tuple(round(float(value), 6) for value in resample_longest(rows["iteration_s"], PIECES)),
+        iteration_s=float(np.median(seconds)) if len(seconds) else math.nan,
+        iterations=tuple(round(float(value), 6) for value in resample_longest(seconds, PIECES)),
         peak_bytes=peak,
         peak_on_host=on_host,
         lost_records=end.lost_records,

@@ -5,6 +5,7 @@ A change rests on the values up to LEVEL_STEPS after it and those before: later 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 Values = NDArray[Any]  # any numbers
 
 # Values that have to agree before a level counts. Steps vary by 10 % on a busy machine, single ones by much more.
@@ -32,8 +34,8 @@ SHIFT_SPREADS = 4.0
 # The part of a change that has to happen at once; else it is a drift.
 SHIFT_SUDDEN_SHARE = 0.5
 
-# Values that are examined together.
-_CHUNK_LENGTH = 8192
+# Values that are examined together: few after a change, as the next one may be near, then twice as many each time.
+_FIRST_CHUNK, _LAST_CHUNK = 128, 8192
 
 
 class Shift(NamedTuple):
@@ -77,15 +79,20 @@ class ShiftFinder:
 
     def _find_shift(self, values: Values) -> Shift | None:
         end = _find_decidable_end(len(values))
-        whole = self._start + LEVEL_STEPS
+        # From here on there are LEVEL_STEPS values before, and a change has to last for as many.
+        whole = max(self._start + LEVEL_STEPS, _LONGEST_FROM)
+        length = _FIRST_CHUNK
         while self._next < end:
-            piece = min(whole, end) if self._next < whole else min(self._next + _CHUNK_LENGTH, end)
-            is_short = self._next < whole
-            candidates = range(self._next, piece) if is_short else _find_candidates(values, self._next, piece).tolist()
-            self._next = piece
-            for first in candidates:
-                if _is_shift(values, self._start, first):
-                    return Shift(_slice_before(self._start, first), first, first + _required_length(first) - 1)
+            begin = self._next
+            if begin < whole:
+                self._next = min(whole, end)
+                candidates = _find_early_candidates(values, self._start, begin, self._next).tolist()
+                first = next((index for index in candidates if _is_shift(values, self._start, index)), None)
+            else:
+                self._next, length = min(begin + length, end), min(2 * length, _LAST_CHUNK)
+                first = _find_first_shift(values, _find_candidates(values, begin, self._next))
+            if first is not None:
+                return Shift(_slice_before(self._start, first), first, first + _required_length(first) - 1)
         return None
 
 
@@ -101,7 +108,16 @@ def _find_decidable_end(count: int) -> int:
     return end
 
 
-def _find_candidates(values: Values, begin: int, end: int) -> NDArray[np.int64]:
+def _find_early_candidates(values: Values, start: int, begin: int, end: int) -> Ints:
+    """Indices that may pass the quick test of _is_shift(): the median before lies between the lowest and the highest."""
+    known = _as_floats(values[start : end - 1])
+    lowest, highest = (reduce.accumulate(known)[begin - start - 1 :] for reduce in (np.minimum, np.maximum))
+    after = np.lib.stride_tricks.sliding_window_view(_as_floats(values[begin : end + SHIFT_STEPS - 1]), SHIFT_STEPS)
+    above, below = after.min(axis=1) > lowest * (1 + SHIFT_SHARE), after.max(axis=1) < highest * (1 - SHIFT_SHARE)
+    return np.flatnonzero(above | below) + begin
+
+
+def _find_candidates(values: Values, begin: int, end: int) -> Ints:
     """Indices where the next SHIFT_STEPS values all differ by SHIFT_SHARE from the median of the LEVEL_STEPS before."""
     before = np.lib.stride_tricks.sliding_window_view(_as_floats(values[begin - LEVEL_STEPS : end - 1]), LEVEL_STEPS)
     after = np.lib.stride_tricks.sliding_window_view(_as_floats(values[begin : end + SHIFT_STEPS - 1]), SHIFT_STEPS)
@@ -113,23 +129,41 @@ def _find_candidates(values: Values, begin: int, end: int) -> NDArray[np.int64]:
 def _is_shift(values: Values, start: int, first: int) -> bool:
     before = _as_floats(values[_slice_before(start, first)])
     after = _as_floats(values[first : first + _required_length(first)])
-    level = float(np.median(before))
-    if after[:SHIFT_STEPS].min() <= level + SHIFT_SHARE * level and after[:SHIFT_STEPS].max() >= level - SHIFT_SHARE * level:
-        return False  # the quick test, which most indices fail
-    spread = float(np.median(np.abs(before - level)))
-    margin = max(SHIFT_SHARE * level, SHIFT_SPREADS * spread)
-    next_level, last_level = float(np.median(after[:SHIFT_STEPS])), float(np.median(before[-SHIFT_STEPS:]))
-    if abs(next_level - last_level) < SHIFT_SUDDEN_SHARE * abs(next_level - level):
-        return False  # a drift
-    return any(
-        bool(beyond[:SHIFT_STEPS].all() and beyond.mean() >= SHIFT_AGREE_SHARE)
-        for beyond in (after > level + margin, after < level - margin)
-    )
+    return bool(_test_shifts(before[None], after[None])[0])
+
+
+def _find_first_shift(values: Values, candidates: Ints) -> int | None:
+    """Return the first of these indices at which a change begins; all have LEVEL_STEPS values before and after."""
+    around = np.arange(LEVEL_STEPS)
+    for begin in range(0, len(candidates), _FIRST_CHUNK):
+        some = candidates[begin : begin + _FIRST_CHUNK]
+        before, after = (_as_floats(values[some[:, None] + around + shift]) for shift in (-LEVEL_STEPS, 0))
+        passed = np.flatnonzero(_test_shifts(before, after))
+        if len(passed):
+            return int(some[passed[0]])
+    return None
+
+
+def _test_shifts(before: Floats, after: Floats) -> NDArray[np.bool_]:
+    """Whether each row of ``after`` begins a change from the same row of ``before``."""
+    level = np.median(before, axis=1)
+    spread = np.median(np.abs(before - level[:, None]), axis=1)
+    margin = np.maximum(SHIFT_SHARE * level, SHIFT_SPREADS * spread)
+    next_level, last_level = np.median(after[:, :SHIFT_STEPS], axis=1), np.median(before[:, -SHIFT_STEPS:], axis=1)
+    is_sudden = np.abs(next_level - last_level) >= SHIFT_SUDDEN_SHARE * np.abs(next_level - level)
+    beyond = np.stack([after > (level + margin)[:, None], after < (level - margin)[:, None]])
+    lasts = beyond[..., :SHIFT_STEPS].all(axis=-1) & (beyond.mean(axis=-1) >= SHIFT_AGREE_SHARE)
+    passed: NDArray[np.bool_] = is_sudden & lasts.any(axis=0)
+    return passed
 
 
 def _required_length(first: int) -> int:
     """How many values a change has to last; never fewer for a later one, so that changes become known in order."""
     return min(LEVEL_STEPS, max(SHIFT_STEPS, int(first * SHIFT_LENGTH_SHARE)))
+
+
+# From this index on a change has to last for LEVEL_STEPS values.
+_LONGEST_FROM = math.ceil(LEVEL_STEPS / SHIFT_LENGTH_SHARE)
 
 
 def _slice_before(start: int, first: int) -> slice:

@@ -96,9 +96,10 @@ class TrendFinder:
             if not high - low >= max(share * low, least) or high < TREND_REPEAT_FACTOR * self._reported_high:
                 continue
             steps = np.diff(blocks[-self._rise_blocks :])
+            if not steps.min() >= self._evenness * (high - low):
+                continue
             # Larger blocks have less noise.
-            noise = TREND_SPREADS * self._measure_spread() / math.sqrt(1 << size)
-            if high - low >= noise and steps.min() >= self._evenness * (high - low):
+            if high - low >= TREND_SPREADS * self._measure_spread() / math.sqrt(1 << size):
                 end = self._begin + self._block_count * TREND_BLOCK
                 return Rise(end - (self._rise_blocks * TREND_BLOCK << size), end, TREND_BLOCK << size, low, high)
         return None

@@ -7,18 +7,19 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from zerotop.analysis.steps.growable_array import GrowingArray
+from zerotop.analysis.steps.missing_steps import erase_measures, find_recorded, insert_missing_steps
 from zerotop.analysis.steps.span_sums import DURATION_COLUMNS, SIZE_COLUMNS, SUM_COLUMNS, sum_spans
 from zerotop.analysis.steps.step_memory import add_memory
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Floats, Ints, Rows
-from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE, SKIPPED, UNKNOWN
+from zerotop_probe.recording.tables import BOUNDARY, INCOMPLETE, PHASE_CODE, SKIPPED, UNKNOWN
 
 STEP_DTYPE = np.dtype(
     [
         ("rank", "<i4"),
         ("step", "<i8"),
         # From the end of the step before (the first: from its first phase) to the end of this one, without evaluation
-        # and checkpoints.
+        # and checkpoints. NaN where the step was not, or not completely, recorded: see ``missing_steps``.
         ("iteration_s", "<f8"),
         ("data_s", "<f8"),
         ("forward_s", "<f8"),
@@ -57,12 +58,29 @@ class RankSteps:
         self.used_spans = 0  # spans read so far
         self.open_sums = np.zeros(len(SUM_COLUMNS))  # of the step in progress
         self.end_ns = 0  # of the last finished step, on the writer's own clock
+        self.last_step = 0  # number of the last finished step; at first of the one before its first phase
         self._rows = GrowingArray(STEP_DTYPE)
+        self._recorded: GrowingArray | None = None  # copies of the recorded rows, once some are missing
+        self._sorted_count = 0  # rows whose recorded ones are copied
 
     @property
     def step_rows(self) -> Rows:
-        """All finished steps so far, oldest first."""
+        """All finished steps so far, oldest first, with those that were not recorded."""
         return self._rows.rows
+
+    @property
+    def recorded_steps(self) -> Rows:
+        """All finished steps that were recorded completely, oldest first."""
+        if self._sorted_count < len(self._rows):
+            rows = self.step_rows
+            recorded = find_recorded(fresh := rows[self._sorted_count :])
+            if self._recorded is None and not recorded.all():
+                self._recorded = GrowingArray(STEP_DTYPE)
+                self._recorded.add_rows(self._sorted_count)[:] = rows[: self._sorted_count]
+            if self._recorded is not None:
+                self._recorded.add_rows(int(recorded.sum()))[:] = fresh[recorded]
+            self._sorted_count = len(rows)
+        return self.step_rows if self._recorded is None else self._recorded.rows
 
     def reserve_steps(self, count: int) -> None:
         """Allocate room for so many more steps."""
@@ -104,7 +122,7 @@ def _take_spans(pieces: Sequence[_ProcessSpans]) -> list[_ProcessSpans]:
         if done:
             if not len(steps.step_rows):
                 first_spans = steps.source.array[: steps.used_spans + int(closing[first]) - before + 1]
-                steps.end_ns, loading_ns[first] = _find_begin(first_spans)
+                steps.end_ns, loading_ns[first], steps.last_step = _find_begin(first_spans)
             begins[first], steps.end_ns = steps.end_ns, int(ends[first + done - 1])
             taken.append((steps, rows[first : first + done]))
         steps.open_sums = open_sums
@@ -120,6 +138,7 @@ def _take_spans(pieces: Sequence[_ProcessSpans]) -> list[_ProcessSpans]:
         rows["begin_unix_ns"] = begins + offsets
         rows["end_unix_ns"] = ends + offsets
         _add_times(rows, ends - begins, loading_ns, np.delete(sums, in_progress, axis=0))
+        rows["iteration_s"][spans["flags"][closing] & INCOMPLETE != 0] = np.nan
     return taken
 
 
@@ -142,12 +161,19 @@ def _find_closing(spans: Rows) -> Ints:
     return closing
 
 
-def _find_begin(spans: Rows) -> tuple[int, int]:
-    """Return the begin of a process's first iteration, after making the engine, and the nanoseconds of loading before."""
+def _find_begin(spans: Rows) -> tuple[int, int, int]:
+    """Find the first iteration of a process, after making the engine.
+
+    Returns:
+        Its begin, the nanoseconds of loading before it, and the number of the step before it.
+    """
     load = spans["phase"] == PHASE_CODE["checkpoint_load"]
-    begin = spans["begin_ns"][~load & (spans["phase"] != PHASE_CODE["init"])].min()
+    first = spans[~load & (spans["phase"] != PHASE_CODE["init"])]
+    begin = first["begin_ns"].min()
     before = spans[load & (spans["depth"] == 0) & (spans["end_ns"] <= begin)]
-    return int(begin), int((before["end_ns"] - before["begin_ns"]).sum())
+    own = first[first["engine"] == 0]
+    number = own["step"][own["begin_ns"].argmin()]
+    return int(begin), int((before["end_ns"] - before["begin_ns"]).sum()), int(number) - 1
 
 
 class StepTable:
@@ -202,12 +228,14 @@ class StepTable:
             yield pieces
 
     def _store_rows(self, steps: RankSteps, rows: Rows) -> None:
-        stored = steps.add_rows(rows)
+        stored = steps.add_rows(insert_missing_steps(rows, steps.last_step))
+        steps.last_step = int(stored["step"][-1])
         if self._with_memory:
             add_memory(self._session, steps.source, stored)
         else:
             for name in MEMORY_COLUMNS:
                 stored[name] = UNKNOWN
+        erase_measures(stored)
 
 
 def read_rank_steps(session: Session) -> list[Rows]:

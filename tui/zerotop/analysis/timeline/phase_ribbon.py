@@ -82,6 +82,14 @@ class RankPhases:
         return column_ns * sum(len(source.array) for source in spans) > MANY_SPANS * taken
 
     def _measure_exactly(self, edges: Ints) -> Floats:
+        seconds = self._measure_spans(edges)
+        for times in self._steps:
+            # Phases whose end was lost would last through the gap.
+            for gap in times.find_gaps(int(edges[0]), int(edges[-1])):
+                seconds -= self._measure_spans(np.clip(edges, *gap))
+        return np.maximum(0.0, seconds)
+
+    def _measure_spans(self, edges: Ints) -> Floats:
         exits = read_exits(self._session)
         seconds = self.make_blank(len(edges) - 1)
         for begins in sorted(self._find_sources("begins"), key=lambda source: source.created_ns):

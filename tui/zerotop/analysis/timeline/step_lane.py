@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from zerotop.analysis.steps.growable_array import GrowingArray
+from zerotop.analysis.steps.missing_steps import find_recorded
 from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.analysis.timeline.resample import LaneSeries, Series, SeriesColumns
-from zerotop.session.samples import Floats, Ints
+from zerotop.session.samples import Floats, Ints, Rows
 from zerotop_probe.recording.tables import PHASE_CODE, PHASES
 
 _COLUMNS = {
@@ -31,7 +32,7 @@ class StepTimes:
     def __init__(self, process: RankSteps) -> None:
         self._process = process
         self._borders = GrowingArray(np.int64)  # begin of the first step, then the end of each
-        self._sums_until = np.zeros((1, len(_COLUMNS)))  # seconds before every _STEPS_PER_SUM-th step
+        self._sums_until = np.zeros((1, len(_COLUMNS) + 1))  # seconds before every _STEPS_PER_SUM-th step
 
     def update(self) -> None:
         """Read the steps finished since the last call."""
@@ -45,7 +46,7 @@ class StepTimes:
         summed, whole = len(self._sums_until) - 1, len(self._process.step_rows) // _STEPS_PER_SUM
         if whole > summed:
             rows = self._process.step_rows[summed * _STEPS_PER_SUM : whole * _STEPS_PER_SUM]
-            sums = np.stack([rows[column].reshape(-1, _STEPS_PER_SUM).sum(axis=1) for column in _COLUMNS.values()], axis=1)
+            sums = _measure_columns(rows).reshape(-1, _STEPS_PER_SUM, len(_COLUMNS) + 1).sum(axis=1)
             self._sums_until = np.concatenate((self._sums_until, self._sums_until[-1] + sums.cumsum(axis=0)))
 
     @property
@@ -59,9 +60,10 @@ class StepTimes:
         return np.asarray(self._process.step_rows["step"])
 
     def read_finished_seconds(self, begin_ns: int, end_ns: int) -> Floats:
-        """Return the seconds of each iteration that ended in (begin, end] (unix nanoseconds)."""
+        """Return the seconds of each recorded iteration that ended in (begin, end] (unix nanoseconds)."""
         low, high = np.searchsorted(self.step_borders[1:], (begin_ns, end_ns), "right")
-        return np.array(self._process.step_rows["iteration_s"][low:high], np.float64)
+        rows = self._process.step_rows[low:high]
+        return np.array(rows["iteration_s"][find_recorded(rows)], np.float64)
 
     def find_begun(self, begin_ns: int, end_ns: int) -> tuple[Ints, Ints]:
         """Return (begins, numbers) of the steps that began between two moments, including the one in progress."""
@@ -80,25 +82,35 @@ class StepTimes:
         return int(numbers[index]) if index < len(self.step_borders) - 1 else int(numbers[index - 1]) + 1
 
     def measure_phases(self, edges: Ints) -> Floats:
-        """Return the seconds in each phase between each two edges (unix nanoseconds), shape (phases, columns)."""
+        """Return the seconds in each phase between each two edges (unix nanoseconds), shape (phases, columns).
+
+        Steps that were not recorded are in no phase.
+        """
         seconds = np.zeros((len(PHASES), len(edges) - 1))
         if len(self.step_borders) < 2:
             return seconds
         edges = np.clip(edges, self.step_borders[0], self.step_borders[-1])
         index = np.minimum(np.searchsorted(self.step_borders, edges, "right") - 1, len(self.step_borders) - 2)
         begin, end = self.step_borders[index], self.step_borders[index + 1]
-        sums = np.diff(self._sum_until(index, (edges - begin) / np.maximum(1, end - begin)), axis=0).T
+        *sums, recorded_s = np.diff(self._sum_until(index, (edges - begin) / np.maximum(1, end - begin)), axis=0).T
         seconds[_CODES] = np.maximum(0.0, sums)
-        seconds[PHASE_CODE["other"]] = np.maximum(0.0, np.diff(edges) / 1e9 - seconds.sum(axis=0))
+        seconds[PHASE_CODE["other"]] = np.maximum(0.0, recorded_s - seconds.sum(axis=0))
         return seconds
 
+    def find_gaps(self, begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
+        """Return the begin and end of each time in a window in which steps were not recorded (unix nanoseconds)."""
+        low, high = np.searchsorted(self.step_borders[1:], (begin_ns, end_ns), "right")
+        rows = self._process.step_rows[low : high + 1]
+        rows = rows[~find_recorded(rows)]
+        return sorted(set(zip(rows["begin_unix_ns"].tolist(), rows["end_unix_ns"].tolist(), strict=True)))
+
     def _sum_until(self, index: Ints, part: Floats) -> Floats:
-        """Return the seconds in each of _COLUMNS before these steps, plus a share ``part`` of each step itself."""
+        """Return the sums of _measure_columns() before these steps, plus a share ``part`` of each step itself."""
         near = (index // _STEPS_PER_SUM * _STEPS_PER_SUM)[:, None] + np.arange(_STEPS_PER_SUM)
         weights = np.where(near < index[:, None], 1.0, np.where(near == index[:, None], part[:, None], 0.0))
         rows = self._process.step_rows[np.minimum(near, len(self._process.step_rows) - 1)]
-        added = [(rows[column] * weights).sum(axis=1) for column in _COLUMNS.values()]
-        return np.asarray(self._sums_until[index // _STEPS_PER_SUM] + np.stack(added, axis=1))
+        added = (_measure_columns(rows) * weights[..., None]).sum(axis=1)
+        return np.asarray(self._sums_until[index // _STEPS_PER_SUM] + added)
 
     def make_series(self, begin_ns: int, end_ns: int) -> Series:
         """Return the seconds of each iteration that overlaps a window."""
@@ -107,6 +119,13 @@ class StepTimes:
         borders = self.step_borders[low:high]
         rows = self._process.step_rows[low : low + max(0, len(borders) - 1)]
         return Series(borders[:-1], borders[1:], rows["iteration_s"][None, :].astype(np.float64))
+
+
+def _measure_columns(rows: Rows) -> Floats:
+    """Return the seconds of each step in each of _COLUMNS, and in all; 0 where it was not recorded. Adds a last axis."""
+    whole = (rows["end_unix_ns"] - rows["begin_unix_ns"]) / 1e9
+    columns = [*(rows[column] for column in _COLUMNS.values()), np.where(find_recorded(rows), whole, 0.0)]
+    return np.asarray(np.nan_to_num(np.stack(columns, axis=-1)), np.float64)
 
 
 class IterationColumns(SeriesColumns):

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.live_view import Floats, Iterations
 from zerotop.analysis.steps.growable_array import GrowingArray
+from zerotop.analysis.steps.missing_steps import find_recorded
 from zerotop.analysis.steps.step_table import STEP_DTYPE
 from zerotop.analysis.views.restarts import AttemptMember
 from zerotop.session.samples import Rows
@@ -19,7 +20,7 @@ _PHASE_COLUMNS = {"data": "data_s", "forward": "forward_s", "backward": "backwar
 class IterationTable:
     """The steps that every rank has finished or exited before, oldest first; :meth:`extend` adds more.
 
-    A step takes as long as on its slowest rank, and is known when the last rank has finished it or exited.
+    A step takes as long as on the slowest rank that recorded it, and is known when the last rank has finished it or exited.
     """
 
     def __init__(self) -> None:
@@ -37,7 +38,7 @@ class IterationTable:
 
     @property
     def token_counts(self) -> NDArray[np.int64]:
-        """Tokens of each step over all ranks, 0 where unknown."""
+        """Tokens of each step over the ranks that recorded it, 0 where unknown."""
         return self._token_counts.rows
 
     @property
@@ -64,7 +65,8 @@ class IterationTable:
             rows = member.read_steps(self._joined_count, end)
             begin = min(len(slowest), max(0, member.missed_steps - self._joined_count))
             own = slice(begin, begin + len(rows))
-            slower = np.flatnonzero(rows["iteration_s"] > slowest["iteration_s"][own])
+            known_s = slowest["iteration_s"][own]
+            slower = np.flatnonzero(~(rows["iteration_s"] <= known_s) & (find_recorded(rows) | (known_s < 0)))
             slowest[begin + slower] = rows[slower]
             tokens[own] += np.maximum(rows["tokens"], 0)
             known_ns[own] = np.maximum(known_ns[own], rows["end_unix_ns"])

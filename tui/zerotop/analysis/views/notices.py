@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from zerotop.analysis.views.job_exit import Losses
+from collections.abc import Iterable
+
+from zerotop.analysis.steps.gaps import describe_gaps
+from zerotop.analysis.steps.step_table import RankSteps, StepTable
+from zerotop.analysis.views.job_exit import Losses, count_losses
 from zerotop.analysis.views.loop_notices import describe_training
 from zerotop.session.reader import Session
 
 
-def describe_notices(session: Session, cursor_ns: int, losses: Losses) -> tuple[str, ...]:
+def describe_notices(session: Session, cursor_ns: int, losses: Losses, processes: Iterable[RankSteps]) -> tuple[str, ...]:
     """Return the notices at a moment in unix time, one sentence each."""
     notices = [str(e.facts["gpu_notice"]) for e in session.events_named("node", cursor_ns) if e.facts.get("gpu_notice")]
     notices += [f"Rank {e.facts.get('rank')}: {e.facts.get('why')}" for e in session.events_named("rank_silent", cursor_ns)]
@@ -15,7 +19,7 @@ def describe_notices(session: Session, cursor_ns: int, losses: Losses) -> tuple[
     notices += _describe_not_reached(session, cursor_ns)
     notices += _describe_not_entered(session, cursor_ns)
     notices += describe_training(session, cursor_ns)
-    notices += filter(None, [losses.loss_sentence])
+    notices += filter(None, [losses.loss_sentence, describe_gaps(session, processes, cursor_ns)])
     for event in (*session.events_named("probe_error", cursor_ns), *session.events_named("sampler_error", cursor_ns)):
         notices.append(f"Recording is partial: {event.facts.get('where')}: {event.facts.get('error')}")
     return tuple(dict.fromkeys([*notices, *describe_damage(session)]))
@@ -29,6 +33,15 @@ def describe_damage(session: Session) -> list[str]:
         for count, noun, effect in counts
         if count
     ]
+
+
+def describe_missing_steps(session: Session) -> str:
+    """Return a sentence about steps that are missing from a recording; "" without any."""
+    if not count_losses(session).records:
+        return ""
+    table = StepTable(session, memory=False)
+    table.update()
+    return describe_gaps(session, table.rank_steps, session.last_written_ns)
 
 
 def _describe_not_reached(session: Session, cursor_ns: int) -> list[str]:

@@ -16,6 +16,7 @@ from zerotop.analysis.live_view import Cost, Job, LiveView, Progress, State
 from zerotop.analysis.processes.process_exits import read_exits
 from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator, read_hosts, read_ranks
 from zerotop.analysis.processes.running_max import Peaks
+from zerotop.analysis.steps.missing_steps import find_recorded
 from zerotop.analysis.steps.step_table import STEP_DTYPE, RankSteps, StepTable
 from zerotop.analysis.views.annotation_runner import Findings, SearchResult
 from zerotop.analysis.views.gpus import read_gpus
@@ -190,7 +191,7 @@ class RecordingSource:
             exit_code=code,
             exit_text=text,
             **parse_engine(facts) | measure_batch(facts, self._find_lead_steps(cursor)),
-            notices=describe_notices(self.session, cursor, losses),
+            notices=describe_notices(self.session, cursor, losses, self._steps.rank_steps),
             prints_here=not self.session.events_named("attached", cursor),
         )
 
@@ -213,9 +214,9 @@ class RecordingSource:
 
     def _measure_progress(self, cursor: int, count: int, job: Job) -> Progress:
         rows = self._iterations.rows[:count]
-        last = rows[-_RATE_STEPS:]
-        seconds = float(last["iteration_s"].mean()) if len(last) else math.nan
-        tokens = float(self._iterations.token_counts[:count][-_RATE_STEPS:].mean()) if len(last) else math.nan
+        recorded = find_recorded(last := rows[-_RATE_STEPS:])
+        seconds = float(last["iteration_s"][recorded].mean()) if recorded.any() else math.nan
+        tokens = float(self._iterations.token_counts[:count][-_RATE_STEPS:][recorded].mean()) if recorded.any() else math.nan
         planned = self.session.events_named("total_steps", cursor)
         total = int(planned[-1].facts["steps"]) if planned else None
         step = int(rows["step"][-1]) if len(rows) else None

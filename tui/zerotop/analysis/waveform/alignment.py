@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.stats.change_points import ShiftFinder
+from zerotop.analysis.steps.missing_steps import find_recorded
 from zerotop.session.reader import Source
 from zerotop.session.samples import Floats, Ints, Rows
 from zerotop_probe.recording.tables import EVAL, PHASE_CODE
@@ -33,7 +34,8 @@ class ChosenIterations:
     """The iterations to fold, and why others in between were left out."""
 
     indices: Ints  # among the rank's steps, ascending
-    left_out: dict[str, int]  # "skipped" (or "updated", where skipped ones are folded), "evaluation", "checkpoint", "long"
+    # "skipped" (or "updated", where skipped ones are folded), "evaluation", "checkpoint", "unrecorded", "long"
+    left_out: dict[str, int]
     skipped: bool  # whether the folded ones are those whose update was skipped
 
 
@@ -63,6 +65,7 @@ def _find_reasons(rows: Rows, skipped: bool) -> NDArray[np.str_]:
     reasons[rows["skipped"] != skipped] = "updated" if skipped else "skipped"
     reasons[rows["checkpoint_s"] > 0] = "checkpoint"
     reasons[rows["eval_s"] > 0] = "evaluation"
+    reasons[~find_recorded(rows)] = "unrecorded"
     return reasons
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.analysis.steps.missing_steps import find_recorded
 from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.analysis.waveform.alignment import AlignedIterations, ChosenIterations, PhaseStretch, align_iterations
 from zerotop.analysis.waveform.phase_bounds import PhaseRow, build_phase_rows
@@ -122,7 +123,8 @@ def _align_follower(process: RankSteps, steps: NDArray[np.int64]) -> AlignedIter
     """Align the same steps of another rank."""
     rows = process.step_rows
     low, high = np.searchsorted(rows["step"], (steps[0], steps[-1] + 1))
-    return align_iterations(process.source, rows, low + np.flatnonzero(np.isin(rows["step"][low:high], steps)))
+    same = np.isin(rows["step"][low:high], steps) & find_recorded(rows[low:high])
+    return align_iterations(process.source, rows, low + np.flatnonzero(same))
 
 
 def _has_same_phases(one: AlignedIterations, other: AlignedIterations) -> bool:

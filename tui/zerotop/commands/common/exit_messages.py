@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerotop.commands.common.escape import escape_unprintable
+from zerotop_probe.recording import directory
 
 if TYPE_CHECKING:
     from zerotop.analysis.views.job_exit import Ending
@@ -19,6 +21,29 @@ def describe_end(end: Ending) -> list[str]:
 
     result = "" if end.exit_code == 0 else end.text or UNSEEN_END
     return [text for text in (result, Losses(end.lost_records, end.lost_output_bytes).loss_sentence) if text]
+
+
+def describe_rank_losses(path: str) -> list[str]:
+    """Return sentences about records of ranks that are missing from a recording; none for a job without ranks."""
+    if not any(Path(path).glob("events-rank*")):
+        return []
+    from zerotop.analysis.views.job_exit import count_losses
+    from zerotop.analysis.views.notices import describe_missing_steps
+    from zerotop.session.reader import Session, SessionError
+
+    try:
+        session = Session.open(Path(path))
+    except SessionError:
+        return []
+    return [text for text in (count_losses(session).loss_sentence, describe_missing_steps(session)) if text]
+
+
+def describe_place(path: str | Path) -> str:
+    """Say where the recording is, or why there is none."""
+    if directory.has_recording(str(path)):
+        return f"recorded in {path}"
+    reason = "nothing could be written to it" if Path(path).is_dir() else "it was moved or removed while the job ran"
+    return f"not recorded in {path}: {reason}"
 
 
 def write_messages(*sentences: str) -> None:

@@ -6,10 +6,11 @@ import time
 from pathlib import Path
 
 from zerotop.analysis.views.job_exit import read_ending
+from zerotop.analysis.views.notices import describe_missing_steps
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.commands.common.errors import FAILED
 from zerotop.commands.common.escape import escape_unprintable
-from zerotop.commands.common.exit_messages import describe_end
+from zerotop.commands.common.exit_messages import describe_end, describe_place
 from zerotop.commands.common.live_session import RunningSession
 from zerotop.commands.common.user_settings import load_settings
 from zerotop.commands.job.controller import AwaitEntry, JobController
@@ -38,12 +39,13 @@ def watch_job(path: str | Path, await_entry: AwaitEntry | None = None) -> int:
     if leaving is Leaving.STOPPED or not job_control.is_job_alive(folder):
         _await_end(session)
     session.refresh()
-    print(escape_unprintable(f"Recorded in {session.path}"))
+    place = describe_place(session.path)
+    print(escape_unprintable(place[0].upper() + place[1:]))
     if job_control.is_job_alive(folder) if job_control.is_job_here(folder) else session.is_live:
         print(escape_unprintable(f"Training continues. Reattach: {controller.attach_command}"))
         return app.return_code or 0
     end = read_ending(session)
-    for sentence in describe_end(end):
+    for sentence in filter(None, [*describe_end(end), describe_missing_steps(session)]):
         print(escape_unprintable(sentence))
     return FAILED if end.exit_code is None else end.exit_code
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol, runtime_checkable
 
 from textual.screen import Screen
@@ -42,5 +43,5 @@ def format_iterations(iterations: Iterations) -> str:
     for place, step in enumerate(iterations.step.tolist()):
         seconds = [iterations.iteration_s[place], *(iterations.phase_s[name][place] for name in names)]
         skipped = str(int(iterations.skipped[place]))
-        lines.append((str(step), skipped, *(f"{value:.6f}" for value in seconds)))
+        lines.append((str(step), skipped, *("" if math.isnan(value) else f"{value:.6f}" for value in seconds)))
     return format_tsv(lines)

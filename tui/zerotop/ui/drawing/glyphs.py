@@ -57,6 +57,7 @@ class Glyphs:
     peak: str = "▕"
     swatch: str = "■"
     skipped: str = "×"
+    missing: str = "?"  # in place of a step that was not recorded
     clipped: str = "▲"
     marked: str = "▼"  # above a step with a finding
     mark: str = "◆"  # the same on a time line

@@ -17,6 +17,7 @@ _REASONS = {
     "updated": "with an update",
     "evaluation": "with evaluation",
     "checkpoint": "with a checkpoint",
+    "unrecorded": "not recorded",
     "long": "outlier",
     "other": "with other phases",
 }

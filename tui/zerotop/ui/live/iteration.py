@@ -70,7 +70,7 @@ def _choose_step_width(total: int | None, room: int) -> int:
 def _plot_steps(
     canvas: Canvas, iterations: Iterations, shown: slice, scale: Scale, step_width: int, marks: Mapping[int, str]
 ) -> None:
-    """Plot the columns of the shown steps, with marks on those that are too tall, were skipped or are in ``marks``."""
+    """Plot the columns of the shown steps, with marks on those that are missing, too tall, skipped or in ``marks``."""
     glyphs, plot_rows = canvas.glyphs, scale.count_plot_rows(canvas.height)
     spare = canvas.height - plot_rows
     plot = canvas.slice_rows(spare, plot_rows)
@@ -83,8 +83,11 @@ def _plot_steps(
     plot_stack(plot, layers, top=scale.highest)
     steps, skipped = iterations.step[shown].tolist(), iterations.skipped[shown].tolist()
     too_tall = (iterations.iteration_s[shown] > scale.highest * 1.001).tolist()
+    missing = np.isnan(iterations.iteration_s[shown]).tolist()
     for index, step in enumerate(steps):
         x = index * step_width + (column_width - 1) // 2
+        if missing[index]:
+            canvas.write_mark(x, canvas.height - 1, glyphs.missing, "muted")
         if too_tall[index]:
             canvas.write_mark(x, spare, glyphs.clipped, "clipped")
         if skipped[index]:
@@ -111,7 +114,7 @@ def _draw_legend(iterations: Iterations, scale: Scale, height: int, glyphs: Glyp
     names = [
         name for name in reversed(ITERATION_PHASES) if name in ("forward", "backward", "step") or last.get(name, 0.0) > 0
     ]
-    skipped = int(iterations.skipped.sum())
+    skipped, missing = int(iterations.skipped.sum()), int(np.isnan(iterations.iteration_s).sum())
     rows: list[Row] = []
     if height > len(names):
         heading = f"step {int(iterations.step[-1])}"
@@ -120,9 +123,12 @@ def _draw_legend(iterations: Iterations, scale: Scale, height: int, glyphs: Glyp
     for name in _choose_longest(names, last, height):
         style, figure = f"phase-{name}", _format_seconds(last.get(name, math.nan), scale)
         rows.append(((f"{glyphs.find_sample(style)} ", style), (name.ljust(LEGEND_WIDTH - 8), "text"), (figure, "value")))
-    if skipped and len(rows) < height:
-        text = "skipped".ljust(LEGEND_WIDTH - 8)
-        rows.append(((f"{glyphs.skipped} ", "warn"), (text, "text"), (str(skipped).rjust(6), "value")))
+    for name, count, glyph, style in (
+        ("skipped", skipped, glyphs.skipped, "warn"),
+        ("missing", missing, glyphs.missing, "muted"),
+    ):
+        if count and len(rows) < height:
+            rows.append(((f"{glyph} ", style), (name.ljust(LEGEND_WIDTH - 8), "text"), (str(count).rjust(6), "value")))
     return (rows + [()] * height)[:height]
 
 

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group, Rows, Samples
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, Samples
+from zerotop.analysis.annotations.support.runs import find_run_begins
 from zerotop.analysis.formatting import MIB
-from zerotop.analysis.processes.host_memory import read_host_memory
+from zerotop.analysis.processes.host_memory import measure_limit_bytes, measure_used_bytes
 
 _SHORT = FindingKind(
     name="host_memory_short",
@@ -59,42 +58,36 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
             if not len(samples):
                 continue
             yield _check_swap(group, host, state, samples)
-            if not _flag_full(samples.rows).any():
-                state.full_since_ns = None
-                continue
-            for time_ns, row in zip(samples.times.tolist(), samples.rows, strict=True):
-                yield _check_full(group, host, state, time_ns, row)
+            yield _check_full(group, host, state, samples)
 
 
-def _flag_full(rows: Rows) -> NDArray[np.bool_]:
-    """Whether the node's memory or its control group's is nearly all in use."""
-    node = rows["memory_available_bytes"] <= (1 - HOST_FULL_SHARE) * rows["memory_total_bytes"]
-    group = (rows["cgroup_limit_bytes"] > 0) & (rows["cgroup_used_bytes"] >= HOST_FULL_SHARE * rows["cgroup_limit_bytes"])
-    full: NDArray[np.bool_] = node | group
-    return full
-
-
-def _check_full(group: Group, host: str, state: _State, time_ns: int, row: Any) -> Annotation | None:
-    memory = read_host_memory(row, time_ns)
-    used, limit = memory.used_bytes, memory.limit_bytes
-    is_short = limit > 0 and used >= HOST_FULL_SHARE * limit
-    by_ranks = _sum_rank_bytes(group, host, time_ns) if is_short else 0
-    if not is_short or (memory.is_confined and by_ranks < HOST_FULL_RANKS_SHARE * limit):
-        state.full_since_ns = None
+def _check_full(group: Group, host: str, state: _State, samples: Samples) -> Annotation | None:
+    if (_SHORT.name, host) in group.reported:
         return None
-    state.full_since_ns = time_ns if state.full_since_ns is None else state.full_since_ns
-    if (_SHORT.name, host) in group.reported or time_ns - state.full_since_ns < HOST_FULL_SECONDS * 1e9:
+    times, limits, used = samples.times, measure_limit_bytes(samples.rows), measure_used_bytes(samples.rows)
+    is_confined = limits < samples.rows["memory_total_bytes"]
+    is_short = (limits > 0) & (used >= HOST_FULL_SHARE * limits)
+    by_ranks = _sum_rank_bytes(group, host, times) if is_short.any() else np.zeros(len(times), np.int64)
+    is_short &= ~is_confined | (by_ranks >= HOST_FULL_RANKS_SHARE * limits)
+    begins = find_run_begins(is_short)
+    since = times[np.minimum(begins, len(times) - 1)]
+    if state.full_since_ns is not None:
+        since = np.where(begins == 0, state.full_since_ns, since)
+    state.full_since_ns = int(since[-1]) if is_short[-1] else None
+    found = np.flatnonzero(is_short & (times - since >= HOST_FULL_SECONDS * 1e9))
+    if not len(found):
         return None
     group.reported.add((_SHORT.name, host))
+    at = found[0]
     return _SHORT.at(
         group,
-        state.full_since_ns,
-        time_ns,
-        {"used_bytes": used, "limit_bytes": limit, "ranks_bytes": by_ranks},
-        step=group.step_at(time_ns),
+        int(since[at]),
+        int(times[at]),
+        {"used_bytes": used[at], "limit_bytes": limits[at], "ranks_bytes": by_ranks[at]},
+        step=group.step_at(int(times[at])),
         ranks=group.ranks_on(host),
-        limit_name="the control group's limit" if memory.is_confined else f"{host}'s memory",
-        share=used / limit,
+        limit_name="the control group's limit" if is_confined[at] else f"{host}'s memory",
+        share=used[at] / limits[at],
     )
 
 
@@ -111,6 +104,12 @@ def _check_swap(group: Group, host: str, state: _State, samples: Samples) -> Ann
     return _SWAPPING.at(group, time_ns, time_ns, evidence, ranks=group.ranks_on(host), host=host)
 
 
-def _sum_rank_bytes(group: Group, host: str, time_ns: int) -> int:
-    rows = [process.host_samples.read_last(time_ns) for process in group.processes_on(host)]
-    return sum(int(row["rss_bytes"]) for row in rows if row is not None)
+def _sum_rank_bytes(group: Group, host: str, times: Ints) -> Ints:
+    """Return the resident memory of a node's ranks at each time."""
+    total = np.zeros(len(times), np.int64)
+    for process in group.processes_on(host):
+        before = process.host_samples.read_last(int(times[0]))
+        samples = process.host_samples.read_window(int(times[0]), int(times[-1]))
+        sizes = [[before["rss_bytes"] if before is not None else 0], samples.rows["rss_bytes"] if len(samples) else []]
+        total += np.concatenate(sizes).astype(np.int64)[np.searchsorted(samples.times, times, "right")]
+    return total

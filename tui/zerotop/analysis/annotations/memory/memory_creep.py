@@ -43,7 +43,8 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
             held = read_held_bytes(process, process.steps[state.steps_read :])
             for begin, end in _find_stretches(held, state):
                 rows = process.steps[begin : end + 1]
-                yield _build_finding(process, rows[1:], read_held_bytes(process, rows))
+                if process.count_report(_KIND.name):
+                    yield _build_finding(process, rows[1:], read_held_bytes(process, rows))
             state.steps_read = len(process.steps)
 
 

@@ -37,7 +37,8 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
             if min(before["allocated_peak_bytes"].min(), after["allocated_peak_bytes"].min()) <= 0:
                 continue
             is_first_real = bool(before["skipped"].mean() > 0.5 > after["skipped"].mean())
-            if peaks[shift.first] - np.median(peaks[shift.before]) >= JUMP_BYTES and not is_first_real:
+            is_jump = peaks[shift.first] - np.median(peaks[shift.before]) >= JUMP_BYTES and not is_first_real
+            if is_jump and group.count_report(_KIND.name):
                 yield _build_finding(group, before, after)
 
 

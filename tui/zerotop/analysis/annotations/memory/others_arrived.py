@@ -52,7 +52,9 @@ def _check_rank(
         return
     first = recording.get_records("gpu_processes", host).read_first()
     before = first.rows["pid"].tolist() if len(first) else []
-    for at in np.flatnonzero(~is_own & (samples.rows["used_bytes"] >= OTHERS_BYTES)).tolist():
+    large = np.flatnonzero(~is_own & (samples.rows["used_bytes"] >= OTHERS_BYTES))
+    _, first_of_pid = np.unique(samples.rows["pid"][large], return_index=True)
+    for at in large[np.sort(first_of_pid)].tolist():
         pid, time_ns = int(samples.rows["pid"][at]), int(samples.times[at])
         left = earlier.get((host, pid))
         if pid in reported or (pid in before and left is None):

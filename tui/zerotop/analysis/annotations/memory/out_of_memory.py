@@ -34,10 +34,18 @@ _NUMBER_FIELDS = (
 )
 
 
+class _State:
+    events_read = 0
+
+
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report each step in which a rank of an attempt ran out of memory: the first rank that did."""
     for group in recording.groups:
-        errors = [event for process in group.processes for event in process.events_named("out_of_memory")]
+        errors: list[Event] = []
+        for process in group.processes:
+            state = process.get_state(_State)
+            errors += process.events_named("out_of_memory")[state.events_read :]
+            state.events_read = len(process.events_named("out_of_memory"))
         for event in sorted(errors, key=lambda error: error.unix_ns):
             key = _KIND.name, event.facts.get("step")
             if key not in group.reported:

@@ -66,7 +66,8 @@ def _check_owner(group: Group, state: _State) -> Iterator[Annotation]:
     for at in np.flatnonzero(np.diff(owners, prepend=state.owner)).tolist():
         window = slice(agreed[at], agreed[at] + PLATEAU_STEPS)
         has_changed, state.owner = state.owner >= 0, int(owners[at])
-        yield _build_finding(group, state.indices[window], state.peaks[window].max(axis=0), state.owner, has_changed)
+        if group.count_report(_KIND.name):
+            yield _build_finding(group, state.indices[window], state.peaks[window].max(axis=0), state.owner, has_changed)
 
 
 def _find_owners(peaks: Ints) -> Ints:

@@ -61,12 +61,11 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report each evaluation that reserves more memory than before; later ones use what is reserved."""
     for group in recording.groups:
         state, lead = group.get_state(_State), group.lead
-        evaluations = lead.read_rare_phases("eval")
-        new = Samples(evaluations.times[state.evaluations_read :], evaluations.rows[state.evaluations_read :])
-        state.evaluations_read = len(evaluations)
+        new = lead.read_rare_phases("eval").skip(state.evaluations_read)
+        state.evaluations_read += len(new)
         for begin_ns, end_ns, span in zip(lead.compute_begins(new).tolist(), new.times.tolist(), new.rows, strict=True):
             memory = _measure_memory(lead, begin_ns, end_ns, state)
-            if memory is not None and not span["flags"] & FAILED:
+            if memory is not None and not span["flags"] & FAILED and group.count_report(_KIND.name):
                 yield _build_finding(group, begin_ns, end_ns, int(span["step"]), memory)
         if len(lead.steps):
             # During an evaluation no step finishes.

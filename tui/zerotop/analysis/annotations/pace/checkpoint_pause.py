@@ -25,19 +25,25 @@ PAUSE_SECONDS = 1.0
 PAUSE_ITERATIONS = 2.0
 
 
+class _State:
+    saves_read = 0
+    longest_s = 0.0
+
+
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report the first long pause of each attempt, and later ones that are longer by SPIKE_SIMILAR_SHARE."""
     for group in recording.groups:
-        lead, longest = group.lead, 0.0
-        saves = lead.read_rare_phases("checkpoint_save")
+        lead, state = group.lead, group.get_state(_State)
+        saves = lead.read_rare_phases("checkpoint_save").skip(state.saves_read)
+        state.saves_read += len(saves)
         for begin_ns, end_ns in zip(lead.compute_begins(saves).tolist(), saves.times.tolist(), strict=True):
             before = lead.steps_until(begin_ns)
             pause = (end_ns - begin_ns) / 1e9
-            if not len(before) or pause < PAUSE_SECONDS or pause <= longest * (1 + SPIKE_SIMILAR_SHARE):
+            if not len(before) or pause < PAUSE_SECONDS or pause <= state.longest_s * (1 + SPIKE_SIMILAR_SHARE):
                 continue
             usual = float(np.median(before["iteration_s"][-20:]))
             if pause < PAUSE_ITERATIONS * usual:
                 continue
-            longest = pause
+            state.longest_s = pause
             evidence = {"pause_s": pause, "iteration_s": usual, "iterations": pause / usual}
             yield _KIND.at(group, begin_ns, end_ns, evidence, step=int(before["step"][-1]))

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity, find_first_run
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
+from zerotop.analysis.annotations.support.runs import find_first_run
 from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 

@@ -64,6 +64,9 @@ class _State:
     indices: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # the lead's last real steps
     gaps: Floats = field(default_factory=lambda: np.empty(0, np.float64))  # and their gaps
     reported_gap: float | None = None
+    gpu_read_ns: int = 0  # the lead's GPU was read up to here
+    gpu_used_bytes: int = 0  # the highest so far
+    gpu_total_bytes: int = 0
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
@@ -96,7 +99,8 @@ def _check_group(recording: Evidence, group: Group) -> Iterator[Annotation]:
         gap = float(middle[at])
         if state.reported_gap is None or not 1 / SPIKE_REPEAT_FACTOR < gap / state.reported_gap < SPIKE_REPEAT_FACTOR:
             state.reported_gap = gap
-            yield _build_finding(recording, group, lead.steps[indices[at : at + SPIKE_STEPS]], gap, float(shares[at]))
+            if group.count_report(_KIND.name):
+                yield _build_finding(recording, group, lead.steps[indices[at : at + SPIKE_STEPS]], gap, float(shares[at]))
 
 
 def _measure_gaps(lead: Process, rows: Rows) -> Floats:
@@ -122,7 +126,7 @@ def _build_finding(recording: Evidence, group: Group, rows: Rows, gap: float, sh
         "processes": float(len(ranks)),
         **_measure_work(group, rows),
         **_measure_traffic(lead, rows),
-        **_measure_room(lead, known_ns),
+        **_measure_room(group, known_ns),
     }
     to_host, to_gpu = evidence.get("pcie_to_host_bytes"), evidence.get("pcie_to_gpu_bytes")
     copied = evidence.get("copied_each_way_bytes")
@@ -193,9 +197,10 @@ def _measure_traffic(lead: Process, rows: Rows) -> dict[str, float]:
     return traffic
 
 
-def _measure_room(lead: Process, known_ns: int) -> dict[str, float]:
+def _measure_room(group: Group, known_ns: int) -> dict[str, float]:
     """What the optimizer would need on the GPU, and what was always free there."""
     room: dict[str, float] = {}
+    lead, state = group.lead, group.get_state(_State)
     parameters, shared_by = lead.engine.get("trainable_parameters"), lead.engine.get("data_parallel") or 1
     if isinstance(parameters, int):
         # Adam in mixed precision: master weights and two moments, 4 bytes each; gradients of 2, and, during the update, 8
@@ -203,9 +208,13 @@ def _measure_room(lead: Process, known_ns: int) -> dict[str, float]:
         room |= _estimate_without_offload(lead)
         room["optimizer_bytes"] = 12.0 * parameters / shared_by
         room["needed_bytes"] = 22.0 * parameters / shared_by
-    samples = lead.gpu_samples.read_window(0, known_ns)
+    samples = lead.gpu_samples.read_window(state.gpu_read_ns, known_ns)
+    state.gpu_read_ns = known_ns
     if len(samples):
-        room["gpu_free_bytes"] = float(samples.rows["total_bytes"][-1] - samples.rows["used_bytes"].max())
+        state.gpu_used_bytes = max(state.gpu_used_bytes, int(samples.rows["used_bytes"].max()))
+        state.gpu_total_bytes = int(samples.rows["total_bytes"][-1])
+    if state.gpu_total_bytes:
+        room["gpu_free_bytes"] = float(state.gpu_total_bytes - state.gpu_used_bytes)
     return room
 
 

@@ -38,7 +38,8 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
         steps = group.lead.steps
         values = steps["iteration_s"]
         for shift in group.lead.get_state(ShiftFinder, _KIND.name).find_shifts(values):
-            if max(values[shift.before].max(), values[shift.first]) >= SHORTEST_ITERATION_S:
+            is_long = max(values[shift.before].max(), values[shift.first]) >= SHORTEST_ITERATION_S
+            if is_long and group.count_report(_KIND.name):
                 change = StepChange(group, steps[shift.before], steps[shift.first : shift.last + 1])
                 cause = find_cause(change)
                 if cause is not None or not _is_by_others(change):

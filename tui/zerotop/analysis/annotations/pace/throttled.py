@@ -46,15 +46,22 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
         if not len(samples):
             continue
         reasons = np.maximum(samples.rows["throttle_reasons"], 0) & SLOWED_MASK
-        for at in np.flatnonzero(reasons).tolist():
-            time_ns = int(samples.times[at])
-            if time_ns - state.last_ns > _PAUSE_NS:
-                state.since_ns, state.reasons = time_ns, 0
-            state.last_ns, state.reasons = time_ns, state.reasons | int(reasons[at])
-            if time_ns - state.since_ns >= THROTTLED_SECONDS * 1e9:
-                process.reported.add(_KIND.name)
-                yield _build_finding(process, state, samples, at)
-                break
+        indices = np.flatnonzero(reasons)
+        if not len(indices):
+            continue
+        times = samples.times[indices]
+        continues = np.diff(times, prepend=state.last_ns) <= _PAUSE_NS
+        # Index of the sample at which each run begins; 0 stands for one that goes on from before.
+        begins = np.maximum.accumulate(np.where(continues, 0, np.arange(1, len(times) + 1)))
+        since = np.where(begins > 0, times[begins - 1], state.since_ns)
+        found = np.flatnonzero(times - since >= THROTTLED_SECONDS * 1e9)
+        end = int(found[0]) if len(found) else len(times) - 1
+        before = 0 if begins[end] else state.reasons
+        state.reasons = before | int(np.bitwise_or.reduce(reasons[indices[max(0, begins[end] - 1) : end + 1]]))
+        state.last_ns, state.since_ns = int(times[end]), int(since[end])
+        if len(found):
+            process.reported.add(_KIND.name)
+            yield _build_finding(process, state, samples, int(indices[end]))
 
 
 def _build_finding(process: Process, state: _State, samples: Samples, index: int) -> Annotation:

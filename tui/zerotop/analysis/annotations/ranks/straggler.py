@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity, find_first_run
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.causes import compute_own_seconds
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Ints
+from zerotop.analysis.annotations.support.runs import find_first_run
 from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 
@@ -38,7 +39,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
     for group in recording.groups:
         if _KIND.name in group.reported or len(group.processes) < 2:
             continue
-        count = min(len(process.steps) for process in group.processes)
+        count = min(len(process.aligned_steps) for process in group.processes)
         window = group.next_steps(count, _KIND.name, SETTLED_STEPS - 1)
         if window is None:
             continue
@@ -58,21 +59,21 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 
 def _measure_lateness(group: Group, window: slice) -> tuple[Ints, Floats]:
     """The index of the process that the others waited for in each step, -1 for none, and for how long (seconds)."""
-    own = np.stack([compute_own_seconds(process.steps[window]) for process in group.processes])
+    own = np.stack([compute_own_seconds(process.aligned_steps[window]) for process in group.processes])
     late = own.max(axis=0) - np.partition(own, -2, axis=0)[-2]
     is_late = (late >= STALL_SECONDS) & (late >= STRAGGLER_SHARE * _measure_iterations(group, window))
     return np.where(is_late, np.argmax(own, axis=0), -1), late
 
 
 def _measure_iterations(group: Group, window: slice) -> Floats:
-    longest: Floats = np.max([process.steps["iteration_s"][window] for process in group.processes], axis=0)
+    longest: Floats = np.max([process.aligned_steps["iteration_s"][window] for process in group.processes], axis=0)
     return longest
 
 
 def _build_finding(group: Group, index: int, window: slice, late: float) -> Annotation:
     process = group.processes[index]
-    rows = process.steps[window]
+    rows = process.aligned_steps[window]
     usual, data = float(np.median(_measure_iterations(group, window))), float(np.median(rows["data_s"]))
     kind, evidence = _DATA if data >= late / 2 else _KIND, {"late_s": late, "iteration_s": usual, "data_s": data}
-    known_ns = max(int(other.steps["end_unix_ns"][window][-1]) for other in group.processes)
+    known_ns = max(int(other.aligned_steps["end_unix_ns"][window][-1]) for other in group.processes)
     return kind.at_steps(process, rows, evidence, known_ns=known_ns, share=late / usual)

@@ -9,7 +9,6 @@ from enum import Enum
 from types import EllipsisType
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.formatting import Text
@@ -110,11 +109,3 @@ class FindingKind:
         sentence, advice = Text(self.sentence, values), Text(self.advice, values)
         head = self.name, begin_ns, end_ns, known_ns, step, tuple(ranks), self.severity, self.confidence
         return Annotation(*head, sentence, advice, numbers)
-
-
-def find_first_run(flags: NDArray[np.bool_], length: int) -> int | None:
-    """Return the index of the first ``length`` set flags in a row."""
-    if len(flags) < length:
-        return None
-    runs = np.lib.stride_tricks.sliding_window_view(flags, length).all(axis=1)
-    return int(np.argmax(runs)) if runs.any() else None

@@ -9,6 +9,8 @@ from zerotop.analysis.annotations.support.record_window import Records, Samples
 from zerotop.session.reader import Source
 
 T = TypeVar("T")
+# Findings of one kind that are all reported.
+MOST_REPORTS = 20
 
 
 class DetectorState:
@@ -39,6 +41,15 @@ class DetectorState:
         state = self.get_state(_Position, key)
         begin, state.count = state.count, max(count, state.count)
         return slice(max(0, begin - overlap), count) if count > begin else None
+
+    def count_report(self, name: str) -> bool:
+        """Count one more finding of a kind; return whether to report it.
+
+        The first MOST_REPORTS are, then the one at each doubling: what happens again and again is no news.
+        """
+        state = self.get_state(_Position, f"{name} reports")
+        state.count += 1
+        return state.count <= MOST_REPORTS or state.count.bit_count() == 1
 
 
 class _Position:

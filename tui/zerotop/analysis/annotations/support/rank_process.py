@@ -14,6 +14,7 @@ from zerotop.analysis.annotations.support.record_window import Records, Samples
 from zerotop.analysis.annotations.support.session_index import SessionIndex
 from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.memory.allocator_settings import read_settings
+from zerotop.analysis.steps.growable_array import GrowingArray
 from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.session.reader import Event, Source
 from zerotop.session.samples import Ints, Rows
@@ -38,8 +39,8 @@ class Process(DetectorState):
         self.begins = self._make_records("begins")
         self.allocator = self._make_records("allocator")
         self.host_samples = recording.get_records("processes", self.host, "pid", self.source.pid)
-        self._rank_steps = steps
-        self._rare_parts: list[Samples] = []
+        self.rank_steps = steps
+        self._rare_phases: dict[str, tuple[GrowingArray, GrowingArray]] = {}  # times and rows
         self._rare_counts: dict[Source, int] = {}
 
     def _make_records(self, table: str) -> Records:
@@ -47,8 +48,13 @@ class Process(DetectorState):
 
     @property
     def steps(self) -> Rows:
-        """All finished steps, in order (STEP_DTYPE)."""
-        return self._rank_steps.step_rows
+        """All finished steps that were recorded completely, in order (STEP_DTYPE)."""
+        return self.rank_steps.recorded_steps
+
+    @property
+    def aligned_steps(self) -> Rows:
+        """All finished steps, also those that were not recorded, so that ranks have the same steps in the same rows."""
+        return self.rank_steps.step_rows
 
     def steps_until(self, time_ns: int) -> Rows:
         """Return the steps that were finished at a time."""
@@ -105,17 +111,19 @@ class Process(DetectorState):
     def read_rare_phases(self, name: str) -> Samples:
         """Return all finished outermost phases of a name (evaluation, checkpoint saved or loaded), by their ends."""
         fresh = self.spans.read_new(self._rare_counts)
-        if len(fresh):
-            is_rare = _RARE_MASK.take(np.minimum(fresh.rows["phase"], len(PHASES)))
-            if is_rare.any():
-                self._rare_parts.append(fresh.select_rows(is_rare & (fresh.rows["depth"] == 0)))
-        if not self._rare_parts:
-            return Samples(np.empty(0, np.int64), np.empty(0, self.source.array.dtype))
-        if len(self._rare_parts) > 1:
-            times, rows = ([getattr(part, name) for part in self._rare_parts] for name in ("times", "rows"))
-            self._rare_parts = [Samples(np.concatenate(times), np.concatenate(rows))]
-        phases = self._rare_parts[0]
-        return phases.select_rows(phases.rows["phase"] == PHASE_CODE[name])
+        if len(fresh) and (is_rare := _RARE_MASK.take(np.minimum(fresh.rows["phase"], len(PHASES)))).any():
+            rare = fresh.select_rows(is_rare & (fresh.rows["depth"] == 0))
+            for phase in _RARE:
+                chosen = rare.rows["phase"] == PHASE_CODE[phase]
+                for known, new in zip(self._get_rare(phase), (rare.times, rare.rows), strict=True):
+                    known.add_rows(int(chosen.sum()))[:] = new[chosen]
+        times, rows = self._get_rare(name)
+        return Samples(times.rows, rows.rows)
+
+    def _get_rare(self, name: str) -> tuple[GrowingArray, GrowingArray]:
+        if name not in self._rare_phases:
+            self._rare_phases[name] = GrowingArray(np.int64), GrowingArray(self.source.array.dtype)
+        return self._rare_phases[name]
 
     def compute_begins(self, spans: Samples) -> Ints:
         """Return when phases of this process began, in unix nanoseconds."""

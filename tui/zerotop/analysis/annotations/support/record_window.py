@@ -30,6 +30,10 @@ class Samples:
         low, high = np.searchsorted(self.times, (begin_ns, end_ns), "right")
         return Samples(self.times[low:high], self.rows[low:high])
 
+    def skip(self, count: int) -> Samples:
+        """Return the records after the first ``count``."""
+        return Samples(self.times[count:], self.rows[count:])
+
     def select_rows(self, mask: NDArray[np.bool_]) -> Samples:
         return Samples(self.times[mask], self.rows.compress(mask))
 

@@ -1,0 +1,227 @@
+"""Troubles in long recordings: each kind of finding all the time, again and again, or always just short of being one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from long_recording import CORES, GIB, PHASE_NAMES, STEP_S, Trouble
+from zerotop_probe.recording import events
+from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE, SKIPPED
+
+Rows = np.ndarray[Any, Any]
+Change = Callable[[Rows], None]
+Pace = Callable[[Rows, int], None]
+
+DATA, BACKWARD, STEP = (PHASE_NAMES.index(name) for name in ("data", "backward", "step"))
+EVAL, SAVE = PHASE_NAMES.index("eval"), PHASE_NAMES.index("checkpoint_save")
+
+
+def every(rows: Rows, period_s: float, share: float) -> Rows:
+    """Which records lie in the first ``share`` of each period; never in the first minute."""
+    seconds = rows["time_ns"] / 1e9
+    return (seconds > 60) & (seconds % period_s < share * period_s)
+
+
+def set_values(period_s: float = 1.0, share: float = 1.0, **columns: Any) -> Change:
+    """Set columns in the first ``share`` of each period."""
+
+    def change(rows: Rows) -> None:
+        chosen = every(rows, period_s, share)
+        for name, value in columns.items():
+            rows[name][chosen] = value
+
+    return change
+
+
+def prolong(phase: int, period: int, length: int, seconds: float, *, only_rank: int | None = None) -> Pace:
+    """Let a phase last so long in the last ``length`` of each ``period`` steps."""
+
+    def change(paces: Rows, rank: int) -> None:
+        if only_rank in (None, rank):
+            paces[np.arange(len(paces)) % period >= period - length, phase] = seconds
+
+    return change
+
+
+def _slow_down(paces: Rows, rank: int) -> None:
+    paces *= np.linspace(1, 20, len(paces))[:, None]
+
+
+def _evaluate(paces: Rows, rank: int) -> None:
+    prolong(EVAL, 50, 1, 1.0)(paces, rank)
+    prolong(SAVE, 50, 1, 1.0)(paces, rank)
+    paces[np.arange(len(paces)) % 50 == 48, SAVE] = 1.0
+
+
+def _grow_at_pauses(rows: Rows) -> None:
+    """Each evaluation reserves more, up to what a device has, and leaves a little; then all is given back."""
+    count = np.cumsum(np.diff(rows["phase"], prepend=0) == np.int32(PHASE_CODE["eval"])) % 40
+    rows["reserved_bytes"] = rows["reserved_peak_bytes"] = (20 + 1.5 * count) * GIB
+    rows["allocated_bytes"] = (10 + 0.01 * count) * GIB
+    rows["allocated_peak_bytes"] = rows["allocated_bytes"]
+
+
+def _alternate_owner(rows: Rows) -> None:
+    owner = np.where(rows["step"] // 5 % 2, PHASE_CODE["forward"], PHASE_CODE["backward"])
+    rows["allocated_peak_bytes"] = np.where(rows["phase"] == owner, 15 * GIB, 12 * GIB)
+
+
+def _alternate_peaks(rows: Rows) -> None:
+    rows["allocated_peak_bytes"] = np.where(rows["time_ns"] / 1e9 // 20 % 2, 15 * GIB, 10 * GIB)
+
+
+def _creep(rows: Rows) -> None:
+    """Memory grows for 20 steps by 5 MiB each, then returns."""
+    rows["allocated_bytes"] = 10 * GIB + rows["time_ns"] // int(STEP_S * 1e9) % 20 * (5 << 20)
+
+
+def _fragment(rows: Rows) -> None:
+    rows["reserved_bytes"] = rows["reserved_peak_bytes"] = np.where(every(rows, 10, 0.2), 75 * GIB, 20 * GIB)
+
+
+def _retry(rows: Rows) -> None:
+    rows["retries"] = rows["time_ns"] // 10**10
+
+
+def _grow(rows: Rows) -> None:
+    rows["rss_bytes"] += rows["time_ns"] // 10**3  # 1 GB in 1000 s
+
+
+def _swap(rows: Rows) -> None:
+    rows["swap_used_bytes"] = rows["time_ns"] // 10**9 % 600 << 20
+
+
+def _add_others(rows: Rows) -> None:
+    """Every other record is that of another process."""
+    rows["pid"][1::2] = 5000 + np.arange(len(rows) // 2) % 50
+
+
+def _skip(rows: Rows) -> None:
+    rows["flags"][(rows["flags"] & BOUNDARY != 0) & (rows["step"] < rows["step"].max() // 2)] |= SKIPPED
+
+
+def _lose(rows: Rows) -> None:
+    rows["step"] += rows["step"] // 100  # one step of a hundred is missing
+
+
+def _overflow(write: Callable[..., None], steps: int) -> None:
+    for step in range(0, steps, 20):
+        write(STEP_S * (step + 1), events.OVERFLOW, engine=0, step=step, loss_scale_before=2.0, loss_scale_after=1.0)
+
+
+def _run_out(write: Callable[..., None], steps: int) -> None:
+    facts = {"device": 0, "requested_bytes": GIB, "free_bytes": 0, "phase": "forward", "micro_step": 0}
+    for step in range(100, steps, 400):
+        write(STEP_S * (step + 0.3), events.OUT_OF_MEMORY, step=step, allocated_bytes=70 * GIB, **facts)
+
+
+def _take_inventory(write: Callable[..., None], steps: int) -> None:
+    host = {"master_weights": 8 * GIB, "gradients": 8 * GIB, "optimizer_state": 16 * GIB}
+    facts = {"engine": 0, "host": host, "host_pinned": host, "pinned_allocator": {"allocated_bytes": 60 * GIB}}
+    write(STEP_S * 0.99, events.TENSORS, step=1, when="after_update", **facts)
+    write(STEP_S * 0.99, events.TENSORS, step=1, when="init", **facts)
+
+
+def _bind_cores(write: Callable[..., None], steps: int) -> None:
+    for rank in range(2):
+        write(0.01, events.AFFINITY, on_node=True, pid=1000 + rank, cpus="0-3")
+
+
+def _lose_ranks(write: Callable[..., None], steps: int) -> None:
+    for number in range(steps // 200):
+        write(50 * number + 1, events.RANK_GONE, on_node=True, rank=0, pid=2000 + number)
+    write(STEP_S * steps, events.RANK_GONE, on_node=True, rank=0, pid=1000)
+
+
+_BUSY = {"cores_used": CORES * 1.0}
+_WAITING = {"waiting_cores": CORES * 0.5}
+TROUBLES: dict[str, Trouble] = {
+    "allocator_retries": Trouble(tables={"allocator": _retry}),
+    "checkpoint_pause": Trouble(_evaluate),
+    "core_binding": Trouble(events=_bind_cores, ranks=2),
+    "cores_taken": Trouble(tables={"hosts": set_values(**_BUSY), "processes": set_values(**_WAITING)}),
+    "cores_taken, too short": Trouble(
+        tables={"hosts": set_values(4, 0.25, **_BUSY), "processes": set_values(4, 0.25, **_WAITING)}
+    ),
+    "crowded_cores": Trouble(tables={"processes": set_values(cores_used=CORES * 1.0, waiting_cores=CORES * 1.0)}),
+    "data_stall": Trouble(prolong(DATA, 10, 10, 0.3)),
+    "data_stall, too short": Trouble(prolong(DATA, 5, 4, 0.3)),
+    "dead_rank": Trouble(events=_lose_ranks),
+    "double_spike": Trouble(prolong(STEP, 20, 10, 2 * STEP_S)),
+    "first_real_step": Trouble(events=_take_inventory, engine={"inner_optimizer": "Adam"}),
+    "fragmentation": Trouble(tables={"allocator": _fragment}),
+    "host_growth": Trouble(tables={"processes": _grow}),
+    "host_memory_short": Trouble(tables={"hosts": set_values(memory_available_bytes=10 * GIB)}),
+    "host_memory_short, by file cache": Trouble(
+        tables={"hosts": set_values(cgroup_limit_bytes=100 * GIB, cgroup_used_bytes=99 * GIB)}
+    ),
+    "host_memory_short, too short": Trouble(tables={"hosts": set_values(2, 0.5, memory_available_bytes=10 * GIB)}),
+    "hung_ranks": Trouble(prolong(BACKWARD, 500, 1, 60.0)),
+    "iteration_drift": Trouble(_slow_down),
+    "iteration_shift": Trouble(prolong(BACKWARD, 200, 100, 2 * STEP_S)),
+    "memory_creep": Trouble(tables={"allocator": _creep}),
+    "memory_step": Trouble(tables={"allocator": _alternate_peaks}),
+    "others_arrived": Trouble(tables={"gpu_processes": _add_others}),
+    "others_on_gpu": Trouble(tables={"gpus": set_values(used_bytes=60 * GIB)}),
+    "out_of_memory": Trouble(events=_run_out),
+    "outside_pytorch": Trouble(tables={"gpu_processes": set_values(used_bytes=60 * GIB)}),
+    "peak_owner": Trouble(tables={"allocator": _alternate_owner}),
+    "skipping_ended": Trouble(tables={"spans": _skip}, events=_overflow),
+    "steps_not_recorded": Trouble(tables={"spans": _lose}),
+    "straggler": Trouble(prolong(DATA, 10, 10, 0.3, only_rank=1), ranks=2),
+    "straggler, too short": Trouble(prolong(DATA, 5, 4, 0.3, only_rank=1), ranks=2),
+    "swapping": Trouble(tables={"hosts": _swap}),
+    "throttled": Trouble(tables={"gpus": set_values(throttle_reasons=0x20)}),
+    "throttled, too short": Trouble(tables={"gpus": set_values(10, 0.4, throttle_reasons=0x20)}),
+    "validation_jump": Trouble(_evaluate, tables={"allocator": _grow_at_pauses}),
+    "without a probe": Trouble(has_probe=False),
+    "without a probe, double_spike": Trouble(
+        has_probe=False,
+        tables={"processes": set_values(2, 0.5, cores_used=1.0), "gpus": set_values(2, 0.5, utilization_percent=90)},
+    ),
+}
+"""By the name of the finding; "too short" and the like are never found, and so are looked for up to the end."""
+
+
+def combine(*names: str) -> Trouble:
+    """Return several troubles at once; where they change the same values the last one counts."""
+    several = [TROUBLES[name] for name in names]
+
+    def change_paces(seconds: Rows, rank: int) -> None:
+        for one in several:
+            one.paces(seconds, rank)
+
+    def change_tables(name: str) -> Change:
+        changes = [one.tables[name] for one in several if name in one.tables]
+
+        def change(rows: Rows) -> None:
+            for each in changes:
+                each(rows)
+
+        return change
+
+    def write_events(write: Callable[..., None], steps: int) -> None:
+        for one in several:
+            one.events(write, steps)
+
+    return Trouble(
+        change_paces,
+        {table: change_tables(table) for one in several for table in one.tables},
+        write_events,
+        {name: value for one in several for name, value in one.engine.items()},
+        ranks=max(one.ranks for one in several),
+        has_probe=all(one.has_probe for one in several),
+    )
+
+
+# Slower and slower steps would change the periods of the others.
+_PROBED = [name for name, trouble in TROUBLES.items() if trouble.has_probe and name != "iteration_drift"]
+MIXTURES: dict[str, Trouble] = {
+    "all that are found": combine(*(name for name in _PROBED if "," not in name)),
+    "all that are never found": combine(*(name for name in _PROBED if "," in name)),
+    **{name: TROUBLES[name] for name in TROUBLES if name not in _PROBED},
+}
+"""All troubles in few recordings."""

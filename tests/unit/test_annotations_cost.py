@@ -1,0 +1,80 @@
+"""Each detector's work is in proportion to the length of a recording, and little, whatever the troubles in it.
+
+Function calls and records read are counted: they are the same on any machine.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import pstats
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+import long_recording
+from planted_troubles import MIXTURES
+from zerotop.analysis.annotations import Annotation, Detector, Evidence, load_detectors
+from zerotop.analysis.annotations.support import annotator
+from zerotop.analysis.annotations.support.record_window import Records, Samples
+from zerotop.session.reader import Session
+
+STEPS = 2000
+# Records that take about as long as a call.
+RECORDS_PER_CALL = 1000
+# Work below this share of all is not examined: what is done once says nothing about proportions.
+LITTLE_SHARE = 0.02
+
+
+def count_work(path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Return the calls, and the records read as calls, that each detector needs for a whole recording."""
+    session, work = Session.open(path), Counter[str]()
+    read_count = 0
+    merge_parts = Records._merge_parts
+
+    def merge_and_count(self: Records, *ranges: object) -> Samples:
+        nonlocal read_count
+        samples: Samples = merge_parts(self, *ranges)  # type: ignore[arg-type]
+        read_count += len(samples)
+        return samples
+
+    def watch(name: str, detect: Detector) -> Detector:
+        def run(evidence: Evidence) -> Iterable[Annotation | None]:
+            before, profile = read_count, cProfile.Profile()
+            with profile:
+                found = list(detect(evidence))
+            calls: int = pstats.Stats(profile).total_calls  # type: ignore[attr-defined]
+            work[name] += calls + (read_count - before) // RECORDS_PER_CALL
+            return found
+
+        return run
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Records, "_merge_parts", merge_and_count)
+        patch.setattr(annotator, "_PIECE", 512)
+        annotator.Annotator(session, [watch(*item) for item in load_detectors().items()]).update()
+    return work
+
+
+@pytest.fixture(scope="module")
+def quiet_work(tmp_path_factory: pytest.TempPathFactory) -> int:
+    """The work for a recording without trouble and with one rank."""
+    with pytest.MonkeyPatch.context() as patch:
+        path = long_recording.write(tmp_path_factory.mktemp("quiet") / "session", 2 * STEPS)
+        return count_work(path, patch).total()
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_twice_the_length_is_twice_the_work(
+    tmp_path: Path, name: str, quiet_work: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half, whole = (
+        count_work(long_recording.write(tmp_path / f"{steps}", steps, MIXTURES[name]), monkeypatch)
+        for steps in (STEPS, 2 * STEPS)
+    )
+    assert whole.total() < 1.8 * MIXTURES[name].ranks * quiet_work
+    examined = [detector for detector in whole if whole[detector] > LITTLE_SHARE * whole.total()]
+    assert {
+        detector: (half[detector], whole[detector]) for detector in examined if whole[detector] > 2.5 * half[detector]
+    } == {}

@@ -1,0 +1,55 @@
+"""Steps that were not recorded, for example because the disk was full.
+
+The table of steps has a row for each of them, so that steps of all ranks stay aligned. Such a row has a number and the
+begin and end of the whole gap; ``iteration_s`` and every other time is NaN, every count and size UNKNOWN. So has a step of
+which some spans were lost, as its times are too short, and the first one after a gap, whose begin is not known.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotop.session.samples import Rows
+from zerotop_probe.recording.tables import UNKNOWN
+
+# A damaged step number must not fill the memory.
+_MOST_MISSING = 1_000_000
+_KEPT_COLUMNS = ("rank", "step", "skipped", "begin_unix_ns", "end_unix_ns")
+
+
+def find_recorded(rows: Rows) -> NDArray[np.bool_]:
+    """Return which steps were recorded completely."""
+    recorded: NDArray[np.bool_] = ~np.isnan(rows["iteration_s"])
+    return recorded
+
+
+def insert_missing_steps(rows: Rows, last_step: int) -> Rows:
+    """Return consecutive steps of a process with rows for the numbers that are missing.
+
+    Numbers also jump when a checkpoint is loaded; those steps were never made.
+
+    Args:
+        last_step: the number of the step before the first row.
+    """
+    missing = np.diff(rows["step"], prepend=last_step) - 1
+    missing[(missing < 0) | (rows["checkpoint_s"] > 0) & find_recorded(rows)] = 0
+    rows["iteration_s"][missing > 0] = np.nan
+    missing[missing > _MOST_MISSING] = 0
+    if not missing.any():
+        return rows
+    counts = missing + 1
+    filled = np.repeat(rows, counts)
+    left = np.repeat(counts.cumsum(), counts) - np.arange(len(filled)) - 1  # until the recorded one
+    filled["step"] -= left
+    filled["skipped"] &= left == 0
+    return filled
+
+
+def erase_measures(rows: Rows) -> None:
+    """Erase what is wrong in the rows of steps that were not recorded completely."""
+    unknown = ~find_recorded(rows)
+    if unknown.any():
+        for name in rows.dtype.names or ():
+            if name not in _KEPT_COLUMNS:
+                rows[name][unknown] = np.nan if rows.dtype[name].kind == "f" else UNKNOWN
