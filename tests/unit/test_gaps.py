@@ -180,6 +180,8 @@ def test_a_full_disk_is_no_hanging_rank(tmp_path: Path) -> None:
 
 def test_recorded_in_is_said_only_of_a_recording_that_is_there(tmp_path: Path) -> None:
     path = directory.create_session(["train"], path=str(tmp_path / "session"))
+    assert describe_place(path) == f"not recorded in {path}: nothing could be written to it"
+    (Path(path) / "events-node-host-1.jsonl").write_text("{}\n")
     assert describe_place(path) == f"recorded in {path}"
     (Path(path) / directory.SESSION_FILE).unlink()
-    assert describe_place(path) == f"there is no recording in {path} any more: it was moved or removed while the job ran"
+    assert describe_place(path) == f"not recorded in {path}: it was moved or removed while the job ran"

@@ -42,7 +42,8 @@ def describe_place(path: str | Path) -> str:
     """Say where the recording is, or why there is none."""
     if directory.has_recording(str(path)):
         return f"recorded in {path}"
-    reason = "nothing could be written to it" if Path(path).is_dir() else "it was moved or removed while the job ran"
+    is_there = (Path(path) / directory.SESSION_FILE).is_file()
+    reason = "nothing could be written to it" if is_there else "it was moved or removed while the job ran"
     return f"not recorded in {path}: {reason}"
 
 
