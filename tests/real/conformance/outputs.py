@@ -33,7 +33,7 @@ def join_lines(content: bytes) -> str:
     "stderr to stdout's pipe and stdout to a file",
     "inside $( )",
 )
-def kinds(place: Place) -> Iterator[str]:
+def outputs_of_each_kind(place: Place) -> Iterator[str]:
     job = f"Z bash -c '{BOTH}; exit 3'"
     apart = place.shell(job)
     yield f"{join_lines(apart.output)}; {join_lines(apart.errors)}"

@@ -30,7 +30,8 @@ def format_row(row: Row, reasons: Mapping[str, str]) -> str:
 
 def format_page(sections: Iterable[tuple[str, Sequence[str]]]) -> str:
     """Return the whole page from titles and formatted rows."""
-    parts, lines = [], []
+    parts: list[str] = []
+    lines: list[str] = []
     for title, rows in sections:
         parts.append(f"\n## {title}\n\n{_HEAD}" + "".join(f"{row}\n" for row in rows))
         lines += rows
