@@ -16,8 +16,7 @@ from contextlib import suppress
 
 from zerotop_probe.outside.job.daemon import BOOT_CODE, SOURCE_ROOT, AgentError
 from zerotop_probe.outside.job.outlets import PIPE, Outlet
-from zerotop_probe.outside.job.output_holder import STATE_BYTES
-from zerotop_probe.outside.job.output_log import DEFAULT_LIMIT, LOST, REASON
+from zerotop_probe.outside.job.output_log import DEFAULT_LIMIT, LOST, REASON, STATE_BYTES
 from zerotop_probe.outside.procfs import Process, read_file, read_stat
 from zerotop_probe.recording.tables import OUTPUT
 from zerotop_probe.recording.writer import HEADER_ALIGNMENT, Identity, make_header
@@ -57,6 +56,7 @@ class OutputRecording:
         self._state_file = _create_state_file()
         self._socket: socket.socket | None = None
         self._retry_s = 0.0
+        self._waiting: list[int] = []
 
     @property
     def lost_bytes(self) -> int:
@@ -143,6 +143,11 @@ class OutputRecording:
 
     def took_signal(self, number: int) -> bool:
         """Return whether the holder, which is in our process group, has received a signal since the last call."""
+        stat = read_stat(self.holder.pid) if self.holder is not None else None
+        if self.holder is not None and stat is not None and stat.state == "T":
+            self.holder.send_signal(signal.SIGCONT)
+            if number == signal.SIGTTOU:  # the only one that it does not block
+                return True
         self._send(b"signal %d" % number)
         answer = self._await_answer(b"signal %d " % number, _ANSWER_S)
         if answer is not None:
@@ -166,6 +171,13 @@ class OutputRecording:
         if self._await_answer(b"finished", seconds) is not None:
             return True
         return self._socket is None or self.holder is None or not self.holder.is_alive()
+
+    def is_stuck(self) -> bool:
+        """Whether only the readers of pipes are waited for, and none has read since the last call."""
+        waiting = [outlet.count_waiting() for outlet in self._outlets.values()]
+        is_stuck = any(waiting) and waiting == self._waiting
+        self._waiting = waiting
+        return is_stuck
 
     def close(self) -> None:
         """Leave the holder, which ends with the output, and close all files."""
