@@ -147,10 +147,8 @@ class Agent:
         elif info.si_signo == signal.SIGWINCH and self._output.copy_window_size():
             # The job has received it from the terminal, but may have asked for the size too early.
             os.killpg(0, signal.SIGWINCH)
-        elif job_signals.is_for_agent(info, self._output):
+        elif job_signals.pass_on(info, self._job.root, self._output):
             self._stopper.request_stop(time.monotonic())
-        else:
-            job_signals.pass_on(info, self._job.root, self._output)
 
     def _is_over(self) -> bool:
         """Whether the job has ended, or the agent was asked to leave it.

@@ -27,7 +27,7 @@ PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 # If the kernel sends these they are about the agent: its children, the holder's messages, its own use of the processor.
 _OWN_BY_KERNEL = (signal.SIGCHLD, HOLDER_MESSAGE, signal.SIGXCPU)
 # A sender that signals every process of a job takes this long, in seconds.
-_GROUP_S = 0.05
+_GROUP_S = 0.1
 
 
 def list_handled_signals() -> set[int]:
@@ -36,17 +36,18 @@ def list_handled_signals() -> set[int]:
     return signal.valid_signals() - (ignored - {signal.SIGCHLD, *PYTHON_IGNORES}) - {signal.SIGKILL, signal.SIGSTOP}
 
 
-def is_for_agent(info: signal.struct_siginfo, output: OutputRecording) -> bool:
-    """Whether a signal asks a foreground agent to stop the job. One to the whole group does not."""
-    return info.si_signo == STOP_REQUEST and not output.took_signal(STOP_REQUEST)
+def pass_on(info: signal.struct_siginfo, job: Process, output: OutputRecording) -> bool:
+    """Send a signal that the agent has received on to the job, unless the job has received it too.
 
-
-def pass_on(info: signal.struct_siginfo, job: Process, output: OutputRecording) -> None:
-    """Send a signal that the agent has received on to the job, unless the job has received it too."""
+    Return True if it is a request to the agent instead: to stop the job.
+    """
     number = info.si_signo
     is_own = info.si_pid == os.getpid() or (number in _OWN_BY_KERNEL and info.si_code > 0)
-    if not is_own and not _was_sent_to_group(number, output):
+    if is_own or _was_sent_to_group(number, output):
+        return False
+    if number != STOP_REQUEST:
         job.send_signal(number)
+    return number == STOP_REQUEST
 
 
 def _was_sent_to_group(number: int, output: OutputRecording) -> bool:

@@ -112,9 +112,8 @@ class OutputRecording:
             dict(os.environ),
             # Onto itself: the descriptor is inherited.
             file_actions=[*null, *((os.POSIX_SPAWN_DUP2, number, number) for number in used)],
-            # A blocked signal stays pending, which shows that it was sent to the whole group. As the job would, the holder
-            # stops when it writes from the background to a terminal that forbids that (stty tostop).
-            setsigmask=signal.valid_signals() - {signal.SIGTTOU},
+            # A blocked signal stays pending, which shows that it was sent to the whole group.
+            setsigmask=signal.valid_signals(),
         )
 
     def note_job(self, job: Process) -> None:
@@ -130,6 +129,7 @@ class OutputRecording:
         if self.holder is not None and stat is not None and stat.start == self.holder.start and not stat.is_dead:
             if stat.state == "T":
                 self.holder.send_signal(signal.SIGCONT)
+                self._send(b"signal %d" % signal.SIGCONT)  # it takes ours, so that the next one counts
             return False
         if not self._outlets or time.monotonic() < self._retry_s:
             return False
@@ -143,11 +143,6 @@ class OutputRecording:
 
     def took_signal(self, number: int) -> bool:
         """Return whether the holder, which is in our process group, has received a signal since the last call."""
-        stat = read_stat(self.holder.pid) if self.holder is not None else None
-        if self.holder is not None and stat is not None and stat.state == "T":
-            self.holder.send_signal(signal.SIGCONT)
-            if number == signal.SIGTTOU:  # the only one that it does not block
-                return True
         self._send(b"signal %d" % number)
         answer = self._await_answer(b"signal %d " % number, _ANSWER_S)
         if answer is not None:
