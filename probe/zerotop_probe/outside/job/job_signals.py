@@ -28,6 +28,7 @@ PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 _OWN_BY_KERNEL = (signal.SIGCHLD, HOLDER_MESSAGE, signal.SIGXCPU)
 # A sender that signals every process of a job takes this long, in seconds.
 _GROUP_S = 0.1
+_QUERY_S = 0.005
 
 
 def list_handled_signals() -> set[int]:
@@ -51,11 +52,11 @@ def pass_on(info: signal.struct_siginfo, job: Process, output: OutputRecording) 
 
 
 def _was_sent_to_group(number: int, output: OutputRecording) -> bool:
-    if output.took_signal(number):
-        return True
-    time.sleep(_GROUP_S)
-    if not output.took_signal(number):
-        return False
+    deadline_s = time.monotonic() + _GROUP_S
+    while not output.took_signal(number):
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(_QUERY_S)
     # ``timeout`` signals its child and then the group: the job has received one signal, so ours are one as well.
     if number < signal.SIGRTMIN:
         signal.sigtimedwait([number], 0)
@@ -64,8 +65,9 @@ def _was_sent_to_group(number: int, output: OutputRecording) -> bool:
 
 def stop_like(number: int) -> None:
     """Stop this process by a terminal's stop signal until it is continued."""
-    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+    # Sent while it is blocked, so that together with one from the terminal it is one.
     os.kill(os.getpid(), number)
+    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
