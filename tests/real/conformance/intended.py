@@ -1,16 +1,13 @@
 """Differences that are intended, each with its reason."""
 
-_REQUESTS = "with this signal zerotop's viewer asks its sampler to stop the job"
-
 # By behaviour.
 REASONS: dict[str, str] = {
     "parent": "zerotop waits for the job, to record how it ended and to tell its caller",
     "variables of the environment that differ from the caller's": "the probe is found by PYTHONPATH, and its recording",
     "what zerotop itself prints, to stderr": "where the recording is",
-    "SIGCHLD, URG, WINCH, sent to the started process alone: deliveries": "zerotop has a child of its own, the job",
-    "SIGRTMIN+3, sent to the process group: deliveries of it and of SIGINT": _REQUESTS,
-    "SIGRTMIN+3, sent to every process of the tree: deliveries of it and of SIGINT": _REQUESTS,
-    "SIGRTMIN+3, sent to the started process alone: deliveries of it and of SIGINT": _REQUESTS,
+    "SIGRTMIN+3, sent to the started process alone: deliveries of it and of SIGINT": (
+        "with this signal zerotop's viewer asks its sampler to stop the job"
+    ),
     "and sent to the started process alone": "zerotop passes the signal on",
     "SIGKILL to the started process alone": "nobody can handle SIGKILL; the job goes on, and can be attached to",
     "SIGSTOP to the started process alone": "nobody can handle SIGSTOP; SIGTSTP stops both",

@@ -52,7 +52,7 @@ def hangups(place: Place) -> Iterator[str]:
             yield "the job goes on" if is_running(pid) else "the job has ended"
             wait_until(has_ended, 8, pid)
         kept = place.work / "nohup.out"
-        yield f"{kept.read_text().count('word')} lines" if kept.exists() else "is not there"
+        yield "has the output" if kept.exists() and "word" in kept.read_text() else "has not the output"
         kept.unlink(missing_ok=True)
 
 
