@@ -208,9 +208,11 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=400, help="of each job; kills that it outruns come in a further job")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the job is ended too
     # Jobs whose sampler was killed become our children, and so their exit codes are known.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     chooser = random.Random(options.seed)
+    real_jobs.remove_stale_locks(real_jobs.environment())
     share, killed, wrong, jobs = -(-options.kills // options.jobs), Counter[str](), 0, 0
     while sum(killed.values()) < options.kills:
         jobs += 1

@@ -15,8 +15,9 @@ from conformance.places import Place, describe_ending, name_signal, small_python
 
 # The kernel delivers neither to a handler; 32 and 33 are the C library's own.
 UNCATCHABLE = {signal.SIGKILL, signal.SIGSTOP, 32, 33}
-# With these the viewer asks the sampler to stop the job, to leave it, and the holder tells it something.
+# With these zerotop's own processes ask each other for something, with the first for a stop of the job.
 OWN_REQUESTS = [signal.SIGRTMIN + 3, signal.SIGRTMIN + 4, signal.SIGRTMIN + 5]
+STOP_REQUEST = OWN_REQUESTS[0]
 JOB_CONTROL = [signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT]
 GROUPS: dict[str, list[int]] = {
     "SIGHUP, INT, QUIT, TERM, USR1, USR2": [*map(int, (1, 2, 3, 15, 10, 12))],
@@ -125,12 +126,23 @@ def send_in_turn(place: Place, process: subprocess.Popen[bytes], send: Send, num
     wait_until((place.work / "counts").exists)
     for index, number in enumerate(numbers, 1):
         send(place, process, number)
-        wait_until(lambda wanted=number: read_counts(place).get(wanted) or process.poll() is not None, _PATIENCE_S)
+        wait_until(has_answered, _PATIENCE_S, place, process, number)
         if process.poll() is not None:
             return numbers[:index]
     # Time for second deliveries.
     wait_until(lambda: any(count > 1 for count in read_counts(place).values()), 0.5)
     return numbers
+
+
+def has_answered(place: Place, process: subprocess.Popen[bytes], number: int) -> bool:
+    """Whether a signal has reached the job, or has ended what was started."""
+    return count_of(place, number) > 0 or process.poll() is not None
+
+
+def count_of(place: Place, number: int, least: int = 0) -> int:
+    """Return how often a signal has reached the job; 0 if less often than ``least``."""
+    count = read_counts(place).get(number, 0)
+    return count if count >= least else 0
 
 
 def describe_count(count: int) -> str:
@@ -170,11 +182,15 @@ def to_the_process(place: Place) -> Iterator[str]:
     yield from observe_deliveries(place, "the started process alone")
 
 
-@experiment(*(f"SIGRTMIN+3, +4, +5, sent to {way}: deliveries" for way in WAYS))
-def own_requests(place: Place) -> Iterator[str]:
+@experiment(*(f"SIGRTMIN+3, sent to {way}: deliveries of it and of SIGINT" for way in WAYS))
+def own_request(place: Place) -> Iterator[str]:
     for send in WAYS.values():
-        seen = count_deliveries(place, send, OWN_REQUESTS)[0]
-        yield summarize([(name_signal(number), seen[number]) for number in OWN_REQUESTS], "once")
+        (place.work / "counts").unlink(missing_ok=True)
+        numbers = [STOP_REQUEST, signal.SIGINT]
+        with place.running(*small_python(COUNTER, json.dumps(numbers)), stdout=None, stderr=None) as process:
+            send_in_turn(place, process, send, [STOP_REQUEST])
+            wait_until(lambda: signal.SIGINT in read_counts(place), 1)
+            yield ", ".join(describe_count(read_counts(place).get(number, 0)) for number in numbers)
 
 
 # Prints what came with the first signal; signals that kill() and sigqueue() send name their sender.

@@ -20,7 +20,7 @@ from conformance.places import Place, read_soon, wait_until
     "input that the caller has closed",
     "input from a here-document",
 )
-def kinds(place: Place) -> Iterator[str]:
+def inputs_of_each_kind(place: Place) -> Iterator[str]:
     yield f"{len(place.run('cat', typed=b'x' * 300_000).output):,} bytes"
     everything = bytes(range(256)) * 10
     yield "the same bytes" if place.run("cat", typed=everything).output == everything else "others"

@@ -1,17 +1,15 @@
 """Differences that are intended, each with its reason."""
 
-_REQUESTS = "with these signals zerotop's own processes ask each other to stop the job or to leave it"
-
 # By behaviour.
 REASONS: dict[str, str] = {
     "parent": "zerotop waits for the job, to record how it ended and to tell its caller",
-    "variables of the environment that differ from the caller's": "the probe is loaded by PYTHONPATH, and finds its recording",
+    "variables of the environment that differ from the caller's": "the probe is found by PYTHONPATH, and its recording",
     "what zerotop itself prints, to stderr": "where the recording is",
-    "SIGRTMIN+3, +4, +5, sent to the process group: deliveries": _REQUESTS,
-    "SIGRTMIN+3, +4, +5, sent to every process of the tree: deliveries": _REQUESTS,
-    "SIGRTMIN+3, +4, +5, sent to the started process alone: deliveries": _REQUESTS,
+    "SIGRTMIN+3, sent to the started process alone: deliveries of it and of SIGINT": (
+        "with this signal zerotop's viewer asks its sampler to stop the job"
+    ),
     "and sent to the started process alone": "zerotop passes the signal on",
-    "SIGKILL to the started process alone": "nobody can handle SIGKILL; the job goes on, and `zerotop attach` records it again",
+    "SIGKILL to the started process alone": "nobody can handle SIGKILL; the job goes on, and can be attached to",
     "SIGSTOP to the started process alone": "nobody can handle SIGSTOP; SIGTSTP stops both",
     "and when that command returns": "zerotop records until the ranks have ended",
 }

@@ -37,7 +37,7 @@ def end_by_way(place: Place, way: str, number: int) -> str:
         WAYS[way](place, process, number)
         if not wait_until(lambda: process.poll() is not None, 8):
             return "the job goes on"
-        if not wait_until(lambda: not is_running(pid), 2):
+        if not wait_until(has_ended, 2.0, pid):
             return f"{describe_ending(process.returncode)}, and the job goes on unseen"
         ending = describe_ending(process.returncode)
         return "end it" if ending == describe_ending(-number) else ending
@@ -46,6 +46,19 @@ def end_by_way(place: Place, way: str, number: int) -> str:
 def is_running(pid: int) -> bool:
     """Whether a process runs; not as a zombie."""
     return read_state(pid) not in ("", "Z", "X")
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended, perhaps as a zombie."""
+    return not is_running(pid)
+
+
+def are_stopped(*pids: int) -> bool:
+    return all(read_state(pid) == "T" for pid in pids)
+
+
+def are_running(*pids: int) -> bool:
+    return all(read_state(pid) != "T" for pid in pids)
 
 
 def read_state(pid: int) -> str:
@@ -69,7 +82,7 @@ def killed(place: Place) -> Iterator[str]:
             pid = await_ready(place)
             send(place, process, signal.SIGKILL)
             wait_until(lambda: process.poll() is not None)
-            gone = wait_until(lambda wanted=pid: not is_running(wanted), 1.0)
+            gone = wait_until(has_ended, 1.0, pid)
             yield f"{describe_ending(process.returncode)}, the job {'has ended' if gone else 'goes on'}"
 
 
@@ -113,11 +126,11 @@ def stopped(place: Place) -> Iterator[str]:
             assert process.stdout is not None
             started, pid = int(process.stdout.readline()), await_ready(place)
             send(started, signal.SIGTSTP)
-            wait_until(lambda both=(started, pid): all(read_state(each) == "T" for each in both), 2.0)
+            wait_until(are_stopped, 2.0, started, pid)
             yield f"the job {describe_state(pid)}, what was started {describe_state(started)}"
             if send is os.kill:
                 send(started, signal.SIGCONT)
-                wait_until(lambda both=(started, pid): all(read_state(each) != "T" for each in both), 2.0)
+                wait_until(are_running, 2.0, started, pid)
                 yield f"the job {describe_state(pid)}, what was started {describe_state(started)}"
             place.end_everything()
     with place.running(*WAITING) as process:
@@ -173,6 +186,6 @@ def alarms(place: Place) -> Iterator[str]:
         pid = await_ready(place)
         assert process.stdin is not None
         process.stdin.close()
-        ended = wait_until(lambda: not is_running(pid), 5)
+        ended = wait_until(has_ended, 5.0, pid)
         yield "the job has ended" if ended else "the job goes on"
         place.end_everything()

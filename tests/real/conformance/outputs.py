@@ -33,7 +33,7 @@ def join_lines(content: bytes) -> str:
     "stderr to stdout's pipe and stdout to a file",
     "inside $( )",
 )
-def kinds(place: Place) -> Iterator[str]:
+def outputs_of_each_kind(place: Place) -> Iterator[str]:
     job = f"Z bash -c '{BOTH}; exit 3'"
     apart = place.shell(job)
     yield f"{join_lines(apart.output)}; {join_lines(apart.errors)}"
@@ -74,7 +74,8 @@ def opened_anew(place: Place) -> Iterator[str]:
         f"Z bash -c '{truncate}' > file; cat file",
         f"Z bash -c '{other}' 2>&1 | cat",
     ):
-        yield f"{place.shell(script).output.count(b'line')} lines"
+        count = place.shell(script).output.count(b"line")
+        yield "1 line" if count == 1 else f"{count} lines"
     code = """
 import sys
 for i in range(3):
@@ -172,7 +173,7 @@ except BlockingIOError: os.write(2, b"the pipe is full")
         code = "import os\nfor i in range(100):\n    try: os.write(1, b'x' * 100)\n    except BlockingIOError: pass"
         place.run(*small_python(code), stdout=writing)
         os.close(writing)
-        yield f"{len(reader.read())} bytes"
+        yield f"{len(reader.read()):,} bytes"
     with place.running("bash", "-c", "printf 'ready? '; read x; echo $x", stdin=subprocess.PIPE) as process:
         yield repr(read_soon(process.stdout, 7).decode())
     yield place.shell("Z seq 100000 > file; stat -c %s file").output.decode().strip() + " bytes"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conformance.experiment import Experiment, Row, read_subject
-from conformance.table import format_page, format_row, parse_page
+from conformance.table import format_page, format_row, parse_page, read_behaviour
 
 from . import (
     background,
@@ -44,6 +45,9 @@ MODULES = (
 )
 SUBJECTS = [read_subject(module) for module in MODULES]
 EXPERIMENTS = [experiment for subject in SUBJECTS for experiment in subject.experiments]
+TOOLS = ("bash", "chrt", "flock", "nohup", "script", "setsid", "stdbuf", "taskset", "timeout", "xargs")
+MISSING = [tool for tool in TOOLS if shutil.which(tool) is None]
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not on this machine: {' '.join(MISSING)}")
 # As many as make two cores busy: most of them wait.
 TOGETHER = 3
 
@@ -113,3 +117,11 @@ def test_the_page_has_these_behaviours_and_no_others(comparisons: Comparisons, r
         PAGE.write_text(format_page(sections))
     page = PAGE.read_text()
     assert format_page(parse_page(page)) == page
+    behaviours = [[behaviour for each in subject.experiments for behaviour in each.behaviours] for subject in SUBJECTS]
+    assert [[read_behaviour(line) for line in lines] for _, lines in parse_page(page)] == behaviours
+
+
+def test_each_behaviour_and_each_reason_is_used_once() -> None:
+    behaviours = [behaviour for experiment in EXPERIMENTS for behaviour in experiment.behaviours]
+    assert len(set(behaviours)) == len(behaviours) >= 60
+    assert set(REASONS) <= set(behaviours)

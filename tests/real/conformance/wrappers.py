@@ -9,7 +9,7 @@ from conformance.console import opened
 from conformance.experiment import experiment
 from conformance.places import Place, small_python, wait_until
 
-from .interruptions import WAITING, await_ready, is_running
+from .interruptions import WAITING, await_ready, has_ended, is_running
 
 
 @experiment(
@@ -48,11 +48,11 @@ def hangups(place: Place) -> Iterator[str]:
         with opened(place, "bash", "-c", place.fill_script(f"{script}; exit")) as console:
             pid = await_ready(place)
             console.hang_up()
-            wait_until(lambda wanted=pid: not is_running(wanted), 0.7)
+            wait_until(has_ended, 0.7, pid)
             yield "the job goes on" if is_running(pid) else "the job has ended"
-            wait_until(lambda wanted=pid: not is_running(wanted), 8)
+            wait_until(has_ended, 8, pid)
         kept = place.work / "nohup.out"
-        yield f"{kept.read_text().count('word')} lines" if kept.exists() else "is not there"
+        yield "has the output" if kept.exists() and "word" in kept.read_text() else "has not the output"
         kept.unlink(missing_ok=True)
 
 

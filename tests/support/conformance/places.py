@@ -163,10 +163,10 @@ def small_python(code: str, *arguments: str) -> list[str]:
     return [sys.executable, "-S", "-E", "-c", code, *arguments]
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 15.0) -> bool:
-    """Wait for a condition; return whether it came true."""
+def wait_until(condition: Callable[..., Any], seconds: float = 15.0, *arguments: Any) -> bool:
+    """Wait until ``condition(*arguments)`` holds; return whether it came true."""
     deadline = time.monotonic() + seconds
-    while not condition():
+    while not condition(*arguments):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.01)

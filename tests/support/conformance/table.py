@@ -12,7 +12,9 @@ _INTRODUCTION = """\
 # What a job notices of zerotop
 
 Each row is one behaviour of a job, observed by a test when the job runs alone and when the same job runs under
-`zerotop run --headless --session DIR --`. {counts}
+`zerotop run --headless --session DIR --`.
+
+{counts}
 
 This page is written by the test: `python -m pytest tests/real/conformance --snapshot-update`. The test fails when a row
 differs from this page, and when a difference is found that is not listed with its reason in
@@ -30,17 +32,14 @@ def format_row(row: Row, reasons: Mapping[str, str]) -> str:
 
 def format_page(sections: Iterable[tuple[str, Sequence[str]]]) -> str:
     """Return the whole page from titles and formatted rows."""
-    parts, lines = [], []
+    parts: list[str] = []
+    lines: list[str] = []
     for title, rows in sections:
         parts.append(f"\n## {title}\n\n{_HEAD}" + "".join(f"{row}\n" for row in rows))
         lines += rows
     equal = sum(row.endswith(f"| {SAME} |  |") for row in lines)
-    counts = f"Of {len(lines)} behaviours {equal} are the same; the others differ for the reason given in the last column."
-    return _INTRODUCTION.format(counts=_fold(counts)) + "".join(parts)
-
-
-def _fold(text: str) -> str:
-    return text.replace(" behaviours ", " behaviours\n", 1)
+    counts = f"Of {len(lines)} behaviours {equal} are the same; the others differ for the reason in the last column."
+    return _INTRODUCTION.format(counts=counts) + "".join(parts)
 
 
 def parse_page(page: str) -> list[tuple[str, list[str]]]:

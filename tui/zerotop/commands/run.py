@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 
-from zerotop.analysis.views.job_exit import Ending
 from zerotop.commands.common.errors import FAILED
-from zerotop.commands.common.exit_messages import describe_end, describe_place, describe_rank_losses, write_messages
+from zerotop.commands.common.exit_messages import describe_losses, describe_place, describe_rank_losses, write_messages
 from zerotop.commands.common.gc_pause import freeze_imports
 from zerotop.commands.common.terminal import has_terminal
 from zerotop.commands.job.launching import make_session
@@ -34,9 +33,11 @@ def _run_headless(options: argparse.Namespace) -> int:
     # Import nothing that starts threads: the agent waits for signals in this process.
     with make_session(options.command, options.session) as session:
         end = agent.run_in_foreground(session, options.command, on_message=write_messages)
-    rank_losses = describe_rank_losses(session)
-    sampler_losses = (0, 0) if rank_losses else (end.lost_records, end.lost_output_bytes)
-    messages = [*describe_end(Ending(end.exit_code, end.text, *sampler_losses)), *rank_losses]
+    messages = [end.text] if end.exit_code != 0 else []
+    losses = describe_rank_losses(session)
+    if not losses and (end.lost_records or end.lost_output_bytes):
+        losses = [describe_losses(end.lost_records, end.lost_output_bytes)]
+    messages += losses
     if end.echo_error:
         messages.append(f"The last part of the job's output could not be passed through: {end.echo_error}.")
     if end.left_ranks:

@@ -106,9 +106,13 @@ def _signals_blocked(numbers: Collection[int]) -> Iterator[Collection[int]]:
     """Block signals; yield the previous mask, which is restored at the end."""
     ignored = _unignore_children()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    for number in job_signals.PYTHON_IGNORES:
+        signal.signal(number, signal.SIG_DFL)
     try:
         yield mask
     finally:
+        for number in job_signals.PYTHON_IGNORES:
+            signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if ignored:
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -24,6 +24,8 @@ _PERIOD_S = TICK_S / 2
 _SILENT_WAIT_S = 2.0
 # How long to wait for the last output before the job's end is recorded.
 _LAST_OUTPUT_S = 0.5
+# A reader that takes nothing for this time is not waited for.
+_STUCK_S = 2.0
 # Disk space reserved for events, so that the job's end and any losses are recorded even on a full disk.
 _ROOM_FOR_EVENTS = 1 << 16
 
@@ -132,12 +134,12 @@ class Agent:
         if info is None:
             return
         number = info.si_signo
-        if (number == LEAVE_REQUEST and not self._foreground) or (self._attached and number in STOP_SIGNALS):
-            self._has_left = True
-        elif number == STOP_REQUEST or (not self._foreground and number in STOP_SIGNALS):
-            self._stopper.request_stop(time.monotonic())
-        elif self._foreground:
+        if self._foreground:
             self._handle_foreground_signal(info)
+        elif number == LEAVE_REQUEST or (self._attached and number in STOP_SIGNALS):
+            self._has_left = True
+        elif number == STOP_REQUEST or number in STOP_SIGNALS:
+            self._stopper.request_stop(time.monotonic())
 
     def _handle_foreground_signal(self, info: signal.struct_siginfo) -> None:
         if self._ended_ns is not None and info.si_signo in END_SIGNALS:
@@ -145,8 +147,8 @@ class Agent:
         elif info.si_signo == signal.SIGWINCH and self._output.copy_window_size():
             # The job has received it from the terminal, but may have asked for the size too early.
             os.killpg(0, signal.SIGWINCH)
-        else:
-            job_signals.pass_on(info, self._job.root, self._output)
+        elif job_signals.pass_on(info, self._job.root, self._output):
+            self._stopper.request_stop(time.monotonic())
 
     def _is_over(self) -> bool:
         """Whether the job has ended, or the agent was asked to leave it.
@@ -185,9 +187,9 @@ class Agent:
         self._node.finish_sampling()
         left = self._count_ranks() if self._has_left else 0
         text = self._note_end() if self._ended_ns is not None else ""
-        # A paused terminal or slow reader may take any time. The holder stays if a signal ends us meanwhile.
-        while not is_finished and not self._is_interrupted():
-            is_finished = self._output.await_finished(_PERIOD_S)
+        # A paused terminal or slow reader may take any time. The holder stays, for what is left when we go.
+        while not is_finished and not self._output.is_stuck():
+            is_finished = self._await_output()
         lost_records, lost_bytes = self._node.lost_records, self._output.lost_bytes
         self._output.close()
         self._write_event(events.SAMPLER_ENDED, lost_records=lost_records, lost_output_bytes=lost_bytes)
@@ -206,6 +208,13 @@ class Agent:
             echo_error=next(iter(self._output.errors), ""),
             left_ranks=left,
         )
+
+    def _await_output(self) -> bool:
+        deadline_s = time.monotonic() + _STUCK_S
+        while not (is_finished := self._output.await_finished(_PERIOD_S)) and time.monotonic() < deadline_s:
+            if self._is_interrupted():
+                return True
+        return is_finished
 
     def _is_interrupted(self) -> bool:
         """Whether a signal asks us to end."""

@@ -12,7 +12,7 @@ import signal
 import time
 
 from zerotop_probe.outside.job.output_recording import HOLDER_MESSAGE, OutputRecording
-from zerotop_probe.outside.job.shutdown import LEAVE_REQUEST, STOP_REQUEST
+from zerotop_probe.outside.job.shutdown import STOP_REQUEST
 from zerotop_probe.outside.procfs import Process
 
 # In the background these request a stop, and all others are ignored.
@@ -22,36 +22,41 @@ END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # Stop signals of terminals and shells. The agent stops when they have stopped the job, so that the shell notices.
 TERMINAL_STOPS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
-_OWN = (STOP_REQUEST, LEAVE_REQUEST, HOLDER_MESSAGE)
+# Python ignores these, so it is not known whether our parent did.
+PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
+# If the kernel sends these they are about the agent: its children, the holder's messages, its own use of the processor.
+_OWN_BY_KERNEL = (signal.SIGCHLD, HOLDER_MESSAGE, signal.SIGXCPU)
 # A sender that signals every process of a job takes this long, in seconds.
-_GROUP_S = 0.05
-_SI_KERNEL = 0x80
+_GROUP_S = 0.1
+_QUERY_S = 0.005
 
 
 def list_handled_signals() -> set[int]:
     """Return the signals to block and wait for: all but those that our parent set to be ignored, as nohup does."""
-    handled = {number for number in signal.valid_signals() if signal.getsignal(number) != signal.SIG_IGN}
-    return (handled | {signal.SIGCHLD, *_OWN}) - {signal.SIGKILL, signal.SIGSTOP}
+    ignored = {number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN}
+    return signal.valid_signals() - (ignored - {signal.SIGCHLD, *PYTHON_IGNORES}) - {signal.SIGKILL, signal.SIGSTOP}
 
 
-def pass_on(info: signal.struct_siginfo, job: Process, output: OutputRecording) -> None:
-    """Send a signal that the agent has received on to the job, unless the job has received it too."""
+def pass_on(info: signal.struct_siginfo, job: Process, output: OutputRecording) -> bool:
+    """Send a signal that the agent has received on to the job, unless the job has received it too.
+
+    Return True if it is a request to the agent instead: to stop the job.
+    """
     number = info.si_signo
-    if number in _OWN or number == signal.SIGCHLD or info.si_pid == os.getpid():
-        return
-    if _was_sent_to_group(number, output):
-        return
-    # The agent's own use of the processor is not the job's.
-    if number != signal.SIGXCPU or info.si_code != _SI_KERNEL:
+    is_own = info.si_pid == os.getpid() or (number in _OWN_BY_KERNEL and info.si_code > 0)
+    if is_own or _was_sent_to_group(number, output):
+        return False
+    if number != STOP_REQUEST:
         job.send_signal(number)
+    return number == STOP_REQUEST
 
 
 def _was_sent_to_group(number: int, output: OutputRecording) -> bool:
-    if output.took_signal(number):
-        return True
-    time.sleep(_GROUP_S)
-    if not output.took_signal(number):
-        return False
+    deadline_s = time.monotonic() + _GROUP_S
+    while not output.took_signal(number):
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(_QUERY_S)
     # ``timeout`` signals its child and then the group: the job has received one signal, so ours are one as well.
     if number < signal.SIGRTMIN:
         signal.sigtimedwait([number], 0)
@@ -60,8 +65,9 @@ def _was_sent_to_group(number: int, output: OutputRecording) -> bool:
 
 def stop_like(number: int) -> None:
     """Stop this process by a terminal's stop signal until it is continued."""
-    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+    # Sent while it is blocked, so that together with one from the terminal it is one.
     os.kill(os.getpid(), number)
+    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+import sys
 import termios
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -15,7 +16,8 @@ from zerotop_probe.recording.tables import STREAMS
 
 # Kinds of outlets: a pipe, a pseudo-terminal, or a file that the job itself writes to.
 PIPE, TERMINAL, FILE = "pipe", "terminal", "file"
-_PIPE_BYTES = 1 << 20
+# A slow reader stops the job after two of these and its own pipe.
+_PIPE_BYTES = 1 << 18
 _OUTPUT_FLAGS, _LOCAL_FLAGS = 1, 3  # positions in what tcgetattr returns
 
 
@@ -53,6 +55,10 @@ class Outlet:
                 fcntl.ioctl(self.source, termios.TIOCSWINSZ, size)
                 return True
         return False
+
+    def count_waiting(self) -> int:
+        """Return the bytes that are not passed on yet; 0 for a file, and for a terminal, which may be paused."""
+        return sum(_count_readable(number) for number in (self.source, self.stage[0])) if self.kind == PIPE else 0
 
     def close_writer(self) -> None:
         """Close our copy of the job's descriptor, or else the stream never ends."""
@@ -152,7 +158,7 @@ def _open_null() -> int:
 
 
 def _open_pipe() -> tuple[int, int]:
-    """Return (read end, write end) of a pipe that is as large as the user's limits allow, at most 1 MiB."""
+    """Return (read end, write end) of a pipe that is as large as the user's limits allow, at most 256 KiB."""
     source, writer = os.pipe()
     with suppress(OSError):
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
@@ -169,6 +175,10 @@ def _open_terminal(name: str, target: int) -> Outlet:
     outlet = Outlet(name, TERMINAL, source, writer, target, stage=_open_pipe())
     outlet.copy_window_size()
     return outlet
+
+
+def _count_readable(number: int) -> int:
+    return int.from_bytes(fcntl.ioctl(number, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def _is_same_file(first: int, second: int) -> bool:

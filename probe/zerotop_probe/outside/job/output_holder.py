@@ -31,9 +31,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
-from zerotop_probe.outside.job.output_log import RECORDED, OutputLog
-
-STATE_BYTES = 64
+from zerotop_probe.outside.job.output_log import RECORDED, STATE_BYTES, OutputLog
 
 _CHUNK_BYTES = 1 << 18
 # After a little output the holder waits, so that a job that prints every word costs few of its cores' time: as long as a job

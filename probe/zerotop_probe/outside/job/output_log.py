@@ -23,6 +23,7 @@ _RECORD = struct.Struct("<qqiHH")
 _FIRST_BYTE = b'"first_byte": 0'
 # Places of the numbers in the state, which a later holder of the same job continues.
 POSITION, LOST, REASON, NUMBER, RECORDED = 0, 1, 2, 3, 4
+STATE_BYTES = 64
 
 
 class OutputLog:

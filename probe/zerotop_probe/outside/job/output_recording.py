@@ -16,8 +16,7 @@ from contextlib import suppress
 
 from zerotop_probe.outside.job.daemon import BOOT_CODE, SOURCE_ROOT, AgentError
 from zerotop_probe.outside.job.outlets import PIPE, Outlet
-from zerotop_probe.outside.job.output_holder import STATE_BYTES
-from zerotop_probe.outside.job.output_log import DEFAULT_LIMIT, LOST, REASON
+from zerotop_probe.outside.job.output_log import DEFAULT_LIMIT, LOST, REASON, STATE_BYTES
 from zerotop_probe.outside.procfs import Process, read_file, read_stat
 from zerotop_probe.recording.tables import OUTPUT
 from zerotop_probe.recording.writer import HEADER_ALIGNMENT, Identity, make_header
@@ -57,6 +56,7 @@ class OutputRecording:
         self._state_file = _create_state_file()
         self._socket: socket.socket | None = None
         self._retry_s = 0.0
+        self._waiting: list[int] = []
 
     @property
     def lost_bytes(self) -> int:
@@ -112,9 +112,8 @@ class OutputRecording:
             dict(os.environ),
             # Onto itself: the descriptor is inherited.
             file_actions=[*null, *((os.POSIX_SPAWN_DUP2, number, number) for number in used)],
-            # A blocked signal stays pending, which shows that it was sent to the whole group. As the job would, the holder
-            # stops when it writes from the background to a terminal that forbids that (stty tostop).
-            setsigmask=signal.valid_signals() - {signal.SIGTTOU},
+            # A blocked signal stays pending, which shows that it was sent to the whole group.
+            setsigmask=signal.valid_signals(),
         )
 
     def note_job(self, job: Process) -> None:
@@ -130,6 +129,7 @@ class OutputRecording:
         if self.holder is not None and stat is not None and stat.start == self.holder.start and not stat.is_dead:
             if stat.state == "T":
                 self.holder.send_signal(signal.SIGCONT)
+                self._send(b"signal %d" % signal.SIGCONT)  # it takes ours, so that the next one counts
             return False
         if not self._outlets or time.monotonic() < self._retry_s:
             return False
@@ -166,6 +166,13 @@ class OutputRecording:
         if self._await_answer(b"finished", seconds) is not None:
             return True
         return self._socket is None or self.holder is None or not self.holder.is_alive()
+
+    def is_stuck(self) -> bool:
+        """Whether only the readers of pipes are waited for, and none has read since the last call."""
+        waiting = [outlet.count_waiting() for outlet in self._outlets.values()]
+        is_stuck = any(waiting) and waiting == self._waiting
+        self._waiting = waiting
+        return is_stuck
 
     def close(self) -> None:
         """Leave the holder, which ends with the output, and close all files."""

@@ -17,10 +17,17 @@ if TYPE_CHECKING:
 
 def describe_end(end: Ending) -> list[str]:
     """Return sentences about a failure and about lost records; none if all went well."""
-    from zerotop.analysis.views.job_exit import UNSEEN_END, Losses  # imports NumPy, which write_messages does not need
+    from zerotop.analysis.views.job_exit import UNSEEN_END
 
     result = "" if end.exit_code == 0 else end.text or UNSEEN_END
-    return [text for text in (result, Losses(end.lost_records, end.lost_output_bytes).loss_sentence) if text]
+    return [text for text in (result, describe_losses(end.lost_records, end.lost_output_bytes)) if text]
+
+
+def describe_losses(lost_records: int, lost_output_bytes: int) -> str:
+    """Return a sentence about what a recording lacks; "" if it is complete."""
+    from zerotop.analysis.views.job_exit import Losses  # imports NumPy, which other messages do not need
+
+    return Losses(lost_records, lost_output_bytes).loss_sentence
 
 
 def describe_rank_losses(path: str) -> list[str]:
