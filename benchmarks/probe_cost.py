@@ -46,6 +46,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--stage", type=int, default=1, help="of ZeRO [1]")
     parser.add_argument("--offload", action="store_true", help="the optimizer to the CPU")
     parser.add_argument("--torch-adam", action="store_true", help="an optimizer that needs no compiler")
+    parser.add_argument("--cpu-time", action="store_true", help="of the training thread: for a busy machine without a GPU")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     return parser.parse_args()
 
@@ -118,21 +119,30 @@ def batches(options: argparse.Namespace, engine: Any) -> Iterator[Any]:
 
 def block(engine: Any, source: Iterator[Any], options: argparse.Namespace) -> float:
     """Microseconds per micro-step over one block of steps."""
-    begin = time.perf_counter_ns()
+    clock = time.thread_time_ns if options.cpu_time else time.perf_counter_ns
+    begin = clock()
     for _ in range(options.block * options.accumulation):
         loss = engine(next(source)).float().square().mean()
         engine.backward(loss)
         engine.step()
-    return (time.perf_counter_ns() - begin) / 1000 / options.block / options.accumulation
+    return (clock() - begin) / 1000 / options.block / options.accumulation
 
 
 def measure(options: argparse.Namespace) -> None:
+    measure_blocks(options, make_engine(options), switch)
+    import torch
+
+    torch.distributed.destroy_process_group()
+
+
+def measure_blocks(options: argparse.Namespace, engine: Any, make_switch: Callable[[Any], Callable[[bool], None]]) -> None:
+    """Measure and print. ``make_switch(engine)`` returns the function that takes the probe out and puts it back."""
     from zerotop_probe.inside.hooks.hook_installer import PROBE
 
-    engine = make_engine(options)
-    turn, source, meter = switch(engine), batches(options, engine), PROBE.meter
+    source, meter = batches(options, engine), PROBE.meter
     for _ in range(3):
         block(engine, source, options)
+    turn = make_switch(engine)
     without, differences, cost, boundaries = [], [], 0, 0
     for number in range(max(2, options.steps // options.block // 2)):
         times = {}
@@ -147,9 +157,6 @@ def measure(options: argparse.Namespace) -> None:
         differences.append(times[True] - times[False])
     turn(True)
     show(figures(without, differences, cost, boundaries, options), options)
-    import torch
-
-    torch.distributed.destroy_process_group()
 
 
 def figures(

@@ -120,7 +120,8 @@ def test_what_trains(together: Counted, number: int) -> None:
     assert hosts["init"] == {"parameters": weights}
     assert hosts["before_update"] == {"parameters": weights, "gradients": weights}
     # Two moments for each parameter, and a step count for each of five tensors.
-    assert hosts["after_update"] == {"parameters": weights, "optimizer_state": 2 * weights + 5 * 4}
+    assert hosts["next_forward"] == {"parameters": weights, "optimizer_state": 2 * weights + 5 * 4}
+    assert hosts["after_update"] == hosts["next_forward"] | {"gradients": weights}
 
 
 def test_an_iteration_of_two_optimizers_ends_when_both_have_stepped(alone: Counted) -> None:

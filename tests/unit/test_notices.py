@@ -77,13 +77,16 @@ def test_which_optimizers_make_an_iteration(tmp_path: Path) -> None:
     ]
 
 
-def test_jobs_that_step_no_optimizer(tmp_path: Path) -> None:
-    recording = Recording(tmp_path / "backwards")
+def test_a_loop_without_an_optimizer(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
     recording.event(identity(0, 100), 1, events.ENGINE, engine=0, kind="loop", model="Net", optimizer="")
     recording.event(identity(0, 100), 2, events.GOODBYE, lost=0)
     (notice,) = RecordingSource(recording.read()).view_at(None).job.notices
     assert notice.startswith("This loop has no optimizer")
-    recording = Recording(tmp_path / "inference")
+
+
+def test_a_job_that_trains_nothing(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
     recording.event(recording.node, 1, events.JOB_STARTED, pid=9)
     recording.event(recording.node, 2, events.JOB_ENDED, exit_code=0, text="The job ended.")
     source = RecordingSource(recording.read())

@@ -192,8 +192,8 @@ TENSORS = _declare(
     Field(
         "when",
         str,
-        "init, before_update or after_update: the first of each; the last of an update that was not skipped. A loop's init"
-        " is before its first forward, its after_update before the next one",
+        "init, before_update or after_update: the first of each; the last of an update that was not skipped. Of a loop also"
+        " next_forward, after that update: zero_grad() may have freed gradients; and init is before the first forward",
     ),
     Field("host", _BYTES, "bytes in host memory, by category"),
     Field("host_pinned", _BYTES, "bytes in pinned host memory, by category"),

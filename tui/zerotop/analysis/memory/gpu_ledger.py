@@ -193,6 +193,10 @@ def _build_rank_rows(allocated: int, inventory: Inventory | None) -> list[Ledger
         for name in inventory.categories
     ]
     left = allocated - sum(row.bytes for row in rows)
+    if left < 0 and inventory.may_free_gradients:
+        freed = min(-left, inventory.device.get(GRADIENTS, 0))
+        rows = [row if row.key != GRADIENTS else LedgerRow(row.key, row.bytes - freed, row.basis) for row in rows]
+        left += freed
     cublas = min(inventory.cublas_bytes, max(0, left))
     unexplained = min(inventory.unclaimed_bytes, max(0, left - cublas))
     rows.append(LedgerRow(ACTIVATIONS, max(0, left - cublas - unexplained), _REST_OF_ALLOCATED))

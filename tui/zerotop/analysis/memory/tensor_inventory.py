@@ -1,7 +1,9 @@
 """The inventory of a rank's tensors that applies at a cursor: its bytes by category.
 
 A rank takes three inventories: when its engine is made, before its first update, and after its first real one. Between two
-of them only gradients come and go: they live from the end of a step's first backward to the end of its update.
+of them only gradients come and go: they live from the end of a step's first backward to the end of its update. In a loop
+without DeepSpeed they live until zero_grad(): a fourth inventory, at the forward after that update, shows whether it was
+called by then.
 """
 
 from __future__ import annotations
@@ -31,18 +33,19 @@ _LOOP_CATEGORIES = (PARAMETERS, GRADIENTS, OPTIMIZER_STATE)
 
 NO_INVENTORY = "No inventory of tensors so far: it is taken when the engine is ready, and not by old versions of zerotop."
 
-INIT, BEFORE_UPDATE, AFTER_UPDATE = "init", "before_update", "after_update"
+INIT, BEFORE_UPDATE, AFTER_UPDATE, NEXT_FORWARD = "init", "before_update", "after_update", "next_forward"
 MOMENT_TEXTS = {
     INIT: "before the training",
     BEFORE_UPDATE: "before the first update",
     AFTER_UPDATE: "after the first update",
+    NEXT_FORWARD: "before the forward after the first update",
 }
 # Bytes that PyTorch allocates for each stream of cuBLAS (aten/src/ATen/cuda/CublasHandlePool.cpp): 4096 x 8 KiB from
 # Hopper on, 4096 x 2 KiB + 16 x 8 KiB before.
 _CUBLAS_WORKSPACES = (33_554_432, 8_519_680)
 # Spans to look back through for the last backward; an evaluation in between has many.
 _TAIL = 4096
-_BACKWARD, _STEP = PHASE_CODE["backward"], PHASE_CODE["step"]
+_FORWARD, _BACKWARD, _STEP = PHASE_CODE["forward"], PHASE_CODE["backward"], PHASE_CODE["step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class Inventory:
     host_pinned: dict[str, int]  # the pinned part of ``host``
     basis: str  # words: when all but gradients were counted
     gradients_basis: str  # words: when gradients were counted
+    may_free_gradients: bool  # of a loop: zero_grad() may have freed them since ``gradients_basis``
     gradients_alive: int  # bytes of gradients on its GPU before the first update; 0 before that
     cublas_bytes: int  # on the GPU, in no category, in blocks of the size of cuBLAS's workspaces
     unclaimed_bytes: int  # on the GPU, in no category, in other blocks
@@ -88,6 +92,7 @@ def read_inventory(session: Session, process: RankProcess, cursor_ns: int) -> In
         host_pinned=_sum_categories(chosen, "host_pinned"),
         basis=_describe_moment(latest),
         gradients_basis=_describe_moment(max((gradients for _, gradients in chosen), key=lambda event: event.unix_ns)),
+        may_free_gradients=loops,
         gradients_alive=sum(_read_sizes(event, "device").get(GRADIENTS, 0) for event in before_update),
         cublas_bytes=cublas,
         unclaimed_bytes=unclaimed - cublas,
@@ -105,6 +110,8 @@ def _choose_events(
     static = next((by_moment[when] for when in (AFTER_UPDATE, BEFORE_UPDATE, INIT) if when in by_moment), events[-1])
     if BEFORE_UPDATE in by_moment and has_gradients(session, process, engine, cursor_ns):
         return static, by_moment[BEFORE_UPDATE]
+    if NEXT_FORWARD in by_moment and is_in_forward(session, process, engine, cursor_ns):
+        return static, by_moment[NEXT_FORWARD]
     return static, by_moment.get(AFTER_UPDATE, by_moment.get(INIT, static))
 
 
@@ -118,6 +125,17 @@ def has_gradients(session: Session, process: RankProcess, engine: int, cursor_ns
     either = (update | (tail["phase"] == _BACKWARD)) & (tail["flags"] & (EVAL | FAILED) == 0) & (tail["engine"] == engine)
     indices = np.flatnonzero(either)
     return len(indices) > 0 and not update[indices[-1]]
+
+
+def is_in_forward(session: Session, process: RankProcess, engine: int, cursor_ns: int) -> bool:
+    """Return whether a forward has begun since the engine's last update."""
+    begins, spans = (find_table(session, name, process, cursor_ns) for name in ("begins", "spans"))
+    if begins is None or spans is None:
+        return False
+    begun, ended = begins.until(cursor_ns)[-_TAIL:], spans.until(cursor_ns)[-_TAIL:]
+    forwards = begun["time_ns"][(begun["phase"] == _FORWARD) & (begun["engine"] == engine)]
+    update = (ended["phase"] == _STEP) & (ended["flags"] & BOUNDARY != 0) & (ended["engine"] == engine)
+    return len(forwards) > 0 and int(forwards[-1]) > int(ended["end_ns"][update].max(initial=0))
 
 
 def _sum_categories(chosen: list[tuple[Event, Event]], table: str) -> dict[str, int]:
@@ -138,5 +156,5 @@ def _read_sizes(event: Event, table: str) -> dict[str, int]:
 def _describe_moment(event: Event) -> str:
     when = str(event.facts.get("when"))
     # The engine counts a step when its update is over.
-    step = (event.facts.get("step") or 0) - (when == AFTER_UPDATE)
+    step = (event.facts.get("step") or 0) - (when in (AFTER_UPDATE, NEXT_FORWARD))
     return f"tensors counted {MOMENT_TEXTS.get(when, when)}" + ("" if when == INIT else f", of step {step}")

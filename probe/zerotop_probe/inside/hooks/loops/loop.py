@@ -125,10 +125,10 @@ class Loop(TrainingHooks):
         return state.get_position(after_backward=after_backward) if state is not None else (0, 0, 0)
 
     def prepare_forward(self) -> None:
-        """Before a training forward: count tensors if the last update is over, and what it freed is freed."""
+        """Before a training forward: count tensors if the gradients of the last update may have been freed meanwhile."""
         if self._expects_tensors:
             self._expects_tensors = False
-            self.count_tensors("after_update")
+            self.count_tensors("next_forward")
 
     def prepare_update(self) -> None:
         """Before a step of an optimizer."""
@@ -144,6 +144,7 @@ class Loop(TrainingHooks):
         state.iterations += 1
         state.backward_count = 0
         if not span.flags & SKIPPED and "after_update" not in state.recorded_inventories:
+            self.count_tensors("after_update")
             self._expects_tensors = True
         if state.iterations >= self._armed_until:
             self.finder.disarm()

@@ -149,7 +149,9 @@ class RootFinder:
     def _add_root(self, module: Any) -> bool:
         """Hook the module if it may be a root; return whether it is one now."""
         torch = sys.modules["torch"]
-        if isinstance(module, (torch.fx.GraphModule, torch.jit.ScriptModule)) or torch.fx._symbolic_trace.is_fx_tracing():
+        # Not is_fx_tracing(), which prints a warning.
+        is_tracing = getattr(torch.fx._symbolic_trace, "_is_fx_tracing_flag", False)
+        if is_tracing or isinstance(module, (torch.fx.GraphModule, torch.jit.ScriptModule)):
             return False
         if len(self.roots) >= MAX_ROOTS or next(module.parameters(), None) is None:
             return False

@@ -1,0 +1,95 @@
+"""What the probe costs a loop without DeepSpeed, per phase boundary and per micro-step.
+
+    python benchmarks/loop_cost.py [--steps 400] [--accumulation 1] [--width 256] [--device cuda]
+
+As probe_cost.py, of which it uses the blocks: paired blocks of one loop of PyTorch alone, with the probe's hooks and without
+them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from typing import Any
+
+import probe_cost
+
+
+def main() -> None:
+    options = parse()
+    if "RANK" not in os.environ:
+        raise SystemExit(probe_cost.start_rank())
+    probe_cost.measure_blocks(options, Loop(options), switch)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=400, help="optimizer steps in all [400]")
+    parser.add_argument("--block", type=int, default=10, help="steps in a block [10]")
+    parser.add_argument("--accumulation", type=int, default=1, help="micro-steps in a step [1]")
+    parser.add_argument("--width", type=int, default=256, help="of the model's layers [256]")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda [cpu]")
+    parser.add_argument("--cpu-time", action="store_true", help="of the training thread: for a busy machine without a GPU")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    return parser.parse_args()
+
+
+class Loop:
+    """A loop with the methods of an engine."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        layers = [torch.nn.Linear(options.width, options.width) for _ in range(4)]
+        self.device = options.device
+        self.model = torch.nn.Sequential(torch.nn.Embedding(1000, options.width), *layers).to(self.device)
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self._accumulation = options.accumulation
+        self._micro_steps = 0
+
+    def __call__(self, ids: Any) -> Any:
+        return self.model(ids)
+
+    def backward(self, loss: Any) -> None:
+        loss.backward()
+
+    def step(self) -> None:
+        self._micro_steps += 1
+        if self._micro_steps % self._accumulation == 0:
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+
+
+def switch(loop: Loop) -> Callable[[bool], None]:
+    """A function that takes the probe's hooks out of this process and puts them back."""
+    import torch
+    import torch.utils.data.dataloader as data
+    from torch.optim import optimizer as optimizers
+
+    root = vars(loop.model)
+    call = root["_compiled_call_impl"]
+    backwards = [(owner, owner._engine_run_backward) for owner in (torch.autograd, torch.autograd.graph)]
+    hooks = [optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks]
+    kept = [dict(registered) for registered in hooks]
+    fetch = data._BaseDataLoaderIter.__next__
+    assert all(kept), "the probe is not installed here"
+
+    def turn(on: bool) -> None:
+        for owner, wrapper in backwards:
+            owner._engine_run_backward = wrapper if on else wrapper.__wrapped__
+        for registered, own in zip(hooks, kept, strict=True):
+            registered.clear()
+            registered.update(own if on else {})
+        data._BaseDataLoaderIter.__next__ = fetch if on else fetch.__wrapped__
+        if on:
+            root["_compiled_call_impl"] = call
+        else:
+            root.pop("_compiled_call_impl", None)
+
+    return turn
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Loops without DeepSpeed on a real GPU: peaks beside torch's own, a ledger that adds up to the device, skipped updates."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loop_runs import LOOPS, Counted, run
+from rank_recordings import Rank, table
+from real_jobs import environment
+from zerotop.analysis.annotations import find_annotations
+from zerotop.analysis.engine import read_first_engine
+from zerotop.analysis.memory.gpu_ledger import read_ledgers
+from zerotop.analysis.memory.ledger_rows import ALLOCATED, UNEXPLAINED, GpuLedger
+from zerotop.analysis.memory.peak_ledger import read_peak_ledgers
+from zerotop.analysis.memory.zero_model import compare_ledger, compute_expected, parse_setup
+from zerotop.session.reader import Session
+from zerotop_probe.recording.tables import BOUNDARY, SKIPPED, TICK
+
+torch = pytest.importorskip("torch")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here"),
+]
+LIMIT_S = 500
+GIB = 1 << 30
+PHASES = ("forward", "backward", "step")
+
+
+def train(factory: pytest.TempPathFactory, *options: str, recorded: bool = True) -> Counted:
+    """Run a story with the probe alone, or without it."""
+    folder, session = factory.mktemp("story"), None if recorded else Path()
+    return run(
+        "stories",
+        folder,
+        *options,
+        launcher="python",
+        ranks=1,
+        session=session,
+        accelerator="cuda",
+        bootstrap=recorded,
+    )
+
+
+def watch(folder: Path, *options: str) -> tuple[Session, dict[str, Any]]:
+    """Run a story under ``zerotop run``; return its recording, and what it counted itself."""
+    inherited = environment()
+    del inherited["CUDA_VISIBLE_DEVICES"]
+    session = folder / "session"
+    script = [sys.executable, str(LOOPS / "stories.py"), *options, "--linger", "2.5", "--output", str(folder / "output")]
+    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(session), "--", *script]
+    path = os.environ.get("PYTHONPATH")
+    variables = inherited | ({"PYTHONPATH": path} if path else {})
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("COUNTED ")]
+    assert len(lines) == 1, done.stdout + done.stderr
+    return Session.open(session), json.loads(lines[0][8:])
+
+
+@pytest.fixture(scope="module")
+def linear(tmp_path_factory: pytest.TempPathFactory) -> tuple[Session, dict[str, Any]]:
+    return watch(tmp_path_factory.mktemp("linear"), "linear")
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Session, dict[str, Any]]:
+    return watch(tmp_path_factory.mktemp("trainer"), "trainer")
+
+
+def read_last_ledger(session: Session) -> GpuLedger:
+    """Return the ledger a second before the end, when the rank lingers; check that it adds up."""
+    last_ns = min(source.last_ns for source in session.sources["allocator"] if source.last_ns is not None)
+    (ledger,) = (one for one in read_ledgers(session, last_ns - 1_000_000_000) if one.ranks)
+    assert sum(row.bytes for row in ledger.rows) == ledger.total_bytes
+    assert ledger.sum_bytes(*ALLOCATED) == ledger.allocated_bytes
+    assert ledger.sum_bytes(UNEXPLAINED) <= 0.02 * ledger.allocated_bytes
+    return ledger
+
+
+def test_peaks_are_torchs_own_to_the_byte(tmp_path_factory: pytest.TempPathFactory) -> None:
+    counted, blind = train(tmp_path_factory, "linear"), train(tmp_path_factory, "linear", recorded=False)
+    assert counted.by_rank[0] == blind.by_rank[0]
+    rank, own = counted.rank(0)
+    (path,) = counted.session.glob("allocator-*.rec")
+    rows = table(path)
+    rows = rows[rows["edge"] != TICK]
+    found: list[tuple[int, str, int]] = []
+    for name in PHASES:
+        for span in rank.phase(name):
+            inside = (rows["time_ns"] > span["begin_ns"]) & (rows["time_ns"] <= span["end_ns"])
+            found.append((int(span["begin_ns"]), name, int(rows["allocated_peak_bytes"][inside].max())))
+    assert [list(entry[1:]) for entry in sorted(found)] == [[name, allocated] for name, allocated, _ in own["peaks"]]
+
+
+def test_the_ledger_of_a_linear_layer(linear: tuple[Session, dict[str, Any]]) -> None:
+    session, own = linear
+    ledger, weights = read_last_ledger(session), 4 * own["parameters"]
+    for name, copies in (("parameters", 1), ("gradients", 1), ("optimizer_state", 2)):
+        assert ledger.sum_bytes(name) == pytest.approx(copies * weights, rel=0.01)
+    setup = parse_setup(read_first_engine(session))
+    assert setup is not None
+    for difference in compare_ledger(ledger, compute_expected(setup)):
+        assert difference.expected_bytes == pytest.approx(difference.measured_bytes, rel=0.01)
+    # The first AdamW step has weight, gradient, two moments and a temporary of the foreach implementation.
+    (peak,) = read_peak_ledgers(session, session.end_ns)
+    assert peak.peak.phase == "step"
+    assert peak.ledger.allocated_bytes == max(allocated for _, allocated, _ in own["peaks"])
+    assert "first_real_step" in {finding.name for finding in find_annotations(session, session.end_ns)}
+
+
+def test_device_times_of_every_phase(linear: tuple[Session, dict[str, Any]]) -> None:
+    session, _ = linear
+    (path,) = session.path.glob("device_times-*.rec")
+    assert {int(phase) for phase in table(path)["phase"]} == {
+        int(s["phase"][0]) for s in map(Rank(session.path, 0).phase, PHASES)
+    }
+
+
+def test_the_trainer_on_gpt2(trainer: tuple[Session, dict[str, Any]]) -> None:
+    session, own = trainer
+    rank = Rank(session.path, 0)
+    (engine,) = rank.event("engine")
+    facts = [engine[name] for name in ("library", "model", "micro_batch", "gradient_accumulation", "parameters")]
+    assert facts == ["Trainer", "GPT2LMHeadModel", 8, 1, own["parameters"]]
+    steps = rank.phase("step")
+    assert (steps["flags"] & BOUNDARY).tolist() == [BOUNDARY] * own["steps"]
+    assert rank.phase("forward")["tokens"].sum() == own["tokens"]
+    read_last_ledger(session)
+    (peak,) = read_peak_ledgers(session, session.end_ns)
+    assert peak.ledger.allocated_bytes == own["stats"]["allocated_bytes.all.peak"]
+    assert peak.peak.phase in ("forward", "backward")
+    # The logits and two copies of them in float32.
+    assert peak.ledger.sum_bytes("activations") > 2 * own["logits_bytes"]
+    print(f"\nGPT-2, batch 8 x 1024: peak {peak.ledger.allocated_bytes / GIB:.2f} GiB in {peak.peak.phase}")
+    for row in peak.ledger.rows:
+        print(f"  {row.label:28}{row.bytes / GIB:8.2f} GiB  {row.basis}")
+
+
+def test_skipped_updates_without_reading_the_gpu(tmp_path_factory: pytest.TempPathFactory) -> None:
+    counted, blind = train(tmp_path_factory, "scaler"), train(tmp_path_factory, "scaler", recorded=False)
+    rank, own = counted.rank(0)
+    assert own["losses"] == blind.by_rank[0]["losses"]
+    assert own["scales"] == blind.by_rank[0]["scales"]
+    steps, plain = rank.phase("step"), len(own["skipped"]) // 2
+    assert len(steps) == len(own["skipped"])
+    assert [bool(flag & SKIPPED) for flag in steps["flags"][:plain]] == own["skipped"][:plain]
+    expected = [(step, *own["scales"][step]) for step in range(plain) if own["skipped"][step]]
+    found = [(e["step"], e["loss_scale_before"], e["loss_scale_after"]) for e in rank.event("overflow")]
+    # Of the fused optimizer only the GPU knows which updates it skips: nothing is said of them.
+    assert found == expected != []
