@@ -1,6 +1,6 @@
 """Findings in labelled real recordings against their labels, and the time that the search takes.
 
-    python benchmarks/annotations.py [--long HOURS | --live]
+    python benchmarks/annotations.py [--long HOURS [TROUBLE ...] | --live]
 
 Precision and recall by kind, over all recordings and over those made after thresholds were chosen (``unseen``). Thresholds
 were chosen with the others in sight: their figures say how well thresholds fit, not how well they predict. For ``held``
@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from zerotop.analysis.annotations import Annotation, Annotator, Detector, Evidence, find_annotations, load_detectors
@@ -37,10 +37,11 @@ def main() -> None:
     """Print a line for each recording, then precision and recall by kind."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--long", type=float, metavar="HOURS", help="only the time for long recordings with troubles")
+    parser.add_argument("troubles", nargs="*", metavar="TROUBLE", help="with --long: only these, see planted_troubles.py")
     parser.add_argument("--live", action="store_true", help="only the time for each second of a live job")
     options = parser.parse_args()
     if options.long:
-        _print_long(options.long)
+        _print_long(options.long, options.troubles)
         return
     if options.live:
         _print_live()
@@ -84,12 +85,15 @@ def _line(kind: str, right: int, wrong: int, missed: int) -> str:
     return f"{kind:20} {right + missed:6} {precision:>9} {recall:>6}"
 
 
-def _print_long(hours: float) -> None:
-    """Print the time for each trouble of a recording of that length, and how it compares."""
+def _print_long(hours: float, names: Sequence[str]) -> None:
+    """Print the time for each trouble, or those named, of a recording of that length, and how it compares."""
+    load_detectors()
     steps = int(hours * 3600 / long_recording.STEP_S)
     print(f"{hours:g} hours, {steps:,} steps    {'all':>7} {'of quiet':>8} {'of half':>7}  slowest detector")
     quiet_s = {ranks: _search_long(steps, Trouble(ranks=ranks))[0] for ranks in (1, 2)}
-    for name, trouble in {"quiet": Trouble(), **TROUBLES, **MIXTURES}.items():
+    troubles = {"quiet": Trouble(), **TROUBLES, **MIXTURES}
+    for name in names or troubles:
+        trouble = troubles[name]
         half_s, _ = _search_long(steps // 2, trouble)
         whole_s, by_detector = _search_long(steps, trouble)
         slowest, seconds = by_detector.most_common(1)[0]

@@ -133,7 +133,7 @@ def measure(sample: Callable[[int], object], seconds: float, hertz: int = HERTZ)
 def ours(pids: list[int], folder: str) -> tuple[Callable[[int], object], Callable[[], object]]:
     """Our sampler of these processes and the host, and what closes it."""
     identity = Identity.for_this_process("node")
-    processes = ProcessSampler(folder, identity, lambda *_: None)
+    processes = ProcessSampler(folder, identity, lambda *_: None, lambda *_: None)
     hosts = HostSampler(folder, identity, ControlGroup(pids[0]))
     members = [SampledMember(process, rank) for rank, pid in enumerate(pids) if (process := Process.from_pid(pid))]
 

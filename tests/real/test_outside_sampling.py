@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -115,6 +117,18 @@ def test_a_rank_that_dies_is_gone(tmp_path: Path, start: Start) -> None:
     assert (gone["rank"], gone["pid"]) == (0, first["pid"])
     last = records(tmp_path, "processes")
     assert last["time_ns"][last["rank"] == 0].max() <= gone["time_ns"]
+
+
+def test_a_rank_that_a_signal_stops_is_told_until_it_goes_on(tmp_path: Path, start: Start) -> None:
+    start(*python(LAUNCHER), SLEEP)
+    found = wait_for(lambda: len(events(tmp_path, "rank_found")) == 2 and events(tmp_path, "rank_found"))
+    rows_of(tmp_path, "processes", 2, rank=1)
+    (pid,) = (event["pid"] for event in found if event["rank"] == 1)
+    for sent, name in ((signal.SIGSTOP, "rank_stopped"), (signal.SIGCONT, "rank_continued")):
+        assert not events(tmp_path, name)
+        os.kill(pid, sent)
+        (told,) = wait_for(functools.partial(events, tmp_path, name))
+        assert (told["rank"], told["pid"]) == (1, pid)
 
 
 def test_a_plain_python_becomes_a_rank_when_its_engine_reports(tmp_path: Path, start: Start) -> None:

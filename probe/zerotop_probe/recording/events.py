@@ -368,6 +368,12 @@ AFFINITY = _declare(
 # A rank process is gone.
 RANK_GONE = _declare("rank_gone", *_RANK)
 
+# A signal stopped a rank process or launcher (SIGSTOP, or Ctrl-Z), as far as the sampler saw it at its ticks.
+RANK_STOPPED = _declare("rank_stopped", *_RANK)
+
+# It goes on.
+RANK_CONTINUED = _declare("rank_continued", *_RANK)
+
 # A rank runs compilers, as when DeepSpeed builds its operators at first use. Written once for each rank.
 COMPILING = _declare("compiling", *_RANK)
 

@@ -14,7 +14,7 @@ from zerotop_probe.outside.sampling.cgroup import ControlGroup, count_system_oom
 from zerotop_probe.outside.sampling.gpu_sampler import GpuSampler
 from zerotop_probe.outside.sampling.host_sampler import HostSampler, read_meminfo, read_processor_name
 from zerotop_probe.outside.sampling.nvml import GpuDiscovery
-from zerotop_probe.outside.sampling.process_sampler import ProcessSampler
+from zerotop_probe.outside.sampling.process_sampler import ProcessSampler, SampledMember
 from zerotop_probe.outside.sampling.rank_discovery import RankFinder
 from zerotop_probe.outside.sampling.sampler_thread import SamplerThread
 from zerotop_probe.recording import clock, events
@@ -79,7 +79,7 @@ class NodeSampler:
         self._kills_before = self._read_kills()
         self.ranks = RankFinder(session, root, writer, attached_ranks=attached_ranks)
         self._gpus = GpuSampler(session, identity, on_seen=self._note_gpus, on_lost=self._note_lost)
-        self._processes = ProcessSampler(session, identity, self._note_affinity)
+        self._processes = ProcessSampler(session, identity, self._note_affinity, self._note_stopped)
         self._hosts = HostSampler(session, identity, self._group)
         job_sampler = JobSampler(self.ranks, self._processes, self._hosts)
         self._gpu_thread = SamplerThread("gpus", self._gpus, on_error=self.note_error)
@@ -128,6 +128,13 @@ class NodeSampler:
 
     def _note_affinity(self, pid: int, cpus: str, threads: dict[str, str]) -> None:
         self._writer.write(time.monotonic_ns(), events.AFFINITY, pid=pid, cpus=cpus, threads=threads)
+
+    def _note_stopped(self, member: SampledMember, is_stopped: bool) -> None:
+        now_ns, (pid, start) = time.monotonic_ns(), member.process
+        if is_stopped:
+            self._writer.write(now_ns, events.RANK_STOPPED, rank=member.rank, pid=pid, start=start)
+        else:
+            self._writer.write(now_ns, events.RANK_CONTINUED, rank=member.rank, pid=pid, start=start)
 
     def _note_lost(self, sentence: str) -> None:
         self._writer.write(time.monotonic_ns(), events.SAMPLER_ERROR, where="gpus", error=sentence)

@@ -48,6 +48,8 @@ def raise_descriptor_limit() -> int:
 
 # Receives a pid, its cores, and the cores of threads with a different affinity: see the event AFFINITY.
 OnAffinity = Callable[[int, str, "dict[str, str]"], None]
+# Receives a process that a signal has stopped, or that goes on.
+OnStopped = Callable[["SampledMember", bool], None]
 
 
 class ProcessReader:
@@ -65,6 +67,7 @@ class ProcessReader:
         self._cpu_ns = self._read_cpu_ns()
         self.threads = ProcessThreads(pid, budget, schedstat=schedstat, now_ns=self._time_ns)
         self._affinity = AffinityWatcher(pid, on_affinity)
+        self.is_stopped = False  # by a signal, at the last sample
 
     def _read_cpu_ns(self) -> int:
         if self._has_clock:
@@ -80,6 +83,7 @@ class ProcessReader:
         status = self._read_status()
         if b"\nVmRSS:" not in status:  # ended: a zombie has no memory
             return None
+        self.is_stopped = b"\nState:\tT" in status
         memory = [_parse_bytes(status, name) for name in _MEMORY_FIELDS]
         count = _parse_number(status, b"\nThreads:")
         now_ns = time.monotonic_ns()
@@ -137,9 +141,10 @@ def _parse_number(status: bytes, name: bytes) -> int:
 class ProcessSampler:
     """Writes PROCESSES at every tick and THREADS at every fifth."""
 
-    def __init__(self, session: str, identity: Identity, on_affinity: OnAffinity) -> None:
+    def __init__(self, session: str, identity: Identity, on_affinity: OnAffinity, on_stopped: OnStopped) -> None:
         """``on_affinity`` is called when the affinity of a process or one of its threads is first seen or changes."""
         self._on_affinity = on_affinity
+        self._on_stopped = on_stopped
         self._process_writer = RecordWriter(session, PROCESSES, identity)
         self._thread_writer = RecordWriter(session, THREADS, identity)
         self._budget = DescriptorBudget(raise_descriptor_limit() - _RESERVED_DESCRIPTORS)
@@ -158,10 +163,13 @@ class ProcessSampler:
         """
         has_ended = False
         for reader in self._readers.values():
+            was_stopped = reader.is_stopped
             row = reader.read_row(time_ns, tick)
             if row is None:
                 has_ended = True
                 continue
+            if reader.is_stopped != was_stopped:
+                self._on_stopped(reader.member, reader.is_stopped)
             self._process_writer.write(*row)
             if tick % _TICKS_PER_THREAD_ROWS == 0:
                 for thread in reader.read_thread_rows(time_ns, tick):

@@ -62,16 +62,18 @@ def _check_group(recording: Evidence, group: Group) -> Iterator[Annotation | Non
         longest = max(HANG_SECONDS, HANG_ITERATIONS * float(before.max()))
         known_ns = since_ns + int(longest * 1e9)
         is_over = known_ns > min(_find_end(recording, group), recording.cursor_ns)
-        if silences[index] >= longest * 1e9 and not is_over and not _is_losing(group, since_ns, known_ns):
+        if silences[index] >= longest * 1e9 and not is_over and not _is_explained(recording, group, since_ns, known_ns):
             last = [process.begins.read_window(since_ns - _LOOK_BACK_NS, since_ns) for process in group.processes]
             if not any(len(part) and _name_phase(part) in _SILENT_PHASES for part in last):
                 yield _build_finding(group, last, since_ns, known_ns, float(np.median(before)))
 
 
-def _is_losing(group: Group, since_ns: int, until_ns: int) -> bool:
-    """Whether a rank could not write its phases, for example to a full disk: then silence means nothing."""
-    losses = (event.unix_ns for process in group.processes for event in process.events_named("records_lost"))
-    return any(since_ns <= unix_ns <= until_ns for unix_ns in losses)
+def _is_explained(recording: Evidence, group: Group, since_ns: int, until_ns: int) -> bool:
+    """Whether a rank could not write its phases, for example to a full disk, or was stopped by a signal."""
+    keys = {process.key for process in group.processes}
+    causes = [event for process in group.processes for event in process.events_named("records_lost")]
+    causes += [event for event in recording.events_named("rank_stopped") if (event.host, event.facts.get("pid")) in keys]
+    return any(since_ns <= event.unix_ns <= until_ns for event in causes)
 
 
 def _find_end(recording: Evidence, group: Group) -> int:
