@@ -14,6 +14,7 @@ from zerotop.session.event_schema import drop_invalid_facts
 from zerotop.session.headers import DAMAGE_ERRORS, Clocks, Writer, parse_integer, read_header
 from zerotop.session.memory_map import release_pages
 from zerotop.session.storage import Folder
+from zerotop_probe.recording.segments import parse_name
 from zerotop_probe.recording.tables import TABLES
 
 _NEAR_ROWS = 64  # records before the end that are searched first,
@@ -34,10 +35,14 @@ class Event:
 
 
 class Source:
-    """A table of one writer: complete records, memory-mapped, growing with :meth:`refresh`."""
+    """A table of one writer: complete records, memory-mapped, growing with :meth:`refresh`.
+
+    ``first_segment`` is the number of the first of its files that still exists; those before it were folded.
+    """
 
     def __init__(self, folder: Folder, name: str, header: dict[str, Any], data_offset: int, offset_ns: int) -> None:
-        self.path = folder.path / name
+        stem, self.first_segment = parse_name(name) or (name, 0)
+        self.path = folder.path / f"{stem}.rec"
         self._folder = folder
         self.header = header
         self.table = str(header["table"])
@@ -45,7 +50,7 @@ class Source:
         self.offset_ns = offset_ns
         self.created_ns = parse_integer(header["clock"]["monotonic_ns"]) + offset_ns
         """Unix time at which the file was created."""
-        self._name = name
+        self._names: tuple[str, ...] = (name,)
         self._data_offset = data_offset
         self._dtype = _build_dtype(header, name)
         self._mapped_bytes: NDArray[np.uint8] | bytes = b""
@@ -57,10 +62,14 @@ class Source:
         self._last_ns: int | None = None  # the last time, once it was read
         self.refresh()
 
+    def add_segment(self, name: str) -> None:
+        """Add the next file of this table."""
+        self._names += (name,)
+
     def refresh(self) -> bool:
         """Read the records added since the last call. Return whether there were any."""
         try:
-            size, data = self._folder.view_file(self._name)
+            size, data = self._folder.view_segments(self._names, self._data_offset, self._dtype.itemsize)
         except OSError:  # the folder may be gone; mapped records stay readable
             return False
         count = max(0, size - self._data_offset) // self._dtype.itemsize

@@ -22,6 +22,7 @@ from zerotop.session.packing import unpack_files
 from zerotop.session.storage import Directory, Folder, UnpackedFolder, read_first_line
 from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import SESSION_FILE
+from zerotop_probe.recording.segments import parse_name
 from zerotop_probe.recording.tables import TABLES
 
 __all__ = ["Event", "Session", "SessionError", "Source"]
@@ -42,6 +43,7 @@ class Session:
         self.info = info
         self.name = str(info.get("name") or path.name)
         self.sources: dict[str, list[Source]] = {name: [] for name in TABLES}
+        self._sources_by_stem: dict[str, Source] = {}
         self._sources_by_host: dict[tuple[str, str], list[Source]] = {}
         self._sources_by_process: dict[tuple[str, str, int], list[Source]] = {}
         self.events: list[Event] = []
@@ -155,8 +157,23 @@ class Session:
                 self._event_files.append(EventFile(self._folder, name, self._clocks))
                 self._known_files.add(name)
             elif name.endswith(".rec"):
-                new |= self._add_source(name)
+                new |= self._add_table_file(name)
         return new
+
+    def _add_table_file(self, name: str) -> bool:
+        """Open a table's file, or add it to the table that it continues."""
+        stem = (parse_name(name) or (name, 0))[0]
+        source = self._sources_by_stem.get(stem)
+        if source is None:
+            return self._add_source(name, stem)
+        try:
+            if not read_first_line(self._folder, name).endswith(b"\n"):
+                return False
+        except OSError:
+            return False
+        source.add_segment(name)
+        self._known_files.add(name)
+        return True
 
     def _adopt_clock(self, name: str) -> None:
         """Use this file's clock for its node if the writer has aligned it to the clocks of other nodes."""
@@ -165,7 +182,7 @@ class Session:
             if header.get("aligned"):
                 self._clocks.find_offset(header)
 
-    def _add_source(self, name: str) -> bool:
+    def _add_source(self, name: str, stem: str) -> bool:
         """Open a table's file. One with an incomplete header is tried again later; a damaged one is skipped and counted."""
         try:
             line = read_first_line(self._folder, name)
@@ -176,6 +193,7 @@ class Session:
             if header["table"] in self.sources:
                 source = Source(self._folder, name, header, len(line), self._clocks.find_offset(header))
                 self.sources[source.table].append(source)
+                self._sources_by_stem[stem] = source
                 self._update_last_written(source)
                 self._sources_by_host.setdefault((source.table, source.host), []).append(source)
                 self._sources_by_process.setdefault((source.table, source.host, source.pid), []).append(source)

@@ -25,7 +25,7 @@ from zerotop_probe.recording import tables
 
 BATCH_ROWS = 100_000
 
-_NOT_EXPORTED = ("begins", "history", "output")
+_NOT_EXPORTED = ("begins", "history", "output", "folded")
 # Tables that ranks write: the writer's rank becomes a column.
 _RANK_TABLES = ("spans", "allocator", "device_times", "probe")
 _TIME_COLUMNS = {"time_ns": "time_unix_ns", "begin_ns": "begin_unix_ns", "end_ns": "end_unix_ns"}
