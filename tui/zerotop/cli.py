@@ -6,6 +6,7 @@ import argparse
 import importlib
 import io
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from zerotop.commands.common.errors import FAILED, USAGE, Problem, describe_erro
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.gc_pause import freeze_imports
 from zerotop.commands.common.terminal import has_terminal
+from zerotop_probe.recording.directory import MIN_BYTES
 
 _EXIT_INTERRUPTED = 130
 
@@ -95,11 +97,18 @@ def _add_start_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
         "start a job and watch it",
         "zerotop run -- deepspeed --num_gpus 8 train.py --deepspeed_config ds.json",
         "zerotop run --headless -- torchrun --nproc-per-node 8 train.py",
-        usage="%(prog)s [-h] [--session DIR] [--headless] [--no-phase-peaks] -- COMMAND",
+        usage="%(prog)s [-h] [--session DIR] [--max-size SIZE] [--headless] [--no-phase-peaks] -- COMMAND",
     )
     run.add_argument("--session", metavar="DIR", help=_SESSION_DIR_HELP)
+    _add_max_size(run)
     run.add_argument("--headless", action="store_true", help="without the screen; pass the job's output through")
     run.add_argument("--no-phase-peaks", action="store_true", help="do not reset the peak counters of PyTorch's allocator")
+
+
+def _add_max_size(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--max-size", type=_parse_size, metavar="SIZE", help="largest size of the recording, such as 500MB or 10GB [2GB]"
+    )
 
 
 def _add_read_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -151,6 +160,7 @@ def _add_attach(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     attach.add_argument("--headless", action="store_true", help="without the screen; record until the job ends")
     attach.add_argument("--json", action="store_true", help="print the list of jobs as JSON for programs")
     attach.add_argument("--session", dest="folder", metavar="DIR", help=_SESSION_DIR_HELP)
+    _add_max_size(attach)
     _add_host_options(attach, "other nodes too: HOST,HOST or @HOSTFILE, or the word job for the nodes of its launcher")
     attach.add_argument("--there", metavar="REQUEST", help=argparse.SUPPRESS)
     detach = _add_command(commands, "detach", "remove the probe, stop recording", "zerotop detach 4711")
@@ -192,6 +202,18 @@ def _parse_count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive whole number")
     return int(text)
+
+
+def _parse_size(text: str) -> int:
+    """Return a size such as ``2GB`` or ``500M`` in bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(K|M|G|T)(i?)B?", text, re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text} is not a size such as 500MB or 2GB")
+    base = 1024 if match[3] else 1000
+    size = int(float(match[1]) * base ** ("KMGT".index(match[2].upper()) + 1))
+    if size < MIN_BYTES:
+        raise argparse.ArgumentTypeError(f"a recording needs at least {MIN_BYTES // 10**6}MB")
+    return size
 
 
 def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:

@@ -18,6 +18,9 @@ FORMAT_MINOR = 2
 
 UNKNOWN = -1
 
+# How long a sample stands for the time after it: a process whose last sample is older is gone, or its sampler is.
+FRESH_NS = 3_000_000_000
+
 
 class Field(NamedTuple):
     """One column: its ``struct`` code, its meaning, and the ``FORMAT_MINOR`` that introduced it."""

@@ -17,9 +17,8 @@ from zerotop.analysis.processes.host_memory import read_host_memory
 from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.analysis.processes.running_max import Peaks
 from zerotop.session.reader import Event, Session, Source
+from zerotop_probe.recording.tables import FRESH_NS
 
-# A process whose last sample is older is gone, or its sampler is.
-FRESH_NS = 3_000_000_000
 # Samples to search for the last one of a process that is gone: minutes, with a few ranks.
 _TAIL_ROWS = 4096
 _NEAR_ROWS = 256  # to search for the last tick of a node

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.live_view import Floats, Rank
 from zerotop.analysis.processes.phases import vote_phases
-from zerotop.analysis.processes.ranks_and_hosts import FRESH_NS
 from zerotop.analysis.ranks.affinity import NO_CORES, Affinities, Cores
 from zerotop.analysis.views.history import PIECE_NS
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import iter_samples, merge_columns
-from zerotop_probe.recording.tables import PHASES
+from zerotop_probe.recording.tables import FRESH_NS, PHASES
 
 _NUMBERED = re.compile(r"^(.*?)[-_:#/]?\d+$")
 MAIN_NAME = "main thread"

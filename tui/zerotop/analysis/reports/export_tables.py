@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.steps.optimizer_phases import read_step_parts
-from zerotop.analysis.steps.step_table import STEP_DTYPE, read_rank_steps
+from zerotop.analysis.steps.step_dtype import STEP_DTYPE
+from zerotop.analysis.steps.step_table import read_rank_steps
 from zerotop.session.reader import Session
 from zerotop_probe.recording import tables
 

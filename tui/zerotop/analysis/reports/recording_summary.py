@@ -11,7 +11,8 @@ import numpy as np
 
 from zerotop.analysis.engine import Engine, parse_engine, read_first_engine
 from zerotop.analysis.live_view import Floats
-from zerotop.analysis.steps.step_table import STEP_DTYPE, StepTable
+from zerotop.analysis.steps.step_dtype import STEP_DTYPE
+from zerotop.analysis.steps.step_table import StepTable
 from zerotop.analysis.views.job_exit import is_left_running, read_ending
 from zerotop.session.reader import Session
 from zerotop.session.samples import Rows

@@ -1,0 +1,93 @@
+"""Folding old records: the figures of every step stay what they were, whatever happens on the way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from segmented_recordings import fold_at, unpack_segmented
+from zerotop.analysis.steps.step_table import read_steps
+from zerotop.session.reader import Session
+from zerotop_probe.outside.folding import step_history
+
+RECORDINGS = Path(__file__).parents[1] / "recordings"
+# A restart, skipped updates, gradient accumulation, evaluation, checkpoints, offload, and ranks that were entered later.
+NAMES = ("held-restart", "z2-fp16", "gpu-offload-4", "z2", "held-save", "gpu-z3-all", "x4-attached", "gpu-gpt2", "x4-z3")
+
+
+@pytest.fixture
+def few_notable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make no step notable but the first one, so that as much as possible is deleted."""
+    monkeypatch.setattr(step_history, "_FIRST_STEPS", 1)
+    monkeypatch.setattr(step_history, "_differs", lambda record, before: False)
+
+
+def assert_same(got: Any, expected: Any) -> None:
+    assert len(got) == len(expected)
+    for name in expected.dtype.names:
+        np.testing.assert_array_equal(got[name], expected[name], name)
+
+
+def find_times(session: Session, count: int) -> list[int]:
+    """Return moments from the begin of a recording to well after its end, on its own clock."""
+    offset_ns = session.sources["spans"][0].offset_ns
+    return [int(time) - offset_ns for time in np.linspace(session.begin_ns, session.last_written_ns + 30e9, count)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_stay(name: str, tmp_path: Path, few_notable: None) -> None:
+    folder = unpack_segmented(RECORDINGS / f"{name}.zerotop", tmp_path / "session", full_detail_s=5)
+    session = Session.open(folder)
+    expected, files = read_steps(session), len(list(folder.glob("*.s??????.rec")))
+    for now_ns in find_times(session, 5):
+        fold_at(folder, now_ns)
+        assert_same(read_steps(Session.open(folder)), expected)
+    assert len(list(folder.glob("*.s??????.rec"))) < files or name in ("z2-fp16", "z2", "held-save", "held-restart")
+    assert sum(len(source.array) for source in Session.open(folder).sources["folded"]) == len(expected)
+
+
+def interrupt(call: Callable[..., Any], moments: Iterator[bool]) -> Callable[..., Any]:
+    def run(*arguments: Any, **options: Any) -> Any:
+        if next(moments):
+            raise KeyboardInterrupt
+        return call(*arguments, **options)
+
+    return run
+
+
+def test_killed_at_every_change_of_a_file(tmp_path: Path, few_notable: None) -> None:
+    """Nothing is lost and nothing is there twice, if the folding process dies before any change of a file."""
+    folder = unpack_segmented(RECORDINGS / "gpu-gpt2.zerotop", tmp_path / "session", full_detail_s=5)
+    session = Session.open(folder)
+    expected, kills = read_steps(session), 0
+    for now_ns in find_times(session, 4):
+        for alive in range(200):
+            moments = iter([False] * alive + [True] * 1000)
+            with pytest.MonkeyPatch.context() as patch:
+                for name in ("unlink", "rename", "fsync", "open"):
+                    patch.setattr(os, name, interrupt(getattr(os, name), moments))
+                try:
+                    fold_at(folder, now_ns)
+                except KeyboardInterrupt:
+                    kills += 1
+                else:
+                    break
+            assert_same(read_steps(Session.open(folder)), expected)
+    assert kills > 5
+
+
+def test_a_torn_record_is_removed(tmp_path: Path) -> None:
+    folder = unpack_segmented(RECORDINGS / "gpu-gpt2.zerotop", tmp_path / "session", full_detail_s=5)
+    session = Session.open(folder)
+    expected, times = read_steps(session), find_times(session, 3)
+    fold_at(folder, times[1])
+    (folded,) = folder.glob("folded-*.rec")
+    folded.write_bytes(folded.read_bytes()[:-7])
+    assert_same(read_steps(Session.open(folder)), expected)
+    fold_at(folder, times[2])
+    assert_same(read_steps(Session.open(folder)), expected)

@@ -1,0 +1,39 @@
+"""Steps from records of the table FOLDED: the steps whose spans and samples were deleted, singly or in blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from zerotop.analysis.steps.span_sums import DURATION_COLUMNS, add_times
+from zerotop.analysis.steps.step_dtype import MEMORY_COLUMNS, STEP_DTYPE
+from zerotop.session.reader import Source
+from zerotop.session.samples import Rows
+from zerotop_probe.recording.tables import FOLDED, UNKNOWN
+
+FOLDED_DTYPE = np.dtype([(field.name, field.dtype) for field in FOLDED.fields])
+
+_PER_STEP = ("rows", "tokens", "micro_steps")
+
+
+def read_folded(folded: Rows, previous_ns: int, process: Source) -> Rows:
+    """Return rows of STEP_DTYPE, one a record; ``previous_ns`` is the end of the step before, on the writer's clock."""
+    rows = np.empty(len(folded), STEP_DTYPE)
+    ends = folded["end_ns"]
+    begins = np.append(np.int64(previous_ns), ends[:-1])
+    rows["rank"] = process.rank
+    rows["step"] = folded["step"]
+    rows["begin_unix_ns"], rows["end_unix_ns"] = begins + process.offset_ns, ends + process.offset_ns
+    sums = {column: folded[f"{column[:-2]}_ns"] for column in DURATION_COLUMNS}
+    add_times(rows, ends - begins, folded["loading_ns"], sums)
+    for name in (*_PER_STEP, *MEMORY_COLUMNS):
+        rows[name] = folded[name]
+    steps = rows["steps"] = folded["steps"]
+    rows["skipped"] = 2 * folded["skipped_steps"] > steps
+    block = np.flatnonzero(steps > 1)
+    if len(block):
+        for name in ("iteration_s", *DURATION_COLUMNS):
+            rows[name][block] /= steps[block]
+        for name in _PER_STEP:
+            values = folded[name][block]
+            rows[name][block] = np.where(values == UNKNOWN, UNKNOWN, np.rint(values / steps[block]))
+    return rows
