@@ -9,9 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from segmented_recordings import fold_at, unpack_segmented
+from zerotop.analysis.steps.step_blocks import align_blocks, merge_before
+from zerotop.analysis.steps.step_dtype import STEP_DTYPE
 from zerotop.analysis.steps.step_table import read_steps
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop_probe.outside.folding import step_history
 
@@ -91,3 +96,45 @@ def test_a_torn_record_is_removed(tmp_path: Path) -> None:
     assert_same(read_steps(Session.open(folder)), expected)
     fold_at(folder, times[2])
     assert_same(read_steps(Session.open(folder)), expected)
+
+
+def test_blocks_of_the_oldest_steps(tmp_path: Path) -> None:
+    """If steps alone exceed the largest size, blocks have their sums, extremes and counts."""
+    packed = RECORDINGS / "x4-z3.zerotop"
+    folder = unpack_segmented(packed, tmp_path / "session", full_detail_s=2, max_bytes=30_000)
+    session = Session.open(folder)
+    steps = read_steps(session)
+    for now_ns in find_times(session, 6):
+        fold_at(folder, now_ns)
+    rows = read_steps(Session.open(folder))
+    assert 4 * 2 <= len(rows) < len(steps) == 4 * 16
+    for rank in range(4):
+        old, new = steps[steps["rank"] == rank], rows[rows["rank"] == rank]
+        assert new["steps"].sum() == len(old)
+        assert new["steps"][0] > 1
+        firsts = np.cumsum(new["steps"]) - new["steps"]
+        assert new["step"].tolist() == old["step"][firsts + new["steps"] - 1].tolist()
+        for name in ("iteration_s", "data_s", "forward_s", "backward_s", "step_s", "optimizer_s", "eval_s", "tokens"):
+            np.testing.assert_allclose(new[name] * new["steps"], np.add.reduceat(old[name], firsts), rtol=1e-9, atol=1e-9)
+        for name in ("allocated_peak_bytes", "reserved_peak_bytes", "host_rss_bytes"):
+            np.testing.assert_array_equal(new[name], np.maximum.reduceat(old[name], firsts))
+    view = RecordingSource(Session.open(folder)).view_at(None)
+    assert view.progress.finished_steps == 16
+    assert view.iterations.step.tolist() == rows["step"][rows["rank"] == 0].tolist()
+
+
+@given(st.integers(0, 60), st.integers(0, 60), st.sampled_from([2, 4, 8]), st.sampled_from([1, 4, 16]), st.integers(0, 9))
+def test_blocks_of_ranks_become_alike(first_end: int, second_end: int, first: int, second: int, late: int) -> None:
+    rows = np.zeros(64, STEP_DTYPE)
+    rows["step"], rows["steps"], rows["iteration_s"] = np.arange(64), 1, np.arange(64)
+    rows["end_unix_ns"] = 10 * np.arange(64)
+
+    def make(begin: int, end: int, size: int) -> Any:
+        own = rows[begin:]
+        return merge_before(own, end // size * size, size)
+
+    ranks = align_blocks([make(0, first_end, first), make(late, second_end, second), rows])
+    assert [int(rank["steps"].sum()) for rank in ranks] == [64, 64 - late, 64]
+    assert ranks[0]["step"].tolist() == ranks[2]["step"].tolist()
+    assert ranks[1]["step"].tolist() == ranks[0]["step"][ranks[0]["step"] >= late].tolist()
+    np.testing.assert_allclose((ranks[0]["iteration_s"] * ranks[0]["steps"]).sum(), rows["iteration_s"].sum())

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from zerotop.session import memory_map
 from zerotop.session.packing import pack_folder
 from zerotop.session.reader import Session
 from zerotop.session.storage import Directory
@@ -79,11 +78,16 @@ def test_first_segments_deleted(folder: Path) -> None:
     for number in range(2):
         (folder / make_name("probe-rank0-node1-100", number)).unlink()
     assert read(session) == list(range(3 * each + 5))  # what is mapped stays readable
+    write(writer, 3 * each + 5, 4 * each + 5)
+    assert session.refresh()
+    assert read(session) == list(range(4 * each + 5))
     again = Session.open(folder)
-    assert read(again) == list(range(2 * each, 3 * each + 5))
-    write(writer, 3 * each + 5, 5 * each)
+    assert read(again) == list(range(2 * each, 4 * each + 5))
+    write(writer, 4 * each + 5, 5 * each)
     assert again.refresh()
     assert read(again) == list(range(2 * each, 5 * each))
+    assert not session.is_incomplete
+    assert not again.is_incomplete
 
 
 def test_full_file_goes_on_if_no_other_can_be_created(folder: Path) -> None:
@@ -101,7 +105,7 @@ def test_full_file_goes_on_if_no_other_can_be_created(folder: Path) -> None:
 
 def test_copied_where_pages_are_larger(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     each = count_records(tables.PROBE.record_struct.size)
-    monkeypatch.setattr(memory_map.mmap, "PAGESIZE", 16 * mmap.PAGESIZE)
+    monkeypatch.setattr(mmap, "PAGESIZE", 16 * mmap.PAGESIZE)
     writer = RecordWriter(str(folder), tables.PROBE, WHO)
     write(writer, 0, 3 * each + 5)
     session = Session.open(folder)

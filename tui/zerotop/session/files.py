@@ -60,6 +60,8 @@ class Source:
         self.array: NDArray[Any] = self._mapped_rows
         self._times = self._mapped_times
         self._last_ns: int | None = None  # the last time, once it was read
+        self.is_incomplete = False
+        """Whether one of its files was removed before it was read."""
         self.refresh()
 
     def add_segment(self, name: str) -> None:
@@ -70,7 +72,8 @@ class Source:
         """Read the records added since the last call. Return whether there were any."""
         try:
             size, data = self._folder.view_segments(self._names, self._data_offset, self._dtype.itemsize)
-        except OSError:  # the folder may be gone; mapped records stay readable
+        except OSError as error:  # the folder may be gone; mapped records stay readable
+            self.is_incomplete = isinstance(error, FileNotFoundError)
             return False
         count = max(0, size - self._data_offset) // self._dtype.itemsize
         if count <= len(self.array):

@@ -31,6 +31,9 @@ __all__ = ["Event", "Session", "SessionError", "Source"]
 _SILENCE_NS = 5_000_000_000
 _BEGINNINGS, _ENDS = (events.JOB_STARTED, events.ATTACHED), (events.JOB_ENDED, events.DETACHED)
 
+# A sampler folds and removes files every other minute.
+_MAX_TRIES = 5
+
 _CONTROL_EVENTS = "events-control-"
 
 
@@ -50,6 +53,7 @@ class Session:
         self._events_by_name: dict[str, list[Event]] = {}
         self._events_by_writer: dict[tuple[str, str, int, int], list[Event]] = {}
         self.damaged_files = 0
+        self._misses_files = False
         self._clocks = Clocks()
         self._clocks.find_offset(info)
         self._event_files: list[EventFile] = []
@@ -65,7 +69,11 @@ class Session:
         Raise SessionError, with a sentence, if it is missing, no session, or of a newer format.
         """
         if path.is_dir():
-            return cls(path, _load_info(Directory(path)))
+            for _ in range(_MAX_TRIES):
+                session = cls(path, _load_info(Directory(path)))
+                if not session.is_incomplete:
+                    break
+            return session
         if not path.is_file():
             raise SessionError(f"There is no session at {path}.")
         return cls.from_folder(UnpackedFolder(path, unpack_files(path)))
@@ -74,6 +82,11 @@ class Session:
     def from_folder(cls, folder: Folder) -> Session:
         """Open the session with the files in ``folder``. Raise SessionError like :meth:`open`."""
         return cls(folder.path, _load_info(folder), folder)
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether files were folded and removed while it was opened: what replaces them may not have been read."""
+        return self._misses_files or any(source.is_incomplete for source in chain.from_iterable(self.sources.values()))
 
     def refresh(self) -> bool:
         """Read what was written since the last call. Return whether there was anything."""
@@ -202,6 +215,8 @@ class Session:
                 self._sources_by_host.setdefault((source.table, source.host), []).append(source)
                 self._sources_by_process.setdefault((source.table, source.host, source.pid), []).append(source)
                 return True
+        except FileNotFoundError:
+            self._misses_files = True
         except (OSError, *DAMAGE_ERRORS):
             self.damaged_files += 1
         return False

@@ -72,8 +72,8 @@ class Directory:
         """Return the current size of a table's segments and their bytes, memory-mapped."""
         status, mapped = os.stat(self._prefix + names[-1]), self._mapped.get(names[0])
         if mapped is not None and mapped.covers_files(names, status):
-            return mapped.begin + status.st_size, mapped.array
-        mapped = map_files(self._prefix, names, header_bytes, record_bytes, self._room_bytes)
+            return mapped.begins[-1] + status.st_size, mapped.array
+        mapped = map_files(self._prefix, names, header_bytes, record_bytes, self._room_bytes, mapped)
         self._mapped[names[0]] = mapped
         return mapped.size, mapped.array
 

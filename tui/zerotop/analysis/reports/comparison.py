@@ -201,7 +201,10 @@ def _find_slowest(side: _Side) -> float | None:
 def _measure_token_rate(side: _Side) -> float | None:
     """Return tokens per second of all ranks over all iterations."""
     seconds = float(side.view.iterations.iteration_s.sum())
-    tokens = sum(int(np.maximum(process.step_rows["tokens"], 0).sum()) for process in side.source.rank_steps)
+    tokens = sum(
+        int((np.maximum(process.step_rows["tokens"], 0) * process.step_rows["steps"]).sum())
+        for process in side.source.rank_steps
+    )
     return tokens / seconds if tokens and seconds > 0 else None
 
 
