@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from segmented_recordings import fold_at, unpack_segmented
+from zerotop.analysis.processes.thinned import is_thinned_at
 from zerotop.analysis.steps.step_blocks import align_blocks, merge_before
 from zerotop.analysis.steps.step_dtype import STEP_DTYPE
 from zerotop.analysis.steps.step_table import read_steps
@@ -138,3 +139,28 @@ def test_blocks_of_ranks_become_alike(first_end: int, second_end: int, first: in
     assert ranks[0]["step"].tolist() == ranks[2]["step"].tolist()
     assert ranks[1]["step"].tolist() == ranks[0]["step"][ranks[0]["step"] >= late].tolist()
     np.testing.assert_allclose((ranks[0]["iteration_s"] * ranks[0]["steps"]).sum(), rows["iteration_s"].sum())
+
+
+def test_views_of_thinned_times(tmp_path: Path, few_notable: None) -> None:
+    """Where detail is gone, views say so and show no older values; where it remains, they are the same."""
+    folder = unpack_segmented(RECORDINGS / "gpu-gpt2.zerotop", tmp_path / "session", full_detail_s=5)
+    whole = Session.open(folder)
+    moments = [int(step["end_unix_ns"]) - 1_000_000 for step in read_steps(whole)[[20, 60, 119]]]
+    before = [RecordingSource(whole).view_at(moment) for moment in moments]
+    for now_ns in find_times(whole, 6)[:-1]:
+        fold_at(folder, now_ns)
+    session = Session.open(folder)
+    after = [RecordingSource(session).view_at(moment) for moment in moments]
+    spans = session.sources["spans"][0]
+    thinned = [is_thinned_at(session, spans, moment) for moment in moments]
+    assert thinned == [True, True, False]
+    for old, new, is_gone in zip(before, after, thinned, strict=True):
+        assert new.progress.step == old.progress.step
+        assert new.iterations.iteration_s.tolist() == old.iterations.iteration_s.tolist()
+        assert any(notice.startswith("Here only") for notice in new.job.notices) == is_gone
+        assert any("thinned out; times, peaks and counts remain" in notice for notice in new.job.notices)
+        assert not any("thinned" in notice for notice in old.job.notices)
+        assert [rank.alive for rank in new.ranks] == [rank.alive for rank in old.ranks]
+        assert [rank.phase for rank in new.ranks] == ["" if is_gone else rank.phase for rank in old.ranks]
+        for gpu, gpu_before in zip(new.gpus, old.gpus, strict=True):
+            assert gpu.allocated_bytes == (None if is_gone else gpu_before.allocated_bytes)

@@ -50,6 +50,8 @@ class Source:
         self.offset_ns = offset_ns
         self.created_ns = parse_integer(header["clock"]["monotonic_ns"]) + offset_ns
         """Unix time at which the file was created."""
+        self.period_ns = parse_integer(header.get("period_ns") or 0)
+        """Time between the records of coarse samples, else 0."""
         self._names: tuple[str, ...] = (name,)
         self._data_offset = data_offset
         self._dtype = _build_dtype(header, name)
@@ -135,7 +137,7 @@ class Source:
         if not end:
             return self.array[:0]
         time_ns = int(self._times[end - 1])
-        if time_ns + self.offset_ns < oldest_ns:
+        if time_ns + self.offset_ns < oldest_ns - self.period_ns:
             return self.array[:0]
         recent = self._times[max(0, end - _NEAR_ROWS) : end].tolist()
         begin = end - len(recent) + bisect_left(recent, time_ns)

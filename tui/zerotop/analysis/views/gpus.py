@@ -15,6 +15,7 @@ from zerotop.analysis.processes.ranks_and_hosts import (
     unpack_records,
 )
 from zerotop.analysis.processes.running_max import Peaks
+from zerotop.analysis.processes.thinned import is_thinned_at
 from zerotop.session.reader import Event, Session
 from zerotop_probe.recording.tables import GPUS, UNKNOWN
 
@@ -79,7 +80,7 @@ def _sum_allocators(
     by_rank: dict[tuple[GpuKey, int], dict[str, int]] = {}
     tables = [(session.sources["allocator"][place], key) for place, key in gpu_by_allocator.items()]
     for source, key in sorted(tables, key=lambda table: table[0].created_ns):
-        if count := source.count_until(cursor_ns):
+        if (count := source.count_until(cursor_ns)) and not is_thinned_at(session, source, cursor_ns):
             held = by_rank.setdefault((key, source.rank), {})
             exit_ns = exits.reported_until(source)
             # After a restart a rank holds what its last process does.
