@@ -107,13 +107,30 @@ def _add_start_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
 
 def _add_max_size(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--max-size", type=_parse_size, metavar="SIZE", help="largest size of the recording, such as 500MB or 10GB [2GB]"
+        "--max-size", type=_parse_max_size, metavar="SIZE", help="largest size of the recording, such as 500MB or 10GB [2GB]"
     )
 
 
 def _add_read_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    listing = _add_command(commands, "sessions", "list recordings", "zerotop sessions")
+    listing = _add_command(
+        commands,
+        "sessions",
+        "list recordings, or delete old ones",
+        "zerotop sessions",
+        "zerotop sessions --prune --older-than 30d --dry-run",
+        "zerotop sessions --prune --total-size 20GB --yes",
+    )
     listing.add_argument("--json", action="store_true", help=_JSON_HELP)
+    listing.add_argument("--prune", action="store_true", help="delete recordings, never one whose job runs; asks first")
+    listing.add_argument(
+        "--older-than", type=_parse_age, metavar="AGE", help="those last written before, such as 12h or 30d"
+    )
+    listing.add_argument(
+        "--total-size", type=_parse_size, metavar="SIZE", help="the oldest, until the others fit, as in 20GB"
+    )
+    listing.add_argument("--ended", action="store_true", help="all whose job has ended")
+    listing.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
+    listing.add_argument("--yes", action="store_true", help="delete without asking")
     replay = _add_command(
         commands, "replay", "replay a recording", "zerotop replay brisk-otter", "zerotop replay otter.zerotop --speed 4"
     )
@@ -210,10 +227,22 @@ def _parse_size(text: str) -> int:
     if match is None:
         raise argparse.ArgumentTypeError(f"{text} is not a size such as 500MB or 2GB")
     base = 1024 if match[3] else 1000
-    size = int(float(match[1]) * base ** ("KMGT".index(match[2].upper()) + 1))
+    return int(float(match[1]) * base ** ("KMGT".index(match[2].upper()) + 1))
+
+
+def _parse_max_size(text: str) -> int:
+    size = _parse_size(text)
     if size < MIN_BYTES:
         raise argparse.ArgumentTypeError(f"a recording needs at least {MIN_BYTES // 10**6}MB")
     return size
+
+
+def _parse_age(text: str) -> float:
+    """Return an age such as ``12h`` or ``30d`` in seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([mhdw])", text, re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text} is not an age such as 12h, 30d or 4w")
+    return float(match[1]) * {"m": 60, "h": 3600, "d": 86400, "w": 604800}[match[2].lower()]
 
 
 def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -225,6 +254,8 @@ def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error(f"write -- before the command: zerotop run -- {shlex.join(unknown)}")
     if unknown:
         parser.error(f"unrecognized arguments: {shlex.join(unknown)}")
+    if options.name == "sessions" and not options.prune and _has_prune_option(options):
+        parser.error("--older-than, --total-size, --ended, --dry-run and --yes go with --prune")
     if options.name == "run":
         if not command:
             parser.error("missing command: zerotop run -- COMMAND ...")
@@ -232,6 +263,12 @@ def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     elif command:
         parser.error(f"{options.name} takes no command after --")
     return options
+
+
+def _has_prune_option(options: argparse.Namespace) -> bool:
+    return (
+        options.older_than is not None or options.total_size is not None or options.ended or options.dry_run or options.yes
+    )
 
 
 def _run_command(options: argparse.Namespace) -> int:
