@@ -102,7 +102,7 @@ def test_a_torn_record_is_removed(tmp_path: Path) -> None:
 def test_blocks_of_the_oldest_steps(tmp_path: Path) -> None:
     """If steps alone exceed the largest size, blocks have their sums, extremes and counts."""
     packed = RECORDINGS / "x4-z3.zerotop"
-    folder = unpack_segmented(packed, tmp_path / "session", full_detail_s=2, max_bytes=30_000)
+    folder = unpack_segmented(packed, tmp_path / "session", full_detail_s=2, max_bytes=150_000)
     session = Session.open(folder)
     steps = read_steps(session)
     for now_ns in find_times(session, 6):

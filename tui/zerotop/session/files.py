@@ -53,7 +53,7 @@ class Source:
         self.period_ns = parse_integer(header.get("period_ns") or 0)
         """Time between the records of coarse samples, else 0."""
         self._names: tuple[str, ...] = (name,)
-        self._data_offset = data_offset
+        self.header_bytes = data_offset
         self._dtype = _build_dtype(header, name)
         self._mapped_bytes: NDArray[np.uint8] | bytes = b""
         self._time_column = TABLES[self.table].time_column
@@ -73,16 +73,16 @@ class Source:
     def refresh(self) -> bool:
         """Read the records added since the last call. Return whether there were any."""
         try:
-            size, data = self._folder.view_segments(self._names, self._data_offset, self._dtype.itemsize)
+            size, data = self._folder.view_segments(self._names, self.header_bytes, self._dtype.itemsize)
         except OSError as error:  # the folder may be gone; mapped records stay readable
             self.is_incomplete = isinstance(error, FileNotFoundError)
             return False
-        count = max(0, size - self._data_offset) // self._dtype.itemsize
+        count = max(0, size - self.header_bytes) // self._dtype.itemsize
         if count <= len(self.array):
             return False
         if data is not self._mapped_bytes:
-            self._mapped_bytes, room = data, (len(data) - self._data_offset) // self._dtype.itemsize
-            self._mapped_rows = np.frombuffer(data, self._dtype, room, self._data_offset)
+            self._mapped_bytes, room = data, (len(data) - self.header_bytes) // self._dtype.itemsize
+            self._mapped_rows = np.frombuffer(data, self._dtype, room, self.header_bytes)
             self._mapped_times = self._mapped_rows[self._time_column]
         self.array, self._times, self._last_ns = self._mapped_rows[:count], self._mapped_times[:count], None
         return True

@@ -184,7 +184,7 @@ class Session:
         if source is None:
             return self._add_source(name, stem)
         try:
-            if not read_first_line(self._folder, name).endswith(b"\n"):
+            if self._folder.file_size(name) < source.header_bytes:
                 return False
         except OSError:
             return False

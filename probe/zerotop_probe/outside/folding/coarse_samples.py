@@ -80,7 +80,8 @@ class CoarseTable:
         period_ns = 2 * int(self._header["period_ns"])
         folded = fold_periods(records, self.table, period_ns)
         self._header = {**self._header, "period_ns": period_ns}
-        replace_file(self._path, self._header_line + b"".join(self.table.record_struct.pack(*record) for record in folded))
+        record_struct = self.table.record_struct
+        replace_file(self._path, self._header_line + b"".join(record_struct.pack(*record) for record in folded))
 
 
 def fold_periods(records: Iterable[Record], table: Table, period_ns: int) -> list[Record]:

@@ -19,7 +19,8 @@ from zerotop_probe.recording.directory import FULL_DETAIL_S, MAX_BYTES, SESSION_
 from zerotop_probe.recording.tables import FOLDED, FOLDED_TABLES, GPU_PROCESSES, PROCESSES, SPANS
 
 # Shares of a session's size. The rest is for the job's output and for events.
-_DETAIL_SHARE, _STEPS_SHARE, _COARSE_SHARE = 0.55, 0.30, 0.05
+# More steps than these would take longer than a second to open: a million and a quarter of all ranks.
+_DETAIL_SHARE, _STEPS_SHARE, _COARSE_SHARE = 0.75, 0.06, 0.05
 # Of the detail: for recent time, and for notable steps before. The rest is for what is written until the next time.
 _RECENT_SHARE, _NOTABLE_SHARE = 0.65, 0.20
 # A file of steps that is too large is merged until it has this share of its limit, half of it in single steps.
@@ -176,7 +177,7 @@ class _NodeFolder:
         longest = max(self._histories.values(), key=len, default=None)
         if longest is None or len(longest) <= limit:
             return
-        single = int(limit * _MERGED_SHARE / 2)
+        single = max(1, int(limit * _MERGED_SHARE / 2))
         block = longest.find_block(single)
         end = min(history.find_step(single) for history in self._histories.values() if len(history) > single)
         for history in self._histories.values():

@@ -22,7 +22,8 @@ _STEPS_BEFORE = 32
 _DURATION_FACTOR, _PEAK_FACTOR = 1.5, 1.01
 
 _FIELD = {column.name: index for index, column in enumerate(FOLDED.fields)}
-_SIZE = FOLDED.record_struct.size
+_RECORD = FOLDED.record_struct
+_SIZE = _RECORD.size
 
 
 class StepHistory:
@@ -33,6 +34,7 @@ class StepHistory:
         self._path = os.path.join(folder, segments.make_name(FOLDED.name + spans.stem.removeprefix(SPANS.name), 0))
         header = {**spans.header, "table": FOLDED.name, "dtype": FOLDED.dtype}
         self._header_line = segments.pad_header(json.dumps(header).encode())
+        self._notable: dict[int, bool] = {}  # by the index of a record
         self._map_file()
         self.end_ns: int | None = self[len(self) - 1][_FIELD["end_ns"]] if len(self) else None
 
@@ -46,7 +48,7 @@ class StepHistory:
         return (len(self._content) - len(self._header_line)) // _SIZE
 
     def __getitem__(self, index: int) -> Record:
-        return FOLDED.record_struct.unpack_from(self._content, len(self._header_line) + index * _SIZE)
+        return _RECORD.unpack_from(self._content, len(self._header_line) + index * _SIZE)
 
     def fold_spans(
         self,
@@ -76,8 +78,10 @@ class StepHistory:
         last = bisect_right(range(len(self)), end_ns, key=self._get_end)
         # The step in which the time ends, and one more on both sides.
         for index in range(max(0, first - 1), min(len(self), last + 2)):
-            before = [self[number] for number in range(max(0, index - _STEPS_BEFORE), index)]
-            if index < _FIRST_STEPS or _differs(self[index], before):
+            if index not in self._notable:
+                before = [self[number] for number in range(max(0, index - _STEPS_BEFORE), index)]
+                self._notable[index] = index < _FIRST_STEPS or _differs(self[index], before)
+            if self._notable[index]:
                 return True
         return False
 
@@ -97,7 +101,7 @@ class StepHistory:
         """Merge the steps before the number ``end`` into blocks of ``block``. Raise OSError."""
         count = bisect_left(range(len(self)), end, key=lambda index: self[index][_FIELD["step"]])
         merged = merge_records((self[index] for index in range(count)), block)
-        head = b"".join(FOLDED.record_struct.pack(*record) for record in merged)
+        head = b"".join(_RECORD.pack(*record) for record in merged)
         begin, end = (len(self._header_line) + number * _SIZE for number in (count, len(self)))
         replace_file(self._path, self._header_line + head + self._content[begin:end])
         self._map_file()

@@ -143,7 +143,8 @@ def append_records(path: str, header_line: bytes, table: Table, records: list[Re
 
     An incomplete record at its end, as after a crash, is removed first.
     """
-    content = b"".join(table.record_struct.pack(*record) for record in records)
+    record_struct = table.record_struct
+    content = b"".join(record_struct.pack(*record) for record in records)
     if not os.path.exists(path):
         replace_file(path, header_line + content)
         return

@@ -12,24 +12,29 @@ from zerotop.session.samples import Ints, Rows
 
 _NONE = np.empty((0, 2), np.int64)
 # What was deleted before a table was opened does not change; later deletions leave what was mapped.
-_TIMES: WeakKeyDictionary[Source, Ints] = WeakKeyDictionary()
+_TIMES: WeakKeyDictionary[Source, Ints] = WeakKeyDictionary()  # by the table of folded steps
 
 
 def find_thinned_times(session: Session, source: Source) -> Ints:
     """Return the (begin, end) of the times without records of a rank's table, in unix nanoseconds, shape (n, 2)."""
-    times = _TIMES.get(source)
+    folded, spans = (session.find_sibling(name, source) for name in ("folded", "spans"))
+    if folded is None or spans is None or not len(folded.array):
+        return _NONE
+    times = _TIMES.get(folded)
     if times is None:
-        folded, spans = (session.find_sibling(name, source) for name in ("folded", "spans"))
-        times = _NONE
-        if folded is not None and spans is not None and len(folded.array):
-            times = _compute_times(folded.array, mask_thinned(folded, spans)) + folded.offset_ns
-        _TIMES[source] = times
+        times = _TIMES[folded] = _compute_times(folded.array, mask_thinned(folded, spans)) + folded.offset_ns
     return times
 
 
 def mask_thinned(folded: Source, spans: Source) -> NDArray[np.bool_]:
     """Return for each record of FOLDED whether the spans of its steps are gone."""
-    return ~np.isin(folded.array["end_ns"], spans.array["end_ns"])
+    ends, span_ends = folded.array["end_ns"], np.ascontiguousarray(spans.array["end_ns"])
+    thinned = np.ones(len(ends), np.bool_)
+    if len(span_ends):
+        first = int(np.searchsorted(ends, span_ends[0]))  # most folded steps are older than all spans
+        nearest = np.minimum(np.searchsorted(span_ends, ends[first:]), len(span_ends) - 1)
+        thinned[first:] = span_ends[nearest] != ends[first:]
+    return thinned
 
 
 def _compute_times(folded: Rows, thinned: NDArray[np.bool_]) -> Ints:
@@ -53,3 +58,9 @@ def mask_moments(session: Session, source: Source, moments: Ints) -> NDArray[np.
         return np.zeros(len(moments), np.bool_)
     index = np.minimum(np.searchsorted(times[:, 1], moments), len(times) - 1)
     return (times[index, 0] < moments) & (moments < times[index, 1])
+
+
+def find_folded_peak(session: Session, source: Source, column: str, cursor_ns: int) -> int:
+    """Return the highest value of a column of FOLDED up to the cursor, of the rank that wrote a table; 0 without any."""
+    folded = session.find_sibling("folded", source)
+    return 0 if folded is None else int(folded.until(cursor_ns)[column].max(initial=0))

@@ -119,9 +119,8 @@ def resample_longest(values: Floats, pieces: int) -> Floats:
 
 def _find_peak(session: Session) -> tuple[int | None, bool]:
     """Return the highest memory of any rank (None: not recorded), and whether it is host memory."""
-    reserved = [
-        int(source.array["reserved_peak_bytes"].max()) for source in session.sources["allocator"] if len(source.array)
-    ]
+    tables = (*session.sources["allocator"], *session.sources["folded"])
+    reserved = [int(source.array["reserved_peak_bytes"].max()) for source in tables if len(source.array)]
     session.release_memory()
     if max(reserved, default=0) > 0:
         return max(reserved), False

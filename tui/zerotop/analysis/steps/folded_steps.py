@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from zerotop.analysis.steps.span_sums import DURATION_COLUMNS, add_times
-from zerotop.analysis.steps.step_dtype import MEMORY_COLUMNS, STEP_DTYPE
+from zerotop.analysis.steps.step_dtype import MEMORY_COLUMNS
 from zerotop.session.reader import Source
 from zerotop.session.samples import Rows
 from zerotop_probe.recording.tables import FOLDED, UNKNOWN
@@ -15,9 +15,8 @@ FOLDED_DTYPE = np.dtype([(field.name, field.dtype) for field in FOLDED.fields])
 _PER_STEP = ("rows", "tokens", "micro_steps")
 
 
-def read_folded(folded: Rows, previous_ns: int, process: Source) -> Rows:
-    """Return rows of STEP_DTYPE, one a record; ``previous_ns`` is the end of the step before, on the writer's clock."""
-    rows = np.empty(len(folded), STEP_DTYPE)
+def fill_rows(rows: Rows, folded: Rows, previous_ns: int, process: Source) -> None:
+    """Fill rows of STEP_DTYPE, one a record; ``previous_ns`` is the end of the step before, on the writer's clock."""
     ends = folded["end_ns"]
     begins = np.append(np.int64(previous_ns), ends[:-1])
     rows["rank"] = process.rank
@@ -36,4 +35,3 @@ def read_folded(folded: Rows, previous_ns: int, process: Source) -> Rows:
         for name in _PER_STEP:
             values = folded[name][block]
             rows[name][block] = np.where(values == UNKNOWN, UNKNOWN, np.rint(values / steps[block]))
-    return rows

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from zerotop.analysis.steps.folded_steps import FOLDED_DTYPE, read_folded
+from zerotop.analysis.steps.folded_steps import FOLDED_DTYPE, fill_rows
 from zerotop.analysis.steps.growable_array import GrowingArray
 from zerotop.analysis.steps.span_sums import SIZE_COLUMNS, SUM_COLUMNS, add_times, sum_spans
 from zerotop.analysis.steps.step_dtype import MEMORY_COLUMNS, STEP_DTYPE
@@ -52,7 +52,8 @@ class RankSteps:
         if not len(rows):
             return False
         previous_ns = self.end_ns if self._used_folded else int(rows["begin_ns"][0])
-        self.add_rows(read_folded(rows, previous_ns, self.source))
+        self._rows.reserve_rows(len(rows) + max(_SPANS_AT_ONCE, len(rows) // 4))  # later steps need no copy of these
+        fill_rows(self._rows.add_rows(len(rows)), rows, previous_ns, self.source)
         self._used_folded += len(rows)
         self.end_ns = int(rows["end_ns"][-1])
         return True
@@ -191,7 +192,7 @@ class StepTable:
                 pieces.append((steps, piece))
                 room -= len(piece)
             if len(spans) > _SPANS_AT_ONCE:
-                self._session.release_memory()
+                (self._session if self._with_memory else source).release_memory()
         if pieces:
             yield pieces
 
