@@ -172,7 +172,7 @@ def test_steps_of_a_recording(tmp_path: Path, fmt: str, null: Any) -> None:
     assert list(got[0]) == [
         *("rank", "step", "begin_unix_s", "iteration_s", "data_s", "forward_s", "backward_s", "step_s", "optimizer_s"),
         *("eval_s", "checkpoint_s", "micro_steps", "rows", "tokens", "skipped", "allocated_peak_bytes"),
-        *("reserved_peak_bytes", "host_rss_bytes", "nvml_process_bytes", "begin_unix_ns", "end_unix_ns"),
+        *("reserved_peak_bytes", "host_rss_bytes", "nvml_process_bytes", "begin_unix_ns", "end_unix_ns", "steps"),
     ]
     assert [(int(row["rank"]), float(row["begin_unix_s"])) for row in got] == [(0, 1030), (0, 1050), (1, 1010), (1, 1012)]
     assert [float(row["iteration_s"]) for row in got] == [2, 2, 2, 10]
@@ -183,7 +183,18 @@ def test_steps_of_a_recording(tmp_path: Path, fmt: str, null: Any) -> None:
 
 def test_a_number_says_its_unit(tmp_path: Path) -> None:
     units = ("_ns", "_s", "_bytes", "_percent", "_w", "_c", "_mhz", "_cores", "cores_used")
-    counts = {"tokens", "rows", "sequence", "micro_steps", "thread_count", "busy_threads", "cores", "load", "boundaries"}
+    counts = {
+        "tokens",
+        "rows",
+        "sequence",
+        "micro_steps",
+        "steps",
+        "thread_count",
+        "busy_threads",
+        "cores",
+        "load",
+        "boundaries",
+    }
     counts |= {"retries", "ooms", "segments", "lost", "errors", "cgroup_oom_kills"}
     names = {"rank", "step", "micro_step", "depth", "engine", "device", "gpu", "pid", "tid", "processor", "throttle_reasons"}
     for table in TABLES:

@@ -270,11 +270,13 @@ def test_what_is_in_memory_is_read_as_on_disk(tmp_path: Path) -> None:
     for begin, end in ((0, None), (3, 7), (8, 20), (12, 20), (7, 3)):
         assert on_disk.read_bytes("name", begin, end) == in_memory.read_bytes("name", begin, end)
     for folder in (on_disk, in_memory):
-        size, seen = folder.view_file("name")
+        size, seen = folder.view_segments(("name",), 0, 1)
         assert np.frombuffer(seen, np.uint8, size).tobytes() == b"0123456789"
-        for read in (folder.file_size, folder.read_bytes, folder.view_file):
+        for read in (folder.file_size, folder.read_bytes):
             with pytest.raises(FileNotFoundError):
                 read("none")
+        with pytest.raises(FileNotFoundError):
+            folder.view_segments(("none",), 0, 1)
 
 
 def test_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from zerotop.analysis.annotations.support.annotation import FindingKind, Severity
 from zerotop.analysis.formatting import Text
-from zerotop.analysis.steps.step_table import STEP_DTYPE
+from zerotop.analysis.steps.step_dtype import STEP_DTYPE
 
 KIND = FindingKind(
     name="made_up",

@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from small_recording import S, identity, read, record, span, write
-from zerotop.analysis.processes.ranks_and_hosts import FRESH_NS
 from zerotop.analysis.steps.step_table import read_steps
 from zerotop.session.samples import Windows
 from zerotop_probe.recording import tables
-from zerotop_probe.recording.tables import BOUNDARY, UNKNOWN
+from zerotop_probe.recording.tables import BOUNDARY, FRESH_NS, UNKNOWN
 from zerotop_probe.recording.writer import Identity
 
 TENTH = S // 10

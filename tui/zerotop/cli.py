@@ -6,6 +6,7 @@ import argparse
 import importlib
 import io
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from zerotop.commands.common.errors import FAILED, USAGE, Problem, describe_erro
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.gc_pause import freeze_imports
 from zerotop.commands.common.terminal import has_terminal
+from zerotop_probe.recording.directory import MIN_BYTES
 
 _EXIT_INTERRUPTED = 130
 
@@ -95,16 +97,40 @@ def _add_start_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
         "start a job and watch it",
         "zerotop run -- deepspeed --num_gpus 8 train.py --deepspeed_config ds.json",
         "zerotop run --headless -- torchrun --nproc-per-node 8 train.py",
-        usage="%(prog)s [-h] [--session DIR] [--headless] [--no-phase-peaks] -- COMMAND",
+        usage="%(prog)s [-h] [--session DIR] [--max-size SIZE] [--headless] [--no-phase-peaks] -- COMMAND",
     )
     run.add_argument("--session", metavar="DIR", help=_SESSION_DIR_HELP)
+    _add_max_size(run)
     run.add_argument("--headless", action="store_true", help="without the screen; pass the job's output through")
     run.add_argument("--no-phase-peaks", action="store_true", help="do not reset the peak counters of PyTorch's allocator")
 
 
+def _add_max_size(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--max-size", type=_parse_max_size, metavar="SIZE", help="largest size of the recording, such as 500MB or 10GB [2GB]"
+    )
+
+
 def _add_read_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    listing = _add_command(commands, "sessions", "list recordings", "zerotop sessions")
+    listing = _add_command(
+        commands,
+        "sessions",
+        "list recordings, or delete old ones",
+        "zerotop sessions",
+        "zerotop sessions --prune --older-than 30d --dry-run",
+        "zerotop sessions --prune --total-size 20GB --yes",
+    )
     listing.add_argument("--json", action="store_true", help=_JSON_HELP)
+    listing.add_argument("--prune", action="store_true", help="delete recordings, never one whose job runs; asks first")
+    listing.add_argument(
+        "--older-than", type=_parse_age, metavar="AGE", help="those last written before, such as 12h or 30d"
+    )
+    listing.add_argument(
+        "--total-size", type=_parse_size, metavar="SIZE", help="the oldest, until the others fit, as in 20GB"
+    )
+    listing.add_argument("--ended", action="store_true", help="all whose job has ended")
+    listing.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
+    listing.add_argument("--yes", action="store_true", help="delete without asking")
     replay = _add_command(
         commands, "replay", "replay a recording", "zerotop replay brisk-otter", "zerotop replay otter.zerotop --speed 4"
     )
@@ -151,6 +177,7 @@ def _add_attach(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     attach.add_argument("--headless", action="store_true", help="without the screen; record until the job ends")
     attach.add_argument("--json", action="store_true", help="print the list of jobs as JSON for programs")
     attach.add_argument("--session", dest="folder", metavar="DIR", help=_SESSION_DIR_HELP)
+    _add_max_size(attach)
     _add_host_options(attach, "other nodes too: HOST,HOST or @HOSTFILE, or the word job for the nodes of its launcher")
     attach.add_argument("--there", metavar="REQUEST", help=argparse.SUPPRESS)
     detach = _add_command(commands, "detach", "remove the probe, stop recording", "zerotop detach 4711")
@@ -194,6 +221,30 @@ def _parse_count(text: str) -> int:
     return int(text)
 
 
+def _parse_size(text: str) -> int:
+    """Return a size such as ``2GB`` or ``500M`` in bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(K|M|G|T)(i?)B?", text, re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text} is not a size such as 500MB or 2GB")
+    base = 1024 if match[3] else 1000
+    return int(float(match[1]) * base ** ("KMGT".index(match[2].upper()) + 1))
+
+
+def _parse_max_size(text: str) -> int:
+    size = _parse_size(text)
+    if size < MIN_BYTES:
+        raise argparse.ArgumentTypeError(f"a recording needs at least {MIN_BYTES // 10**6}MB")
+    return size
+
+
+def _parse_age(text: str) -> float:
+    """Return an age such as ``12h`` or ``30d`` in seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([mhdw])", text, re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text} is not an age such as 12h, 30d or 4w")
+    return float(match[1]) * {"m": 60, "h": 3600, "d": 86400, "w": 604800}[match[2].lower()]
+
+
 def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     split = arguments.index("--") if "--" in arguments else len(arguments)
     parser = _build_parser()
@@ -203,6 +254,8 @@ def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error(f"write -- before the command: zerotop run -- {shlex.join(unknown)}")
     if unknown:
         parser.error(f"unrecognized arguments: {shlex.join(unknown)}")
+    if options.name == "sessions" and not options.prune and _has_prune_option(options):
+        parser.error("--older-than, --total-size, --ended, --dry-run and --yes go with --prune")
     if options.name == "run":
         if not command:
             parser.error("missing command: zerotop run -- COMMAND ...")
@@ -210,6 +263,12 @@ def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     elif command:
         parser.error(f"{options.name} takes no command after --")
     return options
+
+
+def _has_prune_option(options: argparse.Namespace) -> bool:
+    return (
+        options.older_than is not None or options.total_size is not None or options.ended or options.dry_run or options.yes
+    )
 
 
 def _run_command(options: argparse.Namespace) -> int:

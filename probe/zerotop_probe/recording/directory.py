@@ -16,6 +16,11 @@ from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
 
 SESSION_FILE = "session.json"
 
+# Limits of a recording, in its session file: ``max_bytes`` and ``full_detail_s``, the seconds for which everything is kept.
+MAX_BYTES = 2_000_000_000
+MIN_BYTES = 20_000_000
+FULL_DETAIL_S = 3600.0
+
 # Named PYTHON... because DeepSpeed's multi-node launchers pass such variables to the ranks, and no others of ours.
 SESSION_VARIABLE = "PYTHONZEROTOP_SESSION"
 # A request to the ranks: {"request": number, "steps": number of steps, "stacks": whether to record Python stacks}.

@@ -14,9 +14,12 @@ import struct
 from typing import NamedTuple
 
 FORMAT_MAJOR = 1
-FORMAT_MINOR = 1
+FORMAT_MINOR = 2
 
 UNKNOWN = -1
+
+# How long a sample stands for the time after it: a process whose last sample is older is gone, or its sampler is.
+FRESH_NS = 3_000_000_000
 
 
 class Field(NamedTuple):
@@ -295,6 +298,54 @@ OUTPUT = Table(
     ),
 )
 
+# Sums over the spans of a step in nanoseconds, by column, and the phases summed in each. Those in OUTERMOST_PHASES count
+# only at depth 0: within an evaluation they are the evaluation's time. Spans with the flag EVAL do not count.
+STEP_SUMS = {
+    "data": ("data",),
+    "forward": ("forward",),
+    "backward": ("backward",),
+    "step": ("step",),
+    "optimizer": ("optimizer", "cpu_optimizer"),
+    "eval": ("eval",),
+    "checkpoint": ("checkpoint_save", "checkpoint_load"),
+}
+OUTERMOST_PHASES = ("data", "eval", "checkpoint_save", "checkpoint_load")
+
+# What remains of the oldest steps of a rank when its other records are deleted: one record a step, or one for a block of
+# consecutive steps. Written by the folder of the rank's node, under the rank's name.
+FOLDED = Table(
+    "folded",
+    "end_ns",
+    (
+        Field("end_ns", "q", "end of the span that ends the last step", since=2),
+        Field("begin_ns", "q", "begin of the first phase of the first step; init and checkpoint_load do not count", since=2),
+        *(Field(f"{name}_ns", "q", f"time in {' and '.join(phases)}", since=2) for name, phases in STEP_SUMS.items()),
+        Field("loading_ns", "q", "time in checkpoint_load before begin_ns; only in the rank's first record", since=2),
+        Field(
+            "shortest_ns",
+            "q",
+            "duration of the shortest step, evaluation and checkpoints excluded; -1 if incomplete",
+            since=2,
+        ),
+        Field("longest_ns", "q", "duration of the longest step, likewise", since=2),
+        Field("rows", "q", "rows of all micro-batches; -1 if unknown", since=2),
+        Field("tokens", "q", "tokens of all micro-batches; -1 if unknown", since=2),
+        Field("allocated_peak_bytes", "q", "highest allocated bytes; -1 if unknown", since=2),
+        Field("reserved_peak_bytes", "q", "highest reserved bytes; -1 if unknown", since=2),
+        Field("host_rss_bytes", "q", "highest sampled resident set size; -1 if unknown", since=2),
+        Field("nvml_process_bytes", "q", "highest sampled device memory of the process; -1 if unknown", since=2),
+        Field("step", "i", "number of the last step", since=2),
+        Field("steps", "i", "number of steps", since=2),
+        Field("skipped_steps", "i", "number of them whose update was skipped", since=2),
+        Field("micro_steps", "i", "micro-steps of all of them", since=2),
+    ),
+)
+
+FOLDED_TABLES = frozenset(
+    table.name for table in (SPANS, BEGINS, ALLOCATOR, DEVICE_TIMES, PROBE, GPUS, GPU_PROCESSES, PROCESSES, THREADS, HOSTS)
+)
+"""The tables that are divided into segments, of which old ones are folded and deleted."""
+
 TABLES = {
     table.name: table
     for table in (
@@ -310,5 +361,6 @@ TABLES = {
         HOSTS,
         PROBE,
         OUTPUT,
+        FOLDED,
     )
 }

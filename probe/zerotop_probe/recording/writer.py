@@ -12,11 +12,8 @@ import json
 import os
 from typing import Any, NamedTuple
 
-from zerotop_probe.recording import clock
-from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR, Table
-
-# Records begin at a multiple of this offset, so that memory-mapped fields are aligned.
-HEADER_ALIGNMENT = 64
+from zerotop_probe.recording import clock, segments
+from zerotop_probe.recording.tables import FOLDED_TABLES, FORMAT_MAJOR, FORMAT_MINOR, Table
 
 
 class Identity(NamedTuple):
@@ -53,13 +50,20 @@ def make_header(table: str, identity: Identity, **extra: Any) -> dict[str, Any]:
     }
 
 
+_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+
+
 def create_file(directory: str, stem: str, suffix: str) -> int:
     """Open a new file for appending, private to the user; a number is added to a name that exists already."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+    return create_named_file(directory, stem, suffix)[0]
+
+
+def create_named_file(directory: str, stem: str, suffix: str) -> tuple[int, str]:
+    """Open a new file as :func:`create_file` does; return it with the stem of its name."""
     for number in range(1000):
-        name = f"{stem}.{number}{suffix}" if number else f"{stem}{suffix}"
+        numbered = f"{stem}.{number}" if number else stem
         try:
-            return os.open(os.path.join(directory, name), flags, 0o600)
+            return os.open(os.path.join(directory, numbered + suffix), _CREATE_FLAGS, 0o600), numbered
         except FileExistsError:
             continue
     raise OSError(errno.EEXIST, "too many recordings of one name", stem)
@@ -70,7 +74,7 @@ def _name_error(error: Exception) -> str:
 
 
 class RecordWriter:
-    """An append-only file of one table. Never raises.
+    """Append-only files of one table, see :mod:`~zerotop_probe.recording.segments`. Never raises.
 
     ``lost`` counts records that could not be written, ``last_error`` is the last reason.
     """
@@ -81,13 +85,18 @@ class RecordWriter:
         self.last_error = ""
         self._struct = table.record_struct
         self._pack_record = self._struct.pack
+        self._directory = directory
         self._descriptor: int | None = None
-        line = json.dumps(make_header(table.name, identity, dtype=table.dtype, **extra), default=str).encode()
-        line = line.ljust(-(-(len(line) + 1) // HEADER_ALIGNMENT) * HEADER_ALIGNMENT - 1) + b"\n"
-        self._header_size = len(line)
+        self._header = segments.pad_header(
+            json.dumps(make_header(table.name, identity, dtype=table.dtype, **extra), default=str).encode()
+        )
+        self._stem = f"{table.name}-{identity.file_stem}"
+        self._segment = 0
+        # Records until the next segment; never in a table whose records are kept.
+        self._segment_room = segments.count_records(self._struct.size) if table.name in FOLDED_TABLES else -1
         try:
-            self._descriptor = create_file(directory, f"{table.name}-{identity.file_stem}", ".rec")
-            if os.write(self._descriptor, line) != len(line):
+            self._descriptor, self._stem = create_named_file(directory, self._stem, ".rec")
+            if os.write(self._descriptor, self._header) != len(self._header):
                 raise OSError(errno.ENOSPC, "header not written")
         except OSError as error:
             self.lost = 1
@@ -104,15 +113,35 @@ class RecordWriter:
             record = self._pack_record(*values)
             if os.write(descriptor, record) != len(record):
                 self._drop_torn_tail()
+                return
+            self._segment_room -= 1
+            if not self._segment_room:
+                self._begin_segment(descriptor)
         except Exception as error:
             self.lost += 1
             self.last_error = _name_error(error)
+
+    def _begin_segment(self, full: int) -> None:
+        """Continue in a new file; in the full one if that cannot be created, until the next occasion."""
+        self._segment_room = segments.count_records(self._struct.size)
+        path = os.path.join(self._directory, segments.make_name(self._stem, self._segment + 1))
+        try:
+            descriptor = os.open(path, _CREATE_FLAGS, 0o600)
+        except OSError:
+            return
+        if os.write(descriptor, self._header) != len(self._header):
+            os.unlink(path)
+            os.close(descriptor)
+            return
+        self._descriptor = descriptor
+        self._segment += 1
+        os.close(full)
 
     def _drop_torn_tail(self) -> None:
         """Truncate the file to whole records after a short write, so that the next one is aligned."""
         assert self._descriptor is not None
         size = os.fstat(self._descriptor).st_size
-        os.ftruncate(self._descriptor, size - (size - self._header_size) % self._struct.size)
+        os.ftruncate(self._descriptor, size - (size - len(self._header)) % self._struct.size)
         self.lost += 1
         self.last_error = os.strerror(errno.ENOSPC)
 

@@ -41,7 +41,7 @@ def attach(options: argparse.Namespace) -> int:
         from zerotop.commands.job import remote_nodes
 
         remote_nodes.check_options(options)
-    path, await_sampler = _find_session(options.session, options.folder)
+    path, await_sampler = _find_session(options.session, options.folder, options.max_size)
     if options.headless or options.hosts is not None or not has_terminal():
         await_sampler()
         if options.hosts is not None:
@@ -60,7 +60,7 @@ def attach(options: argparse.Namespace) -> int:
     return watch_job(path, await_entry)
 
 
-def _find_session(text: str, folder: str | None) -> tuple[Path, Callable[[], None]]:
+def _find_session(text: str, folder: str | None, max_bytes: int | None) -> tuple[Path, Callable[[], None]]:
     """Return the session of a PID or SESSION, and a function that waits for its sampler to start.
 
     Create a session, in ``folder`` if given, for a job that is not being recorded.
@@ -78,7 +78,7 @@ def _find_session(text: str, folder: str | None) -> tuple[Path, Callable[[], Non
             raise Problem(f"The job is already recorded in {existing}: omit --session, or detach first")
         return existing, _resume_sampler(existing)
     assert isinstance(target, FoundJob)
-    path = Path(attaching.begin_session(target, folder))
+    path = Path(attaching.begin_session(target, folder, max_bytes))
     return path, _start_sampler(path, new=True)
 
 

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 from zerotop.analysis.formatting import format_bytes
 from zerotop.commands.common.errors import Problem
@@ -16,6 +17,8 @@ from zerotop.session.atomic_write import write_atomically
 from zerotop.session.packing import SUFFIX, pack_folder
 from zerotop.session.reader import Session
 from zerotop.session.storage import Directory
+
+_MAX_TRIES = 3
 
 
 def pack(options: argparse.Namespace) -> int:
@@ -47,10 +50,23 @@ def pack_session(path: Path, output: str | None) -> tuple[str, list[str]]:
     return f"{target}: {format_bytes(target.stat().st_size)}, from {format_bytes(before)}", left_out
 
 
+def _pack_whole(path: Path, stream: BinaryIO) -> list[str]:
+    """Pack a session of which files may be folded and removed meanwhile. Raise OSError."""
+    for tries_left in reversed(range(_MAX_TRIES)):
+        stream.seek(0)
+        stream.truncate()
+        try:
+            return pack_folder(Directory(path), stream)
+        except FileNotFoundError:
+            if not tries_left:
+                raise
+    raise AssertionError
+
+
 def _write_checked(path: Path, target: Path) -> list[str]:
     """Pack into a file that only the user can read, and check that it opens."""
     with write_atomically(target) as partial:
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-            left_out = pack_folder(Directory(path), stream)
+            left_out = _pack_whole(path, stream)
         Session.open(partial)
     return left_out

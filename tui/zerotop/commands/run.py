@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> int:
         os.environ[directory.PHASE_PEAKS_VARIABLE] = "0"
     if options.headless or not has_terminal():
         return _run_headless(options)
-    with make_session(options.command, options.session) as session:
+    with make_session(options.command, options.session, options.max_size) as session:
         agent.launch_in_background(session, options.command)
     with freeze_imports():
         from zerotop.commands.job.watch import watch_job
@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _run_headless(options: argparse.Namespace) -> int:
     # Import nothing that starts threads: the agent waits for signals in this process.
-    with make_session(options.command, options.session) as session:
+    with make_session(options.command, options.session, options.max_size) as session:
         end = agent.run_in_foreground(session, options.command, on_message=write_messages)
     messages = [end.text] if end.exit_code != 0 else []
     losses = describe_rank_losses(session)

@@ -40,7 +40,11 @@ def open_overviews() -> Overviews:
 
 
 def sessions(options: argparse.Namespace) -> int:
-    """Print the list, as a table or as JSON. Return 0."""
+    """Print the list, as a table or as JSON, or delete recordings. Return 0, or 1 if some could not be deleted."""
+    if options.prune:
+        from zerotop.commands.common.pruning import prune_sessions
+
+        return prune_sessions(options, open_overviews())
     rows = [_describe_recording(recording) for recording in open_overviews().read_all()]
     if options.json:
         print(json.dumps(rows, indent=1))

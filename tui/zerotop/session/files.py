@@ -14,6 +14,7 @@ from zerotop.session.event_schema import drop_invalid_facts
 from zerotop.session.headers import DAMAGE_ERRORS, Clocks, Writer, parse_integer, read_header
 from zerotop.session.memory_map import release_pages
 from zerotop.session.storage import Folder
+from zerotop_probe.recording.segments import parse_name
 from zerotop_probe.recording.tables import TABLES
 
 _NEAR_ROWS = 64  # records before the end that are searched first,
@@ -34,10 +35,14 @@ class Event:
 
 
 class Source:
-    """A table of one writer: complete records, memory-mapped, growing with :meth:`refresh`."""
+    """A table of one writer: complete records, memory-mapped, growing with :meth:`refresh`.
+
+    ``first_segment`` is the number of the first of its files that still exists; those before it were folded.
+    """
 
     def __init__(self, folder: Folder, name: str, header: dict[str, Any], data_offset: int, offset_ns: int) -> None:
-        self.path = folder.path / name
+        stem, self.first_segment = parse_name(name) or (name, 0)
+        self.path = folder.path / f"{stem}.rec"
         self._folder = folder
         self.header = header
         self.table = str(header["table"])
@@ -45,8 +50,10 @@ class Source:
         self.offset_ns = offset_ns
         self.created_ns = parse_integer(header["clock"]["monotonic_ns"]) + offset_ns
         """Unix time at which the file was created."""
-        self._name = name
-        self._data_offset = data_offset
+        self.period_ns = parse_integer(header.get("period_ns") or 0)
+        """Time between the records of coarse samples, else 0."""
+        self._names: tuple[str, ...] = (name,)
+        self.header_bytes = data_offset
         self._dtype = _build_dtype(header, name)
         self._mapped_bytes: NDArray[np.uint8] | bytes = b""
         self._time_column = TABLES[self.table].time_column
@@ -55,20 +62,27 @@ class Source:
         self.array: NDArray[Any] = self._mapped_rows
         self._times = self._mapped_times
         self._last_ns: int | None = None  # the last time, once it was read
+        self.is_incomplete = False
+        """Whether one of its files was removed before it was read."""
         self.refresh()
+
+    def add_segment(self, name: str) -> None:
+        """Add the next file of this table."""
+        self._names += (name,)
 
     def refresh(self) -> bool:
         """Read the records added since the last call. Return whether there were any."""
         try:
-            size, data = self._folder.view_file(self._name)
-        except OSError:  # the folder may be gone; mapped records stay readable
+            size, data = self._folder.view_segments(self._names, self.header_bytes, self._dtype.itemsize)
+        except OSError as error:  # the folder may be gone; mapped records stay readable
+            self.is_incomplete = isinstance(error, FileNotFoundError)
             return False
-        count = max(0, size - self._data_offset) // self._dtype.itemsize
+        count = max(0, size - self.header_bytes) // self._dtype.itemsize
         if count <= len(self.array):
             return False
         if data is not self._mapped_bytes:
-            self._mapped_bytes, room = data, (len(data) - self._data_offset) // self._dtype.itemsize
-            self._mapped_rows = np.frombuffer(data, self._dtype, room, self._data_offset)
+            self._mapped_bytes, room = data, (len(data) - self.header_bytes) // self._dtype.itemsize
+            self._mapped_rows = np.frombuffer(data, self._dtype, room, self.header_bytes)
             self._mapped_times = self._mapped_rows[self._time_column]
         self.array, self._times, self._last_ns = self._mapped_rows[:count], self._mapped_times[:count], None
         return True
@@ -123,7 +137,7 @@ class Source:
         if not end:
             return self.array[:0]
         time_ns = int(self._times[end - 1])
-        if time_ns + self.offset_ns < oldest_ns:
+        if time_ns + self.offset_ns < oldest_ns - self.period_ns:
             return self.array[:0]
         recent = self._times[max(0, end - _NEAR_ROWS) : end].tolist()
         begin = end - len(recent) + bisect_left(recent, time_ns)

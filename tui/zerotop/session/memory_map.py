@@ -1,4 +1,4 @@
-"""Map files into memory without an open descriptor for each, and with room for the growth of the file.
+"""Map files into memory without an open descriptor for each, and with room for the growth of the last one.
 
 ``mmap.mmap`` keeps the file open while it is mapped (until Python 3.13 always), and a recording of 1,024 ranks has more
 files than the usual limit of 1,024 open files. It also maps no more than the current size: opening and mapping each of those
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,10 +22,14 @@ _ROOM = 1 << 16  # bytes mapped beyond a file's end: half a minute of a busy tab
 _COHERENT_FILE_SYSTEMS = {0xEF53, 0x58465342, 0x01021994, 0x9123683E, 0x794C7630, 0x2FC12FC1}
 _STATFS_WORDS = 64  # larger than struct statfs on any architecture; the type comes first
 _MAP_FAILED = ctypes.c_void_p(-1).value
+_MAP_FIXED = 0x10
+_REMAP_FIXED = 0x3  # MREMAP_MAYMOVE | MREMAP_FIXED
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_int64)
 _libc.mmap.restype = ctypes.c_void_p
+_libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+_libc.mremap.restype = ctypes.c_void_p
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.statfs.argtypes = (ctypes.c_char_p, ctypes.c_void_p)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -33,43 +38,124 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 class _Mapping:
     """Mapped memory behind an array, unmapped with the last array that uses it."""
 
-    def __init__(self, descriptor: int, size: int) -> None:
+    def __init__(self, size: int) -> None:
+        """Reserve addresses; what is not mapped with :meth:`map_range` reads as zeros."""
         self._size = size
-        self._address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
-        if self._address == _MAP_FAILED:
-            raise OSError(ctypes.get_errno(), "cannot be mapped")
+        self._address = _map_memory(None, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+
+    def map_range(self, begin: int, size: int, descriptor: int, offset: int) -> None:
+        """Map a file's bytes from ``offset`` on; ``begin`` and ``offset`` are multiples of the page size."""
+        _map_memory(self._address + begin, size, mmap.MAP_SHARED | _MAP_FIXED, descriptor, offset)
+
+    def map_copy(self, begin: int, size: int, other: _Mapping, other_begin: int) -> None:
+        """Map the same file's bytes as another mapping; the file may have been removed."""
+        # A size of 0 leaves the other mapping as it is.
+        target = self._address + begin
+        if _libc.mremap(other._address + other_begin, 0, size, _REMAP_FIXED, target) == _MAP_FAILED:
+            raise OSError(ctypes.get_errno(), "cannot be mapped again")
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         return {"version": 3, "typestr": "|u1", "shape": (self._size,), "data": (self._address, True)}
 
     def __del__(self, munmap: Any = _libc.munmap) -> None:
-        if self._address != _MAP_FAILED:
+        if hasattr(self, "_address"):
             munmap(self._address, self._size)
 
 
-class MappedFile(NamedTuple):
-    """A file mapped read-only: unread pages cost nothing, and a removed file stays readable."""
+def _map_memory(address: int | None, size: int, flags: int, descriptor: int, offset: int) -> int:
+    """Map memory read-only and return its address. Raise OSError."""
+    mapped = int(_libc.mmap(address, size, mmap.PROT_READ, flags, descriptor, offset))
+    if mapped == _MAP_FAILED:
+        raise OSError(ctypes.get_errno(), "cannot be mapped")
+    return mapped
 
-    device: int
+
+class MappedFiles(NamedTuple):
+    """Files mapped read-only, one after the other: unread pages cost nothing, and removed files stay readable.
+
+    Of the second and later ones the header is left out, see :mod:`zerotop_probe.recording.segments`.
+    """
+
+    names: tuple[str, ...]
+    device: int  # of the last file
     inode: int
-    size: int  # when it was mapped
-    array: NDArray[np.uint8]  # longer than the file: an access after the file's end would kill this process
+    begins: tuple[int, ...]  # index of each file's first byte, as if its header were there
+    size: int  # of all files when they were mapped
+    array: NDArray[np.uint8]  # longer than the files: an access after the last file's end would kill this process
+    mapping: _Mapping | None  # None if the files were copied
 
-    def covers_file(self, status: os.stat_result) -> bool:
-        """Return whether this maps the whole file of this status, and not an earlier file of the same name."""
-        return (self.device, self.inode) == (status.st_dev, status.st_ino) and status.st_size <= len(self.array)
+    def covers_files(self, names: tuple[str, ...], last: os.stat_result) -> bool:
+        """Return whether this maps all bytes of these files, and not an earlier file of the last one's name."""
+        same = (self.device, self.inode) == (last.st_dev, last.st_ino) and self.names == names
+        return same and self.begins[-1] + last.st_size <= len(self.array)
 
 
-def map_file(path: str, room: int = 0) -> MappedFile:
-    """Map a file and ``room`` bytes beyond its end. Raise OSError if it cannot be opened or mapped."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def map_files(
+    folder: str,
+    names: tuple[str, ...],
+    header_bytes: int,
+    record_bytes: int,
+    room: int = 0,
+    earlier: MappedFiles | None = None,
+) -> MappedFiles:
+    """Map the segments of a table, and ``room`` bytes beyond the end of the last one.
+
+    Those that do not fill whole pages of this machine are copied to memory. Raise OSError if one cannot be read.
+
+    Args:
+        earlier: a mapping of the first ones of these files. All but its last file are taken from there, even if they were
+            removed since.
+    """
+    kept = _find_kept(names, earlier)
+    count = len(kept.names) - 1 if kept is not None else 0
+    descriptors: list[int] = []
     try:
-        status = os.fstat(descriptor)
-        array = np.asarray(_Mapping(descriptor, status.st_size + room))
-        return MappedFile(status.st_dev, status.st_ino, status.st_size, array)
+        for name in names[count:]:
+            descriptors.append(os.open(folder + name, os.O_RDONLY | os.O_CLOEXEC))
+        status = [os.fstat(descriptor) for descriptor in descriptors]
+        begins = [0] if kept is None else list(kept.begins)
+        for one in status[:-1]:
+            begins.append(begins[-1] + max(0, one.st_size - header_bytes))
+        size = begins[-1] + status[-1].st_size
+        place = MappedFiles(names, status[-1].st_dev, status[-1].st_ino, tuple(begins), size, _EMPTY, None)
+        if any(begin % mmap.PAGESIZE for begin in begins) or (len(names) > 1 and header_bytes % mmap.PAGESIZE):
+            return _copy_files(place, descriptors, header_bytes, record_bytes)
+        mapping = _Mapping(size + room)
+        if kept is not None and kept.mapping is not None:
+            for index, (begin, end) in enumerate(pairwise(begins[: count + 1])):
+                offset = header_bytes if index else 0
+                mapping.map_copy(begin + offset, end + header_bytes - begin - offset, kept.mapping, begin + offset)
+        for index, (descriptor, one) in enumerate(zip(descriptors, status, strict=True), count):
+            offset = header_bytes if index else 0
+            length = one.st_size - offset + (room if index + 1 == len(names) else 0)
+            if length > 0:
+                mapping.map_range(begins[index] + offset, length, descriptor, offset)
+        return place._replace(array=np.asarray(mapping), mapping=mapping)
     finally:
-        os.close(descriptor)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _find_kept(names: tuple[str, ...], earlier: MappedFiles | None) -> MappedFiles | None:
+    """Return the earlier mapping if it has several of these files and was not copied."""
+    if earlier is None or earlier.mapping is None or names[: len(earlier.names)] != earlier.names:
+        return None
+    return earlier
+
+
+_EMPTY = np.empty(0, np.uint8)
+
+
+def _copy_files(place: MappedFiles, descriptors: list[int], header_bytes: int, record_bytes: int) -> MappedFiles:
+    """Return the files' header and whole records in memory."""
+    content = os.pread(descriptors[0], header_bytes, 0)
+    for descriptor in descriptors:
+        begin = len(content) - header_bytes
+        data = os.pread(descriptor, os.fstat(descriptor).st_size, header_bytes)
+        content += data[: len(data) // record_bytes * record_bytes]
+    begins = (*place.begins[:-1], begin)
+    return place._replace(begins=begins, size=len(content), array=np.frombuffer(content, np.uint8))
 
 
 def choose_room(folder: str) -> int:

@@ -2,8 +2,8 @@
 
 The file is a zip. ``packed.json`` lists the contents; ``session.json``, the events and the job's output are members of their
 own (deflated); each table is one Parquet file (zstd) with the records of all its writers, one after the other. Unpacking
-restores the files of the session directory byte for byte, without a torn last record. Nothing is written to disk, unpickled
-or evaluated.
+restores the files of the session directory byte for byte, without a torn last record and with the segments of a table as one
+file. Nothing is written to disk, unpickled or evaluated.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from zerotop.session.headers import DAMAGE_ERRORS, SessionError, check_format, read_header
 from zerotop.session.storage import Folder, read_first_line
 from zerotop_probe.recording.directory import SESSION_FILE
+from zerotop_probe.recording.segments import parse_name
 from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
 
 if TYPE_CHECKING:
@@ -64,12 +66,14 @@ def pack_folder(folder: Folder, stream: BinaryIO) -> list[str]:
     own = [name for name in names if _packing_order(name)[0] < _FOREIGN_ORDER]
     tables: dict[tuple[str, str], list[_TableFile]] = {}
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in own:
-            file = _read_table(folder, name) if name.endswith(".rec") else None
-            if file is None:
-                _add_member(archive, name, folder.read_bytes(name))
-            else:
+        for _, segments in groupby(own, _find_stem):
+            names_of_one = list(segments)
+            file = _read_table(folder, names_of_one) if names_of_one[0].endswith(".rec") else None
+            if file is not None:
                 tables.setdefault((file.table, str(file.records.dtype.descr)), []).append(file)
+                continue
+            for name in names_of_one:
+                _add_member(archive, name, folder.read_bytes(name))
         entries = [_add_table(archive, f"{number}.parquet", files) for number, files in enumerate(tables.values())]
         contents = {"zerotop": [FORMAT_MAJOR, FORMAT_MINOR], "packed": PACKED_FORMAT, "tables": entries}
         _add_member(archive, _CONTENTS_FILE, json.dumps(contents).encode())
@@ -88,11 +92,20 @@ def _packing_order(name: str) -> tuple[int, str]:
     return (2 if name.startswith("output-") and name.endswith(".log") else _FOREIGN_ORDER), name
 
 
-def _read_table(folder: Folder, name: str) -> _TableFile | None:
-    """Read a file's records. Return None if it is damaged or has types unknown to Parquet, and is packed as it is."""
-    line = read_first_line(folder, name)
+def _find_stem(name: str) -> str:
+    """Return what the segments of one table have in common, else the name itself."""
+    segment = parse_name(name)
+    return name if segment is None else f"{segment[0]}.rec"
+
+
+def _read_table(folder: Folder, names: list[str]) -> _TableFile | None:
+    """Read the records of a table's segments.
+
+    Return None if the first one is damaged or has types unknown to Parquet; then they are packed as they are.
+    """
+    line = read_first_line(folder, names[0])
     try:
-        read_header(line, name)
+        read_header(line, names[0])
         text = line.decode()
         header = json.loads(text)
         table, dtype = str(header["table"]), _parse_columns(header["dtype"])
@@ -100,9 +113,11 @@ def _read_table(folder: Folder, name: str) -> _TableFile | None:
         return None
     if not table.isidentifier():
         return None
-    data = folder.read_bytes(name)
-    count = (len(data) - len(line)) // dtype.itemsize
-    return _TableFile(name, table, text, np.frombuffer(data, dtype, count, len(line)))
+    parts = [np.empty(0, dtype)]
+    for name in names:
+        data = folder.read_bytes(name)
+        parts.append(np.frombuffer(data, dtype, max(0, len(data) - len(line)) // dtype.itemsize, min(len(data), len(line))))
+    return _TableFile(_find_stem(names[0]), table, text, np.concatenate(parts))
 
 
 def _parse_columns(columns: Any) -> np.dtype[Any]:

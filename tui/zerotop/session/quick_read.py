@@ -41,8 +41,9 @@ def read_stamp(path: Path) -> Stamp:
 def open_glimpse(path: Path) -> Session:
     """Open a recording without most of its files. Raise SessionError like :meth:`Session.open`.
 
-    It contains the events, the spans of the lowest rank, the probe's cost and losses in every rank, host memory (whose
-    samples show when the recording was last written), and the allocator samples of all ranks or else their process memory.
+    It contains the events, the spans of the lowest rank, folded steps, the probe's cost and losses in every rank, host
+    memory (whose samples show when the recording was last written), and the allocator samples of all ranks or else their
+    process memory.
     """
     try:
         if path.is_dir():
@@ -60,7 +61,7 @@ def choose_files(names: set[str]) -> set[str]:
     lowest = min(map(_parse_rank, spans), default=0)
     memory = {name for name in names if name.startswith("allocator-")} or {n for n in names if n.startswith("processes-")}
     events = {name for name in names if name.startswith("events-") and _parse_rank(name) < _MAX_RANKS}
-    others = {name for name in names if name.startswith(("probe-", "hosts-"))}
+    others = {name for name in names if name.startswith(("probe-", "hosts-", "folded-"))}
     return {SESSION_FILE} & names | {name for name in spans if _parse_rank(name) == lowest} | memory | others | events
 
 

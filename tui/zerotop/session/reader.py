@@ -22,6 +22,7 @@ from zerotop.session.packing import unpack_files
 from zerotop.session.storage import Directory, Folder, UnpackedFolder, read_first_line
 from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import SESSION_FILE
+from zerotop_probe.recording.segments import parse_name
 from zerotop_probe.recording.tables import TABLES
 
 __all__ = ["Event", "Session", "SessionError", "Source"]
@@ -29,6 +30,9 @@ __all__ = ["Event", "Session", "SessionError", "Source"]
 # A recording without an end counts as ended after this silence. The sampler writes ten times a second.
 _SILENCE_NS = 5_000_000_000
 _BEGINNINGS, _ENDS = (events.JOB_STARTED, events.ATTACHED), (events.JOB_ENDED, events.DETACHED)
+
+# A sampler folds and removes files every other minute.
+_MAX_TRIES = 5
 
 _CONTROL_EVENTS = "events-control-"
 
@@ -42,12 +46,14 @@ class Session:
         self.info = info
         self.name = str(info.get("name") or path.name)
         self.sources: dict[str, list[Source]] = {name: [] for name in TABLES}
+        self._sources_by_stem: dict[str, Source] = {}
         self._sources_by_host: dict[tuple[str, str], list[Source]] = {}
         self._sources_by_process: dict[tuple[str, str, int], list[Source]] = {}
         self.events: list[Event] = []
         self._events_by_name: dict[str, list[Event]] = {}
         self._events_by_writer: dict[tuple[str, str, int, int], list[Event]] = {}
         self.damaged_files = 0
+        self._misses_files = False
         self._clocks = Clocks()
         self._clocks.find_offset(info)
         self._event_files: list[EventFile] = []
@@ -63,7 +69,11 @@ class Session:
         Raise SessionError, with a sentence, if it is missing, no session, or of a newer format.
         """
         if path.is_dir():
-            return cls(path, _load_info(Directory(path)))
+            for _ in range(_MAX_TRIES):
+                session = cls(path, _load_info(Directory(path)))
+                if not session.is_incomplete:
+                    break
+            return session
         if not path.is_file():
             raise SessionError(f"There is no session at {path}.")
         return cls.from_folder(UnpackedFolder(path, unpack_files(path)))
@@ -72,6 +82,11 @@ class Session:
     def from_folder(cls, folder: Folder) -> Session:
         """Open the session with the files in ``folder``. Raise SessionError like :meth:`open`."""
         return cls(folder.path, _load_info(folder), folder)
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether files were folded and removed while it was opened: what replaces them may not have been read."""
+        return self._misses_files or any(source.is_incomplete for source in chain.from_iterable(self.sources.values()))
 
     def refresh(self) -> bool:
         """Read what was written since the last call. Return whether there was anything."""
@@ -123,6 +138,10 @@ class Session:
         """Return the tables of a name that a process wrote: several if its pid was reused or its probe injected again."""
         return self._sources_by_process.get((table, host, pid), ())
 
+    def find_sibling(self, table: str, source: Source) -> Source | None:
+        """Return the table that belongs to the same writer and its same start of recording as ``source``."""
+        return self._sources_by_stem.get(table + source.path.stem.removeprefix(source.table))
+
     def find_source(self, table: str, host: str, pid: int, at_ns: int | None = None) -> Source | None:
         """Return the table that the process was writing at a unix time (None: now), else its first, or None without any."""
         sources = self.process_sources(table, host, pid)
@@ -155,8 +174,23 @@ class Session:
                 self._event_files.append(EventFile(self._folder, name, self._clocks))
                 self._known_files.add(name)
             elif name.endswith(".rec"):
-                new |= self._add_source(name)
+                new |= self._add_table_file(name)
         return new
+
+    def _add_table_file(self, name: str) -> bool:
+        """Open a table's file, or add it to the table that it continues."""
+        stem = (parse_name(name) or (name, 0))[0]
+        source = self._sources_by_stem.get(stem)
+        if source is None:
+            return self._add_source(name, stem)
+        try:
+            if self._folder.file_size(name) < source.header_bytes:
+                return False
+        except OSError:
+            return False
+        source.add_segment(name)
+        self._known_files.add(name)
+        return True
 
     def _adopt_clock(self, name: str) -> None:
         """Use this file's clock for its node if the writer has aligned it to the clocks of other nodes."""
@@ -165,7 +199,7 @@ class Session:
             if header.get("aligned"):
                 self._clocks.find_offset(header)
 
-    def _add_source(self, name: str) -> bool:
+    def _add_source(self, name: str, stem: str) -> bool:
         """Open a table's file. One with an incomplete header is tried again later; a damaged one is skipped and counted."""
         try:
             line = read_first_line(self._folder, name)
@@ -176,10 +210,13 @@ class Session:
             if header["table"] in self.sources:
                 source = Source(self._folder, name, header, len(line), self._clocks.find_offset(header))
                 self.sources[source.table].append(source)
+                self._sources_by_stem[stem] = source
                 self._update_last_written(source)
                 self._sources_by_host.setdefault((source.table, source.host), []).append(source)
                 self._sources_by_process.setdefault((source.table, source.host, source.pid), []).append(source)
                 return True
+        except FileNotFoundError:
+            self._misses_files = True
         except (OSError, *DAMAGE_ERRORS):
             self.damaged_files += 1
         return False

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.memory_map import MappedFile, choose_room, map_file
+from zerotop.session.memory_map import MappedFiles, choose_room, map_files
 
 # A longer first line is no header.
 _MAX_HEADER_BYTES = 1 << 20
@@ -31,10 +31,12 @@ class Folder(Protocol):
     def read_bytes(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
         """Return these bytes, fewer at the end of the file."""
 
-    def view_file(self, name: str) -> tuple[int, NDArray[np.uint8] | bytes]:
-        """Return the current size of a file and its bytes, not copied; the same object as before if it covers the file.
+    def view_segments(
+        self, names: tuple[str, ...], header_bytes: int, record_bytes: int
+    ) -> tuple[int, NDArray[np.uint8] | bytes]:
+        """Return the current size of a table's segments and their bytes, not copied, with only the first one's header.
 
-        The object may be longer than the file: never access bytes after the file's end.
+        The object is the same as before if it covers the files. It may be longer: never access bytes after their end.
         """
 
 
@@ -50,7 +52,7 @@ class Directory:
         self.path = path
         self._prefix = os.path.join(path, "")
         self._room_bytes = choose_room(self._prefix)
-        self._mapped: dict[str, MappedFile] = {}
+        self._mapped: dict[str, MappedFiles] = {}
 
     def list_files(self) -> list[str]:
         """Return the names of all files."""
@@ -66,12 +68,13 @@ class Directory:
             file.seek(begin)
             return file.read(-1 if end is None else max(0, end - begin))
 
-    def view_file(self, name: str) -> tuple[int, NDArray[np.uint8]]:
-        """Return the current size of a file and its bytes, memory-mapped."""
-        status, mapped = os.stat(self._prefix + name), self._mapped.get(name)
-        if mapped is not None and mapped.covers_file(status):
-            return status.st_size, mapped.array
-        mapped = self._mapped[name] = map_file(self._prefix + name, self._room_bytes)
+    def view_segments(self, names: tuple[str, ...], header_bytes: int, record_bytes: int) -> tuple[int, NDArray[np.uint8]]:
+        """Return the current size of a table's segments and their bytes, memory-mapped."""
+        status, mapped = os.stat(self._prefix + names[-1]), self._mapped.get(names[0])
+        if mapped is not None and mapped.covers_files(names, status):
+            return mapped.begins[-1] + status.st_size, mapped.array
+        mapped = map_files(self._prefix, names, header_bytes, record_bytes, self._room_bytes, mapped)
+        self._mapped[names[0]] = mapped
         return mapped.size, mapped.array
 
 
@@ -96,9 +99,12 @@ class UnpackedFolder:
         """Return these bytes, fewer at the end of the file."""
         return self._get_file(name)[begin:end]
 
-    def view_file(self, name: str) -> tuple[int, bytes]:
-        """Return the size of a file and its bytes."""
-        return self.file_size(name), self._get_file(name)
+    def view_segments(self, names: tuple[str, ...], header_bytes: int, record_bytes: int) -> tuple[int, bytes]:
+        """Return the size of a table's segments and their bytes."""
+        content = self._get_file(names[0])
+        if len(names) > 1:
+            content += b"".join(self._get_file(name)[header_bytes:] for name in names[1:])
+        return len(content), content
 
     def _get_file(self, name: str) -> bytes:
         try:

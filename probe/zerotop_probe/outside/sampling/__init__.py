@@ -1,1 +1,1 @@
-"""Samplers of a node: GPUs (NVML), processes and threads (/proc), host. They write tables and start no processes."""
+"""Samplers of a node: GPUs (NVML), processes and threads (/proc), host. They write tables, and have old records folded."""

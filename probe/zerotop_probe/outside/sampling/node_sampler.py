@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 
+from zerotop_probe.outside.folding.background import BackgroundFolding
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.outside.sampling.affinity import read_numa_nodes
 from zerotop_probe.outside.sampling.cgroup import ControlGroup, count_system_oom_kills, count_usable_cores
@@ -84,6 +85,7 @@ class NodeSampler:
         job_sampler = JobSampler(self.ranks, self._processes, self._hosts)
         self._gpu_thread = SamplerThread("gpus", self._gpus, on_error=self.note_error)
         self._host_thread = SamplerThread("processes", job_sampler, on_error=self.note_error)
+        self._folding = BackgroundFolding(session, self.note_error)
         self._gpu_thread.start()
         self._host_thread.start()
 
@@ -99,6 +101,7 @@ class NodeSampler:
             self._gpu_thread.request_sample(time_ns, number)
         if number % 2 == 0:
             self._host_thread.request_sample(time_ns, number // 2)
+            self._folding.poll(time_ns)
         is_late = time.monotonic() - self._started_s > _DRIVER_PATIENCE_S
         if is_late and not self._is_overdue and not self._gpus_known.is_set():
             self._is_overdue = True

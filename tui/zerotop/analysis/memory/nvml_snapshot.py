@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from zerotop.analysis.keys import GpuKey
-from zerotop.analysis.processes.ranks_and_hosts import FRESH_NS
 from zerotop.session.reader import Session, Source
-from zerotop_probe.recording.tables import UNKNOWN
+from zerotop_probe.recording.tables import FRESH_NS, UNKNOWN
 
 # NVML's readings to search for one around which the allocators did not change: some seconds.
 _MOST_READINGS = 16

@@ -16,10 +16,10 @@ from zerotop.analysis.processes.devices import Devices
 from zerotop.analysis.processes.host_memory import read_host_memory
 from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.analysis.processes.running_max import Peaks
+from zerotop.analysis.processes.thinned import is_thinned_at
 from zerotop.session.reader import Event, Session, Source
+from zerotop_probe.recording.tables import FRESH_NS
 
-# A process whose last sample is older is gone, or its sampler is.
-FRESH_NS = 3_000_000_000
 # Samples to search for the last one of a process that is gone: minutes, with a few ranks.
 _TAIL_ROWS = 4096
 _NEAR_ROWS = 256  # to search for the last tick of a node
@@ -43,6 +43,7 @@ class Sample(NamedTuple):
     time_ns: int  # unix time
     host: str
     row: Values
+    period_ns: int  # of coarse samples, else 0
 
     @property
     def process_key(self) -> ProcessKey:
@@ -71,8 +72,10 @@ def read_ranks(session: Session, cursor_ns: int, peaks: Peaks, exits: ProcessExi
     # After a restart the last process of a rank is shown.
     for sample in sorted(samples, key=lambda sample: sample.time_ns):
         begins, spans = (session.find_source(table, *sample.process_key, cursor_ns) for table in ("begins", "spans"))
-        phase = phases.find_current(begins, spans, cursor_ns) if begins is not None else ("", 0.0, None)
-        alive = not ended and cursor_ns - sample.time_ns < FRESH_NS
+        phase: tuple[str, float, int | None] = ("", 0.0, None)
+        if begins is not None and not is_thinned_at(session, begins, cursor_ns):
+            phase = phases.find_current(begins, spans, cursor_ns)
+        alive = not ended and cursor_ns - sample.time_ns < FRESH_NS + sample.period_ns
         exit_ns = exits.reported_until(begins) if begins is not None else None
         silent = ended or (exit_ns is not None and exit_ns <= cursor_ns)
         rank = _build_rank(sample, alive, ("", *phase[1:]) if silent else phase, highest, busiest)
@@ -89,7 +92,9 @@ def _read_last_samples(source: Source, cursor_ns: int) -> list[Sample]:
     rows = _find_full_tick(tail)
     if rows is None:
         rows = _find_last_rows(tail)
-    return [Sample(row["time_ns"] + source.offset_ns, source.host, row) for row in unpack_records(rows)]
+    times = (rows["time_ns"] + source.offset_ns).tolist()
+    rows_and_times = zip(times, unpack_records(rows), strict=True)
+    return [Sample(time_ns, source.host, row, source.period_ns) for time_ns, row in rows_and_times]
 
 
 def _find_full_tick(tail: NDArray[Any]) -> NDArray[Any] | None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from zerotop.session.reader import Source
 
-_BLOCK_ROWS = 1024  # records between cached maxima: the most that a cursor anywhere has to read
+_BLOCK_ROWS = 4096  # records between cached maxima: the most that a cursor anywhere has to read
 _FEW_ROWS = 32  # up to which a plain loop is faster
 
 

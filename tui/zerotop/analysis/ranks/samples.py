@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.keys import GpuKey, ProcessKey
-from zerotop.analysis.processes.ranks_and_hosts import FRESH_NS, find_gpu_by_allocator
+from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator
 from zerotop.analysis.ranks.matrix import Matrix, Metric, RankMatrix
+from zerotop.analysis.steps.step_dtype import MEMORY_COLUMNS
 from zerotop.analysis.steps.step_memory import add_allocator
-from zerotop.analysis.steps.step_table import MEMORY_COLUMNS
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Ints, Samples, Windows, iter_samples, split_samples
-from zerotop_probe.recording.tables import UNKNOWN
+from zerotop_probe.recording.tables import FRESH_NS, UNKNOWN
 
 METRIC_TABLES = {Metric.PEAK: "allocator", Metric.FREE: "gpus", Metric.CORES: "processes"}
 # Read so far around the steps, for a sample before the first and after the last.

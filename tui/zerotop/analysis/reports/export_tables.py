@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.steps.optimizer_phases import read_step_parts
-from zerotop.analysis.steps.step_table import STEP_DTYPE, read_rank_steps
+from zerotop.analysis.steps.step_dtype import STEP_DTYPE
+from zerotop.analysis.steps.step_table import read_rank_steps
 from zerotop.session.reader import Session
 from zerotop_probe.recording import tables
 
 BATCH_ROWS = 100_000
 
-_NOT_EXPORTED = ("begins", "history", "output")
+_NOT_EXPORTED = ("begins", "history", "output", "folded")
 # Tables that ranks write: the writer's rank becomes a column.
 _RANK_TABLES = ("spans", "allocator", "device_times", "probe")
 _TIME_COLUMNS = {"time_ns": "time_unix_ns", "begin_ns": "begin_unix_ns", "end_ns": "end_unix_ns"}

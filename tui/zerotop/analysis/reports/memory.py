@@ -24,7 +24,7 @@ from zerotop.analysis.processes.alive_ranks import find_alive_processes, read_ev
 from zerotop.analysis.steps.optimizer_phases import compute_medians, read_step_parts
 from zerotop.analysis.steps.step_table import read_steps
 from zerotop.analysis.views.memory_view import MemoryView, MemoryViewBuilder, find_last_alive
-from zerotop.analysis.views.notices import describe_damage, describe_missing_steps
+from zerotop.analysis.views.notices import describe_damage, describe_missing_steps, describe_thinning
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events
@@ -91,7 +91,16 @@ def _build_report(
     return MemoryReport(
         session=session.name,
         step=step,
-        notices=tuple(filter(None, [*describe_damage(session), describe_missing_steps(session)])),
+        notices=tuple(
+            filter(
+                None,
+                [
+                    *describe_damage(session),
+                    *describe_thinning(session, session.end_ns),
+                    describe_missing_steps(session),
+                ],
+            )
+        ),
         view=view,
         engine=Engine(**parse_engine(first.facts if first is not None else {})),
         engines=len(setups),

@@ -12,7 +12,8 @@ import numpy as np
 from zerotop.analysis.engine import Engine, measure_batch, parse_engine, read_first_engine
 from zerotop.analysis.live_view import Floats
 from zerotop.analysis.steps.missing_steps import find_recorded
-from zerotop.analysis.steps.step_table import STEP_DTYPE, StepTable
+from zerotop.analysis.steps.step_dtype import STEP_DTYPE
+from zerotop.analysis.steps.step_table import StepTable
 from zerotop.analysis.views.job_exit import is_left_running, read_ending
 from zerotop.session.reader import Session
 from zerotop.session.samples import Rows
@@ -122,9 +123,8 @@ def resample_longest(values: Floats, pieces: int) -> Floats:
 
 def _find_peak(session: Session) -> tuple[int | None, bool]:
     """Return the highest memory of any rank (None: not recorded), and whether it is host memory."""
-    reserved = [
-        int(source.array["reserved_peak_bytes"].max()) for source in session.sources["allocator"] if len(source.array)
-    ]
+    tables = (*session.sources["allocator"], *session.sources["folded"])
+    reserved = [int(source.array["reserved_peak_bytes"].max()) for source in tables if len(source.array)]
     session.release_memory()
     if max(reserved, default=0) > 0:
         return max(reserved), False

@@ -1,1 +1,1 @@
-"""The table of finished steps of each rank, from its spans. Steps of all ranks together are in ``views.iterations``."""
+"""The table of finished steps of each rank, from spans or folded. Steps of all ranks together: ``views.iterations``."""

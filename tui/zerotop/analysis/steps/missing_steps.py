@@ -15,7 +15,7 @@ from zerotop_probe.recording.tables import UNKNOWN
 
 # A damaged step number must not fill the memory.
 _MOST_MISSING = 1_000_000
-_KEPT_COLUMNS = ("rank", "step", "skipped", "begin_unix_ns", "end_unix_ns")
+_KEPT_COLUMNS = ("rank", "step", "steps", "skipped", "begin_unix_ns", "end_unix_ns")
 
 
 def find_recorded(rows: Rows) -> NDArray[np.bool_]:
@@ -32,7 +32,7 @@ def insert_missing_steps(rows: Rows, last_step: int) -> Rows:
     Args:
         last_step: the number of the step before the first row.
     """
-    missing = np.diff(rows["step"], prepend=last_step) - 1
+    missing = np.diff(rows["step"], prepend=last_step) - rows["steps"]
     missing[(missing < 0) | (rows["checkpoint_s"] > 0) & find_recorded(rows)] = 0
     rows["iteration_s"][missing > 0] = np.nan
     missing[missing > _MOST_MISSING] = 0
@@ -41,7 +41,8 @@ def insert_missing_steps(rows: Rows, last_step: int) -> Rows:
     counts = missing + 1
     filled = np.repeat(rows, counts)
     left = np.repeat(counts.cumsum(), counts) - np.arange(len(filled)) - 1  # until the recorded one
-    filled["step"] -= left
+    filled["step"] -= np.where(left > 0, left + filled["steps"] - 1, 0)
+    filled["steps"][left > 0] = 1
     filled["skipped"] &= left == 0
     return filled
 

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.samples import Floats, Ints
-from zerotop_probe.recording.tables import EVAL, PHASE_CODE, PHASES
+from zerotop.session.samples import Floats, Ints, Rows
+from zerotop_probe.recording.tables import EVAL, OUTERMOST_PHASES, PHASE_CODE, PHASES, STEP_SUMS
 
 # Columns of host time, and the phases summed in each.
-DURATION_COLUMNS = {
-    "data_s": ("data",),
-    "forward_s": ("forward",),
-    "backward_s": ("backward",),
-    "step_s": ("step",),
-    "optimizer_s": ("optimizer", "cpu_optimizer"),
-    "eval_s": ("eval",),
-    "checkpoint_s": ("checkpoint_save", "checkpoint_load"),
-}
+DURATION_COLUMNS = {f"{name}_s": phases for name, phases in STEP_SUMS.items()}
 # Sizes of micro-batches, recorded with forwards.
 SIZE_COLUMNS = ("rows", "tokens")
 # All sums: dropped spans, nanoseconds, counts, and the number of forwards with each size.
 SUM_COLUMNS = ("", *DURATION_COLUMNS, "micro_steps", *SIZE_COLUMNS, *(f"{name} known" for name in SIZE_COLUMNS))
 COLUMN_INDEX = {name: index for index, name in enumerate(SUM_COLUMNS)}
-# These phases count only when outermost: within an evaluation they are the evaluation's time.
-_OUTERMOST = ("data", "eval", "checkpoint_save", "checkpoint_load")
 
 
 def _build_columns() -> NDArray[np.intp]:
@@ -34,7 +25,7 @@ def _build_columns() -> NDArray[np.intp]:
     columns = np.zeros((len(PHASES) + 1, 2), np.intp)
     for column, names in DURATION_COLUMNS.items():
         for name in names:
-            columns[PHASE_CODE[name]] = COLUMN_INDEX[column], 0 if name in _OUTERMOST else COLUMN_INDEX[column]
+            columns[PHASE_CODE[name]] = COLUMN_INDEX[column], 0 if name in OUTERMOST_PHASES else COLUMN_INDEX[column]
     return columns.ravel()
 
 
@@ -68,3 +59,17 @@ def sum_spans(spans: NDArray[Any], closing: Ints, process_indices: Ints) -> Floa
         sums[:, COLUMN_INDEX[name]] = np.bincount(step[known], sizes[sizes >= 0], count)
         sums[:, COLUMN_INDEX[f"{name} known"]] = np.bincount(step[known], minlength=count)
     return sums
+
+
+def add_times(rows: Rows, passed_ns: Ints, loading_ns: Floats | Ints, sums: Mapping[str, Floats | Ints]) -> None:
+    """Fill in the iteration time and the columns of host time.
+
+    Args:
+        rows: steps.
+        passed_ns: from the end of the step before to the end of each.
+        loading_ns: time in loading checkpoints before the first phase.
+        sums: nanoseconds of each column of DURATION_COLUMNS.
+    """
+    rows["iteration_s"] = (passed_ns - sums["eval_s"] - sums["checkpoint_s"]) / 1e9 + loading_ns / 1e9
+    for name in DURATION_COLUMNS:
+        rows[name] = sums[name] / 1e9

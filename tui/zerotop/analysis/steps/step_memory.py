@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from zerotop.analysis.processes.ranks_and_hosts import FRESH_NS
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Ints, Rows, Windows, iter_samples, merge_columns
-from zerotop_probe.recording.tables import BEGIN, UNKNOWN
+from zerotop_probe.recording.tables import BEGIN, FRESH_NS, UNKNOWN
 
 # Records read before the first step, so that a step shorter than a tick has the sample before.
 _EARLIER_ROWS = 512

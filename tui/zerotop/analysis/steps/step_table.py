@@ -6,44 +6,15 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from zerotop.analysis.steps.folded_steps import FOLDED_DTYPE, fill_rows, has_gaps
 from zerotop.analysis.steps.growable_array import GrowingArray
 from zerotop.analysis.steps.missing_steps import erase_measures, find_recorded, insert_missing_steps
-from zerotop.analysis.steps.span_sums import DURATION_COLUMNS, SIZE_COLUMNS, SUM_COLUMNS, sum_spans
+from zerotop.analysis.steps.span_sums import SIZE_COLUMNS, SUM_COLUMNS, add_times, sum_spans
+from zerotop.analysis.steps.step_dtype import MEMORY_COLUMNS, STEP_DTYPE
 from zerotop.analysis.steps.step_memory import add_memory
 from zerotop.session.reader import Session, Source
-from zerotop.session.samples import Floats, Ints, Rows
+from zerotop.session.samples import Ints, Rows
 from zerotop_probe.recording.tables import BOUNDARY, INCOMPLETE, PHASE_CODE, SKIPPED, UNKNOWN
-
-STEP_DTYPE = np.dtype(
-    [
-        ("rank", "<i4"),
-        ("step", "<i8"),
-        # From the end of the step before (the first: from its first phase) to the end of this one, without evaluation
-        # and checkpoints. NaN where the step was not, or not completely, recorded: see ``missing_steps``.
-        ("iteration_s", "<f8"),
-        ("data_s", "<f8"),
-        ("forward_s", "<f8"),
-        ("backward_s", "<f8"),
-        ("step_s", "<f8"),
-        ("optimizer_s", "<f8"),  # the optimizer itself, on either device; part of step_s
-        ("eval_s", "<f8"),
-        ("checkpoint_s", "<f8"),
-        ("micro_steps", "<i4"),
-        # Of all its micro-batches; UNKNOWN where not recorded.
-        ("rows", "<i8"),
-        ("tokens", "<i8"),
-        ("skipped", "?"),
-        # Exact where the allocator's own peak belongs to this step, else its highest sample.
-        ("allocated_peak_bytes", "<i8"),
-        ("reserved_peak_bytes", "<i8"),
-        ("host_rss_bytes", "<i8"),  # the highest sampled
-        ("nvml_process_bytes", "<i8"),  # the highest sampled
-        ("begin_unix_ns", "<i8"),
-        ("end_unix_ns", "<i8"),
-    ]
-)
-
-MEMORY_COLUMNS = ("allocated_peak_bytes", "reserved_peak_bytes", "host_rss_bytes", "nvml_process_bytes")
 
 _STEP_CODE = PHASE_CODE["step"]
 _SPANS_AT_ONCE = 16384  # so that intermediate arrays stay in the processor's cache
@@ -53,7 +24,8 @@ _PROCESSES_AT_ONCE = 8
 class RankSteps:
     """The steps of one rank process, which its :class:`StepTable` extends."""
 
-    def __init__(self, spans: Source) -> None:
+    def __init__(self, spans: Source, folded: Rows) -> None:
+        """``folded``: records of the steps whose spans need not be read any more."""
         self.source = spans
         self.used_spans = 0  # spans read so far
         self.open_sums = np.zeros(len(SUM_COLUMNS))  # of the step in progress
@@ -62,6 +34,10 @@ class RankSteps:
         self._rows = GrowingArray(STEP_DTYPE)
         self._recorded: GrowingArray | None = None  # copies of the recorded rows, once some are missing
         self._sorted_count = 0  # rows whose recorded ones are copied
+        self._folded = folded
+        self._used_folded = 0
+        if len(folded):
+            self.used_spans = int(np.searchsorted(spans.array["end_ns"], folded["end_ns"][-1], "right"))
 
     @property
     def step_rows(self) -> Rows:
@@ -85,6 +61,27 @@ class RankSteps:
     def reserve_steps(self, count: int) -> None:
         """Allocate room for so many more steps."""
         self._rows.reserve_rows(count)
+
+    def add_folded(self, until_ns: int | None) -> bool:
+        """Add the folded steps finished until a unix time, all of them if it is None; return whether there are any."""
+        rows = self._folded[self._used_folded :]
+        if until_ns is not None:
+            rows = rows[: np.searchsorted(rows["end_ns"], until_ns - self.source.offset_ns, "right")]
+        if not len(rows):
+            return False
+        previous_ns, last_step = self.end_ns, self.last_step
+        if not self._used_folded:
+            previous_ns, last_step = int(rows["begin_ns"][0]), int(rows["step"][0] - rows["steps"][0])
+        self._rows.reserve_rows(len(rows) + max(_SPANS_AT_ONCE, len(rows) // 4))  # later steps need no copy of these
+        if has_gaps(rows, last_step):
+            filled = np.empty(len(rows), STEP_DTYPE)
+            fill_rows(filled, rows, previous_ns, self.source)
+            erase_measures(self.add_rows(insert_missing_steps(filled, last_step)))
+        else:
+            fill_rows(self._rows.add_rows(len(rows)), rows, previous_ns, self.source)
+        self._used_folded += len(rows)
+        self.end_ns, self.last_step = int(rows["end_ns"][-1]), int(rows["step"][-1])
+        return True
 
     def add_rows(self, rows: Rows) -> Rows:
         """Add finished steps; return the stored rows."""
@@ -134,22 +131,17 @@ def _take_spans(pieces: Sequence[_ProcessSpans]) -> list[_ProcessSpans]:
         rows["rank"] = np.array([source.rank for source in sources])[closing_process]
         rows["step"] = spans["step"][closing]
         rows["skipped"] = spans["flags"][closing] & SKIPPED != 0
+        rows["steps"] = 1
         offsets = np.array([source.offset_ns for source in sources])[closing_process]
         rows["begin_unix_ns"] = begins + offsets
         rows["end_unix_ns"] = ends + offsets
-        _add_times(rows, ends - begins, loading_ns, np.delete(sums, in_progress, axis=0))
+        columns = dict(zip(SUM_COLUMNS, np.delete(sums, in_progress, axis=0).T, strict=True))
+        add_times(rows, ends - begins, loading_ns, columns)
+        rows["micro_steps"] = columns["micro_steps"]
+        for name in SIZE_COLUMNS:
+            rows[name] = np.where(columns[f"{name} known"] > 0, columns[name], UNKNOWN)
         rows["iteration_s"][spans["flags"][closing] & INCOMPLETE != 0] = np.nan
     return taken
-
-
-def _add_times(rows: Rows, passed_ns: Ints, loading_ns: Floats, sums: Floats) -> None:
-    columns = dict(zip(SUM_COLUMNS, sums.T, strict=True))
-    rows["iteration_s"] = (passed_ns - columns["eval_s"] - columns["checkpoint_s"]) / 1e9 + loading_ns / 1e9
-    for name in DURATION_COLUMNS:
-        rows[name] = columns[name] / 1e9
-    rows["micro_steps"] = columns["micro_steps"]
-    for name in SIZE_COLUMNS:
-        rows[name] = np.where(columns[f"{name} known"] > 0, columns[name], UNKNOWN)
 
 
 def _find_closing(spans: Rows) -> Ints:
@@ -199,6 +191,8 @@ class StepTable:
         """Add the spans read since the last call, up to ``until_ns``; return whether there is a new step or process."""
         sources, before = self._session.sources["spans"], self.process_count
         finished = False
+        for source in sources:
+            finished |= self._find_process(source).add_folded(until_ns)
         for begin in range(0, len(sources), _PROCESSES_AT_ONCE):
             for pieces in self._iter_fresh(sources[begin : begin + _PROCESSES_AT_ONCE], until_ns):
                 for steps, rows in _take_spans(pieces):
@@ -206,12 +200,20 @@ class StepTable:
                     finished = True
         return finished or self.process_count > before
 
+    def _find_process(self, source: Source) -> RankSteps:
+        process = self._processes.get(source)
+        if process is None:
+            folded = self._session.find_sibling("folded", source)
+            rows = np.empty(0, FOLDED_DTYPE) if folded is None else folded.array
+            process = self._processes[source] = RankSteps(source, rows)
+        return process
+
     def _iter_fresh(self, sources: Iterable[Source], until_ns: int | None) -> Iterator[list[_ProcessSpans]]:
         """Yield new spans up to ``until_ns``, about _SPANS_AT_ONCE together."""
         pieces: list[_ProcessSpans] = []
         room = _SPANS_AT_ONCE
         for source in sources:
-            steps = self._processes.get(source) or self._processes.setdefault(source, RankSteps(source))
+            steps = self._find_process(source)
             spans = source.array[steps.used_spans : None if until_ns is None else source.count_until(until_ns)]
             if len(spans) > _SPANS_AT_ONCE:
                 steps.reserve_steps(len(_find_closing(spans)))
@@ -223,7 +225,7 @@ class StepTable:
                 pieces.append((steps, piece))
                 room -= len(piece)
             if len(spans) > _SPANS_AT_ONCE:
-                self._session.release_memory()
+                (self._session if self._with_memory else source).release_memory()
         if pieces:
             yield pieces
 

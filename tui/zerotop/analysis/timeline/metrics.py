@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.processes.host_memory import measure_used_bytes
 from zerotop.analysis.processes.process_exits import read_exits
+from zerotop.analysis.processes.thinned import find_thinned_times, mask_moments
 from zerotop.analysis.timeline.resample import (
     LONGEST_NS,
     LaneSeries,
@@ -23,7 +24,7 @@ from zerotop.analysis.timeline.resample import (
     sum_series,
 )
 from zerotop.session.reader import Session, Source
-from zerotop.session.samples import Ints, Rows, iter_samples, sum_ticks
+from zerotop.session.samples import Floats, Ints, Rows, iter_samples, sum_ticks
 from zerotop_probe.recording.tables import UNKNOWN
 
 # The sampler reads PCIe counters at least this often while nothing moves.
@@ -68,13 +69,15 @@ class HostTableColumns(SampleColumns):
         return self._session.host_sources(self.table, self._host)
 
     def read_series(self, begin_ns: int, end_ns: int) -> Iterable[LaneSeries]:
-        window = begin_ns - LONGEST_NS - 1, end_ns + LONGEST_NS
-        for samples in iter_samples(self.list_sources(), *window, *self._selection):
-            yield from self._make_series(*samples)
+        for source in self.list_sources():
+            longest_ns = LONGEST_NS + source.period_ns
+            window = begin_ns - longest_ns - 1, end_ns + longest_ns
+            for samples in iter_samples([source], *window, *self._selection):
+                yield from self._make_series(*samples, longest_ns)
 
     @abstractmethod
-    def _make_series(self, times: Ints, rows: Rows) -> Iterable[LaneSeries]:
-        """Return the series that the samples of one sampler make."""
+    def _make_series(self, times: Ints, rows: Rows, longest_ns: int) -> Iterable[LaneSeries]:
+        """Return the series that the samples of one table make; each stands for ``longest_ns`` before it at most."""
 
 
 class GpuColumns(HostTableColumns):
@@ -83,13 +86,14 @@ class GpuColumns(HostTableColumns):
     names = ("utilization", "power", "device", "sent", "received")
     table = "gpus"
 
-    def _make_series(self, times: Ints, rows: Rows) -> Iterable[LaneSeries]:
+    def _make_series(self, times: Ints, rows: Rows, longest_ns: int) -> Iterable[LaneSeries]:
         used = np.where(rows["used_bytes"] == UNKNOWN, np.nan, rows["used_bytes"])
-        yield LaneSeries(0, make_series_before(times, [rows["utilization_percent"] / 100, rows["power_w"], used]))
-        yield LaneSeries(3, _compute_rates(times, rows))
+        columns = [rows["utilization_percent"] / 100, rows["power_w"], used]
+        yield LaneSeries(0, make_series_before(times, columns, longest_ns=longest_ns))
+        yield LaneSeries(3, _compute_rates(times, rows, longest_ns))
 
 
-def _compute_rates(times: Ints, rows: Rows) -> Series:
+def _compute_rates(times: Ints, rows: Rows, longest_ns: int) -> Series:
     """Return PCIe bytes per second each way between readings of the counters, which samples in between repeat."""
     counters = np.stack([rows["pcie_tx_bytes"], rows["pcie_rx_bytes"]]) if len(rows) else np.empty((2, 0), np.int64)
     changed = np.flatnonzero((counters[:, 1:] != counters[:, :-1]).any(axis=0)) + 1
@@ -102,7 +106,7 @@ def _compute_rates(times: Ints, rows: Rows) -> Series:
     with np.errstate(divide="ignore", invalid="ignore"):
         rates = moved / seconds
     rates[(counters[:, readings[:-1]] < 0) | (moved < 0) | ~(rates < _FASTEST_LINK)] = np.nan
-    return Series(np.maximum(times[readings[:-1]], times[readings[1:]] - LONGEST_NS), times[readings[1:]], rates)
+    return Series(np.maximum(times[readings[:-1]], times[readings[1:]] - longest_ns), times[readings[1:]], rates)
 
 
 class GpuProcessColumns(HostTableColumns):
@@ -111,13 +115,13 @@ class GpuProcessColumns(HostTableColumns):
     names = ("process",)
     table = "gpu_processes"
 
-    def _make_series(self, times: Ints, rows: Rows) -> Iterable[LaneSeries]:
+    def _make_series(self, times: Ints, rows: Rows, longest_ns: int) -> Iterable[LaneSeries]:
         pids = [source.pid for source in self._session.host_sources("begins", self._host)]
         chosen = rows["used_bytes"] != UNKNOWN
         chosen[chosen] = _mask_known(rows["pid"][chosen], pids)
         times, used = sum_ticks(times[chosen], [rows["used_bytes"][chosen]])
-        until_ns = int(times[-1]) + LONGEST_NS if len(times) else 0
-        yield LaneSeries(0, make_series_after(times, used, until_ns, longest_ns=LONGEST_NS))
+        until_ns = int(times[-1]) + longest_ns if len(times) else 0
+        yield LaneSeries(0, make_series_after(times, used, until_ns, longest_ns=longest_ns))
 
 
 def _mask_known(values: NDArray[Any], known: Sequence[int]) -> NDArray[np.bool_]:
@@ -147,15 +151,34 @@ class AllocatorColumns(SampleColumns):
             rows = source.between(begin_ns, end_ns, rows_before=1, rows_after=1)
             if len(rows):
                 times, exit_ns = source.unix_times(rows), exits.reported_until(source) or FOREVER_NS
-                values = [rows["allocated_bytes"], rows["reserved_bytes"]]
-                held.append(make_series_after(times, [value.astype(np.float64) for value in values], exit_ns))
+                values = [rows["allocated_bytes"].astype(np.float64), rows["reserved_bytes"].astype(np.float64)]
+                held.append(make_series_after(*self._end_before_gaps(source, times, values), exit_ns))
                 peak = _compute_peak(source, rows)
                 if source.count_until(begin_ns) <= 1:  # the first record's peak covers all the time before it
                     times, peak = np.append(min(source.created_ns, times[0] - 1), times), np.append(peak[:1], peak)
+                times, peak = self._add_folded_peaks(source, times, peak)
                 peaks.append(make_series_before(times, [peak], longest_ns=FOREVER_NS))
         if held:
             yield LaneSeries(0, sum_series(held))
             yield LaneSeries(2, sum_series(peaks))
+
+    def _end_before_gaps(self, source: Source, times: Ints, values: list[Floats]) -> tuple[Ints, list[Floats]]:
+        """Add an unknown value where samples were deleted, so that the one before does not stand for them."""
+        gaps = find_thinned_times(self._session, source)[:, 0]
+        gaps = gaps[(times[0] < gaps) & (gaps < times[-1])]
+        places = times.searchsorted(gaps)
+        return np.insert(times, places, gaps), [np.insert(value, places, np.nan) for value in values]
+
+    def _add_folded_peaks(self, source: Source, times: Ints, peaks: NDArray[Any]) -> tuple[Ints, NDArray[Any]]:
+        """Add the peaks of steps whose samples were deleted."""
+        folded, spans = (self._session.find_sibling(name, source) for name in ("folded", "spans"))
+        if folded is None or spans is None or not len(find_thinned_times(self._session, source)):
+            return times, peaks
+        rows = folded.between(int(times[0]), int(times[-1]))
+        rows = rows[mask_moments(self._session, source, folded.unix_times(rows) - 1)]
+        added = folded.unix_times(rows)
+        places = times.searchsorted(added)
+        return np.insert(times, places, added), np.insert(peaks, places, rows["allocated_peak_bytes"])
 
 
 def _compute_peak(source: Source, rows: Rows) -> NDArray[Any]:
@@ -176,11 +199,11 @@ class ProcessColumns(HostTableColumns):
         super().__init__(session, host)
         self._rank = rank
 
-    def _make_series(self, times: Ints, rows: Rows) -> Iterable[LaneSeries]:
+    def _make_series(self, times: Ints, rows: Rows, longest_ns: int) -> Iterable[LaneSeries]:
         ranks = rows["rank"]
         for first_row, chosen in ((0, ranks == self._rank), (2, ranks >= min(0, self._rank))):
             columns = [rows[name][chosen] for name in ("cores_used", "rss_bytes")]
-            yield LaneSeries(first_row, make_series_before(*sum_ticks(times[chosen], columns)))
+            yield LaneSeries(first_row, make_series_before(*sum_ticks(times[chosen], columns), longest_ns=longest_ns))
 
 
 class HostColumns(HostTableColumns):
@@ -189,5 +212,5 @@ class HostColumns(HostTableColumns):
     names = ("host_cores", "host_memory")
     table = "hosts"
 
-    def _make_series(self, times: Ints, rows: Rows) -> Iterable[LaneSeries]:
-        yield LaneSeries(0, make_series_before(times, [rows["cores_used"], measure_used_bytes(rows)]))
+    def _make_series(self, times: Ints, rows: Rows, longest_ns: int) -> Iterable[LaneSeries]:
+        yield LaneSeries(0, make_series_before(times, [rows["cores_used"], measure_used_bytes(rows)], longest_ns=longest_ns))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from zerotop.analysis.processes import phases
 from zerotop.analysis.processes.alive_ranks import find_sibling_table
 from zerotop.analysis.processes.process_exits import read_exits
+from zerotop.analysis.processes.thinned import find_thinned_times, mask_moments
 from zerotop.analysis.timeline.metrics import FOREVER_NS
 from zerotop.analysis.timeline.resample import merge_times
 from zerotop.analysis.timeline.step_lane import StepTimes
@@ -65,8 +66,10 @@ class RankPhases:
 
     def read_columns(self, edges: Ints) -> Floats:
         steps = [times for times in self._steps if len(times.step_borders)]
-        if not steps or not self._is_dense(int(edges[1] - edges[0])):
+        if not steps:
             return self._measure_exactly(edges)
+        if not self._is_dense(int(edges[1] - edges[0])):
+            return self._fill_thinned(self._measure_exactly(edges), edges, steps)
         seconds = sum((times.measure_phases(edges) for times in steps), self.make_blank(len(edges) - 1))
         # Before the first finished step, between processes and after the last step there are only spans.
         for begin_ns, end_ns in _find_gaps([times.step_borders for times in steps]):
@@ -76,9 +79,20 @@ class RankPhases:
                 seconds[:, max(0, low - 1) : max(0, low - 1) + len(clipped) - 1] += self._measure_exactly(clipped)
         return seconds
 
+    def _fill_thinned(self, seconds: Floats, edges: Ints, steps: Sequence[StepTimes]) -> Floats:
+        """Replace the columns in which spans were deleted by those of finished steps."""
+        middles = (edges[1:] + edges[:-1]) // 2
+        thinned = np.zeros(len(middles), np.bool_)
+        for source in self._find_sources("spans"):
+            thinned |= mask_moments(self._session, source, middles)
+        if not thinned.any():
+            return seconds
+        return np.where(thinned, sum((times.measure_phases(edges) for times in steps), np.zeros_like(seconds)), seconds)
+
     def _is_dense(self, column_ns: int) -> bool:
         spans = [source for source in self._find_sources("spans") if len(source.array)]
         taken = sum(int(source.array["end_ns"][-1]) - int(source.array["begin_ns"][0]) for source in spans)
+        taken -= sum(int(np.diff(find_thinned_times(self._session, source)).sum()) for source in spans)
         return column_ns * sum(len(source.array) for source in spans) > MANY_SPANS * taken
 
     def _measure_exactly(self, edges: Ints) -> Floats:

@@ -15,6 +15,7 @@ from zerotop.analysis.processes.ranks_and_hosts import (
     unpack_records,
 )
 from zerotop.analysis.processes.running_max import Peaks
+from zerotop.analysis.processes.thinned import find_folded_peak, is_thinned_at
 from zerotop.session.reader import Event, Session
 from zerotop_probe.recording.tables import GPUS, UNKNOWN
 
@@ -79,7 +80,7 @@ def _sum_allocators(
     by_rank: dict[tuple[GpuKey, int], dict[str, int]] = {}
     tables = [(session.sources["allocator"][place], key) for place, key in gpu_by_allocator.items()]
     for source, key in sorted(tables, key=lambda table: table[0].created_ns):
-        if count := source.count_until(cursor_ns):
+        if (count := source.count_until(cursor_ns)) and not is_thinned_at(session, source, cursor_ns):
             held = by_rank.setdefault((key, source.rank), {})
             exit_ns = exits.reported_until(source)
             # After a restart a rank holds what its last process does.
@@ -89,7 +90,7 @@ def _sum_allocators(
                     held[column] = int(source.array[count - 1][column])
             for column in ("allocated_peak_bytes", "reserved_peak_bytes"):
                 highest = max(peaks.peaks_until(source, column, cursor_ns, by="device").values())
-                held[column] = max(highest, held.get(column, 0))
+                held[column] = max(highest, find_folded_peak(session, source, column, cursor_ns), held.get(column, 0))
     sums: dict[GpuKey, dict[str, int]] = {}
     for (key, _), held in by_rank.items():
         gpu_sums = sums.setdefault(key, {})

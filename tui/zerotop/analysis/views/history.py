@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.keys import GpuKey, ProcessKey
 from zerotop.analysis.live_view import GpuHistory, History, Rank, RankHistory
-from zerotop.analysis.processes.phases import vote_phases
+from zerotop.analysis.processes.phases import NOT_YET, vote_phases
 from zerotop.analysis.processes.process_exits import ProcessExits
+from zerotop.analysis.processes.thinned import mask_moments
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Windows, bin_maxima, bin_means
 from zerotop_probe.recording.tables import PHASES
@@ -171,6 +172,8 @@ class Histories:
         begins, spans = tables
         exit_ns = exits.reported_until(begins) if begins is not None else None
         fresh = vote_phases(begins, spans, range(begin, end), PIECE_NS, _VOTES_PER_PIECE, end * PIECE_NS, exit_ns)
+        if begins is not None:
+            fresh[mask_moments(self._session, begins, np.arange(begin, end) * PIECE_NS)] = NOT_YET
         codes = window.extend_pieces(begin, fresh)
         phases = tuple([_PHASE_NAMES[code] for code in codes.tolist()])
         return RankHistory(cores_used, rss_bytes, shared_bytes, phases)
@@ -189,15 +192,22 @@ class Histories:
         held = np.full((end - begin, 2), np.nan)
         for index in allocators:
             source = self._session.sources["allocator"][index]
-            self._add_allocator(source, held, begin, end, exits.reported_until(source))
+            thinned = mask_moments(self._session, source, np.arange(begin, end) * PIECE_NS)
+            self._add_allocator(source, held, begin, end, exits.reported_until(source), thinned)
         return GpuHistory(*sampled[gpu_key[0]][gpu_key[1]].T, *window.extend_pieces(begin, held).T)
 
     @staticmethod
-    def _add_allocator(source: Source, sums: Table, begin: int, end: int, exit_ns: int | None) -> None:
-        """Add what one rank holds: the highest sample of each piece, or the last one before it, until the rank exits."""
+    def _add_allocator(
+        source: Source, sums: Table, begin: int, end: int, exit_ns: int | None, thinned: NDArray[np.bool_]
+    ) -> None:
+        """Add what one rank holds: the highest sample of each piece, or the last one before it, until the rank exits.
+
+        ``thinned``: pieces whose samples were deleted.
+        """
         rows = source.between(begin * PIECE_NS - 1, end * PIECE_NS - 1, rows_before=1)
         pieces = np.arange(begin, end)
         windows = Windows(source.unix_times(rows), pieces * PIECE_NS - 1, (pieces + 1) * PIECE_NS - 1)
         valid = windows.has_samples | (windows.has_value & (pieces <= (end if exit_ns is None else exit_ns // PIECE_NS)))
+        valid &= ~thinned
         highest = windows.find_highest(np.stack((rows["allocated_bytes"], rows["reserved_bytes"]))).T
         sums[valid] = np.nan_to_num(sums[valid]) + highest[valid]

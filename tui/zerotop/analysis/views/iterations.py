@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from zerotop.analysis.live_view import Floats, Iterations
 from zerotop.analysis.steps.growable_array import GrowingArray
 from zerotop.analysis.steps.missing_steps import find_recorded
-from zerotop.analysis.steps.step_table import STEP_DTYPE
+from zerotop.analysis.steps.step_dtype import STEP_DTYPE
 from zerotop.analysis.views.restarts import AttemptMember
 from zerotop.session.samples import Rows
 

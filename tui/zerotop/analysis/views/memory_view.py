@@ -38,6 +38,7 @@ from zerotop.analysis.processes import ranks_and_hosts
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_alive_processes, identify_process, read_events
 from zerotop.analysis.processes.host_memory import HostMemory
 from zerotop.analysis.processes.process_exits import ProcessExits
+from zerotop.analysis.processes.thinned import is_thinned_at
 from zerotop.session.reader import Session, Source
 
 Item = TypeVar("Item")
@@ -160,7 +161,12 @@ class MemoryViewBuilder:
         if self._all_ranks is None or self._all_ranks[0] != key:
             processes, tables = find_alive_processes(session, moment_ns), session.sources["allocator"]
             by_index = read_gpu_by_allocator(session, moment_ns)
-            allocators = {identify_process(tables[index]): (gpu, tables[index]) for index, gpu in by_index.items()}
+            thinned = {index for index in by_index if is_thinned_at(session, tables[index], moment_ns)}
+            allocators = {
+                identify_process(tables[index]): (gpu, tables[index])
+                for index, gpu in by_index.items()
+                if index not in thinned
+            }
             used = dict.fromkeys((gpu for gpu, _ in allocators.values()), 0) | _read_used_bytes(session, moment_ns)
             resident = _read_resident_bytes(session, moment_ns, processes)
             self._all_ranks = key, _AllRanks(processes, allocators, used, resident)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
+from zerotop.analysis.processes.thinned import is_thinned_at, mask_thinned
 from zerotop.analysis.steps.gaps import describe_gaps
 from zerotop.analysis.steps.step_table import RankSteps, StepTable
 from zerotop.analysis.views.job_exit import Losses, count_losses
@@ -20,9 +23,36 @@ def describe_notices(session: Session, cursor_ns: int, losses: Losses, processes
     notices += _describe_not_entered(session, cursor_ns)
     notices += describe_training(session, cursor_ns)
     notices += filter(None, [losses.loss_sentence, describe_gaps(session, processes, cursor_ns)])
+    notices += describe_thinning(session, cursor_ns)
     for event in (*session.events_named("probe_error", cursor_ns), *session.events_named("sampler_error", cursor_ns)):
         notices.append(f"Recording is partial: {event.facts.get('where')}: {event.facts.get('error')}")
     return tuple(dict.fromkeys([*notices, *describe_damage(session)]))
+
+
+def describe_thinning(session: Session, cursor_ns: int) -> list[str]:
+    """Return a sentence for each way in which the records of old steps are no longer complete, read off one rank."""
+    tables = [source for source in session.sources["folded"] if source.count_until(cursor_ns)]
+    folded = min(tables, key=lambda source: (source.rank, -source.created_ns), default=None)
+    spans = session.find_sibling("spans", folded) if folded is not None else None
+    if folded is None or spans is None:
+        return []
+    rows = folded.until(cursor_ns)
+    gone = np.flatnonzero(mask_thinned(folded, spans)[: len(rows)])
+    if not len(gone):
+        return []
+    sentences = []
+    if is_thinned_at(session, spans, cursor_ns):
+        sentences.append("Here only the times, peaks and counts of steps are known: older detail was thinned out.")
+    steps = int(rows["steps"][gone].sum())
+    first, last = int(rows["step"][gone[0]] - rows["steps"][gone[0]]) + 1, int(rows["step"][gone[-1]])
+    sentences.append(
+        f"Steps {first:,} to {last:,}: the detail of {steps:,} of them was thinned out; times, peaks and counts remain."
+    )
+    block = int(rows["steps"].max())
+    if block > 1:
+        last = int(rows["step"][np.flatnonzero(rows["steps"] > 1)[-1]])
+        sentences.append(f"Steps up to {last:,} are merged into blocks of up to {block:,}: means, and the highest peaks.")
+    return sentences
 
 
 def describe_damage(session: Session) -> list[str]:

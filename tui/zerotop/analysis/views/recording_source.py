@@ -225,7 +225,7 @@ class RecordingSource:
         return Progress(
             step=step,
             total_steps=total,
-            skipped_steps=int(rows["skipped"].sum()),
+            skipped_steps=int(rows["steps"][rows["skipped"]].sum()),
             iteration_s=seconds,
             tokens_per_s=tokens / seconds if seconds and tokens > 0 else math.nan,
             eta_s=math.nan if job.state is State.ENDED else left * seconds,

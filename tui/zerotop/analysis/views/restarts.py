@@ -6,7 +6,10 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from zerotop.analysis.processes.process_exits import ProcessExits
+from zerotop.analysis.steps.step_blocks import align_blocks
 from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.session.reader import Source
 from zerotop.session.samples import Rows
@@ -48,16 +51,24 @@ def group_attempts(
 
 def _build_members(group: Iterable[RankSteps], exits: ProcessExits, end_ns: int | None) -> list[AttemptMember]:
     members: list[AttemptMember] = []
-    first: int | None = None
-    for process in group:
-        rows, late = process.step_rows, 0
+    lead: Rows | None = None
+    processes = list(group)
+    for process, rows in zip(processes, align_blocks([process.step_rows for process in processes]), strict=True):
+        late = 0
         if len(rows):
-            first = int(rows["step"][0]) if first is None else first
-            late = int(rows["step"][0]) - first
+            lead = rows if lead is None else lead
+            late = _count_missed(rows, lead)
         if all(member.gone_ns is not None for member in members):  # steps that no member recorded do not count
             late = min(late, max((member.step_count for member in members), default=0))
         members.append(AttemptMember(rows[max(0, -late) :], _find_gone(process.source, exits, end_ns), max(0, late)))
     return members
+
+
+def _count_missed(rows: Rows, lead: Rows) -> int:
+    """Return how many of the lead's rows end before the first step of another rank, negative if that began earlier."""
+    if lead["steps"][0] == 1:
+        return int(rows["step"][0]) - int(lead["step"][0])
+    return int(np.searchsorted(lead["step"], rows["step"][0])) - int(np.searchsorted(rows["step"], lead["step"][0]))
 
 
 def _group_processes(processes: Iterable[RankSteps]) -> list[list[RankSteps]]:

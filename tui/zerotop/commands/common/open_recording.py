@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from zerotop.analysis.views.notices import describe_damage
+from zerotop.analysis.views.notices import describe_damage, describe_thinning
 from zerotop.session import catalog
 from zerotop.session.reader import Session
 
@@ -12,6 +12,6 @@ from zerotop.session.reader import Session
 def open_named(name: str) -> Session:
     """Open the session that the user named and report damage on standard error. Raises SessionError."""
     session = Session.open(catalog.find_session(name))
-    for sentence in describe_damage(session):
+    for sentence in (*describe_damage(session), *describe_thinning(session, session.end_ns)):
         print(f"zerotop: {sentence}", file=sys.stderr)
     return session

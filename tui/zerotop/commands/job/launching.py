@@ -26,7 +26,7 @@ def find_launcher(command: Sequence[str]) -> str:
 
 
 @contextmanager
-def make_session(command: Sequence[str], path: str | None) -> Iterator[str]:
+def make_session(command: Sequence[str], path: str | None, max_bytes: int | None = None) -> Iterator[str]:
     """Create a session directory for ``command`` and remove it again if the command cannot be started.
 
     Raises Problem for a command that cannot be executed or a directory that cannot be created.
@@ -36,7 +36,7 @@ def make_session(command: Sequence[str], path: str | None) -> Iterator[str]:
     except CommandError as error:
         raise Problem(str(error), USAGE) from error
     existed = path is not None and os.path.isdir(os.path.abspath(path))  # "" is the current folder
-    session = _create_session(command, path)
+    session = _create_session(command, path, max_bytes)
     try:
         yield session
     except CommandError as error:
@@ -47,10 +47,10 @@ def make_session(command: Sequence[str], path: str | None) -> Iterator[str]:
         raise Problem(str(error)) from error
 
 
-def _create_session(command: Sequence[str], path: str | None) -> str:
+def _create_session(command: Sequence[str], path: str | None, max_bytes: int | None) -> str:
     folder = directory.find_default_root() if path is None else path
     try:
-        return directory.create_session(command, path=path, launcher=find_launcher(command))
+        return directory.create_session(command, path=path, launcher=find_launcher(command), max_bytes=max_bytes)
     except FileExistsError as error:
         if error.errno is None:  # the folder is not empty; the error says so
             raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from zerotop.analysis.reports.measures import Comparison
 from zerotop.analysis.reports.recording_index import Overviews, Recording
+from zerotop.commands.common import deletion
 from zerotop.commands.common.errors import Problem, describe_error
 from zerotop.commands.sessions import open_overviews
 from zerotop.session import catalog
@@ -100,16 +100,7 @@ class UserLibrary:
 
     def describe_obstacle(self, recording: Recording) -> str:
         """Return why the recording cannot be deleted; "" if it can."""
-        path, root = recording.path.absolute(), catalog.find_default_folder().absolute()
-        if recording.is_live or (path.is_dir() and job_control.is_job_alive(str(path))):
-            return f"{recording.name} is live: it can be deleted once its job has ended."
-        if path.parent != root:
-            return f"{path} is outside {root}: delete it yourself."
-        if path.is_symlink():
-            return f"{path} is a symbolic link: delete it yourself."
-        if path.is_dir() and not (path / SESSION_FILE).is_file():
-            return f"{path} no longer holds a recording."
-        return ""
+        return deletion.describe_obstacle(recording)
 
     def delete(self, recording: Recording) -> str:
         """Delete the recording permanently; return a message."""
@@ -117,10 +108,7 @@ class UserLibrary:
             obstacle = self.describe_obstacle(recording)
             if obstacle:
                 raise RefusedError(obstacle)
-            if recording.path.is_dir():
-                shutil.rmtree(recording.path)
-            else:
-                recording.path.unlink()
+            deletion.delete_recording(recording)
             self._overviews.list_recordings()
             self._publish_recordings(self._overviews.recordings)
         from zerotop.ui.drawing.formatting import format_size

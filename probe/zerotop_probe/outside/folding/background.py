@@ -1,0 +1,71 @@
+"""Folding now and then while a job is recorded, in a process of its own at the lowest priority."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+
+import zerotop_probe
+from zerotop_probe.outside.folding.folding import read_limits
+
+# Folding this often per time of full detail lets little more than that remain.
+_TIMES_PER_DETAIL = 30
+_MAX_PERIOD_NS = 120_000_000_000
+# Isolated: neither the user's modules nor our own start-up file in the job's environment are loaded.
+_CODE = (
+    "import sys; sys.path.append(sys.argv.pop(1)); from zerotop_probe.outside.folding.__main__ import main; sys.exit(main())"
+)
+_SOURCE_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(zerotop_probe.__file__)))
+
+
+class BackgroundFolding:
+    """Starts the folding process when it is due; never waits for it."""
+
+    def __init__(self, session: str, on_error: Callable[[str, BaseException], None]) -> None:
+        """``on_error`` is called once, when folding has failed."""
+        self._session = session
+        self._on_error = on_error
+        self._has_failed = False
+        self._pid: int | None = None
+        self._period_ns = _MAX_PERIOD_NS
+        with contextlib.suppress(OSError, ValueError):
+            self._period_ns = min(_MAX_PERIOD_NS, read_limits(session).full_detail_ns // _TIMES_PER_DETAIL)
+        self._due_ns: int | None = None
+
+    def poll(self, now_ns: int) -> None:
+        """Start folding if it is due, and note the end of the last time. Never raises."""
+        if self._due_ns is None:
+            self._due_ns = now_ns + self._period_ns
+        if self._pid is not None:
+            self._check_end()
+        elif now_ns >= self._due_ns:
+            self._due_ns = now_ns + self._period_ns
+            self._start()
+
+    def _check_end(self) -> None:
+        assert self._pid is not None
+        try:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+        except ChildProcessError:
+            self._pid = None
+            return
+        if pid:
+            self._pid = None
+            if status and not self._has_failed:
+                self._has_failed = True
+                text = f"old records could not be folded (status {os.waitstatus_to_exitcode(status)}); is the disk full?"
+                self._on_error("folding", OSError(text))
+
+    def _start(self) -> None:
+        command = [sys.executable, "-I", "-S", "-c", _CODE, _SOURCE_ROOT, os.path.abspath(self._session)]
+        null = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
+        try:
+            self._pid = os.posix_spawn(
+                sys.executable, command, dict(os.environ), file_actions=null, setsid=True, setsigmask=()
+            )
+        except OSError as error:
+            if not self._has_failed:
+                self._has_failed = True
+                self._on_error("folding", error)

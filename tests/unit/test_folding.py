@@ -1,0 +1,185 @@
+"""Folding old records: the figures of every step stay what they were, whatever happens on the way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from segmented_recordings import fold_at, unpack_segmented
+from zerotop.analysis.processes.thinned import is_thinned_at
+from zerotop.analysis.steps.step_blocks import align_blocks, merge_before
+from zerotop.analysis.steps.step_dtype import STEP_DTYPE
+from zerotop.analysis.steps.step_table import read_steps
+from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.session.reader import Session
+from zerotop_probe.outside.folding import step_history
+
+RECORDINGS = Path(__file__).parents[1] / "recordings"
+# A restart, skipped updates, gradient accumulation, evaluation, checkpoints, offload, and ranks that were entered later.
+NAMES = ("held-restart", "z2-fp16", "gpu-offload-4", "z2", "held-save", "gpu-z3-all", "x4-attached", "gpu-gpt2", "x4-z3")
+
+
+@pytest.fixture
+def few_notable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make no step notable but the first one, so that as much as possible is deleted."""
+    monkeypatch.setattr(step_history, "_FIRST_STEPS", 1)
+    monkeypatch.setattr(step_history, "_differs", lambda record, before: False)
+
+
+def assert_same(got: Any, expected: Any) -> None:
+    assert len(got) == len(expected)
+    for name in expected.dtype.names:
+        np.testing.assert_array_equal(got[name], expected[name], name)
+
+
+def find_times(session: Session, count: int) -> list[int]:
+    """Return moments from the begin of a recording to well after its end, on its own clock."""
+    offset_ns = session.sources["spans"][0].offset_ns
+    return [int(time) - offset_ns for time in np.linspace(session.begin_ns, session.last_written_ns + 30e9, count)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_stay(name: str, tmp_path: Path, few_notable: None) -> None:
+    folder = unpack_segmented(RECORDINGS / f"{name}.zerotop", tmp_path / "session", full_detail_s=5)
+    session = Session.open(folder)
+    expected, files = read_steps(session), len(list(folder.glob("*.s??????.rec")))
+    for now_ns in find_times(session, 5):
+        fold_at(folder, now_ns)
+        assert_same(read_steps(Session.open(folder)), expected)
+    assert len(list(folder.glob("*.s??????.rec"))) < files or name in ("z2-fp16", "z2", "held-save", "held-restart")
+    assert sum(len(source.array) for source in Session.open(folder).sources["folded"]) == len(expected)
+
+
+def test_gaps_stay(tmp_path: Path, few_notable: None) -> None:
+    """Steps that were lost, or recorded in part, are no long iteration after folding either, nor in blocks."""
+    packed, lost = RECORDINGS / "x4-z3.zerotop", {"lost_steps": (5, 6), "incomplete_step": 9}
+    folder = unpack_segmented(packed, tmp_path / "session", full_detail_s=2, **lost)
+    session = Session.open(folder)
+    expected = read_steps(session)
+    assert sorted(expected["step"][np.isnan(expected["iteration_s"])]) == sorted([5, 6, 7, 9] * 4)
+    for now_ns in find_times(session, 6):
+        fold_at(folder, now_ns)
+        assert_same(read_steps(Session.open(folder)), expected)
+    folder = unpack_segmented(packed, tmp_path / "small", full_detail_s=2, max_bytes=100_000, **lost)
+    for now_ns in find_times(session, 6):
+        fold_at(folder, now_ns)
+    merged = read_steps(Session.open(folder))
+    assert len(merged) < len(expected)
+    assert sorted(merged["step"][np.isnan(merged["iteration_s"])]) == sorted([5, 6, 7, 9] * 4)
+    assert np.nanmax(merged["iteration_s"]) <= np.nanmax(expected["iteration_s"])
+
+
+def interrupt(call: Callable[..., Any], moments: Iterator[bool]) -> Callable[..., Any]:
+    def run(*arguments: Any, **options: Any) -> Any:
+        if next(moments):
+            raise KeyboardInterrupt
+        return call(*arguments, **options)
+
+    return run
+
+
+def test_killed_at_every_change_of_a_file(tmp_path: Path, few_notable: None) -> None:
+    """Nothing is lost and nothing is there twice, if the folding process dies before any change of a file."""
+    folder = unpack_segmented(RECORDINGS / "gpu-gpt2.zerotop", tmp_path / "session", full_detail_s=5)
+    session = Session.open(folder)
+    expected, kills = read_steps(session), 0
+    for now_ns in find_times(session, 4):
+        for alive in range(200):
+            moments = iter([False] * alive + [True] * 1000)
+            with pytest.MonkeyPatch.context() as patch:
+                for name in ("unlink", "rename", "fsync", "open"):
+                    patch.setattr(os, name, interrupt(getattr(os, name), moments))
+                try:
+                    fold_at(folder, now_ns)
+                except KeyboardInterrupt:
+                    kills += 1
+                else:
+                    break
+            assert_same(read_steps(Session.open(folder)), expected)
+    assert kills > 5
+
+
+def test_a_torn_record_is_removed(tmp_path: Path) -> None:
+    folder = unpack_segmented(RECORDINGS / "gpu-gpt2.zerotop", tmp_path / "session", full_detail_s=5)
+    session = Session.open(folder)
+    expected, times = read_steps(session), find_times(session, 3)
+    fold_at(folder, times[1])
+    (folded,) = folder.glob("folded-*.rec")
+    folded.write_bytes(folded.read_bytes()[:-7])
+    assert_same(read_steps(Session.open(folder)), expected)
+    fold_at(folder, times[2])
+    assert_same(read_steps(Session.open(folder)), expected)
+
+
+def test_blocks_of_the_oldest_steps(tmp_path: Path) -> None:
+    """If steps alone exceed the largest size, blocks have their sums, extremes and counts."""
+    packed = RECORDINGS / "x4-z3.zerotop"
+    folder = unpack_segmented(packed, tmp_path / "session", full_detail_s=2, max_bytes=150_000)
+    session = Session.open(folder)
+    steps = read_steps(session)
+    for now_ns in find_times(session, 6):
+        fold_at(folder, now_ns)
+    rows = read_steps(Session.open(folder))
+    assert 4 * 2 <= len(rows) < len(steps) == 4 * 16
+    for rank in range(4):
+        old, new = steps[steps["rank"] == rank], rows[rows["rank"] == rank]
+        assert new["steps"].sum() == len(old)
+        assert new["steps"][0] > 1
+        firsts = np.cumsum(new["steps"]) - new["steps"]
+        assert new["step"].tolist() == old["step"][firsts + new["steps"] - 1].tolist()
+        for name in ("iteration_s", "data_s", "forward_s", "backward_s", "step_s", "optimizer_s", "eval_s", "tokens"):
+            np.testing.assert_allclose(new[name] * new["steps"], np.add.reduceat(old[name], firsts), rtol=1e-9, atol=1e-9)
+        for name in ("allocated_peak_bytes", "reserved_peak_bytes", "host_rss_bytes"):
+            np.testing.assert_array_equal(new[name], np.maximum.reduceat(old[name], firsts))
+    view = RecordingSource(Session.open(folder)).view_at(None)
+    assert view.progress.finished_steps == 16
+    assert view.iterations.step.tolist() == rows["step"][rows["rank"] == 0].tolist()
+
+
+@given(st.integers(0, 60), st.integers(0, 60), st.sampled_from([2, 4, 8]), st.sampled_from([1, 4, 16]), st.integers(0, 9))
+def test_blocks_of_ranks_become_alike(first_end: int, second_end: int, first: int, second: int, late: int) -> None:
+    rows = np.zeros(64, STEP_DTYPE)
+    rows["step"], rows["steps"], rows["iteration_s"] = np.arange(64), 1, np.arange(64)
+    rows["end_unix_ns"] = 10 * np.arange(64)
+
+    def make(begin: int, end: int, size: int) -> Any:
+        own = rows[begin:]
+        return merge_before(own, end // size * size, size)
+
+    ranks = align_blocks([make(0, first_end, first), make(late, second_end, second), rows])
+    assert [int(rank["steps"].sum()) for rank in ranks] == [64, 64 - late, 64]
+    assert ranks[0]["step"].tolist() == ranks[2]["step"].tolist()
+    assert ranks[1]["step"].tolist() == ranks[0]["step"][ranks[0]["step"] >= late].tolist()
+    np.testing.assert_allclose((ranks[0]["iteration_s"] * ranks[0]["steps"]).sum(), rows["iteration_s"].sum())
+
+
+def test_views_of_thinned_times(tmp_path: Path, few_notable: None) -> None:
+    """Where detail is gone, views say so and show no older values; where it remains, they are the same."""
+    folder = unpack_segmented(RECORDINGS / "gpu-gpt2.zerotop", tmp_path / "session", full_detail_s=5)
+    whole = Session.open(folder)
+    moments = [int(step["end_unix_ns"]) - 1_000_000 for step in read_steps(whole)[[20, 60, 119]]]
+    before = [RecordingSource(whole).view_at(moment) for moment in moments]
+    for now_ns in find_times(whole, 6)[:-1]:
+        fold_at(folder, now_ns)
+    session = Session.open(folder)
+    after = [RecordingSource(session).view_at(moment) for moment in moments]
+    spans = session.sources["spans"][0]
+    thinned = [is_thinned_at(session, spans, moment) for moment in moments]
+    assert thinned == [True, True, False]
+    for old, new, is_gone in zip(before, after, thinned, strict=True):
+        assert new.progress.step == old.progress.step
+        assert new.iterations.iteration_s.tolist() == old.iterations.iteration_s.tolist()
+        assert any(notice.startswith("Here only") for notice in new.job.notices) == is_gone
+        assert any("thinned out; times, peaks and counts remain" in notice for notice in new.job.notices)
+        assert not any("thinned" in notice for notice in old.job.notices)
+        assert [rank.alive for rank in new.ranks] == [rank.alive for rank in old.ranks]
+        assert [rank.phase for rank in new.ranks] == ["" if is_gone else rank.phase for rank in old.ranks]
+        for gpu, gpu_before in zip(new.gpus, old.gpus, strict=True):
+            assert gpu.allocated_bytes == (None if is_gone else gpu_before.allocated_bytes)

@@ -1,0 +1,128 @@
+"""Tables of several files: read as one array while they grow, packed as one file."""
+
+from __future__ import annotations
+
+import io
+import mmap
+from pathlib import Path
+
+import pytest
+
+from zerotop.session.packing import pack_folder
+from zerotop.session.reader import Session
+from zerotop.session.storage import Directory
+from zerotop_probe.recording import directory, segments, tables
+from zerotop_probe.recording.segments import PAGE_BYTES, count_records, make_name, parse_name
+from zerotop_probe.recording.writer import Identity, RecordWriter
+
+WHO = Identity("rank", 0, "node1", 100, 1, "")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a session whose segments are as short as they can be."""
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 1)
+    return Path(directory.create_session(["python", "train.py"], path=str(tmp_path / "session")))
+
+
+def write(writer: RecordWriter, begin: int, end: int) -> None:
+    for time in range(begin, end):
+        writer.write(time, 1, 2, 0, 0)
+
+
+def read(session: Session) -> list[int]:
+    (source,) = session.sources["probe"]
+    times: list[int] = source.array["time_ns"].tolist()
+    assert source.count_until(10**18 + source.offset_ns) == len(times)
+    return times
+
+
+@pytest.mark.parametrize("table", [table for table in tables.TABLES.values() if table.name in tables.FOLDED_TABLES])
+def test_segments_fill_whole_pages(table: tables.Table) -> None:
+    count = count_records(table.record_struct.size)
+    assert count * table.record_struct.size % PAGE_BYTES == 0
+    assert 0.5 * segments.SEGMENT_BYTES < count * table.record_struct.size <= segments.SEGMENT_BYTES
+
+
+def test_names() -> None:
+    for stem in ("spans-rank0-node1-47", "spans-rank0-node1-47.1"):
+        names = [make_name(stem, number) for number in (0, 1, 12)]
+        assert names == sorted(names)
+        assert [parse_name(name) for name in names] == [(stem, 0), (stem, 1), (stem, 12)]
+    assert parse_name("events-node-node1-3.jsonl") is None
+
+
+def test_one_array_while_it_grows(folder: Path) -> None:
+    each = count_records(tables.PROBE.record_struct.size)
+    writer = RecordWriter(str(folder), tables.PROBE, WHO)
+    session = Session.open(folder)
+    first = session.sources["probe"][0].array
+    end = 0
+    for more in (1, each - 1, 1, 2 * each, each - 1, 3 * each + 5):
+        write(writer, end, end + more)
+        end += more
+        assert session.refresh()
+        assert read(session) == list(range(end))
+        assert read(Session.open(folder)) == list(range(end))
+    assert len(first) == 0
+    assert not session.refresh()
+    assert writer.lost == 0
+    assert len(list(folder.glob("probe-*.rec"))) == end // each + 1
+
+
+def test_first_segments_deleted(folder: Path) -> None:
+    each = count_records(tables.PROBE.record_struct.size)
+    writer = RecordWriter(str(folder), tables.PROBE, WHO)
+    write(writer, 0, 3 * each + 5)
+    session = Session.open(folder)
+    for number in range(2):
+        (folder / make_name("probe-rank0-node1-100", number)).unlink()
+    assert read(session) == list(range(3 * each + 5))  # what is mapped stays readable
+    write(writer, 3 * each + 5, 4 * each + 5)
+    assert session.refresh()
+    assert read(session) == list(range(4 * each + 5))
+    again = Session.open(folder)
+    assert read(again) == list(range(2 * each, 4 * each + 5))
+    write(writer, 4 * each + 5, 5 * each)
+    assert again.refresh()
+    assert read(again) == list(range(2 * each, 5 * each))
+    assert not session.is_incomplete
+    assert not again.is_incomplete
+
+
+def test_full_file_goes_on_if_no_other_can_be_created(folder: Path) -> None:
+    each = count_records(tables.PROBE.record_struct.size)
+    writer = RecordWriter(str(folder), tables.PROBE, WHO)
+    obstacle = folder / make_name("probe-rank0-node1-100", 1)
+    obstacle.touch()  # no header ever comes
+    write(writer, 0, 2 * each - 1)
+    assert read(Session.open(folder)) == list(range(2 * each - 1))
+    obstacle.unlink()
+    write(writer, 2 * each - 1, 3 * each)
+    assert read(Session.open(folder)) == list(range(3 * each))
+    assert writer.lost == 0
+
+
+def test_copied_where_pages_are_larger(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    each = count_records(tables.PROBE.record_struct.size)
+    monkeypatch.setattr(mmap, "PAGESIZE", 16 * mmap.PAGESIZE)
+    writer = RecordWriter(str(folder), tables.PROBE, WHO)
+    write(writer, 0, 3 * each + 5)
+    session = Session.open(folder)
+    assert read(session) == list(range(3 * each + 5))
+    write(writer, 3 * each + 5, 3 * each + 9)
+    assert session.refresh()
+    assert read(session) == list(range(3 * each + 9))
+
+
+def test_packed_as_one_file(folder: Path, tmp_path: Path) -> None:
+    each = count_records(tables.PROBE.record_struct.size)
+    write(RecordWriter(str(folder), tables.PROBE, WHO), 0, 3 * each + 5)
+    (folder / make_name("probe-rank0-node1-100", 0)).unlink()
+    packed = io.BytesIO()
+    assert pack_folder(Directory(folder), packed) == []
+    file = tmp_path / "it.zerotop"
+    file.write_bytes(packed.getvalue())
+    session = Session.open(file)
+    assert read(session) == list(range(each, 3 * each + 5))
+    assert session.sources["probe"][0].path.name == "probe-rank0-node1-100.rec"

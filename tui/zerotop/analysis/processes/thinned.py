@@ -1,0 +1,66 @@
+"""Times of a rank whose records were deleted after their steps had been folded: nothing but the steps' figures is known."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotop.session.reader import Session, Source
+from zerotop.session.samples import Ints, Rows
+
+_NONE = np.empty((0, 2), np.int64)
+# What was deleted before a table was opened does not change; later deletions leave what was mapped.
+_TIMES: WeakKeyDictionary[Source, Ints] = WeakKeyDictionary()  # by the table of folded steps
+
+
+def find_thinned_times(session: Session, source: Source) -> Ints:
+    """Return the (begin, end) of the times without records of a rank's table, in unix nanoseconds, shape (n, 2)."""
+    folded, spans = (session.find_sibling(name, source) for name in ("folded", "spans"))
+    if folded is None or spans is None or not len(folded.array):
+        return _NONE
+    times = _TIMES.get(folded)
+    if times is None:
+        times = _TIMES[folded] = _compute_times(folded.array, mask_thinned(folded, spans)) + folded.offset_ns
+    return times
+
+
+def mask_thinned(folded: Source, spans: Source) -> NDArray[np.bool_]:
+    """Return for each record of FOLDED whether the spans of its steps are gone."""
+    ends, span_ends = folded.array["end_ns"], np.ascontiguousarray(spans.array["end_ns"])
+    thinned = np.ones(len(ends), np.bool_)
+    if len(span_ends):
+        first = int(np.searchsorted(ends, span_ends[0]))  # most folded steps are older than all spans
+        nearest = np.minimum(np.searchsorted(span_ends, ends[first:]), len(span_ends) - 1)
+        thinned[first:] = span_ends[nearest] != ends[first:]
+    return thinned
+
+
+def _compute_times(folded: Rows, thinned: NDArray[np.bool_]) -> Ints:
+    edges = np.flatnonzero(np.diff(thinned, prepend=False, append=False))
+    firsts, lasts = edges[::2], edges[1::2] - 1
+    begins = np.where(firsts > 0, folded["end_ns"][firsts - 1], folded["begin_ns"][firsts])
+    return np.stack([begins, folded["end_ns"][lasts]], axis=1)
+
+
+def is_thinned_at(session: Session, source: Source, time_ns: int) -> bool:
+    """Whether the records of a rank's table at a unix time were deleted."""
+    times = find_thinned_times(session, source)
+    index = int(np.searchsorted(times[:, 1], time_ns))
+    return index < len(times) and bool(times[index, 0] < time_ns)
+
+
+def mask_moments(session: Session, source: Source, moments: Ints) -> NDArray[np.bool_]:
+    """Return whether the records of a rank's table at each moment (unix nanoseconds) were deleted."""
+    times = find_thinned_times(session, source)
+    if not len(times):
+        return np.zeros(len(moments), np.bool_)
+    index = np.minimum(np.searchsorted(times[:, 1], moments), len(times) - 1)
+    return (times[index, 0] < moments) & (moments < times[index, 1])
+
+
+def find_folded_peak(session: Session, source: Source, column: str, cursor_ns: int) -> int:
+    """Return the highest value of a column of FOLDED up to the cursor, of the rank that wrote a table; 0 without any."""
+    folded = session.find_sibling("folded", source)
+    return 0 if folded is None else int(folded.until(cursor_ns)[column].max(initial=0))

@@ -1,0 +1,44 @@
+"""Steps from records of the table FOLDED: the steps whose spans and samples were deleted, singly or in blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from zerotop.analysis.steps.span_sums import DURATION_COLUMNS, add_times
+from zerotop.analysis.steps.step_dtype import MEMORY_COLUMNS
+from zerotop.session.reader import Source
+from zerotop.session.samples import Rows
+from zerotop_probe.recording.tables import FOLDED, UNKNOWN
+
+FOLDED_DTYPE = np.dtype([(field.name, field.dtype) for field in FOLDED.fields])
+
+_PER_STEP = ("rows", "tokens", "micro_steps")
+
+
+def has_gaps(folded: Rows, last_step: int) -> bool:
+    """Whether steps are missing or incomplete; ``last_step`` is the number of the step before the first record."""
+    jumps = np.diff(folded["step"], prepend=last_step) > folded["steps"]
+    return bool(jumps.any() or (folded["longest_ns"] == UNKNOWN).any())
+
+
+def fill_rows(rows: Rows, folded: Rows, previous_ns: int, process: Source) -> None:
+    """Fill rows of STEP_DTYPE, one a record; ``previous_ns`` is the end of the step before, on the writer's clock."""
+    ends = folded["end_ns"]
+    begins = np.append(np.int64(previous_ns), ends[:-1])
+    rows["rank"] = process.rank
+    rows["step"] = folded["step"]
+    rows["begin_unix_ns"], rows["end_unix_ns"] = begins + process.offset_ns, ends + process.offset_ns
+    sums = {column: folded[f"{column[:-2]}_ns"] for column in DURATION_COLUMNS}
+    add_times(rows, ends - begins, folded["loading_ns"], sums)
+    for name in (*_PER_STEP, *MEMORY_COLUMNS):
+        rows[name] = folded[name]
+    rows["iteration_s"][folded["longest_ns"] == UNKNOWN] = np.nan
+    steps = rows["steps"] = folded["steps"]
+    rows["skipped"] = 2 * folded["skipped_steps"] > steps
+    block = np.flatnonzero(steps > 1)
+    if len(block):
+        for name in ("iteration_s", *DURATION_COLUMNS):
+            rows[name][block] /= steps[block]
+        for name in _PER_STEP:
+            values = folded[name][block]
+            rows[name][block] = np.where(values == UNKNOWN, UNKNOWN, np.rint(values / steps[block]))
