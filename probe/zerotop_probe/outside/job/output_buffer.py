@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from zerotop_probe.outside.job.stream import Stream
+from zerotop_probe.recording.plain_files import open_plain_file
 from zerotop_probe.recording.tables import OUTPUT, STREAMS
 from zerotop_probe.recording.writer import Identity, RecordWriter, create_file
 
@@ -98,7 +99,7 @@ def count_recorded_bytes(session: str, host: str, stream: str) -> int:
     total = 0
     for path in glob.glob(os.path.join(glob.escape(session), f"{OUTPUT.name}-node-{host}-*.rec")):
         try:
-            with open(path, "rb") as file:
+            with open(open_plain_file(path), "rb") as file:
                 json.loads(file.readline())
                 records = file.read()
         except (OSError, ValueError):  # its first line could not be written, as on a full disk
