@@ -15,6 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.session.lost_pages import forget_mapping, guard_mapping
+from zerotop_probe.recording.plain_files import open_plain_file
+
 _ROOM = 1 << 16  # bytes mapped beyond a file's end: half a minute of a busy table, or more
 # File systems whose mappings show data appended to the file, by their types in linux/magic.h: ext, XFS, tmpfs, Btrfs,
 # overlay, ZFS. Others, notably NFS, look for data that other nodes have appended only when a file is mapped.
@@ -38,13 +41,15 @@ class _Mapping:
         self._address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
         if self._address == _MAP_FAILED:
             raise OSError(ctypes.get_errno(), "cannot be mapped")
+        guard_mapping(self._address, size)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         return {"version": 3, "typestr": "|u1", "shape": (self._size,), "data": (self._address, True)}
 
-    def __del__(self, munmap: Any = _libc.munmap) -> None:
+    def __del__(self, munmap: Any = _libc.munmap, forget: Any = forget_mapping) -> None:
         if self._address != _MAP_FAILED:
+            forget(self._address)
             munmap(self._address, self._size)
 
 
@@ -54,7 +59,7 @@ class MappedFile(NamedTuple):
     device: int
     inode: int
     size: int  # when it was mapped
-    array: NDArray[np.uint8]  # longer than the file: an access after the file's end would kill this process
+    array: NDArray[np.uint8]  # longer than the file: zeros follow the file's end, see :mod:`~zerotop.session.lost_pages`
 
     def covers_file(self, status: os.stat_result) -> bool:
         """Return whether this maps the whole file of this status, and not an earlier file of the same name."""
@@ -63,7 +68,7 @@ class MappedFile(NamedTuple):
 
 def map_file(path: str, room: int = 0) -> MappedFile:
     """Map a file and ``room`` bytes beyond its end. Raise OSError if it cannot be opened or mapped."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_plain_file(path)
     try:
         status = os.fstat(descriptor)
         array = np.asarray(_Mapping(descriptor, status.st_size + room))

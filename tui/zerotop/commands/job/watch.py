@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from zerotop.commands.common.exit_messages import describe_end
 from zerotop.commands.common.live_session import RunningSession
 from zerotop.commands.common.user_settings import load_settings
 from zerotop.commands.job.controller import AwaitEntry, JobController
-from zerotop.session.reader import Session
+from zerotop.session.reader import Session, SessionError
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.interfaces import Leaving
 from zerotop_probe.outside.job import job_control
@@ -37,7 +38,8 @@ def watch_job(path: str | Path, await_entry: AwaitEntry | None = None) -> int:
     folder = str(session.path)
     if leaving is Leaving.STOPPED or not job_control.is_job_alive(folder):
         _await_end(session)
-    session.refresh()
+    with contextlib.suppress(SessionError):  # the screen has said it
+        session.refresh()
     print(escape_unprintable(f"Recorded in {session.path}"))
     if job_control.is_job_alive(folder) if job_control.is_job_here(folder) else session.is_live:
         print(escape_unprintable(f"Training continues. Reattach: {controller.attach_command}"))
