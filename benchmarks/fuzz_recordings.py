@@ -54,7 +54,7 @@ def work(options: argparse.Namespace) -> None:
         kind, packed = cases[seed]
         with tempfile.TemporaryDirectory() as state:
             path = _write_case(packed, kind, seed, Path(state))
-            for name, seconds, peak, fault in find_faults(path, kind, seed):
+            for name, seconds, peak, fault in find_faults(path, kind, seed, seed % options.screens_every == 0):
                 report = {"seed": seed, "step": name, "seconds": seconds, "peak": peak, "fault": fault}
                 print(json.dumps(report), flush=True)
             os.chdir("/")
@@ -143,13 +143,14 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="seed of the first case")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", metavar="KIND")
+    parser.add_argument("--screens-every", type=int, default=1, metavar="N", help="all screens for every Nth case only")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
         work(options)
         return 0
     cases, results = list_cases(options), list[dict[str, Any]]()
-    queue = iter(cases)
+    queue, done = iter(cases), list[int]()
     lock = threading.Lock()
     begin_s = time.monotonic()
 
@@ -161,6 +162,9 @@ def main() -> int:
             if case is None:
                 break
             worker.try_case(case[0])
+            done.append(case[0])
+            if len(done) % 50 == 0:
+                print(f"{len(done)} cases, {time.monotonic() - begin_s:.0f} s", file=sys.stderr, flush=True)
         worker.close()
 
     threads = [threading.Thread(target=run) for _ in range(options.workers)]
@@ -187,7 +191,8 @@ def report(cases: list[tuple[int, str, Path]], results: list[dict[str, Any]], se
     counts = Counter(what for _, _, what, _ in faults)
     slowest, largest = max(results, key=lambda r: r["seconds"]), max(results, key=lambda r: r["peak"])
     extremes = (f"slowest: {slowest['seconds']:.1f} s", slowest), (f"largest: {largest['peak'] / 2**20:.0f} MiB", largest)
-    print(f"{len(cases)} damaged recordings, {len(results)} commands and screens in {seconds:.0f} s")
+    tried = len({result["seed"] for result in results})
+    print(f"{tried} damaged recordings, {len(results)} commands and screens in {seconds:.0f} s")
     print(f"faults: {dict(counts) or 'none'}")
     for text, result in extremes:
         print(f"{text}, {result['step']} of seed {result['seed']} {by_seed[result['seed']][0]}")

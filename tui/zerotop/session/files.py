@@ -66,7 +66,7 @@ class Source:
         self.is_replaced = False
         """Whether the file was replaced by one with fewer records; those that were read stay readable."""
         self.is_cut = False
-        """Whether the file has lost records that were read."""
+        """Whether the file has lost records that were read, or was written anew."""
         self._name = name
         self._data_offset = data_offset
         self._dtype = _build_dtype(header, name)
@@ -75,6 +75,7 @@ class Source:
         self._mapped_rows: NDArray[Any] = np.empty(0, self._dtype)  # up to the end of the mapping, beyond the file
         self._count = 0  # complete records in the file,
         self._checked_count = 0  # those of them that were checked,
+        self._last_checked = b""  # the last of these,
         self._array: NDArray[Any] = self._mapped_rows  # and those of them that are whole
         self._checked_times: NDArray[np.int64] = self._mapped_rows[self._time_column]
         self._check = RecordCheck(TABLES[self.table], created_ns)
@@ -93,20 +94,16 @@ class Source:
             self.is_cut |= is_same and count < self._count
             self.is_replaced |= not is_same and count < self._count
             return False
-        if data is not self._mapped_bytes:
+        if data is not self._mapped_bytes:  # that of a longer file or, if the file was replaced, of another one
             room = (len(data) - self._data_offset) // self._dtype.itemsize
-            self._map_rows(data, np.frombuffer(data, self._dtype, room, self._data_offset))
+            self._mapped_bytes, self._mapped_rows = data, np.frombuffer(data, self._dtype, room, self._data_offset)
+            self.is_replaced = False
         self._count, self._last_ns = count, None
-        return True
+        self.is_cut = self._last_checked != self._read_row(self._checked_count - 1)
+        return not self.is_cut
 
-    def _map_rows(self, data: NDArray[np.uint8] | bytes, rows: NDArray[Any]) -> None:
-        """Read from another mapping: that of a longer file or, if the file was replaced, of another one."""
-        checked = self._checked_count
-        if checked and rows[checked - 1].tobytes() != self._mapped_rows[checked - 1].tobytes():
-            self._checked_count = self.damaged_records = 0
-            self._check.restart()
-            self._array = rows[:0]
-        self._mapped_bytes, self._mapped_rows, self.is_replaced = data, rows, False
+    def _read_row(self, place: int) -> bytes:
+        return self._mapped_rows[place].tobytes() if place >= 0 else b""
 
     @property
     def array(self) -> NDArray[Any]:
@@ -132,6 +129,7 @@ class Source:
             self.damaged_records += len(fresh) - len(whole)
             self._array = np.concatenate([self._array, whole])
         self._checked_times, self._last_ns = self._array[self._time_column], None
+        self._last_checked = self._read_row(self._checked_count - 1)
 
     def _drop_lost_records(self, count: int) -> None:
         """Forget the records after the first ``count``: the file was cut short."""

@@ -36,10 +36,6 @@ class RecordCheck:
         self._may_be_zero = created_ns < _TOLERANCE_NS
         self._lowest_ns = max(created_ns - MAX_AGE_NS, 0)
         self._highest_ns = created_ns + MAX_AGE_NS
-        self.restart()
-
-    def restart(self) -> None:
-        """Check the records from the first one on again."""
         self._newest_ns = self._lowest_ns
 
     def is_possible(self, time_ns: int) -> bool:
