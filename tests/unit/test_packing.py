@@ -241,7 +241,7 @@ def test_contents_that_lie(tmp_path: Path, what: str) -> None:
         HOSTILE[what](table)
 
     file.write_bytes(with_contents(file.read_bytes(), change))
-    assert "is damaged or was cut short" in refused(file)
+    assert "is damaged" in refused(file)
 
 
 @pytest.mark.parametrize("parquet", [b"", b"PAR1", b"PAR1" * 40, b"PAR1" + bytes(99) + b"\x20\x00\x00\x00PAR1"])

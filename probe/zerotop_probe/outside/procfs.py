@@ -78,6 +78,14 @@ def read_environment(pid: int) -> dict[str, str]:
     return {os.fsdecode(name): os.fsdecode(value) for name, equals, value in pairs if equals}
 
 
+def read_owner(pid: int) -> int:
+    """Return the user whose process this is (its real user id); -1 if it is gone."""
+    for line in read_file(f"/proc/{pid}/status", 4096).split(b"\n"):
+        if line.startswith(b"Uid:"):
+            return int(line.split()[1])
+    return -1
+
+
 def list_ancestors(pid: int) -> list[int]:
     """Return ``pid`` and the pids of its ancestors, nearest first, without pid 1."""
     ancestors: list[int] = []

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import stat
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -50,10 +51,12 @@ def _sanitize_word(text: str) -> str:
 def create_session(command: Sequence[str], *, path: str | None = None, launcher: str = "", **facts: Any) -> str:
     """Create a session directory for ``command`` and return its path.
 
-    The directory is private to the user (mode 0700). ``path`` may exist if it is empty; without it the session is named
-    after the time and the script. ``facts`` are added to ``session.json``.
+    The directory is private to the user (mode 0700). ``path`` may exist if it is empty and the user's own; others lose the
+    right to write to it. Without ``path`` the session is named after the time and the script. ``facts`` are added to
+    ``session.json``.
 
-    Raise FileExistsError if ``path`` is not empty, OSError if the directory cannot be created; nothing new remains then.
+    Raise FileExistsError if ``path`` is not empty, PermissionError with a sentence and no number if it belongs to somebody
+    else, OSError if the directory cannot be created; nothing new remains then.
     """
     chosen = None if path is None else os.path.abspath(path)  # "" is the working directory
     existed = chosen is not None and os.path.isdir(chosen)
@@ -108,8 +111,23 @@ def _make_chosen_folder(path: str) -> str:
     if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
         raise FileExistsError(f"{path} exists and is not empty")
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    os.makedirs(path, mode=0o700, exist_ok=True)
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        _make_private(path)
     return path
+
+
+def _make_private(path: str) -> None:
+    """Forbid others to write to our own directory, where they could plant events. Raise PermissionError for another's."""
+    status = os.stat(path)
+    if status.st_uid != os.geteuid():
+        raise PermissionError(
+            f"{path} belongs to another user, who could change the recording. Name a new folder, such as"
+            f" {os.path.join(path, 'run1')}"
+        )
+    if status.st_mode & 0o022:
+        os.chmod(path, stat.S_IMODE(status.st_mode) & ~0o022)
 
 
 def _find_working_directory() -> str:

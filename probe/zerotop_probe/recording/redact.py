@@ -1,59 +1,211 @@
-"""Remove secrets from command lines, configurations and environments before they are recorded."""
+"""Remove secrets from command lines, configurations, texts and output before they are recorded.
+
+Secrets are recognized by the name beside them (``--token X``, ``PASSWORD=X``, ``"api_key": "X"``), by their place (the login
+of a URL, the header Authorization) and by their format, see :mod:`~zerotop_probe.recording.secret_formats`. A single letter
+such as ``-p`` has too many meanings to be one. Redacting a redacted text changes nothing.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from typing import Any
 
+from zerotop_probe.recording.secret_formats import (
+    TOKENS,
+    is_secret_name,
+    is_secret_option,
+    names_tokens,
+)
+
+__all__ = ["HIDDEN", "StreamRedactor", "is_secret_name", "redact_command", "redact_text", "redact_tree"]
+
 HIDDEN = "<redacted>"
 
-_SECRET_NAME = re.compile(
-    r"(?:^|[-_.])(?:(?:\w*token|secret|passwd|password|pwd|credentials?)|(?:api|access|private|secret|auth)[-_]?key)s?$",
+# What a text contains, in small letters, if a name in it may be that of a secret.
+_NAME_HINTS = ("token", "key", "pass", "pwd", "secret", "cred", "auth", "cookie", "bearer", "sig", "sas")
+_LOGIN = re.compile(r"(?<=://)(?:[^/\s:@\"'<>]{0,99}:[^/\s@\"'<>]{1,999}|[^/\s:@\"'<>]{20,999})(?=@)")
+_SCHEMES = r"(?:bearer|basic|token|digest|negotiate|apikey)"
+_HEADER = re.compile(
+    rf"\b((?:proxy-)?authorization[\"']?[ \t]*[:=][ \t]*[\"']?(?:{_SCHEMES}[ \t]+)?)(?!{_SCHEMES}\b)[^\s\"',;<]+",
     re.IGNORECASE,
 )
-# Options that end like the name of a secret but are token ids and token counts.
-_HARMLESS = re.compile(r"(?:pad|eos|bos|unk|sep|cls|mask|special|new|max|min|num|image|image_)[-_]?tokens?$", re.IGNORECASE)
-# Values that are secrets in any place: tokens of hubs, clouds, code hosts and experiment trackers.
-_SECRET_VALUE = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{12,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{12,}"
-    r"|AKIA[0-9A-Z]{12,}|xox[abprs]-[\w-]{8,}|[0-9a-f]{40})\b"
+_COOKIE = re.compile(r"\b((?:set-)?cookie[\"']?:[ \t]*)[^\s\"'<][^\r\n\"'<]*", re.IGNORECASE)
+_BEARER = re.compile(r"\b(bearer[ \t]+)[\w.~+/=-]{16,}", re.IGNORECASE)
+_KEY_BLOCK = re.compile(r"(-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----).*?(?=-----END|\Z)", re.DOTALL)
+# The end of a name, from a hint on, and what is between it and its value. A name has at most so many characters, so that no
+# text takes long.
+_NAME_CHARS = 60
+_NAME_END = re.compile(
+    rf"(?:{'|'.join(_NAME_HINTS)})[\w-]{{0,{_NAME_CHARS}}}"
+    r"(\\?[\"']?\]?[ \t]{0,9}(?::=|=>|==|=|:(?!//))[ \t]{0,9}|[ \t]{1,99})(?=\S)"
 )
-_URL_LOGIN = re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
+_VALUE = re.compile(r"\\?\"[^\"\\\r\n]*\\?\"?|'[^'\r\n]*'?|\[[^\]\r\n]*\]?|[^\s\"'`,;&|)}\]<\[]+")
+# A name and its password; two numbers are the user and the group of a container.
+_LOGIN_PAIR = re.compile(r"(?<!\S)([^\s:\"'=/]+:)(?!\d+(?:\s|\Z))[^\s\"'<]+")
+_USER_OPTIONS = ("-u", "-U", "--user", "--proxy-user")
+_USER_OPTION = re.compile(
+    r"(?<![\w-])((?:-u|-U|--user|--proxy-user)(?:[ \t]+|=)[\"']?[^\s:\"'=/]{1,99}:)(?!\d+(?:\s|\Z))[^\s\"'<]+"
+)
+_NUMBER = re.compile(r"[-+]?[\d.,_]+(?:[eE][-+]?\d+)?\s*(?:[kKmMbBgGtT](?:i?B)?|%|/s|s)?")
+# Values that say nothing: switches, references to variables, and what is redacted already.
+_PLAIN_VALUE = re.compile(
+    r"(?:true|false|yes|no|on|off|none|null|auto|default|required|bearer|basic|token|digest|negotiate|apikey"
+    r"|\$.*|<.*>|\*+|[.\u2026]+)?",
+    re.IGNORECASE,
+)
+_TEXT_TOKEN = re.compile(r"(?:<.*>|\[[A-Z]+\]|</?s>|.{1,3})")
+_OPTION_NAME = re.compile(r"--?[A-Za-z]")
+_PASSWORD_PROGRAMS = {"sshpass": "-p"}
 
 
-def is_secret_name(name: str) -> bool:
-    """Return whether an option, key or variable of this name holds a secret."""
-    name = name.lstrip("-")
-    return bool(_SECRET_NAME.search(name)) and not _HARMLESS.search(name)
+def redact_text(text: str) -> str:
+    """Return a text of any length in which apparent secrets are replaced, at 20 MB/s or more."""
+    for hint, pattern in TOKENS.items():
+        if hint in text:
+            text = pattern.sub(HIDDEN, text)
+    small = _lower(text)
+    if "://" in small and "@" in small:
+        text = _LOGIN.sub(HIDDEN, text)
+    if "-u" in small:
+        text = _USER_OPTION.sub(rf"\1{HIDDEN}", text)
+    if not any(hint in small for hint in _NAME_HINTS):
+        return text
+    if "private key" in small:
+        text = _KEY_BLOCK.sub(rf"\1{HIDDEN}", text)
+    for hint, pattern in (("authorization", _HEADER), ("bearer", _BEARER), ("cookie", _COOKIE)):
+        if hint in small:
+            text = pattern.sub(rf"\1{HIDDEN}", text)
+    return _hide_named_values(text)
 
 
-def redact_text(value: str) -> str:
-    """Return a text in which apparent secrets are replaced."""
-    return _URL_LOGIN.sub(HIDDEN, _SECRET_VALUE.sub(HIDDEN, value))
+def _lower(text: str) -> str:
+    """Return a text of the same length in small letters."""
+    small = text.lower()
+    return small if len(small) == len(text) else "".join(c.lower() if len(c.lower()) == 1 else c for c in text)
+
+
+def _hide_named_values(text: str) -> str:
+    shown, done, position = [], 0, 0
+    small = _lower(text)  # searching it takes half the time of a search that ignores case
+    while match := _NAME_END.search(small, position):
+        position = match.end()
+        name, between = text[_find_name_begin(text, match.start()) : match.start(1)], match[1]
+        is_option = name.startswith("-")
+        is_secret = is_secret_option(name) if is_option else not between.isspace() and is_secret_name(name)
+        found = _VALUE.match(text, position) if is_secret else None
+        if found is not None and not _is_harmless(name, found[0].strip("\\\"'[] ")):
+            quote = next((quote for quote in ('\\"', '"', "'") if found[0].startswith(quote)), "")
+            shown += [text[done:position], quote, HIDDEN, quote if found[0].endswith(quote) else ""]
+            done = position = found.end()
+    return "".join([*shown, text[done:]])
+
+
+def _find_name_begin(text: str, position: int) -> int:
+    lowest = max(0, position - _NAME_CHARS)
+    while position > lowest and (text[position - 1].isalnum() or text[position - 1] in "_-"):
+        position -= 1
+    return position
+
+
+def _is_harmless(name: str, value: str) -> bool:
+    """Return whether a value is no secret, whatever its name: a switch, a number of tokens or a token of a text."""
+    if _PLAIN_VALUE.fullmatch(value):
+        return True
+    if names_tokens(name):
+        return bool(_NUMBER.fullmatch(value) or _TEXT_TOKEN.fullmatch(value))
+    return name.lstrip("-").lower() == "pwd" and value.startswith("/")  # the variable of every shell
 
 
 def redact_command(arguments: Sequence[str]) -> list[str]:
-    """Return a command line without the values of secret options (``--token X``, ``--api-key=X``, ``TOKEN=X``)."""
-    shown = []
-    hide_next = False
+    """Return a command line without secrets, in any argument: options, ``bash -c`` strings, JSON, headers, URLs."""
+    shown: list[str] = []
+    option = ""  # the secret option whose value comes next
+    password_option = _PASSWORD_PROGRAMS.get(os.path.basename(arguments[0])) if arguments else None
     for argument in arguments:
-        name, equals, _value = argument.partition("=")
-        if hide_next and not argument.startswith("-"):
-            shown.append(HIDDEN)
-            hide_next = False
+        if option and not _OPTION_NAME.match(argument):
+            shown.append(argument if _is_harmless(option, argument) else HIDDEN)
+            option = option if option.endswith("s") and not argument.endswith(".py") else ""
             continue
-        hide_next = not equals and argument.startswith("-") and is_secret_name(name)
-        shown.append(f"{name}={HIDDEN}" if equals and is_secret_name(name) else redact_text(argument))
+        name, equals, value = argument.partition("=")
+        is_name = " " not in name and not name.startswith(("{", "["))
+        option = argument if not equals and _is_option_of_secret(argument, password_option) else ""
+        if equals and is_name and (is_secret_option(name) if name.startswith("-") else is_secret_name(_get_last(name))):
+            shown.append(argument if _is_harmless(name, value) else f"{name}={HIDDEN}")
+        elif shown and shown[-1] in _USER_OPTIONS:
+            shown.append(_LOGIN_PAIR.sub(rf"\1{HIDDEN}", redact_text(argument)))
+        else:
+            shown.append(redact_text(argument))
     return shown
 
 
+def _is_option_of_secret(argument: str, password_option: str | None) -> bool:
+    return argument == password_option or (argument.startswith("-") and " " not in argument and is_secret_option(argument))
+
+
+def _get_last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
 def redact_tree(value: Any, name: str = "") -> Any:
-    """Return a configuration without the values of secret keys, at any depth."""
-    if name and is_secret_name(name) and isinstance(value, (str, bytes)):
-        return HIDDEN
+    """Return a configuration without the values of secret keys, at any depth: texts, numbers and lists of them."""
+    if name and is_secret_name(name):
+        return _hide_leaves(value, name)
     if isinstance(value, dict):
         return {str(key): redact_tree(inner, str(key)) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [redact_tree(inner) for inner in value]
     return redact_text(value) if isinstance(value, str) else value
+
+
+def _hide_leaves(value: Any, name: str) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _hide_leaves(inner, name) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_hide_leaves(inner, name) for inner in value]
+    if value is None or isinstance(value, bool):
+        return value
+    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return value if _is_harmless(name, text) else HIDDEN
+
+
+class StreamRedactor:
+    """Redacts output that arrives in pieces, whole lines at a time: a secret may be split between two pieces.
+
+    ``feed`` keeps the last, unfinished line until its rest arrives; call ``flush`` at the end of the output, and after a
+    short silence for prompts and progress bars, which end without a newline. Bytes that are no UTF-8 stay as they are.
+    """
+
+    def __init__(self) -> None:
+        self._held = b""
+        self._is_in_key = False  # inside a private key of several lines
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the redacted lines that are finished now."""
+        data = self._held + data
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if len(data) - end > _MAX_HELD_BYTES:
+            end = len(data)
+        self._held = data[end:]
+        return self._redact(data[:end])
+
+    def flush(self) -> bytes:
+        """Return the redacted unfinished line."""
+        held, self._held = self._held, b""
+        return self._redact(held)
+
+    def _redact(self, data: bytes) -> bytes:
+        text = data.decode("utf-8", "surrogateescape")
+        if self._is_in_key:
+            _, end, text = text.partition(_KEY_END)
+            self._is_in_key, text = not end, end + text
+        begin = text.rfind(_KEY_BEGIN)
+        if begin >= 0 and "PRIVATE KEY" in text[begin:] and _KEY_END not in text[begin:]:
+            self._is_in_key = True
+        return redact_text(text).encode("utf-8", "surrogateescape")
+
+
+_KEY_BEGIN, _KEY_END = "-----BEGIN", "-----END"
+# A longer line is redacted in parts.
+_MAX_HELD_BYTES = 1 << 16

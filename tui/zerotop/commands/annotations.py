@@ -18,14 +18,14 @@ _INDENT = " " * 4
 
 def annotations(options: argparse.Namespace) -> int:
     """Print the findings. Return 0."""
-    session = open_named(options.session)
-    findings = find_annotations(session, session.end_ns)
-    if options.json:
-        print(json.dumps([_build_json(finding) for finding in findings], indent=1, allow_nan=False))
-    elif findings:
-        print("\n".join(_format_finding(finding, session.begin_ns) for finding in findings))
-    else:
-        print("No findings in this recording.")
+    with open_named(options.session) as session:
+        findings = find_annotations(session, session.end_ns)
+        if options.json:
+            print(json.dumps([_build_json(finding) for finding in findings], indent=1, allow_nan=False))
+        elif findings:
+            print("\n".join(_format_finding(finding, session.begin_ns) for finding in findings))
+        else:
+            print("No findings in this recording.")
     return 0
 
 

@@ -27,22 +27,35 @@ def export(options: argparse.Namespace) -> int:
         raise Problem("--table all needs a directory: -o DIRECTORY", USAGE)
     if to_stdout and form == "parquet" and sys.stdout.isatty():
         raise Problem("Parquet is binary and cannot be shown in a terminal: name a file with -o FILE", USAGE)
-    session = open_named(options.session)
-    if missing := describe_missing_steps(session):
-        write_messages(missing)
-    if to_stdout:
-        export_table(session, table, form, sys.stdout.buffer)
-        sys.stdout.buffer.flush()
-        return 0
-    output = Path(options.output)
+    with open_named(options.session) as session:
+        if missing := describe_missing_steps(session):
+            write_messages(missing)
+        if to_stdout:
+            export_table(session, table, form, _TerminalStream() if sys.stdout.isatty() else sys.stdout.buffer)
+            sys.stdout.flush()
+        else:
+            _write_files(session, table, form, Path(options.output))
+    return 0
+
+
+class _TerminalStream:
+    """Writes encoded text to a terminal with visible escapes, since a terminal obeys control sequences in names."""
+
+    def write(self, data: memoryview, /) -> int:
+        """Write whole lines; return the number of bytes."""
+        binary = bytes(data)
+        sys.stdout.write("\n".join(map(escape_unprintable, binary.decode(errors="replace").split("\n"))))
+        return len(binary)
+
+
+def _write_files(session: Session, table: str, form: str, output: Path) -> None:
     if table != "all" and not output.is_dir():
         _report_file(output, write_file(session, table, form, output))
-        return 0
+        return
     output.mkdir(parents=True, exist_ok=True)
     for name in TABLES if table == "all" else (table,):
         path = output / f"{name}.{form}"
         _report_file(path, write_file(session, name, form, path))
-    return 0
 
 
 def _report_file(path: Path, rows: int) -> None:

@@ -19,6 +19,7 @@ from zerotop.session.reader import Session
 from zerotop.session.storage import Directory
 
 _MAX_TRIES = 3
+_MAX_NAMES = 10  # of files that were left out
 
 
 def pack(options: argparse.Namespace) -> int:
@@ -28,7 +29,9 @@ def pack(options: argparse.Namespace) -> int:
         print("The job is still running: packing the recording up to now.", file=sys.stderr)
     message, left_out = pack_session(path, options.output)
     if left_out:
-        print(f"Left out, not part of the recording: {escape_unprintable(', '.join(left_out))}", file=sys.stderr)
+        more = [f"{len(left_out) - _MAX_NAMES} more"] if len(left_out) > _MAX_NAMES else []
+        names = ", ".join([*left_out[:_MAX_NAMES], *more])
+        print(f"Left out, not part of the recording: {escape_unprintable(names)}", file=sys.stderr)
     print(escape_unprintable(message))
     return 0
 
@@ -46,7 +49,7 @@ def pack_session(path: Path, output: str | None) -> tuple[str, list[str]]:
     if target.exists():
         raise Problem(f"{target} already exists: name another file with -o FILE")
     left_out = _write_checked(path, target)
-    before = sum(file.stat().st_size for file in path.iterdir())
+    before = sum(file.lstat().st_size for file in path.iterdir())
     return f"{target}: {format_bytes(target.stat().st_size)}, from {format_bytes(before)}", left_out
 
 

@@ -27,10 +27,10 @@ def write_atomically(path: Path) -> Iterator[Path]:
             partial.unlink()
 
 
-def write_text_file(path: Path, text: str) -> None:
-    """Write a small file that only the user can read. Raise OSError."""
+def write_text_file(path: Path, text: str, *, mode: int = 0o600) -> None:
+    """Write a small file that, by default, only the user can read. Raise OSError."""
     with (
         write_atomically(path) as partial,
-        open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream,
+        open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as stream,
     ):
         stream.write(text)

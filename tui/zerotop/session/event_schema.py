@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -9,18 +10,42 @@ from zerotop.session.headers import MAX_NUMBER
 from zerotop_probe.recording.events import EVENTS, Field
 
 _DECIMAL = re.compile("[0-9]{1,18}")
+_MAX_NAME = 255  # characters of a session's name, which was the name of a folder
+_INFO_FIELDS = (
+    Field("name", str, "its folder's name"),
+    Field("command", [str], "the command line, redacted"),
+    Field("launcher", str, "kind of launcher"),
+    Field("working_directory", str, "of the command"),
+    Field("host", str, "short host name"),
+    Field("boot", str, "id of the boot"),
+)
+_MAX_DEPTH = 50  # of lists and objects inside each other; a configuration has about five
 
 
 def drop_invalid_facts(name: str, facts: dict[str, Any]) -> bool:
     """Replace wrongly typed facts of an event with None, and return whether there were any.
 
-    Facts and events that are not declared stay as they are. Raise ValueError if a required fact is missing or wrong.
+    Facts and events that are not declared stay as they are. Raise ValueError if a required fact is missing or wrong, or if
+    facts are nested too deeply.
     """
+    if any(_is_deeper(value, _MAX_DEPTH) for value in facts.values()):
+        raise ValueError(f"{name} is nested too deeply")
     invalid = [field for field in EVENTS.get(name, ()) if not _is_valid(facts.get(field.name), field)]
     if any(field.required for field in invalid):
         raise ValueError(f"{name} lacks a required fact")
     facts.update(dict.fromkeys(field.name for field in invalid))
     return bool(invalid)
+
+
+def drop_invalid_info(info: dict[str, Any]) -> None:
+    """Remove wrongly typed facts of a session file. Raise ValueError if facts are nested too deeply."""
+    if _is_deeper(info, _MAX_DEPTH):
+        raise ValueError("the session file is nested too deeply")
+    for field in _INFO_FIELDS:
+        if not _is_valid(info.get(field.name), field):
+            del info[field.name]
+    if len(info.get("name") or "") > _MAX_NAME:
+        del info["name"]
 
 
 def _is_valid(value: Any, field: Field) -> bool:
@@ -36,6 +61,8 @@ def _has_type(value: Any, kind: Any) -> bool:
         return isinstance(value, dict) and _is_mapping(value, *kind.items())
     if kind in (int, float) and isinstance(value, int):
         return not isinstance(value, bool) and abs(value) <= MAX_NUMBER
+    if kind is float:
+        return isinstance(value, float) and math.isfinite(value)
     return isinstance(value, kind)
 
 
@@ -43,3 +70,12 @@ def _is_mapping(values: dict[str, Any], types: tuple[type, Any]) -> bool:
     key_type, value_type = types
     valid_keys = key_type is str or all(map(_DECIMAL.fullmatch, values))
     return valid_keys and all(_has_type(value, value_type) for value in values.values())
+
+
+def _is_deeper(value: Any, limit: int) -> bool:
+    """Whether lists and objects are inside each other more than ``limit`` times."""
+    if not isinstance(value, (dict, list)):
+        return False
+    return limit == 0 or any(
+        _is_deeper(inner, limit - 1) for inner in (value.values() if isinstance(value, dict) else value)
+    )

@@ -11,14 +11,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.session.event_schema import drop_invalid_facts
-from zerotop.session.headers import DAMAGE_ERRORS, Clocks, Writer, parse_integer, read_header
+from zerotop.session.headers import (
+    DAMAGE_ERRORS,
+    Clocks,
+    Writer,
+    parse_columns,
+    parse_integer,
+    read_header,
+)
 from zerotop.session.memory_map import release_pages
+from zerotop.session.record_check import MAX_AGE_NS, RecordCheck
 from zerotop.session.storage import Folder
 from zerotop_probe.recording.segments import parse_name
-from zerotop_probe.recording.tables import TABLES
+from zerotop_probe.recording.tables import FOLDED, TABLES
 
 _NEAR_ROWS = 64  # records before the end that are searched first,
 _SEARCH_FACTOR = 8  # then this many times as many, so that pages far back need not be loaded
+_MANY_ROWS = 10_000  # records that are not checked before they are needed
+_MAX_LINE_BYTES = 1 << 22  # of an event; those of a thousand ranks have 100 KB
+_MAX_FILE_BYTES = 1 << 26  # of a file of events
+_MAX_EVENT_BYTES = 1 << 29  # that the events of a recording may take in memory, by the estimate
+_VALUE_BYTES = 100  # a number or a string as a Python object, with its place in a list or dictionary
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +50,8 @@ class Event:
 class Source:
     """A table of one writer: complete records, memory-mapped, growing with :meth:`refresh`.
 
-    ``first_segment`` is the number of the first of its files that still exists; those before it were folded.
+    Records are checked when they are first used. Damaged ones are left out and counted. ``first_segment`` is the number of
+    the first of its files that still exists; those before it were folded.
     """
 
     def __init__(self, folder: Folder, name: str, header: dict[str, Any], data_offset: int, offset_ns: int) -> None:
@@ -48,19 +62,30 @@ class Source:
         self.table = str(header["table"])
         self.role, self.rank, self.host, self.pid = Writer.from_header(header)
         self.offset_ns = offset_ns
-        self.created_ns = parse_integer(header["clock"]["monotonic_ns"]) + offset_ns
+        created_ns = parse_integer(header["clock"]["monotonic_ns"])
+        self.created_ns = created_ns + offset_ns
         """Unix time at which the file was created."""
         self.period_ns = parse_integer(header.get("period_ns") or 0)
         """Time between the records of coarse samples, else 0."""
         self._names: tuple[str, ...] = (name,)
         self.header_bytes = data_offset
+        self.damaged_records = 0
+        self.is_replaced = False
+        """Whether the file was replaced by one with fewer records; those that were read stay readable."""
+        self.is_cut = False
+        """Whether the file has lost records that were read, or was written anew."""
         self._dtype = _build_dtype(header, name)
         self._mapped_bytes: NDArray[np.uint8] | bytes = b""
         self._time_column = TABLES[self.table].time_column
+        # The sampler writes these tables anew, with fewer records of old times.
+        self._is_merged = self.table == FOLDED.name or self.period_ns > 0
         self._mapped_rows: NDArray[Any] = np.empty(0, self._dtype)  # up to the end of the mapping, beyond the file
-        self._mapped_times: NDArray[np.int64] = self._mapped_rows[self._time_column]
-        self.array: NDArray[Any] = self._mapped_rows
-        self._times = self._mapped_times
+        self._count = 0  # complete records in the file,
+        self._checked_count = 0  # those of them that were checked,
+        self._last_checked = b""  # the last of these,
+        self._array: NDArray[Any] = self._mapped_rows  # and those of them that are whole
+        self._checked_times: NDArray[np.int64] = self._mapped_rows[self._time_column]
+        self._check = RecordCheck(TABLES[self.table], created_ns)
         self._last_ns: int | None = None  # the last time, once it was read
         self.is_incomplete = False
         """Whether one of its files was removed before it was read."""
@@ -78,14 +103,49 @@ class Source:
             self.is_incomplete = isinstance(error, FileNotFoundError)
             return False
         count = max(0, size - self.header_bytes) // self._dtype.itemsize
-        if count <= len(self.array):
+        is_same = data is self._mapped_bytes
+        if not is_same and self._is_merged and self._count:
+            return False  # the sampler has merged old records; those that were read stay readable
+        if count <= self._count:
+            self.is_cut |= is_same and count < self._count
+            self.is_replaced |= not is_same and count < self._count
             return False
-        if data is not self._mapped_bytes:
-            self._mapped_bytes, room = data, (len(data) - self.header_bytes) // self._dtype.itemsize
-            self._mapped_rows = np.frombuffer(data, self._dtype, room, self.header_bytes)
-            self._mapped_times = self._mapped_rows[self._time_column]
-        self.array, self._times, self._last_ns = self._mapped_rows[:count], self._mapped_times[:count], None
-        return True
+        if not is_same:  # that of longer files or, if a file was replaced, of another one
+            room = (len(data) - self.header_bytes) // self._dtype.itemsize
+            self._mapped_bytes, self._mapped_rows = data, np.frombuffer(data, self._dtype, room, self.header_bytes)
+            self.is_replaced = False
+        self._count, self._last_ns = count, None
+        self.is_cut = self._last_checked != self._read_row(self._checked_count - 1)
+        return not self.is_cut
+
+    def _read_row(self, place: int) -> bytes:
+        return self._mapped_rows[place].tobytes() if place >= 0 else b""
+
+    @property
+    def array(self) -> NDArray[Any]:
+        """The whole records, oldest first."""
+        if self._checked_count < self._count:
+            self._check_records()
+        return self._array
+
+    @property
+    def _times(self) -> NDArray[np.int64]:
+        if self._checked_count < self._count:
+            self._check_records()
+        return self._checked_times
+
+    def _check_records(self) -> None:
+        fresh = self._mapped_rows[self._checked_count : self._count]
+        damaged = self._check.find_damaged(fresh)
+        self._checked_count = self._count
+        if damaged is None and not self.damaged_records:
+            self._array = self._mapped_rows[: self._count]
+        else:
+            whole = fresh if damaged is None else fresh[~damaged]
+            self.damaged_records += len(fresh) - len(whole)
+            self._array = np.concatenate([self._array, whole])
+        self._checked_times, self._last_ns = self._array[self._time_column], None
+        self._last_checked = self._read_row(self._checked_count - 1)
 
     def release_memory(self) -> None:
         """Release the memory of records that were read; they can be read from disk again."""
@@ -101,21 +161,22 @@ class Source:
 
     def count_until(self, cursor_ns: int) -> int:
         """Return the number of records written up to the cursor (unix time): the length of a prefix of :attr:`array`."""
-        own_ns, end = cursor_ns - self.offset_ns, len(self._times)
+        times = self._times
+        own_ns, end = cursor_ns - self.offset_ns, len(times)
         if not end:
             return 0
         if self._last_ns is None:
-            self._last_ns = int(self._times[-1])
+            self._last_ns = int(times[-1])
         if own_ns >= self._last_ns:
             return end
         # Most cursors are near the end, and with many ranks each of them is looked up in thousands of tables.
         back = _NEAR_ROWS
-        while back < end and self._times[end - back] > own_ns:
+        while back < end and times[end - back] > own_ns:
             back *= _SEARCH_FACTOR
         begin = max(0, end - back)
         if back == _NEAR_ROWS:
-            return begin + bisect_right(self._times[begin:].tolist(), own_ns)
-        return bisect_right(self._times, own_ns, begin, end - back // _SEARCH_FACTOR)
+            return begin + bisect_right(times[begin:].tolist(), own_ns)
+        return bisect_right(times, own_ns, begin, end - back // _SEARCH_FACTOR)
 
     def until(self, cursor_ns: int) -> NDArray[Any]:
         """Return the records up to a moment in unix time."""
@@ -151,61 +212,99 @@ class Source:
     @property
     def last_ns(self) -> int | None:
         """Unix time of the last record."""
-        if self._last_ns is None and len(self._times):
-            self._last_ns = int(self._times[-1])
+        if self._last_ns is None and self._count - self._checked_count > _MANY_ROWS:
+            # Without reading all of them.
+            time_ns = int(self._mapped_rows[self._count - 1][self._time_column])
+            if self._check.is_possible(time_ns):
+                return time_ns + self.offset_ns
+        times = self._times
+        if self._last_ns is None and len(times):
+            self._last_ns = int(times[-1])
         return None if self._last_ns is None else self._last_ns + self.offset_ns
 
 
 def _build_dtype(header: dict[str, Any], name: str) -> np.dtype[Any]:
     """Return the dtype of a table's records. An older recording lacks columns that were added since.
 
-    Raise ValueError if another column is missing, or if one is no plain value.
+    Raise ValueError or TypeError if another column is missing, or if one is of another type than the table's.
     """
-    dtype = np.dtype([(str(column), str(code)) for column, code in header["dtype"]])
-    required = {field.name for field in TABLES[str(header["table"])].fields if field.name != "pad" and not field.since}
-    if not required <= set(dtype.names or ()):
-        raise ValueError(f"{name} lacks columns")
-    if dtype.hasobject:
-        raise ValueError(f"{name} has columns that are no plain values")
+    dtype = parse_columns(header["dtype"])
+    for field in TABLES[str(header["table"])].fields:
+        if field.name not in (dtype.names or ()):
+            if field.name != "pad" and not field.since:
+                raise ValueError(f"{name} lacks the column {field.name}")
+        elif dtype[field.name] != np.dtype(field.dtype):
+            raise ValueError(f"{name} has {field.name} of another type")
     return dtype
+
+
+class EventBudget:
+    """How much memory the events of a recording may still take, as an estimate in bytes."""
+
+    def __init__(self) -> None:
+        self.bytes = _MAX_EVENT_BYTES
+
+    def admits(self, line: bytes) -> bool:
+        """Whether a line may be parsed, and reserve its memory if so."""
+        needed = len(line) + _VALUE_BYTES * (line.count(b",") + line.count(b"[") + line.count(b"{"))
+        admitted = needed <= self.bytes
+        self.bytes -= needed if admitted else 0
+        return admitted
 
 
 class EventFile:
     """A JSON-lines file that may grow. Invalid lines are skipped and counted; invalid facts become None and count too."""
 
-    def __init__(self, folder: Folder, name: str, clocks: Clocks) -> None:
+    def __init__(self, folder: Folder, name: str, clocks: Clocks, budget: EventBudget) -> None:
         self.name = name
         self._folder = folder
         self.damaged_lines = 0
         self._clocks = clocks
+        self._budget = budget
         self._position = 0
+        self._is_in_long_line = False
         self._writer: Writer | None = None
-        self._offset_ns = 0
+        self._created_ns = self._offset_ns = 0
 
     def read_new(self) -> list[Event]:
         """Return the events of the complete lines added since the last call."""
+        events: list[Event] = []
         try:
             # Events are rare: most calls find none, and reading the size takes a tenth of the time of opening the file.
-            if self._folder.file_size(self.name) <= self._position:
-                return []
-            data = self._folder.read_bytes(self.name, self._position)
+            while min(self._folder.file_size(self.name), _MAX_FILE_BYTES) > self._position:
+                data = self._folder.read_bytes(self.name, self._position, self._position + _MAX_LINE_BYTES)
+                lines = data[: data.rfind(b"\n") + 1]
+                if not lines and len(data) < _MAX_LINE_BYTES:
+                    break
+                self._position += len(lines) or len(data)
+                events += self._parse_lines(lines)
+                # A longer line is no event: it counts once, and its rest is skipped.
+                self.damaged_lines += not lines and not self._is_in_long_line
+                self._is_in_long_line = not lines
         except OSError:
-            return []
-        lines = data[: data.rfind(b"\n") + 1]
-        self._position += len(lines)
-        events = [self._parse_event(line) for line in lines.split(b"\n") if line.strip()]
+            pass
+        return events
+
+    def _parse_lines(self, lines: bytes) -> list[Event]:
+        whole = lines.split(b"\n")[1 if self._is_in_long_line else 0 :]
+        events = [self._parse_event(line) for line in whole if line.strip()]
         return [event for event in events if event is not None]
 
     def _parse_event(self, line: bytes) -> Event | None:
         try:
             if self._writer is None:
                 header = read_header(line, self.name)
+                self._created_ns = parse_integer(header["clock"]["monotonic_ns"])
                 self._writer, self._offset_ns = Writer.from_header(header), self._clocks.find_offset(header)
                 return None
+            if not self._budget.admits(line):
+                raise ValueError("the recording has too many events")
             facts = json.loads(line)
-            time_ns, name = parse_integer(facts.pop("time_ns") + self._offset_ns), str(facts.pop("event"))
+            time_ns, name = parse_integer(facts.pop("time_ns")), str(facts.pop("event"))
+            if abs(time_ns - self._created_ns) > MAX_AGE_NS:
+                raise ValueError("the time is impossible")
             self.damaged_lines += drop_invalid_facts(name, facts)
-            return Event(time_ns, name, facts, *self._writer)
+            return Event(time_ns + self._offset_ns, name, facts, *self._writer)
         except DAMAGE_ERRORS:
             self.damaged_lines += 1
             return None

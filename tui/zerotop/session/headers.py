@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from zerotop_probe.recording.tables import FORMAT_MAJOR
 
@@ -12,6 +15,10 @@ MAX_NUMBER = 1 << 62
 """Limit of every size, count and time: the sum of two still fits into a column of a table."""
 
 _MAX_ID = (1 << 31) - 1  # limit of ranks and process ids
+_MAX_NAME = 255  # characters of a host name
+# Numbers and bytes of a fixed length, which Parquet restores exactly.
+_PLAIN_TYPE = re.compile(r"<[iu][248]|<f[48]|\|[iu]1|\|?S[1-9]\d{0,3}")
+_MAX_COLUMNS = 256
 
 # Exceptions of reading facts from JSON of any shape.
 DAMAGE_ERRORS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
@@ -34,7 +41,7 @@ class Writer(NamedTuple):
         """Return the writer that a header names. Raise one of :data:`DAMAGE_ERRORS` if it is invalid."""
         writer = header["writer"]
         rank, pid = parse_integer(writer["rank"], _MAX_ID), parse_integer(writer["pid"], _MAX_ID)
-        return cls(str(writer["role"]), rank, str(writer["host"]), pid)
+        return cls(str(writer["role"])[:_MAX_NAME], rank, str(writer["host"])[:_MAX_NAME], pid)
 
 
 def parse_integer(value: Any, limit: int = MAX_NUMBER) -> int:
@@ -54,7 +61,7 @@ class Clocks:
     def find_offset(self, header: dict[str, Any]) -> int:
         """Return the nanoseconds to add to monotonic times of the file with this header."""
         pair = header["clock"]
-        offset = parse_integer(int(pair["unix_ns"]) - int(pair["monotonic_ns"]))
+        offset = parse_integer(parse_integer(pair["unix_ns"]) - parse_integer(pair["monotonic_ns"]))
         boot = header.get("writer", header).get("boot") or ""
         return self.offsets.setdefault(boot, offset) if boot else offset
 
@@ -77,3 +84,17 @@ def check_format(header: dict[str, Any], name: str) -> None:
         raise SessionError(
             f"{name} has recording format {version[0]}, this zerotop reads up to {FORMAT_MAJOR}: use a newer zerotop."
         )
+
+
+def parse_columns(columns: Any) -> np.dtype[Any]:
+    """Return the dtype of a table's records from its header.
+
+    Raise ValueError or TypeError for types other than numbers and bytes, and for repeated or too many columns.
+    """
+    fields = [(str(name), str(code)) for name, code in columns]
+    if not 0 < len(fields) <= _MAX_COLUMNS:
+        raise ValueError(f"there are {len(fields)} columns")
+    for name, code in fields:
+        if not _PLAIN_TYPE.fullmatch(code):
+            raise ValueError(f"{name} is of type {code}")
+    return np.dtype(fields)

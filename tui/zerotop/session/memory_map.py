@@ -16,6 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.session.lost_pages import forget_mapping, guard_mapping
+from zerotop_probe.recording.plain_files import open_plain_file
+
 _ROOM = 1 << 16  # bytes mapped beyond a file's end: half a minute of a busy table, or more
 # File systems whose mappings show data appended to the file, by their types in linux/magic.h: ext, XFS, tmpfs, Btrfs,
 # overlay, ZFS. Others, notably NFS, look for data that other nodes have appended only when a file is mapped.
@@ -42,6 +45,7 @@ class _Mapping:
         """Reserve addresses; what is not mapped with :meth:`map_range` reads as zeros."""
         self._size = size
         self._address = _map_memory(None, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+        guard_mapping(self._address, size)
 
     def map_range(self, begin: int, size: int, descriptor: int, offset: int) -> None:
         """Map a file's bytes from ``offset`` on; ``begin`` and ``offset`` are multiples of the page size."""
@@ -58,8 +62,9 @@ class _Mapping:
     def __array_interface__(self) -> dict[str, Any]:
         return {"version": 3, "typestr": "|u1", "shape": (self._size,), "data": (self._address, True)}
 
-    def __del__(self, munmap: Any = _libc.munmap) -> None:
+    def __del__(self, munmap: Any = _libc.munmap, forget: Any = forget_mapping) -> None:
         if hasattr(self, "_address"):
+            forget(self._address)
             munmap(self._address, self._size)
 
 
@@ -82,7 +87,7 @@ class MappedFiles(NamedTuple):
     inode: int
     begins: tuple[int, ...]  # index of each file's first byte, as if its header were there
     size: int  # of all files when they were mapped
-    array: NDArray[np.uint8]  # longer than the files: an access after the last file's end would kill this process
+    array: NDArray[np.uint8]  # longer than the files: zeros follow their end, see :mod:`~zerotop.session.lost_pages`
     mapping: _Mapping | None  # None if the files were copied
 
     def covers_files(self, names: tuple[str, ...], last: os.stat_result) -> bool:
@@ -112,7 +117,7 @@ def map_files(
     descriptors: list[int] = []
     try:
         for name in names[count:]:
-            descriptors.append(os.open(folder + name, os.O_RDONLY | os.O_CLOEXEC))
+            descriptors.append(open_plain_file(folder + name))
         status = [os.fstat(descriptor) for descriptor in descriptors]
         begins = [0] if kept is None else list(kept.begins)
         for one in status[:-1]:

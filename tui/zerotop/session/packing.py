@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import json
-import re
+import os
 import struct
 import zipfile
 import zlib
@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.headers import DAMAGE_ERRORS, SessionError, check_format, read_header
+from zerotop.session.headers import DAMAGE_ERRORS, SessionError, check_format, parse_columns, parse_integer, read_header
+from zerotop.session.parquet_pages import iter_page_sizes
 from zerotop.session.storage import Folder, read_first_line
+from zerotop.session.zip_directory import read_directory_size
 from zerotop_probe.recording.directory import SESSION_FILE
 from zerotop_probe.recording.segments import parse_name
 from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
@@ -40,11 +42,14 @@ PACKED_FORMAT = 1
 
 _CONTENTS_FILE = "packed.json"
 _ZIP_MAGIC = b"PK\x03\x04"
-# Numbers and bytes of a fixed length, which Parquet restores exactly.
-_PLAIN_TYPE = re.compile(r"<[iu][248]|<f[48]|\|[iu]1|\|?S[1-9]\d{0,3}")
 # Higher levels take ten times as long and save a few percent.
 _ZSTD_LEVEL = 12
-# Exceptions of reading a damaged zip.
+# A recording may unpack to so many times its size, and to so much in any case. Real ones unpack to 3 to 7 times their size.
+_MAX_RATIO = 50
+_FREE_BYTES = 192 << 20
+_PAGE_BYTES = 1 << 10  # that a page costs beside its content
+_MAX_DIRECTORY_BYTES = 4 << 20  # of the archive's directory: 30,000 members
+# Exceptions of reading a damaged zip. NotImplementedError is a RuntimeError.
 _ZIP_DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, RuntimeError, IndexError, *DAMAGE_ERRORS)
 
 
@@ -63,7 +68,7 @@ def pack_folder(folder: Folder, stream: BinaryIO) -> list[str]:
     The same recording results in the same bytes.
     """
     names = sorted(folder.list_files(), key=_packing_order)
-    own = [name for name in names if _packing_order(name)[0] < _FOREIGN_ORDER]
+    own = [name for name in names if _packing_order(name)[0] < _FOREIGN_ORDER and _is_plain_file(folder, name)]
     tables: dict[tuple[str, str], list[_TableFile]] = {}
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for _, segments in groupby(own, _find_stem):
@@ -81,6 +86,13 @@ def pack_folder(folder: Folder, stream: BinaryIO) -> list[str]:
 
 
 _FOREIGN_ORDER = 3
+
+
+def _is_plain_file(folder: Folder, name: str) -> bool:
+    try:
+        return folder.file_size(name) >= 0
+    except OSError:  # a link, a pipe or a device
+        return False
 
 
 def _packing_order(name: str) -> tuple[int, str]:
@@ -108,7 +120,7 @@ def _read_table(folder: Folder, names: list[str]) -> _TableFile | None:
         read_header(line, names[0])
         text = line.decode()
         header = json.loads(text)
-        table, dtype = str(header["table"]), _parse_columns(header["dtype"])
+        table, dtype = str(header["table"]), parse_columns(header["dtype"])
     except DAMAGE_ERRORS:
         return None
     if not table.isidentifier():
@@ -118,17 +130,6 @@ def _read_table(folder: Folder, names: list[str]) -> _TableFile | None:
         data = folder.read_bytes(name)
         parts.append(np.frombuffer(data, dtype, max(0, len(data) - len(line)) // dtype.itemsize, min(len(data), len(line))))
     return _TableFile(_find_stem(names[0]), table, text, np.concatenate(parts))
-
-
-def _parse_columns(columns: Any) -> np.dtype[Any]:
-    """Return the dtype of a table's records. Raise ValueError for types other than numbers and bytes."""
-    fields = [(str(name), str(code)) for name, code in columns]
-    for name, code in fields:
-        if not _PLAIN_TYPE.fullmatch(code):
-            raise ValueError(f"{name} is of type {code}")
-    if not fields:
-        raise ValueError("there are no columns")
-    return np.dtype(fields)
 
 
 def _add_member(archive: zipfile.ZipFile, name: str, data: bytes, compression: int = zipfile.ZIP_DEFLATED) -> None:
@@ -170,22 +171,48 @@ def unpack_files(path: Path, choose: FileChooser = set) -> dict[str, bytes]:
         with path.open("rb") as file:
             if file.read(len(_ZIP_MAGIC)) != _ZIP_MAGIC:
                 raise SessionError(f"There is no session at {path}: it is neither a directory nor a packed recording.")
+            size = os.fstat(file.fileno()).st_size
+            if read_directory_size(file, size) > _MAX_DIRECTORY_BYTES:
+                raise SessionError(f"{path} has too many members: it is no recording that zerotop packed.")
             with zipfile.ZipFile(file) as archive:
-                return dict(_iter_files(archive, path, choose))
+                return dict(_iter_files(archive, path, choose, MemoryBudget(path, max(_FREE_BYTES, size * _MAX_RATIO))))
     except _ZIP_DAMAGE:
         raise SessionError(f"{path} is damaged or was cut short: the packed recording cannot be read.") from None
     except OSError as error:
         raise SessionError(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def _iter_files(archive: zipfile.ZipFile, path: Path, choose: FileChooser) -> Iterator[tuple[str, bytes]]:
+class MemoryBudget:
+    """How much may still be unpacked: what is packed in megabytes must not fill gigabytes."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._path = path
+        self._left = size
+
+    def reserve(self, size: int) -> None:
+        """Reserve so many bytes. Raise SessionError if they are too many."""
+        self._left -= size
+        if self._left < 0:
+            raise SessionError(
+                f"{self._path} would fill the memory if it were unpacked: it is damaged, or not to be trusted."
+            )
+
+
+def _iter_files(
+    archive: zipfile.ZipFile, path: Path, choose: FileChooser, budget: MemoryBudget
+) -> Iterator[tuple[str, bytes]]:
+    def read_member(name: str) -> bytes:
+        # zipfile never unpacks more than this, whatever the member says of itself.
+        budget.reserve(archive.getinfo(name).file_size)
+        return archive.read(name)
+
     if _CONTENTS_FILE not in archive.namelist():
         raise SessionError(f"There is no session at {path}: it is a zip of something else.")
-    contents = json.loads(archive.read(_CONTENTS_FILE))
+    contents = json.loads(read_member(_CONTENTS_FILE))
     check_format(contents, path.name)
     if int(contents["packed"]) > PACKED_FORMAT:
         raise SessionError(
-            f"{path.name} was packed in format {contents['packed']}, this zerotop reads up to {PACKED_FORMAT}:"
+            f"{path.name} was packed in format {int(contents['packed'])}, this zerotop reads up to {PACKED_FORMAT}:"
             " use a newer zerotop."
         )
     members = {str(table["parquet"]) for table in contents["tables"]}
@@ -195,35 +222,41 @@ def _iter_files(archive: zipfile.ZipFile, path: Path, choose: FileChooser) -> It
     for table in contents["tables"]:
         if not table["files"] or any(file["name"] in chosen for file in table["files"]):
             # archive.read verifies the checksum: Polars never sees damaged data.
-            files = _iter_table_files(archive.read(table["parquet"]), table["files"])
+            files = _iter_table_files(read_member(table["parquet"]), table["files"], budget)
             yield from ((name, content) for name, content in files if name in chosen)
-    for name in archive.namelist():
-        if name in plain & chosen:
-            yield name, archive.read(name)
+    for name in sorted(plain & chosen):
+        yield name, read_member(name)
 
 
-def _iter_table_files(data: bytes, files: list[dict[str, Any]]) -> Iterator[tuple[str, bytes]]:
+def _iter_table_files(data: bytes, files: list[dict[str, Any]], budget: MemoryBudget) -> Iterator[tuple[str, bytes]]:
     """Iterate over the files of one table's writers. Raise ValueError if Parquet and headers do not match."""
-    records = _read_records(data, _parse_columns(json.loads(files[0]["header"])["dtype"]))
-    if sum(int(file["records"]) for file in files) != len(records):
-        raise ValueError("the number of records differs from the packed one")
+    dtype = parse_columns(json.loads(files[0]["header"])["dtype"])
+    counts = [parse_integer(file["records"]) for file in files]
+    if min(counts) < 0:
+        raise ValueError("a number of records is negative")
+    total = sum(counts)
+    budget.reserve(total * dtype.itemsize)
+    for size in iter_page_sizes(data):
+        budget.reserve(size + _PAGE_BYTES)
+    records = _read_records(data, dtype, total)
     begin = 0
-    for file in files:
-        end = begin + int(file["records"])
-        yield str(file["name"]), file["header"].encode() + records[begin:end].tobytes()
-        begin = end
+    for file, count in zip(files, counts, strict=True):
+        yield str(file["name"]), str(file["header"]).encode() + records[begin : begin + count].tobytes()
+        begin += count
 
 
-def _read_records(data: bytes, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return the records of a Parquet file. Raise ValueError if they are of another type."""
+def _read_records(data: bytes, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
+    """Return the records of a Parquet file. Raise ValueError if they are of another type, or of another number."""
     import polars
 
     try:
-        frame = polars.read_parquet(data, columns=list(dtype.names or ()))
+        frame = polars.read_parquet(data, columns=list(dtype.names or ()), n_rows=count + 1)
     # PanicException is not derived from Exception.
     except (polars.exceptions.PolarsError, polars.exceptions.PanicException) as error:
         raise ValueError(str(error)) from None
-    records = np.empty(frame.height, dtype)
+    if frame.height != count:
+        raise ValueError("the number of records differs from the packed one")
+    records = np.empty(count, dtype)
     for column in frame:
         records[column.name] = _read_column(column, dtype[column.name])
     return records

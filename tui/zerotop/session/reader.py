@@ -16,7 +16,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from zerotop.session.files import Event, EventFile, Source
+from zerotop.session.event_schema import drop_invalid_info
+from zerotop.session.files import Event, EventBudget, EventFile, Source
 from zerotop.session.headers import DAMAGE_ERRORS, Clocks, SessionError, check_format, read_header
 from zerotop.session.packing import unpack_files
 from zerotop.session.storage import Directory, Folder, UnpackedFolder, read_first_line
@@ -35,6 +36,7 @@ _BEGINNINGS, _ENDS = (events.JOB_STARTED, events.ATTACHED), (events.JOB_ENDED, e
 _MAX_TRIES = 5
 
 _CONTROL_EVENTS = "events-control-"
+_MAX_INFO_BYTES = 1 << 24  # of session.json
 
 
 class Session:
@@ -54,13 +56,16 @@ class Session:
         self._events_by_writer: dict[tuple[str, str, int, int], list[Event]] = {}
         self.damaged_files = 0
         self._misses_files = False
+        self._event_budget = EventBudget()
         self._clocks = Clocks()
         self._clocks.find_offset(info)
         self._event_files: list[EventFile] = []
         self._known_files: set[str] = set()
         self.last_written_ns = self.begin_ns
         """Unix time of the last record or event."""
+        self._is_opened = False
         self.refresh()
+        self._is_opened = True
 
     @classmethod
     def open(cls, path: Path) -> Session:
@@ -89,12 +94,18 @@ class Session:
         return self._misses_files or any(source.is_incomplete for source in chain.from_iterable(self.sources.values()))
 
     def refresh(self) -> bool:
-        """Read what was written since the last call. Return whether there was anything."""
+        """Read what was written since the last call. Return whether there was anything.
+
+        Raise SessionError if a file has lost records that were read: what was computed from them cannot be taken back.
+        """
         new = self._find_files()
         # Events first: who reads that a process is gone then has its last records too.
         fresh: list[Event] = []
         for file in self._event_files:
-            fresh += file.read_new()
+            try:
+                fresh += file.read_new()
+            except SessionError as error:
+                self._refuse_newer(error)
         if fresh:
             self.events = sorted([*self.events, *fresh], key=_get_event_time)
             self._index_events(fresh)
@@ -103,6 +114,8 @@ class Session:
             if source.refresh():
                 new = True
                 self._update_last_written(source)
+            if source.is_cut:
+                raise SessionError(f"{source.path} was cut short while it was read: open the recording again.")
         return new or bool(fresh)
 
     def _update_last_written(self, source: Source) -> None:
@@ -157,6 +170,16 @@ class Session:
                 source.release_memory()
 
     @property
+    def damaged_records(self) -> int:
+        """Number of records that were skipped, of those that were read so far."""
+        return sum(source.damaged_records for source in chain.from_iterable(self.sources.values()))
+
+    @property
+    def replaced_files(self) -> int:
+        """Number of tables whose file was replaced by a shorter one after it was opened."""
+        return sum(source.is_replaced for source in chain.from_iterable(self.sources.values()))
+
+    @property
     def damaged_lines(self) -> int:
         """Number of event lines that were skipped or had invalid facts."""
         return sum(file.damaged_lines for file in self._event_files)
@@ -171,8 +194,7 @@ class Session:
             if name.startswith("events-") and name.endswith(".jsonl"):
                 if name.startswith(_CONTROL_EVENTS):
                     self._adopt_clock(name)
-                self._event_files.append(EventFile(self._folder, name, self._clocks))
-                self._known_files.add(name)
+                self._add_events(name)
             elif name.endswith(".rec"):
                 new |= self._add_table_file(name)
         return new
@@ -191,6 +213,15 @@ class Session:
         source.add_segment(name)
         self._known_files.add(name)
         return True
+
+    def _add_events(self, name: str) -> None:
+        self._known_files.add(name)
+        try:
+            self._folder.file_size(name)
+        except OSError:
+            self.damaged_files += 1
+        else:
+            self._event_files.append(EventFile(self._folder, name, self._clocks, self._event_budget))
 
     def _adopt_clock(self, name: str) -> None:
         """Use this file's clock for its node if the writer has aligned it to the clocks of other nodes."""
@@ -217,9 +248,18 @@ class Session:
                 return True
         except FileNotFoundError:
             self._misses_files = True
+        except SessionError as error:
+            self._refuse_newer(error)
         except (OSError, *DAMAGE_ERRORS):
+            self._known_files.add(name)
             self.damaged_files += 1
         return False
+
+    def _refuse_newer(self, error: SessionError) -> None:
+        """Refuse a recording with a file of a newer format; one that appears later only counts as damaged."""
+        if not self._is_opened:
+            raise error
+        self.damaged_files += 1
 
     @property
     def begin_ns(self) -> int:
@@ -273,9 +313,10 @@ def _load_info(folder: Folder) -> dict[str, Any]:
     """Read the session file. Raise SessionError."""
     path = folder.path
     try:
-        info: dict[str, Any] = json.loads(folder.read_bytes(SESSION_FILE))
+        info: dict[str, Any] = json.loads(folder.read_bytes(SESSION_FILE, 0, _MAX_INFO_BYTES))
         check_format(info, SESSION_FILE)
         Clocks().find_offset(info)
+        drop_invalid_info(info)
     except FileNotFoundError:
         raise SessionError(f"{path} holds no recording: it has no {SESSION_FILE}.") from None
     except OSError as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
 from typing import Protocol
 
@@ -10,13 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.session.memory_map import MappedFiles, choose_room, map_files
+from zerotop_probe.recording.plain_files import open_plain_file
 
 # A longer first line is no header.
 _MAX_HEADER_BYTES = 1 << 20
+# A larger file that occupies less than this share of its size has nothing but holes.
+_MAX_SPARSE_BYTES = 1 << 28
+_MIN_OCCUPIED_SHARE = 1 / 64
+_BLOCK_BYTES = 512  # the unit of st_blocks
 
 
 class Folder(Protocol):
-    """Files by name. All methods raise OSError for a file that cannot be read."""
+    """Files by name. All methods raise OSError for a file that cannot be read, or that is a link, a pipe or a device."""
 
     path: Path
     can_grow: bool
@@ -43,7 +50,8 @@ class Folder(Protocol):
 class Directory:
     """A session directory on disk.
 
-    A live screen checks every file five times a second: no call creates path or file objects without need.
+    Somebody else may have put anything there. A live screen checks every file five times a second: no call creates path or
+    file objects without need.
     """
 
     can_grow = True
@@ -60,22 +68,38 @@ class Directory:
 
     def file_size(self, name: str) -> int:
         """Return the current size of a file in bytes."""
-        return os.stat(self._prefix + name).st_size
+        return self._read_status(name).st_size
 
     def read_bytes(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
         """Return these bytes, fewer at the end of the file."""
-        with open(self.path / name, "rb") as file:
+        with open(open_plain_file(self._prefix + name), "rb") as file:
+            size = _check_holes(os.fstat(file.fileno())).st_size
+            # Not more than there is: Python reserves memory for all bytes that are asked for.
+            begin, end = min(begin, size), size if end is None else min(end, size)
             file.seek(begin)
-            return file.read(-1 if end is None else max(0, end - begin))
+            return file.read(max(0, end - begin))
 
     def view_segments(self, names: tuple[str, ...], header_bytes: int, record_bytes: int) -> tuple[int, NDArray[np.uint8]]:
         """Return the current size of a table's segments and their bytes, memory-mapped."""
-        status, mapped = os.stat(self._prefix + names[-1]), self._mapped.get(names[0])
+        status, mapped = self._read_status(names[-1]), self._mapped.get(names[0])
         if mapped is not None and mapped.covers_files(names, status):
             return mapped.begins[-1] + status.st_size, mapped.array
         mapped = map_files(self._prefix, names, header_bytes, record_bytes, self._room_bytes, mapped)
         self._mapped[names[0]] = mapped
         return mapped.size, mapped.array
+
+    def _read_status(self, name: str) -> os.stat_result:
+        status = os.lstat(self._prefix + name)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", name)
+        return _check_holes(status)
+
+
+def _check_holes(status: os.stat_result) -> os.stat_result:
+    """Return the status of a file. Raise OSError if the file is huge but occupies almost nothing."""
+    if status.st_size > _MAX_SPARSE_BYTES and status.st_blocks * _BLOCK_BYTES < status.st_size * _MIN_OCCUPIED_SHARE:
+        raise OSError(errno.EFBIG, "it consists of holes")
+    return status
 
 
 class UnpackedFolder:

@@ -1,7 +1,7 @@
 """Record every allocation and free of the next steps on request: PyTorch's memory history, with Python stacks if requested.
 
-The request is a file in the session directory, so that whoever may write there may ask. The steps cost next to nothing more;
-the result is written after them on the training thread, which then pauses for a moment.
+The request is a file of this user in the session directory. The steps cost next to nothing more; the result is written after
+them on the training thread, which then pauses for a moment.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from zerotop_probe.inside.guard import CostMeter, Guard, now
 from zerotop_probe.recording import events
 from zerotop_probe.recording.clock import read_clock_pair
 from zerotop_probe.recording.directory import MICROSCOPE_FILE
+from zerotop_probe.recording.plain_files import is_trusted_owner, open_plain_file
 from zerotop_probe.recording.tables import HISTORY, HISTORY_ACTIONS
 from zerotop_probe.recording.writer import Identity, RecordWriter
 
 _ACTION_CODES = {name: code for code, name in enumerate(HISTORY_ACTIONS)}
 _MAX_STEPS = 100
+_MAX_REQUEST_BYTES = 1 << 12
 # An entry takes some hundred bytes of host memory, with its stack some thousand.
 _MAX_ENTRIES = 1_000_000
 _MAX_STACK_ENTRIES = 100_000
@@ -66,7 +68,7 @@ class Microscope:
     def _read_request_ns(self) -> int:
         """Return the time of the last request in unix nanoseconds; 0 without one."""
         try:
-            return os.stat(self._request_path).st_mtime_ns
+            return os.lstat(self._request_path).st_mtime_ns
         except OSError:
             return 0
 
@@ -76,9 +78,12 @@ class Microscope:
         if request_ns in (0, self._request_ns):
             return
         self._request_ns = request_ns
-        # A file with any other content is ignored.
-        with contextlib.suppress(OSError, ValueError, TypeError, LookupError), open(self._request_path, "rb") as file:
-            request = json.load(file)
+        # A file with any other content, or of somebody else, is ignored.
+        errors = (OSError, ValueError, TypeError, LookupError, OverflowError, RecursionError)
+        with contextlib.suppress(*errors), open(open_plain_file(self._request_path), "rb") as file:
+            if not is_trusted_owner(os.fstat(file.fileno()).st_uid, self._session):
+                return
+            request = json.loads(file.read(_MAX_REQUEST_BYTES))
             steps = min(max(1, int(request["steps"])), _MAX_STEPS)
             self._request = (int(request["request"]), steps, bool(request.get("stacks")))
 

@@ -12,10 +12,11 @@ import os
 from collections.abc import Iterator
 
 import zerotop_probe
-from zerotop_probe.outside import procfs
 from zerotop_probe.outside.attaching.python_process import CannotEnter, read_status
 from zerotop_probe.outside.procfs import Process
+from zerotop_probe.recording.plain_files import open_plain_file
 
+_MAX_ANSWER_BYTES = 1 << 16
 _ROOT = os.path.dirname(os.path.abspath(zerotop_probe.__file__))
 _libc = ctypes.CDLL(None)
 
@@ -29,7 +30,7 @@ def act(root, answer, action, arguments):
         raised = error
         reply = "! " + type(error).__name__ + ": " + str(error)
     try:
-        descriptor = posix.open(answer, posix.O_WRONLY)
+        descriptor = posix.open(answer, posix.O_WRONLY | posix.O_NOFOLLOW | posix.O_NONBLOCK)
         posix.write(descriptor, reply.encode("utf-8", "replace"))
         posix.close(descriptor)
     except OSError:
@@ -123,7 +124,8 @@ def write_file(path: str, content: str, process: Process) -> None:
         _check_visible(process.pid, os.path.realpath(needed))
     try:
         with _acting_as_owner(process.pid):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            remove_file(path)  # left by a command whose pid is reused
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             # Raises if it cannot write everything; os.write would truncate the script on a full disk.
             with open(descriptor, "wb") as file:
                 file.write(content.encode("utf-8", "surrogateescape"))
@@ -165,11 +167,20 @@ def _acting_as_owner(pid: int) -> Iterator[None]:
 
 def take_answer(path: str) -> str | None:
     """Return the answer and remove its file; None while there is no answer."""
-    answer = procfs.read_file(path).decode("utf-8", "replace")
+    answer = _read_plain_file(path).decode("utf-8", "replace")
     if not answer:
         return None
     remove_file(path)
     return answer
+
+
+def _read_plain_file(path: str) -> bytes:
+    try:
+        descriptor = open_plain_file(path)
+    except OSError:
+        return b""
+    with open(descriptor, "rb") as file:
+        return file.read(_MAX_ANSWER_BYTES)
 
 
 def remove_file(path: str) -> None:

@@ -20,6 +20,7 @@ from zerotop_probe.outside.job import agent, job_control
 from zerotop_probe.outside.job.job import CommandError
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.recording import clock
+from zerotop_probe.recording.plain_files import open_plain_file
 from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
 
 ANSWER_KEY = "zerotop_there"
@@ -99,7 +100,7 @@ def _check_shared(session: str, token: str, secret: str) -> None:
 
 
 def _read_text(path: str) -> str:
-    with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+    with contextlib.suppress(OSError, ValueError), open(open_plain_file(path), encoding="ascii") as file:
         return file.read()
     return ""
 

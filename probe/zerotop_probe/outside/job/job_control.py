@@ -7,16 +7,20 @@ import glob
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from zerotop_probe.outside.job.shutdown import LEAVE_REQUEST, STAGES, STOP_REQUEST, signal_job
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import Process, read_environment, read_owner
 from zerotop_probe.recording import clock, events
+from zerotop_probe.recording.directory import SESSION_VARIABLE
+from zerotop_probe.recording.plain_files import open_plain_file
 from zerotop_probe.recording.writer import EventWriter, Identity
 
 CANNOT_WRITE = "nothing can be written to {folder}: make room there, or choose another folder with --session"
+
+_MAX_LINE_BYTES = 1 << 22  # of an event
 
 # Raised by events with missing or invalid facts.
 _DAMAGE_ERRORS = (ValueError, TypeError, AttributeError, LookupError, OverflowError)
@@ -58,47 +62,83 @@ class JobFacts:
 def read_facts(session: str) -> JobFacts:
     """Read the events that samplers and commands of this node wrote since its last boot."""
     facts = JobFacts()
-    unsorted: list[dict[str, Any]] = []
+    unsorted: list[tuple[dict[str, Any], _Author]] = []
     here = (clock.read_hostname(), clock.read_boot_id())
     for path in sorted(glob.glob(os.path.join(glob.escape(session), "events-[nc]*.jsonl"))):
-        writer = _read_writer(path)
+        writer, author = _read_writer(path, session)
         if (writer.get("host"), writer.get("boot")) != here:
             facts.other_host = str(writer.get("host") or "")
             continue
         if writer.get("role") == "node":
             with contextlib.suppress(*_DAMAGE_ERRORS):
-                facts.samplers.append(Process(int(writer["pid"]), int(writer["start"])))
-        unsorted += _iter_events(path)
+                facts.samplers += author.keep_believable([Process(int(writer["pid"]), int(writer["start"]))])
+        unsorted += [(event, author) for event in _iter_events(path)]
     # Attaching and detaching write separate files; the times of one boot are comparable.
-    for event in sorted(unsorted, key=_get_time_ns):
+    for event, author in sorted(unsorted, key=_get_time_ns):
         with contextlib.suppress(*_DAMAGE_ERRORS):
-            _apply_event(facts, event)
+            _apply_event(facts, event, author)
     return facts
 
 
-_WRITER_BY_PATH: dict[str, dict[str, Any]] = {}  # a cache for processes that poll
+@dataclass(frozen=True)
+class _Author:
+    """The user who owns a file of events, and what that user may tell us.
+
+    Our own processes can be signalled because a file says that they belong to a job: in a folder where others may write, it
+    is only believed of files that are ours or root's. Root believes other users about their own processes.
+    """
+
+    user: int
+    session: str
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether everything in the file is believed."""
+        return self.user in (os.geteuid(), 0)
+
+    def keep_believable(self, processes: Iterable[Process]) -> list[Process]:
+        """Return the processes that the file may name."""
+        return [process for process in processes if self.is_trusted or self._may_name(process)]
+
+    def _may_name(self, process: Process) -> bool:
+        if os.geteuid() == 0 and read_owner(process.pid) == self.user:
+            return True
+        # The launcher says so itself. On a network file system the files of root may belong to nobody.
+        return read_environment(process.pid).get(SESSION_VARIABLE) == self.session
 
 
-def _read_writer(path: str) -> dict[str, Any]:
-    """Return the writer of a file from its first line, which never changes once it is written."""
+_WRITER_BY_PATH: dict[str, tuple[dict[str, Any], _Author]] = {}  # a cache for processes that poll
+
+
+def _read_writer(path: str, session: str) -> tuple[dict[str, Any], _Author]:
+    """Return the writer of a file from its first line, which never changes once it is written, and the file's owner."""
     if path not in _WRITER_BY_PATH:
         writer = next(_iter_events(path), {}).get("writer")
+        author = _Author(_read_file_owner(path), os.path.abspath(session))
         if not writer or not isinstance(writer, dict):
-            return {}
-        _WRITER_BY_PATH[path] = writer
+            return {}, author
+        _WRITER_BY_PATH[path] = writer, author
     return _WRITER_BY_PATH[path]
 
 
-def _get_time_ns(event: dict[str, Any]) -> int:
-    time_ns = event.get("time_ns")
+def _read_file_owner(path: str) -> int:
+    """Return the user who owns a file; -1 if it is gone."""
+    try:
+        return os.lstat(path).st_uid
+    except OSError:
+        return -1
+
+
+def _get_time_ns(item: tuple[dict[str, Any], _Author]) -> int:
+    time_ns = item[0].get("time_ns")
     return time_ns if isinstance(time_ns, int) else 0
 
 
 def _iter_events(path: str) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of a file; skip truncated and invalid lines."""
+    """Yield the JSON objects of a file; skip truncated, invalid and overlong lines."""
     try:
-        with open(path, "rb") as file:
-            for line in file:
+        with open(open_plain_file(path), "rb") as file:
+            for line in iter(lambda: file.readline(_MAX_LINE_BYTES), b""):
                 try:
                     value = json.loads(line)
                 except (ValueError, RecursionError):
@@ -109,22 +149,20 @@ def _iter_events(path: str) -> Iterator[dict[str, Any]]:
         return
 
 
-def _apply_event(facts: JobFacts, event: dict[str, Any]) -> None:
+def _apply_event(facts: JobFacts, event: dict[str, Any], author: _Author) -> None:
     name = event.get("event")
     if name in (events.ATTACHED, events.JOINED, events.DETACHED, events.PARTED):
         facts.detached = name in (events.DETACHED, events.PARTED)
     if name in (events.ATTACHED, events.JOINED):
         facts.attached = True
         facts.joined = name == events.JOINED
-        facts.job = _parse_process(event)
-        facts.ranks += map(_parse_process, event.get("ranks") or ())
-    elif name == events.REACHED:
+        facts.ranks += author.keep_believable(map(_parse_process, event.get("ranks") or ()))
+    if name in (events.ATTACHED, events.JOINED, events.JOB_STARTED):
+        facts.job = next(iter(author.keep_believable([_parse_process(event)])), facts.job)
+    elif name == events.REACHED and author.is_trusted:
         _update_reached(facts, str(event.get("name")), joined=bool(event.get("joined")))
-    elif name in (events.JOB_STARTED, events.RANK_FOUND):
-        if name == events.JOB_STARTED:
-            facts.job = _parse_process(event)
-        else:
-            facts.ranks.append(_parse_process(event))
+    elif name == events.RANK_FOUND:
+        facts.ranks += author.keep_believable([_parse_process(event)])
     elif name == events.NOT_ENTERED and event.get("pending"):
         facts.pending_pids.add(int(event.get("pid") or 0))
     elif name == events.OUTPUT_HOLDER:

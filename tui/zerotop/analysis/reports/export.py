@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple, Protocol
 
 import polars
 
@@ -21,7 +21,14 @@ FORMATS = ("csv", "parquet", "jsonl")
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
-def export_table(session: Session, table: str, fmt: str, stream: BinaryIO) -> int:
+class Stream(Protocol):
+    """What a table is written to."""
+
+    def write(self, data: memoryview, /) -> int | None:
+        """Write bytes; return how many, or None for all."""
+
+
+def export_table(session: Session, table: str, fmt: str, stream: Stream) -> int:
     """Write ``table`` to ``stream`` as ``fmt`` and return the number of rows.
 
     Raises ValueError, with a sentence for the user, for an unknown table or format.
@@ -68,7 +75,7 @@ def _iter_batches(session: Session, table: str, fmt: str) -> Iterator[_EncodedBa
         yield _EncodedBatch(frame.height, buffer.getbuffer())
 
 
-def _write_all(stream: BinaryIO, data: memoryview) -> None:
+def _write_all(stream: Stream, data: memoryview) -> None:
     """Write all of ``data``, also to an unbuffered pipe, which may take only part of it."""
     while data:
         written = stream.write(data)

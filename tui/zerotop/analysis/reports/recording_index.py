@@ -143,7 +143,7 @@ def read_overview(path: Path) -> Overview:
         return build_overview(open_glimpse(path))
     except SessionError as error:
         return Overview(path.name, problem=str(error))
-    except (*DAMAGE_ERRORS, OSError):
+    except Exception:  # one recording never breaks the list, whatever is in it
         return Overview(path.name, problem=f"{path} is damaged: its metadata cannot be read.")
 
 

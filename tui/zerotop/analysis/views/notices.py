@@ -57,9 +57,14 @@ def describe_thinning(session: Session, cursor_ns: int) -> list[str]:
 
 def describe_damage(session: Session) -> list[str]:
     """Return a sentence for each kind of damage in a recording."""
-    counts = ((session.damaged_files, "file", "skipped"), (session.damaged_lines, "event line", "skipped or read in part"))
+    counts = (
+        (session.damaged_files, "damaged file", "skipped"),
+        (session.damaged_lines, "damaged event line", "skipped or read in part"),
+        (session.damaged_records, "damaged record", "skipped"),
+        (session.replaced_files, "file", "replaced by a shorter one meanwhile: open the recording again"),
+    )
     return [
-        f"{count} damaged {noun} was {effect}." if count == 1 else f"{count} damaged {noun}s were {effect}."
+        f"{count} {noun} was {effect}." if count == 1 else f"{count} {noun}s were {effect}."
         for count, noun, effect in counts
         if count
     ]

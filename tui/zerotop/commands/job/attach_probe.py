@@ -13,6 +13,9 @@ from zerotop_probe.outside.attaching.probe_entry import Entry
 from zerotop_probe.outside.job import job_control
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.recording import events
+from zerotop_probe.recording.plain_files import open_plain_file
+
+_MAX_LINE_BYTES = 1 << 22  # of an event
 
 
 def enter_ranks(path: Path) -> tuple[int, list[str]]:
@@ -81,11 +84,11 @@ def _is_entered(path: Path, pid: int) -> bool:
 def _iter_changes(name: str) -> Iterator[tuple[int, str]]:
     """Yield when the probe entered and left a process: (time, event name)."""
     try:
-        with open(name, "rb") as file:
-            for line in file:
+        with open(open_plain_file(name), "rb") as file:
+            for line in iter(lambda: file.readline(_MAX_LINE_BYTES), b""):
                 if any(f'"{event}"'.encode() in line for event in (events.HELLO, events.LEFT)):
                     value = json.loads(line)
                     if value.get("event") in (events.HELLO, events.LEFT):
                         yield int(value["time_ns"]), str(value["event"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return

@@ -51,12 +51,11 @@ def _create_session(command: Sequence[str], path: str | None, max_bytes: int | N
     folder = directory.find_default_root() if path is None else path
     try:
         return directory.create_session(command, path=path, launcher=find_launcher(command), max_bytes=max_bytes)
-    except FileExistsError as error:
-        if error.errno is None:  # the folder is not empty; the error says so
-            raise
-        raise _make_problem(folder, "a file of that name is in the way") from error
     except OSError as error:
-        raise _make_problem(folder, str(error.strerror or error)) from error
+        if error.errno is None:  # the folder is not empty or another user's; the error says so
+            raise
+        is_in_the_way = isinstance(error, FileExistsError)
+        raise _make_problem(folder, "a file of that name is in the way" if is_in_the_way else error.strerror) from error
 
 
 def _make_problem(folder: str, reason: str) -> Problem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from zerotop.commands.common.exit_messages import describe_end, describe_place
 from zerotop.commands.common.live_session import RunningSession
 from zerotop.commands.common.user_settings import load_settings
 from zerotop.commands.job.controller import AwaitEntry, JobController
-from zerotop.session.reader import Session
+from zerotop.session.reader import Session, SessionError
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.interfaces import Leaving
 from zerotop_probe.outside.job import job_control
@@ -38,7 +39,8 @@ def watch_job(path: str | Path, await_entry: AwaitEntry | None = None) -> int:
     folder = str(session.path)
     if leaving is Leaving.STOPPED or not job_control.is_job_alive(folder):
         _await_end(session)
-    session.refresh()
+    with contextlib.suppress(SessionError):  # the screen has said it
+        session.refresh()
     place = describe_place(session.path)
     print(escape_unprintable(place[0].upper() + place[1:]))
     if job_control.is_job_alive(folder) if job_control.is_job_here(folder) else session.is_live:

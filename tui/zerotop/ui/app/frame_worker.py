@@ -23,9 +23,15 @@ class FrameWorker:
     newest request wins. Everything that reads the recording belongs to the jobs; they return values that never change.
     """
 
-    def __init__(self, call_app: Callable[[Callable[[], None]], object]) -> None:
-        """``call_app`` runs a function in the app's thread; what the function raises must end the app."""
+    def __init__(
+        self, call_app: Callable[[Callable[[], None]], object], handle_error: Callable[[BaseException], bool]
+    ) -> None:
+        """``call_app`` runs a function in the app's thread; what the function raises must end the app.
+
+        ``handle_error`` is called there with the error of a job; unless it returns True the error is raised.
+        """
         self._call_app = call_app
+        self._handle_error = handle_error
         self._urgent: dict[object, _Job] = {}  # by slot, in the order of their submission
         self._routine: dict[object, _Job] = {}
         self._changed = threading.Condition()
@@ -89,11 +95,18 @@ class FrameWorker:
         while (job := self._take_job()) is not None:
             try:
                 result = job.run()
-            except BaseException as error:  # raised again in the app, which ends it as any other error there does
-                self._call_app(self._make_raiser(job, error))
+            except BaseException as error:  # handled in the app, or raised again there, which ends it as any other error
+                self._deliver(self._make_raiser(job, error))
             else:
-                self._call_app(self._make_delivery(job, result))
+                self._deliver(self._make_delivery(job, result))
             del job
+
+    def _deliver(self, delivery: Callable[[], None]) -> None:
+        try:
+            self._call_app(delivery)
+        except RuntimeError:  # the app has ended, without waiting for a long job
+            if not self._is_closed:
+                raise
 
     def _take_job(self) -> _Job | None:
         with self._changed:
@@ -115,6 +128,7 @@ class FrameWorker:
         def raise_error() -> None:
             if not self._is_closed:
                 self._pending[job.slot] -= 1
-                raise error
+                if not self._handle_error(error):
+                    raise error
 
         return raise_error

@@ -12,11 +12,13 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+from rich.text import Text
 from textual.app import App
 from textual.events import Event, InputEvent
 from textual.filter import ANSIToTruecolor, LineFilter
 
 from zerotop.analysis.views.annotation_runner import SearchResult
+from zerotop.session.headers import SessionError
 from zerotop.ui.app.ascii_filter import AsciiFilter
 from zerotop.ui.app.frame_builder import FrameRequest
 from zerotop.ui.app.frame_worker import FrameWorker
@@ -32,6 +34,7 @@ from zerotop.ui.base.tabs import TABS, load_screen_class
 from zerotop.ui.dialogs.quit_dialog import LeaveDialog
 from zerotop.ui.drawing import units
 from zerotop.ui.drawing.glyphs import Glyphs, choose_glyphs
+from zerotop.ui.drawing.text import sanitize
 from zerotop.ui.drawing.theme import DARK, DARK_NAME, LIGHT, LIGHT_NAME
 
 FRAME_S = 0.22  # between two polls: a new record is on screen within this and one frame
@@ -96,7 +99,7 @@ class Monitor(App[Leaving]):
         self._made_screens: dict[str, MonitorScreen] = {}
         self.shown_name = TABS[0].name  # of the screen shown now or last
         self._tick_count = 0
-        self._worker = FrameWorker(self.call_later)
+        self._worker = FrameWorker(self.call_later, self._handle_job_error)
         self._wanted: tuple[FrameRequest, MonitorScreen, ScreenState] | None = None  # for the next picture
         self._interim_timer: asyncio.TimerHandle | None = None
         self._rest_until_s = 0.0
@@ -123,7 +126,7 @@ class Monitor(App[Leaving]):
     def close_recording(self) -> None:
         """Stop watching. The caller removes the screens."""
         self._worker.close(wait=True)
-        self._worker = FrameWorker(self.call_later)
+        self._worker = FrameWorker(self.call_later, self._handle_job_error)
         self._viewer = self._wanted = None
         self._search_due_s = 0.0
         self._made_screens.clear()
@@ -160,7 +163,11 @@ class Monitor(App[Leaving]):
     def _preload_screen(self) -> None:
         """Make one more of the screens that were not needed yet, while no key is pressed."""
         lacking = [tab.name for tab in TABS if tab.name not in self._screen_stacks]
-        if not (lacking and self.is_watching and self.is_running) or time.monotonic() - self._last_key_s < KEYED_S:
+        if (
+            not (lacking and self.is_watching and self.is_running)
+            or self._exit
+            or time.monotonic() - self._last_key_s < KEYED_S
+        ):
             return
         if self._imported_screen == lacking[0]:
             self._init_mode(lacking[0])
@@ -226,6 +233,22 @@ class Monitor(App[Leaving]):
             self._job_check = asyncio.get_running_loop().run_in_executor(None, self.viewer.check_job)
 
     # Work for the worker
+
+    def _handle_job_error(self, error: BaseException) -> bool:
+        """Give up a recording that can no longer be read; return whether that is the reason of the error."""
+        if self.is_watching and not isinstance(error, SessionError):
+            # Where a file was cut short meanwhile, a job has read zeros.
+            try:
+                self.viewer.source.refresh()
+            except SessionError as cut:
+                error = cut
+        if isinstance(error, SessionError):
+            self.give_up_recording(str(error))
+        return isinstance(error, SessionError)
+
+    def give_up_recording(self, reason: str) -> None:
+        """Leave a recording that can no longer be read; ``reason`` is a sentence."""
+        self.exit(Leaving.QUIT, return_code=1, message=Text(f"zerotop: {sanitize(reason, self.glyphs)}"))
 
     def _poll_rested(self, *, force: bool = False) -> None:
         if self.is_watching and not self._worker.is_pending("poll") and time.monotonic() >= self._rest_until_s:

@@ -65,6 +65,11 @@ class StartApp(ZerotopApp):
             self.switch_mode(self.shown_name)
             self.draw_first_frame()
 
+    def give_up_recording(self, reason: str) -> None:
+        """Return to the list, and say why."""
+        self.notify(reason, severity="error", timeout=10)
+        self.leave_recording(Leaving.QUIT)
+
     def leave_recording(self, leaving: Leaving) -> None:
         """Return to the list."""
         self.call_next(self._return_to_list)

@@ -1,0 +1,31 @@
+"""Opening files of a folder in which somebody else may have planted links, pipes or devices."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+
+def open_plain_file(path: str) -> int:
+    """Open a regular file for reading and return its descriptor.
+
+    Never follows a link as the last part of the path, and never waits for a pipe. Raise OSError, also for a file of another
+    kind.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", path)
+    return descriptor
+
+
+def is_trusted_owner(owner: int, folder: str) -> bool:
+    """Whether a user may ask this process for something by a file in a session's folder.
+
+    These are the user of this process, root, and the user whose folder it is.
+    """
+    try:
+        return owner in (os.geteuid(), 0, os.stat(folder).st_uid)
+    except OSError:
+        return False
