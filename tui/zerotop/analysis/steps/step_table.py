@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from zerotop.analysis.steps.growable_array import GrowingArray
-from zerotop.analysis.steps.missing_steps import erase_measures, find_recorded, insert_missing_steps
+from zerotop.analysis.steps.missing_steps import MOST_MISSING, erase_measures, find_recorded, insert_missing_steps
 from zerotop.analysis.steps.span_sums import DURATION_COLUMNS, SIZE_COLUMNS, SUM_COLUMNS, sum_spans
 from zerotop.analysis.steps.step_memory import add_memory
 from zerotop.session.reader import Session, Source
@@ -59,6 +59,7 @@ class RankSteps:
         self.open_sums = np.zeros(len(SUM_COLUMNS))  # of the step in progress
         self.end_ns = 0  # of the last finished step, on the writer's own clock
         self.last_step = 0  # number of the last finished step; at first of the one before its first phase
+        self.missing_count = 0  # rows of steps that were not recorded
         self._rows = GrowingArray(STEP_DTYPE)
         self._recorded: GrowingArray | None = None  # copies of the recorded rows, once some are missing
         self._sorted_count = 0  # rows whose recorded ones are copied
@@ -228,8 +229,10 @@ class StepTable:
             yield pieces
 
     def _store_rows(self, steps: RankSteps, rows: Rows) -> None:
-        stored = steps.add_rows(insert_missing_steps(rows, steps.last_step))
+        count = len(rows)
+        stored = steps.add_rows(insert_missing_steps(rows, steps.last_step, MOST_MISSING - steps.missing_count))
         steps.last_step = int(stored["step"][-1])
+        steps.missing_count += len(stored) - count
         if self._with_memory:
             add_memory(self._session, steps.source, stored)
         else:
