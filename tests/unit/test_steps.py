@@ -279,3 +279,8 @@ def test_a_loaded_checkpoint_and_a_damaged_number_leave_no_gap(tmp_path: Path) -
     rows = read_steps(read(tmp_path))
     assert rows["step"].tolist() == [0, 1, 100, 101, 2**31 - 2]
     np.testing.assert_array_equal(np.isnan(rows["iteration_s"]), [False] * 4 + [True])
+
+
+def test_damaged_numbers_do_not_fill_the_memory(tmp_path: Path) -> None:
+    write(tmp_path, tables.SPANS, identity(0), *lossy(list(range(0, 2**31, 60_000))[:1000])).close()
+    assert len(read_steps(read(tmp_path))) == 1000 + 59_999

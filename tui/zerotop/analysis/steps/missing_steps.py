@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from zerotop.session.samples import Rows
 from zerotop_probe.recording.tables import UNKNOWN
 
-# A damaged step number must not fill the memory.
-_MOST_MISSING = 1_000_000
+# Rows that a process gets for missing steps: damaged step numbers must not fill the memory.
+MOST_MISSING = 100_000
 _KEPT_COLUMNS = ("rank", "step", "steps", "skipped", "begin_unix_ns", "end_unix_ns")
 
 
@@ -24,18 +24,19 @@ def find_recorded(rows: Rows) -> NDArray[np.bool_]:
     return recorded
 
 
-def insert_missing_steps(rows: Rows, last_step: int) -> Rows:
+def insert_missing_steps(rows: Rows, last_step: int, most: int = MOST_MISSING) -> Rows:
     """Return consecutive steps of a process with rows for the numbers that are missing.
 
     Numbers also jump when a checkpoint is loaded; those steps were never made.
 
     Args:
         last_step: the number of the step before the first row.
+        most: so many rows are inserted at most; the first step after a longer gap has no time either.
     """
     missing = np.diff(rows["step"], prepend=last_step) - rows["steps"]
     missing[(missing < 0) | (rows["checkpoint_s"] > 0) & find_recorded(rows)] = 0
     rows["iteration_s"][missing > 0] = np.nan
-    missing[missing > _MOST_MISSING] = 0
+    missing[missing.cumsum() > most] = 0
     if not missing.any():
         return rows
     counts = missing + 1

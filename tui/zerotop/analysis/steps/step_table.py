@@ -8,7 +8,7 @@ import numpy as np
 
 from zerotop.analysis.steps.folded_steps import FOLDED_DTYPE, fill_rows, has_gaps
 from zerotop.analysis.steps.growable_array import GrowingArray
-from zerotop.analysis.steps.missing_steps import erase_measures, find_recorded, insert_missing_steps
+from zerotop.analysis.steps.missing_steps import MOST_MISSING, erase_measures, find_recorded, insert_missing_steps
 from zerotop.analysis.steps.span_sums import SIZE_COLUMNS, SUM_COLUMNS, add_times, sum_spans
 from zerotop.analysis.steps.step_dtype import MEMORY_COLUMNS, STEP_DTYPE
 from zerotop.analysis.steps.step_memory import add_memory
@@ -31,6 +31,7 @@ class RankSteps:
         self.open_sums = np.zeros(len(SUM_COLUMNS))  # of the step in progress
         self.end_ns = 0  # of the last finished step, on the writer's own clock
         self.last_step = 0  # number of the last finished step; at first of the one before its first phase
+        self.missing_count = 0  # rows of steps that were not recorded
         self._rows = GrowingArray(STEP_DTYPE)
         self._recorded: GrowingArray | None = None  # copies of the recorded rows, once some are missing
         self._sorted_count = 0  # rows whose recorded ones are copied
@@ -76,12 +77,18 @@ class RankSteps:
         if has_gaps(rows, last_step):
             filled = np.empty(len(rows), STEP_DTYPE)
             fill_rows(filled, rows, previous_ns, self.source)
-            erase_measures(self.add_rows(insert_missing_steps(filled, last_step)))
+            erase_measures(self.add_with_missing(filled, last_step))
         else:
             fill_rows(self._rows.add_rows(len(rows)), rows, previous_ns, self.source)
         self._used_folded += len(rows)
         self.end_ns, self.last_step = int(rows["end_ns"][-1]), int(rows["step"][-1])
         return True
+
+    def add_with_missing(self, rows: Rows, last_step: int) -> Rows:
+        """Add finished steps after the step ``last_step``, and rows for missing ones; return the stored rows."""
+        stored = self.add_rows(insert_missing_steps(rows, last_step, MOST_MISSING - self.missing_count))
+        self.missing_count += len(stored) - len(rows)
+        return stored
 
     def add_rows(self, rows: Rows) -> Rows:
         """Add finished steps; return the stored rows."""
@@ -230,7 +237,7 @@ class StepTable:
             yield pieces
 
     def _store_rows(self, steps: RankSteps, rows: Rows) -> None:
-        stored = steps.add_rows(insert_missing_steps(rows, steps.last_step))
+        stored = steps.add_with_missing(rows, steps.last_step)
         steps.last_step = int(stored["step"][-1])
         if self._with_memory:
             add_memory(self._session, steps.source, stored)
