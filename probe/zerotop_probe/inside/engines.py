@@ -88,7 +88,7 @@ class EngineRegistry:
         """Add a new engine."""
         state = self._state_by_id[id(engine)] = EngineState(engine, self.engine_count)
         self.engine_count += 1
-        self.belongs_to_deepspeed, self.loop = True, None
+        self.loop = None
         return state
 
     def add_loop(self) -> LoopState:

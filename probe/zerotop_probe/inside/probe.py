@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from zerotop_probe.inside import identity
@@ -36,6 +37,8 @@ class Probe:
         self.meter.report_error = self._report_error
         self.engines = EngineRegistry()
         self.library = TrainingLibrary()
+        # Called as soon as the process makes a DeepSpeed engine: the hooks on other loops remove themselves.
+        self.retire_loops: Callable[[], None] = lambda: None
         self.recorder: Recorder | None = None
         self.evaluation: EvaluationDetector | None = None
         self.peaks: PeakCounters | None = None
@@ -69,6 +72,12 @@ class Probe:
         self.recorder = recorder
         recorder.write_event(time_ns, events.HELLO, **place, **identity.read_software())
         return True
+
+    def claim_for_deepspeed(self) -> None:
+        """Leave this process to the hooks on DeepSpeed's engines, which see everything."""
+        if not self.engines.belongs_to_deepspeed:
+            self.engines.belongs_to_deepspeed = True
+            self.retire_loops()
 
     def is_training_thread(self) -> bool:
         """Return whether the caller runs in the thread that trains."""

@@ -62,7 +62,7 @@ class EngineHooks(TrainingHooks):
     def _begin_construction(self, time_ns: int, engine: Any, args: Any, kwargs: Any) -> tuple[Any, Span] | None:
         if not self._probe.start_recording() or self._probe.recorder is None or self._probe.recorder.find_phase("init"):
             return None
-        self._probe.engines.belongs_to_deepspeed = True
+        self._probe.claim_for_deepspeed()
         self.resume_training(time_ns)
         step = self._probe.engines.get_position()[1]
         position = (min(self._probe.engines.engine_count, 255), step, 0)
@@ -79,6 +79,7 @@ class EngineHooks(TrainingHooks):
         probe = self._probe
         if probe.recorder is None or probe.engines.find_state(engine) is not None:
             return
+        probe.claim_for_deepspeed()
         state = probe.engines.add(engine)
         record_engine(probe, state, engine)
         if state.has_optimizer or probe.engines.current is None:

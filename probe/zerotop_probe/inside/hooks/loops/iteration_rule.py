@@ -31,9 +31,11 @@ class IterationRule:
         self._patience[number] = _PATIENCE
 
     def remove(self, number: int) -> None:
-        """Remove an optimizer that is gone; its steps remain counted."""
+        """Forget an optimizer that is gone."""
         self.counting.discard(number)
         self._stepped.discard(number)
+        for table in (self.step_counts, self._missed, self._patience, self._last_backward):
+            table.pop(number, None)
 
     def finish_step(self, number: int, backwards: int) -> bool:
         """Count a step of an optimizer, after so many ``backwards`` of the loop; return whether it ends an iteration."""

@@ -32,7 +32,7 @@ class Loop(TrainingHooks):
         self.backward_total = 0
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._optimizer_count = 0
-        self._owned: tuple[int, set[int]] = (-1, set())  # ids of all parameters of so many optimizers
+        self._ownership: dict[int, bool] = {}  # of the modules asked about, by id(), since the last new optimizer
         self._searches = 0
         self._armed_until = 0
         self._expects_tensors = False
@@ -45,7 +45,9 @@ class Loop(TrainingHooks):
         """Add an optimizer, and search the models that it trains; return its number."""
         number = self._optimizer_count
         self._optimizer_count += 1
+        self._optimizers = {other: reference for other, reference in self._optimizers.items() if reference() is not None}
         self._optimizers[number] = weakref.ref(optimizer)
+        self._ownership.clear()
         self._searches = 0
         self.search_roots()
         return number
@@ -63,10 +65,13 @@ class Loop(TrainingHooks):
 
     def owns_parameters(self, module: Any) -> bool:
         """Return whether an optimizer updates a parameter of this module."""
-        if self._owned[0] != self._optimizer_count:
+        known = self._ownership.get(id(module))
+        if known is None:
             found = self.list_optimizers().values()
-            self._owned = self._optimizer_count, {id(p) for o in found for group in o.param_groups for p in group["params"]}
-        return any(id(parameter) in self._owned[1] for parameter in module.parameters())
+            owned = {id(p) for optimizer in found for group in optimizer.param_groups for p in group["params"]}
+            known = any(id(parameter) in owned for parameter in module.parameters())
+            self._ownership[id(module)] = known
+        return known
 
     # --- the begin of a recording ---------------------------------------------------------------------------
 

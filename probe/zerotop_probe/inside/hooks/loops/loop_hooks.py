@@ -52,6 +52,7 @@ class LoopHooks:
         self._replace_backward()
         self._steps.install_hooks(module)
         self._loop.finder.install_hooks()
+        self._probe.retire_loops = self._loop.finder.remove_hooks
 
     def _replace_backward(self) -> None:
         """Wrap the function in which ``backward()`` and ``autograd.grad()`` end, under both of its names."""
@@ -114,7 +115,7 @@ class LoopHooks:
             span.rows, span.sequence, span.tokens = batch_shape.measure_batch(args, kwargs)
             recorder.last_forward = span
         span.flags = 0 if trains else EVAL
-        self._unproven_forward = gradients and not trains
+        self._unproven_forward = gradients and not trains and self._loop.owns_parameters(module)
         return span
 
     def _evaluates(self, module: Any) -> bool:
@@ -133,6 +134,8 @@ class LoopHooks:
             return None  # autograd.grad(), which trains nothing by itself
         loop = self._loop
         recorder = self._probe.recorder
+        if self._probe.engines.belongs_to_deepspeed or self._probe.entered_late:
+            return None
         if recorder is not None and (recorder.find_phase("backward") or recorder.find_phase("forward")):
             return None  # checkpointed blocks within a backward, or a compiler that traces within a forward
         if self._probe.engines.loop is None:

@@ -156,12 +156,13 @@ class OptimizerStepHooks:
 
     def _count_step(self, optimizer: Any) -> bool:
         number = self._loop.find_number(optimizer)
-        for gone in self._rule.step_counts.keys() - self._loop.list_optimizers().keys():
-            self._rule.remove(gone)
-        for other, candidate in self._loop.list_optimizers().items():
-            has_parameters = any(group["params"] for group in candidate.param_groups)
-            if other not in self._rule.step_counts and (has_parameters or candidate is optimizer):
-                self._rule.add(other)
+        alive = self._loop.list_optimizers()
+        if alive.keys() != self._rule.step_counts.keys():
+            for gone in self._rule.step_counts.keys() - alive.keys():
+                self._rule.remove(gone)
+            for other in alive.keys() - self._rule.step_counts.keys():
+                if alive[other] is optimizer or any(group["params"] for group in alive[other].param_groups):
+                    self._rule.add(other)
         return self._rule.finish_step(number, self._loop.backward_total)
 
     def end_backward(self, recorder: Recorder, time_ns: int) -> None:

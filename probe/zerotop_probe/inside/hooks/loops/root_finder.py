@@ -36,7 +36,8 @@ class RootCall:
             return sys.modules["torch"].nn.Module._call_impl(module, *args, **kwargs)
 
         self._call_original = call_original
-        self._call = wrap_function(call_original, "forward", *finder.hooks, finder.meter)
+        before, after = finder.hooks
+        self._call = wrap_function(call_original, "forward", before, after, finder.meter)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         torch = sys.modules["torch"]
@@ -98,7 +99,7 @@ class RootFinder:
         hide_from_compiler(self._call_module, with_callees=False)
         hide_from_compiler(self._add_root)
         wrap_method(_find_module_class(), "compile", self._begin_compile, self._end_compile, self.meter)
-        on_removal(self._remove_hooks)
+        on_removal(self.remove_hooks)
 
     def _begin_compile(self, time_ns: int, module: Any, args: Any, kwargs: Any) -> Any:
         return module
@@ -138,7 +139,8 @@ class RootFinder:
         """Let modules be called as usual."""
         _find_module_class()._compiled_call_impl = None
 
-    def _remove_hooks(self) -> None:
+    def remove_hooks(self) -> None:
+        """Give all modules back their own calls."""
         self.disarm()
         for module in self.list_modules():
             call = module.__dict__.get(_ATTRIBUTE)

@@ -1,0 +1,53 @@
+"""Which steps of several optimizers end an iteration."""
+
+from __future__ import annotations
+
+from zerotop_probe.inside.hooks.loops.iteration_rule import IterationRule
+
+
+def follow(steps: str, optimizers: int = 2) -> str:
+    """Step the optimizers named by letters, each after a backward; a dot is a step that ends no iteration."""
+    rule = IterationRule()
+    for number in range(optimizers):
+        rule.add(number)
+    ends = [rule.finish_step(ord(letter) - ord("a"), index + 1) for index, letter in enumerate(steps)]
+    return "".join(letter if end else "." for letter, end in zip(steps, ends, strict=True))
+
+
+def test_one_optimizer_ends_an_iteration_with_every_step() -> None:
+    assert follow("aaa", 1) == "aaa"
+
+
+def test_turns_end_with_the_last_optimizer() -> None:
+    assert follow("ababab") == ".b.b.b"
+    assert follow("aaaaabaaaaab") == ".....b.....b"
+    assert follow("abcabc", 3) == "..c..c"
+
+
+def test_an_optimizer_that_never_steps_is_not_waited_for_for_ever() -> None:
+    assert follow("a" * 15) == "." * 11 + "aaaa"
+
+
+def test_rare_steps_count_once_the_others_stop() -> None:
+    phases = follow("a" * 14 + "b" * 14)
+    assert phases[:14] == "." * 11 + "aaa"
+    assert phases[-2:] == "bb"
+
+
+def test_steps_without_a_backward_are_one_update() -> None:
+    rule = IterationRule()
+    rule.add(0)
+    rule.add(1)
+    # Muon and AdamW step one after the other; then one of them twice.
+    assert [rule.finish_step(number, 1) for number in (0, 1)] == [False, True]
+    assert [rule.finish_step(number, 2) for number in (0, 0, 1, 1)] == [False, False, True, False]
+
+
+def test_an_optimizer_that_is_gone_is_forgotten() -> None:
+    rule = IterationRule()
+    rule.add(0)
+    rule.add(1)
+    assert not rule.finish_step(0, 1)
+    rule.remove(1)
+    assert rule.finish_step(0, 2)
+    assert rule.step_counts == {0: 2}
