@@ -101,7 +101,7 @@ def _add_start_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     )
     run.add_argument("--session", metavar="DIR", help=_SESSION_DIR_HELP)
     _add_max_size(run)
-    run.add_argument("--headless", action="store_true", help="without the screen; pass the job's output through")
+    run.add_argument("--headless", action="store_true", help="without the screen; pass output and signals through")
     run.add_argument("--no-phase-peaks", action="store_true", help="do not reset the peak counters of PyTorch's allocator")
 
 

@@ -35,7 +35,7 @@ def _run_headless(options: argparse.Namespace) -> int:
         end = agent.run_in_foreground(session, options.command, on_message=write_messages)
     messages = [end.text] if end.exit_code != 0 else []
     losses = describe_rank_losses(session)
-    if not losses and (end.lost_records or end.lost_output_bytes):
+    if not losses and directory.has_recording(session) and (end.lost_records or end.lost_output_bytes):
         losses = [describe_losses(end.lost_records, end.lost_output_bytes)]
     messages += losses
     if end.echo_error:
