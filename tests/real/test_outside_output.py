@@ -146,8 +146,8 @@ os.write(1, b"two")
             inode = os.fstat(file.fileno()).st_ino
             session = tmp_path / "session"
             session.mkdir(exist_ok=True)
-            run = partial(foreground, session, code) if ours else partial(subprocess.run, python(code))
-            done = run(stdout=file, stderr=subprocess.PIPE)
+            command = [*AGENT, "--foreground", str(session), "--"] if ours else []
+            done = subprocess.run([*command, *python(code)], stdout=file, stderr=subprocess.PIPE, check=True, timeout=60)
         seen.append((path.read_bytes(), done.stderr.replace(str(inode).encode(), b"")))
     assert seen[0] == seen[1]
     assert recorded(session, "stdout") == b"one two"

@@ -165,6 +165,10 @@ class ProcessTree:
                 parent = stat.parent if stat is not None else -1
             self._parents[pid] = parent
 
+    def iter_parents(self) -> Iterator[tuple[int, int]]:
+        """Yield each process and its parent, or the first parent that was seen."""
+        return iter(self._parents.items())
+
     def find_children(self) -> dict[int, list[int]]:
         """Return the children of every process that has some."""
         children: dict[int, list[int]] = {}

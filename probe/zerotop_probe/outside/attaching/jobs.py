@@ -16,25 +16,12 @@ from dataclasses import dataclass, field
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.outside.sampling import silent_ranks
+from zerotop_probe.outside.sampling.launcher_programs import find_launcher
 from zerotop_probe.recording import launchers
 from zerotop_probe.recording.directory import SESSION_VARIABLE
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Programs, and modules run with -m, that start ranks.
-_LAUNCHERS = {
-    "deepspeed": "deepspeed",
-    "torchrun": "torchrun",
-    "accelerate": "accelerate",
-    "accelerate-launch": "accelerate",
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torchrun",
-    "mpirun": "mpi",
-    "mpiexec": "mpi",
-    "orterun": "mpi",
-    "srun": "slurm",
-}
-# Prefixes of modules that start ranks, such as DeepSpeed's launcher on each node.
-_MODULES = ("deepspeed.launcher", "accelerate.commands")
 _RENDEZVOUS_NAMES = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "OMPI_MCA_ess_base_jobid")
 
 
@@ -156,29 +143,6 @@ def _find_root(pid: int) -> Process | None:
 
 def _choose_first(ranks: list[FoundRank]) -> FoundRank:
     return min(ranks, key=lambda rank: (rank.rank if rank.rank is not None else -1, rank.process.pid))
-
-
-def find_launcher(arguments: list[str]) -> str:
-    """Return the launcher that a command line runs; "" for any other program."""
-    words = _find_script(arguments) if silent_ranks.is_python(arguments) else arguments[:1]
-    for word in words:
-        if word.startswith(_MODULES):
-            return word.split(".")[0]
-        if name := _LAUNCHERS.get(os.path.basename(word)):
-            return name
-    return ""
-
-
-def _find_script(arguments: list[str]) -> list[str]:
-    """Return the script or module that a Python command line runs, as a list of at most one word."""
-    for position, argument in enumerate(arguments[1:], 1):
-        if argument == "-m":
-            return arguments[position + 1 : position + 2]
-        if argument == "-c":
-            return []
-        if not argument.startswith("-") and arguments[position - 1] not in ("-W", "-X"):
-            return [argument]
-    return []
 
 
 def read_zero_stage(job: FoundJob) -> int | None:

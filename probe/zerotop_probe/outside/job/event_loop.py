@@ -22,6 +22,8 @@ from zerotop_probe.recording.writer import EventWriter, Identity
 _PERIOD_S = TICK_S / 2
 # After this time a foreground agent says that it waits for ranks: after Ctrl-C most end sooner.
 _SILENT_WAIT_S = 2.0
+# How long the search for ranks that outlive the first process may take.
+_SEARCH_S = 2.0
 # How long to wait for the last output before the job's end is recorded.
 _LAST_OUTPUT_S = 0.5
 # A reader that takes nothing for this time is not waited for.
@@ -166,17 +168,21 @@ class Agent:
             return False
         if self._ended_ns is None:
             self._ended_ns = time.monotonic_ns()
-        if not self._node.ranks.has_alive_rank():
-            return True
-        self._note_waiting(time.monotonic_ns() - self._ended_ns)
-        return False
+            self._node.request_samples(self._ended_ns, 0)
+        waited_s = (time.monotonic_ns() - self._ended_ns) / 1e9
+        goes_on = self._node.ranks.has_outlived_root
+        if goes_on is None:  # not searched yet
+            return waited_s > _SEARCH_S
+        if goes_on and waited_s > _SILENT_WAIT_S:
+            self._note_waiting()
+        return not goes_on
 
-    def _note_waiting(self, waited_ns: int) -> None:
-        if self._on_message is not None and not self._is_waiting_noted and waited_ns > _SILENT_WAIT_S * 1e9:
+    def _note_waiting(self) -> None:
+        if self._on_message is not None and not self._is_waiting_noted:
             self._is_waiting_noted = True
-            count = self._count_ranks()
-            ranks = "1 rank still runs" if count == 1 else f"{count} ranks still run"
-            self._on_message(f"the job's first process has ended, but {ranks}: recording until they end, or Ctrl-C")
+            self._on_message(
+                "The job's first process has ended, but its training goes on. Recording until it ends, or Ctrl-C."
+            )
 
     def _count_ranks(self) -> int:
         return sum(process.is_alive() for process in self._node.ranks.list_processes())

@@ -34,7 +34,11 @@ _QUERY_S = 0.005
 def list_handled_signals() -> set[int]:
     """Return the signals to block and wait for: all but those that our parent set to be ignored, as nohup does."""
     ignored = {number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN}
-    return signal.valid_signals() - (ignored - {signal.SIGCHLD, *PYTHON_IGNORES}) - {signal.SIGKILL, signal.SIGSTOP}
+    return (
+        {*map(int, signal.valid_signals())}
+        - (ignored - {signal.SIGCHLD, *PYTHON_IGNORES})
+        - {signal.SIGKILL, signal.SIGSTOP}
+    )
 
 
 def pass_on(info: signal.struct_siginfo, job: Process, output: OutputRecording) -> bool:

@@ -19,6 +19,7 @@ from zerotop_probe.outside import procfs
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.outside.sampling import silent_ranks
 from zerotop_probe.outside.sampling.build_locks import LockWatcher
+from zerotop_probe.outside.sampling.launcher_programs import find_launcher
 from zerotop_probe.outside.sampling.process_sampler import SampledMember
 from zerotop_probe.recording import clock, events, launchers
 from zerotop_probe.recording.directory import SESSION_VARIABLE
@@ -29,6 +30,8 @@ _FAST_S, _SLOW_S, _FAST_FOR_S = 0.5, 5.0, 60.0
 _MAX_LAUNCHERS = 4
 # Programs that run below a rank while operators are built.
 _COMPILERS = (b"ninja", b"cc1plus", b"nvcc", b"cicc", b"ptxas")
+# A script that outlives the root imports PyTorch within this time, or does not train.
+_IMPORT_S = 3.0
 _EVENTS_FILE = re.compile(r"events-rank(\d+)-(.+)-(\d+)(?:\.\d+)?\.jsonl")
 
 
@@ -70,8 +73,13 @@ class RankFinder:
         self._silent: set[Process] = set()
         self._compiling = False
         self._locks = LockWatcher()
+        self._is_root_python = silent_ranks.is_python(procfs.read_command_line(root.pid))
+        self._known_pids: set[int] = set()  # of all ranks so far
+        self._root_ended_s: float | None = None  # when it was noticed
         self._next_s = 0.0
         self._fast_until_s = time.monotonic() + _FAST_FOR_S
+        self.has_outlived_root: bool | None = None
+        """Once the root has ended: whether a process runs that is a rank or may become or start one. None before."""
         for process in attached_ranks or ():
             self._add_attached(process)
 
@@ -97,6 +105,8 @@ class RankFinder:
     def update_ranks(self, *, now: bool = False) -> None:
         """Search for new and ended ranks if that is due or ``now`` is set: often at first, later rarely."""
         now_s = time.monotonic()
+        if self._root_ended_s is None and not self._root.is_alive():
+            self._root_ended_s, now = now_s, True
         if now:
             self._fast_until_s = now_s + _FAST_FOR_S
         elif now_s < self._next_s:
@@ -135,10 +145,13 @@ class RankFinder:
         self._tree.refresh()
         children = self._tree.find_children()
         self._launchers = []
-        candidates = [self._root.pid]
+        is_root_alive = self._root_ended_s is None
+        candidates = [self._root.pid] if is_root_alive or self._attached else self._find_orphans()
         for pid in candidates:
             if pid not in self.rank_by_pid and not self._add_if_rank(pid, now_s):
                 candidates.extend(children.get(pid, ()))
+        if self._root_ended_s is not None:
+            self.has_outlived_root = self.has_alive_rank() or any(map(self._may_lead_to_ranks, candidates))
         due = self._locks.is_due(now_s)
         if due or not self._compiling:
             rank = self._find_compiling(children)
@@ -148,6 +161,31 @@ class RankFinder:
             if due:
                 for lock in self._locks.find_blocking_locks([] if rank is not None else self.list_processes(), now_s):
                     self._write_event(events.BUILD_LOCKED, path=str(lock))
+
+    def _find_orphans(self) -> list[int]:
+        """Return the processes of the job that have outlived its root, without what a rank has left.
+
+        They have the session in their environment. Their descendants may be among them.
+        """
+        orphans = []
+        for pid, parent in self._tree.iter_parents():
+            is_left_by_rank = parent in self._known_pids and parent not in self.rank_by_pid
+            if not is_left_by_rank and procfs.read_environment(pid).get(SESSION_VARIABLE) == self._session:
+                orphans.append(pid)
+        return orphans
+
+    def _may_lead_to_ranks(self, pid: int) -> bool:
+        """Whether a process that has outlived the root is a launcher, or trains with PyTorch or may soon import it.
+
+        What a Python program leaves behind are its helpers; only what a shell script leaves may be the training itself.
+        """
+        arguments = procfs.read_command_line(pid)
+        if find_launcher(arguments):
+            return True
+        if self._is_root_python or not silent_ranks.is_python(arguments) or self._root_ended_s is None:
+            return False
+        is_early = time.monotonic() - self._root_ended_s < _IMPORT_S
+        return is_early or b"libtorch" in procfs.read_file(f"/proc/{pid}/maps", 1 << 22)
 
     def _find_compiling(self, children: Mapping[int, Sequence[int]]) -> Rank | None:
         """Return a rank that compiles operators. This may take minutes in which nothing else seems to happen."""
@@ -189,6 +227,7 @@ class RankFinder:
 
     def _add_rank(self, rank: Rank) -> None:
         self.rank_by_pid[rank.process.pid] = rank
+        self._known_pids.add(rank.process.pid)
         pid, start = rank.process
         self._write_event(events.RANK_FOUND, rank=rank.rank, local_rank=rank.local_rank, pid=pid, start=start)
 

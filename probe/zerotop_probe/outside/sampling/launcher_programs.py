@@ -1,0 +1,45 @@
+"""The programs that start ranks, recognized by their command lines."""
+
+from __future__ import annotations
+
+import os
+
+from zerotop_probe.outside.sampling import silent_ranks
+
+_LAUNCHERS = {
+    "deepspeed": "deepspeed",
+    "torchrun": "torchrun",
+    "accelerate": "accelerate",
+    "accelerate-launch": "accelerate",
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "mpirun": "mpi",
+    "mpiexec": "mpi",
+    "orterun": "mpi",
+    "srun": "slurm",
+}
+# Prefixes of modules that start ranks, such as DeepSpeed's launcher on each node.
+_MODULES = ("deepspeed.launcher", "accelerate.commands")
+
+
+def find_launcher(arguments: list[str]) -> str:
+    """Return the launcher that a command line runs; "" for any other program."""
+    words = _find_script(arguments) if silent_ranks.is_python(arguments) else arguments[:1]
+    for word in words:
+        if word.startswith(_MODULES):
+            return word.split(".")[0]
+        if name := _LAUNCHERS.get(os.path.basename(word)):
+            return name
+    return ""
+
+
+def _find_script(arguments: list[str]) -> list[str]:
+    """Return the script or module that a Python command line runs, as a list of at most one word."""
+    for position, argument in enumerate(arguments[1:], 1):
+        if argument == "-m":
+            return arguments[position + 1 : position + 2]
+        if argument == "-c":
+            return []
+        if not argument.startswith("-") and arguments[position - 1] not in ("-W", "-X"):
+            return [argument]
+    return []
