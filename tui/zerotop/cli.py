@@ -98,7 +98,7 @@ def _add_start_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
         usage="%(prog)s [-h] [--session DIR] [--headless] [--no-phase-peaks] -- COMMAND",
     )
     run.add_argument("--session", metavar="DIR", help=_SESSION_DIR_HELP)
-    run.add_argument("--headless", action="store_true", help="without the screen; pass the job's output through")
+    run.add_argument("--headless", action="store_true", help="without the screen; pass output and signals through")
     run.add_argument("--no-phase-peaks", action="store_true", help="do not reset the peak counters of PyTorch's allocator")
 
 

@@ -34,21 +34,20 @@ def _run_headless(options: argparse.Namespace) -> int:
     with make_session(options.command, options.session) as session:
         end = agent.run_in_foreground(session, options.command, on_message=write_messages)
     messages = [end.text] if end.exit_code != 0 else []
-    if end.lost_records or end.lost_output_bytes:
+    is_there = directory.has_recording(session)
+    if is_there and (end.lost_records or end.lost_output_bytes):
         messages.append(describe_losses(end.lost_records, end.lost_output_bytes))
     if end.echo_error:
         messages.append(f"The last part of the job's output could not be passed through: {end.echo_error}.")
     if end.left_ranks:
         ranks = "1 rank still runs" if end.left_ranks == 1 else f"{end.left_ranks} ranks still run"
         messages.append(f"{ranks}, no longer recorded.")
-    write_messages(*messages, _describe_recording(session))
+    write_messages(*messages, f"recorded in {session}" if is_there else _explain_missing(session))
     if end.signal:
         die_of(end.signal)
     return FAILED if end.exit_code is None else end.exit_code
 
 
-def _describe_recording(session: str) -> str:
-    if directory.has_recording(session):
-        return f"recorded in {session}"
+def _explain_missing(session: str) -> str:
     reason = "it was removed" if not os.path.isdir(session) else "nothing could be written to it"
     return f"not recorded in {session}: {reason}"

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.session.ansi import TerminalScreen
+from zerotop.session.output_gaps import count_missing_bytes, format_gap
 from zerotop.session.reader import Session, Source
 from zerotop.session.transcript import read_lines, read_stream
 
@@ -114,7 +115,12 @@ class OutputBlocks:
     def _build_lines(self, block: int, ends: tuple[int, ...]) -> tuple[OutputLines, OutputLines]:
         finished: list[tuple[int, int, str]] = []
         unfinished: list[tuple[int, int, str]] = []
-        for source, begin, end in zip(self._session.sources["output"], self._find_range(block)[0], ends, strict=False):
+        sources = self._session.sources["output"]
+        missing = count_missing_bytes(sources)
+        for source, begin, end, gap in zip(sources, self._find_range(block)[0], ends, missing, strict=False):
+            if gap and not begin and end:
+                first = source.array[0]
+                finished.append((int(first["time_ns"]) + source.offset_ns, int(first["stream"]), format_gap(gap)))
             for code in _find_streams(source, *_extend_range(source, begin, end)):
                 whole, rest = _read_stream_lines(source, code, begin, end)
                 finished.extend(whole)

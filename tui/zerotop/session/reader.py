@@ -18,6 +18,7 @@ from typing import Any
 
 from zerotop.session.files import Event, EventFile, Source
 from zerotop.session.headers import DAMAGE_ERRORS, Clocks, SessionError, check_format, read_header
+from zerotop.session.output_gaps import group_segments
 from zerotop.session.packing import unpack_files
 from zerotop.session.storage import Directory, Folder, UnpackedFolder, read_first_line
 from zerotop_probe.recording import events
@@ -207,7 +208,15 @@ class Session:
 
     def read_output_tail(self, cursor_ns: int, size: int = 32768) -> bytes:
         """Return the last ``size`` bytes of output up to the cursor of each node, one node after another."""
-        return b"".join(_read_tail(source, cursor_ns, size) for source in self.sources["output"])
+        tails: list[bytes] = []
+        for segments in group_segments(self.sources["output"]):
+            tail = b""
+            for index in reversed(segments):
+                tail = _read_tail(self.sources["output"][index], cursor_ns, size - len(tail)) + tail
+                if len(tail) >= size:
+                    break
+            tails.append(tail)
+        return b"".join(tails)
 
 
 def _read_tail(source: Source, cursor_ns: int, size: int) -> bytes:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.session.ansi import TerminalScreen, trim_rows
+from zerotop.session.output_gaps import count_missing_bytes, format_gap
 from zerotop.session.reader import Session, Source
 
 # Bytes before the end that are read first; a progress bar writes hundreds of bytes for one line.
@@ -63,7 +64,9 @@ class Transcript:
     def _advance_stream(self, source_index: int, code: int, count: int, max_lines: int) -> _OutputStream:
         stream = self._streams.get((source_index, code))
         if stream is None or stream.record_count > count or stream.max_lines < max_lines:
-            stream = _OutputStream(self._session.sources["output"][source_index], code, max_lines)
+            sources = self._session.sources["output"]
+            missing_bytes = count_missing_bytes(sources)[source_index]
+            stream = _OutputStream(sources[source_index], code, max_lines, missing_bytes)
             self._streams[(source_index, code)] = stream
         stream.advance_to(count)
         return stream
@@ -72,7 +75,9 @@ class Transcript:
 class _OutputStream:
     """One stream of a node's output up to a record."""
 
-    def __init__(self, source: Source, code: int, max_lines: int) -> None:
+    def __init__(self, source: Source, code: int, max_lines: int, missing_bytes: int) -> None:
+        """``missing_bytes``: of output before this source."""
+        self._missing_bytes = missing_bytes
         self.record_count = 0  # records of the source that were read or skipped
         self.max_lines = max_lines
         self._source = source
@@ -110,6 +115,9 @@ class _OutputStream:
             if first == 0 or len(times) > self.max_lines or size >= _MAX_BYTES:
                 break
             size *= 8
+        if not first and self._missing_bytes and self._source.array["stream"][0] == self._code:
+            time_ns = int(self._source.array["time_ns"][0]) + self._source.offset_ns
+            self._screen.feed_lines([format_gap(self._missing_bytes).encode(), b""], [time_ns])
         # Output after a cut begins in the middle of a line.
         begin = 1 if first and times else 0
         self._screen.feed_lines(lines[begin:], times[begin:])

@@ -60,46 +60,55 @@ class OutputLog:
     def append(self, stream: int, data: bytes) -> None:
         """Record ``data``, the next bytes of a stream (index into STREAMS)."""
         with self._lock:
-            cut = self._find_cut(data)
-            self._record(stream, data[:cut])
-            if cut is not None:
-                self._close_segment()
-                self._record(stream, data[cut:])
+            while data:
+                size = self._fit_into_segment(data)
+                self._record(stream, data[:size])
+                data = data[size:]
 
-    def _find_cut(self, data: bytes) -> int | None:
-        """Return where in ``data`` the next segment begins, after a newline if there is one; None if not in it."""
+    def _fit_into_segment(self, data: bytes) -> int:
+        """Return how many bytes of ``data`` to write next, whole lines if possible; begin a new segment if this is full."""
         size = self._limit // _SEGMENTS
         room = size - self._log_size - self._index_size
         if len(data) < room:
-            return None
-        cut = data.rfind(b"\n") + 1
-        return cut if cut or room < -size else None
+            return len(data)
+        if room > 0 and (cut := data.rfind(b"\n", 0, room) + 1):
+            return cut
+        if room < size // 2:
+            self._close_segment()
+            return min(len(data), data.rfind(b"\n", 0, size) + 1 or size)
+        return min(len(data), room)
 
     def _record(self, stream: int, data: bytes) -> None:
         # Tried twice: a new file may have room where this one has not, as under a limit of the file size.
-        if data and not (self._write_once(stream, data) or self._write_once(stream, data)):
-            self._state[LOST] += len(data)
+        failures = 0
+        while data and failures < 2:
+            written = self._write(stream, data)
+            failures = 0 if written else failures + 1
+            self._state[POSITION] += written
+            data = data[written:]
+        self._state[LOST] += len(data)
         self._state[POSITION] += len(data)
 
-    def _write_once(self, stream: int, data: bytes) -> bool:
+    def _write(self, stream: int, data: bytes) -> int:
+        """Write to the log, as much as possible, and then to the index; return the number of bytes."""
         if self._log is None and not self._start_segment():
-            return False
+            return 0
         assert self._log is not None
         assert self._index is not None
-        record = _RECORD.pack(time.monotonic_ns(), self._log_size, len(data), stream, 0)
         try:
-            _write_all(self._log, data, self._log_size)
+            written = os.pwrite(self._log, data, self._log_size)
+            record = _RECORD.pack(time.monotonic_ns(), self._log_size, written, stream, 0)
             _write_all(self._index, record, self._index_size)
         except OSError as error:
             self._note_error(error)
             with suppress(OSError):
                 os.ftruncate(self._index, self._index_size)
-            # What is recorded next has a gap before it: it needs a header that says so.
+            # What is recorded next may have a gap before it: it needs a header that says so.
             self._close_segment()
-            return False
-        self._log_size += len(data)
+            return 0
+        self._log_size += written
         self._index_size += len(record)
-        return True
+        return written
 
     def _start_segment(self) -> bool:
         """Begin the next segment; return whether it could be created."""

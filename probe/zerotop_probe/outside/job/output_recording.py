@@ -91,7 +91,9 @@ class OutputRecording:
         self._socket = ours
         if self._await_answer(b"ready", _START_S) is None:
             self._drop_holder()
-            raise AgentError(_CANNOT_START.format(reason="it ended at once; is memory limited (ulimit -v)?"))
+            raise AgentError(
+                _CANNOT_START.format(reason="it ended at once; are memory or processes limited (ulimit -v, -u)?")
+            )
         # From now on a message is signalled: the agent's loop waits for signals.
         fcntl.fcntl(ours, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(ours, fcntl.F_SETSIG, HOLDER_MESSAGE)

@@ -84,8 +84,8 @@ class NodeSampler:
         job_sampler = JobSampler(self.ranks, self._processes, self._hosts)
         self._gpu_thread = SamplerThread("gpus", self._gpus, on_error=self.note_error)
         self._host_thread = SamplerThread("processes", job_sampler, on_error=self.note_error)
-        self._gpu_thread.start()
-        self._host_thread.start()
+        self._gpu_thread.start_sampling()
+        self._host_thread.start_sampling()
 
     @property
     def lost_records(self) -> int:

@@ -35,6 +35,13 @@ class SamplerThread(threading.Thread):
         self._next_tick: tuple[int, int] | None = None
         self._is_closing = False
 
+    def start_sampling(self) -> None:
+        """Start the thread. Under a limit of processes (ulimit -u) that may fail, which is reported."""
+        try:
+            self.start()
+        except RuntimeError as error:
+            self._on_error(self.name, error)
+
     def request_sample(self, time_ns: int, number: int) -> None:
         """Request a sample; return at once."""
         with self._condition:
@@ -46,7 +53,8 @@ class SamplerThread(threading.Thread):
         with self._condition:
             self._is_closing = True
             self._condition.notify()
-        self.join(timeout_s)
+        if self.ident is not None:
+            self.join(timeout_s)
 
     def run(self) -> None:
         """Run the sampler until it is closed or raises."""
