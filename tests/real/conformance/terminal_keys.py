@@ -151,8 +151,9 @@ def shell_as_job(place: Place) -> Iterator[str]:
     with opened(place, *place.command("bash", "--norc", "--noprofile", "--noediting", "-i")) as shell:
         shell.type(b"PS1=; stty -echo; echo is re''ady\n")
         shell.expect(rb"is ready\r")
-        shell.type(b"sleep 20\n")
-        wait_until(lambda: b"no job control" in shell.output, 0.5)
+        # Typed only once the command runs: Ctrl-C discards what was typed before it.
+        shell.type(b"echo be''gun; sleep 20\n")
+        shell.expect(rb"begun\r")
         yield "no job control" if b"no job control" in shell.output else "has job control"
         shell.type(b"\x03")
         shell.type(b"echo code $?\n")
