@@ -151,8 +151,8 @@ def shell_as_job(place: Place) -> Iterator[str]:
     with opened(place, *place.command("bash", "--norc", "--noprofile", "--noediting", "-i")) as shell:
         shell.type(b"PS1=nex''t; stty -echo; echo is re''ady\n")
         shell.expect(rb"is ready\r\nnext")
-        # Ctrl-C discards what was typed before it or too soon after it.
-        shell.type(b"echo be''gun; sleep 20\n")
+        # Not before the command runs: a shell that is about to start it is not interrupted.
+        shell.type(b"bash -c 'echo be\"\"gun; exec sleep 20'\n")
         shell.expect(rb"begun\r")
         yield "no job control" if b"no job control" in shell.output else "has job control"
         shell.forget()
