@@ -1,5 +1,7 @@
 """Differences that are intended, each with its reason."""
 
+_TERMINAL = "stdout and stderr are terminals of zerotop's, which pass everything on; stdin and /dev/tty are the real one"
+
 # By behaviour.
 REASONS: dict[str, str] = {
     "parent": "zerotop waits for the job, to record how it ended and to tell its caller",
@@ -12,4 +14,9 @@ REASONS: dict[str, str] = {
     "SIGKILL to the started process alone": "nobody can handle SIGKILL; the job goes on, and can be attached to",
     "SIGSTOP to the started process alone": "nobody can handle SIGSTOP; SIGTSTP stops both",
     "and when that command returns": "zerotop records until the ranks have ended",
+    "the name of the terminal: stdin's and stdout's": _TERMINAL,
+    "modes set through stdout are the terminal's": _TERMINAL,
+    "an interactive shell as the job": _TERMINAL,
+    "given a socket": "zerotop passes the output on through a pipe",
+    "given /dev/null": "the output is recorded all the same",
 }

@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -167,6 +168,20 @@ def inherited_dispositions(place: Place) -> Iterator[str]:
         process = place.start(*small_python(exec_with.format(setting), *job))
         output, _ = process.communicate(timeout=20)
         yield "yes" if int(output.split()[1], 16) >> number - 1 & 1 else "no"
+
+
+@experiment("SIGTERM to the process group while the command starts, at 12 moments")
+def while_starting(place: Place) -> Iterator[str]:
+    seen = []
+    for moment in range(12):
+        with place.running("sleep", "10") as process:
+            # Under zerotop its helper process is there before the job.
+            wait_until(lambda: len(place.list_processes()) > int(place.recorded))
+            time.sleep(moment / 100)
+            send_to_group(place, process, signal.SIGTERM)
+            ended = wait_until(lambda: process.poll() is not None, 3)
+            seen.append((f"{10 * moment} ms", describe_ending(process.returncode) if ended else "the job goes on"))
+    yield summarize(seen, describe_ending(-signal.SIGTERM))
 
 
 @experiment("an alarm that the caller has set ends the job", "a caller's death signal (PR_SET_PDEATHSIG) ends the job")

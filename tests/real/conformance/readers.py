@@ -38,7 +38,7 @@ def wait_while_growing(place: Place, seconds: float = 6.0) -> int:
     return size
 
 
-@experiment("yes | head -1", "and how soon it ends", "a job that prints now and then, when its reader has left")
+@experiment("yes | head -1", "and how soon it ends", "a job that prints now and then, when its reader has left", alone=True)
 def closed(place: Place) -> Iterator[str]:
     done = place.shell("Z yes | head -1; echo ${PIPESTATUS[@]}")
     yield done.output.decode().replace("\n", " ").strip()

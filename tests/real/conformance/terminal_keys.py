@@ -149,13 +149,16 @@ print("HELLO", input(), flush=True)
 @experiment("an interactive shell as the job", "and Ctrl-C there ends only its command")
 def shell_as_job(place: Place) -> Iterator[str]:
     with opened(place, *place.command("bash", "--norc", "--noprofile", "--noediting", "-i")) as shell:
-        shell.type(b"PS1=; stty -echo; echo is re''ady\n")
-        shell.expect(rb"is ready\r")
-        shell.type(b"sleep 20\n")
-        wait_until(lambda: b"no job control" in shell.output, 0.5)
+        shell.type(b"PS1=nex''t; stty -echo; echo is re''ady\n")
+        shell.expect(rb"is ready\r\nnext")
+        # Not before the command runs: a shell that is about to start it is not interrupted.
+        shell.type(b"bash -c 'echo be\"\"gun; exec sleep 20'\n")
+        shell.expect(rb"begun\r")
         yield "no job control" if b"no job control" in shell.output else "has job control"
+        shell.forget()
         shell.type(b"\x03")
+        shell.expect(rb"next", 5)
         shell.type(b"echo code $?\n")
-        interrupted = shell.expect(rb"code 130\r", 3)
+        interrupted = shell.expect(rb"code 130\r\nnext", 5)
         shell.type(b"exit 9\n")
         yield f"{'interrupted' if interrupted else 'not interrupted'}, {shell.finish()}"
