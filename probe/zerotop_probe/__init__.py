@@ -1,4 +1,4 @@
-"""Measure a training job and write a recording to a session directory. Nothing here reads a recording."""
+"""Measure a training job and write a recording to a session directory. Only ``outside.folding`` reads one."""
 
 from __future__ import annotations
 

@@ -79,7 +79,9 @@ def test_first_segments_deleted(folder: Path) -> None:
         (folder / make_name("probe-rank0-node1-100", number)).unlink()
     assert read(session) == list(range(3 * each + 5))  # what is mapped stays readable
     write(writer, 3 * each + 5, 4 * each + 5)
+    assert session.held_bytes == 0
     assert session.refresh()
+    assert session.held_bytes == 2 * segments.SEGMENT_BYTES
     assert read(session) == list(range(4 * each + 5))
     again = Session.open(folder)
     assert read(again) == list(range(2 * each, 4 * each + 5))

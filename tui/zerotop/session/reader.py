@@ -22,7 +22,7 @@ from zerotop.session.headers import DAMAGE_ERRORS, Clocks, SessionError, check_f
 from zerotop.session.output_gaps import group_segments
 from zerotop.session.packing import unpack_files
 from zerotop.session.storage import Directory, Folder, UnpackedFolder, read_first_line
-from zerotop_probe.recording import events
+from zerotop_probe.recording import events, segments
 from zerotop_probe.recording.directory import SESSION_FILE
 from zerotop_probe.recording.segments import parse_name
 from zerotop_probe.recording.tables import TABLES
@@ -58,6 +58,8 @@ class Session:
         self.damaged_files = 0
         self._misses_files = False
         self._event_budget = EventBudget()
+        self.held_bytes = 0
+        """Size on disk of files that were removed since they were opened; it is freed when the session is closed."""
         self._clocks = Clocks()
         self._clocks.find_offset(info)
         self._event_files: list[EventFile] = []
@@ -187,9 +189,12 @@ class Session:
 
     def _find_files(self) -> bool:
         try:
-            names = [name for name in self._folder.list_files() if name not in self._known_files]
+            listed = self._folder.list_files()
         except OSError:
             return False
+        names = [name for name in listed if name not in self._known_files]
+        if SESSION_FILE in names:  # else the whole recording was deleted
+            self.held_bytes = (len(self._known_files) + len(names) - len(listed)) * segments.SEGMENT_BYTES
         new = False
         for name in sorted(names, key=_file_order):
             if name.startswith("events-") and name.endswith(".jsonl"):

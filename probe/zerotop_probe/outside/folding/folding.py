@@ -147,6 +147,15 @@ class _NodeFolder:
         ends = [history.end_ns for history in self._histories.values() if history.end_ns is not None]
         return min([until_ns, *(end_ns for end_ns in ends if until_ns - end_ns < _LONGEST_STEP_NS)])
 
+    def _find_spare_end(self, table: TableFiles, until_ns: int) -> int:
+        """Return the time until which a table's records may go if there are too many.
+
+        That is the end of the rank's last step; the step in progress loses records only if it has taken very long.
+        """
+        history = self._histories.get(table.stem.removeprefix(table.table.name))
+        end_ns = None if history is None else history.end_ns
+        return until_ns if end_ns is None or until_ns - end_ns > _LONGEST_STEP_NS else min(until_ns, end_ns)
+
     def _delete_folded(self, table: TableFiles, before_ns: int | None, until_ns: int) -> None:
         """Delete the segments that became folded: those that end after ``before_ns`` and until ``until_ns``.
 
@@ -162,8 +171,9 @@ class _NodeFolder:
 
     def _limit_detail(self, until_ns: int) -> None:
         """Delete the oldest segments of notable steps if there are too many, those of the first steps last."""
+        ends = {stem: self._find_spare_end(one, until_ns) for stem, one in self._by_stem.items()}
         old = [(one, segment) for one in self._by_stem.values() for segment in one.closed_segments]
-        old = [(one, segment) for one, segment in old if segment.last_ns <= until_ns]
+        old = [(one, segment) for one, segment in old if segment.last_ns <= ends[one.stem]]
         left = sum(segment.bytes for _, segment in old) - self._detail_bytes * _NOTABLE_SHARE
         for table, segment in sorted(old, key=lambda pair: (pair[1].number == 0, pair[1].last_ns)):
             if left <= 0:

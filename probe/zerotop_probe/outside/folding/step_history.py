@@ -95,7 +95,8 @@ class StepHistory:
 
     def find_block(self, count: int) -> int:
         """Return the size of blocks, a power of two, that makes ``count`` blocks of all but the last ``count`` steps."""
-        steps = self.find_step(count) - self.find_step(len(self))
+        # Numbers begin again when a script loads an older checkpoint.
+        steps = max(len(self) - count, self.find_step(count) - self.find_step(len(self)))
         return 1 << max(0, -(-steps // max(1, count)) - 1).bit_length()
 
     def merge_steps(self, end: int, block: int) -> None:

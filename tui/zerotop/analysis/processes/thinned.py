@@ -57,7 +57,8 @@ def mask_moments(session: Session, source: Source, moments: Ints) -> NDArray[np.
     if not len(times):
         return np.zeros(len(moments), np.bool_)
     index = np.minimum(np.searchsorted(times[:, 1], moments), len(times) - 1)
-    return (times[index, 0] < moments) & (moments < times[index, 1])
+    thinned: NDArray[np.bool_] = (times[index, 0] < moments) & (moments < times[index, 1])
+    return thinned
 
 
 def find_folded_peak(session: Session, source: Source, column: str, cursor_ns: int) -> int:

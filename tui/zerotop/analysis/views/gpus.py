@@ -9,7 +9,6 @@ from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.live_view import Gpu
 from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.analysis.processes.ranks_and_hosts import (
-    FRESH_NS,
     Values,
     find_last_ticks,
     unpack_records,
@@ -17,7 +16,7 @@ from zerotop.analysis.processes.ranks_and_hosts import (
 from zerotop.analysis.processes.running_max import Peaks
 from zerotop.analysis.processes.thinned import find_folded_peak, is_thinned_at
 from zerotop.session.reader import Event, Session
-from zerotop_probe.recording.tables import GPUS, UNKNOWN
+from zerotop_probe.recording.tables import FRESH_NS, GPUS, UNKNOWN
 
 _RATE_NS = 1_000_000_000
 # Bytes per second. No link is faster; counters jump when a GPU is reset.

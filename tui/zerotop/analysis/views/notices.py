@@ -6,12 +6,17 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from zerotop.analysis.formatting import format_bytes
 from zerotop.analysis.processes.thinned import is_thinned_at, mask_thinned
 from zerotop.analysis.steps.gaps import describe_gaps
 from zerotop.analysis.steps.step_table import RankSteps, StepTable
 from zerotop.analysis.views.job_exit import Losses, count_losses
 from zerotop.analysis.views.loop_notices import describe_training
 from zerotop.session.reader import Session
+from zerotop_probe.recording.directory import MAX_BYTES
+
+# A tenth of a recording's usual largest size.
+_MUCH_HELD = MAX_BYTES // 10
 
 
 def describe_notices(session: Session, cursor_ns: int, losses: Losses, processes: Iterable[RankSteps]) -> tuple[str, ...]:
@@ -24,6 +29,10 @@ def describe_notices(session: Session, cursor_ns: int, losses: Losses, processes
     notices += describe_training(session, cursor_ns)
     notices += filter(None, [losses.loss_sentence, describe_gaps(session, processes, cursor_ns)])
     notices += describe_thinning(session, cursor_ns)
+    if session.held_bytes > _MUCH_HELD:
+        notices.append(
+            f"This screen keeps {format_bytes(session.held_bytes)} of deleted detail on the disk: leave it and come back."
+        )
     for event in (*session.events_named("probe_error", cursor_ns), *session.events_named("sampler_error", cursor_ns)):
         notices.append(f"Recording is partial: {event.facts.get('where')}: {event.facts.get('error')}")
     return tuple(dict.fromkeys([*notices, *describe_damage(session)]))
