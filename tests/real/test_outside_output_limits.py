@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,12 +25,13 @@ def long_recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A job that printed eight times what its recording may have."""
     folder = tmp_path_factory.mktemp("long")
     code = f"for i in range({LIMIT // 2}): print(f'line {{i:010}}')"
-    command = [*AGENT, "--foreground", "--output-limit", str(LIMIT), str(folder), "--", *python(code)]
+    info = {"zerotop": [1, 0], "clock": {"monotonic_ns": 0, "unix_ns": 0}, "boot": "", "max_bytes": int(LIMIT / 0.12)}
+    (folder / "session.json").write_text(json.dumps(info))
+    command = [*AGENT, "--foreground", str(folder), "--", *python(code)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert len(process.stdout.read()) == LIMIT // 2 * 16
         assert process.wait(20) == 0
-    (folder / "session.json").write_text('{"zerotop": [1, 0], "clock": {"monotonic_ns": 0, "unix_ns": 0}, "boot": ""}')
     return folder
 
 
@@ -37,7 +40,7 @@ def test_a_long_output_keeps_its_begin_and_end(long_recording: Path) -> None:
     assert LIMIT // 2 < size <= LIMIT
     lines = recorded(long_recording, "stdout").splitlines()
     numbers = [int(line.split()[1]) for line in lines]
-    (cut,) = [place for place, (one, other) in enumerate(zip(numbers, numbers[1:], strict=False)) if other != one + 1]
+    (cut,) = [place for place, (one, other) in enumerate(pairwise(numbers)) if other != one + 1]
     assert (numbers[0], numbers[-1]) == (0, LIMIT // 2 - 1)
     assert numbers[: cut + 1] == list(range(cut + 1))
     assert min(cut, len(numbers) - cut) * 16 > LIMIT * 0.3

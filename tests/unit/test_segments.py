@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import mmap
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,9 @@ from zerotop_probe.recording.writer import Identity, RecordWriter
 WHO = Identity("rank", 0, "node1", 100, 1, "")
 
 
+FIRST_NS = time.monotonic_ns()
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a session whose segments are as short as they can be."""
@@ -26,15 +30,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(writer: RecordWriter, begin: int, end: int) -> None:
-    for time in range(begin, end):
-        writer.write(time, 1, 2, 0, 0)
+    for number in range(begin, end):
+        writer.write(FIRST_NS + number, 1, 2, 0, 0)
 
 
 def read(session: Session) -> list[int]:
     (source,) = session.sources["probe"]
-    times: list[int] = source.array["time_ns"].tolist()
-    assert source.count_until(10**18 + source.offset_ns) == len(times)
-    return times
+    numbers: list[int] = (source.array["time_ns"] - FIRST_NS).tolist()
+    assert source.count_until(10**18 + source.offset_ns) == len(numbers)
+    return numbers
 
 
 @pytest.mark.parametrize("table", [table for table in tables.TABLES.values() if table.name in tables.FOLDED_TABLES])

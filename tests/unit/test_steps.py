@@ -274,7 +274,12 @@ def test_steps_that_are_lost_at_once_are_missing_too(tmp_path: Path) -> None:
 
 
 def test_a_loaded_checkpoint_and_a_damaged_number_leave_no_gap(tmp_path: Path) -> None:
-    jump = [*lossy([0, 1]), span(2, 50, "checkpoint_load", 1), *lossy([100, 101, 2**31 - 2])]
+    jump = [
+        *lossy([0, 1]),
+        span(2, 50, "checkpoint_load", 1),
+        *lossy([100, 101]),
+        span(101.2, 102, "step", 2**31 - 2, BOUNDARY),
+    ]
     write(tmp_path, tables.SPANS, identity(0), *jump).close()
     rows = read_steps(read(tmp_path))
     assert rows["step"].tolist() == [0, 1, 100, 101, 2**31 - 2]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 
 from zerotop_probe.outside.job import agent, daemon
 from zerotop_probe.outside.job.job import JobResult
 from zerotop_probe.outside.job.job_signals import die_of
-from zerotop_probe.outside.job.output_log import DEFAULT_LIMIT
 from zerotop_probe.outside.job.shutdown import GRACE_S
 from zerotop_probe.outside.procfs import Process
 
@@ -25,7 +25,6 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--daemon", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--watch", nargs=2, type=int, metavar=("PID", "START"), help="record a running job")
     parser.add_argument("--grace", nargs=2, type=float, default=GRACE_S, help="seconds between stop signals")
-    parser.add_argument("--output-limit", type=int, default=DEFAULT_LIMIT, help="bytes of output to record")
     return parser
 
 
@@ -36,23 +35,18 @@ def main() -> int:
     options = _make_parser().parse_args(arguments[:split])
     command = arguments[split + 1 :]
     grace_s = (options.grace[0], options.grace[1])
-    limit = options.output_limit
 
     def prepare_agent() -> Callable[[], JobResult]:
         if options.watch:
             return agent.prepare_watch(options.session, Process(*options.watch))
-        return agent.prepare_in_background(options.session, command, grace_s=grace_s, output_limit=limit)
+        return agent.prepare_in_background(options.session, command, grace_s=grace_s)
 
     if options.daemon:
         daemon.serve_agent(prepare_agent)
         return 0
     try:
-        foreground = options.foreground
-        end = (
-            agent.run_in_foreground(options.session, command, grace_s=grace_s, output_limit=limit)
-            if foreground
-            else prepare_agent()()
-        )
+        run = partial(agent.run_in_foreground, options.session, command, grace_s=grace_s)
+        end = run() if options.foreground else prepare_agent()()
     except OSError as error:
         print(error.strerror or error, file=sys.stderr)
         return 1

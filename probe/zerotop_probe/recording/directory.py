@@ -84,6 +84,15 @@ def create_session(command: Sequence[str], *, path: str | None = None, launcher:
     return path
 
 
+def read_max_bytes(path: str) -> int:
+    """Return the largest size of a session in bytes."""
+    try:
+        with open(os.path.join(path, SESSION_FILE), "rb") as file:
+            return int(json.load(file).get("max_bytes") or MAX_BYTES)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return MAX_BYTES
+
+
 def has_recording(path: str) -> bool:
     """Whether a session directory exists and has its ``session.json`` and events."""
     try:

@@ -291,9 +291,9 @@ class Session:
     def read_output_tail(self, cursor_ns: int, size: int = 32768) -> bytes:
         """Return the last ``size`` bytes of output up to the cursor of each node, one node after another."""
         tails: list[bytes] = []
-        for segments in group_segments(self.sources["output"]):
+        for indices in group_segments(self.sources["output"]):
             tail = b""
-            for index in reversed(segments):
+            for index in reversed(indices):
                 tail = _read_tail(self.sources["output"][index], cursor_ns, size - len(tail)) + tail
                 if len(tail) >= size:
                     break

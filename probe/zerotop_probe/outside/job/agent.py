@@ -24,7 +24,6 @@ from zerotop_probe.outside.job.outlets import (
     open_outlets,
     release_standard_descriptors,
 )
-from zerotop_probe.outside.job.output_log import DEFAULT_LIMIT
 from zerotop_probe.outside.job.output_recording import OutputRecording
 from zerotop_probe.outside.job.shutdown import GRACE_S
 from zerotop_probe.outside.procfs import Process
@@ -47,18 +46,15 @@ def launch_in_background(
     command: Sequence[str],
     *,
     grace_s: tuple[float, float] = GRACE_S,
-    output_limit: int = DEFAULT_LIMIT,
 ) -> Process:
     """Start ``command`` and its agent in their own sessions, so that they survive the caller and its terminal.
 
-    Return the agent once the job runs. ``grace_s`` is the time between stop signals, see ``shutdown.Stopper``;
-    ``output_limit`` the bytes of output to record. Raises CommandError if the command cannot be executed, AgentError if the
-    agent fails; nothing runs in either case.
+    Return the agent once the job runs. ``grace_s`` is the time between stop signals, see ``shutdown.Stopper``. Raises
+    CommandError if the command cannot be executed, AgentError if the agent fails; nothing runs in either case.
     """
     check_command(command)
     grace = [str(seconds) for seconds in grace_s]
-    options = ["--grace", *grace, "--output-limit", str(output_limit)]
-    return daemon.start_agent([*options, os.path.abspath(session), "--", *command])
+    return daemon.start_agent(["--grace", *grace, os.path.abspath(session), "--", *command])
 
 
 def run_in_foreground(
@@ -66,7 +62,6 @@ def run_in_foreground(
     command: Sequence[str],
     *,
     grace_s: tuple[float, float] = GRACE_S,
-    output_limit: int = DEFAULT_LIMIT,
     on_message: Callable[[str], None] | None = None,
 ) -> JobResult:
     """Run ``command`` in our terminal and process group; return how it ended.
@@ -82,7 +77,7 @@ def run_in_foreground(
     signals = job_signals.list_handled_signals()
     with _signals_blocked(signals) as mask:
         outlets, writers = open_outlets(closed)
-        output = OutputRecording(session, Identity.for_this_process("node"), outlets, limit=output_limit)
+        output = OutputRecording(session, Identity.for_this_process("node"), outlets)
         job = _launch_job(session, command, output, writers, mask, own_session=False)
         release_standard_descriptors(passed_on)
         agent = Agent(session, job, output, signals=signals, foreground=True, grace_s=grace_s, on_message=on_message)
@@ -130,7 +125,7 @@ def _unignore_children() -> bool:
 
 
 def prepare_in_background(
-    session: str, command: Sequence[str], *, grace_s: tuple[float, float] = GRACE_S, output_limit: int = DEFAULT_LIMIT
+    session: str, command: Sequence[str], *, grace_s: tuple[float, float] = GRACE_S
 ) -> Callable[[], JobResult]:
     """Launch ``command`` in its own session; return a function that records it to its end.
 
@@ -140,7 +135,7 @@ def prepare_in_background(
     _unignore_children()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     outlet = open_background_outlet()
-    output = OutputRecording(session, Identity.for_this_process("node"), [outlet], limit=output_limit)
+    output = OutputRecording(session, Identity.for_this_process("node"), [outlet])
     job = _launch_job(session, command, output, [outlet.writer, outlet.writer], mask, own_session=True)
     agent = Agent(session, job, output, signals=signals, grace_s=grace_s)
     agent.note_start(command)

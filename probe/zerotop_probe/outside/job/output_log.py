@@ -13,8 +13,6 @@ import threading
 import time
 from contextlib import suppress
 
-# The whole of the output in a recording, at most.
-DEFAULT_LIMIT = 512 << 20
 _SEGMENTS = 8
 # Seconds until recording is tried again after an error.
 _RETRY_S = 1.0

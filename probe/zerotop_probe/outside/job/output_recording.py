@@ -16,10 +16,11 @@ from contextlib import suppress
 
 from zerotop_probe.outside.job.daemon import BOOT_CODE, SOURCE_ROOT, AgentError
 from zerotop_probe.outside.job.outlets import PIPE, Outlet
-from zerotop_probe.outside.job.output_log import DEFAULT_LIMIT, LOST, REASON, STATE_BYTES
+from zerotop_probe.outside.job.output_log import LOST, REASON, STATE_BYTES
 from zerotop_probe.outside.procfs import Process, read_file, read_stat
+from zerotop_probe.recording import directory
 from zerotop_probe.recording.tables import OUTPUT
-from zerotop_probe.recording.writer import HEADER_ALIGNMENT, Identity, make_header
+from zerotop_probe.recording.writer import Identity, make_header
 
 # The kernel sends this signal when the holder has sent a message.
 HOLDER_MESSAGE = signal.SIGRTMIN + 5
@@ -29,6 +30,10 @@ _CANNOT_START = "The process that reads the job's output cannot be started: {rea
 _START_S = 20.0
 _ANSWER_S = 0.3
 _RETRY_S = 1.0
+# Of the largest size of a session; ``folding`` leaves this share.
+_OUTPUT_SHARE = 0.12
+_POSITION_DIGITS = 20
+_HEADER_ALIGNMENT = 64  # so that memory-mapped fields are aligned
 
 
 class OutputRecording:
@@ -40,17 +45,16 @@ class OutputRecording:
         identity: Identity,
         outlets: Sequence[Outlet],
         *,
-        limit: int = DEFAULT_LIMIT,
         holder: Process | None = None,
     ) -> None:
-        """``limit``: bytes of output to keep. ``holder``: that of an earlier agent, which is replaced once it has ended."""
+        """``holder``: that of an earlier agent, which is replaced once it has ended."""
         self.holder = holder
         self.errors: list[str] = []
         """Why output could not be passed on. A reader that closed its pipe is no error."""
         self._folder = os.path.abspath(session)
         self._stem = f"{OUTPUT.name}-{identity.file_stem}"
         self._header = _make_header(identity)
-        self._limit = limit
+        self._limit = int(directory.read_max_bytes(session) * _OUTPUT_SHARE)
         self._outlets = dict(enumerate(outlets))
         self._count = len(outlets)
         self._state_file = _create_state_file()
@@ -243,7 +247,7 @@ class OutputRecording:
 def _make_header(identity: Identity) -> str:
     """Return the first line of an index, with room for the position of its first byte."""
     line = json.dumps(make_header(OUTPUT.name, identity, dtype=OUTPUT.dtype, first_byte=0))
-    return line.ljust(-(-(len(line) + 20) // HEADER_ALIGNMENT) * HEADER_ALIGNMENT - 1) + "\n"
+    return line.ljust(-(-(len(line) + _POSITION_DIGITS) // _HEADER_ALIGNMENT) * _HEADER_ALIGNMENT - 1) + "\n"
 
 
 def _create_state_file() -> int:
