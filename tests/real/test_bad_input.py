@@ -215,4 +215,4 @@ def test_a_locale_without_utf8(tmp_path: Path, locale: dict[str, str]) -> None:
         assert (result.stderr, bool(result.stdout)) == (b"", True)
     assert zerotop(tmp_path, "sessions", **chosen).stdout.count(b"\n") == 1
     assert b"There is no session" in zerotop(tmp_path, "replay", "Größe", **chosen).stderr
-    assert zerotop(tmp_path, "run", "--", "日本", **chosen).returncode == 2
+    assert zerotop(tmp_path, "run", "--", "日本", **chosen).returncode == 127

@@ -45,7 +45,7 @@ def test_run_without_dashes_explains_where_they_go(tmp_path: Path) -> None:
 
 def test_an_unknown_command_is_one_sentence_and_leaves_no_session(tmp_path: Path) -> None:
     result = zerotop(tmp_path, "run", "--headless", "--", "no-such-command")
-    assert result.returncode == 2
+    assert result.returncode == 127
     assert result.stderr == b"zerotop: There is no command 'no-such-command' on the PATH\n"
     assert list(tmp_path.iterdir()) == []
 
@@ -56,7 +56,7 @@ def test_a_file_that_is_no_program_leaves_no_session(tmp_path: Path) -> None:
     script.chmod(0o755)
     session = tmp_path / "session"
     result = zerotop(tmp_path, "run", "--headless", "--session", str(session), "--", str(script))
-    assert result.returncode == 2
+    assert result.returncode == 126
     assert b"neither a program nor a script" in result.stderr
     assert not session.exists()
 

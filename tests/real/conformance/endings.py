@@ -68,11 +68,19 @@ def other_deaths(place: Place) -> Iterator[str]:
     yield summarize(seen, "killed by that signal")
 
 
-@experiment("the command does not exist", "the command is not executable", "the command is a directory")
+@experiment(
+    "the command does not exist",
+    "the command is not executable",
+    "the command is a directory",
+    "the command is a script without #!",
+)
 def impossible_commands(place: Place) -> Iterator[str]:
     (place.work / "plain").touch(0o644)
     for command in ("no-such-command", "./plain", "/"):
         yield place.shell(f"Z {command}").ending
+    (place.work / "script").write_text("exit 4")
+    (place.work / "script").chmod(0o755)
+    yield place.shell("Z ./script").ending
 
 
 @experiment("a script goes on after a job that failed", "a script ends when its job dies of SIGINT")

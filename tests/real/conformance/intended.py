@@ -4,6 +4,7 @@ _TERMINAL = "stdout and stderr are terminals of zerotop's, which pass everything
 
 # By behaviour.
 REASONS: dict[str, str] = {
+    "the command is a script without #!": "only shells run one; zerotop says what is missing",
     "parent": "zerotop waits for the job, to record how it ended and to tell its caller",
     "variables of the environment that differ from the caller's": "the probe is found by PYTHONPATH, and its recording",
     "what zerotop itself prints, to stderr": "where the recording is",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,8 @@ from zerotop.commands.common.errors import USAGE, Problem
 from zerotop_probe.outside.job.agent import AgentError, CommandError, check_command
 from zerotop_probe.recording import directory
 
+# As shells, env and timeout have it.
+_NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 _LAUNCHERS = ("deepspeed", "torchrun", "accelerate")
 
 
@@ -34,17 +37,22 @@ def make_session(command: Sequence[str], path: str | None, max_bytes: int | None
     try:
         check_command(command)
     except CommandError as error:
-        raise Problem(str(error), USAGE) from error
+        raise _describe_command_error(error) from error
     existed = path is not None and os.path.isdir(os.path.abspath(path))  # "" is the current folder
     session = _create_session(command, path, max_bytes)
     try:
         yield session
     except CommandError as error:
         _discard_session(Path(session), keep_folder=existed)
-        raise Problem(str(error), USAGE) from error
+        raise _describe_command_error(error) from error
     except AgentError as error:
         _discard_session(Path(session), keep_folder=existed)
         raise Problem(str(error)) from error
+
+
+def _describe_command_error(error: CommandError) -> Problem:
+    codes = {errno.ENOENT: _NOT_FOUND, errno.EINVAL: USAGE}
+    return Problem(str(error), codes.get(error.errno or 0, _NOT_EXECUTABLE))
 
 
 def _create_session(command: Sequence[str], path: str | None, max_bytes: int | None) -> str:
