@@ -551,7 +551,11 @@ def huge_member(path: Path, chance: random.Random) -> None:
     name = chance.choice(
         ("events-rank0-x-1.jsonl", "session.json", "packed.json", "output-node-x-1.log", "spans-rank0-x-1.rec")
     )
-    _rewrite_pack(path, lambda members: members.pop(name, None))
+
+    def remove(members: dict[str, bytes]) -> None:
+        members.pop(name, None)
+
+    _rewrite_pack(path, remove)
     with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
         _append_zeros(archive, name, chance.choice((1 << 30, 3 << 30)))
 

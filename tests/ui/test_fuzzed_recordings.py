@@ -11,10 +11,25 @@ from fuzzing import KINDS, SHRUNK, find_faults, write_case
 
 SEED = 20
 NAMES = ("cpu-clean", "z2-oom", "gpu-leak")
-ON_SCREENS = ("zeroed_range", "any_events", "damaged_inside", SHRUNK)
+# Of the kinds of damage those that once broke something and take little time; one on all screens.
+CHOSEN = (
+    "zeroed_range",
+    "foreign_dtype",
+    "wrong_header",
+    "extreme_values",
+    "shifted_times",
+    "wrong_fact",
+    "any_events",
+    "escapes_everywhere",
+    "no_plain_file",
+    "flipped_pack",
+    "lying_sizes",
+    SHRUNK,
+)
+ON_SCREENS = ("any_events",)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith(("huge", "many_members"))])
+@pytest.mark.parametrize("kind", CHOSEN)
 def test_no_damage_breaks_a_command(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seed = SEED + KINDS.index(kind)
     monkeypatch.chdir(tmp_path)

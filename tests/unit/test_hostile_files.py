@@ -359,6 +359,7 @@ def test_one_damaged_recording_leaves_the_list(
 def test_session_opens_with_any_name(tmp_path: Path) -> None:
     path = Path(directory.create_session(["python"], path=str(tmp_path / "session")))
     file = path / "session.json"
+    wrong: dict[str, Any]
     for wrong in ({"name": 5}, {"name": "x" * 10**6}, {"command": "python"}, {"command": [1]}, {"launcher": {}}):
         file.write_text(json.dumps(json.loads(file.read_text()) | wrong))
         session = Session.open(path)

@@ -62,8 +62,8 @@ def _create_session(command: Sequence[str], path: str | None, max_bytes: int | N
     except OSError as error:
         if error.errno is None:  # the folder is not empty or another user's; the error says so
             raise
-        is_in_the_way = isinstance(error, FileExistsError)
-        raise _make_problem(folder, "a file of that name is in the way" if is_in_the_way else error.strerror) from error
+        reason = "a file of that name is in the way" if isinstance(error, FileExistsError) else str(error.strerror)
+        raise _make_problem(folder, reason) from error
 
 
 def _make_problem(folder: str, reason: str) -> Problem:
