@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,15 +60,15 @@ def test_steps_stay(name: str, tmp_path: Path, few_notable: None) -> None:
 
 def test_gaps_stay(tmp_path: Path, few_notable: None) -> None:
     """Steps that were lost, or recorded in part, are no long iteration after folding either, nor in blocks."""
-    packed, lost = RECORDINGS / "x4-z3.zerotop", {"lost_steps": (5, 6), "incomplete_step": 9}
-    folder = unpack_segmented(packed, tmp_path / "session", full_detail_s=2, **lost)
+    unpack = partial(unpack_segmented, RECORDINGS / "x4-z3.zerotop", full_detail_s=2, lost_steps=(5, 6), incomplete_step=9)
+    folder = unpack(tmp_path / "session")
     session = Session.open(folder)
     expected = read_steps(session)
     assert sorted(expected["step"][np.isnan(expected["iteration_s"])]) == sorted([5, 6, 7, 9] * 4)
     for now_ns in find_times(session, 6):
         fold_at(folder, now_ns)
         assert_same(read_steps(Session.open(folder)), expected)
-    folder = unpack_segmented(packed, tmp_path / "small", full_detail_s=2, max_bytes=100_000, **lost)
+    folder = unpack(tmp_path / "small", max_bytes=100_000)
     for now_ns in find_times(session, 6):
         fold_at(folder, now_ns)
     merged = read_steps(Session.open(folder))

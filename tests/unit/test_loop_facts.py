@@ -11,7 +11,7 @@ from zerotop.analysis.engine import Engine, measure_batch, parse_engine
 from zerotop.analysis.memory.optimizer_states import compute_state_bytes
 from zerotop.analysis.memory.zero_model import compute_expected, estimate_job, parse_setup
 from zerotop.analysis.script_terms import read_terms
-from zerotop.analysis.steps.step_table import STEP_DTYPE
+from zerotop.analysis.steps.step_dtype import STEP_DTYPE
 
 
 def make_loop(**facts: Any) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from zerotop.analysis.processes.process_exits import read_exits
 from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator, read_hosts, read_ranks
 from zerotop.analysis.processes.running_max import Peaks
 from zerotop.analysis.steps.missing_steps import find_recorded
-from zerotop.analysis.steps.step_table import STEP_DTYPE, RankSteps, StepTable
+from zerotop.analysis.steps.step_dtype import STEP_DTYPE
+from zerotop.analysis.steps.step_table import RankSteps, StepTable
 from zerotop.analysis.views.annotation_runner import Findings, SearchResult
 from zerotop.analysis.views.gpus import read_gpus
 from zerotop.analysis.views.history import Histories
