@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zerotop.analysis.annotations.support.fp16_warmup import estimate_state_bytes
 from zerotop.analysis.engine import Engine, measure_batch, parse_engine
 from zerotop.analysis.memory.optimizer_states import compute_state_bytes
 from zerotop.analysis.memory.zero_model import compute_expected, estimate_job, parse_setup
@@ -59,6 +60,7 @@ def test_batches_are_counted_where_no_library_states_them(
     steps["rows"], steps["micro_steps"] = rows, micro_steps
     assert measure_batch(make_loop(**stated), steps) == measured
     assert measure_batch({"zero_stage": 2}, steps) == {}
+    assert measure_batch(make_loop(optimizers=[{}, {}], **stated), steps) == {}
 
 
 @pytest.mark.parametrize(
@@ -76,6 +78,15 @@ def test_batches_are_counted_where_no_library_states_them(
 def test_state_follows_from_the_optimizer(name: str, settings: dict[str, Any], each: int | None) -> None:
     optimizers = [{"class": name, "parameters": 100, "settings": settings}]
     assert compute_state_bytes(optimizers, 4) == (None if each is None else 100 * each)
+
+
+def test_the_first_update_is_expected_to_add_what_its_optimizers_keep() -> None:
+    optimizers = [
+        {"class": "Adam", "parameters": 10, "settings": {}},
+        {"class": "SGD", "parameters": 5, "settings": {"momentum": 0.9}},
+    ]
+    engine = make_loop(optimizers=optimizers, inner_optimizer="Adam + SGD")
+    assert estimate_state_bytes(engine) == estimate_state_bytes(engine | {"device": "cpu"}) == 10 * 8 + 5 * 4
 
 
 def test_expected_memory_of_a_loop() -> None:

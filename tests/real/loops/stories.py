@@ -51,7 +51,8 @@ def train_linear(options, device):
     batch = torch.randn(8, inputs, device=device)
     for _ in range(options.steps):
         optimizer.zero_grad()
-        loss = measured.phase("forward", lambda: model(batch).square().mean())
+        output = measured.phase("forward", lambda: model(batch))
+        loss = output.square().mean()
         measured.phase("backward", loss.backward)
         measured.phase("step", optimizer.step)
         losses.append(loss.item())

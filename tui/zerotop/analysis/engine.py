@@ -115,9 +115,10 @@ def parse_engine(facts: Mapping[str, Any]) -> dict[str, Any]:
 def measure_batch(engine: Mapping[str, Any], steps: NDArray[Any]) -> dict[str, Any]:
     """Return micro-batch and accumulation of a loop that states neither, as counted in its last step (STEP_DTYPE).
 
-    Empty where a library states them, before the first step, and where the micro-batches of a step differ.
+    Empty where a library states them, before the first step, with several optimizers, each of which may have backwards of
+    its own, and where the micro-batches of a step differ.
     """
-    if engine.get("kind") != LOOP or not len(steps):
+    if engine.get("kind") != LOOP or len(engine.get("optimizers") or ()) != 1 or not len(steps):
         return {}
     rows, count = int(steps[-1]["rows"]), int(steps[-1]["micro_steps"])
     measured: dict[str, int] = {}

@@ -75,15 +75,19 @@ def read_inventory(session: Session, process: RankProcess, cursor_ns: int) -> In
     if not by_engine:
         return None
     chosen = [_choose_events(session, process, engine, events, cursor_ns) for engine, events in sorted(by_engine.items())]
+    loops = any(event.facts.get("kind") == LOOP for event in read_events(session, ENGINE, process, cursor_ns))
     # The engines share one allocator: unclaimed bytes are those of the last inventory less what other engines claim.
     latest = max((static for static, _ in chosen), key=lambda event: event.unix_ns)
     by_others = sum(sum(_read_sizes(static, "device").values()) for static, _ in chosen if static is not latest)
     unclaimed = max(0, (latest.facts.get("unclaimed_bytes") or 0) - by_others)
     largest = latest.facts.get("unclaimed_largest") or ()
     cublas = min(unclaimed, sum(size for size in largest if size in _CUBLAS_WORKSPACES))
+    if loops:
+        unexplained = _limit_unexplained(by_engine, unclaimed - cublas)
+        largest = largest if unexplained == unclaimed - cublas else ()
+        unclaimed = unexplained + cublas
     before_update = [event for events in by_engine.values() for event in events if event.facts.get("when") == BEFORE_UPDATE]
     device, host = _sum_categories(chosen, "device"), _sum_categories(chosen, "host")
-    loops = any(event.facts.get("kind") == LOOP for event in read_events(session, ENGINE, process, cursor_ns))
     shown = {*(_LOOP_CATEGORIES if loops else _ENGINE_CATEGORIES), *device, *host}
     return Inventory(
         categories=tuple(name for name in CATEGORIES if name in shown),
@@ -100,6 +104,16 @@ def read_inventory(session: Session, process: RankProcess, cursor_ns: int) -> In
         pinned_allocator=latest.facts.get("pinned_allocator") or None,
         blocks_bytes=latest.facts.get("allocated_bytes"),
     )
+
+
+def _limit_unexplained(by_engine: dict[int, list[Event]], unclaimed: int) -> int:
+    """Return the part of unclaimed bytes that was there before a loop's first forward.
+
+    The rest are outputs and losses that the script still holds when tensors are counted: they are activations.
+    """
+    first = (event for events in by_engine.values() for event in events if event.facts.get("when") == INIT)
+    known = [event.facts.get("unclaimed_bytes") for event in first]
+    return min([unclaimed, *(size for size in known if size is not None)])
 
 
 def _choose_events(

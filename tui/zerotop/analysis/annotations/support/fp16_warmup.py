@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 
 from zerotop.analysis.annotations.support.evidence import Process
+from zerotop.analysis.engine import LOOP
+from zerotop.analysis.memory.tensor_inventory import OPTIMIZER_STATE
+from zerotop.analysis.memory.zero_model import compute_expected, parse_setup
 from zerotop.session.reader import Event
 
 
@@ -56,7 +59,14 @@ def find_inventory(process: Process, when: str) -> Event | None:
 
 
 def estimate_state_bytes(engine: dict[str, Any]) -> int | None:
-    """Return each rank's bytes of Adam's two moments in fp32: 8 a parameter, divided among the ranks from stage 1 on."""
+    """Return each rank's bytes of optimizer state, None if they are unknown.
+
+    With DeepSpeed they are Adam's two moments in fp32: 8 a parameter, divided among the ranks from stage 1 on.
+    """
+    if engine.get("kind") == LOOP:
+        setup = parse_setup(engine)
+        expected = compute_expected(setup) if setup is not None else None
+        return None if expected is None else expected.gpu.get(OPTIMIZER_STATE, expected.host.get(OPTIMIZER_STATE))
     parameters, optimizer = engine.get("trainable_parameters"), str(engine.get("inner_optimizer") or "")
     if not isinstance(parameters, int) or "adam" not in optimizer.lower():
         return None
@@ -65,5 +75,5 @@ def estimate_state_bytes(engine: dict[str, Any]) -> int | None:
 
 def count_sharers(engine: dict[str, Any]) -> int:
     """Return among how many ranks the optimizer state is divided."""
-    count = engine.get("data_parallel") if engine.get("zero_stage") else 1
+    count = engine.get("data_parallel") if engine.get("zero_stage") or engine.get("parallelism") == "FSDP2" else 1
     return count if isinstance(count, int) and count > 0 else 1
