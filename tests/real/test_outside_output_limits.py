@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def test_a_long_output_keeps_its_begin_and_end(long_recording: Path) -> None:
     assert LIMIT // 2 < size <= LIMIT
     lines = recorded(long_recording, "stdout").splitlines()
     numbers = [int(line.split()[1]) for line in lines]
-    (cut,) = [place for place, (one, other) in enumerate(zip(numbers, numbers[1:], strict=False)) if other != one + 1]
+    (cut,) = [place for place, (one, other) in enumerate(pairwise(numbers)) if other != one + 1]
     assert (numbers[0], numbers[-1]) == (0, LIMIT // 2 - 1)
     assert numbers[: cut + 1] == list(range(cut + 1))
     assert min(cut, len(numbers) - cut) * 16 > LIMIT * 0.3

@@ -17,6 +17,7 @@ from zerotop.session.reader import Session
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.interfaces import Leaving
 from zerotop_probe.outside.job import job_control
+from zerotop_probe.recording import directory
 
 # How long to wait for the exit code after a stop.
 _STOP_WAIT_S = 5.0
@@ -38,7 +39,8 @@ def watch_job(path: str | Path, await_entry: AwaitEntry | None = None) -> int:
     if leaving is Leaving.STOPPED or not job_control.is_job_alive(folder):
         _await_end(session)
     session.refresh()
-    print(escape_unprintable(f"Recorded in {session.path}"))
+    is_there = directory.has_recording(folder)
+    print(escape_unprintable(f"Recorded in {session.path}" if is_there else f"Not recorded: {session.path} was removed"))
     if job_control.is_job_alive(folder) if job_control.is_job_here(folder) else session.is_live:
         print(escape_unprintable(f"Training continues. Reattach: {controller.attach_command}"))
         return app.return_code or 0
