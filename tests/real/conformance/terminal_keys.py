@@ -27,7 +27,7 @@ KEYS = {
     "Ctrl-C: deliveries",
     "Ctrl-\\: deliveries",
     "Ctrl-Z, which the job handles: deliveries",
-    "a window of another size: deliveries",
+    "a window of another size: the job is told",
     "a terminal that hangs up: deliveries",
     "and the job that handles all this ends by itself",
 )
@@ -43,7 +43,9 @@ def keys(place: Place) -> Iterator[str]:
                 console.hang_up()
             wait_until(count_of, 3.0, place, number)
             wait_until(count_of, 0.3, place, number, 2)
-            yield describe_count(count_of(place, number))
+            # Two changes of size in a row, or one told twice, are the same to a job.
+            count = count_of(place, number)
+            yield describe_count(count) if number != signal.SIGWINCH else "yes" if count else "no"
         (place.work / "end").touch()
         yield console.finish()
 

@@ -24,7 +24,7 @@ from zerotop_probe.outside.job.outlets import (
     open_outlets,
     release_standard_descriptors,
 )
-from zerotop_probe.outside.job.output_recording import OutputRecording
+from zerotop_probe.outside.job.output_recording import OutputRecording, find_holder
 from zerotop_probe.outside.job.shutdown import GRACE_S
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.recording.writer import Identity
@@ -166,7 +166,7 @@ def _resume_output(session: str, root: Process, facts: JobFacts) -> OutputRecord
 
     A holder that passes output on also decides when the job's reader is gone: beside it there must be no other reader.
     """
-    holder = facts.holder if facts.holder is not None and facts.holder.is_alive() else None
+    holder = find_holder(facts.pipes.values())
     outlets = adopt_outlets(root, facts.pipes) if holder is None or not facts.passes_on else []
     return OutputRecording(session, Identity.for_this_process("node"), outlets, holder=holder)
 
@@ -198,8 +198,10 @@ def _launch_job(
         output.start_holder()
         # In the background the job's output is a pipe, though the user looks at it on a terminal.
         environ = jobs.build_environment(os.path.abspath(session), os.environ, unbuffered=own_session)
+        # A signal that has come meanwhile, before there is a job, takes its effect on us.
+        signal.pthread_sigmask(signal.SIG_SETMASK, signal.pthread_sigmask(signal.SIG_SETMASK, mask))
         job = jobs.spawn_job(command, environ, writers=writers, signal_mask=mask, own_session=own_session)
-    except (CommandError, AgentError):
+    except BaseException:
         output.close()
         raise
     output.note_job(job.root)

@@ -144,7 +144,7 @@ class Agent:
             self._stopper.request_stop(time.monotonic())
 
     def _handle_foreground_signal(self, info: signal.struct_siginfo) -> None:
-        if self._ended_ns is not None and info.si_signo in END_SIGNALS:
+        if self._is_waiting_noted and info.si_signo in END_SIGNALS:
             self._has_left = True
         elif info.si_signo == signal.SIGWINCH and self._output.copy_window_size():
             # The job has received it from the terminal, but may have asked for the size too early.
@@ -178,11 +178,11 @@ class Agent:
         return not goes_on
 
     def _note_waiting(self) -> None:
-        if self._on_message is not None and not self._is_waiting_noted:
-            self._is_waiting_noted = True
+        if not self._is_waiting_noted and self._on_message is not None:
             self._on_message(
                 "The job's first process has ended, but its training goes on. Recording until it ends, or Ctrl-C."
             )
+        self._is_waiting_noted = True
 
     def _count_ranks(self) -> int:
         return sum(process.is_alive() for process in self._node.ranks.list_processes())

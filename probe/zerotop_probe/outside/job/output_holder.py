@@ -157,13 +157,16 @@ class Stream:
 class FileStream:
     """A file on disk that the job writes to: what is added to it is recorded."""
 
-    def __init__(self, number: int, name: int, source: int, begin: int, log: OutputLog) -> None:
+    def __init__(self, number: int, name: int, source: int, begin: int, log: OutputLog, state: memoryview[int]) -> None:
+        """``begin``: the offset at which the job begins to write."""
         self.number = number
         self.error = ""
         self.is_over = False
         self._name = name
         self._source = source
-        self._position = begin
+        self._state = state
+        # An earlier holder has left the position, plus one as 0 stands for none.
+        self._position = max(begin, state[RECORDED + number] - 1)
         self._log = log
         self._finishing = threading.Event()
 
@@ -180,6 +183,7 @@ class FileStream:
             while data := os.pread(self._source, _CHUNK_BYTES, self._position):
                 self._position += len(data)
                 self._log.append(self._name, data)
+                self._state[RECORDED + self.number] = self._position + 1
 
     def finish(self) -> None:
         """Record what is left, then end."""
@@ -282,7 +286,7 @@ def main() -> None:
         if text:
             name, begin, *descriptors = map(int, text.split(":"))
             streams.append(
-                FileStream(number, name, descriptors[0], begin, log)
+                FileStream(number, name, descriptors[0], begin, log, state)
                 if len(descriptors) == 1
                 else Stream(number, name, descriptors, log, state)
             )

@@ -35,22 +35,30 @@ class OutputLog:
         self._limit = limit
         self._state = state
         self._lock = threading.Lock()
-        self._closed = self._find_segments()
+        self._closed: list[tuple[int, int]] = []
         self._number = 0
         self._log: int | None = None
         self._index: int | None = None
         self._log_size = 0
         self._index_size = 0
         self._retry_s = 0.0
+        if state[NUMBER]:
+            self._continue_segments(state[NUMBER] - 1)
 
-    def _find_segments(self) -> list[tuple[int, int]]:
-        """Return (number, bytes) of the segments of an earlier holder."""
-        segments = []
-        for number in range(self._state[NUMBER]):
+    def _continue_segments(self, last: int) -> None:
+        """Take over the segments of an earlier holder, and go on in the last one."""
+        for number in range(last):
             with suppress(OSError):
                 size = sum(os.stat(self._make_path(number, suffix)).st_size for suffix in (".log", ".rec"))
-                segments.append((number, size))
-        return segments
+                self._closed.append((number, size))
+        with suppress(OSError):
+            log, index = (os.open(self._make_path(last, suffix), os.O_RDWR | os.O_CLOEXEC) for suffix in (".log", ".rec"))
+            count = (os.fstat(index).st_size - len(self._header)) // _RECORD.size
+            if count > 0:
+                self._number, self._log, self._index = last, log, index
+                self._index_size = len(self._header) + count * _RECORD.size
+                _, offset, length, _, _ = _RECORD.unpack(os.pread(index, _RECORD.size, self._index_size - _RECORD.size))
+                self._log_size = offset + length
 
     def _make_path(self, number: int, suffix: str) -> str:
         return os.path.join(self._folder, f"{self._stem}.{number}{suffix}" if number else f"{self._stem}{suffix}")
