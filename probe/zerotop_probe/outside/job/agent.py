@@ -203,8 +203,10 @@ def _launch_job(
         output.start_holder()
         # In the background the job's output is a pipe, though the user looks at it on a terminal.
         environ = jobs.build_environment(os.path.abspath(session), os.environ, unbuffered=own_session)
+        # A signal that has come meanwhile, before there is a job, takes its effect on us.
+        signal.pthread_sigmask(signal.SIG_SETMASK, signal.pthread_sigmask(signal.SIG_SETMASK, mask))
         job = jobs.spawn_job(command, environ, writers=writers, signal_mask=mask, own_session=own_session)
-    except (CommandError, AgentError):
+    except BaseException:
         output.close()
         raise
     output.note_job(job.root)
