@@ -25,7 +25,7 @@ from zerotop_probe.outside.job.outlets import (
     release_standard_descriptors,
 )
 from zerotop_probe.outside.job.output_log import DEFAULT_LIMIT
-from zerotop_probe.outside.job.output_recording import OutputRecording
+from zerotop_probe.outside.job.output_recording import OutputRecording, find_holder
 from zerotop_probe.outside.job.shutdown import GRACE_S
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.recording.writer import Identity
@@ -171,7 +171,7 @@ def _resume_output(session: str, root: Process, facts: JobFacts) -> OutputRecord
 
     A holder that passes output on also decides when the job's reader is gone: beside it there must be no other reader.
     """
-    holder = facts.holder if facts.holder is not None and facts.holder.is_alive() else None
+    holder = find_holder(facts.pipes.values())
     outlets = adopt_outlets(root, facts.pipes) if holder is None or not facts.passes_on else []
     return OutputRecording(session, Identity.for_this_process("node"), outlets, holder=holder)
 

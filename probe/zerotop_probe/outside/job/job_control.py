@@ -33,8 +33,7 @@ class JobFacts:
     samplers: list[Process] = field(default_factory=list)
     job: Process | None = None
     ranks: list[Process] = field(default_factory=list)
-    # The process that reads the job's output, the pipes that it reads by stream, and whether it passes output on.
-    holder: Process | None = None
+    # The pipes that the job's output goes through, by stream, and whether their reader passes output on.
     pipes: dict[str, str] = field(default_factory=dict)
     passes_on: bool = False
     stops_sent: int = 0
@@ -128,7 +127,6 @@ def _apply_event(facts: JobFacts, event: dict[str, Any]) -> None:
     elif name == events.NOT_ENTERED and event.get("pending"):
         facts.pending_pids.add(int(event.get("pid") or 0))
     elif name == events.OUTPUT_HOLDER:
-        facts.holder = _parse_process(event)
         facts.pipes = {str(stream): str(pipe) for stream, pipe in event.get("pipes", {}).items()}
         facts.passes_on = bool(event.get("passes_on"))
     elif name == events.STOP_SENT:

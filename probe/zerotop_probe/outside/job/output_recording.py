@@ -11,7 +11,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 from zerotop_probe.outside.job.daemon import BOOT_CODE, SOURCE_ROOT, AgentError
@@ -238,6 +238,16 @@ class OutputRecording:
             outlet.close()
         if error:
             self.errors.append(error.decode(errors="replace"))
+
+
+def find_holder(pipes: Collection[str]) -> Process | None:
+    """Return a living holder that reads one of these pipes: its agent may have died before it could record it."""
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and _MODULE.encode() in read_file(f"/proc/{name}/cmdline"):
+            with suppress(OSError):
+                if any(os.readlink(f"/proc/{name}/fd/{number}") in pipes for number in os.listdir(f"/proc/{name}/fd")):
+                    return Process.from_pid(int(name))
+    return None
 
 
 def _make_header(identity: Identity) -> str:
