@@ -18,6 +18,9 @@ REASONS: dict[str, str] = {
     "the name of the terminal: stdin's and stdout's": _TERMINAL,
     "modes set through stdout are the terminal's": _TERMINAL,
     "an interactive shell as the job": _TERMINAL,
+    "ulimit -f 0 and a line to a pipe": "nothing can be recorded where no file may grow; zerotop says so and starts nothing",
+    "ulimit -n 16": "zerotop needs about 20 descriptors; it says so and starts nothing",
+    "SIGCHLD ignored by the caller is ignored in the job": "ignoring it would hide from zerotop how the job ends",
     "given a socket": "zerotop passes the output on through a pipe",
     "given /dev/null": "the output is recorded all the same",
 }

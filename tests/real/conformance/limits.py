@@ -17,6 +17,7 @@ from .interruptions import WAITING, await_ready
     "ulimit -f 64 and 300 KB to a file of the job",
     "ulimit -f 64 and 300 KB to stdout, a file",
     "ulimit -f 0 and a line to a pipe",
+    "ulimit -n 32",
     "ulimit -n 16",
     "ulimit -c 0",
 )
@@ -30,9 +31,10 @@ def of_files(place: Place) -> Iterator[str]:
     done = place.shell("(ulimit -f 64; Z python -S -E to_stdout > file); echo code $?; stat -c '%s bytes' file")
     yield ", ".join(done.output.decode().splitlines())
     done = place.shell("ulimit -f 0; Z echo word")
-    yield f"{done.output.decode().strip()}, {done.ending}"
-    done = place.shell("ulimit -n 16; Z bash -c 'ulimit -n; exec 15< /dev/null && echo has 15'")
-    yield ", ".join(done.output.decode().splitlines()) or done.ending
+    yield f"{done.output.decode().strip() or 'nothing'}, {done.ending}"
+    for number in (32, 16):
+        done = place.shell(f"ulimit -n {number}; Z bash -c 'ulimit -n; exec {number - 1}< /dev/null && echo has them'")
+        yield ", ".join((*done.output.decode().splitlines(), done.ending))
     yield place.shell("ulimit -c 0; Z bash -c 'ulimit -c'").output.decode().strip()
 
 

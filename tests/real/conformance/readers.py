@@ -90,7 +90,7 @@ def slow(place: Place) -> Iterator[str]:
         assert process.stdout is not None
         wait_while_growing(place)
         process.terminate()
-        has_ended = wait_until(lambda: process.poll() is not None, 2)
+        has_ended = wait_until(lambda: process.poll() is not None, 10)
         yield "ends" if has_ended else "waits for its reader"
         while os.read(process.stdout.fileno(), 1 << 16):
             pass
