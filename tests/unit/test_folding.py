@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -20,7 +21,9 @@ from zerotop.analysis.steps.step_dtype import STEP_DTYPE
 from zerotop.analysis.steps.step_table import read_steps
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
-from zerotop_probe.outside.folding import step_history
+from zerotop_probe.outside.folding import coarse_samples, step_history
+from zerotop_probe.outside.folding.coarse_samples import fold_periods
+from zerotop_probe.recording.tables import PROCESSES
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 # A restart, skipped updates, gradient accumulation, evaluation, checkpoints, offload, and ranks that were entered later.
@@ -184,3 +187,50 @@ def test_views_of_thinned_times(tmp_path: Path, few_notable: None) -> None:
         assert [rank.phase for rank in new.ranks] == ["" if is_gone else rank.phase for rank in old.ranks]
         for gpu, gpu_before in zip(new.gpus, old.gpus, strict=True):
             assert gpu.allocated_bytes == (None if is_gone else gpu_before.allocated_bytes)
+
+
+def test_coarse_samples_of_processes() -> None:
+    """Of a minute and process the mean of rates, the highest memory and the last counter remain."""
+    names = [field.name for field in PROCESSES.fields]
+
+    def make(time_s: float, pid: int, **values: float) -> tuple[Any, ...]:
+        known = {"time_ns": int(time_s * 1e9), "pid": pid, "waiting_cores": math.nan, **values}
+        return tuple(known.get(name, 0) for name in names)
+
+    records = [
+        make(1, 7, cores_used=1.0, rss_bytes=5, cpu_ns=10),
+        make(1, 8, cores_used=math.nan, rss_bytes=1, cpu_ns=20),
+        make(59, 7, cores_used=3.0, rss_bytes=9, cpu_ns=11),
+        make(59.5, 8, cores_used=2.0, rss_bytes=1, cpu_ns=21),
+        make(61, 7, cores_used=8.0, rss_bytes=2, cpu_ns=12),
+    ]
+    folded = [dict(zip(names, record, strict=True)) for record in fold_periods(records, PROCESSES, 60 * 10**9)]
+    assert [(row["time_ns"], row["pid"]) for row in folded] == [
+        (59_500_000_001, 7),
+        (59_500_000_001, 8),
+        (61_000_000_001, 7),
+    ]
+    assert [row["cores_used"] for row in folded] == [2.0, 2.0, 8.0]
+    assert [row["rss_bytes"] for row in folded] == [9, 1, 2]
+    assert [row["cpu_ns"] for row in folded] == [11, 21, 12]
+    assert math.isnan(folded[0]["waiting_cores"])
+    PROCESSES.record_struct.pack(*fold_periods(records, PROCESSES, 60 * 10**9)[0])
+
+
+def test_coarse_samples_of_a_recording(tmp_path: Path, few_notable: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stand beside the fine samples that remain, and say their period."""
+    monkeypatch.setattr(coarse_samples, "_PERIOD_NS", 5 * 10**9)
+    folder = unpack_segmented(RECORDINGS / "x4-attached.zerotop", tmp_path / "session", full_detail_s=5)
+    whole = Session.open(folder)
+    (fine,) = whole.sources["gpus"]
+    used, begin_ns = fine.array["used_bytes"].max(), fine.array["time_ns"][0]
+    for now_ns in find_times(whole, 7):
+        fold_at(folder, now_ns)
+    session = Session.open(folder)
+    by_period = {source.period_ns: source for source in session.sources["gpus"]}
+    assert set(by_period) == {0, 5 * 10**9}
+    times = np.unique(by_period[5 * 10**9].array["time_ns"])
+    assert (np.diff(times) <= 5.2e9).all()
+    assert times[0] - begin_ns < 5.2e9
+    assert len(by_period[0].array) < len(fine.array)
+    assert by_period[5 * 10**9].array["used_bytes"].max() == used

@@ -6,7 +6,6 @@ import argparse
 import importlib
 import io
 import os
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -15,8 +14,8 @@ from typing import Any
 from zerotop.commands.common.errors import FAILED, USAGE, Problem, describe_error
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.gc_pause import freeze_imports
+from zerotop.commands.common.option_types import parse_age, parse_count, parse_max_size, parse_size
 from zerotop.commands.common.terminal import has_terminal
-from zerotop_probe.recording.directory import MIN_BYTES
 
 _EXIT_INTERRUPTED = 130
 
@@ -89,7 +88,7 @@ def _add_start_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     demo = _add_command(
         commands, "demo", "train a small model with two ranks and watch it", "zerotop demo", "zerotop demo --recorded"
     )
-    demo.add_argument("--steps", type=_parse_count, default=24, help="optimizer steps to train [24]")
+    demo.add_argument("--steps", type=parse_count, default=24, help="optimizer steps to train [24]")
     demo.add_argument("--recorded", action="store_true", help="replay a recording of an 8 B model on 4 GPUs instead")
     run = _add_command(
         commands,
@@ -107,7 +106,7 @@ def _add_start_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
 
 def _add_max_size(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--max-size", type=_parse_max_size, metavar="SIZE", help="largest size of the recording, such as 500MB or 10GB [2GB]"
+        "--max-size", type=parse_max_size, metavar="SIZE", help="largest size of the recording, such as 500MB or 10GB [2GB]"
     )
 
 
@@ -122,11 +121,9 @@ def _add_read_commands(commands: argparse._SubParsersAction[argparse.ArgumentPar
     )
     listing.add_argument("--json", action="store_true", help=_JSON_HELP)
     listing.add_argument("--prune", action="store_true", help="delete recordings, never one whose job runs; asks first")
+    listing.add_argument("--older-than", type=parse_age, metavar="AGE", help="those last written before, such as 12h or 30d")
     listing.add_argument(
-        "--older-than", type=_parse_age, metavar="AGE", help="those last written before, such as 12h or 30d"
-    )
-    listing.add_argument(
-        "--total-size", type=_parse_size, metavar="SIZE", help="the oldest, until the others fit, as in 20GB"
+        "--total-size", type=parse_size, metavar="SIZE", help="the oldest, until the others fit, as in 20GB"
     )
     listing.add_argument("--ended", action="store_true", help="all whose job has ended")
     listing.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
@@ -153,10 +150,10 @@ def _add_microscope(commands: argparse._SubParsersAction[argparse.ArgumentParser
         "zerotop microscope brisk-otter --steps 2",
     )
     microscope.add_argument("session", metavar="SESSION", help=_SESSION_HELP)
-    microscope.add_argument("--steps", type=_parse_count, default=1, help="optimizer steps to trace [1]")
+    microscope.add_argument("--steps", type=parse_count, default=1, help="optimizer steps to trace [1]")
     microscope.add_argument("--stacks", action="store_true", help="record Python stacks for memory_viz, which is slow")
     microscope.add_argument(
-        "--wait", type=_parse_count, default=120, metavar="SECONDS", help="longest wait for the steps [120]"
+        "--wait", type=parse_count, default=120, metavar="SECONDS", help="longest wait for the steps [120]"
     )
     microscope.add_argument("--json", action="store_true", help=_JSON_HELP)
 
@@ -213,36 +210,6 @@ def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     export.add_argument("--table", default="steps", metavar="NAME", help="table to export, or all [steps]")
     export.add_argument("--format", choices=("csv", "parquet", "jsonl"), default="csv", help="file format [csv]")
     export.add_argument("-o", "--output", metavar="PATH", help="file or directory [standard output]")
-
-
-def _parse_count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive whole number")
-    return int(text)
-
-
-def _parse_size(text: str) -> int:
-    """Return a size such as ``2GB`` or ``500M`` in bytes."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(K|M|G|T)(i?)B?", text, re.IGNORECASE)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text} is not a size such as 500MB or 2GB")
-    base = 1024 if match[3] else 1000
-    return int(float(match[1]) * base ** ("KMGT".index(match[2].upper()) + 1))
-
-
-def _parse_max_size(text: str) -> int:
-    size = _parse_size(text)
-    if size < MIN_BYTES:
-        raise argparse.ArgumentTypeError(f"a recording needs at least {MIN_BYTES // 10**6}MB")
-    return size
-
-
-def _parse_age(text: str) -> float:
-    """Return an age such as ``12h`` or ``30d`` in seconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([mhdw])", text, re.IGNORECASE)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text} is not an age such as 12h, 30d or 4w")
-    return float(match[1]) * {"m": 60, "h": 3600, "d": 86400, "w": 604800}[match[2].lower()]
 
 
 def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
