@@ -47,8 +47,8 @@ _KEYS = ("left", "plus", "down")
 
 
 # As in tests/ui/conftest.py: Textual's own wait takes 40 ms a key at least.
-setattr(textual.app, "wait_for_idle", until_settled)  # noqa: B010
-setattr(textual.pilot, "wait_for_idle", until_settled)  # noqa: B010
+for module in (textual.app, textual.pilot):
+    vars(module)["wait_for_idle"] = until_settled
 
 
 class Fault(NamedTuple):

@@ -85,4 +85,4 @@ def test_a_record_whose_time_is_damaged(tmp_path: Path, capsys: pytest.CaptureFi
     records["time_ns"][len(records) // 2] = 2**62
     path.write_bytes(head + records.tobytes())
     assert cli.main(["annotations", str(folder)]) == 0
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "zerotop: 1 damaged record was skipped.\n"

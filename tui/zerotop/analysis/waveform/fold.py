@@ -82,6 +82,8 @@ def fold_iterations(
         if part is not None and _has_same_phases(part, aligned):
             parts.append(part)
     reference = np.mean([part.median_bounds for part in parts], axis=0)
+    if reference[-1] <= 0:  # of damaged records: iterations without length have no shape
+        return None
     stretches = tuple(aligned.build_stretches(reference))
     folder = SignalFolder(session, parts, reference, cursor_ns, delays)
     host_ranks = [process for process in ranks if rank is None and process.source.host == lead.source.host] or [lead]
