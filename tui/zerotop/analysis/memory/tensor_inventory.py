@@ -112,7 +112,7 @@ def _limit_unexplained(by_engine: dict[int, list[Event]], unclaimed: int) -> int
     The rest are outputs and losses that the script still holds when tensors are counted: they are activations.
     """
     first = (event for events in by_engine.values() for event in events if event.facts.get("when") == INIT)
-    known = [event.facts.get("unclaimed_bytes") for event in first]
+    known: list[int | None] = [event.facts.get("unclaimed_bytes") for event in first]
     return min([unclaimed, *(size for size in known if size is not None)])
 
 
