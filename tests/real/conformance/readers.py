@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from conformance.experiment import experiment
-from conformance.places import Place, describe_ending, read_soon, small_python, wait_until
+from conformance.places import Place, describe_ending, read_soon, small_python, summarize, wait_until
 
 # Says after each write how much it has written.
 WRITER = """
@@ -45,6 +45,13 @@ def closed(place: Place) -> Iterator[str]:
     yield "at once" if done.seconds < 5 else f"after {done.seconds:.0f} s"
     done = place.shell("Z bash -c 'while echo word; do sleep 0.05; done; exit 8' | head -1; echo ${PIPESTATUS[@]}")
     yield done.output.decode().replace("\n", " ").strip()
+
+
+@experiment("a reader that has left before the job starts, 4 times")
+def gone(place: Place) -> Iterator[str]:
+    script = "Z bash -c 'exit 7' | true; echo exit ${PIPESTATUS[0]}"
+    seen = [place.shell(script).output.decode().strip() for _ in range(4)]
+    yield summarize([(str(number), ending) for number, ending in enumerate(seen)], "exit 7")
 
 
 @experiment("a job that ignores SIGPIPE, when its reader has left", "a Python job, when its reader has left")
