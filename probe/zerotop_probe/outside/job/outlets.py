@@ -66,9 +66,8 @@ class Outlet:
             os.close(self.writer)
             self.writer = -1
 
-    def close(self) -> None:
-        """Close all descriptors."""
-        self.close_writer()
+    def close_reader(self) -> None:
+        """Close all descriptors but the job's."""
         for number in (self.source, self.target, *self.stage):
             os.close(number)
 

@@ -56,6 +56,7 @@ class OutputRecording:
         self._header = _make_header(identity)
         self._limit = int(directory.read_max_bytes(session) * _OUTPUT_SHARE)
         self._outlets = dict(enumerate(outlets))
+        self._all_outlets = tuple(outlets)
         self._count = len(outlets)
         self._state_file = _create_state_file()
         self._socket: socket.socket | None = None
@@ -125,8 +126,7 @@ class OutputRecording:
     def note_job(self, job: Process) -> None:
         """Tell the holder which process the job is, and close our copies of what the job writes to."""
         self._send(b"job %d %d" % job)
-        for outlet in self._outlets.values():
-            outlet.close_writer()
+        self._close_writers()
 
     def keep_holder(self) -> bool:
         """Read messages, continue a holder that was stopped, replace one that was killed; return whether it is new."""
@@ -183,10 +183,15 @@ class OutputRecording:
     def close(self) -> None:
         """Leave the holder, which ends with the output, and close all files."""
         for outlet in self._outlets.values():
-            outlet.close()
+            outlet.close_reader()
         self._outlets.clear()
+        self._close_writers()
         self._close_socket()
         os.close(self._state_file)
+
+    def _close_writers(self) -> None:
+        for outlet in self._all_outlets:
+            outlet.close_writer()
 
     def _drop_holder(self) -> None:
         """Forget a holder that has ended or does not answer."""
@@ -235,11 +240,14 @@ class OutputRecording:
         return None
 
     def _note_end(self, message: bytes) -> None:
-        """Close our copies of a stream: only then a job whose reader is gone gets SIGPIPE, and our reader an end of file."""
+        """Close our copies of a stream: only then a job whose reader is gone gets SIGPIPE, and our reader an end of file.
+
+        The job's own descriptor stays until there is a job: the reader may be gone before.
+        """
         _, number, error = message.split(b" ", 2)
         outlet = self._outlets.pop(int(number), None)
         if outlet is not None:
-            outlet.close()
+            outlet.close_reader()
         if error:
             self.errors.append(error.decode(errors="replace"))
 
