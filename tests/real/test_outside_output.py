@@ -318,3 +318,17 @@ def test_the_end_and_what_was_lost_are_recorded_on_a_disk_that_others_have_fille
         assert events(session, "sampler_ended")[0]["lost_records"] > 0
         assert [event["where"] for event in events(session, "sampler_error")] == ["samples"]
         assert file.stat().st_blocks * 512 < file.stat().st_size + 4096, "what was kept and not needed is given back"
+
+
+def test_recorded_output_is_redacted_on_request(tmp_path: Path) -> None:
+    """Also a line that comes in two pieces, or never ends; the reader gets what the job printed."""
+    (tmp_path / "session.json").write_text('{"redact_output": true}')
+    code = """
+import os, time
+for piece in (b"start\\n--api-key 12", b"3456 end\\n", b"password: hunter22"):
+    os.write(1, piece)
+    time.sleep(0.05)
+"""
+    done = foreground(tmp_path, code, capture_output=True)
+    assert done.stdout == b"start\n--api-key 123456 end\npassword: hunter22"
+    assert recorded(tmp_path, "stdout") == b"start\n--api-key <redacted> end\npassword: <redacted>"

@@ -18,6 +18,7 @@ from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
 SESSION_FILE = "session.json"
 
 # Limits of a recording, in its session file: ``max_bytes`` and ``full_detail_s``, the seconds for which everything is kept.
+# With ``redact_output`` secrets are replaced in the recorded output, too.
 MAX_BYTES = 2_000_000_000
 MIN_BYTES = 20_000_000
 FULL_DETAIL_S = 3600.0
@@ -84,13 +85,14 @@ def create_session(command: Sequence[str], *, path: str | None = None, launcher:
     return path
 
 
-def read_max_bytes(path: str) -> int:
-    """Return the largest size of a session in bytes."""
+def read_session_info(path: str) -> dict[str, Any]:
+    """Return the content of the session file; empty if it cannot be read."""
     try:
         with open(os.path.join(path, SESSION_FILE), "rb") as file:
-            return int(json.load(file).get("max_bytes") or MAX_BYTES)
-    except (OSError, ValueError, TypeError, AttributeError):
-        return MAX_BYTES
+            content = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def has_recording(path: str) -> bool:

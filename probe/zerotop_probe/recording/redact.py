@@ -61,7 +61,7 @@ _PASSWORD_PROGRAMS = {"sshpass": "-p"}
 
 
 def redact_text(text: str) -> str:
-    """Return a text of any length in which apparent secrets are replaced, at 20 MB/s or more."""
+    """Return a text of any length in which apparent secrets are replaced, at 8 to 25 MB/s."""
     for hint, pattern in TOKENS.items():
         if hint in text:
             text = pattern.sub(HIDDEN, text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from contextlib import AbstractContextManager
 
 from zerotop.commands.common.errors import FAILED
 from zerotop.commands.common.exit_messages import describe_losses, describe_place, describe_rank_losses, write_messages
@@ -21,7 +22,7 @@ def run(options: argparse.Namespace) -> int:
         os.environ[directory.PHASE_PEAKS_VARIABLE] = "0"
     if options.headless or not has_terminal():
         return _run_headless(options)
-    with make_session(options.command, options.session, options.max_size) as session:
+    with _make_session(options) as session:
         agent.launch_in_background(session, options.command)
     with freeze_imports():
         from zerotop.commands.job.watch import watch_job
@@ -31,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _run_headless(options: argparse.Namespace) -> int:
     # Import nothing that starts threads: the agent waits for signals in this process.
-    with make_session(options.command, options.session, options.max_size) as session:
+    with _make_session(options) as session:
         end = agent.run_in_foreground(session, options.command, on_message=write_messages)
     messages = [end.text] if end.exit_code != 0 else []
     losses = describe_rank_losses(session)
@@ -47,3 +48,8 @@ def _run_headless(options: argparse.Namespace) -> int:
     if end.signal:
         die_of(end.signal)
     return FAILED if end.exit_code is None else end.exit_code
+
+
+def _make_session(options: argparse.Namespace) -> AbstractContextManager[str]:
+    limits = {"max_bytes": options.max_size, "redact_output": options.redact_output}
+    return make_session(options.command, options.session, **limits)

@@ -5,8 +5,8 @@ so it is this small process, which imports little and ignores all signals but SI
 on disk, the job writes to that file itself and the holder records what is added to it.
 
 Arguments: a socket to the agent, a file with numbers that survive the holder (see ``output_log``), the session's directory,
-the stem of the output files, the header of an index, the limit in bytes, and the streams as ``outlets.Outlet`` describes
-them, empty for those that have ended.
+the stem of the output files, the header of an index, the limit in bytes, 1 to redact the recorded output or 0, and the
+streams as ``outlets.Outlet`` describes them, empty for those that have ended.
 
 Messages from the agent: ``signal N``, answered by ``signal N 1`` if this process has also received signal N, else by
 ``signal N 0``; ``job PID START``; ``finish``, answered by ``finished`` once all output so far is passed on. Messages to the
@@ -197,9 +197,10 @@ class FileStream:
 class Holder:
     """The holder of one job's output."""
 
-    def __init__(self, agent: int, streams: list[Stream | FileStream]) -> None:
+    def __init__(self, agent: int, streams: list[Stream | FileStream], log: OutputLog) -> None:
         self._agent = agent
         self._streams = streams
+        self._log = log
         self._job = (0, b"")
 
     def run(self) -> None:
@@ -242,6 +243,7 @@ class Holder:
             quiet = quiet + 1 if all(stream.has_passed_all() for stream in self._streams) else 0
             if quiet < 2 and not all(stream.is_over for stream in self._streams):
                 time.sleep(0.005)
+        self._log.flush()
 
     def _await_end(self) -> None:
         """Wait for the end of all streams. The agent is gone; if it was killed the job may still run."""
@@ -251,6 +253,7 @@ class Holder:
                     if isinstance(stream, FileStream):
                         stream.finish()
             time.sleep(_FILE_PERIOD_S)
+        self._log.flush()
 
     def _is_job_alive(self) -> bool:
         pid, start = self._job
@@ -277,10 +280,15 @@ def _close_others(used: set[int]) -> None:
 
 def main() -> None:
     """Run as the holder."""
-    agent, state_file, folder, stem, header, limit, *texts = sys.argv[1:]
+    agent, state_file, folder, stem, header, limit, redaction, *texts = sys.argv[1:]
     _close_others({int(agent), int(state_file), *(int(number) for text in texts for number in text.split(":")[2:])})
     state = memoryview(mmap.mmap(int(state_file), STATE_BYTES)).cast("q")
-    log = OutputLog(folder, stem, header.encode(), int(limit), state)
+    log_class = OutputLog
+    if int(redaction):
+        from zerotop_probe.outside.job.redacted_log import RedactedLog  # takes as long to import as all else here
+
+        log_class = RedactedLog
+    log = log_class(folder, stem, header.encode(), int(limit), state)
     streams: list[Stream | FileStream] = []
     for number, text in enumerate(texts):
         if text:
@@ -291,4 +299,4 @@ def main() -> None:
                 else Stream(number, name, descriptors, log, state)
             )
     os.chdir("/")
-    Holder(int(agent), streams).run()
+    Holder(int(agent), streams, log).run()

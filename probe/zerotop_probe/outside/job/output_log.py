@@ -63,6 +63,9 @@ class OutputLog:
     def _make_path(self, number: int, suffix: str) -> str:
         return os.path.join(self._folder, f"{self._stem}.{number}{suffix}" if number else f"{self._stem}{suffix}")
 
+    def flush(self) -> None:
+        """Record what is held back: nothing here, an unfinished line in a ``RedactedLog``."""
+
     def append(self, stream: int, data: bytes) -> None:
         """Record ``data``, the next bytes of a stream (index into STREAMS)."""
         with self._lock:

@@ -54,7 +54,9 @@ class OutputRecording:
         self._folder = os.path.abspath(session)
         self._stem = f"{OUTPUT.name}-{identity.file_stem}"
         self._header = _make_header(identity)
-        self._limit = int(directory.read_max_bytes(session) * _OUTPUT_SHARE)
+        info = directory.read_session_info(session)
+        self._limit = int(float(info.get("max_bytes") or directory.MAX_BYTES) * _OUTPUT_SHARE)
+        self._redaction = int(bool(info.get("redact_output")))
         self._outlets = dict(enumerate(outlets))
         self._all_outlets = tuple(outlets)
         self._count = len(outlets)
@@ -109,7 +111,8 @@ class OutputRecording:
         used = [agent, self._state_file, *(number for outlet in outlets for number in outlet.descriptors)]
         # Streams keep their numbers, though some may have ended.
         streams = [self._outlets[number].describe() if number in self._outlets else "" for number in range(self._count)]
-        texts = [str(agent), str(self._state_file), self._folder, self._stem, self._header, str(self._limit), *streams]
+        numbers = [str(self._limit), str(self._redaction)]
+        texts = [str(agent), str(self._state_file), self._folder, self._stem, self._header, *numbers, *streams]
         # Without site packages and variables for Python, which may be anything.
         command = [sys.executable, "-I", "-S", "-c", BOOT_CODE.format(module=_MODULE), SOURCE_ROOT, *texts]
         null = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from zerotop.commands.common.errors import USAGE, Problem
 from zerotop_probe.outside.job.agent import AgentError, CommandError, check_command
@@ -29,17 +30,18 @@ def find_launcher(command: Sequence[str]) -> str:
 
 
 @contextmanager
-def make_session(command: Sequence[str], path: str | None, max_bytes: int | None = None) -> Iterator[str]:
+def make_session(command: Sequence[str], path: str | None, **facts: Any) -> Iterator[str]:
     """Create a session directory for ``command`` and remove it again if the command cannot be started.
 
-    Raises Problem for a command that cannot be executed or a directory that cannot be created.
+    ``facts`` become part of the session file, see ``directory.create_session``. Raises Problem for a command that cannot be
+    executed or a directory that cannot be created.
     """
     try:
         check_command(command)
     except CommandError as error:
         raise _describe_command_error(error) from error
     existed = path is not None and os.path.isdir(os.path.abspath(path))  # "" is the current folder
-    session = _create_session(command, path, max_bytes)
+    session = _create_session(command, path, facts)
     try:
         yield session
     except CommandError as error:
@@ -55,10 +57,10 @@ def _describe_command_error(error: CommandError) -> Problem:
     return Problem(str(error), codes.get(error.errno or 0, _NOT_EXECUTABLE))
 
 
-def _create_session(command: Sequence[str], path: str | None, max_bytes: int | None) -> str:
+def _create_session(command: Sequence[str], path: str | None, facts: dict[str, Any]) -> str:
     folder = directory.find_default_root() if path is None else path
     try:
-        return directory.create_session(command, path=path, launcher=find_launcher(command), max_bytes=max_bytes)
+        return directory.create_session(command, path=path, launcher=find_launcher(command), **facts)
     except OSError as error:
         if error.errno is None:  # the folder is not empty or another user's; the error says so
             raise
