@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.engine import parse_engine
 from zerotop.analysis.live_view import (
     Cost,
     Gpu,
@@ -323,15 +324,8 @@ class Telling:
     def job(self) -> Job:
         job = self.story.job
         if not self.started:
-            facts = dict.fromkeys(("model", "parameters", "zero_stage", "offload_optimizer", "offload_parameters", "dtype"))
-            waiting = {
-                "micro_batch": None,
-                "gradient_accumulation": None,
-                "ranks": None,
-                "state": State.STARTING,
-            }
-            text = "Waiting for the training to begin."
-            job = replace(job, **facts, **waiting, exit_text=text)  # type: ignore[arg-type]
+            facts = parse_engine({})
+            job = replace(job, **facts, state=State.STARTING, exit_text="Waiting for the training to begin.")
         if self.over:
             job = replace(job, state=State.ENDED, exit_code=self.story.exit_code, exit_text=self.story.exit_text)
         return job

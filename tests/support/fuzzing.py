@@ -204,8 +204,9 @@ def _check_screen(app: ZerotopApp) -> str:
 
 
 def _try(name: str, call: Callable[[], object], *, limit_s: float = LIMIT_S) -> tuple[str, float, int, Fault | None]:
-    """Call a function; return its name, seconds, peak memory, and what went wrong."""
+    """Call a function; return its name, seconds, the memory that it took at its peak, and what went wrong."""
     _reset_peak()
+    resident = read_resident_bytes()  # of a test process, what other tests have left
     begin_s, fault = time.process_time(), None
     previous = signal.signal(signal.SIGALRM, _raise_too_long)
     before = signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S + limit_s)
@@ -221,7 +222,7 @@ def _try(name: str, call: Callable[[], object], *, limit_s: float = LIMIT_S) -> 
     finally:
         signal.signal(signal.SIGALRM, previous)
         signal.setitimer(signal.ITIMER_REAL, *before)
-    seconds, peak = time.process_time() - begin_s, _read_peak()
+    seconds, peak = time.process_time() - begin_s, _read_peak() - resident
     if fault is None and seconds > limit_s:
         fault = Fault(name, "hang", f"{seconds:.1f} s")
     if fault is None and peak > LIMIT_BYTES:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from declared_events import check_event
+from zerotop_probe.recording.segments import parse_name
 from zerotop_probe.recording.tables import PHASES
 
 
@@ -29,7 +30,7 @@ class Rank:
     """The files of one rank in a session."""
 
     def __init__(self, session: Path, rank: int) -> None:
-        """Fail unless the rank has exactly one file of a kind and only events that match their declarations."""
+        """Fail unless the rank has exactly one table of a kind and only events that match their declarations."""
         self.session = session
         self.rank = rank
         self.spans = np.sort(self._read("spans"), order="begin_ns", kind="stable")
@@ -41,8 +42,10 @@ class Rank:
             check_event(event)
 
     def _read(self, name: str) -> Any:
-        (path,) = self.session.glob(f"{name}-rank{self.rank}-*.rec")
-        return table(path)
+        segments = {parse_name(path.name): path for path in self.session.glob(f"{name}-rank{self.rank}-*.rec")}
+        ordered = sorted((named, path) for named, path in segments.items() if named is not None)
+        (_,) = {stem for (stem, _), _ in ordered}
+        return np.concatenate([table(path) for _, path in ordered])
 
     def phase(self, *names: str) -> Any:
         """Return the spans of these phases, by time."""

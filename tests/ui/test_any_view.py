@@ -29,7 +29,6 @@ few = st.integers(0, 300)
 words = st.text(max_size=12)
 maybe_sizes = st.one_of(st.none(), sizes)
 maybe_few = st.one_of(st.none(), few)
-maybe_words = st.one_of(st.none(), words)
 
 jobs = st.builds(
     live_view.Job,
@@ -39,12 +38,12 @@ jobs = st.builds(
     state=st.sampled_from(live_view.State),
     exit_code=st.one_of(st.none(), st.integers(-1, 255)),
     exit_text=st.text(max_size=200),
-    model=maybe_words,
+    model=words,
     parameters=maybe_sizes,
     zero_stage=st.one_of(st.none(), st.integers(0, 3)),
-    offload_optimizer=maybe_words,
-    offload_parameters=maybe_words,
-    dtype=maybe_words,
+    offload_optimizer=words,
+    offload_parameters=words,
+    dtype=words,
     micro_batch=maybe_few,
     gradient_accumulation=maybe_few,
     ranks=maybe_few,

@@ -266,8 +266,8 @@ from pathlib import Path
 from zerotop.session.reader import Session, SessionError
 session = Session.open(Path(sys.argv[1]))
 (source,) = session.sources["probe"]
-os.truncate(source.path, 5000)
-print(int(source.array["time_ns"].sum()) > 0, len(source.array) < 1000)
+os.truncate(max(source.path.parent.glob("probe-*.rec")), 5000)  # the last segment, which is not read yet
+print(int(source.array["time_ns"].sum()) > 0, len(source.array) < 50_000)
 try:
     session.refresh()
 except SessionError as error:
@@ -291,8 +291,8 @@ def test_a_file_cut_short_under_a_reader(tmp_path: Path) -> None:
 def test_another_bus_error_still_ends_the_process(tmp_path: Path) -> None:
     code = """
 import mmap, sys
-from zerotop.session.memory_map import map_file
-map_file(sys.argv[1])
+from zerotop.session.memory_map import map_files
+kept = map_files("", (sys.argv[1],), 64, 1)
 with open(sys.argv[1], "r+b") as file:
     other = mmap.mmap(file.fileno(), 8192)
     file.truncate(0)
