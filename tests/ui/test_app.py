@@ -218,6 +218,7 @@ async def test_tab_moves_and_z_zooms() -> None:
 async def test_hidden_panels_take_no_focus() -> None:
     seen = Watch(cpu_story(), 12.0)
     async with seen.app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
         order: list[str | None] = []
         for _ in range(4):
             await pilot.press("tab")

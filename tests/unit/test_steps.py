@@ -180,7 +180,7 @@ def any_spans(draw: st.DrawFn) -> list[Any]:
     phases = st.sampled_from([*range(len(tables.PHASES)), OF_THE_FUTURE, *[PHASE_CODE["step"]] * 8])
     flags = st.sampled_from([0, 0, EVAL, SKIPPED, BOUNDARY, BOUNDARY, BOUNDARY | SKIPPED, BOUNDARY | INCOMPLETE])
     sizes = st.integers(-1, 100)
-    spans, end = [], 0
+    spans, end = [], 10  # no time is negative
     for number in range(draw(st.integers(0, 60))):
         begin = end + draw(st.integers(-10, 10**9))
         end = max(end, begin) + draw(st.integers(0, 10**9))
