@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from zerotop.analysis.formatting import format_count
 from zerotop.analysis.keys import ProcessKey
 from zerotop_probe.recording import events
 
@@ -34,7 +35,7 @@ class Losses(NamedTuple):
     @property
     def loss_sentence(self) -> str:
         """Sentence about the losses; "" without any."""
-        parts = [f"{self.records} records"] if self.records else []
+        parts = [format_count(self.records, "record")] if self.records else []
         parts += [f"{self.output_bytes} bytes of the job's output"] if self.output_bytes else []
         return f"The recording is incomplete: {' and '.join(parts)} could not be written." if parts else ""
 
