@@ -56,13 +56,15 @@ def test_runs_of_one_job_are_recorded_one_after_another(runs_together: dict[str,
         devices = [zero.get(part, {}).get("device", "none") for part in ("offload_optimizer", "offload_param")]
         expected.append((zero["stage"], *devices, config.rpartition("_")[2]))
     facts = ("zero_stage", "offload_optimizer", "offload_parameters", "dtype")
+    runs = range(len(expected) + 1)
     for rank in range(RANKS):
-        engines = [event.facts for event in session.events if (event.name, event.rank) == ("engine", rank)]
-        assert [engine["engine"] for engine in engines] == list(range(len(expected)))
+        loop, *engines = [event.facts for event in session.events if (event.name, event.rank) == ("engine", rank)]
+        assert loop["kind"] == "loop"
+        assert [engine["engine"] for engine in (loop, *engines)] == list(runs)
         assert [tuple(engine[fact] for fact in facts) for engine in engines] == expected
         (spans,) = [source.array for source in session.sources["spans"] if source.rank == rank]
         steps = spans[spans["phase"] == PHASE_CODE["step"]]
-        assert steps[["engine", "step"]].tolist() == [(number, step) for number in range(len(expected)) for step in range(3)]
+        assert steps[["engine", "step"]].tolist() == [(number, step) for number in runs for step in range(3)]
     assert not [event for event in session.events if event.name in ("probe_error", "sampler_error", "rank_silent")]
 
 
