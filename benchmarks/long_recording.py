@@ -214,7 +214,7 @@ def report_folding(path: Path) -> None:
     times = 30  # of 120 s each
     for number in range(1, times + 1):
         at_ns = now_ns - HOUR_NS + number * HOUR_NS // times
-        subprocess.run([sys.executable, "-S", "-c", code, str(path), str(at_ns)], check=True, env=os.environ)
+        subprocess.run([sys.executable, "-c", code, str(path), str(at_ns)], check=True, env=os.environ)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = used.ru_utime + used.ru_stime - spent.ru_utime - spent.ru_stime
     after = sum(file.stat().st_size for file in path.iterdir())
