@@ -26,8 +26,8 @@ TERMINAL_STOPS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 # If the kernel sends these they are about the agent: its children, the holder's messages, its own use of the processor.
 _OWN_BY_KERNEL = (signal.SIGCHLD, HOLDER_MESSAGE, signal.SIGXCPU)
-# A sender that signals every process of a job takes this long, in seconds.
-_GROUP_S = 0.1
+# A sender that signals every process of a job takes this long, in seconds, on a node whose cores are all in use.
+_GROUP_S = 0.3
 _QUERY_S = 0.005
 
 
