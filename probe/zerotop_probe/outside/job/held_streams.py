@@ -1,0 +1,179 @@
+"""The streams of a job's output in the holder: each is passed on and recorded, in a thread of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import select
+import stat
+import sys
+import termios
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+
+from zerotop_probe.outside.job.output_log import RECORDED, OutputLog
+
+_CHUNK_BYTES = 1 << 18
+# After a little output the holder waits, so that a job that prints every word costs few of its cores' time: as long as a job
+# that prints this many bytes a second needs to fill the pipe.
+_FAST_RATE = 100e6
+_TERMINAL_BYTES = 4096
+_LITTLE_BYTES = 4096
+FILE_PERIOD_S = 0.05
+
+
+class Stream:
+    """One stream of the job's output, until all writers have closed it or the user's reader has.
+
+    Bytes move from the job's pipe or terminal to a second pipe, are recorded from a copy of that, and move on to the user's
+    descriptor. The kernel moves them and the agent keeps the pipes too, so killing the holder loses and repeats none.
+    """
+
+    def __init__(self, number: int, name: int, descriptors: Sequence[int], log: OutputLog, state: memoryview[int]) -> None:
+        """``name`` is an index into STREAMS; ``descriptors``: source, target, the second pipe's ends to read and write."""
+        self.number = number
+        self.error = ""
+        self.is_over = False
+        self._name = name
+        self._source, self._target, self._staged, self._stage = descriptors
+        self._log = log
+        self._state = state
+        self._copy, copy_target = os.pipe()
+        capacity = fcntl.fcntl(copy_target, fcntl.F_SETPIPE_SZ, fcntl.fcntl(self._stage, fcntl.F_GETPIPE_SZ))
+        self._pause_s = (capacity if stat.S_ISFIFO(os.fstat(self._source).st_mode) else _TERMINAL_BYTES) / _FAST_RATE
+        tee = ctypes.CDLL(None, use_errno=True).tee
+        self._tee = partial(tee, self._staged, copy_target, capacity, 0)
+        self._capacity = capacity
+        self._busy = False
+
+    def run(self) -> None:
+        """Copy until the end."""
+        try:
+            if self._count_staged():  # by a holder that was killed
+                self._pass_on()
+            while self._await_output():
+                self._busy = True
+                size = self._take_output()
+                if not size:
+                    break
+                self._pass_on()
+                self._busy = False
+                if size < _LITTLE_BYTES:
+                    time.sleep(self._pause_s)
+        except BrokenPipeError:
+            pass
+        except OSError as error:
+            self.error = error.strerror or str(error)
+        finally:
+            self._close()
+
+    def _await_output(self) -> bool:
+        """Wait for output; return False when the user's reader has closed, since the job then gets SIGPIPE at once."""
+        waiting = select.poll()
+        waiting.register(self._source, select.POLLIN)
+        waiting.register(self._target, 0)
+        return not any(descriptor == self._target for descriptor, _ in waiting.poll())
+
+    def _take_output(self) -> int:
+        """Move some output to the second pipe; return its bytes, 0 at the end."""
+        self._state[RECORDED + self.number] = 0
+        try:
+            return os.splice(self._source, self._stage, self._capacity)
+        except OSError as error:
+            if error.errno == errno.EIO:  # a terminal whose other side was closed
+                return 0
+            if error.errno != errno.EINVAL:
+                raise
+        return os.write(self._stage, os.read(self._source, select.PIPE_BUF))  # a terminal in some kernels
+
+    def _count_staged(self) -> int:
+        return int.from_bytes(fcntl.ioctl(self._staged, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+    def _pass_on(self) -> None:
+        """Record what is in the second pipe and pass it on. Raises OSError if that is impossible."""
+        if not self._state[RECORDED + self.number]:
+            size = self._tee()
+            if size < 0:
+                raise OSError(ctypes.get_errno(), "the output cannot be copied")
+            self._log.append(self._name, os.read(self._copy, size))
+            self._state[RECORDED + self.number] = 1
+        while size := self._count_staged():
+            try:
+                os.splice(self._staged, self._target, size)
+            except BlockingIOError:  # another program that shares the terminal or pipe has made it non-blocking
+                self._await_room()
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                self._write(os.read(self._staged, size))  # to a terminal in some kernels
+
+    def _write(self, data: bytes) -> None:
+        while data:
+            try:
+                data = data[os.write(self._target, data) :]
+            except BlockingIOError:
+                self._await_room()
+
+    def _await_room(self) -> None:
+        waiting = select.poll()
+        waiting.register(self._target, select.POLLOUT)
+        waiting.poll()
+
+    def _close(self) -> None:
+        for descriptor in (self._source, self._target):
+            os.close(descriptor)
+        self.is_over = True
+
+    def has_passed_all(self) -> bool:
+        """Whether there is no output that is not passed on yet."""
+        if self.is_over:
+            return True
+        waiting = select.poll()
+        waiting.register(self._source, select.POLLIN)
+        # In this order: output that was just taken has made the stream busy before.
+        return not waiting.poll(0) and not self._busy
+
+
+class FileStream:
+    """A file on disk that the job writes to: what is added to it is recorded."""
+
+    def __init__(self, number: int, name: int, source: int, begin: int, log: OutputLog, state: memoryview[int]) -> None:
+        """``begin``: the offset at which the job begins to write."""
+        self.number = number
+        self.error = ""
+        self.is_over = False
+        self._name = name
+        self._source = source
+        self._state = state
+        # An earlier holder has left the position, plus one as 0 stands for none.
+        self._position = max(begin, state[RECORDED + number] - 1)
+        self._log = log
+        self._finishing = threading.Event()
+
+    def run(self) -> None:
+        """Record until :meth:`finish` was called."""
+        while not self._finishing.wait(FILE_PERIOD_S):
+            self._record_new()
+        self._record_new()
+        self.is_over = True
+
+    def _record_new(self) -> None:
+        with suppress(OSError):
+            self._position = min(self._position, os.fstat(self._source).st_size)  # it may have been truncated
+            while data := os.pread(self._source, _CHUNK_BYTES, self._position):
+                self._position += len(data)
+                self._log.append(self._name, data)
+                self._state[RECORDED + self.number] = self._position + 1
+
+    def finish(self) -> None:
+        """Record what is left, then end."""
+        self._finishing.set()
+
+    def has_passed_all(self) -> bool:
+        """Whether all is recorded, after :meth:`finish`."""
+        return self.is_over
