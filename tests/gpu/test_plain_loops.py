@@ -16,10 +16,10 @@ from rank_recordings import Rank, table
 from real_jobs import environment
 from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.engine import read_first_engine
+from zerotop.analysis.memory.expected.zero_model import compare_ledger, compute_expected, parse_setup
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.ledger_rows import ALLOCATED, UNEXPLAINED, GpuLedger
 from zerotop.analysis.memory.peak_ledger import read_peak_ledgers
-from zerotop.analysis.memory.zero_model import compare_ledger, compute_expected, parse_setup
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import BOUNDARY, SKIPPED, TICK
 

@@ -18,6 +18,7 @@ from real_jobs import RANKS, SMALL, Run
 from zerotop import demo
 from zerotop.analysis.reports.export import export_table
 from zerotop.analysis.steps.step_table import read_steps
+from zerotop.session.output.tail import read_output_tail
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import PHASE_CODE
 
@@ -144,7 +145,7 @@ def test_the_recorded_output_is_what_the_job_printed(recorded: Recorded) -> None
     printed = (recorded.run.folder / "output").read_bytes()
     ours = f"zerotop: recorded in {recorded.run.session}\n".encode()
     assert printed.endswith(ours)
-    tail = recorded.session.read_output_tail(recorded.session.last_written_ns, size=len(printed))
+    tail = read_output_tail(recorded.session, recorded.session.last_written_ns, size=len(printed))
     assert tail == printed.removesuffix(ours)
     assert f"after {recorded.asked('--steps')} steps".encode() in tail
     assert b"final loss" in tail

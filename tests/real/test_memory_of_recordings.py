@@ -10,12 +10,12 @@ import pytest
 import recordings
 from zerotop.analysis.failures.out_of_memory import find_post_mortem
 from zerotop.analysis.memory.allocator_health import read_allocator_health
+from zerotop.analysis.memory.expected.zero_model import compare_ledger, compute_expected, parse_setup
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.host_ledger import read_host_ledgers
 from zerotop.analysis.memory.ledger_rows import ALLOCATED, FREED, OUTSIDE, UNALLOCATED, UNEXPLAINED
 from zerotop.analysis.memory.peak_ledger import read_peak_ledgers
 from zerotop.analysis.memory.phase_peaks import read_rank_peaks
-from zerotop.analysis.memory.zero_model import compare_ledger, compute_expected, parse_setup
 from zerotop.analysis.steps.step_table import read_steps
 from zerotop.session.reader import Session
 

@@ -17,6 +17,7 @@ from zerotop.analysis.reports.export_tables import TABLES
 from zerotop.analysis.reports.headline import summarize_session
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main
+from zerotop.session.output.tail import read_output_tail
 from zerotop.session.reader import Session
 
 # What the jobs were asked for: (steps that were done, of them skipped, exit code).
@@ -41,7 +42,7 @@ def cursors(session: Session, count: int = 12) -> list[int]:
 
 
 def output(session: Session) -> str:
-    return session.read_output_tail(session.last_written_ns, 1 << 20).decode()
+    return read_output_tail(session, session.last_written_ns, 1 << 20).decode()
 
 
 def test_there_are_all() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from zerotop.session.packing import pack_folder, unpack_files
+from zerotop.session.packed.packing import pack_folder, unpack_files
 from zerotop.session.storage import Directory
 from zerotop_probe.recording import events, tables
 

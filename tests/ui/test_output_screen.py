@@ -14,7 +14,7 @@ from printing import Printing
 from recordings import recording
 from settling import until
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session import output_blocks
+from zerotop.session.output import blocks as output_blocks
 from zerotop.session.reader import Session
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.interfaces import Leaving

@@ -13,9 +13,9 @@ from memory_recording import GIB, PARTS, UUID, Recording, allocator, gib, gpu, h
 from small_recording import BEGIN_NS, S, identity, span
 from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.failures.oom_log_parser import parse_output
+from zerotop.analysis.memory.expected.zero_model import parse_setups, sum_expected
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.ledger_rows import GpuLedger
-from zerotop.analysis.memory.zero_model import parse_setups, sum_expected
 from zerotop.analysis.processes.devices import Devices
 from zerotop.analysis.views.memory_view import MemoryViewBuilder
 from zerotop.session.reader import Event, Session

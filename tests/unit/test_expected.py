@@ -13,12 +13,8 @@ import pytest
 
 from memory_recording import GIB, gib, usual
 from small_recording import BEGIN_NS, S
-from zerotop.analysis.memory.deepspeed_estimates import RuleOfThumb, estimate_zero2, estimate_zero3
-from zerotop.analysis.memory.gpu_ledger import read_ledgers
-from zerotop.analysis.memory.host_ledger import read_host_ledgers
-from zerotop.analysis.memory.phase_peaks import read_rank_peaks
-from zerotop.analysis.memory.tensor_inventory import read_inventory
-from zerotop.analysis.memory.zero_model import (
+from zerotop.analysis.memory.expected.deepspeed_estimates import RuleOfThumb, estimate_zero2, estimate_zero3
+from zerotop.analysis.memory.expected.zero_model import (
     compare_ledger,
     compute_expected,
     compute_rule_of_thumb,
@@ -26,6 +22,10 @@ from zerotop.analysis.memory.zero_model import (
     is_for_setup,
     parse_setup,
 )
+from zerotop.analysis.memory.gpu_ledger import read_ledgers
+from zerotop.analysis.memory.host_ledger import read_host_ledgers
+from zerotop.analysis.memory.phase_peaks import read_rank_peaks
+from zerotop.analysis.memory.tensor_inventory import read_inventory
 from zerotop.analysis.processes.alive_ranks import find_alive_processes
 
 SIZES = [

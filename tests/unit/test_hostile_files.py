@@ -21,9 +21,9 @@ import pytest
 import recordings
 from small_recording import S, identity, read, record, span, write
 from zerotop.cli import main
-from zerotop.session.files import EventBudget
-from zerotop.session.packing import MemoryBudget, pack_folder, unpack_files
-from zerotop.session.parquet_pages import iter_page_sizes
+from zerotop.session.event_files import EventBudget
+from zerotop.session.packed.packing import MemoryBudget, pack_folder, unpack_files
+from zerotop.session.packed.parquet_pages import iter_page_sizes
 from zerotop.session.reader import Session, SessionError
 from zerotop.session.record_check import RecordCheck
 from zerotop.session.storage import Directory

@@ -9,8 +9,8 @@ import pytest
 
 from zerotop.analysis.annotations.support.fp16_warmup import estimate_state_bytes
 from zerotop.analysis.engine import Engine, measure_batch, parse_engine
-from zerotop.analysis.memory.optimizer_states import compute_state_bytes
-from zerotop.analysis.memory.zero_model import compute_expected, estimate_job, parse_setup
+from zerotop.analysis.memory.expected.optimizer_states import compute_state_bytes
+from zerotop.analysis.memory.expected.zero_model import compute_expected, estimate_job, parse_setup
 from zerotop.analysis.script_terms import read_terms
 from zerotop.analysis.steps.step_dtype import STEP_DTYPE
 

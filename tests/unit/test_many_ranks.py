@@ -10,8 +10,8 @@ import pytest
 from small_recording import BEGIN_NS, S, identity, read, record, span, write
 from zerotop.analysis.annotations import Annotator
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.files import Source
 from zerotop.session.reader import Session
+from zerotop.session.table_files import Source
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import PHASE_CODE
 from zerotop_probe.recording.writer import EventWriter

@@ -12,9 +12,9 @@ from printing import Printing
 from zerotop.analysis.output.line_steps import StepClock
 from zerotop.analysis.output.lines import BEGIN, LinePosition, OutputBuffer
 from zerotop.analysis.output.search import OutputSearch, compile_pattern
-from zerotop.session import output_blocks
+from zerotop.session.output import blocks as output_blocks
+from zerotop.session.output.transcript import Transcript
 from zerotop.session.reader import Session
-from zerotop.session.transcript import Transcript
 from zerotop_probe.recording.tables import BEGINS
 from zerotop_probe.recording.writer import Identity, RecordWriter
 

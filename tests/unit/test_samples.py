@@ -9,8 +9,8 @@ import pytest
 
 from small_recording import BEGIN_NS, S, identity, read, record, write
 from zerotop.analysis.processes.host_memory import HostMemory, measure_used_bytes, read_host_memory
-from zerotop.session.files import Source
 from zerotop.session.samples import bin_maxima, bin_means, iter_samples, merge_columns, split_samples, sum_ticks
+from zerotop.session.table_files import Source
 from zerotop_probe.recording.tables import HOSTS, PROCESSES
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zerotop.session.packing import pack_folder
+from zerotop.session.packed.packing import pack_folder
 from zerotop.session.reader import Session
 from zerotop.session.storage import Directory
 from zerotop_probe.recording import directory, segments, tables

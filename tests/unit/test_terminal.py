@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerotop.session.ansi import TerminalScreen, trim_rows
+from zerotop.session.output.ansi import TerminalScreen, trim_rows
 
 
 def lines(*pieces: bytes, most: int = 200) -> tuple[str, ...]:

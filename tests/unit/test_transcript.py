@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from printing import Printing
+from zerotop.session.output.transcript import Transcript
 from zerotop.session.reader import Session
-from zerotop.session.transcript import Transcript
 
 
 def lines(printing: Printing, cursor_ns: int | None = None, most: int = 200) -> tuple[str, ...]:

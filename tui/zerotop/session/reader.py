@@ -16,12 +16,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from zerotop.session.event_files import Event, EventBudget, EventFile
 from zerotop.session.event_schema import drop_invalid_info
-from zerotop.session.files import Event, EventBudget, EventFile, Source
 from zerotop.session.headers import DAMAGE_ERRORS, Clocks, SessionError, check_format, read_header
-from zerotop.session.output_gaps import group_segments
-from zerotop.session.packing import unpack_files
+from zerotop.session.packed.packing import unpack_files
 from zerotop.session.storage import Directory, Folder, UnpackedFolder, read_first_line
+from zerotop.session.table_files import Source
 from zerotop_probe.recording import events, segments
 from zerotop_probe.recording.directory import SESSION_FILE
 from zerotop_probe.recording.segments import parse_name
@@ -287,27 +287,6 @@ class Session:
     def is_live(self) -> bool:
         """Whether it is still being written: not packed, without a recorded end, and not silent."""
         return self._folder.can_grow and not self.is_over and time.time_ns() - self.last_written_ns < _SILENCE_NS
-
-    def read_output_tail(self, cursor_ns: int, size: int = 32768) -> bytes:
-        """Return the last ``size`` bytes of output up to the cursor of each node, one node after another."""
-        tails: list[bytes] = []
-        for indices in group_segments(self.sources["output"]):
-            tail = b""
-            for index in reversed(indices):
-                tail = _read_tail(self.sources["output"][index], cursor_ns, size - len(tail)) + tail
-                if len(tail) >= size:
-                    break
-            tails.append(tail)
-        return b"".join(tails)
-
-
-def _read_tail(source: Source, cursor_ns: int, size: int) -> bytes:
-    count = source.count_until(cursor_ns)
-    if not count:
-        return b""
-    last = source.array[count - 1]
-    end = int(last["offset"]) + int(last["length"])
-    return source.read_output(max(0, end - size), end)
 
 
 def _get_event_time(event: Event) -> int:

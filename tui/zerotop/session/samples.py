@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.files import Source
+from zerotop.session.table_files import Source
 from zerotop_probe.recording.tables import UNKNOWN
 
 Rows = NDArray[Any]

@@ -18,6 +18,7 @@ from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, iden
 from zerotop.analysis.processes.host_memory import HostMemory
 from zerotop.analysis.processes.process_exits import ProcessExit
 from zerotop.analysis.script_terms import read_terms
+from zerotop.session.output.tail import read_output_tail
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import FAILED
 
@@ -105,7 +106,7 @@ def _build_host_figures(memory: Sequence[HostMemory]) -> tuple[ByteFigure, ...]:
 def build_error_failure(session: Session, cursor_ns: int, process_exit: ProcessExit) -> Failure:
     """Return the failure of a job that ended by itself with an exit code other than 0."""
     first = _find_first_failed(session, cursor_ns)
-    output = session.read_output_tail(cursor_ns, _OUTPUT_BYTES).decode("utf-8", "replace")
+    output = read_output_tail(session, cursor_ns, _OUTPUT_BYTES).decode("utf-8", "replace")
     words = find_last_words(output, first.rank if first is not None else None)
     spans = read_last_spans(session, first, process_exit.unix_ns, cursor_ns) if first is not None else ()
     ended = session.events_named("job_ended", cursor_ns)

@@ -35,6 +35,7 @@ from zerotop.analysis.memory.tensor_inventory import CATEGORIES, read_inventory
 from zerotop.analysis.processes.alive_ranks import RankProcess, identify_process, read_events
 from zerotop.analysis.processes.host_memory import HostMemory
 from zerotop.analysis.processes.process_exits import ProcessExit, ProcessExits, find_first_exit
+from zerotop.session.output.tail import read_output_tail
 from zerotop.session.reader import Event, Session
 from zerotop_probe.recording.events import OUT_OF_MEMORY
 
@@ -77,7 +78,7 @@ def find_post_mortem(session: Session, cursor_ns: int) -> PostMortem | None:
         job_exit = None
     if job_exit is not None and job_exit.oom_kills:
         return _explain_kill(session, cursor_ns, job_exit, len(errors))
-    text = parse_output(session.read_output_tail(cursor_ns, _OUTPUT_BYTES).decode("utf-8", "replace"))
+    text = parse_output(read_output_tail(session, cursor_ns, _OUTPUT_BYTES).decode("utf-8", "replace"))
     if errors:
         return _explain_recorded(session, cursor_ns, errors, text, job_exit)
     if text is not None and text.kind != KILLED:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from zerotop.analysis.memory.expected.zero_model import Difference
 from zerotop.analysis.memory.host_ledger import HostLedger
 from zerotop.analysis.memory.ledger_rows import (
     ALLOCATED,
@@ -22,7 +23,6 @@ from zerotop.analysis.memory.ledger_rows import (
     GpuLedger,
 )
 from zerotop.analysis.memory.tensor_inventory import AFTER_UPDATE, GRADIENTS, MOMENT_TEXTS, OPTIMIZER_STATE
-from zerotop.analysis.memory.zero_model import Difference
 
 SUM_ALLOCATED, SUM_RESERVED, SUM_JOB, SUM_DEVICE, SUM_RESIDENT = "allocated", "reserved", "job", "device", "resident"
 

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from zerotop.session.output_blocks import NO_LINES, OutputBlocks, OutputLines
+from zerotop.session.output.blocks import NO_LINES, OutputBlocks, OutputLines
 from zerotop.session.reader import Session
 
 # Most blocks without a finished line (written by a progress bar) that are skipped at once.

@@ -13,13 +13,19 @@ from zerotop.analysis.failures.diagnosis import find_failure
 from zerotop.analysis.failures.failure import Failure
 from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
 from zerotop.analysis.memory.allocator_health import AllocatorHealth, read_allocator_health
-from zerotop.analysis.memory.deepspeed_estimates import RuleOfThumb
+from zerotop.analysis.memory.expected.deepspeed_estimates import RuleOfThumb
+from zerotop.analysis.memory.expected.zero_model import (
+    Difference,
+    compare_ledger,
+    compute_rule_of_thumb,
+    parse_setups,
+    sum_expected,
+)
 from zerotop.analysis.memory.host_ledger import HostLedger
 from zerotop.analysis.memory.ledger_rows import GpuLedger
 from zerotop.analysis.memory.peak_ledger import PeakLedger, read_peak_ledgers
 from zerotop.analysis.memory.phase_peaks import RankPeaks, read_rank_peaks
 from zerotop.analysis.memory.tensor_inventory import read_inventory
-from zerotop.analysis.memory.zero_model import Difference, compare_ledger, compute_rule_of_thumb, parse_setups, sum_expected
 from zerotop.analysis.processes.alive_ranks import find_alive_processes, read_events
 from zerotop.analysis.steps.optimizer_phases import compute_medians, read_step_parts
 from zerotop.analysis.steps.step_table import read_steps

@@ -14,17 +14,8 @@ from zerotop.analysis.failures.failure import Failure
 from zerotop.analysis.failures.last_moments import read_last_seconds
 from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.memory.allocator_health import AllocatorHealth, read_rank_health
-from zerotop.analysis.memory.deepspeed_estimates import Estimate, RuleOfThumb
-from zerotop.analysis.memory.gpu_holders import find_engine_gpus, read_gpu_by_allocator
-from zerotop.analysis.memory.gpu_ledger import read_ledgers
-from zerotop.analysis.memory.host_ledger import HostLedger, read_host_ledger
-from zerotop.analysis.memory.ledger_rows import GpuLedger
-from zerotop.analysis.memory.memory_table import MemoryLine, build_gpu_lines, build_host_lines
-from zerotop.analysis.memory.microscope import AllocationTrace, AllocationTraces
-from zerotop.analysis.memory.peak_ledger import PeakLedger, read_peak_ledgers
-from zerotop.analysis.memory.phase_peaks import RankPeaks, read_peaks
-from zerotop.analysis.memory.tensor_inventory import read_inventory
-from zerotop.analysis.memory.zero_model import (
+from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate, RuleOfThumb
+from zerotop.analysis.memory.expected.zero_model import (
     EngineSetup,
     ExpectedBytes,
     compare_ledger,
@@ -34,6 +25,15 @@ from zerotop.analysis.memory.zero_model import (
     parse_setups,
     sum_expected,
 )
+from zerotop.analysis.memory.gpu_holders import find_engine_gpus, read_gpu_by_allocator
+from zerotop.analysis.memory.gpu_ledger import read_ledgers
+from zerotop.analysis.memory.host_ledger import HostLedger, read_host_ledger
+from zerotop.analysis.memory.ledger_rows import GpuLedger
+from zerotop.analysis.memory.memory_table import MemoryLine, build_gpu_lines, build_host_lines
+from zerotop.analysis.memory.microscope import AllocationTrace, AllocationTraces
+from zerotop.analysis.memory.peak_ledger import PeakLedger, read_peak_ledgers
+from zerotop.analysis.memory.phase_peaks import RankPeaks, read_peaks
+from zerotop.analysis.memory.tensor_inventory import read_inventory
 from zerotop.analysis.processes import ranks_and_hosts
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_alive_processes, identify_process, read_events
 from zerotop.analysis.processes.host_memory import HostMemory

@@ -28,9 +28,9 @@ from zerotop.analysis.views.notices import describe_notices
 from zerotop.analysis.views.restarts import group_attempts
 from zerotop.analysis.views.rhythm import RhythmInference
 from zerotop.analysis.views.startup_status import describe_wait
+from zerotop.session.output.transcript import Transcript
 from zerotop.session.reader import Session
 from zerotop.session.samples import Rows
-from zerotop.session.transcript import Transcript
 
 # Iterations that a rate is taken over.
 _RATE_STEPS = 10

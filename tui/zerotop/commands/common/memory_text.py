@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from zerotop.analysis.failures.out_of_memory import PostMortem
 from zerotop.analysis.formatting import MIB, format_gib, format_ranks
 from zerotop.analysis.memory.allocator_health import AllocatorHealth
+from zerotop.analysis.memory.expected.zero_model import Difference
 from zerotop.analysis.memory.host_ledger import HostLedger
 from zerotop.analysis.memory.ledger_rows import UNEXPLAINED, GpuLedger
 from zerotop.analysis.memory.phase_peaks import BEFORE, RankPeaks
-from zerotop.analysis.memory.zero_model import Difference
 from zerotop.analysis.reports.memory import MemoryReport
 from zerotop.analysis.text_tables import align_columns
 

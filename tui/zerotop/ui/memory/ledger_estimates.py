@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerotop.analysis.memory.deepspeed_estimates import Estimate
+from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate
 from zerotop.analysis.views.memory_view import MemoryView
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row

@@ -14,10 +14,10 @@ from zerotop.analysis.annotations.support.evidence import Evidence, Group, Rows
 from zerotop.analysis.annotations.support.fp16_warmup import count_skipped_first
 from zerotop.analysis.annotations.support.thresholds import PLATEAU_STEPS
 from zerotop.analysis.formatting import GIB
-from zerotop.analysis.memory.deepspeed_estimates import Estimate
+from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate
+from zerotop.analysis.memory.expected.zero_model import estimate_job, is_for_setup, parse_setup
 from zerotop.analysis.memory.ledger_rows import ACTIVATIONS, CUBLAS, OUTSIDE, UNALLOCATED, UNATTRIBUTED, UNEXPLAINED
 from zerotop.analysis.memory.peak_ledger import PeakLedger, read_peak_ledgers
-from zerotop.analysis.memory.zero_model import estimate_job, is_for_setup, parse_setup
 
 _KIND = FindingKind(
     name="estimate_gap",

@@ -16,7 +16,7 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Ints, Process, Rows
 from zerotop.analysis.annotations.support.thresholds import SPIKE_GAP_S, SPIKE_SHARE, SPIKE_SIMILAR_SHARE, SPIKE_STEPS
-from zerotop.analysis.memory.zero_model import compute_expected, parse_setup
+from zerotop.analysis.memory.expected.zero_model import compute_expected, parse_setup
 
 _KIND = FindingKind(
     name="double_spike",

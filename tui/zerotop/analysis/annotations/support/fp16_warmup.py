@@ -8,8 +8,8 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.evidence import Process
 from zerotop.analysis.engine import LOOP
+from zerotop.analysis.memory.expected.zero_model import compute_expected, parse_setup
 from zerotop.analysis.memory.tensor_inventory import OPTIMIZER_STATE
-from zerotop.analysis.memory.zero_model import compute_expected, parse_setup
 from zerotop.session.reader import Event
 
 

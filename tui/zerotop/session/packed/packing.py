@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.session.headers import DAMAGE_ERRORS, SessionError, check_format, parse_columns, parse_integer, read_header
-from zerotop.session.parquet_pages import iter_page_sizes
+from zerotop.session.packed.parquet_pages import iter_page_sizes
+from zerotop.session.packed.zip_directory import read_directory_size
 from zerotop.session.storage import Folder, read_first_line
-from zerotop.session.zip_directory import read_directory_size
 from zerotop_probe.recording.directory import SESSION_FILE
 from zerotop_probe.recording.segments import parse_name
 from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR

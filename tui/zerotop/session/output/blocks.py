@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.ansi import TerminalScreen
-from zerotop.session.output_gaps import count_missing_bytes, format_gap
+from zerotop.session.output.ansi import TerminalScreen
+from zerotop.session.output.missing_output import count_missing_bytes, format_gap
+from zerotop.session.output.transcript import read_lines, read_stream
 from zerotop.session.reader import Session, Source
-from zerotop.session.transcript import read_lines, read_stream
 
 BLOCK = 1 << 17
 # A line that ends in a block may begin this far before it. Of a longer progress bar only the end matters.

@@ -1,26 +1,20 @@
-"""The files of a recording, complete or still growing: tables of records and lists of events."""
+"""The tables of a recording, complete or still growing."""
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.event_schema import drop_invalid_facts
 from zerotop.session.headers import (
-    DAMAGE_ERRORS,
-    Clocks,
     Writer,
     parse_columns,
     parse_integer,
-    read_header,
 )
 from zerotop.session.memory_map import release_pages
-from zerotop.session.record_check import MAX_AGE_NS, RecordCheck
+from zerotop.session.record_check import RecordCheck
 from zerotop.session.storage import Folder
 from zerotop_probe.recording.segments import parse_name
 from zerotop_probe.recording.tables import FOLDED, TABLES
@@ -28,23 +22,6 @@ from zerotop_probe.recording.tables import FOLDED, TABLES
 _NEAR_ROWS = 64  # records before the end that are searched first,
 _SEARCH_FACTOR = 8  # then this many times as many, so that pages far back need not be loaded
 _MANY_ROWS = 10_000  # records that are not checked before they are needed
-_MAX_LINE_BYTES = 1 << 22  # of an event; those of a thousand ranks have 100 KB
-_MAX_FILE_BYTES = 1 << 26  # of a file of events
-_MAX_EVENT_BYTES = 1 << 29  # that the events of a recording may take in memory, by the estimate
-_VALUE_BYTES = 100  # a number or a string as a Python object, with its place in a list or dictionary
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """An event (see :mod:`zerotop_probe.recording.events`) and its writer."""
-
-    unix_ns: int
-    name: str
-    facts: dict[str, Any]
-    role: str
-    rank: int
-    host: str
-    pid: int
 
 
 class Source:
@@ -236,75 +213,3 @@ def _build_dtype(header: dict[str, Any], name: str) -> np.dtype[Any]:
         elif dtype[field.name] != np.dtype(field.dtype):
             raise ValueError(f"{name} has {field.name} of another type")
     return dtype
-
-
-class EventBudget:
-    """How much memory the events of a recording may still take, as an estimate in bytes."""
-
-    def __init__(self) -> None:
-        self.bytes = _MAX_EVENT_BYTES
-
-    def admits(self, line: bytes) -> bool:
-        """Whether a line may be parsed, and reserve its memory if so."""
-        needed = len(line) + _VALUE_BYTES * (line.count(b",") + line.count(b"[") + line.count(b"{"))
-        admitted = needed <= self.bytes
-        self.bytes -= needed if admitted else 0
-        return admitted
-
-
-class EventFile:
-    """A JSON-lines file that may grow. Invalid lines are skipped and counted; invalid facts become None and count too."""
-
-    def __init__(self, folder: Folder, name: str, clocks: Clocks, budget: EventBudget) -> None:
-        self.name = name
-        self._folder = folder
-        self.damaged_lines = 0
-        self._clocks = clocks
-        self._budget = budget
-        self._position = 0
-        self._is_in_long_line = False
-        self._writer: Writer | None = None
-        self._created_ns = self._offset_ns = 0
-
-    def read_new(self) -> list[Event]:
-        """Return the events of the complete lines added since the last call."""
-        events: list[Event] = []
-        try:
-            # Events are rare: most calls find none, and reading the size takes a tenth of the time of opening the file.
-            while min(self._folder.file_size(self.name), _MAX_FILE_BYTES) > self._position:
-                data = self._folder.read_bytes(self.name, self._position, self._position + _MAX_LINE_BYTES)
-                lines = data[: data.rfind(b"\n") + 1]
-                if not lines and len(data) < _MAX_LINE_BYTES:
-                    break
-                self._position += len(lines) or len(data)
-                events += self._parse_lines(lines)
-                # A longer line is no event: it counts once, and its rest is skipped.
-                self.damaged_lines += not lines and not self._is_in_long_line
-                self._is_in_long_line = not lines
-        except OSError:
-            pass
-        return events
-
-    def _parse_lines(self, lines: bytes) -> list[Event]:
-        whole = lines.split(b"\n")[1 if self._is_in_long_line else 0 :]
-        events = [self._parse_event(line) for line in whole if line.strip()]
-        return [event for event in events if event is not None]
-
-    def _parse_event(self, line: bytes) -> Event | None:
-        try:
-            if self._writer is None:
-                header = read_header(line, self.name)
-                self._created_ns = parse_integer(header["clock"]["monotonic_ns"])
-                self._writer, self._offset_ns = Writer.from_header(header), self._clocks.find_offset(header)
-                return None
-            if not self._budget.admits(line):
-                raise ValueError("the recording has too many events")
-            facts = json.loads(line)
-            time_ns, name = parse_integer(facts.pop("time_ns")), str(facts.pop("event"))
-            if abs(time_ns - self._created_ns) > MAX_AGE_NS:
-                raise ValueError("the time is impossible")
-            self.damaged_lines += drop_invalid_facts(name, facts)
-            return Event(time_ns + self._offset_ns, name, facts, *self._writer)
-        except DAMAGE_ERRORS:
-            self.damaged_lines += 1
-            return None

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.ansi import TerminalScreen, trim_rows
-from zerotop.session.output_gaps import count_missing_bytes, format_gap
+from zerotop.session.output.ansi import TerminalScreen, trim_rows
+from zerotop.session.output.missing_output import count_missing_bytes, format_gap
 from zerotop.session.reader import Session, Source
 
 # Bytes before the end that are read first; a progress bar writes hundreds of bytes for one line.

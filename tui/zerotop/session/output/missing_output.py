@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zerotop.session.files import Source
+from zerotop.session.table_files import Source
 
 
 def group_segments(sources: Sequence[Source]) -> list[list[int]]:

@@ -1,7 +1,7 @@
 """Expected bytes of each row of a ledger by ZeRO's formulas, and their difference from the measured ones.
 
 A loop without DeepSpeed is stage 0 without master weights, FSDP2 is stage 3; its state follows from its optimizers
-(:mod:`zerotop.analysis.memory.optimizer_states`). Frozen parameters, which may be quantized, have no formula.
+(:mod:`zerotop.analysis.memory.expected.optimizer_states`). Frozen parameters, which may be quantized, have no formula.
 
 From "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (arXiv:1910.02054), section 3.1 for the needs of
 mixed precision with Adam and section 5 for the partition. With P parameters, w bytes each (2 in fp16 and bf16, 4 in
@@ -21,7 +21,7 @@ optimizers than Adam keep other states. Training in fp32 needs no master weights
 keep their own copy of the partition nevertheless (``single_partition_of_fp32_groups``, ``fp32_partitioned_groups_flat``).
 
 Offload (https://www.deepspeed.ai/docs/config-json/#zero-optimizations-for-fp16-training, and the estimates in
-:mod:`zerotop.analysis.memory.deepspeed_estimates`): with ``offload_optimizer`` master weights and state are in host
+:mod:`zerotop.analysis.memory.expected.deepspeed_estimates`): with ``offload_optimizer`` master weights and state are in host
 memory, and gradients as 4 P / N bytes of fp32 with them; on the GPU gradients live only in buckets. With ``offload_param``
 parameters are in host memory too, as w P / N. On NVMe they use no memory but buffers. The formulas include neither the
 parameters that stage 3 keeps whole (``stage3_param_persistence_threshold``) nor buckets nor activations.
@@ -34,10 +34,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerotop.analysis.engine import LOOP
-from zerotop.analysis.memory.deepspeed_estimates import Estimate, RuleOfThumb, estimate_zero2, estimate_zero3
+from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate, RuleOfThumb, estimate_zero2, estimate_zero3
+from zerotop.analysis.memory.expected.optimizer_states import compute_state_bytes
 from zerotop.analysis.memory.host_ledger import HostLedger
 from zerotop.analysis.memory.ledger_rows import GpuLedger
-from zerotop.analysis.memory.optimizer_states import compute_state_bytes
 from zerotop.analysis.memory.phase_peaks import RankPeaks
 from zerotop.analysis.memory.tensor_inventory import (
     AFTER_UPDATE,

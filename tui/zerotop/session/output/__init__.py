@@ -1,0 +1,1 @@
+"""The job's output: its lines as a terminal shows them, and what is missing from it."""

@@ -1,0 +1,1 @@
+"""Recordings as one file: packing, and unpacking what may be damaged or hostile."""
