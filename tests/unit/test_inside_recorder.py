@@ -254,8 +254,8 @@ class TestAllocator:
 
     def allocator(self, tmp_path: Path, recorder: Recorder, read: CounterReader) -> CostMeter:
         meter = CostMeter()
-        allocator = AllocatorSampler(str(tmp_path), ME, 3, (read, read), meter, windows=True)
-        clock = DeviceClock(str(tmp_path), ME, 3, Cuda(), meter)
+        allocator = AllocatorSampler(recorder.files, 3, (read, read), meter, windows=True)
+        clock = DeviceClock(recorder.files, 3, Cuda(), meter)
         microscope = Microscope(str(tmp_path), ME, 3, None, recorder.write_event, meter)
         recorder.device = RankDevice(allocator, clock, microscope)
         return meter

@@ -91,7 +91,7 @@ class Probe:
         torch = sys.modules["torch"]
         kind = find_backend(torch)
         allocator = self._make_allocator(torch, device, kind) if kind in (NATIVE, ASYNC) else None
-        clock = DeviceClock(self._session, self._identity, device, torch.cuda, self.meter)
+        clock = DeviceClock(self.recorder.files, device, torch.cuda, self.meter)
         memory, write_event = torch.cuda.memory, self.recorder.write_event
         refusal = "" if kind == NATIVE else f"PyTorch keeps no history of this job's allocator ({kind})."
         microscope = Microscope(self._session, self._identity, device, memory, write_event, self.meter, refusal)
@@ -101,7 +101,7 @@ class Probe:
         self.recorder.device.start_ticker(self.recorder.stack, self.meter)
 
     def _make_allocator(self, torch: Any, device: int, kind: str) -> AllocatorSampler:
-        assert self._identity is not None
+        assert self.recorder is not None
         windows = os.environ.get(directory.PHASE_PEAKS_VARIABLE) != "0"
         # Counters of an earlier entry are reused: the peaks that the job sees depend on them.
         existing = self.peaks
@@ -110,7 +110,7 @@ class Probe:
         if windows and existing is None:
             peaks.install_functions()
         blocks = kind == NATIVE
-        return AllocatorSampler(self._session, self._identity, device, reads, self.meter, windows=windows, has_blocks=blocks)
+        return AllocatorSampler(self.recorder.files, device, reads, self.meter, windows=windows, has_blocks=blocks)
 
     def _report_error(self, where: str, error: BaseException) -> None:
         if self.recorder is not None:
@@ -132,6 +132,7 @@ class Probe:
             self.evaluation.close()
         recorder.write_cost(now(), at_once=True)
         recorder.write_event(now(), events.GOODBYE, lost=recorder.lost_records, step=recorder.last_step)
+        recorder.files.finish()
 
     @property
     def session(self) -> str:

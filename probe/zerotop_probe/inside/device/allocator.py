@@ -10,8 +10,8 @@ from typing import Any
 
 from zerotop_probe.inside.guard import CostMeter, Guard, now
 from zerotop_probe.inside.span import Span
+from zerotop_probe.recording.ring_files import RankFiles
 from zerotop_probe.recording.tables import ALLOCATOR, BEGIN, END, TICK, UNKNOWN
-from zerotop_probe.recording.writer import Identity, RecordWriter
 
 # A read takes 8 us on a host with an H200 and twice that in a real loop, most of the cost of a boundary. A read is therefore
 # skipped if the job had control for less than this since the previous one, and the window continues: allocations in the
@@ -38,8 +38,7 @@ class AllocatorSampler:
 
     def __init__(
         self,
-        session: str,
-        identity: Identity,
+        files: RankFiles,
         device: int,
         reads: tuple[CounterReader, CounterReader],
         meter: CostMeter,
@@ -57,7 +56,7 @@ class AllocatorSampler:
         self._device = device
         self._last_read_ns = -max(_MIN_INTERVAL_NS.values())
         peaks = "window" if windows else "process"
-        self._writer = RecordWriter(session, ALLOCATOR, identity, peaks=peaks)
+        self._writer = files.open_table(ALLOCATOR, peaks=peaks)
         self._guard = Guard("allocator", meter)
 
     @property
@@ -86,10 +85,6 @@ class AllocatorSampler:
     def sample_between(self, step: int, micro_step: int, phase: int) -> None:
         """Record the counters between boundaries."""
         self._write_counters(now(), self._read_between(), step, micro_step, phase, TICK)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._writer.close()
 
 
 def extract_counters(stats: dict[str, Any]) -> tuple[int, ...]:

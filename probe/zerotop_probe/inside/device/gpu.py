@@ -89,8 +89,5 @@ class RankDevice:
         self._microscope.end_step(step)
 
     def close(self) -> None:
-        """Close the files without taking a lock: in a forked child the ticker is gone and may have held one."""
-        if self._allocator is not None:
-            self._allocator.close()
-        self._clock.close()
+        """Close the microscope's file without taking a lock: in a forked child the ticker is gone and may have held one."""
         self._microscope.close()
