@@ -37,7 +37,7 @@ files = open_rank_files(session, Identity.for_this_process("rank", 0))
 assert isinstance(files, RingFiles), files
 table = files.open_table(tables.PROBE)
 for number in range(count):
-    table.write(time.monotonic_ns(), number, 0, 0, 0)
+    table.write(time.monotonic_ns(), number, 0, 0, 0, 0)
     if number % 100 == 0:
         files.events.write(time.monotonic_ns(), "made_up", number=number, text="x" * 300)
         time.sleep(pause_s)
@@ -162,7 +162,7 @@ def test_records_written_but_not_noted_are_not_written_again(
     table = files.open_table(tables.PROBE)
     drainer = RingDrainer(files.ring, str(folder))
     for number in range(3000):
-        table.write(time.monotonic_ns(), number, 0, 0, 0)
+        table.write(time.monotonic_ns(), number, 0, 0, 0, 0)
         if number == kept:
             drainer.drain(time.monotonic_ns())
             noted = files.ring.read_drained(), files.ring.read_progress()
@@ -173,7 +173,7 @@ def test_records_written_but_not_noted_are_not_written_again(
     drainer.close()
     again = RingDrainer(files.ring, str(folder))
     again.drain(time.monotonic_ns())
-    table.write(time.monotonic_ns(), 3000, 0, 0, 0)
+    table.write(time.monotonic_ns(), 3000, 0, 0, 0, 0)
     again.drain(time.monotonic_ns())
     assert read_numbers(folder) == list(range(3001))
     again.close()
@@ -236,8 +236,8 @@ def test_slots_that_stay_empty_hold_nobody_back(folder: Path) -> None:
     for number in range(6):
         if number == 3:
             files.take_slot()
-        table.write(begin_ns + number, number, 0, 0, 0)
-    table.write("wrong", 6, 0, 0, 0)
+        table.write(begin_ns + number, number, 0, 0, 0, 0)
+    table.write("wrong", 6, 0, 0, 0, 0)
     assert table.lost == 1
     assert drainer.drain(begin_ns) == 3
     assert drainer.drain(begin_ns + 900_000_000) == 0  # another thread may be about to fill it
@@ -257,7 +257,7 @@ def test_laps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = []
     for lap in range(10):
         for number in range(files.ring.slots // 3):
-            table.write(time.monotonic_ns(), lap * 10_000 + number, 0, 0, 0)
+            table.write(time.monotonic_ns(), lap * 10_000 + number, 0, 0, 0, 0)
             expected.append(lap * 10_000 + number)
         files.events.write(time.monotonic_ns(), "made_up", number=lap, text="x" * 2000)
         drainer.drain(time.monotonic_ns())

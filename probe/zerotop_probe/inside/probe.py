@@ -98,7 +98,7 @@ class Probe:
         self.recorder.device = RankDevice(allocator, clock, microscope)
         if kind == NATIVE and self.peaks is not None:
             Guard("out of memory", self.meter).run(OomRecorder(self.recorder, self.peaks, self.meter).start_listening)
-        self.recorder.device.start_ticker(self.recorder.stack, self.meter)
+        self.recorder.device.start_tickers(self.recorder.stack, self.meter)
 
     def _make_allocator(self, torch: Any, device: int, kind: str) -> AllocatorSampler:
         assert self.recorder is not None
@@ -127,7 +127,7 @@ class Probe:
 
     def _write_goodbye(self, recorder: Recorder) -> None:
         if recorder.device is not None:
-            recorder.device.stop_ticker()
+            recorder.device.stop_tickers()
         if self.evaluation is not None:
             self.evaluation.close()
         recorder.write_cost(now(), at_once=True)
@@ -150,7 +150,7 @@ class Probe:
         if recorder is None:
             return
         if recorder.device is not None:
-            recorder.device.stop_ticker()
+            recorder.device.stop_tickers()
         if self.evaluation is not None:
             self.evaluation.close()
             self.evaluation = None
