@@ -51,7 +51,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--targets", type=int, nargs="*", default=list(SHAPES), help="milliseconds of a step [5 20 60 300]")
-    parser.add_argument("--peers", type=int, nargs="*", default=[5, 20, 60], help="the same for the other products [5 20 60]")
+    parser.add_argument("--peers", type=int, nargs="*", default=[5, 20, 60], help="the same for other products [5 20 60]")
     parser.add_argument("--full", type=int, nargs="*", default=[20, 60], help="the same with every step in full [20 60]")
     parser.add_argument("--pairs", type=int, default=100)
     parser.add_argument("--before", help="folder with the probe of another version")
@@ -182,6 +182,7 @@ class Zerotop:
 
     def __init__(self, loop: Loop) -> None:
         from loop_cost import switch
+
         from zerotop_probe.inside.hooks.hook_installer import PROBE
 
         self._probe = PROBE

@@ -285,13 +285,18 @@ class RingDrainer:
             file.close()
 
 
-def drain_ring(ring: Ring, session: str, *, is_final: bool) -> None:
-    """Write all records of a ring that the caller has claimed. Errors are noted in the ring, where the records stay."""
+def drain_ring(ring: Ring, session: str, *, is_final: bool) -> bool:
+    """Write all records of a ring that the caller has claimed, and return True.
+
+    After an error, which is noted in the ring, they stay there for the next time.
+    """
     drainer = RingDrainer(ring, session)
     try:
         drainer.drain(time.monotonic_ns(), is_final=is_final)
         ring.note_pass(time.monotonic_ns(), 0)
+        return True
     except OSError as error:
         ring.note_pass(ring.read_pass()[0], error.errno or errno.EIO)
+        return False
     finally:
         drainer.close()
