@@ -48,13 +48,18 @@ class _CollectedRing:
         self.is_over = False
         """Whether the writer is gone and all its records are written, or the session was deleted."""
 
-    def collect(self, report: Report | None = None) -> None:
-        """Write the new records. Errors are noted in the ring, where the records stay for the next time."""
+    def collect(self, report: Report | None = None, *, is_closing: bool = False) -> None:
+        """Write the new records. Errors are noted in the ring, where the records stay for the next time.
+
+        ``is_closing``: there will be no next time, so a writer that is gone must be noticed now.
+        """
         begin_ns = time.monotonic_ns()
-        is_last = not self.ring.has_writer()
-        error = 0
+        is_last, error = False, 0
         try:
-            self._drainer.drain(begin_ns, is_final=is_last)
+            is_idle = not self._drainer.drain(begin_ns)
+            if (is_idle or is_closing) and not self.ring.has_writer():
+                is_last = True
+                self._drainer.drain(begin_ns, is_final=True)
         except OSError as reason:
             error = reason.errno or errno.EIO
         if error and not os.path.exists(os.path.join(self.session, SESSION_FILE)):
@@ -121,19 +126,19 @@ class RingCollector(threading.Thread):
             if self._owner is None:
                 self._claim()
             if self._owner is not None and self._folder is not None:
-                self._collect_all(self._folder)
+                self._collect_all(self._folder, is_closing)
         for collected in self._rings.values():
             collected.close()
         if self._owner is not None and self._folder is not None:
             shared_memory.remove_folder(self._folder)
             os.close(self._owner)
 
-    def _collect_all(self, folder: str) -> None:
+    def _collect_all(self, folder: str, is_closing: bool) -> None:
         for path in shared_memory.list_rings(folder):
             if path not in self._rings and (found := _claim_ring(path)) is not None:
                 self._rings[path] = found
         for path, collected in list(self._rings.items()):
-            collected.collect(self._report)
+            collected.collect(self._report, is_closing=is_closing)
             if collected.is_over:
                 self._rings.pop(path).close()
 
@@ -172,7 +177,7 @@ def adopt_leftovers(own_folder: str | None = None) -> None:
         for path in shared_memory.list_rings(folder):
             if (found := _claim_ring(path)) is not None:
                 if not found.ring.has_writer():
-                    found.collect()
+                    found.collect(is_closing=True)
                 found.close()
         shared_memory.remove_folder(folder)
         os.close(owner)
