@@ -159,7 +159,7 @@ def _claim_folder(folder: str, session: str) -> int | None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, os.path.abspath(session).encode(), 0)
+        os.pwrite(descriptor, os.fsencode(os.path.abspath(session)), 0)
     except OSError:
         os.close(descriptor)
         return None
@@ -184,6 +184,6 @@ def adopt_leftovers(own_folder: str | None = None) -> None:
 
 
 def _read_session(folder: str) -> str:
-    with contextlib.suppress(OSError), open(os.path.join(folder, OWNER_FILE)) as file:
-        return file.read()
+    with contextlib.suppress(OSError), open(os.path.join(folder, OWNER_FILE), "rb") as file:
+        return os.fsdecode(file.read())
     return ""
