@@ -36,13 +36,14 @@ _STATES_SHARE = 0.7
 @dataclass
 class _State:
     has_real_step: bool = False
-    indices: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # the lead's last real steps
-    peaks: Ints = field(default_factory=lambda: np.empty((0, len(PARTS)), np.int64))  # and their peaks by part
+    # The lead's last real steps in full detail,
+    indices: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    peaks: Ints = field(default_factory=lambda: np.empty((0, len(PARTS)), np.int64))
     owner: int = -1
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report the first owner of each attempt, and each other one after it, once PLATEAU_STEPS real steps agree."""
+    """Report the first owner of each attempt, and each other one after it, once PLATEAU_STEPS real steps in full agree."""
     for group in recording.groups:
         state, lead = group.get_state(_State), group.lead
         window = group.next_steps(len(lead.steps), _KIND.name)
@@ -50,8 +51,9 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
             continue
         steps = lead.steps[window]
         real = np.flatnonzero(~steps["skipped"])
-        # The first real step creates the optimizer state.
+        # The first real step creates the optimizer state. In light detail the peaks of phases are not recorded.
         fresh = real[0 if state.has_real_step else 1 :]
+        fresh = fresh[~steps["light"][fresh]]
         state.has_real_step |= len(real) > 0
         state.indices = np.concatenate([state.indices, window.start + fresh])
         state.peaks = np.concatenate([state.peaks, read_phase_peaks(lead, steps)[fresh]])
