@@ -65,7 +65,7 @@ class EngineHooks(TrainingHooks):
         self._probe.claim_for_deepspeed()
         self.resume_training(time_ns)
         step = self._probe.engines.get_position()[1]
-        position = (min(self._probe.engines.engine_count, 255), step, 0)
+        position = (min(self._probe.engines.next_number, 255), step, 0)
         return engine, self._probe.recorder.begin_span(time_ns, "init", position)
 
     def _end_construction(self, token: tuple[Any, Span], time_ns: int, flags: int, result: Any) -> None:

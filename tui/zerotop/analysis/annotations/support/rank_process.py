@@ -66,8 +66,9 @@ class Process(DetectorState):
 
     @property
     def engine(self) -> dict[str, Any]:
-        """The facts of its first engine; empty before it has reported them."""
-        return next((event.facts for event in self.events_named("engine") if not event.facts.get("engine")), {})
+        """The facts of its engine or loop number 0; empty before it has reported them."""
+        engines = reversed(self.events_named("engine"))
+        return next((event.facts for event in engines if not event.facts.get("engine")), {})
 
     @property
     def environment(self) -> dict[str, str]:
