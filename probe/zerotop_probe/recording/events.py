@@ -86,9 +86,20 @@ HELLO = _declare(
 # process count as one.
 ENGINE = _declare(
     "engine",
-    Field("engine", int, "number of the engine or loop in this process, in order of creation"),
+    Field("engine", int, "number of the engine or loop in this process; an engine takes over that of a loop before it"),
     Field("kind", str, "loop; absent for a DeepSpeed engine"),
     Field("parallelism", str, "of a loop: DDP, DataParallel, FSDP or FSDP2; empty without"),
+    Field(
+        "sharding",
+        (
+            Field("ranks", int, "that share the parameters"),
+            Field("groups", int, "of parameters that are gathered together"),
+            Field("largest_group", int, "elements of the largest of them"),
+            Field("reshards", bool, "whether parameters are freed after the forward, and gathered again for the backward"),
+            Field("dtype", str, "in which it computes; null for the parameters' own"),
+        ),
+        "how FSDP shards a loop's models; null without",
+    ),
     Field("library", str, "of a loop: Trainer or Accelerate; empty if it is hand-written"),
     Field("compiled", bool, "of a loop: whether a model went through torch.compile"),
     Field("engine_class", str, "class name of a DeepSpeed engine"),
@@ -182,9 +193,9 @@ OVERFLOW = _declare(
     Field("loss_scale_after", float, "loss scale of the next one"),
 )
 
-# Tensor bytes by category, each storage counted once. Categories: parameters, frozen_parameters (of a loop), gradients,
-# gradient_buckets (of DistributedDataParallel), master_weights, optimizer_state, buffers. The fields from ``device`` on are
-# present only if CUDA is in use.
+# Tensor bytes by category, each storage counted once. Categories: parameters, gradients, master_weights, optimizer_state,
+# buffers; of a loop also frozen_parameters, quantized_parameters, unsharded_parameters (that FSDP has gathered) and
+# gradient_buckets (of DistributedDataParallel). The fields from ``device`` on are present only if CUDA is in use.
 TENSORS = _declare(
     "tensors",
     Field("engine", int, "as in the engine event"),
@@ -193,8 +204,11 @@ TENSORS = _declare(
         "when",
         str,
         "init, before_update or after_update: the first of each; the last of an update that was not skipped. Of a loop also"
-        " next_forward, after that update: zero_grad() may have freed gradients; and init is before the first forward",
+        " next_forward, after that update: zero_grad() may have freed gradients; before_backward, the first; and init is"
+        " before the first forward",
     ),
+    Field("output_shape", [int], "of what the model returned, of its logits if it has some (before_backward only)"),
+    Field("output_item_bytes", int, "bytes of an element of that"),
     Field("host", _BYTES, "bytes in host memory, by category"),
     Field("host_pinned", _BYTES, "bytes in pinned host memory, by category"),
     Field("unread", int, "tensors whose storage could not be read"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any
 
@@ -37,6 +38,7 @@ class Loop(TrainingHooks):
         self._armed_until = 0
         self._expects_tensors = False
         self._has_facts = False
+        self._output: dict[str, Any] = {}  # facts of the last training forward's result
         self._guard = Guard("loop facts", probe.meter)
 
     # --- optimizers -----------------------------------------------------------------------------------------
@@ -115,12 +117,12 @@ class Loop(TrainingHooks):
         if not at_update:
             self.count_tensors("init")
 
-    def count_tensors(self, when: str) -> None:
-        """Record the tensor inventory, the first time at each ``when``."""
+    def count_tensors(self, when: str, **more: Any) -> None:
+        """Record the tensor inventory, the first time at each ``when``, with ``more`` facts."""
         state = self.probe.engines.loop
         if state is not None and when not in state.recorded_inventories:
             modules, optimizers = self.finder.list_modules(), list(self.list_optimizers().values())
-            self._guard.run(record_loop_tensors, self.probe, state, modules, optimizers, when)
+            self._guard.run(functools.partial(record_loop_tensors, **more), self.probe, state, modules, optimizers, when)
 
     # --- iterations -----------------------------------------------------------------------------------------
 
@@ -134,6 +136,21 @@ class Loop(TrainingHooks):
         if self._expects_tensors:
             self._expects_tensors = False
             self.count_tensors("next_forward")
+
+    def note_output(self, output: Any) -> None:
+        """Remember what a model returned in a training forward, until a backward has been recorded."""
+        state = self.probe.engines.loop
+        if state is not None and "before_backward" not in state.recorded_inventories:
+            self._guard.run(self._read_output, output)
+
+    def _read_output(self, output: Any) -> None:
+        logits = getattr(output, "logits", output)
+        if hasattr(logits, "element_size") and logits.dim() > 1:
+            self._output = {"output_shape": list(logits.shape), "output_item_bytes": logits.element_size()}
+
+    def prepare_backward(self) -> None:
+        """Before a backward: what the forward has left is alive now."""
+        self.count_tensors("before_backward", **self._output)
 
     def prepare_update(self) -> None:
         """Before a step of an optimizer."""

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from zerotop_probe.inside import batch_shape
-from zerotop_probe.inside.guard import Guard, on_removal, wrap_function, wrap_method
+from zerotop_probe.inside.guard import Guard, now, on_removal, wrap_function, wrap_method
 from zerotop_probe.inside.hooks.dataloader import DataLoaderHooks
 from zerotop_probe.inside.hooks.loops.checkpoints import CheckpointHooks
 from zerotop_probe.inside.hooks.loops.compiler import hide_from_compiler
@@ -124,6 +124,8 @@ class LoopHooks:
 
     def _end_forward(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
         self._loop.end_span(span, time_ns, flags, result)
+        if not span.flags & EVAL:
+            self._loop.note_output(result)
         if span.flags & EVAL and self._probe.evaluation is not None:
             self._probe.evaluation.end_forward(time_ns)
 
@@ -151,7 +153,8 @@ class LoopHooks:
         self._trains_in_eval_mode |= self._unproven_forward
         if not has_optimizer:
             loop.record_facts(at_update=True)
-        return recorder.begin_span(time_ns, "backward", loop.get_position())
+        loop.prepare_backward()
+        return recorder.begin_span(now(), "backward", loop.get_position())
 
     def _end_backward(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
         loop, recorder, state = self._loop, self._probe.recorder, self._probe.engines.loop
