@@ -38,6 +38,7 @@ class Loop(TrainingHooks):
         self._armed_until = 0
         self._expects_tensors = False
         self._has_facts = False
+        self._saw_update = False  # since the probe entered this process
         self._output: dict[str, Any] = {}  # facts of the last training forward's result
         self._guard = Guard("loop facts", probe.meter)
 
@@ -80,16 +81,31 @@ class Loop(TrainingHooks):
     def find_recorder(self, *, adopt: bool = False) -> Recorder | None:
         """Return the recorder while the loop is recorded, else None; ``adopt``: begin now if nothing speaks against it."""
         engines = self.probe.engines
-        if engines.belongs_to_deepspeed or self.probe.entered_late:
+        if engines.belongs_to_deepspeed:
             return None
         if engines.loop is None and not (adopt and self._begin_recording()):
             return None
         return self.probe.recorder
 
+    def begin_late(self) -> None:
+        """Begin with the first whole iteration: this process may train already."""
+        self._saw_update = False
+        self._searches = 0
+        self.search_roots()
+
+    def note_update(self, optimizer: Any) -> None:
+        """After a step of an optimizer that is older than the probe, or after a new one: a whole iteration follows."""
+        if self.probe.entered_late and self.probe.engines.loop is None and not self.probe.engines.belongs_to_deepspeed:
+            self._saw_update = True
+            self.find_number(optimizer)
+
     def _begin_recording(self) -> bool:
-        if not self.probe.start_recording():
+        is_late = self.probe.entered_late
+        if (is_late and not self._saw_update) or not self.probe.start_recording():
             return False
-        self.probe.engines.add_loop()
+        state = self.probe.engines.add_loop()
+        if is_late:
+            state.recorded_inventories.add("init")  # that moment is past
         self._has_facts = self._expects_tensors = False
         self._armed_until = _ARMED_ITERATIONS
         recorder, planned = self.probe.recorder, self.probe.library.planned_steps

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from zerotop_probe.inside import batch_shape
@@ -30,13 +31,15 @@ _BACKWARDS_WITHOUT_OPTIMIZER = 3
 class LoopHooks:
     """Hooks on the loop of one process."""
 
-    def __init__(self, probe: Probe) -> None:
+    def __init__(self, probe: Probe, install_others: Callable[[], None]) -> None:
+        """``install_others`` installs the hooks of libraries that were imported since the probe entered this process."""
         self._probe = probe
+        self._install_others = install_others
         self._loop = Loop(probe, self._begin_forward, self._end_forward)
         self._steps = OptimizerStepHooks(self._loop)
         self._checkpoints = CheckpointHooks(self._loop)
         self._guard = Guard("loops", probe.meter)
-        self._is_awake = False
+        self._is_installed = self._is_awake = False
         # Since the last backward: the model of the first training forward, and the number of forwards.
         self._first_root = 0
         self._forwards = 0
@@ -46,6 +49,10 @@ class LoopHooks:
 
     def install_hooks(self, module: Any) -> None:
         """Wait for an optimizer, or a backward; ``module`` is ``torch.optim.optimizer``."""
+        if self._is_installed:
+            return
+        self._is_installed = True
+        on_removal(self._forget_hooks)
         wrap_method(module.Optimizer, "__init__", self._begin_optimizer, self._end_optimizer, self._probe.meter)
         for hook in (self._begin_forward, self._end_forward, self._begin_backward, self._end_backward):
             hide_from_compiler(hook)
@@ -53,6 +60,14 @@ class LoopHooks:
         self._steps.install_hooks(module)
         self._loop.finder.install_hooks()
         self._probe.retire_loops = self._loop.finder.remove_hooks
+
+    def _forget_hooks(self) -> None:
+        self._is_installed = self._is_awake = False
+
+    def begin_late(self) -> None:
+        """Expect a loop whose optimizer exists already."""
+        self._wake()
+        self._loop.begin_late()
 
     def _replace_backward(self) -> None:
         """Wrap the function in which ``backward()`` and ``autograd.grad()`` end, under both of its names."""
@@ -75,6 +90,9 @@ class LoopHooks:
             return
         self._wake()
         self._loop.find_number(optimizer)
+        if self._probe.entered_late:
+            self._install_others()
+            self._loop.note_update(optimizer)
 
     def _wake(self) -> None:
         """Install the other hooks: this process is going to train."""
@@ -136,7 +154,7 @@ class LoopHooks:
             return None  # autograd.grad(), which trains nothing by itself
         loop = self._loop
         recorder = self._probe.recorder
-        if self._probe.engines.belongs_to_deepspeed or self._probe.entered_late:
+        if self._probe.engines.belongs_to_deepspeed:
             return None
         if recorder is not None and (recorder.find_phase("backward") or recorder.find_phase("forward")):
             return None  # checkpointed blocks within a backward, or a compiler that traces within a forward
