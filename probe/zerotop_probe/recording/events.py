@@ -119,6 +119,11 @@ ENGINE = _declare(
     Field("trainable_parameters", int, "elements of those that require gradients"),
     Field("rank_parameters", int, "elements that this rank stores; fewer than all in stage 3"),
     Field("largest_layer_parameters", int, "elements of the module that owns the most"),
+    Field(
+        "dimensions",
+        {str: int},
+        "of a loop's transformers model: vocabulary, hidden, intermediate, heads, layers; else null",
+    ),
     Field("model", str, "class name of the module"),
     Field("optimizer", str, "class name; empty without one"),
     Field("inner_optimizer", str, "class name of the optimizer that DeepSpeed wraps; of a loop, as optimizer"),
@@ -217,6 +222,7 @@ TENSORS = _declare(
     Field("allocated_bytes", int, "all blocks in use; null if the allocator shows none"),
     Field("unclaimed_bytes", int, "blocks in no category"),
     Field("unclaimed_largest", [int], "bytes of the largest of those blocks"),
+    Field("unclaimed_groups", [[int]], "size and number of those blocks, of the sizes that hold the most"),
     Field("pinned_allocator", _BYTES, "allocated_bytes and active_bytes of PyTorch's allocator for pinned host memory"),
 )
 

@@ -27,6 +27,7 @@ _TEXTS = {
 _NUMBERS = ("parameters", "trainable_parameters", "zero_stage", "micro_batch", "gradient_accumulation")
 
 LOOP = "loop"
+TRAINER = "Trainer"  # the library
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

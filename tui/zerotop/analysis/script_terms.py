@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zerotop.analysis.engine import LOOP
+from zerotop.analysis.engine import LOOP, TRAINER
 
 # Each term as the Trainer calls it, and in a loop that the Trainer does not run.
 _TRAINER_TERMS = {
@@ -16,6 +16,14 @@ _TRAINER_TERMS = {
     "recompute": (
         "set Trainer's gradient_checkpointing=True",
         "recompute activations with torch.utils.checkpoint (transformers: model.gradient_checkpointing_enable())",
+    ),
+    "fused_loss": (
+        "Trainer's use_liger_kernel=True computes the loss without ever holding all logits.",
+        "A fused linear cross entropy, as in Liger Kernel, computes the loss without ever holding all logits.",
+    ),
+    "bucket_view": (
+        'The Trainer has no setting for it; fsdp="full_shard" divides gradients among the ranks instead.',
+        "DistributedDataParallel(..., gradient_as_bucket_view=True) lets the gradients be views of the buckets.",
     ),
     "worker_count": ("Trainer's dataloader_num_workers", "the DataLoader's num_workers"),
     "worker_count_alone": ("dataloader_num_workers", "the DataLoader's num_workers"),
@@ -69,6 +77,6 @@ _DEEPSPEED_TERMS = {
 def read_terms(engine: Mapping[str, Any]) -> dict[str, str]:
     """Return the terms for what an ``engine`` event describes; DeepSpeed's and the Trainer's where nothing is known."""
     is_loop = engine.get("kind") == LOOP
-    by_hand = is_loop and engine.get("library") != "Trainer"
+    by_hand = is_loop and engine.get("library") != TRAINER
     trainers = {name: texts[by_hand] for name, texts in _TRAINER_TERMS.items()}
     return trainers | {name: texts[is_loop] for name, texts in _DEEPSPEED_TERMS.items()}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -246,7 +247,15 @@ def _build_device_facts(inventory: Inventory, device: int) -> dict[str, Any]:
         "allocated_bytes": sum(blocks.values()),
         "unclaimed_bytes": sum(unclaimed),
         "unclaimed_largest": unclaimed[:_LARGEST_COUNT],
+        "unclaimed_groups": _group_sizes(unclaimed),
     }
+
+
+def _group_sizes(sizes: list[int]) -> list[list[int]]:
+    """Return [size, count] of the blocks of each size, of those sizes that hold the most."""
+    counts = Counter(sizes)
+    most = sorted(counts, key=lambda size: size * counts[size], reverse=True)[:_LARGEST_COUNT]
+    return [[size, counts[size]] for size in most]
 
 
 def _read_pinned_allocator() -> dict[str, int] | None:

@@ -1,0 +1,88 @@
+"""Logits, and copies of them in float32, own the peak of a language model's backward.
+
+A block of the allocator holds logits or a copy if it is as large as rows x tokens x vocabulary elements of 2 or 4 bytes, or
+as many without the last token, whose next one is unknown. Such blocks are counted when the first backward begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.evidence import Evidence, Group
+from zerotop.analysis.annotations.support.phase_peaks import PARTS, read_phase_peaks
+from zerotop.analysis.engine import TRAINER
+from zerotop.analysis.memory.tensor_inventory import BEFORE_BACKWARD
+
+_KIND = FindingKind(
+    name="logits_peak",
+    severity=Severity.INFO,
+    confidence=0.95,
+    sentence=(
+        "Logits own the memory peak: {logits_bytes:bytes} of backward's {backward_peak_bytes:bytes}. Blocks of {rows:.0f} x"
+        " {tokens:.0f} x {vocabulary:,.0f} elements are alive when it begins: {blocks:.0f} of {block_bytes:bytes}, and their"
+        " gradient needs another.{default}"
+    ),
+    advice=(
+        "Lower {batch_size} from {rows:.0f} to {fewer_rows:.0f} and accumulate gradients over as many more micro-batches:"
+        " updates stay the same, and {saved_bytes:bytes} less is needed. {fused_loss}"
+    ),
+)
+_ONE_ROW_ADVICE = "{fused_loss}"
+_DEFAULT = " 8 rows are the Trainer's default."
+_DEFAULT_ROWS = 8
+# Of the peak, from which on logits are its main part: no other tensors of a transformer are as large.
+_OWNER_SHARE = 0.25
+_LEAST_BYTES = 64 << 20
+# A block is at most this much larger than its tensor.
+_ROUNDING = 1 << 20
+
+
+def detect(recording: Evidence) -> Iterator[Annotation]:
+    """Report once for each attempt of the job, after its second step, when the optimizer's state is there."""
+    for group in recording.groups:
+        if _KIND.name not in group.reported and len(group.lead.steps) > 1:
+            group.reported.add(_KIND.name)
+            yield from _find_logits(group)
+
+
+def _find_logits(group: Group) -> Iterator[Annotation]:
+    lead = group.lead
+    events = (event.facts for event in lead.events_named("tensors") if event.facts.get("when") == BEFORE_BACKWARD)
+    inventory = next(events, {})
+    shape = inventory.get("output_shape") or []
+    if len(shape) != 3 or min(shape) < 1:
+        return
+    largest = 0
+    blocks = total = 0
+    for size, count in inventory.get("unclaimed_groups") or ():
+        if _is_made_of_logits(size, shape):
+            blocks, total, largest = blocks + count, total + size * count, max(largest, size)
+    peaks = dict(zip(PARTS, read_phase_peaks(lead, lead.steps[:2])[1].tolist(), strict=True))
+    peak = peaks["backward"]
+    logits = total + largest  # with their gradient
+    if largest < _LEAST_BYTES or peak < max(peaks.values()) or logits < _OWNER_SHARE * peak:
+        return
+    rows, tokens, vocabulary = shape
+    fewer = max(1, rows // 4)
+    evidence = {
+        "rows": rows,
+        "tokens": tokens,
+        "vocabulary": vocabulary,
+        "blocks": blocks,
+        "block_bytes": largest,
+        "logits_bytes": logits,
+        "backward_peak_bytes": peak,
+        "fewer_rows": fewer,
+        "saved_bytes": logits * (1 - fewer / rows),
+    }
+    is_default = lead.engine.get("library") == TRAINER and lead.engine.get("micro_batch") == _DEFAULT_ROWS == rows
+    kind = _KIND if rows > 1 else _KIND.with_changes(advice=_ONE_ROW_ADVICE)
+    yield kind.at_steps(group, lead.steps[1:2], evidence, default=_DEFAULT if is_default else "")
+
+
+def _is_made_of_logits(size: int, shape: list[int]) -> bool:
+    rows, tokens, vocabulary = shape
+    sizes = (prod((rows, length, vocabulary, each)) for length in (tokens, tokens - 1) for each in (2, 4))
+    return any(needed <= size < needed + _ROUNDING for needed in sizes)
